@@ -1,5 +1,5 @@
 """What becomes of the rejection log: tables, storms, culprits, recommended limits; by Spark.
 
-Only ``sluice report`` imports it: pyspark and bokeh are an optional extra, and take their time. Nothing here touches a
+Only ``sluice report`` imports it: pyspark is an optional extra, and takes its time. Nothing here touches a
 running sidecar.
 """

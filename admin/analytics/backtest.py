@@ -1,141 +1,121 @@
-"""The backtest: each limit, in force and recommended, replayed over what was asked for; by Spark, resource by resource.
+"""The backtest: limits replayed over what was asked for, by ``replay``; several of them in one pass over the minutes.
 
-Every resource is replayed by itself, its minutes in order, by ``replay``. Minutes that a full bucket takes without a
-refusal, and that leave it full, are left out before they reach Python, unless the minute before may have left less in
-it: mostly that is nearly all of them. One resource's minutes go through one task, a row at a time.
+The limit in force is up against all that was asked for, retries among it; so it should come to what the log says was
+refused, and how far it does not is stated. A recommended one is up against what is left without the retries, too, since
+one that is large enough causes none. A demand in fractions is rounded so that nothing of it is lost over time.
 
-The limit in force is up against what was asked for, retries among it; so it should come to what the log says was
-refused, and how far it does not is stated (``model_error``). The recommended one gets what is left without the retries,
-since one that is large enough causes none. A demand in fractions is rounded so that nothing of it is lost over time.
+A minute that what is stored lasts for, whenever in each second its requests come, costs a few steps and no more.
+
+Pure: no Spark. ``minutes`` may leave out those that no candidate can refuse anything of.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import chain, groupby
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import NamedTuple
 
-from pyspark.sql import Window
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
-
+from admin.analytics.advice import Candidate
 from admin.analytics.figures import Limit
-from admin.analytics.replay import Replay
-from admin.analytics.tables import RESOURCE_KEY
-from admin.analytics.words import MINUTE_S
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
-RESULT: Final = (
-    "instance STRING, kind STRING, name STRING, current_refused BIGINT, recommended_refused BIGINT, error BIGINT"
-)
-"""Of ``backtest``: messages that the limit in force and the recommended one would have refused; and how many more the
-former than were logged, while it was in force. Null where there is no such limit."""
-QUIET_SHARE: Final = 0.99
-"""A second with less than this share of rate and capacity cannot empty a full bucket."""
-_KEY: Final = list(RESOURCE_KEY)
-_FIELDS: Final = ("rate_per_s", "burst_s", "break_s", "count", "bytes_per_s", "bytes_burst_s", "action")
-"""The fields of a limit, besides the name of its rule."""
-_Result = tuple[str, str, str, int | None, int | None, int | None]
+from admin.analytics.replay import Replay, Second
+from limiter.rules.rule import DEFAULT_BREAK_S
 
 
-def backtest(minutes: "DataFrame", advice: "DataFrame") -> "DataFrame":
-    """Replay the limits.
+class Minute(NamedTuple):
+    """One minute of a resource.
+
+    Attributes:
+        minute_s: its beginning.
+        limit: in force at its end.
+        refused_messages: refused and dropped, or what would have been if the limit only shadows.
+        second: offsets of the seconds with requests, ascending.
+        messages: asked for, by second.
+        requests: likewise.
+        bytes: likewise.
+        shares: what is left of each second without retries; None is all.
+    """
+
+    minute_s: int
+    limit: Limit
+    refused_messages: int
+    second: Sequence[int]
+    messages: Sequence[int]
+    requests: Sequence[int]
+    bytes: Sequence[int]
+    shares: Sequence[float] | None = None
+
+
+class Replayed(NamedTuple):
+    """What limits would have refused.
+
+    Attributes:
+        refused: messages, by candidate.
+        error: refused by the first candidate, which is the limit in force, while it was in force, less what was logged.
+    """
+
+    refused: tuple[int, ...]
+    error: int
+
+
+def replay(minutes: Iterable[Minute], now: Limit, candidates: Sequence[Candidate]) -> Replayed:
+    """Replay limits over the minutes of one resource.
 
     Args:
-        minutes: from ``seconds.with_corrected``.
-        advice: ``instance, kind, name``, ``limit`` (a struct, the one in force at the end),
-            ``recommended_rate_per_s`` and ``recommended_bytes_per_s``; one row for each resource.
-
-    Returns:
-        Rows as ``RESULT``, of resources of which something may have been refused.
+        minutes: in order.
+        now: the limit in force at the end; what a candidate does not say is as there.
+        candidates: the limit in force over all demand first.
     """
-    what = advice.select(
-        *_KEY,
-        F.struct(*(F.col(f"limit.{name}").alias(name) for name in _FIELDS)).alias("limit_now"),
-        "recommended_rate_per_s",
-        "recommended_bytes_per_s",
-    )
-    rate = F.least("limit_now.rate_per_s", "recommended_rate_per_s")
-    size = F.least("limit_now.bytes_per_s", "recommended_bytes_per_s")
-    quiet = _quiet("demand", "demand_sum", rate, F.col("limit_now.burst_s")) & _quiet(
-        "second_bytes", "bytes_sum", size, F.col("limit_now.bytes_burst_s")
-    )
-    # What the limit would have refused if it only shadows, and what was held until it was given up, is refused here.
-    refused = F.col("refused_messages") + F.col("dropped_messages") + F.col("shadowed_messages")
-    in_order = Window.partitionBy(*_KEY).orderBy("minute_s")
-    loud = (
-        minutes.join(what, _KEY)
-        .where(rate.isNotNull() | size.isNotNull())
-        .withColumn("refused", refused)
-        .withColumn("loud", ~quiet | (refused > 0))
-        .withColumn("after", F.coalesce(F.lag("loud").over(in_order), F.lit(False)))
-        .where(F.col("loud") | F.col("after"))
-    )
-    rows = loud.select(
-        *_KEY,
-        "limit_now",
-        "recommended_rate_per_s",
-        "recommended_bytes_per_s",
-        "minute_s",
-        F.struct(*_FIELDS).alias("limit_then"),
-        "refused",
-        "second",
-        F.zip_with("second_admitted", "second_refused", lambda admitted, refused: admitted + refused).alias("messages"),
-        "second_requests",
-        "second_bytes",
-        "shares",
-    ).sortWithinPartitions(*_KEY, "minute_s")
-    return minutes.sparkSession.createDataFrame(rows.rdd.mapPartitions(replay_rows), RESULT)
+    now = replace(now, changed=False)
+    players: list[Replay] = []
+    views: dict[tuple[bool, float], _View] = {}
+    refused = [0] * len(candidates)
+    error = 0
+    for minute in minutes:
+        if not players:
+            players = [Replay(_limit(now, each), minute.minute_s) for each in candidates]
+        seen: dict[tuple[bool, float], list[Second]] = {}
+        before = refused[0]
+        for at, (player, each) in enumerate(zip(players, candidates, strict=True)):
+            key = (each.wanted and minute.shares is not None, each.part)
+            if key not in seen:
+                seen[key] = views.setdefault((each.wanted, each.part), _View(each)).of(minute)
+            refused[at] += player.minute(seen[key])
+        if minute.limit == now:
+            error += refused[0] - before - minute.refused_messages
+    return Replayed(tuple(refused), error)
 
 
-def _quiet(seconds: str, total: str, rate: "Column", burst_s: "Column") -> "Column":
-    """Say whether a minute cannot be refused by a full bucket of a rate, and leaves it full."""
-    capacity = rate * burst_s
-    fits = (F.array_max(seconds) <= QUIET_SHARE * F.least(rate, capacity)) & (
-        F.col(total) <= MINUTE_S * rate - capacity
-    )
-    return F.coalesce(rate.isNull() | fits, F.lit(True))
+class _View:
+    """A part of the demand, in whole requests."""
+
+    def __init__(self, candidate: Candidate) -> None:
+        self._wanted, self._part = candidate.wanted, candidate.part
+        # What is cut off one second's messages, so that they are whole, is added to the next one's.
+        self._over = 0.0
+
+    def of(self, minute: Minute) -> list[Second]:
+        """Return the seconds of a minute."""
+        shares = minute.shares if self._wanted and minute.shares is not None else (1.0,) * len(minute.second)
+        found = []
+        for at, messages, requests, size_bytes, share in zip(
+            minute.second, minute.messages, minute.requests, minute.bytes, shares, strict=True
+        ):
+            left = share * self._part
+            if left < 1.0:
+                whole, self._over = divmod(messages * left + self._over, 1.0)
+                if not whole:
+                    continue
+                found.append(
+                    Second(minute.minute_s + at, max(1, round(requests * left)), int(whole), round(size_bytes * left))
+                )
+            else:
+                found.append(Second(minute.minute_s + at, requests, messages, size_bytes))
+        return found
 
 
-def replay_rows(rows: Iterable[Sequence[Any]]) -> Iterator[_Result]:
-    """Replay some resources, on an executor.
-
-    Args:
-        rows: minutes in order, one resource after the other; columns as ``backtest`` selects them.
-    """
-    for key, minutes in groupby(rows, key=itemgetter(0, 1, 2)):
-        yield (*key, *_replayed(minutes))
-
-
-def _replayed(minutes: Iterable[Sequence[Any]]) -> tuple[int | None, int | None, int | None]:
-    first, others = next(minutes := iter(minutes)), minutes
-    now, rate, size, begin_s = first[3:7]
-    limit = Limit(**dict(zip(_FIELDS, now, strict=True)))
-    better = replace(limit, rate_per_s=rate, bytes_per_s=size)
-    current, recommended = Replay(limit, begin_s), Replay(better, begin_s)
-    current_refused = recommended_refused = error = 0
-    # What is cut off one second's messages, so that they are whole, is added to the next one's.
-    over = 0.0
-    for *_, minute_s, then, logged, second, messages, requests, size_bytes, shares in chain([first], others):
-        refused = 0
-        for at, count, of, many in zip(second, messages, requests, size_bytes, strict=True):
-            refused += current.second(minute_s + at, of, count, many)
-        current_refused += refused
-        if tuple(then) == tuple(now):
-            error += refused - logged
-        if better != limit:
-            left = shares or (1.0,) * len(second)
-            for at, count, of, many, share in zip(second, messages, requests, size_bytes, left, strict=True):
-                wanted = (of, count, many)
-                if share < 1.0:
-                    whole, over = divmod(count * share + over, 1.0)
-                    wanted = (max(1, round(of * share)) if whole else 0, int(whole), round(many * share))
-                recommended_refused += recommended.second(minute_s + at, *wanted)
-    if better == limit:
-        recommended_refused = current_refused
-    return (
-        current_refused if limit.limits else None,
-        recommended_refused if better.limits else None,
-        error if limit.limits else None,
-    )
+def _limit(now: Limit, candidate: Candidate) -> Limit:
+    """Return the limit in force with the rates of a candidate; what has none yet gets a limit as by default."""
+    rates = (candidate.rate_per_s, candidate.bytes_per_s)
+    if now.limits or rates == (None, None):
+        return replace(now, rate_per_s=rates[0], bytes_per_s=rates[1])
+    action = "reject" if now.action == "off" else now.action
+    break_s = 0.0 if action == "delay" else min(DEFAULT_BREAK_S, now.burst_s)
+    return replace(now, rate_per_s=rates[0], bytes_per_s=rates[1], action=action, break_s=break_s)

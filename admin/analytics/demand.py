@@ -1,364 +1,246 @@
-"""What was asked for, resource by resource: the figures that recommendations are made from, computed by Spark.
+"""What was asked for, resource by resource: the figures that recommendations are made from, out of rows of hours.
 
-Everything comes from the tables ``minutes``, ``storms`` and ``coverage``. Percentiles are exact and of *all*
-seconds that were observed: one in which nothing was asked for counts as 0, and how many were observed is what
-``coverage`` says. They are interpolated as SQL's ``percentile_cont`` does.
+Percentiles are of *all* seconds that were observed: one in which nothing was asked for counts as 0. They come from
+histograms, so that no more is held of a resource than the different values of its demand, and are interpolated as
+SQL's ``percentile_cont`` does.
 
 Demand per second is in what the limit counts, messages or requests, once as it came and once *corrected*, without the
 retries of what was refused (see ``retries``). *Calm* is what lies outside of refusals: of each minute the seconds
 before its first refusal and after its last one.
 
-One row for each resource, and nothing comes to the driver: there may be a million.
+Pure: no Spark.
 """
 
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Final
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import accumulate
+from statistics import StatisticsError, correlation, fmean, linear_regression
+from typing import Any, Final
 
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
-
-from admin.analytics.figures import Demand, Limit, Percentiles, Storms
-from admin.analytics.retries import left_of, sum_of, with_corrected
-from admin.analytics.tables import LIMIT_KEY, RESOURCE_KEY
+from admin.analytics.figures import Demand, HourDemand, Known, Limit, Most, Percentiles, Storms
+from admin.analytics.retries import is_measured
 from admin.analytics.words import DAY_S, HOUR_S, MINUTE_S
+from limiter.rules.rule import FairBy
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Row
-
-PERCENTILES: Final = (0.5, 0.95, 0.99, 0.999, 1.0)
-"""What each array of percentiles holds, in this order."""
 LEAST_TREND_DAYS: Final = 4
 LEAST_WEEKLY_DAYS: Final = 14
 LEAST_DAY_S: Final = DAY_S // 2
 """A day counts for the trend if at least this much of it was observed."""
 WEEK_HOURS: Final = 7 * 24
-UNUSED: Final = ("bytes_per_s", "per_minute", "per_hour")
-"""Percentiles that recommendations are not made from; left out before they are computed."""
-_KEY: Final = list(RESOURCE_KEY)
+_PERCENTILES: Final = (0.5, 0.95, 0.99, 0.999, 1.0)
 _MONDAY_S: Final = 4 * DAY_S
 """The first Monday, 00:00 UTC, since 1970."""
+_WHO: Final[tuple[FairBy, ...]] = ("client", "user", "producer_group")
+"""Those whose shares of a limit can be kept apart; who cannot choose what it is called comes first."""
+_SUMS: Final = (
+    *("active_s", "refused_s", "refused_active_s", "quiet_s", "near_s", "requests", "messages", "refused_messages"),
+    *("wanted_messages", "refusing"),
+)
+_BUSIEST: Final = (
+    *("minute_wanted", "calm_minute", "quiet_minute"),
+    *("minute_bytes", "calm_minute_bytes", "quiet_minute_bytes"),
+)
+_SECONDS: Final = (
+    *("calm", "loud_asked", "loud_wanted", "loud_outside"),
+    *("calm_bytes", "loud_wanted_bytes", "loud_outside_bytes"),
+)
 
 
-def demand(tables: Mapping[str, "DataFrame"]) -> "DataFrame":
-    """Make one row for each resource that was asked for.
+def demand_of(  # noqa: PLR0917 - what it is of, and then what is known of that
+    instance: str,
+    kind: str,
+    name: str,
+    hours: Iterable[tuple[int, Limit, HourDemand]],
+    storms: Storms,
+    known: Known,
+) -> Demand:
+    """Add up the hours of one resource, in one pass.
 
     Args:
-        tables: ``minutes``, ``storms`` and ``coverage``, of the period; ``hours`` too for percentiles of hours.
-
-    Returns:
-        What ``of_row`` reads: ``instance, kind, name``, the fields of the limit in ``limit``, sums, and arrays of
-        percentiles ``…_per_s``, ``per_minute`` and ``per_hour`` (of messages as they came), see ``PERCENTILES``.
+        instance: of the sidecar.
+        kind: of the resource.
+        name: of the resource.
+        hours: in order, each with its beginning and the limit at its end.
+        storms: see ``storms_of``.
+        known: of the sidecar.
     """
-    minutes, coverage = with_corrected(tables["minutes"]), tables["coverage"]
-    known = _known(coverage)
-    most_days = max((row["days"] for row in known), default=0)
-    # What each instance has in common is small, and known before anything is planned.
-    instances = minutes.sparkSession.createDataFrame(known, _KNOWN)
-    totals = _totals(minutes).join(F.broadcast(instances), "instance", "left")
-    totals = totals.withColumn("observed_s", F.greatest(F.coalesce("known_s", F.lit(0)), "active_s"))
-    if "hours" in tables:
-        by_hour = tables["hours"].groupBy(*_KEY).agg(F.collect_list("demand_messages").alias("by_hour"))
-        totals = totals.join(by_hour, _KEY, "left")
-    found = _with_percentiles(totals).join(_storms(tables["storms"]), _KEY, "left")
-    # Each takes several passes over everything: only where there is something to find.
-    if most_days >= LEAST_TREND_DAYS:
-        found = found.join(_trend(minutes, coverage), _KEY, "left")
-    else:
-        found = found.selectExpr("*", "CAST(NULL AS DOUBLE) AS trend_per_week", "CAST(NULL AS DOUBLE) AS trend_fit")
-    if most_days >= LEAST_WEEKLY_DAYS:
-        return found.join(_weekly(minutes, coverage), _KEY, "left")
-    return found.selectExpr(
-        "*",
-        "CAST(NULL AS DOUBLE) AS hour_per_s",
-        "CAST(NULL AS INT) AS hour_of_week",
-        "CAST(NULL AS DOUBLE) AS hour_times",
-    )
-
-
-_KNOWN: Final = "instance STRING, known_s BIGINT, lost_records BIGINT, other BIGINT, days INT"
-
-
-def _known(coverage: "DataFrame") -> "list[Row]":
-    """Return what is known of each instance: seconds, what is lost, days."""
-    by_run = coverage.groupBy("instance", "run").agg(
-        F.sum("seconds").alias("seconds"),
-        F.max("lost_records").alias("lost"),
-        (F.max("last_n") - F.min("first_n") + 1 - F.sum("records")).alias("missing"),
-        F.sum("other").alias("other"),
-        F.collect_set(F.when(F.col("seconds") > 0, F.col("dt"))).alias("days"),
-    )
-    return (
-        by_run.groupBy("instance")
-        .agg(
-            F.sum("seconds").alias("known_s"),
-            F.sum(F.greatest("lost", "missing")).alias("lost_records"),
-            F.sum("other").alias("other"),
-            F.size(F.array_distinct(F.flatten(F.collect_list("days")))).alias("days"),
-        )
-        .collect()
-    )
-
-
-def _totals(minutes: "DataFrame") -> "DataFrame":
-    """Add up the minutes of each resource, and collect their seconds: a list in place of a row for each of them."""
-    refused_s = F.coalesce(F.col("refused_to") - F.col("refused_from") + 1, F.lit(0))
-    calm = F.col("shares").isNull()
-    # Which seconds a limit that only shadows would have refused, minutes do not say.
-    shadowed = F.col("shadowed_messages") > 0
-    quiet, loud = calm & ~shadowed, ~calm | shadowed
-    requests = sum(
-        (F.col(f"{name}_requests") for name in ("admitted", "shadowed", "bypassed", "exempt", "refused", "dropped")),
-        F.lit(0),
-    )
-    return (
-        minutes.selectExpr(
-            "*",
-            f"IF(shares IS NULL, NULL, {left_of('demand')}) AS corrected",
-            f"IF(shares IS NULL, NULL, {left_of('second_bytes')}) AS corrected_bytes",
-        )
-        .selectExpr(
-            "*",
-            # Of a minute with refusals: the seconds from the first to the last one, and the others.
-            f"IF(shares IS NULL, NULL, filter({_SECONDS}, {_WITHIN})) AS within",
-            f"IF(shares IS NULL, NULL, filter({_SECONDS}, {_WITHIN.replace('at ->', 'at -> NOT')})) AS outside",
-        )
-        .groupBy(*_KEY)
-        .agg(
-            F.max_by(F.struct(*LIMIT_KEY), "minute_s").alias("limit"),
-            (
-                (F.coalesce(F.min("rate_per_s"), F.lit(-1.0)) != F.coalesce(F.max("rate_per_s"), F.lit(-1.0)))
-                | (F.count("rate_per_s") % F.count("*") != 0)
-            ).alias("limit_changed"),
-            F.count("*").alias("minutes"),
-            F.size(F.collect_set(F.expr(f"minute_s DIV {HOUR_S}"))).alias("hours"),
-            F.sum(F.size("second")).alias("active_s"),
-            F.sum(refused_s).alias("refused_s"),
-            F.sum(F.when(calm, 0).otherwise(F.size("within"))).alias("refused_active_s"),
-            F.sum(F.when(shadowed, 0).when(calm, F.size("second")).otherwise(F.size("outside"))).alias("quiet_s"),
-            F.count_distinct(F.when(loud, F.col("dt"))).alias("refused_days"),
-            F.coalesce(
-                F.max(F.when(loud, F.col("minute_s"))) - F.min(F.when(loud, F.col("minute_s"))) + MINUTE_S, F.lit(0)
-            ).alias("refused_span_s"),
-            F.sum(requests).alias("requests"),
-            F.sum("demand_messages").alias("messages"),
-            F.sum("wanted_sum").alias("wanted_messages"),
-            F.sum(F.col("refused_messages") + F.col("dropped_messages") + F.col("shadowed_messages")).alias(
-                "refused_messages"
-            ),
-            (
-                F.sum(F.when(calm, 0.0).otherwise(F.expr(sum_of("within.corrected"))))
-                / F.greatest(F.sum(refused_s), F.lit(1))
-            ).alias("refusing_per_s"),
-            (F.max("corrected_sum") / MINUTE_S).alias("minute_per_s"),
-            (F.max("corrected_bytes_sum") / MINUTE_S).alias("minute_bytes_per_s"),
-            *(
-                (F.coalesce(F.max(F.when(when, F.col(of))), F.lit(0.0)) / MINUTE_S).alias(name)
-                for name, when, of in (
-                    ("calm_minute_per_s", calm, "corrected_sum"),
-                    ("quiet_minute_per_s", quiet, "corrected_sum"),
-                    ("calm_minute_bytes_per_s", calm, "corrected_bytes_sum"),
-                    ("quiet_minute_bytes_per_s", quiet, "corrected_bytes_sum"),
-                )
-            ),
-            F.collect_list("demand_messages").alias("by_minute"),
-            # Nulls are left out. In calm minutes all is left of what was asked for.
-            *(
-                F.flatten(F.collect_list(column)).alias(name)
-                for name, column in {
-                    "calm_demand": F.when(calm, F.col("demand")),
-                    "loud_demand": F.when(~calm, F.col("demand")),
-                    "loud_corrected": F.col("corrected"),
-                    "loud_outside": F.col("outside.corrected"),
-                    "calm_bytes": F.when(calm, F.col("second_bytes")),
-                    "loud_bytes": F.when(~calm, F.col("second_bytes")),
-                    "loud_corrected_bytes": F.col("corrected_bytes"),
-                    "loud_outside_bytes": F.col("outside.corrected_bytes"),
-                }.items()
-            ),
-        )
-    )
-
-
-_SECONDS: Final = "arrays_zip(second, corrected, corrected_bytes)"
-_WITHIN: Final = "at -> (at.second BETWEEN refused_from AND refused_to)"
-
-
-_COLLECTED: Final = (
-    *(f"{which}_{what}" for what in ("demand", "bytes") for which in ("calm", "loud")),
-    *("loud_corrected", "loud_outside", "loud_corrected_bytes", "loud_outside_bytes", "by_minute", "by_hour"),
-)
-"""Lists of a resource, that percentiles take the place of."""
-
-
-def _with_percentiles(totals: "DataFrame") -> "DataFrame":
-    """Put percentiles in place of what was collected: seconds, minutes and hours without a demand are zeros."""
+    limit = Limit()
+    rates: set[float | None] = set()
+    sums: dict[str, Any] = dict.fromkeys(_SUMS, 0)
+    busiest = dict.fromkeys(_BUSIEST, 0.0)
+    seconds: dict[str, Counter[float]] = {each: Counter() for each in _SECONDS}
+    counted, assumed = False, 0.0
+    by_day: defaultdict[int, float] = defaultdict(float)
+    by_week: defaultdict[int, float] = defaultdict(float)
+    loud_days: set[int] = set()
+    loud_from_s = loud_until_s = None
+    for hour_s, limit, hour in hours:  # noqa: B007 - the last one is the limit in force
+        rates.update(hour.rates)
+        for each in _SUMS:
+            sums[each] += getattr(hour, each)
+        for each in _BUSIEST:
+            busiest[each] = max(busiest[each], getattr(hour, each))
+        for each in _SECONDS:
+            found = seconds[each]
+            for value, count in getattr(hour, each):
+                found[value] += count
+        if hour.refused_requests:
+            measured = is_measured(hour.refused_requests, hour.identified_requests)
+            counted = counted or measured
+            assumed += 0.0 if measured else hour.asked - hour.wanted
+        by_day[hour_s // DAY_S] += hour.wanted
+        by_week[hour_of_week(hour_s)] += hour.wanted
+        if hour.loud_from_s is not None:
+            loud_days.add(hour_s // DAY_S)
+            loud_from_s = hour.loud_from_s if loud_from_s is None else loud_from_s
+            loud_until_s = hour.loud_until_s
+    observed_s = max(known.observed_s, sums["active_s"])
+    quiet_s = observed_s - sums["active_s"]
     # Between the first refusal of a minute and the last there may be seconds without demand, which are not calm.
-    calm_s = "observed_s - refused_s - (active_s - refused_active_s)"
-    values = {
-        "demand_per_s": ("concat(calm_demand, loud_demand)", "observed_s - active_s"),
-        "corrected_per_s": ("concat(calm_demand, loud_corrected)", "observed_s - active_s"),
-        "calm_per_s": ("concat(calm_demand, loud_outside)", calm_s),
-        "bytes_per_s": ("concat(calm_bytes, loud_bytes)", "observed_s - active_s"),
-        "corrected_bytes_per_s": ("concat(calm_bytes, loud_corrected_bytes)", "observed_s - active_s"),
-        "calm_bytes_per_s": ("concat(calm_bytes, loud_outside_bytes)", calm_s),
-        "per_minute": ("by_minute", f"CAST(ceil(observed_s / {MINUTE_S}) AS BIGINT) - minutes"),
-    }
-    kept = [name for name in totals.columns if name not in _COLLECTED]
-    if "by_hour" in totals.columns:
-        values["per_hour"] = ("coalesce(by_hour, array())", f"CAST(ceil(observed_s / {HOUR_S}) AS BIGINT) - hours")
-    ordered = totals.selectExpr(
-        *kept,
-        *(f"sort_array(CAST({array} AS ARRAY<DOUBLE>)) AS {name}" for name, (array, _) in values.items()),
-        *(f"greatest({zeros}, 0) AS {name}_zeros" for name, (_, zeros) in values.items()),
-    )
-    return ordered.selectExpr(
-        *kept,
-        *(f"{_percentiles(name, f'{name}_zeros')} AS {name}" for name in values),
-    )
+    calm_quiet_s = quiet_s - (sums["refused_s"] - sums["refused_active_s"])
+    trend, fit = _trend(by_day, known.day_s)
+    hour_per_s, busiest_hour, hour_times = _weekly(by_week, known)
 
+    def of(calm: str, loud: str, zeros: int) -> Percentiles:
+        return percentiles(seconds[calm] + seconds[loud], zeros)
 
-def _percentiles(array: str, zeros: str) -> str:
-    """Return the percentiles of sorted values and so many zeros before them; of nothing at all they are 0."""
-    # Where in all values; what is before the array is 0.
-    place = f"(share * ({zeros} + size({array}) - 1))"
-    low, high = (f"coalesce(get({array}, CAST({end}{place} - {zeros} AS INT)), 0D)" for end in ("floor", "ceil"))
-    between = f"(ceil{place} - {place}) * {low} + ({place} - floor{place}) * {high}"
-    shares = ", ".join(f"{share}D" for share in PERCENTILES)
-    return f"transform(array({shares}), share -> IF({low} = {high}, {low}, {between}))"
-
-
-def _trend(minutes: "DataFrame", coverage: "DataFrame") -> "DataFrame":
-    """Return by which share the daily demand grows in a week, by least squares, and how well that fits."""
-    day = F.unix_date("dt").cast("double")
-    days = (
-        coverage.groupBy("instance", "dt")
-        .agg(F.least(F.sum("seconds"), F.lit(DAY_S)).alias("seconds"))
-        .where(F.col("seconds") >= LEAST_DAY_S)
-    )
-    of_instance = days.groupBy("instance").agg(
-        F.count("*").alias("n"), F.sum(day).alias("sx"), F.sum(day * day).alias("sxx")
-    )
-    # Days without a demand are in the sums above, and add nothing to those here.
-    rate = F.col("messages") / F.col("seconds")
-    sums = (
-        minutes.groupBy(*_KEY, "dt")
-        .agg(F.sum("corrected_sum").alias("messages"))
-        .join(F.broadcast(days), ["instance", "dt"])
-        .groupBy(*_KEY)
-        .agg(F.sum(rate).alias("sy"), F.sum(rate * day).alias("sxy"), F.sum(rate * rate).alias("syy"))
-        .join(F.broadcast(of_instance), "instance")
-        .where((F.col("n") >= LEAST_TREND_DAYS) & (F.col("sy") > 0))
-    )
-    xx = F.col("n") * F.col("sxx") - F.col("sx") * F.col("sx")
-    xy = F.col("n") * F.col("sxy") - F.col("sx") * F.col("sy")
-    yy = F.col("n") * F.col("syy") - F.col("sy") * F.col("sy")
-    return sums.select(
-        *_KEY,
-        (xy / xx * 7 / (F.col("sy") / F.col("n"))).alias("trend_per_week"),
-        F.when(yy > 1e-9 * F.col("n") * F.col("syy"), xy * xy / (xx * yy)).otherwise(F.lit(0.0)).alias("trend_fit"),
-    )
-
-
-def _weekly(minutes: "DataFrame", coverage: "DataFrame") -> "DataFrame":
-    """Return the busiest hour of the week, where there are two weeks to tell."""
-    hours = (
-        coverage.groupBy("instance", _hour_of_week("hour_s").alias("hour_of_week"))
-        .agg(F.sum("seconds").alias("seconds"))
-        .where("seconds > 0")
-    )
-    enough = (
-        coverage.groupBy("instance")
-        .agg(F.countDistinct("dt").alias("days"))
-        .where(F.col("days") >= LEAST_WEEKLY_DAYS)
-        .select("instance")
-    )
-    known = hours.groupBy("instance").agg(F.count("*").alias("hours")).join(enough, "instance")
-    rates = (
-        minutes.join(F.broadcast(enough), "instance", "left_semi")
-        .groupBy(*_KEY, _hour_of_week("minute_s").alias("hour_of_week"))
-        .agg(F.sum("corrected_sum").alias("messages"))
-        .join(F.broadcast(hours), ["instance", "hour_of_week"])
-        .withColumn("per_s", F.col("messages") / F.col("seconds"))
-    )
-    ordered = F.sort_array(F.collect_list("per_s"), asc=False)
-    return (
-        rates.groupBy(*_KEY)
-        .agg(
-            F.max("per_s").alias("hour_per_s"),
-            F.max_by("hour_of_week", F.struct("per_s", -F.col("hour_of_week"))).alias("hour_of_week"),
-            ordered.alias("all"),
-        )
-        .join(F.broadcast(known), "instance")
-        # Hours without a demand would stand at the end.
-        .withColumn("median", F.coalesce(F.get("all", F.expr("CAST(hours DIV 2 AS INT)")), F.lit(0.0)))
-        .select(
-            *_KEY,
-            "hour_per_s",
-            "hour_of_week",
-            F.when(F.col("median") > 0, F.col("hour_per_s") / F.col("median")).alias("hour_times"),
-        )
-    )
-
-
-def _hour_of_week(at: str) -> "Column":
-    return F.expr(f"CAST(({at} - {_MONDAY_S}) DIV {HOUR_S} % {WEEK_HOURS} AS INT)")
-
-
-def _storms(storms: "DataFrame") -> "DataFrame":
-    """Return what is known of each resource's refusals."""
-    first_two = F.aggregate(F.slice("clients", 1, 2), F.lit(0).cast("bigint"), lambda sum_, one: sum_ + one["messages"])
-    return storms.groupBy(*_KEY).agg(
-        F.count("*").alias("storm_count"),
-        F.size(F.collect_set("dt")).alias("storm_days"),
-        F.sum("messages").alias("storm_messages"),
-        (F.sum(first_two) / F.greatest(F.sum("messages"), F.lit(1))).alias("top_two_share"),
-        F.max("client_count").alias("storm_clients"),
-        F.flatten(
-            F.collect_list(F.transform("rules", lambda one: F.struct(one["name"].alias("rule"), one["messages"])))
-        ).alias("storm_rules"),
-    )
-
-
-def of_row(row: "Row") -> Demand:
-    """Read a row of ``demand``, on an executor."""
-    values: dict[str, Any] = {
-        name: value for name, value in row.asDict().items() if name in _SAME_NAME and value is not None
-    }
-    values |= {name: Percentiles(*row[column]) for name, column in _PERCENTILE_COLUMNS.items()}
-    limit = row["limit"]
     return Demand(
-        **values,
-        limit=Limit(**{name: limit[name] for name in LIMIT_KEY}, changed=row["limit_changed"]),
-        storms=_storms_of(row, limit["rule"]),
+        instance,
+        kind,
+        name,
+        limit=replace(limit, changed=len(rates) > 1),
+        observed_s=observed_s,
+        days=len([day for day, known_s in known.day_s.items() if known_s]),
+        active_s=sums["active_s"],
+        refused_s=sums["refused_s"],
+        quiet_s=sums["quiet_s"],
+        near_s=sums["near_s"],
+        refused_days=len(loud_days),
+        refused_span_s=0 if loud_from_s is None or loud_until_s is None else loud_until_s - loud_from_s,
+        requests=sums["requests"],
+        messages=sums["messages"],
+        refused_messages=sums["refused_messages"],
+        wanted_messages=sums["wanted_messages"],
+        # What was assumed of any hour makes the whole an assumption.
+        retries="assumed" if assumed > 0 else "measured" if counted else "none",
+        raw=of("calm", "loud_asked", quiet_s),
+        corrected=of("calm", "loud_wanted", quiet_s),
+        calm=of("calm", "loud_outside", calm_quiet_s),
+        refusing_per_s=sums["refusing"] / max(1, sums["refused_s"]),
+        minute_per_s=busiest["minute_wanted"] / MINUTE_S,
+        calm_minute_per_s=busiest["calm_minute"] / MINUTE_S,
+        quiet_minute_per_s=busiest["quiet_minute"] / MINUTE_S,
+        size_bytes=of("calm_bytes", "loud_wanted_bytes", quiet_s),
+        calm_bytes=of("calm_bytes", "loud_outside_bytes", calm_quiet_s),
+        minute_bytes_per_s=busiest["minute_bytes"] / MINUTE_S,
+        calm_minute_bytes_per_s=busiest["calm_minute_bytes"] / MINUTE_S,
+        quiet_minute_bytes_per_s=busiest["quiet_minute_bytes"] / MINUTE_S,
+        hour_per_s=hour_per_s,
+        hour_of_week=busiest_hour,
+        hour_times=hour_times,
+        trend_per_week=trend,
+        trend_fit=fit,
+        storms=storms,
+        lost_records=known.lost_records,
+        other=known.other,
     )
 
 
-_PERCENTILE_COLUMNS: Final = {
-    "raw": "demand_per_s",
-    "corrected": "corrected_per_s",
-    "calm": "calm_per_s",
-    "size_bytes": "corrected_bytes_per_s",
-    "calm_bytes": "calm_bytes_per_s",
-}
-"""Attributes of ``Demand`` and the columns that they are read from; most others have the name of their column."""
-_SAME_NAME: Final = frozenset(field.name for field in fields(Demand)) - {"limit", "storms", *_PERCENTILE_COLUMNS}
+def percentiles(seconds: Mapping[float, int], zeros: int) -> Percentiles:
+    """Return the percentiles of values that have a weight, and of so many zeros; of nothing at all they are 0."""
+    values = sorted(seconds)
+    # How many values there are up to each one, without it.
+    ends = list(accumulate((seconds[value] for value in values), initial=max(0, zeros)))
+
+    def value(place: int) -> float:
+        at = bisect_right(ends, place)
+        return values[at - 1] if at else 0.0
+
+    def percentile(share: float) -> float:
+        place = share * (ends[-1] - 1)
+        low = int(place)
+        first = value(low)
+        second = value(low + 1) if place > low else first
+        return first + (place - low) * (second - first)
+
+    return Percentiles(*map(percentile, _PERCENTILES)) if ends[-1] else Percentiles()
 
 
-def _storms_of(row: "Row", rule: str) -> Storms:
-    if not row["storm_count"]:
-        return Storms()
+def hour_of_week(at_s: int) -> int:
+    """Return the hour of the week that a second is in; 0 is Monday from 00:00 to 01:00 UTC."""
+    return (at_s - _MONDAY_S) // HOUR_S % WEEK_HOURS
+
+
+def _trend(by_day: Mapping[int, float], day_s: Mapping[int, int]) -> tuple[float | None, float]:
+    """Return by which share the daily demand grows in a week, by least squares, and how well that fits."""
+    days = [day for day, known_s in day_s.items() if known_s >= LEAST_DAY_S]
+    per_s = [by_day.get(day, 0.0) / min(day_s[day], DAY_S) for day in days]
+    if len(days) < LEAST_TREND_DAYS or not any(per_s):
+        return None, 0.0
+    mean = fmean(per_s)
+    trend = linear_regression(days, per_s).slope * 7 / mean
+    if max(per_s) - min(per_s) <= 1e-9 * mean:
+        return trend, 0.0
+    try:
+        return trend, correlation(days, per_s) ** 2
+    except StatisticsError:
+        return trend, 0.0
+
+
+def _weekly(by_week: Mapping[int, float], known: Known) -> tuple[float | None, int | None, float | None]:
+    """Return the busiest hour of the week, and how many times the median one it is, where two weeks can tell."""
+    if len([day for day, known_s in known.day_s.items() if known_s]) < LEAST_WEEKLY_DAYS:
+        return None, None, None
+    per_s = {hour: by_week.get(hour, 0.0) / known_s for hour, known_s in known.week_s.items() if known_s}
+    if not any(per_s.values()):
+        return None, None, None
+    busiest = max(per_s, key=lambda hour: (per_s[hour], -hour))
+    median = sorted(per_s.values(), reverse=True)[len(per_s) // 2]
+    return per_s[busiest], busiest, per_s[busiest] / median if median else None
+
+
+def storms_of(rows: Iterable[Mapping[str, Any]], rule: str) -> Storms:
+    """Return what is known of a resource's refusals.
+
+    Args:
+        rows: of the table ``storms``, all of one resource, those of shadow limits too.
+        rule: that is in force.
+    """
+    count = messages = first_two = clients = 0
+    days: set[int] = set()
     by_rule: Counter[str] = Counter()
-    for each in row["storm_rules"] or ():
-        by_rule[each["rule"]] += each["messages"]
+    by_name: dict[FairBy, Counter[str]] = {who: Counter() for who in _WHO}
+    most_at_once = dict.fromkeys(_WHO, 0)
+    for row in rows:
+        count += 1
+        days.add(row["start_s"] // DAY_S)
+        messages += row["messages"]
+        first_two += sum(each["messages"] for each in row["clients"][:2])
+        clients = max(clients, row["client_count"] or 0)
+        for each in row["rules"] or ():
+            by_rule[each["name"]] += each["messages"]
+        for who in _WHO:
+            most_at_once[who] = max(most_at_once[who], row[f"{who}_count"] or 0)
+            for each in row[f"{who}s"] or ():
+                by_name[who][each["name"]] += each["messages"]
+    if not count:
+        return Storms()
     total = sum(by_rule.values())
-    others = {name: messages for name, messages in by_rule.items() if name != rule}
+    others = {name: its for name, its in by_rule.items() if name != rule}
     return Storms(
-        count=row["storm_count"],
-        days=row["storm_days"],
-        messages=row["storm_messages"],
-        top_two_share=row["top_two_share"],
-        clients=row["storm_clients"] or 0,
+        count=count,
+        days=len(days),
+        messages=messages,
+        top_two_share=first_two / max(1, messages),
+        clients=clients,
         own_share=by_rule[rule] / total if total else 1.0,
         other_rule=max(others, key=lambda name: others[name]) if others else "",
+        most=tuple(
+            Most(who, name, its / max(1, messages), most_at_once[who])
+            for who, found in by_name.items()
+            for name, its in found.most_common(1)
+            if name
+        ),
     )

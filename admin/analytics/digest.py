@@ -1,38 +1,60 @@
 """What a report shows of the tables: the first few of everything, and how many there are.
 
-All of it is bounded before it comes to the driver, but for a row for each sidecar.
+What is shown of all resources, or of all who were refused, is picked where the rows are: each task keeps the first few,
+and the driver the first of these. So all of it is bounded before it comes to the driver, but for a row for each sidecar.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import nsmallest
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import pyarrow as pa
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from admin.analytics import edits, tables
+from admin.analytics import edits
+from admin.analytics.advice import fleet
 from admin.analytics.findings import (
-    Coverage,
     Culprit,
     Curve,
     Findings,
+    Fleet,
     Held,
     Inputs,
     LimitChange,
+    New,
     Point,
     Share,
     Storm,
     Totals,
     Unknown,
+    Week,
+    WeekOf,
 )
+from admin.analytics.kernels import Instance, Kernel, read_advice, rows_of
 from admin.analytics.options import Options
-from admin.analytics.tables import RESOURCE_KEY, WHO_KEY
-from admin.analytics.words import MINUTE_S
-from admin.wire.recommendations import Period, Recommendation
+from admin.analytics.tables import (
+    HOURS,
+    LIMIT_CHANGES,
+    LIMITS,
+    MINUTES,
+    REFUSALS,
+    RESOURCE,
+    RESOURCE_KEY,
+    STORMS,
+    WHO_KEY,
+    Days,
+    Store,
+    Table,
+    ddl_of,
+)
+from admin.analytics.words import DAY_S, MINUTE_S
+from admin.wire.recommendations import ACTIONS, Period, Recommendation
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Row, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
 MOST_POINTS: Final = 1000
 """Points of a curve."""
@@ -41,6 +63,9 @@ _MOST_CULPRITS: Final = 20
 _MOST_CURVES: Final = 6
 _MOST_INSTANCES: Final = 50
 _MOST_CHANGES: Final = 30
+_MOST_FLEETS: Final = 20
+_MOST_NEW: Final = 20
+_MOST_OF_WEEK: Final = 20
 _MOST_KNOWN_CHANGES: Final = 1000
 """Changes that are looked at for the limits between them, and for curves."""
 _MOST_RULES: Final = 10_000
@@ -48,8 +73,42 @@ _MOST_RULES: Final = 10_000
 MOST_RECOMMENDED: Final = 100
 _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
 """Steps that a curve may have."""
+_WEEK_S: Final = 7 * DAY_S
 _REACHED: Final = ("admitted", "shadowed", "bypassed", "exempt")
 _NOT: Final = ("refused", "dropped")
+
+
+class Picked:
+    """Recommendations as they are written: how many of each action, and those most worth doing.
+
+    Attributes:
+        counts: of each action; those that there are none of are missing.
+        offered: of these, how many are offered apart, by what applies them.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self.offered: dict[str, int] = {}
+        self._first: list[tuple[Any, ...]] = []
+
+    def add(self, recommendation: Recommendation) -> None:
+        """Look at one."""
+        self.counts[recommendation.action] = self.counts.get(recommendation.action, 0) + 1
+        if recommendation.only_with:
+            self.offered[recommendation.only_with] = self.offered.get(recommendation.only_with, 0) + 1
+        logged = recommendation.backtest.logged
+        key = (
+            bool(recommendation.only_with), ACTIONS.index(recommendation.action),
+            -(logged.refused_messages if logged else 0),
+            recommendation.instance, recommendation.kind, recommendation.name,
+        )  # fmt: skip
+        self._first.append((key, recommendation))
+        if len(self._first) >= 20 * MOST_RECOMMENDED:
+            self._first = nsmallest(MOST_RECOMMENDED, self._first, key=lambda each: each[0])
+
+    def first(self) -> list[Recommendation]:
+        """Return those most worth doing: by action, then by what was refused, then by name."""
+        return [each for _, each in nsmallest(MOST_RECOMMENDED, self._first, key=lambda each: each[0])]
 
 
 class Digest:
@@ -57,16 +116,19 @@ class Digest:
 
     Args:
         session: of Spark.
-        out: directory or address of the tables.
+        store: the tables.
         options: what is asked for.
+        instances: what is known of each sidecar.
     """
 
-    def __init__(self, session: "SparkSession", out: str, options: Options) -> None:
-        self._session, self._out, self._options = session, out, options
-        self._days = tables.Days.of_seconds(options.since_s, options.until_s)
+    def __init__(
+        self, session: "SparkSession", store: Store, options: Options, instances: Mapping[str, Instance]
+    ) -> None:
+        self._session, self._store, self._options, self._instances = session, store, options, instances
+        self._days = Days.of_seconds(options.since_s, options.until_s)
 
     def findings(
-        self, made_at: str, files: str, inputs: Inputs, counts: Mapping[str, int], first: Sequence[Recommendation]
+        self, made_at: str, files: str, inputs: Inputs, picked: Picked, decided: "DataFrame"
     ) -> Findings:
         """Return all that a report shows.
 
@@ -74,150 +136,158 @@ class Digest:
             made_at: when, ISO 8601 UTC.
             files: directory of what is for people.
             inputs: what the tables were made of.
-            counts: how many recommendations there are of each action.
-            first: those that are shown.
+            picked: the recommendations.
+            decided: see ``report.Recommended``.
         """
-        coverage, instances, unknown = self._coverage()
-        totals, first_s, last_s, worst = self._demand()
-        storms, storm_count, open_count = self._storms()
+        coverage = [each.coverage for _, each in sorted(self._instances.items()) if each.coverage is not None]
+        # What is newest, and since when a week has gone by.
+        from_s = min((each.from_s for each in coverage), default=None)
+        until_s = max((each.until_s for each in coverage), default=None)
+        resources = self._resources(from_s, until_s)
+        first_s, last_s = resources.sums.pop("first_s"), resources.sums.pop("last_s")
+        from_s = min((each for each in (from_s, first_s) if each is not None), default=None)
+        until_s = max((each for each in (until_s, last_s) if each is not None), default=None)
+        storms, counts = self._storms()
         changes = self._changes()
-        known = [each.from_s for each in coverage] + ([] if first_s is None else [first_s])
-        until = [each.until_s for each in coverage] + ([] if last_s is None else [last_s])
+        culprits, new_clients = self._culprits(from_s, until_s)
+        unknown = {name: sum(getattr(each, name) for each in coverage) for name in Unknown.__struct_fields__}
+        out = self._store.path("").rstrip("/")
         return Findings(
             made_at=made_at,
             out=files,
-            tables=self._out if "://" in self._out else files,
-            period=Period(from_s=min(known, default=None), until_s=max(until, default=None)),
+            tables=out if "://" in out else files,
+            period=Period(from_s=from_s, until_s=until_s),
             inputs=inputs,
             totals=Totals(
-                **totals, **unknown, storms=storm_count, open_storms=open_count, recommendations=dict(counts)
+                **resources.sums, **unknown, **counts, recommendations=picked.counts, offered=picked.offered
             ),
-            coverage=tuple(coverage),
-            instance_count=instances,
+            coverage=tuple(coverage[:_MOST_INSTANCES]),
+            instance_count=len(coverage),
             storms=tuple(storms),
-            culprits=tuple(self._culprits()),
-            curves=tuple(self._curves(worst, changes)),
-            recommendations=tuple(first),
+            culprits=tuple(culprits),
+            curves=tuple(self._curves(resources.worst, changes)),
+            recommendations=tuple(picked.first()),
             limit_changes=tuple(self._with_what_held(changes, changes[:_MOST_CHANGES])),
             storm_gap_s=self._options.storm_gap_s,
+            fleets=tuple(self._fleets(decided)) if len(coverage) > 1 else (),
+            week=resources.week(from_s, until_s),
+            new_resources=tuple(resources.new),
+            new_clients=tuple(new_clients),
         )
 
-    def _read(self, table: tables.Table) -> "DataFrame":
-        return tables.read(self._session, self._out, table, self._days)
+    def _read(self, table: Table) -> "DataFrame":
+        return self._store.read(table, self._days)
 
-    def _demand(self) -> "tuple[dict[str, int], int | None, int | None, list[Row]]":
-        """Return totals, beginning and end, and the resources that get a curve."""
-        by_resource = (
-            self._read(tables.MINUTES)
-            .groupBy(*RESOURCE_KEY)
-            .agg(
-                _sum(_REACHED).alias("admitted"),
-                _sum(_NOT).alias("refused"),
-                _sum(("held",)).alias("held"),
-                F.min("minute_s").alias("first_s"),
-                (F.max("minute_s") + MINUTE_S).alias("last_s"),
-            )
-        ).persist()
-        try:
-            row = by_resource.agg(
-                F.count(F.lit(1)).alias("resources"),
-                F.count_if(F.col("refused") > 0).alias("refused_resources"),
-                F.coalesce(F.sum("admitted"), F.lit(0)).alias("admitted"),
-                F.coalesce(F.sum("refused"), F.lit(0)).alias("refused"),
-                F.coalesce(F.sum("held"), F.lit(0)).alias("held"),
-                F.min("first_s").alias("first_s"),
-                F.max("last_s").alias("last_s"),
-            ).collect()[0]
-            order = (F.desc("refused"), F.desc("admitted"), *RESOURCE_KEY)
-            worst = by_resource.orderBy(*order).limit(_MOST_CURVES).collect()
-        finally:
-            by_resource.unpersist()
-        totals = row.asDict()
-        return totals, totals.pop("first_s"), totals.pop("last_s"), worst
-
-    def _coverage(self) -> tuple[list[Coverage], int, dict[str, int]]:
-        """Return the first sidecars, how many there are, and what is not known of all of them."""
-        read = self._read(tables.COVERAGE)
-        runs = read.groupBy("instance", "run").agg(
-            F.greatest(F.max("last_n") - F.min("first_n") + 1 - F.sum("records"), F.max("lost_records")).alias("lost")
+    def _resources(self, from_s: int | None, until_s: int | None) -> "_Resources":
+        week_s = None if until_s is None else until_s - _WEEK_S
+        before_s = None if week_s is None else week_s - _WEEK_S
+        messages = "demand_messages"
+        refused = "refused_messages + dropped_messages"
+        hours = self._read(HOURS).where("minutes > 0")
+        by_resource = hours.groupBy(*RESOURCE_KEY).agg(
+            F.expr(f"sum({_total(_REACHED)}) AS admitted"),
+            F.expr(f"sum({_total(_NOT)}) AS refused"),
+            F.expr("sum(held_messages) AS held"),
+            F.expr("sum(shadowed_messages) AS shadowed"),
+            F.expr("min(first_minute_s) AS first_s"),
+            F.expr(f"max(last_minute_s) + {MINUTE_S} AS last_s"),
+            *(
+                F.expr(f"sum(IF(hour_s >= {since} AND hour_s < {until}, {what}, 0)) AS {name}")
+                for name, what, since, until in (
+                    ("week_messages", messages, week_s or 0, until_s or 0),
+                    ("week_refused", refused, week_s or 0, until_s or 0),
+                    ("before_messages", messages, before_s or 0, week_s or 0),
+                    ("before_refused", refused, before_s or 0, week_s or 0),
+                )
+            ),
         )
-        lost = runs.groupBy("instance").agg(F.greatest(F.sum("lost"), F.lit(0)).alias("lost_records"))
-        found = (
-            read.groupBy("instance")
-            .agg(
-                F.coalesce(F.min("first_minute_s"), F.min("hour_s")).alias("from_s"),
-                F.coalesce(F.max("last_minute_s") + MINUTE_S, F.min("hour_s")).alias("until_s"),
-                F.sum("minutes").alias("minutes"),
-                *(F.sum(name).alias(name) for name in ("limiting_off_minutes", "bypassed_requests", "other")),
-                F.array_sort(F.collect_set("version")).alias("versions"),
-            )
-            .withColumn("gap_minutes", F.expr(f"greatest((until_s - from_s) DIV {MINUTE_S} - minutes, 0)"))
-            .join(lost, "instance")
-            .orderBy("instance")
+        since_s = _new_since_s(from_s, until_s)
+        found = by_resource.mapInArrow(_pick_resources(since_s), ddl_of(_JSON)).collect()
+        return _Resources.merged([msgspec.json.decode(row["json"], type=_Resources) for row in found])
+
+    def _storms(self) -> tuple[list[Storm], dict[str, int]]:
+        """Return the largest storms, and how many there are, of limits that refuse and of those that only shadow."""
+        whole = Window.partitionBy("shadow")
+        rows = (
+            self._read(STORMS)
+            .withColumn("rank", F.row_number().over(whole.orderBy(F.desc("messages"), "start_s", *RESOURCE_KEY)))
+            .withColumn("all", F.count(F.lit(1)).over(whole))
+            .withColumn("open", F.sum(F.col("is_open").cast("int")).over(whole))
+            .where(F.col("rank") <= _MOST_STORMS)
+            .orderBy("shadow", "rank")
             .collect()
         )
-        unknown = {name: sum(row[name] for row in found) for name in Unknown.__struct_fields__}
-        return [_covered(row) for row in found[:_MOST_INSTANCES]], len(found), unknown
+        counts = {"storms": 0, "open_storms": 0, "shadow_storms": 0}
+        for row in rows:
+            if row["shadow"]:
+                counts["shadow_storms"] = row["all"]
+            else:
+                counts |= {"storms": row["all"], "open_storms": row["open"]}
+        return [storm(row) for row in rows], counts
 
-    def _storms(self) -> tuple[list[Storm], int, int]:
-        read = self._read(tables.STORMS)
-        counts = read.agg(F.count(F.lit(1)).alias("all"), F.count_if("is_open").alias("open")).collect()[0]
-        rows = read.orderBy(F.desc("messages"), "start_s", *RESOURCE_KEY).limit(_MOST_STORMS).collect()
-        return [storm(row) for row in rows], counts["all"], counts["open"]
-
-    def _culprits(self) -> list[Culprit]:
-        """Over the whole period; the table of culprits is by day."""
+    def _culprits(self, from_s: int | None, until_s: int | None) -> tuple[list[Culprit], list[New]]:
+        """Return who was refused most over the whole period, and who was refused for the first time lately."""
         key = (*RESOURCE_KEY, *WHO_KEY)
         refused = (
-            self._read(tables.REFUSALS)
+            self._read(REFUSALS)
             .where("verdict = 'refuse'")
-            .fillna("", WHO_KEY)
             .groupBy(*key)
-            .agg(*(F.sum(name).alias(name) for name in ("requests", "messages", "bytes")))
+            .agg(*(F.sum(name).alias(name) for name in ("requests", "messages", "bytes")), F.min("hour_s").alias("first_s"))
+            .withColumn("total", F.sum("messages").over(Window.partitionBy(*RESOURCE_KEY)))
+        )  # fmt: skip
+        rows = refused.mapInArrow(_pick_culprits(_new_since_s(from_s, until_s)), ddl_of(_JSON)).collect()
+        parts = [msgspec.json.decode(row["json"], type=_Refused) for row in rows]
+        return (
+            nsmallest(_MOST_CULPRITS, (each for part in parts for each in part.culprits), key=_most_refused),
+            nsmallest(_MOST_NEW, (each for part in parts for each in part.new), key=_most_messages),
         )
-        whole = Window.partitionBy(*RESOURCE_KEY)
+
+    def _fleets(self, decided: "DataFrame") -> list[Fleet]:
+        """Return the resources on several sidecars that most is needed for."""
+        everywhere = Window.partitionBy("kind", "name")
+        order = Window.orderBy(F.desc("need"), "kind", "name")
         rows = (
-            refused.withColumn("share", F.col("messages") / F.nullif(F.sum("messages").over(whole), F.lit(0)))
-            .orderBy(F.desc("messages"), *key)
-            .limit(_MOST_CULPRITS)
+            decided.withColumn("need", F.sum("need_per_s").over(everywhere))
+            .withColumn("sidecars", F.count(F.lit(1)).over(everywhere))
+            .where("sidecars > 1")
+            .withColumn("rank", F.dense_rank().over(order))
+            .where(F.col("rank") <= _MOST_FLEETS)
+            .orderBy("rank", "instance")
+            .select("kind", "name", "advice")
+            .limit(_MOST_FLEETS * _MOST_INSTANCES)
             .collect()
         )
-        return [
-            Culprit(
-                **{name: row[name] for name in key},
-                requests=row["requests"],
-                messages=row["messages"],
-                size_bytes=row["bytes"],
-                share=row["share"] or 0.0,
-            )
-            for row in rows
-        ]
+        members: dict[tuple[str, str], list[Any]] = {}
+        for row in rows:
+            members.setdefault((row["kind"], row["name"]), []).append(read_advice(bytes(row["advice"])))
+        return [fleet(kind, name, of) for (kind, name), of in members.items()]
 
-    def _curves(self, worst: "Sequence[Row]", changes: Sequence[LimitChange]) -> list[Curve]:
-        """Return what was asked for over time; each with its own step, in one query for seconds and one for minutes."""
+    def _curves(self, worst: "Sequence[_Resource]", changes: Sequence[LimitChange]) -> list[Curve]:
+        """Return what was asked for over time; each with its own step."""
         if not worst:
             return []
-        minutes = self._read(tables.MINUTES)
-        steps_s = {_key(row): _step_s(row["last_s"] - row["first_s"]) for row in worst}
-        fine = [(*key, step_s) for key, step_s in steps_s.items() if step_s < MINUTE_S]
-        coarse = [(*key, step_s) for key, step_s in steps_s.items() if step_s >= MINUTE_S]
-        points: dict[tuple[str, ...], list[Row]] = {key: [] for key in steps_s}
-        for steps, points_of in ((fine, _fine), (coarse, _coarse)):
-            if steps:
-                stepped = minutes.join(self._few(steps, "step_s BIGINT"), list(RESOURCE_KEY))
-                for point in points_of(stepped).orderBy("at").collect():
-                    points[_key(point)].append(point)
-        return [_curve(row, steps_s[_key(row)], points[_key(row)], changes) for row in worst]
+        steps_s = {each.key: _step_s(each.last_s - each.first_s) for each in worst}
+        few = self._few([(*key, step_s) for key, step_s in steps_s.items()], "step_s BIGINT")
+        rows = (
+            self._read(MINUTES)
+            .join(few, list(RESOURCE_KEY))
+            .select(*_CURVE_COLUMNS)
+            .mapInArrow(_step, ddl_of(_STEPPED))
+            .collect()
+        )
+        points: dict[tuple[str, ...], dict[int, list[Any]]] = {key: {} for key in steps_s}
+        for row in rows:
+            _add_step(points[_key(row)], row["at"], [row[name] for name in _STEPPED.names[4:]])
+        return [_curve(each, steps_s[each.key], points[each.key], changes) for each in worst]
 
     def _few(self, rows: list[tuple[Any, ...]], *more: str) -> "DataFrame":
         """Make a frame of a few resources, and what else is said of each."""
-        return F.broadcast(self._session.createDataFrame(rows, ", ".join((*tables.RESOURCE, *more))))
+        return F.broadcast(self._session.createDataFrame(rows, ", ".join((*RESOURCE, *more))))
 
     def _changes(self) -> list[LimitChange]:
         """Return the latest changes as they were written down."""
-        names = [column.split()[0] for column in tables.LIMIT_CHANGES.columns]
-        names = [name for name in LimitChange.__struct_fields__ if name in names]
-        read = self._read(tables.LIMIT_CHANGES)
+        names = [name for name in LimitChange.__struct_fields__ if name in LIMIT_CHANGES.names]
+        read = self._read(LIMIT_CHANGES)
         rows = read.orderBy(F.desc("at_s"), "instance", F.desc("n")).limit(_MOST_KNOWN_CHANGES).collect()
         return [LimitChange(**{name: row[name] for name in names}) for row in rows]
 
@@ -254,7 +324,7 @@ class Digest:
         before = (end <= F.col("at_s")) & (end > F.col("from_s")) & (end >= F.col("at_s") - edits.NEAR_S)
         after = (end > F.col("at_s")) & (end <= F.col("until_s")) & (end <= F.col("at_s") + edits.NEAR_S)
         rows = (
-            self._read(tables.MINUTES)
+            self._read(MINUTES)
             .join(few, list(RESOURCE_KEY))
             .groupBy("at")
             .agg(
@@ -270,8 +340,242 @@ class Digest:
         # In the period only: what was seen before it says nothing of what was changed since.
         several = F.col("name").rlike(r"[*?\[/]") | F.col("name").isin([each.name for each in changes])
         instances = F.col("instance").isin(sorted({each.instance for each in changes}))
-        rows = self._read(tables.LIMITS).where(several & instances).limit(_MOST_RULES + 1).collect()
+        rows = self._read(LIMITS).where(several & instances).limit(_MOST_RULES + 1).collect()
         return [] if len(rows) > _MOST_RULES else [row.asDict() for row in rows]
+
+
+_JSON: Final = pa.schema([("json", pa.binary())])
+
+
+def _json(found: msgspec.Struct) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"json": [msgspec.json.encode(found)]}, schema=_JSON)
+
+
+def _new_since_s(from_s: int | None, until_s: int | None) -> int:
+    """Return from when on something counts as new: the last week, or the last day of less than two."""
+    if from_s is None or until_s is None:
+        return sys.maxsize
+    for back_s in (_WEEK_S, DAY_S):
+        if until_s - from_s >= 2 * back_s:
+            return until_s - back_s
+    return sys.maxsize
+
+
+class _Resource(msgspec.Struct, frozen=True):
+    """The sums of one resource, in the order of the columns that they are read from."""
+
+    instance: str
+    kind: str
+    name: str
+    admitted: int
+    refused: int
+    held: int
+    shadowed: int
+    first_s: int
+    last_s: int
+    week_messages: int
+    week_refused: int
+    before_messages: int
+    before_refused: int
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.instance, self.kind, self.name
+
+
+class _Resources(msgspec.Struct):
+    """What is picked of all resources of a task, or of all tasks."""
+
+    sums: dict[str, Any] = msgspec.field(default_factory=dict)
+    worst: list[_Resource] = msgspec.field(default_factory=list)
+    of_week: list[_Resource] = msgspec.field(default_factory=list)
+    new: list[New] = msgspec.field(default_factory=list)
+
+    @classmethod
+    def of(cls, resources: Sequence[_Resource], since_s: int) -> "_Resources":
+        sums: dict[str, Any] = {
+            "resources": len(resources),
+            "refused_resources": sum(each.refused > 0 for each in resources),
+            "first_s": min((each.first_s for each in resources), default=None),
+            "last_s": max((each.last_s for each in resources), default=None),
+        }
+        sums |= {
+            name: sum(getattr(each, name) for each in resources)
+            for name in ("admitted", "refused", "held", "shadowed")
+        }
+        return cls(
+            sums,
+            nsmallest(_MOST_CURVES, resources, key=_worst),
+            nsmallest(_MOST_OF_WEEK, resources, key=_of_week),
+            nsmallest(
+                _MOST_NEW,
+                (
+                    New(**dict(zip(RESOURCE_KEY, each.key, strict=True)), since_s=each.first_s,
+                        messages=each.admitted + each.refused)
+                    for each in resources
+                    if each.first_s >= since_s
+                ),
+                key=_most_messages,
+            ),
+        )  # fmt: skip
+
+    @classmethod
+    def merged(cls, parts: Sequence["_Resources"]) -> "_Resources":
+        sums: dict[str, Any] = {}
+        for part in parts:
+            for name, value in part.sums.items():
+                if name in {"first_s", "last_s"}:
+                    known = [each for each in (sums.get(name), value) if each is not None]
+                    sums[name] = (min if name == "first_s" else max)(known, default=None)
+                else:
+                    sums[name] = sums.get(name, 0) + value
+        sums.setdefault("first_s", None)
+        sums.setdefault("last_s", None)
+        return cls(
+            sums,
+            nsmallest(_MOST_CURVES, (each for part in parts for each in part.worst), key=_worst),
+            nsmallest(_MOST_OF_WEEK, (each for part in parts for each in part.of_week), key=_of_week),
+            nsmallest(_MOST_NEW, (each for part in parts for each in part.new), key=_most_messages),
+        )
+
+    def week(self, from_s: int | None, until_s: int | None) -> Week | None:
+        if from_s is None or until_s is None or until_s - from_s < 2 * _WEEK_S:
+            return None
+        week_s = until_s - _WEEK_S
+        return Week(
+            from_s=week_s,
+            until_s=until_s,
+            before_from_s=week_s - _WEEK_S,
+            before_until_s=week_s,
+            resources=tuple(
+                WeekOf(
+                    **dict(zip(RESOURCE_KEY, each.key, strict=True)),
+                    messages=each.week_messages,
+                    refused=each.week_refused,
+                    messages_before=each.before_messages,
+                    refused_before=each.before_refused,
+                )
+                for each in self.of_week
+            ),
+        )
+
+
+def _worst(each: _Resource) -> tuple[Any, ...]:
+    return -each.refused - each.shadowed, -each.admitted, each.key
+
+
+def _of_week(each: _Resource) -> tuple[Any, ...]:
+    return -max(each.week_refused, each.before_refused), -max(each.week_messages, each.before_messages), each.key
+
+
+def _most_messages(each: New) -> tuple[Any, ...]:
+    return -each.messages, each.instance, each.kind, each.name, each.client, each.user
+
+
+def _most_refused(each: Culprit) -> tuple[Any, ...]:
+    return -each.messages, each.instance, each.kind, each.name, each.client, each.user, each.product, each.producer_group
+
+
+def _pick_resources(since_s: int) -> Kernel:
+    """Return what picks of a task's resources: from their sums to a ``_Resources``."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield _json(
+            _Resources.of([_Resource(*row) for row in rows_of(batches, _Resource.__struct_fields__)], since_s)
+        )
+
+    return run
+
+
+class _Refused(msgspec.Struct):
+    """What is picked of all that were refused."""
+
+    culprits: list[Culprit]
+    new: list[New]
+
+
+def _pick_culprits(since_s: int) -> Kernel:
+    """Return what picks of those that were refused: to a ``_Refused``."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        culprits: list[Culprit] = []
+        new: list[New] = []
+        key = (*RESOURCE_KEY, *WHO_KEY)
+        for row in rows_of(batches, (*key, "requests", "messages", "bytes", "first_s", "total")):
+            who = {name: value or "" for name, value in zip(key, row, strict=False)}
+            requests, messages, size_bytes, first_s, total = row[len(key) :]
+            culprits.append(
+                Culprit(
+                    **who, requests=requests, messages=messages, size_bytes=size_bytes,
+                    share=messages / total if total else 0.0,
+                )
+            )  # fmt: skip
+            if first_s >= since_s:
+                new.append(New(**who, since_s=first_s, messages=messages))
+            if len(culprits) >= 1000:
+                culprits = nsmallest(_MOST_CULPRITS, culprits, key=_most_refused)
+            if len(new) >= 1000:
+                new = nsmallest(_MOST_NEW, new, key=_most_messages)
+        yield _json(
+            _Refused(
+                nsmallest(_MOST_CULPRITS, culprits, key=_most_refused), nsmallest(_MOST_NEW, new, key=_most_messages)
+            )
+        )
+
+    return run
+
+
+_CURVE_COLUMNS: Final = (
+    *RESOURCE_KEY, "step_s", "minute_s", "rate_per_s", "demand_peak_per_s", "second", "second_admitted",
+    "second_refused", "second_shadowed", *(f"{name}_messages" for name in (*_REACHED, *_NOT)),
+)  # fmt: skip
+_STEPPED: Final = pa.schema(
+    [
+        *((name, pa.string()) for name in RESOURCE_KEY),
+        ("at", pa.int64()),
+        ("admitted", pa.int64()),
+        ("refused", pa.int64()),
+        ("shadowed", pa.int64()),
+        ("peak", pa.int64()),
+        ("limit_at_s", pa.int64()),
+        ("limit", pa.float64()),
+    ]
+)
+
+
+def _step(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Add up minutes, or their seconds, by the steps of curves: to ``_STEPPED``."""
+    found: dict[tuple[str, ...], dict[int, list[Any]]] = {}
+    for row in rows_of(batches, _CURVE_COLUMNS):
+        step_s, minute_s, rate, peak, second, admitted, refused, shadowed = row[3:11]
+        points = found.setdefault(row[:3], {})
+        if step_s >= MINUTE_S:
+            # Of what reached the broker, what was shadowed stands second.
+            sums = [sum(row[11:15]), sum(row[15:]), row[12], peak, minute_s, rate]
+            _add_step(points, minute_s - minute_s % step_s, sums)
+            continue
+        for at, yes, no, would in zip(second, admitted, refused, shadowed or (0,) * len(second), strict=True):
+            at_s = minute_s + at
+            _add_step(points, at_s - at_s % step_s, [yes, no, would, yes + no, at_s, rate])
+    rows = [
+        {**dict(zip(_STEPPED.names, (*key, at, *sums), strict=True))}
+        for key, points in found.items()
+        for at, sums in points.items()
+    ]
+    yield pa.RecordBatch.from_pylist(rows, schema=_STEPPED)
+
+
+def _add_step(points: dict[int, list[Any]], at: int, more: Sequence[Any]) -> None:
+    """Add what is known of a step: sums, the busiest second, and the limit that was in force last."""
+    sums = points.get(at)
+    if sums is None:
+        points[at] = list(more)
+        return
+    for place in range(3):
+        sums[place] += more[place]
+    sums[3] = max(sums[3], more[3])
+    if more[4] >= sums[4]:
+        sums[4:] = more[4:]
 
 
 def _held(limit: "Row | None") -> Held | None:
@@ -282,25 +586,30 @@ def _of(change: LimitChange) -> tuple[str, str, str]:
     return change.instance, change.kind, edits.exact_name(change)
 
 
-def _curve(row: "Row", step_s: int, found: "Sequence[Row]", changes: Sequence[LimitChange]) -> Curve:
-    its = [change for change in changes if change.instance == row["instance"]]
-    points, edited = edits.placed([_point(each, step_s) for each in found], step_s, its, row["kind"], row["name"])
+def _curve(
+    of: _Resource, step_s: int, found: Mapping[int, Sequence[Any]], changes: Sequence[LimitChange]
+) -> Curve:
+    its = [change for change in changes if change.instance == of.instance]
+    at_steps = [_point(at, found[at], step_s) for at in sorted(found)]
+    points, edited = edits.placed(at_steps, step_s, its, of.kind, of.name)
     return Curve(
-        **{name: row[name] for name in RESOURCE_KEY},
+        **dict(zip(RESOURCE_KEY, of.key, strict=True)),
         step_s=step_s,
-        admitted=row["admitted"],
-        refused=row["refused"],
+        admitted=of.admitted,
+        refused=of.refused,
+        shadowed=of.shadowed,
         points=points,
         edits=edited,
     )
 
 
 def storm(row: "Row") -> Storm:
-    """Return a row of the table of storms; tables that an older Sluice wrote have no users."""
+    """Return a row of the table of storms."""
     return Storm(
         instance=row["instance"],
         kind=row["kind"],
         name=row["name"],
+        shadow=row["shadow"],
         start_s=row["start_s"],
         end_s=row["end_s"],
         is_open=row["is_open"],
@@ -312,8 +621,8 @@ def storm(row: "Row") -> Storm:
         rules=tuple(rule["name"] for rule in row["rules"]),
         clients=_shares(row["clients"]),
         client_count=row["client_count"],
-        users=_shares(row["users"] or ()),
-        user_count=row["user_count"] or 0,
+        users=_shares(row["users"]),
+        user_count=row["user_count"],
         producer_groups=_shares(row["producer_groups"]),
         producer_group_count=row["producer_group_count"],
     )
@@ -323,69 +632,29 @@ def _shares(rows: Any) -> tuple[Share, ...]:
     return tuple(Share(name=row["name"], messages=row["messages"], share=row["share"]) for row in rows)
 
 
-def _covered(row: "Row") -> Coverage:
-    return Coverage(
-        instance=row["instance"],
-        from_s=row["from_s"],
-        until_s=row["until_s"],
-        # A restart within a minute makes two of it.
-        minutes=min(row["minutes"], (row["until_s"] - row["from_s"]) // MINUTE_S),
-        **{name: row[name] for name in Unknown.__struct_fields__},
-        versions=tuple(version for version in row["versions"] if version),
-    )
-
-
-def _sum(outcomes: Sequence[str]) -> "Column":
-    """Add up the messages of outcomes."""
-    return F.sum(F.expr(" + ".join(f"coalesce({outcome}_messages, 0)" for outcome in outcomes)))
+def _total(outcomes: Sequence[str]) -> str:
+    """Add up the messages of outcomes, in SQL."""
+    return " + ".join(f"{outcome}_messages" for outcome in outcomes)
 
 
 def _key(row: "Row") -> tuple[str, ...]:
     return tuple(row[name] for name in RESOURCE_KEY)
 
 
-def _coarse(minutes: "DataFrame") -> "DataFrame":
-    """Return the steps of curves, of whole minutes."""
-    return minutes.groupBy(*RESOURCE_KEY, F.expr("minute_s - minute_s % step_s").alias("at")).agg(
-        _sum(_REACHED).alias("admitted"),
-        _sum(_NOT).alias("refused"),
-        F.max("demand_peak_per_s").alias("peak"),
-        F.max_by("rate_per_s", "minute_s").alias("limit"),
-    )
+def _point(at_s: int, sums: Sequence[Any], step_s: int) -> Point:
+    admitted, refused, shadowed, peak, _, limit = sums
 
-
-def _fine(minutes: "DataFrame") -> "DataFrame":
-    """Return the steps of curves, of seconds."""
-    seconds = minutes.select(
-        *RESOURCE_KEY,
-        "minute_s",
-        "step_s",
-        "rate_per_s",
-        F.explode(F.arrays_zip("second", "second_admitted", "second_refused")).alias("of"),
-    ).selectExpr(
-        *RESOURCE_KEY,
-        "minute_s + of.second AS second_s",
-        "step_s",
-        "rate_per_s",
-        "of.second_admitted AS admitted",
-        "of.second_refused AS refused",
-    )
-    return seconds.groupBy(*RESOURCE_KEY, F.expr("second_s - second_s % step_s").alias("at")).agg(
-        F.sum("admitted").alias("admitted"),
-        F.sum("refused").alias("refused"),
-        F.max(F.col("admitted") + F.col("refused")).alias("peak"),
-        F.max_by("rate_per_s", "second_s").alias("limit"),
-    )
-
-
-def _point(row: "Row", step_s: int) -> Point:
-    return Point(
-        at_s=row["at"],
+    def rate(messages: int) -> float:
         # Six digits that count: one message a day is not nothing.
-        admitted_per_s=float(f"{row['admitted'] / step_s:.6g}"),
-        refused_per_s=float(f"{row['refused'] / step_s:.6g}"),
-        peak_per_s=float(row["peak"]),
-        limit_per_s=row["limit"],
+        return float(f"{messages / step_s:.6g}")
+
+    return Point(
+        at_s=at_s,
+        admitted_per_s=rate(admitted),
+        refused_per_s=rate(refused),
+        shadowed_per_s=rate(shadowed),
+        peak_per_s=float(peak),
+        limit_per_s=limit,
     )
 
 

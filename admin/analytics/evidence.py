@@ -6,8 +6,9 @@ Pure: nothing but the standard library.
 from collections.abc import Iterable
 from typing import Final
 
-from admin.analytics.figures import Demand, Limit
+from admin.analytics.figures import Demand, Limit, Most
 from admin.analytics.words import DAY_S, HOUR_S, MINUTE_S, counted, percent, rate
+from admin.common.tables import printable
 
 TREND_LEAST: Final = 0.05
 """Less growth a week than this counts as none."""
@@ -24,8 +25,19 @@ def about_demand(demand: Demand, *, runaway: bool) -> str:
     unit = "requests" if limit.count == "requests" else ""
     what = "demand outside of storms" if runaway else "demand"
     text = f"p99 of {what} over {span(demand.observed_s)} is {rate(found.p99, unit)}"
-    if not runaway and demand.raw.p99 > demand.corrected.p99 * 1.005:
-        text += f" ({rate(demand.raw.p99, unit)} with the retries of what was refused)"
+    if not runaway and demand.retries == "measured":
+        text += (
+            f" ({rate(demand.raw.p99, unit)} with the retries, which were counted)"
+            if demand.raw.p99 > demand.corrected.p99 * 1.005
+            else " (retries were counted, and are not among it)"
+            if demand.wanted_messages < demand.messages
+            else " (none of it were retries: they were counted)"
+        )
+    elif not runaway and demand.raw.p99 > demand.corrected.p99 * 1.005:
+        text = (
+            f"p99 of {what} over {span(demand.observed_s)} is {rate(demand.raw.p99, unit)} as it came, and"
+            f" {rate(found.p99, unit)} without the retries that are assumed, since nobody counted them"
+        )
     minute = demand.calm_minute_per_s if runaway else demand.minute_per_s
     if minute > found.p99:
         text += f", its busiest minute {rate(minute, unit)}"
@@ -58,6 +70,29 @@ def about_runaway(demand: Demand) -> str:
         f"in storms {who} with {percent(storms.top_two_share)} of what was refused asked for {far}"
         f" ({rate(demand.refusing_per_s)}), in {percent(demand.refused_s / max(1, demand.observed_s))} of the"
         " time: stopping these is what the limit is for, and they do not count"
+    )
+
+
+def about_near(demand: Demand, *, near: bool) -> str:
+    """Say of a limit that refused nothing how near it came to that."""
+    if demand.near_s and near:
+        return f"at least 80% of it was asked for in {percent(demand.near_s / max(1, demand.observed_s))} of the time"
+    return "it was near that" if near else "it was seldom near that, so this can wait"
+
+
+def about_shares(most: Most, now: float, then: float) -> str:
+    """Say who should have no more than a fair share.
+
+    Args:
+        most: who asked for most.
+        now: share of the others' messages that was refused.
+        then: that fair shares would have refused, at most.
+    """
+    who = f"{most.fair_by.replace('_', ' ')} {printable(most.name)}"
+    return (
+        f"{who} has {percent(most.share)} of what was refused, and up to {most.count - 1} others the rest: with"
+        f' fair_by = "{most.fair_by}" at the same rate, no more than {percent(then)} of what these sent would have been'
+        f" refused in place of {percent(now)}, if each asked for the part that it has of what was refused"
     )
 
 

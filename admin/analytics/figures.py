@@ -3,8 +3,12 @@
 Rates are per second, shares between 0 and 1. Plain data: nothing but the standard library.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+from admin.wire.recommendations import Retries
+from limiter.rules.rule import FairBy
 
 
 class Percentiles(NamedTuple):
@@ -33,6 +37,7 @@ class Limit:
         bytes_per_s: None is unlimited.
         bytes_burst_s: seconds' worth of bytes.
         action: what happens above it.
+        fair_by: whose shares of it are kept apart; None makes no difference, or is not known.
         changed: it was not the same all the time.
     """
 
@@ -44,6 +49,7 @@ class Limit:
     bytes_per_s: float | None = None
     bytes_burst_s: float = 1.0
     action: str = "reject"
+    fair_by: FairBy | None = None
     changed: bool = False
 
     @property
@@ -143,9 +149,43 @@ class HourDemand:
     loud_outside_bytes: Seconds = ()
 
 
+class Known(NamedTuple):
+    """What the log knows of a sidecar.
+
+    Attributes:
+        observed_s: seconds.
+        lost_records: that it could not write.
+        other: runs of requests that it counted under ``_other``.
+        day_s: seconds by day, in days since 1970 UTC.
+        week_s: seconds by hour of the week; 0 is Monday from 00:00 to 01:00 UTC.
+    """
+
+    observed_s: int = 0
+    lost_records: int = 0
+    other: int = 0
+    day_s: Mapping[int, int] = {}
+    week_s: Mapping[int, int] = {}
+
+
+class Most(NamedTuple):
+    """Whose requests were refused most.
+
+    Attributes:
+        fair_by: of what kind that is.
+        name: who.
+        share: of what was refused in storms.
+        count: how many were refused in one storm, at most.
+    """
+
+    fair_by: FairBy
+    name: str
+    share: float
+    count: int
+
+
 @dataclass(frozen=True, slots=True)
 class Storms:
-    """The refusals of a resource.
+    """The refusals of a resource; or what would have been refused, if the limit only shadows.
 
     Attributes:
         count: of storms.
@@ -155,6 +195,7 @@ class Storms:
         clients: most in one storm.
         own_share: what the resource's own limit refused of it.
         other_rule: the rule that refused most of the rest; empty if none did.
+        most: the client, the user and the producer group that was refused most; without those that have no name.
     """
 
     count: int = 0
@@ -164,6 +205,7 @@ class Storms:
     clients: int = 0
     own_share: float = 1.0
     other_rule: str = ""
+    most: tuple[Most, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +223,14 @@ class Demand:
         refused_s: seconds of refusals: from the first to the last of each minute.
         quiet_s: seconds with demand outside of refusals; of a minute with messages that a limit would have refused,
             since it only shadows, none.
+        near_s: seconds with at least 80% of the limit asked for, and nothing refused.
         refused_days: days (UTC) with a minute in which something was refused, or would have been.
         refused_span_s: from the first such minute to the last one.
         requests: asked for in all, retries among them.
         messages: in them.
         refused_messages: of these; would have been, if the limit only shadows.
+        wanted_messages: without retries.
+        retries: whether there are some among the demand, and how that is known.
         raw: demand per second as it came.
         corrected: without retries.
         calm: likewise, outside the seconds of refusals.
@@ -217,11 +262,14 @@ class Demand:
     active_s: int = 0
     refused_s: int = 0
     quiet_s: int = 0
+    near_s: int = 0
     refused_days: int = 0
     refused_span_s: int = 0
     requests: int = 0
     messages: int = 0
     refused_messages: int = 0
+    wanted_messages: float = 0.0
+    retries: Retries = "none"
     raw: Percentiles = _NOTHING
     corrected: Percentiles = _NOTHING
     calm: Percentiles = _NOTHING

@@ -116,6 +116,7 @@ class Storm(OfResource, frozen=True, kw_only=True):
     """Refusals of one resource without a long pause between them.
 
     Attributes:
+        shadow: a limit in shadow would have refused; these are among no figure of what was refused.
         start_s: of the first second with a refusal.
         end_s: end of the last one.
         is_open: it may go on after the end of the log.
@@ -133,6 +134,7 @@ class Storm(OfResource, frozen=True, kw_only=True):
         producer_group_count: likewise.
     """
 
+    shadow: bool = False
     start_s: int
     end_s: int
     is_open: bool = False
@@ -181,6 +183,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         at_s: its beginning.
         admitted_per_s: mean of what reached the broker.
         refused_per_s: mean of what did not.
+        shadowed_per_s: mean of what reached it, but a limit in shadow would have refused it; among the admitted.
         peak_per_s: asked for in the busiest second.
         limit_per_s: in force at its end, for all that the log knows of it; None is unlimited or not known.
     """
@@ -188,6 +191,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     at_s: int
     admitted_per_s: float
     refused_per_s: float
+    shadowed_per_s: float = 0.0
     peak_per_s: float
     limit_per_s: float | None = None
 
@@ -207,6 +211,7 @@ class Curve(OfResource, frozen=True, kw_only=True):
         step_s: between the points: 60, or more where there would be too many. Steps without a request are left out.
         admitted: messages in all.
         refused: messages in all.
+        shadowed: of the admitted ones, those that a limit in shadow would have refused.
         points: in order.
         edits: of its limit, in order.
     """
@@ -214,6 +219,7 @@ class Curve(OfResource, frozen=True, kw_only=True):
     step_s: int
     admitted: int
     refused: int
+    shadowed: int = 0
     points: tuple[Point, ...]
     edits: tuple[Edit, ...] = ()
 
@@ -246,6 +252,94 @@ class LimitChange(msgspec.Struct, frozen=True, kw_only=True):
     held_after: Held | None = None
 
 
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """One sidecar's part in what all of them pass of a resource.
+
+    Attributes:
+        instance: the sidecar.
+        need_per_s: what its limit should be at least, in the limit's unit.
+        limit_per_s: in force; None is unlimited.
+        share: of the whole that it should have.
+    """
+
+    instance: str
+    need_per_s: float
+    limit_per_s: float | None
+    share: float
+
+
+class Fleet(msgspec.Struct, frozen=True, kw_only=True):
+    """A resource that several sidecars pass: each has a limit of its own, and the broker gets their sum.
+
+    Attributes:
+        kind: of the resource.
+        name: of the resource.
+        need_per_s: of all of them.
+        limit_per_s: all their limits added up; None if one is unlimited.
+        members: those with the largest shares first.
+    """
+
+    kind: str
+    name: str
+    need_per_s: float
+    limit_per_s: float | None
+    members: tuple[Member, ...]
+
+
+class WeekOf(OfResource, frozen=True, kw_only=True):
+    """Messages asked for of one resource in a week, and in the one before.
+
+    Attributes:
+        messages: asked for.
+        refused: of these.
+        messages_before: asked for in the week before.
+        refused_before: of these.
+    """
+
+    messages: int
+    refused: int
+    messages_before: int
+    refused_before: int
+
+
+class Week(msgspec.Struct, frozen=True, kw_only=True):
+    """The last seven days of the period beside the seven before.
+
+    Attributes:
+        from_s: beginning of the last seven days.
+        until_s: their end.
+        before_from_s: beginning of the seven before.
+        before_until_s: their end.
+        resources: those with the most messages refused in either week, then the busiest.
+    """
+
+    from_s: int
+    until_s: int
+    before_from_s: int
+    before_until_s: int
+    resources: tuple[WeekOf, ...]
+
+
+class New(OfResource, frozen=True, kw_only=True):
+    """What was not there before the last week of the period, or the last day of a shorter one.
+
+    Attributes:
+        client: address of who was refused for the first time; empty if the resource itself is new.
+        user: as of a culprit.
+        product: likewise.
+        producer_group: likewise.
+        since_s: when it was first asked for, or the client first refused.
+        messages: asked for since then; of a client, refused.
+    """
+
+    client: str = ""
+    user: str = ""
+    product: str = ""
+    producer_group: str = ""
+    since_s: int
+    messages: int
+
+
 class Totals(Unknown, frozen=True, kw_only=True):
     """Of the whole period, all sidecars together; messages.
 
@@ -254,20 +348,26 @@ class Totals(Unknown, frozen=True, kw_only=True):
         refused_resources: of which something was refused.
         admitted: messages that reached the broker.
         refused: messages that did not.
+        shadowed: of the admitted ones, those that limits in shadow would have refused.
         held: messages that had to wait for a limit first; each is among the others, too.
-        storms: how many.
-        open_storms: that may go on.
+        storms: how many, without those of limits in shadow.
+        open_storms: of these, that may go on.
+        shadow_storms: how many of limits in shadow.
         recommendations: how many of each action.
+        offered: how many of these are offered apart, by what applies them: ``lower`` or ``raise``.
     """
 
     resources: int = 0
     refused_resources: int = 0
     admitted: int = 0
     refused: int = 0
+    shadowed: int = 0
     held: int = 0
     storms: int = 0
     open_storms: int = 0
+    shadow_storms: int = 0
     recommendations: dict[str, int] = {}
+    offered: dict[str, int] = {}
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
@@ -283,10 +383,14 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
         totals: of the period.
         coverage: the first few sidecars, by name.
         instance_count: how many there are.
-        storms: those with the most messages refused.
+        storms: those with the most messages refused; then those of limits in shadow, likewise.
         culprits: likewise.
         curves: of the resources with the most messages refused, then of the busiest.
         recommendations: what is to be done first; the others are in ``recommendations.json``.
+        fleets: resources on several sidecars, those with the largest demand.
+        week: the last week beside the one before; None if the period has no two weeks.
+        new_resources: that were not there before, the busiest first.
+        new_clients: that were not refused before, those with the most messages refused first.
         limit_changes: the latest.
         storm_gap_s: so long a pause ends a storm.
     """
@@ -304,5 +408,9 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     culprits: tuple[Culprit, ...] = ()
     curves: tuple[Curve, ...] = ()
     recommendations: tuple[Recommendation, ...] = ()
+    fleets: tuple[Fleet, ...] = ()
+    week: Week | None = None
+    new_resources: tuple[New, ...] = ()
+    new_clients: tuple[New, ...] = ()
     limit_changes: tuple[LimitChange, ...] = ()
     storm_gap_s: int = 30

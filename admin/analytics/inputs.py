@@ -1,29 +1,56 @@
 """What is to be read: from the folders, files, patterns and addresses of the command line to the files of the log.
 
 A file that cannot be read is set aside with the reason, and the rest is read. Files that begin with a dot are being
-written, and those that begin with an underscore are other programs' notes: neither is there, as for Spark. Nothing here
-reads records, or needs Spark.
+written, and those that begin with an underscore are other programs' notes: neither is there, as for Spark.
+
+Of a period that is asked for, files are left out unread that cannot have a record of it: by a date in their path below
+what was named, more than a day away; and by when they were last written, more than an hour before it begins.
+
+Nothing here reads records. Addresses are looked at by Spark, files of this machine without it.
 """
 
 import glob
 import os
 import re
 import stat
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from admin.analytics.findings import SetAside
 from admin.common.errors import StartError
+from admin.rejection_log.folder import finished_name
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ENDINGS: Final = (".jsonl", ".jsonl.gz")
 """Names of log files in folders end like this; files that are named themselves may be called anything."""
 _HIDDEN: Final = (".", "_")
-_CHUNK: Final = 1 << 20
-_GZIP: Final = 31
-"""zlib: expect a gzip header."""
+_FILES: Final = "*.{jsonl,jsonl.gz}"
+_CLOCKS_S: Final = 3600
+"""So far apart may be the clocks of who wrote records and of who wrote files."""
+_DATE: Final = re.compile(
+    r"(?<!\d)(20\d\d)(?:[-_/]?|/month=)(0[1-9]|1[0-2])(?:[-_/]?|/day=)(0[1-9]|[12]\d|3[01])(?!\d)"
+)
+"""``2026-11-21``, ``20261121``, ``2026/11/21``, ``year=2026/month=11/day=21``."""
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of the log.
+
+    Attributes:
+        path: on this machine, or an address.
+        size_bytes: of it.
+        written_s: when it was last written, in seconds since 1970.
+    """
+
+    path: str
+    size_bytes: int
+    written_s: float
 
 
 @dataclass(frozen=True)
@@ -32,67 +59,141 @@ class Found:
 
     Attributes:
         logs: as they were given.
-        paths: files of this machine.
-        addresses: of elsewhere; Spark looks what is there.
-        size_bytes: of the files.
+        files: to be read, by path.
         skipped: what cannot be read.
+        outside: files that were left out, since they have nothing of the period.
     """
 
     logs: tuple[str, ...]
-    paths: tuple[str, ...]
-    addresses: tuple[str, ...] = ()
-    size_bytes: int = 0
+    files: tuple[File, ...]
     skipped: tuple[SetAside, ...] = ()
+    outside: int = 0
 
-    def spark_paths(self) -> list[str]:
+    @property
+    def size_bytes(self) -> int:
+        """Of all files that are to be read."""
+        return sum(file.size_bytes for file in self.files)
+
+    def spark_paths(self, *, packed: bool) -> list[str]:
         """Return the files that are still there, as Spark takes them: no character of a name means anything else.
+
+        Args:
+            packed: those that are compressed, or the others.
 
         Raises:
             StartError: there were some, and none is left.
         """
-        left = [path for path in self.paths if Path(path).exists()]
-        if not left and self.paths:
-            raise StartError([f"{path}: has vanished" for path in self.paths[:5]])
-        return ["file://" + re.sub(r"([\\{}\[\]*?])", r"\\\1", path) for path in left]
+        left = [file.path for file in self.files if "://" in file.path or Path(file.path).exists()]
+        if not left:
+            raise StartError([f"{file.path}: has vanished" for file in self.files[:5]])
+        return [_spark_path(path) for path in left if path.endswith(".gz") is packed]
 
     def vanished(self) -> list[SetAside]:
         """Return the files that are not there any more; of those some or all may not have been read."""
         return [
-            SetAside(file=path, reason="vanished while it was read") for path in self.paths if not Path(path).exists()
+            SetAside(file=file.path, reason="vanished while it was read")
+            for file in self.files
+            if "://" not in file.path and not Path(file.path).exists()
         ]
 
 
-def find(logs: Sequence[str]) -> Found:
-    """Look for the files of the log.
+def _spark_path(path: str) -> str:
+    return ("" if "://" in path else "file://") + re.sub(r"([\\{}\[\]*?])", r"\\\1", path)
+
+
+def find(logs: Sequence[str], since_s: int | None = None, until_s: int | None = None) -> Found:
+    """Look for the files of the log on this machine.
 
     Args:
-        logs: folders, files, patterns or addresses.
+        logs: folders, files, patterns or addresses; of the latter nothing is looked at here.
+        since_s: files that have nothing from then on are left out.
+        until_s: likewise, before then.
 
     Raises:
         StartError: there is nothing that could be read.
     """
-    addresses = tuple(dict.fromkeys(log.rstrip("/") for log in logs if "://" in log))
-    paths: dict[str, int] = {}
+    paths: dict[str, File] = {}
     skipped: dict[str, str] = {}
+    outside = 0
     for log in logs:
         if "://" in log:
             continue
         for path in _named(log, skipped):
+            root = str(path if path.is_dir() else path.parent)
             for file in _below(path, skipped) if path.is_dir() else (path,):
-                _look(file, paths, skipped)
-    if not paths and not addresses:
-        raise StartError(_nothing(logs, skipped))
+                found = _look(file, skipped)
+                if found is None:
+                    continue
+                if _is_outside(found, root, since_s, until_s):
+                    outside += 1
+                else:
+                    paths[found.path] = found
+    if not paths and not any("://" in log for log in logs):
+        raise StartError(_nothing(logs, skipped, outside))
     return Found(
         tuple(logs),
-        tuple(sorted(paths)),
-        addresses,
-        sum(paths.values()),
+        tuple(paths[path] for path in sorted(paths)),
         tuple(SetAside(file=path, reason=reason) for path, reason in sorted(skipped.items())),
+        outside,
     )
 
 
-def _nothing(logs: Sequence[str], skipped: dict[str, str]) -> list[str]:
+def find_at(
+    session: "SparkSession", found: Found, since_s: int | None = None, until_s: int | None = None
+) -> Found:
+    """Add the files at addresses to what was found on this machine.
+
+    Args:
+        session: of Spark, which knows how to look there.
+        found: by ``find``.
+        since_s: see there.
+        until_s: see there.
+
+    Raises:
+        StartError: there is nothing that could be read.
+    """
+    addresses = tuple(dict.fromkeys(log.rstrip("/") for log in found.logs if "://" in log))
+    if not addresses:
+        return found
+    files, outside = list(found.files), found.outside
+    reader = session.read.format("binaryFile").option("recursiveFileLookup", "true").option("pathGlobFilter", _FILES)
+    for address in addresses:
+        rows = reader.load(address).selectExpr("path", "length", "unix_millis(modificationTime) AS written_ms").collect()
+        for row in rows:
+            file = File(row["path"], row["length"], row["written_ms"] / 1000)
+            if _is_outside(file, address, since_s, until_s):
+                outside += 1
+            else:
+                files.append(file)
+    if not files:
+        raise StartError(_nothing(found.logs, {each.file: each.reason for each in found.skipped}, outside))
+    return Found(found.logs, tuple(files), found.skipped, outside)
+
+
+def _is_outside(file: File, root: str, since_s: int | None, until_s: int | None) -> bool:
+    """Say whether a file cannot have a record of the period."""
+    if since_s is not None and file.written_s < since_s - _CLOCKS_S:
+        return True
+    below = file.path[len(root) :] if file.path.startswith(root) else file.path
+    folder, _, name = below.rpartition("/")
+    # Sluice's own names have a random part, which may look like anything.
+    dates = _DATE.findall(folder if finished_name(name.removesuffix(".gz")) else below)
+    if not dates:
+        return False
+    try:
+        day = date(*map(int, dates[-1]))
+    except ValueError:
+        return False
+    near = timedelta(days=1)
+    if since_s is not None and day + near < datetime.fromtimestamp(since_s, UTC).date():
+        return True
+    return until_s is not None and day - near > datetime.fromtimestamp(until_s - 1, UTC).date()
+
+
+def _nothing(logs: Sequence[str], skipped: dict[str, str], outside: int) -> list[str]:
     """Say that there is nothing, and why."""
+    if outside:
+        return [f"nothing to report: {outside:,} files of the log are there, and by date none is of the time asked for"]
     lines = [f"{path}: {reason}" for path, reason in sorted(skipped.items())]
     if len(lines) > 5:
         lines[5:] = [f"and {len(lines) - 5} more"]
@@ -136,47 +237,27 @@ def _below(folder: Path, skipped: dict[str, str]) -> Iterator[Path]:
         )
 
 
-def _look(file: Path, paths: dict[str, int], skipped: dict[str, str]) -> None:
-    """Put a file where it belongs."""
+def _look(file: Path, skipped: dict[str, str]) -> File | None:
+    """Return a file that can be read; of others, note why not."""
     path = str(file)
     if file.name.startswith(_HIDDEN):
         skipped[path] = "is hidden, or still being written"
-        return
+        return None
     try:
         # Before it is opened: of a pipe that would wait for a writer.
         status = file.stat()
         if not stat.S_ISREG(status.st_mode):
             skipped[path] = "is no regular file"
-            return
+            return None
         with file.open("rb") as stream:
             stream.read(1)
-        if file.name.endswith(".gz") and (damage := _damage(file)):
-            skipped[path] = damage
     except FileNotFoundError:
         skipped[path] = "is a link to nothing" if file.is_symlink() else "has vanished"
-        return
+        return None
     except OSError as error:
         skipped[path] = _why(error)
-        return
-    paths[path] = status.st_size
-
-
-def _damage(file: Path) -> str:
-    """Say what is wrong with a gzip file, all of which is read; Spark would leave out the rest and not say so."""
-    with file.open("rb") as stream:
-        reader = zlib.decompressobj(_GZIP)
-        try:
-            while data := stream.read(_CHUNK):
-                while data:
-                    reader.decompress(data)
-                    data = reader.unused_data
-                    if reader.eof and data:
-                        reader = zlib.decompressobj(_GZIP)
-        except zlib.error:
-            return "is no gzip, or damaged; what is before the damage was read"
-    if file.stat().st_size and not reader.eof:
-        return "ends in the middle; what is there was read"
-    return ""
+        return None
+    return File(path, status.st_size, status.st_mtime)
 
 
 def _why(error: OSError) -> str:

@@ -3,7 +3,23 @@
 Where logs come from, where tables go and how Spark runs is not among them. Plain data, no Spark.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Try(NamedTuple):
+    """A rate that somebody wants to know about: what would it have refused?
+
+    Attributes:
+        kind: of the resource.
+        name: of the resource.
+        rate_per_s: in what its limit counts.
+    """
+
+    kind: str
+    name: str
+    rate_per_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +35,8 @@ class Options:
         top: so many clients, users and producer groups of a storm, and so many culprits of a resource and day.
         headroom: a recommended limit is so much above what is needed, as a share: 0.2 is 20% more.
         capacity_per_s: messages per second that the broker of each instance can take; None is not known.
+        attempts: how often clients try in all when they are refused as busy, by the language they name; others try once.
+        tries: rates to be replayed besides.
     """
 
     storm_gap_s: int = 30
@@ -27,3 +45,5 @@ class Options:
     top: int = 10
     headroom: float = 0.2
     capacity_per_s: float | None = None
+    attempts: Mapping[str, int] = field(default_factory=dict)
+    tries: tuple[Try, ...] = ()

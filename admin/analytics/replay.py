@@ -1,20 +1,24 @@
 """What a limit would have done to a demand: the real limiter, fed with what the log says was asked for.
 
 The log has one figure for each second. Within it the requests are taken to come at even distances and to be of one
-size, with the messages of the second shared out over them. What decides are ``limiter.buckets.limiter.Limiter``
-objects, one for messages or requests and one for bytes; what happens between two turns of theirs (the bucket runs out,
-the breaker closes) is computed at once instead of request by request, so that a second costs a few steps however much
-is in it.
+size, with the messages of the second shared out over them; where a bucket holds but a few, they come at any time. What
+decides are ``limiter.buckets.limiter.Limiter`` objects, one for messages or requests and one for bytes. Of many
+requests, what happens between two turns of theirs (the bucket runs out, the breaker closes) is computed at once instead
+of request by request, so that a second costs a few steps however much is in it.
 
 What even distances cannot know: a burst within a second that is larger than the bucket holds, which matters where
-``burst_s`` is far below a second. What the log does not say is left out: shares of callers (``fair_by``), warm-up, and
-totals or scopes that refuse besides. Action ``delay`` holds a request for up to 2 s, which is Sluice's default: it is
-admitted where its wait is not longer, as out of a bucket that holds 2 s more.
+``burst_s`` is far below a second. What the log does not say is left out: shares of callers (``fair_by``), warm-up,
+debts and delays other than by default, and totals or scopes that refuse besides. Action ``delay`` holds a request for
+up to 2 s, which is Sluice's default: it is admitted where its wait is not longer, as out of a bucket that holds 2 s
+more.
 
 Pure: no Spark and no clock.
 """
 
-from typing import Final
+from bisect import bisect_left
+from collections.abc import Sequence
+from random import Random
+from typing import Final, NamedTuple
 
 from admin.analytics.figures import Limit
 from limiter.buckets.bucket import closes_at_ns, is_open
@@ -22,7 +26,18 @@ from limiter.buckets.limiter import Limiter
 from limiter.rules.resource import Resource
 from limiter.rules.rule import DEFAULT_MAX_DELAY_S, MAX_TIME_S, NS_PER_S, UPERMITS_PER_PERMIT, Rule
 
+FEW: Final = 50
+"""Where a bucket holds fewer requests than this, much depends on when within a second they come."""
 _RESOURCE: Final = Resource("topic", "replay")
+
+
+class Second(NamedTuple):
+    """What was asked for in a second, ``at_s`` since 1970."""
+
+    at_s: int
+    requests: int
+    messages: int
+    size_bytes: int = 0
 
 
 class Replay:
@@ -35,12 +50,23 @@ class Replay:
 
     def __init__(self, limit: Limit, at_s: int) -> None:
         self._gates: tuple[_Gate, ...] = ()
+        self._random = Random(0).random  # noqa: S311 - nothing is to be kept secret
         now_ns = at_s * NS_PER_S
         rule = _rule(limit)
         if rule.rate_per_s is not None:
             self._gates += (_Gate(Limiter(_RESOURCE, rule, now_ns), by_request=limit.count == "requests"),)
         if rule.bytes_rule is not None:
             self._gates += (_Gate(Limiter(_RESOURCE, rule.bytes_rule, now_ns), by_byte=True),)
+
+    def minute(self, seconds: Sequence[Second]) -> int:
+        """Play some seconds in a row; return how many of their messages are refused."""
+        if not seconds or not self._gates:
+            return 0
+        if all(gate.lasts(seconds) for gate in self._gates):
+            for gate in self._gates:
+                gate.pass_by(seconds)
+            seconds = seconds[-1:]
+        return sum(self.second(*each) for each in seconds)
 
     def second(self, at_s: int, requests: int, messages: int, size_bytes: int = 0) -> int:
         """Play one second; return how many of its messages are refused."""
@@ -49,16 +75,22 @@ class Replay:
             return 0
         begin_ns = at_s * NS_PER_S
         gap_ns = NS_PER_S / requests
-        if len(gates) == 1 and gates[0].takes_all(begin_ns, requests, messages, size_bytes, gap_ns):
-            return 0
+        if any(gate.is_too_large(requests, messages, size_bytes) for gate in gates):
+            # Each is refused for its own size, which costs nothing and opens no breaker.
+            return messages
         for gate in gates:
             gate.ask(requests, messages, size_bytes, gap_ns)
+        if requests <= FEW and any(gate.holds_few() for gate in gates):
+            return self._one_by_one(begin_ns, requests, messages)
+        if len(gates) == 1 and gates[0].takes_all(begin_ns, requests, messages, size_bytes, gap_ns):
+            return 0
         refused = at = 0
         while at < requests:
             now_ns = begin_ns + int((at + 0.5) * gap_ns)
             free_ns = max(gate.closed_from_ns(now_ns) for gate in gates)
             if free_ns > now_ns:
-                # A breaker is open: whatever comes before it closes is refused, and changes nothing.
+                # A breaker is open: whatever comes before it closes is refused, by others too that have nothing left.
+                self._stopping(now_ns)
                 after = requests if free_ns >= begin_ns + NS_PER_S else _index_from(free_ns - begin_ns, gap_ns, at + 1)
                 after = min(after, requests)
                 refused += _part(messages, at, after, requests)
@@ -73,12 +105,10 @@ class Replay:
                 if at >= requests:
                     break
                 now_ns = begin_ns + int((at + 0.5) * gap_ns)
-            stopping = [gate for gate in gates if gate.empty(now_ns)]
+            stopping = self._stopping(now_ns)
             if not stopping:
                 # Rounding: the run ended a moment early.
                 continue
-            for gate in stopping:
-                gate.limiter.refuse(now_ns)
             if any(gate.limiter.open_next_free_ns is not None for gate in stopping):
                 refused += _part(messages, at, at + 1, requests)
                 at += 1
@@ -92,6 +122,33 @@ class Replay:
             refused += total - round(total * admitted / rest)
             at = requests
         return refused
+
+    def _one_by_one(self, begin_ns: int, requests: int, messages: int) -> int:
+        """Play a second's requests, each at a time of its own."""
+        refused = at = 0
+        times_ns = sorted([begin_ns + int(self._random() * NS_PER_S) for _ in range(requests)])
+        while at < requests:
+            now_ns = times_ns[at]
+            free_ns = max(gate.closed_from_ns(now_ns) for gate in self._gates)
+            stopping = self._stopping(now_ns)
+            after = at + 1
+            if free_ns > now_ns:
+                after = bisect_left(times_ns, free_ns, after)
+            elif not stopping:
+                for gate in self._gates:
+                    gate.spend(at)
+                at = after
+                continue
+            refused += _part(messages, at, after, requests)
+            at = after
+        return refused
+
+    def _stopping(self, now_ns: int) -> "list[_Gate]":
+        """Let those refuse a request that have nothing left, and return them; each does so whatever the others do."""
+        stopping = [gate for gate in self._gates if gate.closed_from_ns(now_ns) <= now_ns and gate.empty(now_ns)]
+        for gate in stopping:
+            gate.limiter.refuse(now_ns)
+        return stopping
 
 
 class _Gate:
@@ -114,13 +171,43 @@ class _Gate:
         self._requests = self._total = 0
         self._gap_ns = self._cost_upermits = self._gain_upermits = 0.0
 
+    def lasts(self, seconds: Sequence[Second]) -> bool:
+        """Say whether what is stored lasts for some seconds, whenever in each the requests come.
+
+        If it does for the busiest of them, it does for the next: that much comes in again within a second.
+        """
+        limiter = self.limiter
+        now_ns = seconds[0].at_s * NS_PER_S
+        if self.closed_from_ns(now_ns) > now_ns:
+            return False
+        busiest = max(self._total_of(*each[1:]) for each in seconds) * UPERMITS_PER_PERMIT
+        return busiest <= limiter.rate_upermits_per_s and busiest < limiter.refill(now_ns)
+
+    def pass_by(self, seconds: Sequence[Second]) -> None:
+        """Spend all but the last of seconds for which what is stored lasts."""
+        limiter = self.limiter
+        spent = sum(self._total_of(*each[1:]) for each in seconds[:-1])
+        # What would come in beyond the capacity is missing at most for the second before.
+        limiter.stored_upermits -= spent * UPERMITS_PER_PERMIT
+        limiter.refill(seconds[-1].at_s * NS_PER_S)
+
+    def is_too_large(self, requests: int, messages: int, size_bytes: int) -> bool:
+        """Say whether each request costs more than the limit can ever admit."""
+        most = self.limiter.rule.most_permits
+        return (
+            bool(self.limiter.rate_upermits_per_s) and self._total_of(requests, messages, size_bytes) > most * requests
+        )
+
+    def _total_of(self, requests: int, messages: int, size_bytes: int) -> int:
+        return requests if self._by_request else size_bytes if self._by_byte else messages
+
     def takes_all(self, begin_ns: int, requests: int, messages: int, size_bytes: int, gap_ns: float) -> bool:
         """Say whether a whole second is admitted, and spend it if so: what most seconds come to, in one step."""
         limiter = self.limiter
         if limiter.open_next_free_ns is not None:
             return False
         stored = limiter.refill(begin_ns + int(0.5 * gap_ns))
-        total = requests if self._by_request else size_bytes if self._by_byte else messages
+        total = self._total_of(requests, messages, size_bytes)
         # What is spent more than accrues from the first request to the last, which is what the last one finds gone.
         loss = (total * UPERMITS_PER_PERMIT - limiter.rate_upermits_per_s) * (requests - 1) // requests
         if stored <= 0 or stored <= loss:
@@ -134,7 +221,7 @@ class _Gate:
     def ask(self, requests: int, messages: int, size_bytes: int, gap_ns: float) -> None:
         """Say what comes in the next second."""
         self._requests = requests
-        self._total = requests if self._by_request else size_bytes if self._by_byte else messages
+        self._total = self._total_of(requests, messages, size_bytes)
         self._gap_ns = gap_ns
         self._cost_upermits = self._total * UPERMITS_PER_PERMIT / requests
         self._gain_upermits = self.limiter.rate_upermits_per_s * gap_ns / NS_PER_S
@@ -182,6 +269,14 @@ class _Gate:
         limiter.spend(permits)
         if run > 1:
             limiter.refill(now_ns + int((run - 1) * self._gap_ns))
+
+    def holds_few(self) -> bool:
+        """Say whether a full bucket holds few of the requests of this second."""
+        return self.limiter.capacity_upermits < FEW * self._cost_upermits
+
+    def spend(self, at: int) -> None:
+        """Spend what one request costs, after ``empty``."""
+        self.limiter.spend(_part(self._total, at, at + 1, self._requests))
 
     def trickle(self, now_ns: int, rest: int) -> int:
         """Return how many of the rest of the second pass an empty bucket without a breaker, the first of them now."""

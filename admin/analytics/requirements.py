@@ -20,23 +20,24 @@ INSTALL_JAVA: Final = "apt-get install openjdk-17-jre-headless"
 OLDEST_JAVA: Final = 17
 
 
-def check_requirements(environ: Mapping[str, str] = os.environ) -> None:
+def check_requirements(environ: Mapping[str, str] = os.environ, *, java: bool = True) -> None:
     """Look whether Spark can be run here, without running it.
 
     Args:
         environ: the environment.
+        java: it runs here, and not elsewhere.
 
     Raises:
         StartError: what is missing, and how to install it.
     """
-    missing = [package for package in ("pyspark", "bokeh") if importlib.util.find_spec(package) is None]
+    missing = [package for package in ("pyspark", "pyarrow", "pandas") if importlib.util.find_spec(package) is None]
     if missing:
         raise StartError(f"this needs {' and '.join(missing)}; install with: {INSTALL_SPARK}")
     with suppress(PackageNotFoundError):
         found = version("pyspark")
         if not found.startswith("4."):
             raise StartError(f"this needs pyspark 4, and here is {found}; install with: {INSTALL_SPARK}")
-    if not under_submit(environ):
+    if java and not under_submit(environ):
         _check_java(environ)
 
 

@@ -1,7 +1,7 @@
 """Spark, as reports use it: whether it can run here, a quiet session, and what its errors mean in a line.
 
-A session begins with a Java process of its own, whose output goes to a file, and ends with it: nothing is left running
-and nothing is left in the temporary directory. Where a session is there already (``spark-submit``), it is used.
+What Java says goes to a file, and nothing is left in the temporary directory. Where a session is there already
+(``spark-submit``, Spark Connect), it is used. Everything here is Spark's public interface.
 """
 
 import fcntl
@@ -10,24 +10,22 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Final
 
 from admin.analytics.requirements import check_requirements, under_submit
 from admin.common.errors import OperatorError, SettingsError, StartError
 
 if TYPE_CHECKING:
-    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
 # What Spark's errors mean, in a line for people; its own words go to its log.
@@ -168,10 +166,8 @@ def meaning(error: BaseException, text: str = "") -> str:
 
 LOCAL: Final = "local[*]"
 """All of this machine."""
-BRIEF_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
-"""Java's first compiler alone; the room for what it compiles would be 48 MB then, which the code that Spark makes of
-queries fills within minutes, and Java compiles nothing more."""
-
+_BRIEF_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=128m -XX:+UseSerialGC -Xshare:auto"
+"""Java's first compiler alone, and one thread for garbage: what there is to do is done before more would pay."""
 _LOOPBACK: Final = "127.0.0.1"
 _SCRATCH: Final = "sluice-report-"
 """Beginning of the names of temporary directories."""
@@ -189,8 +185,6 @@ _LONGEST_LOG: Final = 16 * 1024 * 1024
 """A longer log is begun anew."""
 _BEGUN: Final = "--- sluice report starts Spark ---\n"
 """Marks a start in the log, before Spark says anything."""
-_JAVA_END_S: Final = 20.0
-"""How long a Java process may take to end."""
 
 
 @dataclass(frozen=True)
@@ -198,12 +192,12 @@ class SparkOptions:
     """How Spark is run.
 
     Attributes:
-        master: where: ``local[2]``, ``spark://HOST:PORT``, ``k8s://…``, ``yarn``; empty is what ``spark-submit`` was
-            told, or else all of this machine.
+        master: where: ``local[2]``, ``spark://HOST:PORT``, ``k8s://…``, ``yarn``, ``sc://HOST:PORT`` (Spark Connect);
+            empty is what ``spark-submit`` was told, or else all of this machine.
         driver_memory: of the Java process here, as ``1g`` or ``512m``.
         conf: Spark's own options, which win.
         log: file for what Spark says; None lets it go.
-        brief: there is little to do, for which Java need not compile its best.
+        brief: there is little to do, for which neither Java nor Spark need plan or compile their best.
     """
 
     master: str = ""
@@ -217,10 +211,15 @@ class SparkOptions:
         """Nothing but this machine is used."""
         return self.master in {"", "local"} or self.master.startswith("local[")
 
+    @property
+    def is_connect(self) -> bool:
+        """Spark runs elsewhere, and is spoken to by Spark Connect."""
+        return self.master.startswith("sc://")
+
 
 @contextmanager
 def open_session(options: SparkOptions) -> Iterator["SparkSession"]:
-    """Start Spark, and end it and its Java process with the block.
+    """Start Spark, and stop it with the block; its Java process ends with this one.
 
     Args:
         options: how it is run.
@@ -228,14 +227,10 @@ def open_session(options: SparkOptions) -> Iterator["SparkSession"]:
     Raises:
         StartError: it did not start; a line says why and where its own words are.
     """
-    check_requirements()
-    if under_submit():
-        with _submitted(options) as session:
-            yield session
-        return
-    with _scratch() as scratch, _log_stream(options.log) as stream:
-        conf = _conf(options, scratch)
-        with _quiet(), _java(options, conf, stream), _session(options, conf) as session:
+    check_requirements(java=not options.is_connect)
+    with _scratch() as scratch, _log_stream(options.log) as stream, _quiet():
+        settings = _settings(options, scratch)
+        with _session(options, settings, stream) as session:
             yield session
 
 
@@ -256,62 +251,52 @@ def _quiet() -> Iterator[None]:
         logging.root.removeHandler(handler)
 
 
-@contextmanager
-def _submitted(options: SparkOptions) -> Iterator["SparkSession"]:
-    """Use what ``spark-submit`` has prepared; its options win, and its Java process is its own."""
-    from pyspark.sql import SparkSession  # noqa: PLC0415 - as above
-
-    builder = SparkSession.builder.appName("sluice report")
-    if options.master:
-        builder = builder.master(options.master)
-    for key, value in (*_SESSION, *options.conf):
-        builder = builder.config(key, value)
-    session = builder.getOrCreate()
-    try:
-        yield session
-    finally:
-        session.stop()
-
-
-_SESSION: Final = (
-    ("spark.sql.session.timeZone", "UTC"),
-    ("spark.sql.sources.partitionOverwriteMode", "dynamic"),
-    # Rows go into files of their type or day as they come, without being sorted first.
-    ("spark.sql.maxConcurrentOutputFileWriters", "16"),
-    # Java compiles no method that is longer, and interprets a whole stage of a query for each row; Spark then makes
-    # several short ones of it.
-    ("spark.sql.codegen.hugeMethodLimit", "8000"),
+_ALWAYS: Final = {
     # Otherwise each word of a query is noted with the line of Python that said it, which takes seconds.
-    ("spark.python.sql.dataFrameDebugging.enabled", "false"),
-)
-"""What the results, and the time to plan them, depend on, wherever Spark runs."""
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
+    "spark.sql.parquet.compression.codec": "zstd",
+    "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+    # A job of its own that looks for files is for more of them.
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "4096",
+}
+_BRIEF: Final = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""Most time of a small job goes by before the first row: in planning and compiling."""
 
 
-def _conf(options: SparkOptions, scratch: Path) -> "SparkConf":
-    from pyspark import SparkConf  # noqa: PLC0415 - as above
-
+def _settings(options: SparkOptions, scratch: Path) -> dict[str, str]:
+    """Return Spark's options: ours, as far as nobody gave others."""
     given = dict(options.conf)
-    conf = SparkConf(loadDefaults=False)
-    conf.setMaster(options.master or LOCAL)
-    conf.setAppName("sluice report")
-    conf.set("spark.driver.memory", options.driver_memory)
-    conf.set("spark.ui.enabled", "false")
-    conf.set("spark.ui.showConsoleProgress", "false")
-    for key, value in _SESSION:
-        conf.set(key, value)
-    if options.is_local:
-        conf.set("spark.driver.host", _LOOPBACK)
-        conf.set("spark.driver.bindAddress", _LOOPBACK)
-        conf.set("spark.local.dir", str(scratch))
-        # Shuffles of one process: what is small is joined or merged into few tasks by adaptive execution.
-        conf.set("spark.sql.shuffle.partitions", str(max(4, 2 * (os.cpu_count() or 1))))
-    java = f"-Djava.io.tmpdir={scratch} -Dlog4j2.configurationFile=file:{scratch / 'log4j2.properties'}"
+    if under_submit():
+        from pyspark import SparkConf  # noqa: PLC0415 - as above
+
+        given = dict(SparkConf().getAll()) | given
+    settings = dict(_ALWAYS)
     if options.brief:
-        java += f" {BRIEF_JAVA}"
-    for key, value in given.items():
-        conf.set(key, value)
-    conf.set("spark.driver.extraJavaOptions", f"{java} {given.get('spark.driver.extraJavaOptions', '')}".strip())
-    return conf
+        settings |= _BRIEF
+    if not under_submit() and not options.is_connect:
+        settings |= {
+            "spark.driver.memory": options.driver_memory,
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+        }
+    if options.is_local and not under_submit():
+        settings |= {
+            "spark.driver.host": _LOOPBACK,
+            "spark.driver.bindAddress": _LOOPBACK,
+            "spark.local.dir": str(scratch),
+        }
+    settings |= given
+    if not under_submit() and not options.is_connect:
+        java = f"-Djava.io.tmpdir={scratch} -Dlog4j2.configurationFile=file:{scratch / 'log4j2.properties'}"
+        if options.brief:
+            java += f" {_BRIEF_JAVA}"
+        settings["spark.driver.extraJavaOptions"] = f"{java} {given.get('spark.driver.extraJavaOptions', '')}".strip()
+    return settings
 
 
 @contextmanager
@@ -354,31 +339,19 @@ def _log_stream(log: Path | None) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def _java(options: SparkOptions, conf: "SparkConf", stream: IO[bytes]) -> Iterator[None]:
-    """Run the Java process that Spark's Python side talks to."""
-    from pyspark import SparkContext  # noqa: PLC0415 - as above
-    from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415 - as above
-    from pyspark.java_gateway import launch_gateway  # noqa: PLC0415 - as above
-
-    # Only spark-submit reads this option.
-    if (python := dict(options.conf).get("spark.pyspark.python")) is not None:
-        os.environ.setdefault("PYSPARK_PYTHON", python)
-    if options.is_local:
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
-    launch: Callable[..., Any] = launch_gateway
-    gateway = None
+def _said_to(stream: IO[bytes]) -> Iterator[None]:
+    """Have processes that are started meanwhile say to a file what they would say to the terminal."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [(number, os.dup(number)) for number in (1, 2)]
     try:
-        with _interrupted_later():
-            try:
-                gateway = launch(conf, {"stdout": stream, "stderr": stream})
-            except PySparkRuntimeError as error:
-                raise StartError(_why_no_start(options)) from error
-        SparkContext._ensure_initialized(gateway=gateway, conf=conf)  # noqa: SLF001 - as its constructor does
+        for number, _ in kept:
+            os.dup2(stream.fileno(), number)
         yield
     finally:
-        if gateway is not None:
-            _end(gateway)
+        for number, before in kept:
+            os.dup2(before, number)
+            os.close(before)
 
 
 @contextmanager
@@ -404,37 +377,28 @@ def _interrupted_later() -> Iterator[None]:
         signal.raise_signal(noted[0])
 
 
-def _end(gateway: Any) -> None:
-    """Let the Java process go, so that another can be started."""
-    from pyspark import SparkContext  # noqa: PLC0415 - as above
-
-    process: subprocess.Popen[bytes] = gateway.proc
-    with suppress(Exception):  # it may be gone already
-        gateway.shutdown()
-    SparkContext._gateway = None  # noqa: SLF001 - there is no other way to have a second one
-    SparkContext._jvm = None  # noqa: SLF001 - as above
-    if process.stdin is not None:
-        with suppress(OSError):
-            process.stdin.close()
-    try:
-        process.wait(_JAVA_END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
 @contextmanager
-def _session(options: SparkOptions, conf: "SparkConf") -> Iterator["SparkSession"]:
+def _session(options: SparkOptions, settings: dict[str, str], stream: IO[bytes]) -> Iterator["SparkSession"]:
     from pyspark.sql import SparkSession  # noqa: PLC0415 - as above
 
+    builder = SparkSession.builder.appName("sluice report")
+    if options.is_connect:
+        builder = builder.remote(options.master)
+    elif options.master or not under_submit():
+        builder = builder.master(options.master or LOCAL)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    # Only spark-submit reads this option.
+    if (python := settings.get("spark.pyspark.python")) is not None:
+        os.environ.setdefault("PYSPARK_PYTHON", python)
+    if options.is_local:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
     session = None
-    on_interrupt = signal.getsignal(signal.SIGINT)
     try:
         try:
-            session = SparkSession.builder.config(conf=conf).getOrCreate()
-            if threading.current_thread() is threading.main_thread():
-                # Spark has put its own there.
-                signal.signal(signal.SIGINT, on_interrupt)
+            with _interrupted_later(), _said_to(stream):
+                session = builder.getOrCreate()
         except Exception as error:  # whatever Spark raises, it has not started
             raise StartError(_why_no_start(options)) from error
         yield session
@@ -443,12 +407,6 @@ def _session(options: SparkOptions, conf: "SparkConf") -> Iterator["SparkSession
             # The Java process may be gone, or the master.
             with suppress(Exception), warnings.catch_warnings(action="ignore"):
                 session.stop()
-
-
-def java_pid(session: "SparkSession") -> int:
-    """Return the number of a session's Java process."""
-    jvm: Any = session._jvm  # noqa: SLF001 - Java's own view of its process has no other way in
-    return int(jvm.java.lang.ProcessHandle.current().pid())
 
 
 def _why_no_start(options: SparkOptions) -> str:

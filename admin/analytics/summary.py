@@ -1,8 +1,7 @@
 """The report in the terminal: what is known, storms, who was refused, what the limits should be, what to do next."""
 
 import shlex
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -13,12 +12,13 @@ from rich.text import Text
 from admin.analytics import words
 from admin.analytics.findings import Findings, Share, Storm
 from admin.common.tables import Rows, printable
-from admin.wire.recommendations import Recommendation
+from admin.wire.recommendations import TO_DO, Recommendation, refusals
 
 _MOST_STORMS: Final = 10
 _MOST_CULPRITS: Final = 10
 _MOST_RECOMMENDED: Final = 15
-_TO_DO: Final = frozenset({"raise", "lower", "new"})
+_MOST_OTHERS: Final = 5
+"""Rows of what is told in brief."""
 
 
 def summary(findings: Findings, html: Path) -> RenderableType:
@@ -36,13 +36,26 @@ def _parts(findings: Findings, html: Path) -> Iterator[RenderableType]:
     for line in words.unknowns(findings):
         yield Text(f"Attention: {line}", style="yellow")
     if findings.storms:
+        of_all = findings.totals.storms + findings.totals.shadow_storms
         yield from _section(
-            f"Storms{_first(min(len(findings.storms), _MOST_STORMS), findings.totals.storms)}", _storms(findings)
+            f"Storms{_first(min(len(findings.storms), _MOST_STORMS), of_all, 'largest')}", _storms(findings)
         )
     if findings.culprits:
         yield from _section("Who was refused", _culprits(findings))
     if findings.recommendations:
         yield from _section("Recommended limits", _recommendations(findings))
+        for only_with, heading in (("lower", "could be lower"), ("raise", "could be higher")):
+            if offered := [each for each in findings.recommendations if each.only_with == only_with]:
+                of_all = max(len(offered), findings.totals.offered.get(only_with, 0))
+                first = _first(min(len(offered), _MOST_OTHERS), of_all, "first")
+                heading_ = f"Offered: {heading}, refused nothing{first}"
+                yield from _section(heading_, _recommended(offered[:_MOST_OTHERS], findings))
+    if findings.fleets:
+        yield from _section("Limits of all sidecars together", _fleets(findings))
+    if findings.week is not None and findings.week.resources:
+        yield from _section(f"This week and the week before: {words.weeks(findings.week)}", _week(findings))
+    if findings.new_resources or findings.new_clients:
+        yield from _section("What is new", _new(findings))
     yield from _section("Next", Text("\n".join(_next(findings, html))))
 
 
@@ -52,8 +65,8 @@ def _section(heading: str, content: RenderableType) -> Iterator[RenderableType]:
     yield Padding(content, (0, 0, 0, 2))
 
 
-def _first(shown: int, of_all: int) -> str:
-    return f", the largest {shown} of {of_all:,}" if shown < of_all else ""
+def _first(shown: int, of_all: int, which: str) -> str:
+    return f", the {which} {shown} of {of_all:,}" if shown < of_all else ""
 
 
 def _head(findings: Findings) -> Iterator[str]:
@@ -66,16 +79,18 @@ def _head(findings: Findings) -> Iterator[str]:
         f"{_observed(findings)}"
     )
     asked = totals.admitted + totals.refused
-    if not totals.refused:
+    if totals.refused:
+        still = f", {totals.open_storms} of them may go on" if totals.open_storms else ""
+        yield (
+            f"{words.counted(totals.refused, 'message')} of {words.amount(asked)} refused"
+            f" ({words.percent(totals.refused / asked)}), of {words.amount(totals.refused_resources)} of"
+            f" {words.counted(totals.resources, 'resource')}, in {words.counted(totals.storms, 'storm')}{still}"
+            f"{words.waited(totals.held)}"
+        )
+    else:
         yield f"Nothing was refused of {words.counted(asked, 'message')}{words.waited(totals.held)}."
-        return
-    still = f", {totals.open_storms} of them may go on" if totals.open_storms else ""
-    yield (
-        f"{words.counted(totals.refused, 'message')} of {words.amount(asked)} refused"
-        f" ({words.percent(totals.refused / asked)}), of {words.amount(totals.refused_resources)} of"
-        f" {words.counted(totals.resources, 'resource')}, in {words.counted(totals.storms, 'storm')}{still}"
-        f"{words.waited(totals.held)}"
-    )
+    if totals.shadowed:
+        yield words.shadowed(totals)
 
 
 def _observed(findings: Findings) -> str:
@@ -101,7 +116,7 @@ def _storm(storm: Storm, *, several: bool) -> tuple[str, ...]:
         storm.instance if several else "",
         words.moment(storm.start_s),
         words.duration(storm.end_s - storm.start_s) + ("+" if storm.is_open else ""),
-        words.amount(storm.messages),
+        words.amount(storm.messages) + (" in shadow" if storm.shadow else ""),
         words.rate(storm.peak_per_s),
         _shares(storm.clients, storm.client_count),
         _shares(storm.users, storm.user_count),
@@ -130,7 +145,6 @@ def _culprits(findings: Findings) -> Rows:
             "resource",
             "sidecar",
             "refused",
-            "requests",
             "share of resource",
         ),
         (
@@ -142,56 +156,118 @@ def _culprits(findings: Findings) -> Rows:
                 words.resource(each.kind, each.name),
                 each.instance if several else "",
                 words.amount(each.messages),
-                words.amount(each.requests),
                 words.percent(each.share),
             )
             for each in findings.culprits[:_MOST_CULPRITS]
         ),
-        right=(6, 7, 8),
+        right=(6, 7),
     ).used()
 
 
 def _recommendations(findings: Findings) -> RenderableType:
     by_action = findings.totals.recommendations
-    shown = [each for each in findings.recommendations if _matters(each)][:_MOST_RECOMMENDED]
-    rows = Rows(
-        ("limit of", "sidecar", "do", "change", "refused then", "confidence", "because"),
-        (_recommendation(each, several=findings.instance_count > 1) for each in shown),
-    ).used()
+    matter = [each for each in findings.recommendations if _matters(each)][:_MOST_RECOMMENDED]
     rest = []
-    there: Counter[str] = Counter(each.action for each in shown)
-    if (more := sum(by_action.get(action, 0) - there[action] for action in _TO_DO)) > 0:
+    if (more := words.to_change(findings.totals) - sum(each.action in TO_DO for each in matter)) > 0:
         rest.append(f"{more:,} more to change")
-    if kept := by_action.get("keep", 0) - there["keep"]:
+    if kept := by_action.get("keep", 0) - sum(each.action == "keep" for each in matter):
         rest.append(f"{words.counted(kept, 'limit')} to leave as {'it is' if kept == 1 else 'they are'}")
     if unused := by_action.get("unused", 0):
         rest.append(f"{unused:,} never used")
-    parts: list[RenderableType] = [rows] if shown else []
+    parts: list[RenderableType] = [_recommended(matter, findings)] if matter else []
     if rest:
-        parts.append(Text(("Besides: " if shown else "") + ", ".join(rest)))
+        parts.append(Text(("Besides: " if matter else "") + ", ".join(rest)))
     return Group(*parts)
+
+
+def _recommended(shown: Iterable[Recommendation], findings: Findings) -> Rows:
+    several = findings.instance_count > 1
+    return Rows(
+        ("limit of", "sidecar", "do", "change", "refused then", "confidence", "because"),
+        (
+            (
+                words.resource(each.kind, each.name),
+                each.instance if several else "",
+                each.action,
+                words.change(each),
+                refusals(each),
+                ", ".join(filter(None, (each.confidence, words.retries(each)))),
+                each.evidence,
+            )
+            for each in shown
+        ),
+    ).used()
 
 
 def _matters(each: Recommendation) -> bool:
     """Tell whether there is something to do, or to explain: a limit that refused much and should stay."""
-    return each.action in _TO_DO or bool(each.backtest.current and each.backtest.current.refused_messages)
+    refused = each.backtest.current and each.backtest.current.refused_messages
+    return not each.only_with and (each.action in TO_DO or bool(refused))
 
 
-def _recommendation(each: Recommendation, *, several: bool) -> tuple[str, ...]:
-    return (
-        words.resource(each.kind, each.name),
-        each.instance if several else "",
-        each.action,
-        words.change(each),
-        words.refusals(each),
-        each.confidence,
-        each.evidence,
+def _fleets(findings: Findings) -> Rows:
+    return Rows(
+        ("resource", "needs", "limits", "shares"),
+        (
+            (
+                words.resource(each.kind, each.name),
+                words.rate(each.need_per_s),
+                words.rate(each.limit_per_s),
+                ", ".join(f"{member.instance} {words.percent(member.share)}" for member in each.members[:_MOST_OTHERS])
+                + (", …" if len(each.members) > _MOST_OTHERS else ""),
+            )
+            for each in findings.fleets[:_MOST_OTHERS]
+        ),
+        right=(1, 2),
     )
+
+
+def _week(findings: Findings) -> Rows:
+    several = findings.instance_count > 1
+    return Rows(
+        ("resource", "sidecar", "asked for", "change", "refused", "before"),
+        (
+            (
+                words.resource(each.kind, each.name),
+                each.instance if several else "",
+                words.amount(each.messages),
+                words.growth(each.messages, each.messages_before),
+                words.amount(each.refused),
+                words.amount(each.refused_before),
+            )
+            for each in (findings.week.resources if findings.week else ())[:_MOST_OTHERS]
+        ),
+        right=(2, 3, 4, 5),
+    ).used()
+
+
+def _new(findings: Findings) -> Rows:
+    several = findings.instance_count > 1
+    news = [*findings.new_resources[:_MOST_OTHERS], *findings.new_clients[:_MOST_OTHERS]]
+    return Rows(
+        ("resource", "sidecar", "client", "user", "producer group", "product", "since", "messages"),
+        (
+            (
+                words.resource(each.kind, each.name),
+                each.instance if several else "",
+                each.client,
+                each.user,
+                each.producer_group,
+                each.product,
+                words.moment(each.since_s),
+                words.amount(each.messages) + (" refused" if each.client else ""),
+            )
+            for each in news
+        ),
+        right=(7,),
+    ).used()
 
 
 def _next(findings: Findings, html: Path) -> Iterator[str]:
     yield f"look at it:        {printable(str(html))}"
-    if any(each.action in _TO_DO for each in findings.recommendations):
-        file = printable(shlex.quote(f"{findings.out}/recommendations.json"))
+    file = printable(shlex.quote(f"{findings.out}/recommendations.json"))
+    if any(each.action in TO_DO and not each.only_with for each in findings.recommendations):
         yield f"what would change: sluice limits apply {file} --dry-run"
         yield f"put it in force:   sluice limits apply {file}"
+    for only_with in sorted({each.only_with for each in findings.recommendations if each.only_with}):
+        yield f"what is offered:   sluice limits apply {file} --{only_with}"

@@ -1,25 +1,33 @@
 """The Parquet tables of a report: what is in them, how they are written, how they are read.
 
-A table lies in ``OUT/<table>/dt=<day>/*.parquet``. The day (UTC) is that on which the period of a row begins. Readers
-that use this pattern never see the remains of a killed job: Spark writes aside and moves whole days. A run replaces the
-days of its range and leaves all others, so it can be repeated.
+A table lies in ``OUT/<table>/dt=<day>/*.parquet``. The day (UTC) is that on which the period of a row begins. Times are
+whole seconds since 1970 UTC, and beside each stands the same as a TIMESTAMP, in ``…_at``. Shares are between 0 and 1.
 
-Times are whole seconds since 1970 UTC. Shares are between 0 and 1.
+In a directory all tables are written aside first, and then put in place day by day, by renaming: readers see a whole day
+or another whole day, and a job that is killed leaves whole days. At an address Spark replaces the days itself.
 """
 
-import errno
-from collections.abc import Container, Iterator, Mapping
+import ctypes
+import os
+import shutil
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Final, get_args, get_origin, get_type_hints
 
-from admin.analytics.reading import LIMIT, OUTCOMES, SECONDS
+import pyarrow as pa
+
+from admin.analytics.figures import HourDemand, Seconds
+from admin.common.disk import sync_directory
+from admin.rejection_log.records import LimitFields, Record
+from limiter.counting.rejections import OUTCOMES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-_SCRATCH: Final = "_scratch"
 
 RESOURCE: Final = ("instance STRING", "kind STRING", "name STRING")
 """What limits are of: each instance has its own."""
@@ -28,21 +36,64 @@ _WHO: Final = ("client STRING", "user STRING", "product STRING", "producer_group
 WHO_KEY: Final = tuple(field.split()[0] for field in _WHO)
 """Who was refused; all but the client may be empty."""
 _DAY: Final = ("dt DATE",)
-LIMIT_FIELDS: Final = tuple(field for field in LIMIT if field not in {"kind STRING", "name STRING"})
+_SQL: Final = {int: "BIGINT", float: "DOUBLE", bool: "BOOLEAN"}
+
+
+def _sql(type_: Any) -> str:
+    """Return Spark's name of a type; what may be None is null there."""
+    origin, args = get_origin(type_), get_args(type_)
+    if origin is UnionType:
+        return _sql(args[0])
+    if type_ == Seconds:
+        # Lists side by side take less than a list of pairs.
+        return "STRUCT<values: ARRAY<DOUBLE>, seconds: ARRAY<BIGINT>>"
+    if origin is tuple:
+        return f"ARRAY<{_sql(args[0])}>"
+    return _SQL.get(type_, "STRING")
+
+
+def _fields(type_: type[Any], without: Container[str] = ()) -> tuple[str, ...]:
+    """Return the attributes of a class as ``name TYPE``."""
+    return tuple(f"{name} {_sql(hint)}" for name, hint in get_type_hints(type_).items() if name not in without)
+
+
+def _struct(fields: Iterable[str]) -> str:
+    return f"STRUCT<{', '.join(field.replace(' ', ': ', 1) for field in fields)}>"
+
+
+LIMIT_FIELDS: Final = _fields(LimitFields, {*get_type_hints(Record), "kind", "name"})
 LIMIT_KEY: Final = tuple(field.split()[0] for field in LIMIT_FIELDS)
-_AMOUNTS: Final = tuple(
-    f"{outcome}_{what} BIGINT" for outcome in OUTCOMES for what in ("requests", "messages", "bytes")
+AMOUNTS: Final = tuple(
+    f"{outcome}_{what}" for outcome in (*OUTCOMES, "repeated") for what in ("requests", "messages", "bytes")
 )
-AMOUNTS: Final = tuple(field.split()[0] for field in _AMOUNTS)
 _SHARES: Final = "ARRAY<STRUCT<name: STRING, messages: BIGINT, share: DOUBLE>>"
 _TRAFFIC: Final = (
-    *_AMOUNTS,
+    *(f"{name} BIGINT" for name in AMOUNTS),
+    "identified BIGINT",
     "busy_answers BIGINT",
     "languages MAP<STRING, STRUCT<requests: BIGINT, refused: BIGINT>>",
     "clients BIGINT",
     "more_clients BOOLEAN",
     *LIMIT_FIELDS,
 )
+SECONDS: Final = (
+    "second_admitted", "second_refused", "second_requests", "second_bytes", "second_repeated", "second_shadowed"
+)  # fmt: skip
+"""Lists beside ``second``, as long as it is; the last two are empty where nothing is in them."""
+_PART: Final = (
+    "shadow BOOLEAN",
+    "start_s BIGINT",
+    "last_s BIGINT",
+    "requests BIGINT",
+    "messages BIGINT",
+    "bytes BIGINT",
+    "wait_max_us BIGINT",
+    "refused_seconds BIGINT",
+    "peak_per_s BIGINT",
+    "peak_at_s BIGINT",
+    *(f"{who} ARRAY<STRUCT<name: STRING, messages: BIGINT>>" for who in ("rules", "clients", "users", "producer_groups")),
+)  # fmt: skip
+PART_KEY: Final = tuple(field.split()[0] for field in _PART)
 
 
 @dataclass(frozen=True)
@@ -51,7 +102,7 @@ class Table:
 
     Attributes:
         name: of its folder.
-        columns: as ``name TYPE``, ``dt`` last if it has days.
+        columns: as ``name TYPE``, ``dt`` last.
         order: how rows are sorted within a file, so that readers can skip most of it.
     """
 
@@ -60,18 +111,38 @@ class Table:
     order: tuple[str, ...]
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its columns."""
+        return tuple(column.split()[0] for column in self.columns)
+
+    @property
+    def moments(self) -> dict[str, str]:
+        """Columns of seconds since 1970, and the names of the same as timestamps."""
+        names = [name for name in self.names if name.endswith("_s") and name.removesuffix("_s") in _MOMENTS]
+        return {name: name.removesuffix("_s") + ("" if name.endswith("at_s") else "_at") for name in names}
+
+    @property
     def ddl(self) -> str:
-        """The schema, as Spark reads it."""
-        return ", ".join(self.columns)
+        """The schema as it is written, with timestamps."""
+        return ", ".join(self.ddl_columns)
+
+    @property
+    def ddl_columns(self) -> tuple[str, ...]:
+        """The columns as they are written, with timestamps."""
+        *columns, day = self.columns
+        return (*columns, *(f"{name} TIMESTAMP" for name in self.moments.values()), day)
 
 
+_MOMENTS: Final = frozenset(
+    ("minute", "hour", "start", "end", "peak_at", "at", "seen", "first_minute", "last_minute"),
+)
 MINUTES: Final = Table(
     "minutes",
     (
         *RESOURCE,
         "minute_s BIGINT",
         *_TRAFFIC,
-        "second ARRAY<INT>",
+        "second ARRAY<BIGINT>",
         *(f"{seconds} ARRAY<BIGINT>" for seconds in SECONDS),
         "demand_messages BIGINT",
         "demand_peak_per_s BIGINT",
@@ -83,26 +154,33 @@ MINUTES: Final = Table(
 )
 """One row for each resource and minute with requests. ``demand_messages`` is what reached the broker
 (admitted, shadowed, bypassed, exempt) and what did not (refused, dropped); ``demand_peak_per_s`` and
-``refused_peak_per_s`` are of its busiest second. The limit is the one at the end of the minute. Several records of the
-minute add up; ``clients`` is then the largest of them, and ``more_clients`` is set."""
+``refused_peak_per_s`` are of its busiest second. ``second_shadowed`` is what limits that only shadow would have refused,
+and ``second_repeated`` what had been refused a moment before and came again. The limit is the one at the end of the
+minute. Several records of the minute add up; ``clients`` is then the largest of them, and ``more_clients`` is set."""
 HOURS: Final = Table(
     "hours",
     (
         *RESOURCE,
         "hour_s BIGINT",
         "minutes BIGINT",
+        "first_minute_s BIGINT",
+        "last_minute_s BIGINT",
         *_TRAFFIC,
         "demand_messages BIGINT",
         "demand_peak_per_s BIGINT",
         "demand_peak_per_minute BIGINT",
         "refused_peak_per_s BIGINT",
         "wait_max_us BIGINT",
+        f"demand {_struct(_fields(HourDemand))}",
+        f"storm_parts ARRAY<{_struct(_PART)}>",
         *_DAY,
     ),
     ("instance", "kind", "name", "hour_s"),
 )
 """Sums of ``minutes``; the column ``minutes`` is their number. ``clients`` is that of the minute with the most clients,
-and the limit is that of the last minute."""
+and the limit is that of the last minute. ``demand`` is what recommendations are made from, with histograms of its
+seconds, and ``storm_parts`` what storms are put together from. Where refusals are known, but their traffic is not, there
+are 0 minutes."""
 REFUSALS: Final = Table(
     "refusals",
     (
@@ -124,6 +202,7 @@ STORMS: Final = Table(
     "storms",
     (
         *RESOURCE,
+        "shadow BOOLEAN",
         "start_s BIGINT",
         "end_s BIGINT",
         "requests BIGINT",
@@ -145,11 +224,11 @@ STORMS: Final = Table(
     ),
     ("instance", "kind", "name", "start_s"),
 )
-"""Refusals of one resource whose seconds are at most the gap apart. ``end_s`` is the end of the last such second, so
-``end_s - start_s`` is how long it lasted; ``refused_seconds`` is how many of these seconds refused something.
-``peak_at_s`` is the first of the seconds with most messages refused. The lists are in order of messages, then name;
-those of clients, users and producer groups hold the first few. It is open if its instance's log ends before the gap
-does."""
+"""Refusals of one resource whose seconds are at most the gap apart. With ``shadow`` nothing was refused: it is what a
+limit that only shadows would have. ``end_s`` is the end of the last such second, so ``end_s - start_s`` is how long it
+lasted; ``refused_seconds`` is how many of these seconds refused something. ``peak_at_s`` is the first of the seconds
+with most messages refused. The lists are in order of messages, then name; those of clients, users and producer groups
+hold the first few. It is open if its instance's log ends before the gap does."""
 CULPRITS: Final = Table(
     "culprits",
     (
@@ -207,8 +286,10 @@ COVERAGE: Final = Table(
         "other BIGINT",
         "lost_records BIGINT",
         "records BIGINT",
+        "copies BIGINT",
         "first_n BIGINT",
         "last_n BIGINT",
+        "newest_s BIGINT",
         "version STRING",
         *_DAY,
     ),
@@ -216,13 +297,64 @@ COVERAGE: Final = Table(
 )
 """What is known of each run in each hour: minutes with a heartbeat and the seconds recorded in them. ``lost_records``
 is what the run had lost so far by its own count (the largest of a run is its sum). ``records`` are those that begin in
-the hour, ``first_n`` to ``last_n`` their numbers: over a whole run, ``last_n - first_n + 1 - records`` are missing."""
+the hour, each once, ``first_n`` to ``last_n`` their numbers: over a whole run, ``last_n - first_n + 1 - records`` are
+missing. ``copies`` were there once more. ``newest_s`` is the last second that any of them is of."""
 RECOMMENDATIONS: Final = "recommendations"
-"""Its columns are ``recommend``'s."""
+"""Its columns are ``kernels.SETTLED``."""
 
 BY_DAY: Final = (MINUTES, HOURS, REFUSALS, STORMS, CULPRITS, LIMITS, LIMIT_CHANGES, COVERAGE)
-"""What ``derive`` makes."""
 TABLES: Final[Mapping[str, Table]] = {table.name: table for table in BY_DAY}
+
+
+def arrow_type(sql: str) -> pa.DataType:
+    """Return Arrow's type of a column's, as Spark exchanges it with Python."""
+    if sql in _ARROW:
+        return _ARROW[sql]
+    outer, _, inner = sql.removesuffix(">").partition("<")
+    parts = _split(inner)
+    if outer == "ARRAY":
+        return pa.list_(arrow_type(inner))
+    if outer == "MAP":
+        return pa.map_(arrow_type(parts[0]), arrow_type(parts[1]))
+    return pa.struct([(name, arrow_type(type_)) for name, type_ in (part.split(": ", 1) for part in parts)])
+
+
+def arrow_struct(columns: Iterable[str]) -> pa.StructType:
+    """Return Arrow's type of rows of such columns."""
+    return pa.struct([(name, arrow_type(type_)) for name, type_ in (column.split(" ", 1) for column in columns)])
+
+
+_ARROW: Final = {
+    "STRING": pa.string(), "BIGINT": pa.int64(), "INT": pa.int32(), "DOUBLE": pa.float64(), "BOOLEAN": pa.bool_(),
+    "DATE": pa.date32(), "BINARY": pa.binary(),
+}  # fmt: skip
+_SPARK: Final = {type_: name for name, type_ in _ARROW.items()}
+
+
+def ddl_of(schema: pa.Schema) -> str:
+    """Return Spark's schema of Arrow's."""
+    return ", ".join(f"`{field.name}` {_spark_type(field.type)}" for field in schema)
+
+
+def _spark_type(type_: pa.DataType) -> str:
+    if pa.types.is_list(type_):
+        return f"ARRAY<{_spark_type(type_.value_type)}>"
+    if pa.types.is_map(type_):
+        return f"MAP<{_spark_type(type_.key_type)}, {_spark_type(type_.item_type)}>"
+    if pa.types.is_struct(type_):
+        return f"STRUCT<{', '.join(f'`{each.name}`: {_spark_type(each.type)}' for each in type_)}>"
+    return _SPARK[type_]
+
+
+def _split(inner: str) -> list[str]:
+    """Split at the commas outside of brackets."""
+    parts, depth, begin = [], 0, 0
+    for at, character in enumerate(inner):
+        depth += {"<": 1, ">": -1}.get(character, 0)
+        if character == "," and not depth:
+            parts.append(inner[begin:at].strip())
+            begin = at + 1
+    return [*parts, inner[begin:].strip()]
 
 
 @dataclass(frozen=True)
@@ -251,146 +383,178 @@ def day_of(at_s: int) -> date:
     return datetime.fromtimestamp(at_s, UTC).date()
 
 
-def write(frame: "DataFrame", out: str, table: Table, days: Container[date]) -> None:
-    """Replace days of a table.
-
-    A job that is killed in here leaves whole days only, old ones or new ones; the next run puts it right.
-
-    Args:
-        frame: the new rows; all days of theirs are replaced.
-        out: directory or address of all tables.
-        table: which.
-        days: those of them of which there is no row are removed.
-    """
-    folder = _Folder(frame.sparkSession, f"{out}/{table.name}")
-    folder.clean()
-    before = folder.days()
-    rows = frame.select(*(column.split()[0] for column in table.columns))
-    (
-        rows.hint("rebalance", "dt")
-        .sortWithinPartitions("dt", *table.order)
-        .write.mode("overwrite")
-        .option("partitionOverwriteMode", "dynamic")
-        .option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
-        .option("compression", "zstd")
-        .partitionBy("dt")
-        .parquet(folder.path)
-    )
-    # A day that was replaced has files of other names.
-    for day, files in folder.days().items():
-        if files and files == before.get(day) and day in days:
-            folder.remove(f"dt={day.isoformat()}")
-
-
-def overwrite(frame: "DataFrame", folder: str, *partitions: str) -> None:
-    """Write rows as Parquet in place of all that is in a folder.
-
-    Args:
-        frame: the rows.
-        folder: directory or address.
-        partitions: columns that make a folder of their own for each value.
-    """
-    writer = frame.write.mode("overwrite").option("partitionOverwriteMode", "static").option("compression", "zstd")
-    writer.partitionBy(*partitions).parquet(folder)
-
-
-def replace(frame: "DataFrame", out: str, name: str) -> str:
-    """Write a table that is not by day; the one that is there stays until the new one is complete.
-
-    Args:
-        frame: the rows.
-        out: directory or address of all tables.
-        name: of the table.
-
-    Returns:
-        its directory or address.
-    """
-    folder, aside = _Folder(frame.sparkSession, out), f"_{name}"
-    overwrite(frame, f"{out}/{aside}")
-    folder.remove(name)
-    folder.rename(aside, name)
-    return f"{out}/{name}"
-
-
-def read(session: "SparkSession", out: str, table: Table, days: Container[date] = Days()) -> "DataFrame":
-    """Read a table; of one that is not there, no rows.
+class Store:
+    """The tables of a report, in a directory or at an address.
 
     Args:
         session: of Spark.
         out: directory or address of all tables.
-        table: which.
-        days: only these.
+        few: there is so little that a file for each day and task is few enough.
     """
-    folder = _Folder(session, f"{out}/{table.name}")
-    found = [
-        f"{folder.path}/dt={day.isoformat()}/*.parquet" for day, files in folder.days().items() if files and day in days
-    ]
-    if not found:
-        # Made by Java alone; an empty list would start Python on the executors.
-        columns = (column.split(" ", 1) for column in table.columns)
-        return session.range(0).selectExpr(*(f"CAST(NULL AS {kind}) AS `{name}`" for name, kind in columns))
-    return session.read.schema(table.ddl).option("basePath", folder.path).parquet(*found)
 
+    def __init__(self, session: "SparkSession", out: str, *, few: bool) -> None:
+        self._session, self._out, self._few = session, out, few
+        self._is_address = "://" in out
+        self._aside = Path(out, _SCRATCH, "aside")
 
-@contextmanager
-def scratch(session: "SparkSession", out: str) -> Iterator[str]:
-    """Give a place beside the tables for what a job needs while it runs, and remove it; also what a killed one left.
+    @contextmanager
+    def scratch(self) -> Iterator[str]:
+        """Give a place beside the tables for what a job needs while it runs.
 
-    Args:
-        session: of Spark.
-        out: directory or address of all tables.
-    """
-    folder = _Folder(session, out)
-    folder.remove(_SCRATCH)
-    try:
-        yield f"{out}/{_SCRATCH}"
-    finally:
-        folder.remove(_SCRATCH)
+        It is removed, also what a killed job left there; at an address its rows are, and an empty folder stays.
+        """
+        where = f"{self._out}/{_SCRATCH}"
+        if not self._is_address:
+            shutil.rmtree(where, ignore_errors=True)
+        try:
+            yield where
+        finally:
+            if not self._is_address:
+                shutil.rmtree(where, ignore_errors=True)
 
+    def write(self, frames: Mapping[Table, "DataFrame"], days: Container[date]) -> None:
+        """Replace days of tables: all are made first, and then put in place.
 
-class _Folder:
-    """A table's folder, wherever Spark can write: the names of its files, and removing them."""
-
-    def __init__(self, session: "SparkSession", path: str) -> None:
-        self.path = path
-        jvm: Any = session._jvm  # noqa: SLF001 - the file systems that Spark knows have no other way in
-        self._path = jvm.org.apache.hadoop.fs.Path
-        self._files = self._path(path).getFileSystem(session._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
-
-    def names(self, below: str = "") -> tuple[str, ...]:
-        """Return what is in the folder, or in one below; nothing if it is not there."""
-        path = self._path(f"{self.path}/{below}" if below else self.path)
-        if not self._files.exists(path):
-            return ()
-        return tuple(sorted(str(status.getPath().getName()) for status in self._files.listStatus(path)))
-
-    def days(self) -> dict[date, frozenset[str]]:
-        """Return the days that are there with their files of rows."""
-        found = {}
-        for name in self.names():
-            if name.startswith("dt="):
-                try:
-                    day = date.fromisoformat(name.removeprefix("dt="))
-                except ValueError:
-                    continue
-                found[day] = frozenset(file for file in self.names(name) if file.endswith(".parquet"))
-        return found
-
-    def remove(self, below: str) -> None:
-        """Remove a folder in this one and all that is in it."""
-        self._files.delete(self._path(f"{self.path}/{below}"), True)
-
-    def rename(self, before: str, after: str) -> None:
-        """Give something in this folder another name.
+        Args:
+            frames: the new rows of each table; all days of theirs are replaced.
+            days: those of them of which there is no row are removed.
 
         Raises:
-            OSError: it did not work.
+            OSError: they cannot be put in place.
         """
-        if not self._files.rename(self._path(f"{self.path}/{before}"), self._path(f"{self.path}/{after}")):
-            raise OSError(errno.EIO, f"cannot be renamed to {after}", f"{self.path}/{before}")
+        self._each(frames, lambda table: self._write_days(self._rows(frames[table], table), table))
+        for table in frames:
+            if self._is_address:
+                self._clear_days(frames[table], table, days)
+            else:
+                self._swap_days(table, days)
 
-    def clean(self) -> None:
-        """Remove what jobs that were killed have left."""
-        for name in self.names():
-            if name.startswith((".spark-staging-", "_temporary")):
-                self.remove(name)
+    def replace(self, frame: "DataFrame", name: str) -> None:
+        """Write a table that is not by day; the one that is there stays until the new one is complete.
+
+        Raises:
+            OSError: it cannot be put in place.
+        """
+        if self._is_address:
+            frame.write.mode("overwrite").parquet(f"{self._out}/{name}")
+            return
+        frame.write.mode("overwrite").parquet(str(self._aside / name))
+        _swap(self._aside / name, Path(self._out, name))
+
+    def path(self, name: str) -> str:
+        """Return the directory or address of a table."""
+        return f"{self._out}/{name}"
+
+    def read(self, table: Table, days: Days = Days()) -> "DataFrame":
+        """Read a table; of one that is not there, no rows.
+
+        Args:
+            table: which.
+            days: only these.
+        """
+        frame = self._existing(f"{self._out}/{table.name}", table)
+        if days.first is not None:
+            frame = frame.where(f"dt >= DATE'{days.first.isoformat()}'")
+        if days.last is not None:
+            frame = frame.where(f"dt <= DATE'{days.last.isoformat()}'")
+        return frame
+
+    def _existing(self, path: str, table: Table) -> "DataFrame":
+        from pyspark.errors import AnalysisException  # noqa: PLC0415 - executors go without it
+
+        nothing = self._session.range(0).selectExpr(
+            *(f"CAST(NULL AS {kind}) AS `{name}`" for name, kind in map(_column, table.ddl_columns))
+        )
+        if not self._is_address and next(Path(path).glob("dt=*/*.parquet"), None) is None:
+            return nothing
+        try:
+            return self._session.read.schema(table.ddl).parquet(path)
+        except AnalysisException:
+            if self._is_address:
+                return nothing
+            raise
+
+    def _rows(self, frame: "DataFrame", table: Table) -> "DataFrame":
+        """Return the rows as they are written: with timestamps, and in order."""
+        columns = (f"timestamp_seconds({name}) AS `{at}`" for name, at in table.moments.items())
+        rows = frame.selectExpr(*(f"`{name}`" for name in table.names[:-1]), *columns, "dt")
+        return rows if self._few else rows.hint("rebalance", "dt").sortWithinPartitions("dt", *table.order)
+
+    def _write_days(self, rows: "DataFrame", table: Table) -> None:
+        where = f"{self._out}/{table.name}" if self._is_address else str(self._aside / table.name)
+        writer = rows.write.mode("overwrite").partitionBy("dt")
+        # Otherwise rows are sorted by day first.
+        writer = writer.option("maxRecordsPerFile", 0)
+        writer.option("partitionOverwriteMode", "dynamic" if self._is_address else "static").parquet(where)
+
+    def _each(self, frames: Mapping[Table, "DataFrame"], write: Callable[[Table], None]) -> None:
+        """Write several at a time: while one is planned another can be computed."""
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            list(pool.map(write, frames))
+
+    def _swap_days(self, table: Table, days: Container[date]) -> None:
+        there = Path(self._out, table.name)
+        there.mkdir(parents=True, exist_ok=True)
+        made = {path.name for path in (self._aside / table.name).glob("dt=*")}
+        for name in sorted(made):
+            _swap(self._aside / table.name / name, there / name)
+        for path in list(there.glob("dt=*")):
+            if path.name not in made and _day_in(path.name, days):
+                gone = self._aside / f"{table.name}-{path.name}"
+                path.rename(gone)
+        sync_directory(there)
+
+    def _clear_days(self, frame: "DataFrame", table: Table, days: Container[date]) -> None:
+        """Empty the days that there is nothing of any more: at an address, Spark replaces only those with rows."""
+        made = {row["dt"] for row in frame.select("dt").distinct().collect()}
+        there = self._existing(f"{self._out}/{table.name}", table)
+        for row in there.select("dt").distinct().collect():
+            if row["dt"] not in made and row["dt"] in days:
+                path = f"{self._out}/{table.name}/dt={row['dt'].isoformat()}"
+                there.drop("dt").limit(0).write.mode("overwrite").parquet(path)
+
+
+def _swap(new: Path, old: Path) -> None:
+    """Put a directory in another's place, at once where the file system can; the other one is where this one was.
+
+    Raises:
+        OSError: it cannot be.
+    """
+    if not old.exists():
+        old.parent.mkdir(parents=True, exist_ok=True)
+        new.rename(old)
+        return
+    if _exchange(new, old):
+        return
+    gone = new.with_name(f"{new.name}.old")
+    old.rename(gone)
+    new.rename(old)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two directories exchange their names (Linux's ``renameat2``); False where that is not possible."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        renameat2 = libc.renameat2
+    except AttributeError:
+        return False
+    done = renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
+    return bool(done == 0)
+
+
+_AT_FDCWD: Final = -100
+_RENAME_EXCHANGE: Final = 2
+_SCRATCH: Final = "_scratch"
+_AT_ONCE: Final = 3
+
+
+def _day_in(name: str, days: Container[date]) -> bool:
+    try:
+        return date.fromisoformat(name.removeprefix("dt=")) in days
+    except ValueError:
+        return False
+
+
+def _column(column: str) -> tuple[str, str]:
+    name, _, kind = column.partition(" ")
+    return name, kind

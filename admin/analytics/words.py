@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from admin.common import numbers
+from admin.common.numbers import percent as percent  # noqa: PLC0414 - for those who write with this module
 
 if TYPE_CHECKING:
-    from admin.analytics.findings import Findings, Held, LimitChange
+    from admin.analytics.findings import Findings, Held, LimitChange, Totals, Week
     from admin.wire.recommendations import Recommendation
 
 MINUTE_S: Final = 60
@@ -53,17 +54,6 @@ def counted(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
-def percent(share: float) -> str:
-    """Write a share; what is more than nothing and less than all is never written as these."""
-    if share <= 0:
-        return "0%"
-    if share < 0.001:
-        return "<0.1%"
-    if 0.999 < share < 1:
-        return ">99.9%"
-    return f"{share * 100:.1f}".removesuffix(".0") + "%"
-
-
 def rate(per_s: float | None, unit: str = "") -> str:
     """Write a rate: ``500/s``, ``0.5/s``, ``unlimited``; with a unit, ``4,096 bytes/s``."""
     if per_s is None:
@@ -102,6 +92,8 @@ def change(recommendation: "Recommendation") -> str:
             continue
         same = now == then or then is None or recommendation.action in {"keep", "unused"}
         parts.append(rate(now, what) if same else f"{rate(now, what)} → {rate(then, what)}")
+    if recommendation.fair_by:
+        parts.append(f"in fair shares by {recommendation.fair_by.replace('_', ' ')}")
     return ", ".join(parts)
 
 
@@ -130,11 +122,48 @@ def _side(own: float | None, held: "Held | None") -> str | None:
     return f"{rate(held.rate_per_s)} (by {'the default' if pattern == '*' else pattern})"
 
 
-def refusals(recommendation: "Recommendation") -> str:
-    """Write what the limits would have refused: ``2.1% → 0%``; empty if nothing was replayed."""
-    test = recommendation.backtest
-    parts = [percent(each.refused_share) for each in (test.current, test.recommended) if each is not None]
-    return " → ".join(parts)
+def retries(recommendation: "Recommendation") -> str:
+    """Say how the retries in its demand are known; empty if there are none."""
+    return "" if recommendation.retries == "none" else f"retries {recommendation.retries}"
+
+
+def refused(*, shadow: bool) -> str:
+    """Say what a limit did to messages, or would have done."""
+    return "would have been refused" if shadow else "refused"
+
+
+def shadowed(totals: "Totals") -> str:
+    """Say what limits in shadow would have refused, as a sentence; empty if nothing."""
+    if not totals.shadowed:
+        return ""
+    storms = f" in {counted(totals.shadow_storms, 'storm')}" if totals.shadow_storms else ""
+    return f"Limits in shadow would have refused {counted(totals.shadowed, 'message')}{storms}; these passed."
+
+
+def growth(now: int, before: int) -> str:
+    """Write how much more or less something is than it was: ``+12%``, ``12 times``, ``new``, ``as before``."""
+    if not before or not now:
+        return "new" if now else "none now" if before else ""
+    times = now / before
+    if times >= 10:
+        return f"{times:,.0f} times"
+    change = round((times - 1) * 100)
+    return f"{change:+}%".replace("-", "\N{MINUS SIGN}") if change else "as before"
+
+
+def weeks(week: "Week") -> str:
+    """Say which weeks are compared."""
+    return (
+        f"{moment(week.from_s)[:16]} to {moment(week.until_s)[:16]},"
+        f" beside {moment(week.before_from_s)[:16]} to {moment(week.before_until_s)[:16]}"
+    )
+
+
+def to_change(totals: "Totals") -> int:
+    """Return how many limits are to be changed, without those that are only offered."""
+    from admin.wire.recommendations import TO_DO  # noqa: PLC0415 - as above: it needs more than Spark's Python has
+
+    return sum(totals.recommendations.get(each, 0) for each in TO_DO) - sum(totals.offered.values())
 
 
 def waited(held: int) -> str:

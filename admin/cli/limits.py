@@ -251,9 +251,10 @@ def explain(
     help_epilogue=(
         "A TOML file has [[limits]] and [defaults] like a configuration file; everything else in it is ignored. Limits"
         " that are already in force as written are not touched.\n\n"
-        "From the recommendations.json of `sluice report`, the raised, lowered and new limits are put in force, with"
-        " the evidence as the reason. The other fields of a limit do not change. The recommendations are only for the"
-        " sidecar that they name.\n\n"
+        "From the recommendations.json of `sluice report`, raised and new limits and fair shares are put in force, with"
+        " the evidence as the reason. What is offered apart is left out unless it is asked for: limits that could be"
+        " lower (--lower), and limits that refused nothing and could be higher (--raise). The other fields of a limit do"
+        " not change. The recommendations are only for the sidecar that they name.\n\n"
         "All changes are made at once, or none.\n\n" + ASKING
     )
 )
@@ -264,6 +265,10 @@ def apply(
     prune: Annotated[bool, Switch(help="TOML file: undo all edits that are not in it")] = False,
     only: Annotated[str, Flag(help="recommendations: only names that match this pattern", metavar="GLOB")] = "",
     instance: Annotated[str, Flag(help="recommendations: only those for this sidecar", metavar="NAME")] = "",
+    lower: Annotated[bool, Switch(help="recommendations: also lower the limits that are offered lower")] = False,
+    raise_: Annotated[
+        bool, Switch(name="--raise", help="recommendations: also raise limits that refused nothing")
+    ] = False,
     force: Annotated[bool, Switch(help="recommendations: also for limits that were changed since")] = False,
     write: Write = WRITE,
     ask: TargetFlags = ASK,
@@ -272,13 +277,15 @@ def apply(
     from admin.client import files, recommendations  # noqa: PLC0415 - as in list
 
     name = str(file)
-    how = files.Applying(write.reason, write.dry_run, write.volatile, prune, only, instance, force)
+    offered = frozenset(word for word, given in (("lower", lower), ("raise", raise_)) if given)
+    how = files.Applying(write.reason, write.dry_run, write.volatile, prune, only, instance, force, offered)
     if name.endswith(recommendations.SUFFIX):
         if prune:
             raise SettingsError("--prune: goes with a TOML file of limits, which says all that shall be edited")
         say(recommendations.apply(ask.target(), name, how, json=ask.json))
         return 0
-    for flag, given in (("--only", only), ("--instance", instance), ("--force", force)):
+    flags = {"--only": only, "--instance": instance, "--lower": lower, "--raise": raise_, "--force": force}
+    for flag, given in flags.items():
         if given:
             raise SettingsError(f"{flag}: goes with the recommendations.json of a report; {name} is a TOML file")
     say(files.apply(ask.target(), name, how, json=ask.json))

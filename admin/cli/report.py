@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 from cyclopts import App, Parameter
 
@@ -20,6 +20,9 @@ from admin.cli.options import FileName, Flag, Switch
 from admin.common.clock import LATEST_S
 from admin.common.errors import SettingsError
 from admin.common.tables import printable
+
+if TYPE_CHECKING:
+    from admin.analytics.options import Try
 
 _EPILOGUE: Final = (
     "LOGS are folders, files (.jsonl, .jsonl.gz), patterns, or addresses that Spark can read (s3a://…, hdfs://…). "
@@ -34,8 +37,8 @@ _EPILOGUE: Final = (
     "to ./sluice-report.\n\n"
     "A TIME is in UTC (2026-11-21, 2026-11-21T13:30) or has an offset (2026-11-21T13:30+01:00); or it is a time ago: "
     "90m, 36h, 7d. It is extended to whole minutes.\n\n"
-    "--webhook URL gets a POST of JSON once when a storm begins and once when it has ended, with SLUICE_WEBHOOK_TOKEN "
-    "as bearer token if that is set.\n\n"
+    "--once is for a timer: only hours that new files are of are made anew, and everything else in --out is kept, "
+    "also what was made of files that are gone.\n\n"
     "The command needs Java 17 or newer and pip install 'sluice-proxy[spark]'; `sluice report tail` needs neither. For "
     "large logs, raise --driver-memory, and keep as much disk space as the logs take in --out and in TMPDIR. On a "
     "cluster, use --master or spark-submit.\n\n"
@@ -86,11 +89,22 @@ def report(
     capacity: Annotated[
         float | None, Flag(help="messages per second that the broker can take in all", metavar="RATE")
     ] = None,
-    follow: Annotated[bool, Switch(help="keep running, and keep tables and page up to date")] = False,
-    once: Annotated[bool, Switch(help="as --follow, but exit once all files are read; for cron")] = False,
-    webhook: Annotated[
-        str | None, Flag(help="with --follow: notify this URL of storms; see below", metavar="URL")
-    ] = None,
+    once: Annotated[
+        bool, Switch(help="read only what is new since the last time, and keep all that is there; for timers")
+    ] = False,
+    attempts: Annotated[
+        tuple[str, ...],
+        Flag(help="how often clients of a language try in all; may be repeated", metavar="LANGUAGE=N", negative=""),
+    ] = (),
+    try_: Annotated[
+        tuple[str, ...],
+        Flag(
+            name="--try",
+            help="say what this rate would have refused; may be repeated",
+            metavar="KIND:NAME=RATE",
+            negative="",
+        ),
+    ] = (),
     master: Annotated[
         str, Flag(help="where Spark runs: local[2], spark://HOST:PORT, yarn, k8s://… (this machine)", metavar="MASTER")
     ] = "",
@@ -101,6 +115,7 @@ def report(
 ) -> int:
     """Report what was refused, who was refused, and what the limits should be."""
     from admin.analytics.options import Options  # noqa: PLC0415 - see the module
+    from admin.analytics.retries import default_attempts  # noqa: PLC0415 - see the module
     from admin.analytics.requirements import check_requirements  # noqa: PLC0415 - see the module
     from admin.analytics.spark import SparkOptions, read_conf  # noqa: PLC0415 - see the module
 
@@ -108,23 +123,20 @@ def report(
     since_s, until_s = read_time(since, "--since", now), read_time(until, "--until", now)
     if since_s is not None and until_s is not None and since_s >= until_s:
         raise SettingsError(f"--since {since}, --until {until}: nothing is between them")
-    if follow or once:
-        if since_s is not None or until_s is not None:
-            raise SettingsError("--since, --until: not with --follow or --once, which keep the tables of all days")
-        if json:
-            raise SettingsError("--json: not with --follow or --once")
-    elif webhook is not None:
-        raise SettingsError("--webhook: only with --follow or --once")
+    if once and (since_s is not None or until_s is not None):
+        raise SettingsError("--since, --until: not with --once, which keeps the tables of all days")
     options = Options(
         storm_gap_s=_gap(storm_gap),
         since_s=None if since_s is None else since_s - since_s % _MINUTE_S,
         until_s=None if until_s is None else until_s + -until_s % _MINUTE_S,
         headroom=_headroom(headroom),
         capacity_per_s=_capacity(capacity),
+        attempts=default_attempts() | _attempts(attempts),
+        tries=tuple(map(_try, try_)),
     )
     spark = SparkOptions(master=master, driver_memory=_memory(driver_memory), conf=read_conf(conf))
-    check_requirements()
-    from admin.analytics.job import job  # noqa: PLC0415 - see the module
+    check_requirements(java=not spark.is_connect)
+    from admin.analytics import job  # noqa: PLC0415 - see the module
 
     wish = job.Wish(
         logs=tuple(map(str, logs)),
@@ -133,10 +145,9 @@ def report(
         options=options,
         spark=spark,
         json=json,
+        once=once,
     )
     with _ended_in_order():
-        if follow or once:
-            return job.follow_logs(wish, once=once, webhook=webhook)
         return job.report_logs(wish)
 
 
@@ -252,6 +263,30 @@ def _headroom(share: float) -> float:
     if not 0 <= share <= 10:
         raise SettingsError(f"--headroom {share:g}: must be 0 to 10; 0.2 is a fifth more than is needed")
     return share
+
+
+def _attempts(words: tuple[str, ...]) -> dict[str, int]:
+    found = {}
+    for word in words:
+        language, equals, number = word.partition("=")
+        if not (language and equals and number.isdecimal() and 1 <= int(number) <= 100):
+            raise SettingsError(f"--attempts {word}: must be LANGUAGE=N, 1 to 100, as JAVA=1")
+        found[language] = int(number)
+    return found
+
+
+def _try(word: str) -> "Try":
+    from admin.analytics.options import Try  # noqa: PLC0415 - as in report
+
+    what, equals, rate = word.rpartition("=")
+    kind, colon, name = what.partition(":")
+    try:
+        per_s = float(rate.removesuffix("/s"))
+    except ValueError:
+        per_s = -1.0
+    if not (equals and colon and kind and name and 0 < per_s < float("inf")):
+        raise SettingsError(f"--try {word}: must be KIND:NAME=RATE, as topic:orders=150/s")
+    return Try(kind, name, per_s)
 
 
 def _capacity(rate: float | None) -> float | None:

@@ -44,6 +44,7 @@ class Applying(NamedTuple):
         only: of recommendations: names that match this glob; empty is all.
         instance: of recommendations: those of this sidecar; empty is the one that is asked.
         force: of recommendations: also where the limit has been changed since.
+        offered: of recommendations: those offered apart that are wanted, ``lower`` or ``raise``.
     """
 
     reason: str = ""
@@ -53,6 +54,7 @@ class Applying(NamedTuple):
     only: str = ""
     instance: str = ""
     force: bool = False
+    offered: frozenset[str] = frozenset()
 
 
 class _Wanted(NamedTuple):

@@ -1,12 +1,12 @@
 """``sluice limits apply recommendations.json``: recommended limits of a report, put in force on a sidecar.
 
-A recommendation changes the rate, or the bytes, of the limit that is in force, and nothing else of it. One that was
-made for another limit than the one in force is left out, unless it is forced. Each change has the evidence as its
-reason, and is undone as any other.
+A recommendation changes the rate, the bytes or the fair shares of the limit that is in force, and nothing else of it.
+One that was made for another limit than the one in force is left out, unless it is forced; one that is offered apart,
+unless it is asked for. Each change has the evidence as its reason, and is undone as any other.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -20,9 +20,10 @@ from admin.client.limits import batch, places
 from admin.client.target import Target
 from admin.client.words import change_lines
 from admin.common import numbers
+from admin.common.tables import printable
 from admin.edits.model import MAX_REASON, Change, LimitEntry
 from admin.wire import MAX_EDITS, Changes, State
-from admin.wire.recommendations import VERSION, Recommendation, RecommendationsFile
+from admin.wire.recommendations import TO_DO, VERSION, Recommendation, RecommendationsFile, refusals
 from limiter.rules.errors import RuleError
 from limiter.rules.patterns import Pattern, glob_of, read_glob
 
@@ -30,7 +31,11 @@ SUFFIX: Final = ".json"
 """A file of this name has recommendations; all others are TOML files of limits."""
 _LINES: Final = 20
 """So many of those left out for one reason are named."""
-_DOES: Final = frozenset({"raise", "lower", "new"})
+_FINE: Final = "keep: it is right as it is"
+_NOT_ONLY: Final = "does not match --only"
+_OTHERS: Final = "for another sidecar"
+_COUNTED: Final = {_FINE: "right as they are", _NOT_ONLY: "that do not match --only", _OTHERS: "for other sidecars"}
+"""Why something is left out that is not worth a line each."""
 _REMAKE: Final = "name the recommendations.json of a report, or make it anew with `sluice report`"
 
 
@@ -119,8 +124,12 @@ def apply(target: Target, file: str, how: Applying, *, json: bool) -> str:
             changes = reply.read(Changes).changes
     if json:
         return as_json({"changes": changes, "skipped": skipped})
-    lines = [line for each in changes for line in _lines(each, dry_run=how.dry_run)]
-    lines += _left_out(skipped)
+    lines = [
+        line
+        for change, each in zip(changes, planned, strict=True)
+        for line in _lines(change, each.recommendation, dry_run=how.dry_run)
+    ]
+    lines += _left_out(skipped, instance)
     did = "would change" if how.dry_run else "changed"
     lines.append(f"{did} {len(changes)}, left out {len(skipped)}")
     return "\n".join(lines)
@@ -158,7 +167,7 @@ def _plan(
     planned: list[_Planned] = []
     skipped: list[Skipped] = []
     for index, each in enumerate(recommendations):
-        why = _passed_over(each, instance, only)
+        why = _passed_over(each, instance, only, how.offered)
         if not why:
             try:
                 entry = api.get(path("limits", each.kind, glob_of(each.name))).read(LimitEntry)
@@ -174,14 +183,16 @@ def _plan(
     return planned, skipped
 
 
-def _passed_over(each: Recommendation, instance: str, only: Pattern | None) -> str:
+def _passed_over(each: Recommendation, instance: str, only: Pattern | None, offered: Container[str]) -> str:
     """Say why a recommendation is left out, whatever is in force; empty if it is not."""
     if each.instance != instance:
         return f"for {each.instance}"
     if only is not None and not only.stands_for(each.name):
-        return "does not match --only"
-    if each.action not in _DOES:
-        return "keep: it is right as it is" if each.action == "keep" else "unused: unset it if nobody needs it"
+        return _NOT_ONLY
+    if each.action not in TO_DO:
+        return _kept(each) if each.action == "keep" else "unused: unset it if nobody needs it"
+    if each.only_with and each.only_with not in offered:
+        return f"{_offered(each)} is offered apart, --{each.only_with} applies it: {each.evidence}"
     if (each.recommended_rate_per_s == 0 and each.rate_per_s != 0) or (
         each.recommended_bytes_per_s == 0 and each.bytes_per_s != 0
     ):
@@ -202,8 +213,11 @@ def _outdated(each: Recommendation, entry: LimitEntry, *, force: bool) -> str:
         return "its limit holds at some hours only: change it in the configuration"
     rate, size = _in_force(limit)
     wanted = (each.recommended_rate_per_s, each.recommended_bytes_per_s)
-    if _same((rate, size), wanted) and (entry.exact and entry.rule == f"{entry.kind}:{entry.name}"):
+    fair = each.fair_by is None or limit.get("fair_by") == each.fair_by
+    if _same((rate, size), wanted) and fair and (entry.exact and entry.rule == f"{entry.kind}:{entry.name}"):
         return "in force already"
+    if each.fair_by is not None and limit.get("warm_up_s"):
+        return "it warms up, which does not go with fair shares: choose one with `sluice limits set`"
     made_for = (each.rate_per_s, each.bytes_per_s)
     if not force and (not _same((rate, size), made_for) or limit.get("count", "messages") != each.count):
         now, then = _text(rate, size), _text(*made_for)
@@ -220,6 +234,9 @@ def _edit(each: Recommendation, entry: LimitEntry, how: Applying) -> dict[str, A
         limit["count"] = each.count
     if each.recommended_bytes_per_s is not None:
         limit["bytes_per_s"] = each.recommended_bytes_per_s
+    if each.fair_by is not None:
+        limit["fair_by"] = each.fair_by
+        limit |= {} if each.max_fair_keys is None else {"max_fair_keys": each.max_fair_keys}
     if limit.get("action") == "off":
         # What is recommended is a limit that holds.
         del limit["action"]
@@ -257,23 +274,39 @@ def _text(rate: float | None, size: float | None) -> str:
     return " + ".join(parts) or "unlimited"
 
 
-def _lines(change: Change, *, dry_run: bool) -> Iterator[str]:
-    yield from change_lines(change, dry_run=dry_run)
+def _kept(each: Recommendation) -> str:
+    """Say why a limit stays; of one that refused something, all that the report says."""
+    refused = each.backtest.logged and each.backtest.logged.refused_messages
+    return f"keep: {each.evidence}" if refused else _FINE
+
+
+def _offered(each: Recommendation) -> str:
+    now, then = (each.rate_per_s, each.bytes_per_s), (each.recommended_rate_per_s, each.recommended_bytes_per_s)
+    return f"{_text(*now)} → {_text(*then)}"
+
+
+def _lines(change: Change, made_of: Recommendation, *, dry_run: bool) -> Iterator[str]:
+    yield from map(printable, change_lines(change, dry_run=dry_run))
+    if replayed := refusals(made_of):
+        yield f"   refused then: {replayed}"
     if change.reason:
-        yield f"   because {change.reason}"
+        yield printable(f"   because {change.reason}")
 
 
-def _left_out(skipped: Iterable[Skipped]) -> Iterator[str]:
-    """Name what is left out, by what was recommended and why; of very many alike the first ones."""
+def _left_out(skipped: Iterable[Skipped], instance: str) -> Iterator[str]:
+    """Name what is left out, by why; of what there is nothing to do about, only how many there are."""
     found: dict[str, list[Skipped]] = defaultdict(list)
     for each in skipped:
-        found[each.why].append(each)
+        found[each.why if each.instance == instance else _OTHERS].append(each)
     for why, alike in found.items():
-        yield from (f"left out: {each.kind} {each.name}: {why}" for each in alike[:_LINES])
+        if why in _COUNTED:
+            yield f"left out: {len(alike)} {_COUNTED[why]}"
+            continue
+        yield from (printable(f"left out: {each.kind} {each.name}: {why}") for each in alike[:_LINES])
         if (more := len(alike) - _LINES) > 0:
-            yield f"left out: {more} more: {why}"
+            yield f"left out: {more} more: {printable(why)}"
 
 
 def _place(file: str, planned: _Planned, key: str) -> str:
-    named = f"{planned.recommendation.kind} {planned.recommendation.name}" + (f": {key}" if key else "")
+    named = printable(f"{planned.recommendation.kind} {planned.recommendation.name}") + (f": {key}" if key else "")
     return f"{file}: recommendations[{planned.place}]: {named}"

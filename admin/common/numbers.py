@@ -38,3 +38,14 @@ def measured(value: float) -> str:
 def per_second(rate: float) -> str:
     """Write a rate that was measured, which is known to a tenth at most."""
     return number(rate, 1)
+
+
+def percent(share: float) -> str:
+    """Write a share; what is more than nothing and less than all is never written as these."""
+    if share <= 0:
+        return "0%"
+    if share < 0.001:
+        return "<0.1%"
+    if 0.999 < share < 1:
+        return ">99.9%"
+    return f"{share * 100:.1f}".removesuffix(".0") + "%"

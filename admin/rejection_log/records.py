@@ -10,15 +10,20 @@ under the run and the numbers of the killed one. Within a version, fields may be
 version.
 """
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
-from limiter.counting.rejections import Amount, RejectionVerdict
-from limiter.rules.rule import Action, Count
+from limiter.counting.rejections import Amount, Count, RejectionVerdict
+from limiter.rules.rule import Action
+from limiter.rules.rule import Count as Counts
 
 VERSION: Final = 1
 """Of the schema."""
+_Moment = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799)]
+"""Seconds since 1970, up to the end of the year 9999."""
+_Offset = Annotated[int, msgspec.Meta(ge=0, lt=60)]
+_Seconds = Annotated[tuple[Count, ...], msgspec.Meta(max_length=60)]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", gc=False):
@@ -35,8 +40,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_
     v: int
     instance: str
     run: str
-    n: int
-    at_s: int
+    n: Annotated[int, msgspec.Meta(ge=1)]
+    at_s: _Moment
 
 
 class RejectionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="rejection", gc=False):
@@ -67,10 +72,10 @@ class RejectionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag
     producer_group: str = ""
     rule: str
     verdict: RejectionVerdict
-    requests: int
-    messages: int
-    bytes: int
-    wait_max_us: int = 0
+    requests: Count
+    messages: Count
+    bytes: Count
+    wait_max_us: Count = 0
 
 
 class LimitFields(Record, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -95,7 +100,7 @@ class LimitFields(Record, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     rate_per_s: float | None = None
     burst_s: float = 1.0
     break_s: float = 0.0
-    count: Count = "messages"
+    count: Counts = "messages"
     bytes_per_s: float | None = None
     bytes_burst_s: float = 1.0
     action: Action = "reject"
@@ -114,6 +119,8 @@ class TrafficRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, 
         bypassed: likewise.
         exempt: likewise.
         dropped: likewise.
+        repeated: that had been refused a moment before, and came again; each is among the others, too.
+        identified: refused and dropped requests with a message id, so that a repeat of theirs would be seen.
         busy_answers: refusals that were answered.
         languages: ``[requests, refused requests]`` by the language that clients name.
         clients: distinct client addresses; a lower bound if ``more_clients``.
@@ -123,6 +130,7 @@ class TrafficRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, 
         second_refused: messages that did not, refused or dropped, by second.
         second_requests: requests, by second.
         second_bytes: bytes of the requests, by second.
+        second_repeated: messages that had been refused a moment before, by second; left out if there are none.
     """
 
     admitted: Amount = Amount()
@@ -132,15 +140,18 @@ class TrafficRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, 
     bypassed: Amount = Amount()
     exempt: Amount = Amount()
     dropped: Amount = Amount()
-    busy_answers: int = 0
-    languages: dict[str, tuple[int, int]] = {}
-    clients: int = 0
+    repeated: Amount = Amount()
+    identified: Count = 0
+    busy_answers: Count = 0
+    languages: dict[str, tuple[Count, Count]] = {}
+    clients: Count = 0
     more_clients: bool = False
-    second: tuple[int, ...] = ()
-    second_admitted: tuple[int, ...] = ()
-    second_refused: tuple[int, ...] = ()
-    second_requests: tuple[int, ...] = ()
-    second_bytes: tuple[int, ...] = ()
+    second: Annotated[tuple[_Offset, ...], msgspec.Meta(max_length=60)] = ()
+    second_admitted: _Seconds = ()
+    second_refused: _Seconds = ()
+    second_requests: _Seconds = ()
+    second_bytes: _Seconds = ()
+    second_repeated: _Seconds = ()
 
 
 class LimitRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, tag="limit", gc=False):
@@ -189,12 +200,12 @@ class HeartbeatRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag
     """
 
     version: str
-    seconds: int
+    seconds: Annotated[int, msgspec.Meta(ge=0, le=60)]
     limiting: bool = True
-    connections: int = 0
-    bypassed_requests: dict[str, int] = {}
-    other: int = 0
-    lost_records: int = 0
+    connections: Count = 0
+    bypassed_requests: dict[str, Count] = {}
+    other: Count = 0
+    lost_records: Count = 0
 
 
 AnyRecord = RejectionRecord | TrafficRecord | LimitRecord | LimitChangeRecord | HeartbeatRecord

@@ -4,7 +4,7 @@ There is one entry for each resource, and one for each (resource, client, user, 
 that a rule had a word with. All of it is plain data, which can cross a process boundary.
 """
 
-from typing import Final, Literal, get_args
+from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 
@@ -31,6 +31,10 @@ DEFAULT_TOLD_APART: Final = 2_500
 """The bound on resources, and on entries of what rules said, unless another one is given."""
 
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
+"""A number of one second or minute. A larger one would be a broken line, and sums of these cannot overflow."""
+
+
 class Amount(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """An amount of traffic; written as ``[requests, messages, bytes]``.
 
@@ -40,9 +44,9 @@ class Amount(msgspec.Struct, frozen=True, gc=False, array_like=True):
         size_bytes: on the wire, framing included; as limits count them, so that what consumes is charged by its answer.
     """
 
-    requests: int = 0
-    messages: int = 0
-    size_bytes: int = 0
+    requests: Count = 0
+    messages: Count = 0
+    size_bytes: Count = 0
 
 
 class ResourceSecond(msgspec.Struct, gc=False):

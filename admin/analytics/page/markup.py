@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from admin.analytics import words
 from admin.common.tables import printable
 
 _LONGEST_LABEL: Final = 44
@@ -36,6 +37,24 @@ def _parted(word: str) -> str:
     return "<wbr>".join(html.escape(part, quote=True) for part in _PARTS.findall(word))
 
 
+def named(words_: str) -> str:
+    """Return a name as HTML, set as one."""
+    return f'<span class="name">{broken(words_)}</span>'
+
+
+def muted(words_: str) -> str:
+    """Return what is said besides, as HTML."""
+    return f'<span class="muted">{text(words_)}</span>'
+
+
+def more(shown: int, of_all: int, what: str, where: str) -> str:
+    """Return where the rest is, as HTML; empty if all are shown."""
+    if of_all <= shown:
+        return ""
+    said = f"The first {shown} of {text(words.counted(of_all, what))}; all are in <code>{text(where)}</code>."
+    return f'<p class="more">{said}</p>\n'
+
+
 def data(value: Any) -> str:
     """Return JSON that can stand in a script element."""
     written = json.dumps(value, separators=(",", ":"), allow_nan=False)
@@ -49,6 +68,22 @@ def label(name: str, longest: int = _LONGEST_LABEL) -> str:
         return name
     half = (longest - 1) // 2
     return f"{name[:half]}…{name[-half:]}"
+
+
+def bar(share: float, kind: str = "refuse") -> str:
+    """Return a bar that is so long a part of its place; the figure is to stand beside it.
+
+    Args:
+        share: between 0 and 1.
+        kind: what it is of, as in the stylesheet.
+    """
+    width = f"{100 * min(max(share, 0.0), 1.0):.2f}%"
+    return f'<svg class="bar {kind}" aria-hidden="true"><rect width="{width}" height="100%"/></svg>'
+
+
+def barred(share: float, figure: str, kind: str = "refuse") -> str:
+    """Return a figure, as HTML, with its bar to the left; see ``bar``."""
+    return f'<div class="barred">{bar(share, kind)}<span>{figure}</span></div>'
 
 
 def table(
@@ -76,7 +111,10 @@ def table(
     for row in rows:
         cells = [f'<th scope="row" role="rowheader">{row[0]}</th>']
         cells += [
-            f'<td role="cell" data-label="{text(columns[at])}"{_class(at, at_right)}>{row[at]}</td>' for at in used[1:]
+            f'<td role="cell" data-label="{text(columns[at])}"{_class(at, at_right)}><div>{row[at]}</div></td>'
+            if row[at]
+            else f'<td role="cell"{_class(at, at_right)}></td>'
+            for at in used[1:]
         ]
         lines.append(f'<tr role="row">{"".join(cells)}</tr>\n')
     return (

@@ -10,15 +10,20 @@ from admin.analytics.findings import (
     Culprit,
     Curve,
     Findings,
+    Fleet,
     Inputs,
     LimitChange,
+    Member,
+    New,
     Point,
     SetAside,
     Share,
     Storm,
     Totals,
+    Week,
+    WeekOf,
 )
-from admin.wire.recommendations import Backtest, Period, Recommendation, Replay
+from admin.wire.recommendations import Backtest, Period, Recommendation, Replay, WhatIf
 
 NOON_S: Final = 1_795_262_400
 """2026-11-21 12:00:00 UTC."""
@@ -57,6 +62,12 @@ def curve(name: str, limit: float | None, *, instance: str = MAIN, points: int =
     )
 
 
+def shadowed(curve: Curve) -> Curve:
+    """Return a curve of which a limit in shadow would have refused a tenth."""
+    points = [msgspec.structs.replace(each, shadowed_per_s=each.admitted_per_s / 10) for each in curve.points]
+    return msgspec.structs.replace(curve, points=tuple(points), shadowed=curve.admitted // 10)
+
+
 def storm(name: str, start: int, length: int, messages: int, **how: Any) -> Storm:
     """Return a storm that begins so many seconds after noon."""
     return Storm(
@@ -65,7 +76,7 @@ def storm(name: str, start: int, length: int, messages: int, **how: Any) -> Stor
         name=name,
         start_s=NOON_S + start,
         end_s=NOON_S + start + length,
-        requests=messages,
+        requests=how.pop("requests", messages),
         messages=messages,
         size_bytes=messages * 410,
         peak_per_s=max(1, 14 * messages // max(1, 10 * length)),
@@ -79,6 +90,15 @@ def storm(name: str, start: int, length: int, messages: int, **how: Any) -> Stor
         producer_groups=(Share(name="nightly-import", messages=messages, share=1.0),),
         producer_group_count=1,
         **how,
+    )
+
+
+def what_if(*rates: float) -> tuple[WhatIf, ...]:
+    """Return what limits of these rates would have refused: the less, the higher."""
+    shares = [0.2 / (1 + at) for at in range(len(rates))]
+    return tuple(
+        WhatIf(rate_per_s=rate, refused_share=share, refused_share_uncorrected=share * 1.5)
+        for rate, share in zip(rates, shares, strict=True)
     )
 
 
@@ -96,6 +116,10 @@ def of_queues() -> Findings:
     )  # fmt: skip
     return findings(
         instance_count=1,
+        fleets=(),
+        week=None,
+        new_resources=(),
+        new_clients=(),
         storms=(msgspec.structs.replace(named, users=users, user_count=2, producer_groups=nobody),),
         culprits=(of_orders, msgspec.structs.replace(of_orders, client="10.20.0.9", user="", product="")),
     )
@@ -106,7 +130,7 @@ def findings(**changes: Any) -> Findings:
     curves = (
         curve("orders", 300.0),
         curve(HOSTILE, 80.0, points=120, storms=1),
-        curve(LONG, None, points=60, instance=OTHER),
+        shadowed(curve(LONG, None, points=60, instance=OTHER)),
     )
     storms = (
         storm("orders", 7_020, 640, 1_152_331),
@@ -114,6 +138,7 @@ def findings(**changes: Any) -> Findings:
         storm(HOSTILE, 3_000, 95, 88_120),
         storm(LONG, 20_000, 12, 4_301, instance=OTHER, is_open=True),
         storm("billing@orders", 900, 1, 17, kind="subscription"),
+        storm("payments", 9_000, 1_800, 88_000, shadow=True),
     )
     culprits = (
         Culprit(
@@ -137,11 +162,15 @@ def findings(**changes: Any) -> Findings:
             backtest=Backtest(
                 current=Replay(refused_messages=2_096_541, refused_share=0.141),
                 recommended=Replay(refused_messages=310_000, refused_share=0.021),
+                recommended_uncorrected=Replay(refused_messages=610_000, refused_share=0.04),
+                logged=Replay(refused_messages=2_096_541, refused_share=0.14),
             ),
+            retries="assumed", what_if=what_if(300.0, 400.0, 450.0, 900.0),
         ),
         Recommendation(
             instance=MAIN, kind="topic", name=HOSTILE, action="lower", rule="topic:*", rate_per_s=2000.0,
-            recommended_rate_per_s=90.0, confidence="medium", evidence=f"busiest second of {HOSTILE}: 75 messages",
+            recommended_rate_per_s=90.0, confidence="medium", only_with="lower",
+            what_if=what_if(45.0, 90.0), evidence=f"busiest second of {HOSTILE}: 75 messages",
             backtest=Backtest(
                 current=Replay(refused_messages=0, refused_share=0.0),
                 recommended=Replay(refused_messages=0, refused_share=0.0),
@@ -152,8 +181,13 @@ def findings(**changes: Any) -> Findings:
             confidence="low", evidence="no limit; p99 of demand over one hour is 183/s",
         ),
         Recommendation(
-            instance=OTHER, kind="topic", name="payments", action="keep", rate_per_s=500.0, confidence="medium",
-            evidence="p99 of demand over 6 hours is 410/s, and nothing was refused",
+            instance=OTHER, kind="topic", name="payments", action="share", rate_per_s=500.0, confidence="medium",
+            evidence="p99 of demand over 6 hours is 410/s, and one client of two asked for most of it",
+            fair_by="client", retries="measured",
+            backtest=Backtest(
+                others_current=Replay(refused_messages=40, refused_share=0.03),
+                others=Replay(refused_messages=0, refused_share=0.0),
+            ),
         ),
         Recommendation(
             instance=OTHER, kind="topic", name="retired-*", action="unused", rate_per_s=10.0, confidence="high",
@@ -184,9 +218,12 @@ def findings(**changes: Any) -> Findings:
             refused_resources=4,
             admitted=11_204_551,
             refused=2_188_979,
+            shadowed=88_000,
             storms=5,
             open_storms=1,
-            recommendations={"raise": 1, "lower": 1, "new": 1, "keep": 207, "unused": 2},
+            shadow_storms=1,
+            recommendations={"raise": 1, "lower": 1, "new": 1, "share": 1, "keep": 206, "unused": 2},
+            offered={"lower": 1},
             gap_minutes=22,
             lost_records=17,
             other=3,
@@ -213,6 +250,47 @@ def findings(**changes: Any) -> Findings:
         "culprits": culprits,
         "curves": curves,
         "recommendations": recommendations,
+        "fleets": (
+            Fleet(
+                kind="topic",
+                name="orders",
+                need_per_s=600.0,
+                limit_per_s=900.0,
+                members=(
+                    Member(instance=MAIN, need_per_s=450.0, limit_per_s=300.0, share=0.75),
+                    Member(instance=OTHER, need_per_s=150.0, limit_per_s=600.0, share=0.25),
+                ),
+            ),
+        ),
+        "week": Week(
+            from_s=NOON_S - 7 * 86_400,
+            until_s=NOON_S,
+            before_from_s=NOON_S - 14 * 86_400,
+            before_until_s=NOON_S - 7 * 86_400,
+            resources=(
+                WeekOf(
+                    instance=MAIN,
+                    kind="topic",
+                    name=HOSTILE,
+                    messages=112,
+                    refused=12,
+                    messages_before=100,
+                    refused_before=0,
+                ),
+            ),
+        ),
+        "new_resources": (New(instance=OTHER, kind="topic", name=LONG, since_s=NOON_S + 60, messages=4_301),),
+        "new_clients": (
+            New(
+                instance=MAIN,
+                kind="topic",
+                name="orders",
+                client="10.20.0.8",
+                producer_group=HOSTILE,
+                since_s=NOON_S + 7_020,
+                messages=628_962,
+            ),
+        ),
         "limit_changes": (
             LimitChange(
                 instance=MAIN,

@@ -11,7 +11,7 @@ from pictures import FOLDER, PICTURES, dashboard, flood, studio
 
 _MARGIN: Final = 20
 _EXCERPT: Final = """
-    nav, #culprits, .curves article + article, .curves details, #recommendations figure,
+    nav, #culprits, .curves article + article, .curves details,
     #recommendations tbody tr:nth-child(n + 4) { display: none; }
 """
 """Of a report that is too long for one picture: the storm, the curve of what was refused most, and what is to be done
@@ -58,7 +58,7 @@ def shoot_report(page: Page, report: Path, picture: Path) -> None:
     page.goto(report.as_uri())
     page.wait_for_selector("html[data-drawn=light]", state="attached")
     page.add_style_tag(content=_EXCERPT)
-    box = page.locator("#recommendations table").bounding_box()
+    box = page.locator("#recommendations > table").first.bounding_box()
     assert box is not None
     page.set_viewport_size({"width": page.evaluate("innerWidth"), "height": round(box["y"] + box["height"]) + _MARGIN})
     page.screenshot(path=picture)

@@ -94,6 +94,7 @@ def page_of(chromium: Browser, width: int, height: int) -> Page:
         color_scheme="light",
         reduced_motion="reduce",
         device_scale_factor=_FINE,
+        bypass_csp=True,  # for the styles of a picture
     )
     return context.new_page()
 

@@ -2,27 +2,20 @@
 
 import random
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from admin.analytics import replay as module
 from admin.analytics.figures import Limit
-from admin.analytics.replay import Replay
+from admin.analytics.replay import Replay, Second
 from limiter.buckets.limiter import Limiter
 from limiter.rules.resource import Resource
 from limiter.rules.rule import NS_PER_S, Rule
 
 Arrival = tuple[int, int, int]
 """When, how many messages, how many bytes."""
-
-
-class Second(NamedTuple):
-    at_s: int
-    requests: int
-    messages: int
-    size_bytes: int
 
 
 def replayed(limit: Limit, seconds: list[Second]) -> int:
@@ -110,6 +103,13 @@ def off_by(limit: Limit, seconds: list[Second], arrivals: Iterator[Arrival]) -> 
     return abs(replayed(limit, seconds) - refused_one_by_one(limit, arrivals)) / max(1, asked)
 
 
+@pytest.fixture
+def evenly_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let requests come at even distances even where a bucket holds few of them."""
+    monkeypatch.setattr(module, "FEW", 0)
+
+
+@pytest.mark.usefixtures("evenly_only")
 @pytest.mark.parametrize(("burst_s", "break_s"), [(1, 1), (1, 0), (0.2, 0.2), (5, 5)])
 @pytest.mark.parametrize("times", [0.5, 1, 1.3, 4, 10])
 @pytest.mark.parametrize("shape", ["steady", "bursty", "poisson", "storms"])
@@ -129,7 +129,37 @@ def test_requests_that_come_at_random_within_a_second_make_no_difference(times: 
     assert off_by(Limit(rate_per_s=100, break_s=break_s), seconds, at_random(seconds, rng)) <= WITHIN
 
 
-@settings(max_examples=60, deadline=None)
+def at_its_times(seconds: list[Second]) -> Iterator[Arrival]:
+    """The times that a replay draws where a bucket holds few requests."""
+    times = random.Random(0)
+    for at_s, requests, messages, size_bytes in seconds:
+        for index, offset in enumerate(sorted([times.random() for _ in range(requests)])):
+            yield (
+                at_s * NS_PER_S + int(offset * NS_PER_S),
+                messages * (index + 1) // requests - messages * index // requests,
+                size_bytes * (index + 1) // requests - size_bytes * index // requests,
+            )
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    counts=st.lists(st.integers(0, module.FEW), min_size=1, max_size=30),
+    batch=st.integers(1, 4),
+    rate=st.floats(0.5, 45),
+    break_s=st.sampled_from([0.0, 0.5, 1.0]),
+    bytes_per_s=st.one_of(st.none(), st.floats(100, 2000)),
+    count=st.sampled_from(["messages", "requests"]),
+)
+def test_of_few_requests_each_is_decided_as_by_the_real_limiter(
+    *, counts: list[int], batch: int, rate: float, break_s: float, bytes_per_s: float | None, count: str
+) -> None:
+    limit = Limit(rate_per_s=rate, break_s=break_s, count=count, bytes_per_s=bytes_per_s)
+    seconds = [Second(at_s, many, many * batch, many * batch * 50) for at_s, many in enumerate(counts) if many]
+    assert replayed(limit, seconds) == refused_one_by_one(limit, at_its_times(seconds))
+
+
+@pytest.mark.usefixtures("evenly_only")
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     counts=st.lists(st.integers(0, 120), min_size=1, max_size=20),
     batch=st.integers(1, 20),

@@ -44,11 +44,11 @@ def test_something_else_called_java_is_named(tmp_path: Path) -> None:
         check_requirements(_java(tmp_path, "island"))
 
 
-def test_missing_packages_say_what_installs_them_and_java_is_not_asked(
+def test_a_missing_package_says_what_installs_it_and_java_is_not_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(StartError, match=r"needs pyspark and bokeh; install with: pip install 'sluice-proxy\[spark\]'"):
+    with pytest.raises(StartError, match=r"needs pyspark; install with: pip install 'sluice-proxy\[spark\]'"):
         check_requirements({"PATH": str(tmp_path)})
 
 

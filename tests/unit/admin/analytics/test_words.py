@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from admin.analytics import words
-from admin.analytics.findings import Held, LimitChange
-from admin.wire.recommendations import Backtest, Recommendation, Replay
+from admin.analytics.findings import Held, LimitChange, Totals
+from admin.wire.recommendations import Backtest, Recommendation, Replay, refusals
 
 
 @pytest.mark.parametrize(
@@ -83,5 +83,51 @@ def test_an_edit_says_what_held_beside_it_and_claims_nothing_where_that_is_not_k
 
 def test_what_would_be_refused_is_said_of_what_was_replayed() -> None:
     test = Backtest(current=Replay(refused_messages=21, refused_share=0.021))
-    assert words.refusals(_recommendation(backtest=test)) == "2.1%"
-    assert words.refusals(_recommendation()) == ""
+    assert refusals(_recommendation(backtest=test)) == "2.1%"
+    assert refusals(_recommendation()) == ""
+    test = Backtest(
+        current=Replay(refused_messages=21, refused_share=0.021),
+        recommended=Replay(refused_messages=0, refused_share=0.0),
+        recommended_uncorrected=Replay(refused_messages=4, refused_share=0.004),
+    )
+    assert refusals(_recommendation(backtest=test, retries="measured")) == "2.1% → 0%"
+    assert refusals(_recommendation(backtest=test, retries="assumed")) == "2.1% → 0% (0.4% if nobody retries)"
+    test = Backtest(
+        others_current=Replay(refused_messages=3, refused_share=0.03),
+        others=Replay(refused_messages=0, refused_share=0.0),
+    )
+    assert refusals(_recommendation(backtest=test)) == "others 3% → 0%"
+
+
+def test_fair_shares_are_a_change() -> None:
+    shared = _recommendation(rate_per_s=300.0, action="share", recommended_rate_per_s=300.0, fair_by="producer_group")
+    assert words.change(shared) == "300/s, in fair shares by producer group"
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "text"),
+    [
+        (112, 100, "+12%"),
+        (60, 100, "\N{MINUS SIGN}40%"),
+        (1000, 1001, "as before"),
+        (5, 0, "new"),
+        (0, 5, "none now"),
+        (0, 0, ""),
+        (1200, 100, "12 times"),
+    ],
+)
+def test_growth_is_said_as_people_would(now: int, before: int, text: str) -> None:
+    assert words.growth(now, before) == text
+
+
+def test_limits_to_change_are_without_what_is_only_offered() -> None:
+    totals = Totals(
+        recommendations={"raise": 3, "lower": 2, "new": 1, "share": 1, "keep": 9}, offered={"lower": 2, "raise": 1}
+    )
+    assert words.to_change(totals) == 4
+
+
+def test_what_limits_in_shadow_would_have_refused_is_a_sentence_of_its_own() -> None:
+    assert words.shadowed(Totals()) == ""
+    said = "Limits in shadow would have refused 1 message; these passed."
+    assert words.shadowed(Totals(shadowed=1)) == said

@@ -94,7 +94,7 @@ def test_help_says_what_it_needs_and_leaves_behind(capsys: pytest.CaptureFixture
 def test_spark_is_imported_by_nothing_but_a_report() -> None:
     code = (
         "import sys; import admin.cli, admin.run.sidecar, admin.cli.report; "
-        "sys.exit(any(name.split('.')[0] in {'pyspark', 'py4j', 'bokeh'} for name in sys.modules)"
+        "sys.exit(any(name.split('.')[0] in {'pyspark', 'py4j'} for name in sys.modules)"
         " or any(name.startswith('admin.analytics') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

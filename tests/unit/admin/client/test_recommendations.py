@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from admin.client import recommendations as module
-from admin.wire.recommendations import Recommendation, RecommendationsFile
+from admin.wire.recommendations import Backtest, Recommendation, RecommendationsFile, Replay
 
 Make = Callable[..., dict[str, Any]]
 Sluice = Callable[..., Any]
@@ -176,21 +176,79 @@ def test_evidence_that_is_too_long_for_a_reason_is_cut(sidecar: Any, sluice: Slu
     assert reason.endswith("…")
 
 
+def replay(share: float, messages: int = 1) -> Replay:
+    return Replay(refused_messages=messages, refused_share=share)
+
+
+def test_says_what_the_report_says(sidecar: Any, sluice: Sluice, file: Callable[..., str]) -> None:
+    test = Backtest(current=replay(0.043), recommended=replay(0.0), recommended_uncorrected=replay(0.0004))
+    ran = sluice("limits", "apply", file(recommendation(backtest=test, retries="assumed")))
+    assert ran.out.splitlines()[2:4] == [
+        "   refused then: 4.3% → 0% (<0.1% if nobody retries)",
+        f"   because {EVIDENCE} Confidence: high.",
+    ]
+
+
 def test_leaves_out_what_is_nothing_to_do_and_says_why(sidecar: Any, sluice: Sluice, file: Callable[..., str]) -> None:
     path = file(
         recommendation(),
         recommendation("fine", action="keep", recommended_rate_per_s=300.0),
+        recommendation("good", action="keep", recommended_rate_per_s=300.0),
+        recommendation("flood", action="keep", evidence="It may be a flood.", backtest=Backtest(logged=replay(0.5))),
         recommendation("old", action="unused", recommended_rate_per_s=None),
-        recommendation("theirs", instance="broker-b"),
+        *(recommendation(f"theirs-{number}", instance="broker-b") for number in range(30)),
+        recommendation("others", instance="broker-c"),
     )
     ran = sluice("limits", "apply", path)
     assert ran.exit_code == 0, ran.err
-    assert ran.out.splitlines()[-4:] == [
-        "left out: topic fine: keep: it is right as it is",
+    assert ran.out.splitlines()[-5:] == [
+        "left out: 2 right as they are",
+        "left out: topic flood: keep: It may be a flood.",
         "left out: topic old: unused: unset it if nobody needs it",
-        "left out: topic theirs: for broker-b",
-        "changed 1, left out 3",
+        "left out: 31 for other sidecars",
+        "changed 1, left out 35",
     ]
+
+
+@pytest.mark.parametrize(("action", "rate"), [("lower", 130.0), ("raise", 560.0)])
+def test_what_is_offered_apart_is_done_only_if_it_is_asked_for(
+    sidecar: Any, sluice: Sluice, file: Callable[..., str], action: str, rate: float
+) -> None:
+    flag, other = f"--{action}", {"lower": "--raise", "raise": "--lower"}[action]
+    path = file(recommendation(action=action, recommended_rate_per_s=rate, only_with=action))
+    ran = sluice("limits", "apply", path)
+    assert ran.exit_code == 0, ran.err
+    assert not sidecar.writes()
+    assert ran.out.splitlines() == [
+        f"left out: topic orders: 300/s → {rate:g}/s is offered apart, {flag} applies it: {EVIDENCE}",
+        "changed 0, left out 1",
+    ]
+    assert "is offered apart" in sluice("limits", "apply", path, other).out
+    assert sluice("limits", "apply", path, flag).exit_code == 0
+    (done,) = sidecar.writes()
+    assert done.body["edits"][0]["limit"]["rate"] == rate
+
+
+def test_fair_shares_are_put_in_force_beside_the_rate(sidecar: Any, sluice: Sluice, file: Callable[..., str]) -> None:
+    shared = {"action": "share", "recommended_rate_per_s": 300.0, "fair_by": "client"}
+    assert sluice("limits", "apply", file(recommendation(**shared))).exit_code == 0
+    usual = {"rate": 300.0, "burst_s": 2.0, "count": "messages", "action": "reject"}
+    assert sidecar.writes()[-1].body["edits"][0]["limit"] == usual | {"fair_by": "client"}
+    assert sluice("limits", "apply", file(recommendation(**shared, max_fair_keys=50))).exit_code == 0
+    limit = sidecar.writes()[-1].body["edits"][0]["limit"]
+    assert (limit["fair_by"], limit["max_fair_keys"]) == ("client", 50)
+    sidecar.limit_of("orders", fair_by="client")
+    assert "topic orders: in force already" in sluice("limits", "apply", file(recommendation(**shared))).out
+    sidecar.limit_of("orders", warm_up_s=5.0)
+    assert (
+        "it warms up, which does not go with fair shares"
+        in sluice("limits", "apply", file(recommendation(**shared))).out
+    )
+
+
+def test_a_name_breaks_no_line(sidecar: Any, sluice: Sluice, file: Callable[..., str]) -> None:
+    ran = sluice("limits", "apply", file(recommendation("a\nchanged 9\x1b[2J", action="unused")))
+    assert ran.out.splitlines()[0] == ("left out: topic a\\nchanged 9\\x1b[2J: unused: unset it if nobody needs it")
 
 
 def test_only_takes_names_that_match(sidecar: Any, sluice: Sluice, file: Callable[..., str]) -> None:
@@ -318,7 +376,7 @@ def test_a_file_that_is_not_there_says_so(sluice: Sluice) -> None:
     assert ran.err.startswith("sluice: /nowhere.json: cannot be read: no such file or directory")
 
 
-@pytest.mark.parametrize("flags", [["--only", "a"], ["--instance", "a"], ["--force"]])
+@pytest.mark.parametrize("flags", [["--only", "a"], ["--instance", "a"], ["--force"], ["--lower"], ["--raise"]])
 def test_flags_of_recommendations_do_not_go_with_a_file_of_limits(
     sluice: Sluice, tmp_path: Path, flags: list[str]
 ) -> None:

@@ -1,0 +1,620 @@
+"""From the lines of one resource and hour to rows of tables: each record once, added up.
+
+``combine`` runs on batches of Arrow that are sorted by resource and hour, as ``lines.GATHERED`` has them, and holds one
+resource's hour at a time: its minutes, its refusals by second and by whoever was refused, and which numbers of each run
+were there already. Records with the same ``run`` and ``n`` are the same record, and so of the same resource and hour.
+
+Refusals are added up by *slot*, a stretch of the hour that is one second longer than the gap of storms. Two seconds of
+a slot are at most the gap apart, so that all refusals of a resource in a slot are of one storm.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from math import floor, log10
+from operator import add
+from typing import Any, Final, get_type_hints
+
+import pyarrow as pa
+
+from admin.analytics import retries
+from admin.analytics.figures import HourDemand, Seconds
+from admin.analytics.lines import decode
+from admin.analytics.tables import (
+    AMOUNTS,
+    BY_DAY,
+    CULPRITS,
+    LIMIT_KEY,
+    STORMS,
+    TABLES,
+    arrow_struct,
+    day_of,
+)
+from admin.analytics.words import HOUR_S, MINUTE_S
+from admin.rejection_log.records import (
+    HeartbeatRecord,
+    LimitChangeRecord,
+    LimitRecord,
+    RejectionRecord,
+    TrafficRecord,
+)
+from limiter.counting.rejections import OUTCOMES
+
+MADE: Final = tuple(table for table in BY_DAY if table not in {STORMS, CULPRITS})
+"""Tables whose rows come from here. Those of limits and coverage are parts, of which several may be of one row."""
+BAD: Final = "bad"
+_BAD: Final = ("file STRING", "reason STRING", "lines BIGINT", "example STRING")
+COMBINED: Final = pa.schema(
+    [
+        ("made", pa.string()),
+        *((table.name, arrow_struct(table.columns)) for table in MADE),
+        (BAD, arrow_struct(_BAD)),
+    ],
+)
+"""Rows of ``combine``: the name of a table, and its columns under that name; null under all others. Besides tables there
+is ``bad``: what could not be understood, by file and reason."""
+NEAR_SHARE: Final = 0.8
+"""A second with this share of the limit is near it."""
+_BATCH_ROWS: Final = 4096
+_NEAREST: Final = 10_000
+_Row = tuple[Any, ...]
+
+
+def combine(
+    storm_gap_s: int, attempts: Mapping[str, int]
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return what adds up lines: from ``lines.GATHERED``, sorted by resource and hour, to ``COMBINED``.
+
+    Args:
+        storm_gap_s: at most so far apart are the refusals of a storm.
+        attempts: how often clients try in all, by language.
+    """
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        out = _Out()
+        for key, rows in groupby(_rows(batches), key=lambda row: row[:4]):
+            if key[0] is None:
+                for *_, lines, count, file, reason in rows:
+                    out.add(BAD, (file, reason, count, lines.decode()))
+                continue
+            hour = _Hour(key, storm_gap_s, attempts)
+            for row in rows:
+                hour.take(row[4])
+            hour.put(out)
+            if out.rows >= _BATCH_ROWS:
+                yield from out.flush()
+        yield from out.flush()
+
+    return run
+
+
+def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[_Row]:
+    names = ("instance", "kind", "name", "hour_s", "lines", "records", "file", "reason")
+    for batch in batches:
+        columns = [batch.column(name).to_pylist() for name in names]
+        yield from zip(*columns, strict=True)
+
+
+class _Out:
+    """Rows by table, until there are enough for a batch."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, list[_Row]] = {name: [] for name in COMBINED.names[1:]}
+        self.rows = 0
+
+    def add(self, name: str, row: _Row) -> None:
+        self._rows[name].append(row)
+        self.rows += 1
+
+    def flush(self) -> Iterator[pa.RecordBatch]:
+        self.rows = 0
+        for name, rows in self._rows.items():
+            if not rows:
+                continue
+            struct = COMBINED.field(name).type
+            columns = [pa.array(values, each.type) for values, each in zip(zip(*rows, strict=True), struct, strict=True)]
+            arrays = [
+                pa.array([name] * len(rows), field.type)
+                if field.name == "made"
+                else pa.StructArray.from_arrays(columns, fields=list(struct))
+                if field.name == name
+                else pa.nulls(len(rows), field.type)
+                for field in COMBINED
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=COMBINED)
+            rows.clear()
+
+
+class _Hour:
+    """One hour of one resource, or what is of the whole sidecar.
+
+    Args:
+        key: instance, kind, name and hour.
+        storm_gap_s: of storms.
+        attempts: by language.
+    """
+
+    def __init__(self, key: tuple[Any, ...], storm_gap_s: int, attempts: Mapping[str, int]) -> None:
+        self._instance, self._kind, self._name, self._hour_s = key
+        self._slot_s, self._attempts = storm_gap_s + 1, attempts
+        self._day = day_of(self._hour_s)
+        #: By run: numbers seen, copies, newest second.
+        self._runs: dict[str, tuple[set[int], list[int]]] = {}
+        self._traffic: dict[int, list[TrafficRecord]] = {}
+        #: By slot and who: requests, messages, bytes, longest wait.
+        self._whom: dict[tuple[Any, ...], list[int]] = {}
+        #: By second, of what was refused and of what would have been: the same.
+        self._seconds: tuple[dict[int, list[int]], dict[int, list[int]]] = ({}, {})
+        self._waits: dict[int, int] = {}
+        self._beats: dict[str, list[HeartbeatRecord]] = {}
+        self._limits: dict[tuple[str, str, str], LimitRecord] = {}
+        self._changes: list[LimitChangeRecord] = []
+
+    def take(self, lines: bytes) -> None:
+        """Take lines; those that were there already only count."""
+        for line in lines.split(b"\n"):
+            if not line:
+                continue
+            record = decode(line)
+            run = self._runs.get(record.run)
+            if run is None:
+                run = self._runs[record.run] = set(), [0, 0]
+            numbers, (_, newest_s) = run
+            if record.n in numbers:
+                run[1][0] += 1
+                continue
+            numbers.add(record.n)
+            of = type(record)
+            last_s = record.at_s + (MINUTE_S - 1 if of is TrafficRecord or of is HeartbeatRecord else 0)
+            if last_s > newest_s:
+                run[1][1] = last_s
+            if isinstance(record, RejectionRecord):
+                self._rejection(record)
+            elif isinstance(record, TrafficRecord):
+                self._traffic.setdefault(record.at_s, []).append(record)
+            elif isinstance(record, HeartbeatRecord):
+                self._beats.setdefault(record.run, []).append(record)
+            elif isinstance(record, LimitRecord):
+                key = record.kind, record.name, record.rule
+                held = self._limits.get(key)
+                if held is None or (held.at_s, held.run, held.n) < (record.at_s, record.run, record.n):
+                    self._limits[key] = record
+            else:
+                self._changes.append(record)
+
+    def _rejection(self, record: RejectionRecord) -> None:
+        at_s, wait_us = record.at_s, record.wait_max_us
+        key = (
+            (at_s - self._hour_s) // self._slot_s, record.client, record.user, record.product, record.producer_group,
+            record.rule, record.verdict,
+        )  # fmt: skip
+        sums = [self._whom.setdefault(key, [0, 0, 0, 0])]
+        if record.verdict != "hold":
+            sums.append(self._seconds[record.verdict == "shadow"].setdefault(at_s, [0, 0, 0, 0]))
+        for each in sums:
+            each[0] += record.requests
+            each[1] += record.messages
+            each[2] += record.bytes
+            if wait_us > each[3]:
+                each[3] = wait_us
+        minute_s = at_s - at_s % MINUTE_S
+        if wait_us > self._waits.get(minute_s, -1):
+            self._waits[minute_s] = wait_us
+
+    def put(self, out: _Out) -> None:
+        """Put the rows of the hour where they belong."""
+        head = (self._instance, self._kind, self._name)
+        minutes = [_Minute(_minute(self._traffic[minute_s])) for minute_s in sorted(self._traffic)]
+        shadowed = self._seconds[True]
+        for minute in minutes:
+            out.add("minutes", (*head, *self._minute_row(minute, shadowed), self._day))
+        parts = [part for shadow in (False, True) for part in self._parts(shadow=shadow)]
+        if minutes or parts:
+            out.add("hours", (*head, self._hour_s, *self._hour_row(minutes), parts, self._day))
+        whom: dict[tuple[Any, ...], list[int]] = {}
+        for (_, *who), sums in self._whom.items():
+            _add(whom.setdefault(tuple(who), [0, 0, 0, 0]), sums)
+        for who, sums in whom.items():
+            out.add("refusals", (*head, self._hour_s, *who, *sums, self._day))
+        for limit in self._limits.values():
+            fields = (getattr(limit, name) for name in LIMIT_KEY)
+            out.add("limits", (self._instance, limit.kind, limit.name, *fields, limit.at_s, self._day))
+        names = TABLES["limit_changes"].names[:-1]
+        for change in self._changes:
+            out.add("limit_changes", (*(getattr(change, name) for name in names), self._day))
+        for run, (numbers, (copies, newest_s)) in self._runs.items():
+            beats = _beats(self._beats.get(run, ()))
+            known = (len(numbers), copies, min(numbers), max(numbers), newest_s)
+            out.add("coverage", (self._instance, run, self._hour_s, *beats[:-1], *known, beats[-1], self._day))
+
+    def _minute_row(self, minute: "_Minute", shadowed: Mapping[int, Sequence[int]]) -> _Row:
+        record = minute.record
+        at_s, second = record.at_s, record.second
+        would = [shadowed[at_s + at][1] if at_s + at in shadowed else 0 for at in second] if shadowed else []
+        return (
+            at_s,
+            *minute.amounts,
+            record.identified,
+            record.busy_answers,
+            _languages(record.languages),
+            record.clients,
+            record.more_clients,
+            *minute.limit,
+            second,
+            record.second_admitted,
+            record.second_refused,
+            record.second_requests,
+            record.second_bytes,
+            record.second_repeated,
+            would if any(would) else (),
+            minute.demand_messages,
+            minute.peak_per_s,
+            minute.refused_peak_per_s,
+            self._waits.get(at_s, 0),
+        )
+
+    def _hour_row(self, minutes: "Sequence[_Minute]") -> _Row:
+        records = [minute.record for minute in minutes]
+        languages: dict[str, list[int]] = {}
+        for record in records:
+            for language, counts in record.languages.items():
+                _add(languages.setdefault(language, [0, 0]), counts)
+        asked = [minute.demand_messages for minute in minutes]
+        return (
+            len(minutes),
+            records[0].at_s if records else None,
+            records[-1].at_s if records else None,
+            *([sum(values) for values in zip(*(minute.amounts for minute in minutes), strict=True)] or _NOTHING),
+            sum(record.identified for record in records),
+            sum(record.busy_answers for record in records),
+            _languages(languages),
+            max((record.clients for record in records), default=0),
+            any(record.more_clients for record in records),
+            *(minutes[-1].limit if minutes else _NO_LIMIT),
+            sum(asked),
+            max((minute.peak_per_s for minute in minutes), default=0),
+            max(asked, default=0),
+            max((minute.refused_peak_per_s for minute in minutes), default=0),
+            max((self._waits.get(record.at_s, 0) for record in records), default=0),
+            _struct(_Demand(self._attempts).of(minutes)),
+        )
+
+    def _parts(self, *, shadow: bool) -> Iterator[dict[str, Any]]:
+        """Yield the storms of this hour by themselves."""
+        seconds = self._seconds[shadow]
+        verdict = "shadow" if shadow else "refuse"
+        by_slot: dict[int, list[tuple[tuple[Any, ...], list[int]]]] = {}
+        for (slot, *who, of), sums in self._whom.items():
+            if of == verdict:
+                by_slot.setdefault(slot, []).append((tuple(who), sums))
+        for session in _sessions(sorted(seconds), self._slot_s - 1):
+            sums = [0, 0, 0, 0]
+            for at_s in session:
+                _add(sums, seconds[at_s])
+            peak = max(session, key=lambda at_s: (seconds[at_s][1], -at_s))
+            names: tuple[Counter[str], ...] = (Counter(), Counter(), Counter(), Counter())
+            for slot in {(at_s - self._hour_s) // self._slot_s for at_s in session}:
+                for (client, user, _, group, rule), (_, messages, _, _) in by_slot.get(slot, ()):
+                    for counter, name in zip(names, (rule, client, user, group), strict=True):
+                        counter[name] += messages
+            yield {
+                "shadow": shadow,
+                "start_s": session[0],
+                "last_s": session[-1],
+                "requests": sums[0],
+                "messages": sums[1],
+                "bytes": sums[2],
+                "wait_max_us": sums[3],
+                "refused_seconds": len(session),
+                "peak_per_s": seconds[peak][1],
+                "peak_at_s": peak,
+                **{
+                    who: [{"name": name, "messages": messages} for name, messages in counter.items()]
+                    for who, counter in zip(("rules", "clients", "users", "producer_groups"), names, strict=True)
+                },
+            }
+
+
+def _sessions(seconds: Sequence[int], gap_s: int) -> Iterator[list[int]]:
+    """Cut ascending seconds where they are more than the gap apart."""
+    session: list[int] = []
+    for at_s in seconds:
+        if session and at_s - session[-1] > gap_s:
+            yield session
+            session = []
+        session.append(at_s)
+    if session:
+        yield session
+
+
+def _add(sums: list[int], more: Sequence[int]) -> None:
+    """Add what there is more; of four, the last is the longest wait."""
+    sums[0] += more[0]
+    sums[1] += more[1]
+    if len(sums) == 4:
+        sums[2] += more[2]
+        sums[3] = max(sums[3], more[3])
+
+
+def _minute(records: Sequence[TrafficRecord]) -> TrafficRecord:
+    """Put the records of a minute together; mostly there is one."""
+    if len(records) == 1:
+        return records[0]
+    last = max(records, key=lambda record: (record.n, record.run))
+    amounts = {
+        outcome: type(last.admitted)(
+            *(sum(getattr(getattr(record, outcome), what) for record in records) for what in _WHATS)
+        )
+        for outcome in (*OUTCOMES, "repeated")
+    }
+    languages: dict[str, list[int]] = {}
+    by_second: dict[int, list[int]] = {}
+    for record in records:
+        for language, counts in record.languages.items():
+            _add(languages.setdefault(language, [0, 0]), counts)
+        lists = (
+            record.second_admitted, record.second_refused, record.second_requests, record.second_bytes,
+            record.second_repeated or (0,) * len(record.second),
+        )  # fmt: skip
+        for at, *values in zip(record.second, *lists, strict=True):
+            sums = by_second.setdefault(at, [0] * len(values))
+            for place, each in enumerate(values):
+                sums[place] += each
+    second = tuple(sorted(by_second))
+    admitted, refused, requests, size_bytes, repeated = (
+        tuple(by_second[at][place] for at in second) for place in range(5)
+    )
+    return TrafficRecord(
+        **{name: getattr(last, name) for name in ("v", "instance", "run", "n", "at_s", "kind", "name", *LIMIT_KEY)},
+        **amounts,
+        identified=sum(record.identified for record in records),
+        busy_answers=sum(record.busy_answers for record in records),
+        languages={language: (requests, refused) for language, (requests, refused) in languages.items()},
+        clients=max(record.clients for record in records),
+        more_clients=True,
+        second=second,
+        second_admitted=admitted,
+        second_refused=refused,
+        second_requests=requests,
+        second_bytes=size_bytes,
+        second_repeated=repeated if any(repeated) else (),
+    )
+
+
+_WHATS: Final = ("requests", "messages", "size_bytes")
+_NOTHING: Final = (0,) * len(AMOUNTS)
+_NO_LIMIT: Final = ("", None, 1.0, 0.0, "messages", None, 1.0, "reject")
+
+
+class _Minute:
+    """A minute of one resource, and what several rows need of it.
+
+    Attributes:
+        record: what the log says.
+        refuses: something was refused in one of its seconds.
+        messages: asked for, by second.
+        amounts: in the order of ``AMOUNTS``.
+        limit: in the order of ``LIMIT_KEY``.
+    """
+
+    __slots__ = ("amounts", "limit", "messages", "record", "refuses")
+
+    def __init__(self, record: TrafficRecord) -> None:
+        self.record = record
+        self.refuses = any(record.second_refused)
+        self.messages: Sequence[int] = (
+            list(map(add, record.second_admitted, record.second_refused)) if self.refuses else record.second_admitted
+        )
+        ad, re, he, sh = record.admitted, record.refused, record.held, record.shadowed
+        by, ex, dr, rp = record.bypassed, record.exempt, record.dropped, record.repeated
+        self.amounts = (
+            ad.requests, ad.messages, ad.size_bytes, re.requests, re.messages, re.size_bytes,
+            he.requests, he.messages, he.size_bytes, sh.requests, sh.messages, sh.size_bytes,
+            by.requests, by.messages, by.size_bytes, ex.requests, ex.messages, ex.size_bytes,
+            dr.requests, dr.messages, dr.size_bytes, rp.requests, rp.messages, rp.size_bytes,
+        )  # fmt: skip
+        self.limit = (
+            record.rule, record.rate_per_s, record.burst_s, record.break_s, record.count, record.bytes_per_s,
+            record.bytes_burst_s, record.action,
+        )  # fmt: skip
+
+    @property
+    def demand_messages(self) -> int:
+        """What reached the broker, and what did not."""
+        record = self.record
+        return (
+            record.admitted.messages
+            + record.shadowed.messages
+            + record.bypassed.messages
+            + record.exempt.messages
+            + record.refused.messages
+            + record.dropped.messages
+        )
+
+    @property
+    def peak_per_s(self) -> int:
+        """Messages of the busiest second."""
+        return max(self.messages, default=0)
+
+    @property
+    def refused_peak_per_s(self) -> int:
+        """Messages refused in the worst second."""
+        return max(self.record.second_refused) if self.refuses else 0
+
+
+def _languages(counts: Mapping[str, Sequence[int]]) -> list[tuple[str, dict[str, int]]]:
+    return [(name, {"requests": counts[name][0], "refused": counts[name][1]}) for name in sorted(counts)]
+
+
+def _beats(beats: Sequence[HeartbeatRecord]) -> _Row:
+    """Return what a run's heartbeats of an hour say, in the order of ``coverage``, the version last."""
+    by_minute: dict[int, list[HeartbeatRecord]] = {}
+    for beat in beats:
+        by_minute.setdefault(beat.at_s - beat.at_s % MINUTE_S, []).append(beat)
+    if not by_minute:
+        return (0, 0, None, None, 0, 0, 0, 0, 0, "")
+    return (
+        len(by_minute),
+        sum(min(MINUTE_S, sum(beat.seconds for beat in each)) for each in by_minute.values()),
+        min(by_minute),
+        max(by_minute),
+        sum(not all(beat.limiting for beat in each) for each in by_minute.values()),
+        max(beat.connections for beat in beats),
+        sum(sum(beat.bypassed_requests.values()) for beat in beats),
+        sum(beat.other for beat in beats),
+        max(beat.lost_records for beat in beats),
+        max(by_minute[max(by_minute)], key=lambda beat: beat.version).version,
+    )
+
+
+def hour_demand(minutes: Sequence[TrafficRecord], attempts: Mapping[str, int]) -> HourDemand:
+    """Return the demand of one resource in an hour.
+
+    Args:
+        minutes: with traffic, in order.
+        attempts: how often clients try in all, by language.
+    """
+    return _Demand(attempts).of([_Minute(minute) for minute in minutes])
+
+
+class _Demand:
+    def __init__(self, attempts: Mapping[str, int]) -> None:
+        self._attempts = attempts
+        self._sums: Counter[str] = Counter()
+        self._most: dict[str, float] = {}
+        self._seconds: dict[str, Counter[float]] = {}
+
+    def of(self, minutes: Sequence[_Minute]) -> HourDemand:
+        rates: dict[float | None, None] = {}
+        loud: list[int] = []
+        with_bytes = any(minute.record.bytes_per_s is not None for minute in minutes)
+        for minute in minutes:
+            record = minute.record
+            rate = record.rate_per_s if record.action != "off" else None
+            rates.pop(rate, None)
+            rates[rate] = None
+            if self._minute(minute, rate, with_bytes=with_bytes):
+                loud.append(record.at_s)
+        return HourDemand(
+            rates=tuple(rates),
+            loud_from_s=loud[0] if loud else None,
+            loud_until_s=loud[-1] + MINUTE_S if loud else None,
+            **self._sums,
+            **self._most,
+            **{name: _histogram(counter) for name, counter in self._seconds.items()},
+        )
+
+    def _minute(self, minute: _Minute, rate: float | None, *, with_bytes: bool) -> bool:
+        """Add a minute; returns whether something was refused in it, or would have been."""
+        sums, record, messages = self._sums, minute.record, minute.messages
+        refused_requests = record.refused.requests + record.dropped.requests
+        shadowed = record.shadowed.messages
+        left = (
+            retries.shares(record, refused_requests, self._attempts)
+            if minute.refuses or refused_requests or record.second_repeated
+            else None
+        )
+        asked = record.second_requests if record.count == "requests" else messages
+        size = record.second_bytes
+        asked_sum, size_sum = sum(asked), sum(size)
+        wanted, wanted_sum, wanted_size, wanted_size_sum = asked, float(asked_sum), size, float(size_sum)
+        wanted_messages: float = sum(messages)
+        if left is not None:
+            wanted, wanted_size = _times(asked, left), _times(size, left)
+            wanted_sum, wanted_size_sum = sum(wanted), sum(wanted_size)
+            wanted_messages = sum(_times(messages, left))
+        count = len(asked)
+        sums["requests"] += (
+            record.admitted.requests + record.shadowed.requests + record.bypassed.requests + record.exempt.requests
+            + refused_requests
+        )  # fmt: skip
+        sums["messages"] += minute.demand_messages
+        sums["wanted_messages"] += wanted_messages
+        sums["asked"] += asked_sum
+        sums["wanted"] += wanted_sum
+        sums["active_s"] += count
+        if refused_requests or shadowed:
+            sums["refused_messages"] += record.refused.messages + record.dropped.messages + shadowed
+            sums["refused_requests"] += refused_requests
+            sums["identified_requests"] += record.identified
+        sums["repeated_messages"] += record.repeated.messages
+        self._top("minute_wanted", wanted_sum)
+        self._top("minute_bytes", wanted_size_sum)
+        if rate and count and max(asked) >= NEAR_SHARE * rate:
+            near, refused = NEAR_SHARE * rate, record.second_refused
+            sums["near_s"] += sum(each >= near and not no for each, no in zip(asked, refused, strict=True))
+        if not minute.refuses:
+            self._top("calm_minute", wanted_sum)
+            self._top("calm_minute_bytes", wanted_size_sum)
+            if not shadowed:
+                self._top("quiet_minute", wanted_sum)
+                self._top("quiet_minute_bytes", wanted_size_sum)
+                sums["quiet_s"] += count
+            self._count("calm", wanted, whole=left is None)
+            if with_bytes:
+                self._count("calm_bytes", wanted_size, digits=3)
+            return bool(shadowed)
+        places = [at for at, each in enumerate(record.second_refused) if each]
+        first, last = places[0], places[-1]
+        sums["refused_s"] += record.second[last] - record.second[first] + 1
+        sums["refused_active_s"] += last - first + 1
+        sums["refusing"] += sum(wanted[first : last + 1])
+        if not shadowed:
+            sums["quiet_s"] += count - (last - first + 1)
+        self._count("loud_asked", asked, whole=True)
+        self._count("loud_wanted", wanted)
+        self._count("loud_outside", [*wanted[:first], *wanted[last + 1 :]])
+        if with_bytes:
+            self._count("loud_wanted_bytes", wanted_size, digits=3)
+            self._count("loud_outside_bytes", [*wanted_size[:first], *wanted_size[last + 1 :]], digits=3)
+        return True
+
+    def _top(self, name: str, value: float) -> None:
+        if value > self._most.get(name, 0.0):
+            self._most[name] = value
+
+    def _count(self, name: str, values: Sequence[float], *, digits: int = 4, whole: bool = False) -> None:
+        counter = self._seconds.get(name)
+        if counter is None:
+            counter = self._seconds[name] = Counter()
+        if whole and max(values, default=0) < _NEAREST:
+            counter.update(values)
+        else:
+            counter.update([_rounded(each, digits) for each in values])
+
+
+def _times(values: Sequence[int], shares: Sequence[float]) -> list[float]:
+    return [value * share for value, share in zip(values, shares, strict=True)]
+
+
+def _rounded(value: float, digits: int) -> float:
+    """Round to so many significant digits, but whole messages up to 9,999 not at all."""
+    if value <= 0:
+        return 0.0
+    return round(value, digits - 1 - floor(log10(value)))
+
+
+def _histogram(counter: Mapping[float, int]) -> Seconds:
+    return tuple((float(value), counter[value]) for value in sorted(counter))
+
+
+def _struct(demand: HourDemand) -> dict[str, Any]:
+    """Return the demand as Arrow takes it."""
+    row = {name: getattr(demand, name) for name in _NAMES}
+    for name in HISTOGRAMS:
+        pairs: Seconds = row[name]
+        row[name] = {"values": [value for value, _ in pairs], "seconds": [seconds for _, seconds in pairs]}
+    return row
+
+
+_NAMES: Final = tuple(HourDemand.__dataclass_fields__)
+HISTOGRAMS: Final = tuple(name for name, hint in get_type_hints(HourDemand).items() if hint == Seconds)
+"""Fields of an hour's demand that are histograms."""
+
+
+def demand_from(row: Mapping[str, Any]) -> HourDemand:
+    """Return an hour's demand from the column ``demand``."""
+    values = {name: row[name] for name in _NAMES}
+    for name in HISTOGRAMS:
+        values[name] = tuple(zip(row[name]["values"], row[name]["seconds"], strict=True))
+    return HourDemand(**{**values, "rates": tuple(row["rates"])})

@@ -1,1 +1,0 @@
-"""Runs a report: once over the logs there are, or following them."""

@@ -1,0 +1,382 @@
+"""From hours to recommendations, on the executors: what is read from batches of Arrow, and what is put into them.
+
+Three steps, each a function of sorted batches, for ``mapInArrow``: ``judge`` goes through the hours of each resource and
+finds its storms and what to do about its limit; ``replay_weeks`` replays limits over the minutes that are loud, week by
+week; ``settle`` puts both together. What is decided, and why, is in ``advice``, ``demand`` and ``backtest``.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from admin.analytics import advice, backtest, retries
+from admin.analytics.advice import Advice
+from admin.analytics.combine import demand_from
+from admin.analytics.demand import demand_of, storms_of
+from admin.analytics.figures import HourDemand, Known, Limit
+from admin.analytics.findings import Coverage
+from admin.analytics.options import Options
+from admin.analytics.storms import storms
+from admin.analytics.tables import COVERAGE, LIMIT_KEY, RESOURCE_KEY, STORMS, arrow_struct
+from admin.analytics.words import DAY_S, HOUR_S, MINUTE_S
+from admin.wire.recommendations import Recommendation
+
+Kernel = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+HOURS_COLUMNS: Final = (*RESOURCE_KEY, "hour_s", "minutes", *LIMIT_KEY, "demand", "storm_parts")
+"""Of ``hours``, what ``judge`` wants, in this order; sorted by resource and hour."""
+MINUTES_COLUMNS: Final = (
+    *RESOURCE_KEY, "advice", "minute_s", *LIMIT_KEY, "refused", "refused_requests", "identified", "busy_answers",
+    "languages", "second", "second_admitted", "second_refused", "second_requests", "second_bytes", "second_repeated",
+)  # fmt: skip
+"""Of ``minutes``, what ``replay_weeks`` wants; sorted by resource and minute, all of a week in one place."""
+_KEY: Final = [(name, pa.string()) for name in RESOURCE_KEY]
+_DECIDED: Final = (
+    "instance STRING", "kind STRING", "name STRING", "need_per_s DOUBLE", "weight DOUBLE", "limits_per_s DOUBLE",
+    "least_rate_per_s DOUBLE", "least_bytes_per_s DOUBLE", "burst_s DOUBLE", "bytes_burst_s DOUBLE", "advice BINARY",
+)  # fmt: skip
+JUDGED: Final = pa.schema(
+    [("made", pa.string()), ("storm", arrow_struct(STORMS.columns)), ("decided", arrow_struct(_DECIDED))]
+)
+"""Rows of ``judge``: a storm, or what is decided about a resource: what it needs of a capacity, what replays need to know
+of the lowest rate among its candidates, and the advice itself."""
+REPLAYED: Final = pa.schema([*_KEY, ("advice", pa.binary()), ("refused", pa.list_(pa.int64())), ("error", pa.int64())])
+"""Rows of ``replay_weeks``, and of decisions without a replay: one of these with the advice for each resource."""
+SETTLED: Final = pa.schema(
+    [
+        *_KEY,
+        ("action", pa.string()),
+        ("only_with", pa.string()),
+        ("rule", pa.string()),
+        ("rate_per_s", pa.float64()),
+        ("recommended_rate_per_s", pa.float64()),
+        ("bytes_per_s", pa.float64()),
+        ("recommended_bytes_per_s", pa.float64()),
+        ("confidence", pa.string()),
+        ("evidence", pa.string()),
+        ("messages", pa.int64()),
+        ("refused_messages", pa.int64()),
+        ("recommendation", pa.string()),
+    ]
+)
+"""The table ``recommendations``, which ``settle`` makes: the columns that people ask for, and all of it as JSON, as in
+``recommendations.json``."""
+_BATCH_ROWS: Final = 1024
+_ADVICE: Final = msgspec.json.Decoder(Advice)
+
+
+def encode(found: msgspec.Struct) -> bytes:
+    """Write something found, for another step."""
+    return msgspec.json.encode(found)
+
+
+def read_advice(written: bytes) -> Advice:
+    """Read advice."""
+    return _ADVICE.decode(written)
+
+
+def read_recommendation(written: str) -> Recommendation:
+    """Read a recommendation."""
+    return msgspec.json.decode(written, type=Recommendation)
+
+
+class Instance(msgspec.Struct, frozen=True, kw_only=True):
+    """What the log knows of a sidecar.
+
+    Attributes:
+        known: for the demand of its resources.
+        coverage: for people.
+        newest_s: the last second that is known of.
+        records: in the tables, each once.
+        copies: that were there once more.
+    """
+
+    known: Known = Known()
+    coverage: Coverage | None = None
+    newest_s: int = 0
+    records: int = 0
+    copies: int = 0
+
+
+def read_instance(written: bytes) -> Instance:
+    """Read what is known of a sidecar."""
+    return msgspec.json.decode(written, type=Instance)
+
+
+COVERAGE_COLUMNS: Final = COVERAGE.names[:-1]
+"""Of ``coverage``, what ``know`` wants; sorted by instance, run and hour."""
+KNOWN: Final = pa.schema([("instance", pa.string()), ("known", pa.binary())])
+"""Rows of ``know``: an ``Instance`` as JSON."""
+_FIRST_MONDAY_S: Final = 4 * DAY_S
+
+
+def know() -> Kernel:
+    """Return what puts together what is known of each sidecar: from coverage to ``KNOWN``."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        found = [
+            {"instance": name, "known": encode(_known(name, (dict(zip(COVERAGE_COLUMNS, row, strict=True)) for row in rows)))}
+            for name, rows in groupby(rows_of(batches, COVERAGE_COLUMNS), key=lambda row: row[0])
+        ]
+        yield pa.RecordBatch.from_pylist(found, schema=KNOWN)
+
+    return run
+
+
+def _known(name: str, rows: Iterable[Mapping[str, Any]]) -> Instance:
+    day_s: Counter[int] = Counter()
+    week_s: Counter[int] = Counter()
+    sums: Counter[str] = Counter()
+    versions: set[str] = set()
+    first_s: list[int] = []
+    last_s: list[int] = []
+    lost = newest_s = 0
+    for _, of_run in groupby(rows, key=itemgetter("run")):
+        records = own = 0
+        first_n = last_n = 0
+        for row in of_run:
+            hour_s, seconds = row["hour_s"], row["seconds"]
+            day_s[hour_s // DAY_S] += seconds
+            week_s[(hour_s - _FIRST_MONDAY_S) // HOUR_S % (7 * 24)] += seconds
+            for each in ("seconds", "limiting_off_minutes", "bypassed_requests", "other", "records", "copies"):
+                sums[each] += row[each]
+            sums["minutes"] += row["minutes"]
+            first_s.append(hour_s if row["first_minute_s"] is None else row["first_minute_s"])
+            last_s.append(hour_s if row["last_minute_s"] is None else row["last_minute_s"] + MINUTE_S)
+            versions.add(row["version"])
+            newest_s = max(newest_s, row["newest_s"])
+            records += row["records"]
+            own = max(own, row["lost_records"])
+            first_n = min(first_n or row["first_n"], row["first_n"])
+            last_n = max(last_n, row["last_n"])
+        lost += max(0, own, last_n - first_n + 1 - records)
+    from_s, until_s = min(first_s), max(last_s)
+    # A restart within a minute makes two of it.
+    minutes = min(sums["minutes"], (until_s - from_s) // MINUTE_S)
+    return Instance(
+        known=Known(sums["seconds"], lost, sums["other"], +day_s, +week_s),
+        coverage=Coverage(
+            instance=name,
+            from_s=from_s,
+            until_s=until_s,
+            minutes=minutes,
+            versions=tuple(sorted(version for version in versions if version)),
+            gap_minutes=max(0, (until_s - from_s) // MINUTE_S - sums["minutes"]),
+            lost_records=lost,
+            other=sums["other"],
+            bypassed_requests=sums["bypassed_requests"],
+            limiting_off_minutes=sums["limiting_off_minutes"],
+        ),
+        newest_s=newest_s,
+        records=sums["records"],
+        copies=sums["copies"],
+    )
+
+
+def judge(instances: Mapping[str, Instance], options: Options) -> Kernel:
+    """Return what finds the storms of resources and decides about their limits: from hours to ``JUDGED``."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        found: list[dict[str, Any]] = []
+        for key, rows in groupby(rows_of(batches, HOURS_COLUMNS), key=_key):
+            instance = instances.get(key[0], _NOBODY)
+            its = _Resource(rows)
+            asked = list(its.hours())
+            of_it = list(
+                storms(key, its.parts, gap_s=options.storm_gap_s, newest_s=instance.newest_s, top=options.top)
+            )
+            found += ({"made": "storm", "storm": each, "decided": None} for each in of_it)
+            if asked:
+                rule = asked[-1][1].rule
+                demand = demand_of(*key, asked, storms_of(of_it, rule), instance.known)
+                found.append({"made": "decided", "storm": None, "decided": _decided(advice.decide(demand, options))})
+            if len(found) >= _BATCH_ROWS:
+                yield pa.RecordBatch.from_pylist(found, schema=JUDGED)
+                found = []
+        yield pa.RecordBatch.from_pylist(found, schema=JUDGED)
+
+    return run
+
+
+_NOBODY: Final = Instance()
+
+
+class _Resource:
+    """The hours of a resource, gone through once: what each asked for, and the parts of storms."""
+
+    def __init__(self, rows: Iterable[Sequence[Any]]) -> None:
+        self._rows = rows
+        self.parts: list[dict[str, Any]] = []
+
+    def hours(self) -> Iterator[tuple[int, Limit, HourDemand]]:
+        for row in self._rows:
+            self.parts += row[-1]
+            if row[4]:
+                yield row[3], _limit(row[5:-2]), demand_from(row[-2])
+
+
+def _decided(found: Advice) -> dict[str, Any]:
+    rates = [each.rate_per_s for each in found.candidates if each.rate_per_s is not None]
+    sizes = [each.bytes_per_s for each in found.candidates if each.bytes_per_s is not None]
+    recommended = found.recommended.rate_per_s
+    return {
+        **{name: getattr(found, name) for name in RESOURCE_KEY},
+        "need_per_s": found.need_per_s,
+        "weight": found.weight,
+        "limits_per_s": (recommended or 0.0) * found.messages_each,
+        "least_rate_per_s": min(rates, default=None),
+        "least_bytes_per_s": min(sizes, default=None),
+        "burst_s": found.limit.burst_s,
+        "bytes_burst_s": found.limit.bytes_burst_s,
+        "advice": encode(found),
+    }
+
+
+def share_out(levels: Mapping[str, float], capacity_per_s: float) -> Kernel:
+    """Return what puts decisions under the capacity of their instance: from ``decided`` to the same."""
+    schema = pa.schema(list(arrow_struct(_DECIDED)))
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            of_it = [
+                _decided(advice.share_out(found, levels.get(found.instance), capacity_per_s))
+                for found in map(read_advice, batch.column("advice").to_pylist())
+            ]
+            yield pa.RecordBatch.from_pylist(of_it, schema=schema)
+
+    return run
+
+
+def replay_weeks(attempts: Mapping[str, int]) -> Kernel:
+    """Return what replays limits: from minutes, as ``MINUTES_COLUMNS``, to ``REPLAYED``."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        found: list[dict[str, Any]] = []
+        for key, rows in groupby(rows_of(batches, MINUTES_COLUMNS), key=_key):
+            first, minutes = _peek(rows)
+            decided = read_advice(first[3])
+            of_it = backtest.replay(
+                (_minute(row, attempts) for row in minutes), decided.limit, decided.candidates
+            )
+            found.append(
+                {**dict(zip(RESOURCE_KEY, key, strict=True)), "refused": list(of_it.refused), "error": of_it.error}
+            )
+            if len(found) >= _BATCH_ROWS:
+                yield pa.RecordBatch.from_pylist(found, schema=REPLAYED)
+                found = []
+        yield pa.RecordBatch.from_pylist(found, schema=REPLAYED)
+
+    return run
+
+
+_OF_IT: Final = frozenset(Recommendation.__struct_fields__)
+
+
+class _Traffic(NamedTuple):
+    """What ``retries`` wants of a minute."""
+
+    busy_answers: int
+    languages: Mapping[str, tuple[int, int]]
+    identified: int
+    second_admitted: Sequence[int]
+    second_refused: Sequence[int]
+    second_repeated: Sequence[int]
+
+
+def _minute(row: Sequence[Any], attempts: Mapping[str, int]) -> backtest.Minute:
+    after = 5 + len(LIMIT_KEY)
+    refused, refused_requests, identified, busy, languages = row[after : after + 5]
+    second, admitted, not_admitted, requests, size, repeated = row[after + 5 :]
+    traffic = _Traffic(
+        busy,
+        {name: (each["requests"], each["refused"]) for name, each in languages},
+        identified,
+        admitted,
+        not_admitted,
+        repeated,
+    )
+    return backtest.Minute(
+        row[4],
+        _limit(row[5:after]),
+        refused,
+        second,
+        [one + other for one, other in zip(admitted, not_admitted, strict=True)],
+        requests,
+        size,
+        retries.shares(traffic, refused_requests, attempts),
+    )
+
+
+def settle() -> Kernel:
+    """Return what makes recommendations: from ``REPLAYED``, sorted by resource, to ``SETTLED``."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        found: list[dict[str, Any]] = []
+        for key, rows in groupby(rows_of(batches, tuple(REPLAYED.names)), key=_key):
+            decided, refused, error = None, None, 0
+            for *_, its_advice, its_refused, its_error in rows:
+                if its_advice is not None:
+                    decided = read_advice(its_advice)
+                else:
+                    refused = its_refused if refused is None else list(map(sum, zip(refused, its_refused, strict=True)))
+                    error += its_error
+            if decided is None:
+                continue
+            of_it = advice.recommendation(decided, refused, error)
+            found.append(
+                {
+                    **{name: getattr(of_it, name) for name in SETTLED.names if name in _OF_IT},
+                    "messages": decided.messages,
+                    "refused_messages": decided.refused_messages,
+                    "recommendation": encode(of_it).decode(),
+                }
+            )
+            if len(found) >= _BATCH_ROWS:
+                yield pa.RecordBatch.from_pylist(found, schema=SETTLED)
+                found = []
+        yield pa.RecordBatch.from_pylist(found, schema=SETTLED)
+
+    return run
+
+
+def unused(rows: Iterable[Mapping[str, Any]], instances: Mapping[str, Instance]) -> pa.Table:
+    """Return what to do about limits that nobody used, as ``REPLAYED``; rows are of ``limits``."""
+    found = []
+    for row in rows:
+        known = instances.get(row["instance"], _NOBODY).known
+        if known.observed_s <= 0:
+            continue
+        limit = _limit([row[name] for name in LIMIT_KEY])
+        of_it = advice.unused(
+            row["instance"], row["kind"], row["name"], limit, known.observed_s, lost_records=known.lost_records
+        )
+        found.append({**{name: row[name] for name in RESOURCE_KEY}, "advice": encode(of_it), "error": 0})
+    return pa.Table.from_pylist(found, schema=REPLAYED)
+
+
+def _limit(values: Sequence[Any]) -> Limit:
+    return Limit(**dict(zip(LIMIT_KEY, values, strict=True)))
+
+
+def _key(row: Sequence[Any]) -> tuple[str, str, str]:
+    return row[0], row[1], row[2]
+
+
+def _peek(rows: Iterator[Sequence[Any]]) -> tuple[Sequence[Any], Iterator[Sequence[Any]]]:
+    first = next(rows)
+
+    def every() -> Iterator[Sequence[Any]]:
+        yield first
+        yield from rows
+
+    return first, every()
+
+
+def rows_of(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Yield rows of batches as these columns, in this order."""
+    for batch in batches:
+        yield from zip(*(batch.column(name).to_pylist() for name in names), strict=True)

@@ -1,0 +1,148 @@
+"""``sluice report --once``: reads only what is new, and keeps all that is there besides.
+
+``OUT/_files.json`` says which files have been read, and from when to when each of them is. Hours that new files touch
+are made anew, from all files that have records of them; all others stay as they are, though the files that they were made
+of may be gone by now. So it may be run by a timer, once a minute or once a day, over any amount of log, and it makes no
+difference when files come, or where it was killed: the same hours are made again.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Self
+
+import msgspec
+
+from admin.analytics.findings import Inputs, SetAside
+from admin.analytics.inputs import File, Found
+from admin.analytics.lines import SPANS, Wanted, spans
+from admin.analytics.options import Options
+from admin.analytics.out import write_file
+from admin.analytics.report import Tools, lines_in, make_tables, path_of
+from admin.analytics.tables import ddl_of
+from admin.analytics.words import HOUR_S, counted
+from admin.common.errors import StartError
+
+_FILE: Final = "_files.json"
+VERSION: Final = 1
+"""Of the file, and of what tables are made of records."""
+
+
+class _Read(msgspec.Struct, frozen=True):
+    """A file that was read.
+
+    Attributes:
+        size_bytes: of it.
+        written_s: when it was last written.
+        first_s: of its first record; None without any.
+        last_s: of its last one.
+        set_aside: what of it could not be understood.
+    """
+
+    size_bytes: int
+    written_s: float
+    first_s: int | None = None
+    last_s: int | None = None
+    set_aside: tuple[SetAside, ...] = ()
+
+    def hours(self) -> range:
+        """The hours that it may have records of."""
+        if self.first_s is None or self.last_s is None:
+            return range(0)
+        return range(self.first_s - self.first_s % HOUR_S, self.last_s + 1, HOUR_S)
+
+
+class _Kept(msgspec.Struct, kw_only=True):
+    version: int
+    made_with: str
+    files: dict[str, _Read] = {}
+
+
+@dataclass
+class Seen:
+    """Which files have been read.
+
+    Attributes:
+        path: where that is written.
+        kept: what is.
+    """
+
+    path: Path
+    kept: _Kept
+
+    @classmethod
+    def read(cls, out: Path, options: Options) -> Self:
+        """Look what was read into a directory before; nothing if it is new.
+
+        Raises:
+            StartError: it was made in another way, or the file is damaged.
+        """
+        path = out / _FILE
+        made_with = msgspec.json.encode((options.storm_gap_s, sorted(options.attempts.items()))).decode()
+        again = f"remove {out} to read all logs again, or choose another --out"
+        try:
+            kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
+        except FileNotFoundError:
+            if (out / "minutes").exists():
+                raise StartError(f"{out}: has a report that --once did not make; {again}") from None
+            return cls(path, _Kept(version=VERSION, made_with=made_with))
+        except (OSError, msgspec.DecodeError) as error:
+            raise StartError(f"{path}: cannot be read: {error}; {again}") from None
+        if kept.version != VERSION or kept.made_with != made_with:
+            raise StartError(f"{out}: was made by another version, --storm-gap or --attempts; {again}")
+        return cls(path, kept)
+
+    @staticmethod
+    def is_kept(out: Path) -> bool:
+        """Say whether a directory is kept up to date in this way."""
+        return (out / _FILE).exists()
+
+    def take(self, tools: Tools, found: Found, options: Options) -> Inputs:
+        """Read what is new.
+
+        Returns:
+            what has been read so far.
+        """
+        kept = self.kept
+        new = {file.path: file for file in found.files if not self._is_known(file)}
+        if new:
+            tools.step(f"looking into {counted(len(new), 'new file')}")
+            spans = _spans(tools, replace(found, files=tuple(new.values())))
+            read = {path: _Read(file.size_bytes, file.written_s, *spans.get(path, ())) for path, file in new.items()}
+            # What a file that has changed had before is made anew, too.
+            touched = (*read.values(), *(kept.files[path] for path in read if path in kept.files))
+            hours = frozenset(hour for each in touched for hour in each.hours())
+            kept.files |= read
+            again = tuple(
+                file for file in found.files if file.path in new or not hours.isdisjoint(kept.files[file.path].hours())
+            )
+            its = make_tables(tools, replace(found, files=again), options, Wanted(hours=hours))
+            for file in again:
+                of_it = tuple(each for each in its.set_aside if each.file == path_of(file.path))
+                kept.files[file.path] = msgspec.structs.replace(kept.files[file.path], set_aside=of_it)
+            write_file(self.path, [msgspec.json.encode(kept)])
+        set_aside = (*(each for file in kept.files.values() for each in file.set_aside), *found.skipped)
+        return Inputs(
+            logs=found.logs,
+            files=len(kept.files),
+            size_bytes=sum(each.size_bytes for each in kept.files.values()),
+            bad_lines=sum(each.lines for each in set_aside),
+            skipped_files=len({each.file for each in set_aside if not each.lines}),
+            set_aside=set_aside,
+        )
+
+    def _is_known(self, file: File) -> bool:
+        read = self.kept.files.get(file.path)
+        return read is not None and (read.size_bytes, read.written_s) == (file.size_bytes, file.written_s)
+
+
+def _spans(tools: Tools, found: Found) -> dict[str, tuple[int, int]]:
+    """Return the first and the last second of each file's records; of files without any, nothing."""
+    rows = (
+        lines_in(tools.session, found)
+        .mapInArrow(spans, ddl_of(SPANS))
+        .groupBy("file")
+        .agg({"first_s": "min", "last_s": "max"})
+        .toDF("file", "first_s", "last_s")
+        .collect()
+    )
+    return {path_of(row["file"]): (row["first_s"], row["last_s"]) for row in rows}

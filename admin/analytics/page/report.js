@@ -1,0 +1,316 @@
+// Draws the charts on one time axis: what is chosen in one of them, all of them show. Reads what-ifs off their curves.
+"use strict";
+(() => {
+  const root = document.documentElement;
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const { whole, storms, curves, what_ifs: whatIfs } = JSON.parse(document.getElementById("figures").textContent);
+  const SHORTEST_S = 10;
+  const SCALE_PX = 52;
+  const ROW_PX = 34;
+  const charts = [];
+  let range = whole;
+
+  const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+  const theme = () => (dark.matches && !root.classList.contains("paper") ? "dark" : "light");
+  const number = (how) => (value) => new Intl.NumberFormat("en", how).format(value);
+  const tick = number({ notation: "compact", maximumSignificantDigits: 3 });
+  const [whole_, tenths, digits] = [
+    number({ maximumFractionDigits: 0 }),
+    number({ maximumFractionDigits: 1 }),
+    number({ maximumSignificantDigits: 3 }),
+  ];
+
+  function rate(perS) {
+    if (perS == null) {
+      return "unlimited";
+    }
+    return `${perS >= 100 ? whole_(perS) : perS >= 1 ? tenths(perS) : digits(perS)}/s`;
+  }
+
+  function percent(share) {
+    if (share <= 0 || share >= 1) {
+      return share <= 0 ? "0%" : "100%";
+    }
+    return share < 0.001 ? "<0.1%" : share > 0.999 ? ">99.9%" : `${tenths(share * 100)}%`;
+  }
+
+  const moment = (atS) => new Date(atS * 1000).toISOString().slice(0, 19).replace("T", " ");
+
+  // The row that holds at a time: the last one that begins before it.
+  function rowAt(times, atS) {
+    let [low, high] = [0, times.length];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      [low, high] = times[middle] <= atS ? [middle + 1, high] : [low, middle];
+    }
+    return low - 1;
+  }
+
+  function show(fromS, untilS) {
+    const span = Math.min(Math.max(untilS - fromS, SHORTEST_S), whole[1] - whole[0]);
+    const start = Math.min(Math.max((fromS + untilS - span) / 2, whole[0]), whole[1] - span);
+    range = [start, start + span];
+    for (const chart of charts) {
+      chart.setScale("x", { min: range[0], max: range[1] });
+    }
+    document.getElementById("range").textContent = `${moment(range[0])} to ${moment(range[1])}`;
+    for (const each of document.querySelectorAll(".times [data-range]")) {
+      each.setAttribute("aria-pressed", String(each.dataset.range === range.join()));
+    }
+  }
+
+  let choosing = false;
+
+  // All charts hear of what is chosen in one; the first, in which it is, tells from when to when.
+  function chosen(chart) {
+    const { left, width } = chart.select;
+    if (width > 0 && !choosing) {
+      choosing = true;
+      queueMicrotask(() => (choosing = false));
+      show(chart.posToVal(left, "x"), chart.posToVal(left + width, "x"));
+    }
+    chart.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+  }
+
+  function drawn(chart) {
+    chart.root.parentElement.dataset.drawn = theme();
+    if (charts.every((each) => each.root.parentElement.dataset.drawn === theme())) {
+      root.dataset.drawn = theme();
+    }
+  }
+
+  const AXIS = {
+    font: "11px system-ui, sans-serif",
+    stroke: () => colour("--muted"),
+    grid: { stroke: () => colour("--line"), width: 1 },
+    ticks: { stroke: () => colour("--line"), width: 1, size: 4 },
+  };
+  // Smallest distance of ticks, how they are written, and what is added where year or day change; see uPlot's axes.
+  const TIME_AXIS = {
+    ...AXIS,
+    space: 64,
+    values: [
+      [86400, "{MMM} {D}", "\n{YYYY}", null, null, null, null, null, 1],
+      [60, "{HH}:{mm}", "\n{MMM} {D}", null, "\n{MMM} {D}", null, null, null, 1],
+      [1, "{HH}:{mm}:{ss}", "\n{MMM} {D}", null, "\n{MMM} {D}", null, null, null, 1],
+    ],
+  };
+
+  function make(place, heightPx, more) {
+    const chart = new uPlot(
+      {
+        width: place.clientWidth,
+        height: heightPx,
+        padding: [8, 24, 0, 0],
+        legend: { show: false },
+        tzDate: (atS) => uPlot.tzDate(new Date(atS * 1000), "Etc/UTC"),
+        cursor: {
+          y: false,
+          points: { show: false },
+          drag: { x: true, y: false, setScale: false, dist: 5 },
+          sync: { key: "time", scales: ["x", null] },
+          bind: { dblclick: () => () => show(...whole) },
+        },
+        ...more,
+        scales: { x: { range: () => range }, ...more.scales },
+        hooks: { setSelect: [chosen], draw: [...(more.draw ?? []), drawn], setCursor: [more.pointed] },
+      },
+      more.data,
+      place,
+    );
+    charts.push(chart);
+    new ResizeObserver(() => {
+      if (place.clientWidth && place.clientWidth !== chart.width && !root.classList.contains("paper")) {
+        chart.setSize({ width: place.clientWidth, height: heightPx });
+      }
+    }).observe(place);
+  }
+
+  function pointedAt(chart) {
+    const { left } = chart.cursor;
+    const atS = left >= 0 ? chart.posToVal(left, "x") : null;
+    document.getElementById("at").textContent = atS === null ? "" : moment(atS);
+    return atS;
+  }
+
+  function makeCurve(place, curve) {
+    const { at, peak, asked, admitted, plain, limit } = curve;
+    const columns = { asked, admitted, peak, limit };
+    const values = [...place.parentElement.querySelectorAll("[data-value]")];
+    const area = (name) => ({
+      fill: () => colour(name),
+      width: 0,
+      points: { show: false },
+      paths: uPlot.paths.stepped({ align: 1 }),
+    });
+
+    function pointed(chart) {
+      const atS = pointedAt(chart);
+      const row = atS === null ? -1 : rowAt(at, atS);
+      for (const value of values) {
+        const of = value.dataset.value;
+        const figure = { refused: () => asked[row] - admitted[row], shadowed: () => admitted[row] - plain[row] }[of];
+        value.textContent = row < 0 || row === at.length - 1 ? "" : rate(figure ? figure() : columns[of][row]);
+      }
+    }
+
+    // A limit far above all that is asked for would press that flat; the legend has it.
+    function highest(chart) {
+      const [from, until] = [Math.max(0, rowAt(at, range[0])), rowAt(at, range[1])];
+      let top = 0;
+      for (let row = from; row <= until; row += 1) {
+        top = Math.max(top, peak[row]);
+      }
+      for (let row = from, most = top * 2; row <= until; row += 1) {
+        top = Math.max(top, limit[row] !== null && limit[row] <= most ? limit[row] : 0);
+      }
+      return [0, (top || 1) * 1.12];
+    }
+
+    make(place, 220, {
+      data: [at, peak, asked, admitted, plain, limit],
+      scales: { y: { range: highest } },
+      axes: [TIME_AXIS, { ...AXIS, size: SCALE_PX, values: (_, ticks) => ticks.map(tick) }],
+      series: [
+        {},
+        area("--ghost"),
+        area("--refuse"),
+        area("--shadow"),
+        area("--pass"),
+        { ...area("--limit"), fill: undefined, stroke: () => colour("--limit"), width: 2 },
+      ],
+      pointed,
+    });
+  }
+
+  function makeStorms(place) {
+    const says = document.getElementById("storm-says");
+    const hint = says.textContent;
+    const most = Math.max(...storms.storms.map((each) => each.messages), 1);
+    const rowPx = (chart) => chart.bbox.height / storms.rows.length;
+
+    function draw(chart) {
+      const { ctx, bbox } = chart;
+      const px = uPlot.pxRatio;
+      ctx.save();
+      ctx.beginPath();
+      ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+      ctx.clip();
+      [ctx.textAlign, ctx.textBaseline] = ["left", "top"];
+      ctx.font = `${12 * px}px system-ui, sans-serif`;
+      storms.rows.forEach((name, row) => {
+        const top = bbox.top + row * rowPx(chart);
+        ctx.fillStyle = colour("--text");
+        ctx.fillText(name, bbox.left + 4 * px, top + 3 * px);
+        ctx.fillStyle = colour("--line");
+        ctx.fillRect(bbox.left, top, row ? bbox.width : 0, px);
+      });
+      for (const each of storms.storms) {
+        const left = chart.valToPos(each.from, "x", true);
+        const width = Math.max(chart.valToPos(each.until, "x", true) - left, 2 * px);
+        const middle = bbox.top + each.row * rowPx(chart) + 24 * px;
+        const radius = (3 + 5 * Math.sqrt(each.messages / most)) * px;
+        ctx.fillStyle = ctx.strokeStyle = colour(each.shadow ? "--shadow" : "--refuse");
+        ctx.lineWidth = 1.5 * px;
+        ctx.globalAlpha = 0.5;
+        ctx.fillRect(left, middle - 3 * px, width, 6 * px);
+        ctx.globalAlpha = 1;
+        ctx.beginPath();
+        ctx.arc(chart.valToPos(each.peak, "x", true), middle, radius, 0, 2 * Math.PI);
+        if (each.shadow) {
+          ctx.fillStyle = colour("--surface");
+        }
+        ctx.fill();
+        ctx.stroke();
+      }
+      ctx.restore();
+    }
+
+    function pointed(chart) {
+      const atS = pointedAt(chart);
+      const row = Math.floor((chart.cursor.top * uPlot.pxRatio) / rowPx(chart));
+      const nearS = ((range[1] - range[0]) / chart.over.clientWidth) * 10;
+      const found = storms.storms.find(
+        (each) => each.row === row && atS !== null && atS >= each.from - nearS && atS <= each.until + nearS,
+      );
+      says.textContent = found ? found.says : hint;
+    }
+
+    make(place, storms.rows.length * ROW_PX + 50, {
+      data: [whole, [null, null]],
+      scales: { y: { range: [0, 1] } },
+      axes: [TIME_AXIS, { ...AXIS, size: SCALE_PX, values: () => [], grid: { show: false }, ticks: { show: false } }],
+      series: [{}, { show: true }],
+      draw: [draw],
+      pointed,
+    });
+  }
+
+  // Between two rates that were replayed, the line between them.
+  function readOff(place, points) {
+    const [input, says, line] = ["input", "output", ".here"].map((each) => place.querySelector(each));
+    const [first, last] = [points[0][0], points.at(-1)[0]];
+
+    function read() {
+      const per = Number(input.value);
+      const after = Math.min(Math.max(points.findIndex((each) => each[0] >= per), 1), points.length - 1);
+      const [low, high] = [points[after - 1], points[after]];
+      const part = Math.min(Math.max((per - low[0]) / (high[0] - low[0]), 0), 1);
+      const [share, uncorrected] = [1, 2].map((each) => low[each] + part * (high[each] - low[each]));
+      const beside = uncorrected === share ? "" : `, ${percent(uncorrected)} if nobody retries`;
+      const exact = part === 0 || part === 1 ? "" : "about ";
+      says.textContent = `${rate(per)}: ${exact}${percent(share)} refused${beside}`;
+      input.setAttribute("aria-valuetext", says.textContent);
+      for (const end of ["x1", "x2"]) {
+        line.setAttribute(end, `${(100 * (per - first)) / (last - first)}%`);
+      }
+    }
+
+    input.addEventListener("input", read);
+    read();
+  }
+
+  function redraw() {
+    charts.forEach((each) => each.redraw(false, true));
+  }
+
+  document.getElementById("no-charts").remove();
+  if (storms) {
+    makeStorms(document.getElementById("storms-chart"));
+  }
+  curves.forEach((curve, at) => makeCurve(document.getElementById(`curve-${at}`), curve));
+  if (charts.length) {
+    show(...whole);
+    document.querySelector(".times").hidden = false;
+  } else {
+    root.dataset.drawn = theme();
+  }
+  for (const [id, points] of Object.entries(whatIfs)) {
+    readOff(document.getElementById(id), points);
+  }
+  for (const each of document.querySelectorAll("[data-range], [data-move]")) {
+    each.disabled = false;
+  }
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("[data-range], [data-move]");
+    if (!button) {
+      return;
+    }
+    if (button.dataset.range) {
+      show(...button.dataset.range.split(",").map(Number));
+      document.getElementById(button.dataset.see)?.scrollIntoView({ block: "center" });
+    } else {
+      const [move, zoom] = button.dataset.move.split(",").map(Number);
+      const [middle, half] = [(range[0] + range[1]) / 2, (range[1] - range[0]) / 2];
+      show(middle + 2 * half * move - half * zoom, middle + 2 * half * move + half * zoom);
+    }
+  });
+  dark.addEventListener("change", redraw);
+  // Paper is light, whatever the screen is.
+  for (const [when, onPaper] of [["beforeprint", true], ["afterprint", false]]) {
+    window.addEventListener(when, () => {
+      root.classList.toggle("paper", onPaper);
+      redraw();
+    });
+  }
+})();
