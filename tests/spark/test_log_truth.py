@@ -13,7 +13,7 @@ import pytest
 from harness.sidecar import run_sluice
 from log_truth import Made, Truth, count, make
 from log_truth.making import EAST_1, EAST_2, FLOOD_PER_S, NASTY, SHARES, WEST_1
-from log_truth.reported import reported
+from log_truth.reported import p99_per_s, reported
 
 _SPARK_S: Final = 580.0
 _KNOWN: Final = tuple(each.name for each in fields(Truth))
@@ -80,6 +80,10 @@ def test_the_report_says_what_the_count_does(case: Case, what: str) -> None:
     if what == "p99_per_s":
         counted = {each: pytest.approx(value, rel=1e-12) for each, value in counted.items()}
     assert not differences(said, counted)
+
+
+def test_seconds_by_minute_and_by_hour_have_the_same_percentiles(case: Case) -> None:
+    assert p99_per_s(case.out, by_minutes=True) == p99_per_s(case.out)
 
 
 def test_copies_are_counted(case: Case) -> None:

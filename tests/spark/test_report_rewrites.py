@@ -151,9 +151,7 @@ def test_a_report_that_is_killed_while_it_writes_harms_nobody_and_the_next_one_c
         # Python alone; its Java process may go on for a moment, which the next report has to wait for.
         process.signal(signal.SIGKILL)
         _wait_until_ended(process)
-        for table, days in _brief(out).items():
-            for day, brief in days.items():
-                assert brief in {two.one[table].get(day), two.other[table].get(day)}, f"{table}, {day}"
+        assert [half for table in _TABLES for half in _half_seen(two, table, days_of(out, table))] == []
         _report(tmp_path, str(two.folder / "other"), "--out", "out")
     finally:
         process.stop()
@@ -173,27 +171,43 @@ def test_readers_never_see_half_a_day(two: Two, tmp_path: Path) -> None:
     out = shutil.copytree(two.folder / "out-one", tmp_path / "out")
     for name in ("other", "one", "other"):
         process = _start(tmp_path, str(two.folder / name), "--out", "out")
-        wrong: Counter[str] = Counter()
-        reads = failed = 0
+        seen, wrong = Counter[str](), Counter[str]()
         try:
             while process.running:
                 for table in _TABLES:
-                    reads += 1
-                    try:
-                        seen = days_of(out, table)
-                    except duckdb.Error:
-                        failed += 1
-                        continue
-                    for day in two.one[table].keys() | two.other[table] | seen:
-                        if seen.get(day) not in {two.one[table].get(day), two.other[table].get(day)}:
-                            wrong[f"{table}, {day}: {'no rows' if day not in seen else 'other rows'}"] += 1
+                    wrong.update(_half_seen(two, table, _read(out, table, seen)))
             assert process.wait(timeout_s=_PATIENCE_S) == 0
         finally:
             process.stop()
-        print(f"{name}: {reads} reads, {failed} failed, {wrong.total()} saw half a table")
-        assert reads > 100
-        assert (failed, wrong) == (0, Counter())
+        print(f"to {name}: {dict(seen)}, {wrong.total()} saw half a day")
+        assert seen["read"] > 100
+        assert wrong == Counter()
     assert _brief(out) == two.other
+
+
+def _read(out: Path, table: str, seen: Counter[str]) -> dict[str, tuple[int, int]]:
+    """Read a table; of what was replaced between its name and its content, once more, as any reader must.
+
+    No more days can be replaced meanwhile than there are.
+    """
+    for _ in range(DAYS + 2):
+        try:
+            found = days_of(out, table)
+        except duckdb.Error:
+            seen["read again"] += 1
+            continue
+        seen["read"] += 1
+        return found
+    return days_of(out, table)
+
+
+def _half_seen(two: Two, table: str, seen: dict[str, tuple[int, int]]) -> list[str]:
+    one, other = two.one[table], two.other[table]
+    return [
+        f"{table}, {day}: {'other rows' if day in seen else 'no rows'}"
+        for day in one.keys() | other | seen
+        if seen.get(day) not in {one.get(day), other.get(day)}
+    ]
 
 
 def test_two_reports_do_not_write_in_one_place(two: Two, tmp_path: Path) -> None:
@@ -230,36 +244,50 @@ def test_of_a_range_of_days_the_others_stay_and_files_of_other_days_say_nothing(
 
 
 def test_once_reads_what_is_new_and_makes_its_days_anew(two: Two, tmp_path: Path) -> None:
-    logs = tmp_path / "logs"
+    logs, out = tmp_path / "logs", tmp_path / "out"
     shutil.copytree(two.folder / "one", logs)
-    whole = _start(tmp_path, "logs", "--out", "out", "--once")
-    assert whole.wait(timeout_s=_PATIENCE_S) == 0, whole.tail()
-    out = tmp_path / "out"
-    assert _brief(out) == two.one
-    before = _written(out)
 
-    # Nothing new: nothing is written.
-    assert _run(tmp_path, "logs", "--out", "out", "--once").returncode == 0
-    assert _written(out) == before
+    def once() -> None:
+        answer = _run(tmp_path, "logs", "--out", "out", "--once")
+        assert answer.returncode == 0, answer.stderr
+
+    once()
+    assert _brief(out) == two.one
+    before = _of_minutes(out)
+
+    # Nothing is new, or what is new is no log: no minute is written.
+    once()
+    assert _of_minutes(out) == before
+    (logs / "2026-10-27" / "no-log.jsonl").write_text("this is no record\n")
+    once()
+    assert _of_minutes(out) == before
+    assert _brief(out) == two.one
 
     # Late: of the third day alone, beside copies of what was read, whole and torn.
     _more(logs / "2026-10-27" / "late.jsonl", range(2, 3))
-    some = sorted(file for file in logs.rglob("*.jsonl") if file.stat().st_size)[3]
+    some = sorted(file for file in logs.rglob("rejections-*.jsonl") if file.stat().st_size)[3]
     shutil.copy(some, logs / "2026-10-27" / "again.jsonl")
     (logs / "2026-10-27" / "torn.jsonl").write_bytes(some.read_bytes()[:-30])
-    answer = _run(tmp_path, "logs", "--out", "out", "--once")
-    assert answer.returncode == 0, answer.stderr
+    once()
     _report(tmp_path, "logs", "--out", "all")
     assert _brief(out) == _brief(tmp_path / "all")
     assert _advice(out) == _advice(tmp_path / "all")
-    # Days that no new file touches, nor borders on, are as they were.
-    copied = {datetime.fromtimestamp(at_s, UTC).date() for at_s in _seconds(some)}
-    late = {datetime.fromtimestamp(START_S + 2 * DAY_S, UTC).date()}
-    touched = {date.fromordinal(date.toordinal() + step) for date in copied | late for step in (-1, 0, 1)}
-    kept = {file: at for file, at in before.items() if not any(f"dt={day}" in str(file) for day in touched)}
-    parquet = {file: at for file, at in kept.items() if file.suffix == ".parquet"}
-    assert parquet
-    assert parquet.items() <= _written(out).items()
+    # Days that no new file touches are as they were.
+    touched = {START_S + 2 * DAY_S + 12 * 3600, *_seconds(some)}
+    days = {f"dt={datetime.fromtimestamp(at_s, UTC).date()}" for at_s in touched}
+    kept = {file: at for file, at in before.items() if days.isdisjoint(file.parts)}
+    assert kept
+    assert kept.items() <= _of_minutes(out).items()
+
+
+def _of_minutes(out: Path) -> dict[Path, int]:
+    """Return the files of the tables that lines are added up to, and when each was written."""
+    found = _written(out).items()
+    return {
+        file: at
+        for file, at in found
+        if file.parts[0] in {"minutes", "hours", "refusals"} and file.suffix == ".parquet"
+    }
 
 
 def _seconds(file: Path) -> set[int]:

@@ -30,7 +30,7 @@ def reported(out: Path, findings: dict[str, Any]) -> Truth:
             damaged=damaged,
             storms=frozenset(_storms(duck, out)),
             totals=_totals(duck, out),
-            p99_per_s=_p99(duck, out),
+            p99_per_s=p99_per_s(out),
             minutes={each["instance"]: each["minutes"] for each in coverage},
             gap_minutes={each["instance"]: each.get("gap_minutes", 0) for each in coverage},
             lost_records={each["instance"]: each.get("lost_records", 0) for each in coverage},
@@ -73,27 +73,41 @@ def _totals(duck: duckdb.DuckDBPyConnection, out: Path) -> dict[Resource, dict[s
     return found
 
 
-def _p99(duck: duckdb.DuckDBPyConnection, out: Path) -> dict[Resource, float]:
-    observed_s = dict(
-        duck.execute(f"SELECT instance, sum(seconds)::BIGINT FROM {_table(out, 'coverage')} GROUP BY ALL").fetchall()
-    )
-    seconds = defaultdict[Resource, Counter[int]](Counter)
-    query = f"""SELECT instance, kind, name, value, count(*) FROM (
-        SELECT instance, kind, name, unnest(second_admitted) + unnest(second_refused) AS value
-        FROM {_table(out, "minutes")}) GROUP BY ALL"""
-    for *resource, value, many in duck.execute(query).fetchall():
-        seconds[_resource(resource)][value] += many
-    found = {}
-    for resource, values in seconds.items():
-        values[0] += max(0, observed_s[resource[0]] - values.total())
-        row = duck.execute(
-            "SELECT quantile_cont(value::DOUBLE, 0.99) FROM "
-            "(SELECT unnest(repeat([each.value], each.many)) AS value FROM (SELECT unnest(?) AS each))",
-            [[{"value": value, "many": many} for value, many in values.items()]],
-        ).fetchone()
-        if row is None:
-            raise ValueError(f"no percentile of {resource}")
-        found[resource] = row[0]
+_MINUTES: Final = """SELECT instance, kind, name, value::DOUBLE, count(*) FROM (
+    SELECT instance, kind, name, unnest(second_admitted) + unnest(second_refused) AS value FROM {minutes}) GROUP BY ALL"""
+_HOURS: Final = """SELECT instance, kind, name, value, sum(seconds)::BIGINT FROM (
+    SELECT instance, kind, name, unnest(demand.calm.values) AS value, unnest(demand.calm.seconds) AS seconds FROM {hours}
+    UNION ALL
+    SELECT instance, kind, name, unnest(demand.loud_asked.values), unnest(demand.loud_asked.seconds) FROM {hours})
+    GROUP BY ALL"""
+
+
+def p99_per_s(out: Path, *, by_minutes: bool = False) -> dict[Resource, float]:
+    """Return the 99th percentile of what was asked for in a second, by resource, as ``Truth`` has it.
+
+    Args:
+        out: of the report.
+        by_minutes: from the seconds of ``minutes``; otherwise from the histograms in ``hours``.
+    """
+    tables = {name: _table(out, name) for name in ("minutes", "hours", "coverage")}
+    seconds = defaultdict[Resource, Counter[float]](Counter)
+    with duckdb.connect() as duck:
+        observed = duck.execute("SELECT instance, sum(seconds)::BIGINT FROM {coverage} GROUP BY ALL".format(**tables))
+        observed_s = dict(observed.fetchall())
+        query = (_MINUTES if by_minutes else _HOURS).format(**tables)
+        for *resource, value, many in duck.execute(query).fetchall():
+            seconds[_resource(resource)][value] += many
+        found = {}
+        for resource, values in seconds.items():
+            values[0.0] += max(0, observed_s[resource[0]] - values.total())
+            row = duck.execute(
+                "SELECT quantile_cont(value::DOUBLE, 0.99) FROM "
+                "(SELECT unnest(repeat([each.value], each.many)) AS value FROM (SELECT unnest(?) AS each))",
+                [[{"value": value, "many": many} for value, many in values.items()]],
+            ).fetchone()
+            if row is None:
+                raise ValueError(f"no percentile of {resource}")
+            found[resource] = row[0]
     return found
 
 
