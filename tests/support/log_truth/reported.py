@@ -73,13 +73,17 @@ def _totals(duck: duckdb.DuckDBPyConnection, out: Path) -> dict[Resource, dict[s
     return found
 
 
-_MINUTES: Final = """SELECT instance, kind, name, value::DOUBLE, count(*) FROM (
-    SELECT instance, kind, name, unnest(second_admitted) + unnest(second_refused) AS value FROM {minutes}) GROUP BY ALL"""
-_HOURS: Final = """SELECT instance, kind, name, value, sum(seconds)::BIGINT FROM (
-    SELECT instance, kind, name, unnest(demand.calm.values) AS value, unnest(demand.calm.seconds) AS seconds FROM {hours}
-    UNION ALL
-    SELECT instance, kind, name, unnest(demand.loud_asked.values), unnest(demand.loud_asked.seconds) FROM {hours})
-    GROUP BY ALL"""
+_MINUTES: Final = """
+SELECT instance, kind, name, value::DOUBLE, count(*) FROM
+    (SELECT instance, kind, name, unnest(second_admitted) + unnest(second_refused) AS value FROM {minutes})
+GROUP BY ALL"""
+_HOURS: Final = """
+WITH histograms AS (
+    SELECT instance, kind, name, demand.calm AS its FROM {hours}
+    UNION ALL SELECT instance, kind, name, demand.loud_asked FROM {hours})
+SELECT instance, kind, name, value, sum(seconds)::BIGINT FROM
+    (SELECT instance, kind, name, unnest(its.values) AS value, unnest(its.seconds) AS seconds FROM histograms)
+GROUP BY ALL"""
 
 
 def p99_per_s(out: Path, *, by_minutes: bool = False) -> dict[Resource, float]:
