@@ -8,7 +8,7 @@ Refusals are added up by *slot*, a stretch of the hour that is one second longer
 a slot are at most the gap apart, so that all refusals of a resource in a slot are of one storm.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from math import floor, log10
@@ -30,7 +30,7 @@ from admin.analytics.tables import (
     arrow_struct,
     day_of,
 )
-from admin.analytics.words import HOUR_S, MINUTE_S
+from admin.analytics.words import MINUTE_S
 from admin.rejection_log.records import (
     HeartbeatRecord,
     LimitChangeRecord,
@@ -51,8 +51,8 @@ COMBINED: Final = pa.schema(
         (BAD, arrow_struct(_BAD)),
     ],
 )
-"""Rows of ``combine``: the name of a table, and its columns under that name; null under all others. Besides tables there
-is ``bad``: what could not be understood, by file and reason."""
+"""Rows of ``combine``: the name of a table, and its columns under that name; null under all others. Besides tables
+there is ``bad``: what could not be understood, by file and reason."""
 NEAR_SHARE: Final = 0.8
 """A second with this share of the limit is near it."""
 _BATCH_ROWS: Final = 4096
@@ -112,7 +112,9 @@ class _Out:
             if not rows:
                 continue
             struct = COMBINED.field(name).type
-            columns = [pa.array(values, each.type) for values, each in zip(zip(*rows, strict=True), struct, strict=True)]
+            columns = [
+                pa.array(values, each.type) for values, each in zip(zip(*rows, strict=True), struct, strict=True)
+            ]
             arrays = [
                 pa.array([name] * len(rows), field.type)
                 if field.name == "made"
@@ -195,8 +197,7 @@ class _Hour:
             each[0] += record.requests
             each[1] += record.messages
             each[2] += record.bytes
-            if wait_us > each[3]:
-                each[3] = wait_us
+            each[3] = max(each[3], wait_us)
         minute_s = at_s - at_s % MINUTE_S
         if wait_us > self._waits.get(minute_s, -1):
             self._waits[minute_s] = wait_us
@@ -212,8 +213,8 @@ class _Hour:
         if minutes or parts:
             out.add("hours", (*head, self._hour_s, *self._hour_row(minutes), parts, self._day))
         whom: dict[tuple[Any, ...], list[int]] = {}
-        for (_, *who), sums in self._whom.items():
-            _add(whom.setdefault(tuple(who), [0, 0, 0, 0]), sums)
+        for key, sums in self._whom.items():
+            _add(whom.setdefault(key[1:], [0, 0, 0, 0]), sums)
         for who, sums in whom.items():
             out.add("refusals", (*head, self._hour_s, *who, *sums, self._day))
         for limit in self._limits.values():
@@ -341,7 +342,7 @@ def _minute(records: Sequence[TrafficRecord]) -> TrafficRecord:
     if len(records) == 1:
         return records[0]
     last = max(records, key=lambda record: (record.n, record.run))
-    amounts = {
+    amounts: dict[str, Any] = {
         outcome: type(last.admitted)(
             *(sum(getattr(getattr(record, outcome), what) for record in records) for what in _WHATS)
         )
@@ -364,8 +365,9 @@ def _minute(records: Sequence[TrafficRecord]) -> TrafficRecord:
     admitted, refused, requests, size_bytes, repeated = (
         tuple(by_second[at][place] for at in second) for place in range(5)
     )
+    same = ("v", "instance", "run", "n", "at_s", "kind", "name", *LIMIT_KEY)
     return TrafficRecord(
-        **{name: getattr(last, name) for name in ("v", "instance", "run", "n", "at_s", "kind", "name", *LIMIT_KEY)},
+        **{name: getattr(last, name) for name in same},
         **amounts,
         identified=sum(record.identified for record in records),
         busy_answers=sum(record.busy_answers for record in records),
@@ -480,7 +482,7 @@ def hour_demand(minutes: Sequence[TrafficRecord], attempts: Mapping[str, int]) -
 class _Demand:
     def __init__(self, attempts: Mapping[str, int]) -> None:
         self._attempts = attempts
-        self._sums: Counter[str] = Counter()
+        self._sums: defaultdict[str, float] = defaultdict(int)
         self._most: dict[str, float] = {}
         self._seconds: dict[str, Counter[float]] = {}
 
@@ -495,13 +497,13 @@ class _Demand:
             rates[rate] = None
             if self._minute(minute, rate, with_bytes=with_bytes):
                 loud.append(record.at_s)
+        found: dict[str, Any] = {**self._sums, **self._most}
+        found |= {name: _histogram(counter) for name, counter in self._seconds.items()}
         return HourDemand(
             rates=tuple(rates),
             loud_from_s=loud[0] if loud else None,
             loud_until_s=loud[-1] + MINUTE_S if loud else None,
-            **self._sums,
-            **self._most,
-            **{name: _histogram(counter) for name, counter in self._seconds.items()},
+            **found,
         )
 
     def _minute(self, minute: _Minute, rate: float | None, *, with_bytes: bool) -> bool:
@@ -517,8 +519,9 @@ class _Demand:
         asked = record.second_requests if record.count == "requests" else messages
         size = record.second_bytes
         asked_sum, size_sum = sum(asked), sum(size)
-        wanted, wanted_sum, wanted_size, wanted_size_sum = asked, float(asked_sum), size, float(size_sum)
-        wanted_messages: float = sum(messages)
+        wanted: Sequence[float] = asked
+        wanted_size: Sequence[float] = size
+        wanted_sum, wanted_size_sum, wanted_messages = float(asked_sum), float(size_sum), float(sum(messages))
         if left is not None:
             wanted, wanted_size = _times(asked, left), _times(size, left)
             wanted_sum, wanted_size_sum = sum(wanted), sum(wanted_size)

@@ -1,7 +1,8 @@
 """What a report shows of the tables: the first few of everything, and how many there are.
 
-What is shown of all resources, or of all who were refused, is picked where the rows are: each task keeps the first few,
-and the driver the first of these. So all of it is bounded before it comes to the driver, but for a row for each sidecar.
+What is shown of all resources, or of all who were refused, is picked where the rows are: each task keeps the first
+few, and the driver the first of these. So all of it is bounded before it comes to the driver, but for a row for each
+sidecar.
 """
 
 import sys
@@ -127,9 +128,7 @@ class Digest:
         self._session, self._store, self._options, self._instances = session, store, options, instances
         self._days = Days.of_seconds(options.since_s, options.until_s)
 
-    def findings(
-        self, made_at: str, files: str, inputs: Inputs, picked: Picked, decided: "DataFrame"
-    ) -> Findings:
+    def findings(self, made_at: str, files: str, inputs: Inputs, picked: Picked, decided: "DataFrame") -> Findings:
         """Return all that a report shows.
 
         Args:
@@ -158,9 +157,7 @@ class Digest:
             tables=out if "://" in out else files,
             period=Period(from_s=from_s, until_s=until_s),
             inputs=inputs,
-            totals=Totals(
-                **resources.sums, **unknown, **counts, recommendations=picked.counts, offered=picked.offered
-            ),
+            totals=Totals(**resources.sums, **unknown, **counts, recommendations=picked.counts, offered=picked.offered),
             coverage=tuple(coverage[:_MOST_INSTANCES]),
             instance_count=len(coverage),
             storms=tuple(storms),
@@ -232,7 +229,10 @@ class Digest:
             self._read(REFUSALS)
             .where("verdict = 'refuse'")
             .groupBy(*key)
-            .agg(*(F.sum(name).alias(name) for name in ("requests", "messages", "bytes")), F.min("hour_s").alias("first_s"))
+            .agg(
+                *(F.sum(name).alias(name) for name in ("requests", "messages", "bytes")),
+                F.min("hour_s").alias("first_s"),
+            )
             .withColumn("total", F.sum("messages").over(Window.partitionBy(*RESOURCE_KEY)))
         )  # fmt: skip
         rows = refused.mapInArrow(_pick_culprits(_new_since_s(from_s, until_s)), ddl_of(_JSON)).collect()
@@ -400,8 +400,7 @@ class _Resources(msgspec.Struct):
             "last_s": max((each.last_s for each in resources), default=None),
         }
         sums |= {
-            name: sum(getattr(each, name) for each in resources)
-            for name in ("admitted", "refused", "held", "shadowed")
+            name: sum(getattr(each, name) for each in resources) for name in ("admitted", "refused", "held", "shadowed")
         }
         return cls(
             sums,
@@ -473,16 +472,23 @@ def _most_messages(each: New) -> tuple[Any, ...]:
 
 
 def _most_refused(each: Culprit) -> tuple[Any, ...]:
-    return -each.messages, each.instance, each.kind, each.name, each.client, each.user, each.product, each.producer_group
+    return (
+        -each.messages,
+        each.instance,
+        each.kind,
+        each.name,
+        each.client,
+        each.user,
+        each.product,
+        each.producer_group,
+    )
 
 
 def _pick_resources(since_s: int) -> Kernel:
     """Return what picks of a task's resources: from their sums to a ``_Resources``."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield _json(
-            _Resources.of([_Resource(*row) for row in rows_of(batches, _Resource.__struct_fields__)], since_s)
-        )
+        yield _json(_Resources.of([_Resource(*row) for row in rows_of(batches, _Resource.__struct_fields__)], since_s))
 
     return run
 
@@ -586,9 +592,7 @@ def _of(change: LimitChange) -> tuple[str, str, str]:
     return change.instance, change.kind, edits.exact_name(change)
 
 
-def _curve(
-    of: _Resource, step_s: int, found: Mapping[int, Sequence[Any]], changes: Sequence[LimitChange]
-) -> Curve:
+def _curve(of: _Resource, step_s: int, found: Mapping[int, Sequence[Any]], changes: Sequence[LimitChange]) -> Curve:
     its = [change for change in changes if change.instance == of.instance]
     at_steps = [_point(at, found[at], step_s) for at in sorted(found)]
     points, edited = edits.placed(at_steps, step_s, its, of.kind, of.name)

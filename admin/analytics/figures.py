@@ -167,7 +167,8 @@ class Known(NamedTuple):
     week_s: Mapping[int, int] = {}
 
 
-class Most(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Most:
     """Whose requests were refused most.
 
     Attributes:

@@ -138,9 +138,7 @@ def find(logs: Sequence[str], since_s: int | None = None, until_s: int | None = 
     )
 
 
-def find_at(
-    session: "SparkSession", found: Found, since_s: int | None = None, until_s: int | None = None
-) -> Found:
+def find_at(session: "SparkSession", found: Found, since_s: int | None = None, until_s: int | None = None) -> Found:
     """Add the files at addresses to what was found on this machine.
 
     Args:
@@ -158,7 +156,9 @@ def find_at(
     files, outside = list(found.files), found.outside
     reader = session.read.format("binaryFile").option("recursiveFileLookup", "true").option("pathGlobFilter", _FILES)
     for address in addresses:
-        rows = reader.load(address).selectExpr("path", "length", "unix_millis(modificationTime) AS written_ms").collect()
+        rows = (
+            reader.load(address).selectExpr("path", "length", "unix_millis(modificationTime) AS written_ms").collect()
+        )
         for row in rows:
             file = File(row["path"], row["length"], row["written_ms"] / 1000)
             if _is_outside(file, address, since_s, until_s):
@@ -174,7 +174,7 @@ def _is_outside(file: File, root: str, since_s: int | None, until_s: int | None)
     """Say whether a file cannot have a record of the period."""
     if since_s is not None and file.written_s < since_s - _CLOCKS_S:
         return True
-    below = file.path[len(root) :] if file.path.startswith(root) else file.path
+    below = file.path.removeprefix(root)
     folder, _, name = below.rpartition("/")
     # Sluice's own names have a random part, which may look like anything.
     dates = _DATE.findall(folder if finished_name(name.removesuffix(".gz")) else below)

@@ -15,7 +15,7 @@ import msgspec
 
 from admin.analytics import inputs, page
 from admin.analytics.digest import Digest, Picked
-from admin.analytics.findings import Findings, Inputs
+from admin.analytics.findings import Findings
 from admin.analytics.lines import Wanted
 from admin.analytics.once import Seen
 from admin.analytics.options import Options
@@ -104,17 +104,16 @@ def report_logs(wish: Wish) -> int:
     logs = wish.logs or tuple(map(str, usual_logs()))
     _check_places(place, logs)
     found = inputs.find(logs, wish.options.since_s, wish.options.until_s)
-    seen = Seen.read(place.files, wish.options) if wish.once else None
-    if seen is None and Seen.is_kept(place.files):
-        raise SettingsError(
-            f"--out {wish.out}: is kept up to date by --once; choose another directory, or add --once"
-        )
+    if wish.once:
+        Seen.read(place.files, wish.options)
+    elif Seen.is_kept(place.files):
+        raise SettingsError(f"--out {wish.out}: is kept up to date by --once; choose another directory, or add --once")
     log = place.files.absolute() / _LOG
     with OutLock(place.files), _progress(_console()) as step:
         brief = found.size_bytes < _BRIEF_BYTES and not any("://" in each for each in logs)
         with open_session(replace(wish.spark, log=log, brief=brief)) as session, in_words(log):
             found = inputs.find_at(session, found, wish.options.since_s, wish.options.until_s)
-            findings = _report(session, place, found, wish, step, seen)
+            findings = _report(session, place, found, wish, step)
     if wish.json:
         print(msgspec.json.format(msgspec.json.encode(findings)).decode())  # noqa: T201 - what was asked for
     else:
@@ -123,37 +122,36 @@ def report_logs(wish: Wish) -> int:
 
 
 def _report(
-    session: "SparkSession",
-    place: Place,
-    found: inputs.Found,
-    wish: Wish,
-    step: Callable[[str], object],
-    seen: Seen | None,
+    session: "SparkSession", place: Place, found: inputs.Found, wish: Wish, step: Callable[[str], object]
 ) -> Findings:
-    few = found.size_bytes < FEW_BYTES
-    store = Store(session, place.tables, few=few)
+    options = wish.options
+    store = Store(session, place.tables, few=found.size_bytes < FEW_BYTES)
     with store.scratch() as scratch:
         tools = Tools(session, store, scratch, tasks_of(found.size_bytes, _cores(wish.spark)), step)
-        if seen is None:
-            read = make_tables(tools, found, wish.options, Wanted(wish.options.since_s, wish.options.until_s))
+        if wish.once:
+            read = Seen.read(place.files, options).take(tools, found, options)
         else:
-            read = seen.take(tools, found, wish.options)
-        recommended = recommend(tools, wish.options)
-        return _publish(session, store, place, wish.options, read, recommended, step)
+            read = make_tables(tools, found, options, Wanted(options.since_s, options.until_s))
+        recommended = recommend(tools, options)
+        step("gathering what was found")
+        made_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        picked = _write_recommendations(place.files / RECOMMENDATIONS_JSON, made_at, recommended)
+        of_all = recommended.instances.values()
+        read = msgspec.structs.replace(
+            read,
+            records=read.records or sum(each.records for each in of_all),
+            duplicates=read.duplicates or sum(each.copies for each in of_all),
+            set_aside=read.set_aside[:_MOST_SET_ASIDE],
+        )
+        digest = Digest(session, store, options, recommended.instances)
+        findings = digest.findings(made_at, str(place.files), read, picked, recommended.decided)
+    step("writing the page")
+    write_file(place.html, [page.render(findings).encode()])
+    return findings
 
 
-def _publish(
-    session: "SparkSession",
-    store: Store,
-    place: Place,
-    options: Options,
-    read: Inputs,
-    recommended: Recommended,
-    step: Callable[[str], object],
-) -> Findings:
-    """Write what is for people, and return what it says."""
-    step("gathering what was found")
-    made_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def _write_recommendations(path: Path, made_at: str, recommended: Recommended) -> Picked:
+    """Write the file of recommendations, and return those that are shown."""
     picked = Picked()
     head = RecommendationsFile(
         made_at=made_at, period=_period(recommended), instances=tuple(sorted(recommended.instances))
@@ -167,19 +165,8 @@ def _publish(
             yield (b",\n" if at else b"\n") + msgspec.json.encode(each)
         yield b"\n]}\n"
 
-    write_file(place.files / RECOMMENDATIONS_JSON, pieces())
-    of_all = recommended.instances.values()
-    read = msgspec.structs.replace(
-        read,
-        records=read.records or sum(each.records for each in of_all),
-        duplicates=read.duplicates or sum(each.copies for each in of_all),
-        set_aside=read.set_aside[:_MOST_SET_ASIDE],
-    )
-    digest = Digest(session, store, options, recommended.instances)
-    findings = digest.findings(made_at, str(place.files), read, picked, recommended.decided)
-    step("writing the page")
-    write_file(place.html, [page.render(findings).encode()])
-    return findings
+    write_file(path, pieces())
+    return picked
 
 
 def _period(recommended: Recommended) -> Period:
@@ -192,8 +179,6 @@ def _period(recommended: Recommended) -> Period:
 
 def _cores(spark: SparkOptions) -> int:
     """Return how many tasks run at a time at least: those of this machine, if Spark runs here."""
-
-
     named = spark.master.removeprefix("local[").removesuffix("]")
     return int(named) if named.isdecimal() else os.cpu_count() or 1
 

@@ -1,8 +1,8 @@
 """From hours to recommendations, on the executors: what is read from batches of Arrow, and what is put into them.
 
-Three steps, each a function of sorted batches, for ``mapInArrow``: ``judge`` goes through the hours of each resource and
-finds its storms and what to do about its limit; ``replay_weeks`` replays limits over the minutes that are loud, week by
-week; ``settle`` puts both together. What is decided, and why, is in ``advice``, ``demand`` and ``backtest``.
+Three steps, each a function of sorted batches, for ``mapInArrow``: ``judge`` goes through the hours of each resource
+and finds its storms and what to do about its limit; ``replay_weeks`` replays limits over loud minutes, week by week;
+``settle`` puts both together. What is decided, and why, is in ``advice``, ``demand`` and ``backtest``.
 """
 
 from collections import Counter
@@ -42,8 +42,8 @@ _DECIDED: Final = (
 JUDGED: Final = pa.schema(
     [("made", pa.string()), ("storm", arrow_struct(STORMS.columns)), ("decided", arrow_struct(_DECIDED))]
 )
-"""Rows of ``judge``: a storm, or what is decided about a resource: what it needs of a capacity, what replays need to know
-of the lowest rate among its candidates, and the advice itself."""
+"""Rows of ``judge``: a storm, or what is decided about a resource: what it needs of a capacity, what replays need to
+know of the lowest rate among its candidates, and the advice itself."""
 REPLAYED: Final = pa.schema([*_KEY, ("advice", pa.binary()), ("refused", pa.list_(pa.int64())), ("error", pa.int64())])
 """Rows of ``replay_weeks``, and of decisions without a replay: one of these with the advice for each resource."""
 SETTLED: Final = pa.schema(
@@ -119,7 +119,10 @@ def know() -> Kernel:
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         found = [
-            {"instance": name, "known": encode(_known(name, (dict(zip(COVERAGE_COLUMNS, row, strict=True)) for row in rows)))}
+            {
+                "instance": name,
+                "known": encode(_known(name, (dict(zip(COVERAGE_COLUMNS, row, strict=True)) for row in rows))),
+            }
             for name, rows in groupby(rows_of(batches, COVERAGE_COLUMNS), key=lambda row: row[0])
         ]
         yield pa.RecordBatch.from_pylist(found, schema=KNOWN)
@@ -186,9 +189,7 @@ def judge(instances: Mapping[str, Instance], options: Options) -> Kernel:
             instance = instances.get(key[0], _NOBODY)
             its = _Resource(rows)
             asked = list(its.hours())
-            of_it = list(
-                storms(key, its.parts, gap_s=options.storm_gap_s, newest_s=instance.newest_s, top=options.top)
-            )
+            of_it = list(storms(key, its.parts, gap_s=options.storm_gap_s, newest_s=instance.newest_s, top=options.top))
             found += ({"made": "storm", "storm": each, "decided": None} for each in of_it)
             if asked:
                 rule = asked[-1][1].rule
@@ -259,9 +260,7 @@ def replay_weeks(attempts: Mapping[str, int]) -> Kernel:
         for key, rows in groupby(rows_of(batches, MINUTES_COLUMNS), key=_key):
             first, minutes = _peek(rows)
             decided = read_advice(first[3])
-            of_it = backtest.replay(
-                (_minute(row, attempts) for row in minutes), decided.limit, decided.candidates
-            )
+            of_it = backtest.replay((_minute(row, attempts) for row in minutes), decided.limit, decided.candidates)
             found.append(
                 {**dict(zip(RESOURCE_KEY, key, strict=True)), "refused": list(of_it.refused), "error": of_it.error}
             )
@@ -316,7 +315,7 @@ def settle() -> Kernel:
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         found: list[dict[str, Any]] = []
-        for key, rows in groupby(rows_of(batches, tuple(REPLAYED.names)), key=_key):
+        for _, rows in groupby(rows_of(batches, tuple(REPLAYED.names)), key=_key):
             decided, refused, error = None, None, 0
             for *_, its_advice, its_refused, its_error in rows:
                 if its_advice is not None:

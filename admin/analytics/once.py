@@ -1,9 +1,9 @@
 """``sluice report --once``: reads only what is new, and keeps all that is there besides.
 
 ``OUT/_files.json`` says which files have been read, and from when to when each of them is. Hours that new files touch
-are made anew, from all files that have records of them; all others stay as they are, though the files that they were made
-of may be gone by now. So it may be run by a timer, once a minute or once a day, over any amount of log, and it makes no
-difference when files come, or where it was killed: the same hours are made again.
+are made anew, from all files that have records of them; all others stay as they are, though the files that they were
+made of may be gone by now. So it may be run by a timer, once a minute or once a day, over any amount of log, and it
+makes no difference when files come, or where it was killed: the same hours are made again.
 """
 
 from dataclasses import dataclass, replace

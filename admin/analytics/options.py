@@ -35,7 +35,7 @@ class Options:
         top: so many clients, users and producer groups of a storm, and so many culprits of a resource and day.
         headroom: a recommended limit is so much above what is needed, as a share: 0.2 is 20% more.
         capacity_per_s: messages per second that the broker of each instance can take; None is not known.
-        attempts: how often clients try in all when they are refused as busy, by the language they name; others try once.
+        attempts: how often clients try in all when they are refused as busy, by the language they name; others once.
         tries: rates to be replayed besides.
     """
 

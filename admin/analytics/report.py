@@ -197,9 +197,7 @@ def _why_nothing(first_s: int | None, last_s: int | None, found: Found, set_asid
     return [*why, f"nothing to report: not one record of a rejection log in {words.counted(len(found.files), 'file')}"]
 
 
-def _tables(
-    made: Mapping[Table, "DataFrame"], store: Store, wanted: Wanted
-) -> dict[Table, "DataFrame"]:
+def _tables(made: Mapping[Table, "DataFrame"], store: Store, wanted: Wanted) -> dict[Table, "DataFrame"]:
     """Return the tables of the days: what was made, and of hours that were not asked for, what is there."""
     frames = dict(made)
     if wanted.hours is not None:
@@ -208,12 +206,13 @@ def _tables(
             days = Days.of_seconds(hours[0], hours[-1] + HOUR_S)
             kept = store.read(table, days).where(~F.expr(f"{at} - {at} % {HOUR_S}").isin(hours))
             frames[table] = made[table].unionByName(kept.select(*table.names))
+    of_rule = [name for name in LIMIT_KEY if name != "rule"]
     frames[LIMITS] = (
         frames[LIMITS]
         .groupBy("instance", "kind", "name", "rule", "dt")
-        .agg(F.max_by(F.struct(*(name for name in LIMIT_KEY if name != "rule")), "seen_s").alias("its"), F.max("seen_s").alias("seen_s"))
+        .agg(F.max_by(F.struct(*of_rule), "seen_s").alias("its"), F.max("seen_s").alias("seen_s"))
         .select("*", "its.*")
-    )  # fmt: skip
+    )
     least = {"first_minute_s", "first_n"}
     sums = {"records", "copies"}
     frames[COVERAGE] = (
@@ -231,7 +230,9 @@ def _tables(
     return frames
 
 
-_HOUR_OF: Final = {table: "minute_s" if table is MINUTES else "hour_s" for table in (MINUTES, HOURS, REFUSALS, COVERAGE)}
+_HOUR_OF: Final = {
+    table: "minute_s" if table is MINUTES else "hour_s" for table in (MINUTES, HOURS, REFUSALS, COVERAGE)
+}
 _MOST_CULPRITS: Final = 10
 
 
@@ -392,7 +393,9 @@ def _loud(minutes: "DataFrame", decided: "DataFrame", tasks: int) -> "DataFrame"
     return (
         minutes.join(least, _KEY)
         .where(rate.isNotNull() | size.isNotNull())
-        .select("*", week, refused.alias("refused"), (F.col("refused_requests") + F.col("dropped_requests")).alias("not"))
+        .select(
+            "*", week, refused.alias("refused"), (F.col("refused_requests") + F.col("dropped_requests")).alias("not")
+        )
         .drop("refused_requests")
         .withColumnRenamed("not", "refused_requests")
         .withColumn("loud", ~quiet | (F.col("refused") > 0))

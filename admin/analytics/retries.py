@@ -35,17 +35,34 @@ class Traffic(Protocol):
     """What is needed of a minute: fields of ``TrafficRecord``, languages as pairs of requests and refused requests."""
 
     @property
-    def busy_answers(self) -> int: ...
+    def busy_answers(self) -> int:
+        """Refusals that were answered."""
+        ...
+
     @property
-    def languages(self) -> Mapping[str, tuple[int, int]]: ...
+    def languages(self) -> Mapping[str, tuple[int, int]]:
+        """Requests and refused requests by language."""
+        ...
+
     @property
-    def identified(self) -> int: ...
+    def identified(self) -> int:
+        """Refused requests with a message id."""
+        ...
+
     @property
-    def second_admitted(self) -> Sequence[int]: ...
+    def second_admitted(self) -> Sequence[int]:
+        """Messages that were admitted, by second."""
+        ...
+
     @property
-    def second_refused(self) -> Sequence[int]: ...
+    def second_refused(self) -> Sequence[int]:
+        """Messages that were not."""
+        ...
+
     @property
-    def second_repeated(self) -> Sequence[int]: ...
+    def second_repeated(self) -> Sequence[int]:
+        """Messages that came again; may be empty."""
+        ...
 
 
 def shares(minute: Traffic, refused_requests: int, attempts: Mapping[str, int]) -> list[float] | None:

@@ -3,8 +3,8 @@
 A table lies in ``OUT/<table>/dt=<day>/*.parquet``. The day (UTC) is that on which the period of a row begins. Times are
 whole seconds since 1970 UTC, and beside each stands the same as a TIMESTAMP, in ``…_at``. Shares are between 0 and 1.
 
-In a directory all tables are written aside first, and then put in place day by day, by renaming: readers see a whole day
-or another whole day, and a job that is killed leaves whole days. At an address Spark replaces the days itself.
+In a directory all tables are written aside first, and then put in place day by day, by renaming: readers see a whole
+day or another whole day, and a job that is killed leaves whole days. At an address Spark replaces the days itself.
 """
 
 import ctypes
@@ -91,7 +91,10 @@ _PART: Final = (
     "refused_seconds BIGINT",
     "peak_per_s BIGINT",
     "peak_at_s BIGINT",
-    *(f"{who} ARRAY<STRUCT<name: STRING, messages: BIGINT>>" for who in ("rules", "clients", "users", "producer_groups")),
+    *(
+        f"{who} ARRAY<STRUCT<name: STRING, messages: BIGINT>>"
+        for who in ("rules", "clients", "users", "producer_groups")
+    ),
 )  # fmt: skip
 PART_KEY: Final = tuple(field.split()[0] for field in _PART)
 
@@ -154,9 +157,10 @@ MINUTES: Final = Table(
 )
 """One row for each resource and minute with requests. ``demand_messages`` is what reached the broker
 (admitted, shadowed, bypassed, exempt) and what did not (refused, dropped); ``demand_peak_per_s`` and
-``refused_peak_per_s`` are of its busiest second. ``second_shadowed`` is what limits that only shadow would have refused,
-and ``second_repeated`` what had been refused a moment before and came again. The limit is the one at the end of the
-minute. Several records of the minute add up; ``clients`` is then the largest of them, and ``more_clients`` is set."""
+``refused_peak_per_s`` are of its busiest second. ``second_shadowed`` is what limits that only shadow would have
+refused, and ``second_repeated`` what had been refused a moment before and came again. The limit is the one at the
+end of the minute. Several records of the minute add up; ``clients`` is then the largest of them, and ``more_clients``
+is set."""
 HOURS: Final = Table(
     "hours",
     (
@@ -179,8 +183,8 @@ HOURS: Final = Table(
 )
 """Sums of ``minutes``; the column ``minutes`` is their number. ``clients`` is that of the minute with the most clients,
 and the limit is that of the last minute. ``demand`` is what recommendations are made from, with histograms of its
-seconds, and ``storm_parts`` what storms are put together from. Where refusals are known, but their traffic is not, there
-are 0 minutes."""
+seconds, and ``storm_parts`` what storms are put together from. Where refusals are known, but their traffic is not,
+there are 0 minutes."""
 REFUSALS: Final = Table(
     "refusals",
     (

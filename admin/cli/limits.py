@@ -253,8 +253,8 @@ def explain(
         " that are already in force as written are not touched.\n\n"
         "From the recommendations.json of `sluice report`, raised and new limits and fair shares are put in force, with"
         " the evidence as the reason. What is offered apart is left out unless it is asked for: limits that could be"
-        " lower (--lower), and limits that refused nothing and could be higher (--raise). The other fields of a limit do"
-        " not change. The recommendations are only for the sidecar that they name.\n\n"
+        " lower (--lower), and limits that refused nothing and could be higher (--raise). The other fields of a limit"
+        " do not change. The recommendations are only for the sidecar that they name.\n\n"
         "All changes are made at once, or none.\n\n" + ASKING
     )
 )

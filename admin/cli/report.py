@@ -115,8 +115,8 @@ def report(
 ) -> int:
     """Report what was refused, who was refused, and what the limits should be."""
     from admin.analytics.options import Options  # noqa: PLC0415 - see the module
-    from admin.analytics.retries import default_attempts  # noqa: PLC0415 - see the module
     from admin.analytics.requirements import check_requirements  # noqa: PLC0415 - see the module
+    from admin.analytics.retries import default_attempts  # noqa: PLC0415 - see the module
     from admin.analytics.spark import SparkOptions, read_conf  # noqa: PLC0415 - see the module
 
     now = datetime.now(UTC)
