@@ -91,7 +91,8 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Two:
     folder = tmp_path_factory.mktemp("rewrites")
     make(folder / "one")
     shutil.copytree(folder / "one", folder / "other")
-    _more(folder / "other" / "2026-10-27" / "more.jsonl", range(DAYS))
+    # A clock that is ahead makes the beginning of one day more.
+    _more(folder / "other" / "2026-10-27" / "more.jsonl", range(DAYS + 1))
     for name in ("one", "other"):
         _report(folder, name, "--out", f"out-{name}")
     one, other = (_brief(folder / f"out-{name}") for name in ("one", "other"))
