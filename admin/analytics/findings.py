@@ -257,7 +257,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         instance: the sidecar.
-        need_per_s: what its limit should be at least, in the limit's unit.
+        need_per_s: messages that its limit should admit at least.
         limit_per_s: in force; None is unlimited.
         share: of the whole that it should have.
     """

@@ -221,8 +221,10 @@ class _Resource:
 
 
 def _decided(found: Advice) -> dict[str, Any]:
-    rates = [each.rate_per_s for each in found.candidates if each.rate_per_s is not None]
-    sizes = [each.bytes_per_s for each in found.candidates if each.bytes_per_s is not None]
+    # A candidate for a part of the demand refuses nothing of what leaves all of it alone.
+    whole = [each for each in found.candidates if each.part >= 1]
+    rates = [each.rate_per_s for each in whole if each.rate_per_s is not None]
+    sizes = [each.bytes_per_s for each in whole if each.bytes_per_s is not None]
     recommended = found.recommended.rate_per_s
     return {
         **{name: getattr(found, name) for name in RESOURCE_KEY},

@@ -78,6 +78,7 @@ class LimitsInForce:
                 "bytes_per_s": rule.bytes_per_s,
                 "bytes_burst_s": rule.bytes_burst_s,
                 "action": rule.action if limiting else "off",
+                "fair_by": rule.fair_by,
             }
             # The rule is kept, too: another one must not get its id.
             made = rule, {name: value for name, value in fields.items() if value != _DEFAULTS[name]}
