@@ -58,7 +58,7 @@ FEW_BYTES: Final = 100 * 1024 * 1024
 """Logs of up to so much are little: few tasks, nothing planned anew while it runs."""
 _TASK_BYTES: Final = 32 * 1024 * 1024
 """Bytes of log for each task that adds up."""
-_MOST_TASKS: Final = 2000
+_MOST_TASKS: Final = 10_000
 _MOST_NAMED: Final = 5
 _KEY: Final = list(RESOURCE_KEY)
 _QUIET_SHARE: Final = 0.99

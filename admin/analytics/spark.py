@@ -268,13 +268,19 @@ _BRIEF: Final = {
 """Most time of a small job goes by before the first row: in planning and compiling."""
 
 
-def _settings(options: SparkOptions, scratch: Path) -> dict[str, str]:
-    """Return Spark's options: ours, as far as nobody gave others."""
+def given_options(options: SparkOptions) -> dict[str, str]:
+    """Return Spark's options that somebody gave: to us, or to ``spark-submit``."""
     given = dict(options.conf)
     if under_submit():
         from pyspark import SparkConf  # noqa: PLC0415 - as above
 
         given = dict(SparkConf().getAll()) | given
+    return given
+
+
+def _settings(options: SparkOptions, scratch: Path) -> dict[str, str]:
+    """Return Spark's options: ours, as far as nobody gave others."""
+    given = given_options(options)
     settings = dict(_ALWAYS)
     if options.brief:
         settings |= _BRIEF
