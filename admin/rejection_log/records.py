@@ -114,6 +114,8 @@ class TrafficRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, 
         bypassed: likewise.
         exempt: likewise.
         dropped: likewise.
+        repeated: that had been refused a moment before, and came again; each is among the others, too.
+        identified: refused and dropped requests with a message id, so that a repeat of theirs would be seen.
         busy_answers: refusals that were answered.
         languages: ``[requests, refused requests]`` by the language that clients name.
         clients: distinct client addresses; a lower bound if ``more_clients``.
@@ -123,6 +125,7 @@ class TrafficRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, 
         second_refused: messages that did not, refused or dropped, by second.
         second_requests: requests, by second.
         second_bytes: bytes of the requests, by second.
+        second_repeated: messages that had been refused a moment before, by second; left out if there are none.
     """
 
     admitted: Amount = Amount()
@@ -132,6 +135,8 @@ class TrafficRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, 
     bypassed: Amount = Amount()
     exempt: Amount = Amount()
     dropped: Amount = Amount()
+    repeated: Amount = Amount()
+    identified: int = 0
     busy_answers: int = 0
     languages: dict[str, tuple[int, int]] = {}
     clients: int = 0
@@ -141,6 +146,7 @@ class TrafficRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, 
     second_refused: tuple[int, ...] = ()
     second_requests: tuple[int, ...] = ()
     second_bytes: tuple[int, ...] = ()
+    second_repeated: tuple[int, ...] = ()
 
 
 class LimitRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, tag="limit", gc=False):
