@@ -157,6 +157,7 @@ class Tally:
         """Count a request that was held, and goes on all the same; what it costs is counted as a Charge."""
         self._release(request, now_ns)
         self._accounts.count(now_ns, request.resources, sender, "admitted", (1, 0, 0))
+        self._look_at_held(request, now_ns, refused=False)
 
     def lost(self, requests: Iterable[Request], now_ns: int, sender: Sender) -> None:
         """Count requests that were never decided, and whose session has given them up; one may stand for many."""

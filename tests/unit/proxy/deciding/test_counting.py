@@ -306,6 +306,14 @@ def test_nobody_looks_while_nothing_was_refused_of_late(told: Told) -> None:
     told.count(request("a", handle=b"1"), ids=Strict(), now_ns=KEPT_NS)
 
 
+def test_what_was_held_and_goes_on_all_the_same_comes_again_too(told: Told) -> None:
+    again = request("a", handle=b"1")
+    told.count(again, ids=IDS, at0=refuse())
+    told.count(again, ids=IDS, at0=hold())
+    told.tally.passed_on(again, 0, told.sender)
+    assert repeats(told) == {"a": (Amount(1, 1, 100), 1)}
+
+
 @pytest.mark.parametrize("ends", ["refused", "dropped"])
 def test_what_was_held_counts_when_it_is_known_what_becomes_of_it(told: Told, ends: str) -> None:
     held = request("a", handle=b"1")
