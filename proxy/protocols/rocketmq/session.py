@@ -109,7 +109,7 @@ class RocketMQSession(Session):
             if self._lines is not None:
                 self._lines.replay(now_ns)
         if requests:
-            batch = Batch(self._connection, side, requests.simplest())
+            batch = Batch(self._connection, side, requests.simplest(), ids=stream)
             if stream.refusals and (stream.lost or self._limiting()):
                 batch.add_verdicts(stream.refusals)
             if self._alarm is not None:

@@ -1,6 +1,7 @@
 """What a killed process leaves, cut off at every byte: nothing twice, and at most the last second missing."""
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -49,10 +50,12 @@ class Life:
     def second(self, at_s: int) -> None:
         for name in NAMES:
             self.batch.records.add(self.composer.rejection(at_s, self._make_rejection(name)), "rejection")
-            second = self._make_second(name, admitted=2, refused=1)
+            second = self._make_second(name, admitted=2, refused=1, repeated=1, identified=1)
             resource, clients = self.minute.add(at_s, second)
             known = (second.outcomes, second.busy_answers, second.languages, clients, second.more_clients)
-            seen = Seen(resource.kind, resource.name, LIMITS.of(resource), at_s, *known)
+            seen = Seen(
+                resource.kind, resource.name, LIMITS.of(resource), at_s, *known, second.repeated, second.identified
+            )
             self.batch.write_ahead.add(line_of(seen))
         self.minute.cover(at_s, at_s + 1)
         self.write()
@@ -137,10 +140,23 @@ def test_running_minute_is_recovered_with_its_limits_and_a_heartbeat(life: Life,
     ]
     assert [each.get("rate_per_s") for each in traffic] == [5, None, None]
     assert [each["clients"] for each in traffic] == [1, 1, 1]
+    again = [(each["repeated"], each["second_repeated"], each["identified"]) for each in traffic]
+    assert again == [([3, 6, 300], [2, 2, 2], 3)] * 3
     assert (heartbeat["type"], heartbeat["seconds"], heartbeat["at_s"]) == ("heartbeat", 3, MINUTE)
     # There is nothing left to be done.
     assert recover_now(folder).files == 0
     assert found.records() == records
+
+
+def test_what_a_version_that_knew_of_no_repeats_left_is_recovered(life: Life, folder: Folder, found: Any) -> None:
+    life.second(MINUTE)
+    dead = Dead(folder.path)
+    entries = [json.loads(line) for line in dead.write_ahead.read_bytes().splitlines()]
+    older = [entry[:-2] if entry[0] == "traffic" else entry for entry in entries]
+    assert older != entries
+    dead.write_ahead.write_text("".join(f"{json.dumps(entry)}\n" for entry in older))
+    recover_now(folder)
+    assert totals(found, folder.path) == {"admitted": 6, "refused": 3, "rejected": 3}
 
 
 def recover_now(folder: Folder) -> recovery.Recovered:
