@@ -13,7 +13,7 @@ import structlog
 
 from admin.common import disk
 from admin.common.disk import Appender
-from admin.rejection_log import recovery
+from admin.rejection_log import recovery, write_ahead
 from admin.rejection_log.aggregate import Aggregate
 from admin.rejection_log.composing import Batch, Composer, LimitsInForce, line_of
 from admin.rejection_log.files import Bounds, LogFiles
@@ -299,13 +299,22 @@ def test_a_link_is_not_followed(folder: Folder, tmp_path: Path) -> None:
     assert entry["reason"] == "too many levels of symbolic links"
 
 
-def test_what_nobody_can_read_is_left_and_costs_no_other_run(life: Life, folder: Folder, found: Any) -> None:
+def test_what_nobody_can_read_is_left_and_costs_no_other_run(
+    life: Life, folder: Folder, found: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     life.second(MINUTE)
-    # Bytes that are more than any sum can be.
+    added = write_ahead._add
+
+    def add(left: Any, seen: Seen) -> None:
+        if seen.name == "unreadable":
+            raise OverflowError
+        added(left, seen)
+
+    monkeypatch.setattr(write_ahead, "_add", add)
     scratch = f".rejections-other-{'f' * 12}.scratch"
     lines = (
         Header(VERSION, "other", "f" * 12, "0.1", MINUTE, 0, 10),
-        Seen("topic", "orders", {}, MINUTE, {"admitted": Amount(1, 1, 2**63)}, 0, {}, (), more_clients=False),
+        Seen("topic", "unreadable", {}, MINUTE, {"admitted": Amount(1, 1, 1)}, 0, {}, (), more_clients=False),
         Commit(1, 0, 1, 0, limiting=True, lost_records=0),
     )
     (folder.path / scratch).write_bytes(b"".join(map(line_of, lines)))
