@@ -196,14 +196,14 @@ def test_of_a_sidecar_that_says_nothing_of_itself_nothing_is_known_but_all_is_ju
 
 def test_under_a_capacity_each_gets_its_part(rows: Mapping[str, list[dict[str, Any]]]) -> None:
     decided = _decided(rows)
-    kernel = kernels.share_out({"a": 200.0}, 250.0)
+    kernel = kernels.share_out({"a": 0.5}, 250.0)
     schema = pa.schema(list(kernels.JUDGED.field("decided").type))
     found = _through(kernel, list(decided.values()), schema)
     for row in found:
         before = kernels.read_advice(decided[row["name"]]["advice"])
-        assert kernels.read_advice(row["advice"]) == advice.share_out(before, 200.0, 250.0)
+        assert kernels.read_advice(row["advice"]) == advice.share_out(before, 0.5, 250.0)
     limits = {row["name"]: row["limits_per_s"] for row in found}
-    assert limits["tight"] < decided["tight"]["limits_per_s"]
+    assert limits["tight"] == 150.0 < decided["tight"]["limits_per_s"]
 
 
 # Replays
