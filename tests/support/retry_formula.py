@@ -1,23 +1,24 @@
-"""The correction for retries in plain Python, for tests that compare Spark's expression with it."""
+"""The correction for retries as it is written down, in plain Python, for tests that compare the kernels with it."""
 
 from collections.abc import Mapping
 
-from admin.analytics.retries import ATTEMPTS
 
-
-def weights(languages: Mapping[str, tuple[int, int]], busy_answers: int) -> dict[int, float]:
+def weights(
+    languages: Mapping[str, tuple[int, int]], busy_answers: int, attempts: Mapping[str, int]
+) -> dict[int, float]:
     """Return which part of the refused requests makes how many attempts; the rest makes one.
 
     Args:
         languages: requests and refused requests, by language.
         busy_answers: refusals that a client was told of.
+        attempts: how often clients try in all, by language.
     """
     refused = sum(refused for _, refused in languages.values())
     found: dict[int, float] = {}
     for language, (_, count) in languages.items():
-        attempts = ATTEMPTS.get(language, 1)
-        if attempts > 1 and count:
-            found[attempts] = found.get(attempts, 0.0) + min(1.0, busy_answers / refused) * count / refused
+        most = attempts.get(language, 1)
+        if most > 1 and count:
+            found[most] = found.get(most, 0.0) + min(1.0, busy_answers / refused) * count / refused
     return found
 
 
