@@ -3,16 +3,26 @@
 Rates are per second, shares between 0 and 1.
 """
 
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import msgspec
 
-from limiter.rules.rule import Count
+from limiter.rules.rule import Count, FairBy
 
 VERSION: Final = 1
 """Version of the format. A field may be added within a version; a change of meaning needs a new one."""
-Recommended = Literal["raise", "lower", "keep", "unused", "new"]
-"""What to do with a limit: ``keep`` changes nothing, ``unused`` was never used, ``new`` is for a name without one."""
+Recommended = Literal["raise", "share", "lower", "new", "unused", "keep"]
+"""What to do with a limit, in the order in which that is worth doing.
+
+``share`` keeps the rate and gives everybody a fair share of it, ``new`` is for a name without a limit, ``unused`` was
+never used, ``keep`` changes nothing."""
+ACTIONS: Final[tuple[Recommended, ...]] = get_args(Recommended)
+TO_DO: Final = frozenset({"raise", "share", "lower", "new"})
+"""Those that change a limit."""
+OnlyWith = Literal["", "lower", "raise"]
+"""What is offered apart, and applied only by the flag of this name."""
+Retries = Literal["none", "measured", "assumed"]
+"""Whether retries are among the demand, and how that is known: by message ids, or by what clients do by default."""
 Confidence = Literal["low", "medium", "high"]
 
 
@@ -30,6 +40,20 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     refused_share: float
 
 
+class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
+    """What a limit of one rate would have refused.
+
+    Attributes:
+        rate_per_s: of the limit, in its unit.
+        refused_share: of the demand without retries.
+        refused_share_uncorrected: of all that was asked for.
+    """
+
+    rate_per_s: float
+    refused_share: float
+    refused_share_uncorrected: float
+
+
 class Backtest(msgspec.Struct, frozen=True, kw_only=True):
     """The present and the recommended limit over the demand of the period; None where there is no limit.
 
@@ -37,6 +61,9 @@ class Backtest(msgspec.Struct, frozen=True, kw_only=True):
         current: the present limit over all demand, including retries.
         recommended: the recommended limit over the demand without retries, since a limit that is large enough causes
             none.
+        recommended_uncorrected: the recommended limit over all demand, as if none of it were retries.
+        others_current: with ``fair_by``, what was refused of all but the one that asked for most.
+        others: likewise, what fair shares would have refused of them.
         logged: what was really refused, or would have been by a limit that only shadows.
         model_error: refusals simulated for the present limit minus those logged while it was in force, as a share of
             the demand of that time; None if there was no demand.
@@ -44,6 +71,9 @@ class Backtest(msgspec.Struct, frozen=True, kw_only=True):
 
     current: Replay | None = None
     recommended: Replay | None = None
+    recommended_uncorrected: Replay | None = None
+    others_current: Replay | None = None
+    others: Replay | None = None
     logged: Replay | None = None
     model_error: float | None = None
 
@@ -65,6 +95,11 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
         confidence: confidence in the evidence.
         evidence: the evidence in words.
         backtest: the limits over the recorded demand.
+        only_with: the flag that it is applied by; empty if none is needed.
+        fair_by: by whom the limit should be shared fairly; None recommends nothing.
+        max_fair_keys: with ``fair_by``, how many must be told apart, if that is more than the default.
+        retries: whether retries are among the demand, and how that is known.
+        what_if: what other rates would have refused, in order of their rates.
     """
 
     instance: str
@@ -80,6 +115,11 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
     confidence: Confidence = "low"
     evidence: str = ""
     backtest: Backtest = Backtest()
+    only_with: OnlyWith = ""
+    fair_by: FairBy | None = None
+    max_fair_keys: int | None = None
+    retries: Retries = "none"
+    what_if: tuple[WhatIf, ...] = ()
 
 
 class RecommendationsFile(msgspec.Struct, frozen=True, kw_only=True):
