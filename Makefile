@@ -250,8 +250,8 @@ spark: stores ## the analysis of the rejection log in a real Spark, two tests at
 integration: parts $(PARTS)/suites/.stamp ## real clients and real brokers through sluice
 	$(BIN)/python -m pytest tests/integration -m "alone and not rabbitmq4 and not soak"
 
-soak: parts ## brokers, clients and Sluice killed 200 times each; two hours
-	$(BIN)/python -m pytest tests/integration -m soak
+soak: parts ## brokers, clients and Sluice killed 200 times each; an hour
+	$(BIN)/python -m pytest tests/integration/test_confirm_after_consume_kills.py
 
 rabbitmq4: parts $(PARTS)/rabbitmq4/.stamp $(PARTS)/suites/.stamp ## AMQP 1.0, and the quick tests of 0.9.1, with Debian 13's RabbitMQ 4; needs root
 	@sh tests/integration/packages.sh rabbitmq4
