@@ -369,9 +369,10 @@ def _iso(at_s: int) -> str:
 
 def _decoded(line: bytes) -> AnyRecord | None:
     try:
-        return _decoder.decode(line)
+        record: AnyRecord = _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+    return record
 
 
 class _File(NamedTuple):
