@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from admin.analytics.findings import SetAside
+from admin.analytics.words import counted
 from admin.common.errors import StartError
 from admin.rejection_log.folder import finished_name
 
@@ -193,7 +194,7 @@ def _is_outside(file: File, root: str, since_s: int | None, until_s: int | None)
 def _nothing(logs: Sequence[str], skipped: dict[str, str], outside: int) -> list[str]:
     """Say that there is nothing, and why."""
     if outside:
-        return [f"nothing to report: {outside:,} files of the log are there, and by date none is of the time asked for"]
+        return [f"nothing to report: {counted(outside, 'file')} of the log, and by date none of the time asked for"]
     lines = [f"{path}: {reason}" for path, reason in sorted(skipped.items())]
     if len(lines) > 5:
         lines[5:] = [f"and {len(lines) - 5} more"]
