@@ -183,5 +183,5 @@ def test_zero_has_no_sign(key: str) -> None:
 
 def test_a_report_is_named_by_its_file() -> None:
     assert ReportSettings(recommendations="off").recommendations == "off"
-    with pytest.raises(ValidationError, match="must be the path of a recommendations.json"):
+    with pytest.raises(ValidationError, match=r"must be the path of a recommendations\.json"):
         ReportSettings(recommendations="out")
