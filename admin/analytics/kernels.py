@@ -63,7 +63,7 @@ SETTLED: Final = pa.schema(
         ("recommendation", pa.string()),
     ]
 )
-"""The table ``recommendations``, which ``settle`` makes: the columns that people ask for, and all of it as JSON, as in
+"""The table ``recommendations``: the columns that people ask for, and all of it as JSON, as in
 ``recommendations.json``."""
 _BATCH_ROWS: Final = 1024
 _ADVICE: Final = msgspec.json.Decoder(Advice)

@@ -228,9 +228,13 @@ def open_session(options: SparkOptions) -> Iterator["SparkSession"]:
         StartError: it did not start; a line says why and where its own words are.
     """
     check_requirements(java=not options.is_connect)
-    with _scratch() as scratch, _log_stream(options.log) as stream, _quiet():
-        with _session(options, scratch, stream) as session:
-            yield session
+    with (
+        _scratch() as scratch,
+        _log_stream(options.log) as stream,
+        _quiet(),
+        _session(options, scratch, stream) as session,
+    ):
+        yield session
 
 
 @contextmanager

@@ -71,5 +71,11 @@ def test_where_spark_runs_elsewhere_no_java_is_needed(tmp_path: Path) -> None:
     check_requirements({"PATH": str(tmp_path)}, java=False)
 
 
+def test_what_a_connection_needs_besides_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "grpc_status" else name)
+    with pytest.raises(StartError, match=r"install with: pip install 'pyspark\[connect\]'"):
+        check_requirements({"PATH": str(tmp_path)}, java=False)
+
+
 def test_under_spark_submit_java_is_there_already(tmp_path: Path) -> None:
     check_requirements({"PATH": str(tmp_path), "PYSPARK_GATEWAY_PORT": "4711"})
