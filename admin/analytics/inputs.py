@@ -161,7 +161,9 @@ def find_at(session: "SparkSession", found: Found, since_s: int | None = None, u
             reader.load(address).selectExpr("path", "length", "unix_millis(modificationTime) AS written_ms").collect()
         )
         for row in rows:
-            file = File(row["path"], row["length"], row["written_ms"] / 1000)
+            # Of this machine, too, as people know it.
+            path = re.sub("^file:/+", "/", row["path"])
+            file = File(path, row["length"], row["written_ms"] / 1000)
             if _is_outside(file, address, since_s, until_s):
                 outside += 1
             else:
