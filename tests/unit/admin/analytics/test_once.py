@@ -1,27 +1,18 @@
-<<<<<<< HEAD
 """``--once``: which hours are made anew, of which files. What Spark does stands in here; see ``tests/spark`` for it."""
 
 import os
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-=======
-"""Which hours are made anew for files that are new, and from which files; what Spark does is left out."""
-
-from collections import defaultdict
-from pathlib import Path
-from typing import Any
-
 import msgspec
->>>>>>> wt-r1
 import pytest
 
 from admin.analytics import once
 from admin.analytics.findings import Inputs, SetAside
-<<<<<<< HEAD
-from admin.analytics.inputs import Found, find
+from admin.analytics.inputs import File, Found, find
 from admin.analytics.lines import Wanted
 from admin.analytics.once import Seen
 from admin.analytics.options import Options
@@ -67,9 +58,13 @@ class Job:
             raise self.fails
         return Inputs(set_aside=tuple(_bad(self.logs / name) for name in sorted(names & self.bad)))
 
-    def look(self, _tools: Any, found: Found) -> dict[str, tuple[int, int]]:
-        """Stand in for ``once._spans``."""
-        return {file.path: self.spans[name] for file in found.files if (name := Path(file.path).name) in self.spans}
+    def look(self, _tools: Any, found: Found) -> defaultdict[str, set[int]]:
+        """Stand in for ``once._hours_of``."""
+        hours: defaultdict[str, set[int]] = defaultdict(set)
+        for file in found.files:
+            first_s, last_s = self.spans.get(Path(file.path).name, (0, -1))
+            hours[file.path] = set(range(first_s - first_s % HOUR_S, last_s + 1, HOUR_S))
+        return hours
 
     def run(self, options: Options = OPTIONS) -> Inputs:
         """Run once over all that is there."""
@@ -89,7 +84,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     (tmp_path / "logs").mkdir()
     found = Job(tmp_path / "out", tmp_path / "logs")
     monkeypatch.setattr(once, "make_tables", found.make_tables)
-    monkeypatch.setattr(once, "_spans", found.look)
+    monkeypatch.setattr(once, "_hours_of", found.look)
     return found
 
 
@@ -240,14 +235,10 @@ def test_a_damaged_note_is_said(job: Job) -> None:
     note.write_bytes(note.read_bytes()[:-9])
     with pytest.raises(StartError, match=f"{note}: cannot be read: .*; remove {job.out} to read all logs again"):
         job.run()
-=======
-from admin.analytics.inputs import File, Found
-from admin.analytics.lines import Wanted
-from admin.analytics.once import Seen
-from admin.analytics.options import Options
 
-OPTIONS = Options()
-HOUR_S = 1_800_000_000
+
+PLAIN = Options()
+FIRST_S = 1_800_000_000
 
 
 class Reports:
@@ -271,7 +262,7 @@ class Reports:
     def report(self, *paths: str) -> Inputs:
         found = Found(("logs",), tuple(File(path, 10, 1.5) for path in paths))
         tools: Any = msgspec.defstruct("Tools", [("step", Any)])(lambda _: None)
-        return Seen.read(self.out, OPTIONS).take(tools, found, OPTIONS)
+        return Seen.read(self.out, PLAIN).take(tools, found, PLAIN)
 
 
 @pytest.fixture
@@ -280,14 +271,14 @@ def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reports:
 
 
 def test_of_a_clock_that_was_set_only_the_hours_with_records_are_made(reports: Reports) -> None:
-    reports.hours = {"/a": {0, HOUR_S}, "/b": {HOUR_S}}
+    reports.hours = {"/a": {0, FIRST_S}, "/b": {FIRST_S}}
     reports.report("/a")
     reports.report("/a", "/b")
-    assert reports.made == [({"/a"}, frozenset({0, HOUR_S})), ({"/a", "/b"}, frozenset({HOUR_S}))]
+    assert reports.made == [({"/a"}, frozenset({0, FIRST_S})), ({"/a", "/b"}, frozenset({FIRST_S}))]
 
 
 def test_an_hour_that_is_made_without_a_file_that_is_gone_is_told(reports: Reports) -> None:
-    reports.hours = {"/old": {HOUR_S - 3600}, "/a": {HOUR_S}, "/late": {HOUR_S}, "/c": {HOUR_S + 3600}}
+    reports.hours = {"/old": {FIRST_S - 3600}, "/a": {FIRST_S}, "/late": {FIRST_S}, "/c": {FIRST_S + 3600}}
     assert reports.report("/old", "/a").set_aside == ()
     # Nothing of their hours is made anew, and what was made of them is there.
     assert reports.report("/c").set_aside == ()
@@ -299,8 +290,7 @@ def test_an_hour_that_is_made_without_a_file_that_is_gone_is_told(reports: Repor
 
 
 def test_what_is_wrong_with_a_file_stays_with_it_whatever_it_is_called(reports: Reports) -> None:
-    reports.hours = {"/a%20b": {HOUR_S}}
+    reports.hours = {"/a%20b": {FIRST_S}}
     reports.bad = (SetAside(file="/a%20b", reason="no record", lines=3),)
     assert reports.report("/a%20b").bad_lines == 3
     assert reports.report("/a%20b").bad_lines == 3
->>>>>>> wt-r1
