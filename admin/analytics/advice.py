@@ -70,7 +70,7 @@ from admin.wire.recommendations import (
 )
 from limiter.counting.rejections import OTHER
 from limiter.rules.patterns import glob_of
-from limiter.rules.rule import DEFAULT_MAX_FAIR_KEYS, MAX_FAIR_KEYS
+from limiter.rules.rule import DEFAULT_MAX_FAIR_KEYS, MAX_FAIR_KEYS, MAX_RATE_PER_S
 
 LEAST_PER_S: Final = 1.0
 """No lower limit is recommended, unless a capacity does not suffice for that."""
@@ -213,7 +213,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
         """Return further rates to look at: those that were asked about, and above a limit that stays."""
         yield from self.tries
         if self.limit.rate and not any((each.rate_per_s or 0.0) > self.limit.rate for each in self.steps):
-            yield from (two_digits(self.limit.rate * times) for times in STEPS)
+            yield from (_within_range(two_digits(self.limit.rate * times)) for times in STEPS)
 
 
 def decide(demand: Demand, options: Options) -> Advice:
@@ -522,7 +522,7 @@ def _steps(
     def stepped(rate: float | None, by: float, top: float | None, *, changes: bool) -> float | None:
         if rate is None or not changes:
             return rate
-        wanted = two_digits(rate * by)
+        wanted = _within_range(two_digits(rate * by))
         return wanted if top is None else max(rate, min(wanted, top))
 
     found = (
@@ -776,7 +776,12 @@ def is_own(demand: Demand) -> bool:
 
 def _needed(percentile: float, minute: float, hour: float, growth: float) -> float:
     need = max(percentile, minute, hour) * growth
-    return 0.0 if need <= 0 else max(LEAST_PER_S, two_digits(need))
+    return 0.0 if need <= 0 else _within_range(max(LEAST_PER_S, two_digits(need)))
+
+
+def _within_range(rate: float) -> float:
+    """Return a rate, or the highest that a limit can have."""
+    return min(rate, float(MAX_RATE_PER_S))
 
 
 def messages_each(demand: Demand) -> float:

@@ -88,7 +88,7 @@ class HourDemand:
         refused_active_s: seconds with demand among these.
         quiet_s: seconds with demand outside of refusals; of a minute with messages that a limit would have refused,
             since it only shadows, none.
-        near_s: seconds in which at least 80% of the limit, and nothing was refused.
+        near_s: seconds in which at least 80% of the limit was asked for, and nothing refused.
         loud_from_s: the first minute with something refused, or shadowed; None without one.
         loud_until_s: the end of the last such minute.
         requests: asked for, retries among them.

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from admin.analytics.findings import SetAside
+from admin.analytics.words import counted
 from admin.common.errors import StartError
 from admin.rejection_log.folder import finished_name
 
@@ -160,7 +161,9 @@ def find_at(session: "SparkSession", found: Found, since_s: int | None = None, u
             reader.load(address).selectExpr("path", "length", "unix_millis(modificationTime) AS written_ms").collect()
         )
         for row in rows:
-            file = File(row["path"], row["length"], row["written_ms"] / 1000)
+            # Of this machine, too, as people know it.
+            path = re.sub("^file:/+", "/", row["path"])
+            file = File(path, row["length"], row["written_ms"] / 1000)
             if _is_outside(file, address, since_s, until_s):
                 outside += 1
             else:
@@ -193,7 +196,7 @@ def _is_outside(file: File, root: str, since_s: int | None, until_s: int | None)
 def _nothing(logs: Sequence[str], skipped: dict[str, str], outside: int) -> list[str]:
     """Say that there is nothing, and why."""
     if outside:
-        return [f"nothing to report: {outside:,} files of the log are there, and by date none is of the time asked for"]
+        return [f"nothing to report: {counted(outside, 'file')} of the log, and by date none of the time asked for"]
     lines = [f"{path}: {reason}" for path, reason in sorted(skipped.items())]
     if len(lines) > 5:
         lines[5:] = [f"and {len(lines) - 5} more"]

@@ -24,7 +24,14 @@ from admin.analytics.figures import Limit
 from limiter.buckets.bucket import closes_at_ns, is_open
 from limiter.buckets.limiter import Limiter
 from limiter.rules.resource import Resource
-from limiter.rules.rule import DEFAULT_MAX_DELAY_S, MAX_TIME_S, NS_PER_S, UPERMITS_PER_PERMIT, Rule
+from limiter.rules.rule import (
+    DEFAULT_MAX_DELAY_S,
+    MAX_RATE_PER_S,
+    MAX_TIME_S,
+    NS_PER_S,
+    UPERMITS_PER_PERMIT,
+    Rule,
+)
 
 FEW: Final = 50
 """Where a bucket holds fewer requests than this, much depends on when within a second they come."""
@@ -299,13 +306,22 @@ def _rule(limit: Limit) -> Rule:
     return Rule(
         _RESOURCE.kind,
         _RESOURCE.name,
-        limit.rate,
+        _rate(limit.rate, limit.burst_s),
         burst_s=min(MAX_TIME_S, limit.burst_s + held_s),
         break_s=0.0 if delays else limit.break_s,
-        bytes_per_s=limit.bytes_rate,
+        bytes_per_s=_rate(limit.bytes_rate, limit.bytes_burst_s),
         bytes_burst_s=min(MAX_TIME_S, limit.bytes_burst_s + held_s),
         allow_under_limit=True,
     )
+
+
+def _rate(rate: float | None, burst_s: float) -> float | None:
+    """Return a rate as near as a rule can have it: others may be asked about, or be a part of one."""
+    if not rate:
+        return rate
+    # So that a millionth of a permit is stored, whichever way it is rounded.
+    least = 2 / UPERMITS_PER_PERMIT * max(1.0, 1.0 / burst_s) if burst_s else 0.0
+    return min(max(rate, least), float(MAX_RATE_PER_S))
 
 
 def _part(total: int, begin: int, end: int, requests: int) -> int:

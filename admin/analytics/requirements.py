@@ -17,6 +17,7 @@ INSTALL_SPARK: Final = (
     "pip install 'sluice-proxy[spark]', or where Sluice's source is: pip install -c constraints.txt '.[spark]'"
 )
 INSTALL_JAVA: Final = "apt-get install openjdk-17-jre-headless"
+INSTALL_CONNECT: Final = "pip install 'pyspark[connect]'"
 OLDEST_JAVA: Final = 17
 
 
@@ -25,7 +26,7 @@ def check_requirements(environ: Mapping[str, str] = os.environ, *, java: bool = 
 
     Args:
         environ: the environment.
-        java: it runs here, and not elsewhere.
+        java: it runs here, and is not spoken to by Spark Connect.
 
     Raises:
         StartError: what is missing, and how to install it.
@@ -33,6 +34,8 @@ def check_requirements(environ: Mapping[str, str] = os.environ, *, java: bool = 
     missing = [package for package in ("pyspark", "pyarrow", "pandas") if importlib.util.find_spec(package) is None]
     if missing:
         raise StartError(f"this needs {' and '.join(missing)}; install with: {INSTALL_SPARK}")
+    if not java and any(importlib.util.find_spec(package) is None for package in ("grpc", "grpc_status", "zstandard")):
+        raise StartError(f"Spark Connect needs more than Spark; install with: {INSTALL_CONNECT}")
     with suppress(PackageNotFoundError):
         found = version("pyspark")
         if not found.startswith("4."):

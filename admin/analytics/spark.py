@@ -228,10 +228,13 @@ def open_session(options: SparkOptions) -> Iterator["SparkSession"]:
         StartError: it did not start; a line says why and where its own words are.
     """
     check_requirements(java=not options.is_connect)
-    with _scratch() as scratch, _log_stream(options.log) as stream, _quiet():
-        settings = _settings(options, scratch)
-        with _session(options, settings, stream) as session:
-            yield session
+    with (
+        _scratch() as scratch,
+        _log_stream(options.log) as stream,
+        _quiet(),
+        _session(options, scratch, stream) as session,
+    ):
+        yield session
 
 
 @contextmanager
@@ -269,18 +272,19 @@ _BRIEF: Final = {
 
 
 def given_options(options: SparkOptions) -> dict[str, str]:
-    """Return Spark's options that somebody gave: to us, or to ``spark-submit``."""
-    given = dict(options.conf)
-    if under_submit():
-        from pyspark import SparkConf  # noqa: PLC0415 - as above
+    """Return what Spark was told. ``spark-submit`` was told some of it: who asks it begins to use it."""
+    if not under_submit():
+        return dict(options.conf)
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - as above
 
-        given = dict(SparkConf().getAll()) | given
-    return given
+    conf = SparkConf().setAll(list(options.conf))
+    if options.master:
+        conf.setMaster(options.master)
+    return dict(SparkContext.getOrCreate(conf).getConf().getAll())
 
 
-def _settings(options: SparkOptions, scratch: Path) -> dict[str, str]:
+def _settings(options: SparkOptions, scratch: Path, given: dict[str, str]) -> dict[str, str]:
     """Return Spark's options: ours, as far as nobody gave others."""
-    given = given_options(options)
     settings = dict(_ALWAYS)
     if options.brief:
         settings |= _BRIEF
@@ -384,18 +388,16 @@ def _interrupted_later() -> Iterator[None]:
 
 
 @contextmanager
-def _session(options: SparkOptions, settings: dict[str, str], stream: IO[bytes]) -> Iterator["SparkSession"]:
+def _session(options: SparkOptions, scratch: Path, stream: IO[bytes]) -> Iterator["SparkSession"]:
     from pyspark.sql import SparkSession  # noqa: PLC0415 - as above
 
-    builder = SparkSession.builder.appName("sluice report")
+    builder = SparkSession.builder
     if options.is_connect:
         builder = builder.remote(options.master)
-    elif options.master or not under_submit():
-        builder = builder.master(options.master or LOCAL)
-    for key, value in settings.items():
-        builder = builder.config(key, value)
+    elif not under_submit():
+        builder = builder.appName("sluice report").master(options.master or LOCAL)
     # Only spark-submit reads this option.
-    if (python := settings.get("spark.pyspark.python")) is not None:
+    if (python := dict(options.conf).get("spark.pyspark.python")) is not None:
         os.environ.setdefault("PYSPARK_PYTHON", python)
     if options.is_local:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -404,6 +406,8 @@ def _session(options: SparkOptions, settings: dict[str, str], stream: IO[bytes])
     try:
         try:
             with _interrupted_later(), _said_to(stream):
+                for key, value in _settings(options, scratch, given_options(options)).items():
+                    builder = builder.config(key, value)
                 session = builder.getOrCreate()
         except Exception as error:  # whatever Spark raises, it has not started
             raise StartError(_why_no_start(options)) from error

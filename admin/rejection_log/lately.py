@@ -164,6 +164,7 @@ class Found:
                 self._know(record.at_s, record.at_s + MINUTE_S)
                 self._others_together |= record.other > 0
             case TrafficRecord():
+                self._know(record.at_s, record.at_s + MINUTE_S)
                 columns = (record.second, record.second_admitted, record.second_refused)
                 self._add_minute(record.at_s, columns, record.held.messages, record)
             case RejectionRecord() if record.at_s >= self.begin_s:
@@ -368,9 +369,10 @@ def _iso(at_s: int) -> str:
 
 def _decoded(line: bytes) -> AnyRecord | None:
     try:
-        return _decoder.decode(line)
+        record: AnyRecord = _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+    return record
 
 
 class _File(NamedTuple):

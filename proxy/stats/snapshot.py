@@ -297,7 +297,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Metric(
             "sluice_repeated_requests_total",
             "Requests whose message had been refused less than a minute before and came again under the same id, "
-            "however they ended. RocketMQ's sends and send-backs only, from clients that give messages an id.",
+            "however they ended. RocketMQ's sends and send-backs only, from clients that keep a message's id.",
             ("kind",),
             source="tally.repeated_requests",
         ),

@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from admin.analytics.job.report import make_tables
 from log_maker import SHAPES, Shape, make, soil
 from log_maker.dirt import Soiled
 from pyspark.sql import SparkSession
 
 from admin.analytics.findings import Inputs
 from admin.analytics.inputs import find
-from admin.analytics.job.report import make_tables
 from admin.analytics.options import Options
 from admin.analytics.spark import SparkOptions, open_session
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from admin.analytics.job.report import Place, make_tables, publish
 from follower.tables import count, differences
 from log_maker import Shape, make, soil
 from pyspark.sql import SparkSession
@@ -18,7 +19,6 @@ from spark_cluster import PATIENCE_S, SETTINGS, SPARK_HOME, Cluster, running_clu
 from admin.analytics import tables
 from admin.analytics.findings import Inputs
 from admin.analytics.inputs import find
-from admin.analytics.job.report import Place, make_tables, publish
 from admin.analytics.options import Options
 
 pytestmark = pytest.mark.long

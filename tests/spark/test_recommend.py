@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import retry_formula
+from admin.analytics.recommend import recommend, recommendations
 from minute_rows import MONDAY_S, Asked, Limit, coverage, frame, hours_of, minute
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
@@ -14,7 +15,6 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from admin.analytics import retries, tables
 from admin.analytics.demand import PERCENTILES, demand
 from admin.analytics.options import Options
-from admin.analytics.recommend import recommend, recommendations
 from admin.client.recommendations import read as read_file
 from admin.wire.recommendations import Period, Recommendation
 

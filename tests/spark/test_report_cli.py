@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from admin.analytics.job.report import Place, make_tables, publish, write_file
 from harness.process import ManagedProcess
 from harness.sidecar import run_sluice, sluice_command
 from pyspark.sql import SparkSession
@@ -18,7 +19,6 @@ from small_log import FLOOD_PER_S, LIMIT_PER_S, NOON_S, STORM_S, SmallLog
 from admin.analytics import tables
 from admin.analytics.findings import Findings
 from admin.analytics.inputs import find
-from admin.analytics.job.report import Place, make_tables, publish, write_file
 from admin.analytics.options import Options
 from admin.analytics.spark import SparkOptions, open_session
 from admin.common.errors import StartError

@@ -9,12 +9,12 @@ from statistics import median
 from typing import Any
 
 import pytest
+from admin.analytics.derive import derive
+from admin.analytics.reading import distinct, parse, read_lines
 from pyspark.sql import SparkSession
 
 from admin.analytics import tables
-from admin.analytics.derive import derive
 from admin.analytics.options import Options
-from admin.analytics.reading import distinct, parse, read_lines
 
 pytestmark = pytest.mark.long
 

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pytest
+from admin.analytics.derive import derive
+from admin.analytics.reading import parse, read_lines
 from log_maker.dirt import MIDNIGHT_S
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from admin.analytics import tables
-from admin.analytics.derive import derive
 from admin.analytics.digest import Digest
 from admin.analytics.findings import Culprit, Inputs, Share, Storm
 from admin.analytics.options import Options
-from admin.analytics.reading import parse, read_lines
 from admin.analytics.words import DAY_S
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from admin.analytics import recommend, tables
+from admin.analytics import kernels, tables
+from admin.analytics.figures import HourDemand
 from admin.rejection_log import records
 from limiter.counting import rejections
 from limiter.counting.rejections import Amount, Outcome
@@ -19,6 +20,9 @@ from reference.markdown import attributes, code, head, one_line, table, value
 _SCHEMA_REF: Final = "#/$defs/{name}"
 _TIMES: Final = "Times are whole seconds since 1970 UTC; fields that are `null` or 0 may be left out."
 _SEE: Final = re.compile(r"; see `[\w.]+`")
+_MOST: Final = 10**12
+_ANY_COUNT: Final = f", at least 0, at most {_MOST}"
+_LONGEST_TYPE: Final = 100
 _AMOUNT: Final = "`[requests, messages, bytes]`"
 
 
@@ -50,10 +54,10 @@ def _record(record: type[msgspec.Struct], left_out: set[str]) -> str:
     for each in msgspec.structs.fields(record):
         if each.name in left_out:
             continue
-        shown = _AMOUNT if each.type is Amount else markdown.shape(properties[each.name])
+        shown = _AMOUNT if each.type is Amount else markdown.shape(properties[each.name]).replace(_ANY_COUNT, "")
         default = "required" if each.required else value(msgspec.to_builtins(_default_of(each)))
         # In one docstring a field may lean on another's text.
-        what = f"what was {each.name}" if each.type is Amount else meanings[each.name]
+        what = f"what was {each.name}" if each.name in get_args(Outcome) else meanings[each.name]
         rows.append((code(each.name), shown, default, markdown.null(what).rstrip(".")))
     return table(("field", "value", "default", "meaning"), rows)
 
@@ -62,14 +66,18 @@ def _default_of(each: msgspec.structs.FieldInfo) -> object:
     return each.default if each.default_factory is msgspec.NODEFAULT else each.default_factory()
 
 
-def _split(column: str) -> tuple[str, str]:
+def _column(column: str) -> tuple[str, str]:
+    """Return the cells of a column; the fields of a long type are what is told of it elsewhere."""
     name, _, type_ = column.strip().partition(" ")
-    return name.strip("`"), type_
+    outer = "ARRAY<STRUCT<…>>" if type_.startswith("ARRAY<") else "STRUCT<…>"
+    shown = outer if len(type_) > _LONGEST_TYPE else type_
+    return code(name.strip("`")), code(shown)
 
 
 def _parts() -> Iterator[str]:
     about = [one_line(text) for text in inspect.cleandoc(records.__doc__ or "").split("\n\n")]
     yield f"{about[0]} This is version {records.VERSION}. {_TIMES}"
+    yield f"Counts are at most {_MOST:,}."
     yield "\n\n".join(about[2:])
     words = ", ".join(code(each) for each in get_args(Outcome))
     yield f"{_documented(rejections)['Outcome'].replace('.', f': {words}.', 1)}"
@@ -90,9 +98,18 @@ def _parts() -> Iterator[str]:
     yield "\n\n".join(one_line(text) for text in inspect.cleandoc(tables.__doc__ or "").split("\n\n")[1:])
     for made in tables.BY_DAY:
         yield f"### `{made.name}`\n\n{texts[made.name.upper()]}"
-        yield table(("column", "type"), (tuple(map(code, _split(column))) for column in made.columns))
-    yield f"### `{tables.RECOMMENDATIONS}`\n\n{_documented(recommend)['COLUMNS']}"
-    yield table(("column", "type"), (tuple(map(code, _split(column))) for column in recommend.COLUMNS.split(",")))
+        yield table(("column", "type"), (_column(column) for column in made.ddl_columns))
+        if made is tables.HOURS:
+            yield f"#### `demand`\n\n{head(HourDemand.__doc__)}"
+            rows = (
+                (code(name), markdown.null(what).rstrip(".")) for name, what in attributes(HourDemand.__doc__).items()
+            )
+            yield table(("field", "meaning"), rows)
+            parts = ", ".join(map(code, tables.PART_KEY))
+            yield f"#### `storm_parts`\n\nOf each storm what is within this hour, as in `storms`: {parts}."
+    yield f"### `{tables.RECOMMENDATIONS}`\n\n{_documented(kernels)['SETTLED']}"
+    columns = tables.ddl_of(kernels.SETTLED).split(", ")
+    yield table(("column", "type"), (_column(column) for column in columns))
 
 
 def page() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 from unittest.mock import patch
 
@@ -91,6 +92,18 @@ def test_the_id_of_a_send_back_is_its_message(extension: Extension) -> None:
     for frame in (frames.json_frame(36, fields), frames.binary_frame(36, fields)):
         assert message_id(*_header(frame)) == b"ABC"
         assert _same_ids([frame]) == {b"ABC": 1}
+
+
+def test_a_client_that_gives_each_attempt_another_id_has_none_as_far_as_anybody_knows() -> None:
+    for scan, language in product(("python", "compiled"), (b'"JAVA"', b'"CPP" ')):
+        shared = Shared(Rule("topic", "*", 0))
+        shared.accounts.take(shared.now_ns, unfinished=False)
+        connection = Connection(shared, on_trial=True, scan=scan)
+        for opaque in range(40):
+            send = frames.send("t", opaque, properties={"UNIQ_KEY": str(opaque)})
+            connection.client(send.replace(b'"JAVA"', language))
+        (second,) = filter(None, shared.accounts.steps_of(shared.accounts.take(shared.now_ns, unfinished=True)))
+        assert [of.identified for of in second.resources] == [40 if b"JAVA" in language else 0]
 
 
 RULES = [Rule("topic", "*", 3), Rule("topic", "b", 1, break_s=0), Rule("topic", "c", None)]

@@ -1,8 +1,8 @@
 """The id that a client has given its message: the same in each attempt of one send.
 
-A send has it in its properties, as ``UNIQ_KEY``: so write Java, C++, Go and Rust, also of a batch as a whole. A
-send-back names the message that it is about, as ``originMsgId``; Java sends it to the retry topic, under the same id,
-when it is refused. Node gives no id, and the old C++ client none in send-backs.
+A send has it in its properties, as ``UNIQ_KEY``; Java gives one to a batch as a whole, too. A send-back names the
+message that it is about, as ``originMsgId``; Java sends it to the retry topic, under the same id, when it is refused.
+Node gives no id. C++ gives one, but another in each attempt: by its ids no repeat is ever seen.
 
 The bytes of the header are searched, not read: nothing is decided by it, so a header that spells it oddly has no id.
 The compiled part does the same (``native/core/src/message_id.rs``).
@@ -22,6 +22,8 @@ _JSON_FIELD: Final = b'"originMsgId":"'
 _BINARY_FIELD: Final = b"\x00\x0boriginMsgId"
 _LENGTH_BYTES: Final = 4
 _QUOTE: Final = ord('"')
+ANOTHER_EACH_TIME: Final = frozenset({"CPP"})
+"""Languages whose clients give each attempt another id: it is as good as none."""
 MAX_BYTES: Final = 255
 """An id is cut after so many."""
 

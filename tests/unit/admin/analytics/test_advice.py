@@ -26,6 +26,7 @@ from admin.analytics.figures import Demand, Limit, Most, Percentiles, Storms
 from admin.analytics.options import Options, Try
 from admin.analytics.words import DAY_S
 from admin.wire.recommendations import Recommendation, Replay
+from limiter.rules.rule import MAX_RATE_PER_S
 
 WEEK_S = 7 * DAY_S
 
@@ -170,6 +171,13 @@ def test_a_raised_limit_is_the_lowest_that_would_have_held() -> None:
 def test_no_step_goes_beyond_the_busiest_second() -> None:
     assert [each.rate_per_s for each in decided(demand()).steps] == [560]
     assert [each.rate_per_s for each in decided(demand(raw=percentiles(600))).steps] == [560, 620, 700, 720]
+
+
+def test_no_rate_is_looked_at_that_no_limit_can_have() -> None:
+    for of in (demand(9e8, 7e8), demand(100, 9e8), demand(9e8, 9e8)):
+        for found in (decided(of), decided(replace(of, limit=replace(of.limit, bytes_per_s=7e8), size_bytes=of.raw))):
+            rates = [rate for each in found.candidates for rate in (each.rate_per_s, each.bytes_per_s)]
+            assert max(rate for rate in rates if rate is not None) <= MAX_RATE_PER_S
 
 
 def test_a_limit_about_the_need_that_refuses_is_raised_to_what_holds() -> None:

@@ -68,7 +68,7 @@ def test_the_first_error_counts_and_not_those_of_letting_go(tmp_path: Path) -> N
         fail()
 
 
-@pytest.mark.parametrize("file", [None, "/out/_alerts/ledger.json"])
+@pytest.mark.parametrize("file", [None, "/out/_files.json"])
 def test_a_file_that_cannot_be_written_is_named_if_python_knows_it(file: str | None) -> None:
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file)
     said = f"^{file or 'a file in --out'}: cannot be read or written: no space left"

@@ -5,8 +5,12 @@ from pathlib import Path
 import pytest
 
 from admin.analytics.findings import SetAside
-from admin.analytics.inputs import find
+from admin.analytics.inputs import Found, find
 from admin.common.errors import StartError
+
+
+def _paths(found: Found) -> tuple[str, ...]:
+    return tuple(file.path for file in found.files)
 
 
 def _write(file: Path, content: bytes = b"{}\n") -> Path:
@@ -19,7 +23,7 @@ def test_a_folder_is_read_with_all_in_it(tmp_path: Path) -> None:
     wanted = [_write(tmp_path / "a.jsonl"), _write(tmp_path / "deep" / "er" / "b.jsonl.gz", gzip.compress(b"{}\n"))]
     _write(tmp_path / "notes.txt")
     found = find([str(tmp_path)])
-    assert found.paths == tuple(map(str, wanted))
+    assert _paths(found) == tuple(map(str, wanted))
     assert found.size_bytes == sum(file.stat().st_size for file in wanted)
     assert found.skipped == ()
 
@@ -28,30 +32,30 @@ def test_what_is_hidden_is_not_there(tmp_path: Path) -> None:
     wanted = _write(tmp_path / "a.jsonl")
     for name in (".b.jsonl.open", ".c.jsonl", "_d.jsonl", ".hidden/e.jsonl", "_records/f.jsonl"):
         _write(tmp_path / name)
-    assert find([str(tmp_path)]).paths == (str(wanted),)
+    assert _paths(find([str(tmp_path)])) == (str(wanted),)
 
 
 def test_a_file_that_is_named_twice_is_read_once(tmp_path: Path) -> None:
     file = _write(tmp_path / "a.jsonl")
-    assert find([str(file), str(tmp_path), str(tmp_path / "*.jsonl")]).paths == (str(file),)
+    assert _paths(find([str(file), str(tmp_path), str(tmp_path / "*.jsonl")])) == (str(file),)
 
 
 def test_a_file_that_is_named_may_be_called_anything(tmp_path: Path) -> None:
     file = _write(tmp_path / "copied.log")
-    assert find([str(file)]).paths == (str(file),)
+    assert _paths(find([str(file)])) == (str(file),)
 
 
 def test_a_loop_of_links_ends(tmp_path: Path) -> None:
     _write(tmp_path / "a" / "a.jsonl")
     (tmp_path / "a" / "again").symlink_to(tmp_path / "a")
-    assert len(find([str(tmp_path)]).paths) == 1
+    assert len(_paths(find([str(tmp_path)]))) == 1
 
 
 def test_links_to_folders_are_followed(tmp_path: Path) -> None:
     _write(tmp_path / "elsewhere" / "a.jsonl")
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "linked").symlink_to(tmp_path / "elsewhere")
-    assert find([str(tmp_path / "logs")]).paths == (str(tmp_path / "logs" / "linked" / "a.jsonl"),)
+    assert _paths(find([str(tmp_path / "logs")])) == (str(tmp_path / "logs" / "linked" / "a.jsonl"),)
 
 
 def test_what_cannot_be_read_is_set_aside_and_the_rest_is_read(tmp_path: Path) -> None:
@@ -60,7 +64,7 @@ def test_what_cannot_be_read_is_set_aside_and_the_rest_is_read(tmp_path: Path) -
     os.mkfifo(tmp_path / "pipe.jsonl")
     (tmp_path / "self.jsonl").symlink_to("self.jsonl")
     found = find([str(tmp_path), str(tmp_path / "missing")])
-    assert found.paths == (str(good),)
+    assert _paths(found) == (str(good),)
     assert {Path(each.file).name: each.reason for each in found.skipped} == {
         "link.jsonl": "is a link to nothing",
         "missing": "no such file or folder",
@@ -71,27 +75,7 @@ def test_what_cannot_be_read_is_set_aside_and_the_rest_is_read(tmp_path: Path) -
 
 def test_a_folder_that_is_called_like_a_file_is_a_folder(tmp_path: Path) -> None:
     inner = _write(tmp_path / "folder.jsonl" / "a.jsonl")
-    assert find([str(tmp_path)]).paths == (str(inner),)
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (gzip.compress(b"{}\n" * 1000)[:-20], "ends in the middle; what is there was read"),
-        (b"no gzip at all", "is no gzip, or damaged; what is before the damage was read"),
-    ],
-    ids=["cut", "junk"],  # a gzip holds the time of its making, and each worker would give the test another name
-)
-def test_a_damaged_gzip_is_read_as_far_as_it_goes_and_said(tmp_path: Path, content: bytes, reason: str) -> None:
-    file = _write(tmp_path / "a.jsonl.gz", content)
-    found = find([str(tmp_path)])
-    assert found.paths == (str(file),)
-    assert found.skipped == (SetAside(file=str(file), reason=reason),)
-
-
-def test_several_gzips_in_one_file_are_whole(tmp_path: Path) -> None:
-    _write(tmp_path / "a.jsonl.gz", gzip.compress(b"{}\n") + gzip.compress(b"{}\n"))
-    assert find([str(tmp_path)]).skipped == ()
+    assert _paths(find([str(tmp_path)])) == (str(inner),)
 
 
 def test_nothing_to_read_says_so(tmp_path: Path) -> None:
@@ -105,13 +89,89 @@ def test_nothing_to_read_says_so(tmp_path: Path) -> None:
 
 def test_addresses_are_left_to_spark() -> None:
     found = find(["s3a://logs/fleet/", "s3a://logs/fleet"])
-    assert found.addresses == ("s3a://logs/fleet",)
-    assert found.paths == ()
+    assert (found.files, found.logs) == ((), ("s3a://logs/fleet/", "s3a://logs/fleet"))
 
 
 def test_no_character_of_a_name_means_anything_to_spark(tmp_path: Path) -> None:
     _write(tmp_path / "a{b}[c]*?.jsonl")
-    assert find([str(tmp_path)]).spark_paths() == [rf"file://{tmp_path}/a\{{b\}}\[c\]\*\?.jsonl"]
+    _write(tmp_path / "d.jsonl.gz")
+    found = find([str(tmp_path)])
+    assert found.spark_paths(packed=False) == [rf"file://{tmp_path}/a\{{b\}}\[c\]\*\?.jsonl"]
+    assert found.spark_paths(packed=True) == [f"file://{tmp_path}/d.jsonl.gz"]
+
+
+_NOV_21_S = 1_795_219_200
+_DAY_S = 86_400
+
+
+@pytest.mark.parametrize(
+    ("name", "is_read"),
+    [
+        ("2026-11-21/a.jsonl", True),
+        ("2026-11-20/a.jsonl", True),
+        ("2026-11-22/a.jsonl", True),
+        ("2026-11-19/a.jsonl", False),
+        ("2026-11-23/a.jsonl.gz", False),
+        ("20261119/a.jsonl", False),
+        ("2026/11/19/a.jsonl", False),
+        ("year=2026/month=11/day=19/a.jsonl", False),
+        ("dt=2026-11-19/hour=07/a.jsonl", False),
+        ("eu-2026-11-19-1.jsonl", False),
+        # The last date counts; what is no date of a calendar or part of a larger number says nothing.
+        ("2025-01-01/2026-11-21/a.jsonl", True),
+        ("2026-02-31/a.jsonl", True),
+        ("120261119/a.jsonl", True),
+        ("host-20261119999/a.jsonl", True),
+        ("1999-11-19/a.jsonl", True),
+        ("a.jsonl", True),
+    ],
+)
+def test_of_a_period_files_of_other_days_are_left_out(tmp_path: Path, name: str, is_read: bool) -> None:  # noqa: FBT001 - expected
+    _write(tmp_path / "2026-11-01" / "logs" / "other.jsonl")
+    file = _write(tmp_path / "2026-11-01" / "logs" / name)
+    # What was named says nothing of when its records are of.
+    found = find([str(tmp_path / "2026-11-01" / "logs")], _NOV_21_S, _NOV_21_S + _DAY_S)
+    assert (str(file) in _paths(found)) is is_read
+    assert found.outside == (not is_read)
+    assert len(_paths(find([str(tmp_path)]))) == 2
+
+
+@pytest.mark.parametrize("end", ["", ".gz"])
+def test_sluices_own_names_have_no_date(tmp_path: Path, end: str) -> None:
+    file = _write(tmp_path / f"rejections-orders-20261101-20261101abcd-000001.jsonl{end}")
+    other = _write(tmp_path / "2026-11-01" / file.name)
+    found = find([str(tmp_path)], _NOV_21_S, None)
+    assert _paths(found) == (str(file),)
+    assert _paths(find([str(tmp_path)])) == (str(other), str(file))
+
+
+@pytest.mark.parametrize(("since_s", "until_s"), [(_NOV_21_S, None), (None, _NOV_21_S), (None, None)])
+def test_a_period_may_be_open(tmp_path: Path, since_s: int | None, until_s: int | None) -> None:
+    for day in ("2026-11-01", "2026-12-01"):
+        _write(tmp_path / day / "a.jsonl")
+    days = [Path(path).parent.name for path in _paths(find([str(tmp_path)], since_s, until_s))]
+    assert days == ["2026-11-01"] * (since_s is None) + ["2026-12-01"] * (until_s is None)
+
+
+def test_files_that_were_last_written_before_the_period_are_left_out(tmp_path: Path) -> None:
+    # An hour is left for clocks that differ.
+    for name, at_s in (
+        ("old.jsonl", _NOV_21_S - 3601),
+        ("clocks.jsonl", _NOV_21_S - 3599),
+        ("new.jsonl", _NOV_21_S + 9),
+    ):
+        os.utime(_write(tmp_path / name), (at_s, at_s))
+    found = find([str(tmp_path)], _NOV_21_S, None)
+    assert [Path(path).name for path in _paths(found)] == ["clocks.jsonl", "new.jsonl"]
+    assert found.outside == 1
+    # What comes later may be of any time before.
+    assert len(_paths(find([str(tmp_path)], None, _NOV_21_S - 10 * _DAY_S))) == 3
+
+
+def test_nothing_of_the_period_says_so(tmp_path: Path) -> None:
+    _write(tmp_path / "2026-11-01" / "a.jsonl")
+    with pytest.raises(StartError, match="1 file of the log, and by date none of the time asked for"):
+        find([str(tmp_path)], _NOV_21_S, None)
 
 
 def test_files_that_have_gone_are_named(tmp_path: Path) -> None:
@@ -119,3 +179,5 @@ def test_files_that_have_gone_are_named(tmp_path: Path) -> None:
     found = find([str(tmp_path)])
     file.unlink()
     assert found.vanished() == [SetAside(file=str(file), reason="vanished while it was read")]
+    with pytest.raises(StartError, match=f"{file}: has vanished"):
+        found.spark_paths(packed=False)

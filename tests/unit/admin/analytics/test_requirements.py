@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from admin.analytics import requirements
 from admin.analytics.requirements import check_requirements
 from admin.common.errors import StartError
 
@@ -44,12 +45,36 @@ def test_something_else_called_java_is_named(tmp_path: Path) -> None:
         check_requirements(_java(tmp_path, "island"))
 
 
-def test_a_missing_package_says_what_installs_it_and_java_is_not_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("there", "said"),
+    [
+        ((), "pyspark and pyarrow and pandas"),
+        (("pyspark",), "pyarrow and pandas"),
+        (("pyspark", "pyarrow"), "pandas"),
+    ],
+)
+def test_missing_packages_say_what_installs_them_and_java_is_not_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: tuple[str, ...], said: str
 ) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(StartError, match=r"needs pyspark; install with: pip install 'sluice-proxy\[spark\]'"):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in there else None)
+    with pytest.raises(StartError, match=rf"needs {said}; install with: pip install 'sluice-proxy\[spark\]'"):
         check_requirements({"PATH": str(tmp_path)})
+
+
+def test_another_spark_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requirements, "version", lambda _name: "3.5.1")
+    with pytest.raises(StartError, match=r"needs pyspark 4, and here is 3\.5\.1"):
+        check_requirements({"PATH": str(tmp_path)})
+
+
+def test_where_spark_runs_elsewhere_no_java_is_needed(tmp_path: Path) -> None:
+    check_requirements({"PATH": str(tmp_path)}, java=False)
+
+
+def test_what_a_connection_needs_besides_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "grpc_status" else name)
+    with pytest.raises(StartError, match=r"install with: pip install 'pyspark\[connect\]'"):
+        check_requirements({"PATH": str(tmp_path)}, java=False)
 
 
 def test_under_spark_submit_java_is_there_already(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from admin.analytics import requirements
-from admin.analytics.job import job
+from admin.analytics import job, requirements
+from admin.analytics.options import Try
 from admin.cli import main
 from admin.cli.report import read_time
 from admin.common.errors import SettingsError
@@ -45,16 +45,40 @@ def test_times_that_no_log_is_of_are_refused(text: str) -> None:
         read_time(text, "--since", _NOW)
 
 
-def test_minutes_count_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    wishes: list[job.Wish] = []
-    monkeypatch.setattr(requirements, "check_requirements", lambda: None)
-    monkeypatch.setattr(job, "report_logs", wishes.append)
+@pytest.fixture
+def wishes(monkeypatch: pytest.MonkeyPatch) -> list[job.Wish]:
+    """Reports that were asked for; none is made."""
+    found: list[job.Wish] = []
+    monkeypatch.setattr(requirements, "check_requirements", lambda *, java: None)
+    monkeypatch.setattr(job, "report_logs", found.append)
+    return found
+
+
+def test_minutes_count_as_a_whole(wishes: list[job.Wish]) -> None:
     assert main(("report", "logs", "--since", "2026-11-21T11:59:59", "--until", "2026-11-21T12:00:01")) == 0
     assert main(("report", "logs", "--since", "2026-11-21T12:00", "--until", "2026-11-21T12:01")) == 0
     assert [(wish.options.since_s, wish.options.until_s) for wish in wishes] == [
         (_NOON_S - 60, _NOON_S + 60),
         (_NOON_S, _NOON_S + 60),
     ]
+
+
+def test_rates_that_are_asked_about_and_attempts_that_are_known_better(wishes: list[job.Wish]) -> None:
+    flags = ("--try", "topic:orders=150/s", "--try", "queue:a=b:c=2.5", "--attempts", "JAVA=1", "--attempts", "MINE=7")
+    assert main(("report", "logs", *flags)) == 0
+    assert main(("report", "logs")) == 0
+    one, other = (wish.options for wish in wishes)
+    assert one.tries == (Try("topic", "orders", 150.0), Try("queue", "a=b:c", 2.5))
+    assert other.tries == ()
+    # What the protocols say stays for all other languages.
+    assert other.attempts["JAVA"] > 1
+    assert one.attempts == {**other.attempts, "JAVA": 1, "MINE": 7}
+
+
+def test_a_timer_asks_for_what_is_new_alone(wishes: list[job.Wish]) -> None:
+    assert main(("report", "logs", "--once", "--json")) == 0
+    assert main(("report", "logs")) == 0
+    assert [(wish.once, wish.json) for wish in wishes] == [(True, True), (False, False)]
 
 
 @pytest.mark.parametrize(
@@ -69,13 +93,19 @@ def test_minutes_count_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--headroom", "-1"), "must be 0 to 10"),
         (("--headroom", "nan"), "must be 0 to 10"),
         (("--capacity", "0"), "must be more than 0"),
-        (("--webhook", "http://localhost/"), "only with --follow or --once"),
-        (("--follow", "--since", "1d"), "not with --follow or --once"),
-        (("--once", "--until", "2026-11-21"), "not with --follow or --once"),
-        (("--once", "--json"), "--json: not with --follow or --once"),
+        (("--once", "--until", "2026-11-21"), "--since, --until: not with --once"),
+        (("--once", "--since", "1d"), "--since, --until: not with --once"),
+        (("--once", "--out", "s3a://b/c"), "--out s3a://b/c: must be a directory with --once"),
+        *((("--try", word), f"--try {word}: must be KIND:NAME=RATE") for word in (
+            "orders=5", "topic:orders", "topic:=5", ":orders=5", "topic:orders=0", "topic:orders=-1",
+            "topic:orders=inf", "topic:orders=nan", "topic:orders=fast", "topic:orders=",
+        )),
+        *((("--attempts", word), f"--attempts {word}: must be LANGUAGE=N") for word in (
+            "JAVA", "JAVA=", "=3", "JAVA=0", "JAVA=101", "JAVA=1.5", "JAVA=-1",
+        )),
         (("tail", "-n", "-1"), "must be at least 0"),
     ],
-)
+)  # fmt: skip
 def test_wrong_flags_are_named_and_nothing_is_started(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], complaint: str
 ) -> None:
@@ -94,7 +124,7 @@ def test_help_says_what_it_needs_and_leaves_behind(capsys: pytest.CaptureFixture
 def test_spark_is_imported_by_nothing_but_a_report() -> None:
     code = (
         "import sys; import admin.cli, admin.run.sidecar, admin.cli.report; "
-        "sys.exit(any(name.split('.')[0] in {'pyspark', 'py4j'} for name in sys.modules)"
+        "sys.exit(any(name.split('.')[0] in {'pyspark', 'py4j', 'pyarrow', 'pandas'} for name in sys.modules)"
         " or any(name.startswith('admin.analytics') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

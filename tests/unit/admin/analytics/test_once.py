@@ -1,0 +1,296 @@
+"""``--once``: which hours are made anew, of which files. What Spark does stands in here; see ``tests/spark`` for it."""
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from admin.analytics import once
+from admin.analytics.findings import Inputs, SetAside
+from admin.analytics.inputs import File, Found, find
+from admin.analytics.lines import Wanted
+from admin.analytics.once import Seen
+from admin.analytics.options import Options
+from admin.common.errors import StartError
+
+HOUR_S = 3600
+NOON_S = 1_795_262_400
+OPTIONS = Options(attempts={"JAVA": 3})
+
+
+@dataclass
+class Job:
+    """Stands in for what is done with files.
+
+    Attributes:
+        asked: the names of the files and the hours (0 is noon) of each time that tables were made.
+        spans: of each file, by name; of others none.
+        bad: files with a line that is bad, by name.
+        fails: so it ends.
+    """
+
+    out: Path
+    logs: Path
+    asked: list[tuple[set[str], set[int]]] = field(default_factory=list)
+    spans: dict[str, tuple[int, int]] = field(default_factory=dict)
+    bad: set[str] = field(default_factory=set)
+    fails: Exception | None = None
+
+    def put(self, name: str, *hours: float, size: int = 3) -> None:
+        """Write a file of these hours: from the first to the last of them."""
+        (self.logs / name).write_bytes(b"." * size)
+        os.utime(self.logs / name, (NOON_S, NOON_S))
+        self.spans.pop(name, None)
+        if hours:
+            self.spans[name] = int(NOON_S + HOUR_S * min(hours)), int(NOON_S + HOUR_S * max(hours))
+
+    def make_tables(self, _tools: Any, found: Found, _options: Options, wanted: Wanted) -> Inputs:
+        """Stand in for ``report.make_tables``."""
+        assert wanted.hours is not None
+        names = {Path(file.path).name for file in found.files}
+        self.asked.append((names, {(hour_s - NOON_S) // HOUR_S for hour_s in wanted.hours}))
+        if self.fails is not None:
+            raise self.fails
+        return Inputs(set_aside=tuple(_bad(self.logs / name) for name in sorted(names & self.bad)))
+
+    def look(self, _tools: Any, found: Found) -> defaultdict[str, set[int]]:
+        """Stand in for ``once._hours_of``."""
+        hours: defaultdict[str, set[int]] = defaultdict(set)
+        for file in found.files:
+            first_s, last_s = self.spans.get(Path(file.path).name, (0, -1))
+            hours[file.path] = set(range(first_s - first_s % HOUR_S, last_s + 1, HOUR_S))
+        return hours
+
+    def run(self, options: Options = OPTIONS) -> Inputs:
+        """Run once over all that is there."""
+        tools: Any = self
+        return Seen.read(self.out, options).take(tools, find([str(self.logs)]), options)
+
+    def step(self, what: str) -> None:
+        """Be told what is done."""
+
+
+def _bad(file: Path) -> SetAside:
+    return SetAside(file=str(file), reason="schema version 2", lines=2)
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    (tmp_path / "logs").mkdir()
+    found = Job(tmp_path / "out", tmp_path / "logs")
+    monkeypatch.setattr(once, "make_tables", found.make_tables)
+    monkeypatch.setattr(once, "_hours_of", found.look)
+    return found
+
+
+def _asked(names: Iterable[str], hours: Iterable[int]) -> tuple[set[str], set[int]]:
+    return set(names), set(hours)
+
+
+def test_first_all_is_made_and_then_nothing_is_new(job: Job) -> None:
+    job.put("a.jsonl", 0.1, 0.9)
+    job.put("b.jsonl", 1.5, 3.0)
+    read = job.run()
+    assert job.asked == [_asked(["a.jsonl", "b.jsonl"], [0, 1, 2, 3])]
+    assert (read.files, read.size_bytes, read.set_aside) == (2, 6, ())
+    assert Seen.is_kept(job.out)
+    assert job.run() == read
+    assert len(job.asked) == 1
+
+
+def test_a_new_file_has_its_hours_made_anew_of_all_that_touch_them(job: Job) -> None:
+    job.put("a.jsonl", 0.1, 0.99)
+    job.put("b.jsonl", 0.9, 1.1)
+    job.put("c.jsonl", 3)
+    job.run()
+    job.put("d.jsonl", 0.5, 0.6)
+    job.run()
+    job.put("e.jsonl", 1.9999, 2)
+    job.run()
+    job.put("f.jsonl", 7)
+    job.run()
+    assert job.asked[1:] == [
+        _asked(["a.jsonl", "b.jsonl", "d.jsonl"], [0]),
+        _asked(["b.jsonl", "e.jsonl"], [1, 2]),
+        _asked(["f.jsonl"], [7]),
+    ]
+
+
+def test_hours_begin_with_their_first_second_and_end_with_their_last(job: Job) -> None:
+    job.put("a.jsonl", 1)
+    job.put("b.jsonl", 2 - 1 / HOUR_S)
+    job.run()
+    job.put("c.jsonl", 0, 1 - 1 / HOUR_S)
+    job.put("d.jsonl", 2)
+    job.run()
+    assert job.asked[1] == _asked(["c.jsonl", "d.jsonl"], [0, 2])
+
+
+def test_what_a_file_had_before_it_changed_is_made_anew_too(job: Job) -> None:
+    job.put("a.jsonl", 0)
+    job.put("b.jsonl", 0)
+    job.run()
+    job.put("a.jsonl", 5, size=4)
+    job.run()
+    assert job.asked[1] == _asked(["a.jsonl", "b.jsonl"], [0, 5])
+    os.utime(job.logs / "b.jsonl", (NOON_S + 1, NOON_S + 1))
+    job.run()
+    assert job.asked[2] == _asked(["b.jsonl"], [0])
+
+
+def test_files_that_are_gone_are_neither_read_nor_missed(job: Job) -> None:
+    job.put("a.jsonl", 0)
+    job.put("b.jsonl", 4)
+    job.run()
+    (job.logs / "a.jsonl").unlink()
+    assert job.run().files == 2
+    job.put("c.jsonl", 4)
+    job.run()
+    assert job.asked[1:] == [_asked(["b.jsonl", "c.jsonl"], [4])]
+
+
+def test_a_file_without_a_record_is_looked_into_once_and_said_always(job: Job) -> None:
+    job.put("a.jsonl", 0)
+    job.run()
+    job.put("junk.jsonl")
+    job.bad.add("junk.jsonl")
+    read = job.run()
+    assert job.asked[1] == _asked(["junk.jsonl"], [])
+    assert (read.set_aside, read.bad_lines) == ((_bad(job.logs / "junk.jsonl"),), 2)
+    assert job.run() == read
+    assert len(job.asked) == 2
+
+
+def test_what_is_bad_in_a_file_is_said_until_the_file_is_read_again(job: Job) -> None:
+    job.put("a.jsonl", 0)
+    job.put("b.jsonl", 0)
+    job.bad |= {"a.jsonl", "b.jsonl"}
+    assert job.run().bad_lines == 4
+    job.bad.clear()
+    job.put("c.jsonl", 9)
+    assert job.run().bad_lines == 4
+    job.put("a.jsonl", 9, size=9)
+    # The hour that it had is made anew, with the other file.
+    assert job.run().bad_lines == 0
+
+
+def test_what_failed_is_done_again(job: Job) -> None:
+    job.put("a.jsonl", 0)
+    job.run()
+    job.put("b.jsonl", 1)
+    job.fails = StartError("no space left")
+    for _ in range(2):
+        with pytest.raises(StartError):
+            job.run()
+    job.fails = None
+    job.run()
+    assert job.asked[1:] == [_asked(["b.jsonl"], [1])] * 3
+
+
+def test_a_first_run_that_was_killed_is_done_again(job: Job) -> None:
+    job.put("a.jsonl", 0)
+    job.fails = KeyError("killed")
+    with pytest.raises(KeyError):
+        job.run()
+    # By then some tables may be there.
+    (job.out / "minutes").mkdir(parents=True)
+    job.fails = None
+    assert job.run().files == 1
+    assert job.asked == [_asked(["a.jsonl"], [0])] * 2
+
+
+def test_where_nothing_was_ever_found_nothing_is_left(job: Job) -> None:
+    job.put("junk.jsonl")
+    job.fails = StartError("nothing to report")
+    with pytest.raises(StartError):
+        job.run()
+    assert not Seen.is_kept(job.out)
+
+
+def test_a_report_that_was_made_otherwise_is_not_gone_on_with(job: Job) -> None:
+    (job.out / "minutes").mkdir(parents=True)
+    with pytest.raises(StartError, match=f"{job.out}: has a report that --once did not make; remove {job.out} to read"):
+        job.run()
+
+
+@pytest.mark.parametrize("options", [Options(attempts={"JAVA": 1}), Options(storm_gap_s=60, attempts={"JAVA": 3})])
+def test_what_changes_the_tables_may_not_change(job: Job, options: Options) -> None:
+    job.put("a.jsonl", 0)
+    job.run()
+    with pytest.raises(StartError, match="was made by another version, --storm-gap or --attempts; remove"):
+        job.run(options)
+    # What is decided from them may.
+    job.run(Options(attempts={"JAVA": 3}, headroom=0.5, capacity_per_s=100.0))
+
+
+def test_a_damaged_note_is_said(job: Job) -> None:
+    job.put("a.jsonl", 0)
+    job.run()
+    note = job.out / "_files.json"
+    note.write_bytes(note.read_bytes()[:-9])
+    with pytest.raises(StartError, match=f"{note}: cannot be read: .*; remove {job.out} to read all logs again"):
+        job.run()
+
+
+PLAIN = Options()
+FIRST_S = 1_800_000_000
+
+
+class Reports:
+    """Reports into one directory, of files whose hours are given; ``made`` is what each was made of."""
+
+    def __init__(self, out: Path, patch: pytest.MonkeyPatch) -> None:
+        self.out = out
+        self.hours: dict[str, set[int]] = {}
+        self.bad: tuple[SetAside, ...] = ()
+        self.made: list[tuple[set[str], frozenset[int] | None]] = []
+        patch.setattr(once, "_hours_of", lambda _, found: defaultdict(set, self._of(found)))
+        patch.setattr(once, "make_tables", self._make)
+
+    def _of(self, found: Found) -> dict[str, set[int]]:
+        return {each.path: self.hours[each.path] for each in found.files if each.path in self.hours}
+
+    def _make(self, _tools: object, found: Found, _options: Options, wanted: Wanted) -> Inputs:
+        self.made.append(({each.path for each in found.files}, wanted.hours))
+        return Inputs(logs=(), files=0, size_bytes=0, bad_lines=0, skipped_files=0, set_aside=self.bad)
+
+    def report(self, *paths: str) -> Inputs:
+        found = Found(("logs",), tuple(File(path, 10, 1.5) for path in paths))
+        tools: Any = msgspec.defstruct("Tools", [("step", Any)])(lambda _: None)
+        return Seen.read(self.out, PLAIN).take(tools, found, PLAIN)
+
+
+@pytest.fixture
+def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reports:
+    return Reports(tmp_path, monkeypatch)
+
+
+def test_of_a_clock_that_was_set_only_the_hours_with_records_are_made(reports: Reports) -> None:
+    reports.hours = {"/a": {0, FIRST_S}, "/b": {FIRST_S}}
+    reports.report("/a")
+    reports.report("/a", "/b")
+    assert reports.made == [({"/a"}, frozenset({0, FIRST_S})), ({"/a", "/b"}, frozenset({FIRST_S}))]
+
+
+def test_an_hour_that_is_made_without_a_file_that_is_gone_is_told(reports: Reports) -> None:
+    reports.hours = {"/old": {FIRST_S - 3600}, "/a": {FIRST_S}, "/late": {FIRST_S}, "/c": {FIRST_S + 3600}}
+    assert reports.report("/old", "/a").set_aside == ()
+    # Nothing of their hours is made anew, and what was made of them is there.
+    assert reports.report("/c").set_aside == ()
+    told = reports.report("/c", "/late")
+    assert [(each.file, each.lines) for each in told.set_aside] == [("/a", 0)]
+    assert "is gone" in told.set_aside[0].reason
+    assert told.skipped_files == 1
+    assert reports.report("/c", "/late").set_aside == told.set_aside
+
+
+def test_what_is_wrong_with_a_file_stays_with_it_whatever_it_is_called(reports: Reports) -> None:
+    reports.hours = {"/a%20b": {FIRST_S}}
+    reports.bad = (SetAside(file="/a%20b", reason="no record", lines=3),)
+    assert reports.report("/a%20b").bad_lines == 3
+    assert reports.report("/a%20b").bad_lines == 3
