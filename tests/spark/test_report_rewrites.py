@@ -206,7 +206,7 @@ def _half_seen(two: Two, table: str, seen: dict[str, tuple[int, int]]) -> list[s
     one, other = two.one[table], two.other[table]
     return [
         f"{table}, {day}: {'other rows' if day in seen else 'no rows'}"
-        for day in one.keys() | other | seen
+        for day in one.keys() | other.keys() | seen.keys()
         if seen.get(day) not in {one.get(day), other.get(day)}
     ]
 
@@ -237,7 +237,7 @@ def test_of_a_range_of_days_the_others_stay_and_files_of_other_days_say_nothing(
     assert said.totals == counted.totals
     made = _brief(out)
     for table in _TABLES:
-        for day in made[table].keys() | two.other[table]:
+        for day in made[table].keys() | two.other[table].keys():
             if not "2026-10-24" <= day < "2026-10-26":
                 assert made[table].get(day) == two.other[table].get(day), f"{table}, {day}"
         inside = {day for day in made[table] if "2026-10-24" <= day < "2026-10-26"}

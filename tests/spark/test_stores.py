@@ -83,7 +83,8 @@ class S3(Store):
         jars = required(PARTS / "s3a" / ".stamp", "make stores").parent / "lib"
         self._url = f"{url}/sluice"
         self.conf = (
-            f"spark.driver.extraClassPath={jars}/*",
+            # Not on the class path, where some would come before others of these that Spark has.
+            f"spark.jars={','.join(map(str, sorted(jars.glob('*.jar'))))}",
             f"spark.hadoop.fs.s3a.endpoint={url}",
             "spark.hadoop.fs.s3a.endpoint.region=us-east-1",
             "spark.hadoop.fs.s3a.path.style.access=true",

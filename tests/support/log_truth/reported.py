@@ -1,6 +1,7 @@
 """What a report says of a log, as far as that can be known: from its JSON, and its tables as anybody reads them."""
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,7 +57,7 @@ def _storms(duck: duckdb.DuckDBPyConnection, out: Path) -> list[Storm]:
     return found
 
 
-def _resource(words: list[str]) -> Resource:
+def _resource(words: Sequence[str]) -> Resource:
     instance, kind, name = words
     return instance, kind, name
 
@@ -99,8 +100,8 @@ def p99_per_s(out: Path, *, by_minutes: bool = False) -> dict[Resource, float]:
         observed = duck.execute("SELECT instance, sum(seconds)::BIGINT FROM {coverage} GROUP BY ALL".format(**tables))
         observed_s = dict(observed.fetchall())
         query = (_MINUTES if by_minutes else _HOURS).format(**tables)
-        for *resource, value, many in duck.execute(query).fetchall():
-            seconds[_resource(resource)][value] += many
+        for *words, value, many in duck.execute(query).fetchall():
+            seconds[_resource(words)][value] += many
         found = {}
         for resource, values in seconds.items():
             values[0.0] += max(0, observed_s[resource[0]] - values.total())
