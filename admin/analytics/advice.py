@@ -95,6 +95,8 @@ MOST_SHARE: Final = 0.5
 """Who has this share of what was refused asked for most."""
 LEAST_CALLERS: Final = 3
 """With fewer there are no others to protect."""
+MOST_MEMBERS: Final = 50
+"""So many sidecars of a fleet are named."""
 STEPS: Final = (1.1, 1.25, 1.5, 2.0, RUNAWAY_TIMES)
 """Times what is needed: rates that are tried in turn."""
 
@@ -728,7 +730,8 @@ def fleet(kind: str, name: str, members: Iterable[Advice]) -> Fleet:
         name=name,
         need_per_s=need,
         limit_per_s=None if None in limits else sum(limit for limit in limits if limit is not None),
-        members=tuple(sorted(found, key=lambda each: (-each.share, each.instance))),
+        member_count=len(of),
+        members=tuple(sorted(found, key=lambda each: (-each.share, each.instance))[:MOST_MEMBERS]),
     )
 
 

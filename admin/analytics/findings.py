@@ -276,13 +276,15 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
         name: of the resource.
         need_per_s: of all of them.
         limit_per_s: all their limits added up; None if one is unlimited.
-        members: those with the largest shares first.
+        member_count: how many they are.
+        members: the first of them, those with the largest shares first.
     """
 
     kind: str
     name: str
     need_per_s: float
     limit_per_s: float | None
+    member_count: int
     members: tuple[Member, ...]
 
 

@@ -102,9 +102,7 @@ class Seen:
         if new:
             tools.step(f"looking into {counted(len(new), 'new file')}")
             of = _hours_of(tools, replace(found, files=tuple(new.values())))
-            read = {
-                path: _Read(file.size_bytes, file.written_s, tuple(sorted(of[path]))) for path, file in new.items()
-            }
+            read = {path: _Read(file.size_bytes, file.written_s, tuple(sorted(of[path]))) for path, file in new.items()}
             # What a file that has changed had before is made anew, too.
             touched = (*read.values(), *(kept.files[path] for path in read if path in kept.files))
             hours = frozenset(hour for each in touched for hour in each.hours)

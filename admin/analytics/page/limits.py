@@ -145,7 +145,7 @@ def fleets(findings: Findings) -> str:
     rows = []
     for fleet in findings.fleets:
         name = named(words.resource(fleet.kind, fleet.name))
-        of_all = f"<b>all {len(fleet.members)}</b>"
+        of_all = f"<b>all {words.amount(fleet.member_count)}</b>"
         rows.append((name, of_all, words.rate(fleet.need_per_s), words.rate(fleet.limit_per_s), "", ""))
         rows += [
             (

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from admin.analytics.advice import (
+    MOST_MEMBERS,
     Advice,
     Candidate,
     Claim,
@@ -285,6 +286,13 @@ def test_a_fleet_is_added_up_and_each_gets_its_part() -> None:
     free = msgspec.structs.replace(other, limit=Limit(), need_per_s=0.0)
     idle = fleet("topic", "orders", [free, msgspec.structs.replace(free, instance="c")])
     assert (idle.limit_per_s, [each.share for each in idle.members]) == (None, [0.5, 0.5])
+
+
+def test_of_a_large_fleet_all_are_added_up_and_the_first_are_named() -> None:
+    one = decided(demand())
+    found = fleet("topic", "orders", [msgspec.structs.replace(one, instance=f"{at:04}") for at in range(1000)])
+    assert (found.need_per_s, found.limit_per_s, found.member_count) == (560_000, 300_000, 1000)
+    assert [each.instance for each in found.members] == [f"{at:04}" for at in range(MOST_MEMBERS)]
 
 
 def test_advice_is_the_same_after_it_was_written_down() -> None:
