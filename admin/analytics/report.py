@@ -320,7 +320,8 @@ def recommend(tools: Tools, options: Options) -> Recommended:
     advised = decided.select(
         *_KEY, "advice", F.lit(None).cast("array<bigint>").alias("refused"), F.lit(0).cast("bigint").alias("error")
     )
-    unused = session.createDataFrame(_unused(store.read(LIMITS, days), decided, instances))
+    # With its schema: over Spark Connect, nothing has none.
+    unused = session.createDataFrame(_unused(store.read(LIMITS, days), decided, instances), ddl_of(kernels.REPLAYED))
     settled = (
         advised.unionByName(replayed)
         .unionByName(unused)

@@ -1,19 +1,21 @@
 """What tests with Spark share: one session for all of them, since its start takes longer than most tests."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from admin.analytics.job.report import make_tables
 from log_maker import SHAPES, Shape, make, soil
 from log_maker.dirt import Soiled
 from pyspark.sql import SparkSession
 
 from admin.analytics.findings import Inputs
 from admin.analytics.inputs import find
+from admin.analytics.lines import Wanted
 from admin.analytics.options import Options
+from admin.analytics.report import Tools, make_tables, recommend
 from admin.analytics.spark import SparkOptions, open_session
+from admin.analytics.tables import Store
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +24,17 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     log = tmp_path_factory.mktemp("spark") / "spark.log"
     with open_session(SparkOptions(master="local[2]", driver_memory="1g", log=log, brief=True)) as session:
         yield session
+
+
+@pytest.fixture(scope="session")
+def tools(spark: SparkSession) -> Callable[[Path], Tools]:
+    """Returns what makes the tables in a folder, with several tasks, so that rows are moved."""
+
+    def make_tools(out: Path, tasks: int = 3) -> Tools:
+        store = Store(spark, str(out), few=True)
+        return Tools(spark, store, str(out / "_scratch"), tasks, lambda _what: None)
+
+    return make_tools
 
 
 @dataclass(frozen=True)
@@ -48,7 +61,7 @@ class Case:
 
 
 @pytest.fixture(scope="session")
-def case(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Case:
+def case(tools: Callable[[Path], Tools], tmp_path_factory: pytest.TempPathFactory) -> Case:
     """Logs of all shapes, each of instances named after it, in one report: a job costs more than its rows here."""
     folder = tmp_path_factory.mktemp("case")
     logs, out = folder / "logs", folder / "out"
@@ -57,7 +70,8 @@ def case(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Case:
         for seed, (name, shape) in enumerate(SHAPES.items(), 1)
     }
     soiled = soil(logs, made["stormy"])
-    inputs = make_tables(spark, find([str(logs)]), str(out), Options())
+    inputs = make_tables(tools(out), find([str(logs)]), Options(), Wanted())
+    recommend(tools(out), Options())
     return Case(logs, sum(each.records for each in made.values()), soiled, out, inputs)
 
 

@@ -1,6 +1,7 @@
 """A real cluster makes the same tables and recommendations as one process, started either way."""
 
 import json
+import os
 import subprocess
 import sys
 import sysconfig
@@ -10,16 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from admin.analytics.job.report import Place, make_tables, publish
-from follower.tables import count, differences
+from duck_tables.comparing import count, unequal
+from harness.sidecar import run_sluice
 from log_maker import Shape, make, soil
-from pyspark.sql import SparkSession
 from spark_cluster import PATIENCE_S, SETTINGS, SPARK_HOME, Cluster, running_cluster
 
 from admin.analytics import tables
-from admin.analytics.findings import Inputs
-from admin.analytics.inputs import find
-from admin.analytics.options import Options
 
 pytestmark = pytest.mark.long
 
@@ -47,11 +44,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def logs(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Logs:
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Logs:
     folder = tmp_path_factory.mktemp("cluster-logs")
     soil(folder / "logs", make(folder / "logs", SHAPE, 3_000, lines=1_000))
-    make_tables(spark, find([str(folder / "logs")]), str(folder / "out"), Options())
-    publish(spark, Place.of(str(folder / "out"), None), Options(), Inputs())
+    answer = run_sluice("report", "logs", "--out", "out", "--master", "local[2]", cwd=folder, timeout_s=PATIENCE_S)
+    assert answer.returncode == 0, answer.stderr
     return Logs(folder / "logs", folder / "out")
 
 
@@ -97,7 +94,7 @@ def recommendations(out: Path) -> Any:
 
 
 def assert_same(logs: Logs, out: Path) -> None:
-    assert differences(logs.out, out) == {}
+    assert unequal(logs.out, out) == {}
     assert count(out, tables.STORMS) > 0
     assert recommendations(out) == recommendations(logs.out)
 
@@ -122,3 +119,35 @@ def test_submitted_job_says_the_same_though_executors_have_only_the_package(
     run(cluster, [*command, str(logs.folder), "--out", str(out)], tmp_path)
     assert_same(logs, out)
     assert (out / "report.html").stat().st_size
+
+
+_SETTINGS_OF_A_REPORT = """
+import sys
+from admin.analytics.spark import SparkOptions, open_session
+
+given = (("spark.sql.adaptive.enabled", "true"), ("spark.sql.mine", "yes"))
+with open_session(SparkOptions(conf=given, brief=True)) as session:
+    for name in sys.argv[1:]:
+        print(f"{name}={session.conf.get(name, None)}")
+"""
+
+
+def test_what_spark_submit_was_told_is_not_overridden(tmp_path: Path) -> None:
+    script = tmp_path / "settings.py"
+    script.write_text(_SETTINGS_OF_A_REPORT)
+    told = {"spark.sql.shuffle.partitions": "7", "spark.sql.parquet.compression.codec": "snappy"}
+    expected = told | {
+        "spark.app.name": "mine", "spark.sql.adaptive.enabled": "true", "spark.sql.mine": "yes",
+        # Ours, as nobody said anything.
+        "spark.sql.codegen.wholeStage": "false", "spark.sql.sources.parallelPartitionDiscovery.threshold": "4096",
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
+    }  # fmt: skip
+    submit = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", "local[1]", "--name", "mine"]
+    conf = [word for name, value in told.items() for word in ("--conf", f"{name}={value}")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run(
+        [*submit, *conf, str(script), *expected], capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert dict(line.split("=", 1) for line in done.stdout.splitlines()) == expected

@@ -1,149 +1,85 @@
-"""Lines of the log as Spark reads them: what is a record, what is set aside, and each record once."""
+"""Files of the log as Spark reads them, whatever they are called and whatever is in them."""
 
-import json
-import typing
-from collections.abc import Callable
+import gzip
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
+from log_rows import MONDAY_S, Run, lines_of
+from pyspark.sql import SparkSession
 
-from admin.analytics import reading
-from admin.rejection_log import records as log
+from admin.analytics.inputs import Found, find, find_at
+from admin.analytics.lines import GATHERED, SPANS, Wanted, gather, spans
+from admin.analytics.report import lines_in, path_of
+from admin.analytics.tables import ddl_of
 
-GOOD: dict[str, Any] = {
-    "type": "rejection", "v": 1, "instance": "i", "run": "r", "n": 1, "at_s": 1_800_000_000, "kind": "topic",
-    "name": "orders", "client": "10.0.0.1", "producer_group": "g", "rule": "rule", "verdict": "refuse", "requests": 2,
-    "messages": 3, "bytes": 400, "wait_max_us": 5,
-}  # fmt: skip
-TRAFFIC: dict[str, Any] = {
-    "type": "traffic", "v": 1, "instance": "i", "run": "r", "n": 2, "at_s": 1_800_000_000, "kind": "topic",
-    "name": "orders",
-}  # fmt: skip
+_NAMES = (
+    "odd {name} [1]*?.jsonl", "100%.jsonl", "a%3Ab c.jsonl", "ünïcode.jsonl", "per cent%20.jsonl.gz",
+    "deep/a=b/c.jsonl.gz",
+)  # fmt: skip
+NO_OBJECT = "not one JSON object with fields of the right types"
 
 
 @pytest.fixture
-def lines(spark: SparkSession, tmp_path: Path) -> Callable[..., DataFrame]:
-    """Return lines as they are read from a file; what is no text is written as JSON."""
-
-    def make(*values: object) -> DataFrame:
-        file = tmp_path / "a.jsonl"
-        texts = [value if isinstance(value, bytes) else json.dumps(value).encode() for value in values]
-        file.write_bytes(b"\n".join(texts))
-        return reading.read_lines(spark, [str(file)])
-
-    return make
-
-
-def test_schema_has_every_field_of_every_record() -> None:
-    for record in typing.get_args(log.AnyRecord):
-        kind = record.__struct_config__.tag
-        known = {field.split()[0] for field in (*reading.HEAD, *reading.TYPES[kind])}
-        assert known == {field.name for field in msgspec.structs.fields(record)}, kind
+def folder(tmp_path: Path) -> Path:
+    """Write the same under all names: good lines, a torn one, one that is no text, and one of another version."""
+    run = Run()
+    run.rejection(MONDAY_S)
+    run.rejection(MONDAY_S + 5)
+    good, other = lines_of(run.records)
+    content = b"\n".join([good, other[:-9], b"\x00\xff", b"", b'{"v":7,"type":"heartbeat"}', other])
+    for name in _NAMES:
+        file = tmp_path / "logs" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    (tmp_path / "logs" / "torn.jsonl.gz").write_bytes(gzip.compress(good)[:-9])
+    (tmp_path / "logs" / "empty.jsonl").write_bytes(b"")
+    return tmp_path / "logs"
 
 
-def test_schema_requires_what_has_no_default() -> None:
-    head = {field.split()[0] for field in reading.HEAD}
-    for record in typing.get_args(log.AnyRecord):
-        needed = {field.name for field in msgspec.structs.fields(record) if field.required}
-        assert {*reading.REQUIRED[record.__struct_config__.tag]} == needed - head
+def _gathered(spark: SparkSession, found: Found) -> dict[str, dict[str, int]]:
+    """Return bad lines by file and reason; under no file, the good ones."""
+    rows = lines_in(spark, found).mapInArrow(gather(Wanted()), ddl_of(GATHERED)).collect()
+    bad: dict[str, dict[str, int]] = {}
+    for row in rows:
+        of_file = bad.setdefault("" if row["file"] is None else path_of(row["file"]), {})
+        reason = row["reason"] or "good"
+        of_file[reason] = of_file.get(reason, 0) + row["records"]
+    return bad
 
 
-def test_records_have_the_stated_schema(lines: Callable[..., DataFrame]) -> None:
-    parsed = reading.parse(lines(GOOD))
-    for frame, ddl in ((parsed.records, reading.RECORDS), (parsed.bad, reading.BAD)):
-        stated = StructType.fromDDL(ddl)
-        assert [(field.name, field.dataType) for field in frame.schema] == [(f.name, f.dataType) for f in stated]
+def test_what_is_bad_is_told_with_the_name_of_its_file(spark: SparkSession, folder: Path) -> None:
+    bad = _gathered(spark, find([str(folder)]))
+    each = {NO_OBJECT: 1, "not UTF-8": 1, "schema version 7": 1}
+    torn = {"ends in the middle; what is there was read": 0}
+    good = {"good": 2 * len(_NAMES) + 1}
+    assert bad == {"": good, str(folder / "torn.jsonl.gz"): torn} | {str(folder / name): each for name in _NAMES}
 
 
-def test_what_the_writer_writes_is_read_whole(lines: Callable[..., DataFrame]) -> None:
-    rejection = log.RejectionRecord(
-        v=1, instance="i", run="r", n=1, at_s=60, kind="topic", name='"}{ü', client="c", rule="r", verdict="hold",
-        requests=1, messages=2, bytes=3, user="u", product="pika 1.4.4",
-    )  # fmt: skip
-    traffic = log.TrafficRecord(
-        v=1, instance="i", run="r", n=2, at_s=60, kind="topic", name="t", rate_per_s=1.5, action="shadow",
-        admitted=log.Amount(1, 2, 3), languages={"JAVA": (3, 1), "": (1, 0)}, clients=2, more_clients=True,
-        second=(0, 59), second_admitted=(1, 1), second_refused=(0, 4), second_requests=(1, 5), second_bytes=(9, 9),
-    )  # fmt: skip
-    heartbeat = log.HeartbeatRecord(
-        v=1, instance="i", run="r", n=3, at_s=60, version="1", seconds=60, limiting=False, bypassed_requests={"a/b": 2}
-    )
-    limit = log.LimitRecord(v=1, instance="i", run="r", n=4, at_s=60, kind="topic", name="a*", rule="x")
-    change = log.LimitChangeRecord(v=1, instance="i", run="r", n=5, at_s=60, change_id=1, action="reload")
-    texts = [msgspec.json.encode(record).decode() for record in (rejection, traffic, heartbeat, limit, change)]
-    parsed = reading.parse(lines(*(text.encode() for text in texts)))
-    assert parsed.bad.collect() == []
-    found = {row["type"]: row.asDict() for row in parsed.records.collect()}
-    for text in texts:
-        written = json.loads(text)
-        assert {name: found[written["type"]][name] for name in written} == written
+def test_when_files_are_of_is_told_with_their_names(spark: SparkSession, folder: Path) -> None:
+    rows = lines_in(spark, find([str(folder)])).mapInArrow(spans, ddl_of(SPANS)).collect()
+    assert {path_of(row["file"]): row["last_s"] for row in rows if row["last_s"] > MONDAY_S} == {
+        str(folder / name): MONDAY_S + 5 for name in _NAMES
+    }
 
 
-TWO_SECONDS = {name: [1, 1] for name in reading.SECONDS}
-NO_OBJECT = "not one JSON object with fields of the right types"
-MISSING = "a field is missing"
-OUT_OF_RANGE = "a value is out of range"
-TEXT = json.dumps(GOOD).encode()
-BAD: list[tuple[object, str]] = [
-    (b"\x00\xff\xfe junk \x80", "not UTF-8"),
-    (TEXT.replace(b'"orders"', b'"ord\xffers"'), "not UTF-8"),
-    (TEXT[:-20], NO_OBJECT),
-    (17, NO_OBJECT),
-    ([GOOD], NO_OBJECT),
-    (TEXT + TEXT, NO_OBJECT),
-    (TEXT + b" }", NO_OBJECT),
-    (TEXT + b" and more", NO_OBJECT),
-    ({**GOOD, "n": "one"}, NO_OBJECT),
-    ({**GOOD, "n": 1.5}, NO_OBJECT),
-    ({**GOOD, "v": None}, "no schema version"),
-    ({**GOOD, "v": 2}, "schema version 2"),
-    ({**GOOD, "type": "rumour"}, "unknown type of record"),
-    ({**GOOD, "type": None}, "unknown type of record"),
-    ({**GOOD, "client": None}, MISSING),
-    ({**GOOD, "run": None}, MISSING),
-    ({**GOOD, "messages": -1}, OUT_OF_RANGE),
-    ({**GOOD, "bytes": 10**13}, OUT_OF_RANGE),
-    ({**GOOD, "at_s": -1}, OUT_OF_RANGE),
-    ({**GOOD, "verdict": "maybe"}, OUT_OF_RANGE),
-    ({**TRAFFIC, "admitted": [1, 2]}, OUT_OF_RANGE),
-    ({**TRAFFIC, "admitted": [1, None, 2]}, OUT_OF_RANGE),
-    ({**TRAFFIC, "second": [1, 2], "second_admitted": [1]}, OUT_OF_RANGE),
-    ({**TRAFFIC, "second": [1, 60], **TWO_SECONDS}, OUT_OF_RANGE),
-    ({**TRAFFIC, "second": [1, None], **TWO_SECONDS}, OUT_OF_RANGE),
-    ({**TRAFFIC, "second_admitted": [1]}, OUT_OF_RANGE),
-]
+def test_at_an_address_it_is_the_same(spark: SparkSession, folder: Path) -> None:
+    (folder / ".hidden.jsonl").write_bytes(b"{}")
+    (folder / "notes.txt").write_bytes(b"no log")
+    here = find([str(folder)])
+    there = find_at(spark, find([f"file://{folder}/"]))
+    assert {(file.path, file.size_bytes) for file in there.files} == {
+        (file.path, file.size_bytes) for file in here.files
+    }
+    assert _gathered(spark, there) == _gathered(spark, here)
 
 
-def test_a_line_that_is_no_record_is_set_aside_with_the_reason(lines: Callable[..., DataFrame]) -> None:
-    good = [GOOD, TRAFFIC, {**TRAFFIC, "n": 3, "second": [1, 2], **TWO_SECONDS}]
-    parsed = reading.parse(lines(*good, b"", *(line for line, _ in BAD), b"  "))
-    assert sorted(row["n"] for row in parsed.records.collect()) == [1, 2, 3]
-    rows = parsed.bad.collect()
-    assert [row["reason"] for row in rows] == [reason for _, reason in BAD]
-    assert all(row["file"].endswith("/a.jsonl") for row in rows)
-
-
-def test_only_some_columns_asked_for_changes_nothing(lines: Callable[..., DataFrame]) -> None:
-    records = reading.parse(lines(GOOD, {**GOOD, "wait_max_us": "long"})).records
-    assert records.select("n").count() == 1
-    assert records.count() == 1
-
-
-def test_a_record_more_than_once_is_there_once(lines: Callable[..., DataFrame]) -> None:
-    # Numbers 1, 1, 4, 4 have the count, the sum, the least and the greatest of 1, 2, 3, 4.
-    numbers = [1, 1, 4, 4, 64, 65, 200_000]
-    records = reading.parse(lines(*({**GOOD, "n": n} for n in numbers), {**GOOD, "run": "other", "n": 1})).records
-    once = reading.distinct(records)
-    assert once.dropped == 2
-    assert sorted((row["run"], row["n"]) for row in once.records.collect()) == [
-        ("other", 1), ("r", 1), ("r", 4), ("r", 64), ("r", 65), ("r", 200_000),
-    ]  # fmt: skip
-
-
-def test_records_without_duplicates_are_not_shuffled(lines: Callable[..., DataFrame]) -> None:
-    records = reading.parse(lines(GOOD, TRAFFIC)).records
-    assert reading.distinct(records).records is records
+def test_files_that_have_gone_meanwhile_are_left_out(spark: SparkSession, folder: Path) -> None:
+    found = find([str(folder)])
+    for name in ("100%.jsonl", "per cent%20.jsonl.gz"):
+        (folder / name).unlink()
+    bad = _gathered(spark, found)
+    assert bad[""] == {"good": 2 * (len(_NAMES) - 2) + 1}
+    assert {each.file for each in found.vanished()} == {
+        str(folder / "100%.jsonl"),
+        str(folder / "per cent%20.jsonl.gz"),
+    }

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from admin.analytics.job.report import Place, make_tables, publish, write_file
 from harness.process import ManagedProcess
 from harness.sidecar import run_sluice, sluice_command
 from pyspark.sql import SparkSession
@@ -19,7 +18,10 @@ from small_log import FLOOD_PER_S, LIMIT_PER_S, NOON_S, STORM_S, SmallLog
 from admin.analytics import tables
 from admin.analytics.findings import Findings
 from admin.analytics.inputs import find
+from admin.analytics.job import Place, Wish, _report
+from admin.analytics.lines import Wanted
 from admin.analytics.options import Options
+from admin.analytics.report import Tools, make_tables
 from admin.analytics.spark import SparkOptions, open_session
 from admin.common.errors import StartError
 
@@ -37,9 +39,10 @@ def report(spark: SparkSession, tmp_path: Path) -> Report:
 
     def make(*logs: Path, **options: Any) -> Findings:
         place = Place.of(str(tmp_path / "out"), None)
-        wish = Options(**options)
-        read = make_tables(spark, find([str(log) for log in logs]), place.tables, wish)
-        return publish(spark, place, wish, read)
+        named = tuple(map(str, logs))
+        here = SparkOptions(master="local[2]")
+        wish = Wish(logs=named, out=str(tmp_path / "out"), html=None, options=Options(**options), spark=here)
+        return _report(spark, place, find(named, wish.options.since_s, wish.options.until_s), wish, print)
 
     return make
 
@@ -114,18 +117,19 @@ def test_bad_input_is_counted_and_the_rest_is_reported_whatever_it_is_called(rep
 
 
 def test_of_a_range_of_time_the_rest_is_left_out_and_a_file_that_has_gone_is_said(
-    spark: SparkSession, tmp_path: Path
+    tools: Callable[[Path], Tools], tmp_path: Path
 ) -> None:
     SmallLog().write(tmp_path / "logs" / "a.jsonl")
     gone = SmallLog(instance="small-2", run="ffff").write(tmp_path / "logs" / "b.jsonl")
     found = find([str(tmp_path / "logs")])
     gone.unlink()
-    place = Place.of(str(tmp_path / "out"), None)
-    read = make_tables(spark, found, place.tables, Options(since_s=NOON_S + 300))
-    assert read.records == len(SmallLog().records)
+    its = tools(tmp_path / "out")
+    read = make_tables(its, found, Options(since_s=NOON_S + 300), Wanted(since_s=NOON_S + 300))
+    # All of the first five minutes but what is of whole hours.
+    assert read.records == sum(record.at_s >= NOON_S + 300 for record in SmallLog().records)
     assert [(each.file, each.reason) for each in read.set_aside] == [(str(gone), "vanished while it was read")]
-    (storm,) = tables.read(spark, place.tables, tables.STORMS).collect()
-    assert storm["messages"] == _REFUSED // 2
+    (hour,) = its.store.read(tables.HOURS).collect()
+    assert (hour["minutes"], hour["refused_messages"]) == (5, _REFUSED // 2)
 
 
 def test_nothing_takes_the_place_of_a_report(spark: SparkSession, report: Report, tmp_path: Path) -> None:
@@ -156,7 +160,7 @@ def test_nothing_takes_the_place_of_a_report(spark: SparkSession, report: Report
         (("logs", "--out", "file"), "is a file; choose a directory", 1),
         (("logs", "--out", "/proc/report"), "/proc/report: cannot be used", 1),
         (("logs", "--html", "empty"), "is a directory; name a file", 2),
-        (("logs", "--follow", "--out", "s3a://b/c"), "must be a directory with --follow", 2),
+        (("logs", "--once", "--out", "s3a://b/c"), "must be a directory with --once", 2),
     ],
 )
 def test_what_cannot_be_is_said_before_java_is_started(
@@ -171,11 +175,6 @@ def test_what_cannot_be_is_said_before_java_is_started(
     assert "Traceback" not in answer.stderr
     assert answer.stdout == ""
     assert not list(tmp_path.rglob("spark.log"))
-
-
-def test_a_page_that_cannot_be_written_is_named() -> None:
-    with pytest.raises(StartError, match=r"^/dev/full/report.html: cannot be written: File exists$"):
-        write_file(Path("/dev/full/report.html"), b"")
 
 
 # pyspark forgets the pipe to a Java process that has not started.

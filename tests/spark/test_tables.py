@@ -1,193 +1,133 @@
-"""What is in the tables, how they are written again, and what their readers see."""
+"""How tables are written again, by day and by hour, and what Spark itself would say of storms."""
 
-import json
 from collections.abc import Callable
-from dataclasses import replace
-from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import duckdb
 import pytest
-from admin.analytics.derive import derive
-from admin.analytics.reading import parse, read_lines
-from log_maker.dirt import MIDNIGHT_S
-from pyspark.sql import DataFrame, Row, SparkSession
+from duck_tables.comparing import unequal
+from log_rows import Asked, Limit, Run, lines_of
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from admin.analytics import tables
-from admin.analytics.digest import Digest
-from admin.analytics.findings import Culprit, Inputs, Share, Storm
+from admin.analytics.inputs import find
+from admin.analytics.lines import Wanted
 from admin.analytics.options import Options
-from admin.analytics.words import DAY_S
+from admin.analytics.report import Tools, make_tables, recommend
+from admin.analytics.words import DAY_S, HOUR_S
+from admin.rejection_log.records import LimitChangeRecord
 
 if TYPE_CHECKING:
     from conftest import Case
 
-GAP_S = 30
-ALL = tables.Days()
-DEFAULTS = Options()
+Report = Callable[..., Tools]
 
 
 @pytest.fixture
-def storms(case: "Case", spark: SparkSession) -> dict[str, list[Row]]:
-    """Return the storms at the edge, by the name of their resource."""
-    rows = tables.read(spark, str(case.out), tables.STORMS).where("instance = 'edge'").orderBy("start_s")
-    found: dict[str, list[Row]] = {}
-    for row in rows.collect():
-        found.setdefault(row["name"], []).append(row)
-    return found
+def report(tools: Callable[[Path], Tools], tmp_path: Path) -> Report:
+    """Makes the tables of some records in ``out``."""
 
-
-def test_a_storm_over_midnight_is_one_on_the_day_it_began(storms: dict[str, list[Row]]) -> None:
-    (storm,) = storms["over midnight"]
-    assert (storm["start_s"], storm["end_s"]) == (MIDNIGHT_S - 40, MIDNIGHT_S + 40)
-    assert storm["dt"] == tables.day_of(MIDNIGHT_S - 1)
-
-
-def test_refusals_exactly_the_gap_apart_are_of_one_storm(storms: dict[str, list[Row]]) -> None:
-    assert len(storms["exactly the gap"]) == 1
-    assert len(storms["a second more"]) == 3
-    assert len(storms["over the hour"]) == 2
-
-
-def test_what_was_only_held_is_no_storm(storms: dict[str, list[Row]]) -> None:
-    assert "only held" not in storms
-    assert storms["nothing in it"][0]["clients"][0]["share"] == 0.0
-
-
-def test_a_storm_is_open_while_the_log_ends_within_its_gap(storms: dict[str, list[Row]]) -> None:
-    assert [storms[name][0]["is_open"] for name in ("still open", "just over", "at the end")] == [True, False, True]
-
-
-def test_ties_are_broken_by_name(storms: dict[str, list[Row]]) -> None:
-    (storm,) = storms["ties"]
-    assert [client["name"] for client in storm["clients"]] == [f"10.0.0.{place:02d}" for place in range(10)]
-    assert storm["client_count"] == 30
-    assert [(group["name"], group["messages"]) for group in storm["producer_groups"]] == [("", 90), ("g", 90)]
-    assert (storm["peak_per_s"], storm["peak_at_s"]) == (180, MIDNIGHT_S + 100)
-
-
-def test_users_and_products_are_told_apart(case: "Case", spark: SparkSession, storms: dict[str, list[Row]]) -> None:
-    (storm,) = storms["users"]
-    assert [(user["name"], user["messages"]) for user in storm["users"]] == [("u1", 225), ("u0", 210)]
-    assert storm["user_count"] == 2
-    assert [(user["name"], user["share"]) for user in storms["ties"][0]["users"]] == [("", 1.0)]
-    culprits = tables.read(spark, str(case.out), tables.CULPRITS).where("name = 'users' AND rank < 4").orderBy("rank")
-    assert [tuple(row)[3:8] for row in culprits.collect()] == [
-        ("10.0.0.04", "u1", "p2", "g", 1),
-        ("10.0.0.03", "u0", "p1", "g", 1),
-        ("10.0.0.02", "u1", "p0", "g", 1),
-    ]
-
-
-def test_storms_are_those_of_sparks_own_sessions(case: "Case", spark: SparkSession) -> None:
-    sessions = (
-        parse(read_lines(spark, [str(file) for file in case.files()]))
-        .records.dropDuplicates(["run", "n"])
-        .where("type = 'rejection' AND verdict = 'refuse'")
-        .groupBy("instance", "kind", "name", F.session_window(F.timestamp_seconds("at_s"), f"{GAP_S} seconds"))
-        .agg(F.min("at_s").alias("start_s"), (F.max("at_s") + 1).alias("end_s"), F.sum("messages").alias("messages"))
-        .select("instance", "kind", "name", "start_s", "end_s", "messages")
-    )
-    ours = tables.read(spark, str(case.out), tables.STORMS).select(*sessions.columns)
-    assert sorted(ours.collect()) == sorted(sessions.collect())
-
-
-def _record(at_s: int, n: int, **other: Any) -> dict[str, Any]:
-    return {
-        "type": "rejection", "v": 1, "instance": "i", "run": "r", "n": n, "at_s": at_s, "kind": "topic", "name": "t",
-        "client": "c", "rule": "r", "verdict": "refuse", "requests": 1, "messages": 1, "bytes": 1, **other,
-    }  # fmt: skip
-
-
-@pytest.fixture
-def write(spark: SparkSession, tmp_path: Path) -> Callable[..., str]:
-    """Derive and write tables of some records, their storms if nothing else is said."""
-
-    def write(
-        *records: dict[str, Any],
-        days: tables.Days = ALL,
-        options: Options = DEFAULTS,
-        tables_: tuple[tables.Table, ...] = (tables.STORMS,),
-    ) -> str:
+    def make(run: Run, wanted: Wanted = Wanted(), out: str = "out", **options: Any) -> Tools:  # noqa: B008 - frozen
         file = tmp_path / "a.jsonl"
-        file.write_text("\n".join(json.dumps(record) for record in records), encoding="utf-8")
-        derived = derive(parse(read_lines(spark, [str(file)])).records, options)
-        for table in tables_:
-            tables.write(derived.tables[table.name], str(tmp_path / "out"), table, days)
-        derived.release()
-        return str(tmp_path / "out")
+        file.write_bytes(b"\n".join(lines_of(run.records)))
+        its, wish = tools(tmp_path / out), Options(since_s=wanted.since_s, until_s=wanted.until_s, **options)
+        make_tables(its, find([str(file)]), wish, wanted)
+        recommend(its, wish)
+        return its
 
-    return write
-
-
-def _found(digest: Digest) -> tuple[Storm, Culprit]:
-    """Return the one storm and the one culprit of a report."""
-    found = digest.findings("", "", Inputs(), {}, ())
-    (storm,), (culprit,) = found.storms, found.culprits
-    return storm, culprit
+    return make
 
 
-def _rows(frame: DataFrame) -> list[tuple[Any, ...]]:
-    return sorted((row["start_s"], row["end_s"], row["messages"]) for row in frame.collect())
+def _refusals(*at: int) -> Run:
+    run = Run()
+    for at_s in at:
+        run.rejection(at_s)
+    return run
 
 
-def test_a_run_replaces_its_days_and_leaves_others(spark: SparkSession, write: Callable[..., str]) -> None:
-    write(_record(100, 1), _record(DAY_S + 100, 2), _record(2 * DAY_S + 100, 3))
-    second_day = tables.Days(date(1970, 1, 2), date(1970, 1, 2))
-    out = write(_record(DAY_S + 500, 1), days=second_day)
-    expected = [(100, 101, 1), (DAY_S + 500, DAY_S + 501, 1), (2 * DAY_S + 100, 2 * DAY_S + 101, 1)]
-    assert _rows(tables.read(spark, out, tables.STORMS)) == expected
-    # Again, and now there is nothing on that day.
-    write(_record(DAY_S + 500, 1, verdict="hold"), days=second_day)
-    assert _rows(tables.read(spark, out, tables.STORMS)) == [expected[0], expected[2]]
-    assert _rows(tables.read(spark, out, tables.STORMS, second_day)) == []
+def _storms(its: Tools) -> list[tuple[int, int, int]]:
+    rows = its.store.read(tables.STORMS).collect()
+    return sorted((row["start_s"], row["end_s"], row["messages"]) for row in rows)
 
 
-def test_what_a_killed_job_left_is_seen_by_nobody_and_removed(spark: SparkSession, write: Callable[..., str]) -> None:
-    out = write(_record(100, 1))
-    left = Path(out, "storms", ".spark-staging-1", "dt=1970-01-01")
-    left.mkdir(parents=True)
-    (left / "part-0.parquet").write_bytes(b"half")
-    assert len(duckdb.sql(f"FROM read_parquet('{out}/storms/dt=*/*.parquet')").fetchall()) == 1
-    assert _rows(tables.read(spark, out, tables.STORMS)) == [(100, 101, 1)]
-    write(_record(200, 1))
-    assert not left.parent.exists()
-    assert sorted(entry.name for entry in Path(out, "storms").iterdir()) == ["dt=1970-01-01"]
+def test_a_run_replaces_its_days_and_leaves_others(report: Report) -> None:
+    report(_refusals(100, DAY_S + 100, 2 * DAY_S + 100))
+    second_day = Wanted(since_s=DAY_S, until_s=2 * DAY_S)
+    its = report(_refusals(100, 200, DAY_S + 500), second_day)
+    assert _storms(its) == [(100, 101, 1), (DAY_S + 500, DAY_S + 501, 1), (2 * DAY_S + 100, 2 * DAY_S + 101, 1)]
+    # Again, and now nothing was refused on that day.
+    run = Run()
+    run.rejection(DAY_S + 500, verdict="hold")
+    its = report(run, second_day)
+    assert _storms(its) == [(100, 101, 1), (2 * DAY_S + 100, 2 * DAY_S + 101, 1)]
+    # Of all days, those that the log has nothing of any more are removed.
+    its = report(_refusals(DAY_S + 7))
+    assert _storms(its) == [(DAY_S + 7, DAY_S + 8, 1)]
+    assert its.store.read(tables.COVERAGE).count() == 1
+
+
+def test_a_range_cuts_a_storm(report: Report) -> None:
+    its = report(_refusals(*range(100, 200)), Wanted(since_s=120, until_s=150))
+    assert _storms(its) == [(120, 150, 30)]
 
 
 def test_a_table_that_is_not_there_has_its_columns_and_no_rows(spark: SparkSession, tmp_path: Path) -> None:
-    frame = tables.read(spark, str(tmp_path), tables.MINUTES)
-    assert frame.columns == [column.split()[0] for column in tables.MINUTES.columns]
-    assert frame.collect() == []
+    store = tables.Store(spark, str(tmp_path), few=True)
+    for table in tables.BY_DAY:
+        frame = store.read(table)
+        assert frame.columns == [column.split()[0] for column in table.ddl_columns]
+        assert frame.isEmpty()
 
 
-def test_tables_that_an_older_sluice_wrote_name_no_users(
-    spark: SparkSession, write: Callable[..., str], tmp_path: Path
-) -> None:
-    out = write(_record(100, 1, user="alice", product="pika 1.4.4"), tables_=(tables.STORMS, tables.REFUSALS))
-    older = tmp_path / "older"
-    for table, new in (("storms", ("users", "user_count")), ("refusals", ("user", "product"))):
-        frame = spark.read.parquet(f"{out}/{table}").drop(*new)
-        frame.write.partitionBy("dt").parquet(str(older / table))
-    found = [_found(Digest(spark, str(each), DEFAULTS)) for each in (out, older)]
-    assert [(storm.users, culprit.user, culprit.product) for storm, culprit in found] == [
-        ((Share(name="alice", messages=1, share=1.0),), "alice", "pika 1.4.4"),
-        ((), "", ""),
-    ]
+def _busy(shift: int) -> Run:
+    """Two days of a sidecar, five hours of each; another shift is another log of the same time."""
+    run = Run(run=f"run-{shift}")
+    for hour_s in (day * DAY_S + hour * HOUR_S for day in (1, 2) for hour in (3, 4, 5, 6, 23)):
+        run.limit(hour_s, Limit("topic:orders", 10.0 + shift))
+        run.limit(hour_s, Limit("topic:once", 5.0), name=f"once-{hour_s // HOUR_S}")
+        run.other(LimitChangeRecord, hour_s + 9 + shift, change_id=1, action="reload")
+        run.traffic(hour_s, {0: Asked(10 + shift, 5)}, Limit("topic:orders", 10.0))
+        run.rejection(hour_s, 5 + shift)
+        run.rejection(hour_s + HOUR_S - 10, 5 + shift)
+        run.heartbeat(hour_s)
+    return run
 
 
-def test_a_range_cuts_a_storm(spark: SparkSession, write: Callable[..., str]) -> None:
-    records = [_record(at_s, at_s) for at_s in range(100, 200)]
-    out = write(*records, options=replace(Options(), since_s=120, until_s=150))
-    assert _rows(tables.read(spark, out, tables.STORMS)) == [(120, 150, 30)]
+def test_hours_that_are_made_anew_leave_all_others_as_they_were(report: Report, tmp_path: Path) -> None:
+    before, after = _busy(0), _busy(1)
+    its = report(before)
+    touched = frozenset(DAY_S + hour * HOUR_S for hour in (4, 23))
+    untouched_day = sorted((tmp_path / "out" / "minutes" / "dt=1970-01-03").iterdir())
+    report(after, Wanted(hours=touched))
+    assert sorted((tmp_path / "out" / "minutes" / "dt=1970-01-03").iterdir()) == untouched_day
+    # The same is made of the one log's hours and the other's at once.
+    both = Run()
+    both.records = [
+        record for log in (before, after) for record in log.records
+        if (record.at_s - record.at_s % HOUR_S in touched) is (log is after)
+    ]  # fmt: skip
+    report(both, out="both")
+    assert unequal(tmp_path / "out", tmp_path / "both") == {}
+    assert its.store.read(tables.MINUTES).count() == 10
 
 
-def test_wide_gaps_are_as_exact_as_narrow_ones(spark: SparkSession, write: Callable[..., str]) -> None:
-    at = [10, 3610, 7211, 7212]
-    records = [_record(at_s, n) for n, at_s in enumerate(at, 1)]
-    out = write(*records, options=Options(storm_gap_s=3600))
-    assert _rows(tables.read(spark, out, tables.STORMS)) == [(10, 3611, 2), (7211, 7213, 2)]
-    out = write(*records, options=Options(storm_gap_s=1))
-    assert _rows(tables.read(spark, out, tables.STORMS)) == [(10, 11, 1), (3610, 3611, 1), (7211, 7213, 2)]
+def test_storms_are_those_of_sparks_own_sessions(case: "Case", spark: SparkSession) -> None:
+    lines = spark.read.json(
+        [str(file) for file in case.files()],
+        schema="type STRING, v INT, instance STRING, run STRING, n BIGINT, at_s BIGINT, kind STRING, name STRING,"
+        " client STRING, rule STRING, verdict STRING, messages BIGINT",
+    )
+    sessions = (
+        lines.where("v = 1 AND type = 'rejection' AND verdict != 'hold' AND client IS NOT NULL AND messages >= 0")
+        .where("instance != 'bad'")
+        .dropDuplicates(["run", "n"])
+        .withColumn("shadow", F.col("verdict") == "shadow")
+        .groupBy("instance", "kind", "name", "shadow", F.session_window(F.timestamp_seconds("at_s"), "30 seconds"))
+        .agg(F.min("at_s").alias("start_s"), (F.max("at_s") + 1).alias("end_s"), F.sum("messages").alias("messages"))
+        .drop("session_window")
+    )
+    ours = tables.Store(spark, str(case.out), few=True).read(tables.STORMS).select(*sessions.columns)
+    # At exactly the gap Spark begins another session; see the cases at the edge, which have tests of their own.
+    of_shapes = "instance != 'edge'"
+    assert sorted(ours.where(of_shapes).collect()) == sorted(sessions.where(of_shapes).collect())

@@ -6,7 +6,7 @@ from typing import Final
 
 import duckdb
 
-_AMOUNTS: Final = ("admitted", "refused", "held", "shadowed", "bypassed", "exempt", "dropped")
+_AMOUNTS: Final = ("admitted", "refused", "held", "shadowed", "bypassed", "exempt", "dropped", "repeated")
 _LISTS: Final = ("second_admitted", "second_refused", "second_requests", "second_bytes")
 _COLUMNS: Final = {
     **dict.fromkeys(
@@ -19,7 +19,7 @@ _COLUMNS: Final = {
     **dict.fromkeys(
         (
             "n", "at_s", "requests", "messages", "bytes", "wait_max_us", "busy_answers", "clients", "change_id",
-            "connections", "other", "lost_records",
+            "connections", "other", "lost_records", "identified",
         ),
         "BIGINT",
     ),
@@ -34,10 +34,10 @@ _COLUMNS: Final = {
     "seconds": "INTEGER",
     "limiting": "BOOLEAN",
     "more_clients": "BOOLEAN",
-    "second": "INTEGER[]",
+    "second": "BIGINT[]",
     "languages": "MAP(VARCHAR, BIGINT[])",
     "bypassed_requests": "MAP(VARCHAR, BIGINT)",
-    **dict.fromkeys((*_AMOUNTS, *_LISTS), "BIGINT[]"),
+    **dict.fromkeys((*_AMOUNTS, *_LISTS, "second_repeated"), "BIGINT[]"),
 }  # fmt: skip
 _GOOD: Final = f"""
     v = 1 AND instance IS NOT NULL AND run IS NOT NULL AND n >= 1 AND at_s >= 0 AND CASE type
@@ -45,6 +45,7 @@ _GOOD: Final = f"""
         AND verdict IN ('refuse', 'shadow', 'hold') AND requests >= 0 AND messages >= 0 AND bytes >= 0
     WHEN 'traffic' THEN kind IS NOT NULL AND name IS NOT NULL
         AND {" AND ".join(f"coalesce(len({name}), 0) = coalesce(len(second), 0)" for name in _LISTS)}
+        AND coalesce(len(second_repeated), 0) IN (0, coalesce(len(second), 0)) AND at_s % 60 = 0
     WHEN 'limit' THEN kind IS NOT NULL AND name IS NOT NULL
     WHEN 'limit_change' THEN change_id IS NOT NULL AND action IS NOT NULL
     WHEN 'heartbeat' THEN version IS NOT NULL AND seconds IS NOT NULL
@@ -52,7 +53,7 @@ _GOOD: Final = f"""
 
 
 def load(duck: duckdb.DuckDBPyConnection, files: Sequence[Path]) -> tuple[int, int]:
-    """Make the table ``records``; return how many lines were bad, and how many records duplicates.
+    """Make the tables ``records`` and ``copies``; return how many lines were bad, and how many records duplicates.
 
     Args:
         duck: a connection.
@@ -76,6 +77,10 @@ def load(duck: duckdb.DuckDBPyConnection, files: Sequence[Path]) -> tuple[int, i
     if duplicates:
         duck.execute("CREATE OR REPLACE TABLE distinct_records AS FROM records")
         duck.execute("CREATE OR REPLACE VIEW records AS FROM distinct_records")
+    duck.execute(
+        "CREATE OR REPLACE TABLE copies AS SELECT instance, run, at_s - at_s % 3600 AS hour_s, "
+        f"count(*) - count(DISTINCT n) AS copies FROM lines WHERE ({_GOOD}) AND {duplicates > 0} GROUP BY ALL"
+    )
     return bad, duplicates
 
 

@@ -334,6 +334,13 @@ def _amounts(admitted: Ints, refused: Ints, index: int) -> str:
     of_refused = (
         "" if not refused.any() else f',"refused":{_list(refused.sum(0))},"busy_answers":{int(refused[:, 0].sum())}'
     )
+    # Of every other resource messages have ids, and a third of what was refused had been so before.
+    again = refused // 3
+    if index % 2 and again[:, 1].any():
+        of_refused += (
+            f',"repeated":{_list(again.sum(0))},"identified":{int(refused[:, 0].sum())},'
+            f'"second_repeated":{_list(again[used, 1])}'
+        )
     language = json.dumps(
         {_LANGUAGES[index % 4]: [int(both[:, 0].sum()), int(refused[:, 0].sum())], _LANGUAGES[(index + 1) % 4]: [1, 0]}
     )

@@ -16,8 +16,8 @@ import pyspark
 from harness.ports import free_port
 from harness.process import ManagedProcess
 
-from admin.analytics.spark import BRIEF_JAVA
-
+_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""What is to do is done before Java has compiled its best."""
 SPARK_HOME = Path(pyspark.__file__).parent
 LOOPBACK = "127.0.0.1"
 PATIENCE_S = 540.0
@@ -30,8 +30,8 @@ SETTINGS = (
     f"spark.driver.host={LOOPBACK}",
     f"spark.driver.bindAddress={LOOPBACK}",
     "spark.sql.shuffle.partitions=4",
-    f"spark.driver.extraJavaOptions={BRIEF_JAVA}",
-    f"spark.executor.extraJavaOptions={BRIEF_JAVA}",
+    f"spark.driver.extraJavaOptions={_JAVA}",
+    f"spark.executor.extraJavaOptions={_JAVA}",
 )
 """What a job on it needs."""
 
