@@ -16,6 +16,8 @@ from admin.common.errors import StartError
 INSTALL_SPARK: Final = (
     "pip install 'sluice-proxy[spark]', or where Sluice's source is: pip install -c constraints.txt '.[spark]'"
 )
+INSTALL_CONNECT: Final = "pip install 'pyspark[connect]'"
+_CONNECT: Final = ("grpc", "grpc_status")
 INSTALL_JAVA: Final = "apt-get install openjdk-17-jre-headless"
 OLDEST_JAVA: Final = 17
 
@@ -25,7 +27,7 @@ def check_requirements(environ: Mapping[str, str] = os.environ, *, java: bool = 
 
     Args:
         environ: the environment.
-        java: it runs here, and not elsewhere.
+        java: it runs here; otherwise it is spoken to by Spark Connect.
 
     Raises:
         StartError: what is missing, and how to install it.
@@ -37,6 +39,8 @@ def check_requirements(environ: Mapping[str, str] = os.environ, *, java: bool = 
         found = version("pyspark")
         if not found.startswith("4."):
             raise StartError(f"this needs pyspark 4, and here is {found}; install with: {INSTALL_SPARK}")
+    if not java and (apart := [package for package in _CONNECT if importlib.util.find_spec(package) is None]):
+        raise StartError(f"Spark Connect needs {' and '.join(apart)} besides; install with: {INSTALL_CONNECT}")
     if java and not under_submit(environ):
         _check_java(environ)
 

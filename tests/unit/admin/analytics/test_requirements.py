@@ -52,5 +52,11 @@ def test_a_missing_package_says_what_installs_it_and_java_is_not_asked(
         check_requirements({"PATH": str(tmp_path)})
 
 
+def test_what_spark_connect_needs_besides_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "grpc" else name)
+    with pytest.raises(StartError, match=r"Spark Connect needs grpc besides; install with: pip install 'pyspark\[con"):
+        check_requirements(java=False)
+
+
 def test_under_spark_submit_java_is_there_already(tmp_path: Path) -> None:
     check_requirements({"PATH": str(tmp_path), "PYSPARK_GATEWAY_PORT": "4711"})
