@@ -18,13 +18,13 @@ import pyarrow as pa
 from admin.analytics import advice, backtest, retries
 from admin.analytics.advice import Advice
 from admin.analytics.combine import demand_from
-from admin.analytics.demand import demand_of, storms_of
+from admin.analytics.demand import demand_of, hour_of_week, storms_of
 from admin.analytics.figures import HourDemand, Known, Limit, Storms
 from admin.analytics.findings import Coverage
 from admin.analytics.options import Options
 from admin.analytics.storms import storms
 from admin.analytics.tables import COVERAGE, LIMIT_KEY, RESOURCE_KEY, STORMS, arrow_struct
-from admin.analytics.words import DAY_S, HOUR_S, MINUTE_S, WEEK_S
+from admin.analytics.words import DAY_S, MINUTE_S, WEEK_S
 from admin.wire.recommendations import Recommendation
 
 Kernel = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -113,7 +113,6 @@ COVERAGE_COLUMNS: Final = COVERAGE.names[:-1]
 """Of ``coverage``, what ``know`` wants; sorted by instance, run and hour."""
 KNOWN: Final = pa.schema([("instance", pa.string()), ("known", pa.binary())])
 """Rows of ``know``: an ``Instance`` as JSON."""
-_FIRST_MONDAY_S: Final = 4 * DAY_S
 
 
 def know() -> Kernel:
@@ -146,7 +145,7 @@ def _known(name: str, rows: Iterable[Mapping[str, Any]]) -> Instance:
         for row in of_run:
             hour_s, seconds = row["hour_s"], row["seconds"]
             day_s[hour_s // DAY_S] += seconds
-            week_s[(hour_s - _FIRST_MONDAY_S) // HOUR_S % (7 * 24)] += seconds
+            week_s[hour_of_week(hour_s)] += seconds
             for each in ("seconds", "limiting_off_minutes", "bypassed_requests", "other", "records", "copies"):
                 sums[each] += row[each]
             sums["minutes"] += row["minutes"]

@@ -1,7 +1,7 @@
 """A report from the files of the log to tables and recommendations: what Spark does, step by step.
 
 ``make_tables`` reads files and writes the tables of their days. ``recommend`` reads whatever tables there are, finds
-storms, and decides about limits. What rows mean is in ``lines``, ``combine`` and ``recommend``, in plain Python; here
+storms, and decides about limits. What rows mean is in ``lines``, ``combine`` and ``kernels``, in plain Python; here
 they are moved to where they are needed, sorted, and written.
 """
 

@@ -73,25 +73,10 @@ def shares(minute: Traffic, refused_requests: int, attempts: Mapping[str, int]) 
         refused_requests: refused and dropped in it.
         attempts: how often a client tries in all, by language; all others try once.
     """
-    if refused_requests and minute.identified >= MEASURED_SHARE * refused_requests:
-        if not any(minute.second_repeated):
-            return None
-        return [
-            1.0 if again <= 0 else max(0.0, 1.0 - again / (admitted + refused)) if admitted + refused else 1.0
-            for admitted, refused, again in zip(
-                minute.second_admitted, minute.second_refused, minute.second_repeated, strict=True
-            )
-        ]
-    if minute.second_repeated and any(minute.second_repeated):
-        # Some of the refused have ids: at least these repeats are known.
-        known = [
-            max(0.0, 1.0 - again / asked) if (asked := admitted + refused) else 1.0
-            for admitted, refused, again in zip(
-                minute.second_admitted, minute.second_refused, minute.second_repeated, strict=True
-            )
-        ]
-    else:
-        known = None
+    known = _without_repeats(minute)
+    if is_measured(refused_requests, minute.identified):
+        return known
+    # Where some of the refused have ids, at least these repeats are known.
     if not any(minute.second_refused):
         return known
     parts = _parts(minute, attempts)
@@ -102,6 +87,18 @@ def shares(minute: Traffic, refused_requests: int, attempts: Mapping[str, int]) 
         for admitted, refused in zip(minute.second_admitted, minute.second_refused, strict=True)
     ]
     return assumed if known is None else [min(each) for each in zip(assumed, known, strict=True)]
+
+
+def _without_repeats(minute: Traffic) -> list[float] | None:
+    """Return which share of each second's messages did not come again; None if all did not."""
+    if not any(minute.second_repeated):
+        return None
+    return [
+        max(0.0, 1.0 - again / (admitted + refused)) if admitted + refused else 1.0
+        for admitted, refused, again in zip(
+            minute.second_admitted, minute.second_refused, minute.second_repeated, strict=True
+        )
+    ]
 
 
 def is_measured(refused_requests: int, identified_requests: int) -> bool:

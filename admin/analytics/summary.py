@@ -48,8 +48,7 @@ def _parts(findings: Findings, html: Path) -> Iterator[RenderableType]:
             if offered := [each for each in findings.recommendations if each.only_with == only_with]:
                 of_all = max(len(offered), findings.totals.offered.get(only_with, 0))
                 first = _first(min(len(offered), _MOST_OTHERS), of_all, "first")
-                heading_ = f"Offered: {heading}, refused nothing{first}"
-                yield from _section(heading_, _recommended(offered[:_MOST_OTHERS], findings))
+                yield from _section(f"Offered: {heading}{first}", _recommended(offered[:_MOST_OTHERS], findings))
     if findings.fleets:
         yield from _section("Limits of all sidecars together", _fleets(findings))
     if findings.week is not None and findings.week.resources:

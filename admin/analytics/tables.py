@@ -96,7 +96,6 @@ _PART: Final = (
         for who in ("rules", "clients", "users", "producer_groups")
     ),
 )  # fmt: skip
-PART_KEY: Final = tuple(field.split()[0] for field in _PART)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,10 @@ _ACTIONS: Final[Mapping[str, str]] = {
     "unused": "Never used",
     "share": "Share fairly",
 }
+_OFFERED: Final = (
+    ("lower", "Offered: could be lower", "Less would do for what was asked for, but for floods that they stopped."),
+    ("raise", "Offered: could be higher", "These limits were seldom nearly used up."),
+)
 
 
 def what_ifs(findings: Findings) -> dict[str, list[tuple[float, float, float]]]:
@@ -62,12 +66,12 @@ def recommendations(findings: Findings) -> str:
             '<p class="how">To see what would change, and then to put it in force, with audit and revert:</p>'
             f"<pre><code>{command} --dry-run\n{command}</code></pre>\n"
         )
-    for only_with, heading in (("lower", "Offered: could be lower"), ("raise", "Offered: could be higher")):
+    for only_with, heading, why in _OFFERED:
         if rows := parts[only_with]:
             said += (
-                f'<h3>{heading}</h3><p class="muted">These limits refused nothing. They are changed only if '
+                f'<h3>{heading}</h3><p class="muted">{why} They are changed only if '
                 f"<code>--{only_with}</code> is given:</p><pre><code>{command} --{only_with}</code></pre>\n"
-                + table(f"{heading}, what refused nothing", columns, rows, hidden=True)
+                + table(heading, columns, rows, hidden=True)
             )
     of_all = sum(findings.totals.recommendations.values())
     if ids:

@@ -379,15 +379,13 @@ def _new(findings: Findings) -> str:
 
 def _data(findings: Findings) -> str:
     inputs = findings.inputs
-    # How many files are at an address, nobody counts.
-    files = f"{words.counted(inputs.files, 'file')}, {words.size(inputs.size_bytes)}, " if inputs.files else ""
-    read = f"{files}{words.counted(inputs.records, 'record')}"
+    files = f"{words.counted(inputs.files, 'file')}, {words.size(inputs.size_bytes)}"
+    read = f"{files}, {words.counted(inputs.records, 'record')}"
     if inputs.duplicates:
         read += f", {words.amount(inputs.duplicates)} more that were copies"
     logs = "".join(f"<li><code>{text(log)}</code></li>" for log in inputs.logs)
-    # Of what is followed nobody keeps count.
-    what = f"Read: {text(read)}, from" if inputs.files or inputs.records else "Read as they come in:"
-    return f"<p>{what}</p><ul>{logs}</ul>\n" + _coverage(findings) + _set_aside(findings) + _changes(findings)
+    what = f"<p>Read: {text(read)}, from</p><ul>{logs}</ul>\n"
+    return what + _coverage(findings) + _set_aside(findings) + _changes(findings)
 
 
 def _coverage(findings: Findings) -> str:

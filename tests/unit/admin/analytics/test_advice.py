@@ -288,6 +288,14 @@ def test_a_fleet_is_added_up_and_each_gets_its_part() -> None:
     assert (idle.limit_per_s, [each.share for each in idle.members]) == (None, [0.5, 0.5])
 
 
+def test_a_limit_that_stopped_a_flood_is_offered_to_be_lower_and_what_it_refused_is_said() -> None:
+    flood = Storms(count=2, days=1, messages=21_000, top_two_share=1.0, clients=1)
+    said = settled(decided(demand(100, 600, storms=flood, refused_s=200, refused_days=1, refusing_per_s=5000)))
+    assert (said.action, said.only_with) == ("lower", "lower")
+    assert said.backtest.logged is not None
+    assert said.backtest.logged.refused_messages == 21_000
+
+
 def test_of_a_large_fleet_all_are_added_up_and_the_first_are_named() -> None:
     one = decided(demand())
     found = fleet("topic", "orders", [msgspec.structs.replace(one, instance=f"{at:04}") for at in range(1000)])

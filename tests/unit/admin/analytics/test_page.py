@@ -108,13 +108,15 @@ def test_where_the_tables_are_is_said_and_what_is_to_be_typed_is_quoted() -> Non
 @pytest.mark.parametrize(
     ("inputs", "said"),
     [
-        (Inputs(logs=("s3a://b/logs",), records=203), "Read: 203 records, from"),
         (Inputs(logs=("logs",), files=1, size_bytes=1500, records=1), "Read: 1 file, 1.5 kB, 1 record, from"),
-        (Inputs(logs=("logs",)), "Read as they come in:"),
+        (
+            Inputs(logs=("s3a://b/logs",), files=2, size_bytes=2_000_000, records=203, duplicates=1000),
+            "Read: 2 files, 2.0 MB, 203 records, 1,000 more that were copies, from",
+        ),
     ],
-    ids=["address", "files", "followed"],
+    ids=["one", "copies"],
 )
-def test_what_was_read_is_said_as_far_as_it_was_counted(inputs: Inputs, said: str) -> None:
+def test_what_was_read_is_said(inputs: Inputs, said: str) -> None:
     assert f"<p>{said}</p>" in render(findings_maker.findings(inputs=inputs))
 
 

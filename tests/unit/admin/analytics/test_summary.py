@@ -63,7 +63,7 @@ def test_it_says_what_the_page_says_of_limits_weeks_and_what_is_new() -> None:
     assert "500/s, in fair shares by client   others 3% → 0%" in recommended
     assert "lower" not in recommended
     assert "Besides: 206 limits to leave as they are, 2 never used" in recommended
-    assert "2,000/s → 90/s" in parts["Offered: could be lower, refused nothing"]
+    assert "2,000/s → 90/s" in parts["Offered: could be lower"]
     assert "600/s    900/s   orders-eu-1 75%, orders-eu-2 25%" in parts["Limits of all sidecars together"]
     (week,) = (
         text for heading, text in parts.items() if heading.startswith("This week and the week before: 2026-11-14")
