@@ -53,7 +53,7 @@ COMBINED: Final = pa.schema(
 )
 """Rows of ``combine``: the name of a table, and its columns under that name; null under all others. Besides tables
 there is ``bad``: what could not be understood, by file and reason."""
-NEAR_SHARE: Final = 0.8
+NEAR_TIMES: Final = 0.8
 """A second with this share of the limit is near it."""
 _BATCH_ROWS: Final = 4096
 _NEAREST: Final = 10_000
@@ -543,8 +543,8 @@ class _Demand:
         sums["repeated_messages"] += record.repeated.messages
         self._top("minute_wanted", wanted_sum)
         self._top("minute_bytes", wanted_size_sum)
-        if rate and count and max(asked) >= NEAR_SHARE * rate:
-            near, refused = NEAR_SHARE * rate, record.second_refused
+        if rate and count and max(asked) >= NEAR_TIMES * rate:
+            near, refused = NEAR_TIMES * rate, record.second_refused
             sums["near_s"] += sum(each >= near and not no for each, no in zip(asked, refused, strict=True))
         if not minute.refuses:
             self._top("calm_minute", wanted_sum)

@@ -55,6 +55,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
         duplicates: records that were there more than once.
         bad_lines: lines set aside.
         skipped_files: files that could not be read.
+        outside_files: files that were left unread, since by their dates they have nothing of the period.
         set_aside: the first of both.
     """
 
@@ -65,6 +66,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     duplicates: int = 0
     bad_lines: int = 0
     skipped_files: int = 0
+    outside_files: int = 0
     set_aside: tuple[SetAside, ...] = ()
 
 

@@ -31,6 +31,7 @@ ENDINGS: Final = (".jsonl", ".jsonl.gz")
 """Names of log files in folders end like this; files that are named themselves may be called anything."""
 _HIDDEN: Final = (".", "_")
 _FILES: Final = "*.{jsonl,jsonl.gz}"
+_TIMES_PACKED: Final = 10
 _CLOCKS_S: Final = 3600
 """So far apart may be the clocks of who wrote records and of who wrote files."""
 _DATE: Final = re.compile(
@@ -74,6 +75,11 @@ class Found:
     def size_bytes(self) -> int:
         """Of all files that are to be read."""
         return sum(file.size_bytes for file in self.files)
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """About as much, with what is compressed as long as it was."""
+        return sum(file.size_bytes * (_TIMES_PACKED if file.path.endswith(".gz") else 1) for file in self.files)
 
     def spark_paths(self, *, packed: bool) -> list[str]:
         """Return the files that are still there, as Spark takes them: no character of a name means anything else.

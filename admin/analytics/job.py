@@ -110,7 +110,7 @@ def report_logs(wish: Wish) -> int:
         raise SettingsError(f"--out {wish.out}: is kept up to date by --once; choose another directory, or add --once")
     log = place.files.absolute() / _LOG
     with OutLock(place.files), _progress(_console()) as step:
-        brief = found.size_bytes < FEW_BYTES and not any("://" in each for each in logs)
+        brief = found.unpacked_bytes < FEW_BYTES and not any("://" in each for each in logs)
         with open_session(replace(wish.spark, log=log, brief=brief)) as session, in_words(log):
             found = inputs.find_at(session, found, wish.options.since_s, wish.options.until_s)
             findings = _report(session, place, found, wish, step)
@@ -125,7 +125,7 @@ def _report(
     session: "SparkSession", place: Place, found: inputs.Found, wish: Wish, step: Callable[[str], object]
 ) -> Findings:
     options = wish.options
-    store = Store(session, place.tables, few=found.size_bytes < FEW_BYTES)
+    store = Store(session, place.tables, few=found.unpacked_bytes < FEW_BYTES)
     with store.scratch() as scratch:
         # Who runs a cluster may have said how many.
         tasks = given_options(wish.spark).get("spark.sql.shuffle.partitions", "")
@@ -133,7 +133,7 @@ def _report(
             session,
             store,
             scratch,
-            int(tasks) if tasks.isdecimal() else tasks_of(found.size_bytes, _cores(wish.spark)),
+            int(tasks) if tasks.isdecimal() else tasks_of(found.unpacked_bytes, _cores(wish.spark)),
             step,
         )
         if wish.once:
@@ -150,6 +150,7 @@ def _report(
             records=read.records or sum(each.records for each in of_all),
             duplicates=read.duplicates or sum(each.copies for each in of_all),
             set_aside=read.set_aside[:_MOST_SET_ASIDE],
+            outside_files=found.outside,
         )
         digest = Digest(session, store, options, recommended.instances)
         findings = digest.findings(made_at, str(place.files), read, picked, recommended.decided)

@@ -45,6 +45,8 @@ _SHOWN: Final = 200
 _HELD_BYTES: Final = 8 << 20
 """So much is put together before it is handed on."""
 _READ_BYTES: Final = 1 << 20
+_UNPACKED_BYTES: Final = 16 << 20
+"""At a time: what is packed may be a thousand times as long."""
 _GZIP: Final = 31
 """zlib: expect a gzip header."""
 _BLANK: Final = b" \t\r\n"
@@ -236,15 +238,17 @@ def _inflated(content: bytes, reader: "zlib._Decompress", step: int) -> Iterator
         while data:
             before = reader.copy() if step > 1 else None
             try:
-                yield reader.decompress(data)
+                yield reader.decompress(data, _UNPACKED_BYTES)
             except zlib.error:
                 if before is not None:
                     # Byte by byte it gives what is before the damage.
                     yield from _inflated(data, before, 1)
                 raise
-            data = reader.unused_data
-            if reader.eof and data:
-                reader = zlib.decompressobj(_GZIP)
+            data = reader.unconsumed_tail
+            if reader.eof:
+                # Zeros may fill up what is behind the last member.
+                data = reader.unused_data.lstrip(b"\0")
+                reader = zlib.decompressobj(_GZIP) if data else reader
     if content and not reader.eof:
         raise EOFError
 

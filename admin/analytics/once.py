@@ -21,10 +21,11 @@ from admin.analytics.options import Options
 from admin.analytics.out import write_file
 from admin.analytics.report import Tools, lines_in, make_tables, path_of
 from admin.analytics.tables import ddl_of
-from admin.analytics.words import counted
+from admin.analytics.words import DAY_S, counted
 from admin.common.errors import StartError
 
 _FILE: Final = "_files.json"
+_KEPT_S: Final = 35 * DAY_S
 _GONE: Final = "is gone, and an hour of it was made anew without it"
 VERSION: Final = 1
 """Of the file, and of what tables are made of records."""
@@ -122,6 +123,7 @@ class Seen:
                     kept.files[path] = msgspec.structs.replace(
                         kept.files[path], set_aside=(SetAside(file=path, reason=_GONE),)
                     )
+            self._forget({file.path for file in found.files})
             self._write()
         set_aside = (*(each for file in kept.files.values() for each in file.set_aside), *found.skipped)
         return Inputs(
@@ -132,6 +134,14 @@ class Seen:
             skipped_files=len({each.file for each in set_aside if not each.lines}),
             set_aside=set_aside,
         )
+
+    def _forget(self, there: set[str]) -> None:
+        """Forget files that have been gone for long: nothing of their hours comes any more."""
+        files = self.kept.files
+        newest_s = max((each.hours[-1] for each in files.values() if each.hours), default=0)
+        for path in files.keys() - there:
+            if not files[path].hours or files[path].hours[-1] < newest_s - _KEPT_S:
+                del files[path]
 
     def _write(self) -> None:
         write_file(self.path, [msgspec.json.encode(self.kept)])

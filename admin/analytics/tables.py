@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from admin.analytics.figures import HourDemand, Seconds
 from admin.common.disk import sync_directory
+from admin.common.errors import StartError
 from admin.rejection_log.records import LimitFields, Record
 from limiter.counting.rejections import OUTCOMES
 
@@ -496,6 +497,11 @@ class Store:
             list(pool.map(write, frames))
 
     def _swap_days(self, table: Table, days: Container[date]) -> None:
+        if not (self._aside / table.name).exists():
+            raise StartError(
+                f"{self._out}: Spark has written nothing there, so it runs elsewhere and has no such folder; give --out"
+                " a folder that it shares, or an address"
+            )
         there = Path(self._out, table.name)
         there.mkdir(parents=True, exist_ok=True)
         made = {path.name for path in (self._aside / table.name).glob("dt=*")}

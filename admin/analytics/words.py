@@ -181,6 +181,10 @@ def unknowns(findings: "Findings") -> list[str]:
     candidates = (
         (inputs.skipped_files, f"{counted(inputs.skipped_files, 'file')} could not be read, or not to the end."),
         (
+            inputs.outside_files,
+            f"{counted(inputs.outside_files, 'file')} of other days {_were(inputs.outside_files)} not opened.",
+        ),
+        (
             inputs.bad_lines,
             f"{counted(inputs.bad_lines, 'line')} could not be understood and {of_bad} set aside.",
         ),

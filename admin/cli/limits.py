@@ -253,7 +253,7 @@ def explain(
         " that are already in force as written are not touched.\n\n"
         "From the recommendations.json of `sluice report`, raised and new limits and fair shares are put in force, with"
         " the evidence as the reason. What is offered apart is left out unless it is asked for: limits that could be"
-        " lower (--lower), and limits that refused nothing and could be higher (--raise). The other fields of a limit"
+        " lower (--lower), and limits that were not near and could be higher (--raise). The other fields of a limit"
         " do not change. The recommendations are only for the sidecar that they name.\n\n"
         "All changes are made at once, or none.\n\n" + ASKING
     )
@@ -267,7 +267,7 @@ def apply(
     instance: Annotated[str, Flag(help="recommendations: only those for this sidecar", metavar="NAME")] = "",
     lower: Annotated[bool, Switch(help="recommendations: also lower the limits that are offered lower")] = False,
     raise_: Annotated[
-        bool, Switch(name="--raise", help="recommendations: also raise limits that refused nothing")
+        bool, Switch(name="--raise", help="recommendations: also raise limits that were not near")
     ] = False,
     force: Annotated[bool, Switch(help="recommendations: also for limits that were changed since")] = False,
     write: Write = WRITE,

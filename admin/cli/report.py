@@ -272,7 +272,8 @@ def _attempts(words: tuple[str, ...]) -> dict[str, int]:
         language, equals, number = word.partition("=")
         if not (language and equals and number.isdecimal() and 1 <= int(number) <= 100):
             raise SettingsError(f"--attempts {word}: must be LANGUAGE=N, 1 to 100, as JAVA=1")
-        found[language] = int(number)
+        # As clients write it.
+        found[language.upper()] = int(number)
     return found
 
 

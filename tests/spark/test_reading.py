@@ -8,7 +8,7 @@ from log_rows import MONDAY_S, Run, lines_of
 from pyspark.sql import SparkSession
 
 from admin.analytics.inputs import Found, find, find_at
-from admin.analytics.lines import GATHERED, SPANS, Wanted, gather, spans
+from admin.analytics.lines import GATHERED, HOURS_IN, Wanted, gather, hours_in
 from admin.analytics.report import lines_in, path_of
 from admin.analytics.tables import ddl_of
 
@@ -56,9 +56,9 @@ def test_what_is_bad_is_told_with_the_name_of_its_file(spark: SparkSession, fold
 
 
 def test_when_files_are_of_is_told_with_their_names(spark: SparkSession, folder: Path) -> None:
-    rows = lines_in(spark, find([str(folder)])).mapInArrow(spans, ddl_of(SPANS)).collect()
-    assert {path_of(row["file"]): row["last_s"] for row in rows if row["last_s"] > MONDAY_S} == {
-        str(folder / name): MONDAY_S + 5 for name in _NAMES
+    rows = lines_in(spark, find([str(folder)])).mapInArrow(hours_in, ddl_of(HOURS_IN)).collect()
+    assert {path_of(row["file"]) for row in rows if (MONDAY_S + 5) // 3600 * 3600 in row["hours"]} == {
+        str(folder / name) for name in _NAMES
     }
 
 

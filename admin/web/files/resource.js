@@ -435,7 +435,7 @@ export class ResourceView {
       return;
     }
     const { backtest } = advised;
-    const apart = { lower: "lowers a limit that refused nothing", raise: "raises a limit that refused nothing" }[/** @type {"lower"} */ (advised.only_with)];
+    const apart = { lower: "lowers a limit that is far above all demand", raise: "raises a limit that was not near" }[/** @type {"lower"} */ (advised.only_with)];
     const put = found.edit && h("button", { type: "button", class: "button primary", "data-key": "advised", onclick: (/** @type {any} */ event) => this.putAdvised(found.edit, event.target), ...writing() }, `Put ${advisedText(advised)} in force`);
     const shown = advised.action === "keep" || advised.action === "unused" ? h("p", { class: "old-new" }, advised.action) : h("p", { class: "old-new" }, h("del", {}, limitOf(advised.count, advised.rate_per_s, advised.bytes_per_s)), h("span", { class: "faint", "aria-hidden": "true" }, " → "), h("span", { class: "visually-hidden" }, ", advised "), h("ins", {}, advisedText(advised)));
     fill(
@@ -443,6 +443,7 @@ export class ResourceView {
       h("div", { class: "advised" }, shown, h("p", {}, h("span", { class: "tag" }, `confidence: ${advised.confidence}`), apart && [" ", h("span", { class: "tag warn" }, apart)])),
       h("p", {}, advised.evidence),
       backtest.current && backtest.recommended && h("p", {}, `Of the recorded demand ${refusedOf(backtest.current)} would be refused now, and ${refusedOf(backtest.recommended)} then.`),
+      backtest.others_current && backtest.others && h("p", {}, `Of what all others asked for ${refusedOf(backtest.others_current)} would be refused now, and ${refusedOf(backtest.others)} then.`),
       put ? h("p", { class: "actions" }, put) : h("p", { class: "note" }, `Nothing to put in force: ${found.why_not}.`),
       advised.what_if.length > 0 &&
         h("details", {}, h("summary", {}, "What other limits would have refused"), h("table", {}, h("thead", {}, h("tr", {}, ["Limit", "Refused", "With retries"].map((text) => h("th", { scope: "col", class: "number" }, text)))), h("tbody", {}, advised.what_if.map((/** @type {any} */ each) => h("tr", {}, h("th", { scope: "row", class: "number" }, `${number(each.rate_per_s)}/s`), [each.refused_share, each.refused_share_uncorrected].map((value) => h("td", { class: "number" }, tenths(value)))))))),

@@ -76,5 +76,5 @@ def test_files_of_this_machine_are_what_they_are_by_any_name() -> None:
 def test_a_file_outside_of_the_period_is_left_out_and_counted_once() -> None:
     files = ["s3a://b/logs/x.jsonl"]
     session = Listing({"s3a://b/logs": files, "s3a://b/": files})
-    with pytest.raises(StartError, match="1 files of the log are there, and by date none is of the time asked for"):
+    with pytest.raises(StartError, match="1 file of the log, and by date none of the time asked for"):
         _paths(session, "s3a://b/logs", "s3a://b", since_s=WRITTEN_S + 86_400)

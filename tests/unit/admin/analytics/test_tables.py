@@ -56,7 +56,8 @@ def test_a_table_goes_to_arrow_and_back(table: Table) -> None:
 
 
 @pytest.mark.parametrize(
-    "schema", [lines.GATHERED, lines.SPANS, COMBINED, kernels.JUDGED, kernels.REPLAYED, kernels.SETTLED, kernels.KNOWN]
+    "schema",
+    [lines.GATHERED, lines.HOURS_IN, COMBINED, kernels.JUDGED, kernels.REPLAYED, kernels.SETTLED, kernels.KNOWN],
 )
 def test_what_goes_between_steps_has_types_that_spark_knows(schema: pa.Schema) -> None:
     words = ddl_of(schema)
