@@ -37,7 +37,7 @@ endef
 
 TESTED := proxy limiter admin native tests
 
-.PHONY: help setup packages native no-native rust parts demo demo-rocketmq demo-rabbitmq pictures test test-all lint types fast unit fuzz quick browser operator spark integration soak rabbitmq4 deploy chroot dist coverage bench reference constraints format clean
+.PHONY: help setup packages native no-native rust parts demo demo-rocketmq demo-rabbitmq pictures test test-all lint types fast unit fuzz quick browser operator spark stores integration soak rabbitmq4 deploy chroot dist coverage bench reference constraints format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +74,8 @@ ifneq ($(CARGO),)
 	cd native && cargo clippy --quiet --workspace --all-targets -- -D warnings
 	cd native && cargo test --quiet --workspace
 endif
+
+stores: $(VENV_STAMP) $(PARTS)/s3a/.stamp $(PARTS)/hdfs/.stamp ## fetch an S3 server, the client for it, and an HDFS, for tests of reports
 
 parts: setup $(PARTS_STAMPS) ## fetch the real brokers and clients of the integration tests
 
@@ -138,6 +140,20 @@ $(PARTS)/suites/.stamp: tests/integration/suites/requirements.txt Makefile | $(V
 	set -e; module=github.com/Azure/go-amqp@$(GO_AMQP_SUITE); cd $(@D); \
 	cp -r "$$(go mod download -json $$module | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')" go-amqp; \
 	chmod -R u+w go-amqp; cd go-amqp; go test -c -vet=off -o suite.test .
+	@touch $@
+
+$(PARTS)/s3a/.stamp: tests/spark/stores/s3a/pom.xml tests/spark/stores/s3a/requirements.txt | $(VENV_STAMP)
+	@sh tests/integration/packages.sh rocketmq
+	rm -rf $(@D) && mkdir -p $(@D)
+	mvn -q -B -f $< dependency:copy-dependencies -DoutputDirectory="$(CURDIR)/$(@D)/lib"
+	$(BIN)/python -m venv $(@D)/server
+	$(@D)/server/bin/pip install --quiet --disable-pip-version-check -r tests/spark/stores/s3a/requirements.txt
+	@touch $@
+
+$(PARTS)/hdfs/.stamp: tests/spark/stores/hdfs/pom.xml
+	@sh tests/integration/packages.sh rocketmq
+	rm -rf $(@D) && mkdir -p $(@D)
+	mvn -q -B -f $< dependency:copy-dependencies -DoutputDirectory="$(CURDIR)/$(@D)/lib"
 	@touch $@
 
 $(PARTS)/helm/.stamp-$(HELM):
@@ -227,15 +243,15 @@ operator: parts ## API, page, rules, edits and attacks against a real sluice, tw
 	$(BIN)/python -m pytest tests/integration tests/browser -m "not alone and not rabbitmq4 and not soak" -n 2 --dist loadfile
 
 # Each of the two has a Spark of its own, whose planner is one thread. Files with few tests are not the quick ones here.
-spark: $(VENV_STAMP) ## the analysis of the rejection log in a real Spark, two tests at a time
+spark: stores ## the analysis of the rejection log in a real Spark, two tests at a time
 	@sh tests/integration/packages.sh spark
 	$(BIN)/python -m pytest tests/spark -n 2 --dist loadfile --no-loadscope-reorder
 
 integration: parts $(PARTS)/suites/.stamp ## real clients and real brokers through sluice
 	$(BIN)/python -m pytest tests/integration -m "alone and not rabbitmq4 and not soak"
 
-soak: parts ## brokers, clients and Sluice killed 200 times each; two hours
-	$(BIN)/python -m pytest tests/integration -m soak
+soak: parts ## brokers, clients and Sluice killed 200 times each; an hour
+	$(BIN)/python -m pytest tests/integration/test_confirm_after_consume_kills.py
 
 rabbitmq4: parts $(PARTS)/rabbitmq4/.stamp $(PARTS)/suites/.stamp ## AMQP 1.0, and the quick tests of 0.9.1, with Debian 13's RabbitMQ 4; needs root
 	@sh tests/integration/packages.sh rabbitmq4

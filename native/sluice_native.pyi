@@ -13,7 +13,7 @@ from typing import Any, Final, Self, TypeAlias, final
 from typing_extensions import Buffer, disjoint_base
 
 from limiter.buckets.limiter import Limiter
-from limiter.counting import row
+from limiter.counting import repeats, row
 from limiter.deciding.limits import PlainDefault, PlainLimit
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
@@ -27,6 +27,7 @@ __all__ = [
     "Links",
     "Opaques",
     "Publishes",
+    "RefusedIds",
     "Resources",
     "Row",
     "Scanner",
@@ -82,6 +83,10 @@ class Entry:
     def told(self) -> int: ...
     @property
     def more(self) -> bool: ...
+    @property
+    def repeated(self) -> tuple[int, int, int]: ...
+    @property
+    def identified(self) -> int: ...
     def amounts(self) -> list[tuple[int, int, int]]: ...
     def asked(self) -> list[tuple[Any, int, int]]: ...
 
@@ -91,6 +96,7 @@ class Row:
 
     seen_ns: int
     retired: bool
+    looks_until_ns: int
     @property
     def shared(self) -> bool: ...
     @property
@@ -109,6 +115,7 @@ class Row:
         size_bytes: int,
         told: int = 0,
     ) -> None: ...
+    def repeat(self, second: Second, requests: int, messages: int, size_bytes: int, identified: int) -> None: ...
     def totals(self) -> list[tuple[int, int, int]]: ...
     def fold(self, amounts: Sequence[tuple[int, int, int]]) -> None: ...
     def spend(self, second: Second, dimension: int, permits: int) -> None: ...
@@ -117,7 +124,15 @@ class Row:
 _PlainLimits: TypeAlias = Sequence[PlainLimit] | None
 """Limits that are asked together; None: they are not plain."""
 
-# `Cell`, `Row` and `Second` are known to Python by the names of its own classes, whose place they take.
+# `Cell`, `RefusedIds`, `Row` and `Second` are known to Python by the names of its own classes, whose place they take.
+
+@final
+class RefusedIds:
+    """As ``limiter.counting.repeats.PythonRefusedIds``."""
+
+    def __new__(cls, most: int = 65_536) -> Self: ...
+    def see(self, key: int, message_id: bytes, now_ns: int, refused: bool) -> tuple[bool, bool]: ...
+    def __len__(self) -> int: ...
 
 @final
 class Resources:
@@ -308,9 +323,17 @@ class Segment:
             The number of the first run that is left, of which nothing is charged; ``runs`` if none is.
         """
     def count(self, second: row.Second, now_ns: int, sender: object, outcome: int, judged: Sequence[int]) -> list[int]:
-        """Add all runs but those with ``judged`` frames, ascending indexes, to their rows; return the numbers of those.
+        """Add all runs but some to their rows, as in ``Row.add``; return the numbers of those.
 
-        As in ``Row.add``.
+        They are those with ``judged`` frames, ascending indexes, and those of whose resource something was refused of
+        late, so that it may come again.
+        """
+    def repeats(
+        self, chunk: Buffer, indexes: Sequence[int], ids: repeats.RefusedIds, key: int, now_ns: int, refused: bool
+    ) -> tuple[int, int, int, int]:
+        """Look which of these frames come again, as ``RefusedIds.see``; return the figures of ``Repeats``.
+
+        ``chunk`` is what was scanned; a frame's id is what ``proxy.protocols.rocketmq.wire.message_id`` reads.
         """
     def frame(self, index: int) -> tuple[int, int, int, int, int, int]:
         """Return a frame's run, its start and stop, and its header's code, opaque and flag."""

@@ -70,7 +70,7 @@ from admin.wire.recommendations import (
 )
 from limiter.counting.rejections import OTHER
 from limiter.rules.patterns import glob_of
-from limiter.rules.rule import DEFAULT_MAX_FAIR_KEYS, MAX_FAIR_KEYS
+from limiter.rules.rule import DEFAULT_MAX_FAIR_KEYS, MAX_FAIR_KEYS, MAX_RATE_PER_S
 
 LEAST_PER_S: Final = 1.0
 """No lower limit is recommended, unless a capacity does not suffice for that."""
@@ -95,6 +95,8 @@ MOST_SHARE: Final = 0.5
 """Who has this share of what was refused asked for most."""
 LEAST_CALLERS: Final = 3
 """With fewer there are no others to protect."""
+MOST_MEMBERS: Final = 50
+"""So many sidecars of a fleet are named."""
 STEPS: Final = (1.1, 1.25, 1.5, 2.0, RUNAWAY_TIMES)
 """Times what is needed: rates that are tried in turn."""
 
@@ -205,7 +207,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.most is None:
             raise ValueError("nobody asked for most")
-        share = (self.most.count - 1) / self.most.count
+        share = (self.most.callers - 1) / self.most.callers
         rate, size = (None if each is None else each * share for each in _both(self.now))
         return Candidate(rate, size, wanted=False, part=1.0 - self.most.share)
 
@@ -213,7 +215,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
         """Return further rates to look at: those that were asked about, and above a limit that stays."""
         yield from self.tries
         if self.limit.rate and not any((each.rate_per_s or 0.0) > self.limit.rate for each in self.steps):
-            yield from (two_digits(self.limit.rate * times) for times in STEPS)
+            yield from (_within_range(two_digits(self.limit.rate * times)) for times in STEPS)
 
 
 def decide(demand: Demand, options: Options) -> Advice:
@@ -372,7 +374,7 @@ def recommendation(advice: Advice, refused: Sequence[int] | None, error: int) ->
         backtest=test,
         only_with=only_with,
         fair_by=fair.fair_by if fair else None,
-        max_fair_keys=fair.count if fair and fair.count > DEFAULT_MAX_FAIR_KEYS else None,
+        max_fair_keys=fair.callers if fair and fair.callers > DEFAULT_MAX_FAIR_KEYS else None,
         retries=advice.retries,
         what_if=replayed.what_if(),
     )
@@ -522,7 +524,7 @@ def _steps(
     def stepped(rate: float | None, by: float, top: float | None, *, changes: bool) -> float | None:
         if rate is None or not changes:
             return rate
-        wanted = two_digits(rate * by)
+        wanted = _within_range(two_digits(rate * by))
         return wanted if top is None else max(rate, min(wanted, top))
 
     found = (
@@ -565,7 +567,7 @@ def _most(demand: Demand) -> Most | None:
         each
         for each in storms.most
         if each.share >= MOST_SHARE
-        and LEAST_CALLERS <= each.count <= MAX_FAIR_KEYS
+        and LEAST_CALLERS <= each.callers <= MAX_FAIR_KEYS
         and each.fair_by != demand.kind
         and each.share < 1.0
     ]
@@ -728,7 +730,8 @@ def fleet(kind: str, name: str, members: Iterable[Advice]) -> Fleet:
         name=name,
         need_per_s=need,
         limit_per_s=None if None in limits else sum(limit for limit in limits if limit is not None),
-        members=tuple(sorted(found, key=lambda each: (-each.share, each.instance))),
+        member_count=len(of),
+        members=tuple(sorted(found, key=lambda each: (-each.share, each.instance))[:MOST_MEMBERS]),
     )
 
 
@@ -776,7 +779,12 @@ def is_own(demand: Demand) -> bool:
 
 def _needed(percentile: float, minute: float, hour: float, growth: float) -> float:
     need = max(percentile, minute, hour) * growth
-    return 0.0 if need <= 0 else max(LEAST_PER_S, two_digits(need))
+    return 0.0 if need <= 0 else _within_range(max(LEAST_PER_S, two_digits(need)))
+
+
+def _within_range(rate: float) -> float:
+    """Return a rate, or the highest that a limit can have."""
+    return min(rate, float(MAX_RATE_PER_S))
 
 
 def messages_each(demand: Demand) -> float:

@@ -385,7 +385,7 @@ def _minute(records: Sequence[TrafficRecord]) -> TrafficRecord:
 
 _WHATS: Final = ("requests", "messages", "size_bytes")
 _NOTHING: Final = (0,) * len(AMOUNTS)
-_NO_LIMIT: Final = ("", None, 1.0, 0.0, "messages", None, 1.0, "reject")
+_NO_LIMIT: Final = ("", None, 1.0, 0.0, "messages", None, 1.0, "reject", None)
 
 
 class _Minute:
@@ -417,7 +417,7 @@ class _Minute:
         )  # fmt: skip
         self.limit = (
             record.rule, record.rate_per_s, record.burst_s, record.break_s, record.count, record.bytes_per_s,
-            record.bytes_burst_s, record.action,
+            record.bytes_burst_s, record.action, record.fair_by,
         )  # fmt: skip
 
     @property

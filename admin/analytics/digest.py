@@ -1,8 +1,8 @@
 """What a report shows of the tables: the first few of everything, and how many there are.
 
 What is shown of all resources, or of all who were refused, is picked where the rows are: each task keeps the first
-few, and the driver the first of these. So all of it is bounded before it comes to the driver, but for a row for each
-sidecar.
+few, and the driver the first of these. So all of it is bounded before it comes to the driver, but for a few rows for
+each sidecar.
 """
 
 import sys
@@ -51,7 +51,7 @@ from admin.analytics.tables import (
     Table,
     ddl_of,
 )
-from admin.analytics.words import DAY_S, MINUTE_S, WEEK_S
+from admin.analytics.words import DAY_S, HOUR_S, MINUTE_S, WEEK_S
 from admin.wire.recommendations import ACTIONS, Period, Recommendation
 
 if TYPE_CHECKING:
@@ -142,6 +142,7 @@ class Digest:
         from_s = min((each.from_s for each in coverage), default=None)
         until_s = max((each.until_s for each in coverage), default=None)
         resources = self._resources(from_s, until_s)
+        week = resources.week(from_s, until_s)
         first_s, last_s = resources.sums.pop("first_s"), resources.sums.pop("last_s")
         from_s = min((each for each in (from_s, first_s) if each is not None), default=None)
         until_s = max((each for each in (until_s, last_s) if each is not None), default=None)
@@ -166,7 +167,7 @@ class Digest:
             limit_changes=tuple(self._with_what_held(changes, changes[:_MOST_CHANGES])),
             storm_gap_s=self._options.storm_gap_s,
             fleets=tuple(self._fleets(decided)) if len(coverage) > 1 else (),
-            week=resources.week(from_s, until_s),
+            week=week,
             new_resources=tuple(resources.new),
             new_clients=tuple(new_clients),
         )
@@ -175,7 +176,7 @@ class Digest:
         return self._store.read(table, self._days)
 
     def _resources(self, from_s: int | None, until_s: int | None) -> "_Resources":
-        week_s = None if until_s is None else until_s - WEEK_S
+        week_s = None if until_s is None else _week_until_s(until_s) - WEEK_S
         before_s = None if week_s is None else week_s - WEEK_S
         messages = "demand_messages"
         refused = "refused_messages + dropped_messages"
@@ -190,8 +191,8 @@ class Digest:
             *(
                 F.expr(f"sum(IF(hour_s >= {since} AND hour_s < {until}, {what}, 0)) AS {name}")
                 for name, what, since, until in (
-                    ("week_messages", messages, week_s or 0, until_s or 0),
-                    ("week_refused", refused, week_s or 0, until_s or 0),
+                    ("week_messages", messages, week_s or 0, (week_s or 0) + WEEK_S),
+                    ("week_refused", refused, week_s or 0, (week_s or 0) + WEEK_S),
                     ("before_messages", messages, before_s or 0, week_s or 0),
                     ("before_refused", refused, before_s or 0, week_s or 0),
                 )
@@ -243,17 +244,18 @@ class Digest:
 
     def _fleets(self, decided: "DataFrame") -> list[Fleet]:
         """Return the resources on several sidecars that most is needed for."""
-        everywhere = Window.partitionBy("kind", "name")
-        order = Window.orderBy(F.desc("need"), "kind", "name")
-        rows = (
-            decided.withColumn("need", F.sum("need_per_s").over(everywhere))
-            .withColumn("sidecars", F.count(F.lit(1)).over(everywhere))
+        largest = (
+            decided.groupBy("kind", "name")
+            .agg(F.sum("need_per_s").alias("need"), F.count(F.lit(1)).alias("sidecars"))
             .where("sidecars > 1")
-            .withColumn("rank", F.dense_rank().over(order))
-            .where(F.col("rank") <= _MOST_FLEETS)
-            .orderBy("rank", "instance")
+            .orderBy(F.desc("need"), "kind", "name")
+            .limit(_MOST_FLEETS)
+        )
+        # With all of their sidecars: they are added up.
+        rows = (
+            decided.join(F.broadcast(largest), ["kind", "name"])
+            .orderBy(F.desc("need"), "kind", "name", "instance")
             .select("kind", "name", "advice")
-            .limit(_MOST_FLEETS * _MOST_INSTANCES)
             .collect()
         )
         members: dict[tuple[str, str], list[Any]] = {}
@@ -350,6 +352,11 @@ def _json(found: msgspec.Struct) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"json": [msgspec.json.encode(found)]}, schema=_JSON)
 
 
+def _week_until_s(until_s: int) -> int:
+    """Return the end of the hour that a period ends in: weeks are added up from whole hours."""
+    return until_s + -until_s % HOUR_S
+
+
 def _new_since_s(from_s: int | None, until_s: int | None) -> int:
     """Return from when on something counts as new: the last week, or the last day of less than two."""
     if from_s is None or until_s is None:
@@ -439,6 +446,7 @@ class _Resources(msgspec.Struct):
     def week(self, from_s: int | None, until_s: int | None) -> Week | None:
         if from_s is None or until_s is None or until_s - from_s < 2 * WEEK_S:
             return None
+        until_s = _week_until_s(until_s)
         week_s = until_s - WEEK_S
         return Week(
             from_s=week_s,

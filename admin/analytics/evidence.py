@@ -90,7 +90,7 @@ def about_shares(most: Most, now: float, then: float) -> str:
     """
     who = f"{most.fair_by.replace('_', ' ')} {printable(most.name)}"
     return (
-        f"{who} has {percent(most.share)} of what was refused, and up to {most.count - 1} others the rest: with"
+        f"{who} has {percent(most.share)} of what was refused, and up to {most.callers - 1} others the rest: with"
         f' fair_by = "{most.fair_by}" at the same rate, no more than {percent(then)} of what these sent would have been'
         f" refused in place of {percent(now)}, if each asked for the part that it has of what was refused"
     )

@@ -175,13 +175,13 @@ class Most:
         fair_by: of what kind that is.
         name: who.
         share: of what was refused in storms.
-        count: how many were refused in one storm, at most.
+        callers: how many were refused in one storm, at most.
     """
 
     fair_by: FairBy
     name: str
     share: float
-    count: int
+    callers: int
 
 
 @dataclass(frozen=True, slots=True)

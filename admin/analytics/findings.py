@@ -257,7 +257,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         instance: the sidecar.
-        need_per_s: what its limit should be at least, in the limit's unit.
+        need_per_s: messages that its limit should admit at least.
         limit_per_s: in force; None is unlimited.
         share: of the whole that it should have.
     """
@@ -276,13 +276,15 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
         name: of the resource.
         need_per_s: of all of them.
         limit_per_s: all their limits added up; None if one is unlimited.
-        members: those with the largest shares first.
+        member_count: how many they are.
+        members: the first of them, those with the largest shares first.
     """
 
     kind: str
     name: str
     need_per_s: float
     limit_per_s: float | None
+    member_count: int
     members: tuple[Member, ...]
 
 

@@ -151,24 +151,34 @@ def find_at(session: "SparkSession", found: Found, since_s: int | None = None, u
     Raises:
         StartError: there is nothing that could be read.
     """
-    addresses = tuple(dict.fromkeys(log.rstrip("/") for log in found.logs if "://" in log))
+    addresses = tuple(dict.fromkeys(map(_address, (log for log in found.logs if "://" in log))))
     if not addresses:
         return found
-    files, outside = list(found.files), found.outside
+    files, left_out = {file.path: file for file in found.files}, set[str]()
     reader = session.read.format("binaryFile").option("recursiveFileLookup", "true").option("pathGlobFilter", _FILES)
     for address in addresses:
         rows = (
             reader.load(address).selectExpr("path", "length", "unix_millis(modificationTime) AS written_ms").collect()
         )
         for row in rows:
-            file = File(row["path"], row["length"], row["written_ms"] / 1000)
+            # Of this machine, too, as people know it.
+            path = re.sub("^file:/+", "/", row["path"])
+            file = File(path, row["length"], row["written_ms"] / 1000)
             if _is_outside(file, address, since_s, until_s):
-                outside += 1
+                left_out.add(path)
             else:
-                files.append(file)
+                files[path] = file
+    outside = found.outside + len(left_out - files.keys())
     if not files:
         raise StartError(_nothing(found.logs, {each.file: each.reason for each in found.skipped}, outside))
-    return Found(found.logs, tuple(files), found.skipped, outside)
+    return Found(found.logs, tuple(files[path] for path in sorted(files)), found.skipped, outside)
+
+
+def _address(log: str) -> str:
+    """Return an address without slashes at its end, but for that of a whole bucket: without it, it is no folder."""
+    scheme, _, rest = log.partition("://")
+    rest = rest.rstrip("/")
+    return f"{scheme}://{rest}" if "/" in rest else f"{scheme}://{rest}/"
 
 
 def _is_outside(file: File, root: str, since_s: int | None, until_s: int | None) -> bool:

@@ -21,7 +21,7 @@ from admin.analytics.once import Seen
 from admin.analytics.options import Options
 from admin.analytics.out import OutLock, write_file
 from admin.analytics.report import FEW_BYTES, Recommended, Tools, make_tables, recommend, tasks_of
-from admin.analytics.spark import SparkOptions, in_words, open_session
+from admin.analytics.spark import SparkOptions, given_options, in_words, open_session
 from admin.analytics.summary import summary
 from admin.analytics.tables import Store
 from admin.common.errors import SettingsError, StartError
@@ -37,8 +37,6 @@ RECOMMENDATIONS_JSON: Final = "recommendations.json"
 REPORT_HTML: Final = "report.html"
 DEFAULT_OUT: Final = "sluice-report"
 _LOG: Final = Path("_logs", "spark.log")
-_BRIEF_BYTES: Final = FEW_BYTES
-"""A report of smaller logs is done before Java has compiled its best."""
 _MOST_SET_ASIDE: Final = 50
 
 
@@ -112,7 +110,7 @@ def report_logs(wish: Wish) -> int:
         raise SettingsError(f"--out {wish.out}: is kept up to date by --once; choose another directory, or add --once")
     log = place.files.absolute() / _LOG
     with OutLock(place.files), _progress(_console()) as step:
-        brief = found.size_bytes < _BRIEF_BYTES and not any("://" in each for each in logs)
+        brief = found.size_bytes < FEW_BYTES and not any("://" in each for each in logs)
         with open_session(replace(wish.spark, log=log, brief=brief)) as session, in_words(log):
             found = inputs.find_at(session, found, wish.options.since_s, wish.options.until_s)
             findings = _report(session, place, found, wish, step)
@@ -129,7 +127,15 @@ def _report(
     options = wish.options
     store = Store(session, place.tables, few=found.size_bytes < FEW_BYTES)
     with store.scratch() as scratch:
-        tools = Tools(session, store, scratch, tasks_of(found.size_bytes, _cores(wish.spark)), step)
+        # Who runs a cluster may have said how many.
+        tasks = given_options(wish.spark).get("spark.sql.shuffle.partitions", "")
+        tools = Tools(
+            session,
+            store,
+            scratch,
+            int(tasks) if tasks.isdecimal() else tasks_of(found.size_bytes, _cores(wish.spark)),
+            step,
+        )
         if wish.once:
             read = Seen.read(place.files, options).take(tools, found, options)
         else:

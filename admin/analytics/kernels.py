@@ -7,6 +7,7 @@ and finds its storms and what to do about its limit; ``replay_weeks`` replays li
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -18,7 +19,7 @@ from admin.analytics import advice, backtest, retries
 from admin.analytics.advice import Advice
 from admin.analytics.combine import demand_from
 from admin.analytics.demand import demand_of, storms_of
-from admin.analytics.figures import HourDemand, Known, Limit
+from admin.analytics.figures import HourDemand, Known, Limit, Storms
 from admin.analytics.findings import Coverage
 from admin.analytics.options import Options
 from admin.analytics.storms import storms
@@ -66,6 +67,7 @@ SETTLED: Final = pa.schema(
 """The table ``recommendations``: the columns that people ask for, and all of it as JSON, as in
 ``recommendations.json``."""
 _BATCH_ROWS: Final = 1024
+_READ_ROWS: Final = 256
 _ADVICE: Final = msgspec.json.Decoder(Advice)
 
 
@@ -188,12 +190,11 @@ def judge(instances: Mapping[str, Instance], options: Options) -> Kernel:
         for key, rows in groupby(rows_of(batches, HOURS_COLUMNS), key=_key):
             instance = instances.get(key[0], _NOBODY)
             its = _Resource(rows)
-            asked = list(its.hours())
+            demand = demand_of(*key, its.hours(), Storms(), instance.known)
             of_it = list(storms(key, its.parts, gap_s=options.storm_gap_s, newest_s=instance.newest_s, top=options.top))
             found += ({"made": "storm", "storm": each, "decided": None} for each in of_it)
-            if asked:
-                rule = asked[-1][1].rule
-                demand = demand_of(*key, asked, storms_of(of_it, rule), instance.known)
+            if its.is_asked:
+                demand = replace(demand, storms=storms_of(of_it, demand.limit.rule))
                 found.append({"made": "decided", "storm": None, "decided": _decided(advice.decide(demand, options))})
             if len(found) >= _BATCH_ROWS:
                 yield pa.RecordBatch.from_pylist(found, schema=JUDGED)
@@ -207,22 +208,31 @@ _NOBODY: Final = Instance()
 
 
 class _Resource:
-    """The hours of a resource, gone through once: what each asked for, and the parts of storms."""
+    """The hours of a resource, gone through once, and none of them kept.
+
+    Attributes:
+        parts: of storms, so far.
+        is_asked: something was asked for, so far.
+    """
 
     def __init__(self, rows: Iterable[Sequence[Any]]) -> None:
         self._rows = rows
         self.parts: list[dict[str, Any]] = []
+        self.is_asked = False
 
     def hours(self) -> Iterator[tuple[int, Limit, HourDemand]]:
         for row in self._rows:
             self.parts += row[-1]
             if row[4]:
+                self.is_asked = True
                 yield row[3], _limit(row[5:-2]), demand_from(row[-2])
 
 
 def _decided(found: Advice) -> dict[str, Any]:
-    rates = [each.rate_per_s for each in found.candidates if each.rate_per_s is not None]
-    sizes = [each.bytes_per_s for each in found.candidates if each.bytes_per_s is not None]
+    # A candidate for a part of the demand refuses nothing of what leaves all of it alone.
+    whole = [each for each in found.candidates if each.part >= 1]
+    rates = [each.rate_per_s for each in whole if each.rate_per_s is not None]
+    sizes = [each.bytes_per_s for each in whole if each.bytes_per_s is not None]
     recommended = found.recommended.rate_per_s
     return {
         **{name: getattr(found, name) for name in RESOURCE_KEY},
@@ -383,4 +393,7 @@ def _peek(rows: Iterator[Sequence[Any]]) -> tuple[Sequence[Any], Iterator[Sequen
 def rows_of(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     """Yield rows of batches as these columns, in this order."""
     for batch in batches:
-        yield from zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+        # As Python's objects, lists take several times the memory of the batch.
+        for at in range(0, batch.num_rows, _READ_ROWS):
+            some = batch.slice(at, _READ_ROWS)
+            yield from zip(*(some.column(name).to_pylist() for name in names), strict=True)

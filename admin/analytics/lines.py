@@ -183,14 +183,14 @@ class _Moment(msgspec.Struct):
     at_s: int
 
 
-SPANS: Final = pa.schema([("file", pa.string()), ("first_s", pa.int64()), ("last_s", pa.int64())])
-"""Rows of ``spans``: a file, and the first and last second of the records of it that were looked at."""
+HOURS_IN: Final = pa.schema([("file", pa.string()), ("hours", pa.list_(pa.int64()))])
+"""Rows of ``hours_in``: a file, and the beginnings of the hours that its records are of."""
 
 
-def spans(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Look when the records of files are of: from batches as ``gather`` takes them to ``SPANS``."""
+def hours_in(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Look which hours the records of files are of: from batches as ``gather`` takes them to ``HOURS_IN``."""
     at_of = msgspec.json.Decoder(_Moment).decode
-    found: dict[str, tuple[int, int]] = {}
+    found: dict[str, set[int]] = {}
     for batch in batches:
         for value, file in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
             for line in _unpacked(value, file, _nobody) if file.endswith(".gz") else (value,):
@@ -199,10 +199,9 @@ def spans(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                     continue
                 if 0 <= at_s <= LATEST_S:
-                    first_s, last_s = found.get(file, (at_s, at_s))
-                    found[file] = min(first_s, at_s), max(last_s, at_s)
-    rows = [{"file": file, "first_s": first_s, "last_s": last_s} for file, (first_s, last_s) in found.items()]
-    yield pa.RecordBatch.from_pylist(rows, schema=SPANS)
+                    found.setdefault(file, set()).add(at_s - at_s % HOUR_S)
+    rows = [{"file": file, "hours": sorted(hours)} for file, hours in found.items()]
+    yield pa.RecordBatch.from_pylist(rows, schema=HOURS_IN)
 
 
 def _nobody(_line: None, _file: str, _reason: str) -> None:

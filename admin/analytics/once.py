@@ -1,11 +1,13 @@
 """``sluice report --once``: reads only what is new, and keeps all that is there besides.
 
-``OUT/_files.json`` says which files have been read, and from when to when each of them is. Hours that new files touch
-are made anew, from all files that have records of them; all others stay as they are, though the files that they were
-made of may be gone by now. So it may be run by a timer, once a minute or once a day, over any amount of log, and it
-makes no difference when files come, or where it was killed: the same hours are made again.
+``OUT/_files.json`` says which files have been read, and which hours each of them has records of. Hours that new files
+touch are made anew, from all files that have records of them; all others stay as they are, though the files that they
+were made of may be gone by now. So it may be run by a timer, once a minute or once a day, over any amount of log, and
+it makes no difference when files come, or where it was killed: the same hours are made again. Only where a file comes
+late for an hour of which others are gone, what those had of it is lost, and the report says so.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
@@ -14,15 +16,16 @@ import msgspec
 
 from admin.analytics.findings import Inputs, SetAside
 from admin.analytics.inputs import File, Found
-from admin.analytics.lines import SPANS, Wanted, spans
+from admin.analytics.lines import HOURS_IN, Wanted, hours_in
 from admin.analytics.options import Options
 from admin.analytics.out import write_file
 from admin.analytics.report import Tools, lines_in, make_tables, path_of
 from admin.analytics.tables import ddl_of
-from admin.analytics.words import HOUR_S, counted
+from admin.analytics.words import counted
 from admin.common.errors import StartError
 
 _FILE: Final = "_files.json"
+_GONE: Final = "is gone, and an hour of it was made anew without it"
 VERSION: Final = 1
 """Of the file, and of what tables are made of records."""
 
@@ -33,22 +36,14 @@ class _Read(msgspec.Struct, frozen=True):
     Attributes:
         size_bytes: of it.
         written_s: when it was last written.
-        first_s: of its first record; None without any.
-        last_s: of its last one.
+        hours: beginnings of the hours that it has records of; a clock that was set may put years between them.
         set_aside: what of it could not be understood.
     """
 
     size_bytes: int
     written_s: float
-    first_s: int | None = None
-    last_s: int | None = None
+    hours: tuple[int, ...] = ()
     set_aside: tuple[SetAside, ...] = ()
-
-    def hours(self) -> range:
-        """The hours that it may have records of."""
-        if self.first_s is None or self.last_s is None:
-            return range(0)
-        return range(self.first_s - self.first_s % HOUR_S, self.last_s + 1, HOUR_S)
 
 
 class _Kept(msgspec.Struct, kw_only=True):
@@ -106,22 +101,27 @@ class Seen:
         new = {file.path: file for file in found.files if not self._is_known(file)}
         if new:
             tools.step(f"looking into {counted(len(new), 'new file')}")
-            spans = _spans(tools, replace(found, files=tuple(new.values())))
-            read = {path: _Read(file.size_bytes, file.written_s, *spans.get(path, ())) for path, file in new.items()}
+            of = _hours_of(tools, replace(found, files=tuple(new.values())))
+            read = {path: _Read(file.size_bytes, file.written_s, tuple(sorted(of[path]))) for path, file in new.items()}
             # What a file that has changed had before is made anew, too.
             touched = (*read.values(), *(kept.files[path] for path in read if path in kept.files))
-            hours = frozenset(hour for each in touched for hour in each.hours())
+            hours = frozenset(hour for each in touched for hour in each.hours)
             if hours and not self.path.exists():
                 # Killed from here on, what is there by then is known to be of this kind.
                 self._write()
             kept.files |= read
             again = tuple(
-                file for file in found.files if file.path in new or not hours.isdisjoint(kept.files[file.path].hours())
+                file for file in found.files if file.path in new or not hours.isdisjoint(kept.files[file.path].hours)
             )
             its = make_tables(tools, replace(found, files=again), options, Wanted(hours=hours))
             for file in again:
-                of_it = tuple(each for each in its.set_aside if each.file == path_of(file.path))
+                of_it = tuple(each for each in its.set_aside if each.file == file.path)
                 kept.files[file.path] = msgspec.structs.replace(kept.files[file.path], set_aside=of_it)
+            for path in kept.files.keys() - {file.path for file in found.files}:
+                if not hours.isdisjoint(kept.files[path].hours):
+                    kept.files[path] = msgspec.structs.replace(
+                        kept.files[path], set_aside=(SetAside(file=path, reason=_GONE),)
+                    )
             self._write()
         set_aside = (*(each for file in kept.files.values() for each in file.set_aside), *found.skipped)
         return Inputs(
@@ -141,14 +141,11 @@ class Seen:
         return read is not None and (read.size_bytes, read.written_s) == (file.size_bytes, file.written_s)
 
 
-def _spans(tools: Tools, found: Found) -> dict[str, tuple[int, int]]:
-    """Return the first and the last second of each file's records; of files without any, nothing."""
-    rows = (
-        lines_in(tools.session, found)
-        .mapInArrow(spans, ddl_of(SPANS))
-        .groupBy("file")
-        .agg({"first_s": "min", "last_s": "max"})
-        .toDF("file", "first_s", "last_s")
-        .collect()
-    )
-    return {path_of(row["file"]): (row["first_s"], row["last_s"]) for row in rows}
+def _hours_of(tools: Tools, found: Found) -> defaultdict[str, set[int]]:
+    """Return the hours that each file has records of."""
+    rows = lines_in(tools.session, found).mapInArrow(hours_in, ddl_of(HOURS_IN)).collect()
+    hours: defaultdict[str, set[int]] = defaultdict(set)
+    # Several tasks may have read parts of one.
+    for row in rows:
+        hours[path_of(row["file"])].update(row["hours"])
+    return hours

@@ -58,7 +58,7 @@ FEW_BYTES: Final = 100 * 1024 * 1024
 """Logs of up to so much are little: few tasks, nothing planned anew while it runs."""
 _TASK_BYTES: Final = 32 * 1024 * 1024
 """Bytes of log for each task that adds up."""
-_MOST_TASKS: Final = 2000
+_MOST_TASKS: Final = 10_000
 _MOST_NAMED: Final = 5
 _KEY: Final = list(RESOURCE_KEY)
 _QUIET_SHARE: Final = 0.99
@@ -169,7 +169,9 @@ def lines_in(session: "SparkSession", found: Found) -> "DataFrame":
         frames.append(lines.selectExpr("CAST(value AS BINARY) AS value", "_metadata.file_path AS file"))
     if any(file.path.endswith(".gz") for file in found.files):
         reader = session.read.format("binaryFile").option("ignoreMissingFiles", "true")
-        frames.append(reader.load(found.spark_paths(packed=True)).selectExpr("content AS value", "path AS file"))
+        packed = reader.load(found.spark_paths(packed=True))
+        # The column path would be as it is, and this one is as an address: names may have a % in them.
+        frames.append(packed.selectExpr("content AS value", "_metadata.file_path AS file"))
     return frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
 
 

@@ -271,7 +271,7 @@ _BRIEF: Final = {
 """Most time of a small job goes by before the first row: in planning and compiling."""
 
 
-def _given(options: SparkOptions) -> dict[str, str]:
+def given_options(options: SparkOptions) -> dict[str, str]:
     """Return what Spark was told. ``spark-submit`` was told some of it: who asks it begins to use it."""
     if not under_submit():
         return dict(options.conf)
@@ -406,7 +406,7 @@ def _session(options: SparkOptions, scratch: Path, stream: IO[bytes]) -> Iterato
     try:
         try:
             with _interrupted_later(), _said_to(stream):
-                for key, value in _settings(options, scratch, _given(options)).items():
+                for key, value in _settings(options, scratch, given_options(options)).items():
                     builder = builder.config(key, value)
                 session = builder.getOrCreate()
         except Exception as error:  # whatever Spark raises, it has not started

@@ -214,7 +214,7 @@ def _fleets(findings: Findings) -> Rows:
                 words.rate(each.need_per_s),
                 words.rate(each.limit_per_s),
                 ", ".join(f"{member.instance} {words.percent(member.share)}" for member in each.members[:_MOST_OTHERS])
-                + (", …" if len(each.members) > _MOST_OTHERS else ""),
+                + (", …" if each.member_count > _MOST_OTHERS else ""),
             )
             for each in findings.fleets[:_MOST_OTHERS]
         ),

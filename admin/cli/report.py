@@ -20,6 +20,7 @@ from admin.cli.options import FileName, Flag, Switch
 from admin.common.clock import LATEST_S
 from admin.common.errors import SettingsError
 from admin.common.tables import printable
+from limiter.rules.rule import MAX_RATE_PER_S
 
 if TYPE_CHECKING:
     from admin.analytics.options import Try
@@ -284,8 +285,10 @@ def _try(word: str) -> "Try":
         per_s = float(rate.removesuffix("/s"))
     except ValueError:
         per_s = -1.0
-    if not (equals and colon and kind and name and 0 < per_s < float("inf")):
-        raise SettingsError(f"--try {word}: must be KIND:NAME=RATE, as topic:orders=150/s")
+    if not (equals and colon and kind and name and 0 < per_s <= MAX_RATE_PER_S):
+        raise SettingsError(
+            f"--try {word}: must be KIND:NAME=RATE, as topic:orders=150/s, with a rate up to {MAX_RATE_PER_S:,}/s"
+        )
     return Try(kind, name, per_s)
 
 

@@ -19,11 +19,10 @@ from admin.client.files import Applying
 from admin.client.limits import batch, places
 from admin.client.target import Target
 from admin.client.words import change_lines
-from admin.common import numbers
 from admin.common.tables import printable
-from admin.edits.model import MAX_REASON, Change, LimitEntry
-from admin.wire import MAX_EDITS, Changes, State
-from admin.wire.recommendations import TO_DO, VERSION, Recommendation, RecommendationsFile, refusals
+from admin.edits.model import Change, LimitEntry
+from admin.wire import MAX_EDITS, Changes, State, applying
+from admin.wire.recommendations import VERSION, Recommendation, RecommendationsFile, refusals
 from limiter.rules.errors import RuleError
 from limiter.rules.patterns import Pattern, glob_of, read_glob
 
@@ -189,100 +188,38 @@ def _passed_over(each: Recommendation, instance: str, only: Pattern | None, offe
         return f"for {each.instance}"
     if only is not None and not only.stands_for(each.name):
         return _NOT_ONLY
-    if each.action not in TO_DO:
-        return _kept(each) if each.action == "keep" else "unused: unset it if nobody needs it"
+    if each.action == "keep":
+        return _kept(each)
     if each.only_with and each.only_with not in offered:
-        return f"{_offered(each)} is offered apart, --{each.only_with} applies it: {each.evidence}"
-    if (each.recommended_rate_per_s == 0 and each.rate_per_s != 0) or (
-        each.recommended_bytes_per_s == 0 and each.bytes_per_s != 0
-    ):
-        return "0 refuses everything: if that is meant, set it with `sluice limits set`"
-    if each.recommended_rate_per_s is None and each.recommended_bytes_per_s is None:
-        return "no rate is recommended"
-    if not each.name.isprintable():
-        return "its name has control characters, which no limit's name has"
-    return ""
+        return f"{applying.change_of(each)} is offered apart, --{each.only_with} applies it: {each.evidence}"
+    return applying.nothing_to_do(each)
 
 
 def _outdated(each: Recommendation, entry: LimitEntry, *, force: bool) -> str:
     """Say why a recommendation does not go with the limit in force; empty if it does."""
-    limit = entry.limit
-    if limit.get("exempt"):
-        return "exempt: it is never limited"
-    if limit.get("between") is not None or limit.get("days") is not None:
-        return "its limit holds at some hours only: change it in the configuration"
-    rate, size = _in_force(limit)
-    wanted = (each.recommended_rate_per_s, each.recommended_bytes_per_s)
-    fair = each.fair_by is None or limit.get("fair_by") == each.fair_by
-    if _same((rate, size), wanted) and fair and (entry.exact and entry.rule == f"{entry.kind}:{entry.name}"):
-        return "in force already"
-    if each.fair_by is not None and limit.get("warm_up_s"):
-        return "it warms up, which does not go with fair shares: choose one with `sluice limits set`"
-    made_for = (each.rate_per_s, each.bytes_per_s)
-    if not force and (not _same((rate, size), made_for) or limit.get("count", "messages") != each.count):
-        now, then = _text(rate, size), _text(*made_for)
-        if now == then:
-            return f"changed since: it counts {limit.get('count')} now; --force applies it all the same"
-        return f"changed since: {now} in force, made for {then}; --force applies it all the same"
-    return ""
+    if why := applying.beside_the_point(each, entry):
+        return why
+    changed = "" if force else applying.changed_since(each, entry)
+    return changed and f"{changed}; --force applies it all the same"
 
 
 def _edit(each: Recommendation, entry: LimitEntry, how: Applying) -> dict[str, Any]:
-    limit = {key: value for key, value in entry.limit.items() if value is not None}
-    if each.recommended_rate_per_s is not None:
-        limit["rate"] = each.recommended_rate_per_s
-        limit["count"] = each.count
-    if each.recommended_bytes_per_s is not None:
-        limit["bytes_per_s"] = each.recommended_bytes_per_s
-    if each.fair_by is not None:
-        limit["fair_by"] = each.fair_by
-        limit |= {} if each.max_fair_keys is None else {"max_fair_keys": each.max_fair_keys}
-    if limit.get("action") == "off":
-        # What is recommended is a limit that holds.
-        del limit["action"]
-    evidence = f"{each.evidence} Confidence: {each.confidence}."
-    reason = f"{how.reason}: {evidence}" if how.reason else evidence
+    limit = {**entry.limit, **applying.fields_of(each, entry)}
     return {
         "type": "set_limit",
         "kind": each.kind,
         "name": glob_of(each.name),
-        "limit": limit,
-        "reason": reason if len(reason) <= MAX_REASON else reason[: MAX_REASON - 1] + "…",
+        "limit": {key: value for key, value in limit.items() if value is not None},
+        "reason": applying.reason_of(each, how.reason),
         # Whoever changes it between the look at it and this, is not overruled.
         "if_match": entry.etag,
     }
-
-
-def _in_force(limit: dict[str, Any]) -> tuple[float | None, float | None]:
-    if limit.get("action") == "off":
-        return None, None
-    rate, size = limit.get("rate"), limit.get("bytes_per_s")
-    return (rate if isinstance(rate, int | float) else None), size
-
-
-def _same(one: tuple[float | None, float | None], other: tuple[float | None, float | None]) -> bool:
-    return all(
-        (a is None) == (b is None) and (a is None or b is None or abs(a - b) <= 1e-6 * max(1.0, abs(a)))
-        for a, b in zip(one, other, strict=True)
-    )
-
-
-def _text(rate: float | None, size: float | None) -> str:
-    parts = ([] if rate is None else [f"{numbers.limit(rate)}/s"]) + (
-        [] if size is None else [f"{numbers.limit(size)} bytes/s"]
-    )
-    return " + ".join(parts) or "unlimited"
 
 
 def _kept(each: Recommendation) -> str:
     """Say why a limit stays; of one that refused something, all that the report says."""
     refused = each.backtest.logged and each.backtest.logged.refused_messages
     return f"keep: {each.evidence}" if refused else _FINE
-
-
-def _offered(each: Recommendation) -> str:
-    now, then = (each.rate_per_s, each.bytes_per_s), (each.recommended_rate_per_s, each.recommended_bytes_per_s)
-    return f"{_text(*now)} → {_text(*then)}"
 
 
 def _lines(change: Change, made_of: Recommendation, *, dry_run: bool) -> Iterator[str]:

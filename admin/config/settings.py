@@ -306,6 +306,23 @@ class RejectionLogSettings(_Table):
     )
 
 
+class ReportSettings(_Table):
+    """The newest report, whose advice the page shows beside the figures of each resource."""
+
+    recommendations: Name | None = Field(
+        None,
+        description='its `recommendations.json`; "off": none; default: `report/recommendations.json` in the state'
+        " directory, which `sluice report --out STATE_DIR/report` writes",
+    )
+
+    @field_validator("recommendations")
+    @classmethod
+    def _is_a_file_of_a_report(cls, value: str | None) -> str | None:
+        if value not in (None, OFF) and not value.endswith(".json"):
+            raise ValueError('must be the path of a recommendations.json, which `sluice report` writes, or "off"')
+        return value
+
+
 class SpoolSettings(_Table):
     """Where requests wait that are put aside, in memory and on disk: those of limits with ``spool``, and more."""
 
@@ -424,6 +441,7 @@ class Settings(_Table):
     admin: AdminSettings = Field(default_factory=AdminSettings)
     log: LogSettings = Field(default_factory=LogSettings)
     rejection_log: RejectionLogSettings = Field(default_factory=RejectionLogSettings)
+    report: ReportSettings = Field(default_factory=ReportSettings)
     spool: SpoolSettings = Field(default_factory=SpoolSettings)
     flow: FlowSettings = Field(default_factory=FlowSettings)
     alarms: AlarmSettings = Field(default_factory=AlarmSettings)

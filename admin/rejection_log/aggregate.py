@@ -10,7 +10,7 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from limiter.counting.rejections import OTHER, Amount, Outcome, ResourceSecond
+from limiter.counting.rejections import OTHER, Amount, Outcome, ResourceSecond, add_up
 from limiter.rules.resource import Resource
 from proxy.stats.snapshot import ENDINGS
 
@@ -22,8 +22,9 @@ _OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
 _REACHED: Final = {ending.outcome: ending.reached for ending in ENDINGS}
 #: Where the sums of an outcome stand, and whether it reached the broker; None of what is counted again as it ends.
 _PLACES: Final = {outcome: (3 * place, _REACHED.get(outcome)) for place, outcome in enumerate(_OUTCOMES)}
-#: Figures of one second: its offset, messages that reached the broker and that did not, requests, bytes.
-_COLUMNS: Final = 5
+#: Figures of one second: its offset, messages that reached the broker and that did not, requests, bytes, messages that
+#: came again.
+_COLUMNS: Final = 6
 
 
 def minute_of(at_s: int) -> int:
@@ -40,11 +41,15 @@ class Traffic(msgspec.Struct, gc=False):
         busy_answers: refusals that a client was told of.
         clients: addresses, ``MAX_CLIENTS`` at most; the values mean nothing.
         more_clients: there were more.
+        repeated: what had been refused a moment ago and came again; it is among the amounts, too.
+        identified: refused and dropped requests of which a repeat will be seen.
     """
 
     busy_answers: int = 0
     clients: dict[str, None] = {}
     more_clients: bool = False
+    repeated: Amount = Amount()
+    identified: int = 0
     _sums: Any = msgspec.field(default_factory=lambda: array("q", bytes(8 * 3 * len(_OUTCOMES))))
     _asked: dict[str, int] = {}
     _refused: dict[str, int] = {}
@@ -75,10 +80,14 @@ class Traffic(msgspec.Struct, gc=False):
                 reached += messages
             else:
                 turned_away += messages
+        again = second.repeated
+        if again.requests:
+            self.repeated = add_up(self.repeated, again)
+        self.identified += second.identified
         if asked or reached or turned_away or size_bytes:
             self._in_order &= offset > self._last_offset
             self._last_offset = offset
-            self._seconds.extend((offset, reached, turned_away, asked, size_bytes))
+            self._seconds.extend((offset, reached, turned_away, asked, size_bytes, again.messages))
         self.busy_answers += second.busy_answers
         for language, (requests, refused) in second.languages.items():
             self._asked[language] = self._asked.get(language, 0) + requests
@@ -114,9 +123,10 @@ class Traffic(msgspec.Struct, gc=False):
         return {language: (requests, self._refused[language]) for language, requests in self._asked.items()}
 
     def seconds(self) -> list[tuple[int, ...]]:
-        """Return five columns of the seconds in which something was asked for, in order.
+        """Return six columns of the seconds in which something was asked for, in order.
 
-        They are offsets into the minute, messages that reached the broker, messages that did not, requests, bytes.
+        They are offsets into the minute, messages that reached the broker, messages that did not, requests, bytes, and
+        messages that came again.
         """
         if not self._in_order:
             self._sort()

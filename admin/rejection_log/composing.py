@@ -78,6 +78,7 @@ class LimitsInForce:
                 "bytes_per_s": rule.bytes_per_s,
                 "bytes_burst_s": rule.bytes_burst_s,
                 "action": rule.action if limiting else "off",
+                "fair_by": rule.fair_by,
             }
             # The rule is kept, too: another one must not get its id.
             made = rule, {name: value for name, value in fields.items() if value != _DEFAULTS[name]}
@@ -128,7 +129,8 @@ class Composer:
 
     def traffic(self, at_s: int, resource: Resource, traffic: Traffic, limit: LimitInForce) -> bytes:
         """Write what became of a resource's requests in the minute that begins then."""
-        second, admitted, refused, requests, size_bytes = traffic.seconds()
+        second, admitted, refused, requests, size_bytes, repeated = traffic.seconds()
+        again = {"repeated": traffic.repeated, "second_repeated": repeated} if traffic.repeated.requests else {}
         return self._line(
             TrafficRecord,
             at_s,
@@ -136,6 +138,8 @@ class Composer:
             name=resource.name,
             **limit,
             **traffic.amounts(),
+            **again,
+            identified=traffic.identified,
             busy_answers=traffic.busy_answers,
             languages=traffic.languages,
             clients=len(traffic.clients),

@@ -207,6 +207,8 @@ class Ledger:
                 languages=traffic.languages,
                 clients=clients,
                 more_clients=traffic.more_clients,
+                repeated=traffic.repeated,
+                identified=traffic.identified,
             )
             self._batch.write_ahead.add(line_of(seen))
         except Exception as error:  # noqa: BLE001 - as in _record

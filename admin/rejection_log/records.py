@@ -15,7 +15,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from limiter.counting.rejections import Amount, Count, RejectionVerdict
-from limiter.rules.rule import Action
+from limiter.rules.rule import Action, FairBy
 from limiter.rules.rule import Count as Counts
 
 VERSION: Final = 1
@@ -92,6 +92,7 @@ class LimitFields(Record, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
         bytes_per_s: None is unlimited.
         bytes_burst_s: seconds' worth of bytes that can be stored.
         action: what happens above the limit; ``off`` too while limiting is switched off.
+        fair_by: whose shares of it are kept apart; None makes no difference between callers.
     """
 
     kind: str
@@ -104,6 +105,7 @@ class LimitFields(Record, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     bytes_per_s: float | None = None
     bytes_burst_s: float = 1.0
     action: Action = "reject"
+    fair_by: FairBy | None = None
 
 
 class TrafficRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, tag="traffic", gc=False):

@@ -56,6 +56,8 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, tag="traffic", gc=False
     languages: dict[str, tuple[int, int]]
     clients: tuple[str, ...]
     more_clients: bool
+    repeated: Amount = Amount()
+    identified: int = 0
 
 
 class Commit(msgspec.Struct, frozen=True, array_like=True, tag="commit", gc=False):
@@ -136,7 +138,16 @@ def _add(left: Left, seen: Seen) -> None:
         return
     resource = Resource(seen.kind, seen.name)
     left.limits[resource] = seen.limit
-    second = ResourceSecond(resource, seen.outcomes, seen.busy_answers, seen.languages, seen.clients, seen.more_clients)
+    second = ResourceSecond(
+        resource,
+        seen.outcomes,
+        seen.busy_answers,
+        seen.languages,
+        seen.clients,
+        seen.more_clients,
+        seen.repeated,
+        seen.identified,
+    )
     left.minute.add(seen.at_s, second)
 
 

@@ -18,6 +18,7 @@ from admin.edits.model import is_over
 from admin.edits.places import Place, active_in
 from admin.edits.state import State
 from admin.rejection_log import places as log_places
+from admin.rejection_log.advice import usual as usual_report
 from admin.run import spool_place
 from admin.run.composition import Plan, PlannedListener
 from limiter.rules.patterns import DEFAULT_PATTERN
@@ -289,6 +290,8 @@ def _rest(plan: Plan, place: Place | None) -> Rows:
     if place is not None:
         rows.append(("rejection_log", _recorded(plan, place)))
         rows.append(("spool", _spooled(plan, place)))
+        report, why = usual_report(settings.report, place.directory)
+        rows.append(("report", OFF + (f" ({why})" if why else "") if report is None else f"{report}"))
     flow, alarms = settings.flow, settings.alarms
     stages, store = (
         f"{initial} messages, {more} more after as many"

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -30,8 +31,11 @@ from admin.http.answering import Refusals
 from admin.http.auth import Keyring
 from admin.http.connections import Room
 from admin.rejection_log import places as log_places
+from admin.rejection_log.advice import Advice
+from admin.rejection_log.advice import usual as usual_report
 from admin.rejection_log.files import Bounds
 from admin.rejection_log.folder import Folder
+from admin.rejection_log.lately import Lately
 from admin.rejection_log.recorder import Recorder, instance_of
 from admin.rejection_log.recorder import families as log_families
 from admin.run import limit_commands, reload, spool_place
@@ -188,6 +192,7 @@ async def run(
                 EditService(plan.rulebook, store),
                 _Log(folder, problem),
                 spool,
+                usual_report(plan.settings.report, store.directory),
                 load=load,
                 task_status=task_status,
             )
@@ -210,6 +215,7 @@ async def _run(
     edits: EditService,
     log: _Log,
     spool: SpoolPlace,
+    report: tuple[Path | None, str],
     *,
     load: Callable[[], Plan] | None,
     task_status: trio.TaskStatus[Running],
@@ -291,6 +297,8 @@ async def _run(
                     rejection_log,
                     failed_reload,
                     spool=lambda: folder,
+                    lately=Lately(None if recorder is None else recorder.directory, log.problem or ""),
+                    advice=Advice(report[0], instance, why=report[1]),
                 )
                 app = server.application(
                     data_path,

@@ -26,6 +26,7 @@ class ConnectionQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         search: part of the peer, the client's id, the listener, a resource or a link's name; empty is all.
+        resource: only those with exactly this resource, ``kind:name``; empty is all.
         sort: the column.
         order: of the column.
         offset: of the first row.
@@ -33,6 +34,7 @@ class ConnectionQuery(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     search: str = ""
+    resource: str = ""
     sort: wire.ConnectionColumn = "id"
     order: wire.Order = "asc"
     offset: int = 0
@@ -81,6 +83,8 @@ class Connections:
         if query.search:
             search = query.search.casefold()
             seen = await choose(seen, lambda each: _holds(each.state, search))
+        if query.resource:
+            seen = await choose(seen, lambda each: _is_of(each.state, query.resource))
         key, descending = _KEYS[query.sort], query.order == "desc"
         pace, now_ns, rows = Pace(), self._clock.now_ns(), []
         for each in await part_in_order(seen, key, query.offset, query.limit, descending=descending):
@@ -151,6 +155,10 @@ def _holds(state: ConnectionState, search: str) -> bool:
     texts = (state.peer, state.client.id, state.client.user, state.listener, *state.resources)
     links = (text for link in state.links for text in (link.name, link.resource))
     return any(search in text.casefold() for text in (*texts, *links))
+
+
+def _is_of(state: ConnectionState, resource: str) -> bool:
+    return resource in state.resources or any(link.resource == resource for link in state.links)
 
 
 #: Samples hold connections by their age, which is the order of their ids.

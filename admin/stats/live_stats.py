@@ -92,9 +92,9 @@ class Traffic:
         self._ring.write(point, (now[0] - before[0]) / seconds, (now[1] - before[1]) / seconds)
         self._point_start = now
 
-    def history(self, points: int) -> wire.History:
-        """Return the messages of the last minutes."""
-        return self._ring.read(points)
+    def history(self, points: int, until: str) -> wire.History:
+        """Return the messages of the last minutes; the last of the points ended ``until`` then."""
+        return self._ring.read(points, until)
 
     def rates(self) -> wire.Rates:
         """Return the rates of the window."""
@@ -164,8 +164,9 @@ class LiveStats:
         #: By listener; empty until brokers have been tried.
         self.reaches: dict[str, BrokerReach] = {}
         self.snapshot: Snapshot | None = None
-        #: How many points histories have had.
+        #: How many points histories have had, and when the last one ended.
         self.points = 0
+        self.point_at = ""
         self._point_ns = 0
         self._rows: dict[tuple[str, str], RowStats] = {}
         #: The same in the order of names.
@@ -303,7 +304,7 @@ class LiveStats:
         times.append(now_ns)
         self._samples += 1
         if first:
-            self._point_ns = now_ns
+            self._point_ns, self.point_at = now_ns, self.clock.iso_of(now_ns)
         elif now_ns - self._point_ns >= _POINT_NS:
             await self._write_points(now_ns)
         await self.connections.keep_sampling()
@@ -373,7 +374,7 @@ class LiveStats:
             await pace.keep()
         self.traffic.write_point(self.points, seconds)
         self.points += 1
-        self._point_ns = now_ns
+        self._point_ns, self.point_at = now_ns, self.clock.iso_of(now_ns)
 
     def _new_row(self, kind: str, name: str, *, own: bool = False) -> RowStats | None:
         if len(self._rows) >= MAX_ROWS and not own:
@@ -424,7 +425,7 @@ class LiveStats:
     def _shown(self, row: RowStats, *, history: bool) -> wire.Row:
         entry = row.entry or self._limit_of(row)
         live = row.figures(self.clock, self._window, entry.rule)
-        return row.row(entry, live, row.history(self.points) if history else None)
+        return row.row(entry, live, row.history(self.points, self.point_at) if history else None)
 
     def _limit_of(self, row: RowStats) -> LimitEntry:
         try:

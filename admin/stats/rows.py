@@ -142,13 +142,14 @@ class Ring:
         self.passed[index], self.refused[index] = passed, refused
         self.written += 1
 
-    def read(self, points: int) -> wire.History:
+    def read(self, points: int, until: str) -> wire.History:
         """Return the history.
 
         Args:
             points: that were written since the start; all before this history began are 0.
+            until: when the last one ended.
         """
-        return wire.History(POINT_S, _unrolled(self.passed, points), _unrolled(self.refused, points))
+        return wire.History(POINT_S, _unrolled(self.passed, points), _unrolled(self.refused, points), until)
 
     @property
     def idle(self) -> bool:
@@ -387,9 +388,9 @@ class RowStats:
             self.last_refused_at = (self.last_refused_ns, clock.iso_of(self.last_refused_ns))
         return self.last_refused_at[1]
 
-    def history(self, points: int) -> wire.History | None:
-        """Return what it did in the last minutes."""
-        return None if self.ring is None else self.ring.read(points)
+    def history(self, points: int, until: str) -> wire.History | None:
+        """Return what it did in the last minutes; the last of the points ended ``until`` then."""
+        return None if self.ring is None else self.ring.read(points, until)
 
     def row(self, entry: LimitEntry, live: wire.LiveFigures | None, history: wire.History | None) -> wire.Row:
         """Return the row as it is shown."""
@@ -461,6 +462,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         kind: only this one; empty is all.
+        name: only the row of this very name; empty is all.
         search: part of the name, in any case; empty is all.
         filter: only those limited or shadowed in the window, with an edit, or near their limit.
         sort: the column.
@@ -471,6 +473,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     kind: str = ""
+    name: str = ""
     search: str = ""
     filter: wire.Filter | None = None
     sort: wire.LimitColumn = "name"
@@ -495,5 +498,7 @@ def wanted(query: Query, window: Window) -> Callable[[RowStats], bool]:
         "near": lambda row: row.is_near,
         "shadowed": lambda row: row.is_shadowed(window),
     }
-    kind, search, passes_filter = query.kind, query.search.casefold(), passes[query.filter]
-    return lambda row: (not kind or row.kind == kind) and search in row.lower and passes_filter(row)
+    kind, name, search, passes_filter = query.kind, query.name, query.search.casefold(), passes[query.filter]
+    return lambda row: (
+        (not kind or row.kind == kind) and (not name or row.name == name) and search in row.lower and passes_filter(row)
+    )

@@ -28,6 +28,8 @@ _TYPES: Final = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
+#: The page's own files, and libraries.
+_FOLDERS: Final = ("", "vendor/")
 #: A file keeps its name from one version to the next, so each use asks whether it is still the same.
 _CACHE_CONTROL: Final = "no-cache"
 
@@ -89,14 +91,15 @@ class StaticFile:
 
 
 def files() -> dict[str, StaticFile]:
-    """Return the page's files by name."""
+    """Return the page's files by their paths below ``files``."""
     found = {}
-    for entry in resources.files(__name__).joinpath("files").iterdir():
-        suffix = entry.name[entry.name.rfind(".") :]
-        if entry.is_file() and suffix in _TYPES:
-            body = entry.read_bytes().replace(_NO_FIELDS, _FIELDS)
-            digest = hashlib.sha256(body).hexdigest()[:32]
-            found[entry.name] = StaticFile(body, _TYPES[suffix], f'"{digest}"')
+    for folder in _FOLDERS:
+        for entry in resources.files(__name__).joinpath("files", folder).iterdir():
+            suffix = entry.name[entry.name.rfind(".") :]
+            if entry.is_file() and suffix in _TYPES:
+                body = entry.read_bytes().replace(_NO_FIELDS, _FIELDS)
+                digest = hashlib.sha256(body).hexdigest()[:32]
+                found[folder + entry.name] = StaticFile(body, _TYPES[suffix], f'"{digest}"')
     return found
 
 

@@ -20,7 +20,8 @@ from admin.edits.model import (
     Persistence,
     SwitchEntry,
 )
-from limiter.rules.rule import Action, Dimension
+from admin.wire.recommendations import Recommendation
+from limiter.rules.rule import Action, Count, Dimension
 from proxy.flow.alarms import Scarce
 from proxy.flow.credit import Kind
 from proxy.flow.credit import State as StageWord
@@ -110,11 +111,13 @@ class History(Answer, frozen=True):
         step_s: seconds between two points.
         passed: mean of each step, including what is shadowed.
         refused: mean of each step.
+        until: when the last step ended.
     """
 
     step_s: float = 0
     passed: tuple[float, ...] = ()
     refused: tuple[float, ...] = ()
+    until: str = ""
 
 
 class LiveFigures(Answer, frozen=True, kw_only=True):
@@ -197,6 +200,105 @@ class Row(Answer, frozen=True, kw_only=True):
     etag: str = ""
     live: LiveFigures | None = None
     history: History | None = None
+
+
+class RefusedClient(msgspec.Struct, frozen=True, kw_only=True):
+    """What rules did to one client's requests for a resource.
+
+    Attributes:
+        client: its address; ``_other`` for those beyond a bound.
+        user: that it has logged in as; may be empty.
+        product: what it says it is, with its version; may be empty.
+        producer_group: of the requests; may be empty.
+        rules: names of the rules that had a word with it.
+        requests: requests that were refused, held or shadowed.
+        messages_refused: messages that were refused.
+        messages_shadowed: messages that passed, although a shadow rule would have refused them.
+        messages_held: messages that were held back.
+        last_at: when it happened last.
+    """
+
+    client: str
+    user: str
+    product: str
+    producer_group: str
+    rules: tuple[str, ...]
+    requests: int
+    messages_refused: int
+    messages_shadowed: int
+    messages_held: int
+    last_at: str
+
+
+class ResourceHistory(Answer, frozen=True, kw_only=True):
+    """What became of one resource of late, as the rejection log has it.
+
+    Rates are messages per second, one for each step, the oldest first; None where nothing is known, because Sluice did
+    not run, or no log was written or read.
+
+    Attributes:
+        kind: of the resource.
+        name: of the resource.
+        begin_at: when the first step begins.
+        step_s: seconds of each step.
+        passed: reached the broker.
+        refused: were refused, or dropped as their client left.
+        held: were held back, the mean of each minute; these pass or are refused later.
+        limit: the rate in force; None for unlimited, and while limiting is off.
+        limit_count: what the rate counts.
+        known_from: when what is known begins; None if nothing is known.
+        clients: whose requests were refused, held or shadowed, those with most refused messages first.
+        more_clients: number of further ones.
+        messages_refused: refused messages of all of them.
+        others_together: resources beyond a bound were counted together, as ``_other``; this one may be among them.
+        bytes_read: of the log.
+        cut: there was more to read than is read for one answer; the oldest is left out.
+        problem: what could not be read, and why; None if all could.
+    """
+
+    kind: str
+    name: str
+    begin_at: str
+    step_s: int
+    passed: tuple[float | None, ...]
+    refused: tuple[float | None, ...]
+    held: tuple[float | None, ...]
+    limit: tuple[float | None, ...]
+    limit_count: Count = "messages"
+    known_from: str | None = None
+    clients: tuple[RefusedClient, ...] = ()
+    more_clients: int = 0
+    messages_refused: int = 0
+    others_together: bool = False
+    bytes_read: int = 0
+    cut: bool = False
+    problem: str | None = None
+
+
+class ResourceAdvice(Answer, frozen=True, kw_only=True):
+    """What the newest report recommends for one resource of this Sluice.
+
+    Attributes:
+        path: the report's ``recommendations.json``; None if none is looked for.
+        problem: why nothing can be said, and what to do; None if there is nothing wrong.
+        made_at: when the report was made.
+        age_s: seconds since then.
+        from_at: when the report's records begin.
+        until_at: when they end.
+        recommendation: for this resource; None if the report has none.
+        edit: body of the PATCH that puts it in force; None if there is nothing to put in force.
+        why_not: why there is nothing to put in force; empty if there is.
+    """
+
+    path: str | None = None
+    problem: str | None = None
+    made_at: str | None = None
+    age_s: float | None = None
+    from_at: str | None = None
+    until_at: str | None = None
+    recommendation: Recommendation | None = None
+    edit: Mapping[str, str | float | None] | None = None
+    why_not: str = ""
 
 
 class RowTotals(Answer, frozen=True):

@@ -27,6 +27,7 @@ from limiter.counting.rejections import (
     RejectionVerdict,
     TrafficSecond,
 )
+from limiter.counting.repeats import KEPT_NS, Repeats
 from limiter.counting.row import HELD, KEPT_S, Amounts, Row, Second
 from limiter.counting.seconds import Judged, Sender, Span, Sums
 from limiter.rules.resource import SCOPES, TOTAL, Resource
@@ -321,6 +322,23 @@ class Accounts:
                     self._span.judge(row.resource, sender, judged, amount, self._max_keys)
         if judged is not None:
             self._count_rule(judged, amount)
+
+    def looks_for_repeats(self, resource: Resource, now_ns: int) -> bool:
+        """Say whether something of a resource was refused of late, so that it may come again."""
+        return self.row(resource, now_ns).looks_until_ns > now_ns
+
+    def repeat(self, now_ns: int, resources: Iterable[Resource], repeats: Repeats, *, refused: bool) -> None:
+        """Add, beside what became of some requests, which of them came again; arguments as in ``count``.
+
+        If they were ``refused``, these may come again.
+        """
+        second = self.at(now_ns)
+        for resource in resources:
+            row = self.row(resource, now_ns)
+            if any(repeats):
+                row.repeat(second, *repeats)
+            if refused:
+                row.looks_until_ns = now_ns + KEPT_NS
 
     def _count_rule(self, judged: Judged, amount: Sums) -> None:
         rule = judged.rule

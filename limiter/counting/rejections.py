@@ -49,6 +49,11 @@ class Amount(msgspec.Struct, frozen=True, gc=False, array_like=True):
     size_bytes: Count = 0
 
 
+def add_up(one: Amount, other: Amount) -> Amount:
+    """Return the sum of both."""
+    return Amount(one.requests + other.requests, one.messages + other.messages, one.size_bytes + other.size_bytes)
+
+
 class ResourceSecond(msgspec.Struct, gc=False):
     """What became of one resource's requests in one second.
 
@@ -60,6 +65,8 @@ class ResourceSecond(msgspec.Struct, gc=False):
             spells it; empty where a client did not say, ``_other`` for what is beyond a bound of languages or clients.
         clients: addresses of its clients; a bounded number of them.
         more_clients: there were more than the bound.
+        repeated: of all outcomes together, what had been refused a moment ago, as its id tells, and came again.
+        identified: of the refused and dropped requests, so many have an id, and a repeat of them will be seen.
     """
 
     resource: Resource
@@ -68,6 +75,8 @@ class ResourceSecond(msgspec.Struct, gc=False):
     languages: dict[str, tuple[int, int]]
     clients: tuple[str, ...]
     more_clients: bool
+    repeated: Amount = Amount()
+    identified: int = 0
 
 
 class Rejection(msgspec.Struct, gc=False):

@@ -60,14 +60,18 @@ class Entry:
         resource: whose.
         told: refusals that the client was told of.
         more: there were more senders than are told apart.
+        repeated: requests, messages and bytes of what came again after it had been refused a moment ago.
+        identified: refused requests of which a repeat will be seen.
     """
 
-    __slots__ = ("_figures", "_senders", "more", "resource", "told")
+    __slots__ = ("_figures", "_senders", "identified", "more", "repeated", "resource", "told")
 
     def __init__(self, resource: Resource, figures: list[int], senders: dict[int, list[Any]]) -> None:
         self.resource = resource
         self.told = 0
         self.more = False
+        self.repeated = (0, 0, 0)
+        self.identified = 0
         self._figures = figures
         self._senders = senders
 
@@ -96,6 +100,7 @@ class Row:
         spent_in: number of the second in which permits were spent last; -1 if none were.
         retired: it is kept no more: whoever has it is to ask for the resource's row again. Set by who keeps the rows.
         shared: it stands for many names; whoever has it is to ask again each time, since a name may get its own.
+        looks_until_ns: until then it is worth while to look whether something comes again. May be set.
     """
 
     __slots__ = (
@@ -105,6 +110,7 @@ class Row:
         "_figures",
         "_rings",
         "_senders",
+        "looks_until_ns",
         "resource",
         "retired",
         "seen_ns",
@@ -118,6 +124,7 @@ class Row:
         self.seen_ns = 0
         self.spent_in = -1
         self.retired = False
+        self.looks_until_ns = 0
         #: What its entry is of. Not the second itself: that would keep all that was asked for in it.
         self._began: int | None = None
         self._figures = [0] * _FIGURES
@@ -165,6 +172,23 @@ class Row:
             sent[1] += requests
             if outcome == REFUSED:
                 sent[2] += requests
+
+    def repeat(self, second: Second, requests: int, messages: int, size_bytes: int, identified: int) -> None:
+        """Note, of requests that are added besides, what came again and what could be known again.
+
+        Args:
+            second: the one under way.
+            requests: how many had been refused a moment ago.
+            messages: in these.
+            size_bytes: of these.
+            identified: so many were refused, and a repeat of them will be seen.
+        """
+        if self._began != second.began:
+            self._begin(second)
+        entry = self._entry
+        of_requests, of_messages, of_bytes = entry.repeated
+        entry.repeated = (of_requests + requests, of_messages + messages, of_bytes + size_bytes)
+        entry.identified += identified
 
     def _begin(self, second: Second) -> None:
         self._before = [*map(operator.add, self._before, self._figures)]

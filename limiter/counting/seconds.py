@@ -18,6 +18,7 @@ from limiter.counting.rejections import (
     RejectionVerdict,
     ResourceSecond,
     TrafficSecond,
+    add_up,
 )
 from limiter.counting.row import MAX_SENDERS, Entry, Second
 from limiter.rules.resource import Resource
@@ -148,7 +149,7 @@ class Span:
             rejection = Rejection(name, client, group, rule, verdict, Amount(*amount), wait_max_us, user, product)
             first = rejections.setdefault((name, client, user, product, group, rule, verdict), rejection)
             if first is not rejection:
-                first.amount = _sum(first.amount, rejection.amount)
+                first.amount = add_up(first.amount, rejection.amount)
                 first.wait_max_us = max(first.wait_max_us, wait_max_us)
             yield None
         told = tuple(resources.values()), tuple(rejections.values())
@@ -167,8 +168,11 @@ def _add(of: ResourceSecond, entry: Entry) -> None:
     """Add what a row says to the plain data of its resource."""
     for outcome, amount in zip(OUTCOMES, entry.amounts(), strict=True):
         if any(amount):
-            of.outcomes[outcome] = _sum(of.outcomes.get(outcome, _NOTHING), Amount(*amount))
+            of.outcomes[outcome] = add_up(of.outcomes.get(outcome, _NOTHING), Amount(*amount))
     of.busy_answers += entry.told
+    if any(entry.repeated):
+        of.repeated = add_up(of.repeated, Amount(*entry.repeated))
+    of.identified += entry.identified
     clients = dict.fromkeys(of.clients)
     for sender, requests, refused in entry.asked():
         # Of those that a row does not tell apart nothing more is known.
@@ -182,7 +186,3 @@ def _add(of: ResourceSecond, entry: Entry) -> None:
             of.languages[language] = (asked + requests, no + refused)
     of.more_clients |= entry.more or len(clients) > MAX_SENDERS
     of.clients = tuple(clients)[:MAX_SENDERS]
-
-
-def _sum(one: Amount, other: Amount) -> Amount:
-    return Amount(one.requests + other.requests, one.messages + other.messages, one.size_bytes + other.size_bytes)

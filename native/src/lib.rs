@@ -7,6 +7,7 @@ mod indexes;
 mod links;
 mod opaques;
 mod publishes;
+mod refused_ids;
 mod resources;
 mod row;
 mod runs;
@@ -20,7 +21,7 @@ use pyo3::prelude::*;
 mod sluice_native {
     /// Told apart by who imports it; another number whenever what is offered, or what it means, changes.
     #[pymodule_export]
-    const INTERFACE: u32 = 8;
+    const INTERFACE: u32 = 9;
 
     #[pymodule_export]
     use crate::cell::Cell;
@@ -32,6 +33,8 @@ mod sluice_native {
     use crate::opaques::Opaques;
     #[pymodule_export]
     use crate::publishes::Publishes;
+    #[pymodule_export]
+    use crate::refused_ids::RefusedIds;
     #[pymodule_export]
     use crate::resources::{Callers, Resources};
     #[pymodule_export]

@@ -77,7 +77,8 @@ pub trait Runs {
         Ok(self.runs())
     }
 
-    /// Count the runs of which nothing is among the `judged`, ascending indexes; return the numbers of the others.
+    /// Count the runs of which nothing is among the `judged`, ascending indexes, and of whose first thing nothing was
+    /// refused of late; return the numbers of the others.
     #[allow(clippy::too_many_arguments)]
     fn count_unjudged(
         &self,
@@ -88,7 +89,7 @@ pub trait Runs {
         outcome: usize,
         judged: &Bound<'_, PyAny>,
     ) -> PyResult<Vec<usize>> {
-        let left = with_indexes(judged, self.requests(), |judged| {
+        let mut left = with_indexes(judged, self.requests(), |judged| {
             let mut left = Vec::new();
             for index in judged.iter() {
                 left.resize(self.runs(), false);
@@ -102,7 +103,14 @@ pub trait Runs {
                 continue;
             }
             let amount = self.costs(run).all;
-            for target in [Some(&asker.target), asker.second.as_ref()].into_iter().flatten() {
+            let row = Target::row(&asker.target, py, self.resources(), &at)?;
+            if row.borrow(py).looks_until_ns > now_ns {
+                left.resize(self.runs(), false);
+                left[run] = true;
+                continue;
+            }
+            row.borrow_mut(py).count(py, second, now_ns, sender, outcome, amount, 0)?;
+            if let Some(target) = &asker.second {
                 let row = Target::row(target, py, self.resources(), &at)?;
                 row.borrow_mut(py).count(py, second, now_ns, sender, outcome, amount, 0)?;
             }

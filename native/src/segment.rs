@@ -1,12 +1,15 @@
 //! `Segment`: what one scan took, and what is decided and counted of it at once.
 
+use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
 use sluice_native_core::scan::{Frame, Run, Taken};
 
+use crate::buffer::with_bytes;
 use crate::indexes::with_indexes;
 use crate::opaques::Opaques;
+use crate::refused_ids::RefusedIds;
 use crate::resources::{Callers, Resources};
 use crate::row::Second;
 use crate::runs::{Asker, Runs};
@@ -140,6 +143,33 @@ impl Segment {
     fn sizes(&self, indexes: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
         with_indexes(indexes, self.frames.len(), |indexes| {
             Ok(indexes.iter().map(|index| self.frames[index].size).collect())
+        })
+    }
+
+    #[allow(clippy::needless_pass_by_value, clippy::too_many_arguments)]
+    fn repeats(
+        &self,
+        py: Python<'_>,
+        chunk: PyBuffer<u8>,
+        indexes: &Bound<'_, PyAny>,
+        ids: &Bound<'_, RefusedIds>,
+        key: i64,
+        now_ns: i64,
+        refused: bool,
+    ) -> PyResult<(u64, u64, u64, u64)> {
+        with_indexes(indexes, self.frames.len(), |indexes| {
+            let mut ids = ids.try_borrow_mut()?;
+            let (mut repeated, mut size_bytes, mut identified) = (0, 0, 0);
+            with_bytes(py, &chunk, |bytes| {
+                for frame in indexes.iter().map(|index| &self.frames[index]) {
+                    let Some(id) = frame.message_id(bytes) else { continue };
+                    let (known, is_seen) = ids.0.see(key, id, now_ns, refused);
+                    repeated += u64::from(known);
+                    size_bytes += if known { u64::from(frame.size) } else { 0 };
+                    identified += u64::from(is_seen);
+                }
+            });
+            Ok((repeated, repeated, size_bytes, identified))
         })
     }
 

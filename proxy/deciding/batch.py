@@ -7,10 +7,11 @@ what is defined here. Nothing in this module knows a protocol, does I/O or reads
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Literal, cast
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, cast
 
 import msgspec
 
+from limiter.counting.repeats import NO_REPEATS, RefusedIds, Repeats
 from limiter.plans import plans
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Dimension
@@ -27,7 +28,8 @@ Asks = plans.Asks
 Admit = Callable[["Segment | Publishes", int], int]
 """Admits, run by run from a number on, the requests of a segment; returns the first that is left."""
 Count = Callable[["Segment | Publishes", Sequence[int]], Sequence[int]]
-"""Counts the runs of a segment that have none of some frames, whose indexes ascend; returns those that are left."""
+"""Counts the runs of a segment that have none of some frames, whose indexes ascend; returns those that are left, among
+them those of whose resource something was refused of late."""
 
 
 # Requests of a batch in groups that are decided alike, whether they are there as objects or in columns.
@@ -104,6 +106,10 @@ class Columns(Sequence["Request"]):
     def answered(self, indexes: Sequence[int]) -> int:
         """Return how many of some, whose indexes ascend, expect an answer."""
 
+    @abstractmethod
+    def repeats(self, indexes: Sequence[int], look: "Look") -> Repeats:
+        """Look which of some, whose indexes ascend, come again."""
+
 
 def grouped(requests: "Sequence[Request]") -> Sequence[Group]:
     """Put requests in groups, in order of first appearance.
@@ -162,6 +168,53 @@ def group_of(
         may_wait=request.may_wait,
         most=request.most,
     )
+
+
+class MessageIds(Protocol):
+    """The ids that clients have given their messages, of the requests of the chunk in hand."""
+
+    @property
+    def chunk(self) -> memoryview:
+        """The chunk."""
+
+    def message_id(self, request: "Request") -> bytes:
+        """Return the id of a request's message, the same however often its client sends it; empty if it has none."""
+
+
+class Look(NamedTuple):
+    """How to look whether requests of one resource come again.
+
+    Attributes:
+        ids: of what was refused.
+        key: hash of the resource.
+        now_ns: the time.
+        refused: the requests are refused themselves; else they pass.
+        of: of their messages.
+    """
+
+    ids: RefusedIds
+    key: int
+    now_ns: int
+    refused: bool
+    of: MessageIds
+
+    def at_each(self, requests: "Iterable[Request]") -> Repeats:
+        """Look at one request after the other."""
+        repeated = messages = size_bytes = identified = 0
+        ids, key, now_ns, refused, of = self
+        see, id_of = ids.see, of.message_id
+        for request in requests:
+            message_id = id_of(request)
+            if not message_id:
+                continue
+            known, seen = see(key, message_id, now_ns, refused)
+            if seen:
+                identified += 1
+            if known:
+                repeated += 1
+                messages += request.messages
+                size_bytes += 0 if request.by_answer else request.size_bytes
+        return Repeats(repeated, messages, size_bytes, identified)
 
 
 class Side(Enum):
@@ -228,6 +281,7 @@ class Request(msgspec.Struct, gc=False):
         asks: which rules decide. Shadows never decide on credit.
         may_wait: it can be held. What a rule would hold of one that cannot, it refuses; what cannot be refused either
             passes, and is charged.
+        message_id: as in ``MessageIds``, once it is held; that is known before only of what is in hand.
     """
 
     resources: tuple[Resource, ...]
@@ -244,6 +298,7 @@ class Request(msgspec.Struct, gc=False):
     most: int = 0
     asks: Asks = "all"
     may_wait: bool = True
+    message_id: bytes = b""
 
 
 class Response(msgspec.Struct, gc=False):
@@ -460,6 +515,7 @@ class Batch:
         requests: in the order of the wire.
         charges: costs to be debited without a decision.
         paid: what came on credit. Requests, charges and paid are not all empty.
+        ids: of its messages; None if its protocol has none, or they are not in hand.
         verdicts: what the pipeline decided so far. Only the pipeline adds to it.
         bypassed: names of the handlers that were skipped, with the reason.
     """
@@ -472,6 +528,7 @@ class Batch:
         "bypassed",
         "charges",
         "connection",
+        "ids",
         "paid",
         "requests",
         "side",
@@ -485,12 +542,15 @@ class Batch:
         requests: Sequence[Request],
         charges: Sequence[Charge] = (),
         paid: Sequence[Paid] = (),
+        *,
+        ids: MessageIds | None = None,
     ) -> None:
         self.connection = connection
         self.side = side
         self.requests = requests
         self.charges = charges
         self.paid = paid
+        self.ids = ids
         self.verdicts: dict[int, Verdict] = {}
         self.bypassed: dict[str, str] = {}
         # As isinstance, which takes longer with an abstract class than most of what follows.
@@ -576,6 +636,15 @@ class Batch:
             known = group.size_bytes if len(indexes) == len(group.indexes) else None
             return sum(columns.sizes(indexes)) if known is None else known, columns.answered(indexes)
         return sum(self.size_bytes(indexes)), sum([requests[index].refusal == "answered" for index in indexes])
+
+    def repeats(self, group: Group, indexes: Sequence[int], ids: RefusedIds, now_ns: int, *, refused: bool) -> Repeats:
+        """Look which requests of a group, whose indexes ascend, come again, as ``Look`` says."""
+        if self.ids is None:
+            return NO_REPEATS
+        look = Look(ids, hash(group.resources[0]), now_ns, refused, self.ids)
+        if self._columns is not None:
+            return self._columns.repeats(indexes, look)
+        return look.at_each([self.requests[index] for index in indexes])
 
     def add_verdicts(self, verdicts: Verdicts) -> None:
         """Merge what one handler decided, as Verdict says; a ticket that gives way is dropped.

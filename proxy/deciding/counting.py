@@ -5,7 +5,9 @@ from itertools import groupby
 
 from limiter.counting.accounts import Accounts
 from limiter.counting.rejections import NUMBERS, Outcome
+from limiter.counting.repeats import RefusedIds, Repeats
 from limiter.counting.seconds import Judged, Sender
+from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, Group, Hold, Later, Refuse, Request, Shadow, Verdict
 
 
@@ -19,6 +21,7 @@ class Tally:
         sender: as the accounts say who sends.
         held_requests: held now.
         held_bytes: their size on the wire.
+        repeated_requests: by kind of the resource, those that came again after they had been refused a moment ago.
     """
 
     def __init__(self, accounts: Accounts) -> None:
@@ -26,6 +29,8 @@ class Tally:
         self.sender = accounts.sender
         self.held_requests = 0
         self.held_bytes = 0
+        self.repeated_requests: dict[str, int] = {}
+        self._ids = RefusedIds()
         #: By the identity of each request for credit that is held: by what, and how many messages were counted of it.
         self._credit: dict[int, tuple[Judged, int]] = {}
 
@@ -65,16 +70,50 @@ class Tally:
                     what = _word(verdict, group.producer_group, answers, passed)
                     tell(now_ns, group.resources, sender, what, (len(indexes), messages, size_bytes))
                     if isinstance(verdict, Hold):
-                        self.held_requests += len(indexes)
-                        self.held_bytes += sum([batch.requests[index].size_bytes for index in indexes])
+                        self._hold(batch, indexes)
+                    else:
+                        self._look(batch, group, indexes, now_ns, refused=isinstance(verdict, Refuse))
         else:
             for group in left:
                 if group.most:
                     continue
                 size_bytes = sum(batch.size_bytes(group.indexes)) if group.size_bytes is None else group.size_bytes
                 tell(now_ns, group.resources, sender, passed, (len(group.indexes), sum(group.messages), size_bytes))
+                self._look(batch, group, group.indexes, now_ns, refused=False)
         if batch.came_back:
             self._count_waited(batch, now_ns, sender)
+
+    def _hold(self, batch: Batch, indexes: Sequence[int]) -> None:
+        requests = [batch.requests[index] for index in indexes]
+        self.held_requests += len(requests)
+        self.held_bytes += sum([request.size_bytes for request in requests])
+        if batch.ids is not None:
+            for request in requests:
+                request.message_id = batch.ids.message_id(request)
+
+    def _look(self, batch: Batch, group: Group, indexes: Sequence[int], now_ns: int, *, refused: bool) -> None:
+        """Look which requests of a group come again, if they may."""
+        if batch.ids is not None and (refused or self._may_repeat(group.resources, now_ns)):
+            repeats = batch.repeats(group, indexes, self._ids, now_ns, refused=refused)
+            self._count_repeats(group.resources, repeats, now_ns, refused=refused)
+
+    def _look_at_held(self, request: Request, now_ns: int, *, refused: bool) -> None:
+        """Look whether a request that was held comes again, now that it is known what becomes of it."""
+        resources, message_id = request.resources, request.message_id
+        if not message_id or not (refused or self._may_repeat(resources, now_ns)):
+            return
+        known, seen = self._ids.see(hash(resources[0]), message_id, now_ns, refused)
+        came = (1, request.messages, request.size_bytes) if known else (0, 0, 0)
+        self._count_repeats(resources, Repeats(*came, int(seen)), now_ns, refused=refused)
+
+    def _may_repeat(self, resources: Sequence[Resource], now_ns: int) -> bool:
+        return len(self._ids) > 0 and self._accounts.looks_for_repeats(resources[0], now_ns)
+
+    def _count_repeats(self, resources: Sequence[Resource], repeats: Repeats, now_ns: int, *, refused: bool) -> None:
+        if repeats.requests:
+            kind = resources[0].kind
+            self.repeated_requests[kind] = self.repeated_requests.get(kind, 0) + repeats.requests
+        self._accounts.repeat(now_ns, resources, repeats, refused=refused and len(self._ids) > 0)
 
     def _count_credit(self, indexes: Sequence[int], batch: Batch, now_ns: int, sender: Sender) -> None:
         """Count the requests for credit that must wait, as so many messages as they ask for at least."""
@@ -104,6 +143,7 @@ class Tally:
             return
         answers = 1 if request.refusal == "answered" else 0
         self._let_go(request, _word(verdict, request.producer_group, answers, "admitted"), now_ns, sender)
+        self._look_at_held(request, now_ns, refused=isinstance(verdict, Refuse))
 
     def dropped(self, request: Request, now_ns: int, sender: Sender) -> None:
         """Count a request that was held when its client left; one that returns is only held no more."""
@@ -111,11 +151,13 @@ class Tally:
             self._release(request, now_ns)
         else:
             self._let_go(request, "dropped", now_ns, sender)
+            self._look_at_held(request, now_ns, refused=True)
 
     def passed_on(self, request: Request, now_ns: int, sender: Sender) -> None:
         """Count a request that was held, and goes on all the same; what it costs is counted as a Charge."""
         self._release(request, now_ns)
         self._accounts.count(now_ns, request.resources, sender, "admitted", (1, 0, 0))
+        self._look_at_held(request, now_ns, refused=False)
 
     def lost(self, requests: Iterable[Request], now_ns: int, sender: Sender) -> None:
         """Count requests that were never decided, and whose session has given them up; one may stand for many."""

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Generic, TypeVar, overload
 
-from proxy.deciding.batch import Admit, Columns, Count, Group, Request, Verdicts, group_of
+from limiter.counting.repeats import NO_REPEATS, Repeats
+from proxy.deciding.batch import Admit, Columns, Count, Group, Look, Request, Verdicts, group_of
 
 if TYPE_CHECKING:
     from sluice_native import Publishes, Segment
@@ -48,6 +49,11 @@ class Scanned(Generic[S]):
     @abstractmethod
     def answered(self, indexes: Sequence[int]) -> int:
         """Return how many of some requests, by their places in the segment, expect an answer."""
+
+    def repeats(self, indexes: Sequence[int], look: Look) -> Repeats:
+        """Look which of some requests, by their places in the segment, come again; by default they have no ids."""
+        del indexes, look
+        return NO_REPEATS
 
     @property
     def refusable(self) -> bool:
@@ -235,6 +241,23 @@ class Gathered(Columns, Generic[S]):
                 count -= len(inside) - part.answered(inside)
                 index = part.stop
         return count
+
+    def repeats(self, indexes: Sequence[int], look: Look) -> Repeats:
+        """Look which of some requests, whose indexes ascend, come again."""
+        found = NO_REPEATS
+        index = done = 0
+        for part in self._parts:
+            if isinstance(part, Request):
+                if done < len(indexes) and indexes[done] == index:
+                    found = found.and_more(look.at_each((part,)))
+                    done += 1
+                index += 1
+            else:
+                inside, done = part.within(indexes, done)
+                if inside:
+                    found = found.and_more(part.repeats(inside, look))
+                index = part.stop
+        return found
 
 
 def _alone(request: Request, index: int) -> Group:

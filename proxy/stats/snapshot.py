@@ -292,6 +292,16 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             lambda resources: ((resource, _shown(counts.messages)) for resource, counts in resources.items()),
         ),
     ] = {}
+    repeated_requests: Annotated[
+        Mapping[str, int],
+        Metric(
+            "sluice_repeated_requests_total",
+            "Requests whose message had been refused less than a minute before and came again under the same id, "
+            "however they ended. RocketMQ's sends and send-backs only, from clients that keep a message's id.",
+            ("kind",),
+            source="tally.repeated_requests",
+        ),
+    ] = {}
     bypassed: Annotated[
         Mapping[tuple[str, str], int],
         Metric(

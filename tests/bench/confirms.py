@@ -2,6 +2,7 @@
 
     .venv/bin/python tests/bench/confirms.py             # everything, about 25 minutes
     .venv/bin/python tests/bench/confirms.py --quick     # one queue, one round, two minutes
+    .venv/bin/python tests/bench/confirms.py --root .parts/rabbitmq4/root     # with RabbitMQ 4; needs root
 
 Each measurement is one PerfTest: durable classic queues, and for each of them two producers with two channels, three
 consumers with three channels, persistent messages of ``--size`` bytes through the default exchange, publisher confirms
@@ -126,6 +127,9 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--window", type=int, action="append", help=f"only this; repeatable (default {WINDOWS})")
     parser.add_argument("--disk", action="append", choices=DISKS, help="only this; repeatable")
     parser.add_argument("--way", action="append", choices=WAYS, help="only this; repeatable")
+    parser.add_argument(
+        "--root", type=lambda text: Path(text).resolve(), help="of another Debian, whose RabbitMQ is taken; needs root"
+    )
     parser.add_argument("--quick", action="store_true", help="one queue and one round, unless said otherwise")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep every measurement here")
     given = parser.parse_args(arguments)
@@ -156,7 +160,7 @@ def started(scratch: Path, disk: str, given: argparse.Namespace) -> Iterator[tup
     """Run a broker with its queues and both Sluices; yield the broker and the ways to it."""
     with contextlib.ExitStack() as stack:
         home = scratch / disk.replace(" ", "-")
-        broker = stack.enter_context(RabbitMQ(home, sync_ms=given.sync_ms if disk == SLOW else 0))
+        broker = stack.enter_context(RabbitMQ(home, root=given.root, sync_ms=given.sync_ms if disk == SLOW else 0))
         with broker.connect() as client:
             channel = client.open_channel()
             for queue in queue_names(max(given.queues)):

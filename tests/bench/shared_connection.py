@@ -17,7 +17,9 @@ limits the direct way, so its publisher keeps to that rate by itself there.
 RabbitMQ is 4.0 or newer, such as that of Debian 13 which `make rabbitmq4` fetches. Messages a second are what arrived
 in the queues by the broker's own count, and what the client received. A figure is the median of its rounds; ratios are
 within a round. Broker, load and what stands between share all cores: HAProxy (TCP) says what a relay costs where the
-processor is what is full.
+processor is what is full. So that it is not, ``--share 0.6`` measures in each round first what AMQP 1.0 does directly,
+as fast as it goes, and then keeps every way to that share of it: the fast queue gets so many messages a second, or the
+client accepts so many.
 """
 
 import argparse
@@ -77,8 +79,11 @@ class Task:
     counted: str
     limited: bool
 
-    def arguments(self, way: "Way", limit: int) -> list[str]:
-        """Return what the load is told."""
+    def arguments(self, way: "Way", limit: int, at_most_per_s: float | None = None) -> list[str]:
+        """Return what the load is told; ``at_most_per_s`` is the pace of what would go as fast as it goes."""
+        return [*self._arguments(way, limit), *([] if at_most_per_s is None else ["--at-most", f"{at_most_per_s:.0f}"])]
+
+    def _arguments(self, way: "Way", limit: int) -> list[str]:
         slow = LIMITED if self.limited else SLOW
         paced = ["--pace", f"{slow}={limit}"] if self.limited and way.name != SLUICE else None
         if self.counted == "received":
@@ -125,6 +130,10 @@ class Measured:
         """Return what counts of it."""
         return self.received_per_s if task.counted == "received" else self.fast_per_s + self.slow_per_s
 
+    def fastest(self, task: Task) -> float:
+        """Return what of it goes as fast as it goes."""
+        return self.received_per_s if task.counted == "received" else self.fast_per_s
+
 
 def options(arguments: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
@@ -139,6 +148,7 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
         "--sync-ms", type=int, default=50, help="that each fsync of the broker takes longer (default 50)"
     )
     parser.add_argument("--limit", type=int, default=500, help="messages a second of what Sluice limits (default 500)")
+    parser.add_argument("--share", type=float, help="of what goes directly, for every way; see above")
     parser.add_argument("--task", action="append", choices=[task.name for task in TASKS], help="only this; repeatable")
     parser.add_argument(
         "--by", choices=["disk", "limit"], help="only what is slow by the broker's disk, or by the limit"
@@ -149,6 +159,8 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     given = parser.parse_args(arguments)
     if min(given.rounds, given.seconds, given.warmup, given.sync_ms, given.limit) <= 0:
         parser.error("--rounds, --seconds, --warmup, --sync-ms and --limit must be above 0")
+    if given.share is not None and not 0 < given.share < 1:
+        parser.error("--share must be between 0 and 1, as 0.6")
     return given
 
 
@@ -235,14 +247,16 @@ def prepare(broker: RabbitMQ, task: Task) -> None:
         subprocess.run(command, check=True, timeout=FILL_DEADLINE_S)
 
 
-def measured(broker: RabbitMQ, task: Task, way: Way, given: argparse.Namespace) -> Measured:
-    """Run one task over one way.
+def measured(
+    broker: RabbitMQ, task: Task, way: Way, given: argparse.Namespace, at_most_per_s: float | None = None
+) -> Measured:
+    """Run one task over one way, with the pace that ``Task.arguments`` has.
 
     Raises:
         BenchError: the load failed, or something was refused by link credit.
     """
     prepare(broker, task)
-    command = _load(way, *task.arguments(way, given.limit))
+    command = _load(way, *task.arguments(way, given.limit, at_most_per_s))
     command += ["--warmup", str(given.warmup), "--seconds", str(given.seconds)]
     readings: list[tuple[float, dict[str, Any], dict[str, int], float]] = []
     with broker.connect() as client:
@@ -294,7 +308,7 @@ def said(values: Sequence[float]) -> str:
     return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})" if values else "-"
 
 
-def table(task: Task, rounds: Rounds) -> str:
+def table(task: Task, rounds: Rounds, share: float | None = None) -> str:
     """Lay out one task."""
     by = "Sluice's limit" if task.limited else "the broker's disk"
     rates = ["fast/s", "slow/s", "received/s", "refused/s"]
@@ -306,7 +320,8 @@ def table(task: Task, rounds: Rounds) -> str:
         cells += [said(ratios(task, rounds, (protocol, way), other)) for other in against]
         lines.append([protocol, way, *cells, f"{median(one.cpu_us for one in each):.1f}"])
     count = len(next(iter(rounds.values())))
-    return f"{task.name}, one connection; slow by {by} (median of {count})\n{aligned(lines)}"
+    pace = "" if share is None else f"; paced to {share:.0%} of what goes directly"
+    return f"{task.name}, one connection; slow by {by}{pace} (median of {count})\n{aligned(lines)}"
 
 
 def goals(task: Task, rounds: Rounds) -> list[str]:
@@ -354,10 +369,13 @@ def bench(given: argparse.Namespace) -> int:
         for task in tasks:
             rounds: Rounds = {way: [] for way in ways}
             for _ in range(given.rounds):
+                pace = None
+                if given.share is not None:
+                    pace = given.share * measured(broker, task, Way(DIRECT, NEW, broker.address), given).fastest(task)
                 for protocol, name in ways:
                     with opened(name, protocol, broker, given.limit) as way:
-                        rounds[protocol, name].append(measured(broker, task, way, given))
-            print(table(task, rounds), end="\n\n", flush=True)
+                        rounds[protocol, name].append(measured(broker, task, way, given, pace))
+            print(table(task, rounds, given.share), end="\n\n", flush=True)
             held += goals(task, rounds)
             name = f"{task.name}, slow by {'limit' if task.limited else 'disk'}"
             kept[name] = {f"{protocol} {way}": each for (protocol, way), each in rounds.items()}

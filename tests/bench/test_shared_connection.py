@@ -42,10 +42,19 @@ def test_what_the_load_does_by_task_and_way() -> None:
     assert RECEIVER.arguments(sluice, 500) == ["--receive", "stock", "--batches", "slow"]
     assert LIMITED_SENDERS.arguments(direct, 500) == ["--send", "fast", "--pace", "limited=500"]
     assert LIMITED_RECEIVER.arguments(sluice, 500) == ["--receive", "stock", "--batches", "limited"]
+    assert SENDERS.arguments(direct, 500, 19_000.4) == ["--send", "fast,slow", "--at-most", "19000"]
+
+
+def test_a_pace_is_of_what_goes_as_fast_as_it_goes() -> None:
+    each = Measured(9000, 500, 700, 0, 0)
+    assert [task.name for task in TASKS if each.fastest(task) == 9000] == 2 * ["two senders"]
+    assert [task.name for task in TASKS if each.fastest(task) == 700] == 2 * ["sender and receiver"]
+    assert "; paced to 60% of what goes directly (median of 1)" in table(SENDERS, {(NEW, "direct"): [each]}, 0.6)
 
 
 def test_an_argument_that_makes_no_sense_is_named() -> None:
-    command = [sys.executable, str(SCRIPT), "--rounds", "0"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert ran.returncode == 2
-    assert "must be above 0" in ran.stderr
+    for arguments, said in ((["--rounds", "0"], "must be above 0"), (["--share", "60"], "between 0 and 1")):
+        command = [sys.executable, str(SCRIPT), *arguments]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert ran.returncode == 2
+        assert said in ran.stderr

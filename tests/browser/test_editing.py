@@ -270,10 +270,12 @@ def test_change_that_another_one_followed_is_reverted_only_when_told_so(
     assert limit_of(sidecar, topic)["limit"]["rate"] == 200
 
 
-def test_limits_that_a_name_meets_are_listed(form: Any) -> None:
-    form.get_by_text("Which limits it meets now").click()
-    expect(form.locator(".explanation li")).to_contain_text("200/s")
-    expect(form.locator(".explanation li")).to_contain_text("topic:*")
+def test_limits_that_a_name_meets_are_on_its_page(form: Any) -> None:
+    page = form.page
+    form.get_by_role("link", name="What limits it and why").click()
+    expect(form).to_be_hidden()
+    expect(page.locator(".explanation li")).to_contain_text("200/s")
+    expect(page.locator(".explanation li")).to_contain_text("topic:*")
 
 
 def test_temporary_limit_of_a_new_pattern_counts_down(

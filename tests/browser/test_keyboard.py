@@ -41,6 +41,7 @@ def test_limit_is_edited_by_keys_alone(
     expect(page.locator("tbody tr")).to_have_count(1)
 
     _tab_to(page, topic)
+    _tab_to(page, "Edit")
     page.keyboard.press("Enter")
     drawer = page.get_by_role("dialog")
     expect(drawer.get_by_label("Rate, per second")).to_be_focused()
@@ -50,7 +51,7 @@ def test_limit_is_edited_by_keys_alone(
     page.keyboard.press("Enter")
 
     expect(drawer).to_be_hidden()
-    expect(page.get_by_role("button", name=topic, exact=True)).to_be_focused()
+    expect(page.get_by_role("button", name=f"Edit the limit of topic {topic}")).to_be_focused()
     assert limit_of(sidecar, topic)["limit"]["rate"] == 25
 
 
@@ -58,8 +59,8 @@ def test_escape_leaves_the_editor_and_changes_nothing(
     sidecar: Sluice, topic: str, open_tab: Callable[..., Any], limit_of: Callable[..., Any]
 ) -> None:
     page = open_tab(sidecar).open(f"#/limits?search={topic}")
-    name = page.get_by_role("button", name=topic, exact=True)
-    name.focus()
+    button = page.get_by_role("button", name=f"Edit the limit of topic {topic}")
+    button.focus()
     page.keyboard.press("Enter")
     drawer = page.get_by_role("dialog")
     expect(drawer.get_by_label("Rate, per second")).to_be_focused()
@@ -67,7 +68,7 @@ def test_escape_leaves_the_editor_and_changes_nothing(
     page.keyboard.press("Escape")
 
     expect(drawer).to_be_hidden()
-    expect(name).to_be_focused()
+    expect(button).to_be_focused()
     assert limit_of(sidecar, topic)["edit"] is None
 
 
@@ -79,11 +80,11 @@ def test_arrows_go_from_row_to_row(
         flood(sidecar, f"{prefix}-{letter}", 20)
     page = open_tab(sidecar).open(f"#/limits?search={prefix}&sort=name&order=asc")
     expect(page.locator("tbody tr")).to_have_count(2)
-    page.get_by_role("button", name=f"{prefix}-a", exact=True).focus()
+    page.get_by_role("link", name=f"{prefix}-a", exact=True).focus()
     page.keyboard.press("ArrowDown")
-    expect(page.get_by_role("button", name=f"{prefix}-b", exact=True)).to_be_focused()
+    expect(page.get_by_role("link", name=f"{prefix}-b", exact=True)).to_be_focused()
     page.keyboard.press("ArrowUp")
-    expect(page.get_by_role("button", name=f"{prefix}-a", exact=True)).to_be_focused()
+    expect(page.get_by_role("link", name=f"{prefix}-a", exact=True)).to_be_focused()
 
 
 def test_headers_sort_and_say_so(sidecar: Sluice, topic: str, open_tab: Callable[..., Any]) -> None:

@@ -87,7 +87,7 @@ def test_html_in_names_and_reasons_stays_text(sidecar: Sluice, open_tab: Callabl
     with FrameClient(sidecar.routes[0].listen) as client:
         client.ask(send(_HTML))
         page = open_tab(sidecar).open("#/limits?search=onerror")
-        page.get_by_role("button", name=_HTML, exact=True).click()
+        page.get_by_role("button", name=f"Edit the limit of topic {_HTML}").click()
         drawer = page.get_by_role("dialog")
         drawer.get_by_label("Rate, per second").fill("9")
         drawer.get_by_label("Reason").fill(_HTML)

@@ -128,8 +128,8 @@ def test_limited_link_keeps_its_limit_and_the_other_of_its_session_its_speed(
     assert int(limited_per_s) in _LIMITED_PER_S
     # A link that is not at the end of what client and broker can do does not notice.
     assert paced_speeds[1] >= 0.95 * paced_speeds[0] >= 0.9 * _PACED_PER_S
-    # One that is gives no more than what the limited one's messages take of them.
-    assert beside + limited_per_s >= 0.95 * sum(speeds) / 2
+    # One that is gives no more than what the limited one's messages take of it. Before and after differ by up to half.
+    assert beside + limited_per_s >= 0.95 * min(speeds)
     name = f"limited-{client}"
     assert metrics.total("sluice_messages_total", kind="queue", resource=name, verdict="pass") == told[0]["sent"]
     assert metrics.total("sluice_requests_total", verdict="refuse") == 0

@@ -1,14 +1,17 @@
 """Unchanged clients of each language at the limit of a real broker's sidecar: what is stored, what they are told."""
 
+import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness.clients import cpp, java, node, run_client
+from harness.embedded import EmbeddedBroker
 from harness.rocketmq import RocketMQ
-from harness.sidecar import Metrics, Sluice
+from harness.sidecar import Metrics, Sluice, StartSluice
 
 pytestmark = [pytest.mark.integration, pytest.mark.alone]
 
@@ -72,6 +75,7 @@ def test_limited_topic_holds_its_limit_and_the_other_topic_loses_nothing(
 ) -> None:
     limited, unlimited = create_topic("limited"), create_topic("unlimited")
     arguments = (rocketmq.namesrv, f"producer-of-{limited}", str(_SENDING_S), str(_WARM_UP), limited, unlimited)
+    repeated_before = sluice.metrics().total("sluice_repeated_requests_total")
 
     report = run_client(client(*arguments, home=client_home), home=client_home, seconds=_SENDING_S)
 
@@ -83,8 +87,16 @@ def test_limited_topic_holds_its_limit_and_the_other_topic_loses_nothing(
     stored = rocketmq.stored_messages(limited)
     assert stored in _STORED_AT_THE_LIMIT, report
     assert stored == report[limited]["stored"] == decided(limited, "pass"), report
-    assert _refusals(report[limited], limited) > 0
+    refusals = _refusals(report[limited], limited)
+    assert refusals > 0
     assert decided(limited, "refuse") > 0
+    repeated = metrics.total("sluice_repeated_requests_total") - repeated_before
+    if client in (_java_json, _java_binary):
+        # Each call is one request and what was sent again for it.
+        assert repeated == decided(limited, "pass") + decided(limited, "refuse") - stored - refusals > 0, report
+    else:
+        # Node's client sends nothing again, and C++ gives each attempt another id.
+        assert repeated == 0, report
     # Everything that reached the sidecar was stored, and the client was told so.
     assert rocketmq.stored_messages(unlimited) == report[unlimited]["stored"] == decided(unlimited, "pass") > 0, report
     assert decided(unlimited, "refuse") == 0
@@ -108,6 +120,43 @@ _JAVA_CALLS = {
     "async-request": (1, [_ANSWER]),
     "oneway": (1, []),
 }
+
+
+def test_the_log_says_what_a_java_client_sent_again(
+    broker: EmbeddedBroker, start_sluice: StartSluice, client_home: Path, tmp_path: Path
+) -> None:
+    config = '[[limits]]\nkind = "topic"\nname = "refused-*"\nrate = 0\n'
+    route = broker.route()
+    sluice = start_sluice(routes=(route,), config=f'{config}[rejection_log]\ndir = "{tmp_path}/log"\n')
+    broker.advertise(route.listen)
+    for call in _JAVA_CALLS:
+        broker.create_topic(f"refused-{call}")
+    command = java("RefusedCalls.java", broker.namesrv, "producer-of-refused", "refused-", home=client_home)
+    run_client(command, home=client_home, seconds=0)
+    # Nobody waits for the answer of a oneway send.
+    sluice.wait_for_metrics(
+        lambda metrics: metrics.total("sluice_requests_total", resource="refused-oneway", verdict="refuse") > 0
+    )
+    assert sluice.stop() == 0
+
+    found: dict[str, Counter[str]] = {}
+    for file in sorted((tmp_path / "log").glob("rejections-*.jsonl")):
+        for record in map(json.loads, file.read_text().splitlines()):
+            if record["type"] == "traffic" and record["name"].startswith("refused-"):
+                requests, messages, _ = record.get("repeated", [0, 0, 0])
+                assert sum(record.get("second_repeated", ())) == messages
+                told = {"refused": record["refused"][0], "identified": record["identified"]}
+                of = found.setdefault(record["name"].removeprefix("refused-"), Counter())
+                of.update(told | {"repeated": requests, "messages": messages})
+    assert found == {
+        call: {
+            "refused": count,
+            "identified": count,
+            "repeated": count - 1,
+            "messages": (count - 1) * (3 if "batch" in call else 1),
+        }
+        for call, (count, _) in _JAVA_CALLS.items()
+    }
 
 
 def test_java_client_shows_a_refusal_as_the_documentation_says(

@@ -1,7 +1,8 @@
-"""Confirms after the consumers' ack, and all that takes its place where none can come: what pika is told, and when.
+"""Confirms after the consumers' ack, and all that takes its place where none can come: what pika is told, and why.
 
-Each message falls back after a second at the latest; ``persist`` and ``nack`` say how, by the beginning of its queue's
-name. What the publishers see is in the table of docs/confirm-after-consume.md.
+``persist`` and ``nack`` in a queue's name say how its messages fall back. What a publisher is told comes of what a
+consumer does, or of what becomes of the message: its time would be over in an hour. Queues whose names begin with
+``soon`` are those where it is a second. What publishers see is in the table of docs/confirm-after-consume.md.
 """
 
 import json
@@ -9,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Self
@@ -23,40 +25,22 @@ from harness.sidecar import Route, Sluice, StartSluice
 
 pytestmark = [pytest.mark.integration]
 
-_WITHIN_S: Final = 1.0
-_CONFIG: Final = """
-[[limits]]
-kind = "queue"
-name = "persist*"
-rate = "unlimited"
-confirm = "after_consume"
-confirm_within_s = 1
+#: How a rule's names begin, and how long its messages wait: for ever, as far as a test can tell, or a second.
+_WITHIN_S: Final = {"": 3600, "soon-": 1}
 
-[[limits]]
-kind = "queue"
-name = "nack*"
-rate = "unlimited"
-confirm = "after_consume"
-confirm_within_s = 1
-fallback = "nack"
 
-[[limits]]
-kind = "exchange"
-name = "known*"
-rate = "unlimited"
-confirm = "after_consume"
-confirm_within_s = 1
-confirm_queues = 2
+def _rule(kind: str, name: str, within_s: int, *more: str) -> str:
+    lines = ("[[limits]]", f'kind = "{kind}"', f'name = "{name}*"', 'rate = "unlimited"', 'confirm = "after_consume"')
+    return "\n".join((*lines, f"confirm_within_s = {within_s}", *more, "", ""))
 
-[[limits]]
-kind = "exchange"
-name = "unknown*"
-rate = "unlimited"
-confirm = "after_consume"
-"""
+
+_CONFIG: Final = _rule("exchange", "unknown", 3600) + "".join(
+    _rule(kind, f"{start}{fallback}", within_s, f'fallback = "{fallback}"', *more)
+    for start, within_s in _WITHIN_S.items()
+    for fallback in ("persist", "nack")
+    for kind, more in {"queue": (), "exchange": ("confirm_queues = 2",)}.items()
+)
 _PATIENCE_S: Final = 60.0
-#: A confirm that waits for nothing but the broker, on a machine that is busy.
-_AT_ONCE_S: Final = 0.7
 _BLOCKER: Final = "blocker"
 _WAYS: Final = ("after_consume", "broker", "persisted", "nacked")
 
@@ -73,23 +57,28 @@ class Scene:
 
     def __init__(self, rabbitmq: RabbitMQ, sluice: Sluice, queue: str, home: Path) -> None:
         self.rabbitmq, self.sluice, self.queue, self._home = rabbitmq, sluice, queue, home
-        self._clients = ExitStack()
-        self._queues: list[str] = []
-        self._exchanges: list[str] = []
+        self._clients, self._made = ExitStack(), ExitStack()
 
     def declare(self, queue: str = "", *, exchange: str = "", **arguments: object) -> str:
         """Make a durable queue, past Sluice, bound to a fanout exchange if one is named."""
         name = queue or self.queue
-        self._queues.append(name)
-        with self.rabbitmq.connect() as client:
-            channel = client.open_channel()
-            names = {key.replace("_", "-"): value for key, value in arguments.items()}
-            client.call(channel, "queue.declare", queue=name, durable=True, arguments=names)
-            if exchange:
-                self._exchanges.append(exchange)
-                client.call(channel, "exchange.declare", exchange=exchange, type="fanout", durable=True)
-                client.call(channel, "queue.bind", queue=name, exchange=exchange)
+        if exchange:
+            self.declare_exchange(exchange)
+        self._made.callback(self._call, "queue.delete", queue=name)
+        names = {key.replace("_", "-"): value for key, value in arguments.items()}
+        self._call("queue.declare", queue=name, durable=True, arguments=names)
+        if exchange:
+            self._call("queue.bind", queue=name, exchange=exchange)
         return name
+
+    def declare_exchange(self, exchange: str) -> None:
+        """Make a fanout exchange, past Sluice."""
+        self._made.callback(self._call, "exchange.delete", exchange=exchange)
+        self._call("exchange.declare", exchange=exchange, type="fanout", durable=True)
+
+    def _call(self, name: str, **arguments: object) -> None:
+        with self.rabbitmq.connect() as client:
+            client.call(client.open_channel(), name, **arguments)
 
     def take(self, what: str, *, queue: str = "", prefetch: int = 10, direct: bool = False) -> ManagedProcess:
         """Start a consumer that does so with what it takes; see clients/amqp/pika_takes.py."""
@@ -103,19 +92,48 @@ class Scene:
     def block(self) -> ManagedProcess:
         """Start a consumer here that is busy with a message for ever, so that whatever comes stays in the queue."""
         consumer = self.take("keep", prefetch=1)
-        with self.rabbitmq.connect() as client:
-            channel = client.open_channel(confirms=True)
-            client.publish(channel, self.queue, _BLOCKER.encode(), delivery_mode=2)
-            client.wait_for_confirms(channel)
+        self.push(_BLOCKER)
         consumer.wait_for_line(_BLOCKER, timeout_s=_PATIENCE_S)
         return consumer
 
-    def publish(self, *bodies: str, exchange: str = "") -> list[tuple[str, float]]:
-        """Publish with pika, one message after the other; return what it says of each, and after how many seconds."""
+    def publish(self, *bodies: str, exchange: str = "") -> list[str]:
+        """Publish with pika, one message after the other; return what it says of each."""
+        told: list[str] = run_client(self._publisher(*bodies, exchange=exchange), home=self._home, seconds=_PATIENCE_S)
+        print(told)
+        return told
+
+    def publish_while(self, action: Callable[[], object], body: str = "a") -> str:
+        """Publish a message, and do something meanwhile; return what pika says of the message."""
+        with ThreadPoolExecutor(1) as other:
+            telling = other.submit(self.publish, body)
+            action()
+            (told,) = telling.result()
+        return told
+
+    def start_publisher(self, body: str) -> ManagedProcess:
+        """Begin to publish a message, as a process that can be killed."""
+        process = start_client(self._publisher(body), home=self._home)
+        self._clients.callback(process.kill)
+        return process
+
+    def _publisher(self, *bodies: str, exchange: str = "") -> list[str]:
         host, _, port = self.sluice.routes[0].listen.rpartition(":")
-        key = "" if exchange else self.queue
-        command = amqp_python("pika_told.py", host, port, exchange, key, *bodies)
-        return [(what, after_s) for what, after_s in run_client(command, home=self._home, seconds=_PATIENCE_S)]
+        return amqp_python("pika_told.py", host, port, exchange, "" if exchange else self.queue, *bodies)
+
+    def push(self, body: str) -> None:
+        """Publish a message past Sluice."""
+        with self.rabbitmq.connect() as client:
+            channel = client.open_channel(confirms=True)
+            client.publish(channel, self.queue, body.encode(), delivery_mode=2)
+            client.wait_for_confirms(channel)
+
+    def wait_for_ready(self) -> None:
+        """Wait until a message is in the queue and nobody has it."""
+        _wait_until(lambda: self.rabbitmq.messages(self.queue) > 0, "a message in the queue")
+
+    def pending(self) -> int:
+        """Return how many messages wait for their consumers."""
+        return int(self.sluice.metrics().total("sluice_confirms_pending", resource=self.queue))
 
     def ways(self) -> dict[str, int]:
         """Return how many publishes to the queue, or to the exchange of its name, were confirmed which way."""
@@ -134,26 +152,39 @@ class Scene:
     def close(self) -> None:
         """End the clients and take the queues away."""
         self._clients.close()
-        with self.rabbitmq.connect() as client:
-            channel = client.open_channel()
-            for name in self._queues:
-                client.call(channel, "queue.delete", queue=name)
-            for name in self._exchanges:
-                client.call(channel, "exchange.delete", exchange=name)
+        self._made.close()
+
+
+def _wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not {what}"
+        time.sleep(0.02)
+
+
+def taken(consumer: ManagedProcess, count: int) -> list[dict[str, Any]]:
+    """Wait for so many deliveries of a consumer, and return what it said of all that came."""
+
+    def said() -> list[dict[str, Any]]:
+        return [json.loads(line) for line in consumer.lines if line.startswith("{")]
+
+    _wait_until(lambda: len(said()) >= count, f"{count} deliveries")
+    return said()
 
 
 def seen(consumer: ManagedProcess, count: int) -> list[dict[str, Any]]:
-    """Wait for so many deliveries of a consumer, and return what it said of all that came."""
-    deadline_s = time.monotonic() + _PATIENCE_S
-    while len(found := [json.loads(line) for line in consumer.lines if line.startswith("{")]) < count:
-        assert time.monotonic() < deadline_s, consumer.tail()
-        time.sleep(0.02)
+    """Do so, and check that they came as they were sent, however often."""
+    found = taken(consumer, count)
     for each in found:
         if each["body"] != _BLOCKER:
-            # As they were sent, however often they come.
             assert each["mode"] == 2, each
             assert {key: value for key, value in each["headers"].items() if "death" not in key} == {"sent": "so"}, each
     return found
+
+
+def _copies(fallback: str) -> int:
+    """How many times its consumers get what falls back after one has had it."""
+    return 2 if fallback == "persist" else 1
 
 
 @pytest.fixture(scope="module")
@@ -178,10 +209,23 @@ def scene(rabbitmq: RabbitMQ, sluice: Sluice, client_home: Path) -> Iterator[Mak
         yield make
 
 
-def _told(told: list[tuple[str, float]], *expected: str, after_s: float = 0, before_s: float = _PATIENCE_S) -> None:
-    print(told)
-    assert [what for what, _ in told] == list(expected)
-    assert all(after_s <= each <= before_s for _, each in told), told
+@pytest.fixture
+def scene_alone(
+    start_sluice: StartSluice, rabbitmq: RabbitMQ, client_home: Path, listen: str
+) -> Iterator[Callable[..., Scene]]:
+    """Makes the scene of a queue with a Sluice of its own: ``queue``, ``broker``, and what Sluice takes by name."""
+    with ExitStack() as made:
+
+        def make(queue: str, broker: RabbitMQ = rabbitmq, **how: object) -> Scene:
+            route = Route(listen, broker.address)
+            sluice = made.enter_context(start_sluice(routes=(route,), protocol="amqp091", config=_CONFIG, **how))
+            return made.enter_context(Scene(broker, sluice, queue, client_home))
+
+        yield make
+
+
+#: How a message falls back, and what its publisher is told then.
+_FALLBACKS: Final = pytest.mark.parametrize(("fallback", "told"), [("persist", "acked"), ("nack", "nacked")])
 
 
 # --- What is consumed ----------------------------------------------------------------------------------
@@ -191,7 +235,7 @@ def test_the_consumers_ack_is_the_publishers_confirm(scene: MakeScene) -> None:
     each = scene("persist-acked")
     each.declare()
     consumer = each.take("ack-later")
-    _told(each.publish("a", "b"), "acked", "acked", after_s=0.3, before_s=0.3 + _AT_ONCE_S)
+    assert each.publish("a", "b") == ["acked", "acked"]
     assert [one["body"] for one in seen(consumer, 2)] == ["a", "b"]
     assert each.ways() == {"after_consume": 2}
 
@@ -199,10 +243,10 @@ def test_the_consumers_ack_is_the_publishers_confirm(scene: MakeScene) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("what", ["requeue", "recover"])
 def test_what_is_given_back_stays_pending_until_it_is_acknowledged(scene: MakeScene, what: str) -> None:
-    each = scene(f"persist-{what}")
+    each = scene(f"nack-{what}")
     each.declare()
     consumer = each.take(what)
-    _told(each.publish("a"), "acked", before_s=_AT_ONCE_S)
+    assert each.publish("a") == ["acked"]
     assert [(one["body"], one["redelivered"]) for one in seen(consumer, 2)] == [("a", False), ("a", True)]
     assert each.ways() == {"after_consume": 1}
 
@@ -211,11 +255,11 @@ def test_what_is_given_back_stays_pending_until_it_is_acknowledged(scene: MakeSc
 @pytest.mark.parametrize("what", ["vanish", "close"])
 def test_what_another_consumer_takes_over_stays_pending(scene: MakeScene, what: str) -> None:
     """The connection or the channel of the one that had it is gone."""
-    each = scene(f"persist-{what}")
+    each = scene(f"nack-{what}")
     each.declare()
     # It is the first in turn.
     gone, other = each.take(what, prefetch=1), each.take("ack-later", prefetch=1)
-    _told(each.publish("a"), "acked", after_s=0.3, before_s=_WITHIN_S)
+    assert each.publish("a") == ["acked"]
     assert [one["body"] for one in seen(gone, 1)] == ["a"]
     assert [(one["body"], one["redelivered"]) for one in seen(other, 1)] == [("a", True)]
     assert each.ways() == {"after_consume": 1}
@@ -224,27 +268,25 @@ def test_what_another_consumer_takes_over_stays_pending(scene: MakeScene, what: 
 # --- What falls back -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("fallback", "told"), [("persist", "acked"), ("nack", "nacked")])
+@_FALLBACKS
 @pytest.mark.parametrize("what", ["reject", pytest.param("nack", marks=[pytest.mark.long])])
-def test_what_a_consumer_refuses_falls_back_at_once(scene: MakeScene, what: str, fallback: str, told: str) -> None:
+def test_what_a_consumer_refuses_falls_back(scene: MakeScene, what: str, fallback: str, told: str) -> None:
     each = scene(f"{fallback}-refused-by-{what}")
     each.declare()
     consumer = each.take(what)
-    _told(each.publish("a"), told, before_s=_AT_ONCE_S)
-    copies = 2 if fallback == "persist" else 1
+    assert each.publish("a") == [told]
+    copies = _copies(fallback)
     assert [(one["body"], one["redelivered"]) for one in seen(consumer, copies)] == [("a", False)] * copies
     assert each.ways() == {f"{fallback}ed": 1}
 
 
-@pytest.mark.parametrize(("fallback", "told"), [("persist", "acked"), ("nack", "nacked")])
+@_FALLBACKS
 def test_what_is_never_acknowledged_falls_back_in_time(scene: MakeScene, fallback: str, told: str) -> None:
-    each = scene(f"{fallback}-kept")
+    each = scene(f"soon-{fallback}-kept")
     each.declare()
     consumer = each.take("keep", prefetch=2)
     # The second goes as it came: they do not keep up.
-    first, second = each.publish("a", "b")
-    _told([first], told, after_s=_WITHIN_S, before_s=_WITHIN_S + _AT_ONCE_S)
-    _told([second], "acked", before_s=_AT_ONCE_S)
+    assert each.publish("a", "b") == [told, "acked"]
     assert [one["body"] for one in seen(consumer, 2)] == (["a", "a"] if fallback == "persist" else ["a", "b"])
     assert each.ways() == {f"{fallback}ed": 1, "broker": 1}
 
@@ -253,78 +295,87 @@ def test_what_is_never_acknowledged_falls_back_in_time(scene: MakeScene, fallbac
     "what", ["auto", *(pytest.param(what, marks=[pytest.mark.long]) for what in ("get", "get-auto"))]
 )
 def test_without_a_consumer_that_acknowledges_the_broker_confirms(scene: MakeScene, what: str) -> None:
-    each = scene(f"persist-{what}")
+    each = scene(f"nack-{what}")
     each.declare()
     consumer = each.take(what)
-    _told(each.publish("a"), "acked", before_s=_AT_ONCE_S)
+    assert each.publish("a") == ["acked"]
     assert [one["body"] for one in seen(consumer, 1)] == ["a"]
     assert each.ways() == {"broker": 1}
 
 
 def test_without_a_consumer_the_broker_confirms(scene: MakeScene) -> None:
-    each = scene("persist-alone")
+    each = scene("nack-alone")
     each.declare()
-    _told(each.publish("a"), "acked", before_s=_AT_ONCE_S)
+    assert each.publish("a") == ["acked"]
     assert each.ways() == {"broker": 1}
     assert each.rabbitmq.drain(each.queue) == [b"a"]
 
 
 @pytest.mark.long
 def test_with_a_consumer_elsewhere_the_broker_confirms(scene: MakeScene) -> None:
-    each = scene("persist-elsewhere")
+    each = scene("nack-elsewhere")
     each.declare()
     consumer = each.take("ack", direct=True)
-    _told(each.publish("a"), "acked", before_s=_AT_ONCE_S)
+    assert each.publish("a") == ["acked"]
     assert [one["body"] for one in seen(consumer, 1)] == ["a"]
     assert each.ways() == {"broker": 1}
 
 
 @pytest.mark.long
-def test_what_a_consumer_elsewhere_takes_falls_back_in_time(scene: MakeScene) -> None:
+@_FALLBACKS
+def test_what_a_consumer_elsewhere_takes_falls_back_in_time(scene: MakeScene, fallback: str, told: str) -> None:
     """One here is seen, one that connects directly is not: it takes what comes, marked and transient."""
-    each = scene("persist-both")
+    each = scene(f"soon-{fallback}-both")
     each.declare()
     each.block()
     elsewhere = each.take("ack", direct=True)
-    _told(each.publish("a"), "acked", after_s=_WITHIN_S, before_s=_WITHIN_S + _AT_ONCE_S)
-    deadline_s = time.monotonic() + _PATIENCE_S
-    while len(lines := [json.loads(line) for line in elsewhere.lines if line.startswith("{")]) < 2:
-        assert time.monotonic() < deadline_s, elsewhere.tail()
-        time.sleep(0.02)
-    marked, plain = lines
+    assert each.publish("a") == [told]
+    marked, *plain = taken(elsewhere, _copies(fallback))
     assert (marked["body"], marked["mode"], sorted(marked["headers"])) == ("a", 1, ["sent", "x-sluice-confirm"])
-    assert (plain["body"], plain["mode"], plain["headers"]) == ("a", 2, {"sent": "so"})
-    assert each.ways() == {"persisted": 1}
+    assert [(one["body"], one["mode"], one["headers"]) for one in plain] == [("a", 2, {"sent": "so"})] * len(plain)
+    assert each.ways() == {f"{fallback}ed": 1}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("what", "copies"), [("get", 2), ("get-auto", 2), ("transaction", 2)])
-def test_what_is_taken_in_another_way_falls_back_at_once(scene: MakeScene, what: str, copies: int) -> None:
-    each = scene(f"persist-by-{what}")
+@_FALLBACKS
+@pytest.mark.parametrize("what", ["auto", "get", "get-auto", "transaction"])
+def test_what_is_taken_in_another_way_falls_back(scene: MakeScene, what: str, fallback: str, told: str) -> None:
+    each = scene(f"{fallback}-by-{what}")
     each.declare()
     each.block()
-    consumer = each.take(what)
-    _told(each.publish("a"), "acked", before_s=_AT_ONCE_S)
-    assert [one["body"] for one in seen(consumer, copies)] == ["a"] * copies
-    assert each.ways() == {"persisted": 1}
+    consumers = []
+
+    def take() -> None:
+        # Were it there before, nothing would wait.
+        each.wait_for_ready()
+        consumers.append(each.take(what))
+
+    assert each.publish_while(take) == told
+    copies = _copies(fallback)
+    assert [one["body"] for one in seen(*consumers, copies)] == ["a"] * copies
+    assert each.ways() == {f"{fallback}ed": 1}
 
 
 @pytest.mark.long
+@_FALLBACKS
 @pytest.mark.parametrize("arguments", [{"x_message_ttl": 200}, {"x_max_length": 0}], ids=["ttl", "length"])
-def test_what_the_queue_drops_unseen_falls_back_in_time(scene: MakeScene, arguments: dict[str, object]) -> None:
-    """And is dropped again then: that is what the queue does."""
-    each = scene("persist-dropped-by-" + "-".join(arguments))
+def test_what_the_queue_drops_unseen_falls_back_in_time(
+    scene: MakeScene, arguments: dict[str, object], fallback: str, told: str
+) -> None:
+    """And is dropped again then, if it is published again: that is what the queue does."""
+    each = scene(f"soon-{fallback}-dropped-by-" + "-".join(arguments))
     each.declare(**arguments)
     each.block()
-    _told(each.publish("a"), "acked", after_s=_WITHIN_S, before_s=_WITHIN_S + _AT_ONCE_S)
-    assert each.ways() == {"persisted": 1}
+    assert each.publish("a") == [told]
+    assert each.ways() == {f"{fallback}ed": 1}
 
 
 @pytest.mark.long
+@_FALLBACKS
 @pytest.mark.parametrize("why", ["ttl", "length", "reject"])
-def test_what_is_dead_lettered_falls_back_at_once(scene: MakeScene, why: str) -> None:
+def test_what_is_dead_lettered_falls_back(scene: MakeScene, why: str, fallback: str, told: str) -> None:
     """The queue where it ends has a consumer here, too."""
-    each = scene(f"persist-dying-by-{why}")
+    each = scene(f"{fallback}-dying-by-{why}")
     dead = each.declare(f"dead-by-{why}")
     route = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": dead}
     arguments = {"ttl": {"x_message_ttl": 200}, "length": {"x_max_length": 1}, "reject": {}}[why]
@@ -332,48 +383,63 @@ def test_what_is_dead_lettered_falls_back_at_once(scene: MakeScene, why: str) ->
     last = each.take("ack", queue=dead)
     if why == "reject":
         each.take("reject")
-        _told(each.publish("a"), "acked", before_s=_AT_ONCE_S)
     else:
         each.block()
-        if why == "ttl":
-            _told(each.publish("a"), "acked", after_s=0.2, before_s=0.2 + _AT_ONCE_S)
-        else:
 
-            def push() -> None:
-                while each.rabbitmq.messages(each.queue) == 0:
-                    time.sleep(0.02)
-                with each.rabbitmq.connect() as client:
-                    client.publish(client.open_channel(), each.queue, _BLOCKER.encode())
+    def push() -> None:
+        if why == "length":
+            each.wait_for_ready()
+            each.push(_BLOCKER)
 
-            pushing = threading.Thread(target=push)
-            pushing.start()
-            _told(each.publish("a"), "acked", before_s=_WITHIN_S)
-            pushing.join()
+    assert each.publish_while(push) == told
     (death, *_) = [one["headers"]["x-death"] for one in seen(last, 1) if one["body"] == "a"]
     assert death[0]["queue"] == each.queue
-    assert each.ways() == {"persisted": 1}
+    assert each.ways() == {f"{fallback}ed": 1}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("fallback", "told"), [("persist", "acked"), ("nack", "nacked")])
-def test_what_the_last_consumer_leaves_falls_back_at_once(scene: MakeScene, fallback: str, told: str) -> None:
+@_FALLBACKS
+def test_what_the_last_consumer_leaves_falls_back(scene: MakeScene, fallback: str, told: str) -> None:
     """Its connection is gone, and no other is there."""
     each = scene(f"{fallback}-left")
     each.declare()
     each.take("vanish")
-    _told(each.publish("a"), told, before_s=_AT_ONCE_S)
+    assert each.publish("a") == [told]
     assert each.ways() == {f"{fallback}ed": 1}
     # The first copy is still there as well, transient.
-    assert each.rabbitmq.drain(each.queue) == [b"a"] * (2 if fallback == "persist" else 1)
+    assert each.rabbitmq.drain(each.queue) == [b"a"] * _copies(fallback)
 
 
 @pytest.mark.long
-def test_what_a_cancelled_consumer_keeps_falls_back_in_time(scene: MakeScene) -> None:
-    each = scene("persist-cancelled")
+@_FALLBACKS
+def test_what_a_cancelled_consumer_keeps_falls_back_in_time(scene: MakeScene, fallback: str, told: str) -> None:
+    each = scene(f"soon-{fallback}-cancelled")
     each.declare()
     each.take("cancel")
-    _told(each.publish("a"), "acked", after_s=_WITHIN_S, before_s=_WITHIN_S + _AT_ONCE_S)
-    assert each.ways() == {"persisted": 1}
+    assert each.publish("a") == [told]
+    assert each.ways() == {f"{fallback}ed": 1}
+
+
+# --- What the broker says ------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_what_a_full_queue_refuses_is_refused(scene: MakeScene) -> None:
+    each = scene("persist-full")
+    each.declare(x_max_length=1, x_overflow="reject-publish")
+    each.block()
+    each.push("in the way")
+    assert each.publish("a") == ["nacked"]
+    assert each.ways() == {}
+    assert each.rabbitmq.drain(each.queue) == [b"in the way"]
+
+
+@pytest.mark.long
+def test_what_no_queue_takes_comes_back_as_it_was_sent(scene: MakeScene) -> None:
+    each = scene("nack-nowhere")
+    each.declare_exchange(each.queue)
+    assert each.publish("a", "b", exchange=each.queue) == ["returned", "returned"]
+    assert each.ways() == {}
 
 
 # --- Exchanges -----------------------------------------------------------------------------------------
@@ -381,25 +447,32 @@ def test_what_a_cancelled_consumer_keeps_falls_back_in_time(scene: MakeScene) ->
 
 @pytest.mark.long
 def test_a_fanout_is_confirmed_once_every_queue_has_consumed_it(scene: MakeScene) -> None:
-    each = scene("known-fan")
-    queues = [each.declare(f"known-{number}", exchange="known-fan") for number in (1, 2)]
+    each = scene("nack-fan")
+    queues = [each.declare(f"fan-{number}", exchange=each.queue) for number in (1, 2)]
     consumers = [each.take(what, queue=queue) for what, queue in zip(("ack", "ack-later"), queues, strict=True)]
-    _told(each.publish("a", exchange="known-fan"), "acked", after_s=0.3, before_s=0.3 + _AT_ONCE_S)
+    assert each.publish("a", exchange=each.queue) == ["acked"]
     assert [one["body"] for consumer in consumers for one in seen(consumer, 1)] == ["a", "a"]
     assert each.ways() == {"after_consume": 1}
-    # One of them takes no more: it falls back, and both get it once more.
-    consumers[1].kill()
-    _told(each.publish("b", exchange="known-fan"), "acked", after_s=_WITHIN_S, before_s=_WITHIN_S + _AT_ONCE_S)
-    assert each.ways() == {"after_consume": 1, "persisted": 1}
-    assert [one["body"] for one in seen(consumers[0], 3)] == ["a", "b", "b"]
+
+
+@pytest.mark.long
+@_FALLBACKS
+def test_a_fanout_falls_back_if_one_queue_does_not_consume_it(scene: MakeScene, fallback: str, told: str) -> None:
+    each = scene(f"soon-{fallback}-fan")
+    first, _ = (each.declare(f"{fallback}-fan-{number}", exchange=each.queue) for number in (1, 2))
+    consumer = each.take("ack", queue=first)
+    assert each.publish("a", exchange=each.queue) == [told]
+    copies = _copies(fallback)
+    assert [one["body"] for one in seen(consumer, copies)] == ["a"] * copies
+    assert each.ways() == {f"{fallback}ed": 1}
 
 
 @pytest.mark.long
 def test_an_exchange_whose_queues_are_not_known_is_left_alone(scene: MakeScene) -> None:
     each = scene("unknown-fan")
-    queue = each.declare("unknown-1", exchange="unknown-fan")
+    queue = each.declare("unknown-1", exchange=each.queue)
     each.take("keep", queue=queue)
-    _told(each.publish("a", exchange="unknown-fan"), "acked", before_s=_AT_ONCE_S)
+    assert each.publish("a", exchange=each.queue) == ["acked"]
     assert each.ways().keys() <= {"broker"}
 
 
@@ -448,10 +521,14 @@ class Consumer:
                     self.taken.add(number)
                     self._client.send(method(self._channel, "basic.ack", delivery_tag=tag))
 
-    def close(self) -> None:
-        """Take no more."""
+    def stop(self) -> None:
+        """Acknowledge no more, and keep what comes."""
         self._over.set()
         self._thread.join(_PATIENCE_S)
+
+    def close(self) -> None:
+        """Take no more."""
+        self.stop()
         self._client.close()
 
 
@@ -492,59 +569,58 @@ def test_every_client_is_told_of_each_message_once(name: str, scene: MakeScene, 
 
 
 @pytest.mark.long
-def test_when_sluice_ends_everything_falls_back(
-    start_sluice: StartSluice, rabbitmq: RabbitMQ, client_home: Path, listen: str
-) -> None:
-    config = _CONFIG.replace("confirm_within_s = 1", "confirm_within_s = 30")
-    with (
-        start_sluice(routes=(Route(listen, rabbitmq.address),), protocol="amqp091", config=config) as sluice,
-        Scene(rabbitmq, sluice, "persist-drained", client_home) as each,
-    ):
-        each.declare()
-        consumer = each.take("keep")
-
-        def end() -> None:
-            consumer.wait_for_line('"a"', timeout_s=_PATIENCE_S)
-            sluice.process.signal(signal.SIGTERM)
-
-        ending = threading.Thread(target=end)
-        ending.start()
-        ((told, after_s),) = each.publish("a")
-        print(told, after_s)
-        ending.join()
-        # The ack and the close come together, and of these pika tells the close.
-        assert told in {"acked", "ConnectionClosedByBroker"}
-        assert after_s < _PATIENCE_S / 4
-        sluice.process.wait(timeout_s=_PATIENCE_S)
-        assert rabbitmq.drain(each.queue) == [b"a", b"a"]
+def test_what_a_publisher_that_is_gone_has_published_waits_no_more(scene: MakeScene) -> None:
+    """It was promised nothing; its message is in the queue as it went on, for whoever comes."""
+    each = scene("persist-orphaned")
+    each.declare()
+    blocked = each.block()
+    publisher = each.start_publisher("a")
+    each.wait_for_ready()
+    assert each.pending() == 1
+    publisher.kill()
+    _wait_until(lambda: each.pending() == 0, "forgotten")
+    blocked.kill()
+    assert [one["body"] for one in seen(each.take("ack"), 2)] == [_BLOCKER, "a"]
+    assert each.ways() == {}
 
 
 @pytest.mark.long
+@_FALLBACKS
+def test_when_sluice_ends_everything_falls_back(scene_alone: Callable[..., Scene], fallback: str, told: str) -> None:
+    each = scene_alone(f"{fallback}-drained")
+    each.declare()
+    consumer = each.take("keep")
+
+    def end() -> None:
+        consumer.wait_for_line('"a"', timeout_s=_PATIENCE_S)
+        each.sluice.process.signal(signal.SIGTERM)
+
+    # The answer and the close come together, and of these pika tells the close.
+    assert each.publish_while(end) in {told, "ConnectionClosedByBroker"}
+    each.sluice.process.wait(timeout_s=_PATIENCE_S)
+    assert each.rabbitmq.drain(each.queue) == [b"a"] * _copies(fallback)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fallback", ["persist", "nack"])
 def test_when_the_broker_is_killed_its_publisher_was_told_nothing(
-    start_rabbitmq: StartRabbitMQ, start_sluice: StartSluice, client_home: Path, listen: str
+    start_rabbitmq: StartRabbitMQ, scene_alone: Callable[..., Scene], fallback: str
 ) -> None:
-    with (
-        start_rabbitmq() as rabbitmq,
-        start_sluice(routes=(Route(listen, rabbitmq.address),), protocol="amqp091", config=_CONFIG) as sluice,
-        Scene(rabbitmq, sluice, "persist-restarted", client_home) as each,
-    ):
+    with start_rabbitmq() as broker:
+        each = scene_alone(f"{fallback}-restarted", broker)
         each.declare()
         consumer = each.take("keep")
 
         def kill() -> None:
             consumer.wait_for_line('"a"', timeout_s=_PATIENCE_S)
-            rabbitmq.kill()
+            broker.kill()
 
-        killing = threading.Thread(target=kill)
-        killing.start()
-        ((told, after_s),) = each.publish("a")
-        print(told, after_s)
-        killing.join()
-        assert told in {"StreamLostError", "ConnectionClosedByBroker"}
-        rabbitmq.start()
+        assert each.publish_while(kill) in {"StreamLostError", "ConnectionClosedByBroker"}
+        broker.start()
         # It was transient; its publisher knows that nothing is known of it.
-        assert rabbitmq.drain(each.queue) == []
-        assert "Traceback" not in sluice.process.log.read_text(encoding="utf-8")
+        assert broker.drain(each.queue) == []
+        assert "Traceback" not in each.sluice.process.log.read_text(encoding="utf-8")
+        each.close()
 
 
 # --- Bounds --------------------------------------------------------------------------------------------
@@ -553,6 +629,14 @@ _MANY: Final = 50_000
 _AT_A_TIME: Final = 1000
 #: What a Sluice may grow by while so many pass whose consumers never answer, in bytes: nearly nothing of it waits.
 _MOST_GROWTH: Final = 40_000_000
+#: How many of a queue may wait, while what each takes is less than ``max_pending_bytes`` allows; and that option.
+_MOST_WINDOW: Final = 10_000
+_MOST_PENDING_BYTES: Final = 64 << 20
+#: With 16 on a channel their confirms would be left to the broker.
+_ON_A_CHANNEL: Final = 15
+_CHANNELS: Final = 700
+#: A number, as the consumer wants it.
+_BODY: Final = b"0" * 4000
 
 
 def _resident_bytes(process: ManagedProcess) -> int:
@@ -560,36 +644,66 @@ def _resident_bytes(process: ManagedProcess) -> int:
     return int(status.split("VmRSS:")[1].split()[0]) * 1024
 
 
+def _publish_many(publisher: AmqpClient, channels: list[int], queue: str, on_each: int) -> None:
+    """Publish so many on each channel, without waiting for their confirms."""
+    for channel in channels:
+        for _ in range(on_each):
+            publisher.number_publish(channel)
+        publisher.send(*(publish(channel, queue, _BODY, delivery_mode=2) for _ in range(on_each)))
+
+
 @pytest.mark.long
-def test_a_consumer_that_never_acknowledges_costs_neither_memory_nor_time(
-    start_sluice: StartSluice, rabbitmq: RabbitMQ, client_home: Path, listen: str
-) -> None:
-    with (
-        start_sluice(
-            routes=(Route(listen, rabbitmq.address),), protocol="amqp091", config=_CONFIG, covered=False
-        ) as sluice,
-        Scene(rabbitmq, sluice, "persist-many", client_home) as each,
-        AmqpClient(listen) as consumer,
-        AmqpClient(listen) as publisher,
-    ):
-        each.declare()
-        consuming = consumer.open_channel()
-        consumer.call(consuming, "basic.consume", queue=each.queue)
+def test_a_consumer_that_never_acknowledges_costs_neither_memory_nor_time(scene_alone: Callable[..., Scene]) -> None:
+    each = scene_alone("soon-persist-many", covered=False)
+    each.declare()
+    listen, process = each.sluice.routes[0].listen, each.sluice.process
+    with AmqpClient(listen) as consumer, AmqpClient(listen) as publisher:
+        consumer.call(consumer.open_channel(), "basic.consume", queue=each.queue)
         channel = publisher.open_channel(confirms=True)
-        first, most_pending, longest_s = _resident_bytes(sluice.process), 0.0, 0.0
+        first, most_pending, longest_s = _resident_bytes(process), 0, 0.0
         for _ in range(_MANY // _AT_A_TIME):
             begun_s = time.monotonic()
-            for _ in range(_AT_A_TIME):
-                publisher.number_publish(channel)
-            publisher.send(*(publish(channel, each.queue, b"." * 1000, delivery_mode=2) for _ in range(_AT_A_TIME)))
-            most_pending = max(most_pending, sluice.metrics().total("sluice_confirms_pending"))
+            _publish_many(publisher, [channel], each.queue, _AT_A_TIME)
+            most_pending = max(most_pending, each.pending())
             assert publisher.wait_for_confirms(channel).nacked == []
             longest_s = max(longest_s, time.monotonic() - begun_s)
-        grown = _resident_bytes(sluice.process) - first
+        grown = _resident_bytes(process) - first
         ways = each.ways()
-        print(f"pending: at most {most_pending:.0f}; {grown / 1e6:.0f} MB more; {longest_s:.1f} s at most; {ways}")
+        print(f"pending: at most {most_pending}; {grown / 1e6:.0f} MB more; {longest_s:.1f} s at most; {ways}")
         assert sum(ways.values()) == _MANY
         assert ways["broker"] > 0.99 * _MANY
         assert most_pending <= 16
         assert grown < _MOST_GROWTH
-        assert longest_s < _WITHIN_S + 5
+
+
+@pytest.mark.long
+def test_a_consumer_that_acknowledges_no_more_costs_bounded_memory(scene_alone: Callable[..., Scene]) -> None:
+    """The worst: it was quick before, so that as much may wait as ever may; and all of it falls back at once."""
+    each = scene_alone("persist-wide", covered=False)
+    each.declare()
+    listen, process = each.sluice.routes[0].listen, each.sluice.process
+    with AmqpClient(listen) as publisher:
+        consumer = Consumer(listen, each.queue)
+        channels = [publisher.open_channel(confirms=True) for _ in range(_CHANNELS)]
+
+        def confirmed() -> None:
+            for channel in channels:
+                assert publisher.wait_for_confirms(channel).nacked == []
+
+        while each.ways().get("after_consume", 0) < 3 * _MOST_WINDOW:
+            _publish_many(publisher, channels, each.queue, 1)
+            confirmed()
+        before, first = each.ways(), _resident_bytes(process)
+        consumer.stop()
+        _publish_many(publisher, channels, each.queue, _ON_A_CHANNEL)
+        _wait_until(lambda: each.pending() >= _MOST_WINDOW, "as many pending as may be")
+        grown = _resident_bytes(process) - first
+        consumer.close()
+        begun_s = time.monotonic()
+        confirmed()
+        took_s = time.monotonic() - begun_s
+        persisted = each.ways()["persisted"] - before.get("persisted", 0)
+        print(f"{persisted} pending; {grown / 1e6:.0f} MB more; {took_s:.1f} s until they were published again")
+        assert persisted == _MOST_WINDOW
+        assert each.pending() == 0
+        assert grown < 2 * _MOST_PENDING_BYTES

@@ -24,7 +24,7 @@ def what_ifs(findings: Findings) -> dict[str, list[tuple[float, float, float]]]:
     return {
         f"what-if-{at}": [(of.rate_per_s, of.refused_share, of.refused_share_uncorrected) for of in each.what_if]
         for at, each in enumerate(findings.recommendations)
-        if len(each.what_if) > 1
+        if each.what_if and each.what_if[0].rate_per_s < each.what_if[-1].rate_per_s
     }
 
 
@@ -104,7 +104,7 @@ def _what_if(each: Recommendation, its_id: str) -> str:
     """Return a small chart of rates and the share that each would refuse, what reads it off, and its figures."""
     rates = [of.rate_per_s for of in each.what_if]
     most = max(max(of.refused_share, of.refused_share_uncorrected) for of in each.what_if) or 1.0
-    low, width = rates[0], (rates[-1] - rates[0]) or 1.0
+    low, width = rates[0], rates[-1] - rates[0]
 
     def line(kind: str, shares: Iterable[float]) -> str:
         points = " ".join(
@@ -145,7 +145,7 @@ def fleets(findings: Findings) -> str:
     rows = []
     for fleet in findings.fleets:
         name = named(words.resource(fleet.kind, fleet.name))
-        of_all = f"<b>all {len(fleet.members)}</b>"
+        of_all = f"<b>all {words.amount(fleet.member_count)}</b>"
         rows.append((name, of_all, words.rate(fleet.need_per_s), words.rate(fleet.limit_per_s), "", ""))
         rows += [
             (
@@ -160,7 +160,7 @@ def fleets(findings: Findings) -> str:
         ]
     columns = ("Resource", "Sidecar", "Needs", "Limit", "Share it should have", "Of the same limits")
     return (
-        '<p class="muted">Each sidecar limits by itself; the broker gets what all of them pass. The last column is '
-        "what each limit would be if their sum stayed as it is and were divided as the demand is.</p>\n"
+        '<p class="muted">Each sidecar limits by itself; the broker gets what all of them pass, in messages. The last '
+        "column is what each limit would be if their sum stayed as it is and were divided as the demand is.</p>\n"
         + table("Demand and limits of resources on several sidecars", columns, rows, (2, 3, 4, 5), hidden=True)
     )

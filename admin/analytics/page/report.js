@@ -255,7 +255,7 @@
       const per = Number(input.value);
       const after = Math.min(Math.max(points.findIndex((each) => each[0] >= per), 1), points.length - 1);
       const [low, high] = [points[after - 1], points[after]];
-      const part = Math.min(Math.max((per - low[0]) / (high[0] - low[0]), 0), 1);
+      const part = Math.min(Math.max((per - low[0]) / (high[0] - low[0] || 1), 0), 1);
       const [share, uncorrected] = [1, 2].map((each) => low[each] + part * (high[each] - low[each]));
       const beside = uncorrected === share ? "" : `, ${percent(uncorrected)} if nobody retries`;
       const exact = part === 0 || part === 1 ? "" : "about ";

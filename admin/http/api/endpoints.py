@@ -40,6 +40,7 @@ from admin.http.api.requests import (
     DryRun,
     ExplainQuery,
     FlowQuery,
+    HistoryQuery,
     IdPath,
     KindPath,
     LimitPath,
@@ -49,8 +50,8 @@ from admin.http.api.requests import (
     ProblemPath,
     Purge,
     Reset,
+    ResourcePath,
     RulesQuery,
-    SpoolPath,
     SwitchPath,
     Unset,
     Write,
@@ -82,7 +83,8 @@ from admin.wire import (
     WhoAmI,
     usual_type,
 )
-from limiter.rules.patterns import DEFAULT_PATTERN
+from limiter.rules.patterns import DEFAULT_PATTERN, glob_of
+from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
 from proxy.common.cooperative import Pace
 from proxy.stats.question import Question
@@ -109,6 +111,7 @@ def application(services: Services) -> Starlette:
         _Rules(services),
         _Audit(services),
         _Connections(services),
+        _Resources(services),
         _Flow(services),
         _State(status),
     )
@@ -535,6 +538,38 @@ class _Connections:
         return answer(ClosedConnection(connection))
 
 
+class _Resources:
+    """One resource: what became of it lately, and what a report recommends."""
+
+    tag = "resources"
+
+    def __init__(self, services: Services) -> None:
+        self._live, self._lately, self._advice = services.live, services.lately, services.advice
+
+    @endpoint("GET", "/history/{kind}/{name:path}", "Its past.", examples.RESOURCE_HISTORY, in_path=ResourcePath)
+    async def get_history(self, _: Request, query: HistoryQuery, kind: str, name: str) -> Response:
+        """Read the last hour of a resource.
+
+        From the rejection log, with the minute under way: messages passed, refused and held, and the limit, over time;
+        and whose requests were refused. At most 64 MiB of the log are read, the latest first; `cut` says that this was
+        not all. An answer is given again for five seconds.
+        """
+        check_kind(kind, self._live)
+        return encoded(msgspec.json.encode(await self._lately.of(Resource(kind, name), query.seconds)))
+
+    @endpoint("GET", "/advice/{kind}/{name:path}", "What is recommended.", examples.ADVICE, in_path=ResourcePath)
+    async def get_advice(self, _: Request, __: Nothing, kind: str, name: str) -> Response:
+        """Read what the newest report recommends for a resource.
+
+        From the file that `report.recommendations` names. `edit` is the body of the PATCH of the limit that puts it in
+        force; it is null, and `why_not` says why, if there is nothing to do, or if the limit in force is not the one
+        that the recommendation was made for.
+        """
+        check_kind(kind, self._live)
+        entry = self._live.limit(kind, glob_of(name))
+        return answer(await self._advice.about(Resource(kind, name), entry))
+
+
 class _Flow:
     """What waits for what, and what is put aside."""
 
@@ -567,7 +602,12 @@ class _Flow:
         return answer(Spool(self._folder(), await self._data_path.spool(query.limit)))
 
     @endpoint(
-        "DELETE", "/spool/{kind}/{name:path}", "What was purged.", examples.PURGED, in_path=SpoolPath, problems=(409,)
+        "DELETE",
+        "/spool/{kind}/{name:path}",
+        "What was purged.",
+        examples.PURGED,
+        in_path=ResourcePath,
+        problems=(409,),
     )
     async def purge_spool(self, request: Request, query: Purge, kind: str, name: str) -> Response:
         """Purge what is put aside of one resource.

@@ -107,8 +107,7 @@ def _difference(before: wire.Row | None, row: wire.Row) -> dict[str, Any] | wire
         members |= {name: getattr(row, name) for name in _ENTRY}
     if row.live != before.live:
         members["live"] = row.live
-    # The same object until there is a new point.
-    if row.history is not before.history:
+    if row.history != before.history:
         members["history"] = row.history
     return {"key": row.key, **members} if members else {}
 

@@ -16,6 +16,7 @@ from admin.edits.model import (
     SwitchEntry,
     Written,
 )
+from admin.wire.recommendations import Backtest, Recommendation, Replay, WhatIf
 from proxy.stats.flow import ConnectionFlow, FlowFinding, SpooledResource, SpoolPlace, SpoolState, StageState
 from proxy.stats.question import AppliedLimit, Explanation, LimitState, LimitView, Question, RuleView
 from proxy.stats.snapshot import ClientDescription, ConfirmState, LinkState, Usage
@@ -63,7 +64,7 @@ CHANGE: Final = Change(
     reason="the campaign starts",
 )
 _VERDICTS: Final = wire.Verdicts(passed=998.5, refused=210)
-_HISTORY: Final = wire.History(5, (900, 1000), (0, 180.5))
+_HISTORY: Final = wire.History(5, (900, 1000), (0, 180.5), _AT)
 ROW: Final = wire.Row(
     key="topic/orders",
     own=True,
@@ -163,6 +164,64 @@ _ALARMS: Final = (
         bytes_now=_GIB // 2,
         bytes_limit=_GIB,
     ),
+)
+RESOURCE_HISTORY: Final = wire.ResourceHistory(
+    kind="topic",
+    name="orders",
+    begin_at=_AT,
+    step_s=4,
+    passed=(None, 500.0, 498.5),
+    refused=(None, 0.0, 120.25),
+    held=(None, 0.0, 0.0),
+    limit=(None, 500.0, 500.0),
+    limit_count="messages",
+    known_from=_AT,
+    clients=(
+        wire.RefusedClient(
+            client="10.1.2.3",
+            user="",
+            product="JAVA 5.3.1",
+            producer_group="checkout",
+            rules=("topic:orders",),
+            requests=481,
+            messages_refused=481,
+            messages_shadowed=0,
+            messages_held=0,
+            last_at=_AT,
+        ),
+    ),
+    more_clients=0,
+    messages_refused=481,
+    others_together=False,
+    bytes_read=184_320,
+    cut=False,
+    problem=None,
+)
+ADVICE: Final = wire.ResourceAdvice(
+    path="/var/lib/sluice/127.0.0.2-10911/report/recommendations.json",
+    problem=None,
+    made_at=_AT,
+    age_s=7200.5,
+    from_at=_AT,
+    until_at=_AT,
+    recommendation=Recommendation(
+        instance="broker-a:10911",
+        kind="topic",
+        name="orders",
+        action="raise",
+        rule="topic:orders",
+        rate_per_s=500.0,
+        recommended_rate_per_s=650.0,
+        confidence="high",
+        evidence="Asked for 620/s at most.",
+        backtest=Backtest(
+            current=Replay(refused_messages=481, refused_share=0.04),
+            recommended=Replay(refused_messages=0, refused_share=0.0),
+        ),
+        what_if=(WhatIf(rate_per_s=550.0, refused_share=0.02, refused_share_uncorrected=0.03),),
+    ),
+    edit={"rate": 650.0, "count": "messages", "reason": "Asked for 620/s at most. Confidence: high.", "ttl_s": None},
+    why_not="",
 )
 FLOW: Final = wire.Flow(
     findings=(

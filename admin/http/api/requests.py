@@ -33,6 +33,7 @@ from admin.edits.model import (
 from admin.edits.service import EditService
 from admin.http.api.answers import BadRequestError, bad
 from admin.http.guard import MAX_BODY_BYTES
+from admin.rejection_log.lately import MAX_SECONDS
 from admin.stats import Query as BoardQuery
 from admin.wire import DEFAULT_PAGE, MAX_EDITS, MAX_PAGE, ConnectionColumn, FieldProblem, Filter, LimitColumn, Order
 from limiter.rules.resource import TOTAL
@@ -92,6 +93,7 @@ class LimitsQuery(PageQuery):
     """Which rows of the table of limits."""
 
     kind: str = Field("", description="only this kind, for example `topic`; empty: all kinds", examples=["topic"])
+    name: str = Field("", description="only the row of exactly this name; empty: all names", examples=["orders"])
     search: str = Field("", max_length=255, description="part of the name, case-insensitive", examples=["orders"])
     filter: Filter | None = Field(
         None,
@@ -108,6 +110,11 @@ class ConnectionsQuery(PageQuery):
 
     search: str = Field(
         "", max_length=255, description="part of the peer, client id, user, listener, a resource or link"
+    )
+    resource: str = Field(
+        "",
+        description="only connections with exactly this resource, as `kind:name`; empty: all",
+        examples=["topic:orders"],
     )
     sort: ConnectionColumn = Field("id", description="the column to sort by")
     order: Order = Field("asc", description="smallest first, or largest first")
@@ -186,6 +193,14 @@ class FlowQuery(Parameters):
     )
 
 
+class HistoryQuery(Parameters):
+    """How much of the past."""
+
+    seconds: int = Field(
+        MAX_SECONDS, ge=60, le=MAX_SECONDS, description="so many seconds, up to now", examples=[MAX_SECONDS]
+    )
+
+
 class Purge(Parameters):
     """Parameters of a purge."""
 
@@ -208,8 +223,8 @@ class LimitPath(KindPath):
     )
 
 
-class SpoolPath(Parameters):
-    """What is put aside of a resource."""
+class ResourcePath(Parameters):
+    """A resource."""
 
     kind: str = Field(description="kind of the resource", examples=["topic"])
     name: str = Field(

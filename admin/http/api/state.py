@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -10,6 +10,8 @@ from admin.common.clock import Clock
 from admin.common.version import sluice_version
 from admin.edits.model import FailedReload, LimitEntry, SwitchEntry
 from admin.edits.service import EditService
+from admin.rejection_log.advice import Advice
+from admin.rejection_log.lately import Lately
 from admin.stats import LiveStats
 from admin.stats.rows import NS_PER_S
 from admin.wire import (
@@ -51,6 +53,8 @@ class Services:
         rejection_log: where the rejection log is written, and what is wrong with it.
         failed_reload: what was wrong with the configuration at the last reload; None if nothing.
         spool: where requests are put aside.
+        lately: what became of resources of late.
+        advice: what a report recommends.
     """
 
     data_path: DataPath
@@ -61,6 +65,8 @@ class Services:
     rejection_log: Callable[[], RejectionLog] = RejectionLog
     failed_reload: Callable[[], FailedReload | None] = lambda: None
     spool: Callable[[], SpoolFolder] = SpoolFolder
+    lately: Lately = field(default_factory=Lately)
+    advice: Advice = field(default_factory=Advice)
 
 
 class Status:
@@ -104,7 +110,7 @@ class Status:
                 undecodable=snapshot.undecodable_total,
             ),
             rates=traffic.rates(),
-            history=traffic.history(board.points),
+            history=traffic.history(board.points, board.point_at),
             bypassed=traffic.bypassed(snapshot),
             lanes=tuple(
                 LaneState(handler, depth.queued, depth.capacity, depth.late_lanes)

@@ -6,7 +6,7 @@ import { debounced, fill, h } from "./dom.js";
 import { ago, exact } from "./format.js";
 import { differenceTable, furtherText, newText, oldText, targetText } from "./preview.js";
 import { revertChange } from "./reverts.js";
-import { navigate } from "./router.js";
+import { navigate, targetLink } from "./router.js";
 import { failed } from "./writes.js";
 
 const PAGE = 50;
@@ -34,7 +34,7 @@ export class AuditView {
         h(
           "table",
           { class: "audit cards-on-phones" },
-          h("thead", {}, h("tr", {}, ["#", "When", "Who", "What", "Old → new", "Why", ""].map((text) => h("th", { scope: "col" }, text || h("span", { class: "visually-hidden" }, "Revert"))))),
+          changeHead(),
           this.body,
         ),
         this.empty,
@@ -56,7 +56,7 @@ export class AuditView {
     if (!app.whoami) return;
     try {
       const { body } = await get("audit", { before, target: this.params.get("target"), by: this.params.get("by"), limit: PAGE });
-      const rows = body.changes.map(row);
+      const rows = body.changes.map(changeRow);
       if (before) this.body.append(...rows);
       else fill(this.body, rows);
       this.empty.hidden = this.body.childElementCount > 0;
@@ -67,7 +67,13 @@ export class AuditView {
   }
 }
 
-function row(/** @type {any} */ change) {
+/** @returns {any} the head of a table of changes. */
+export function changeHead() {
+  return h("thead", {}, h("tr", {}, ["#", "When", "Who", "What", "Old → new", "Why", ""].map((text) => h("th", { scope: "col" }, text || h("span", { class: "visually-hidden" }, "Revert")))));
+}
+
+/** @returns {any} a row of it, with the way back. */
+export function changeRow(/** @type {any} */ change) {
   const revertible = /^(limits|switches)\//.test(change.target) && change.action !== "reset";
   const words = { set: "", unset: "reverted to file", expire: "expired", revert: `undid ${change.reverts}`, reload: "reloaded", reset: "reset", purge: "purged" };
   return h(
@@ -76,7 +82,7 @@ function row(/** @type {any} */ change) {
     h("td", { class: "faint position", "data-label": "#" }, change.id),
     h("td", { "data-label": "When", class: "nowrap" }, h("time", { datetime: change.at, title: exact(change.at) }, ago(change.at))),
     h("td", { "data-label": "Who" }, h("span", { title: change.address || null }, change.by)),
-    h("th", { scope: "row", class: "wrap" }, targetText(change.target)),
+    h("th", { scope: "row", class: "wrap" }, targetLink(change.target, targetText(change.target))),
     h("td", { "data-label": "Old → new" }, oldNew(change, words[/** @type {"set"} */ (change.action)] ?? change.action)),
     h("td", { "data-label": "Why", class: "wrap why" }, change.reason || h("span", { class: "faint" }, "–")),
     h("td", { class: "edit-cell" }, revertible && h("button", { type: "button", class: "button small", "data-key": `revert ${change.id}`, "aria-label": `Revert change ${change.id} of ${targetText(change.target)}`, onclick: () => revertChange(change), ...writing() }, "Revert…")),

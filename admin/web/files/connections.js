@@ -6,7 +6,7 @@ import { debounced, fill, h } from "./dom.js";
 import { askReason } from "./dialog.js";
 import { often, stateTag } from "./flow.js";
 import { bytes, count, duration, exact, rate, wait } from "./format.js";
-import { navigate } from "./router.js";
+import { navigate, resourceOf } from "./router.js";
 import { pageOf, showPager, sorting } from "./tables.js";
 import { toast } from "./toast.js";
 import { failed } from "./writes.js";
@@ -118,7 +118,7 @@ export class ConnectionsView {
       {},
       h("th", { scope: "row" }, h("span", { class: "nowrap" }, each.peer), each.exempt && h("span", { class: "tag" }, "exempt"), h("div", { class: "faint" }, listenerText(each.listener))),
       h("td", { "data-label": "Client", class: "wrap" }, client.id || h("span", { class: "faint" }, "unknown"), about && h("div", { class: "faint" }, about)),
-      h("td", { "data-label": "Resources", class: "wrap", title: each.resources.join("\n") || null }, resources.length ? resources.join(", ") : h("span", { class: "faint" }, "–"), more > 0 && h("span", { class: "faint" }, ` and ${count(more)} more`), this.fold(each)),
+      h("td", { "data-label": "Resources", class: "wrap", title: each.resources.join("\n") || null }, resources.length ? resources.map((/** @type {string} */ text, /** @type {number} */ index) => [index > 0 && ", ", resourceOf(text)]) : h("span", { class: "faint" }, "–"), more > 0 && h("span", { class: "faint" }, ` and ${count(more)} more`), this.fold(each)),
       h("td", { "data-label": "Frames/s", class: "number", title: `${count(each.requests_total)} in all` }, rate(each.requests_per_s)),
       h("td", { "data-label": "Refused/s", class: `number ${each.refused_per_s > 0 ? "refusing" : ""}`, title: `${count(each.refused_total)} in all` }, rate(each.refused_per_s)),
       h("td", { "data-label": "Bytes/s", class: "number" }, perSecond === null ? "–" : bytes(perSecond)),
@@ -162,7 +162,7 @@ function linksRow(/** @type {any} */ each) {
       "tr",
       {},
       h("th", { scope: "row", class: "wrap" }, link.name || nobody(), h("div", { class: "faint" }, link.sends ? (link.address ? `client sends to ${link.address}` : "client sends, each message says where") : `client receives${link.address && ` from ${link.address}`}`)),
-      h("td", { "data-label": "Resource", class: "wrap" }, link.resource || nobody()),
+      h("td", { "data-label": "Resource", class: "wrap" }, link.resource ? resourceOf(link.resource) : nobody()),
       h("td", { "data-label": "Credit", class: "number" }, count(link.credit)),
       h("td", { "data-label": "Withheld", class: "number" }, count(link.withheld)),
       h("td", { "data-label": "Used", class: "number" }, count(link.used)),

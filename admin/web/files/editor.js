@@ -7,11 +7,11 @@ import { ApiError, call, get, limitPath } from "./api.js";
 import { app, writing } from "./app.js";
 import { field, openDialog, reasonInput, select, setError, showProblem, ttlField } from "./dialog.js";
 import { fill, h } from "./dom.js";
-import { explanation } from "./explanation.js";
 import { FIELDS, control, fieldElement, read } from "./fields.js";
 import { ago, exact, left, limitText } from "./format.js";
 import { readNumber } from "./numbers.js";
 import { preview } from "./preview.js";
+import { nameOf, resourceLink } from "./router.js";
 import { done, quoted } from "./writes.js";
 
 /** Open the editor of a limit. */
@@ -144,7 +144,7 @@ class Editor {
         this.entry.edit && h("button", { class: "button", type: "button", onclick: () => this.askRevert(), ...write }, "Revert to file…"),
       ),
       !app.canWrite() && h("p", { class: "muted" }, "Your token may only read: sign in with another one to change this."),
-      this.kind !== "total" && this.entry.exact && explanation(this.kind, this.name),
+      h("p", {}, resourceLink(this.kind, this.entry.exact ? nameOf(this.name) : "", "What limits it and why, its figures, and who sends it", { onclick: () => this.dialog.close() })),
     );
     fill(this.content, form);
     (write.disabled ? this.dialog.element.querySelector("h2") : this.rate)?.focus();

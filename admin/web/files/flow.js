@@ -5,6 +5,7 @@ import { app, listenerText, on, writing } from "./app.js";
 import { askReason } from "./dialog.js";
 import { fill, h, svg } from "./dom.js";
 import { bytes, count, duration, exact, percent, rate } from "./format.js";
+import { resourceLink, resourceOf } from "./router.js";
 import { toast } from "./toast.js";
 import { failed } from "./writes.js";
 
@@ -185,7 +186,7 @@ export class FlowView {
     return h(
       "tr",
       {},
-      h("th", { scope: "row", class: "wrap" }, h("span", { class: "tag kind" }, each.kind), each.name, each.recovered > 0 && h("div", { class: "faint" }, `${count(each.recovered)} left by an earlier process`)),
+      h("th", { scope: "row", class: "wrap" }, h("span", { class: "tag kind" }, each.kind), resourceLink(each.kind, each.name), each.recovered > 0 && h("div", { class: "faint" }, `${count(each.recovered)} left by an earlier process`)),
       cells.map((text, index) => h("td", { "data-label": RESOURCES[index + 1][0], class: "number" }, text)),
       h("td", { class: "edit-cell" }, h("button", { type: "button", class: "button small danger-quiet", "data-key": `purge ${each.kind}/${each.name}`, "aria-label": `Purge what is put aside of ${each.kind} ${each.name}`, onclick: () => this.askPurge(each), ...writing() }, "Purge…")),
     );
@@ -209,10 +210,10 @@ function connectionRows(/** @type {any} */ each) {
     h(
       "tr",
       { class: index ? "of-connection" : null },
-      h("th", { scope: "row", class: "wrap" }, index ? `${stage.kind} ${stage.name}` : [`connection ${stage.name || each.id}`, h("div", { class: "faint" }, listenerText(each.listener))]),
+      h("th", { scope: "row", class: "wrap" }, index ? resourceOf(`${stage.kind} ${stage.name}`) : [`connection ${stage.name || each.id}`, h("div", { class: "faint" }, listenerText(each.listener))]),
       h("td", { "data-label": "State" }, stateTag(stage.state) ?? "running"),
       h("td", { "data-label": "How often, how long" }, often(stage) || h("span", { class: "faint" }, "–")),
-      h("td", { "data-label": "Waits for", class: "wrap" }, stage.waits_for.join(", ") || h("span", { class: "faint" }, "–")),
+      h("td", { "data-label": "Waits for", class: "wrap" }, (stage.waits_for.length > 0 && stage.waits_for.map((/** @type {string} */ text, /** @type {number} */ at) => [at > 0 && ", ", resourceOf(text)])) || h("span", { class: "faint" }, "–")),
     ),
   );
 }
@@ -226,7 +227,7 @@ function confirmRow(/** @type {any} */ each) {
   return h(
     "tr",
     {},
-    h("th", { scope: "row", class: "wrap" }, h("span", { class: "tag kind" }, each.kind), each.name),
+    h("th", { scope: "row", class: "wrap" }, h("span", { class: "tag kind" }, each.kind), resourceLink(each.kind, each.name)),
     h("td", { "data-label": CONFIRMS[1][0], class: "wrap" }, consumers ? "consumers" : [h("span", { class: "tag warn" }, "the broker"), ` ${REASONS[each.reason] ?? each.reason}`]),
     figures.map((text, index) => h("td", { "data-label": CONFIRMS[index + 2][0], class: "number" }, text)),
   );

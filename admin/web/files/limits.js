@@ -6,7 +6,7 @@ import { select } from "./dialog.js";
 import { addLimit, editLimit } from "./editor.js";
 import { count } from "./format.js";
 import { revertAll } from "./reverts.js";
-import { navigate } from "./router.js";
+import { navigate, place } from "./router.js";
 import { COLUMNS, WINDOW, rowView } from "./rows.js";
 import { pageOf, showPager, sorting } from "./tables.js";
 
@@ -111,7 +111,8 @@ export class LimitsView {
       const slash = wanted.indexOf("/");
       this.editor = editLimit(wanted.slice(0, slash), wanted.slice(slash + 1), () => {
         this.editor = null;
-        if (this.params.has("edit")) this.go({ edit: "" });
+        // A link in it leads elsewhere.
+        if (this.params.has("edit") && place().view === "limits") this.go({ edit: "" });
       });
     }
   }

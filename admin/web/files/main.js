@@ -12,7 +12,8 @@ import { showConnection, startHeader } from "./header.js";
 import { LimitsView } from "./limits.js";
 import { changeLine } from "./preview.js";
 import { revertChange } from "./reverts.js";
-import { place } from "./router.js";
+import { nameOf, hasPage, link, place } from "./router.js";
+import { ResourceView } from "./resource.js";
 import { RulesView } from "./rules.js";
 import { signIn } from "./signin.js";
 import { StateView } from "./state.js";
@@ -21,7 +22,9 @@ import { startTheme } from "./theme.js";
 import { toast } from "./toast.js";
 
 /** @type {Record<string, new () => any>} */
-const VIEWS = { limits: LimitsView, rules: RulesView, audit: AuditView, connections: ConnectionsView, flow: FlowView, state: StateView };
+const VIEWS = { limits: LimitsView, rules: RulesView, audit: AuditView, connections: ConnectionsView, flow: FlowView, state: StateView, resource: ResourceView };
+/** Views that want rows of the table. */
+const FOLLOWING = ["limits", "resource"];
 /** Views without the table still want the state and the changes; one row is the least that the API sends. */
 const STATE_ONLY = { limit: 1, history: 0 };
 
@@ -45,7 +48,7 @@ const stream = new Stream({
     app.figuresAt = Date.now();
     if (name === "limits") {
       setServerTime(data.sampled_at);
-      if (viewName === "limits") view.take(data, wholeNext);
+      if (FOLLOWING.includes(viewName)) view.take(data, wholeNext);
       wholeNext = false;
     } else if (name === "state") {
       app.state = data;
@@ -54,14 +57,22 @@ const stream = new Stream({
       emit("change", data);
       // The answer to one's own change may come after this; only then is it known whose it was.
       setTimeout(() => {
-        if (!app.ownChanges.has(data.id)) toast(`${data.by}: ${changeLine(data)}`);
+        if (!app.ownChanges.has(data.id)) toast(`${data.by}: ${changeLine(data)}`, offerOf(data));
       }, 1500);
     } else if (name === "bye") emit("bye", data);
   },
 });
 
+/** The way to what somebody else has changed. */
+function offerOf(/** @type {any} */ change) {
+  const [, kind = "", pattern = ""] = /^limits\/([^/]+)\/(.*)$/su.exec(change.target) ?? [];
+  const name = nameOf(pattern);
+  if (!hasPage(kind, name)) return null;
+  return { label: "Show", action: () => (location.hash = link("resource", { kind, name })) };
+}
+
 function follow() {
-  const query = viewName === "limits" ? view.query() : STATE_ONLY;
+  const query = FOLLOWING.includes(viewName) ? view.query() : STATE_ONLY;
   const wanted = JSON.stringify(query);
   if (wanted === followed) return;
   followed = wanted;

@@ -7,6 +7,7 @@ import { writing } from "./app.js";
 import { fill, h, setAttribute, setText } from "./dom.js";
 import { stateTag } from "./flow.js";
 import { ago, count, exact, left, limitText, percent, rate, shortLimit, wait } from "./format.js";
+import { hasPage, link } from "./router.js";
 import { draw, sparkline } from "./spark.js";
 
 const SLOTS = 60;
@@ -40,7 +41,8 @@ export const COLUMNS = /** @type {[string, string, string, string][]} */ ([
  */
 export function rowView(first, edit) {
   let row = first;
-  const name = h("button", { type: "button", class: "name-button", "data-key": row.key, onclick: () => edit(row) }, row.name);
+  const own = row.exact && hasPage(row.kind, row.name);
+  const name = own ? h("a", { class: "name-button", href: link("resource", { kind: row.kind, name: row.name }) }, row.name) : h("button", { type: "button", class: "name-button", onclick: () => edit(row) }, row.name);
   const flag = h("span", { class: "flag" });
   const would = h("span", { class: "flag tag would", title: "A limit in shadow would refuse some of it now; all of it passes." }, "would refuse");
   const by = h("span", { class: "by" });
@@ -64,7 +66,7 @@ export function rowView(first, edit) {
   };
   const button = h(
     "button",
-    { type: "button", class: "button small row-edit", "aria-label": `${writing().disabled ? "Show" : "Edit"} the limit of ${row.kind} ${row.name}`, onclick: () => edit(row) },
+    { type: "button", class: "button small row-edit", "data-key": row.key, "aria-label": `${writing().disabled ? "Show" : "Edit"} the limit of ${row.kind} ${row.name}`, onclick: () => edit(row) },
     writing().disabled ? "Show" : "Edit",
   );
   const element = h(
@@ -150,7 +152,7 @@ export function rowView(first, edit) {
 }
 
 /** @returns {[string, string, string]} a row's state in the window, how it looks, and what it means. */
-function stateOf(/** @type {any} */ live) {
+export function stateOf(/** @type {any} */ live) {
   if (!live?.limited) return live?.near && !live.would_refuse ? ["near limit", "warn", `At least 80 % of the limit were used in ${WINDOW}.`] : ["", "", ""];
   const refused = (live.messages_per_s ?? live.rule_messages_per_s)?.refused ?? 0;
   if (live.holding && !refused) return ["holding", "warn", `Requests had to wait in ${WINDOW}${live.wait_s ? `; one that came now would wait ${wait(live.wait_s * 1e6)}` : ""}.`];

@@ -7,7 +7,7 @@ import { fill, h } from "./dom.js";
 import { select } from "./dialog.js";
 import { ago, count, exact, left, limitText, shortLimit } from "./format.js";
 import { revertAll } from "./reverts.js";
-import { navigate } from "./router.js";
+import { nameOf, navigate, resourceLink } from "./router.js";
 import { pageOf, showPager } from "./tables.js";
 import { failed } from "./writes.js";
 
@@ -112,7 +112,7 @@ function ruleRow(/** @type {any} */ row, /** @type {any} */ entry = null) {
   return h(
     "tr",
     {},
-    h("th", { scope: "row", class: "rule" }, h("span", { class: "tag kind" }, kind), h("span", { class: "wrap" }, name), !row.holds && h("span", { class: "tag" }, "not now")),
+    h("th", { scope: "row", class: "rule" }, h("span", { class: "tag kind" }, kind), h("span", { class: "wrap" }, resourceLink(kind, nameOf(name), name)), !row.holds && h("span", { class: "tag" }, "not now")),
     h("td", { "data-label": "Limit" }, shortLimit(row), row.limit?.confirm === "after_consume" && [" ", h("span", { class: "tag", title: "The acks of consumers confirm what is published." }, "confirmed by consumers")]),
     h("td", { "data-label": "Above it" }, row.limit?.exempt ? "–" : row.action),
     h("td", { class: row.hours ? "" : "faint", "data-label": "Hours" }, row.hours ?? "always"),

@@ -2,32 +2,39 @@
 
 import { ApiError, call, get } from "./api.js";
 import { app, listenerText, on, writing } from "./app.js";
+import { Chart } from "./chart.js";
 import { openDialog, showProblem } from "./dialog.js";
 import { fill, h } from "./dom.js";
 import { ago, bytes, count, duration, exact, left, rate } from "./format.js";
-import { draw, sparkline } from "./spark.js";
+import { targetLink } from "./router.js";
 import { switchOff, switchOn } from "./switches.js";
 import { toast } from "./toast.js";
 import { failed } from "./writes.js";
+
+const SHOWN_S = 300;
 
 export class StateView {
   title = "State";
 
   mount(/** @type {Element} */ main) {
-    this.spark = sparkline();
-    this.spark.classList.add("large");
-    this.most = h("span", { class: "most" });
+    this.chart = new Chart("Messages per second", [
+      { label: "passed", name: "passed", filled: true },
+      { label: "refused", name: "refused", filled: true },
+    ]);
     this.facts = h("div", { class: "panels" });
     this.switches = h("tbody");
     fill(
       main,
       h("div", { class: "heading" }, h("h1", {}, "State"), h("span", { class: "spacer" }), h("button", { type: "button", class: "button", onclick: reload, ...writing() }, "Reload the configuration…")),
-      h("section", { class: "panel wide", "aria-label": "Messages, last 5 minutes" }, h("h2", {}, "Messages, last 5 minutes"), h("div", { class: "chart" }, this.spark, this.most), h("p", { class: "legend" }, h("span", { class: "key passed" }), "passed", h("span", { class: "key refused" }), "refused")),
+      h("section", { class: "panel wide", "aria-label": "Messages per second, last 5 minutes" }, h("h2", {}, "Messages per second, last 5 minutes"), this.chart.element),
       this.facts,
       h("section", { class: "panel wide" }, h("h2", {}, "Switches"), h("div", { class: "sheet" }, h("table", { class: "switches cards-on-phones" }, h("thead", {}, h("tr", {}, ["Kind", "Limiting", "File", "Changed", ""].map((text) => h("th", { scope: "col" }, text || h("span", { class: "visually-hidden" }, "Switch"))))), this.switches))),
     );
     const offs = [on("state", () => this.show()), on("change", () => this.load()), on("whoami", () => this.load())];
-    this.unmount = () => offs.forEach((off) => off());
+    this.unmount = () => {
+      offs.forEach((off) => off());
+      this.chart?.close();
+    };
     this.show();
     this.load();
   }
@@ -49,10 +56,10 @@ export class StateView {
     if (!state) return;
     const { totals, rates, limiters, held, persistence, edits } = state;
     const perS = rates.messages_per_s;
-    const slots = Math.max(60, state.history.passed.length);
-    draw(this.spark, state.history.passed, state.history.refused, slots, `messages of the last minutes: now ${rate(perS.passed)} passed and ${rate(perS.refused)} refused per second`);
-    const most = Math.max(0, ...state.history.passed.map((/** @type {number} */ value, /** @type {number} */ index) => value + state.history.refused[index]));
-    fill(this.most, `top: ${rate(most)}/s`);
+    const { history } = state;
+    const untilS = Date.parse(history.until) / 1000;
+    const times = history.passed.map((/** @type {number} */ _, /** @type {number} */ index) => untilS - (history.passed.length - index - 0.5) * history.step_s);
+    this.chart?.show([times, history.passed, history.refused], untilS - SHOWN_S, untilS, `now ${rate(perS.passed)} passed and ${rate(perS.refused)} refused`);
     fill(
       this.facts,
       panel("Listeners", state.listeners.map((/** @type {any} */ each) => [
@@ -73,7 +80,7 @@ export class StateView {
       panel("Connections ended", Object.entries(totals.closed).map(([reason, amount]) => [reason, count(Number(amount))])),
       panel("Edits", [
         ["Standing", count(edits.standing)],
-        ["Next to expire", edits.expiring_next ? `${edits.expiring_next.target}, ${left(edits.expiring_next.expires_at)}` : "none"],
+        ["Next to expire", edits.expiring_next ? [targetLink(edits.expiring_next.target, edits.expiring_next.target), `, ${left(edits.expiring_next.expires_at)}`] : "none"],
         ["Kept in", persistence.directory ?? "memory, until the restart"],
         ...(persistence.error ? [["Problem", persistence.error]] : []),
         ...(persistence.set_aside.length ? [["Set aside", persistence.set_aside.join(", ")]] : []),

@@ -220,7 +220,7 @@ impl<'a, const LOOSE: bool> Reader<'a, LOOSE> {
 
 /// Where, from `at` on, the first quote, backslash or control character stands; the end if there is none.
 #[inline]
-fn text_end(bytes: &[u8], mut at: usize) -> usize {
+pub(crate) fn text_end(bytes: &[u8], mut at: usize) -> usize {
     const ONES: u64 = u64::MAX / 255;
     const HIGH: u64 = ONES << 7;
     const QUOTE: u64 = 0x22;

@@ -133,22 +133,29 @@ impl Keys {
     fn hash(&self, entry: u8, name: &[u8], group: &[u8]) -> u64 {
         let lengths = (name.len() as u64) << 8 | (group.len() as u64) << 32 | u64::from(entry);
         let state = fold(self.secret ^ lengths, self.secret);
-        self.mix(self.mix(state, name), group)
+        mix(self.secret, mix(self.secret, state, name), group)
     }
+}
 
-    #[inline]
-    fn mix(&self, mut state: u64, text: &[u8]) -> u64 {
-        let mut rest = text;
-        while let Some((word, after)) = rest.split_first_chunk::<8>() {
-            state = fold(state ^ u64::from_le_bytes(*word), self.secret);
-            rest = after;
-        }
-        let mut word = 0;
-        for byte in rest {
-            word = word << 8 | u64::from(*byte);
-        }
-        fold(state ^ word, self.secret)
+/// A hash of a text and of what it belongs to, that nobody can foresee who does not know the secret.
+#[inline]
+pub(crate) fn hash_text(secret: u64, of: u64, text: &[u8]) -> u64 {
+    let state = fold(fold(secret ^ text.len() as u64, secret) ^ of, secret);
+    mix(secret, state, text)
+}
+
+#[inline]
+fn mix(secret: u64, mut state: u64, text: &[u8]) -> u64 {
+    let mut rest = text;
+    while let Some((word, after)) = rest.split_first_chunk::<8>() {
+        state = fold(state ^ u64::from_le_bytes(*word), secret);
+        rest = after;
     }
+    let mut word = 0;
+    for byte in rest {
+        word = word << 8 | u64::from(*byte);
+    }
+    fold(state ^ word, secret)
 }
 
 /// Whether two texts are the same: as `==`, without a call for the few bytes that most names have.

@@ -5,11 +5,13 @@ use crate::opaques::Opaques;
 use crate::plain::{Loose, Plain};
 use crate::table::Table;
 use crate::templates::{Rules, Templates};
-use crate::{binary, json};
+use crate::{binary, json, message_id};
 
 /// Two words: the frame's length behind the first, and type and length of the header.
 pub const PREFIX_BYTES: usize = 8;
 const HEADER_LENGTH: u32 = 0x00ff_ffff;
+/// The type of a header that is JSON.
+pub const HEADER_JSON: u32 = 0;
 /// The bit of `flag` that a request has that gets no answer.
 const ONEWAY: i32 = 2;
 
@@ -39,6 +41,15 @@ impl Frame {
     #[must_use]
     pub fn stop(&self) -> usize {
         self.start as usize + self.size as usize
+    }
+
+    /// The id of its message, if it is in `chunk`, which it was read from, and has one.
+    #[must_use]
+    pub fn message_id<'a>(&self, chunk: &'a [u8]) -> Option<&'a [u8]> {
+        let start = self.start as usize;
+        let (_, word) = prefix(chunk, start)?;
+        let header = chunk.get(start + PREFIX_BYTES..)?.get(..(word & HEADER_LENGTH) as usize)?;
+        message_id::message_id(header, word >> 24)
     }
 
     #[must_use]
@@ -168,7 +179,7 @@ impl Scanner {
         }
         let header = chunk.get(start + PREFIX_BYTES..)?.get(..header_bytes)?;
         let plain = match word >> 24 {
-            0 => known.json.read(header, &Json(table))?,
+            HEADER_JSON => known.json.read(header, &Json(table))?,
             1 => known.binary.read(header, &Binary(table))?,
             _ => return None,
         };

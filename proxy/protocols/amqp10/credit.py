@@ -42,8 +42,8 @@ flow_of_sender     dc <= sent               nothing: it says what is known
 dc, less offset    dc > sent                it threw credit away: ``sent = dc``; trim
 both drain         dc = granted < limit,    it had nothing more: ``offset -= limit - granted``,
                    dc > sent before         ``sent = granted = limit``
-both drain         sent < dc < granted      it had not heard of all that is granted: ``offset += dc - sent``,
-                                            ``granted -= dc - sent``; sent stays
+both drain         sent < dc < granted, or  it had not heard of all that is granted, or answers late:
+                   it is doubtful           ``offset += dc - sent, granted -= dc - sent``; sent stays
 idle               a second has passed      what of prepaid was not needed in all of it goes to due, negative
 close                                       all of prepaid likewise
 ================== ======================== ===========================================================================
@@ -61,6 +61,10 @@ In all other cases it used up what it had, or answers to what it was told before
 no further, and what it threw away can be granted anew. It is told to drain again with each grant. So nothing more is
 wanted or granted before it is where it was told to drain to: else each grant could cross the answer to the one before,
 for ever.
+
+Some senders, as Artemis, answer a drain late, throw away what they have got by then, and do not answer where all was
+used up. So where a sender throws credit away and was told to drain more often than it answered since the receiver's
+last flow, that is *doubtful*: there may be more, and it is granted anew. The answer to that one counts.
 
 A delivery counts from its first frame on, be it aborted later. Senders count at the first frame or at the last: so no
 answer that is given between seems to throw credit away. One that is swallowed does not count from its first frame on:
@@ -130,6 +134,7 @@ class Credit:
 
     __slots__ = (
         "_attached",
+        "_drains",
         "_drains_to",
         "_due",
         "_highest",
@@ -174,6 +179,8 @@ class Credit:
         self._told = self._highest = self._initial
         #: Where the sender was told to drain to, in its own numbers; None if it was not told to.
         self._drains_to: int | None = None
+        #: How often it was told so since the receiver's last flow, less its answers.
+        self._drains = 0
         #: Deliveries since the window was changed.
         self._used = 0
         #: The least that was prepaid in this second, and when that ends.
@@ -218,6 +225,7 @@ class Credit:
                 self.granted = max(self.granted, counted)
         self.limit = counted + (credit or 0)
         self.draining = drain
+        self._drains = 0
         if self.limit < self.granted:
             self.granted = self.limit
             self._trim()
@@ -226,7 +234,11 @@ class Credit:
         """Return what the sender is told from now on, instead of the receiver's flow, or by a flow of Sluice's own."""
         self._told = self.granted + self.offset
         self._highest = max(self._highest, self._told)
-        self._drains_to = self._told if self.draining else None
+        if self.draining:
+            self._drains_to = self._told
+            self._drains += 1
+        else:
+            self._drains_to = None
         said = self._said
         if self.granted == self.limit and not self.offset and (not self.shaped or self.sent == said):
             counted = self._initial if said is None else said
@@ -382,11 +394,14 @@ class Credit:
             self._trim()
         if not self.shaped:
             return LinkFlow(delivery_count, credit or 0, drain)
-        if drain and counted < self.limit:
+        doubtful = drain and threw_away and self._drains > 1
+        if drain:
+            self._drains = 0 if doubtful else max(0, self._drains - 1)
+        if drain and (counted < self.limit or doubtful):
             if not self.draining:
                 # It does not know yet that the receiver does not want that any more.
                 drain = False
-            elif threw_away and counted >= self.granted:
+            elif threw_away and counted >= self.granted and not doubtful:
                 self.offset -= self.limit - counted
                 counted = self.sent = self.granted = self.limit
             else:

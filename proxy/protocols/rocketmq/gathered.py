@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
+from limiter.counting.repeats import Repeats
 from limiter.deciding.asking import permits_each
 from proxy.deciding import gathered
-from proxy.deciding.batch import Group, Refusal, Request
+from proxy.deciding.batch import Group, Look, Refusal, Request
 from proxy.protocols.rocketmq.wire import codes
 from proxy.protocols.rocketmq.wire.frame import Frame
 from proxy.protocols.rocketmq.wire.header import Header
@@ -40,6 +41,10 @@ class Scanned(gathered.Scanned["Segment"]):
         resources, producer_group = self.segment.asker(run)
         at, size_bytes = self.of_run(run)
         return Group(resources, producer_group, at, permits_each(len(at)), size_bytes)
+
+    def repeats(self, indexes: Sequence[int], look: Look) -> Repeats:
+        """Look which of some frames come again."""
+        return Repeats(*self.segment.repeats(look.of.chunk, indexes, look.ids, look.key, look.now_ns, look.refused))
 
     def answered(self, indexes: Sequence[int]) -> int:
         """Return how many of some frames expect an answer."""

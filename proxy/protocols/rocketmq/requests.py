@@ -38,6 +38,7 @@ from proxy.protocols.rocketmq.wire.frame import (
     stopped_frames,
 )
 from proxy.protocols.rocketmq.wire.header import LENIENT, STRICT, UNPARSABLE, Header, classify
+from proxy.protocols.rocketmq.wire.message_id import message_id
 from proxy.spool.segments import Piece
 
 if TYPE_CHECKING:
@@ -153,6 +154,23 @@ class RequestStream:
         #: undone if they do not go on.
         self._ended: dict[int, Ended] = {}
         self._ended_by_held: dict[int, Ended] = {}
+
+    @property
+    def chunk(self) -> memoryview:
+        """The chunk whose requests wait for their verdicts."""
+        return self._chunk
+
+    def message_id(self, request: Request) -> bytes:
+        """Return the id of a request's message, as ``MessageIds`` says."""
+        frame = request.handle
+        if type(frame) is not Frame:
+            return b""
+        if frame is self._led:
+            return message_id(*self._raw(frame, frame.start))
+        start, chunk = frame.start, self._chunk
+        word: int = prefix_at(chunk, start)[1]
+        header = chunk[start + _PREFIX_BYTES : start + _PREFIX_BYTES + (word & HEADER_LENGTH)].tobytes()
+        return message_id(header, word >> 24)
 
     def between_frames(self) -> bool:
         """Return whether nothing is in hand: no part of a frame, and no chunk that waits for its verdicts."""

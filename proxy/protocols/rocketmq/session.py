@@ -23,6 +23,7 @@ from proxy.protocols.rocketmq.requests import RequestStream
 from proxy.protocols.rocketmq.scanning import scan_named
 from proxy.protocols.rocketmq.transactions import Transactions
 from proxy.protocols.rocketmq.wire.header import Header
+from proxy.protocols.rocketmq.wire.message_id import ANOTHER_EACH_TIME
 from proxy.spool.segments import Piece
 
 
@@ -109,7 +110,8 @@ class RocketMQSession(Session):
             if self._lines is not None:
                 self._lines.replay(now_ns)
         if requests:
-            batch = Batch(self._connection, side, requests.simplest())
+            ids = None if stream.about.language in ANOTHER_EACH_TIME else stream
+            batch = Batch(self._connection, side, requests.simplest(), ids=ids)
             if stream.refusals and (stream.lost or self._limiting()):
                 batch.add_verdicts(stream.refusals)
             if self._alarm is not None:

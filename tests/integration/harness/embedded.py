@@ -18,10 +18,11 @@ class EmbeddedBroker:
 
     Attributes:
         address: ``host:port`` where it listens.
+        namesrv: ``host:port`` of its name server, whose routes name ``address`` unless it advertises another.
     """
 
     def __init__(self) -> None:
-        self.address = ""
+        self.address = self.namesrv = ""
         self._loopback: Loopback
         self._scope = trio.CancelScope()
         self._token: trio.lowlevel.TrioToken
@@ -36,6 +37,14 @@ class EmbeddedBroker:
         """Return how many messages a topic has been given so far."""
         return self._loopback.stored(topic)
 
+    def create_topic(self, name: str) -> None:
+        """Make a topic; some clients do not send to one that does not exist."""
+        self._loopback.broker.create_topic(name)
+
+    def advertise(self, address: str) -> None:
+        """Name a ``host:port`` in routes from now on, such as a sidecar's."""
+        self._loopback.broker.advertise(address)
+
     def __enter__(self) -> Self:
         """Start it; leaving the block stops it.
 
@@ -44,7 +53,7 @@ class EmbeddedBroker:
         """
         self._thread.start()
         self._loopback = self._started.get(timeout=_START_TIMEOUT_S)
-        self.address = self._loopback.broker_address
+        self.address, self.namesrv = self._loopback.broker_address, self._loopback.name_server_address
         return self
 
     def __exit__(self, *exc_info: object) -> None:

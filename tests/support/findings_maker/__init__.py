@@ -256,6 +256,7 @@ def findings(**changes: Any) -> Findings:
                 name="orders",
                 need_per_s=600.0,
                 limit_per_s=900.0,
+                member_count=2,
                 members=(
                     Member(instance=MAIN, need_per_s=450.0, limit_per_s=300.0, share=0.75),
                     Member(instance=OTHER, need_per_s=150.0, limit_per_s=600.0, share=0.25),

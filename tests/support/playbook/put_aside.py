@@ -40,9 +40,9 @@ class Shared:
 
     def __init__(self, *rules: Rule, options: RateLimitOptions | None = None, **settings: float) -> None:
         self.now_ns = 1_000 * NS_PER_S
-        self.limits = Limits(RuleSet(rules))
-        self.handler = PLUGIN.build(options or RateLimitOptions(), HandlerServices(self.limits, lambda: self.now_ns))
         self.accounts = Accounts()
+        self.limits = Limits(RuleSet(rules), accounts=self.accounts)
+        self.handler = PLUGIN.build(options or RateLimitOptions(), HandlerServices(self.limits, lambda: self.now_ns))
         self.tally = Tally(self.accounts)
         self.connections: list[Connection] = []
         self.room = GatherRoom()

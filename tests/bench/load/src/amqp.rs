@@ -1,6 +1,6 @@
 //! AMQP 0.9.1, as far as the bench speaks it: publishes, how a connection begins on either side, confirms, and consuming.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
@@ -373,6 +373,9 @@ pub struct Client {
     confirmed_beyond: BTreeSet<u64>,
     pub refused: u64,
     pub received: u64,
+    /// Deliveries that were acked, and the tags of the others.
+    acked: u64,
+    unacked: VecDeque<u64>,
     /// Of the delivery that is coming: its tag, and the bytes of its body that are not here.
     coming: Option<(u64, u64)>,
 }
@@ -410,6 +413,8 @@ impl Client {
             confirmed_beyond: BTreeSet::new(),
             refused: 0,
             received: 0,
+            acked: 0,
+            unacked: VecDeque::new(),
             coming: None,
         })
     }
@@ -439,8 +444,8 @@ impl Client {
         }
     }
 
-    /// Take what came, and append an ack for each delivery.
-    pub fn take(&mut self, chunk: &[u8], out: &mut Vec<u8>) -> Result<(), String> {
+    /// Take what came.
+    pub fn take(&mut self, chunk: &[u8]) -> Result<(), String> {
         let mut bytes = std::mem::take(&mut self.bytes);
         bytes.extend(chunk);
         let mut left = &bytes[..];
@@ -448,7 +453,7 @@ impl Client {
             let Some((frame, rest)) = left.split_at_checked(frame_bytes(left)?) else {
                 break;
             };
-            self.hear(frame, out)
+            self.hear(frame)
                 .map_err(|reason| format!("{reason}: {:?}", String::from_utf8_lossy(frame)))?;
             left = rest;
         }
@@ -456,7 +461,16 @@ impl Client {
         Ok(())
     }
 
-    fn hear(&mut self, frame: &[u8], out: &mut Vec<u8>) -> Result<(), &'static str> {
+    /// Ack what came, each delivery by itself, until so many were since the beginning.
+    pub fn accept(&mut self, most: u64, out: &mut Vec<u8>) {
+        while self.acked < most {
+            let Some(tag) = self.unacked.pop_front() else { break };
+            self.acked += 1;
+            push_ack(out, tag, false);
+        }
+    }
+
+    fn hear(&mut self, frame: &[u8]) -> Result<(), &'static str> {
         let payload = &frame[PREFIX_BYTES..frame.len() - 1];
         match (frame[0], &mut self.coming) {
             (CONTENT, Some((_, left))) => {
@@ -470,7 +484,7 @@ impl Client {
         if let Some((tag, 0)) = self.coming {
             self.coming = None;
             self.received += 1;
-            push_ack(out, tag, false);
+            self.unacked.push_back(tag);
         }
         Ok(())
     }
@@ -586,6 +600,8 @@ mod tests {
             confirmed_beyond: BTreeSet::new(),
             refused: 0,
             received: 0,
+            acked: 0,
+            unacked: VecDeque::new(),
             coming: None,
         };
         let mut out = Vec::new();
@@ -605,10 +621,13 @@ mod tests {
         stream.extend(&publish_to("a", 3)[publish_to("a", 3).len() - 60..]);
         let content = stream.len() - 60;
         assert_eq!(stream[content], CONTENT);
-        let mut acks = Vec::new();
         for chunk in stream.chunks(5) {
-            client.take(chunk, &mut acks).unwrap();
+            client.take(chunk).unwrap();
         }
+        let mut acks = Vec::new();
+        client.accept(0, &mut acks);
+        assert!(acks.is_empty());
+        client.accept(2, &mut acks);
         assert_eq!((client.answered(), client.refused, client.received), (4, 1, 1));
         let mut expected = Vec::new();
         push_ack(&mut expected, 9, false);

@@ -2,6 +2,7 @@
 //!
 //! Section numbers are those of the OASIS specification, part 2.
 
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
@@ -248,7 +249,7 @@ pub struct Link {
 pub enum Way {
     /// The client sends.
     Out { settled: bool },
-    /// The client receives, with so much credit, and accepts each delivery by itself.
+    /// The client receives, with so much credit for what it has not accepted, and accepts each delivery by itself.
     In { credit: u32 },
 }
 
@@ -264,6 +265,8 @@ struct ClientLink {
     count: u32,
     /// delivery-count and link-credit added, as the receiver said last.
     limit: u32,
+    /// Of the deliveries received, those that were accepted.
+    accepted: u32,
 }
 
 /// A client's connection with one session: what it may send, and what it hears.
@@ -279,8 +282,11 @@ pub struct Client {
     /// Deliveries that were answered, and those of them that were not accepted.
     pub answered: u64,
     pub refused: u64,
-    /// Deliveries that came.
+    /// Deliveries that came, and those of them that were accepted.
     pub received: u64,
+    accepted: u64,
+    /// The others: of which link, and their ids unless they are settled.
+    unaccepted: VecDeque<(u32, Option<u32>)>,
     turn: usize,
 }
 
@@ -345,6 +351,8 @@ impl Client {
             answered: 0,
             refused: 0,
             received: 0,
+            accepted: 0,
+            unaccepted: VecDeque::new(),
             turn: 0,
         }
     }
@@ -382,6 +390,7 @@ impl Client {
             tag_at,
             count: 0,
             limit: 0,
+            accepted: 0,
         });
     }
 
@@ -431,7 +440,7 @@ impl Client {
         }
     }
 
-    /// Take what came, and append what is to be said to it at once.
+    /// Take what came, and append what is to be said to it at once; deliveries are accepted by `accept`.
     pub fn take(&mut self, chunk: &[u8], out: &mut Vec<u8>) -> Result<(), String> {
         let mut cutter = std::mem::take(&mut self.cutter);
         let taken = cutter.cut(chunk, |frame| match Performative::of(frame)? {
@@ -449,6 +458,7 @@ impl Client {
                 way.attached = true;
                 if let Way::In { credit } = way.way {
                     way.count = said.uint(9).unwrap_or(0);
+                    way.accepted = way.count;
                     way.limit = way.count.wrapping_add(credit);
                     let handle = said.needed(1)?;
                     self.say_credit(handle, out)?;
@@ -480,7 +490,7 @@ impl Client {
                     self.refused += count;
                 }
             }
-            TRANSFER => self.receive(said, out)?,
+            TRANSFER => self.receive(said)?,
             CLOSE => return Err("the connection was closed"),
             END => return Err("the session was ended"),
             DETACH => return Err("a link was detached"),
@@ -489,8 +499,8 @@ impl Client {
         Ok(())
     }
 
-    /// Take a delivery of one frame, and accept it.
-    fn receive(&mut self, said: &Performative, out: &mut Vec<u8>) -> Result<(), &'static str> {
+    /// Take a delivery of one frame.
+    fn receive(&mut self, said: &Performative) -> Result<(), &'static str> {
         let handle = said.needed(0)?;
         if said.boolean(5) {
             return Err("a delivery of several frames");
@@ -499,16 +509,32 @@ impl Client {
         self.incoming_left -= 1;
         self.received += 1;
         let link = self.link(handle)?;
-        let Way::In { credit } = link.way else {
+        if !matches!(link.way, Way::In { .. }) {
             return Err("a delivery on a link that sends");
-        };
-        link.count = link.count.wrapping_add(1);
-        if !said.boolean(4) {
-            push_disposition(out, true, said.needed(1)?, said.needed(1)?);
         }
-        if link.limit.wrapping_sub(link.count) <= credit / 2 {
-            link.limit = link.count.wrapping_add(credit);
-            self.say_credit(handle, out)?;
+        link.count = link.count.wrapping_add(1);
+        let id = if said.boolean(4) { None } else { Some(said.needed(1)?) };
+        self.unaccepted.push_back((handle, id));
+        Ok(())
+    }
+
+    /// Accept what came, until so many deliveries were since the beginning, and give credit for more.
+    pub fn accept(&mut self, most: u64, out: &mut Vec<u8>) -> Result<(), &'static str> {
+        while self.accepted < most {
+            let Some((handle, id)) = self.unaccepted.pop_front() else {
+                break;
+            };
+            self.accepted += 1;
+            if let Some(id) = id {
+                push_disposition(out, true, id, id);
+            }
+            let link = self.link(handle)?;
+            link.accepted = link.accepted.wrapping_add(1);
+            let Way::In { credit } = link.way else { continue };
+            if link.limit.wrapping_sub(link.accepted) <= credit / 2 {
+                link.limit = link.accepted.wrapping_add(credit);
+                self.say_credit(handle, out)?;
+            }
         }
         Ok(())
     }
@@ -928,6 +954,28 @@ mod tests {
                 answered: 0
             }
         );
+    }
+
+    #[test]
+    fn credit_is_given_for_what_was_accepted() {
+        let mut client = Client::new(0, RABBIT.window);
+        let link = Link {
+            address: "/queues/q".into(),
+            way: Way::In { credit: 4 },
+        };
+        client.attach(&link, 3, &mut Vec::new());
+        client.links[0].limit = 4;
+        let mut out = Vec::new();
+        for _ in 0..4 {
+            client.take(&transfer(0, false, 3).0, &mut out).unwrap();
+        }
+        client.accept(1, &mut out).unwrap();
+        assert_eq!((client.received, client.accepted, client.links[0].limit), (4, 1, 4));
+        let mut expected = Vec::new();
+        push_disposition(&mut expected, true, 0, 0);
+        assert_eq!(out, expected);
+        client.accept(u64::MAX, &mut out).unwrap();
+        assert_eq!((client.accepted, client.links[0].limit), (4, 8));
     }
 
     #[test]

@@ -1,4 +1,5 @@
 //! One connection that several tasks share: it sends to queues, as fast as it goes, at a pace or in batches, and consumes.
+//! With `--at-most` nothing goes as fast as it goes: each queue gets so many messages a second, and so many are accepted.
 //!
 //! A line of JSON says what there was when the warm-up was over, and another when the time was; then the connection stays
 //! until the standard input ends, so that a broker can be asked what arrived.
@@ -50,6 +51,8 @@ struct Shared {
     batches_end: u64,
     /// None that goes beyond so many sends to a queue.
     most: u64,
+    /// So many deliveries a second are accepted, if not all at once.
+    accepts_per_s: Option<f64>,
     unsent: Vec<u8>,
     written: usize,
     interest: Interest,
@@ -64,6 +67,7 @@ pub fn run(mut args: Args) -> Result<(), String> {
     let paced: Option<String> = args.optional("pace")?;
     let receives: Option<String> = args.optional("receive")?;
     let count: Option<u64> = args.optional("count")?;
+    let at_most: Option<f64> = args.optional("at-most")?;
     let warmup = args.seconds("warmup", 2.0)?;
     let seconds = args.seconds("seconds", 8.0)?;
     args.finish()?;
@@ -72,7 +76,7 @@ pub fn run(mut args: Args) -> Result<(), String> {
         .filter(|queue| !queue.is_empty())
         .map(|queue| Sending {
             queue: queue.to_owned(),
-            pace: Pace::Free,
+            pace: at_most.map_or(Pace::Free, Pace::PerSecond),
         })
         .collect();
     if let Some((queue, pace)) = paced.as_ref().and_then(|paced| paced.split_once('=')) {
@@ -87,6 +91,7 @@ pub fn run(mut args: Args) -> Result<(), String> {
         pace: Pace::Batches,
     }));
     let mut shared = Shared::new(target, protocol, sendings, receives.as_deref(), body_bytes)?;
+    shared.accepts_per_s = at_most;
     if let Some(count) = count {
         shared.most = count;
         let until = Instant::now() + LONGEST;
@@ -157,6 +162,7 @@ impl Shared {
             began: Instant::now(),
             batches_end: BATCH,
             most: u64::MAX,
+            accepts_per_s: None,
             unsent: Vec::new(),
             written: 0,
             interest: Interest::Read,
@@ -173,6 +179,7 @@ impl Shared {
 
     /// Read what is there, and write as long as there is something that may be sent.
     fn turn(&mut self) -> Result<(), String> {
+        self.accept()?;
         self.produce();
         let interest = if self.unsent.is_empty() {
             Interest::Read
@@ -205,12 +212,24 @@ impl Shared {
         match self.stream.read(&mut buffer) {
             Ok(0) => Err("the connection was closed by the other side".into()),
             Ok(read) => match &mut self.client {
-                Client::Old(client) => client.take(&buffer[..read], &mut self.unsent),
+                Client::Old(client) => client.take(&buffer[..read]),
                 Client::New(client) => client.take(&buffer[..read], &mut self.unsent),
             },
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
             Err(error) => Err(format!("the connection broke: {error}")),
         }
+    }
+
+    fn accept(&mut self) -> Result<(), String> {
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // far below 2^52, and never below 0
+        let most = self
+            .accepts_per_s
+            .map_or(u64::MAX, |rate| (self.began.elapsed().as_secs_f64() * rate) as u64);
+        match &mut self.client {
+            Client::Old(client) => client.accept(most, &mut self.unsent),
+            Client::New(client) => client.accept(most, &mut self.unsent)?,
+        }
+        Ok(())
     }
 
     fn write(&mut self) -> Result<(), String> {

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from admin.analytics.advice import (
+    MOST_MEMBERS,
     Advice,
     Candidate,
     Claim,
@@ -26,6 +27,7 @@ from admin.analytics.figures import Demand, Limit, Most, Percentiles, Storms
 from admin.analytics.options import Options, Try
 from admin.analytics.words import DAY_S
 from admin.wire.recommendations import Recommendation, Replay
+from limiter.rules.rule import MAX_RATE_PER_S
 
 WEEK_S = 7 * DAY_S
 
@@ -172,6 +174,13 @@ def test_no_step_goes_beyond_the_busiest_second() -> None:
     assert [each.rate_per_s for each in decided(demand(raw=percentiles(600))).steps] == [560, 620, 700, 720]
 
 
+def test_no_rate_is_looked_at_that_no_limit_can_have() -> None:
+    for of in (demand(9e8, 7e8), demand(100, 9e8), demand(9e8, 9e8)):
+        for found in (decided(of), decided(replace(of, limit=replace(of.limit, bytes_per_s=7e8), size_bytes=of.raw))):
+            rates = [rate for each in found.candidates for rate in (each.rate_per_s, each.bytes_per_s)]
+            assert max(rate for rate in rates if rate is not None) <= MAX_RATE_PER_S
+
+
 def test_a_limit_about_the_need_that_refuses_is_raised_to_what_holds() -> None:
     found = decided(demand(430, 560, raw=percentiles(2000)))
     assert (found.action, found.recommended.rate_per_s) == ("keep", 560)
@@ -277,6 +286,13 @@ def test_a_fleet_is_added_up_and_each_gets_its_part() -> None:
     free = msgspec.structs.replace(other, limit=Limit(), need_per_s=0.0)
     idle = fleet("topic", "orders", [free, msgspec.structs.replace(free, instance="c")])
     assert (idle.limit_per_s, [each.share for each in idle.members]) == (None, [0.5, 0.5])
+
+
+def test_of_a_large_fleet_all_are_added_up_and_the_first_are_named() -> None:
+    one = decided(demand())
+    found = fleet("topic", "orders", [msgspec.structs.replace(one, instance=f"{at:04}") for at in range(1000)])
+    assert (found.need_per_s, found.limit_per_s, found.member_count) == (560_000, 300_000, 1000)
+    assert [each.instance for each in found.members] == [f"{at:04}" for at in range(MOST_MEMBERS)]
 
 
 def test_advice_is_the_same_after_it_was_written_down() -> None:

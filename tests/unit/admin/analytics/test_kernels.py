@@ -1,5 +1,6 @@
 """From rows of tables to recommendations: what is known of sidecars, what is decided, replayed by week, and settled."""
 
+import tracemalloc
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -317,3 +318,19 @@ def test_of_nothing_nothing_comes() -> None:
     assert _through(kernels.settle(), [], kernels.REPLAYED) == []
     assert list(kernels.share_out({}, 1.0)([])) == []
     assert backtest.replay([], LimitOf(), []).refused == ()
+
+
+def test_the_hours_of_a_resource_are_gone_through_without_being_kept(rows: Mapping[str, list[dict[str, Any]]]) -> None:
+    hour = _of_hours(rows)[0]
+    seconds = {"values": [float(value) for value in range(100)], "seconds": [1] * 100}
+    hour = hour | {"demand": hour["demand"] | {"calm": seconds, "loud_asked": seconds}}
+    hours = [hour | {"hour_s": hour["hour_s"] + 3600 * at} for at in range(2000)]
+    (batch,) = pa.Table.from_pylist(hours, schema=HOURS_SCHEMA).to_batches()
+    tracemalloc.start()
+    try:
+        found = [row for each in kernels.judge(INSTANCES, OPTIONS)([batch]) for row in each.to_pylist()]
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [row["made"] for row in found].count("decided") == 1
+    assert most_bytes < batch.nbytes

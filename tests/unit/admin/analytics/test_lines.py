@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from admin.analytics import lines
-from admin.analytics.lines import GATHERED, SPANS, Wanted, gather, spans
+from admin.analytics.lines import GATHERED, HOURS_IN, Wanted, gather, hours_in
 from admin.rejection_log.records import (
     AnyRecord,
     HeartbeatRecord,
@@ -287,17 +287,18 @@ def test_an_empty_packed_file_has_nothing() -> None:
     assert _gathered([gzip.compress(b"")], _PACKED) == []
 
 
-def test_spans_are_of_the_records_of_each_file() -> None:
-    at = (60, 30, 90)
+def test_hours_are_of_the_records_of_each_file() -> None:
+    # The clock of the second one was set once it ran.
+    at = (60, 30, 90, _HOUR_S + 5)
     batches = [
-        _batch([_line({**GOOD, "at_s": at_s}) for at_s in at], "file:/a"),
+        _batch([_line({**GOOD, "at_s": at_s}) for at_s in at[:3]], "file:/a"),
         _batch([b"junk", b"\xff", b"", _line({"at_s": -5}), _line({"at_s": "7"}), b"[" * 20_000], "file:/junk"),
         _batch([gzip.compress(b"\n".join(_line({**GOOD, "at_s": at_s}) for at_s in at))[:-9]], "file:/b.gz"),
-        _batch([_line({**GOOD, "at_s": 700})], "file:/a"),
+        _batch([_line({**GOOD, "at_s": 3700})], "file:/a"),
     ]
-    (found,) = spans(batches)
-    assert found.schema == SPANS
-    assert {row["file"]: (row["first_s"], row["last_s"]) for row in found.to_pylist()} == {
-        "file:/a": (30, 700),
-        "file:/b.gz": (30, 90),
+    (found,) = hours_in(batches)
+    assert found.schema == HOURS_IN
+    assert {row["file"]: row["hours"] for row in found.to_pylist()} == {
+        "file:/a": [0, 3600],
+        "file:/b.gz": [0, _HOUR_S],
     }

@@ -1,16 +1,18 @@
 """``--once``: which hours are made anew, of which files. What Spark does stands in here; see ``tests/spark`` for it."""
 
 import os
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from admin.analytics import once
 from admin.analytics.findings import Inputs, SetAside
-from admin.analytics.inputs import Found, find
+from admin.analytics.inputs import File, Found, find
 from admin.analytics.lines import Wanted
 from admin.analytics.once import Seen
 from admin.analytics.options import Options
@@ -56,9 +58,13 @@ class Job:
             raise self.fails
         return Inputs(set_aside=tuple(_bad(self.logs / name) for name in sorted(names & self.bad)))
 
-    def look(self, _tools: Any, found: Found) -> dict[str, tuple[int, int]]:
-        """Stand in for ``once._spans``."""
-        return {file.path: self.spans[name] for file in found.files if (name := Path(file.path).name) in self.spans}
+    def look(self, _tools: Any, found: Found) -> defaultdict[str, set[int]]:
+        """Stand in for ``once._hours_of``."""
+        hours: defaultdict[str, set[int]] = defaultdict(set)
+        for file in found.files:
+            first_s, last_s = self.spans.get(Path(file.path).name, (0, -1))
+            hours[file.path] = set(range(first_s - first_s % HOUR_S, last_s + 1, HOUR_S))
+        return hours
 
     def run(self, options: Options = OPTIONS) -> Inputs:
         """Run once over all that is there."""
@@ -78,7 +84,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     (tmp_path / "logs").mkdir()
     found = Job(tmp_path / "out", tmp_path / "logs")
     monkeypatch.setattr(once, "make_tables", found.make_tables)
-    monkeypatch.setattr(once, "_spans", found.look)
+    monkeypatch.setattr(once, "_hours_of", found.look)
     return found
 
 
@@ -229,3 +235,62 @@ def test_a_damaged_note_is_said(job: Job) -> None:
     note.write_bytes(note.read_bytes()[:-9])
     with pytest.raises(StartError, match=f"{note}: cannot be read: .*; remove {job.out} to read all logs again"):
         job.run()
+
+
+PLAIN = Options()
+FIRST_S = 1_800_000_000
+
+
+class Reports:
+    """Reports into one directory, of files whose hours are given; ``made`` is what each was made of."""
+
+    def __init__(self, out: Path, patch: pytest.MonkeyPatch) -> None:
+        self.out = out
+        self.hours: dict[str, set[int]] = {}
+        self.bad: tuple[SetAside, ...] = ()
+        self.made: list[tuple[set[str], frozenset[int] | None]] = []
+        patch.setattr(once, "_hours_of", lambda _, found: defaultdict(set, self._of(found)))
+        patch.setattr(once, "make_tables", self._make)
+
+    def _of(self, found: Found) -> dict[str, set[int]]:
+        return {each.path: self.hours[each.path] for each in found.files if each.path in self.hours}
+
+    def _make(self, _tools: object, found: Found, _options: Options, wanted: Wanted) -> Inputs:
+        self.made.append(({each.path for each in found.files}, wanted.hours))
+        return Inputs(logs=(), files=0, size_bytes=0, bad_lines=0, skipped_files=0, set_aside=self.bad)
+
+    def report(self, *paths: str) -> Inputs:
+        found = Found(("logs",), tuple(File(path, 10, 1.5) for path in paths))
+        tools: Any = msgspec.defstruct("Tools", [("step", Any)])(lambda _: None)
+        return Seen.read(self.out, PLAIN).take(tools, found, PLAIN)
+
+
+@pytest.fixture
+def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reports:
+    return Reports(tmp_path, monkeypatch)
+
+
+def test_of_a_clock_that_was_set_only_the_hours_with_records_are_made(reports: Reports) -> None:
+    reports.hours = {"/a": {0, FIRST_S}, "/b": {FIRST_S}}
+    reports.report("/a")
+    reports.report("/a", "/b")
+    assert reports.made == [({"/a"}, frozenset({0, FIRST_S})), ({"/a", "/b"}, frozenset({FIRST_S}))]
+
+
+def test_an_hour_that_is_made_without_a_file_that_is_gone_is_told(reports: Reports) -> None:
+    reports.hours = {"/old": {FIRST_S - 3600}, "/a": {FIRST_S}, "/late": {FIRST_S}, "/c": {FIRST_S + 3600}}
+    assert reports.report("/old", "/a").set_aside == ()
+    # Nothing of their hours is made anew, and what was made of them is there.
+    assert reports.report("/c").set_aside == ()
+    told = reports.report("/c", "/late")
+    assert [(each.file, each.lines) for each in told.set_aside] == [("/a", 0)]
+    assert "is gone" in told.set_aside[0].reason
+    assert told.skipped_files == 1
+    assert reports.report("/c", "/late").set_aside == told.set_aside
+
+
+def test_what_is_wrong_with_a_file_stays_with_it_whatever_it_is_called(reports: Reports) -> None:
+    reports.hours = {"/a%20b": {FIRST_S}}
+    reports.bad = (SetAside(file="/a%20b", reason="no record", lines=3),)
+    assert reports.report("/a%20b").bad_lines == 3
+    assert reports.report("/a%20b").bad_lines == 3

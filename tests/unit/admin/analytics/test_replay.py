@@ -206,3 +206,15 @@ def test_seconds_without_requests_fill_the_bucket() -> None:
     replay = Replay(Limit(rate_per_s=10, burst_s=5.0), 0)
     assert replay.second(0, 200, 200) > 0
     assert replay.second(100, 50, 50) == 0
+
+
+@pytest.mark.parametrize("rate", [1e-12, 1e15])
+@pytest.mark.parametrize("burst_s", [0.001, 1.0, 3600.0])
+def test_a_rate_that_no_rule_can_have_is_replayed_as_the_nearest(rate: float, burst_s: float) -> None:
+    seconds = [Second(at_s, 10, 100, 1000) for at_s in range(100)]
+    for limit in (
+        Limit("r", rate, burst_s=burst_s),
+        Limit("r", None, bytes_per_s=rate, bytes_burst_s=burst_s),
+    ):
+        refused = replayed(limit, seconds)
+        assert refused == 0 if rate > 1 else refused > 9000

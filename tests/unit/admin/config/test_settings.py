@@ -13,6 +13,7 @@ from admin.config.settings import (
     Limit,
     LimitSettings,
     ListenerSettings,
+    ReportSettings,
     Settings,
     WrittenLimit,
     parse_endpoint,
@@ -178,3 +179,9 @@ def test_what_is_no_number_is_no_limit(key: str, value: Any) -> None:
 def test_zero_has_no_sign(key: str) -> None:
     read = getattr(WrittenLimit.model_validate({"rate": 1, key: -0.0}), key)
     assert str(read) == "0.0"
+
+
+def test_a_report_is_named_by_its_file() -> None:
+    assert ReportSettings(recommendations="off").recommendations == "off"
+    with pytest.raises(ValidationError, match=r"must be the path of a recommendations\.json"):
+        ReportSettings(recommendations="out")

@@ -149,6 +149,7 @@ def test_every_single_key_has_a_variable() -> None:
         "SLUICE_REJECTION_LOG_MAX_TOTAL_BYTES": ("rejection_log", "max_total_bytes"),
         "SLUICE_REJECTION_LOG_MAX_KEYS_PER_S": ("rejection_log", "max_keys_per_s"),
         "SLUICE_REJECTION_LOG_MAX_RESOURCES": ("rejection_log", "max_resources"),
+        "SLUICE_REPORT_RECOMMENDATIONS": ("report", "recommendations"),
         "SLUICE_SPOOL_DIR": ("spool", "dir"),
         "SLUICE_SPOOL_MEMORY_BYTES": ("spool", "memory_bytes"),
         "SLUICE_SPOOL_MAX_DISK_BYTES": ("spool", "max_disk_bytes"),

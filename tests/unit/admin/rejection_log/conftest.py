@@ -15,7 +15,13 @@ ORDERS = Resource("topic", "orders")
 
 
 def second_of(
-    name: str = "orders", *, admitted: int = 0, refused: int = 0, clients: tuple[str, ...] = ("10.0.0.1",)
+    name: str = "orders",
+    *,
+    admitted: int = 0,
+    refused: int = 0,
+    repeated: int = 0,
+    identified: int = 0,
+    clients: tuple[str, ...] = ("10.0.0.1",),
 ) -> ResourceSecond:
     outcomes = {
         "admitted": Amount(admitted, 2 * admitted, 100 * admitted),
@@ -28,6 +34,8 @@ def second_of(
         {"JAVA": (admitted + refused, refused)},
         clients,
         more_clients=False,
+        repeated=Amount(repeated, 2 * repeated, 100 * repeated),
+        identified=identified,
     )
 
 

@@ -19,11 +19,12 @@ def traffic(minute: Aggregate, name: str = "orders") -> Traffic:
 
 def test_seconds_add_up_and_each_is_told_apart(make_second: Make) -> None:
     minute = Aggregate(MINUTE, 10)
-    minute.add(MINUTE + 3, make_second(admitted=2, refused=1))
-    minute.add(MINUTE + 59, make_second(admitted=5))
+    minute.add(MINUTE + 3, make_second(admitted=2, refused=1, identified=1))
+    minute.add(MINUTE + 59, make_second(admitted=5, repeated=1))
     of = traffic(minute)
     assert of.amounts() == {"admitted": Amount(7, 14, 700), "refused": Amount(1, 1, 1)}
-    assert of.seconds() == [(3, 59), (4, 10), (1, 0), (3, 5), (201, 500)]
+    assert of.seconds() == [(3, 59), (4, 10), (1, 0), (3, 5), (201, 500), (0, 2)]
+    assert (of.repeated, of.identified) == (Amount(1, 2, 100), 1)
     assert of.languages == {"JAVA": (8, 1)}
     assert (of.busy_answers, list(of.clients), of.more_clients) == (1, ["10.0.0.1"], False)
 
@@ -31,8 +32,8 @@ def test_seconds_add_up_and_each_is_told_apart(make_second: Make) -> None:
 def test_a_second_that_comes_in_parts_or_out_of_order_is_one(make_second: Make) -> None:
     minute = Aggregate(MINUTE, 10)
     for offset in (7, 7, 3, 9, 3):
-        minute.add(MINUTE + offset, make_second(admitted=1))
-    assert traffic(minute).seconds() == [(3, 7, 9), (4, 4, 2), (0, 0, 0), (2, 2, 1), (200, 200, 100)]
+        minute.add(MINUTE + offset, make_second(admitted=1, repeated=1))
+    assert traffic(minute).seconds() == [(3, 7, 9), (4, 4, 2), (0, 0, 0), (2, 2, 1), (200, 200, 100), (4, 4, 2)]
 
 
 def test_what_shadowed_bypassed_and_exempt_requests_were_reached_the_broker_and_held_ones_count_once() -> None:
@@ -40,7 +41,7 @@ def test_what_shadowed_bypassed_and_exempt_requests_were_reached_the_broker_and_
     outcomes: Any = dict.fromkeys(("shadowed", "bypassed", "exempt", "held", "dropped"), one)
     minute = Aggregate(MINUTE, 10)
     minute.add(MINUTE, ResourceSecond(Resource("topic", "orders"), outcomes, 0, {}, (), more_clients=False))
-    assert traffic(minute).seconds() == [(0,), (3,), (1,), (4,), (40,)]
+    assert traffic(minute).seconds() == [(0,), (3,), (1,), (4,), (40,), (0,)]
 
 
 def test_bytes_that_are_charged_later_count_without_a_request() -> None:
@@ -48,7 +49,7 @@ def test_bytes_that_are_charged_later_count_without_a_request() -> None:
     minute = Aggregate(MINUTE, 10)
     minute.add(MINUTE, ResourceSecond(Resource("subscription", "g@t"), charged, 0, {}, (), more_clients=False))
     ((_, of),) = minute
-    assert of.seconds() == [(0,), (32,), (0,), (0,), (4096,)]
+    assert of.seconds() == [(0,), (32,), (0,), (0,), (4096,), (0,)]
 
 
 def test_clients_are_counted_up_to_a_bound(make_second: Make) -> None:
@@ -88,8 +89,9 @@ def test_the_seconds_always_add_up_to_the_amounts(asked: list[tuple[int, int, in
     of = Traffic()
     for offset, admitted, refused in asked:
         outcomes: Any = {"admitted": Amount(admitted, admitted, admitted), "refused": Amount(refused, refused, refused)}
-        of.add(offset, ResourceSecond(Resource("topic", "t"), outcomes, 0, {}, (), more_clients=False))
+        again = Amount(refused, refused, refused)
+        of.add(offset, ResourceSecond(Resource("topic", "t"), outcomes, 0, {}, (), more_clients=False, repeated=again))
     offsets, *columns = of.seconds()
     assert list(offsets) == sorted({offset for offset, admitted, refused in asked if admitted or refused})
     sums = [sum(admitted for _, admitted, _ in asked), sum(refused for _, _, refused in asked)]
-    assert [sum(column) for column in columns] == [*sums, sum(sums), sum(sums)]
+    assert [sum(column) for column in columns] == [*sums, sum(sums), sum(sums), sums[1]]

@@ -8,7 +8,7 @@ from admin.edits.model import Change
 from admin.rejection_log.aggregate import Aggregate
 from admin.rejection_log.composing import Composer, LimitsInForce
 from admin.rejection_log.records import AnyRecord, TrafficRecord
-from limiter.counting.rejections import Rejection, ResourceSecond
+from limiter.counting.rejections import Amount, Rejection, ResourceSecond
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
@@ -48,7 +48,7 @@ def test_a_traffic_record_says_all_that_was_counted(
     composer: Composer, make_second: Callable[..., ResourceSecond]
 ) -> None:
     minute = Aggregate(MINUTE, 10)
-    minute.add(MINUTE + 2, make_second(admitted=3, refused=4))
+    minute.add(MINUTE + 2, make_second(admitted=3, refused=4, repeated=2, identified=3))
     ((resource, traffic),) = minute
     limit = {"rule": "topic:orders", "rate_per_s": 3.0, "break_s": 1.0}
     record = read(composer.traffic(MINUTE, resource, traffic, limit))
@@ -59,7 +59,8 @@ def test_a_traffic_record_says_all_that_was_counted(
     assert (record.admitted.messages, record.refused.requests, record.held.requests) == (6, 4, 0)
     assert (record.busy_answers, record.languages, record.clients) == (4, {"JAVA": (7, 4)}, 1)
     assert (record.second, record.second_admitted, record.second_refused) == ((2,), (6,), (4,))
-    assert (record.second_requests, record.second_bytes) == ((7,), (304,))
+    assert (record.second_requests, record.second_bytes, record.second_repeated) == ((7,), (304,), (4,))
+    assert (record.repeated, record.identified) == (Amount(2, 4, 200), 3)
 
 
 def test_what_is_as_by_default_is_not_written(composer: Composer, make_second: Callable[..., ResourceSecond]) -> None:
@@ -68,6 +69,7 @@ def test_what_is_as_by_default_is_not_written(composer: Composer, make_second: C
     ((resource, traffic),) = minute
     written = msgspec.json.decode(composer.traffic(MINUTE, resource, traffic, {"rule": "r", "rate_per_s": 1.0}))
     unwritten = {"admitted", "held", "burst_s", "bytes_burst_s", "count", "action", "bytes_per_s", "more_clients"}
+    unwritten |= {"repeated", "identified", "second_repeated"}
     assert not unwritten & set(written)
 
 

@@ -1,6 +1,7 @@
 """What a killed process leaves, cut off at every byte: nothing twice, and at most the last second missing."""
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import structlog
 
 from admin.common import disk
 from admin.common.disk import Appender
-from admin.rejection_log import recovery
+from admin.rejection_log import recovery, write_ahead
 from admin.rejection_log.aggregate import Aggregate
 from admin.rejection_log.composing import Batch, Composer, LimitsInForce, line_of
 from admin.rejection_log.files import Bounds, LogFiles
@@ -49,10 +50,12 @@ class Life:
     def second(self, at_s: int) -> None:
         for name in NAMES:
             self.batch.records.add(self.composer.rejection(at_s, self._make_rejection(name)), "rejection")
-            second = self._make_second(name, admitted=2, refused=1)
+            second = self._make_second(name, admitted=2, refused=1, repeated=1, identified=1)
             resource, clients = self.minute.add(at_s, second)
             known = (second.outcomes, second.busy_answers, second.languages, clients, second.more_clients)
-            seen = Seen(resource.kind, resource.name, LIMITS.of(resource), at_s, *known)
+            seen = Seen(
+                resource.kind, resource.name, LIMITS.of(resource), at_s, *known, second.repeated, second.identified
+            )
             self.batch.write_ahead.add(line_of(seen))
         self.minute.cover(at_s, at_s + 1)
         self.write()
@@ -137,10 +140,23 @@ def test_running_minute_is_recovered_with_its_limits_and_a_heartbeat(life: Life,
     ]
     assert [each.get("rate_per_s") for each in traffic] == [5, None, None]
     assert [each["clients"] for each in traffic] == [1, 1, 1]
+    again = [(each["repeated"], each["second_repeated"], each["identified"]) for each in traffic]
+    assert again == [([3, 6, 300], [2, 2, 2], 3)] * 3
     assert (heartbeat["type"], heartbeat["seconds"], heartbeat["at_s"]) == ("heartbeat", 3, MINUTE)
     # There is nothing left to be done.
     assert recover_now(folder).files == 0
     assert found.records() == records
+
+
+def test_what_a_version_that_knew_of_no_repeats_left_is_recovered(life: Life, folder: Folder, found: Any) -> None:
+    life.second(MINUTE)
+    dead = Dead(folder.path)
+    entries = [json.loads(line) for line in dead.write_ahead.read_bytes().splitlines()]
+    older = [entry[:-2] if entry[0] == "traffic" else entry for entry in entries]
+    assert older != entries
+    dead.write_ahead.write_text("".join(f"{json.dumps(entry)}\n" for entry in older))
+    recover_now(folder)
+    assert totals(found, folder.path) == {"admitted": 6, "refused": 3, "rejected": 3}
 
 
 def recover_now(folder: Folder) -> recovery.Recovered:
@@ -283,13 +299,22 @@ def test_a_link_is_not_followed(folder: Folder, tmp_path: Path) -> None:
     assert entry["reason"] == "too many levels of symbolic links"
 
 
-def test_what_nobody_can_read_is_left_and_costs_no_other_run(life: Life, folder: Folder, found: Any) -> None:
+def test_what_nobody_can_read_is_left_and_costs_no_other_run(
+    life: Life, folder: Folder, found: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     life.second(MINUTE)
-    # Bytes that are more than any sum can be.
+    added = write_ahead._add
+
+    def add(left: Any, seen: Seen) -> None:
+        if seen.name == "unreadable":
+            raise OverflowError
+        added(left, seen)
+
+    monkeypatch.setattr(write_ahead, "_add", add)
     scratch = f".rejections-other-{'f' * 12}.scratch"
     lines = (
         Header(VERSION, "other", "f" * 12, "0.1", MINUTE, 0, 10),
-        Seen("topic", "orders", {}, MINUTE, {"admitted": Amount(1, 1, 2**63)}, 0, {}, (), more_clients=False),
+        Seen("topic", "unreadable", {}, MINUTE, {"admitted": Amount(1, 1, 1)}, 0, {}, (), more_clients=False),
         Commit(1, 0, 1, 0, limiting=True, lost_records=0),
     )
     (folder.path / scratch).write_bytes(b"".join(map(line_of, lines)))

@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from starlette.testclient import TestClient
 
 from admin import web
 from admin.config.settings import Limit, WrittenLimit
+from limiter.rules.resource import SCOPES, TOTAL
 
 _FILES = Path(web.__file__).parent / "files"
 
@@ -18,6 +20,7 @@ def client() -> TestClient:
 
 def test_page_and_its_files_are_served_with_their_types(client: TestClient) -> None:
     expected = {"": "text/html", "web/base.css": "text/css", "web/main.js": "text/javascript", "web/icon.svg": "image/"}
+    expected |= {"web/vendor/uplot.js": "text/javascript", "web/vendor/uplot.css": "text/css"}
     for path, media_type in expected.items():
         answer = client.get(f"/{path}")
         assert answer.status_code == 200
@@ -54,6 +57,11 @@ def test_the_form_has_all_fields_of_a_limit_besides_its_rate(client: TestClient)
     assert {each["key"] for each in fields if each["named"]} == WrittenLimit.model_fields.keys() - Limit.model_fields
 
 
+def test_what_has_no_page_of_its_own_is_what_is_no_resource() -> None:
+    text = (_FILES / "router.js").read_text(encoding="utf-8")
+    assert set(json.loads(text.split("NO_RESOURCES = ")[1].split(";")[0])) == {*SCOPES, TOTAL}
+
+
 def test_no_script_makes_markup_of_text() -> None:
     for path in _FILES.glob("*.js"):
         text = path.read_text(encoding="utf-8")
@@ -65,4 +73,6 @@ def test_no_file_carries_inline_script_or_style() -> None:
     text = (_FILES / web.INDEX).read_text(encoding="utf-8")
     assert "style=" not in text
     assert "<style" not in text
-    assert text.count("<script") == text.count('<script type="module" src="/web/')
+    assert len(re.findall(r"<script\b", text)) == len(
+        re.findall(r'<script (defer|type="module") src="/web/[^"]+"></', text)
+    )

@@ -10,6 +10,7 @@ import pytest
 
 from limiter.counting.accounts import Accounts
 from limiter.counting.rejections import Amount, Outcome, Rejection, TrafficSecond
+from limiter.counting.repeats import KEPT_NS
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import (
     LATER,
@@ -17,6 +18,7 @@ from proxy.deciding.batch import (
     Charge,
     ConnectionInfo,
     Hold,
+    MessageIds,
     Refuse,
     Request,
     Shadow,
@@ -41,17 +43,19 @@ class Told:
     def count(
         self,
         *requests: Request,
+        ids: MessageIds | None = None,
+        now_ns: int = 0,
         charges: tuple[Charge, ...] = (),
         bypassed: bool = False,
         exempt: bool = False,
         **verdicts: Verdict,
     ) -> Batch:
         """Count a batch; verdicts are named by the index of their request, as ``at1``."""
-        batch = Batch(msgspec.structs.replace(INFO, exempt=exempt), Side.CLIENT, requests, charges)
+        batch = Batch(msgspec.structs.replace(INFO, exempt=exempt), Side.CLIENT, requests, charges, ids=ids)
         batch.add_verdicts({int(name.removeprefix("at")): verdict for name, verdict in verdicts.items()})
         if bypassed:
             batch.bypassed["rate_limit"] = "late"
-        self.tally.count(batch, 0, self.sender)
+        self.tally.count(batch, now_ns, self.sender)
         return batch
 
     def over(self) -> TrafficSecond:
@@ -244,3 +248,88 @@ def test_what_is_given_up_undecided_is_counted_though_one_stands_for_many(told: 
     told.tally.lost([one, other, other, other], 0, told.sender)
     assert told.outcomes() == {"a": {"dropped": Amount(4, 8, 400)}}
     assert told.held() == (0, 0)
+
+
+class Ids:
+    """Whose handles are their messages' ids."""
+
+    chunk = memoryview(b"")
+
+    def message_id(self, request: Request) -> bytes:
+        assert isinstance(request.handle, bytes)
+        return request.handle
+
+
+IDS: Final = Ids()
+
+
+def repeats(told: Told) -> dict[str, tuple[Amount, int]]:
+    """Return by resource what came again, and of how much it would be seen if it did."""
+    return {each.resource.name: (each.repeated, each.identified) for each in told.over().resources}
+
+
+def test_what_was_refused_and_comes_again_is_counted_however_it_ends(told: Told) -> None:
+    first, other, none = (request("a", handle=handle) for handle in (b"1", b"2", b""))
+    told.count(first, other, none, ids=IDS, at0=refuse(), at1=refuse(), at2=refuse())
+    assert repeats(told) == {"a": (Amount(), 2)}
+    told.count(first, other, none, ids=IDS, at0=refuse())
+    assert repeats(told) == {"a": (Amount(2, 2, 200), 1)}
+    # The other one has passed; the next time it is another attempt of nobody.
+    told.count(first, other, ids=IDS)
+    told.count(first, other, ids=IDS)
+    assert repeats(told) == {"a": (Amount(1, 1, 100), 0)}
+    assert told.tally.repeated_requests == {"topic": 3}
+
+
+def test_what_comes_again_counts_with_all_its_messages_and_for_all_its_resources(told: Told) -> None:
+    many = request("a", "b", messages=5, size_bytes=700, handle=b"1")
+    told.count(many, ids=IDS, at0=refuse())
+    told.count(many, ids=IDS, at0=shadow())
+    assert repeats(told) == dict.fromkeys("ab", (Amount(1, 5, 700), 1))
+    assert told.tally.repeated_requests == {"topic": 1}
+
+
+def test_the_same_id_elsewhere_is_another_message(told: Told) -> None:
+    told.count(request("a", handle=b"1"), ids=IDS, at0=refuse())
+    told.count(request("b", handle=b"1"), ids=IDS, at0=refuse())
+    assert repeats(told) == dict.fromkeys("ab", (Amount(), 1))
+
+
+def test_nobody_looks_while_nothing_was_refused_of_late(told: Told) -> None:
+    class Strict(Ids):
+        def message_id(self, request: Request) -> bytes:
+            raise AssertionError(request)
+
+    told.count(request("a", handle=b"1"), ids=Strict())
+    told.count(request("a", handle=b"1"), ids=IDS, at0=refuse())
+    told.count(request("b", handle=b"1"), ids=Strict())
+    told.count(request("a", handle=b"1"), ids=Strict(), now_ns=KEPT_NS)
+
+
+def test_what_was_held_and_goes_on_all_the_same_comes_again_too(told: Told) -> None:
+    again = request("a", handle=b"1")
+    told.count(again, ids=IDS, at0=refuse())
+    told.count(again, ids=IDS, at0=hold())
+    told.tally.passed_on(again, 0, told.sender)
+    assert repeats(told) == {"a": (Amount(1, 1, 100), 1)}
+
+
+@pytest.mark.parametrize("ends", ["refused", "dropped"])
+def test_what_was_held_counts_when_it_is_known_what_becomes_of_it(told: Told, ends: str) -> None:
+    held = request("a", handle=b"1")
+    for again in (False, True):
+        told.count(held, ids=IDS, at0=hold())
+        assert repeats(told) == {"a": (Amount(), 0)}
+        # By then the session has a handle of its own.
+        held.handle = None
+        if ends == "refused":
+            told.tally.resolved(held, refuse(), 0, told.sender)
+        else:
+            told.tally.dropped(held, 0, told.sender)
+        assert repeats(told) == {"a": (Amount(1, 1, 100) if again else Amount(), 1)}
+        held.handle = b"1"
+    told.count(held, ids=IDS, at0=hold())
+    told.tally.resolved(held, None, 0, told.sender)
+    told.count(held, ids=IDS)
+    assert repeats(told) == {"a": (Amount(1, 1, 100), 0)}
+    assert told.tally.repeated_requests == {"topic": 2}

@@ -155,6 +155,8 @@ OPERATIONS = {
     "GET /connections": "list_connections",
     "DELETE /connections/{id}": "close_connection",
     "GET /flow": "get_flow",
+    "GET /history/{kind}/{name}": "get_history",
+    "GET /advice/{kind}/{name}": "get_advice",
     "GET /spool": "get_spool",
     "DELETE /spool/{kind}/{name}": "purge_spool",
     "GET /state": "get_state",

@@ -1,5 +1,7 @@
 """The credit of one link; ``test_credit_model`` has both peers compute it, too."""
 
+import pytest
+
 from proxy.protocols.amqp10.credit import FIRST_WINDOW, IDLE_NS, Credit, LinkFlow, unwrapped, wrapped
 
 ALL = 0xFFFFFFFF
@@ -210,6 +212,26 @@ class TestDrain:
         assert credit.flow_of_sender(5, 0, 0, True) == (100, 0, True)
         assert credit.limit == credit.sent == 100
 
+    @pytest.mark.parametrize("limit", [100, 5])
+    def test_an_answer_that_may_be_to_an_earlier_drain_is_asked_for_anew(self, limit: int) -> None:
+        credit = wide(limit, 8)
+        assert granted(credit, 2) == (0, 2, False)
+        credit.flow_of_receiver(0, limit, True)
+        assert credit.to_sender() == (0, 2, True)
+        # All of it is used, which this sender does not answer.
+        credit.came(2)
+        assert credit.grant(3, 0)
+        assert credit.to_sender() == (2, 3, True)
+        # It answers the first only now, and throws away what it got for the second, though it has more.
+        assert credit.flow_of_sender(5, 0, 0, True) is None
+        assert (credit.sent, credit.granted, credit.offset, credit.prepaid) == (2, 2, 3, 0)
+        assert credit.wanted() == min(limit - 2, 8)
+        assert credit.grant(1, 0)
+        assert credit.to_sender() == (5, 1, True)
+        # That is the answer to the third.
+        assert credit.flow_of_sender(6, 0, 0, True) == (limit, 0, True)
+        assert credit.sent == credit.limit == limit
+
     def test_all_is_granted_when_the_drain_is_answered(self) -> None:
         credit = wide(10, 8)
         granted(credit, 2)
@@ -222,6 +244,7 @@ class TestDrain:
         credit.came()
         assert credit.grant_all()
         assert credit.to_sender() == (2, 8, True)
+        assert credit.flow_of_sender(2, 0, 0, True) is None
         assert credit.flow_of_sender(10, 0, 0, True) == (10, 0, True)
 
     def test_more_is_granted_to_who_does_not_drain_any_more(self) -> None:

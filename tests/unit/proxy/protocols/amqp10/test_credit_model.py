@@ -264,10 +264,10 @@ class Link:
                 if told is None:
                     assert was_shaped
                     assert drain
-                    return
-                said = Flow(told.delivery_count, told.credit, told.drain, available)
-                assert was_shaped or said == message
-                self.to_receiver.append(said)
+                else:
+                    said = Flow(told.delivery_count, told.credit, told.drain, available)
+                    assert was_shaped or said == message
+                    self.to_receiver.append(said)
         self._free()
 
     def sluice_takes_from_receiver(self, permits: int) -> None:

@@ -321,6 +321,10 @@ def test_a_consumers_credit_reaches_the_broker_as_far_as_it_is_granted() -> None
 def test_a_consumer_that_drains_hears_of_it_once_all_was_granted() -> None:
     driver = shaped(hold).takes()
     consumes(driver, 3, drain=True)
+    answer = {"next_incoming_id": 10, "incoming_window": 9, "outgoing_window": 9, "handle": 3, "drain": True}
+    # There was nothing to drain yet, and the client need not know.
+    (flow,) = driver.broker(5, "flow", **answer, next_outgoing_id=2**32 - 4, delivery_count=2**32 - 5, link_credit=0)
+    assert flow["handle"] is None
     driver.resolve(2)
     (flow,) = driver.to(BROKER)
     assert flow["drain"] is True
@@ -328,18 +332,7 @@ def test_a_consumer_that_drains_hears_of_it_once_all_was_granted() -> None:
     deliver(driver, 0)
     driver.to(CLIENT)
     # The queue is empty: the broker throws away what is left.
-    (flow,) = driver.broker(
-        5,
-        "flow",
-        next_incoming_id=10,
-        incoming_window=9,
-        next_outgoing_id=2**32 - 3,
-        outgoing_window=9,
-        handle=3,
-        delivery_count=2**32 - 3,
-        link_credit=0,
-        drain=True,
-    )
+    (flow,) = driver.broker(5, "flow", **answer, next_outgoing_id=2**32 - 3, delivery_count=2**32 - 3, link_credit=0)
     assert (flow["delivery_count"], flow["link_credit"] or 0, flow["drain"]) == (2**32 - 2, 0, True)
 
 

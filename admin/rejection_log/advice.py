@@ -1,0 +1,173 @@
+"""What the newest report recommends for one resource, read from its ``recommendations.json`` where somebody asks.
+
+The file has a line for each recommendation, as ``sluice report`` writes it, and may be large: it is read on a thread,
+in pieces, and only the lines of the resource are decoded.
+"""
+
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+import trio
+
+from admin.common.clock import Clock, write_time
+from admin.common.disk import open_to_read, words_for
+from admin.config.settings import OFF, ReportSettings
+from admin.edits.model import LimitEntry
+from admin.rejection_log.lately import lines_with, needle_of, pieces
+from admin.wire import ResourceAdvice
+from admin.wire.applying import beside_the_point, changed_since, fields_of, nothing_to_do, reason_of
+from admin.wire.recommendations import VERSION, Recommendation, RecommendationsFile
+from limiter.rules.resource import Resource
+
+USUAL: Final = Path("report", "recommendations.json")
+"""In the state directory."""
+
+_PATIENCE_S: Final = 15.0
+_HEAD_BYTES: Final = 1024 * 1024
+_REMAKE: Final = "`sluice report` writes it anew"
+
+_decoder: Final = msgspec.json.Decoder(Recommendation)
+
+
+class _NotWrittenByReportError(Exception):
+    """The file is none that a report wrote; its text says what is wrong."""
+
+
+class _Found(NamedTuple):
+    head: RecommendationsFile
+    recommendation: Recommendation | None
+
+
+class Advice:
+    """Answers what is recommended.
+
+    Args:
+        path: of the ``recommendations.json``; None looks for none.
+        instance: name of this sidecar.
+        clock: tells the time.
+        why: why none is looked for.
+    """
+
+    def __init__(self, path: Path | None = None, instance: str = "", clock: Clock | None = None, why: str = "") -> None:
+        self._path, self._instance, self._clock = path, instance, clock or Clock()
+        self._why = why or 'no report is looked at: report.recommendations = "off"'
+        self._limiter = trio.CapacityLimiter(1)
+
+    async def about(self, resource: Resource, entry: LimitEntry) -> ResourceAdvice:
+        """Return what is recommended for a resource.
+
+        Args:
+            resource: which one.
+            entry: its limit in force.
+        """
+        path = self._path
+        if path is None:
+            return ResourceAdvice(problem=self._why)
+        found: _Found | str = f"{path}: the disk has not answered for {_PATIENCE_S:.0f} s"
+        with trio.move_on_after(_PATIENCE_S):
+            work = partial(_read, path, self._instance, resource)
+            found = await trio.to_thread.run_sync(work, limiter=self._limiter, abandon_on_cancel=True)
+        if isinstance(found, str):
+            return ResourceAdvice(path=str(path), problem=found)
+        head, recommendation = found
+        period = head.period
+        answer = ResourceAdvice(
+            path=str(path),
+            problem=self._of_others(head) if recommendation is None else None,
+            made_at=head.made_at,
+            age_s=self._age_s(head.made_at),
+            from_at=_iso(period.from_s),
+            until_at=_iso(period.until_s),
+            recommendation=recommendation,
+        )
+        if recommendation is None:
+            return answer
+        why_not = (
+            nothing_to_do(recommendation)
+            or beside_the_point(recommendation, entry)
+            or changed_since(recommendation, entry)
+        )
+        if why_not:
+            return msgspec.structs.replace(answer, why_not=why_not)
+        # For good, whatever was set for a while.
+        edit = {**fields_of(recommendation, entry), "reason": reason_of(recommendation), "ttl_s": None}
+        return msgspec.structs.replace(answer, edit=edit)
+
+    def _of_others(self, head: RecommendationsFile) -> str | None:
+        if self._instance in head.instances or not head.instances:
+            return None
+        more = f" and {len(head.instances) - 3} more" if len(head.instances) > 3 else ""
+        return f"{self._path}: made for {', '.join(head.instances[:3])}{more}, not for {self._instance}"
+
+    def _age_s(self, made_at: str) -> float | None:
+        try:
+            return round((self._clock.utc() - datetime.fromisoformat(made_at)).total_seconds(), 1)
+        except (ValueError, TypeError):
+            return None
+
+
+def usual(settings: ReportSettings, state_dir: Path | None) -> tuple[Path | None, str]:
+    """Return where the newest report's recommendations are looked for; None and why if nowhere.
+
+    Args:
+        settings: as configured.
+        state_dir: where live edits are kept; None if they are kept until the restart only.
+    """
+    if settings.recommendations == OFF:
+        return None, ""
+    if settings.recommendations is not None:
+        return Path(settings.recommendations).absolute(), ""
+    if state_dir is None:
+        return None, "no report is looked at: there is no state directory; give report.recommendations"
+    return state_dir / USUAL, ""
+
+
+def _read(path: Path, instance: str, resource: Resource) -> _Found | str:
+    """Read a file; return what was found, or what is wrong with it."""
+    try:
+        with os.fdopen(open_to_read(path), "rb") as file:
+            first = file.readline(_HEAD_BYTES)
+            head = _head(first)
+            for piece in pieces(file):
+                for each in _decoded(piece, resource):
+                    if (each.instance, each.kind, each.name) == (instance, *resource):
+                        return _Found(head, each)
+            return _Found(head, None)
+    except FileNotFoundError:
+        return f"there is no report yet: {path} is not there; `sluice report --out {path.parent}` makes it"
+    except IsADirectoryError:
+        return f"{path}: is a folder; name the recommendations.json in it"
+    except OSError as error:
+        return f"{path}: {words_for(error)}"
+    except ValueError:
+        return f"{path}: is no path"
+    except _NotWrittenByReportError as error:
+        return f"{path}: {error}; {_REMAKE}"
+
+
+def _head(line: bytes) -> RecommendationsFile:
+    try:
+        # All but the recommendations, each of which has a line of its own.
+        head = msgspec.json.decode(line.rstrip() + b"]}", type=RecommendationsFile)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise _NotWrittenByReportError("is not as a report writes it") from None
+    if head.version != VERSION:
+        raise _NotWrittenByReportError(f"version: found {head.version}, and this is version {VERSION}")
+    return head
+
+
+def _decoded(piece: bytes, resource: Resource) -> Iterator[Recommendation]:
+    for line in lines_with(piece, (needle_of(resource),)):
+        try:
+            yield _decoder.decode(line.rstrip(b","))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise _NotWrittenByReportError(f"{resource}: {error}") from None
+
+
+def _iso(at_s: int | None) -> str | None:
+    return None if at_s is None else write_time(datetime.fromtimestamp(at_s, UTC))

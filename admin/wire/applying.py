@@ -1,0 +1,114 @@
+"""Whether a recommendation of a report goes with the limit in force, and which edit puts it there.
+
+``sluice limits apply`` and the page ask here, so that both do and say the same.
+"""
+
+from typing import Any, Final
+
+from admin.common import numbers
+from admin.edits.model import MAX_REASON, LimitEntry
+from admin.wire.recommendations import TO_DO, Recommendation
+
+_Rates = tuple[float | None, float | None]
+_TOLERANCE: Final = 1e-6
+
+
+def nothing_to_do(each: Recommendation) -> str:
+    """Say why a recommendation changes nothing, whatever is in force; empty if it does."""
+    if each.action not in TO_DO:
+        return "keep: it is right as it is" if each.action == "keep" else "unused: unset it if nobody needs it"
+    if (each.recommended_rate_per_s == 0 and each.rate_per_s != 0) or (
+        each.recommended_bytes_per_s == 0 and each.bytes_per_s != 0
+    ):
+        return "0 refuses everything: if that is meant, set it with `sluice limits set`"
+    if each.recommended_rate_per_s is None and each.recommended_bytes_per_s is None and each.fair_by is None:
+        return "no rate is recommended"
+    if not each.name.isprintable():
+        return "its name has control characters, which no limit's name has"
+    return ""
+
+
+def beside_the_point(each: Recommendation, entry: LimitEntry) -> str:
+    """Say why a recommendation has nothing to do at the limit in force; empty if it has."""
+    limit = entry.limit
+    if limit.get("exempt"):
+        return "exempt: it is never limited"
+    if limit.get("between") is not None or limit.get("days") is not None:
+        return "its limit holds at some hours only: change it in the configuration"
+    same = _same(_in_force(limit), _recommended(each)) and each.fair_by in (None, limit.get("fair_by"))
+    if same and entry.exact and entry.rule == f"{entry.kind}:{entry.name}":
+        return "in force already"
+    if each.fair_by is not None and limit.get("warm_up_s"):
+        return "it warms up, which does not go with fair shares: choose one with `sluice limits set`"
+    return ""
+
+
+def changed_since(each: Recommendation, entry: LimitEntry) -> str:
+    """Say how the limit in force is another one than that which a recommendation was made for; empty if it is not."""
+    now, then, counts = (
+        _in_force(entry.limit),
+        (each.rate_per_s, each.bytes_per_s),
+        entry.limit.get("count", "messages"),
+    )
+    if _same(now, then) and counts == each.count:
+        return ""
+    if _text(*now) == _text(*then):
+        return f"changed since: it counts {counts} now"
+    return f"changed since: {_text(*now)} in force, made for {_text(*then)}"
+
+
+def change_of(each: Recommendation) -> str:
+    """Say which rates become which others."""
+    return f"{_text(each.rate_per_s, each.bytes_per_s)} → {_text(*_recommended(each))}"
+
+
+def fields_of(each: Recommendation, entry: LimitEntry) -> dict[str, Any]:
+    """Return what a recommendation changes of the limit in force: values by key, None for what goes."""
+    fields: dict[str, Any] = {}
+    if each.recommended_rate_per_s is not None:
+        fields |= {"rate": each.recommended_rate_per_s, "count": each.count}
+    if each.recommended_bytes_per_s is not None:
+        fields["bytes_per_s"] = each.recommended_bytes_per_s
+    if each.fair_by is not None:
+        fields["fair_by"] = each.fair_by
+        if each.max_fair_keys is not None:
+            fields["max_fair_keys"] = each.max_fair_keys
+    if entry.limit.get("action") == "off":
+        # What is recommended is a limit that holds.
+        fields["action"] = None
+    return fields
+
+
+def reason_of(each: Recommendation, before: str = "") -> str:
+    """Return why a recommendation is put in force, for the audit trail: its evidence, and what is to stand before."""
+    evidence = f"{each.evidence} Confidence: {each.confidence}."
+    reason = f"{before}: {evidence}" if before else evidence
+    return reason if len(reason) <= MAX_REASON else reason[: MAX_REASON - 1] + "…"
+
+
+def _recommended(each: Recommendation) -> _Rates:
+    """Return what is in force afterwards: what is not recommended stays as it is."""
+    rate = each.rate_per_s if each.recommended_rate_per_s is None else each.recommended_rate_per_s
+    size = each.bytes_per_s if each.recommended_bytes_per_s is None else each.recommended_bytes_per_s
+    return rate, size
+
+
+def _in_force(limit: dict[str, Any]) -> _Rates:
+    if limit.get("action") == "off":
+        return None, None
+    rate, size = limit.get("rate"), limit.get("bytes_per_s")
+    return (rate if isinstance(rate, int | float) else None), size
+
+
+def _same(one: _Rates, other: _Rates) -> bool:
+    return all(
+        (a is None) == (b is None) and (a is None or b is None or abs(a - b) <= _TOLERANCE * max(1.0, abs(a)))
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def _text(rate: float | None, size: float | None) -> str:
+    parts = ([] if rate is None else [f"{numbers.limit(rate)}/s"]) + (
+        [] if size is None else [f"{numbers.limit(size)} bytes/s"]
+    )
+    return " + ".join(parts) or "unlimited"

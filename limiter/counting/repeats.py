@@ -1,0 +1,123 @@
+"""What came again: ids of the messages that were refused a moment ago, so that one that is sent anew is known.
+
+There are so many ids at most, as hashes that nobody outside can foresee, in two generations. The younger one becomes
+the older one after half a minute, or when it is full; what was the older one is forgotten. So an id is remembered for
+half a minute to a minute. Of a flood that is greater than the bound the latest are known; what was forgotten within
+seconds for the sake of others is told, since a repeat of it would not have been seen.
+
+Nothing here reads a clock. ``RefusedIds`` may be there in compiled form, too, and then is the same in all that is said
+here.
+"""
+
+from operator import add
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from limiter.compiled import COMPILED
+
+MOST_IDS: Final = 65_536
+"""Remembered in both generations together, unless another bound is given."""
+HALF_NS: Final = 30_000_000_000
+"""After so long the younger generation is the older one."""
+KEPT_NS: Final = 2 * HALF_NS
+"""No id is remembered for longer."""
+SOON_NS: Final = 10_000_000_000
+"""A client that tries again does so within that, as a rule: what is forgotten earlier counts as not seen."""
+
+
+class Repeats(NamedTuple):
+    """What is known of some requests that are decided alike.
+
+    Attributes:
+        requests: how many of them had been refused a moment ago.
+        messages: in these.
+        size_bytes: of these, as they are counted.
+        identified: of those that are refused now, so many carry an id, and a repeat of theirs will be seen.
+    """
+
+    requests: int = 0
+    messages: int = 0
+    size_bytes: int = 0
+    identified: int = 0
+
+    def and_more(self, more: "Repeats") -> "Repeats":
+        """Return the sum of both."""
+        return Repeats(*map(add, self, more))
+
+
+NO_REPEATS: Final = Repeats()
+"""Of requests without ids."""
+
+
+class RefusedIds:
+    """The ids of what was refused of late.
+
+    Args:
+        most: ids that are remembered at most, an even number above 0.
+    """
+
+    __slots__ = ("_began_ns", "_half", "_new", "_old", "_unseen")
+
+    def __init__(self, most: int = MOST_IDS) -> None:
+        self._half = most // 2
+        #: Hashes: Python keys those of text and bytes anew in each process.
+        self._new: set[int] = set()
+        self._old: set[int] = set()
+        self._began_ns = 0
+        #: Of the ids that were forgotten early so many have not been told so far.
+        self._unseen = 0
+
+    def __len__(self) -> int:
+        """Return how many ids are remembered, old ones that nobody has looked for since included."""
+        return len(self._new) + len(self._old)
+
+    def see(self, key: int, message_id: bytes, now_ns: int, refused: bool) -> tuple[bool, bool]:  # noqa: FBT001 - once a message
+        """Look whether a message comes again; remember it if it is refused, and forget it if it passes.
+
+        Args:
+            key: hash of its resource.
+            message_id: its id, not empty.
+            now_ns: the time; never less than before.
+            refused: it is.
+
+        Returns:
+            Whether it is known already, that is, comes again; and whether it is refused and a repeat of it will be
+            seen: not so if an id was forgotten for its sake within ``SOON_NS``.
+        """
+        number = hash((key, message_id))
+        self._grow_old(now_ns)
+        new, old = self._new, self._old
+        known = number in new
+        if known and refused:
+            return True, True
+        if not known and number in old:
+            known = True
+            old.discard(number)
+        if not refused:
+            new.discard(number)
+            return known, False
+        if len(new) >= self._half:
+            if now_ns - self._began_ns < SOON_NS:
+                self._unseen += len(old)
+            self._turn(now_ns)
+        self._new.add(number)
+        seen = self._unseen == 0
+        if not seen:
+            self._unseen -= 1
+        return known, seen
+
+    def _grow_old(self, now_ns: int) -> None:
+        age_ns = now_ns - self._began_ns
+        if age_ns >= HALF_NS:
+            self._turn(now_ns)
+            self._unseen = 0
+            if age_ns >= KEPT_NS:
+                self._old = set()
+
+    def _turn(self, now_ns: int) -> None:
+        self._old, self._new, self._began_ns = self._new, set(), now_ns
+
+
+PythonRefusedIds = RefusedIds
+"""What is written here; where the compiled part is installed the name above is its."""
+if not TYPE_CHECKING and COMPILED is not None:
+    RefusedIds = COMPILED.RefusedIds

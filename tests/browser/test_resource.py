@@ -1,0 +1,329 @@
+"""The page of one resource: its figures over time, who was refused, why, what a report advises, and its changes."""
+
+import json
+import re
+import urllib.parse
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from harness.frames import FrameClient, sends
+from harness.sidecar import Sluice, StartSluice
+from playwright.sync_api import Page, expect
+
+from admin.http.api.examples import RESOURCE_HISTORY
+from admin.wire import ResourceHistory
+from admin.wire.recommendations import Backtest, Period, Recommendation, RecommendationsFile, Replay, WhatIf
+
+OpenTab = Callable[..., Any]
+INSTANCE = "broker-a"
+LIMITS = """
+[rejection_log]
+instance = "broker-a"
+
+[[limits]]
+kind = "topic"
+name = "orders"
+rate = 100
+burst_s = 1
+
+[[limits]]
+kind = "topic"
+name = "pay*"
+rate = 300
+
+[[limits]]
+kind = "topic"
+name = "log-*"
+rate = 5000
+shared = true
+"""
+#: A name that is markup, and has all that addresses and patterns give a meaning.
+ODD = "<img src=x onerror=alert(1)>/%2F?a=b&c#d [x]"
+ADVISED = Recommendation(
+    instance=INSTANCE,
+    kind="topic",
+    name="orders",
+    action="raise",
+    rule="topic:orders",
+    rate_per_s=100.0,
+    recommended_rate_per_s=650.0,
+    confidence="high",
+    evidence="Asked for 620/s in the busiest minute; 43 of 60 minutes were over the limit.",
+    backtest=Backtest(
+        current=Replay(refused_messages=43_756, refused_share=0.043),
+        recommended=Replay(refused_messages=12, refused_share=0.00001),
+    ),
+    what_if=tuple(
+        WhatIf(rate_per_s=rate, refused_share=one, refused_share_uncorrected=other)
+        for rate, one, other in ((150.0, 0.031, 0.052), (400.0, 0.004, 0.019), (650.0, 0.00001, 0.002))
+    ),
+)
+
+
+def write_report(sluice: Sluice, *recommendations: Recommendation) -> None:
+    """Write a report's recommendations where a sidecar looks for them, as a report does."""
+    folder = Path(json.loads(sluice.get("/api/v1/state")[1])["persistence"]["directory"]) / "report"
+    folder.mkdir(exist_ok=True)
+    head = RecommendationsFile(
+        made_at="2026-01-02T03:04:05Z",
+        period=Period(from_s=1_767_225_600, until_s=1_767_312_000),
+        instances=(INSTANCE,),
+    )
+    lines = b",\n".join(map(msgspec.json.encode, recommendations))
+    text = msgspec.json.encode(head).removesuffix(b"]}") + b"\n" + lines + b"\n]}\n"
+    (folder / "recommendations.json").write_bytes(text)
+
+
+def address(name: str, kind: str = "topic", **more: str) -> str:
+    return f"#/resource?{urllib.parse.urlencode({'kind': kind, 'name': name, **more})}"
+
+
+def region(page: Page, name: str) -> Any:
+    return page.get_by_role("region", name=name, exact=True)
+
+
+@pytest.fixture(scope="module")
+def sluice(start_sluice: StartSluice) -> Sluice:
+    return start_sluice(config=LIMITS)
+
+
+@pytest.fixture
+def flooded(sluice: Sluice, flood: Callable[..., Any]) -> Iterator[Sluice]:
+    write_report(sluice, ADVISED)
+    running = flood(sluice, "orders", 400)
+    with FrameClient(sluice.routes[0].listen) as client:
+        client.ask(*sends(7, "payments", group="checkout"))
+        running.wait_for(800)
+        yield sluice
+
+
+def serious(page: Page) -> list[str]:
+    return [
+        f"{each['id']}: {each['help']}: {[node['html'] for node in each['nodes']]}"
+        for each in Axe().run(page).response["violations"]
+    ]
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1280, "dark"), (1280, "light"), (360, "dark"), (360, "light")])
+def test_all_that_is_known_of_a_resource_is_on_one_page(
+    flooded: Sluice, open_tab: OpenTab, picture: Callable[[Page, str], None], width: int, theme: str
+) -> None:
+    page = open_tab(flooded, width=width, height=900, theme=theme, bypass_csp=True).open(address("orders"))
+    graph = region(page, "Messages per second")
+    expect(graph.locator("canvas")).to_be_visible()
+    expect(graph.locator(".sum")).to_contain_text(re.compile(r"messages passed and [\d,]+ were refused"))
+    expect(page.locator(".figures")).to_contain_text("100/s")
+    expect(page.locator(".figures .refusing")).to_be_visible()
+    refused = region(page, "Who was refused").locator("tbody tr")
+    expect(refused).to_have_count(1)
+    expect(refused).to_contain_text("127.0.0.1")
+    expect(refused).to_contain_text("100 %")
+    expect(region(page, "Rule in force").locator("li").first).to_contain_text("topic:orders")
+    expect(region(page, "Rule in force")).to_contain_text("permits")
+    expect(region(page, "Who is connected").locator("tbody tr")).to_have_count(1)
+    expect(region(page, "Advice")).to_contain_text("650/s")
+    expect(region(page, "Advice")).to_contain_text("4.3 % (43,756) would be refused now")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    picture(page, f"resource-{theme}-{width}")
+    assert serious(page) == []
+
+
+def test_the_graph_has_a_range_and_says_the_same_in_words_and_as_a_table(flooded: Sluice, open_tab: OpenTab) -> None:
+    page = open_tab(flooded).open(address("orders"))
+    graph = region(page, "Messages per second")
+    expect(graph.locator(".sum")).to_contain_text("In the last 15 minutes")
+    shown = graph.get_by_role("img")
+    expect(shown).to_have_attribute("aria-label", re.compile(r"^Messages per second: In the last 15 minutes [\d,]+ "))
+    minute = graph.locator('button[data-minutes="1"]')
+    minute.press("Enter")
+    expect(graph.locator(".sum")).to_contain_text("In the last minute")
+    expect(minute).to_have_attribute("aria-pressed", "true")
+    assert "minutes=1" in page.url
+    page.reload()
+    expect(graph.locator(".sum")).to_contain_text("In the last minute")
+    graph.get_by_text("As a table").click()
+    row = graph.locator("tbody tr").first
+    expect(row.locator("td").last).to_have_text("100/s")
+    page.go_back()
+    expect(graph.locator(".sum")).to_contain_text("In the last 15 minutes")
+
+
+def answer_history(page: Page, **changes: Any) -> None:
+    """Answer in place of the sidecar with an hour that is all known, but for what is changed."""
+    steps = 900
+    hour = ResourceHistory(
+        kind="topic",
+        name="quiet",
+        begin_at="2026-01-02T03:00:00Z",
+        step_s=4,
+        passed=(5.0,) * steps,
+        refused=(0.0,) * steps,
+        held=(0.0,) * steps,
+        limit=(None,) * steps,
+    )
+    body = msgspec.json.encode(msgspec.structs.replace(hour, **changes))
+    page.route("**/api/v1/history/**", lambda route: route.fulfill(content_type="application/json", body=body))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"problem": "/log: input/output error"}, "The past cannot be read: /log: input/output error."),
+        ({"cut": True}, "The log is too large to be read whole"),
+        ({"others_together": True}, "some of its traffic may be missing"),
+    ],
+)
+def test_what_the_graph_lacks_is_said(sluice: Sluice, open_tab: OpenTab, changes: dict[str, Any], said: str) -> None:
+    tab = open_tab(sluice)
+    answer_history(tab.page, **changes)
+    page = tab.open(address("quiet", minutes="60"))
+    expect(region(page, "Messages per second")).to_contain_text(said)
+
+
+def test_clients_beyond_those_shown_are_counted(sluice: Sluice, open_tab: OpenTab) -> None:
+    (client,) = RESOURCE_HISTORY.clients
+    clients = tuple(msgspec.structs.replace(client, client=f"10.0.0.{n}", user=ODD) for n in range(30))
+    tab = open_tab(sluice)
+    answer_history(tab.page, clients=clients, more_clients=70, messages_refused=481 * 100)
+    page = tab.open(address("quiet"))
+    section = region(page, "Who was refused")
+    expect(section.locator("tbody tr")).to_have_count(20)
+    expect(section).to_contain_text("and 80 more")
+    expect(section.locator("tbody tr").first).to_contain_text(ODD)
+    expect(section.locator("tbody tr").first).to_contain_text("1 %")
+    assert page.locator("main img").count() == 0
+
+
+def test_advice_is_put_in_force_by_one_button_with_its_evidence_and_is_undone(
+    sluice: Sluice, open_tab: OpenTab, limit_of: Callable[..., Any]
+) -> None:
+    write_report(sluice, ADVISED)
+    page = open_tab(sluice).open(address("orders"))
+    region(page, "Advice").get_by_role("button", name="Put 650/s in force").click()
+    toast = page.locator(".toast")
+    expect(toast).to_contain_text("100/s → 650/s")
+    expect(region(page, "Advice")).to_contain_text("Nothing to put in force: in force already.")
+    expect(page.locator(".figures")).to_contain_text("650/s")
+    assert limit_of(sluice, "orders")["edit"]["reason"] == f"{ADVISED.evidence} Confidence: high."
+    row = region(page, "Changes").locator("table.audit > tbody > tr").first
+    expect(row).to_contain_text("100/s → 650/s")
+    expect(row).to_contain_text("Confidence: high.")
+    toast.get_by_role("button", name="Undo").click()
+    expect(page.locator(".figures")).to_contain_text("100/s")
+    expect(region(page, "Advice").get_by_role("button", name="Put 650/s in force")).to_be_enabled()
+    assert limit_of(sluice, "orders")["edit"] is None
+
+
+def test_advice_for_another_limit_says_so_and_has_no_button(
+    sluice: Sluice, open_tab: OpenTab, put_limit: Callable[..., Any]
+) -> None:
+    write_report(sluice, msgspec.structs.replace(ADVISED, name="pay-1", rate_per_s=250.0))
+    page = open_tab(sluice).open(address("pay-1"))
+    expect(region(page, "Advice")).to_contain_text(
+        "Nothing to put in force: changed since: 300/s in force, made for 250/s."
+    )
+    expect(region(page, "Advice").get_by_role("button")).to_have_count(0)
+    put_limit(sluice, "pay-1", rate=250)
+    expect(region(page, "Advice").get_by_role("button", name="Put 650/s in force")).to_be_visible()
+
+
+def test_its_limit_is_edited_reverted_and_reset_in_place(sluice: Sluice, open_tab: OpenTab) -> None:
+    page = open_tab(sluice).open(address("pay-2"))
+    expect(region(page, "Rule in force")).to_contain_text("topic:pay*")
+    page.get_by_role("button", name="Edit the limit…").click()
+    drawer = page.get_by_role("dialog")
+    drawer.get_by_label("Rate, per second").fill("77")
+    drawer.get_by_role("button", name="Preview").click()
+    drawer.get_by_role("button", name="Apply").click()
+    expect(page.locator(".figures")).to_contain_text("77/s")
+    expect(page.get_by_role("button", name="Edit the limit…")).to_be_focused()
+    changes = region(page, "Changes").locator("table.audit > tbody > tr")
+    changes.first.get_by_role("button", name="Revert change").click()
+    page.get_by_role("dialog").get_by_role("button", name="Revert", exact=True).click()
+    expect(page.locator(".figures")).to_contain_text("300/s")
+    page.get_by_role("button", name="Reset…").click()
+    page.get_by_role("dialog").get_by_role("button", name="Reset", exact=True).click()
+    expect(changes.first).to_contain_text("reset")
+
+
+def test_every_name_of_it_leads_there_and_back(
+    sluice: Sluice, open_tab: OpenTab, put_limit: Callable[..., Any], fresh_name: Callable[[str], str]
+) -> None:
+    name = fresh_name("reached")
+    put_limit(sluice, name, rate=5, reason="to be reached")
+    tab = open_tab(sluice)
+    heading = tab.page.get_by_role("heading", level=1)
+    with FrameClient(sluice.routes[0].listen) as client:
+        client.ask(*sends(3, name))
+        for view, link in (
+            (f"limits?search={name}", name),
+            ("rules", name),
+            ("audit", f"topic/{name}"),
+            ("connections", f"topic:{name}"),
+        ):
+            page = tab.open(f"#/{view}")
+            # By the keyboard, as anybody who has no pointer.
+            page.get_by_role("link", name=link, exact=True).first.press("Enter")
+            expect(heading).to_have_text(f"topic{name}")
+            page.go_back()
+            expect(heading).not_to_have_text(f"topic{name}")
+        page = tab.open(address(name))
+        page.locator(".back a").click()
+        expect(heading).to_have_text("Limits")
+        page.goto(f"{tab.url}#/limits?edit=topic%2F{name}")
+        page.get_by_role("dialog").get_by_role("link", name="What limits it and why").click()
+        expect(heading).to_have_text(f"topic{name}")
+        expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+def test_a_change_by_somebody_else_leads_there(
+    sluice: Sluice, open_tab: OpenTab, put_limit: Callable[..., Any], fresh_name: Callable[[str], str]
+) -> None:
+    page = open_tab(sluice).open("#/state")
+    expect(page.locator(".panels")).to_contain_text("Listeners")
+    name = fresh_name("elsewhere")
+    put_limit(sluice, name, rate=5)
+    page.locator(".toast").filter(has_text=name).get_by_role("button", name="Show").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(f"topic{name}")
+    expect(region(page, "Changes")).to_contain_text("no rule of its own → 5/s")
+
+
+def test_patterns_and_limits_of_who_asks_have_no_page_but_their_editor(sluice: Sluice, open_tab: OpenTab) -> None:
+    page = open_tab(sluice).open("#/limits")
+    for key in ("topic/pay*", "total/topic:log-*"):
+        row = page.locator(f'tr[data-row="{key}"]')
+        expect(row).to_be_visible()
+        expect(row.get_by_role("link")).to_have_count(0)
+
+
+def test_any_name_has_its_page(sluice: Sluice, open_tab: OpenTab) -> None:
+    tab = open_tab(sluice)
+    page = tab.open(address(ODD))
+    expect(page.get_by_role("heading", level=1)).to_have_text(f"topic{ODD}")
+    page.get_by_role("button", name="Edit the limit…").click()
+    drawer = page.get_by_role("dialog")
+    drawer.get_by_label("Rate, per second").fill("9")
+    drawer.get_by_role("button", name="Preview").click()
+    drawer.get_by_role("button", name="Apply").click()
+    expect(page.locator(".figures")).to_contain_text("9/s")
+    expect(region(page, "Changes").locator("table.audit > tbody > tr")).to_have_count(1)
+    page.goto(f"{tab.url}#/audit")
+    page.locator("tbody tr").first.get_by_role("link").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(f"topic{ODD}")
+    expect(page.locator(".figures")).to_contain_text("9/s")
+    assert page.locator("main img").count() == 0
+
+
+def test_another_resource_takes_the_place_of_the_first(sluice: Sluice, open_tab: OpenTab) -> None:
+    tab = open_tab(sluice)
+    page = tab.open(address("pay-3"))
+    expect(page.locator(".figures")).to_contain_text("300/s")
+    page.goto(tab.url + address("quiet"))
+    expect(page.get_by_role("heading", level=1)).to_have_text("topicquiet")
+    expect(page.locator(".figures")).to_contain_text("unlimited")
+    page.goto(f"{tab.url}#/resource")
+    expect(page.locator("main")).to_contain_text("Which resource?")

@@ -1,0 +1,199 @@
+"""What a report recommends for one resource, and whether it goes with the limit in force."""
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+import trio.testing
+
+from admin.common.clock import Clock
+from admin.config.settings import ReportSettings
+from admin.edits.model import LimitEntry
+from admin.rejection_log.advice import USUAL, Advice, usual
+from admin.wire.recommendations import Period, Recommendation, RecommendationsFile
+from limiter.rules.resource import Resource
+
+ORDERS = Resource("topic", "orders")
+ADVISED = Recommendation(
+    instance="broker-a",
+    kind="topic",
+    name="orders",
+    action="raise",
+    rate_per_s=500.0,
+    recommended_rate_per_s=650.0,
+    confidence="high",
+    evidence="Asked for 620/s.",
+)
+IN_FORCE = LimitEntry(
+    kind="topic",
+    name="orders",
+    limit={"rate": 500.0, "burst_s": 1.0, "action": "reject"},
+    limit_text="500/s",
+    rule="topic:orders",
+    source="sluice.toml:12",
+    exact=True,
+    configured=None,
+    edit=None,
+    etag="e",
+)
+
+
+class File:
+    """A ``recommendations.json``, written as a report writes it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, *recommendations: Recommendation, **head: Any) -> None:
+        usual_head = {
+            "made_at": "2026-01-02T03:00:00Z",
+            "period": Period(from_s=0, until_s=60),
+            "instances": ("broker-a",),
+        }
+        first = msgspec.json.encode(RecommendationsFile(**(usual_head | head)))
+        lines = b",\n".join(map(msgspec.json.encode, recommendations))
+        self.path.write_bytes(first.removesuffix(b"]}") + b"\n" + lines + b"\n]}\n")
+
+    async def about(self, resource: Resource = ORDERS, **limit: Any) -> Any:
+        entry = msgspec.structs.replace(IN_FORCE, limit=IN_FORCE.limit | limit)
+        clock = Clock(utc=lambda: datetime(2026, 1, 2, 5, tzinfo=UTC))
+        return await Advice(self.path, "broker-a", clock).about(resource, entry)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> File:
+    return File(tmp_path / "recommendations.json")
+
+
+async def test_what_is_recommended_comes_with_the_edit_that_puts_it_in_force(file: File) -> None:
+    others = [msgspec.structs.replace(ADVISED, name=f"orders{n}") for n in range(2000)]
+    elsewhere = msgspec.structs.replace(ADVISED, instance="broker-b", recommended_rate_per_s=1.0)
+    file.write(elsewhere, *others, ADVISED)
+    found = await file.about()
+    assert (found.recommendation, found.problem, found.why_not) == (ADVISED, None, "")
+    assert found.edit == {
+        "rate": 650.0,
+        "count": "messages",
+        "reason": "Asked for 620/s. Confidence: high.",
+        "ttl_s": None,
+    }
+    assert (found.path, found.made_at, found.age_s) == (str(file.path), "2026-01-02T03:00:00Z", 7200.0)
+    assert (found.from_at, found.until_at) == ("1970-01-01T00:00:00.000Z", "1970-01-01T00:01:00.000Z")
+
+
+@pytest.mark.parametrize(
+    ("change", "edit"),
+    [
+        ({"recommended_bytes_per_s": 1000.0, "recommended_rate_per_s": None}, {"bytes_per_s": 1000.0}),
+        (
+            {"action": "share", "fair_by": "client", "max_fair_keys": 300, "recommended_rate_per_s": None},
+            {"fair_by": "client", "max_fair_keys": 300},
+        ),
+        ({"action": "lower", "only_with": "lower"}, {"rate": 650.0, "count": "messages"}),
+    ],
+)
+async def test_the_edit_has_what_is_recommended_and_no_more(
+    file: File, change: dict[str, Any], edit: dict[str, Any]
+) -> None:
+    file.write(msgspec.structs.replace(ADVISED, **change))
+    found = (await file.about()).edit
+    assert {key: value for key, value in found.items() if key not in {"reason", "ttl_s"}} == edit
+
+
+async def test_a_limit_that_is_off_holds_again(file: File) -> None:
+    file.write(msgspec.structs.replace(ADVISED, rate_per_s=None))
+    assert (await file.about(action="off")).edit["action"] is None
+
+
+@pytest.mark.parametrize(
+    ("advised", "limit", "why"),
+    [
+        ({}, {"rate": 400.0}, "changed since: 400/s in force, made for 500/s"),
+        ({}, {"count": "requests"}, "changed since: it counts requests now"),
+        ({}, {"rate": 650.0}, "in force already"),
+        ({}, {"exempt": True}, "exempt: it is never limited"),
+        ({}, {"between": "02:00-03:00"}, "its limit holds at some hours only: change it in the configuration"),
+        ({"action": "keep"}, {}, "keep: it is right as it is"),
+        ({"action": "unused"}, {}, "unused: unset it if nobody needs it"),
+        ({"recommended_rate_per_s": None}, {}, "no rate is recommended"),
+        (
+            {"recommended_rate_per_s": 0.0},
+            {},
+            "0 refuses everything: if that is meant, set it with `sluice limits set`",
+        ),
+    ],
+)
+async def test_what_does_not_go_with_the_limit_in_force_says_why_and_offers_no_edit(
+    file: File, advised: dict[str, Any], limit: dict[str, Any], why: str
+) -> None:
+    file.write(msgspec.structs.replace(ADVISED, **advised))
+    found = await file.about(**limit)
+    assert (found.edit, found.why_not) == (None, why)
+    assert found.recommendation is not None
+
+
+async def test_a_report_that_has_nothing_of_it_or_is_of_others_says_so(file: File) -> None:
+    file.write(msgspec.structs.replace(ADVISED, name="other"))
+    found = await file.about()
+    assert (found.recommendation, found.problem, found.made_at) == (None, None, "2026-01-02T03:00:00Z")
+    file.write(ADVISED, instances=("a", "b", "c", "d"))
+    found = await file.about(Resource("topic", "none"))
+    assert found.problem == f"{file.path}: made for a, b, c and 1 more, not for broker-a"
+
+
+async def test_what_is_no_report_is_a_problem_with_what_to_do(file: File, tmp_path: Path) -> None:
+    async def problem() -> str:
+        text: str = (await file.about()).problem
+        return text.removeprefix(f"{file.path}: ")
+
+    assert await problem() == (
+        f"there is no report yet: {file.path} is not there; `sluice report --out {tmp_path}` makes it"
+    )
+    file.path.write_text("[1]\n")
+    assert await problem() == "is not as a report writes it; `sluice report` writes it anew"
+    file.write(ADVISED, version=2)
+    assert await problem() == "version: found 2, and this is version 1; `sluice report` writes it anew"
+    file.write()
+    file.path.write_bytes(file.path.read_bytes() + b'{"kind":"topic","name":"orders"}\n')
+    assert (await problem()).startswith("topic:orders: Object missing required field")
+    file.path.unlink()
+    file.path.mkdir()
+    assert await problem() == "is a folder; name the recommendations.json in it"
+    file.path.rmdir()
+    os.mkfifo(file.path)
+    assert await problem() == "is no regular file"
+
+
+async def test_a_disk_that_does_not_answer_is_told_of(
+    file: File, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def hangs(*_: Any, **__: Any) -> None:
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", hangs)
+    assert (await file.about()).problem == f"{file.path}: the disk has not answered for 15 s"
+
+
+async def test_where_none_is_looked_for_the_answer_says_why() -> None:
+    assert (await Advice().about(ORDERS, IN_FORCE)).problem == (
+        'no report is looked at: report.recommendations = "off"'
+    )
+    path, why = usual(ReportSettings(), None)
+    assert (await Advice(path, why=why).about(ORDERS, IN_FORCE)).problem == (
+        "no report is looked at: there is no state directory; give report.recommendations"
+    )
+
+
+def test_it_is_looked_for_where_it_is_said_to_be_or_in_the_state_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert usual(ReportSettings(), Path("/state")) == (Path("/state/report/recommendations.json"), "")
+    assert Path("/state") / USUAL == Path("/state/report/recommendations.json")
+    given = ReportSettings(recommendations="out/recommendations.json")
+    assert usual(given, Path("/state")) == (tmp_path / "out" / "recommendations.json", "")
+    assert usual(ReportSettings(recommendations="off"), Path("/state")) == (None, "")

@@ -1,0 +1,311 @@
+"""What became of one resource of late: read from files as they are, also while they are written."""
+
+import gzip
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+import trio.testing
+
+from admin.common.clock import write_time
+from admin.rejection_log import lately, write_ahead
+from admin.rejection_log.composing import line_of
+from admin.rejection_log.folder import FileName
+from admin.rejection_log.lately import Lately, read
+from admin.rejection_log.records import HeartbeatRecord, RejectionRecord, TrafficRecord
+from admin.wire import RefusedClient, ResourceHistory
+from limiter.counting.rejections import Amount
+from limiter.rules.resource import Resource
+
+ORDERS = Resource("topic", "orders")
+#: A whole minute.
+NOW_S = 1_767_322_980
+RUN = "0a1b2c3d4e5f"
+
+
+class Log:
+    """A folder in which a run writes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._numbers = iter(range(1, 1_000_000))
+
+    def name(self, number: int) -> FileName:
+        return FileName("broker-a", RUN, number)
+
+    def write(self, number: int, *records: msgspec.Struct, unfinished: bool = False, age_s: int = 0) -> Path:
+        name = self.name(number)
+        path = self.path / (name.open if unfinished else name.finished)
+        path.write_bytes(b"".join(map(line_of, records)))
+        os.utime(path, (NOW_S - age_s, NOW_S - age_s))
+        return path
+
+    def _record(self, type_: Any, at_s: int, **fields: Any) -> Any:
+        return type_(v=1, instance="broker-a", run=RUN, n=next(self._numbers), at_s=at_s, **fields)
+
+    def traffic(self, at_s: int, name: str = "orders", **fields: Any) -> TrafficRecord:
+        record: TrafficRecord = self._record(TrafficRecord, at_s, kind="topic", name=name, **fields)
+        return record
+
+    def refusal(self, at_s: int, *, name: str = "orders", **fields: Any) -> RejectionRecord:
+        usual = {"client": "10.0.0.1", "rule": "topic:orders", "verdict": "refuse", "requests": 1, "messages": 1}
+        record: RejectionRecord = self._record(
+            RejectionRecord, at_s, kind="topic", name=name, bytes=9, **{**usual, **fields}
+        )
+        return record
+
+    def alive(self, at_s: int, **fields: Any) -> HeartbeatRecord:
+        record: HeartbeatRecord = self._record(HeartbeatRecord, at_s, version="0", seconds=60, **fields)
+        return record
+
+    def minute(self, at_s: int, passed: int = 0, refused: int = 0, **fields: Any) -> list[Any]:
+        """A minute with so much in its first second."""
+        columns = {"second": (0,), "second_admitted": (passed,), "second_refused": (refused,)}
+        return [self.traffic(at_s, **columns, **fields), self.alive(at_s)]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    return Log(tmp_path)
+
+
+def known(history: ResourceHistory) -> list[int]:
+    return [index for index, passed in enumerate(history.passed) if passed is not None]
+
+
+def test_seconds_are_told_one_by_one_and_of_a_longer_time_in_steps(log: Log) -> None:
+    log.write(1, *log.minute(NOW_S - 120, 300, 60, rate_per_s=100.0), *log.minute(NOW_S - 60, 8))
+    history = read(log.path, ORDERS, 120, NOW_S)
+    assert (history.begin_at[11:19], history.step_s) == (write_time_s(NOW_S - 120), 1)
+    assert (history.passed[:2], history.refused[:2]) == ((300.0, 0.0), (60.0, 0.0))
+    assert (history.passed[60], history.limit[0], history.limit[60]) == (8.0, 100.0, None)
+    hour = read(log.path, ORDERS, 3600, NOW_S)
+    assert (hour.step_s, len(hour.passed)) == (4, 900)
+    assert (hour.passed[870], hour.refused[870]) == (75.0, 15.0)
+    assert known(hour) == list(range(870, 900))
+    assert (hour.problem, hour.cut, hour.others_together) == (None, False, False)
+
+
+def write_time_s(at_s: int) -> str:
+    return write_time(datetime.fromtimestamp(at_s, UTC))[11:19]
+
+
+def test_what_was_held_is_spread_over_its_minute(log: Log) -> None:
+    log.write(1, log.traffic(NOW_S - 60, held=Amount(30, 30, 0)), log.alive(NOW_S - 60))
+    assert set(read(log.path, ORDERS, 60, NOW_S).held) == {0.5}
+
+
+def test_minutes_without_a_sign_of_life_are_unknown_and_not_nothing(log: Log) -> None:
+    log.write(1, log.alive(NOW_S - 180), log.alive(NOW_S - 60))
+    history = read(log.path, ORDERS, 180, NOW_S)
+    assert history.passed == (0.0,) * 60 + (None,) * 60 + (0.0,) * 60
+    assert history.known_from is not None
+
+
+def test_a_file_that_is_being_written_is_read_up_to_its_last_whole_line(log: Log) -> None:
+    log.write(1, *log.minute(NOW_S - 120, 5))
+    path = log.write(2, *log.minute(NOW_S - 60, 7), unfinished=True)
+    with path.open("ab") as file:
+        file.write(line_of(log.traffic(NOW_S - 60))[:-20])
+    os.utime(path, (NOW_S, NOW_S))
+    history = read(log.path, ORDERS, 120, NOW_S)
+    assert (history.passed[0], history.passed[60]) == (5.0, 7.0)
+
+
+def test_the_minute_under_way_is_read_from_what_is_kept_for_a_crash(log: Log) -> None:
+    header = write_ahead.Header(write_ahead.VERSION, "broker-a", RUN, "0", NOW_S, 9, 100)
+
+    def seen(name: str, at_s: int) -> write_ahead.Seen:
+        outcomes: Any = {"admitted": Amount(4, 8, 1), "refused": Amount(2, 2, 1)}
+        return write_ahead.Seen("topic", name, {"rate_per_s": 50.0}, at_s, outcomes, 2, {}, (), more_clients=False)
+
+    commit = write_ahead.Commit(0b111, 9, 1, 0, limiting=True, lost_records=0)
+    lines = (header, seen("orders", NOW_S), seen("other", NOW_S), commit, seen("orders", NOW_S + 2), commit)
+    path = log.path / log.name(0).write_ahead
+    path.write_bytes(b"".join(map(line_of, lines)))
+    os.utime(path, (NOW_S, NOW_S))
+    history = read(log.path, ORDERS, 60, NOW_S + 10)
+    assert history.passed[50:] == (8.0, 0.0, 8.0, *(None,) * 7)
+    assert (history.refused[50], history.limit[52]) == (2.0, 50.0)
+    # Once it has its records, these say the same.
+    log.write(1, *log.minute(NOW_S, 8, 2))
+    assert read(log.path, ORDERS, 60, NOW_S + 60).passed[:3] == (8.0, 0.0, 0.0)
+
+
+def test_who_was_refused_is_told_with_how_much_and_by_which_rule(log: Log) -> None:
+    whose = {"client": "10.0.0.2", "user": "shop", "product": "JAVA 5", "producer_group": "g"}
+    log.write(
+        1,
+        log.refusal(NOW_S - 9, **whose, messages=10),
+        log.refusal(
+            NOW_S - 8, client="10.0.0.2", user="shop", product="JAVA 5", producer_group="g", rule="total:topic:*"
+        ),
+        log.refusal(NOW_S - 7, messages=3),
+        log.refusal(NOW_S - 6, client="10.0.0.3", verdict="shadow", messages=40),
+        log.refusal(NOW_S - 6, client="10.0.0.3", verdict="hold", messages=50),
+        log.refusal(NOW_S - 5, name="orders2", messages=900),
+        log.refusal(NOW_S - 4000, messages=900),
+        log.refusal(NOW_S + 4000, messages=900),
+    )
+    history = read(log.path, ORDERS, 3600, NOW_S)
+    first, second, third = history.clients
+    assert first == RefusedClient(
+        client="10.0.0.2",
+        user="shop",
+        product="JAVA 5",
+        producer_group="g",
+        rules=("topic:orders", "total:topic:*"),
+        requests=2,
+        messages_refused=11,
+        messages_shadowed=0,
+        messages_held=0,
+        last_at=first.last_at,
+    )
+    assert first.last_at[11:19] == write_time_s(NOW_S - 8)
+    assert (second.client, second.messages_refused) == ("10.0.0.1", 3)
+    assert (third.messages_refused, third.messages_shadowed, third.messages_held) == (0, 40, 50)
+    assert (history.messages_refused, history.more_clients) == (14, 0)
+
+
+def test_clients_beyond_the_bounds_are_counted_together(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lately, "MAX_CLIENTS", 150)
+    log.write(1, *(log.refusal(NOW_S - 9, client=f"10.0.{n // 200}.{n % 200}") for n in range(400)))
+    history = read(log.path, ORDERS, 60, NOW_S)
+    assert (len(history.clients), history.more_clients, history.messages_refused) == (100, 51, 400)
+    assert (history.clients[0].client, history.clients[0].messages_refused) == ("_other", 250)
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "ü/%2F ", "a\nb", "\u2028", '","kind":"x'])
+def test_any_name_is_found_as_it_is_written(log: Log, name: str) -> None:
+    log.write(1, log.refusal(NOW_S - 9, name=name), log.refusal(NOW_S - 9, name="a"))
+    assert read(log.path, Resource("topic", name), 60, NOW_S).messages_refused == 1
+
+
+def test_limits_that_are_off_or_of_requests_are_told_as_such(log: Log) -> None:
+    log.write(
+        1,
+        log.traffic(NOW_S - 120, rate_per_s=5.0, action="off"),
+        log.traffic(NOW_S - 60, rate_per_s=6.0, count="requests"),
+    )
+    history = read(log.path, ORDERS, 120, NOW_S)
+    assert (history.limit[0], history.limit[60], history.limit_count) == (None, 6.0, "requests")
+
+
+def test_of_too_large_a_log_the_latest_is_read_and_the_answer_says_so(log: Log) -> None:
+    lines = [record for n in range(10, 0, -1) for record in log.minute(NOW_S - 60 * n, 60 - n)]
+    path = log.write(1, *lines)
+    whole = read(log.path, ORDERS, 600, NOW_S)
+    assert (len(known(whole)), whole.cut) == (600, False)
+    half = read(log.path, ORDERS, 600, NOW_S, path.stat().st_size // 2)
+    assert half.cut
+    assert half.bytes_read <= path.stat().st_size // 2
+    # The minute that the first line read is of may have begun before it.
+    assert known(half) == list(range(360, 600))
+    assert half.passed[540] == 59.0
+    nothing = read(log.path, ORDERS, 600, NOW_S, 0)
+    assert (nothing.cut, known(nothing), nothing.bytes_read) == (True, [], 0)
+
+
+def test_it_reads_so_long_at_most(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    log.write(1, *log.minute(NOW_S - 60, 5))
+    monkeypatch.setattr(lately, "MAX_S", -1.0)
+    history = read(log.path, ORDERS, 60, NOW_S)
+    assert (history.cut, known(history)) == (True, [])
+
+
+def test_files_of_other_times_and_other_files_are_not_read(log: Log) -> None:
+    log.write(1, *log.minute(NOW_S - 60, 5), age_s=4000)
+    (log.path / "notes.jsonl").write_bytes(line_of(log.refusal(NOW_S - 9)))
+    history = read(log.path, ORDERS, 3600, NOW_S)
+    assert (history.bytes_read, history.clients, known(history)) == (0, (), [])
+
+
+def test_a_compressed_file_is_read_once_although_the_other_is_still_there(log: Log) -> None:
+    path = log.write(1, *log.minute(NOW_S - 60, 5))
+    packed = path.with_suffix(".jsonl.gz")
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    os.utime(packed, (NOW_S, NOW_S))
+    assert read(log.path, ORDERS, 60, NOW_S).passed[0] == 5.0
+    path.unlink()
+    assert read(log.path, ORDERS, 60, NOW_S).passed[0] == 5.0
+    packed.write_bytes(packed.read_bytes()[:-9])
+    broken = read(log.path, ORDERS, 60, NOW_S)
+    assert broken.problem is not None
+    assert packed.name in broken.problem
+
+
+def test_lines_that_cannot_be_read_or_are_of_another_version_are_left_out(log: Log) -> None:
+    path = log.write(1, *log.minute(NOW_S - 60, 5))
+    newer = json.loads(line_of(log.refusal(NOW_S - 9))) | {"v": 2}
+    with path.open("ab") as file:
+        file.write(b'{"type":"rejection","kind":"topic","name":"orders"\n\xff\n' + json.dumps(newer).encode() + b"\n")
+    os.utime(path, (NOW_S, NOW_S))
+    history = read(log.path, ORDERS, 60, NOW_S)
+    assert (history.passed[0], history.clients, history.problem) == (5.0, (), None)
+
+
+def test_resources_counted_together_are_told(log: Log) -> None:
+    log.write(1, log.alive(NOW_S - 60, other=3))
+    assert read(log.path, ORDERS, 60, NOW_S).others_together
+
+
+async def test_without_a_log_the_answer_says_why() -> None:
+    history = await Lately().of(ORDERS, 60)
+    assert history.problem == "the rejection log is off, so nothing is known of the past"
+    assert history.passed == (None,) * 60
+    assert (await Lately(None, "/x: no space left").of(ORDERS, 60)).problem == "/x: no space left"
+
+
+async def test_a_folder_that_is_gone_is_a_problem_and_no_fault(tmp_path: Path) -> None:
+    history = await Lately(tmp_path / "gone").of(ORDERS, 60)
+    assert history.problem is not None
+    assert history.problem.startswith(f"{tmp_path / 'gone'}: ")
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[Resource]:
+    """What is read, while it is seen that nobody else reads."""
+    seen: list[Resource] = []
+    at_work: list[Resource] = []
+
+    def counted(directory: Path, resource: Resource, *rest: Any) -> ResourceHistory:
+        assert not at_work
+        at_work.append(resource)
+        seen.append(resource)
+        found = read(directory, resource, *rest)
+        at_work.clear()
+        return found
+
+    monkeypatch.setattr(lately, "read", counted)
+    return seen
+
+
+async def test_one_reads_at_a_time_and_an_answer_is_given_again_for_a_while(
+    log: Log, reads: list[Resource], mock_clock: trio.testing.MockClock
+) -> None:
+    service = Lately(log.path, wall_s=lambda: NOW_S)
+    async with trio.open_nursery() as nursery:
+        for name in ("a", "b", "a", "b", "a"):
+            nursery.start_soon(service.of, Resource("topic", name), 60)
+    assert sorted(each.name for each in reads) == ["a", "b"]
+    await service.of(Resource("topic", "a"), 120)
+    assert len(reads) == 3
+    mock_clock.jump(lately.KEPT_S)
+    await service.of(Resource("topic", "a"), 60)
+    assert len(reads) == 4
+
+
+async def test_a_disk_that_does_not_answer_is_told_of(
+    log: Log, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def hangs(*_: Any, **__: Any) -> None:
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", hangs)
+    history = await Lately(log.path).of(ORDERS, 60)
+    assert history.problem == f"{log.path}: the disk has not answered for 15 s"

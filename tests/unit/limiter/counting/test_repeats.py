@@ -1,0 +1,90 @@
+"""What comes again is known for half a minute to a minute, of so many at most; written in Python and compiled."""
+
+from __future__ import annotations
+
+import pytest
+
+from limiter.counting.repeats import HALF_NS, KEPT_NS, SOON_NS, PythonRefusedIds, RefusedIds
+
+ORDERS, BILLS = hash(("topic", "orders")), hash(("topic", "bills"))
+
+
+@pytest.fixture(params=[PythonRefusedIds, RefusedIds], ids=["python", "installed"])
+def kind(request: pytest.FixtureRequest) -> type[RefusedIds]:
+    return request.param
+
+
+def refuse(ids: RefusedIds, *numbers: int, now_ns: int = 0, key: int = ORDERS) -> list[tuple[bool, bool]]:
+    """Refuse messages; say of each whether it comes again, and whether a repeat of it will be seen."""
+    return [ids.see(key, b"id%d" % number, now_ns, True) for number in numbers]
+
+
+def passes(ids: RefusedIds, *numbers: int, now_ns: int = 0, key: int = ORDERS) -> list[bool]:
+    """Let messages pass; say of each whether it comes again."""
+    found = [ids.see(key, b"id%d" % number, now_ns, False) for number in numbers]
+    assert not any(seen for _, seen in found)
+    return [known for known, _ in found]
+
+
+def test_what_was_refused_comes_again_until_it_passes(kind: type[RefusedIds]) -> None:
+    ids = kind()
+    assert refuse(ids, 1, 2, 1, 1) == [(False, True), (False, True), (True, True), (True, True)]
+    assert passes(ids, 1, 1, 3) == [True, False, False]
+    assert refuse(ids, 1, 2) == [(False, True), (True, True)]
+    assert len(ids) == 2
+
+
+def test_the_same_id_of_another_resource_is_another_message(kind: type[RefusedIds]) -> None:
+    ids = kind()
+    refuse(ids, 1)
+    assert refuse(ids, 1, key=BILLS) == [(False, True)]
+    assert passes(ids, 1, key=BILLS) == [True]
+    assert passes(ids, 1) == [True]
+
+
+@pytest.mark.parametrize("refused_ns", [0, HALF_NS - 1, HALF_NS, 5 * HALF_NS + 7])
+def test_an_id_is_known_for_half_a_minute_and_no_longer_than_a_minute(kind: type[RefusedIds], refused_ns: int) -> None:
+    for after_ns, known in ((HALF_NS - 1, True), (KEPT_NS, False)):
+        ids = kind()
+        refuse(ids, 0)
+        refuse(ids, 1, now_ns=refused_ns)
+        assert passes(ids, 1, now_ns=refused_ns + after_ns) == [known]
+
+
+def test_each_attempt_is_known_for_as_long_anew(kind: type[RefusedIds]) -> None:
+    ids = kind()
+    refuse(ids, 1)
+    for number in range(1, 9):
+        assert refuse(ids, 1, now_ns=number * (HALF_NS - 1)) == [(True, True)]
+    assert len(ids) == 1
+
+
+def test_no_more_are_kept_than_there_may_be_and_the_latest_are_known(kind: type[RefusedIds]) -> None:
+    ids = kind(8)
+    for number in range(100):
+        refuse(ids, number)
+        assert len(ids) <= 8
+    assert passes(ids, *range(95, 100)) == [True] * 5
+    assert passes(ids, *range(92)) == [False] * 92
+
+
+def test_what_is_forgotten_too_soon_is_told(kind: type[RefusedIds]) -> None:
+    ids = kind(8)
+    assert all(seen for _, seen in refuse(ids, *range(8)))
+    # For the sake of these the first four are forgotten; the next four find them gone, and so on.
+    assert [seen for _, seen in refuse(ids, *range(8, 20), now_ns=SOON_NS - 1)] == [False] * 4 + [False] * 8
+    # What comes again is known all the same, and takes nobody's place.
+    assert refuse(ids, 19, now_ns=SOON_NS - 1) == [(True, True)]
+
+
+def test_what_is_forgotten_after_that_is_not_missed(kind: type[RefusedIds]) -> None:
+    ids = kind(8)
+    for generation in range(10):
+        said = refuse(ids, *range(4 * generation, 4 * generation + 4), now_ns=generation * SOON_NS)
+        assert said == [(False, True)] * 4
+
+
+def test_a_flood_of_before_makes_nobody_blind(kind: type[RefusedIds]) -> None:
+    ids = kind(8)
+    assert refuse(ids, *range(100))[-1] == (False, False)
+    assert refuse(ids, 100, now_ns=KEPT_NS) == [(False, True)]
