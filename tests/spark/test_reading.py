@@ -8,7 +8,7 @@ from log_rows import MONDAY_S, Run, lines_of
 from pyspark.sql import SparkSession
 
 from admin.analytics.inputs import Found, find, find_at
-from admin.analytics.lines import GATHERED, SPANS, Wanted, gather, spans
+from admin.analytics.lines import GATHERED, HOURS_IN, Wanted, gather, hours_in
 from admin.analytics.report import lines_in, path_of
 from admin.analytics.tables import ddl_of
 
@@ -55,11 +55,13 @@ def test_what_is_bad_is_told_with_the_name_of_its_file(spark: SparkSession, fold
     assert bad == {"": good, str(folder / "torn.jsonl.gz"): torn} | {str(folder / name): each for name in _NAMES}
 
 
-def test_when_files_are_of_is_told_with_their_names(spark: SparkSession, folder: Path) -> None:
-    rows = lines_in(spark, find([str(folder)])).mapInArrow(spans, ddl_of(SPANS)).collect()
-    assert {path_of(row["file"]): row["last_s"] for row in rows if row["last_s"] > MONDAY_S} == {
-        str(folder / name): MONDAY_S + 5 for name in _NAMES
-    }
+def test_which_hours_files_are_of_is_told_with_their_names(spark: SparkSession, folder: Path) -> None:
+    rows = lines_in(spark, find([str(folder)])).mapInArrow(hours_in, ddl_of(HOURS_IN)).collect()
+    hours: dict[str, set[int]] = {}
+    for row in rows:
+        hours.setdefault(path_of(row["file"]), set()).update(row["hours"])
+    names = (*_NAMES, "torn.jsonl.gz")
+    assert {file: of for file, of in hours.items() if of} == {str(folder / name): {MONDAY_S} for name in names}
 
 
 def test_at_an_address_it_is_the_same(spark: SparkSession, folder: Path) -> None:
