@@ -51,6 +51,7 @@ class Limit:
     bytes_per_s: float | None = None
     bytes_burst_s: float = 1.0
     action: Any = "reject"
+    fair_by: Any = None
 
 
 class Run:
