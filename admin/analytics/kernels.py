@@ -135,6 +135,8 @@ def _known(name: str, rows: Iterable[Mapping[str, Any]]) -> Instance:
     day_s: Counter[int] = Counter()
     week_s: Counter[int] = Counter()
     sums: Counter[str] = Counter()
+    #: First and last minutes of runs in an hour: two runs have one in common where one ends and the next begins in it.
+    ends: Counter[int] = Counter()
     versions: set[str] = set()
     first_s: list[int] = []
     last_s: list[int] = []
@@ -149,6 +151,8 @@ def _known(name: str, rows: Iterable[Mapping[str, Any]]) -> Instance:
             for each in ("seconds", "limiting_off_minutes", "bypassed_requests", "other", "records", "copies"):
                 sums[each] += row[each]
             sums["minutes"] += row["minutes"]
+            if row["first_minute_s"] is not None:
+                ends.update({row["first_minute_s"], row["last_minute_s"]})
             first_s.append(hour_s if row["first_minute_s"] is None else row["first_minute_s"])
             last_s.append(hour_s if row["last_minute_s"] is None else row["last_minute_s"] + MINUTE_S)
             versions.add(row["version"])
@@ -159,8 +163,7 @@ def _known(name: str, rows: Iterable[Mapping[str, Any]]) -> Instance:
             last_n = max(last_n, row["last_n"])
         lost += max(0, own, last_n - first_n + 1 - records)
     from_s, until_s = min(first_s), max(last_s)
-    # A restart within a minute makes two of it.
-    minutes = min(sums["minutes"], (until_s - from_s) // MINUTE_S)
+    minutes = sums["minutes"] - sum(count - 1 for count in ends.values())
     return Instance(
         known=Known(sums["seconds"], lost, sums["other"], +day_s, +week_s),
         coverage=Coverage(
@@ -169,7 +172,7 @@ def _known(name: str, rows: Iterable[Mapping[str, Any]]) -> Instance:
             until_s=until_s,
             minutes=minutes,
             versions=tuple(sorted(version for version in versions if version)),
-            gap_minutes=max(0, (until_s - from_s) // MINUTE_S - sums["minutes"]),
+            gap_minutes=max(0, (until_s - from_s) // MINUTE_S - minutes),
             lost_records=lost,
             other=sums["other"],
             bypassed_requests=sums["bypassed_requests"],

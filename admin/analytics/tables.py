@@ -9,6 +9,7 @@ day or another whole day, and a job that is killed leaves whole days. At an addr
 
 import ctypes
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -97,6 +98,7 @@ _PART: Final = (
         for who in ("rules", "clients", "users", "producer_groups")
     ),
 )  # fmt: skip
+PART_KEY: Final = tuple(field.split()[0] for field in _PART)
 
 
 @dataclass(frozen=True)
@@ -399,7 +401,9 @@ class Store:
     def __init__(self, session: "SparkSession", out: str, *, few: bool) -> None:
         self._session, self._out, self._few = session, out, few
         self._is_address = "://" in out
-        self._aside = Path(out, _SCRATCH, "aside")
+        # What a killed report's Java process may still write lies elsewhere.
+        self._where = f"{out}/{_SCRATCH}" + ("" if self._is_address else f"/{secrets.token_hex(4)}")
+        self._aside = Path(self._where, "aside")
 
     @contextmanager
     def scratch(self) -> Iterator[str]:
@@ -407,14 +411,16 @@ class Store:
 
         It is removed, also what a killed job left there; at an address its rows are, and an empty folder stays.
         """
-        where = f"{self._out}/{_SCRATCH}"
         if not self._is_address:
-            shutil.rmtree(where, ignore_errors=True)
+            shutil.rmtree(Path(self._out, _SCRATCH), ignore_errors=True)
         try:
-            yield where
+            yield self._where
         finally:
-            if not self._is_address:
-                shutil.rmtree(where, ignore_errors=True)
+            if self._is_address:
+                for name in ("combined", "judged"):
+                    self._session.range(0).write.mode("overwrite").parquet(f"{self._where}/{name}")
+            else:
+                shutil.rmtree(Path(self._out, _SCRATCH), ignore_errors=True)
 
     def write(self, frames: Mapping[Table, "DataFrame"], days: Container[date]) -> None:
         """Replace days of tables: all are made first, and then put in place.
@@ -427,6 +433,11 @@ class Store:
             OSError: they cannot be put in place.
         """
         self._each(frames, lambda table: self._write_days(self._rows(frames[table], table), table))
+        if not self._is_address and not self._aside.exists():
+            raise StartError(
+                f"{self._out}: Spark has written nothing there, so it runs elsewhere and has no such folder; give --out"
+                " a folder that it shares, or an address"
+            )
         for table in frames:
             if self._is_address:
                 self._clear_days(frames[table], table, days)
@@ -497,11 +508,6 @@ class Store:
             list(pool.map(write, frames))
 
     def _swap_days(self, table: Table, days: Container[date]) -> None:
-        if not (self._aside / table.name).exists():
-            raise StartError(
-                f"{self._out}: Spark has written nothing there, so it runs elsewhere and has no such folder; give --out"
-                " a folder that it shares, or an address"
-            )
         there = Path(self._out, table.name)
         there.mkdir(parents=True, exist_ok=True)
         made = {path.name for path in (self._aside / table.name).glob("dt=*")}

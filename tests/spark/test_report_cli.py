@@ -22,7 +22,7 @@ from admin.analytics.job import Place, Wish, _report
 from admin.analytics.lines import Wanted
 from admin.analytics.options import Options
 from admin.analytics.report import Tools, make_tables
-from admin.analytics.spark import SparkOptions, open_session
+from admin.analytics.spark import SparkOptions
 from admin.common.errors import StartError
 
 pytestmark = pytest.mark.long
@@ -177,16 +177,12 @@ def test_what_cannot_be_is_said_before_java_is_started(
     assert not list(tmp_path.rglob("spark.log"))
 
 
-# pyspark forgets the pipe to a Java process that has not started.
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_heap_that_java_refuses_is_named(tmp_path: Path) -> None:
-    log = tmp_path / "spark.log"
-    with (
-        pytest.raises(StartError, match=r"--driver-memory 4000t: "),
-        open_session(SparkOptions(master="local[1]", driver_memory="4000t", log=log)),
-    ):
-        pass
+    SmallLog(minutes=1).write(tmp_path / "logs" / "a.jsonl")
+    answer = _run(tmp_path, "logs", "--driver-memory", "4000t")
+    assert answer.returncode == 1
+    assert "--driver-memory 4000t: " in answer.stderr
+    assert "Traceback" not in answer.stderr
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -207,9 +203,12 @@ def test_a_signal_ends_it_and_its_java_process(tmp_path: Path, number: signal.Si
         (java,) = _children(process.pid)
         os.kill(process.pid, number)
         assert process.wait(timeout_s=_SPARK_S) == exit_code
+        # It ends by itself as soon as it sees that nobody is there any more.
+        while Path("/proc", str(java)).exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
     finally:
         process.stop()
-    assert not Path("/proc", str(java)).exists()
     assert list(temporary.iterdir()) == []
     assert "Traceback" not in (tmp_path / "report.log").read_text()
 

@@ -12,7 +12,7 @@ _COLUMNS: Final = {
     **dict.fromkeys(
         (
             "type", "instance", "run", "kind", "name", "client", "user", "product", "producer_group", "rule",
-            "verdict", "count", "action", "by", "reason", "version",
+            "verdict", "count", "action", "fair_by", "by", "reason", "version",
         ),
         "VARCHAR",
     ),

@@ -11,7 +11,7 @@ _WHAT: Final = ("requests", "messages", "bytes")
 _AMOUNTS: Final = tuple(f"{outcome}_{what}" for outcome in _OUTCOMES for what in _WHAT)
 _LISTS: Final = ("second_admitted", "second_refused", "second_requests", "second_bytes", "second_repeated")
 _LIMIT: Final = (
-    "rule", "rate_per_s", "burst_s", "break_s", "count", "bytes_per_s", "bytes_burst_s", "action",
+    "rule", "rate_per_s", "burst_s", "break_s", "count", "bytes_per_s", "bytes_burst_s", "action", "fair_by",
 )  # fmt: skip
 _KEY: Final = "instance, kind, name"
 _STORM_KEY: Final = f"{_KEY}, shadow"
@@ -41,7 +41,7 @@ CREATE OR REPLACE TEMP VIEW flat AS SELECT {_KEY}, at_s AS minute_s, run, n,
     coalesce(clients, 0) AS clients, coalesce(more_clients, false) AS more_clients,
     coalesce(rule, '') AS rule, rate_per_s, coalesce(burst_s, 1) AS burst_s, coalesce(break_s, 0) AS break_s,
     coalesce("count", 'messages') AS "count", bytes_per_s, coalesce(bytes_burst_s, 1) AS bytes_burst_s,
-    coalesce(action, 'reject') AS action,
+    coalesce(action, 'reject') AS action, fair_by,
     coalesce(second, []::BIGINT[]) AS second, {_names(_LISTS, "coalesce({0}, []::BIGINT[]) AS {0}")}
 FROM records WHERE type = 'traffic'"""
 _AS_LONG: Final = "if(len(second_repeated) > 0, second_repeated, [0 FOR _ IN second])"
