@@ -42,6 +42,10 @@ TRAFFIC: dict[str, Any] = {
     "kind": "topic",
     "name": "orders",
 }
+CHANGE: dict[str, Any] = {
+    "type": "limit_change", "v": 1, "instance": "i", "run": "r", "n": 3, "at_s": _HOUR_S, "change_id": 1,
+    "action": "set",
+}  # fmt: skip
 TWO_SECONDS = {f"second_{what}": [1, 1] for what in ("admitted", "refused", "requests", "bytes")}
 NO_OBJECT = "not one JSON object with fields of the right types"
 MISSING = "a field is missing"
@@ -100,10 +104,20 @@ def _bad(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
         ({key: value for key, value in GOOD.items() if key != "client"}, MISSING),
         ({key: value for key, value in GOOD.items() if key != "run"}, MISSING),
         ({**GOOD, "n": 0}, OUT_OF_RANGE),
+        ({**GOOD, "n": 2**63}, OUT_OF_RANGE),
+        ({**TRAFFIC, "rate_per_s": 1e308}, OUT_OF_RANGE),
+        ({**TRAFFIC, "bytes_per_s": -1}, OUT_OF_RANGE),
+        ({**TRAFFIC, "burst_s": -1}, OUT_OF_RANGE),
+        ({**TRAFFIC, "break_s": 3601}, OUT_OF_RANGE),
+        ({**CHANGE, "rate_after_per_s": 2e9}, OUT_OF_RANGE),
+        ({**CHANGE, "change_id": 2**63}, OUT_OF_RANGE),
+        ({**CHANGE, "change_id": -(2**63)}, OUT_OF_RANGE),
         ({**GOOD, "messages": -1}, OUT_OF_RANGE),
         ({**GOOD, "bytes": 10**13}, OUT_OF_RANGE),
         ({**GOOD, "at_s": -1}, OUT_OF_RANGE),
         ({**GOOD, "at_s": 10**12}, OUT_OF_RANGE),
+        # The minute that begins then ends in the year 10000.
+        ({**TRAFFIC, "at_s": 253_402_300_740}, OUT_OF_RANGE),
         ({**GOOD, "verdict": "maybe"}, OUT_OF_RANGE),
         ({**TRAFFIC, "admitted": [1, -2, 3]}, OUT_OF_RANGE),
         ({**TRAFFIC, "at_s": _HOUR_S + 1}, OUT_OF_RANGE),
