@@ -288,6 +288,27 @@ def test_a_damaged_packed_file_is_read_up_to_the_damage(monkeypatch: pytest.Monk
             assert "is no gzip, or damaged; what is before the damage was read" in _bad(rows)
 
 
+def test_of_a_packed_line_without_an_end_the_beginning_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "_LINE_BYTES", 1000)
+    monkeypatch.setattr(lines, "_UNPACKED_BYTES", 300)
+    content = gzip.compress(TEXT + b"\n" + b"x" * 100_000 + b"\n" + TEXT)
+    unpacked = list(lines._unpacked(content, _PACKED, lines._nobody))
+    assert (unpacked[0], set(unpacked[1]), unpacked[2:]) == (TEXT, {ord("x")}, [TEXT])
+    assert 1000 <= len(unpacked[1]) < 1300
+    rows = _gathered([content], _PACKED)
+    assert (_bad(rows), sum(row["records"] for row in _good(rows))) == ({NO_OBJECT: 1}, 2)
+
+
+def test_a_damaged_packed_line_is_put_together_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What is before the damage comes byte by byte: copied anew with each of them, a long line would take hours.
+    monkeypatch.setattr(lines, "_UNPACKED_BYTES", 300)
+    content = gzip.compress(b"x" * 100_000)[:-8] + b"\0" * 8
+    assert list(lines._unpacked(content, _PACKED, lines._nobody)) == [b"x" * 100_000]
+    monkeypatch.setattr(lines, "_LINE_BYTES", 1000)
+    (unpacked,) = lines._unpacked(content, _PACKED, lines._nobody)
+    assert (set(unpacked), 1000 <= len(unpacked) < 1300) == ({ord("x")}, True)
+
+
 @pytest.mark.parametrize("content", [b"no gzip at all", TEXT, zlib.compress(TEXT)], ids=["junk", "text", "zlib"])
 def test_what_is_no_gzip_is_said(content: bytes) -> None:
     (row,) = _gathered([content], _PACKED)
