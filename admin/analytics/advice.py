@@ -811,7 +811,8 @@ def _two_digits_down(value: float) -> float:
 
 
 def _rounded(value: float, how: Callable[[float], int]) -> float:
-    if value <= 0:
+    # What is less is nothing: the least of a rate is a millionth.
+    if value < 1e-12:
         return 0.0
     size = math.floor(math.log10(value)) - 1
     # What is there already up to the last bit must not be rounded up once more.

@@ -47,6 +47,8 @@ _HELD_BYTES: Final = 8 << 20
 _READ_BYTES: Final = 1 << 20
 _UNPACKED_BYTES: Final = 16 << 20
 """At a time: what is packed may be a thousand times as long."""
+_LINE_BYTES: Final = 16 << 20
+"""No line is so long: of one that is, without an end perhaps, the beginning is kept, which is no record."""
 _GZIP: Final = 31
 """zlib: expect a gzip header."""
 _BLANK: Final = b" \t\r\n"
@@ -212,16 +214,24 @@ def _nobody(_line: None, _file: str, _reason: str) -> None:
 
 def _unpacked(content: bytes, file: str, bad: Callable[[None, str, str], None]) -> Iterator[bytes]:
     """Yield the lines of a gzip file as far as it is whole; say where it is not."""
-    left, why = b"", None
+    # A line in hand is put together once, however small its pieces are.
+    begun: list[bytes] = []
+    size_bytes, why = 0, None
     try:
         for piece in _inflated(content, zlib.decompressobj(_GZIP), _READ_BYTES):
-            *lines, left = (left + piece).split(b"\n")
-            yield from lines
+            first, *lines = piece.split(b"\n")
+            if size_bytes < _LINE_BYTES:
+                begun.append(first)
+                size_bytes += len(first)
+            if lines:
+                yield b"".join(begun)
+                yield from lines[:-1]
+                begun, size_bytes = lines[-1:], len(lines[-1])
     except zlib.error:
         why = "is no gzip, or damaged; what is before the damage was read"
     except EOFError:
         why = "ends in the middle; what is there was read"
-    yield left
+    yield b"".join(begun)
     if why is not None:
         bad(None, file, why)
 

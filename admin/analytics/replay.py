@@ -302,15 +302,17 @@ class _Gate:
 
 def _rule(limit: Limit) -> Rule:
     delays = limit.action == "delay"
+    # A time has whole nanoseconds.
+    burst_s, bytes_burst_s = (max(each, 1 / NS_PER_S) for each in (limit.burst_s, limit.bytes_burst_s))
     held_s = DEFAULT_MAX_DELAY_S if delays else 0.0
     return Rule(
         _RESOURCE.kind,
         _RESOURCE.name,
-        _rate(limit.rate, limit.burst_s),
-        burst_s=min(MAX_TIME_S, limit.burst_s + held_s),
+        _rate(limit.rate, burst_s),
+        burst_s=min(MAX_TIME_S, burst_s + held_s),
         break_s=0.0 if delays else limit.break_s,
-        bytes_per_s=_rate(limit.bytes_rate, limit.bytes_burst_s),
-        bytes_burst_s=min(MAX_TIME_S, limit.bytes_burst_s + held_s),
+        bytes_per_s=_rate(limit.bytes_rate, bytes_burst_s),
+        bytes_burst_s=min(MAX_TIME_S, bytes_burst_s + held_s),
         allow_under_limit=True,
     )
 
@@ -320,7 +322,7 @@ def _rate(rate: float | None, burst_s: float) -> float | None:
     if not rate:
         return rate
     # So that a millionth of a permit is stored, whichever way it is rounded.
-    least = 2 / UPERMITS_PER_PERMIT * max(1.0, 1.0 / burst_s) if burst_s else 0.0
+    least = 2 / UPERMITS_PER_PERMIT * max(1.0, 1.0 / burst_s)
     return min(max(rate, least), float(MAX_RATE_PER_S))
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Final, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, Union, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
 
@@ -44,7 +44,7 @@ _SQL: Final = {int: "BIGINT", float: "DOUBLE", bool: "BOOLEAN"}
 def _sql(type_: Any) -> str:
     """Return Spark's name of a type; what may be None is null there."""
     origin, args = get_origin(type_), get_args(type_)
-    if origin is UnionType:
+    if origin in {Union, UnionType}:
         return _sql(args[0])
     if type_ == Seconds:
         # Lists side by side take less than a list of pairs.

@@ -341,7 +341,7 @@ def read(
     problems: list[str] = []
     try:
         # First: what is not in the log yet when that is read is in here.
-        under_way = list(_minutes_under_way(directory, resource, since_s, reading))
+        under_way = list(_minutes_under_way(directory, resource, since_s, reading, problems))
         files = _files(directory, since_s)
     except OSError as error:
         return found.answer(f"{directory}: {words_for(error)}")
@@ -353,14 +353,19 @@ def read(
                     if (record := _decoded(line)) is not None:
                         found.add(record)
         except (OSError, EOFError, zlib.error) as error:
-            # What is gone was deleted since, as the oldest are.
-            if not isinstance(error, FileNotFoundError):
-                problems.append(f"{file.path}: {words_for(error) if isinstance(error, OSError) else error}")
+            problems += _problem(file.path, error)
         if reading.cut:
             break
     for left in under_way:
         found.add_minute_under_way(left)
     return found.answer("; ".join(problems[:3]) or None, reading)
+
+
+def _problem(path: Path | str, error: Exception) -> tuple[str, ...]:
+    """Say what is wrong with one file; nothing if it was deleted since, as the oldest are."""
+    if isinstance(error, FileNotFoundError):
+        return ()
+    return (f"{path}: {words_for(error) if isinstance(error, OSError) else error}",)
 
 
 def _iso(at_s: int) -> str:
@@ -393,15 +398,22 @@ def _files(directory: Path, since_s: int) -> list[_File]:
 
 
 def _minutes_under_way(
-    directory: Path, resource: Resource, since_s: int, reading: _Reading
+    directory: Path, resource: Resource, since_s: int, reading: _Reading, problems: list[str]
 ) -> Iterator[write_ahead.Left]:
-    """Yield what is noted of a resource in minutes that have no records yet."""
+    """Yield what is noted of a resource in minutes that have no records; add what cannot be read to the problems."""
     begins = (b'["begin",', b'["traffic",%b,%b,' % tuple(map(msgspec.json.encode, resource)), b'["commit",')
     for entry in os.scandir(directory):
-        if write_ahead_name(entry.name) is None or entry.stat().st_mtime < since_s:
+        if write_ahead_name(entry.name) is None:
             continue
-        with os.fdopen(open_to_read(Path(entry.path)), "rb") as file:
-            lines = [line for piece in reading.pieces(file) for line in piece.split(b"\n") if line.startswith(begins)]
+        try:
+            if entry.stat().st_mtime < since_s:
+                continue
+            with os.fdopen(open_to_read(Path(entry.path)), "rb") as file:
+                pieces_ = reading.pieces(file)
+                lines = [line for piece in pieces_ for line in piece.split(b"\n") if line.startswith(begins)]
+        except OSError as error:
+            problems += _problem(entry.path, error)
+            continue
         yield from (left for left in write_ahead.read(lines) if left is not None)
 
 
@@ -432,13 +444,15 @@ def _tail(file: _File, reading: _Reading) -> Iterator[bytes]:
 
 
 def pieces(file: "BinaryIO | gzip.GzipFile") -> Iterator[bytes]:
-    """Yield whole lines in pieces, with a pause after each, as a thread that computes holds up the event loop."""
+    """Yield whole lines in pieces, with a pause after each, as a thread that computes holds up the event loop.
+
+    A piece may be empty: who reads can stop in a file without lines, too, which may be long unpacked.
+    """
     rest = b""
     while piece := file.read(_PIECE_BYTES):
         data = rest + piece
         end = data.rfind(b"\n") + 1
-        if end:
-            yield data[:end]
+        yield data[:end]
         # No line is so long.
         rest = data[end:] if len(data) - end <= _LINE_BYTES else b""
         time.sleep(_PAUSE_S)

@@ -14,14 +14,20 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from admin.common.clock import LATEST_S
 from limiter.counting.rejections import Amount, Count, RejectionVerdict
-from limiter.rules.rule import Action, FairBy
+from limiter.rules.rule import MAX_RATE_PER_S, MAX_TIME_S, Action, FairBy
 from limiter.rules.rule import Count as Counts
 
 VERSION: Final = 1
 """Of the schema."""
-_Moment = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799)]
-"""Seconds since 1970, up to the end of the year 9999."""
+_MOST: Final = 2**63 - 1
+"""Tables have numbers of 64 bits: one line with a greater one must not end a report."""
+_Moment = Annotated[int, msgspec.Meta(ge=0, le=LATEST_S)]
+"""Seconds since 1970; what ends soon after the latest is of the year 9999, too."""
+_Rate = Annotated[float, msgspec.Meta(ge=0, le=MAX_RATE_PER_S)]
+_Time = Annotated[float, msgspec.Meta(ge=0, le=MAX_TIME_S)]
+"""Rates and times as rules have them: a report makes rules of them again."""
 _Offset = Annotated[int, msgspec.Meta(ge=0, lt=60)]
 _Seconds = Annotated[tuple[Count, ...], msgspec.Meta(max_length=60)]
 
@@ -40,7 +46,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_
     v: int
     instance: str
     run: str
-    n: Annotated[int, msgspec.Meta(ge=1)]
+    n: Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
     at_s: _Moment
 
 
@@ -98,12 +104,12 @@ class LimitFields(Record, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     kind: str
     name: str
     rule: str = ""
-    rate_per_s: float | None = None
-    burst_s: float = 1.0
-    break_s: float = 0.0
+    rate_per_s: _Rate | None = None
+    burst_s: _Time = 1.0
+    break_s: _Time = 0.0
     count: Counts = "messages"
-    bytes_per_s: float | None = None
-    bytes_burst_s: float = 1.0
+    bytes_per_s: _Rate | None = None
+    bytes_burst_s: _Time = 1.0
     action: Action = "reject"
     fair_by: FairBy | None = None
 
@@ -178,12 +184,12 @@ class LimitChangeRecord(Record, frozen=True, kw_only=True, omit_defaults=True, t
         reason: theirs.
     """
 
-    change_id: int
+    change_id: Annotated[int, msgspec.Meta(ge=-_MOST, le=_MOST)]
     action: Literal["set", "unset", "expire", "revert", "reload", "reset"]
     kind: str = ""
     name: str = ""
-    rate_before_per_s: float | None = None
-    rate_after_per_s: float | None = None
+    rate_before_per_s: _Rate | None = None
+    rate_after_per_s: _Rate | None = None
     by: str = ""
     reason: str = ""
 

@@ -19,7 +19,6 @@ import msgspec
 import trio
 
 from admin.common import numbers
-from admin.common.clock import LATEST_S
 from admin.common.disk import open_to_read, words_for
 from admin.common.errors import StartError
 from admin.common.numbers import measured
@@ -244,8 +243,6 @@ class _Reader:
                 continue
             if record.v != VERSION:
                 self._newer += 1
-            elif not 0 <= record.at_s <= LATEST_S:
-                self._bad += 1
             else:
                 yield record
 

@@ -3,10 +3,11 @@
 Rates are per second, shares between 0 and 1.
 """
 
-from typing import Final, Literal, get_args
+from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 
+from admin.common.clock import LATEST_S
 from admin.common.numbers import percent
 from limiter.rules.rule import Count, FairBy
 
@@ -27,11 +28,15 @@ Retries = Literal["none", "measured", "assumed"]
 Confidence = Literal["low", "medium", "high"]
 
 
+_Moment = Annotated[int, msgspec.Meta(ge=0, le=LATEST_S + 86_399)]
+"""Seconds since 1970, to the end of the year 9999."""
+
+
 class Period(msgspec.Struct, frozen=True, kw_only=True, rename={"from_s": "from", "until_s": "until"}):
     """Period of the records, from the first to the end of the last; both None if there are no records."""
 
-    from_s: int | None = None
-    until_s: int | None = None
+    from_s: _Moment | None = None
+    until_s: _Moment | None = None
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):

@@ -640,3 +640,7 @@ def test_limits_add_up_to_no_more_than_the_capacity(needs: list[tuple[float, flo
 )
 def test_spans_are_written_in_their_largest_unit(seconds: float, text: str) -> None:
     assert span(seconds) == text
+
+
+def test_a_limit_below_the_least_that_there_is_is_raised_as_any_other() -> None:
+    assert settled(decided(demand(limit=5e-324))).action == "raise"

@@ -42,6 +42,10 @@ TRAFFIC: dict[str, Any] = {
     "kind": "topic",
     "name": "orders",
 }
+CHANGE: dict[str, Any] = {
+    "type": "limit_change", "v": 1, "instance": "i", "run": "r", "n": 3, "at_s": _HOUR_S, "change_id": 1,
+    "action": "set",
+}  # fmt: skip
 TWO_SECONDS = {f"second_{what}": [1, 1] for what in ("admitted", "refused", "requests", "bytes")}
 NO_OBJECT = "not one JSON object with fields of the right types"
 MISSING = "a field is missing"
@@ -100,10 +104,20 @@ def _bad(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
         ({key: value for key, value in GOOD.items() if key != "client"}, MISSING),
         ({key: value for key, value in GOOD.items() if key != "run"}, MISSING),
         ({**GOOD, "n": 0}, OUT_OF_RANGE),
+        ({**GOOD, "n": 2**63}, OUT_OF_RANGE),
+        ({**TRAFFIC, "rate_per_s": 1e308}, OUT_OF_RANGE),
+        ({**TRAFFIC, "bytes_per_s": -1}, OUT_OF_RANGE),
+        ({**TRAFFIC, "burst_s": -1}, OUT_OF_RANGE),
+        ({**TRAFFIC, "break_s": 3601}, OUT_OF_RANGE),
+        ({**CHANGE, "rate_after_per_s": 2e9}, OUT_OF_RANGE),
+        ({**CHANGE, "change_id": 2**63}, OUT_OF_RANGE),
+        ({**CHANGE, "change_id": -(2**63)}, OUT_OF_RANGE),
         ({**GOOD, "messages": -1}, OUT_OF_RANGE),
         ({**GOOD, "bytes": 10**13}, OUT_OF_RANGE),
         ({**GOOD, "at_s": -1}, OUT_OF_RANGE),
         ({**GOOD, "at_s": 10**12}, OUT_OF_RANGE),
+        # The minute that begins then ends in the year 10000.
+        ({**TRAFFIC, "at_s": 253_402_300_740}, OUT_OF_RANGE),
         ({**GOOD, "verdict": "maybe"}, OUT_OF_RANGE),
         ({**TRAFFIC, "admitted": [1, -2, 3]}, OUT_OF_RANGE),
         ({**TRAFFIC, "at_s": _HOUR_S + 1}, OUT_OF_RANGE),
@@ -272,6 +286,27 @@ def test_a_damaged_packed_file_is_read_up_to_the_damage(monkeypatch: pytest.Monk
             rows = _gathered([content], _PACKED)
             assert least <= sum(row["records"] for row in _good(rows)) <= most
             assert "is no gzip, or damaged; what is before the damage was read" in _bad(rows)
+
+
+def test_of_a_packed_line_without_an_end_the_beginning_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "_LINE_BYTES", 1000)
+    monkeypatch.setattr(lines, "_UNPACKED_BYTES", 300)
+    content = gzip.compress(TEXT + b"\n" + b"x" * 100_000 + b"\n" + TEXT)
+    unpacked = list(lines._unpacked(content, _PACKED, lines._nobody))
+    assert (unpacked[0], set(unpacked[1]), unpacked[2:]) == (TEXT, {ord("x")}, [TEXT])
+    assert 1000 <= len(unpacked[1]) < 1300
+    rows = _gathered([content], _PACKED)
+    assert (_bad(rows), sum(row["records"] for row in _good(rows))) == ({NO_OBJECT: 1}, 2)
+
+
+def test_a_damaged_packed_line_is_put_together_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What is before the damage comes byte by byte: copied anew with each of them, a long line would take hours.
+    monkeypatch.setattr(lines, "_UNPACKED_BYTES", 300)
+    content = gzip.compress(b"x" * 100_000)[:-8] + b"\0" * 8
+    assert list(lines._unpacked(content, _PACKED, lines._nobody)) == [b"x" * 100_000]
+    monkeypatch.setattr(lines, "_LINE_BYTES", 1000)
+    (unpacked,) = lines._unpacked(content, _PACKED, lines._nobody)
+    assert (set(unpacked), 1000 <= len(unpacked) < 1300) == ({ord("x")}, True)
 
 
 @pytest.mark.parametrize("content", [b"no gzip at all", TEXT, zlib.compress(TEXT)], ids=["junk", "text", "zlib"])

@@ -28,6 +28,12 @@ WITHIN = 0.02
 """Of what was asked for."""
 
 
+def test_a_limit_that_no_rule_has_is_replayed_as_the_nearest_one() -> None:
+    for burst_s in (0.0, 1e-12):
+        limit = Limit("r", 10.0, burst_s=burst_s, bytes_per_s=10.0, bytes_burst_s=burst_s)
+        assert replayed(limit, [Second(0, 9000, 9000, 9000)]) > 0
+
+
 def rule_of(limit: Limit) -> Rule:
     return Rule(
         "topic",

@@ -218,6 +218,25 @@ def test_it_reads_so_long_at_most(log: Log, monkeypatch: pytest.MonkeyPatch) -> 
     assert (history.cut, known(history)) == (True, [])
 
 
+def test_it_reads_so_long_at_most_of_what_has_no_lines(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = log.path / f"{log.name(1).finished}.gz"
+    packed.write_bytes(gzip.compress(b" " * 1_000_000))
+    os.utime(packed, (NOW_S, NOW_S))
+    monkeypatch.setattr(lately, "MAX_S", -1.0)
+    assert read(log.path, ORDERS, 60, NOW_S).cut
+
+
+def test_a_minute_under_way_that_cannot_be_read_is_a_problem_and_the_rest_is_read(log: Log) -> None:
+    log.write(1, *log.minute(NOW_S - 60, 5))
+    path = log.path / log.name(0).write_ahead
+    path.symlink_to("gone")
+    assert (read(log.path, ORDERS, 60, NOW_S).passed[0], read(log.path, ORDERS, 60, NOW_S).problem) == (5.0, None)
+    path.unlink()
+    os.mkfifo(path)
+    history = read(log.path, ORDERS, 60, NOW_S)
+    assert (history.passed[0], history.problem) == (5.0, f"{path}: is no regular file")
+
+
 def test_files_of_other_times_and_other_files_are_not_read(log: Log) -> None:
     log.write(1, *log.minute(NOW_S - 60, 5), age_s=4000)
     (log.path / "notes.jsonl").write_bytes(line_of(log.refusal(NOW_S - 9)))
