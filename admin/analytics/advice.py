@@ -341,7 +341,8 @@ def recommendation(advice: Advice, refused: Sequence[int] | None, error: int) ->
     only_with: OnlyWith = ""
     if action == "lower" and not advice.capped:
         only_with = "lower"
-    elif action == "raise" and not advice.near:
+    elif action == "raise" and (not advice.near or (not advice.refused_messages and advice.confidence == "low")):
+        # Near it in a short log is no reason yet.
         only_with = "raise"
     test = Backtest()
     if advice.messages:

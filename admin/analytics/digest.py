@@ -7,7 +7,10 @@ each sidecar.
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from heapq import nsmallest
+from math import isclose
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -30,12 +33,13 @@ from admin.analytics.findings import (
     Share,
     Storm,
     Totals,
+    Tried,
     Unknown,
     Week,
     WeekOf,
 )
 from admin.analytics.kernels import Instance, Kernel, read_advice, rows_of
-from admin.analytics.options import Options
+from admin.analytics.options import Options, Try
 from admin.analytics.tables import (
     HOURS,
     LIMIT_CHANGES,
@@ -52,7 +56,7 @@ from admin.analytics.tables import (
     ddl_of,
 )
 from admin.analytics.words import DAY_S, HOUR_S, MINUTE_S, WEEK_S
-from admin.wire.recommendations import ACTIONS, Period, Recommendation
+from admin.wire.recommendations import ACTIONS, TO_DO, Period, Recommendation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -81,34 +85,65 @@ _NOT: Final = ("refused", "dropped")
 class Picked:
     """Recommendations as they are written: how many of each action, and those most worth doing.
 
+    Args:
+        storms: that are shown; what is recommended for their resources is, too.
+        tries: rates that were asked about.
+
     Attributes:
         counts: of each action; those that there are none of are missing.
         offered: of these, how many are offered apart, by what applies them.
+        tried: what is known of the rates that were asked about.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, storms: Iterable[Storm], tries: Sequence[Try]) -> None:
         self.counts: dict[str, int] = {}
         self.offered: dict[str, int] = {}
-        self._first: list[tuple[Any, ...]] = []
+        self._of_storms = {(each.instance, each.kind, each.name) for each in storms}
+        self._tries = tries
+        self._tried: list[Tried] = []
+        self._first: list[tuple[Any, Recommendation]] = []
+        self._besides: list[Recommendation] = []
 
     def add(self, recommendation: Recommendation) -> None:
         """Look at one."""
         self.counts[recommendation.action] = self.counts.get(recommendation.action, 0) + 1
         if recommendation.only_with:
             self.offered[recommendation.only_with] = self.offered.get(recommendation.only_with, 0) + 1
+        of = (recommendation.instance, recommendation.kind, recommendation.name)
+        if of in self._of_storms:
+            self._besides.append(recommendation)
+        self._tried += (_tried(recommendation, each) for each in self._tries if (each.kind, each.name) == of[1:])
         logged = recommendation.backtest.logged
+        refused = logged.refused_messages if logged else 0
         key = (
-            bool(recommendation.only_with), ACTIONS.index(recommendation.action),
-            -(logged.refused_messages if logged else 0),
-            recommendation.instance, recommendation.kind, recommendation.name,
+            bool(recommendation.only_with), recommendation.action not in TO_DO, not refused,
+            ACTIONS.index(recommendation.action), -refused, *of,
         )  # fmt: skip
         self._first.append((key, recommendation))
         if len(self._first) >= 20 * MOST_RECOMMENDED:
-            self._first = nsmallest(MOST_RECOMMENDED, self._first, key=lambda each: each[0])
+            self._first = nsmallest(MOST_RECOMMENDED, self._first, key=itemgetter(0))
 
     def first(self) -> list[Recommendation]:
-        """Return those most worth doing: by action, then by what was refused, then by name."""
-        return [each for _, each in nsmallest(MOST_RECOMMENDED, self._first, key=lambda each: each[0])]
+        """Return those most worth doing: where something was refused first, by action; and those of storms."""
+        found = [each for _, each in nsmallest(MOST_RECOMMENDED, self._first, key=itemgetter(0))]
+        return [*found, *(each for each in self._besides if each not in found)]
+
+    @property
+    def tried(self) -> list[Tried]:
+        """What is known of each rate that was asked about, also of names that nothing was asked for of."""
+        known = {(each.kind, each.name, each.rate_per_s) for each in self._tried}
+        unknown = (each for each in self._tries if tuple(each) not in known)
+        return [*self._tried, *(Tried(instance="", **each._asdict()) for each in unknown)]
+
+
+def _tried(recommendation: Recommendation, of: Try) -> Tried:
+    found = next((each for each in recommendation.what_if if isclose(each.rate_per_s, of.rate_per_s)), None)
+    return Tried(
+        instance=recommendation.instance,
+        **of._asdict(),
+        refused_share=None if found is None else found.refused_share,
+        refused_share_uncorrected=None if found is None else found.refused_share_uncorrected,
+    )
 
 
 class Digest:
@@ -146,7 +181,7 @@ class Digest:
         first_s, last_s = resources.sums.pop("first_s"), resources.sums.pop("last_s")
         from_s = min((each for each in (from_s, first_s) if each is not None), default=None)
         until_s = max((each for each in (until_s, last_s) if each is not None), default=None)
-        storms, counts = self._storms()
+        storms, counts = self.storms
         changes = self._changes()
         culprits, new_clients = self._culprits(from_s, until_s)
         unknown = {name: sum(getattr(each, name) for each in coverage) for name in Unknown.__struct_fields__}
@@ -164,6 +199,7 @@ class Digest:
             culprits=tuple(culprits),
             curves=tuple(self._curves(resources.worst, changes)),
             recommendations=tuple(picked.first()),
+            tried=tuple(picked.tried),
             limit_changes=tuple(self._with_what_held(changes, changes[:_MOST_CHANGES])),
             storm_gap_s=self._options.storm_gap_s,
             fleets=tuple(self._fleets(decided)) if len(coverage) > 1 else (),
@@ -202,7 +238,8 @@ class Digest:
         found = by_resource.mapInArrow(_pick_resources(since_s), ddl_of(_JSON)).collect()
         return _Resources.merged([msgspec.json.decode(row["json"], type=_Resources) for row in found])
 
-    def _storms(self) -> tuple[list[Storm], dict[str, int]]:
+    @cached_property
+    def storms(self) -> tuple[list[Storm], dict[str, int]]:
         """Return the largest storms, and how many there are, of limits that refuse and of those that only shadow."""
         whole = Window.partitionBy("shadow")
         rows = (

@@ -344,6 +344,21 @@ class New(OfResource, frozen=True, kw_only=True):
     messages: int
 
 
+class Tried(OfResource, frozen=True, kw_only=True):
+    """What a rate that was asked about would have refused.
+
+    Attributes:
+        instance: empty if nothing was asked for under that name.
+        rate_per_s: of the limit, in its unit.
+        refused_share: of the demand without retries; None if it was not replayed.
+        refused_share_uncorrected: of all that was asked for.
+    """
+
+    rate_per_s: float
+    refused_share: float | None = None
+    refused_share_uncorrected: float | None = None
+
+
 class Totals(Unknown, frozen=True, kw_only=True):
     """Of the whole period, all sidecars together; messages.
 
@@ -390,7 +405,9 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
         storms: those with the most messages refused; then those of limits in shadow, likewise.
         culprits: likewise.
         curves: of the resources with the most messages refused, then of the busiest.
-        recommendations: what is to be done first; the others are in ``recommendations.json``.
+        recommendations: what is to be done first, and those for the storms shown; the others are in
+            ``recommendations.json``.
+        tried: the rates that were asked about.
         fleets: resources on several sidecars, those with the largest demand.
         week: the last week beside the one before; None if the period has no two weeks.
         new_resources: that were not there before, the busiest first.
@@ -412,6 +429,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     culprits: tuple[Culprit, ...] = ()
     curves: tuple[Curve, ...] = ()
     recommendations: tuple[Recommendation, ...] = ()
+    tried: tuple[Tried, ...] = ()
     fleets: tuple[Fleet, ...] = ()
     week: Week | None = None
     new_resources: tuple[New, ...] = ()

@@ -143,7 +143,9 @@ def _report(
         recommended = recommend(tools, options)
         step("gathering what was found")
         made_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        picked = _write_recommendations(place.files / RECOMMENDATIONS_JSON, made_at, recommended)
+        digest = Digest(session, store, options, recommended.instances)
+        picked = Picked(digest.storms[0], options.tries)
+        _write_recommendations(place.files / RECOMMENDATIONS_JSON, made_at, recommended, picked)
         of_all = recommended.instances.values()
         read = msgspec.structs.replace(
             read,
@@ -152,16 +154,14 @@ def _report(
             set_aside=read.set_aside[:_MOST_SET_ASIDE],
             outside_files=found.outside,
         )
-        digest = Digest(session, store, options, recommended.instances)
         findings = digest.findings(made_at, str(place.files), read, picked, recommended.decided)
     step("writing the page")
     write_file(place.html, [page.render(findings).encode()])
     return findings
 
 
-def _write_recommendations(path: Path, made_at: str, recommended: Recommended) -> Picked:
-    """Write the file of recommendations, and return those that are shown."""
-    picked = Picked()
+def _write_recommendations(path: Path, made_at: str, recommended: Recommended, picked: Picked) -> None:
+    """Write the file of recommendations, and pick those that are shown."""
     head = RecommendationsFile(
         made_at=made_at, period=_period(recommended), instances=tuple(sorted(recommended.instances))
     )
@@ -175,7 +175,6 @@ def _write_recommendations(path: Path, made_at: str, recommended: Recommended) -
         yield b"\n]}\n"
 
     write_file(path, pieces())
-    return picked
 
 
 def _period(recommended: Recommended) -> Period:

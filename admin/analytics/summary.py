@@ -37,9 +37,9 @@ def _parts(findings: Findings, html: Path) -> Iterator[RenderableType]:
         yield Text(f"Attention: {line}", style="yellow")
     if findings.storms:
         of_all = findings.totals.storms + findings.totals.shadow_storms
-        yield from _section(
-            f"Storms{_first(min(len(findings.storms), _MOST_STORMS), of_all, 'largest')}", _storms(findings)
-        )
+        first = _first(min(len(findings.storms), _MOST_STORMS), of_all, "largest")
+        shadow = f", {findings.totals.shadow_storms:,} of them in shadow" if findings.totals.shadow_storms else ""
+        yield from _section(f"Storms{first}{shadow}", _storms(findings))
     if findings.culprits:
         yield from _section("Who was refused", _culprits(findings))
     if findings.recommendations:
@@ -49,6 +49,8 @@ def _parts(findings: Findings, html: Path) -> Iterator[RenderableType]:
                 of_all = max(len(offered), findings.totals.offered.get(only_with, 0))
                 first = _first(min(len(offered), _MOST_OTHERS), of_all, "first")
                 yield from _section(f"Offered: {heading}{first}", _recommended(offered[:_MOST_OTHERS], findings))
+    if findings.tried:
+        yield from _section("What other rates would have refused", _tried(findings))
     if findings.fleets:
         yield from _section("Limits of all sidecars together", _fleets(findings))
     if findings.week is not None and findings.week.resources:
@@ -102,11 +104,21 @@ def _observed(findings: Findings) -> str:
 
 
 def _storms(findings: Findings) -> Rows:
+    advice = {(each.instance, each.kind, each.name): each for each in findings.recommendations}
+    several = findings.instance_count > 1
     return Rows(
-        ("resource", "sidecar", "from", "for", "refused", "peak", "clients", "users", "producer groups", "by"),
-        (_storm(each, several=findings.instance_count > 1) for each in findings.storms[:_MOST_STORMS]),
+        ("resource", "sidecar", "from", "for", "refused", "peak", "clients", "users", "producer groups", "by", "limit"),
+        (
+            (*_storm(each, several=several), _todo(advice.get((each.instance, each.kind, each.name))))
+            for each in findings.storms[:_MOST_STORMS]
+        ),
         right=(4, 5),
     ).used()
+
+
+def _todo(advice: Recommendation | None) -> str:
+    """Say in a word or two what to do about the limit of a storm's resource."""
+    return "" if advice is None else f"{advice.action} {words.change(advice)}"
 
 
 def _storm(storm: Storm, *, several: bool) -> tuple[str, ...]:
@@ -194,6 +206,28 @@ def _recommended(shown: Iterable[Recommendation], findings: Findings) -> Rows:
                 each.evidence,
             )
             for each in shown
+        ),
+    ).used()
+
+
+def _tried(findings: Findings) -> Rows:
+    return Rows(
+        ("resource", "sidecar", "limit", "would have refused"),
+        (
+            (
+                words.resource(each.kind, each.name),
+                each.instance,
+                words.rate(each.rate_per_s),
+                "nothing was asked for under this name"
+                if not each.instance
+                else "nothing: it is never that much"
+                if each.refused_share is None or each.refused_share_uncorrected is None
+                else words.percent(each.refused_share)
+                if each.refused_share == each.refused_share_uncorrected
+                else f"{words.percent(each.refused_share)} without retries,"
+                f" {words.percent(each.refused_share_uncorrected)} of all",
+            )
+            for each in findings.tried
         ),
     ).used()
 
