@@ -138,7 +138,7 @@ def make_tables(tools: Tools, found: Found, options: Options, wanted: Wanted) ->
     if counts["wanted"]:
         tools.step(f"adding up {counts['wanted']:,} records")
         frames = {table: staged.where(F.col("made") == table.name).select(f"{table.name}.*") for table in MADE}
-        tools.store.write(_tables(frames, tools.store, wanted), _days(wanted))
+        tools.store.write(_tables(frames, tools.store, wanted, options.top), _days(wanted))
     elif wanted.hours is None or tools.store.read(COVERAGE).isEmpty():
         raise StartError(_why_nothing(counts["first_s"], counts["last_s"], found, set_aside))
     copies = added.get["copies"]
@@ -209,7 +209,7 @@ def _why_nothing(first_s: int | None, last_s: int | None, found: Found, set_asid
     return [*why, f"nothing to report: not one record of a rejection log in {words.counted(len(found.files), 'file')}"]
 
 
-def _tables(made: Mapping[Table, "DataFrame"], store: Store, wanted: Wanted) -> dict[Table, "DataFrame"]:
+def _tables(made: Mapping[Table, "DataFrame"], store: Store, wanted: Wanted, top: int) -> dict[Table, "DataFrame"]:
     """Return the tables of the days: what was made, and of hours that were not asked for, what is there."""
     frames = dict(made)
     if wanted.hours is not None:
@@ -238,7 +238,7 @@ def _tables(made: Mapping[Table, "DataFrame"], store: Store, wanted: Wanted) -> 
             )
         )
     )
-    frames[CULPRITS] = _culprits(frames[REFUSALS], _MOST_CULPRITS)
+    frames[CULPRITS] = _culprits(frames[REFUSALS], top)
     return frames
 
 
@@ -246,7 +246,6 @@ _HOUR_OF: Final = {
     MINUTES: "minute_s", HOURS: "hour_s", REFUSALS: "hour_s", LIMITS: "seen_s", LIMIT_CHANGES: "at_s",
     COVERAGE: "hour_s",
 }  # fmt: skip
-_MOST_CULPRITS: Final = 10
 
 
 def _culprits(refusals: "DataFrame", top: int) -> "DataFrame":
@@ -407,11 +406,8 @@ def _loud(minutes: "DataFrame", decided: "DataFrame", tasks: int) -> "DataFrame"
     return (
         minutes.join(least, _KEY)
         .where(rate.isNotNull() | size.isNotNull())
-        .select(
-            "*", week, refused.alias("refused"), (F.col("refused_requests") + F.col("dropped_requests")).alias("not")
-        )
-        .drop("refused_requests")
-        .withColumnRenamed("not", "refused_requests")
+        .select("*", week, refused.alias("refused"))
+        .withColumn("refused_requests", F.col("refused_requests") + F.col("dropped_requests"))
         .withColumn("loud", ~quiet | (F.col("refused") > 0))
         .repartition(tasks, *_KEY, "week")
         .withColumn("after", F.coalesce(F.lag("loud").over(in_order), F.lit(False)))
