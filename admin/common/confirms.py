@@ -10,6 +10,7 @@ REASONS: Final[Mapping[str, str]] = {
     "auto_ack": "a consumer of it acknowledges nothing",
     "behind": "its consumers do not keep up",
     "falls_back": "messages fell back just now",
+    "no_gain": "the broker confirms nearly as soon",
     "memory": "what waits takes all the memory that it may",
 }
 """Why the broker confirms in place of the consumers, by the word that a ``ConfirmState`` has."""

@@ -53,6 +53,7 @@ const REASONS = /** @type {Record<string, string>} */ ({
   auto_ack: "a consumer of it acknowledges nothing",
   behind: "its consumers do not keep up",
   falls_back: "messages fell back just now",
+  no_gain: "the broker confirms nearly as soon",
   memory: "what waits takes all the memory that it may",
 });
 

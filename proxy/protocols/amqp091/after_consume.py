@@ -15,13 +15,17 @@ auto_ack       a consumer of the queue here acknowledges nothing    the last suc
 behind         the oldest message waits for longer than a fifth of  nothing waits any more; if one was not consumed in
                the time it has                                      time, 1 s later, the next time 2 s, up to 60 s
 falls_back     a message falls back for what a consumer did         1 s later, the next time 2 s, up to 60 s
+no_gain        publishers would hear the broker nearly as soon      1 s later, the next time 2 s, up to 60 s
 memory         what waits takes as much memory as it may            less does
 =============  ===================================================  ================================================
 
 The first that is true holds, from ``no_consumer`` downwards. Of exchanges the consumers are not known. In all states
 but the first messages go as they came, and so does what is beyond the window. The window doubles each time as many as
-it is wide were consumed soon, and then the next pause is 1 s again; it begins anew after all other states but
-``memory``.
+it is wide were consumed soon; it begins anew after all other states but ``memory``.
+
+What the broker would take is sampled: a few messages go as they came after the first that were consumed, and then one a
+second. Consumers have to be sooner by a fifth; for less the rule is not worth the processor's time. Once they are, the
+next pause is 1 s again.
 """
 
 from collections import OrderedDict, deque
@@ -37,7 +41,7 @@ from proxy.stats.snapshot import ConfirmState
 if TYPE_CHECKING:
     from proxy.protocols.amqp091.channel import Channel
 
-State = Literal["after_consume", "no_consumer", "auto_ack", "behind", "falls_back", "memory"]
+State = Literal["after_consume", "no_consumer", "auto_ack", "behind", "falls_back", "no_gain", "memory"]
 Outcome = Literal["consumed", "late", "undone", "parted"]
 """Why a message waits no more: its consumers acknowledged it; they did not in time; something else became of it that
 nobody can expect an ack after; or there is nobody to wait for, for a reason that is no fault of the destination."""
@@ -47,6 +51,13 @@ FIRST_WINDOW: Final = 16
 MOST_WINDOW: Final = 10_000
 #: A message that waits for longer than this part of its time is late.
 _SOON: Final = 5
+#: After so many messages that were consumed one is a sample of the broker, for the first few samples.
+_BETWEEN_SAMPLES: Final = 4
+_FIRST_SAMPLES: Final = 4
+_SAMPLE_EACH_NS: Final = 1_000_000_000
+#: Means are of about so many; a sample is a rare thing.
+_MEAN_OF_SAMPLES: Final = 4
+_MEAN_OF_CONSUMED: Final = 16
 _FIRST_PAUSE_NS: Final = 1_000_000_000
 _MOST_PAUSE_NS: Final = 60 * _FIRST_PAUSE_NS
 #: What a message that waits takes in memory besides its bytes, about.
@@ -190,9 +201,16 @@ class Destination:
     """
 
     __slots__ = (
+        "_broker_ns",
+        "_consumed",
+        "_consumers_ns",
+        "_gains",
         "_is_behind",
         "_pause_ns",
         "_paused_as",
+        "_sample_ns",
+        "_sampled",
+        "_samples",
         "_soon",
         "_until_ns",
         "after_consume_total",
@@ -213,6 +231,12 @@ class Destination:
         self.after_consume_total = self.broker_total = self.persisted_total = self.nacked_total = 0
         #: How many were consumed soon since the window was as wide as it is.
         self._soon = 0
+        #: Since messages wait again: how many were consumed, and how long that took in the mean; how many samples of
+        #: the broker were begun, the last one when, how many have ended, and how long they took.
+        self._consumed = self._consumers_ns = 0
+        self._samples = self._sample_ns = self._sampled = self._broker_ns = 0
+        #: Consumers were seen to be the sooner ones.
+        self._gains = False
         self._is_behind = False
         #: Until when it pauses, as which state, and for how long it does or did.
         self._until_ns = 0
@@ -224,6 +248,8 @@ class Destination:
         state = self._state(now_ns)
         if state != "after_consume":
             self.window, self._soon = FIRST_WINDOW, 0
+            self._consumed = self._samples = self._sampled = 0
+            self._gains = False
         elif is_full:
             return "memory"
         return state
@@ -247,12 +273,40 @@ class Destination:
     def consumed(self, message: Waiting, now_ns: int) -> None:
         """Note that consumers have confirmed a message."""
         self.after_consume_total += 1
+        self._consumed += 1
+        self._consumers_ns = _mean(self._consumers_ns, now_ns - message.since_ns, self._consumed, _MEAN_OF_CONSUMED)
         if now_ns - message.since_ns > message.within_ns // _SOON or self._is_behind or now_ns < self._until_ns:
             return
         self._soon += 1
         if self._soon >= self.window:
-            self._soon = self._pause_ns = 0
+            self._soon = 0
             self.window = min(2 * self.window, MOST_WINDOW)
+            if self._gains:
+                self._pause_ns = 0
+
+    def begins_sample(self, now_ns: int) -> bool:
+        """Say whether a message that may wait is to go as it came, to see how long the broker takes; it does then."""
+        if self._samples < _FIRST_SAMPLES:
+            due = self._consumed >= _BETWEEN_SAMPLES * (self._samples + 1)
+        else:
+            due = now_ns - self._sample_ns >= _SAMPLE_EACH_NS
+        if due:
+            self._samples += 1
+            self._sample_ns = now_ns
+        return due
+
+    def sampled(self, took_ns: int, now_ns: int) -> None:
+        """Take how long the broker took to confirm such a message."""
+        self._sampled += 1
+        self._broker_ns = _mean(self._broker_ns, took_ns, self._sampled, _MEAN_OF_SAMPLES)
+        if self._sampled >= _FIRST_SAMPLES and self._consumed >= _FIRST_SAMPLES:
+            self._gains = 5 * self._consumers_ns <= 4 * self._broker_ns
+            if not self._gains:
+                self.pause("no_gain", now_ns)
+
+    def paused_until_ns(self) -> int:
+        """Return until when nothing is to wait."""
+        return self._until_ns
 
     def pause(self, state: State, now_ns: int) -> None:
         """Have nothing wait for a while, unless that is so already."""
@@ -260,6 +314,11 @@ class Destination:
             self._pause_ns = min(max(_FIRST_PAUSE_NS, 2 * self._pause_ns), _MOST_PAUSE_NS)
             self._until_ns = now_ns + self._pause_ns
             self._paused_as = state
+
+
+def _mean(mean_ns: int, value_ns: int, count: int, most: int) -> int:
+    """Return the mean of ``count`` values of which one more has come, the latest ``most`` above all."""
+    return mean_ns + (value_ns - mean_ns) // min(count, most)
 
 
 class Inbox:

@@ -13,7 +13,7 @@ from limiter.rules.resource import Resource
 from proxy.deciding.batch import ConnectionInfo
 from proxy.protocols.amqp.names import MAX_NAMES, Target
 from proxy.protocols.amqp091 import wire
-from proxy.protocols.amqp091.after_consume import AfterConsume, Inbox, Waiting
+from proxy.protocols.amqp091.after_consume import AfterConsume, Destination, Inbox, Waiting
 from proxy.protocols.amqp091.channel import Channel
 from proxy.protocols.amqp091.wire import Malformed
 from proxy.protocols.base import SessionContext
@@ -21,7 +21,7 @@ from proxy.protocols.base import SessionContext
 #: Who has so many publishes unanswered on one channel does not wait for the disk each time: the broker writes many at
 #: once then, and confirms by consumers gain little for what they cost. Its publishes go on as they come.
 MOST_UNCONFIRMED: Final = 16
-#: For so long after that, too.
+#: For so long after that, too; and publishes of a channel are left alone so long where nothing is to wait.
 _AHEAD_NS: Final = 1_000_000_000
 #: How many are answered, or published again, at once: some milliseconds.
 MOST_ANSWERED: Final = 512
@@ -52,12 +52,15 @@ class Marking:
         self._version = -1
         #: Channels of clients that do not wait for a confirm before they publish on.
         self._ahead: dict[Channel, None] = {}
+        #: By channel the publish that shows how long the broker takes: its number, when it went on, and where.
+        self._samples: dict[Channel, tuple[int, int, Destination]] = {}
         #: Nothing new is to wait, and what does falls back.
         self._ends = False
 
     def part(self) -> None:
         """Forget who it is for."""
         self._ahead.clear()
+        self._samples.clear()
         del self._who, self._context, self.take_all
 
     # --- What is published ------------------------------------------------------------------------
@@ -87,7 +90,13 @@ class Marking:
 
     def may_wait(self, channel: Channel, target: Target, now_ns: int) -> bool:
         """Say of a publish that begins to come whether it may be one that waits."""
-        return self._can_wait(channel, target) and not self._runs_ahead(channel, now_ns)
+        if not self._can_wait(channel, target) or self._runs_ahead(channel, now_ns):
+            return False
+        until_ns = self._destination(target).paused_until_ns()
+        if now_ns < until_ns:
+            self._leave_alone(channel, min(until_ns, now_ns + _AHEAD_NS))
+            return False
+        return True
 
     def _can_wait(self, channel: Channel, target: Target) -> bool:
         if channel.confirms is None or channel.transacts or channel.closes or self._ends:
@@ -99,14 +108,21 @@ class Marking:
         """Say of a channel whether its client does not wait for single confirms, now or a moment ago."""
         confirms = channel.confirms
         if confirms is not None and confirms.outstanding() + len(channel.waiting) >= MOST_UNCONFIRMED:
-            channel.runs_ahead_until_ns = now_ns + _AHEAD_NS
-            if channel not in self._ahead:
-                self._ahead[channel] = None
-                self.take_all(channel, True)
+            self._leave_alone(channel, now_ns + _AHEAD_NS)
         return now_ns < channel.runs_ahead_until_ns
 
+    def _leave_alone(self, channel: Channel, until_ns: int) -> None:
+        """Have the publishes of a channel go as they come for a while."""
+        channel.runs_ahead_until_ns = until_ns
+        if channel not in self._ahead:
+            self._ahead[channel] = None
+            self.take_all(channel, True)
+
+    def _destination(self, target: Target) -> Destination:
+        return self._hub.destination(target.resources[0], is_queue=not target.exchange)
+
     def look_at_channels(self, now_ns: int) -> None:
-        """See who waits for single confirms again."""
+        """See who waits for single confirms again, or may do so."""
         for channel in [each for each in self._ahead if not self._runs_ahead(each, now_ns)]:
             del self._ahead[channel]
             self.take_all(channel, False)
@@ -114,7 +130,7 @@ class Marking:
     def passed(self, target: Target, count: int) -> None:
         """Count publishes with confirms that the compiled part has read, and that have gone on."""
         if self._rule(target) is not None:
-            self._hub.destination(target.resources[0], is_queue=not target.exchange).broker_total += count
+            self._destination(target).broker_total += count
 
     def is_small(self, target: Target, body_bytes: int) -> bool:
         """Say whether a publish with such a body is one of those that may wait."""
@@ -145,8 +161,11 @@ class Marking:
         if rule is None:
             return b""
         hub = self._hub
-        destination = hub.destination(target.resources[0], is_queue=not target.exchange)
+        destination = self._destination(target)
         number = hub.takes(destination, now_ns) if frames and self._can_wait(channel, target) else 0
+        if number and channel not in self._samples and destination.begins_sample(now_ns):
+            self._samples[channel] = confirms.latest(), now_ns, destination
+            number = 0
         marked = _marked(frames, hub.maker, number, most_payload_bytes) if number else b""
         if not marked:
             destination.broker_total += 1
@@ -159,6 +178,16 @@ class Marking:
         return marked
 
     # --- What the broker says ---------------------------------------------------------------------
+
+    def heard(self, now_ns: int) -> None:
+        """Look for answers to the samples, as the broker has said something."""
+        if not self._samples:
+            return
+        for channel, (tag, since_ns, destination) in list(self._samples.items()):
+            assert channel.confirms is not None  # noqa: S101 - as it has confirms
+            if not channel.confirms.is_open(tag):
+                del self._samples[channel]
+                destination.sampled(now_ns - since_ns, now_ns)
 
     def nacked(self, channel: Channel, sequences: Sequence[int]) -> None:
         """Note that the client hears that the broker has refused some publishes."""
@@ -233,6 +262,7 @@ class Marking:
             self._hub.forget(message)
         channel.waiting.clear()
         self._ahead.pop(channel, None)
+        self._samples.pop(channel, None)
 
 
 def _queues(target: Target, rule: Confirming) -> int:

@@ -220,6 +220,7 @@ class AMQP091Session(Session):
         self._context.counters.frames[side] += stream.frames - before
         if side is Side.BROKER:
             self._look_at_timed(now_ns)
+            self._marking.heard(now_ns)
             if self._about.own_channel and self._about.opened and not self._begun:
                 self._begun = True
                 self._begin_replay()

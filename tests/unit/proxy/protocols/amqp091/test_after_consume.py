@@ -642,6 +642,61 @@ def test_the_pause_doubles_each_time_that_messages_fall_back(
     world.close()
 
 
+def publish_and_consume(world: World, publisher: Driver, consumer: Driver, count: int, *, broker_s: float) -> int:
+    """Publish one by one, each consumed in 10 ms or confirmed in ``broker_s``; return how many the broker confirmed."""
+    by_broker = 0
+    for _ in range(count):
+        publisher.forget()
+        publisher.give(CLIENT, frames.durable(1, "orders", b"x"))
+        waits = world.state().pending > 0
+        by_broker += not waits
+        world.pass_time(0.01 if waits else broker_s)
+        if not waits:
+            world.broker.confirm(publisher, 1, 1000)
+        consumer.forget()
+        assert world.broker.deliver(consumer, 1, "c")
+        consumer.give(CLIENT, frames.ack(1, 0, multiple=True))
+        world.settle()
+        world.broker.confirm(publisher, 1, 1000)
+        assert len(answers(publisher)) == 1
+    return by_broker
+
+
+def test_consumers_confirm_as_long_as_they_are_sooner_than_the_broker(scan: str) -> None:
+    del scan
+    world = World()
+    publisher, consumer = world.publisher(), world.consumer()
+    assert publish_and_consume(world, publisher, consumer, 20, broker_s=0.02) == 4
+    assert world.state().mode == "after_consume"
+    # One a second shows how long the broker takes.
+    assert publish_and_consume(world, publisher, consumer, 300, broker_s=0.02) == 3
+    assert world.state().window > FIRST_WINDOW
+    publish_and_consume(world, publisher, consumer, 600, broker_s=0.008)
+    assert (world.state().mode, world.state().reason) == ("broker", "no_gain")
+    world.close()
+
+
+def test_the_broker_confirms_what_it_confirms_nearly_as_soon(scan: str) -> None:
+    world = World()
+    publisher, consumer = world.publisher(), world.consumer()
+    for pause_s in (1, 2, 4, 8):
+        publish_and_consume(world, publisher, consumer, 20, broker_s=0.011)
+        assert (world.state().mode, world.state().reason) == ("broker", "no_gain")
+        # The compiled part reads what does not wait.
+        publish_and_consume(world, publisher, consumer, 2, broker_s=0.011)
+        assert isinstance(publisher.batches[-1].requests, Gathered) is (scan == "compiled")
+        world.pass_time(pause_s - 0.1)
+        assert world.state().reason == "no_gain"
+        world.pass_time(0.2)
+        assert world.state().mode == "after_consume"
+    # What pays again is begun again with a short pause.
+    assert publish_and_consume(world, publisher, consumer, 40, broker_s=0.1) == 4
+    publish_and_consume(world, publisher, consumer, 1000, broker_s=0.001)
+    world.pass_time(1.1)
+    assert world.state().mode == "after_consume"
+    world.close()
+
+
 def test_what_waits_is_bounded_in_memory() -> None:
     world = World(max_pending_bytes=4000)
     publisher, _ = world.publisher(), world.consumer()
@@ -781,7 +836,8 @@ def test_publishes_of_who_does_not_wait_for_each_confirm_go_as_they_come(scan: s
         assert world.broker.deliver(consumer, 1, "c")
     consumer.give(CLIENT, frames.ack(1, 0, multiple=True))
     world.settle()
-    publisher.give(CLIENT, frames.durable(2, "orders", b"y"))
+    # One of them shows how long the broker takes.
+    publisher.give(CLIENT, frames.durable(2, "orders", b"y") * 2)
     assert wire.CONFIRM_FIELD in publisher.written[BROKER]
     while world.broker.deliver(consumer, 1, "c"):
         pass
@@ -795,6 +851,6 @@ def test_publishes_of_who_does_not_wait_for_each_confirm_go_as_they_come(scan: s
     world.broker.confirm(publisher, 1, MOST_UNCONFIRMED + 22)
     world.pass_time(1.1)
     publisher.forget()
-    publisher.give(CLIENT, data)
+    publisher.give(CLIENT, data * 2)
     assert wire.CONFIRM_FIELD in publisher.written[BROKER]
     world.close()
