@@ -626,6 +626,7 @@ def test_when_the_broker_is_killed_its_publisher_was_told_nothing(
 # --- Bounds --------------------------------------------------------------------------------------------
 
 _MANY: Final = 50_000
+_SLOW_SYNC_MS: Final = 200
 _AT_A_TIME: Final = 1000
 #: What a Sluice may grow by while so many pass whose consumers never answer, in bytes: nearly nothing of it waits.
 _MOST_GROWTH: Final = 40_000_000
@@ -677,9 +678,12 @@ def test_a_consumer_that_never_acknowledges_costs_neither_memory_nor_time(scene_
 
 
 @pytest.mark.long
-def test_a_consumer_that_acknowledges_no_more_costs_bounded_memory(scene_alone: Callable[..., Scene]) -> None:
+def test_a_consumer_that_acknowledges_no_more_costs_bounded_memory(
+    start_rabbitmq: StartRabbitMQ, scene_alone: Callable[..., Scene]
+) -> None:
     """The worst: it was quick before, so that as much may wait as ever may; and all of it falls back at once."""
-    each = scene_alone("persist-wide", covered=False)
+    # With a quick disk consumers would have to be quick, too.
+    each = scene_alone("persist-wide", start_rabbitmq(sync_ms=_SLOW_SYNC_MS), covered=False)
     each.declare()
     listen, process = each.sluice.routes[0].listen, each.sluice.process
     with AmqpClient(listen) as publisher:

@@ -11,7 +11,7 @@ import pytest
 from harness.amqp import AmqpClient, Event, method
 from harness.clients import amqp_go, amqp_java, amqp_node, amqp_python, start_client
 from harness.ports import free_port
-from harness.rabbitmq import RabbitMQ
+from harness.rabbitmq import RabbitMQ, StartRabbitMQ
 from harness.sidecar import Route, Sluice, StartSluice
 
 pytestmark = [pytest.mark.integration]
@@ -106,6 +106,16 @@ _SHAPES: Final = (
     Shape("no room in the frame", {"delivery_mode": 2, "headers": {"a": "v" * 131_035}}, marked=False),
     Shape("died before", {"delivery_mode": 2, "headers": {"x-death": [_DEATH], "a": 1}}, marked=False),
 )
+#: Each twice: the first of two may be the one that shows how long the broker takes, and goes as it came.
+_SENT: Final = tuple(shape for shape in _SHAPES for _ in range(2))
+#: So long that consumers are sooner, however busy the machine is.
+_SYNC_MS: Final = 50
+
+
+@pytest.fixture(scope="module")
+def rabbitmq(start_rabbitmq: StartRabbitMQ) -> RabbitMQ:
+    """A broker whose disk is slow."""
+    return start_rabbitmq(sync_ms=_SYNC_MS)
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +156,7 @@ def _publish(address: str, queue: str) -> None:
     """Publish each once the one before is confirmed, so that they come in their order, and never too many."""
     with AmqpClient(address) as client:
         channel = client.open_channel(confirms=True)
-        for shape in _SHAPES:
+        for shape in _SENT:
             client.publish(channel, queue, shape.body, **shape.properties)
             assert client.wait_for_confirms(channel).nacked == []
 
@@ -159,7 +169,7 @@ def _received(address: str, queue: str) -> list[Event]:
         with AmqpClient(address) as publisher:
             confirms = publisher.open_channel(confirms=True)
             events = []
-            for shape in _SHAPES:
+            for shape in _SENT:
                 publisher.publish(confirms, queue, shape.body, **shape.properties)
                 events.append(client.expect("basic.deliver"))
                 client.send(method(channel, "basic.ack", delivery_tag=events[-1]["delivery_tag"]))
@@ -174,11 +184,11 @@ def test_each_header_is_delivered_byte_for_byte(
     direct = _received(rabbitmq.address, queue)
     before = _after_consume(sluice)
     through = _received(sluice.routes[0].listen, queue)
-    for shape, one, other in zip(_SHAPES, direct, through, strict=True):
+    for shape, one, other in zip(_SENT, direct, through, strict=True):
         assert (other.header, other.body) == (one.header, one.body), shape.name
         assert other.body == shape.body, shape.name
         assert other.properties.get("delivery_mode") == shape.properties.get("delivery_mode"), shape.name
-    assert _after_consume(sluice) - before == sum(shape.marked for shape in _SHAPES)
+    assert _after_consume(sluice) - before >= sum(shape.marked for shape in _SHAPES)
 
 
 def test_it_is_confirmed_after_it_was_consumed_by_shape(
@@ -191,17 +201,19 @@ def test_it_is_confirmed_after_it_was_consumed_by_shape(
         client.call(consuming, "basic.consume", queue=queue)
         for shape in _SHAPES:
             before = _after_consume(sluice)
-            channel = client.open_channel(confirms=True)
-            client.publish(channel, queue, shape.body, **shape.properties)
-            tag = client.expect("basic.deliver")["delivery_tag"]
-            if not shape.marked:
+            for _ in range(2):
+                channel = client.open_channel(confirms=True)
+                client.publish(channel, queue, shape.body, **shape.properties)
+                tag = client.expect("basic.deliver")["delivery_tag"]
+                if not shape.marked:
+                    assert client.wait_for_confirms(channel).nacked == [], shape.name
+                # Its confirm would have come as soon as this answer.
+                client.call(channel, "basic.qos", prefetch_count=1)
+                assert client.confirmed[channel].outstanding == shape.marked, shape.name
+                client.send(method(consuming, "basic.ack", delivery_tag=tag))
                 assert client.wait_for_confirms(channel).nacked == [], shape.name
-            # Its confirm would have come as soon as this answer.
-            client.call(channel, "basic.qos", prefetch_count=1)
-            assert client.confirmed[channel].outstanding == shape.marked, shape.name
-            client.send(method(consuming, "basic.ack", delivery_tag=tag))
-            assert client.wait_for_confirms(channel).nacked == [], shape.name
-            assert _after_consume(sluice) - before == shape.marked, shape.name
+            by_consumers = _after_consume(sluice) - before
+            assert by_consumers in ({1, 2} if shape.marked else {0}), shape.name
 
 
 _CLIENTS: Final[dict[str, Callable[[], list[str]]]] = {
@@ -224,13 +236,13 @@ def test_each_client_sees_what_it_sees_directly(
     for address in (rabbitmq.address, sluice.routes[0].listen):
         queue = declare(f"seen by {name}")
         host, _, port = address.rpartition(":")
-        process = start_client([*_CLIENTS[name](), host, port, queue, str(len(_SHAPES))], home=client_home / port)
+        process = start_client([*_CLIENTS[name](), host, port, queue, str(len(_SENT))], home=client_home / port)
         _publish(address, queue)
         assert process.wait(timeout_s=_PATIENCE_S) == 0, process.tail()
         seen.append(json.loads(process.lines[-1]))
     direct, through = seen
-    for shape, one, other in zip(_SHAPES, direct, through, strict=True):
+    for shape, one, other in zip(_SENT, direct, through, strict=True):
         assert other == one, shape.name
         assert bytes.fromhex(other[1]) == shape.body, shape.name
         assert "sluice" not in other[0]
-    assert _after_consume(sluice) - before == sum(shape.marked for shape in _SHAPES)
+    assert _after_consume(sluice) - before >= sum(shape.marked for shape in _SHAPES)
