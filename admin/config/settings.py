@@ -123,6 +123,14 @@ class ListenerSettings(_Table):
     new_connections_per_s: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="connections accepted per second; default: no bound"
     )
+    proxy_protocol_from: list[Network] = Field(
+        default_factory=list,
+        description="addresses and networks of load balancers; each connection from there must begin with a header of"
+        " the PROXY protocol, v1 or v2, which says who the client is",
+    )
+    handshake_timeout_s: float = Field(
+        10.0, gt=0, allow_inf_nan=False, description="seconds for a client's PROXY header to arrive"
+    )
     tls: Literal["refuse", "pass"] | None = Field(
         None,
         description="for clients that use TLS: close the connection (the default), or relay it unread, without limits",

@@ -112,6 +112,8 @@ class Plan:
                     exempt=tuple(listener.settings.exempt),
                     max_connections_per_client=listener.settings.max_connections_per_client,
                     new_connections_per_s=listener.settings.new_connections_per_s,
+                    proxy_protocol_from=tuple(listener.settings.proxy_protocol_from),
+                    handshake_timeout_s=listener.settings.handshake_timeout_s,
                 )
                 for listener in self.listeners
             ),

@@ -19,6 +19,7 @@ from proxy.common.buffers import GatherRoom
 from proxy.common.log_rate import LogRate
 from proxy.deciding.batch import ConnectionInfo
 from proxy.net import sockets
+from proxy.net.arrival import Arrival, ArrivalError, Arrived
 from proxy.net.broker_watch import BrokerWatch
 from proxy.net.connection import Calls, Connection, Services
 from proxy.net.reactor import Timer, Watched
@@ -47,6 +48,8 @@ class ListenerConfig:
         max_connections_per_client: connections that one client may have to the listeners of the scope; a client
             that has so many is closed at once. None is any number.
         new_connections_per_s: connections taken each second; what comes faster is closed at once. None is any number.
+        proxy_protocol_from: networks whose connections begin with a PROXY header, which says who the client is.
+        handshake_timeout_s: how long a client may take to arrive: with its PROXY header.
     """
 
     name: str
@@ -59,6 +62,8 @@ class ListenerConfig:
     exempt: tuple[Network, ...] = ()
     max_connections_per_client: int | None = None
     new_connections_per_s: float | None = None
+    proxy_protocol_from: tuple[Network, ...] = ()
+    handshake_timeout_s: float = 10.0
 
     @property
     def scope_name(self) -> str:
@@ -235,38 +240,43 @@ class Server:
     def _enter(self, config: ListenerConfig, wire: Wire, peer: Address) -> None:
         """Serve a client that has just been accepted, or close it at once."""
         self.counters.accepted[config.name] += 1
-        address = client_address(peer[0])
         self._next_id += 1
-        info = ConnectionInfo(
-            self._next_id,
+        info = self.info(config, self._next_id, peer)
+        no_place = self._no_place()
+        if no_place is not None:
+            wire.close()
+            self.turned_away(info, *no_place)
+            return
+        self._open[config.name] += 1
+        client = _Client(self, config, info, wire)
+        self._served.add(client)
+        client.arrive()
+
+    def info(self, config: ListenerConfig, number: int, source: Address) -> ConnectionInfo:
+        """Return who a client is that comes from an address."""
+        address = client_address(source[0])
+        return ConnectionInfo(
+            number,
             config.name,
             config.scope_name,
-            format_address((address, peer[1])),
+            format_address((address, source[1])),
             address,
             in_networks(address, config.exempt),
             spools=self.services.spool is not None,
         )
-        turned_away = self._turned_away(config, info)
-        if turned_away is not None:
-            wire.close()
-            self.counters.closed[config.name, turned_away[0]] += 1
-            self._log_closed(info, *turned_away)
-            return
-        self._open[config.name] += 1
-        if not info.exempt:
-            self._clients.add(info.scope, info.address)
-        client = _Client(self, config, info, wire)
-        self._served.add(client)
-        client.serve()
 
-    def _turned_away(self, config: ListenerConfig, info: ConnectionInfo) -> tuple[str, str] | None:
-        """Return why a client is not served, if it is not: the reason and its detail."""
+    def _no_place(self) -> tuple[str, str] | None:
+        """Return why nobody can be served, if that is so: the reason and its detail."""
         open_now = sum(self._open.values())
         if open_now >= self._max_connections:
             return "too_many_connections", f"{self._max_connections} are open"
         if self._room is not None and open_now >= self._room:
             # Taken one by one until none is left, the admin address would have none to answer with.
             return "no_descriptors", f"{self._room} are open; the limit of open files has no room for more (ulimit -n)"
+        return None
+
+    def admit(self, config: ListenerConfig, info: ConnectionInfo) -> tuple[str, str] | None:
+        """Count a client that has arrived as one of its connections; or return why it is not served, and its detail."""
         if info.exempt:
             return None
         most = config.max_connections_per_client
@@ -276,23 +286,28 @@ class Server:
         # Last, so that whoever is turned away for something else takes nothing of the rate.
         if rate is not None and not rate.take(self.services.now_ns()):
             return "connection_rate", f"more than {config.new_connections_per_s:g} new connections per second"
+        self._clients.add(info.scope, info.address)
         return None
 
-    def left(self, client: "_Client", info: ConnectionInfo) -> None:
-        """Take note that a client that was served is closed."""
+    def left(self, client: "_Client", info: ConnectionInfo, *, admitted: bool) -> None:
+        """Take note that a client that was accepted is closed, and perhaps admitted before."""
         self._served.discard(client)
         self._open[info.listener] -= 1
-        if not info.exempt:
+        if admitted and not info.exempt:
             self._clients.remove(info.scope, info.address)
         self.connections.pop(info.id, None)
         if not self.connections:
             self._nothing_open.unpark_all()
 
+    def turned_away(self, info: ConnectionInfo, reason: str, detail: str) -> None:
+        """Count and log why a client is closed; of one that was not served nobody else is told."""
+        self.counters.closed[info.listener, reason] += 1
+        self._log_closed(info, reason, detail)
+
     def closed(self, info: ConnectionInfo, reason: str, detail: str) -> None:
         """Count and tell why a client that was served is closed."""
-        self.counters.closed[info.listener, reason] += 1
         self._on_event("closed", {"id": info.id, "peer": info.peer, "reason": reason})
-        self._log_closed(info, reason, detail)
+        self.turned_away(info, reason, detail)
 
     def _log_closed(self, info: ConnectionInfo, reason: str, detail: str) -> None:
         # An unreachable broker has had a line of its own.
@@ -383,9 +398,12 @@ def _log_replayed(info: ConnectionInfo, replayed: Replayed) -> None:
 
 
 class _Client(Watched):
-    """One client that is served, from accept to close; what is watched is the broker's socket until it is connected."""
+    """One client from accept to close; what is watched is the broker's socket until it is connected."""
 
-    __slots__ = ("_broker", "_closed", "_config", "_connecting", "_info", "_resolving", "_server", "_timer", "_wire")
+    __slots__ = (
+        *("_admitted", "_arrival", "_broker", "_closed", "_config", "_connecting", "_info", "_resolving", "_server"),
+        *("_timer", "_wire"),
+    )
 
     def __init__(self, server: Server, config: ListenerConfig, info: ConnectionInfo, wire: Wire) -> None:
         super().__init__(server.services.reactor, -1)
@@ -393,11 +411,52 @@ class _Client(Watched):
         self._config = config
         self._info = info
         self._wire = wire
+        self._arrival: Arrival | None = None
+        self._admitted = False
         self._broker: Wire | None = None
         self._connecting: Connecting | None = None
         self._resolving: trio.CancelScope | None = None
         self._timer: Timer | None = None
         self._closed = False
+
+    def arrive(self) -> None:
+        """Find out who the client is, then serve it."""
+        config = self._config
+        if not in_networks(self._info.address, config.proxy_protocol_from):
+            self._arrived(Arrived(self._wire))
+            return
+        self._arrival = Arrival(
+            *(self.reactor, self._wire, self._info.address, config.handshake_timeout_s),
+            expects_header=True,
+            on_arrived=self._arrived,
+            on_failed=self._not_arrived,
+        )
+        self._arrival.start()
+
+    def _arrived(self, arrived: Arrived) -> None:
+        """Serve the client, if it is to be."""
+        self._arrival, self._wire = None, arrived.wire
+        if arrived.header is not None and arrived.header.source is not None:
+            self._info = self._server.info(self._config, self._info.id, arrived.header.source)
+        turned_away = self._server.admit(self._config, self._info)
+        if turned_away is not None:
+            self._turn_away(*turned_away)
+            return
+        self._admitted = True
+        self.serve()
+
+    def _not_arrived(self, error: Exception) -> None:
+        if isinstance(error, ArrivalError):
+            self._turn_away(error.reason, error.detail)
+        elif isinstance(error, OSError):
+            self._turn_away("client_error", f"client: {error.strerror or error}")
+        else:
+            self._server.services.log_failed(self._info, error)
+            self._turn_away("internal_error", repr(error))
+
+    def _turn_away(self, reason: str, detail: str) -> None:
+        self.let_go()
+        self._server.turned_away(self._info, reason, detail)
 
     def serve(self) -> None:
         """Connect to the broker."""
@@ -505,6 +564,8 @@ class _Client(Watched):
             return
         self._closed = True
         self.unwatch()
+        if self._arrival is not None:
+            self._arrival.let_go()
         if self._timer is not None:
             self._timer.cancel()
         if self._resolving is not None:
@@ -517,7 +578,7 @@ class _Client(Watched):
         if self._broker is not None:
             self._broker.close()
         self._wire.close()
-        self._server.left(self, self._info)
+        self._server.left(self, self._info, admitted=self._admitted)
 
 
 def main_address(config: ListenerConfig, listeners: Iterable[ListenerConfig]) -> Address:

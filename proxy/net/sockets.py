@@ -68,6 +68,22 @@ class Wire:
         """Return the descriptor, for the reactor."""
         return self._sock.fileno()
 
+    def local_address(self) -> Address:
+        """Return the address at this end; for a client's socket, what it has connected to."""
+        host, port = self._sock.getsockname()[:2]
+        return host, port
+
+    def peek(self, size_bytes: int) -> bytes | None:
+        """Return what is there, at most so much, and leave it; empty at the end of the stream, None if nothing."""
+        try:
+            return self._sock.recv(size_bytes, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return None
+
+    def skip(self, size_bytes: int) -> None:
+        """Drop bytes that ``peek`` has returned."""
+        self._sock.recv(size_bytes)
+
     def has_left(self, *, half_closes: bool) -> bool:
         """Return whether nobody is there any more and nothing is left to read.
 

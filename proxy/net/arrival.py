@@ -1,0 +1,168 @@
+"""What comes before the protocol: from accept until it is known who the client is.
+
+A load balancer in front says so in a PROXY header. It is read only from peers that are trusted to tell the truth; the
+bytes of everybody else are the protocol's. Nothing is read beyond the header: whoever is next finds what follows in
+the socket.
+
+Each part is a generator, which yields the event that it waits for, and may put another wire over the one that it was
+given. Whether a client that has arrived is served is ``server``'s.
+"""
+
+from collections.abc import Callable, Generator
+from select import EPOLLIN
+from typing import NamedTuple
+
+from proxy.net import proxy_protocol
+from proxy.net.proxy_protocol import Header, HeaderError
+from proxy.net.reactor import Reactor, Watched
+from proxy.net.sockets import Wire
+
+Waits = Generator[int, None, None]
+
+
+class Arrived(NamedTuple):
+    """A client that has arrived.
+
+    Attributes:
+        wire: how it is spoken to.
+        header: what was said of it, if it came through somebody who does.
+    """
+
+    wire: Wire
+    header: Header | None = None
+
+
+class ArrivalError(Exception):
+    """A client is not served.
+
+    Attributes:
+        reason: one word, for the metric.
+        detail: a sentence, for the log.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+
+class Arrival(Watched):
+    """One client that arrives.
+
+    Args:
+        reactor: watches its socket.
+        wire: its socket.
+        peer: who is at the other end of the socket, for people.
+        timeout_s: how long it may take.
+        expects_header: the peer has to begin with a PROXY header.
+        on_arrived: called when the client has arrived.
+        on_failed: called with what went wrong: ArrivalError, OSError if the socket failed, or a fault of ours.
+
+    Attributes:
+        wire: how the client is spoken to from now on; a part may put another one over it.
+        header: the PROXY header, once it was read.
+    """
+
+    __slots__ = (
+        *("_expects_header", "_on_arrived", "_on_failed", "_peer", "_steps", "_timeout_s", "_timer", "_waits_for"),
+        *("header", "wire"),
+    )
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        wire: Wire,
+        peer: str,
+        timeout_s: float,
+        *,
+        expects_header: bool,
+        on_arrived: Callable[[Arrived], None],
+        on_failed: Callable[[Exception], None],
+    ) -> None:
+        super().__init__(reactor, wire.fileno())
+        self.wire = wire
+        self.header: Header | None = None
+        self._peer = peer
+        self._timeout_s = timeout_s
+        self._expects_header = expects_header
+        self._on_arrived = on_arrived
+        self._on_failed = on_failed
+        #: What the client is waited for, for people.
+        self._waits_for = ""
+        self._steps = self._arrive()
+        self._timer = reactor.after(timeout_s, self._timed_out)
+
+    def start(self) -> None:
+        """Begin; it may be over when this returns."""
+        try:
+            self._go_on()
+        except Exception as error:  # noqa: BLE001 - as the reactor does
+            self.failed(error)
+
+    def let_go(self) -> None:
+        """Wait for nothing any more; the socket stays open."""
+        self._timer.cancel()
+        self.unwatch()
+        self._steps.close()
+
+    def readable(self) -> None:
+        """Go on."""
+        self._go_on()
+
+    def writable(self) -> None:
+        """Go on."""
+        self._go_on()
+
+    def failed(self, error: Exception) -> None:
+        """Tell whoever waits for the client."""
+        self._timer.cancel()
+        self.unwatch()
+        self._on_failed(error)
+
+    def _go_on(self) -> None:
+        event = next(self._steps, None)
+        if event is not None:
+            self.want_no_more(self.events & ~event)
+            self.want(event)
+            return
+        self._timer.cancel()
+        self.unwatch()
+        self._on_arrived(Arrived(self.wire, self.header))
+
+    def _timed_out(self) -> None:
+        self.failed(ArrivalError("handshake_timeout", f"no {self._waits_for} within {self._timeout_s:g} s"))
+
+    def _arrive(self) -> Waits:
+        if self._expects_header:
+            self._waits_for = "complete PROXY header"
+            yield from self._read_header()
+
+    def _read_header(self) -> Waits:
+        seen = b""
+        while True:
+            peeked = self.wire.peek(proxy_protocol.MAX_HEADER_BYTES - len(seen))
+            if peeked is None:
+                yield EPOLLIN
+                continue
+            if not peeked:
+                if seen:
+                    raise ArrivalError("proxy_header_invalid", self._advise(f"it ends after {len(seen)} bytes"))
+                # What a load balancer that only looks whether there is somebody does.
+                raise ArrivalError("client_closed", "closed before it sent anything")
+            try:
+                self.header = proxy_protocol.parse(seen + peeked)
+            except HeaderError as error:
+                reason = "proxy_header_missing" if error.missing else "proxy_header_invalid"
+                raise ArrivalError(reason, self._advise(str(error))) from None
+            if self.header is not None:
+                self.wire.skip(self.header.size_bytes - len(seen))
+                return
+            # All of it belongs to the header. Left in the socket, that would count as readable for ever.
+            self.wire.skip(len(peeked))
+            seen += peeked
+
+    def _advise(self, wrong: str) -> str:
+        return (
+            f"{self._peer} is in proxy_protocol_from and must begin each connection with a PROXY header: {wrong}. Turn"
+            " it on there (HAProxy: send-proxy-v2), or take that address out of proxy_protocol_from"
+        )

@@ -1,0 +1,217 @@
+"""The PROXY protocol, versions 1 and 2: a header at the start of a connection that says who the client really is.
+
+No I/O: bytes in, header out, and the other way round. Who may send one is ``arrival``'s.
+
+Source: HAProxy's doc/proxy-protocol.txt, sections 2.1 (text) and 2.2 (binary).
+"""
+
+import re
+from functools import cache
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from struct import Struct
+from typing import Final, Literal, NamedTuple
+
+Address = tuple[str, int]
+Version = Literal["v1", "v2"]
+
+MAX_HEADER_BYTES: Final = 16 * 1024
+"""The longest header that is read. The format allows 64 KiB; HAProxy has room for as much as here."""
+
+_V1_SIGNATURE: Final = b"PROXY "
+#: With its CRLF. Section 2.1 has worked it out.
+_V1_LINE_BYTES: Final = 107
+_V2_SIGNATURE: Final = b"\r\n\r\n\0\r\nQUIT\n"
+_V2_START: Final = Struct("!12sBBH")
+_V2_INET: Final = Struct("!4s4sHH")
+_V2_INET6: Final = Struct("!16s16sHH")
+_TLV_START: Final = Struct("!BH")
+_CRC32C: Final = Struct("!I")
+#: PP2_TYPE_CRC32C.
+_TLV_CRC32C: Final = 0x03
+_LOCAL, _PROXY = 0x20, 0x21
+_TCP4, _TCP6, _UNIX_STREAM = 0x11, 0x21, 0x31
+#: The address block of each family: of IPv4, IPv6 and AF_UNIX.
+_ADDRESS_BYTES: Final = {0x1: _V2_INET.size, 0x2: _V2_INET6.size, 0x3: 216}
+_PORT = re.compile(rb"0|[1-9][0-9]{0,4}")
+_TEXT_ADDRESS: Final = {b"TCP4": re.compile(rb"[0-9.]{7,15}"), b"TCP6": re.compile(rb"[0-9A-Fa-f:.]{2,39}")}
+
+
+class Header(NamedTuple):
+    """What a header says.
+
+    Attributes:
+        source: address and port of the client. None if the connection is the sender's own, or of a kind that has no
+            IP address: then the connection's own addresses hold.
+        destination: address and port that the client connected to, or None likewise.
+        size_bytes: length of the header.
+    """
+
+    source: Address | None
+    destination: Address | None
+    size_bytes: int
+
+
+class HeaderError(Exception):
+    """What came is no PROXY header; the message says what is wrong with it.
+
+    Attributes:
+        missing: it does not even begin like one.
+    """
+
+    def __init__(self, message: str, *, missing: bool = False) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+
+def parse(data: bytes) -> Header | None:
+    """Read the header that bytes begin with; returns None while its end is missing.
+
+    Raises:
+        HeaderError: they begin with no header, or with one that is broken.
+    """
+    if data.startswith(_V2_SIGNATURE[: len(data)]):
+        return _parse_v2(data)
+    if data.startswith(_V1_SIGNATURE[: len(data)]):
+        return _parse_v1(data)
+    raise HeaderError("there is none", missing=True)
+
+
+def make(version: Version, source: Address | None, destination: Address | None) -> bytes:
+    """Return the header for a client's connection, or without addresses that for a connection of one's own.
+
+    Args:
+        version: that of the protocol.
+        source: the client.
+        destination: what the client connected to.
+    """
+    if source is None or destination is None:
+        if version == "v1":
+            return b"PROXY UNKNOWN\r\n"
+        return _V2_START.pack(_V2_SIGNATURE, _LOCAL, 0, 0)
+    (from_, from_port), (to, to_port) = source, destination
+    ends = [ip_address(from_), ip_address(to)]
+    if len({end.version for end in ends}) > 1:
+        # Both ends have to be of one family (RFC 4291, section 2.5.5.2).
+        ends = [end if isinstance(end, IPv6Address) else IPv6Address(0xFFFF << 32 | int(end)) for end in ends]
+    is_inet = isinstance(ends[0], IPv4Address)
+    if version == "v1":
+        family = "TCP4" if is_inet else "TCP6"
+        return f"PROXY {family} {_text(ends[0])} {_text(ends[1])} {from_port} {to_port}\r\n".encode()
+    block = (_V2_INET if is_inet else _V2_INET6).pack(ends[0].packed, ends[1].packed, from_port, to_port)
+    return _V2_START.pack(_V2_SIGNATURE, _PROXY, _TCP4 if is_inet else _TCP6, len(block)) + block
+
+
+def _text(address: IPv4Address | IPv6Address) -> str:
+    if isinstance(address, IPv4Address):
+        return str(address)
+    # Not as str() has it, which writes the end of some addresses with dots: the text format has none.
+    return ":".join(f"{int(address) >> shift & 0xFFFF:x}" for shift in range(112, -1, -16))
+
+
+def _parse_v1(data: bytes) -> Header | None:
+    end = data.find(b"\r\n", 0, _V1_LINE_BYTES)
+    if end < 0:
+        if len(data) >= _V1_LINE_BYTES:
+            raise HeaderError(f"its line has no end within {_V1_LINE_BYTES} bytes")
+        return None
+    size_bytes = end + 2
+    _, family, *fields = data[:end].split(b" ")
+    if family == b"UNKNOWN":
+        # Whatever else stands there is to be ignored.
+        return Header(None, None, size_bytes)
+    if family not in _TEXT_ADDRESS:
+        raise HeaderError(f"unknown family {family.decode('latin-1')!r}")
+    if len(fields) != 4:
+        raise HeaderError(f"two addresses and two ports are due, not {len(fields)} fields")
+    source, destination, source_port, destination_port = fields
+    return Header(
+        (_v1_address(family, source), _v1_port(source_port)),
+        (_v1_address(family, destination), _v1_port(destination_port)),
+        size_bytes,
+    )
+
+
+def _v1_address(family: bytes, text: bytes) -> str:
+    # ip_address takes zones, too.
+    if _TEXT_ADDRESS[family].fullmatch(text):
+        try:
+            address = ip_address(text.decode())
+        except ValueError:
+            pass
+        else:
+            if (address.version == 4) is (family == b"TCP4"):
+                return str(address)
+    raise HeaderError(f"{text.decode('latin-1')!r} is no address of {family.decode()}")
+
+
+def _v1_port(text: bytes) -> int:
+    if not _PORT.fullmatch(text) or int(text) > 0xFFFF:
+        raise HeaderError(f"{text.decode('latin-1')!r} is no port")
+    return int(text)
+
+
+def _parse_v2(data: bytes) -> Header | None:
+    if len(data) < _V2_START.size:
+        return None
+    _, command, family, length = _V2_START.unpack_from(data)
+    if command not in {_LOCAL, _PROXY}:
+        raise HeaderError(f"unknown version and command 0x{command:02x}")
+    size_bytes = _V2_START.size + length
+    if size_bytes > MAX_HEADER_BYTES:
+        raise HeaderError(f"{size_bytes} bytes long; at most {MAX_HEADER_BYTES} are read")
+    if command == _PROXY and (family >> 4 > 3 or family & 0xF > 2):
+        raise HeaderError(f"unknown family and transport 0x{family:02x}")
+    address_bytes = _ADDRESS_BYTES.get(family >> 4, 0)
+    if command == _PROXY and length < address_bytes:
+        raise HeaderError(f"{length} bytes for addresses of {address_bytes}")
+    if len(data) < size_bytes:
+        return None
+    if command == _LOCAL or not family >> 4 or not family & 0xF:
+        # Whatever else stands there is to be ignored.
+        return Header(None, None, size_bytes)
+    start = _V2_START.size
+    _check_extensions(data[:size_bytes], start + address_bytes)
+    if family not in {_TCP4, _TCP6}:
+        return Header(None, None, size_bytes)
+    is_inet = family == _TCP4
+    source, destination, source_port, destination_port = (_V2_INET if is_inet else _V2_INET6).unpack_from(data, start)
+    kind = IPv4Address if is_inet else IPv6Address
+    return Header((str(kind(source)), source_port), (str(kind(destination)), destination_port), size_bytes)
+
+
+def _check_extensions(header: bytes, place: int) -> None:
+    """Skip the type-length-value fields behind the addresses, and check the checksum if one of them is it."""
+    while place < len(header):
+        value = place + _TLV_START.size
+        if value > len(header):
+            raise HeaderError("its last extension is cut off")
+        kind, length = _TLV_START.unpack_from(header, place)
+        place = value + length
+        if place > len(header):
+            raise HeaderError(f"extension 0x{kind:02x} of {length} bytes goes beyond its end")
+        if kind == _TLV_CRC32C:
+            if length != _CRC32C.size:
+                raise HeaderError(f"a checksum of {length} bytes")
+            # Worked out with zeros in its own place (section 2.2.4).
+            whole = header[:value] + bytes(_CRC32C.size) + header[place:]
+            if _CRC32C.unpack_from(header, value)[0] != crc32c(whole):
+                raise HeaderError("its checksum (CRC32C) is wrong")
+
+
+def crc32c(data: bytes) -> int:
+    """Return the checksum of RFC 4960, appendix B."""
+    table, crc = _crc32c_table(), 0xFFFF_FFFF
+    for byte in data:
+        crc = crc >> 8 ^ table[(crc ^ byte) & 0xFF]
+    return crc ^ 0xFFFF_FFFF
+
+
+@cache
+def _crc32c_table() -> tuple[int, ...]:
+    table = []
+    for byte in range(256):
+        crc = byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F6_3B78 if crc & 1 else 0)
+        table.append(crc)
+    return tuple(table)

@@ -1,0 +1,211 @@
+"""Clients behind a load balancer: who they are is what its PROXY header says, and of nobody else it is believed."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from ipaddress import ip_network
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from proxy.net import proxy_protocol
+from proxy.net.proxy_protocol import MAX_HEADER_BYTES, Version
+from proxy.net.server import ListenerConfig
+from proxy.net.sockets import Wire
+
+if TYPE_CHECKING:
+    from proxy.protocols.base import Protocol
+    from tests.unit.proxy.conftest import Peer, Rig, ScriptedBroker, StartRig
+
+HOST = "127.0.0.1"
+CLIENT = "192.0.2.7"
+ANOTHER = "127.0.0.9"
+"""A client that does not come through the load balancer."""
+
+StartBehind = Callable[..., Awaitable["Rig"]]
+
+
+@pytest.fixture
+def start_behind(start_rig: StartRig, lines: Protocol, broker: ScriptedBroker) -> StartBehind:
+    """Start a data path that takes PROXY headers from 127.0.0.1."""
+
+    async def start(max_connections: int = 100, **settings: Any) -> Rig:
+        config = ListenerConfig(
+            *("main", lines, lines.options(), (HOST, 0), broker.address),
+            proxy_protocol_from=(ip_network(HOST),),
+            **settings,
+        )
+        return await start_rig(listeners=(config,), max_connections=max_connections)
+
+    return start
+
+
+@pytest.fixture
+async def behind(start_behind: StartBehind) -> Rig:
+    return await start_behind()
+
+
+def header(address: str = CLIENT, version: Version = "v2") -> bytes:
+    return proxy_protocol.make(version, (address, 40000), ("192.0.2.100", 5672))
+
+
+async def connect(rig: Rig, first: bytes) -> tuple[Peer, Peer]:
+    client = await rig.client()
+    await client.send(first)
+    broker = await rig.broker.accept()
+    await rig.until(lambda: rig.connections)
+    return client, broker
+
+
+async def gone(client: Peer) -> None:
+    """Wait until it was closed; what it had sent may have been left unread."""
+    with suppress(ConnectionResetError):
+        assert await client.receive_to_end() == b""
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("address", [CLIENT, "2001:db8::7"])
+async def test_client_is_who_the_header_says(behind: Rig, version: Version, address: str) -> None:
+    client, broker = await connect(behind, header(address, version) + b"zero 1\nfree 1\n")
+    (connection,) = behind.connections
+    assert connection.info.address == address
+    assert connection.info.peer in {f"{address}:40000", f"[{address}]:40000"}
+    # The header is nobody's but ours; what followed it in the same segment is the protocol's.
+    assert await broker.receive_line() == b"free 1\n"
+    assert await client.receive_line() == b"BUSY zero 1000000\n"
+
+
+async def test_ipv4_address_in_an_ipv6_header_is_an_ipv4_address(behind: Rig) -> None:
+    await connect(behind, header(f"::ffff:{CLIENT}"))
+    assert behind.connections[0].info.address == CLIENT
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+async def test_header_may_come_byte_by_byte(behind: Rig, version: Version) -> None:
+    client = await behind.client()
+    for byte in header(version=version) + b"free 1\n":
+        await client.send(bytes([byte]))
+        await wait_all_tasks_blocked()
+    broker = await behind.broker.accept()
+    assert await broker.receive_line() == b"free 1\n"
+    assert behind.connections[0].info.address == CLIENT
+
+
+async def test_what_was_read_of_a_header_does_not_wake_anybody_again(
+    behind: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peeks = []
+    peek = Wire.peek
+    monkeypatch.setattr(Wire, "peek", lambda wire, size: peeks.append(size) or peek(wire, size))
+    client = await behind.client()
+    await client.send(header()[:20])
+    await wait_all_tasks_blocked()
+    # Once when it was accepted, perhaps; once for the bytes; once to see that there are no more.
+    assert len(peeks) <= 3
+    assert peeks[-1] == MAX_HEADER_BYTES - 20
+
+
+@pytest.mark.parametrize("first", [b"PROXY UNKNOWN\r\n", proxy_protocol.make("v2", None, None)])
+async def test_connection_of_the_load_balancer_itself_is_its_own(behind: Rig, first: bytes) -> None:
+    await connect(behind, first)
+    assert behind.connections[0].info.address == HOST
+
+
+async def test_header_of_somebody_else_is_the_protocols(behind: Rig) -> None:
+    client = await behind.client(source=ANOTHER)
+    await client.send(header(version="v1"))
+    broker = await behind.broker.accept()
+    assert await broker.receive_line() == header(version="v1")
+    assert behind.connections[0].info.address == ANOTHER
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason", "wrong"),
+    [
+        (b"free 1\n", "proxy_header_missing", "there is none"),
+        (b"PROXY TCP4 what\r\n", "proxy_header_invalid", "two addresses and two ports are due, not 1 fields"),
+        (header()[:-1], "proxy_header_invalid", "it ends after 27 bytes"),
+    ],
+)
+async def test_bad_header_ends_the_connection_with_advice(
+    behind: Rig, log: list[Any], sent: bytes, reason: str, wrong: str
+) -> None:
+    for _ in range(2):
+        client = await behind.client()
+        await client.send(sent)
+        client.end()
+        await gone(client)
+    await behind.until_closed(reason, 2)
+    (line,) = [entry for entry in log if entry["event"] == "connection closed"]
+    assert line["peer"].startswith(f"{HOST}:")
+    assert line["detail"] == (
+        f"{HOST} is in proxy_protocol_from and must begin each connection with a PROXY header: {wrong}. Turn it on"
+        " there (HAProxy: send-proxy-v2), or take that address out of proxy_protocol_from"
+    )
+    assert behind.path.server.open_connections("main") == 0
+
+
+async def test_check_of_a_load_balancer_is_no_fault_and_costs_no_connect(behind: Rig, log: list[Any]) -> None:
+    (await behind.client()).end()
+    await behind.until_closed("client_closed")
+    assert {entry["log_level"] for entry in log} == {"debug"}
+
+
+async def test_header_that_does_not_come_ends_the_connection(
+    start_behind: StartBehind, mock_clock: MockClock, log: list[Any]
+) -> None:
+    rig = await start_behind(handshake_timeout_s=3)
+    client = await rig.client()
+    await client.send(header()[:5])
+    await wait_all_tasks_blocked()
+    mock_clock.jump(3)
+    assert await client.receive_to_end() == b""
+    assert rig.closed == {"handshake_timeout": 1}
+    assert log[0]["detail"] == "no complete PROXY header within 3 s"
+    # Of whoever has arrived in time nothing is waited for any more.
+    await connect(rig, header())
+    mock_clock.jump(100)
+    await wait_all_tasks_blocked()
+    assert len(rig.connections) == 1
+
+
+async def test_who_has_not_arrived_yet_counts_as_a_connection(start_behind: StartBehind) -> None:
+    rig = await start_behind(max_connections=1)
+    waiting = await rig.client()
+    await wait_all_tasks_blocked()
+    assert rig.path.server.open_connections("main") == 1
+    assert await (await rig.client()).receive_to_end() == b""
+    assert rig.closed == {"too_many_connections": 1}
+    waiting.end()
+    await waiting.receive_to_end()
+    assert rig.path.server.open_connections("main") == 0
+
+
+async def test_who_arrives_as_the_server_ends_is_let_go(behind: Rig) -> None:
+    client = await behind.client()
+    await client.send(b"PROXY")
+    await wait_all_tasks_blocked()
+    behind.scope.cancel()
+    await gone(client)
+    assert behind.path.server.open_connections("main") == 0
+
+
+async def test_bounds_are_those_of_the_true_client(start_behind: StartBehind, log: list[Any]) -> None:
+    rig = await start_behind(max_connections_per_client=1)
+    await connect(rig, header())
+    await connect(rig, header("192.0.2.8"))
+    refused = await rig.client()
+    await refused.send(header())
+    await gone(refused)
+    assert rig.closed == {"too_many_connections_of_client": 1}
+    assert (log[-1]["peer"], log[-1]["detail"]) == (f"{CLIENT}:40000", f"{CLIENT} has 1 open")
+
+
+async def test_exempt_is_the_true_client(start_behind: StartBehind) -> None:
+    rig = await start_behind(exempt=(ip_network(CLIENT),), new_connections_per_s=1)
+    for _ in range(3):
+        await connect(rig, header())
+    await connect(rig, header("192.0.2.8"))
+    assert [connection.info.exempt for connection in rig.connections] == [True, True, True, False]

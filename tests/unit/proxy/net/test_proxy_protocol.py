@@ -1,0 +1,145 @@
+"""Headers in the words of HAProxy's doc/proxy-protocol.txt."""
+
+import struct
+from ipaddress import ip_address
+
+import pytest
+
+from proxy.net.proxy_protocol import MAX_HEADER_BYTES, Address, Header, HeaderError, Version, crc32c, make, parse
+
+SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
+FOUR = bytes([192, 0, 2, 1, 198, 51, 100, 7]) + struct.pack("!HH", 56324, 5672)
+SIX = bytes(15) + b"\1" + bytes(15) + b"\2" + struct.pack("!HH", 1, 65535)
+
+
+def v2(command: int, family: int, block: bytes) -> bytes:
+    return SIGNATURE + struct.pack("!BBH", command, family, len(block)) + block
+
+
+def extension(kind: int, value: bytes) -> bytes:
+    return struct.pack("!BH", kind, len(value)) + value
+
+
+def checked(*before: bytes) -> bytes:
+    """Return a header with a checksum behind other extensions."""
+    empty = v2(0x21, 0x11, FOUR + b"".join(before) + extension(3, bytes(4)))
+    return empty[:-4] + crc32c(empty).to_bytes(4, "big")
+
+
+@pytest.mark.parametrize(
+    ("header", "source", "destination"),
+    [
+        (b"PROXY TCP4 192.0.2.1 198.51.100.7 56324 5672\r\n", ("192.0.2.1", 56324), ("198.51.100.7", 5672)),
+        (b"PROXY TCP6 2001:db8::1 ::2 0 65535\r\n", ("2001:db8::1", 0), ("::2", 65535)),
+        (
+            b"PROXY TCP6 " + 2 * (b":".join(8 * [b"ffff"]) + b" ") + b"65535 65535\r\n",
+            (":".join(8 * ["ffff"]), 65535),
+            (":".join(8 * ["ffff"]), 65535),
+        ),
+        (b"PROXY UNKNOWN\r\n", None, None),
+        (b"PROXY UNKNOWN ffff::1 what ever 1 2\r\n", None, None),
+        (v2(0x21, 0x11, FOUR), ("192.0.2.1", 56324), ("198.51.100.7", 5672)),
+        (v2(0x21, 0x21, SIX), ("::1", 1), ("::2", 65535)),
+        (
+            v2(0x21, 0x11, FOUR + extension(4, b"") + extension(0x20, b"x" * 300)),
+            ("192.0.2.1", 56324),
+            ("198.51.100.7", 5672),
+        ),
+        (checked(), ("192.0.2.1", 56324), ("198.51.100.7", 5672)),
+        (checked(extension(1, b"amqp")), ("192.0.2.1", 56324), ("198.51.100.7", 5672)),
+        # What has no address of TCP goes by that of its own connection.
+        (v2(0x20, 0x00, b""), None, None),
+        (v2(0x20, 0xFF, b"any"), None, None),
+        (v2(0x21, 0x00, b"any"), None, None),
+        (v2(0x21, 0x31, bytes(216)), None, None),
+        (v2(0x21, 0x12, FOUR), None, None),
+        (v2(0x21, 0x10, FOUR), None, None),
+        (v2(0x21, 0x00, bytes(MAX_HEADER_BYTES - 16)), None, None),
+    ],
+)
+def test_header_says_who_the_client_is(header: bytes, source: Address | None, destination: Address | None) -> None:
+    found = parse(header + b"AMQP\0\0\11\1")
+    assert found == Header(source, destination, len(header))
+    assert [parse(header[:size]) for size in range(len(header))] == [None] * len(header)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"PROXY " + b"x" * 101, "its line has no end within 107 bytes"),
+        (b"PROXY TCP4 1.2.3.4 1.2.3.4 1 " + b"1" * 80 + b"\r\n", "its line has no end within 107 bytes"),
+        (b"PROXY tcp4 1.2.3.4 1.2.3.4 1 2\r\n", "unknown family 'tcp4'"),
+        (b"PROXY  TCP4 1.2.3.4 1.2.3.4 1 2\r\n", "unknown family ''"),
+        (b"PROXY TCP4 1.2.3.4 1.2.3.4 1\r\n", "two addresses and two ports are due, not 3 fields"),
+        (b"PROXY TCP4 1.2.3.4 1.2.3.4 1 2 \r\n", "two addresses and two ports are due, not 5 fields"),
+        (b"PROXY TCP4 1.2.3 1.2.3.4 1 2\r\n", "'1.2.3' is no address of TCP4"),
+        (b"PROXY TCP4 01.2.3.4 1.2.3.4 1 2\r\n", "'01.2.3.4' is no address of TCP4"),
+        (b"PROXY TCP4 1.2.3.4 ::1 1 2\r\n", "'::1' is no address of TCP4"),
+        (b"PROXY TCP6 1.2.3.4 ::1 1 2\r\n", "'1.2.3.4' is no address of TCP6"),
+        (b"PROXY TCP6 fe80::1%lo ::1 1 2\r\n", "'fe80::1%lo' is no address of TCP6"),
+        (b"PROXY TCP4 1.2.3.4 1.2.3.4 01 2\r\n", "'01' is no port"),
+        (b"PROXY TCP4 1.2.3.4 1.2.3.4 1 65536\r\n", "'65536' is no port"),
+        (b"PROXY TCP4 1.2.3.4 1.2.3.4 1 +2\r\n", r"'\+2' is no port"),
+        (v2(0x22, 0x11, FOUR), "unknown version and command 0x22"),
+        (v2(0x11, 0x11, FOUR), "unknown version and command 0x11"),
+        (v2(0x21, 0x41, FOUR), "unknown family and transport 0x41"),
+        (v2(0x21, 0x13, FOUR), "unknown family and transport 0x13"),
+        (v2(0x21, 0x21, FOUR), "12 bytes for addresses of 36"),
+        (v2(0x21, 0x11, bytes(MAX_HEADER_BYTES)), "16400 bytes long; at most 16384 are read"),
+        (v2(0x21, 0x11, FOUR + b"\1\0"), "its last extension is cut off"),
+        (v2(0x21, 0x11, FOUR + b"\1\0\2x"), "extension 0x01 of 2 bytes goes beyond its end"),
+        (v2(0x21, 0x11, FOUR + extension(3, b"abc")), "a checksum of 3 bytes"),
+        (v2(0x21, 0x11, FOUR + extension(3, b"abcd")), "its checksum .CRC32C. is wrong"),
+        (checked().replace(bytes([192, 0, 2, 1]), bytes([192, 0, 2, 2])), "its checksum .CRC32C. is wrong"),
+    ],
+)
+def test_what_is_wrong_with_a_header_is_said(data: bytes, message: str) -> None:
+    with pytest.raises(HeaderError, match=f"^{message}") as caught:
+        parse(data)
+    assert not caught.value.missing
+
+
+@pytest.mark.parametrize(
+    "data", [b"AMQP\0\0\11\1", b"PROXIED", b"proxy TCP4", b"\r\n\r\n\0\r\nQUIT\r", b"\x16\3\1", b"X"]
+)
+def test_what_begins_like_none_is_told_apart(data: bytes) -> None:
+    with pytest.raises(HeaderError) as caught:
+        parse(data)
+    assert caught.value.missing
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize(
+    ("source", "destination", "read"),
+    [
+        (("192.0.2.1", 1), ("198.51.100.7", 5672), ("192.0.2.1", 1)),
+        (("2001:db8::1", 65535), ("::2", 2), ("2001:db8::1", 65535)),
+        (("192.0.2.1", 1), ("2001:db8::2", 2), ("::ffff:c000:201", 1)),
+        (None, None, None),
+    ],
+)
+def test_what_is_made_is_read_as_it_was(
+    version: Version, source: Address | None, destination: Address | None, read: Address | None
+) -> None:
+    header = make(version, source, destination)
+    found = parse(header)
+    assert found is not None
+    assert found.size_bytes == len(header)
+    # How an address of IPv4 is written in one of IPv6 differs by the version of Python.
+    assert (found.source and ip_address(found.source[0])) == (read and ip_address(read[0]))
+    assert found.destination == destination
+
+
+def test_text_is_as_other_programs_read_it() -> None:
+    assert make("v1", ("192.0.2.1", 1), ("198.51.100.7", 2)) == b"PROXY TCP4 192.0.2.1 198.51.100.7 1 2\r\n"
+    assert make("v1", ("192.0.2.1", 1), ("::1", 2)) == b"PROXY TCP6 0:0:0:0:0:ffff:c000:201 0:0:0:0:0:0:0:1 1 2\r\n"
+    assert make("v1", None, None) == b"PROXY UNKNOWN\r\n"
+    assert make("v2", None, None) == v2(0x20, 0, b"")
+    assert make("v2", ("192.0.2.1", 56324), ("198.51.100.7", 5672)) == v2(0x21, 0x11, FOUR)
+
+
+def test_checksum_is_that_of_the_standard() -> None:
+    """The examples of RFC 3720, appendix B.4."""
+    assert crc32c(bytes(32)) == 0x8A9136AA
+    assert crc32c(b"\xff" * 32) == 0x62A8AB43
+    assert crc32c(bytes(range(32))) == 0x46DD794E
