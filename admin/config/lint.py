@@ -49,6 +49,7 @@ def about(settings: Settings, rules: RuleSet, kinds: Sequence[Kind], origins: Or
         found += _hidden(default, ("defaults", kind), rules, sources, origins)
     found += _clashes(rules.rules, now)
     found += _unlike_in_scope(settings, origins)
+    found += _believes_anybody(settings, origins)
     found += _unused_scopes(settings, rules, origins)
     limiting = [rule for rule in rules.rules if rule.limits]
     if sources <= {BUILT_IN} and not limiting:
@@ -190,6 +191,15 @@ def _unlike_in_scope(settings: Settings, origins: Origins) -> Iterable[str]:
                 yield origins.problem(
                     ("listeners", index, key), what, list(map(str, value)) if key == "exempt" else value
                 )
+
+
+def _believes_anybody(settings: Settings, origins: Origins) -> Iterable[str]:
+    """Name listeners on which every client can say who it is."""
+    for index, listener in enumerate(settings.listeners):
+        for number, network in enumerate(listener.proxy_protocol_from):
+            if network.prefixlen == 0:
+                what = "lets every client say who it is; name the load balancers only"
+                yield origins.problem(("listeners", index, "proxy_protocol_from", number), what, str(network))
 
 
 def _unused_scopes(settings: Settings, rules: RuleSet, origins: Origins) -> Iterable[str]:

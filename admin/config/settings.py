@@ -110,6 +110,11 @@ class ListenerSettings(_Table):
     name: Name | None = Field(None, description="name in logs and metrics; default: its address")
     listen: ListenAddress = Field(description="address that clients connect to")
     broker: BrokerAddress = Field(description="address of the broker behind it")
+    backup_brokers: list[BrokerAddress] = Field(
+        default_factory=list,
+        description="addresses of brokers that clients are connected to while `broker` does not answer: the first that"
+        " does; they count as the same broker",
+    )
     protocol: Name = Field(DEFAULT, description="protocol of the clients")
     scope: Name = Field(
         DEFAULT_SCOPE, description="name that limits of kind listener use; listeners of one scope share these limits"
@@ -128,8 +133,36 @@ class ListenerSettings(_Table):
         description="addresses and networks of load balancers; each connection from there must begin with a header of"
         " the PROXY protocol, v1 or v2, which says who the client is",
     )
+    send_proxy_protocol: Literal["v1", "v2"] | None = Field(
+        None,
+        description="version of the PROXY protocol by which the broker is told who the client is; it must expect that."
+        " Default: none",
+    )
     handshake_timeout_s: float = Field(
-        10.0, gt=0, allow_inf_nan=False, description="seconds for a client's PROXY header to arrive"
+        10.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds for a client's PROXY header to arrive, and then for its first bytes",
+    )
+    frame_timeout_s: float = Field(
+        60.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds, up to twice as many, for a frame that a client has begun, if it comes below 1 KiB/s",
+    )
+    idle_timeout_s: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="seconds without a byte from client or broker that end a connection; default: no bound",
+    )
+    write_timeout_s: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        le=2_000_000,
+        description="seconds for which a client may take nothing of what is written to it; default: no bound for one"
+        " that is still there",
     )
     tls: Literal["refuse", "pass"] | None = Field(
         None,

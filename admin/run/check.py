@@ -107,9 +107,15 @@ def _listener(listener: PlannedListener) -> Sequence[str]:
         connections.append(f"{settings.max_connections_per_client} per client")
     if settings.new_connections_per_s is not None:
         connections.append(f"{number(settings.new_connections_per_s)} new/s")
+    if settings.proxy_protocol_from:
+        connections.append(f"PROXY header from {', '.join(map(str, settings.proxy_protocol_from))}")
+    if settings.send_proxy_protocol is not None:
+        connections.append(f"PROXY header {settings.send_proxy_protocol} to the broker")
+    if settings.idle_timeout_s is not None:
+        connections.append(f"idle for {number(settings.idle_timeout_s)} s")
     return (
         str(settings.listen),
-        str(settings.broker),
+        ", ".join([str(settings.broker), *(f"backup {each}" for each in settings.backup_brokers)]),
         settings.protocol,
         settings.label,
         settings.scope,

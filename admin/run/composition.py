@@ -108,12 +108,17 @@ class Plan:
                     options=listener.options,
                     listen=listener.settings.listen,
                     broker=listener.settings.broker,
+                    backups=tuple(listener.settings.backup_brokers),
                     scope=listener.settings.scope,
                     exempt=tuple(listener.settings.exempt),
                     max_connections_per_client=listener.settings.max_connections_per_client,
                     new_connections_per_s=listener.settings.new_connections_per_s,
                     proxy_protocol_from=tuple(listener.settings.proxy_protocol_from),
+                    send_proxy_protocol=listener.settings.send_proxy_protocol,
                     handshake_timeout_s=listener.settings.handshake_timeout_s,
+                    frame_timeout_s=listener.settings.frame_timeout_s,
+                    idle_timeout_s=listener.settings.idle_timeout_s,
+                    write_timeout_s=listener.settings.write_timeout_s,
                 )
                 for listener in self.listeners
             ),
@@ -258,18 +263,19 @@ def _check_addresses(configuration: Configuration, problems: list[str]) -> None:
     """Refuse a broker that is Sluice itself, and addresses that cannot both be listened on."""
     settings, origins, faulty = configuration.settings, configuration.origins, configuration.faulty
     for index, listener in enumerate(settings.listeners):
-        if ("listeners", index, "broker") in faulty:
-            continue
-        for other, target in enumerate(settings.listeners):
-            if ("listeners", other, "listen") not in faulty and reaches(listener.broker, target.listen):
-                there = origins.name(("listeners", other, "listen"), str(target.listen))
-                what = f"is where Sluice itself listens ({there}), so it would connect to itself without end"
-                problems.append(
-                    origins.problem(
-                        ("listeners", index, "broker"), f"{what}; name the broker's own address", str(listener.broker)
-                    )
-                )
-                break
+        here = ("listeners", index)
+        backups = [((*here, "backup_brokers", number), each) for number, each in enumerate(listener.backup_brokers)]
+        brokers: list[tuple[Place, Endpoint]] = [((*here, "broker"), listener.broker), *backups]
+        brokers = [(at, broker) for at, broker in brokers if at not in faulty]
+        for number, (at, broker) in enumerate(brokers):
+            if broker in (each for _, each in brokers[:number]):
+                problems.append(origins.problem(at, "stands there twice; remove one", str(broker)))
+            for other, target in enumerate(settings.listeners):
+                if ("listeners", other, "listen") not in faulty and reaches(broker, target.listen):
+                    there = origins.name(("listeners", other, "listen"), str(target.listen))
+                    what = f"is where Sluice itself listens ({there}), so it would connect to itself without end"
+                    problems.append(origins.problem(at, f"{what}; name the broker's own address", str(broker)))
+                    break
     bound: list[tuple[Place, Endpoint]] = [
         (("listeners", index, "listen"), each.listen) for index, each in enumerate(settings.listeners)
     ]

@@ -391,7 +391,7 @@ class LocalDataPath(DataPath):
         return ListenerState(
             config.name,
             format_address(self.server.bound(config.name)),
-            format_address(config.broker),
+            format_address(self.server.broker(config.name)),
             self.server.open_connections(config.name),
             self.server.listening(config.name),
             self.server.broker_error(config.name),
@@ -462,7 +462,7 @@ class LocalDataPath(DataPath):
 
         async def probe(config: ListenerConfig) -> None:
             error = await self.server.reach(config.name)
-            reach[config.name] = BrokerReach(config.name, format_address(config.broker), error)
+            reach[config.name] = BrokerReach(config.name, format_address(self.server.broker(config.name)), error)
 
         async with trio.open_nursery() as nursery:
             for config in self.server.listeners:

@@ -1,4 +1,4 @@
-"""Whether the broker behind one listener takes connections: the listener listens only while it does.
+"""Whether the broker behind one listener takes connections: the listener listens only while one of them does.
 
 A client whose connection is refused tries another broker, or this one again later. One that is accepted and closed
 again takes it for a connection that broke. There are clients that open the next one at once, and keep several to one
@@ -15,6 +15,8 @@ So Sluice answers a connect as its broker would:
   stay so, and lose nothing when it goes on. When the broker's backlog is full connects time out, as above.
 - **One of several** brokers: each listener goes by the address behind it alone. Clients know of their brokers by
   themselves, from a name server or their configuration, and go on with the others.
+- **With backups**: the first that answers is the one that clients are connected to, in the order of the configuration.
+  While that is a backup, those before it are tried every second. Who is connected to it stays there.
 
 While it waits it tries to connect often at first, then once a second, and listens as soon as that succeeds. While it
 listens it asks only when there is a reason: at the start, when somebody wants to know, and when the broker has ended
@@ -22,6 +24,7 @@ a connection, before the client of that connection hears of it and comes again.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 import structlog
@@ -51,24 +54,34 @@ class BrokerWatch:
 
     Args:
         listener: its name, for the log.
-        broker: the address behind it.
+        brokers: the address behind it, and those of its backups.
         connect_timeout_s: what a connection to the broker may take.
         listening: the listener's sockets, bound.
+        greeting: what a connection to the broker begins with that is only a try.
     """
 
     def __init__(
-        self, listener: str, broker: Address, connect_timeout_s: float, listening: Sequence[ListeningSocket]
+        self,
+        listener: str,
+        brokers: Sequence[Address],
+        connect_timeout_s: float,
+        listening: Sequence[ListeningSocket],
+        *,
+        greeting: bytes = b"",
     ) -> None:
         self.sockets = listening
         self.error: str | None = "not tried yet"
         """What happened at the last try; None when the broker took the connection."""
         self.listening = False
-        self._broker = broker
+        self.broker = brokers[0]
+        """The one that clients are connected to."""
+        self._brokers = brokers
+        self._greeting = greeting
         self._try_s = min(_TRY_S, connect_timeout_s)
         self._about = {
             "listener": listener,
             "listen": ", ".join(format_address(each.address) for each in listening),
-            "broker": format_address(broker),
+            "broker": ", ".join(map(format_address, brokers)),
         }
         self._closed = False
         self._away_since_s: float | None = None
@@ -81,9 +94,16 @@ class BrokerWatch:
         await self._try()
         task_status.started()
         while True:
-            with trio.move_on_after(self._wait_s()):
+            with trio.move_on_after(self._wait_s()) as waiting:
                 await self._wanted.wait()
-            await self._try()
+            if waiting.cancelled_caught and self._away_since_s is None:
+                await self._try_better()
+            else:
+                await self._try()
+
+    def in_order(self) -> list[Address]:
+        """Return where to connect a client: the broker, and what may be tried if that refuses."""
+        return [self.broker, *(each for each in self._brokers if each != self.broker)]
 
     async def reach(self) -> str | None:
         """Try the broker, unless it is known to be away, and return what is wrong with it."""
@@ -100,9 +120,15 @@ class BrokerWatch:
                 await self.reach()
 
     def lost(self, error: str) -> None:
-        """Stop listening, because the broker could not be connected to for a client."""
-        self._away(error)
+        """Stop listening, because the broker could not be connected to for a client; or look for a backup first."""
+        if len(self._brokers) == 1:
+            self._away(error)
         self._wanted.set()
+
+    def connected(self, broker: Address) -> None:
+        """Take note of which broker a client was connected to; if that is another one, the others are looked at."""
+        if broker != self.broker:
+            self._wanted.set()
 
     def close(self) -> None:
         """Stop listening for good; the broker may still be asked about."""
@@ -113,31 +139,60 @@ class BrokerWatch:
 
     def _wait_s(self) -> float:
         if self._away_since_s is None:
-            return float("inf")
+            return float("inf") if self.broker == self._brokers[0] else _LONGEST_WAIT_S
         away_s = trio.current_time() - self._away_since_s
         return min(max(away_s * _WAIT_SHARE, _SHORTEST_WAIT_S), _LONGEST_WAIT_S)
 
     async def _try(self) -> None:
         # Before the try: whoever wants one while it is under way gets another one.
         self._wanted = trio.Event()
-        try:
-            with trio.fail_after(self._try_s):
-                (await sockets.connect(*self._broker)).close()
-        except sockets.NoRoomError as error:
-            # It says nothing of the broker, but that it has to be tried again.
-            self.error = f"no socket left to try it: {error.strerror}"
-            if not self.listening:
-                self._away(self.error)
-        except OSError as error:
-            self._away(error.strerror or str(error))
-        except trio.TooSlowError:
-            self.error = f"no answer within {self._try_s:g} s"
-            if not self.listening:
-                self._away(self.error)
+        errors: dict[Address, str] = {}
+        away = True
+        for broker in self._brokers:
+            try:
+                await self._reach(broker)
+            except sockets.NoRoomError as error:
+                # It says nothing of the broker, but that it has to be tried again.
+                errors[broker], away = f"no socket left to try it: {error.strerror}", False
+            except OSError as error:
+                errors[broker] = error.strerror or str(error)
+            except trio.TooSlowError:
+                errors[broker], away = f"no answer within {self._try_s:g} s", False
+            else:
+                self._answers(broker)
+                break
         else:
-            self._answers()
+            self.error = "; ".join(
+                f"{format_address(broker)}: {error}" if len(self._brokers) > 1 else error
+                for broker, error in errors.items()
+            )
+            if away or not self.listening:
+                self._away(self.error)
         self._tried.set()
         self._tried = trio.Event()
+
+    async def _try_better(self) -> None:
+        """Try those that come before the one that clients are connected to."""
+        for broker in self._brokers[: self._brokers.index(self.broker)]:
+            with suppress(OSError, trio.TooSlowError):
+                await self._reach(broker)
+                self._answers(broker)
+                return
+
+    async def _reach(self, broker: Address) -> None:
+        """Connect to a broker, and part from it.
+
+        Raises:
+            OSError: it takes no connection.
+            trio.TooSlowError: nor does it refuse one.
+        """
+        with trio.fail_after(self._try_s):
+            wire = await sockets.connect(*broker)
+        with suppress(OSError):
+            if self._greeting:
+                # One that expects it would complain of its absence.
+                wire.send_now([self._greeting])
+        wire.close()
 
     def _away(self, error: str) -> None:
         self.error = error
@@ -150,8 +205,12 @@ class BrokerWatch:
                 each.pause()
         _log.warning("broker unreachable; not listening until it answers", **self._about, error=error)
 
-    def _answers(self) -> None:
+    def _answers(self, broker: Address) -> None:
         self.error = None
+        if broker != self.broker:
+            self.broker = broker
+            what = "clients go to the broker again" if broker == self._brokers[0] else "clients go to a backup"
+            _log.warning(what, listener=self._about["listener"], broker=format_address(broker))
         if self._closed or self.listening:
             return
         try:

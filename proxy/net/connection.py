@@ -81,9 +81,21 @@ HALF_CLOSED_S: Final = 60.0
 #: How long the broker's connection may outlive a client that left something which it takes for delivered. Directly,
 #: that would be stored at once; but who waits for a limit that admits next to nothing would keep sockets for ever.
 KEPT_S: Final = 600.0
+#: A frame that comes as fast as this may take as long as it needs: half of what the slowest mobile networks carry.
+MIN_FRAME_BYTES_PER_S: Final = 1024
+#: So many times in its idle timeout a connection is looked at.
+_IDLE_LOOKS: Final = 4
 #: How long parting may take.
 PARTING_S: Final = 1.0
 _NOTHING: Final = memoryview(b"")
+
+
+class Timeouts(NamedTuple):
+    """How long a client may keep a connection waiting, as ``ListenerConfig`` says."""
+
+    handshake_s: float = 10.0
+    frame_s: float = 60.0
+    idle_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -496,6 +508,7 @@ class Connection:
         on_over: called once the connection is over and has let go of everything but the sockets, with the reason, one
             word for the metric, and a sentence for the log.
         half_closes: as the protocol says.
+        timeouts: how long it may be kept waiting.
         broker_name: the broker's ``address:port``, for people.
 
     Attributes:
@@ -520,6 +533,7 @@ class Connection:
         broker_left: Callable[[], Awaitable[None]],
         on_over: Callable[[str, str], None],
         half_closes: bool,
+        timeouts: Timeouts = Timeouts(),  # noqa: B008 - it is immutable
         broker_name: str = "",
     ) -> None:
         self.info = info
@@ -535,6 +549,11 @@ class Connection:
         self._half_closes = half_closes
         self.half_closed_s = HALF_CLOSED_S
         self._timer: Timer | None = None
+        self._timeouts = timeouts
+        #: What looks after the timeouts, by what is called.
+        self._looks: dict[Callable[[], None], Timer] = {}
+        #: Where in the client's stream the frame ends that was in hand at the last look; and how much was read by then.
+        self._frame_seen: tuple[int, int] | None = None
         #: What became of the broker's socket, while what it had sent is still read.
         self._failed: PeerError | None = None
         #: Of the tasks that wait for something.
@@ -571,6 +590,9 @@ class Connection:
         """Relay until both directions have ended, or something ends the connection."""
         if self.session.ticks:
             self._begin_ticks()
+        self._look_in(self._timeouts.handshake_s, self._look_at_handshake)
+        if self._timeouts.idle_s is not None:
+            self._look_in(self._timeouts.idle_s, self._look_at_idleness)
         self.guard(self.progressed)
 
     def finish(self, reason: str, detail: str) -> None:
@@ -604,6 +626,9 @@ class Connection:
         self.over = True
         if self._timer is not None:
             self._timer.cancel()
+        for timer in self._looks.values():
+            timer.cancel()
+        self._looks.clear()
         for peer in self.peers.values():
             peer.let_go()
         self.peers.clear()
@@ -776,6 +801,45 @@ class Connection:
         elif not self._half_closes and self.parting is None:
             self.half_closed_s = PARTING_S
             self.end_in(PARTING_S)
+
+    def _look_in(self, delay_s: float, look: Callable[[], None]) -> None:
+        self._looks[look] = self._services.reactor.after(delay_s, partial(self.guard, look))
+
+    def _look_at_handshake(self) -> None:
+        """End the connection if its client has said nothing yet; then look after its frames."""
+        timeouts = self._timeouts
+        if not self.bytes_read[Side.CLIENT] and self._reads_client():
+            raise Close("handshake_timeout", f"nothing came within {timeouts.handshake_s:g} s of the connection")
+        self._look_in(timeouts.frame_s, self._look_at_frame)
+
+    def _look_at_frame(self) -> None:
+        """End the connection if the frame in hand is still that of the last look and hardly any of it has come since.
+
+        Looking costs nothing for each frame: one is known by where it ends.
+        """
+        read_bytes, period_s = self.bytes_read[Side.CLIENT], self._timeouts.frame_s
+        seen, self._frame_seen = self._frame_seen, None
+        missing_bytes = self.session.missing_bytes(Side.CLIENT)
+        if self._reads_client() and self.session.within_frame(Side.CLIENT):
+            self._frame_seen = read_bytes + missing_bytes, read_bytes
+            if seen is not None and seen[0] == self._frame_seen[0]:
+                came_bytes = read_bytes - seen[1]
+                if came_bytes < period_s * MIN_FRAME_BYTES_PER_S:
+                    detail = f"of an unfinished frame {came_bytes} bytes came in {period_s:g} s"
+                    raise Close("frame_timeout", f"{detail}; {missing_bytes} are missing")
+        self._look_in(period_s, self._look_at_frame)
+
+    def _look_at_idleness(self) -> None:
+        """End the connection if neither peer has said anything for long."""
+        idle_s = self._timeouts.idle_s
+        assert idle_s is not None  # noqa: S101 - it is not looked at otherwise
+        if (self._services.now_ns() - (self.read_ns or self.opened_ns)) / 1e9 >= idle_s:
+            raise Close("idle_timeout", f"nothing came from either side for {idle_s:g} s")
+        self._look_in(idle_s / _IDLE_LOOKS, self._look_at_idleness)
+
+    def _reads_client(self) -> bool:
+        """Say whether it is up to the client that nothing more of it is read."""
+        return self.peers[Side.CLIENT].doing is Doing.READING and not self.must_wait(Side.CLIENT)
 
     def end_in(self, delay_s: float) -> None:
         """Be over after so long; what was said before counts no more."""

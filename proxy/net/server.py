@@ -5,7 +5,7 @@ A listener belongs to a data path; connections belong to a listener. What a conn
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from select import EPOLLOUT
@@ -18,10 +18,10 @@ from proxy.common.admission import ClientCounts, ConnectionRate, Network, client
 from proxy.common.buffers import GatherRoom
 from proxy.common.log_rate import LogRate
 from proxy.deciding.batch import ConnectionInfo
-from proxy.net import sockets
+from proxy.net import proxy_protocol, sockets
 from proxy.net.arrival import Arrival, ArrivalError, Arrived
 from proxy.net.broker_watch import BrokerWatch
-from proxy.net.connection import Calls, Connection, Services
+from proxy.net.connection import Calls, Connection, Services, Timeouts
 from proxy.net.reactor import Timer, Watched
 from proxy.net.sockets import Address, Connecting, ListeningSocket, Wire, format_address
 from proxy.protocols.base import Protocol, Replayed, Session, SessionContext, WireCounters
@@ -42,6 +42,8 @@ class ListenerConfig:
         options: an instance of ``protocol.options``.
         listen: host and port to bind; port 0 takes a free one.
         broker: host and port of the broker.
+        backups: brokers that clients are connected to while it cannot be reached: the first that can. All are taken
+            for one broker, by the first's address.
         scope: listeners of one scope share what is limited per listener; empty means the listener's own name.
         connect_timeout_s: how long the broker may take to accept.
         exempt: networks whose clients are not limited, neither in what they send nor in how they connect.
@@ -49,7 +51,12 @@ class ListenerConfig:
             that has so many is closed at once. None is any number.
         new_connections_per_s: connections taken each second; what comes faster is closed at once. None is any number.
         proxy_protocol_from: networks whose connections begin with a PROXY header, which says who the client is.
-        handshake_timeout_s: how long a client may take to arrive: with its PROXY header.
+        send_proxy_protocol: the broker's connections begin with a PROXY header of this version; None is without one.
+        handshake_timeout_s: how long a client may take to arrive, with its PROXY header, and then to say something.
+        frame_timeout_s: a client's frame that is not complete after so long, or twice as long, ends its connection if
+            less than MIN_FRAME_BYTES_PER_S came of it.
+        idle_timeout_s: how long neither peer of a connection may say anything. None is for ever.
+        write_timeout_s: how long a client may take nothing of what is written to it. None is for ever.
     """
 
     name: str
@@ -57,18 +64,28 @@ class ListenerConfig:
     options: Any
     listen: Address
     broker: Address
+    backups: tuple[Address, ...] = ()
     scope: str = ""
     connect_timeout_s: float = 5.0
     exempt: tuple[Network, ...] = ()
     max_connections_per_client: int | None = None
     new_connections_per_s: float | None = None
     proxy_protocol_from: tuple[Network, ...] = ()
+    send_proxy_protocol: proxy_protocol.Version | None = None
     handshake_timeout_s: float = 10.0
+    frame_timeout_s: float = 60.0
+    idle_timeout_s: float | None = None
+    write_timeout_s: float | None = None
 
     @property
     def scope_name(self) -> str:
         """What its limits are shared under."""
         return self.scope or self.name
+
+    @property
+    def brokers(self) -> tuple[Address, ...]:
+        """The broker and its backups, in their order."""
+        return self.broker, *self.backups
 
 
 @dataclass(slots=True)
@@ -150,6 +167,10 @@ class Server:
         """Return the address that a listener is bound to; port 0 was replaced by the one it got."""
         return self.watches[name].sockets[0].address
 
+    def broker(self, name: str) -> Address:
+        """Return the broker that a listener's clients are connected to now."""
+        return self.watches[name].broker
+
     def listening(self, name: str) -> bool:
         """Return whether clients can connect to a listener at this moment."""
         return self.watches[name].listening
@@ -180,7 +201,10 @@ class Server:
             except OSError as error:
                 self.close()
                 raise ListenError(config, error) from None
-            self.watches[config.name] = BrokerWatch(config.name, config.broker, config.connect_timeout_s, bound)
+            self.watches[config.name] = BrokerWatch(
+                *(config.name, config.brokers, config.connect_timeout_s, bound),
+                greeting=_proxy_header(config, None, None),
+            )
 
     def close(self) -> None:
         """Stop listening."""
@@ -248,7 +272,7 @@ class Server:
             self.turned_away(info, *no_place)
             return
         self._open[config.name] += 1
-        client = _Client(self, config, info, wire)
+        client = _Client(self, config, info, wire, peer)
         self._served.add(client)
         client.arrive()
 
@@ -326,13 +350,18 @@ class Server:
             )
 
     def found(self, address: Address) -> list[sockets.Found] | None:
-        """Return where a broker is, if that is not to be asked for each time: its address is an IP address."""
+        """Return what a broker's address stands for, if that need not be asked each time: it is an IP address."""
         if address not in self._found:
             self._found[address] = sockets.resolved(*address)
         return self._found[address]
 
     def connect(
-        self, client: "_Client", config: ListenerConfig, info: ConnectionInfo, wires: tuple[Wire, Wire]
+        self,
+        client: "_Client",
+        config: ListenerConfig,
+        info: ConnectionInfo,
+        wires: tuple[Wire, Wire],
+        broker: Address,
     ) -> None:
         """Relay between a client and its broker, which is connected to."""
         services = self.services
@@ -369,7 +398,8 @@ class Server:
             broker_left=self.watches[config.name].broker_left,
             on_over=client.over,
             half_closes=config.protocol.half_closes,
-            broker_name=format_address(config.broker),
+            timeouts=Timeouts(config.handshake_timeout_s, config.frame_timeout_s, config.idle_timeout_s),
+            broker_name=format_address(broker),
         )
         self._on_event("opened", {"id": info.id, "peer": info.peer, "listener": info.listener})
         if self.draining:
@@ -378,6 +408,12 @@ class Server:
             connection.start()
             if self.alarm:
                 connection.alarm(self.alarm)
+
+
+def _proxy_header(config: ListenerConfig, source: Address | None, destination: Address | None) -> bytes:
+    """Return what a listener's broker is told of a connection before anything else; empty if nothing."""
+    version = config.send_proxy_protocol
+    return b"" if version is None else proxy_protocol.make(version, source, destination)
 
 
 def _log_replayed(info: ConnectionInfo, replayed: Replayed) -> None:
@@ -401,19 +437,26 @@ class _Client(Watched):
     """One client from accept to close; what is watched is the broker's socket until it is connected."""
 
     __slots__ = (
-        *("_admitted", "_arrival", "_broker", "_closed", "_config", "_connecting", "_info", "_resolving", "_server"),
-        *("_timer", "_wire"),
+        *("_admitted", "_arrival", "_broker", "_brokers", "_closed", "_config", "_connecting", "_destination", "_info"),
+        *("_resolving", "_server", "_source", "_timer", "_wire"),
     )
 
-    def __init__(self, server: Server, config: ListenerConfig, info: ConnectionInfo, wire: Wire) -> None:
+    def __init__(
+        self, server: Server, config: ListenerConfig, info: ConnectionInfo, wire: Wire, source: Address
+    ) -> None:
         super().__init__(server.services.reactor, -1)
         self._server = server
         self._config = config
         self._info = info
         self._wire = wire
+        #: Who it is and what it has connected to, as far as that is another address than this machine's.
+        self._source = source
+        self._destination: Address | None = None
         self._arrival: Arrival | None = None
         self._admitted = False
         self._broker: Wire | None = None
+        #: Whose each address is that is tried, as the system has addresses.
+        self._brokers: dict[Any, Address] = {}
         self._connecting: Connecting | None = None
         self._resolving: trio.CancelScope | None = None
         self._timer: Timer | None = None
@@ -422,6 +465,8 @@ class _Client(Watched):
     def arrive(self) -> None:
         """Find out who the client is, then serve it."""
         config = self._config
+        if config.write_timeout_s is not None:
+            self._wire.bound_writes(config.write_timeout_s)
         if not in_networks(self._info.address, config.proxy_protocol_from):
             self._arrived(Arrived(self._wire))
             return
@@ -437,7 +482,8 @@ class _Client(Watched):
         """Serve the client, if it is to be."""
         self._arrival, self._wire = None, arrived.wire
         if arrived.header is not None and arrived.header.source is not None:
-            self._info = self._server.info(self._config, self._info.id, arrived.header.source)
+            self._source, self._destination = arrived.header.source, arrived.header.destination
+            self._info = self._server.info(self._config, self._info.id, self._source)
         turned_away = self._server.admit(self._config, self._info)
         if turned_away is not None:
             self._turn_away(*turned_away)
@@ -464,30 +510,33 @@ class _Client(Watched):
             # A flood of connections that are closed at once must not become one of the broker's.
             self._close("client_closed", "the client left before it was served")
             return
-        found = self._server.found(self._config.broker)
-        if found is not None:
+        brokers = self._server.watches[self._config.name].in_order()
+        found = {broker: self._server.found(broker) for broker in brokers}
+        if all(found.values()):
             self._connect(found)
         else:
             self._wait()
             self._resolving = trio.CancelScope()
-            self.reactor.start_soon(self._resolve, self._resolving)
+            self.reactor.start_soon(self._resolve, self._resolving, found)
 
     def _wait(self) -> None:
         if self._timer is None:
             self._timer = self.reactor.after(self._config.connect_timeout_s, self._timed_out)
 
-    async def _resolve(self, scope: trio.CancelScope) -> None:
+    async def _resolve(self, scope: trio.CancelScope, found: Mapping[Address, list[sockets.Found] | None]) -> None:
         try:
             with scope:
-                self._connect(await sockets.resolve(*self._config.broker))
+                self._connect({broker: known or await _resolved(broker, found) for broker, known in found.items()})
         except Exception as error:  # noqa: BLE001 - as the reactor does
             self.failed(error)
 
-    def _connect(self, found: list[sockets.Found]) -> None:
+    def _connect(self, found: Mapping[Address, list[sockets.Found] | None]) -> None:
         if self._closed:
             # It timed out as the address was found.
             return
-        self._connecting = Connecting(self._config.broker[0], found)
+        self._brokers = {each[-1]: broker for broker, places in found.items() for each in places or ()}
+        places = [each for places in found.values() for each in places or ()]
+        self._connecting = Connecting(self._config.broker[0], places)
         try:
             self.writable()
         except Exception as error:  # noqa: BLE001 - as the reactor does
@@ -512,7 +561,18 @@ class _Client(Watched):
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._server.connect(self, self._config, self._info, (self._wire, self._broker))
+        if self._config.send_proxy_protocol is not None:
+            destination = self._destination or self._wire.local_address()
+            try:
+                left = self._broker.send_now([_proxy_header(self._config, self._source, destination)])
+            except OSError as error:
+                self.over("broker_error", f"broker: {error.strerror or error}")
+                return
+            # That little a new socket always takes.
+            assert not left  # noqa: S101 - as above
+        broker = self._brokers[self._connecting.address]
+        self._server.watches[self._config.name].connected(broker)
+        self._server.connect(self, self._config, self._info, (self._wire, self._broker), broker)
 
     def failed(self, error: Exception) -> None:
         """Close the client, for a fault of ours or of a plug-in's."""
@@ -551,7 +611,7 @@ class _Client(Watched):
         if self._closed:
             return
         self._server.watches[self._config.name].lost(error)
-        self._close("broker_unreachable", f"broker {format_address(self._config.broker)}: {error}")
+        self._close("broker_unreachable", f"broker {', '.join(map(format_address, self._config.brokers))}: {error}")
 
     def _close(self, reason: str, detail: str) -> None:
         if not self._closed:
@@ -579,6 +639,20 @@ class _Client(Watched):
             self._broker.close()
         self._wire.close()
         self._server.left(self, self._info, admitted=self._admitted)
+
+
+async def _resolved(broker: Address, others: Mapping[Address, object]) -> list[sockets.Found]:
+    """Return what a broker's address stands for; nothing if that is not known but there are others.
+
+    Raises:
+        OSError: it is not known, and there are none.
+    """
+    try:
+        return await sockets.resolve(*broker)
+    except OSError:
+        if len(others) == 1:
+            raise
+        return []
 
 
 def main_address(config: ListenerConfig, listeners: Iterable[ListenerConfig]) -> Address:

@@ -35,6 +35,10 @@ _ACCEPT_PASSING = frozenset(
     }
 )
 
+#: When a peer is asked whether it is still there, in seconds: after so long without a byte, then so often, and so many
+#: times without an answer until it counts as gone. Linux asks after two hours by itself.
+_KEEPALIVE: Final = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 6}
+
 #: What the system says when the process or the machine has no room for another connection.
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 
@@ -62,11 +66,21 @@ class Wire:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE.items():
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
         self._sock = sock
 
     def fileno(self) -> int:
         """Return the descriptor, for the reactor."""
         return self._sock.fileno()
+
+    def bound_writes(self, timeout_s: float) -> None:
+        """Have the system give the connection up when the peer has taken nothing of what is written for so long.
+
+        So it does whether the peer is gone or only reads nothing (TCP_USER_TIMEOUT; seen with Linux 6.18).
+        """
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(timeout_s * 1000)))
 
     def local_address(self) -> Address:
         """Return the address at this end; for a client's socket, what it has connected to."""
@@ -168,12 +182,15 @@ class Connecting:
     Args:
         host: its name, for the error.
         found: what the name stands for.
+
+    Attributes:
+        address: the one that is tried, as the system has it.
     """
 
     def __init__(self, host: str, found: Sequence[Found]) -> None:
         self._left = list(reversed(found))
         self._sock: socket.socket | None = None
-        self._address: Any = None
+        self.address: Any = None
         self._last = OSError(f"no address for {host}")
 
     def fileno(self) -> int:
@@ -191,12 +208,12 @@ class Connecting:
         while self._sock is not None or self._left:
             try:
                 if self._sock is None:
-                    family, kind, protocol, self._address = self._left.pop()
+                    family, kind, protocol, self.address = self._left.pop()
                     self._sock = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
-                code = self._sock.connect_ex(self._address)
+                code = self._sock.connect_ex(self.address)
                 if code == errno.EINPROGRESS:
                     # On one machine it is over by now; to ask once more is cheaper than to be told.
-                    code = self._sock.connect_ex(self._address)
+                    code = self._sock.connect_ex(self.address)
                 if code == errno.EALREADY:
                     return None
                 if code:

@@ -363,6 +363,14 @@ class Session(ABC):
     def between_frames(self, side: Side) -> bool:
         """Return whether that peer's stream stands at a frame boundary, so that it may end here."""
 
+    def within_frame(self, side: Side) -> bool:
+        """Return whether a frame of that peer has begun and not ended.
+
+        The peer has promised its end: a client that does not go on with it is not waited for for ever. A message of
+        several frames is no such promise, as its sender may have to wait for credit.
+        """
+        return not self.between_frames(side)
+
     def missing_bytes(self, side: Side) -> int:
         """Return how many bytes may be read without reading beyond the frame in hand; at least 1.
 

@@ -50,6 +50,7 @@ for target in "$@"; do
         [ -z "$found_python" ] || "$found_python" -c 'import os, sysconfig as s, sys
 sys.exit(not os.path.exists(s.get_path("include") + "/Python.h"))' || need python3-dev
         command -v promtool >/dev/null || need prometheus
+        command -v haproxy >/dev/null || [ -x /usr/sbin/haproxy ] || need haproxy
         # What the documentation's commands call.
         command -v curl >/dev/null || need curl
         command -v openssl >/dev/null || need openssl

@@ -672,6 +672,14 @@ class AMQP091Session(Session):
             return len(self._header) in {0, _HEADER_BYTES} and self._publishes.between_contents()
         return self._answers.between_frames()
 
+    def within_frame(self, side: Side) -> bool:
+        """Return whether a frame of that peer has begun, whatever content it is of."""
+        if self._unread:
+            return False
+        if side is Side.CLIENT:
+            return len(self._header) not in {0, _HEADER_BYTES} or not self._publishes.between_frames()
+        return not self._answers.between_frames()
+
     def missing_bytes(self, side: Side) -> int:
         """Return what is missing of the client's frame in hand; the broker's and unread streams have no such bound."""
         if self._unread or side is Side.BROKER:

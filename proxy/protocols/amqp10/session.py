@@ -656,6 +656,10 @@ class AMQP10Session(Session, Reader):
             return False
         return self._streams[side].is_between_frames()
 
+    def within_frame(self, side: Side) -> bool:
+        """Return whether a frame of that peer has begun, whatever delivery it is of."""
+        return not self._unread and not self._streams[side].is_between_frames()
+
     def missing_bytes(self, side: Side) -> int:
         """Return what is missing of the client's frame in hand; the broker's and unread streams have no such bound."""
         if self._unread or side is Side.BROKER:

@@ -356,6 +356,10 @@ class RocketMQSession(Session):
             return False
         return (self._requests if side is Side.CLIENT else self._answers).between_frames()
 
+    def within_frame(self, side: Side) -> bool:
+        """Return whether a frame of that peer has begun."""
+        return not self._unread and not self.between_frames(side)
+
     def missing_bytes(self, side: Side) -> int:
         """Return what is missing of the client's frame in hand; the broker's and unread streams have no such bound."""
         if self._unread or side is Side.BROKER:

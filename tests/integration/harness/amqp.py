@@ -265,6 +265,7 @@ class AmqpClient:
         frame_max: the largest frame it takes.
         capabilities: what it says it can do.
         beating: whether it sends the heartbeats that it promised.
+        source: the address of this machine that it connects from; empty is any.
 
     Attributes:
         tuned: the broker's ``connection.tune``.
@@ -284,6 +285,7 @@ class AmqpClient:
         frame_max: int = 131_072,
         capabilities: Iterable[str] = _CAPABILITIES,
         beating: bool = True,
+        source: str = "",
     ) -> None:
         host, _, port = address.rpartition(":")
         self.confirmed: dict[int, Confirmed] = {}
@@ -302,6 +304,8 @@ class AmqpClient:
         self._socket = socket.socket()
         try:
             self._socket.settimeout(_PATIENCE_S)
+            if source:
+                self._socket.bind((source, 0))
             self._socket.connect((host, int(port)))
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._reader = threading.Thread(target=self._read, daemon=True)

@@ -187,8 +187,9 @@ class RabbitMQ:
         self.ctl("set_vm_memory_high_watermark", "0.000001" if on else "0.6")
 
     def connections(self) -> list[dict[str, str]]:
-        """Return the broker's connections: for each its ``pid``, ``state``, ``channels`` and ``client_properties``."""
-        return self._table("list_connections", "pid", "state", "channels", "client_properties")
+        """Return the broker's connections, and of each what it says of its state and its client."""
+        columns = "pid", "state", "channels", "peer_host", "peer_port", "host", "port", "client_properties"
+        return self._table("list_connections", *columns)
 
     def _table(self, command: str, *columns: str) -> list[dict[str, str]]:
         rows = self.ctl(command, *columns, "--no-table-headers").splitlines()

@@ -111,6 +111,15 @@ def test_rules_whose_hours_overlap_in_part_are_named_with_the_one_that_wins(writ
     ]
 
 
+def test_headers_that_are_taken_from_anybody_are_named(write: Write) -> None:
+    listener = LISTENER + 'proxy_protocol_from = ["10.0.0.0/8", "::/0"]\n'
+    (warning,) = warnings(write(listener))
+    assert warning == (
+        'sluice.toml:4: listeners[0].proxy_protocol_from[1] = "::/0": lets every client say who it is; name the load'
+        " balancers only"
+    )
+
+
 def test_listeners_of_one_scope_that_differ_are_named(write: Write) -> None:
     first = LISTENER + 'name = "a"\nexempt = ["10.0.0.0/8"]\nmax_connections_per_client = 5\n'
     second = LISTENER.replace(":1", ":3") + 'name = "b"\n'

@@ -17,6 +17,7 @@ from proxy.spool.spool import SpoolSettings
 
 Write = Callable[[str], str]
 PAIR = Flags(listen=["127.0.0.1:1"], broker=["127.0.0.1:2"])
+_LISTENER = '[[listeners]]\nlisten = "127.0.0.1:1"\nbroker = "127.0.0.1:2"\n'
 
 
 def plan(text: str | None = None, flags: Flags = PAIR, write: Write | None = None, **environ: str) -> Plan:
@@ -54,6 +55,22 @@ def test_listeners_get_their_exemptions_and_bounds_of_connections(write: Write) 
     assert first.exempt == (ip_network("10.0.0.0/8"), ip_network("::1/128"))
     assert (first.max_connections_per_client, first.new_connections_per_s) == (5, 2.5)
     assert (second.exempt, second.max_connections_per_client, second.new_connections_per_s) == ((), None, None)
+
+
+def test_listeners_get_what_is_said_of_their_connections(write: Write) -> None:
+    planned = plan(
+        _LISTENER + 'backup_brokers = ["127.0.0.1:9"]\nproxy_protocol_from = ["10.0.0.0/8"]\n'
+        'send_proxy_protocol = "v2"\nhandshake_timeout_s = 1.0\nframe_timeout_s = 2.0\nidle_timeout_s = 3.0\n'
+        "write_timeout_s = 4.0\n",
+        Flags(),
+        write,
+    )
+    (listener,) = planned.data_path_config().listeners
+    assert listener.backups == (("127.0.0.1", 9),)
+    assert listener.proxy_protocol_from == (ip_network("10.0.0.0/8"),)
+    assert listener.send_proxy_protocol == "v2"
+    assert (listener.handshake_timeout_s, listener.frame_timeout_s) == (1, 2)
+    assert (listener.idle_timeout_s, listener.write_timeout_s) == (3, 4)
 
 
 def test_a_wrong_option_of_a_protocol_names_its_line(write: Write) -> None:
@@ -115,6 +132,13 @@ def test_a_plan_without_listeners_is_warned_about() -> None:
 
 def pairs(*each: tuple[str, str]) -> Flags:
     return Flags(listen=[listen for listen, _ in each], broker=[broker for _, broker in each])
+
+
+def test_a_backup_that_is_sluice_itself_or_stands_there_twice_is_refused(write: Write) -> None:
+    text = _LISTENER + 'backup_brokers = ["127.0.0.1:9", "127.0.0.1:1", "127.0.0.1:2"]\n'
+    itself, twice = lines(text, Flags(), write)
+    assert itself.startswith('sluice.toml:4: listeners[0].backup_brokers[1] = "127.0.0.1:1": is where Sluice itself')
+    assert twice == 'sluice.toml:4: listeners[0].backup_brokers[2] = "127.0.0.1:2": stands there twice; remove one'
 
 
 @pytest.mark.parametrize(

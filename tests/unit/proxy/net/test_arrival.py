@@ -209,3 +209,69 @@ async def test_exempt_is_the_true_client(start_behind: StartBehind) -> None:
         await connect(rig, header())
     await connect(rig, header("192.0.2.8"))
     assert [connection.info.exempt for connection in rig.connections] == [True, True, True, False]
+
+
+class TestSending:
+    """The broker is told who the client is before it gets anything else."""
+
+    @pytest.fixture
+    def start_sending(self, start_rig: StartRig, lines: Protocol, broker: ScriptedBroker) -> StartBehind:
+        async def start(version: Version, **settings: Any) -> Rig:
+            config = ListenerConfig(
+                *("main", lines, lines.options(), (HOST, 0), broker.address),
+                proxy_protocol_from=(ip_network(ANOTHER),),
+                send_proxy_protocol=version,
+                **settings,
+            )
+            return await start_rig(listeners=(config,))
+
+        return start
+
+    async def told(self, broker: Peer) -> proxy_protocol.Header:
+        data = b""
+        while True:
+            data += await broker.receive(1)
+            found = proxy_protocol.parse(data)
+            if found is not None:
+                return found
+
+    @pytest.mark.parametrize("version", ["v1", "v2"])
+    async def test_address_is_that_of_the_connection(self, start_sending: StartBehind, version: Version) -> None:
+        rig = await start_sending(version)
+        await self.told(await rig.broker.accept())
+        client = await rig.client()
+        await client.send(b"free 1\n")
+        broker = await rig.broker.accept()
+        found = await self.told(broker)
+        assert (found.source, found.destination) == (client.sock.getsockname(), rig.address)
+        assert await broker.receive_line() == b"free 1\n"
+
+    @pytest.mark.parametrize("version", ["v1", "v2"])
+    async def test_address_is_what_a_load_balancer_said(self, start_sending: StartBehind, version: Version) -> None:
+        rig = await start_sending(version)
+        await self.told(await rig.broker.accept())
+        client = await rig.client(source=ANOTHER)
+        await client.send(header("2001:db8::7", "v1" if version == "v2" else "v2"))
+        found = await self.told(await rig.broker.accept())
+        assert found.source == ("2001:db8::7", 40000)
+        assert found.destination is not None
+        assert found.destination[1] == 5672
+
+    async def test_try_of_the_broker_is_nobody_elses(self, start_sending: StartBehind) -> None:
+        rig = await start_sending("v2")
+        tried = await rig.broker.accept()
+        assert await tried.receive_to_end() == proxy_protocol.make("v2", None, None)
+        await rig.path.server.reach("main")
+        assert await (await rig.broker.accept()).receive_to_end() == proxy_protocol.make("v2", None, None)
+
+    async def test_broker_that_is_gone_again_ends_the_connection(
+        self, start_sending: StartBehind, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rig = await start_sending("v1")
+
+        def send_now(wire: Wire, buffers: object) -> None:
+            raise ConnectionResetError(104, "Connection reset by peer")
+
+        monkeypatch.setattr(Wire, "send_now", send_now)
+        await gone(await rig.client())
+        await rig.until_closed("broker_error")

@@ -637,6 +637,8 @@ class TestEndOfStream:
 
     async def test_open_connection_may_be_silent_for_ever(self, rig: Rig, mock_clock: MockClock) -> None:
         client, broker = await rig.connect()
+        await client.send(b"free 0\n")
+        assert await broker.receive_line() == b"free 0\n"
         mock_clock.jump(100 * HALF_CLOSED_S)
         await client.send(b"free 1\n")
         assert await broker.receive_line() == b"free 1\n"

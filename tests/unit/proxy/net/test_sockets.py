@@ -442,3 +442,34 @@ class FailingSocket:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)
+
+
+def test_peer_that_is_gone_without_a_word_is_noticed(pair: tuple[Wire, socket.socket]) -> None:
+    sock = pair[0]._sock
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    options = socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT
+    assert [sock.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [60, 10, 6]
+
+
+def test_writes_are_bounded_where_that_is_wanted(pair: tuple[Wire, socket.socket]) -> None:
+    wire, _ = pair
+    assert wire._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
+    wire.bound_writes(1.5)
+    assert wire._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1500
+
+
+def test_what_is_peeked_at_stays_until_it_is_skipped(pair: tuple[Wire, socket.socket]) -> None:
+    wire, far = pair
+    assert wire.peek(9) is None
+    far.send(b"header rest")
+    assert wire.peek(9) == b"header re"
+    wire.skip(7)
+    assert wire.peek(9) == b"rest"
+    wire.skip(4)
+    far.shutdown(socket.SHUT_WR)
+    assert wire.peek(9) == b""
+
+
+def test_wire_knows_its_own_address(pair: tuple[Wire, socket.socket]) -> None:
+    wire, far = pair
+    assert wire.local_address() == far.getpeername()

@@ -1,0 +1,65 @@
+"""A real HAProxy in front of something else, as a load balancer is."""
+
+import socket
+import time
+from pathlib import Path
+from typing import Final, Self
+
+from harness.paths import program
+from harness.ports import free_port
+from harness.process import ManagedProcess
+
+_HOST: Final = "127.0.0.1"
+_PATIENCE_S: Final = 60.0
+_POLL_S: Final = 0.05
+
+
+class HAProxy:
+    """A running HAProxy in TCP mode.
+
+    Args:
+        directory: where its configuration and log lie; there is none yet.
+        server: ``host:port`` behind it.
+        options: of its ``server`` line, such as ``send-proxy-v2``.
+
+    Attributes:
+        address: ``host:port`` where it listens.
+    """
+
+    def __init__(self, directory: Path, server: str, *options: str) -> None:
+        directory.mkdir(parents=True)
+        self.address = f"{_HOST}:{free_port(_HOST)}"
+        config = directory / "haproxy.cfg"
+        config.write_text(
+            "global\n    nbthread 1\n    log stderr format raw local0\n"
+            "defaults\n    mode tcp\n    timeout connect 10s\n    timeout client 1h\n    timeout server 1h\n"
+            f"listen front\n    bind {self.address}\n    server behind {server} {' '.join(options)}\n",
+            encoding="utf-8",
+        )
+        command = [program("haproxy"), "-db", "-V", "-f", str(config)]
+        self._process = ManagedProcess("haproxy", command, log=directory / "haproxy.log", cwd=directory)
+        try:
+            self._wait_until_listening()
+        except BaseException:
+            self._process.kill()
+            raise
+
+    def _wait_until_listening(self) -> None:
+        host, _, port = self.address.rpartition(":")
+        deadline_s = time.monotonic() + _PATIENCE_S
+        while self._process.running and time.monotonic() < deadline_s:
+            try:
+                socket.create_connection((host, int(port)), _PATIENCE_S).close()
+            except OSError:
+                time.sleep(_POLL_S)
+            else:
+                return
+        raise self._process.failure("it does not listen")
+
+    def __enter__(self) -> Self:
+        """Return itself; leaving the block ends it."""
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """End it."""
+        self._process.stop(timeout_s=_PATIENCE_S)

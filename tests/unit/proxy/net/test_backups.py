@@ -1,0 +1,133 @@
+"""A listener with backups behind it: clients are connected to the first broker that answers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from proxy.net.server import ListenerConfig
+
+if TYPE_CHECKING:
+    from proxy.protocols.base import Protocol
+    from tests.unit.proxy.conftest import Peer, Rig, ScriptedBroker, StartRig
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def backup(broker: ScriptedBroker, peers: list[Peer], reserve: Callable[..., int]) -> Iterator[ScriptedBroker]:
+    scripted = type(broker)(peers, (HOST, reserve()))
+    yield scripted
+    scripted.stop()
+
+
+@pytest.fixture
+def start_backed(
+    start_rig: StartRig, lines: Protocol, broker: ScriptedBroker, backup: ScriptedBroker
+) -> Callable[[], Awaitable[Rig]]:
+    async def start() -> Rig:
+        options = lines.options()
+        config = ListenerConfig("main", lines, options, (HOST, 0), broker.address, backups=(backup.address,))
+        return await start_rig(listeners=(config,))
+
+    return start
+
+
+@pytest.fixture
+async def backed(start_backed: Callable[[], Awaitable[Rig]]) -> Rig:
+    return await start_backed()
+
+
+def active(rig: Rig) -> tuple[str, int]:
+    return rig.path.server.broker("main")
+
+
+async def connect(rig: Rig, to: ScriptedBroker) -> tuple[Peer, Peer]:
+    """Connect a client, which is to come out at one of the brokers."""
+    client = await rig.client()
+    await client.send(b"free 1\n")
+    broker = await to.accept()
+    assert await broker.receive_line() == b"free 1\n"
+    return client, broker
+
+
+async def test_broker_is_first(backed: Rig, broker: ScriptedBroker) -> None:
+    await connect(backed, broker)
+    assert active(backed) == broker.address
+
+
+async def test_backup_takes_the_clients_that_a_broker_refuses(
+    backed: Rig, broker: ScriptedBroker, backup: ScriptedBroker, log: list[Any]
+) -> None:
+    broker.stop()
+    # Not even the first of them notices.
+    await connect(backed, backup)
+    await backed.until(lambda: active(backed) == backup.address)
+    await connect(backed, backup)
+    assert backed.closed == {}
+    (line,) = [entry for entry in log if entry["event"] == "clients go to a backup"]
+    assert line["broker"] == "{}:{}".format(*backup.address)
+    assert (await backed.path.probe_brokers())[0].error is None
+
+
+async def test_clients_of_a_broker_that_ends_come_to_a_backup(
+    backed: Rig, broker: ScriptedBroker, backup: ScriptedBroker
+) -> None:
+    client, server = await connect(backed, broker)
+    broker.stop()
+    server.end()
+    assert await client.receive_to_end() == b""
+    # Before the client hears of it, and comes again.
+    assert active(backed) == backup.address
+    assert backed.path.server.listening("main")
+
+
+async def test_backup_takes_them_from_the_start(
+    start_backed: Callable[[], Awaitable[Rig]], broker: ScriptedBroker, backup: ScriptedBroker
+) -> None:
+    broker.stop()
+    await connect(await start_backed(), backup)
+
+
+async def test_clients_go_to_the_broker_again_when_it_is_back(
+    backed: Rig, broker: ScriptedBroker, backup: ScriptedBroker, mock_clock: MockClock, log: list[Any]
+) -> None:
+    broker.stop()
+    stays, server = await connect(backed, backup)
+    await backed.until(lambda: active(backed) == backup.address)
+    mock_clock.jump(1)
+    await wait_all_tasks_blocked()
+    assert active(backed) == backup.address
+    broker.restart()
+    mock_clock.jump(1)
+    await backed.until(lambda: active(backed) == broker.address)
+    assert "clients go to the broker again" in [entry["event"] for entry in log]
+    await connect(backed, broker)
+    # Who is connected to the backup stays there.
+    await stays.send(b"free 2\n")
+    assert await server.receive_line() == b"free 2\n"
+
+
+async def test_without_any_clients_are_refused(
+    backed: Rig, broker: ScriptedBroker, backup: ScriptedBroker, mock_clock: MockClock
+) -> None:
+    broker.stop()
+    backup.stop()
+    error = (await backed.path.probe_brokers())[0].error
+    refused = "{}:{}: Connection refused"
+    assert error == "; ".join(refused.format(*each.address) for each in (broker, backup))
+    assert not backed.path.server.listening("main")
+    backup.restart()
+    mock_clock.jump(0.1)
+    await backed.until(lambda: backed.path.server.listening("main"))
+    await connect(backed, backup)
+
+
+async def test_names_that_are_not_known_stand_in_nobodys_way(
+    start_rig: StartRig, lines: Protocol, backup: ScriptedBroker
+) -> None:
+    config = ListenerConfig("main", lines, lines.options(), (HOST, 0), ("a..b", 1), backups=(backup.address,))
+    await connect(await start_rig(listeners=(config,)), backup)
