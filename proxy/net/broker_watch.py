@@ -32,6 +32,7 @@ import trio
 
 from proxy.common.log_rate import LogRate
 from proxy.net import sockets
+from proxy.net.proxy_protocol import Version, make
 from proxy.net.sockets import Address, ListeningSocket, format_address
 
 _log = structlog.get_logger(__name__)
@@ -57,7 +58,7 @@ class BrokerWatch:
         brokers: the address behind it, and those of its backups.
         connect_timeout_s: what a connection to the broker may take.
         listening: the listener's sockets, bound.
-        greeting: what a connection to the broker begins with that is only a try.
+        proxy_protocol: version of the PROXY header that the broker expects, if it does.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class BrokerWatch:
         connect_timeout_s: float,
         listening: Sequence[ListeningSocket],
         *,
-        greeting: bytes = b"",
+        proxy_protocol: Version | None = None,
     ) -> None:
         self.sockets = listening
         self.error: str | None = "not tried yet"
@@ -76,7 +77,7 @@ class BrokerWatch:
         self.broker = brokers[0]
         """The one that clients are connected to."""
         self._brokers = brokers
-        self._greeting = greeting
+        self._proxy_protocol = proxy_protocol
         self._try_s = min(_TRY_S, connect_timeout_s)
         self._about = {
             "listener": listener,
@@ -189,9 +190,9 @@ class BrokerWatch:
         with trio.fail_after(self._try_s):
             wire = await sockets.connect(*broker)
         with suppress(OSError):
-            if self._greeting:
-                # One that expects it would complain of its absence.
-                wire.send_now([self._greeting])
+            if self._proxy_protocol is not None:
+                # One that expects it would complain of its absence; and RabbitMQ 3.10 crashes on one without addresses.
+                wire.send_now([make(self._proxy_protocol, wire.local_address(), wire.remote_address())])
         wire.close()
 
     def _away(self, error: str) -> None:

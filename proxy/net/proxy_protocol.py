@@ -29,7 +29,7 @@ _CRC32C: Final = Struct("!I")
 #: PP2_TYPE_CRC32C.
 _TLV_CRC32C: Final = 0x03
 _LOCAL, _PROXY = 0x20, 0x21
-_TCP4, _TCP6, _UNIX_STREAM = 0x11, 0x21, 0x31
+_TCP4, _TCP6 = 0x11, 0x21
 #: The address block of each family: of IPv4, IPv6 and AF_UNIX.
 _ADDRESS_BYTES: Final = {0x1: _V2_INET.size, 0x2: _V2_INET6.size, 0x3: 216}
 _PORT = re.compile(rb"0|[1-9][0-9]{0,4}")
@@ -76,18 +76,14 @@ def parse(data: bytes) -> Header | None:
     raise HeaderError("there is none", missing=True)
 
 
-def make(version: Version, source: Address | None, destination: Address | None) -> bytes:
-    """Return the header for a client's connection, or without addresses that for a connection of one's own.
+def make(version: Version, source: Address, destination: Address) -> bytes:
+    """Return the header for a client's connection.
 
     Args:
         version: that of the protocol.
         source: the client.
         destination: what the client connected to.
     """
-    if source is None or destination is None:
-        if version == "v1":
-            return b"PROXY UNKNOWN\r\n"
-        return _V2_START.pack(_V2_SIGNATURE, _LOCAL, 0, 0)
     (from_, from_port), (to, to_port) = source, destination
     ends = [ip_address(from_), ip_address(to)]
     if len({end.version for end in ends}) > 1:

@@ -203,7 +203,7 @@ class Server:
                 raise ListenError(config, error) from None
             self.watches[config.name] = BrokerWatch(
                 *(config.name, config.brokers, config.connect_timeout_s, bound),
-                greeting=_proxy_header(config, None, None),
+                proxy_protocol=config.send_proxy_protocol,
             )
 
     def close(self) -> None:
@@ -410,12 +410,6 @@ class Server:
                 connection.alarm(self.alarm)
 
 
-def _proxy_header(config: ListenerConfig, source: Address | None, destination: Address | None) -> bytes:
-    """Return what a listener's broker is told of a connection before anything else; empty if nothing."""
-    version = config.send_proxy_protocol
-    return b"" if version is None else proxy_protocol.make(version, source, destination)
-
-
 def _log_replayed(info: ConnectionInfo, replayed: Replayed) -> None:
     """Write down what became of a queue that an earlier process left; there is one line for each at most."""
     log = _log.warning if replayed.dropped else _log.info
@@ -561,10 +555,11 @@ class _Client(Watched):
             return
         if self._timer is not None:
             self._timer.cancel()
-        if self._config.send_proxy_protocol is not None:
+        version = self._config.send_proxy_protocol
+        if version is not None:
             destination = self._destination or self._wire.local_address()
             try:
-                left = self._broker.send_now([_proxy_header(self._config, self._source, destination)])
+                left = self._broker.send_now([proxy_protocol.make(version, self._source, destination)])
             except OSError as error:
                 self.over("broker_error", f"broker: {error.strerror or error}")
                 return

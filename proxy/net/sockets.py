@@ -87,6 +87,11 @@ class Wire:
         host, port = self._sock.getsockname()[:2]
         return host, port
 
+    def remote_address(self) -> Address:
+        """Return the address at the other end."""
+        host, port = self._sock.getpeername()[:2]
+        return host, port
+
     def peek(self, size_bytes: int) -> bytes | None:
         """Return what is there, at most so much, and leave it; empty at the end of the stream, None if nothing."""
         try:

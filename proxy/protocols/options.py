@@ -30,7 +30,11 @@ def relays_unread(first: int, tls: Tls) -> bool:
             )
         return True
     if first in _PROXY_PROTOCOL:
-        raise Close("proxy_protocol", "the client began with a PROXY protocol header, which is not accepted here")
+        raise Close(
+            "proxy_protocol",
+            "the client began with a PROXY protocol header, which is not taken from its address; if it is a load"
+            " balancer, list it in the listener's proxy_protocol_from",
+        )
     return False
 
 

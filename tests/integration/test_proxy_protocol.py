@@ -97,11 +97,13 @@ def test_nobody_else_can_say_who_it_is(sluice: Sluice, rabbitmq: RabbitMQ) -> No
     host, _, port = _listen(sluice, "direct").rpartition(":")
     with socket.create_connection((host, int(port)), timeout=60) as client:
         client.sendall(b"PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\nAMQP\0\0\11\1")
-        # As the broker itself answers what is no protocol header.
         received = b""
         while part := client.recv(4096):
             received += part
-    assert received in {b"", b"AMQP\0\0\11\1"}
+    assert received == b""
+    assert "list it in the listener's proxy_protocol_from" in sluice.process.wait_for_line(
+        '"proxy_protocol"', timeout_s=60
+    )
     assert not [line for line in rabbitmq.log_lines if "192.0.2.1" in line]
 
 
@@ -120,5 +122,7 @@ def test_broker_has_no_reason_to_complain_of_being_tried(sluice: Sluice, rabbitm
     for _ in range(3):
         assert sluice.get("/readyz")[0] == 200
     with AmqpClient(_listen(sluice, "direct"), source=_CLIENT):
-        pass
-    assert not [line for line in rabbitmq.log_lines[before:] if "[error]" in line or "[warning]" in line]
+        # What was tried before is logged by now.
+        rabbitmq.connections()
+        said = rabbitmq.log_lines[before:]
+    assert not [line for line in said if "[error]" in line or "[warning]" in line]

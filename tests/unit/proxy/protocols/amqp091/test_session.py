@@ -68,6 +68,19 @@ def test_a_publish_passes_is_refused_or_waits_wherever_it_is_cut(cut: int) -> No
     assert held.written[BROKER] == frames.declare(2) + PUBLISH
 
 
+def test_a_message_of_several_frames_is_not_within_a_frame_all_the_time() -> None:
+    driver = Driver().open()
+    method, header, body = frames.publish(1, "", "orders", b"some text")
+    for frame in (method, header, body):
+        driver.give(CLIENT, frame[:-1])
+        assert driver.session.within_frame(CLIENT)
+        driver.give(CLIENT, frame[-1:])
+        assert not driver.session.within_frame(CLIENT)
+        assert driver.session.between_frames(CLIENT) == (frame is body)
+    driver.give(BROKER, frames.ack(1, 1)[:5])
+    assert driver.session.within_frame(BROKER)
+
+
 def test_a_publish_that_was_released_before_its_end_goes_on_as_it_comes() -> None:
     driver = Driver(hold).open([1, 2])
     data = b"".join(frames.publish(1, "", "orders", b"x" * 10_000))
@@ -777,6 +790,7 @@ def test_tls_is_refused_or_relayed() -> None:
     driver.give(CLIENT, b"\x16\3\1")
     driver.give(BROKER, b"\x16\3\3")
     assert (driver.written[BROKER], driver.written[CLIENT]) == (b"\x16\3\1", b"\x16\3\3")
+    assert not driver.session.within_frame(CLIENT)
     with pytest.raises(Close, match="proxy_protocol"):
         Driver().give(CLIENT, b"PROXY")
 

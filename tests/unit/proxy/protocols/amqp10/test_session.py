@@ -84,6 +84,19 @@ def test_chunks_of_any_length_go_on_the_same(seed: int) -> None:
     assert driver.session.between_frames(CLIENT)
 
 
+def test_a_delivery_of_several_frames_is_not_within_a_frame_all_the_time() -> None:
+    driver = Driver().open().sends(0, None)
+    driver.credit(100)
+    payload = codec.message(b"x" * 100, to="/queues/free")
+    for part, more in ((payload[:50], True), (payload[50:], False)):
+        frame = say(1, "transfer", part, handle=0, more=more, delivery_id=0, delivery_tag=b"t")
+        driver.give(CLIENT, frame[:-1])
+        assert driver.session.within_frame(CLIENT)
+        driver.give(CLIENT, frame[-1:])
+        assert not driver.session.within_frame(CLIENT)
+        assert driver.session.between_frames(CLIENT) == (not more)
+
+
 def test_a_connection_without_sasl() -> None:
     driver = Driver()
     driver.give(CLIENT, codec.HEADER + say(0, "open", container_id="c"))

@@ -248,6 +248,7 @@ def test_tls_is_relayed_unread_where_the_listener_says_so() -> None:
     assert not play.requests
     assert not play.session.between_frames(Side.CLIENT)
     assert not play.session.between_frames(Side.BROKER)
+    assert not play.session.within_frame(Side.CLIENT)
     assert play >> End(Side.CLIENT)
 
 
@@ -349,6 +350,7 @@ def test_either_stream_stands_between_frames_only_at_their_ends() -> None:
     for offset in range(1, len(A) + 1):
         play = Playbook() >> Client(A[:offset]) << Anything()
         assert play.session.between_frames(Side.CLIENT) == (offset == len(A))
+        assert play.session.within_frame(Side.CLIENT) == (offset < len(A))
     theirs = answer(1, body=b"xyz")
     for offset in range(1, len(theirs) + 1):
         play = Playbook() >> Broker(theirs[:offset]) << ToClient(theirs[:offset])
