@@ -299,6 +299,17 @@ def test_where_requests_are_put_aside_and_what_stops_publishers_is_always_said(w
     assert rows('state_dir = "off"\n' + LISTENER)[0] == "spool off (there is no state directory; give spool.dir)"
 
 
+def test_what_stands_before_and_behind_a_listener_is_shown(write: Write) -> None:
+    more = (
+        'backup_brokers = ["127.0.0.1:3"]\nproxy_protocol_from = ["10.0.0.1"]\nsend_proxy_protocol = "v2"\n'
+        "idle_timeout_s = 90.0\n"
+    )
+    assert section("Listeners", write(LISTENER + more))[1].startswith(
+        "127.0.0.1:1 127.0.0.1:2, backup 127.0.0.1:3 rocketmq main default PROXY header from 10.0.0.1/32, PROXY header"
+        " v2 to the broker, idle for 90 s"
+    )
+
+
 def test_exempt_clients_and_bounds_of_connections_are_shown(write: Write) -> None:
     more = 'exempt = ["10.0.0.1", "::/0"]\nmax_connections_per_client = 5\nnew_connections_per_s = 2.5\n'
     assert section("Listeners", write(LISTENER + more))[1].startswith(
