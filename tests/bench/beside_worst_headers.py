@@ -74,9 +74,17 @@ def sink(port: int) -> None:
             for key, _ in selector.select():
                 if key.fileobj is listener:
                     selector.register(listener.accept()[0], selectors.EVENT_READ)
-                elif isinstance(key.fileobj, socket.socket) and not key.fileobj.recv_into(buffer):
+                elif isinstance(key.fileobj, socket.socket) and not _drained(key.fileobj, buffer):
                     selector.unregister(key.fileobj)
                     key.fileobj.close()
+
+
+def _drained(peer: socket.socket, buffer: bytearray) -> bool:
+    """Read what is there; returns whether more may come."""
+    try:
+        return bool(peer.recv_into(buffer))
+    except ConnectionResetError:
+        return False
 
 
 def other(port: int, pace: float, connections: int, orders: Connection) -> None:
