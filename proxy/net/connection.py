@@ -81,7 +81,7 @@ HALF_CLOSED_S: Final = 60.0
 #: How long the broker's connection may outlive a client that left something which it takes for delivered. Directly,
 #: that would be stored at once; but who waits for a limit that admits next to nothing would keep sockets for ever.
 KEPT_S: Final = 600.0
-#: A frame that comes as fast as this may take as long as it needs: half of what the slowest mobile networks carry.
+#: A frame that comes as fast as this may take as long as it needs. A modem of 9600 bit/s is faster.
 MIN_FRAME_BYTES_PER_S: Final = 1024
 #: So many times in its idle timeout a connection is looked at.
 _IDLE_LOOKS: Final = 4
@@ -830,10 +830,12 @@ class Connection:
         self._look_in(period_s, self._look_at_frame)
 
     def _look_at_idleness(self) -> None:
-        """End the connection if neither peer has said anything for long."""
+        """End the connection if neither peer has said anything for long, and nothing is on its way."""
         idle_s = self._timeouts.idle_s
         assert idle_s is not None  # noqa: S101 - it is not looked at otherwise
-        if (self._services.now_ns() - (self.read_ns or self.opened_ns)) / 1e9 >= idle_s:
+        silent_s = (self._services.now_ns() - (self.read_ns or self.opened_ns)) / 1e9
+        # What is held of a client may take longer, and what it left behind has a bound of its own.
+        if silent_s >= idle_s and self.ended is None and self._reads_client() and not self.session.in_flight():
             raise Close("idle_timeout", f"nothing came from either side for {idle_s:g} s")
         self._look_in(idle_s / _IDLE_LOOKS, self._look_at_idleness)
 

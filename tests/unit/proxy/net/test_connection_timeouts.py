@@ -141,6 +141,21 @@ class TestIdleness:
         assert rig.closed == {"idle_timeout": 1}
         assert log[-1]["detail"] == "nothing came from either side for 40 s"
 
+    async def test_is_no_matter_while_something_is_on_its_way(
+        self, start_timed: StartTimed, mock_clock: MockClock
+    ) -> None:
+        rig = await start_timed(idle_timeout_s=40)
+        client, broker = await rig.connect()
+        await client.send(b"free 1\n")
+        await broker.receive_line()
+        in_flight = [1]
+        rig.connections[0].session.in_flight = lambda: in_flight[0]
+        await jump(mock_clock, 300)
+        assert rig.closed == {}
+        in_flight[0] = 0
+        await jump(mock_clock, 12)
+        assert rig.closed == {"idle_timeout": 1}
+
     async def test_is_no_matter_by_default(self, start_timed: StartTimed, mock_clock: MockClock) -> None:
         rig = await start_timed()
         client, broker = await rig.connect()
