@@ -12,15 +12,16 @@ SCRIPT = Path(__file__).with_name("attacks.py")
 
 def test_proxies_are_compared_within_rounds() -> None:
     rounds = {
-        (ALONE, HAPROXY): [Measured(0.5, 1, resident_mib=20), Measured(0.5, 2, resident_mib=20)],
-        (ALONE, SLUICE): [Measured(1, 2, resident_mib=60), Measured(1, 4, resident_mib=60)],
-        ("idle", HAPROXY): [Measured(0.5, 2, 900, 0, 200), Measured(0.5, 4, 1100, 0, 200)],
-        ("idle", SLUICE): [Measured(1, 6, 800, 0.5, 150), Measured(1, 12, 800, 0.5, 150)],
+        (ALONE, HAPROXY): [Measured(0.5, 9, 1, resident_mib=20), Measured(0.5, 9, 2, resident_mib=20)],
+        (ALONE, SLUICE): [Measured(1, 9, 2, resident_mib=60), Measured(1, 9, 4, resident_mib=60)],
+        ("idle", HAPROXY): [Measured(0.5, 9, 2, 900, 0, 200), Measured(0.5, 9, 4, 1100, 0, 200)],
+        ("idle", SLUICE): [Measured(1, 9, 6, 800, 0.5, 150), Measured(1, 9, 12, 800, 0.5, 150)],
     }
     _, alone, _, haproxy, sluice = (line.split() for line in table(rounds).splitlines())
-    assert alone == ["alone", "haproxy", "-", "-", "20", "0.50", "1.50", "-", "-"]
-    assert haproxy == ["idle", "haproxy", "1,000", "0%", "200", "0.50", "3.00", "2.00", "(2.00", "to", "2.00)", "-"]
-    assert sluice[:8] == ["idle", "sluice", "800", "50%", "150", "1.00", "9.00", "3.00"]
+    assert alone == ["alone", "haproxy", "-", "-", "20", "0.50", "9.00", "1.50", "-", "-"]
+    assert haproxy[:7] == ["idle", "haproxy", "1,000", "0%", "200", "0.50", "9.00"]
+    assert haproxy[7:] == ["3.00", "2.00", "(2.00", "to", "2.00)", "-"]
+    assert sluice[:9] == ["idle", "sluice", "800", "50%", "150", "1.00", "9.00", "9.00", "3.00"]
     assert sluice[-3:] == ["(3.00", "to", "3.00)"]
 
 

@@ -201,6 +201,21 @@ async def test_timers_are_called_when_they_are_due_unless_they_are_cancelled(
     assert called == ["1 s", "after another", "60 s"]
 
 
+async def test_many_timers_at_once_leave_all_other_tasks_their_turn(
+    reactor: Reactor, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reactor_module, "ROUND_NS", 0)
+    done: list[str] = []
+    for number in range(3):
+        reactor.after(10, partial(done.append, str(number)))
+    await wait_all_tasks_blocked()
+    mock_clock.jump(10)
+    while "2" not in done:
+        done.append("other")
+        await trio.lowlevel.checkpoint()
+    assert "other" in done[done.index("0") : done.index("2")]
+
+
 async def test_what_is_to_be_done_soon_waits_for_what_is_under_way_and_no_longer(
     reactor: Reactor, pair: MakePair
 ) -> None:
