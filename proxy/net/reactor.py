@@ -15,6 +15,7 @@ import select
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import cycle
 from select import EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT
 from time import perf_counter_ns
@@ -105,7 +106,10 @@ class Watched(ABC):
         else:
             epoll.register(self._fd, events)
             watched[self._fd] = self
+        began = events & ~self.events & EPOLLIN
         self.events = events
+        if began:
+            self.reactor.read_on(self._fd)
 
 
 class Timer:
@@ -145,6 +149,8 @@ class Reactor:
         self._look_s = float("inf")
         self._look = trio.Event()
         self._soon: deque[Callable[[], None]] = deque()
+        #: Descriptors from which was read what nobody has taken yet.
+        self._unread: set[int] = set()
         self._serving = False
         self._tasks: trio.Nursery | None = None
 
@@ -164,6 +170,30 @@ class Reactor:
         self._soon.append(call)
         if not self._serving:
             self._look.set()
+
+    def unread(self, fd: int, *, unread: bool) -> None:
+        """Take note whether there is something to read at a descriptor that the kernel has handed out already.
+
+        It counts as readable until this is taken back, which comes before its socket is closed.
+        """
+        if unread:
+            self._unread.add(fd)
+            self.read_on(fd)
+        else:
+            self._unread.discard(fd)
+
+    def read_on(self, fd: int) -> None:
+        """Have what is unread at a descriptor read, if anything is and whoever watches it wants that."""
+        if fd in self._unread:
+            self.soon(partial(self._read_on, fd))
+
+    def _read_on(self, fd: int) -> None:
+        watched = self.watched.get(fd)
+        if watched is not None and watched.events & EPOLLIN and fd in self._unread:
+            try:
+                watched.readable()
+            except Exception as error:  # noqa: BLE001 - as for those that the kernel reports
+                watched.failed(error)
 
     def start_soon(self, task: Callable[..., Awaitable[None]], *args: object) -> None:
         """Run a task for what has to wait; it raises nothing."""
@@ -205,13 +235,13 @@ class Reactor:
                     except Exception as error:  # noqa: BLE001 - whatever it is, it is one connection's
                         watched.failed(error)
                 if perf_counter_ns() >= ends_ns:
-                    self._do_soon()
                     self._serving = False
+                    self._do_soon()
                     await trio.lowlevel.checkpoint()
                     self._serving = True
                     ends_ns = perf_counter_ns() + ROUND_NS
-            self._do_soon()
             self._serving = False
+            self._do_soon()
 
     async def _keep_time(self) -> None:
         while True:
@@ -234,7 +264,8 @@ class Reactor:
             )
 
     def _do_soon(self) -> None:
-        while self._soon:
+        # What is asked for meanwhile is done when others have had their turn.
+        for _ in range(len(self._soon)):
             _do(self._soon.popleft())
 
     def close(self) -> None:

@@ -103,6 +103,10 @@ class Wire:
         """Drop bytes that ``peek`` has returned."""
         self._sock.recv(size_bytes)
 
+    def hand_over(self) -> socket.socket:
+        """Return the socket, for a wire that goes over this one; this one is not used any more."""
+        return self._sock
+
     def has_left(self, *, half_closes: bool) -> bool:
         """Return whether nobody is there any more and nothing is left to read.
 

@@ -267,3 +267,56 @@ async def test_nothing_is_wanted_in_two_ranks(reactor: Reactor, pair: MakePair) 
     await wait_all_tasks_blocked()
     assert watched.told == []
     assert reactor.watched == {}
+
+
+async def test_what_was_read_and_not_taken_counts_as_readable_while_that_is_wanted(
+    reactor: Reactor, pair: MakePair
+) -> None:
+    wire, _ = pair()
+    watched = Counting(reactor, wire)
+    watched.want(EPOLLIN)
+    reactor.unread(wire.fileno(), unread=True)
+    await wait_all_tasks_blocked()
+    assert watched.told == ["readable"]
+    watched.want_no_more(EPOLLIN)
+    reactor.unread(wire.fileno(), unread=True)
+    await wait_all_tasks_blocked()
+    assert watched.told == ["readable"]
+    watched.want(EPOLLIN)
+    await wait_all_tasks_blocked()
+    assert watched.told == ["readable"] * 2
+    watched.move(FLOOD)
+    await wait_all_tasks_blocked()
+    assert watched.told == ["readable"] * 3
+    watched.want_no_more(EPOLLIN)
+    reactor.unread(wire.fileno(), unread=False)
+    watched.want(EPOLLIN)
+    await wait_all_tasks_blocked()
+    assert watched.told == ["readable"] * 3
+
+
+async def test_reading_what_is_unread_again_and_again_lets_others_have_their_turn(
+    reactor: Reactor, pair: MakePair
+) -> None:
+    wire, _ = pair()
+    watched = Counting(reactor, wire, also=lambda: reactor.unread(wire.fileno(), unread=True))
+    watched.want(EPOLLIN)
+    reactor.unread(wire.fileno(), unread=True)
+    for _ in range(20):
+        await trio.lowlevel.checkpoint()
+    assert len(watched.told) > 3
+    reactor.unread(wire.fileno(), unread=False)
+
+
+async def test_fault_of_who_reads_what_is_unread_is_its_own(reactor: Reactor, pair: MakePair) -> None:
+    wire, _ = pair()
+    fault = ValueError("mine")
+
+    def fail() -> None:
+        raise fault
+
+    watched = Counting(reactor, wire, also=fail)
+    watched.want(EPOLLIN)
+    reactor.unread(wire.fileno(), unread=True)
+    await wait_all_tasks_blocked()
+    assert watched.errors == [fault]

@@ -1,0 +1,404 @@
+"""TLS over a wire: the same calls with plaintext, while ciphertext goes through the socket.
+
+Python's own socket for TLS blocks, or says what it waits for by raising; and trio's takes a task for each direction.
+So the session lies between two buffers in memory here, and what it wants to read or has to send goes the way of all
+other bytes. Where certificates come from, and that they are read again, is the configuration's.
+
+Two things are as a plain socket does not have them:
+
+- What was read from the socket may be more than its reader had room for. The kernel does not report that again, so the
+  reactor is told (``Reactor.unread``). It is little: no more is read than there is room for, but for what belongs to
+  records.
+- What was taken for writing may still lie here as ciphertext. Then ``send_now`` returns at least an empty buffer, so
+  whoever writes comes again.
+
+Memory: a connection that waits keeps two small buffers of OpenSSL's, some 20 KiB each once they were used. Ciphertext
+that the kernel does not take is at most ``_AHEAD_BYTES`` and a record.
+"""
+
+import errno
+import ssl
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
+from select import EPOLLIN, EPOLLOUT
+from typing import Any, Final
+
+from proxy.net.reactor import Reactor
+from proxy.net.sockets import Wire
+from proxy.protocols.base import Buffer
+
+Waits = Generator[int, None, None]
+"""Steps of something that waits for its socket: each yields EPOLLIN or EPOLLOUT."""
+
+#: What one record holds, as RFC 8446, 5.1 has it, and by how much it may be longer on the wire.
+_RECORD_BYTES: Final = 16 * 1024
+_OVERHEAD_BYTES: Final = 256
+#: What one call reads from the socket. Used up within the call, so all connections share it.
+_SCRATCH: Final = memoryview(bytearray(256 * 1024))
+#: So much of it is decrypted at a time: OpenSSL's buffers grow to that and never shrink.
+_PIECE_BYTES: Final = _RECORD_BYTES + _OVERHEAD_BYTES
+#: So much is encrypted for one write to the socket.
+_AHEAD_BYTES: Final = 128 * 1024
+#: Messages of TLS itself (key updates) that the peer has caused and does not read.
+_MOST_ANSWERS: Final = 64
+_NOTHING_BUT_CIPHERTEXT: Final = (b"",)
+#: A name that is longer is cut, as the names of all scopes are.
+_NAME_CHARS: Final = 255
+
+#: What OpenSSL says of a client, and what that means to an operator.
+_OF_CLIENTS: Final = {
+    "HTTP_REQUEST": "it began with HTTP, and not with a TLS handshake",
+    "NO_SHARED_CIPHER": "it offers no cipher that the listener takes (tls_ciphers)",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it showed no certificate, and the listener requires one",
+    "UNSUPPORTED_PROTOCOL": "it offers older versions of TLS only than the listener takes (tls_minimum_version)",
+    "WRONG_VERSION_NUMBER": 'it did not begin with a TLS handshake; turn TLS on in the client, or write tls = "accept"'
+    " to serve clients without it, too",
+}
+_OF_BROKERS: Final = {
+    "WRONG_VERSION_NUMBER": "it speaks no TLS at this port; name its TLS port, or remove broker_tls",
+}
+#: Alerts by which a peer says that it does not take the certificate that it was shown (RFC 8446, 6.2).
+_DISTRUST: Final = (
+    "UNKNOWN_CA",
+    "BAD_CERTIFICATE",
+    "CERTIFICATE_UNKNOWN",
+    "CERTIFICATE_EXPIRED",
+    "CERTIFICATE_REVOKED",
+)
+
+
+class TlsError(OSError):
+    """TLS with a peer failed; ``strerror`` is for people."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(errno.EPROTO, f"TLS: {what}")
+
+
+class ClientTls:
+    """TLS with the clients of a listener.
+
+    Args:
+        context: for handshakes to come; a reload puts another one there.
+        required: clients without it are not served.
+    """
+
+    def __init__(self, context: ssl.SSLContext, *, required: bool) -> None:
+        self.context = context
+        self.required = required
+
+    def over(self, wire: Wire, reactor: Reactor) -> "TlsWire":
+        """Return the wire to speak to the client by; the handshake is still to come."""
+        return TlsWire(wire, self.context, reactor, _OF_CLIENTS)
+
+
+class BrokerTls:
+    """TLS with a broker.
+
+    Args:
+        context: for handshakes to come; a reload puts another one there. It says whether the name is verified.
+        server_name: what the broker's certificate has to be for, a host name or an IP address.
+    """
+
+    def __init__(self, context: ssl.SSLContext, server_name: str) -> None:
+        self.context = context
+        self.server_name = server_name
+
+    def over(self, wire: Wire, reactor: Reactor) -> "TlsWire":
+        """Return the wire to speak to the broker by; the handshake is still to come.
+
+        Raises:
+            TlsError: the server name is none.
+        """
+        return TlsWire(wire, self.context, reactor, _OF_BROKERS, self.server_name)
+
+
+class TlsWire(Wire):
+    """One connected socket with TLS over it. Errors of the peer come as OSError.
+
+    Args:
+        plain: connected; not used by anybody else any more.
+        context: what to shake hands by.
+        reactor: is told of bytes that were read and not taken yet.
+        meanings: what OpenSSL's words for a failed handshake mean, for people.
+        server_name: of the server, if that is what the peer is.
+    """
+
+    def __init__(
+        self,
+        plain: Wire,
+        context: ssl.SSLContext,
+        reactor: Reactor,
+        meanings: Mapping[str, str],
+        server_name: str | None = None,
+    ) -> None:
+        super().__init__(plain.hand_over())
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        try:
+            self._tls = context.wrap_bio(
+                self._incoming, self._outgoing, server_side=server_name is None, server_hostname=server_name
+            )
+        except ValueError as error:
+            raise TlsError(f"{server_name!r} is no name of a server: {error}") from None
+        self._reactor = reactor
+        self._meanings = meanings
+        #: Ciphertext that the kernel has not taken yet.
+        self._unsent: Sequence[Buffer] = ()
+        #: There may be plaintext that needs nothing more from the socket.
+        self._left = False
+        #: Plaintext that had to be read before its reader asked for it.
+        self._aside = b""
+        #: The stream has ended, with an error or in order.
+        self._over: OSError | None = None
+        self._in_order = False
+
+    def handshake(self) -> int:
+        """Go on with the handshake; return what that waits for, EPOLLIN or EPOLLOUT, and 0 once it is done.
+
+        Raises:
+            TlsError: the two cannot agree, or one does not trust the other.
+            OSError: the socket failed, or the peer has left.
+        """
+        while True:
+            done, failed = False, None
+            try:
+                self._tls.do_handshake()
+                done = True
+            except ssl.SSLWantReadError:
+                pass
+            except (ssl.SSLError, ssl.CertificateError) as error:
+                failed = TlsError(_said(error, self._meanings))
+            # What is said of a failure, too, or the peer does not know why it is left.
+            with suppress(*((OSError,) if failed else ())):
+                self._unsent = super().send_now([*self._unsent, self._outgoing.read()])
+            if failed is not None:
+                raise failed
+            if self._unsent:
+                return EPOLLOUT
+            if done:
+                self._tell_unread(unread=bool(self._incoming.pending))
+                self._left = bool(self._incoming.pending)
+                return 0
+            count = super().receive_into(_SCRATCH[:_PIECE_BYTES])
+            if count is None:
+                return EPOLLIN
+            if not count:
+                raise TlsError("it left in the middle of the handshake")
+            self._incoming.write(_SCRATCH[:count])
+
+    @property
+    def version(self) -> str:
+        """The version that was agreed on, such as ``TLSv1.3``."""
+        return self._tls.version() or ""
+
+    @property
+    def certificate(self) -> str:
+        """The name in the certificate that the peer has shown, as ``name_in`` says; empty without a verified one."""
+        return name_in(self._tls.getpeercert() or {})
+
+    def has_left(self, *, half_closes: bool) -> bool:
+        """Return whether nobody is there any more and nothing is left to read, as ``Wire`` does."""
+        return not self._left and super().has_left(half_closes=half_closes)
+
+    def receive_into(self, buffer: memoryview) -> int | None:
+        """Read what is there; returns the number of bytes, 0 at the end of the stream, None when nothing is there.
+
+        A stream that ends without a word of TLS ends all the same: what is cut off in the middle is for the protocol
+        above to notice, as it is without TLS.
+        """
+        count = len(self._aside[: len(buffer)])
+        buffer[:count], self._aside = self._aside[:count], self._aside[count:]
+        if self._left:
+            count = self._decrypt(buffer, count)
+        while count < len(buffer) and not self._is_over:
+            missing = len(buffer) - count
+            most = min(len(_SCRATCH), missing + (missing // _RECORD_BYTES + 1) * _OVERHEAD_BYTES)
+            try:
+                received = super().receive_into(_SCRATCH[: max(most, _PIECE_BYTES)])
+            except OSError as error:
+                self._over = error
+                break
+            if not received:
+                self._in_order = received == 0
+                break
+            for start in range(0, received, _PIECE_BYTES):
+                self._incoming.write(_SCRATCH[start : min(start + _PIECE_BYTES, received)])
+                count = self._decrypt(buffer, count)
+            if received < most:
+                break
+        if self._outgoing.pending:
+            self._answer()
+        self._tell_unread(unread=self._left or bool(self._aside) or (count > 0 and self._is_over))
+        if count:
+            return count
+        if self._over is not None:
+            raise self._over
+        return 0 if self._in_order else None
+
+    def send_now(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
+        """Write as much as the kernel takes without waiting; returns what is left, in order.
+
+        That is an empty buffer where all is encrypted and the kernel has not taken all of that.
+        """
+        if self._unsent:
+            self._unsent = super().send_now(self._unsent)
+            if self._unsent:
+                return buffers
+        records = _Records(buffers)
+        while records.left:
+            ciphertext: list[Buffer] = []
+            ahead = 0
+            while ahead < _AHEAD_BYTES and records.left:
+                record = records.next()
+                if record:
+                    ahead += len(record)
+                    self._encrypt(record)
+                    ciphertext.append(self._outgoing.read())
+            self._unsent = super().send_now(ciphertext)
+            if self._unsent:
+                return records.rest() or _NOTHING_BUT_CIPHERTEXT
+        return ()
+
+    def end(self) -> None:
+        """Send the end of the stream; reading goes on."""
+        if self._left:
+            # OpenSSL looks for the peer's own end as it says ours, and would drop what it finds instead.
+            self._put_aside()
+        # The first is usual: the peer has not said its end yet. After a failure nothing is said any more.
+        with suppress(ssl.SSLError):
+            self._tls.unwrap()
+        # Who is gone already is told nothing; the reader reports that.
+        with suppress(OSError):
+            super().send_now([*self._unsent, self._outgoing.read()])
+        super().end()
+
+    def close(self) -> None:
+        """Close; the reactor is told before."""
+        self._tell_unread(unread=False)
+        super().close()
+
+    @property
+    def _is_over(self) -> bool:
+        return self._in_order or self._over is not None
+
+    def _tell_unread(self, *, unread: bool) -> None:
+        self._reactor.unread(self.fileno(), unread=unread)
+
+    def _decrypt(self, buffer: memoryview, count: int) -> int:
+        """Decrypt into a buffer behind what is in it; returns how much is in it then."""
+        self._left = False
+        while count < len(buffer):
+            try:
+                read = self._tls.read(len(buffer) - count, buffer[count:])  # type: ignore[arg-type] # a view is a buffer
+            except ssl.SSLWantReadError:
+                return count
+            except ssl.SSLZeroReturnError:
+                read = 0
+            except ssl.SSLError as error:
+                self._over = TlsError(_said(error, {}))
+                return count
+            if not read:
+                self._in_order = True
+                return count
+            count += read
+            if count < len(buffer) and not self._incoming.pending:
+                # Nothing whole is left: to be told so would cost as much as a small record.
+                return count
+        self._left = True
+        return count
+
+    def _put_aside(self) -> None:
+        room = memoryview(bytearray(_RECORD_BYTES))
+        while self._left:
+            self._aside += room[: self._decrypt(room, 0)]
+
+    def _encrypt(self, record: Buffer) -> None:
+        try:
+            self._tls.write(record)
+        except ssl.SSLError as error:
+            raise TlsError(_said(error, {})) from None
+
+    def _answer(self) -> None:
+        """Send what TLS itself has to say, if that can go at once; if not, it goes with what is written next."""
+        self._unsent = [*self._unsent, self._outgoing.read()]
+        with suppress(OSError):
+            self._unsent = super().send_now(self._unsent)
+        if len(self._unsent) > _MOST_ANSWERS:
+            self._over = TlsError("it asks for new keys, and does not read the answers")
+
+
+class _Records:
+    """Buffers cut and joined to what a record holds: each record has its cost, however short it is.
+
+    Args:
+        buffers: in order.
+
+    Attributes:
+        left: something is left of them.
+    """
+
+    __slots__ = ("_at", "_buffers", "_start", "left")
+
+    def __init__(self, buffers: Sequence[Buffer]) -> None:
+        self._buffers = buffers
+        self._at = self._start = 0
+        self.left = bool(buffers)
+
+    def next(self) -> Buffer:
+        """Return what the next record is to hold."""
+        taken = [self._take(_RECORD_BYTES)]
+        size = len(taken[0])
+        while self.left and size < _RECORD_BYTES:
+            taken.append(self._take(_RECORD_BYTES - size))
+            size += len(taken[-1])
+        return taken[0] if len(taken) == 1 else b"".join(taken)
+
+    def rest(self) -> Sequence[Buffer]:
+        """Return what is left."""
+        if not self._start:
+            return self._buffers[self._at :]
+        return [memoryview(self._buffers[self._at])[self._start :], *self._buffers[self._at + 1 :]]
+
+    def _take(self, most: int) -> Buffer:
+        """Return some of the next buffer."""
+        buffer = self._buffers[self._at]
+        part = buffer if not self._start and len(buffer) <= most else memoryview(buffer)[self._start :][:most]
+        self._start += len(part)
+        if self._start == len(buffer):
+            self._at, self._start = self._at + 1, 0
+            self.left = self._at < len(self._buffers)
+        return part
+
+
+def shake_hands(wire: TlsWire) -> Waits:
+    """Shake hands over a wire.
+
+    Raises:
+        OSError: as ``TlsWire.handshake`` does.
+    """
+    while event := wire.handshake():
+        yield event
+
+
+def name_in(certificate: Mapping[str, Any]) -> str:
+    """Return the name that a certificate is for, of those in it: the subject's common name, else the first other name.
+
+    Args:
+        certificate: as ``ssl.SSLSocket.getpeercert`` returns it.
+    """
+    subject = [value for names in certificate.get("subject", ()) for key, value in names if key == "commonName"]
+    others = [value for _, value in certificate.get("subjectAltName", ()) if isinstance(value, str)]
+    # Of several common names the last is the most specific one (RFC 6125, 2.3.1).
+    name = next((each for each in (*reversed(subject), *others) if each), "")
+    return "".join(each if each.isprintable() else "?" for each in name[:_NAME_CHARS])
+
+
+def _said(error: ssl.SSLError | ssl.CertificateError, meanings: Mapping[str, str]) -> str:
+    """Say for people what OpenSSL says for programs."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not accepted: {error.verify_message.rstrip('.')}"
+    reason = getattr(error, "reason", None) or "connection lost"
+    if reason in meanings:
+        return meanings[reason]
+    if reason.endswith(_DISTRUST):
+        return f"it does not accept the certificate that it was shown ({reason.lower().replace('_', ' ')})"
+    return str(reason).lower().replace("_", " ")

@@ -1,0 +1,62 @@
+"""Certificates for tests of TLS: an authority, what it has issued, and what others have issued."""
+
+import ssl
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+import trustme
+
+HOST: Final = "127.0.0.1"
+
+
+class Certificates:
+    """PEM files in a folder: ``ca.pem``, and for each name NAME.pem with its chain and NAME.key.
+
+    Args:
+        folder: where the files are written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._authority = trustme.CA()
+        self._authority.cert_pem.write_to_path(self.path("ca.pem"))
+
+    def path(self, name: str) -> str:
+        """Return the path of a file."""
+        return str(self.folder / name)
+
+    def issue(self, name: str, *identities: str, common_name: str | None = None, days: float = 90) -> None:
+        """Issue a certificate, in place of what is in its files; one of less than 0 days has expired.
+
+        Args:
+            name: of its files.
+            identities: host names, addresses or e-mail addresses that it is for.
+            common_name: of its subject.
+            days: how long it holds from now on.
+        """
+        now = datetime.now(UTC)
+        issued = self._authority.issue_cert(
+            *identities,
+            common_name=common_name,
+            not_before=now - timedelta(days=100),
+            not_after=now + timedelta(days=days),
+        )
+        issued.private_key_pem.write_to_path(self.path(f"{name}.key"))
+        Path(self.path(f"{name}.pem")).write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+
+    def server(self, name: str = "server", *, clients: ssl.VerifyMode = ssl.CERT_NONE) -> ssl.SSLContext:
+        """Return what a server speaks TLS by, and how it looks at clients' certificates."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.path(f"{name}.pem"), self.path(f"{name}.key"))
+        if clients is not ssl.CERT_NONE:
+            context.load_verify_locations(self.path("ca.pem"))
+            context.verify_mode = clients
+        return context
+
+    def client(self, name: str | None = None) -> ssl.SSLContext:
+        """Return what a client speaks TLS by that trusts the authority, and the certificate that it shows, if any."""
+        context = ssl.create_default_context(cafile=self.path("ca.pem"))
+        if name is not None:
+            context.load_cert_chain(self.path(f"{name}.pem"), self.path(f"{name}.key"))
+        return context
