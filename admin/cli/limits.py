@@ -220,6 +220,7 @@ def explain(
     *,
     client: Annotated[str, Flag(help="IP address of the client", metavar="ADDRESS")] = "",
     producer_group: Annotated[str, Flag(help="producer group of the request", metavar="GROUP")] = "",
+    certificate: Annotated[str, Flag(help="name in the client's TLS certificate", metavar="NAME")] = "",
     user: Annotated[str, Flag(help="user that the client has logged in as", metavar="NAME")] = "",
     vhost: Annotated[str, Flag(help="virtual host that the client works in", metavar="NAME")] = "",
     listener: Annotated[str, Flag(help="listener of the request, or its scope", metavar="NAME")] = "",
@@ -234,7 +235,7 @@ def explain(
     from admin.client.api import Api, as_json  # noqa: PLC0415 - as in list
     from proxy.stats.question import Question  # noqa: PLC0415 - as in list
 
-    question = Question(kind, name, client, producer_group, listener, at, user, vhost)
+    question = Question(kind, name, client, producer_group, listener, at, user, vhost, certificate)
     if config is None:
         with Api(ask.target()) as api:
             explanation = asking.ask_sidecar(api, question)

@@ -77,6 +77,7 @@ def _lines(explanation: Explanation, *, live: bool) -> Iterator[str]:
             (question.kind, question.name),
             ("client", question.client),
             ("producer_group", question.producer_group),
+            ("certificate", question.certificate),
             ("user", question.user),
             ("vhost", question.vhost),
             ("listener scope", question.listener),

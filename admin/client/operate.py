@@ -13,7 +13,6 @@ from admin.common.tables import Rows
 from admin.edits.model import Change, ReloadReport
 from admin.edits.wording import difference, target
 from admin.wire import MAX_PAGE, AuditPage, Changes, ConnectionPage, ConnectionRow, State, Switches
-from proxy.stats.snapshot import ClientDescription
 
 
 def show_switches(api: Api, *, json: bool) -> str:
@@ -139,8 +138,8 @@ def _connections(rows: list[ConnectionRow]) -> Rows:
             (
                 str(row.id),
                 row.peer,
-                _client(row.client),
-                row.listener + (" (exempt)" if row.exempt else ""),
+                _client(row),
+                _listener(row),
                 span(row.age_s),
                 stage_state(row.stage),
                 str(row.requests_total),
@@ -187,9 +186,16 @@ def _links_of(row: ConnectionRow) -> Iterator[Sequence[str]]:
         yield str(row.id), row.peer, f"and {row.more_links} more", *[""] * 8
 
 
-def _client(client: ClientDescription) -> str:
+def _client(row: ConnectionRow) -> str:
+    client = row.client
     user = client.user and f"({client.user})"
-    return " ".join(filter(None, (client.id, user, client.product or client.language, client.version)))
+    certificate = row.certificate and f"(certificate {row.certificate})"
+    return " ".join(filter(None, (client.id, user, certificate, client.product or client.language, client.version)))
+
+
+def _listener(row: ConnectionRow) -> str:
+    marks = ", ".join(filter(None, ("exempt" if row.exempt else "", row.tls)))
+    return f"{row.listener} ({marks})" if marks else row.listener
 
 
 def close(api: Api, connection_id: int, *, reason: str, json: bool) -> str:

@@ -15,7 +15,7 @@ from admin.config.plugins import own_protocols
 from admin.config.settings import EDIT_KEY_HINTS, UNLIMITED, VALUE_HINTS, Limit, WrittenLimit
 from limiter.rules.errors import RuleError
 from limiter.rules.patterns import DEFAULT_PATTERN, Matcher
-from limiter.rules.resource import CLIENT, LISTENER, PRODUCER_GROUP, SCOPES, TOTAL, USER, VHOST
+from limiter.rules.resource import CERTIFICATE, CLIENT, LISTENER, PRODUCER_GROUP, SCOPES, TOTAL, USER, VHOST
 from limiter.rules.rule import MAX_TIME_S, FairBy, Rule
 from limiter.rules.schedule import DAYS, EVERY_DAY, Hours, read_hours
 from proxy.protocols.base import Kind, Protocol, kinds_of, know_no
@@ -23,6 +23,7 @@ from proxy.protocols.base import Kind, Protocol, kinds_of, know_no
 SCOPE_KINDS: Final = (
     Kind(CLIENT, "all that is sent from an address; an address or a network"),
     Kind(PRODUCER_GROUP, "all that is sent for a producer group"),
+    Kind(CERTIFICATE, "all that is sent by clients that show a TLS certificate of this name"),
     Kind(USER, "all that is sent by a user, as clients log in"),
     Kind(VHOST, "all that is sent in a virtual host"),
     Kind(LISTENER, "all that is sent through the listeners of a scope; the scope's name"),

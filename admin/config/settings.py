@@ -142,7 +142,7 @@ class ListenerSettings(_Table):
         10.0,
         gt=0,
         allow_inf_nan=False,
-        description="seconds for a client's PROXY header to arrive, and then for its first bytes",
+        description="seconds for a client's PROXY header and TLS handshake to arrive, and then for its first bytes",
     )
     frame_timeout_s: float = Field(
         60.0,
@@ -164,9 +164,38 @@ class ListenerSettings(_Table):
         description="seconds for which a client may take nothing of what is written to it; default: no bound for one"
         " that is still there",
     )
-    tls: Literal["refuse", "pass"] | None = Field(
+    tls: Literal["refuse", "pass", "accept", "require"] | None = Field(
         None,
-        description="for clients that use TLS: close the connection (the default), or relay it unread, without limits",
+        description="clients that begin with TLS: refuse closes their connection (the default), pass relays it unread,"
+        " without limits, accept ends their TLS here; require does so and serves no others",
+    )
+    tls_certificate_file: Name | None = Field(
+        None, description="PEM file of the certificate that clients are shown, with its chain"
+    )
+    tls_key_file: Name | None = Field(None, description="PEM file of the certificate's key")
+    tls_client_ca_file: Name | None = Field(
+        None, description="PEM file of the authorities that issue clients' certificates; with it they are asked for one"
+    )
+    tls_client_certificate: Literal["require", "accept"] = Field(
+        "require", description="require: a client that shows none is not served; accept: it is"
+    )
+    tls_minimum_version: Literal["1.2", "1.3"] = Field("1.2", description="oldest version of TLS that clients may use")
+    tls_ciphers: Name | None = Field(
+        None, description="ciphers of TLS 1.2, as `openssl ciphers` takes them; default: OpenSSL's own. Not of TLS 1.3"
+    )
+    broker_tls: bool = Field(False, description="true: Sluice speaks TLS to the broker")
+    broker_tls_ca_file: Name | None = Field(
+        None, description="PEM file of the authorities that may issue the broker's certificate; default: the system's"
+    )
+    broker_tls_certificate_file: Name | None = Field(
+        None, description="PEM file of a certificate that the broker is shown, with its chain"
+    )
+    broker_tls_key_file: Name | None = Field(None, description="PEM file of that certificate's key")
+    broker_tls_server_name: Name | None = Field(
+        None, description="name that the broker's certificate must be for; default: its own host, as configured"
+    )
+    broker_tls_verify: bool = Field(
+        True, description="false: any certificate of the broker is taken, so whoever is in between can read along"
     )
     options: dict[str, Any] = Field(default_factory=dict, description="the protocol's own options")
 

@@ -13,7 +13,7 @@ from admin.common.confirms import promise
 from admin.common.numbers import number
 from admin.common.tables import Rows
 from admin.config.rule_fields import scope_kinds_of
-from admin.config.settings import OFF, AlarmSettings
+from admin.config.settings import OFF, AlarmSettings, ListenerSettings
 from admin.edits.model import is_over
 from admin.edits.places import Place, active_in
 from admin.edits.state import State
@@ -29,6 +29,8 @@ from proxy.protocols.base import Kind
 
 #: Off a terminal nothing is wrapped or cut: the output is read by scripts and by diff.
 _WIDE_COLUMNS: Final = 1000
+#: What is said of a listener's and of a certificate's words.
+_DONE: Final = {"accept": "accepted", "require": "required"}
 #: So many live edits are written out.
 _EDITS_SHOWN: Final = 5
 
@@ -96,7 +98,7 @@ def _no_listeners() -> Text:
 
 
 def _listeners(plan: Plan) -> Rows:
-    columns = "listen", "broker", "protocol", "name", "scope", "exempt", "connections", "options", "from"
+    columns = "listen", "broker", "protocol", "name", "scope", "exempt", "connections", "TLS", "options", "from"
     return Rows(columns, (_listener(listener) for listener in plan.listeners)).used()
 
 
@@ -121,9 +123,23 @@ def _listener(listener: PlannedListener) -> Sequence[str]:
         settings.scope,
         ", ".join(map(str, settings.exempt)),
         ", ".join(connections),
+        _tls(settings),
         _options(listener.options),
         listener.source,
     )
+
+
+def _tls(settings: ListenerSettings) -> str:
+    """Say where TLS is spoken; nothing where it does not end here."""
+    sides = []
+    if settings.tls in _DONE:
+        certificates = ""
+        if settings.tls_client_ca_file is not None:
+            certificates = f", certificates {_DONE[settings.tls_client_certificate]}"
+        sides.append(f"{_DONE[settings.tls]} from clients{certificates}")
+    if settings.broker_tls:
+        sides.append("to the broker" + ("" if settings.broker_tls_verify else ", unverified"))
+    return "; ".join(sides)
 
 
 def _handlers(plan: Plan) -> Rows:

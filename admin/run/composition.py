@@ -4,7 +4,7 @@ Between the configuration and the data path: plug-ins are loaded and given their
 checked with all of that at hand is checked. How rules come about is ``admin.config.rulebook``. Nothing is started here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +16,7 @@ from admin.config.rule_fields import scope_kinds_of
 from admin.config.rulebook import BUILT_IN, Rulebook
 from admin.config.settings import OFF, ListenerSettings, Settings
 from admin.config.sources import Configuration
+from admin.config.tls import Expiry, ListenerTls, expiry_warnings
 from admin.config.toml_lines import Path as Place
 from admin.http.auth import ANYONE, Access, read_access
 from admin.http.tls import Certificate, read_certificate
@@ -44,12 +45,14 @@ class PlannedListener:
         settings: as configured.
         protocol: the plug-in its name stands for.
         options: the protocol's own, in the type that it declares.
+        tls: with its clients and with its broker.
         source: where the listener was configured.
     """
 
     settings: ListenerSettings
     protocol: Protocol
     options: object
+    tls: ListenerTls
     source: str
 
 
@@ -119,6 +122,8 @@ class Plan:
                     frame_timeout_s=listener.settings.frame_timeout_s,
                     idle_timeout_s=listener.settings.idle_timeout_s,
                     write_timeout_s=listener.settings.write_timeout_s,
+                    client_tls=listener.tls.clients,
+                    broker_tls=listener.tls.broker,
                 )
                 for listener in self.listeners
             ),
@@ -161,7 +166,15 @@ class Plan:
             found.append("limiting = false: everything passes")
         if all(handler.plugin.name != RATE_LIMIT for handler in self.handlers):
             found.append(f'handlers: no "{RATE_LIMIT}" among them: nothing is limited')
+        for listener in self.listeners:
+            found += _tls_warnings(listener)
+        found += expiry_warnings(self.expiries(), datetime.now(UTC))
         return [*found, *self.access.warnings, *self.lint]
+
+    def expiries(self) -> list[Expiry]:
+        """Return until when each of Sluice's own certificates holds, as far as that can be read."""
+        found = [each for listener in self.listeners for each in listener.tls.expiries]
+        return found if self.certificate is None else [*found, *self.certificate.expiries]
 
 
 def compose(configuration: Configuration) -> Plan:
@@ -208,14 +221,15 @@ def compose(configuration: Configuration) -> Plan:
         access=access,
         certificate=certificate,
         replaced=configuration.replaced,
-        files=_files(configuration),
+        files=_files(configuration, listeners),
     )
 
 
-def _files(configuration: Configuration) -> tuple[str, ...]:
+def _files(configuration: Configuration, listeners: Iterable[PlannedListener]) -> tuple[str, ...]:
     admin = configuration.settings.admin
     files = (configuration.origins.file, admin.token_file, admin.tls_certificate_file, admin.tls_key_file)
-    return tuple(file for file in files if file is not None)
+    of_listeners = (file for listener in listeners for file in listener.tls.files)
+    return tuple(dict.fromkeys((*(file for file in files if file is not None), *of_listeners)))
 
 
 def _protocols(configuration: Configuration, problems: list[str]) -> dict[str, Protocol]:
@@ -250,13 +264,30 @@ def _listeners(
         if protocol is None or (*place, "protocol") in faulty:
             continue
         try:
-            given = listener.options if listener.tls is None else {"tls": listener.tls, **listener.options}
-            options = plugins.options(protocol.options, given, (*place, "options"), origins)
+            # Where TLS ends here, the protocol never sees it.
+            said = {"tls": listener.tls} if listener.tls in {"refuse", "pass"} else {}
+            options = plugins.options(protocol.options, said | listener.options, (*place, "options"), origins)
+            tls = ListenerTls(listener, place, origins)
         except SettingsError as error:
             problems.extend(error.lines)
         else:
-            planned.append(PlannedListener(listener, protocol, options, origins.of(place)))
+            planned.append(PlannedListener(listener, protocol, options, tls, origins.of(place)))
     return tuple(planned)
+
+
+def _tls_warnings(listener: PlannedListener) -> Iterator[str]:
+    """Say what TLS of a listener leaves open."""
+    settings = listener.settings
+    if settings.broker_tls and not settings.broker_tls_verify:
+        yield (
+            f"listener {settings.label}: broker_tls_verify = false: whoever is between Sluice and the broker can read"
+            " and change everything; give broker_tls_ca_file instead"
+        )
+    if settings.tls_client_ca_file is not None and listener.protocol.certificate_logins:
+        yield (
+            f"listener {settings.label}: TLS ends here, and the broker does not see clients' certificates: no client"
+            " can log in by SASL EXTERNAL"
+        )
 
 
 def _check_addresses(configuration: Configuration, problems: list[str]) -> None:

@@ -70,8 +70,13 @@ class Reloader:
             try:
                 new = await trio.to_thread.run_sync(self._load)
                 old = self.plan
-                if old.certificate is not None and new.certificate is not None and not dry_run:
-                    old.certificate.reload()
+                if not dry_run:
+                    # All are read before the first of them holds.
+                    read = [await trio.to_thread.run_sync(listener.tls.read) for listener in old.listeners]
+                    if old.certificate is not None and new.certificate is not None:
+                        old.certificate.reload()
+                    for put_in_force in read:
+                        put_in_force()
             except OperatorError as error:
                 if not dry_run:
                     self.failed = FailedReload(write_time(utc_now()), author.name, error.lines)
@@ -100,8 +105,8 @@ class Reloader:
                 self._keyring.replace(new.access)
                 if new.settings.log.level != old.settings.log.level:
                     logs.change_level(new.settings.log)
-                # Its certificate is the one that is served.
-                self.plan = replace(new, certificate=old.certificate)
+                # Its certificates are those that are shown.
+                self.plan = replace(new, certificate=old.certificate, listeners=old.listeners)
 
             change = None
             if report.changed or tokens:
@@ -136,6 +141,17 @@ def families(reloader: Reloader | None) -> Iterator[Family]:
             (),
             [((), int(reloader.failed is None))],
         )
+
+
+def certificate_families(plan: Plan) -> Iterator[Family]:
+    """Yield what the metrics tell of certificates."""
+    yield gauge(
+        "sluice_tls_certificate_expiry_timestamp_seconds",
+        "When the certificate in force ends, or one of its chain does, in seconds since 1970: that shown to clients "
+        "of a listener (side client), to its broker (broker), or on the admin address (admin, without a listener).",
+        ("listener", "side"),
+        [((each.listener, each.side), each.ends.timestamp()) for each in plan.expiries()],
+    )
 
 
 async def reload_unattended(edits: EditService, author: Author) -> None:

@@ -274,11 +274,13 @@ async def _run(
             if sock is not None:
                 admin = server.bound_endpoint(sock)
 
+                def in_force() -> Plan:
+                    return plan if reloader is None else reloader.plan
+
                 def warnings() -> list[str]:
-                    in_force = plan if reloader is None else reloader.plan
                     of_log = [] if recorder is None else recorder.warnings()
                     of_spool = unspooled(edits.rule_set, spool)
-                    return [*in_force.warnings(), *edits.warnings(), *of_spool, *of_log, *supervisor.warnings()]
+                    return [*in_force().warnings(), *edits.warnings(), *of_spool, *of_log, *supervisor.warnings()]
 
                 def rejection_log() -> RejectionLog:
                     directory = None if log.folder is None else str(log.folder.path)
@@ -307,7 +309,11 @@ async def _run(
                     settings=plan.settings.admin,
                     api=api.application(services),
                     refusals=refusals,
-                    extra=lambda: chain(log_families(recorder), reload.families(reloader)),
+                    extra=lambda: chain(
+                        log_families(recorder),
+                        reload.families(reloader),
+                        reload.certificate_families(in_force()),
+                    ),
                 )
 
                 async def serve(bound: socket.socket, *, task_status: trio.TaskStatus[None]) -> None:

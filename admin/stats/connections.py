@@ -148,11 +148,13 @@ class Connections:
             spooled=state.spooled,
             links=state.links,
             more_links=state.more_links,
+            tls=state.tls,
+            certificate=state.certificate,
         )
 
 
 def _holds(state: ConnectionState, search: str) -> bool:
-    texts = (state.peer, state.client.id, state.client.user, state.listener, *state.resources)
+    texts = (state.peer, state.client.id, state.client.user, state.certificate, state.listener, *state.resources)
     links = (text for link in state.links for text in (link.name, link.resource))
     return any(search in text.casefold() for text in (*texts, *links))
 

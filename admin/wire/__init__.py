@@ -450,6 +450,8 @@ class ConnectionRow(Answer, frozen=True, kw_only=True):
         spooled: messages of it that are in the spool.
         links: its links, where the protocol has any, those that wait first.
         more_links: number of further links.
+        tls: version of TLS that the client speaks to Sluice, e.g. ``TLSv1.3``; empty: none.
+        certificate: name in the client's TLS certificate; empty: it has shown none.
     """
 
     id: int
@@ -473,6 +475,8 @@ class ConnectionRow(Answer, frozen=True, kw_only=True):
     spooled: int = 0
     links: tuple[LinkState, ...] = ()
     more_links: int = 0
+    tls: str = ""
+    certificate: str = ""
 
 
 class ConnectionPage(Answer, frozen=True, kw_only=True):

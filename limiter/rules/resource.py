@@ -8,12 +8,14 @@ from typing import Final, NamedTuple
 
 CLIENT: Final = "client"
 PRODUCER_GROUP: Final = "producer_group"
+CERTIFICATE: Final = "certificate"
 USER: Final = "user"
 VHOST: Final = "vhost"
 LISTENER: Final = "listener"
-SCOPES: Final = (CLIENT, PRODUCER_GROUP, USER, VHOST, LISTENER)
-"""The kinds of scopes, in the order in which they are asked: a client's address, the group it sends for, the user it
-has logged in as, the virtual host it works in, and all that comes through a listener's scope."""
+SCOPES: Final = (CLIENT, PRODUCER_GROUP, CERTIFICATE, USER, VHOST, LISTENER)
+"""The kinds of scopes, in the order in which they are asked: a client's address, the group it sends for, the name in
+its TLS certificate, the user it has logged in as, the virtual host it works in, and all that comes through a listener's
+scope."""
 
 TOTAL: Final = "total"
 """The kind of what a shared rule limits: all that it matches together. The name is that of the rule, without this."""

@@ -23,7 +23,7 @@ Action = Literal["reject", "shadow", "delay", "off"]
 ``off`` is no limit at all, with the figures kept for later."""
 Count = Literal["messages", "requests"]
 """What one permit stands for: a message, or a request however many messages it holds."""
-FairBy = Literal["client", "producer_group", "user"]
+FairBy = Literal["client", "producer_group", "certificate", "user"]
 """Whose shares of one limit are kept apart."""
 Confirm = Literal["broker", "after_consume"]
 """What a sender is told that its message is safe by: the broker, or the consumers, which have acknowledged it."""

@@ -15,7 +15,7 @@ from limiter.deciding.explain import Applied
 from limiter.deciding.limits import Limits
 from limiter.plans.plans import Caller
 from limiter.rules.errors import RuleError
-from limiter.rules.resource import CLIENT, LISTENER, SCOPES, USER, VHOST, Resource
+from limiter.rules.resource import CERTIFICATE, CLIENT, LISTENER, SCOPES, USER, VHOST, Resource
 from limiter.rules.rule import Count, Rule
 from limiter.rules.rule_set import RuleSet
 from proxy.common.admission import client_address, in_networks
@@ -152,7 +152,7 @@ def _confirm(
 
 def _caller(question: Question, kind: Kind) -> Caller:
     """Return who asks for something of a kind."""
-    scopes = tuple(Resource(scope, name) for scope in (USER, VHOST) if (name := getattr(question, scope)))
+    scopes = tuple(Resource(scope, name) for scope in (CERTIFICATE, USER, VHOST) if (name := getattr(question, scope)))
     return Caller(question.client, question.producer_group, question.listener, kind.consumes, scopes=scopes)
 
 

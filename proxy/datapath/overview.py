@@ -256,4 +256,6 @@ def _connection(connection: Connection, aside: Aside, now_ns: int) -> Connection
         spooled=sum(aside.by_stage.get(stage, 0) for stage in session.stages()),
         links=described.links,
         more_links=described.more_links,
+        tls=info.tls,
+        certificate=info.certificate,
     )

@@ -246,6 +246,8 @@ class ConnectionInfo(msgspec.Struct, frozen=True):
         scopes: others that the connection belongs to, such as its user, as far as the session knows them: its batches
             carry them.
         spools: its session can put aside what of its client's requests waits, so these may get a Later.
+        tls: the version of TLS that ends here, such as ``TLSv1.3``; empty without.
+        certificate: the name in the certificate that the client has shown in it; empty without one.
     """
 
     id: int
@@ -256,6 +258,8 @@ class ConnectionInfo(msgspec.Struct, frozen=True):
     exempt: bool = False
     scopes: tuple[Resource, ...] = ()
     spools: bool = False
+    tls: str = ""
+    certificate: str = ""
 
 
 class Request(msgspec.Struct, gc=False):

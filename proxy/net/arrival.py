@@ -4,20 +4,25 @@ A load balancer in front says so in a PROXY header. It is read only from peers t
 bytes of everybody else are the protocol's. Nothing is read beyond the header: whoever is next finds what follows in
 the socket.
 
+Then TLS with the client begins, if it ends here. Where clients may also do without, the first byte tells them apart: no
+protocol here begins as a handshake does. A handshake costs much more than turning somebody away, which is done before.
+
 Each part is a generator, which yields the event that it waits for, and may put another wire over the one that it was
 given. Whether a client that has arrived is served is ``server``'s.
 """
 
 from collections.abc import Callable, Generator
 from select import EPOLLIN
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from proxy.net import proxy_protocol
 from proxy.net.proxy_protocol import Header, HeaderError
-from proxy.net.reactor import Reactor, Watched
+from proxy.net.reactor import FLOOD, Reactor, Watched
 from proxy.net.sockets import Wire
+from proxy.net.tls import ClientTls, TlsError, TlsWire, Waits, shake_hands
 
-Waits = Generator[int, None, None]
+#: What a TLS record with a handshake begins with.
+_HANDSHAKE: Final = b"\x16"
 
 
 class Arrived(NamedTuple):
@@ -25,11 +30,13 @@ class Arrived(NamedTuple):
 
     Attributes:
         wire: how it is spoken to.
-        header: what was said of it, if it came through somebody who does.
+        tls: the version of TLS that it speaks; empty if it does without.
+        certificate: the name in the certificate that it has shown; empty without one.
     """
 
     wire: Wire
-    header: Header | None = None
+    tls: str = ""
+    certificate: str = ""
 
 
 class ArrivalError(Exception):
@@ -55,17 +62,19 @@ class Arrival(Watched):
         peer: who is at the other end of the socket, for people.
         timeout_s: how long it may take.
         expects_header: the peer has to begin with a PROXY header.
+        tls: what ends the client's TLS, if that is done here.
+        on_identified: called with the PROXY header, if there is one, before anything else is done for the client; it
+            raises ArrivalError for one that is not to be served.
         on_arrived: called when the client has arrived.
         on_failed: called with what went wrong: ArrivalError, OSError if the socket failed, or a fault of ours.
 
     Attributes:
         wire: how the client is spoken to from now on; a part may put another one over it.
-        header: the PROXY header, once it was read.
     """
 
     __slots__ = (
-        *("_expects_header", "_on_arrived", "_on_failed", "_peer", "_steps", "_timeout_s", "_timer", "_waits_for"),
-        *("header", "wire"),
+        *("_expects_header", "_on_arrived", "_on_failed", "_on_identified", "_peer", "_steps", "_timeout_s", "_timer"),
+        *("_tls", "_waits_for", "wire"),
     )
 
     def __init__(
@@ -76,15 +85,18 @@ class Arrival(Watched):
         timeout_s: float,
         *,
         expects_header: bool,
+        tls: ClientTls | None,
+        on_identified: Callable[[Header | None], None],
         on_arrived: Callable[[Arrived], None],
         on_failed: Callable[[Exception], None],
     ) -> None:
         super().__init__(reactor, wire.fileno())
         self.wire = wire
-        self.header: Header | None = None
         self._peer = peer
         self._timeout_s = timeout_s
         self._expects_header = expects_header
+        self._tls = tls
+        self._on_identified = on_identified
         self._on_arrived = on_arrived
         self._on_failed = on_failed
         #: What the client is waited for, for people.
@@ -127,7 +139,8 @@ class Arrival(Watched):
             return
         self._timer.cancel()
         self.unwatch()
-        self._on_arrived(Arrived(self.wire, self.header))
+        wire = self.wire
+        self._on_arrived(Arrived(wire, wire.version, wire.certificate) if isinstance(wire, TlsWire) else Arrived(wire))
 
     def _timed_out(self) -> None:
         self.failed(ArrivalError("handshake_timeout", f"no {self._waits_for} within {self._timeout_s:g} s"))
@@ -135,9 +148,32 @@ class Arrival(Watched):
     def _arrive(self) -> Waits:
         if self._expects_header:
             self._waits_for = "complete PROXY header"
-            yield from self._read_header()
+            self._on_identified((yield from self._read_header()))
+        else:
+            self._on_identified(None)
+        if self._tls is not None:
+            yield from self._begin_tls(self._tls)
 
-    def _read_header(self) -> Waits:
+    def _begin_tls(self, tls: ClientTls) -> Waits:
+        self._waits_for = "complete TLS handshake"
+        if not tls.required:
+            self._waits_for = "first byte"
+        while (first := self.wire.peek(1)) is None:
+            yield EPOLLIN
+        if not first:
+            raise ArrivalError("client_closed", "closed before it sent anything")
+        if first != _HANDSHAKE and not tls.required:
+            return
+        self._waits_for = "complete TLS handshake"
+        # It takes about as long as a large read, and established connections go before it.
+        self.move(FLOOD)
+        self.wire = wire = tls.over(self.wire, self.reactor)
+        try:
+            yield from shake_hands(wire)
+        except TlsError as error:
+            raise ArrivalError("tls", str(error.strerror)) from None
+
+    def _read_header(self) -> Generator[int, None, Header]:
         seen = b""
         while True:
             peeked = self.wire.peek(proxy_protocol.MAX_HEADER_BYTES - len(seen))
@@ -150,13 +186,13 @@ class Arrival(Watched):
                 # What a load balancer that only looks whether there is somebody does.
                 raise ArrivalError("client_closed", "closed before it sent anything")
             try:
-                self.header = proxy_protocol.parse(seen + peeked)
+                header = proxy_protocol.parse(seen + peeked)
             except HeaderError as error:
                 reason = "proxy_header_missing" if error.missing else "proxy_header_invalid"
                 raise ArrivalError(reason, self._advise(str(error))) from None
-            if self.header is not None:
-                self.wire.skip(self.header.size_bytes - len(seen))
-                return
+            if header is not None:
+                self.wire.skip(header.size_bytes - len(seen))
+                return header
             # All of it belongs to the header. Left in the socket, that would count as readable for ever.
             self.wire.skip(len(peeked))
             seen += peeked

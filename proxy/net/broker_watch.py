@@ -13,6 +13,7 @@ So Sluice answers a connect as its broker would:
 - The broker's system takes connections and the broker **hangs**: Sluice listens. Directly, clients would be connected
   and wait for their answers, too; whether and when an answer is due is the client's to know. Those who are connected
   stay so, and lose nothing when it goes on. When the broker's backlog is full connects time out, as above.
+- **TLS** to the broker fails: the same as one that refuses, as nobody could be served.
 - **One of several** brokers: each listener goes by the address behind it alone. Clients know of their brokers by
   themselves, from a name server or their configuration, and go on with the others.
 - **With backups**: the first that answers is the one that clients are connected to, in the order of the configuration.
@@ -25,6 +26,7 @@ a connection, before the client of that connection hears of it and comes again.
 
 from collections.abc import Sequence
 from contextlib import suppress
+from select import EPOLLIN
 from typing import Final
 
 import structlog
@@ -33,7 +35,9 @@ import trio
 from proxy.common.log_rate import LogRate
 from proxy.net import sockets
 from proxy.net.proxy_protocol import Version, make
+from proxy.net.reactor import Reactor
 from proxy.net.sockets import Address, ListeningSocket, format_address
+from proxy.net.tls import BrokerTls, shake_hands
 
 _log = structlog.get_logger(__name__)
 
@@ -58,7 +62,9 @@ class BrokerWatch:
         brokers: the address behind it, and those of its backups.
         connect_timeout_s: what a connection to the broker may take.
         listening: the listener's sockets, bound.
+        reactor: the data path's.
         proxy_protocol: version of the PROXY header that the broker expects, if it does.
+        tls: what TLS is spoken to the broker by, if it is.
     """
 
     def __init__(
@@ -67,8 +73,10 @@ class BrokerWatch:
         brokers: Sequence[Address],
         connect_timeout_s: float,
         listening: Sequence[ListeningSocket],
+        reactor: Reactor,
         *,
         proxy_protocol: Version | None = None,
+        tls: BrokerTls | None = None,
     ) -> None:
         self.sockets = listening
         self.error: str | None = "not tried yet"
@@ -77,7 +85,9 @@ class BrokerWatch:
         self.broker = brokers[0]
         """The one that clients are connected to."""
         self._brokers = brokers
+        self._reactor = reactor
         self._proxy_protocol = proxy_protocol
+        self._tls = tls
         self._try_s = min(_TRY_S, connect_timeout_s)
         self._about = {
             "listener": listener,
@@ -181,19 +191,28 @@ class BrokerWatch:
                 return
 
     async def _reach(self, broker: Address) -> None:
-        """Connect to a broker, and part from it.
+        """Connect to a broker, by TLS if it is spoken to so, and part from it.
 
         Raises:
-            OSError: it takes no connection.
+            OSError: it takes no connection, or is not to be trusted.
             trio.TooSlowError: nor does it refuse one.
         """
         with trio.fail_after(self._try_s):
             wire = await sockets.connect(*broker)
-        with suppress(OSError):
-            if self._proxy_protocol is not None:
-                # One that expects it would complain of its absence; and RabbitMQ 3.10 crashes on one without addresses.
-                wire.send_now([make(self._proxy_protocol, wire.local_address(), wire.remote_address())])
-        wire.close()
+            try:
+                with suppress(OSError):
+                    if self._proxy_protocol is not None:
+                        # One that expects it would complain of its absence; and RabbitMQ 3.10 crashes on one without
+                        # addresses.
+                        wire.send_now([make(self._proxy_protocol, wire.local_address(), wire.remote_address())])
+                if self._tls is not None:
+                    wire = tls = self._tls.over(wire, self._reactor, broker[0])
+                    for event in shake_hands(tls):
+                        wait = trio.lowlevel.wait_readable if event == EPOLLIN else trio.lowlevel.wait_writable
+                        await wait(tls.fileno())
+                    tls.end()
+            finally:
+                wire.close()
 
     def _away(self, error: str) -> None:
         self.error = error

@@ -13,7 +13,9 @@ from typing import Any, Final, Literal
 
 import structlog
 import trio
+from msgspec.structs import replace
 
+from limiter.rules.resource import CERTIFICATE, Resource
 from proxy.common.admission import ClientCounts, ConnectionRate, Network, client_address, in_networks
 from proxy.common.buffers import GatherRoom
 from proxy.common.log_rate import LogRate
@@ -22,8 +24,10 @@ from proxy.net import proxy_protocol, sockets
 from proxy.net.arrival import Arrival, ArrivalError, Arrived
 from proxy.net.broker_watch import BrokerWatch
 from proxy.net.connection import Calls, Connection, Services, Timeouts
+from proxy.net.proxy_protocol import Header
 from proxy.net.reactor import Timer, Watched
 from proxy.net.sockets import Address, Connecting, ListeningSocket, Wire, format_address
+from proxy.net.tls import BrokerTls, ClientTls, Waits, shake_hands
 from proxy.protocols.base import Protocol, Replayed, Session, SessionContext, WireCounters
 from proxy.stats.snapshot import ConfirmState
 
@@ -52,11 +56,14 @@ class ListenerConfig:
         new_connections_per_s: connections taken each second; what comes faster is closed at once. None is any number.
         proxy_protocol_from: networks whose connections begin with a PROXY header, which says who the client is.
         send_proxy_protocol: the broker's connections begin with a PROXY header of this version; None is without one.
-        handshake_timeout_s: how long a client may take to arrive, with its PROXY header, and then to say something.
+        handshake_timeout_s: how long a client may take to arrive, with its PROXY header and its TLS handshake, and then
+            to say something.
         frame_timeout_s: a client's frame that is not complete after so long, or twice as long, ends its connection if
             less than MIN_FRAME_BYTES_PER_S came of it.
         idle_timeout_s: how long neither peer of a connection may say anything. None is for ever.
         write_timeout_s: how long a client may take nothing of what is written to it. None is for ever.
+        client_tls: what ends the clients' TLS; None leaves it to the protocol.
+        broker_tls: what TLS is spoken to the broker by; None is without.
     """
 
     name: str
@@ -76,6 +83,8 @@ class ListenerConfig:
     frame_timeout_s: float = 60.0
     idle_timeout_s: float | None = None
     write_timeout_s: float | None = None
+    client_tls: ClientTls | None = None
+    broker_tls: BrokerTls | None = None
 
     @property
     def scope_name(self) -> str:
@@ -202,8 +211,9 @@ class Server:
                 self.close()
                 raise ListenError(config, error) from None
             self.watches[config.name] = BrokerWatch(
-                *(config.name, config.brokers, config.connect_timeout_s, bound),
+                *(config.name, config.brokers, config.connect_timeout_s, bound, self.services.reactor),
                 proxy_protocol=config.send_proxy_protocol,
+                tls=config.broker_tls,
             )
 
     def close(self) -> None:
@@ -431,8 +441,8 @@ class _Client(Watched):
     """One client from accept to close; what is watched is the broker's socket until it is connected."""
 
     __slots__ = (
-        *("_admitted", "_arrival", "_broker", "_brokers", "_closed", "_config", "_connecting", "_destination", "_info"),
-        *("_resolving", "_server", "_source", "_timer", "_wire"),
+        *("_admitted", "_arrival", "_broker", "_brokers", "_closed", "_config", "_connecting", "_destination"),
+        *("_handshake", "_info", "_resolving", "_server", "_source", "_timer", "_wire"),
     )
 
     def __init__(
@@ -452,6 +462,7 @@ class _Client(Watched):
         #: Whose each address is that is tried, as the system has addresses.
         self._brokers: dict[Any, Address] = {}
         self._connecting: Connecting | None = None
+        self._handshake: Waits | None = None
         self._resolving: trio.CancelScope | None = None
         self._timer: Timer | None = None
         self._closed = False
@@ -461,28 +472,42 @@ class _Client(Watched):
         config = self._config
         if config.write_timeout_s is not None:
             self._wire.bound_writes(config.write_timeout_s)
-        if not in_networks(self._info.address, config.proxy_protocol_from):
-            self._arrived(Arrived(self._wire))
+        expects_header = in_networks(self._info.address, config.proxy_protocol_from)
+        if not expects_header and config.client_tls is None:
+            try:
+                self._identified(None)
+            except ArrivalError as error:
+                self._not_arrived(error)
+            else:
+                self._arrived(Arrived(self._wire))
             return
         self._arrival = Arrival(
             *(self.reactor, self._wire, self._info.address, config.handshake_timeout_s),
-            expects_header=True,
+            expects_header=expects_header,
+            tls=config.client_tls,
+            on_identified=self._identified,
             on_arrived=self._arrived,
             on_failed=self._not_arrived,
         )
         self._arrival.start()
 
-    def _arrived(self, arrived: Arrived) -> None:
-        """Serve the client, if it is to be."""
-        self._arrival, self._wire = None, arrived.wire
-        if arrived.header is not None and arrived.header.source is not None:
-            self._source, self._destination = arrived.header.source, arrived.header.destination
+    def _identified(self, header: Header | None) -> None:
+        """Count the client as one of its address, if it is to be served."""
+        if header is not None and header.source is not None:
+            self._source, self._destination = header.source, header.destination
             self._info = self._server.info(self._config, self._info.id, self._source)
         turned_away = self._server.admit(self._config, self._info)
         if turned_away is not None:
-            self._turn_away(*turned_away)
-            return
+            raise ArrivalError(*turned_away)
         self._admitted = True
+
+    def _arrived(self, arrived: Arrived) -> None:
+        """Serve the client."""
+        self._arrival, self._wire = None, arrived.wire
+        name = arrived.certificate
+        scopes = (Resource(CERTIFICATE, name),) if name else ()
+        if arrived.tls:
+            self._info = replace(self._info, tls=arrived.tls, certificate=name, scopes=scopes)
         self.serve()
 
     def _not_arrived(self, error: Exception) -> None:
@@ -537,10 +562,14 @@ class _Client(Watched):
             self.failed(error)
 
     def readable(self) -> None:
-        """Never happens."""
+        """Go on with TLS to the broker."""
+        self._shake_hands()
 
     def writable(self) -> None:
-        """Look whether the broker is connected to."""
+        """Look whether the broker is connected to, or go on with TLS to it."""
+        if self._handshake is not None:
+            self._shake_hands()
+            return
         assert self._connecting is not None  # noqa: S101 - there is nothing to be written before
         self.unwatch()
         try:
@@ -553,8 +582,6 @@ class _Client(Watched):
             self._fd = self._connecting.fileno()
             self.want(EPOLLOUT)
             return
-        if self._timer is not None:
-            self._timer.cancel()
         version = self._config.send_proxy_protocol
         if version is not None:
             destination = self._destination or self._wire.local_address()
@@ -565,9 +592,53 @@ class _Client(Watched):
                 return
             # That little a new socket always takes.
             assert not left  # noqa: S101 - as above
-        broker = self._brokers[self._connecting.address]
+        self._begin_tls()
+
+    def _begin_tls(self) -> None:
+        """Speak TLS to the broker from now on, if that is to be."""
+        assert self._broker is not None  # noqa: S101 - it is connected to
+        tls = self._config.broker_tls
+        if tls is None:
+            self._connected()
+            return
+        try:
+            self._broker = wire = tls.over(self._broker, self.reactor, self._address[0])
+        except OSError as error:
+            self._unreachable(error)
+            return
+        self._wait()
+        self._handshake = shake_hands(wire)
+        self._fd = wire.fileno()
+        self._shake_hands()
+
+    def _shake_hands(self) -> None:
+        """Go on with TLS to the broker."""
+        assert self._handshake is not None  # noqa: S101 - it has begun
+        try:
+            event = next(self._handshake, None)
+        except OSError as error:
+            self._unreachable(error)
+            return
+        if event is None:
+            self.unwatch()
+            self._connected()
+        else:
+            self.want_no_more(self.events & ~event)
+            self.want(event)
+
+    def _connected(self) -> None:
+        assert self._broker is not None  # noqa: S101 - it is connected to
+        if self._timer is not None:
+            self._timer.cancel()
+        broker = self._address
         self._server.watches[self._config.name].connected(broker)
         self._server.connect(self, self._config, self._info, (self._wire, self._broker), broker)
+
+    @property
+    def _address(self) -> Address:
+        """The address of the broker that is connected to."""
+        assert self._connecting is not None  # noqa: S101 - it is connected to
+        return self._brokers[self._connecting.address]
 
     def failed(self, error: Exception) -> None:
         """Close the client, for a fault of ours or of a plug-in's."""

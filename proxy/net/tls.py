@@ -18,7 +18,7 @@ that the kernel does not take is at most ``_AHEAD_BYTES`` and a record.
 
 import errno
 import ssl
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from select import EPOLLIN, EPOLLOUT
 from typing import Any, Final
@@ -96,20 +96,25 @@ class BrokerTls:
 
     Args:
         context: for handshakes to come; a reload puts another one there. It says whether the name is verified.
-        server_name: what the broker's certificate has to be for, a host name or an IP address.
+        server_name: what the broker's certificate has to be for, a host name or an IP address; empty is its own host.
     """
 
-    def __init__(self, context: ssl.SSLContext, server_name: str) -> None:
+    def __init__(self, context: ssl.SSLContext, server_name: str = "") -> None:
         self.context = context
         self.server_name = server_name
 
-    def over(self, wire: Wire, reactor: Reactor) -> "TlsWire":
+    def over(self, wire: Wire, reactor: Reactor, host: str) -> "TlsWire":
         """Return the wire to speak to the broker by; the handshake is still to come.
+
+        Args:
+            wire: to the broker.
+            reactor: the data path's.
+            host: of the broker that is connected to.
 
         Raises:
             TlsError: the server name is none.
         """
-        return TlsWire(wire, self.context, reactor, _OF_BROKERS, self.server_name)
+        return TlsWire(wire, self.context, reactor, _OF_BROKERS, self.server_name or host)
 
 
 class TlsWire(Wire):
@@ -131,7 +136,8 @@ class TlsWire(Wire):
         meanings: Mapping[str, str],
         server_name: str | None = None,
     ) -> None:
-        super().__init__(plain.hand_over())
+        # It has its options already.
+        self._sock = plain.hand_over()
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         try:
             self._tls = context.wrap_bio(
@@ -139,6 +145,8 @@ class TlsWire(Wire):
             )
         except ValueError as error:
             raise TlsError(f"{server_name!r} is no name of a server: {error}") from None
+        #: Into a buffer it returns how many bytes it has read; typeshed knows it without.
+        self._read: Callable[[int, memoryview], int] = self._tls.read  # type: ignore[assignment] # as said
         self._reactor = reactor
         self._meanings = meanings
         #: Ciphertext that the kernel has not taken yet.
@@ -288,7 +296,7 @@ class TlsWire(Wire):
         self._left = False
         while count < len(buffer):
             try:
-                read = self._tls.read(len(buffer) - count, buffer[count:])  # type: ignore[arg-type] # a view is a buffer
+                read = self._read(len(buffer) - count, buffer[count:])
             except ssl.SSLWantReadError:
                 return count
             except ssl.SSLZeroReturnError:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import msgspec
 
 from limiter.plans import plans
-from limiter.rules.resource import CLIENT, LISTENER, Resource
+from limiter.rules.resource import CERTIFICATE, CLIENT, LISTENER, Resource
 from limiter.rules.rule import DEFAULT_MAX_DELAY_S, Action, Rule
 from proxy.common.buffers import GatherRoom
 from proxy.control import LimitCommandReply, LimitCommandVerb
@@ -544,10 +544,12 @@ class Protocol:
         second_port_offset: where a broker has a second port, that port minus the main one; 0 is none. Sessions of both
             share what those of one broker do.
         kinds_meant: the kinds that may be meant by words that are none.
-        scopes: the kinds of scopes that its requests and connections have, besides client and listener: of
+        scopes: the kinds of scopes that its requests and connections have, besides those of all: of
             ``limiter.rules.resource.SCOPES``. A rule for one that no protocol in use has is an error.
         busy_attempts: how often clients try in all when they are refused as busy, by the language that sessions say
             they are written in. Of the others, once.
+        certificate_logins: clients may log in by the certificate that they show in TLS, which a broker does not see
+            where that ends before it.
     """
 
     name: str
@@ -566,10 +568,11 @@ class Protocol:
     kinds_meant: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     scopes: tuple[str, ...] = ()
     busy_attempts: Mapping[str, int] = field(default_factory=dict)
+    certificate_logins: bool = False
 
     def has(self, kind: str) -> bool:
         """Return whether its requests can be limited by rules of a kind, of resources or of scopes."""
-        return kind in (CLIENT, LISTENER, *self.scopes) or any(kind == each.name for each in self.kinds)
+        return kind in (CLIENT, CERTIFICATE, LISTENER, *self.scopes) or any(kind == each.name for each in self.kinds)
 
 
 def kinds_of(protocols: Iterable[Protocol]) -> tuple[Kind, ...]:

@@ -21,6 +21,7 @@ class Question(msgspec.Struct, frozen=True):
         producer_group: the producer group; empty leaves out limits of producer groups.
         user: the user that the client has logged in as; empty leaves out limits of users.
         vhost: the virtual host that it works in; empty leaves out limits of virtual hosts.
+        certificate: the name in its TLS certificate; empty leaves out limits of certificates.
         listener: name or scope of the listener that it comes through; empty is the only scope there is, or leaves
             out what limits listeners.
         at: a moment, as ISO 8601 writes it with its time zone: the rules of that moment, without live state; empty is
@@ -35,6 +36,7 @@ class Question(msgspec.Struct, frozen=True):
     at: str = ""
     user: str = ""
     vhost: str = ""
+    certificate: str = ""
 
 
 class QuestionError(ValueError):

@@ -744,6 +744,8 @@ class ConnectionState(msgspec.Struct, frozen=True):
         spooled: messages of it that are in the spool.
         links: the links that are attached, at most MAX_LINKS_SHOWN, those that wait first.
         more_links: how many others there are.
+        tls: the version of TLS that ends here, such as ``TLSv1.3``; empty without.
+        certificate: the name in the certificate that the client has shown; empty without one.
     """
 
     id: int
@@ -763,6 +765,8 @@ class ConnectionState(msgspec.Struct, frozen=True):
     spooled: int = 0
     links: tuple[LinkState, ...] = ()
     more_links: int = 0
+    tls: str = ""
+    certificate: str = ""
 
 
 class ResourceState(msgspec.Struct, frozen=True, gc=False):

@@ -48,6 +48,7 @@ class Certificates:
     def server(self, name: str = "server", *, clients: ssl.VerifyMode = ssl.CERT_NONE) -> ssl.SSLContext:
         """Return what a server speaks TLS by, and how it looks at clients' certificates."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.num_tickets = 0
         context.load_cert_chain(self.path(f"{name}.pem"), self.path(f"{name}.key"))
         if clients is not ssl.CERT_NONE:
             context.load_verify_locations(self.path("ca.pem"))

@@ -305,6 +305,8 @@ CONNECTIONS: Final = wire.ConnectionPage(
             spooled=50_000,
             links=(LinkState("orders-out", 0, True, "queue:orders", 20, 150, 48_210, 0, 1250, "/queues/orders"),),
             more_links=0,
+            tls="TLSv1.3",
+            certificate="orders-service",
         ),
     ),
     total=1,

@@ -109,7 +109,7 @@ class ConnectionsQuery(PageQuery):
     """Which connections."""
 
     search: str = Field(
-        "", max_length=255, description="part of the peer, client id, user, listener, a resource or link"
+        "", max_length=255, description="part of the peer, client id, user, certificate, listener, a resource or link"
     )
     resource: str = Field(
         "",
@@ -144,6 +144,9 @@ class ExplainQuery(Parameters):
     name: str = Field(min_length=1, description="name of the resource", examples=["orders"])
     client: str = Field("", description="the client's IP address; empty: leave out limits of clients")
     producer_group: str = Field("", description="the producer group; empty: leave out limits of producer groups")
+    certificate: str = Field(
+        "", description="the name in the client's TLS certificate; empty: leave out limits of certificates"
+    )
     user: str = Field("", description="the user; empty: leave out limits of users")
     vhost: str = Field("", description="the virtual host; empty: leave out limits of virtual hosts")
     listener: str = Field("", description="name or scope of the listener")

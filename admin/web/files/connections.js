@@ -109,14 +109,14 @@ export class ConnectionsView {
   row(/** @type {any} */ each) {
     const { client } = each;
     const product = [client.product || client.language, client.version].filter(Boolean).join(" ");
-    const about = [client.user && `user ${client.user}`, product].filter(Boolean).join(", ");
+    const about = [client.user && `user ${client.user}`, each.certificate && `certificate ${each.certificate}`, product].filter(Boolean).join(", ");
     const resources = each.resources.slice(0, 4);
     const more = each.resources.length - resources.length + each.more_resources;
     const perSecond = each.bytes_per_s ? each.bytes_per_s.client + each.bytes_per_s.broker : null;
     return h(
       "tr",
       {},
-      h("th", { scope: "row" }, h("span", { class: "nowrap" }, each.peer), each.exempt && h("span", { class: "tag" }, "exempt"), h("div", { class: "faint" }, listenerText(each.listener))),
+      h("th", { scope: "row" }, h("span", { class: "nowrap" }, each.peer), each.exempt && h("span", { class: "tag" }, "exempt"), h("div", { class: "faint" }, listenerText(each.listener), each.tls && ` (${each.tls})`)),
       h("td", { "data-label": "Client", class: "wrap" }, client.id || h("span", { class: "faint" }, "unknown"), about && h("div", { class: "faint" }, about)),
       h("td", { "data-label": "Resources", class: "wrap", title: each.resources.join("\n") || null }, resources.length ? resources.map((/** @type {string} */ text, /** @type {number} */ index) => [index > 0 && ", ", resourceOf(text)]) : h("span", { class: "faint" }, "–"), more > 0 && h("span", { class: "faint" }, ` and ${count(more)} more`), this.fold(each)),
       h("td", { "data-label": "Frames/s", class: "number", title: `${count(each.requests_total)} in all` }, rate(each.requests_per_s)),

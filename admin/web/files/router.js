@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 
 /** Kinds of limits that are of no resource: of who asks, and of all that match a rule together. */
-const NO_RESOURCES = ["client", "producer_group", "user", "vhost", "listener", "total"];
+const NO_RESOURCES = ["client", "producer_group", "certificate", "user", "vhost", "listener", "total"];
 
 /** @returns {{view: string, params: URLSearchParams}} what the address says. */
 export function place() {

@@ -126,6 +126,7 @@ PROTOCOL = Protocol(
     reads_by=lambda options: read_by(options.scan),
     half_closes=False,
     scopes=SCOPES,
+    certificate_logins=True,
     open_hub=Hub,
     held_bytes=attrgetter("held_bytes"),
     confirm_states=confirm_states,

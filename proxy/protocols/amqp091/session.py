@@ -67,6 +67,7 @@ class AMQP091Session(Session):
         options: AMQP091Options = context.options
         self._context = context
         self._connection = context.connection
+        self._signed_in = False
         self._tls = options.tls
         self._memory = {
             side: Memory(context.hub, options.max_waiting_bytes, options.max_waiting_bytes_in_all, context.wake)
@@ -262,8 +263,9 @@ class AMQP091Session(Session):
 
     def _who(self) -> ConnectionInfo:
         """Return whose requests they are; who has signed in has scopes of its own."""
-        if self._about.vhost and not self._connection.scopes:
-            self._connection = replace(self._connection, scopes=self._about.scopes())
+        if self._about.vhost and not self._signed_in:
+            self._signed_in = True
+            self._connection = replace(self._connection, scopes=(*self._connection.scopes, *self._about.scopes()))
         return self._connection
 
     def decided(self, batch: Batch, now_ns: int) -> None:

@@ -18,6 +18,7 @@ PROTOCOL = Protocol(
     reads_by=lambda options: read_by(options.scan),
     half_closes=False,
     scopes=SCOPES,
+    certificate_logins=True,
     kinds_meant=KINDS_MEANT,
 )
 """The entry point ``amqp10``."""

@@ -389,7 +389,8 @@ class AMQP10Session(Session, Reader):
                 # Before, frames of the client are counted one by one.
                 scanner.take_flows()
         if side is Side.CLIENT:
-            shared.connection = replace(shared.connection, scopes=self._about.scopes())
+            scopes = (*shared.connection.scopes, *self._about.scopes())
+            shared.connection = replace(shared.connection, scopes=scopes)
             shared.names.enter(self._about.vhost)
             shared.look_at_rules()
         if opened.idle_time_out_ms:

@@ -44,11 +44,14 @@ def described() -> Iterator[Described]:
     """Yield every metric that a sidecar can show."""
     # Of a reloader only this is read.
     reloader: Any = SimpleNamespace(failed=None)
+    # And of a plan.
+    plan: Any = SimpleNamespace(expiries=list)
     for family in chain(
         families(Snapshot()),
         log_families(None),
         families_of(Figures()),
         reload.families(reloader),
+        reload.certificate_families(plan),
         [server.refused_family(Refusals())],
     ):
         yield _described(family.metric)

@@ -109,6 +109,9 @@ class ModelReactor:
     def soon(self, call: Callable[[], None]) -> None:
         self._soon.append(call)
 
+    def read_on(self, fd: int) -> None:
+        """Read nothing: all that these wires have is in their hands."""
+
     def do_soon(self) -> None:
         while self._soon:
             self._soon.pop(0)()

@@ -107,8 +107,12 @@ def pair(certificates: Certificates) -> Iterator[MakePair]:
             near = near or (certificates.client() if broker else certificates.server())
             far = far or (certificates.server() if broker else certificates.client())
             far.minimum_version = far.maximum_version = _VERSIONS[version]
-            tls = BrokerTls(near, server_name) if broker else ClientTls(near, required=True)
-            wire = tls.over(Wire(one), reactor)
+            plain = Wire(one)
+            wire = (
+                BrokerTls(near).over(plain, reactor, server_name)
+                if broker
+                else ClientTls(near, required=True).over(plain, reactor)
+            )
             other = far.wrap_socket(
                 other,
                 server_side=broker,

@@ -1,0 +1,332 @@
+"""TLS as it is configured: certificates, keys and authorities from files, read again without a connection noticing.
+
+For the admin address and, on either side of them, for listeners. Only TLS 1.2 and 1.3, without renegotiation and
+compression. What is wrong with a file is said with the key that names it. The sockets are not in here.
+"""
+
+import ssl
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+from admin.common.errors import SettingsError
+from admin.config.faults import Origins
+from admin.config.settings import ListenerSettings
+from admin.config.toml_lines import Path as Place
+from proxy.net.tls import BrokerTls, ClientTls
+
+Side = Literal["client", "broker", "admin"]
+SOON: Final = timedelta(days=14)
+"""So long before a certificate ends it is warned of; the alert of ``deploy/prometheus`` says the same."""
+
+_VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+_ENDS_TLS: Final = ("accept", "require")
+_CLIENT_KEYS: Final = tuple(key for key in ListenerSettings.model_fields if key.startswith("tls_"))
+_BROKER_KEYS: Final = tuple(key for key in ListenerSettings.model_fields if key.startswith("broker_tls_"))
+_BEGIN: Final = "-----BEGIN CERTIFICATE-----"
+_END: Final = "-----END CERTIFICATE-----"
+#: Tags of DER: a time with two digits for the year, with four, and what an explicit version is in (RFC 5280, 4.1).
+_UTC_TIME: Final = 0x17
+_GENERALIZED_TIME: Final = 0x18
+_VERSION: Final = 0xA0
+
+
+class NamedFile(NamedTuple):
+    """A file, and the place of the key that names it."""
+
+    place: Place
+    path: str
+
+
+class Expiry(NamedTuple):
+    """Until when a certificate holds.
+
+    Attributes:
+        listener: whose it is; empty for the admin address.
+        side: to whom it is shown.
+        file: where it is.
+        ends: the first moment at which it, or one behind it in the file, does not hold any more.
+    """
+
+    listener: str
+    side: Side
+    file: str
+    ends: datetime
+
+
+def new_context(protocol: ssl._SSLMethod) -> ssl.SSLContext:
+    """Return a context for one side, with what holds for all."""
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    return context
+
+
+def load_certificate(context: ssl.SSLContext, certificate: NamedFile, key: NamedFile, origins: Origins) -> None:
+    """Have a context show a certificate.
+
+    Args:
+        context: that is to show it.
+        certificate: PEM, with the chain behind the certificate.
+        key: PEM, not encrypted.
+        origins: what faults are named by.
+
+    Raises:
+        SettingsError: the two are no certificate and its key.
+    """
+
+    def problem(of: NamedFile, what: str) -> SettingsError:
+        return SettingsError(origins.problem(of.place, what, of.path))
+
+    for each in (certificate, key):
+        _must_be_readable(each, origins)
+    try:
+        context.load_cert_chain(certificate.path, key.path, _no_password)
+    except _EncryptedError:
+        what = "is encrypted; decrypt it: openssl pkey -in OLD -out NEW, and chmod 600 NEW"
+        raise problem(key, what) from None
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            what = f"is not the key of {certificate.path}; name the key that goes with it"
+            raise problem(key, what) from None
+        if _holds(certificate.path, b"CERTIFICATE"):
+            raise problem(key, "has no key in it that can be read; name a PEM file with a private key") from None
+        raise problem(certificate, "has no certificate in it; name a PEM file with a certificate") from None
+
+
+def expiry(listener: str, side: Side, file: str) -> tuple[Expiry, ...]:
+    """Return until when the certificates in a PEM file hold; nothing if that cannot be read.
+
+    Args:
+        listener: whose they are.
+        side: to whom they are shown.
+        file: where they are.
+    """
+    try:
+        text = Path(file).read_text("ascii", errors="replace")
+        ends = [_not_after(ssl.PEM_cert_to_DER_cert(_BEGIN + each.partition(_END)[0] + _END)) for each in _after(text)]
+    except (OSError, ValueError, IndexError):
+        return ()
+    return (Expiry(listener, side, file, min(ends)),) if ends else ()
+
+
+def expiry_warnings(expiries: Iterable[Expiry], now: datetime) -> Iterator[str]:
+    """Say which certificates have ended, or will soon."""
+    for each in expiries:
+        if each.ends < now + SOON:
+            whose = f"listener {each.listener}" if each.listener else "the admin address"
+            ends = "has ended at" if each.ends <= now else "ends at"
+            yield f"{whose}: the certificate in {each.file} {ends} {each.ends:%Y-%m-%d %H:%M} UTC; renew it and reload"
+
+
+class ListenerTls:
+    """TLS of one listener, with its clients and with its broker.
+
+    Args:
+        settings: the listener's.
+        place: of the listener in the configuration.
+        origins: what faults are named by.
+
+    Attributes:
+        clients: for the data path; None if TLS with clients does not end here.
+        broker: likewise; None if the broker is spoken to without.
+        expiries: until when its own certificates hold, as far as that can be read.
+
+    Raises:
+        SettingsError: keys are missing or contradict each other, or a file is wrong; with a line for each fault.
+    """
+
+    def __init__(self, settings: ListenerSettings, place: Place, origins: Origins) -> None:
+        self._settings = settings
+        self._place = place
+        self._origins = origins
+        faults = [*self._faults()]
+        if faults:
+            raise SettingsError(faults)
+        self.clients: ClientTls | None = None
+        self.broker: BrokerTls | None = None
+        if settings.tls in _ENDS_TLS:
+            self.clients = ClientTls(self._client_context(), required=settings.tls == "require")
+        if settings.broker_tls:
+            self.broker = BrokerTls(self._broker_context(), settings.broker_tls_server_name or "")
+        self.expiries = self._expiries()
+
+    def read(self) -> Callable[[], None]:
+        """Read all files again; returns what has them hold for the connections to come.
+
+        Raises:
+            SettingsError: one is wrong now; what was read before goes on.
+        """
+        clients, broker = self.clients, self.broker
+        for_clients = None if clients is None else self._client_context()
+        for_broker = None if broker is None else self._broker_context()
+        expiries = self._expiries()
+
+        def put_in_force() -> None:
+            if clients is not None and for_clients is not None:
+                clients.context = for_clients
+            if broker is not None and for_broker is not None:
+                broker.context = for_broker
+            self.expiries = expiries
+
+        return put_in_force
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Return the files that it is read from."""
+        settings = self._settings
+        named = (
+            *(settings.tls_certificate_file, settings.tls_key_file, settings.tls_client_ca_file),
+            *(settings.broker_tls_ca_file, settings.broker_tls_certificate_file, settings.broker_tls_key_file),
+        )
+        return tuple(file for file in named if file is not None)
+
+    def _expiries(self) -> tuple[Expiry, ...]:
+        sides: tuple[tuple[Side, str | None], ...] = (
+            ("client", self._settings.tls_certificate_file),
+            ("broker", self._settings.broker_tls_certificate_file),
+        )
+        label = self._settings.label
+        return tuple(each for side, file in sides if file is not None for each in expiry(label, side, file))
+
+    def _faults(self) -> Iterator[str]:
+        """Yield what keys are missing, or mean nothing: who has written them believes that they do."""
+        settings = self._settings
+        if settings.tls in _ENDS_TLS:
+            if settings.tls_certificate_file is None or settings.tls_key_file is None:
+                yield self._fault("tls", "needs tls_certificate_file and tls_key_file")
+            if "tls" in settings.options:
+                yield self._fault("tls", "goes with no options.tls, which is for TLS that does not end here")
+            if settings.tls_client_ca_file is None and "tls_client_certificate" in settings.model_fields_set:
+                yield self._fault("tls_client_certificate", "needs tls_client_ca_file")
+        else:
+            for key in _CLIENT_KEYS:
+                if key in settings.model_fields_set:
+                    yield self._fault(key, 'means nothing without tls = "accept" or "require"')
+        if settings.broker_tls:
+            if "pass" in {settings.tls, settings.options.get("tls")}:
+                yield self._fault("broker_tls", 'contradicts tls = "pass": what clients encrypt would be so twice')
+            if (settings.broker_tls_certificate_file is None) != (settings.broker_tls_key_file is None):
+                given, other = "certificate", "key"
+                if settings.broker_tls_certificate_file is None:
+                    given, other = other, given
+                yield self._fault(f"broker_tls_{given}_file", f"goes with broker_tls_{other}_file; give both")
+            if not settings.broker_tls_verify and settings.broker_tls_ca_file is not None:
+                yield self._fault("broker_tls_verify", "contradicts broker_tls_ca_file; remove one")
+        else:
+            for key in _BROKER_KEYS:
+                if key in settings.model_fields_set:
+                    yield self._fault(key, "means nothing without broker_tls = true")
+
+    def _fault(self, key: str, what: str) -> str:
+        return self._origins.problem((*self._place, key), what, getattr(self._settings, key))
+
+    def _named(self, key: str) -> NamedFile:
+        return NamedFile((*self._place, key), getattr(self._settings, key))
+
+    def _client_context(self) -> ssl.SSLContext:
+        settings = self._settings
+        context = new_context(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = _VERSIONS[settings.tls_minimum_version]
+        # A client that sends and never reads would leave them unread: when it closes, the kernel would send a reset.
+        # And who resumes a session shows no certificate: one that is not trusted any more would go on for hours.
+        context.num_tickets = 0
+        if settings.tls_ciphers is not None:
+            try:
+                context.set_ciphers(settings.tls_ciphers)
+            except ssl.SSLError:
+                what = "names no cipher that there is; write them as `openssl ciphers` does"
+                raise SettingsError(self._fault("tls_ciphers", what)) from None
+        load_certificate(context, self._named("tls_certificate_file"), self._named("tls_key_file"), self._origins)
+        if settings.tls_client_ca_file is not None:
+            self._load_authorities(context, "tls_client_ca_file")
+            required = settings.tls_client_certificate == "require"
+            context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
+        return context
+
+    def _broker_context(self) -> ssl.SSLContext:
+        settings = self._settings
+        context = new_context(ssl.PROTOCOL_TLS_CLIENT)
+        if not settings.broker_tls_verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        elif settings.broker_tls_ca_file is None:
+            context.load_default_certs()
+        else:
+            self._load_authorities(context, "broker_tls_ca_file")
+        if settings.broker_tls_certificate_file is not None:
+            certificate, key = self._named("broker_tls_certificate_file"), self._named("broker_tls_key_file")
+            load_certificate(context, certificate, key, self._origins)
+        return context
+
+    def _load_authorities(self, context: ssl.SSLContext, key: str) -> None:
+        named = self._named(key)
+        _must_be_readable(named, self._origins)
+        try:
+            context.load_verify_locations(cafile=named.path)
+        except ssl.SSLError:
+            what = "has no certificate in it; name a PEM file with the certificates of authorities"
+            raise SettingsError(self._fault(key, what)) from None
+
+
+class _EncryptedError(Exception):
+    """The key wants a password."""
+
+
+def _no_password() -> str:
+    # Without this, OpenSSL would ask on the terminal.
+    raise _EncryptedError
+
+
+def _must_be_readable(named: NamedFile, origins: Origins) -> None:
+    try:
+        with open(named.path, "rb"):  # noqa: PTH123 - a name that is no path at all must be an error here, too
+            pass
+    except (OSError, ValueError) as error:
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        what = f"cannot be read: {reason}; name a PEM file"
+        raise SettingsError(origins.problem(named.place, what, named.path)) from None
+
+
+def _holds(file: str, what: bytes) -> bool:
+    with open(file, "rb") as opened:  # noqa: PTH123 - as above
+        return b"-----BEGIN " in (content := opened.read()) and what in content
+
+
+def _after(text: str) -> list[str]:
+    return text.split(_BEGIN)[1:]
+
+
+def _not_after(certificate: bytes) -> datetime:
+    """Return the end of a certificate in DER, by the structure of RFC 5280, 4.1.
+
+    Raises:
+        ValueError: it has not that structure.
+        IndexError: likewise.
+    """
+    _, start, _ = _element(certificate, 0)
+    _, start, _ = _element(certificate, start)
+    tag, _, end = _element(certificate, start)
+    # Serial number, algorithm, issuer; a version may stand before them.
+    for _ in range(3 if tag == _VERSION else 2):
+        _, _, end = _element(certificate, end)
+    _, start, _ = _element(certificate, end)
+    _, _, end = _element(certificate, start)
+    tag, start, end = _element(certificate, end)
+    if tag not in {_UTC_TIME, _GENERALIZED_TIME}:
+        raise ValueError(f"tag {tag:#x} is no time")
+    text = certificate[start:end].decode("ascii")
+    if tag == _UTC_TIME:
+        # As RFC 5280, 4.1.2.5.1 says.
+        text = ("19" if text[:2] >= "50" else "20") + text
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
+
+
+def _element(der: bytes, at: int) -> tuple[int, int, int]:
+    """Return the tag of an element of DER, where its content begins, and where it ends."""
+    length, start = der[at + 1], at + 2
+    if length >= 0x80:
+        start += length - 0x80
+        length = int.from_bytes(der[at + 2 : start])
+    return der[at], start, start + length
