@@ -6,12 +6,23 @@ from pathlib import Path
 from typing import Final
 
 import trustme
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.hazmat.primitives.serialization.pkcs12 import PKCS12Certificate, serialize_java_truststore
+from cryptography.x509 import load_pem_x509_certificate
 
 HOST: Final = "127.0.0.1"
+PASSWORD: Final = "password"
+_STORE: Final = BestAvailableEncryption(PASSWORD.encode())
 
 
 class Certificates:
-    """PEM files in a folder: ``ca.pem``, and for each name NAME.pem with its chain and NAME.key.
+    """PEM files in a folder: ``ca.pem``, and for each name NAME.pem with its chain, NAME.key, and NAME-both.pem.
 
     Args:
         folder: where the files are written.
@@ -42,8 +53,21 @@ class Certificates:
             not_before=now - timedelta(days=100),
             not_after=now + timedelta(days=days),
         )
-        issued.private_key_pem.write_to_path(self.path(f"{name}.key"))
-        Path(self.path(f"{name}.pem")).write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+        # In PKCS 8, as Netty will have it.
+        key = load_pem_private_key(issued.private_key_pem.bytes(), None)
+        key_pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        Path(self.path(f"{name}.key")).write_bytes(key_pem)
+        chain = b"".join(blob.bytes() for blob in issued.cert_chain_pems)
+        Path(self.path(f"{name}.pem")).write_bytes(chain)
+        Path(self.path(f"{name}-both.pem")).write_bytes(key_pem + chain)
+
+    def trust_store(self) -> str:
+        """Return the path of a trust store for Java with the authority in it; its password is PASSWORD."""
+        authority = load_pem_x509_certificate(self._authority.cert_pem.bytes())
+        store = serialize_java_truststore([PKCS12Certificate(authority, b"authority")], _STORE)
+        path = Path(self.path("trust.p12"))
+        path.write_bytes(store)
+        return str(path)
 
     def server(self, name: str = "server", *, clients: ssl.VerifyMode = ssl.CERT_NONE) -> ssl.SSLContext:
         """Return what a server speaks TLS by, and how it looks at clients' certificates."""

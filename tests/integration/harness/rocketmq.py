@@ -55,6 +55,7 @@ class RocketMQ:
         advertised_host: the address that clients are told; the broker itself is on 127.0.0.1.
         settings: of the broker, on top of those that suit most tests.
         flush_ms: what a flush of the broker's disk takes; None leaves the disk as it is.
+        java_options: of both Java machines.
 
     Attributes:
         namesrv: ``host:port`` of the name server, what clients are configured with.
@@ -74,6 +75,7 @@ class RocketMQ:
         advertised_host: str,
         settings: Mapping[str, str] = _NO_SETTINGS,
         flush_ms: int | None = None,
+        java_options: tuple[str, ...] = (),
     ) -> None:
         self.host = BROKER_HOST
         self.advertised_host = advertised_host
@@ -84,7 +86,7 @@ class RocketMQ:
         self._namesrv_port = namesrv_port
         self._stack = contextlib.ExitStack()
         (home / "conf").mkdir(parents=True)
-        broker_options: tuple[str, ...] = BROKER_MEMORY
+        broker_options: tuple[str, ...] = (*BROKER_MEMORY, *java_options)
         classpath = rocketmq_classpath()
         if flush_ms is not None:
             classpath = f"{classpath}:{compiled_java(ROCKETMQ)}"
@@ -94,7 +96,7 @@ class RocketMQ:
             namesrv_conf = home / "namesrv.conf"
             namesrv_conf.write_text(name_server_conf(namesrv_port), encoding="utf-8")
             namesrv = self._start(
-                *(home, "namesrv", rocketmq_classpath(), NAME_SERVER_MEMORY),
+                *(home, "namesrv", rocketmq_classpath(), (*NAME_SERVER_MEMORY, *java_options)),
                 *("namesrv.NamesrvStartup", "-c", str(namesrv_conf)),
             )
             starting.callback(namesrv.kill)

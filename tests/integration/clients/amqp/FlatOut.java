@@ -13,13 +13,15 @@ import java.util.concurrent.ConcurrentNavigableMap;
 import java.util.concurrent.ConcurrentSkipListMap;
 import java.util.concurrent.Semaphore;
 import java.util.concurrent.TimeUnit;
+import javax.net.ssl.SSLContext;
 
 /**
  * Publishes to several queues in turn over one channel, with many publishes waiting for their confirms.
  *
  * <p>Arguments: host, port, seconds, queue… The body of a message is its number, for each queue from 0. Prints one line
  * of JSON: for each queue the numbers that were acked, those that were nacked, and what else went wrong. With
- * DELIVERY_MODE=2 in the environment messages are persistent; AT_ONCE is how many publishes to all queues wait at a time.
+ * DELIVERY_MODE=2 in the environment messages are persistent; AT_ONCE is how many publishes to all queues wait at a time;
+ * with TLS=1 it speaks TLS, by the machine's trust store and key store, and verifies the host's name.
  */
 public final class FlatOut {
     private static final int AT_ONCE = Integer.parseInt(System.getenv().getOrDefault("AT_ONCE", "500"));
@@ -31,6 +33,10 @@ public final class FlatOut {
         factory.setHost(args[0]);
         factory.setPort(Integer.parseInt(args[1]));
         factory.setAutomaticRecoveryEnabled(false);
+        if ("1".equals(System.getenv("TLS"))) {
+            factory.useSslProtocol(SSLContext.getDefault());
+            factory.enableHostnameVerification();
+        }
         long runNanos = Long.parseLong(args[2]) * 1_000_000_000L;
         BasicProperties properties =
                 "2".equals(System.getenv("DELIVERY_MODE")) ? MessageProperties.MINIMAL_PERSISTENT_BASIC : null;

@@ -2,11 +2,13 @@
 
 Arguments: host, port, seconds, queue… The body of a message is its number, for each queue from 0. Prints one line of
 JSON: for each queue the numbers that were acked, those that were nacked, and what else went wrong. With
-DELIVERY_MODE=2 in the environment messages are persistent.
+DELIVERY_MODE=2 in the environment messages are persistent. With TLS_CA, the PEM file of an authority, it speaks TLS,
+and with TLS_CERTIFICATE, that of a certificate with its key, it shows that.
 """
 
 import json
 import os
+import ssl
 import sys
 import time
 
@@ -16,7 +18,13 @@ import pika.exceptions
 
 def main(host: str, port: str, seconds: str, *queues: str) -> None:
     """Publish until the time is over and print the report."""
-    connection = pika.BlockingConnection(pika.ConnectionParameters(host, int(port), heartbeat=0))
+    tls = None
+    if authority := os.environ.get("TLS_CA"):
+        context = ssl.create_default_context(cafile=authority)
+        if certificate := os.environ.get("TLS_CERTIFICATE"):
+            context.load_cert_chain(certificate)
+        tls = pika.SSLOptions(context, host)
+    connection = pika.BlockingConnection(pika.ConnectionParameters(host, int(port), heartbeat=0, ssl_options=tls))
     channel = connection.channel()
     for queue in queues:
         channel.queue_declare(queue, durable=True)

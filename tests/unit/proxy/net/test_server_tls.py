@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
+from certificates import HOST, Certificates
 from trio.testing import MockClock
 
 from proxy.net import proxy_protocol
 from proxy.net.server import ListenerConfig
 from proxy.net.tls import BrokerTls, ClientTls
-from tests.support.certificates import HOST, Certificates
 
 if TYPE_CHECKING:
     from proxy.protocols.base import Protocol

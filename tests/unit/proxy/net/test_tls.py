@@ -12,11 +12,11 @@ from contextlib import ExitStack, suppress
 from select import EPOLLIN
 
 import pytest
+from certificates import HOST, Certificates
 
 from proxy.net.reactor import Reactor
 from proxy.net.sockets import Wire
 from proxy.net.tls import BrokerTls, ClientTls, TlsError, TlsWire, name_in, shake_hands
-from tests.support.certificates import HOST, Certificates
 
 Versions = pytest.mark.parametrize("version", ["TLSv1.2", "TLSv1.3"])
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
