@@ -15,7 +15,7 @@ from admin.config.rulebook import BUILT_IN
 from admin.config.settings import DEFAULT_SCOPE, UNLIMITED, Limit, LimitSettings, Settings
 from admin.config.toml_lines import Path as Place
 from limiter.rules.patterns import DEFAULT_PATTERN, Matcher
-from limiter.rules.resource import LISTENER, SCOPES
+from limiter.rules.resource import CERTIFICATE, LISTENER, SCOPES
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
 from proxy.protocols.base import Kind
@@ -51,6 +51,7 @@ def about(settings: Settings, rules: RuleSet, kinds: Sequence[Kind], origins: Or
     found += _unlike_in_scope(settings, origins)
     found += _believes_anybody(settings, origins)
     found += _unused_scopes(settings, rules, origins)
+    found += _uncertified(settings, origins)
     limiting = [rule for rule in rules.rules if rule.limits]
     if sources <= {BUILT_IN} and not limiting:
         found.append("no limit is given, and the protocol has none of its own: everything passes")
@@ -200,6 +201,17 @@ def _believes_anybody(settings: Settings, origins: Origins) -> Iterable[str]:
             if network.prefixlen == 0:
                 what = "lets every client say who it is; name the load balancers only"
                 yield origins.problem(("listeners", index, "proxy_protocol_from", number), what, str(network))
+
+
+def _uncertified(settings: Settings, origins: Origins) -> Iterable[str]:
+    """Name the limits by certificates while no client is asked for one."""
+    if not settings.listeners or any(listener.tls_client_ca_file is not None for listener in settings.listeners):
+        return
+    for index, limit in enumerate(settings.limits):
+        for key in ("kind", "fair_by"):
+            if getattr(limit, key) == CERTIFICATE:
+                what = "no listener asks clients for certificates; give it tls_client_ca_file"
+                yield origins.problem(("limits", index, key), what, CERTIFICATE)
 
 
 def _unused_scopes(settings: Settings, rules: RuleSet, origins: Origins) -> Iterable[str]:

@@ -26,7 +26,7 @@ def relays_unread(first: int, tls: Tls) -> bool:
             raise Close(
                 "tls",
                 "the client began a TLS handshake, which this listener does not decode; turn TLS off in the "
-                'client, or give the listener the option tls = "pass" to relay it unlimited',
+                'client, or give the listener a certificate and tls = "accept", or tls = "pass" to relay it unlimited',
             )
         return True
     if first in _PROXY_PROTOCOL:

@@ -16,8 +16,8 @@ class AMQP091Options:
     """What can be set for an AMQP 0.9.1 listener.
 
     Attributes:
-        tls: for clients that begin with a TLS handshake, which Sluice does not decode: ``refuse`` closes the
-            connection, ``pass`` relays it unread, without limits.
+        tls: for clients that begin with a TLS handshake, where that does not end at the listener: ``refuse`` closes
+            the connection, ``pass`` relays it unread, without limits.
         max_waiting_bytes: what may wait of one connection in each direction, with what it takes in memory; over it
             that side is not read until some of it has gone on.
         max_waiting_bytes_in_all: likewise of all connections to a broker; over it no side is read of which more

@@ -68,8 +68,8 @@ class RocketMQOptions:
     """What can be set for a RocketMQ listener.
 
     Attributes:
-        tls: for clients that begin with a TLS handshake, which Sluice does not decode: ``refuse`` closes the
-            connection, ``pass`` relays it unread, without limits.
+        tls: for clients that begin with a TLS handshake, where that does not end at the listener: ``refuse`` closes
+            the connection, ``pass`` relays it unread, without limits.
         max_frame_bytes: longest frame, its length word included. A longer one ends the connection, as it would at the
             broker.
         remote_view_from: networks of clients that may ask Sluice for the limits in force (request 9002).

@@ -196,3 +196,15 @@ def test_confirms_by_consumers_need_no_limit(write: Write) -> None:
     exchange = QUEUE.replace("queue", "exchange") + says + "confirm_queues = 2\n"
     for text in (QUEUE + says, exchange):
         assert warnings(write(text)) == []
+
+
+def test_limits_by_certificates_that_nobody_is_asked_for_are_named(write: Write) -> None:
+    limits = (
+        '[[limits]]\nkind = "certificate"\nname = "a"\nrate = 1\n'
+        '[[limits]]\nkind = "topic"\nname = "a"\nrate = 1\nfair_by = "certificate"\n'
+    )
+    told = "no listener asks clients for certificates; give it tls_client_ca_file"
+    assert warnings(write(LISTENER + limits)) == [
+        f'sluice.toml:5: limits[0].kind = "certificate": {told}',
+        f'sluice.toml:12: limits[1].fair_by = "certificate": {told}',
+    ]

@@ -48,7 +48,7 @@ def test_a_kind_that_is_none_names_those_that_there_are() -> None:
         READER.read("shelf", "a", {"rate": 1}, "edit")
     ((field, what),) = caught.value.problems
     assert field == "kind"
-    assert what.startswith('no kind "shelf"; there are client, ')
+    assert what.startswith('no kind "shelf"; there are certificate, client, ')
     with pytest.raises(FieldError, match='no kind "topc"; did you mean "topic"'):
         READER.read("topc", "a", {"rate": 1}, "edit")
 

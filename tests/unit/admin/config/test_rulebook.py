@@ -17,7 +17,7 @@ from proxy.protocols.base import Kind, kinds_of
 Write = Callable[[str], str]
 PAIR = Flags(listen=["127.0.0.1:1"], broker=["127.0.0.1:2"])
 FORM = "KIND:NAME-or-glob=RATE/s, =0/s or =unlimited, with a number of messages per second, e.g. topic:orders=500/s"
-KINDS = "client, listener, producer_group, retry_group, subscription, topic, transaction"
+KINDS = "certificate, client, listener, producer_group, retry_group, subscription, topic, transaction"
 TOPIC = '[[limits]]\nkind = "topic"\nname = "a"\n'
 
 
@@ -201,14 +201,15 @@ def test_a_scope_that_no_protocol_in_use_has_is_refused_and_said_to_be() -> None
         f"--limit 'user:alice=1/s': kind 'user' is unknown; rocketmq knows no user; {there_are}",
         f"--limit 'vhost:/=1/s': kind 'vhost' is unknown; rocketmq knows no vhost; {there_are}",
     ]
-    with pytest.raises(FieldError, match='no kind "user"; rocketmq knows no user; there are client, listener, '):
+    with pytest.raises(FieldError, match='no kind "user"; rocketmq knows no user; there are certificate, client, '):
         plan().rulebook.reader.target("user", "alice")
 
 
 def test_shares_of_what_no_protocol_in_use_tells_apart_are_refused(write: Write) -> None:
     (line,) = lines(TOPIC + 'rate = 5\nfair_by = "user"\n', write=write)
     assert line.endswith(
-        'limits[0].fair_by: rule topic:a: fair_by "user", but rocketmq knows no user; allowed: client, producer_group'
+        'limits[0].fair_by: rule topic:a: fair_by "user", but rocketmq knows no user;'
+        " allowed: client, producer_group, certificate"
     )
 
 
@@ -220,8 +221,8 @@ def test_a_protocol_says_which_scopes_there_are() -> None:
     texts = limits("user:alice=1/s", "vhost:/=2/s", "queue:a=3/s", "client:*=4/s")
     rules = build(load(None, {}, texts), (logged_in,), ()).rule_set().rules
     assert [rule.name for rule in rules] == ["user:alice", "vhost:/", "queue:a", "client:*"]
-    assert [*RuleReader((logged_in,), ()).kinds] == ["queue", "client", "user", "vhost", "listener"]
-    assert [*RuleReader((protocol, logged_in), ()).kinds][-5:] == list(SCOPES)
+    assert [*RuleReader((logged_in,), ()).kinds] == ["queue", "client", "certificate", "user", "vhost", "listener"]
+    assert [*RuleReader((protocol, logged_in), ()).kinds][-6:] == list(SCOPES)
     # With two protocols, each kind has the scopes of its own.
     reader = RuleReader((protocol, logged_in), ())
     assert reader.read("queue", "a", {"rate": 1, "fair_by": "user"}, "an edit").fair_by == "user"

@@ -3,6 +3,7 @@ from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
+from certificates import Certificates
 
 from admin.common.errors import SettingsError
 from admin.config.sources import Flags, load
@@ -305,3 +306,62 @@ def test_listeners_that_are_none_hide_no_other_fault(write: Write) -> None:
     given = Flags(listen=["a:1"], broker=["a:2", "a:3"])
     told = lines('[[listeners]]\nlisten = "x"\nbroker = "y"\n' + limit, given, write)
     assert [line.split(" ")[:2] for line in told] == [["--listen", "is"], ["sluice.toml:7:", "limits[0].rate"]]
+
+
+def with_tls(made: Certificates, *more: str) -> str:
+    return "\n".join(
+        (
+            f'{_LISTENER}tls = "require"',
+            f'tls_certificate_file = "{made.path("server.pem")}"',
+            f'tls_key_file = "{made.path("server.key")}"',
+            *more,
+        )
+    )
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Certificates:
+    certificates = Certificates(tmp_path)
+    certificates.issue("server", "127.0.0.1")
+    return certificates
+
+
+def test_listeners_get_their_tls_and_the_protocol_hears_nothing_of_it(write: Write, made: Certificates) -> None:
+    more = ("broker_tls = true", f'broker_tls_ca_file = "{made.path("ca.pem")}"')
+    planned = plan(with_tls(made, *more), Flags(), write)
+    (listener,) = planned.data_path_config().listeners
+    assert listener.client_tls is not None
+    assert listener.client_tls.required
+    assert listener.broker_tls is not None
+    assert planned.listeners[0].options == RocketMQOptions()
+    assert planned.warnings() == []
+    assert {made.path(name) for name in ("server.pem", "server.key", "ca.pem")} < set(planned.files)
+
+
+def test_faults_of_tls_name_their_line(write: Write) -> None:
+    text = _LISTENER + 'tls_key_file = "a"\n'
+    assert lines(text, Flags(), write) == [
+        'sluice.toml:4: listeners[0].tls_key_file = "a": means nothing without tls = "accept" or "require"'
+    ]
+
+
+def test_a_broker_that_is_not_verified_is_warned_of(write: Write) -> None:
+    (warning,) = plan(f"{_LISTENER}broker_tls = true\nbroker_tls_verify = false\n", Flags(), write).warnings()
+    assert warning.startswith(
+        "listener 127.0.0.1:1: broker_tls_verify = false: whoever is between Sluice and the broker"
+    )
+
+
+@pytest.mark.parametrize(("protocol", "warned"), [("rocketmq", False), ("amqp", True), ("amqp091", True)])
+def test_logins_by_certificates_that_the_broker_does_not_see_are_warned_of(
+    write: Write, made: Certificates, protocol: str, *, warned: bool
+) -> None:
+    text = with_tls(made, f'protocol = "{protocol}"', f'tls_client_ca_file = "{made.path("ca.pem")}"')
+    warnings = plan(text, Flags(), write).warnings()
+    assert any("SASL EXTERNAL" in warning for warning in warnings) is warned
+
+
+def test_certificates_that_end_soon_are_warned_of(write: Write, made: Certificates) -> None:
+    made.issue("server", "127.0.0.1", days=3)
+    (warning,) = plan(with_tls(made), Flags(), write).warnings()
+    assert "server.pem ends at " in warning

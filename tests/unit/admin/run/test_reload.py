@@ -1,10 +1,12 @@
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
+from shutil import copyfile
 
 import pytest
 import structlog
 import trio
+from certificates import Certificates
 
 from admin.config.sources import Flags, load
 from admin.edits.model import Author, ReloadError, ReloadReport
@@ -27,7 +29,8 @@ def make(tmp_path: Path) -> Make:
         file.write_text(text, encoding="utf-8")
 
         def plan() -> Plan:
-            return compose(load(str(file), {}, Flags(listen=["127.0.0.1:1"], broker=["127.0.0.1:2"])))
+            pair = Flags() if "[[listeners]]" in text else Flags(listen=["127.0.0.1:1"], broker=["127.0.0.1:2"])
+            return compose(load(str(file), {}, pair))
 
         first = plan()
         return reload.Reloader(plan, first, EditService(first.rulebook, MemoryStore()), Keyring(first.access))
@@ -243,3 +246,41 @@ async def test_a_sidecar_watches_all_that_it_was_configured_by_if_it_is_asked_to
 
     await nursery.start(partial(sidecar.run, plan(), load=plan, environ={"STATE_DIRECTORY": str(tmp_path)}))
     assert watched == ([str(file), str(tokens)] if wanted else [])
+
+
+async def test_certificates_are_read_again_together_and_only_if_all_are_right(make: Make, tmp_path: Path) -> None:
+    made = Certificates(tmp_path)
+    made.issue("server", "127.0.0.1")
+    made.issue("renewed", "127.0.0.1", days=30)
+    reloader = make(
+        f"""
+        [[listeners]]
+        name = "main"
+        listen = "127.0.0.1:1"
+        broker = "127.0.0.1:2"
+        tls = "require"
+        tls_certificate_file = "{made.path("server.pem")}"
+        tls_key_file = "{made.path("server.key")}"
+        broker_tls = true
+        broker_tls_ca_file = "{made.path("ca.pem")}"
+        """
+    )
+
+    def ends() -> list[str]:
+        return [line for family in reload.certificate_families(reloader.plan) for line in family.texts]
+
+    tls = reloader.plan.listeners[0].tls
+    assert tls.clients is not None
+    first, ended = tls.clients.context, ends()
+    assert ended[0].startswith('sluice_tls_certificate_expiry_timestamp_seconds{listener="main",side="client"} ')
+    copyfile(made.path("renewed.pem"), made.path("server.pem"))
+    with pytest.raises(ReloadError, match=r"is not the key of .*server\.pem"):
+        await reloader(SOMEBODY, False)
+    assert (tls.clients.context, ends()) == (first, ended)
+    copyfile(made.path("renewed.key"), made.path("server.key"))
+    await reloader(SOMEBODY, True)
+    assert (tls.clients.context, ends()) == (first, ended)
+    await reloader(SOMEBODY, False)
+    assert tls.clients.context is not first
+    assert ends() != ended
+    assert reloader.plan.listeners[0].tls is tls

@@ -3,8 +3,10 @@ import io
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
+from certificates import Certificates
 
 from admin.config import plugins
 from admin.config.sources import Flags, load
@@ -245,7 +247,7 @@ def test_the_order_of_the_limits_of_one_request_is_said(write: Write) -> None:
         "3 listener its own limit",
         (
             "All must admit it; what one refuses spends nothing in the others. What is consumed (subscription)"
-            " belongs to no client, producer_group or listener."
+            " belongs to no client, producer_group, certificate or listener."
         ),
     ]
 
@@ -315,3 +317,24 @@ def test_exempt_clients_and_bounds_of_connections_are_shown(write: Write) -> Non
     assert section("Listeners", write(LISTENER + more))[1].startswith(
         "127.0.0.1:1 127.0.0.1:2 rocketmq main default 10.0.0.1/32, ::/0 5 per client, 2.5 new/s"
     )
+
+
+def test_tls_on_either_side_is_shown(write: Write, tmp_path: Path) -> None:
+    made = Certificates(tmp_path)
+    made.issue("server", "127.0.0.1")
+    more = f"""
+        tls = "require"
+        tls_certificate_file = "{made.path("server.pem")}"
+        tls_key_file = "{made.path("server.key")}"
+        tls_client_ca_file = "{made.path("ca.pem")}"
+        tls_client_certificate = "accept"
+        broker_tls = true
+        broker_tls_verify = false
+    """
+    assert section("Listeners", write(LISTENER + more)) == [
+        "listen broker protocol name scope TLS from",
+        (
+            "127.0.0.1:1 127.0.0.1:2 rocketmq main default required from clients, certificates accepted; to the broker,"
+            " unverified sluice.toml:1"
+        ),
+    ]

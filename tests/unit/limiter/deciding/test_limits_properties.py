@@ -44,15 +44,13 @@ def rules(draw: st.DrawFn) -> Rule:
     action: Action = draw(st.sampled_from(["reject", "reject", "shadow", "delay", "delay", "off"]))
     more: dict[str, Any] = {}
     if kind in ("topic", "listener") and draw(st.booleans()):
-        more["fair_by"] = draw(st.sampled_from(["client", "producer_group", "user"]))
+        more["fair_by"] = draw(st.sampled_from(["client", "producer_group", "certificate", "user"]))
     if action != "delay" and draw(st.booleans()):
         more["break_s"] = 0
-    exact = {"topic": "a", "client": "10.0.0.1", "producer_group": "g", "user": "u", "vhost": "v", "listener": "main"}[
-        kind
-    ]
+    exact = {"topic": "a", "client": "10.0.0.1", "producer_group": "g", "certificate": "c", "user": "u", "vhost": "v"}
     return Rule(
         kind,
-        "*" if shared else draw(st.sampled_from(["*", exact])),
+        "*" if shared else draw(st.sampled_from(["*", exact.get(kind, "main")])),
         draw(RATES),
         burst_s=draw(st.sampled_from([1.0, 2.5])),
         count=draw(st.sampled_from(["messages", "requests"])),
@@ -71,7 +69,9 @@ ASKERS = st.builds(
     st.sampled_from(["", "g", "h"]),
     st.just("main"),
     st.just(value=False),
-    scopes=st.sampled_from([(), (Resource("user", "u"), Resource("vhost", "v")), (Resource("user", "w"),)]),
+    scopes=st.sampled_from(
+        [(), (Resource("user", "u"), Resource("vhost", "v")), (Resource("certificate", "c"), Resource("user", "w"))]
+    ),
     by_answer=st.just(value=False),
     refusable=st.booleans(),
     asks=st.sampled_from(["all", "all", "delaying", "refusing"]),

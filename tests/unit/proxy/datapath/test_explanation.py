@@ -37,7 +37,7 @@ RULES = (
     Rule("listener", "one", 5000, fair_by="client"),
 )
 THERE_ARE = "main (scope one), vip (scope one), other (scope two)"
-KNOWN = "topic, subscription, client, producer_group, listener"
+KNOWN = "topic, subscription, client, producer_group, certificate, listener"
 ALL = Question("topic", "orders", "10.1.2.3", "g", "main")
 
 
