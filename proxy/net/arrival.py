@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from proxy.net import proxy_protocol
 from proxy.net.proxy_protocol import Header, HeaderError
-from proxy.net.reactor import FLOOD, Reactor, Watched
+from proxy.net.reactor import CLIENT, FLOOD, Reactor, Watched
 from proxy.net.sockets import Wire
 from proxy.net.tls import ClientTls, TlsError, TlsWire, Waits, shake_hands
 
@@ -90,7 +90,8 @@ class Arrival(Watched):
         on_arrived: Callable[[Arrived], None],
         on_failed: Callable[[Exception], None],
     ) -> None:
-        super().__init__(reactor, wire.fileno())
+        # A step of a handshake takes about as long as a large read, and open connections go before it.
+        super().__init__(reactor, wire.fileno(), CLIENT if tls is None else FLOOD)
         self.wire = wire
         self._peer = peer
         self._timeout_s = timeout_s
@@ -165,8 +166,6 @@ class Arrival(Watched):
         if first != _HANDSHAKE and not tls.required:
             return
         self._waits_for = "complete TLS handshake"
-        # It takes about as long as a large read, and established connections go before it.
-        self.move(FLOOD)
         self.wire = wire = tls.over(self.wire, self.reactor)
         try:
             yield from shake_hands(wire)

@@ -149,6 +149,8 @@ class TlsWire(Wire):
         self._read: Callable[[int, memoryview], int] = self._tls.read  # type: ignore[assignment] # as said
         self._reactor = reactor
         self._meanings = meanings
+        #: It is up to this side to say the first word of the handshake, and that is over.
+        self._begins, self._shaken = server_name is not None, False
         #: Ciphertext that the kernel has not taken yet.
         self._unsent: Sequence[Buffer] = ()
         #: There may be plaintext that needs nothing more from the socket.
@@ -166,32 +168,42 @@ class TlsWire(Wire):
             TlsError: the two cannot agree, or one does not trust the other.
             OSError: the socket failed, or the peer has left.
         """
-        while True:
-            done, failed = False, None
-            try:
-                self._tls.do_handshake()
-                done = True
-            except ssl.SSLWantReadError:
-                pass
-            except (ssl.SSLError, ssl.CertificateError) as error:
-                failed = TlsError(_said(error, self._meanings))
-            # What is said of a failure, too, or the peer does not know why it is left.
-            with suppress(*((OSError,) if failed else ())):
-                self._unsent = super().send_now([*self._unsent, self._outgoing.read()])
-            if failed is not None:
-                raise failed
+        if self._unsent:
+            self._unsent = super().send_now(self._unsent)
             if self._unsent:
                 return EPOLLOUT
-            if done:
-                self._tell_unread(unread=bool(self._incoming.pending))
-                self._left = bool(self._incoming.pending)
-                return 0
-            count = super().receive_into(_SCRATCH[:_PIECE_BYTES])
-            if count is None:
-                return EPOLLIN
-            if not count:
-                raise TlsError("it left in the middle of the handshake")
-            self._incoming.write(_SCRATCH[:count])
+        while not self._shaken:
+            if self._begins:
+                self._begins = False
+            else:
+                count = super().receive_into(_SCRATCH[:_PIECE_BYTES])
+                if count is None:
+                    return EPOLLIN
+                if not count:
+                    raise TlsError("it left in the middle of the handshake")
+                self._incoming.write(_SCRATCH[:count])
+            self._take_step()
+            if self._unsent:
+                return EPOLLOUT
+        self._left = bool(self._incoming.pending)
+        self._tell_unread(unread=self._left)
+        return 0
+
+    def _take_step(self) -> None:
+        failed = None
+        try:
+            self._tls.do_handshake()
+            self._shaken = True
+        except ssl.SSLWantReadError:
+            pass
+        except (ssl.SSLError, ssl.CertificateError) as error:
+            failed = TlsError(_said(error, self._meanings))
+        if said := self._outgoing.read():
+            # Of a failure, too, or the peer does not know why it is left.
+            with suppress(*((OSError,) if failed else ())):
+                self._unsent = super().send_now([said])
+        if failed is not None:
+            raise failed
 
     @property
     def version(self) -> str:
