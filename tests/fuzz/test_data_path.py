@@ -1,6 +1,7 @@
 """The whole data path over loopback sockets: recorded connections unchanged, and nobody disturbed by a bad one."""
 
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -8,9 +9,11 @@ from random import Random
 
 import pytest
 import trio
+from certificates import HOST, Certificates
 from playbook import frames
 from playbook.captures import CAPTURES, Capture
 from playbook.trial import random_pieces
+from tls_stream import TlsStream
 
 from limiter.rules.limit_text import parse_limit
 from limiter.rules.rule_set import RuleSet
@@ -18,6 +21,7 @@ from proxy.datapath.datapath import DataPathConfig, LocalDataPath
 from proxy.deciding.pipeline import HandlerConfig
 from proxy.deciding.rate_limit import PLUGIN, RateLimitOptions
 from proxy.net.server import ListenerConfig
+from proxy.net.tls import BrokerTls, ClientTls
 from proxy.protocols.rocketmq import PROTOCOL
 from proxy.protocols.rocketmq.options import RocketMQOptions
 
@@ -29,7 +33,9 @@ Serve = Callable[[trio.SocketStream], Awaitable[None]]
 
 
 @asynccontextmanager
-async def data_path(serve: Serve) -> AsyncIterator[LocalDataPath]:
+async def data_path(
+    serve: Serve, *, client_tls: ClientTls | None = None, broker_tls: BrokerTls | None = None
+) -> AsyncIterator[LocalDataPath]:
     """Run a data path with high limits in front of a broker that serves each connection so."""
 
     async def serve_client(stream: trio.SocketStream) -> None:
@@ -40,7 +46,11 @@ async def data_path(serve: Serve) -> AsyncIterator[LocalDataPath]:
     async with trio.open_nursery() as nursery:
         listeners = await nursery.start(partial(trio.serve_tcp, serve_client, 0, host="127.0.0.1"))
         broker = listeners[0].socket.getsockname()
-        listener = ListenerConfig("main", PROTOCOL, RocketMQOptions(), ("127.0.0.1", 0), broker)
+        listener = ListenerConfig(
+            *("main", PROTOCOL, RocketMQOptions(), ("127.0.0.1", 0), broker),
+            client_tls=client_tls,
+            broker_tls=broker_tls,
+        )
         rule_set = RuleSet(tuple(map(parse_limit, HIGH)))
         config = DataPathConfig((listener,), (HandlerConfig(PLUGIN, RateLimitOptions()),), rule_set)
         path = LocalDataPath(config)
@@ -53,7 +63,7 @@ async def connect(path: LocalDataPath) -> trio.SocketStream:
     return await trio.open_tcp_stream(*path.server.bound("main"))
 
 
-async def converse(stream: trio.SocketStream, said: bytes, seed: int, longest: int) -> bytes:
+async def converse(stream: trio.abc.HalfCloseableStream, said: bytes, seed: int, longest: int) -> bytes:
     """Say something in pieces and end it; returns what the other end said until it ended."""
     heard = bytearray()
 
@@ -93,6 +103,45 @@ async def test_recorded_connection_passes_byte_for_byte(capture: Capture, longes
     }
     assert snapshot.bypassed == {}
     assert snapshot.undecodable_total == {}
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    made = Certificates(tmp_path_factory.mktemp("certificates"))
+    made.issue("server", HOST)
+    return made
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("longest", [500, 20_000])
+@pytest.mark.parametrize("capture", CAPTURES, ids=str)
+async def test_recorded_connection_passes_byte_for_byte_through_tls_on_both_sides(
+    capture: Capture, longest: int, version: ssl.TLSVersion, certificates: Certificates
+) -> None:
+    at_client, at_broker = certificates.client(), certificates.server()
+    at_client.maximum_version = at_broker.maximum_version = version
+    to_broker: list[bytes] = []
+    served = trio.Event()
+
+    async def serve(stream: trio.SocketStream) -> None:
+        broker = TlsStream(stream, at_broker)
+        # Who only asks whether the broker is there shakes hands, too.
+        if first := await broker.receive_some():
+            to_broker.append(first + await converse(broker, capture.to_client, 1, longest))
+            served.set()
+
+    with trio.fail_after(HANG_S):
+        client_tls, broker_tls = ClientTls(certificates.server(), required=True), BrokerTls(certificates.client())
+        async with (
+            data_path(serve, client_tls=client_tls, broker_tls=broker_tls) as path,
+            TlsStream(await connect(path), at_client, HOST) as client,
+        ):
+            to_client = await converse(client, capture.to_broker, 2, longest)
+            await served.wait()
+            snapshot = await path.snapshot()
+    assert to_client == capture.to_client
+    assert to_broker == [capture.to_broker]
+    assert snapshot.bytes_total == {"client": len(capture.to_broker), "broker": len(capture.to_client)}
 
 
 async def answer_all(stream: trio.SocketStream) -> None:
