@@ -53,6 +53,7 @@ class Driver:
         options: AMQP10Options | None = None,
         room: GatherRoom | None = None,
         limits: Sequence[str] = (),
+        scopes: tuple[Resource, ...] = (),
     ) -> None:
         self.decide = decide
         self.terms = terms or {}
@@ -71,7 +72,7 @@ class Driver:
         self.stage = Stage("connection")
         self.counters = WireCounters()
         context = SessionContext(
-            ConnectionInfo(1, "main", "default", "192.0.2.1:4000", "192.0.2.1", exempt),
+            ConnectionInfo(1, "main", "default", "192.0.2.1:4000", "192.0.2.1", exempt, scopes),
             self.counters,
             self._wake,
             False,

@@ -62,6 +62,7 @@ class Driver:
         keeps_order: bool = True,
         resources: "Resources | None" = None,
         confirming: Mapping[str, Confirming] | None = None,
+        scopes: tuple[Resource, ...] = (),
     ) -> None:
         self.decide = decide
         self.limits = set(limits)
@@ -85,7 +86,8 @@ class Driver:
         #: To whom was written what the sockets have not taken.
         self._unwritten: set[Side] = set()
         connection = ConnectionInfo(
-            1, "main", "default", "192.0.2.1:4000", "192.0.2.1", exempt, spools=spool is not None
+            *(1, "main", "default", "192.0.2.1:4000", "192.0.2.1", exempt, scopes),
+            spools=spool is not None,
         )
         self.replayed: list[Replayed] = []
         self.hears_of_writes = False

@@ -378,7 +378,7 @@ async def test_a_kind_that_is_none_is_refused(served: Any, where: str) -> None:
     answer = await served.get(where)
     assert answer.status_code == 400
     assert fields(answer) == ["kind"]
-    assert answer.json()["errors"][0]["detail"].startswith('no kind "banana"; there are client')
+    assert answer.json()["errors"][0]["detail"].startswith('no kind "banana"; there are certificate, client')
 
 
 async def test_edited_is_a_filter_by_either_word(served: Any) -> None:

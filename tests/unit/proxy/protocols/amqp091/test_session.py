@@ -638,6 +638,14 @@ def test_nothing_but_channel_0_is_taken_before_the_connection_is_open(cut: int) 
     assert not driver.written[BROKER]
 
 
+def test_user_and_vhost_come_behind_the_scopes_that_a_connection_has() -> None:
+    certificate = Resource("certificate", "orders-service")
+    driver = Driver(scopes=(certificate,)).open()
+    driver.give(CLIENT, publish(1))
+    scopes = driver.batches[0].connection.scopes
+    assert scopes == (certificate, Resource("user", "guest"), Resource("vhost", "/"))
+
+
 def test_what_a_client_says_of_itself_once_more_means_nothing() -> None:
     driver = Driver(limits=["user"]).open()
     driver.give(CLIENT, frames.greeting(vhost="tenant1", user="other")[8:] + publish(1))

@@ -127,6 +127,14 @@ def test_tls_is_refused_or_relayed_unread() -> None:
     assert driver.written == {CLIENT: b"\x16\x03\x01 hi", BROKER: b"\x16\x03\x01 hello"}
 
 
+def test_user_and_vhost_come_behind_the_scopes_that_a_connection_has() -> None:
+    driver = Driver(scopes=(Resource("certificate", "orders-service"),)).open(user="joe").sends()
+    driver.credit(5)
+    driver.send(0)
+    scopes = [str(scope) for scope in driver.batches[0].connection.scopes]
+    assert scopes == ["certificate:orders-service", "user:joe", "vhost:/"]
+
+
 def test_user_and_vhost_are_scopes() -> None:
     driver = Driver().open(hostname="vhost:tenant1", user="joe").sends()
     driver.credit(5)
