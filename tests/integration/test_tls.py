@@ -145,10 +145,13 @@ def test_name_in_the_clients_certificate_is_limited_and_shown(
 ) -> None:
     address, environment = _listen(sluice, "certificates"), _environment(certificates, "client")
     with ThreadPoolExecutor() as pool:
-        publishing = pool.submit(_publish, "pika", address, client_home, "free-of-certificate", env=environment)
+        # The list of connections is a few seconds old.
+        publishing = pool.submit(
+            *(_publish, "pika", address, client_home, "free-of-certificate"), seconds=12, env=environment
+        )
         deadline = time.monotonic() + _PATIENCE_S
         while not (rows := json.loads(sluice.get("/api/v1/connections?search=orders-service")[1])["rows"]):
-            assert time.monotonic() < deadline
+            assert time.monotonic() < deadline and not publishing.done(), publishing.result()
             time.sleep(_POLL_S)
         report = publishing.result()["free-of-certificate"]
     assert (rows[0]["tls"], rows[0]["certificate"]) == ("TLSv1.3", "orders-service")
