@@ -151,7 +151,8 @@ def test_name_in_the_clients_certificate_is_limited_and_shown(
         )
         deadline = time.monotonic() + _PATIENCE_S
         while not (rows := json.loads(sluice.get("/api/v1/connections?search=orders-service")[1])["rows"]):
-            assert time.monotonic() < deadline and not publishing.done(), publishing.result()
+            assert not publishing.done(), publishing.result()
+            assert time.monotonic() < deadline
             time.sleep(_POLL_S)
         report = publishing.result()["free-of-certificate"]
     assert (rows[0]["tls"], rows[0]["certificate"]) == ("TLSv1.3", "orders-service")
