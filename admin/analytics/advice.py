@@ -58,7 +58,7 @@ from admin.analytics.figures import Demand, Limit, Most
 from admin.analytics.findings import Fleet, Member
 from admin.analytics.options import Options
 from admin.analytics.words import DAY_S
-from admin.wire.recommendations import (
+from admin.common.recommendations import (
     Backtest,
     Confidence,
     OnlyWith,

@@ -56,7 +56,7 @@ from admin.analytics.tables import (
     ddl_of,
 )
 from admin.analytics.words import DAY_S, HOUR_S, MINUTE_S, WEEK_S
-from admin.wire.recommendations import ACTIONS, TO_DO, Period, Recommendation
+from admin.common.recommendations import ACTIONS, TO_DO, Period, Recommendation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from admin.wire.recommendations import Retries
+from admin.common.recommendations import Retries
 from limiter.rules.rule import FairBy
 
 

@@ -25,9 +25,9 @@ from admin.analytics.spark import SparkOptions, given_options, in_words, open_se
 from admin.analytics.summary import summary
 from admin.analytics.tables import Store
 from admin.common.errors import SettingsError, StartError
+from admin.common.recommendations import Period, RecommendationsFile
 from admin.rejection_log.places import usual_logs
 from admin.run.check import show
-from admin.wire.recommendations import Period, RecommendationsFile
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -25,7 +25,7 @@ from admin.analytics.options import Options
 from admin.analytics.storms import storms
 from admin.analytics.tables import COVERAGE, LIMIT_KEY, RESOURCE_KEY, STORMS, arrow_struct
 from admin.analytics.words import DAY_S, MINUTE_S, WEEK_S
-from admin.wire.recommendations import Recommendation
+from admin.common.recommendations import Recommendation
 
 Kernel = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 HOURS_COLUMNS: Final = (*RESOURCE_KEY, "hour_s", "minutes", *LIMIT_KEY, "demand", "storm_parts")

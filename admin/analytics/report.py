@@ -47,7 +47,7 @@ from admin.analytics.tables import (
 )
 from admin.analytics.words import HOUR_S, MINUTE_S, WEEK_S
 from admin.common.errors import StartError
-from admin.wire.recommendations import Recommendation
+from admin.common.recommendations import Recommendation
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

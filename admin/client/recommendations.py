@@ -19,10 +19,10 @@ from admin.client.files import Applying
 from admin.client.limits import batch, places
 from admin.client.target import Target
 from admin.client.words import change_lines
+from admin.common.recommendations import VERSION, Recommendation, RecommendationsFile, refusals
 from admin.common.tables import printable
 from admin.edits.model import Change, LimitEntry
 from admin.wire import MAX_EDITS, Changes, State, applying
-from admin.wire.recommendations import VERSION, Recommendation, RecommendationsFile, refusals
 from limiter.rules.errors import RuleError
 from limiter.rules.patterns import Pattern, glob_of, read_glob
 

@@ -20,7 +20,7 @@ from admin.analytics.options import Options
 from admin.analytics.storms import storms
 from admin.analytics.tables import COVERAGE, HOURS, LIMIT_KEY, MINUTES, RESOURCE_KEY, arrow_struct
 from admin.analytics.words import WEEK_S
-from admin.wire.recommendations import Recommendation
+from admin.common.recommendations import Recommendation
 
 TIGHT = Limit("topic:tight", 300.0)
 ROOMY = Limit("topic:roomy", 1000.0)

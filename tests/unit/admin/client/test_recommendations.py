@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from admin.client import recommendations as module
-from admin.wire.recommendations import Backtest, Recommendation, RecommendationsFile, Replay
+from admin.common.recommendations import Backtest, Recommendation, RecommendationsFile, Replay
 
 Make = Callable[..., dict[str, Any]]
 Sluice = Callable[..., Any]

@@ -11,10 +11,10 @@ import trio
 import trio.testing
 
 from admin.common.clock import Clock
+from admin.common.recommendations import Period, Recommendation, RecommendationsFile
 from admin.config.settings import ReportSettings
 from admin.edits.model import LimitEntry
 from admin.rejection_log.advice import USUAL, Advice, usual
-from admin.wire.recommendations import Period, Recommendation, RecommendationsFile
 from limiter.rules.resource import Resource
 
 ORDERS = Resource("topic", "orders")
