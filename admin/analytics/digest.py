@@ -305,22 +305,15 @@ class Digest:
         if not worst:
             return []
         steps_s = {each.key: _step_s(each.last_s - each.first_s) for each in worst}
-        few = self._few([(*key, step_s) for key, step_s in steps_s.items()], "step_s BIGINT")
-        rows = (
-            self._read(MINUTES)
-            .join(few, list(RESOURCE_KEY))
-            .select(*_CURVE_COLUMNS)
-            .mapInArrow(_step, ddl_of(_STEPPED))
-            .collect()
-        )
+        minutes = self._read(MINUTES)
+        # These may be a few minutes more; which of them are of a curve is seen where they are.
+        for name, its in zip(RESOURCE_KEY, zip(*steps_s, strict=True), strict=True):
+            minutes = minutes.where(F.col(name).isin(sorted(set(its))))
+        rows = minutes.select(*_CURVE_COLUMNS).mapInArrow(_step(steps_s), ddl_of(_STEPPED)).collect()
         points: dict[tuple[str, ...], dict[int, list[Any]]] = {key: {} for key in steps_s}
         for row in rows:
             _add_step(points[_key(row)], row["at"], [row[name] for name in _STEPPED.names[4:]])
         return [_curve(each, steps_s[each.key], points[each.key], changes) for each in worst]
-
-    def _few(self, rows: list[tuple[Any, ...]], *more: str) -> "DataFrame":
-        """Make a frame of a few resources, and what else is said of each."""
-        return F.broadcast(self._session.createDataFrame(rows, ", ".join((*RESOURCE, *more))))
 
     def _changes(self) -> list[LimitChange]:
         """Return the latest changes as they were written down."""
@@ -356,7 +349,8 @@ class Digest:
             (*_of(each.change), at, each.change.at_s, each.from_s, each.until_s or sys.maxsize)
             for at, each in enumerate(around)
         ]
-        few = self._few(asked, "at INT", "at_s BIGINT", "from_s BIGINT", "until_s BIGINT")
+        columns = (*RESOURCE, "at INT", "at_s BIGINT", "from_s BIGINT", "until_s BIGINT")
+        few = F.broadcast(self._session.createDataFrame(asked, ", ".join(columns)))
         end = F.col("minute_s") + MINUTE_S
         limit = F.struct("rule", "rate_per_s", "action")
         before = (end <= F.col("at_s")) & (end > F.col("from_s")) & (end >= F.col("at_s") - edits.NEAR_S)
@@ -576,7 +570,7 @@ def _pick_culprits(since_s: int) -> Kernel:
 
 
 _CURVE_COLUMNS: Final = (
-    *RESOURCE_KEY, "step_s", "minute_s", "rate_per_s", "demand_peak_per_s", "second", "second_admitted",
+    *RESOURCE_KEY, "minute_s", "rate_per_s", "demand_peak_per_s", "second", "second_admitted",
     "second_refused", "second_shadowed", *(f"{name}_messages" for name in (*_REACHED, *_NOT)),
 )  # fmt: skip
 _STEPPED: Final = pa.schema(
@@ -593,26 +587,34 @@ _STEPPED: Final = pa.schema(
 )
 
 
-def _step(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Add up minutes, or their seconds, by the steps of curves: to ``_STEPPED``."""
-    found: dict[tuple[str, ...], dict[int, list[Any]]] = {}
-    for row in rows_of(batches, _CURVE_COLUMNS):
-        step_s, minute_s, rate, peak, second, admitted, refused, shadowed = row[3:11]
-        points = found.setdefault(row[:3], {})
-        if step_s >= MINUTE_S:
-            # Of what reached the broker, what was shadowed stands second.
-            sums = [sum(row[11:15]), sum(row[15:]), row[12], peak, minute_s, rate]
-            _add_step(points, minute_s - minute_s % step_s, sums)
-            continue
-        for at, yes, no, would in zip(second, admitted, refused, shadowed or (0,) * len(second), strict=True):
-            at_s = minute_s + at
-            _add_step(points, at_s - at_s % step_s, [yes, no, would, yes + no, at_s, rate])
-    rows = [
-        {**dict(zip(_STEPPED.names, (*key, at, *sums), strict=True))}
-        for key, points in found.items()
-        for at, sums in points.items()
-    ]
-    yield pa.RecordBatch.from_pylist(rows, schema=_STEPPED)
+def _step(steps_s: Mapping[tuple[str, str, str], int]) -> Kernel:
+    """Return what adds up minutes, or their seconds, by the steps of curves: to ``_STEPPED``."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        found: dict[tuple[str, ...], dict[int, list[Any]]] = {}
+        for instance, kind, name, *row in rows_of(batches, _CURVE_COLUMNS):
+            key = instance, kind, name
+            step_s = steps_s.get(key)
+            if step_s is None:
+                continue
+            minute_s, rate, peak, second, admitted, refused, shadowed = row[:7]
+            points = found.setdefault(key, {})
+            if step_s >= MINUTE_S:
+                # Of what reached the broker, what was shadowed stands second.
+                sums = [sum(row[7:11]), sum(row[11:]), row[8], peak, minute_s, rate]
+                _add_step(points, minute_s - minute_s % step_s, sums)
+                continue
+            for at, yes, no, would in zip(second, admitted, refused, shadowed or (0,) * len(second), strict=True):
+                at_s = minute_s + at
+                _add_step(points, at_s - at_s % step_s, [yes, no, would, yes + no, at_s, rate])
+        rows = [
+            dict(zip(_STEPPED.names, (*key, at, *sums), strict=True))
+            for key, points in found.items()
+            for at, sums in points.items()
+        ]
+        yield pa.RecordBatch.from_pylist(rows, schema=_STEPPED)
+
+    return run
 
 
 def _add_step(points: dict[int, list[Any]], at: int, more: Sequence[Any]) -> None:

@@ -354,19 +354,23 @@ def settle() -> Kernel:
     return run
 
 
-def unused(rows: Iterable[Mapping[str, Any]], instances: Mapping[str, Instance]) -> pa.Table:
-    """Return what to do about limits that nobody used, as ``REPLAYED``; rows are of ``limits``."""
-    found = []
-    for row in rows:
-        known = instances.get(row["instance"], _NOBODY).known
-        if known.observed_s <= 0:
-            continue
-        limit = _limit([row[name] for name in LIMIT_KEY])
-        of_it = advice.unused(
-            row["instance"], row["kind"], row["name"], limit, known.observed_s, lost_records=known.lost_records
-        )
-        found.append({**{name: row[name] for name in RESOURCE_KEY}, "advice": encode(of_it), "error": 0})
-    return pa.Table.from_pylist(found, schema=REPLAYED)
+def unused(instances: Mapping[str, Instance]) -> Kernel:
+    """Return what says what to do about limits that nobody used: from resources with ``LIMIT_KEY`` to ``REPLAYED``."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            found = []
+            for instance, kind, name, *limit in rows_of([batch], (*RESOURCE_KEY, *LIMIT_KEY)):
+                known = instances.get(instance, _NOBODY).known
+                if known.observed_s > 0:
+                    of_it = advice.unused(
+                        instance, kind, name, _limit(limit), known.observed_s, lost_records=known.lost_records
+                    )
+                    key = {"instance": instance, "kind": kind, "name": name}
+                    found.append({**key, "advice": encode(of_it), "error": 0})
+            yield pa.RecordBatch.from_pylist(found, schema=REPLAYED)
+
+    return run
 
 
 def _limit(values: Sequence[Any]) -> Limit:

@@ -5,9 +5,11 @@ the format. What is of one resource and hour is put together as it stands, so th
 ``combine`` reads them again. Lines that are no records, and files that end in the middle, become rows of their own.
 """
 
+import gc
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -53,7 +55,21 @@ _GZIP: Final = 31
 """zlib: expect a gzip header."""
 _BLANK: Final = b" \t\r\n"
 
-decode: Callable[[bytes], AnyRecord] = msgspec.json.Decoder(AnyRecord).decode
+_decoder: Final = msgspec.json.Decoder(AnyRecord)
+decode: Callable[[bytes], AnyRecord] = _decoder.decode
+decode_lines: Callable[[bytes], list[AnyRecord]] = _decoder.decode_lines
+
+
+@contextmanager
+def without_gc() -> Iterator[None]:
+    """Keep Python from looking for cycles, which records have none of: a fifth of the time would go there."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @dataclass(frozen=True)
@@ -86,18 +102,19 @@ def gather(wanted: Wanted) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.R
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         gathering = _Gathering(wanted)
-        for batch in batches:
-            for value, file in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
-                if file.endswith(".gz"):
-                    for line in _unpacked(value, file, gathering.bad):
-                        gathering.take(line, file)
-                        if gathering.size_bytes > _HELD_BYTES:
-                            yield gathering.flush()
-                else:
-                    gathering.take(value, file)
-            if gathering.size_bytes > _HELD_BYTES:
-                yield gathering.flush()
-        yield gathering.flush()
+        with without_gc():
+            for batch in batches:
+                for value, file in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
+                    if file.endswith(".gz"):
+                        for line in _unpacked(value, file, gathering.bad):
+                            gathering.take(line, file)
+                            if gathering.size_bytes > _HELD_BYTES:
+                                yield gathering.flush()
+                    else:
+                        gathering.take(value, file)
+                if gathering.size_bytes > _HELD_BYTES:
+                    yield gathering.flush()
+            yield gathering.flush()
 
     return run
 
