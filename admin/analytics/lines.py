@@ -155,7 +155,7 @@ class _Gathering:
                 self.bad(line, file, reason_of(line, error))
             return
         if record.v not in VERSIONS:
-            self.bad(line, file, f"schema version {record.v}")
+            self.bad(line, file, _of_version(record.v))
             return
         if isinstance(record, TrafficRecord) and not _fits(record):
             self.bad(line, file, "a value is out of range")
@@ -299,7 +299,7 @@ def reason_of(line: bytes, error: Exception) -> str:
     if version is None:
         return "no schema version"
     if version not in VERSIONS and isinstance(version, int):
-        return f"schema version {version}"
+        return _of_version(version)
     text = str(error)
     if "$.type`" in text or "type" not in found:
         return "unknown type of record"
@@ -308,6 +308,11 @@ def reason_of(line: bytes, error: Exception) -> str:
     # What is not of the right type, but for these, is told as that; the rest is about values.
     is_type = re.match(r"Expected `[^`]*`, got `", text) is not None
     return _NOT_AN_OBJECT if is_type else "a value is out of range"
+
+
+def _of_version(version: int) -> str:
+    # Damaged numbers must not be as many reasons.
+    return f"schema version {version}" if 0 < version < 100 else "no schema version"
 
 
 def _fits(record: TrafficRecord) -> bool:
