@@ -30,7 +30,6 @@ from admin.analytics.findings import (
     LimitChange,
     New,
     Point,
-    Share,
     Storm,
     Totals,
     Tried,
@@ -655,31 +654,8 @@ def _curve(of: _Resource, step_s: int, found: Mapping[int, Sequence[Any]], chang
 
 def storm(row: "Row") -> Storm:
     """Return a row of the table of storms."""
-    return Storm(
-        instance=row["instance"],
-        kind=row["kind"],
-        name=row["name"],
-        shadow=row["shadow"],
-        start_s=row["start_s"],
-        end_s=row["end_s"],
-        is_open=row["is_open"],
-        requests=row["requests"],
-        messages=row["messages"],
-        size_bytes=row["bytes"],
-        peak_per_s=row["peak_per_s"],
-        peak_at_s=row["peak_at_s"],
-        rules=tuple(rule["name"] for rule in row["rules"]),
-        clients=_shares(row["clients"]),
-        client_count=row["client_count"],
-        users=_shares(row["users"]),
-        user_count=row["user_count"],
-        producer_groups=_shares(row["producer_groups"]),
-        producer_group_count=row["producer_group_count"],
-    )
-
-
-def _shares(rows: Any) -> tuple[Share, ...]:
-    return tuple(Share(name=row["name"], messages=row["messages"], share=row["share"]) for row in rows)
+    its = row.asDict(recursive=True)
+    return msgspec.convert(its | {"size_bytes": its["bytes"], "rules": [each["name"] for each in its["rules"]]}, Storm)
 
 
 def _total(outcomes: Sequence[str]) -> str:

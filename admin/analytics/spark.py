@@ -1,7 +1,7 @@
 """Spark, as reports use it: whether it can run here, a quiet session, and what its errors mean in a line.
 
 What Java says goes to a file, and nothing is left in the temporary directory. Where a session is there already
-(``spark-submit``, Spark Connect), it is used. Everything here is Spark's public interface.
+(``spark-submit``, Spark Connect), it is used.
 """
 
 import fcntl
@@ -16,7 +16,7 @@ import threading
 import traceback
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from admin.analytics.requirements import check_requirements, under_submit
 from admin.common.errors import OperatorError, SettingsError, StartError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 # What Spark's errors mean, in a line for people; its own words go to its log.
@@ -442,12 +443,39 @@ def _session(options: SparkOptions, scratch: Path, stream: IO[bytes], archive: s
                 session = builder.getOrCreate()
         except Exception as error:  # whatever Spark raises, it has not started
             raise StartError(_why_no_start(options)) from error
+        if options.brief:
+            # Spark's Python starts while the first query is planned: either takes a second.
+            _beside(session.range(1).mapInArrow(_as_it_is, "id BIGINT").collect)
         yield session
     finally:
         if session is not None:
-            # The Java process may be gone, or the master.
-            with suppress(Exception), warnings.catch_warnings(action="ignore"):
-                session.stop()
+            _stop(session, options)
+
+
+def _beside(work: Callable[[], object]) -> None:
+    """Do something that nobody waits for, whether or not it can be done."""
+
+    def run() -> None:
+        with suppress(Exception):
+            work()
+
+    threading.Thread(target=run, daemon=True).start()
+
+
+def _as_it_is(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+    yield from batches
+
+
+def _stop(session: "SparkSession", options: SparkOptions) -> None:
+    # The Java process may be gone, or the master.
+    with suppress(Exception), warnings.catch_warnings(action="ignore"):
+        java = None if options.is_connect else session.sparkContext._jsc  # noqa: SLF001 - see below
+        if java is None:
+            session.stop()
+            return
+        # Java stops at once. What else there is to stop is a thread that looks only once a second whether it is to end.
+        java.stop()
+        _beside(session.stop)
 
 
 def _why_no_start(options: SparkOptions) -> str:
