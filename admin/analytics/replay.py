@@ -134,13 +134,16 @@ class Replay:
         """Play a second's requests, each at a time of its own."""
         refused = at = 0
         times_ns = sorted([begin_ns + int(self._random() * NS_PER_S) for _ in range(requests)])
-        limiters = [gate.limiter for gate in self._gates]
+        limiters = [(gate.limiter, gate.costs()) for gate in self._gates]
         while at < requests:
             now_ns = times_ns[at]
             # Most pass, and are to cost little.
-            if all([each.open_next_free_ns is None and each.refill(now_ns) > 0 for each in limiters]):  # noqa: C419 - takes less time
-                for gate in self._gates:
-                    gate.spend(at)
+            for limiter, _ in limiters:
+                if limiter.open_next_free_ns is not None or limiter.refill(now_ns) <= 0:
+                    break
+            else:
+                for limiter, costs in limiters:
+                    limiter.spend(costs[at])
                 at += 1
                 continue
             free_ns = max(gate.closed_from_ns(now_ns) for gate in self._gates)
@@ -281,9 +284,10 @@ class _Gate:
         """Say whether a full bucket holds few of the requests of this second."""
         return self.limiter.capacity_upermits < FEW * self._cost_upermits
 
-    def spend(self, at: int) -> None:
-        """Spend what one request costs, after ``empty``."""
-        self.limiter.spend(_part(self._total, at, at + 1, self._requests))
+    def costs(self) -> Sequence[int]:
+        """Return what each request of the second costs."""
+        total, requests = self._total, self._requests
+        return (1,) * total if total == requests else [_part(total, at, at + 1, requests) for at in range(requests)]
 
     def trickle(self, now_ns: int, rest: int) -> int:
         """Return how many of the rest of the second pass an empty bucket without a breaker, the first of them now."""

@@ -281,7 +281,7 @@ class _Looking:
     def _look(self) -> None:
         while not self._ended.wait(_LOOK_S):
             pages = 0
-            for pid in (self._pid, *_below(self._pid)):
+            for pid in (self._pid, *below(self._pid)):
                 try:
                     command = Path(f"/proc/{pid}/cmdline").read_bytes()
                     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
@@ -294,14 +294,14 @@ class _Looking:
             self.peak_mib = max(self.peak_mib, pages * os.sysconf("SC_PAGE_SIZE") / 2**20)
 
 
-def _below(pid: int) -> list[int]:
+def below(pid: int) -> list[int]:
     """Return the processes below one."""
     found: list[int] = []
     # Any of these may have ended meanwhile.
     with suppress(OSError):
         for task in list(Path(f"/proc/{pid}/task").iterdir()):
             for word in (task / "children").read_text(encoding="ascii").split():
-                found += [int(word), *_below(int(word))]
+                found += [int(word), *below(int(word))]
     return found
 
 
