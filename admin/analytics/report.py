@@ -55,6 +55,8 @@ Step = Callable[[str], object]
 """Is told what is being done, for people who wait."""
 FEW_BYTES: Final = 100 * 1024 * 1024
 """Logs of up to so much are little: few tasks, nothing planned anew while it runs."""
+SHORT_BYTES: Final = 10 * FEW_BYTES
+"""A report of up to so much is over before Java's best compiler pays."""
 _TASK_BYTES: Final = 32 * 1024 * 1024
 """Bytes of log for each task that adds up."""
 _MOST_TASKS: Final = 10_000

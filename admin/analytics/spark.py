@@ -168,7 +168,7 @@ def meaning(error: BaseException, text: str = "") -> str:
 
 LOCAL: Final = "local[*]"
 """All of this machine."""
-_BRIEF_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=128m -XX:+UseSerialGC"
+_SHORT_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=128m -XX:+UseSerialGC"
 """Java's first compiler alone, and one thread for garbage: what there is to do is done before more would pay."""
 _LOOPBACK: Final = "127.0.0.1"
 _SCRATCH: Final = "sluice-report-"
@@ -200,6 +200,7 @@ class SparkOptions:
         conf: Spark's own options, which win.
         log: file for what Spark says; None lets it go.
         brief: there is little to do, for which neither Java nor Spark need plan or compile their best.
+        short: there is so little to do that Java's best compiler takes more time than it saves.
     """
 
     master: str = ""
@@ -207,6 +208,7 @@ class SparkOptions:
     conf: tuple[tuple[str, str], ...] = ()
     log: Path | None = None
     brief: bool = False
+    short: bool = False
 
     @property
     def is_local(self) -> bool:
@@ -333,7 +335,7 @@ def _settings(options: SparkOptions, scratch: Path, given: dict[str, str], archi
     settings |= given
     if not under_submit() and not options.is_connect:
         java = f"-Djava.io.tmpdir={scratch} -Dlog4j2.configurationFile=file:{scratch / 'log4j2.properties'}"
-        java += f" {_BRIEF_JAVA}" * options.brief
+        java += f" {_SHORT_JAVA}" * (options.brief or options.short)
         its = given.get("spark.driver.extraJavaOptions", "")
         # Java takes one archive.
         java += f" {archive}" * ("Archive" not in its)

@@ -196,14 +196,15 @@ def _tables(logs: Path, out: Path, memory: str, conf: list[str]) -> Measured:
 
     began = time.monotonic()
     found = find([str(logs)])
-    few = found.unpacked_bytes < report.FEW_BYTES
-    options = SparkOptions(master="local[2]", driver_memory=memory, conf=read_conf(tuple(conf)), brief=few)
-    with open_session(options) as session:
+    size_bytes = found.unpacked_bytes
+    few, short = size_bytes < report.FEW_BYTES, size_bytes < report.SHORT_BYTES
+    how = SparkOptions(master="local[2]", driver_memory=memory, conf=read_conf(tuple(conf)), brief=few, short=short)
+    with open_session(how) as session:
         session.range(1).count()
         store = Store(session, str(out), few=few)
         ready, cpu = time.monotonic(), _cpu_s(pids())
         with store.scratch() as scratch:
-            tools = report.Tools(session, store, scratch, report.tasks_of(found.unpacked_bytes, 2), lambda _what: None)
+            tools = report.Tools(session, store, scratch, report.tasks_of(size_bytes, 2), lambda _what: None)
             its = report.make_tables(tools, found, Options(attempts=default_attempts()), Wanted())
         wall, cpu = time.monotonic() - ready, _cpu_s(pids()) - cpu
         return Measured(ready - began, wall, cpu, _peak_mib(pids()), its.records, {})
