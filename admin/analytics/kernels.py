@@ -8,7 +8,7 @@ and finds its storms and what to do about its limit; ``replay_weeks`` replays li
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby, islice
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -21,6 +21,7 @@ from admin.analytics.combine import demand_from
 from admin.analytics.demand import demand_of, hour_of_week, storms_of
 from admin.analytics.figures import HourDemand, Known, Limit, Storms
 from admin.analytics.findings import Coverage
+from admin.analytics.lines import without_gc
 from admin.analytics.options import Options
 from admin.analytics.storms import storms
 from admin.analytics.tables import COVERAGE, LIMIT_KEY, RESOURCE_KEY, STORMS, arrow_struct
@@ -115,20 +116,27 @@ KNOWN: Final = pa.schema([("instance", pa.string()), ("known", pa.binary())])
 """Rows of ``know``: an ``Instance`` as JSON."""
 
 
+def _kernel(rows: Callable[[Iterable[pa.RecordBatch]], Iterable[Mapping[str, Any]]], schema: pa.Schema) -> Kernel:
+    """Return what puts the rows that are made of batches into batches again."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with without_gc():
+            made = iter(rows(batches))
+            while some := list(islice(made, _BATCH_ROWS)):
+                yield pa.RecordBatch.from_pylist(some, schema=schema)
+
+    return run
+
+
 def know() -> Kernel:
     """Return what puts together what is known of each sidecar: from coverage to ``KNOWN``."""
 
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found = [
-            {
-                "instance": name,
-                "known": encode(_known(name, (dict(zip(COVERAGE_COLUMNS, row, strict=True)) for row in rows))),
-            }
-            for name, rows in groupby(rows_of(batches, COVERAGE_COLUMNS), key=lambda row: row[0])
-        ]
-        yield pa.RecordBatch.from_pylist(found, schema=KNOWN)
+    def made(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
+        for name, rows in groupby(rows_of(batches, COVERAGE_COLUMNS), key=lambda row: row[0]):
+            its = (dict(zip(COVERAGE_COLUMNS, row, strict=True)) for row in rows)
+            yield {"instance": name, "known": encode(_known(name, its))}
 
-    return run
+    return _kernel(made, KNOWN)
 
 
 def _known(name: str, rows: Iterable[Mapping[str, Any]]) -> Instance:
@@ -187,23 +195,18 @@ def _known(name: str, rows: Iterable[Mapping[str, Any]]) -> Instance:
 def judge(instances: Mapping[str, Instance], options: Options) -> Kernel:
     """Return what finds the storms of resources and decides about their limits: from hours to ``JUDGED``."""
 
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found: list[dict[str, Any]] = []
+    def made(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
         for key, rows in groupby(rows_of(batches, HOURS_COLUMNS), key=_key):
             instance = instances.get(key[0], _NOBODY)
             its = _Resource(rows)
             demand = demand_of(*key, its.hours(), Storms(), instance.known)
             of_it = list(storms(key, its.parts, gap_s=options.storm_gap_s, newest_s=instance.newest_s, top=options.top))
-            found += ({"made": "storm", "storm": each, "decided": None} for each in of_it)
+            yield from ({"made": "storm", "storm": each, "decided": None} for each in of_it)
             if its.is_asked:
                 demand = replace(demand, storms=storms_of(of_it, demand.limit.rule))
-                found.append({"made": "decided", "storm": None, "decided": _decided(advice.decide(demand, options))})
-            if len(found) >= _BATCH_ROWS:
-                yield pa.RecordBatch.from_pylist(found, schema=JUDGED)
-                found = []
-        yield pa.RecordBatch.from_pylist(found, schema=JUDGED)
+                yield {"made": "decided", "storm": None, "decided": _decided(advice.decide(demand, options))}
 
-    return run
+    return _kernel(made, JUDGED)
 
 
 _NOBODY: Final = Instance()
@@ -251,37 +254,27 @@ def _decided(found: Advice) -> dict[str, Any]:
 
 def share_out(levels: Mapping[str, float], capacity_per_s: float) -> Kernel:
     """Return what puts decisions under the capacity of their instance: from ``decided`` to the same."""
-    schema = pa.schema(list(arrow_struct(_DECIDED)))
 
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            of_it = [
-                _decided(advice.share_out(found, levels.get(found.instance), capacity_per_s))
-                for found in map(read_advice, batch.column("advice").to_pylist())
-            ]
-            yield pa.RecordBatch.from_pylist(of_it, schema=schema)
+    def made(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
+        for (each,) in rows_of(batches, ("advice",)):
+            found = read_advice(each)
+            yield _decided(advice.share_out(found, levels.get(found.instance), capacity_per_s))
 
-    return run
+    return _kernel(made, pa.schema(list(arrow_struct(_DECIDED))))
 
 
 def replay_weeks(attempts: Mapping[str, int]) -> Kernel:
     """Return what replays limits: from minutes, as ``MINUTES_COLUMNS``, to ``REPLAYED``."""
 
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found: list[dict[str, Any]] = []
+    def made(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
         for (*key, _), rows in groupby(rows_of(batches, MINUTES_COLUMNS), key=_week):
-            first, minutes = _peek(rows)
+            first = next(rows)
             decided = read_advice(first[3])
-            of_it = backtest.replay((_minute(row, attempts) for row in minutes), decided.limit, decided.candidates)
-            found.append(
-                {**dict(zip(RESOURCE_KEY, key, strict=True)), "refused": list(of_it.refused), "error": of_it.error}
-            )
-            if len(found) >= _BATCH_ROWS:
-                yield pa.RecordBatch.from_pylist(found, schema=REPLAYED)
-                found = []
-        yield pa.RecordBatch.from_pylist(found, schema=REPLAYED)
+            minutes = (_minute(row, attempts) for row in chain((first,), rows))
+            of_it = backtest.replay(minutes, decided.limit, decided.candidates)
+            yield {**_named(key), "refused": list(of_it.refused), "error": of_it.error}
 
-    return run
+    return _kernel(made, REPLAYED)
 
 
 _OF_IT: Final = frozenset(Recommendation.__struct_fields__)
@@ -325,8 +318,7 @@ def _minute(row: Sequence[Any], attempts: Mapping[str, int]) -> backtest.Minute:
 def settle() -> Kernel:
     """Return what makes recommendations: from ``REPLAYED``, sorted by resource, to ``SETTLED``."""
 
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found: list[dict[str, Any]] = []
+    def made(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
         for _, rows in groupby(rows_of(batches, tuple(REPLAYED.names)), key=_key):
             decided, refused, error = None, None, 0
             for *_, its_advice, its_refused, its_error in rows:
@@ -338,39 +330,33 @@ def settle() -> Kernel:
             if decided is None:
                 continue
             of_it = advice.recommendation(decided, refused, error)
-            found.append(
-                {
-                    **{name: getattr(of_it, name) for name in SETTLED.names if name in _OF_IT},
-                    "messages": decided.messages,
-                    "refused_messages": decided.refused_messages,
-                    "recommendation": encode(of_it).decode(),
-                }
-            )
-            if len(found) >= _BATCH_ROWS:
-                yield pa.RecordBatch.from_pylist(found, schema=SETTLED)
-                found = []
-        yield pa.RecordBatch.from_pylist(found, schema=SETTLED)
+            yield {
+                **{name: getattr(of_it, name) for name in SETTLED.names if name in _OF_IT},
+                "messages": decided.messages,
+                "refused_messages": decided.refused_messages,
+                "recommendation": encode(of_it).decode(),
+            }
 
-    return run
+    return _kernel(made, SETTLED)
 
 
 def unused(instances: Mapping[str, Instance]) -> Kernel:
     """Return what says what to do about limits that nobody used: from resources with ``LIMIT_KEY`` to ``REPLAYED``."""
 
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            found = []
-            for instance, kind, name, *limit in rows_of([batch], (*RESOURCE_KEY, *LIMIT_KEY)):
-                known = instances.get(instance, _NOBODY).known
-                if known.observed_s > 0:
-                    of_it = advice.unused(
-                        instance, kind, name, _limit(limit), known.observed_s, lost_records=known.lost_records
-                    )
-                    key = {"instance": instance, "kind": kind, "name": name}
-                    found.append({**key, "advice": encode(of_it), "error": 0})
-            yield pa.RecordBatch.from_pylist(found, schema=REPLAYED)
+    def made(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
+        for instance, kind, name, *limit in rows_of(batches, (*RESOURCE_KEY, *LIMIT_KEY)):
+            known = instances.get(instance, _NOBODY).known
+            if known.observed_s > 0:
+                of_it = advice.unused(
+                    instance, kind, name, _limit(limit), known.observed_s, lost_records=known.lost_records
+                )
+                yield {**_named((instance, kind, name)), "advice": encode(of_it), "error": 0}
 
-    return run
+    return _kernel(made, REPLAYED)
+
+
+def _named(key: Sequence[str]) -> dict[str, Any]:
+    return dict(zip(RESOURCE_KEY, key, strict=True))
 
 
 def _limit(values: Sequence[Any]) -> Limit:
@@ -384,16 +370,6 @@ def _key(row: Sequence[Any]) -> tuple[str, str, str]:
 def _week(row: Sequence[Any]) -> tuple[str, str, str, int]:
     # Several weeks of a resource may come to one task; each begins with full buckets, so that it makes no difference.
     return row[0], row[1], row[2], row[4] // WEEK_S
-
-
-def _peek(rows: Iterator[Sequence[Any]]) -> tuple[Sequence[Any], Iterator[Sequence[Any]]]:
-    first = next(rows)
-
-    def every() -> Iterator[Sequence[Any]]:
-        yield first
-        yield from rows
-
-    return first, every()
 
 
 def rows_of(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
