@@ -6,6 +6,7 @@ each sidecar.
 """
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from heapq import nsmallest
@@ -177,9 +178,8 @@ class Digest:
         until_s = max((each.until_s for each in coverage), default=None)
         resources = self._resources(from_s, until_s)
         week = resources.week(from_s, until_s)
-        first_s, last_s = resources.sums.pop("first_s"), resources.sums.pop("last_s")
-        from_s = min((each for each in (from_s, first_s) if each is not None), default=None)
-        until_s = max((each for each in (until_s, last_s) if each is not None), default=None)
+        from_s = min((each for each in (from_s, resources.first_s) if each is not None), default=None)
+        until_s = max((each for each in (until_s, resources.last_s) if each is not None), default=None)
         storms, counts = self.storms
         changes = self._changes()
         culprits, new_clients = self._culprits(from_s, until_s)
@@ -422,56 +422,39 @@ class _Resource(msgspec.Struct, frozen=True):
 class _Resources(msgspec.Struct):
     """What is picked of all resources of a task, or of all tasks."""
 
-    sums: dict[str, Any] = msgspec.field(default_factory=dict)
-    worst: list[_Resource] = msgspec.field(default_factory=list)
-    of_week: list[_Resource] = msgspec.field(default_factory=list)
-    new: list[New] = msgspec.field(default_factory=list)
+    sums: dict[str, int] = {}
+    first_s: int | None = None
+    last_s: int | None = None
+    worst: list[_Resource] = []
+    of_week: list[_Resource] = []
+    new: list[New] = []
 
     @classmethod
     def of(cls, resources: Sequence[_Resource], since_s: int) -> "_Resources":
-        sums: dict[str, Any] = {
-            "resources": len(resources),
-            "refused_resources": sum(each.refused > 0 for each in resources),
-            "first_s": min((each.first_s for each in resources), default=None),
-            "last_s": max((each.last_s for each in resources), default=None),
-        }
-        sums |= {
-            name: sum(getattr(each, name) for each in resources) for name in ("admitted", "refused", "held", "shadowed")
-        }
-        return cls(
-            sums,
-            nsmallest(_MOST_CURVES, resources, key=_worst),
-            nsmallest(_MOST_OF_WEEK, resources, key=_of_week),
-            nsmallest(
-                _MOST_NEW,
-                (
-                    New(**dict(zip(RESOURCE_KEY, each.key, strict=True)), since_s=each.first_s,
-                        messages=each.admitted + each.refused)
-                    for each in resources
-                    if each.first_s >= since_s
-                ),
-                key=_most_messages,
-            ),
-        )  # fmt: skip
+        sums = {"resources": len(resources), "refused_resources": sum(each.refused > 0 for each in resources)}
+        for name in ("admitted", "refused", "held", "shadowed"):
+            sums[name] = sum(getattr(each, name) for each in resources)
+        new = [
+            New(
+                **dict(zip(RESOURCE_KEY, each.key, strict=True)),
+                since_s=each.first_s,
+                messages=each.admitted + each.refused,
+            )
+            for each in resources
+            if each.first_s >= since_s
+        ]
+        firsts, lasts = [each.first_s for each in resources], [each.last_s for each in resources]
+        return cls(sums, min(firsts, default=None), max(lasts, default=None), *_first(resources, resources, new))
 
     @classmethod
     def merged(cls, parts: Sequence["_Resources"]) -> "_Resources":
-        sums: dict[str, Any] = {}
+        sums: Counter[str] = Counter()
         for part in parts:
-            for name, value in part.sums.items():
-                if name in {"first_s", "last_s"}:
-                    known = [each for each in (sums.get(name), value) if each is not None]
-                    sums[name] = (min if name == "first_s" else max)(known, default=None)
-                else:
-                    sums[name] = sums.get(name, 0) + value
-        sums.setdefault("first_s", None)
-        sums.setdefault("last_s", None)
-        return cls(
-            sums,
-            nsmallest(_MOST_CURVES, (each for part in parts for each in part.worst), key=_worst),
-            nsmallest(_MOST_OF_WEEK, (each for part in parts for each in part.of_week), key=_of_week),
-            nsmallest(_MOST_NEW, (each for part in parts for each in part.new), key=_most_messages),
-        )
+            sums.update(part.sums)
+        first_s = min((part.first_s for part in parts if part.first_s is not None), default=None)
+        last_s = max((part.last_s for part in parts if part.last_s is not None), default=None)
+        every = ([each for part in parts for each in getattr(part, name)] for name in ("worst", "of_week", "new"))
+        return cls(sums, first_s, last_s, *_first(*every))
 
     def week(self, from_s: int | None, until_s: int | None) -> Week | None:
         if from_s is None or until_s is None or until_s - from_s < 2 * WEEK_S:
@@ -496,6 +479,16 @@ class _Resources(msgspec.Struct):
         )
 
 
+def _first(
+    worst: Sequence[_Resource], of_week: Sequence[_Resource], new: Sequence[New]
+) -> tuple[list[_Resource], list[_Resource], list[New]]:
+    return (
+        nsmallest(_MOST_CURVES, worst, key=_worst),
+        nsmallest(_MOST_OF_WEEK, of_week, key=_of_week),
+        nsmallest(_MOST_NEW, new, key=_most_messages),
+    )
+
+
 def _worst(each: _Resource) -> tuple[Any, ...]:
     return -each.refused - each.shadowed, -each.admitted, each.key
 
@@ -509,16 +502,7 @@ def _most_messages(each: New) -> tuple[Any, ...]:
 
 
 def _most_refused(each: Culprit) -> tuple[Any, ...]:
-    return (
-        -each.messages,
-        each.instance,
-        each.kind,
-        each.name,
-        each.client,
-        each.user,
-        each.product,
-        each.producer_group,
-    )
+    return -each.messages, *(getattr(each, name) for name in (*RESOURCE_KEY, *WHO_KEY))
 
 
 def _pick_resources(since_s: int) -> Kernel:
