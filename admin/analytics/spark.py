@@ -445,7 +445,7 @@ def _session(options: SparkOptions, scratch: Path, stream: IO[bytes], archive: s
                 session = builder.getOrCreate()
         except Exception as error:  # whatever Spark raises, it has not started
             raise StartError(_why_no_start(options)) from error
-        if options.brief:
+        if options.brief and options.is_local:
             # Spark's Python starts while the first query is planned: either takes a second.
             _beside(session.range(1).mapInArrow(_as_it_is, "id BIGINT").collect)
         yield session
