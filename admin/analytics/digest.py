@@ -53,6 +53,7 @@ from admin.analytics.tables import (
     Days,
     Store,
     Table,
+    arrow_schema,
     ddl_of,
 )
 from admin.analytics.words import DAY_S, HOUR_S, MINUTE_S, WEEK_S
@@ -375,7 +376,7 @@ class Digest:
         return [] if len(rows) > _MOST_RULES else [row.asDict() for row in rows]
 
 
-_JSON: Final = pa.schema([("json", pa.binary())])
+_JSON: Final = arrow_schema(("json BINARY",))
 
 
 def _json(found: msgspec.Struct) -> pa.RecordBatch:
@@ -556,18 +557,10 @@ _CURVE_COLUMNS: Final = (
     *RESOURCE_KEY, "minute_s", "rate_per_s", "demand_peak_per_s", "second", "second_admitted",
     "second_refused", "second_shadowed", *(f"{name}_messages" for name in (*_REACHED, *_NOT)),
 )  # fmt: skip
-_STEPPED: Final = pa.schema(
-    [
-        *((name, pa.string()) for name in RESOURCE_KEY),
-        ("at", pa.int64()),
-        ("admitted", pa.int64()),
-        ("refused", pa.int64()),
-        ("shadowed", pa.int64()),
-        ("peak", pa.int64()),
-        ("limit_at_s", pa.int64()),
-        ("limit", pa.float64()),
-    ]
-)
+_STEPPED: Final = arrow_schema((
+    *RESOURCE, "at BIGINT", "admitted BIGINT", "refused BIGINT", "shadowed BIGINT", "peak BIGINT", "limit_at_s BIGINT",
+    "limit DOUBLE",
+))  # fmt: skip
 
 
 def _step(steps_s: Mapping[tuple[str, str, str], int]) -> Kernel:

@@ -24,7 +24,7 @@ from admin.analytics.findings import Coverage
 from admin.analytics.lines import without_gc
 from admin.analytics.options import Options
 from admin.analytics.storms import storms
-from admin.analytics.tables import COVERAGE, LIMIT_KEY, RESOURCE_KEY, STORMS, arrow_struct
+from admin.analytics.tables import COVERAGE, LIMIT_KEY, RESOURCE, RESOURCE_KEY, STORMS, arrow_schema, arrow_struct
 from admin.analytics.words import DAY_S, MINUTE_S, WEEK_S
 from admin.common.recommendations import Recommendation
 
@@ -36,9 +36,8 @@ MINUTES_COLUMNS: Final = (
     "languages", "second", "second_admitted", "second_refused", "second_requests", "second_bytes", "second_repeated",
 )  # fmt: skip
 """Of ``minutes``, what ``replay_weeks`` wants; sorted by resource and minute, all of a week in one place."""
-_KEY: Final = [(name, pa.string()) for name in RESOURCE_KEY]
 _DECIDED: Final = (
-    "instance STRING", "kind STRING", "name STRING", "need_per_s DOUBLE", "weight DOUBLE", "limits_per_s DOUBLE",
+    *RESOURCE, "need_per_s DOUBLE", "weight DOUBLE", "limits_per_s DOUBLE",
     "least_rate_per_s DOUBLE", "least_bytes_per_s DOUBLE", "burst_s DOUBLE", "bytes_burst_s DOUBLE", "advice BINARY",
 )  # fmt: skip
 JUDGED: Final = pa.schema(
@@ -46,25 +45,13 @@ JUDGED: Final = pa.schema(
 )
 """Rows of ``judge``: a storm, or what is decided about a resource: what it needs of a capacity, what replays need to
 know of the lowest rate among its candidates, and the advice itself."""
-REPLAYED: Final = pa.schema([*_KEY, ("advice", pa.binary()), ("refused", pa.list_(pa.int64())), ("error", pa.int64())])
+REPLAYED: Final = arrow_schema((*RESOURCE, "advice BINARY", "refused ARRAY<BIGINT>", "error BIGINT"))
 """Rows of ``replay_weeks``, and of decisions without a replay: one of these with the advice for each resource."""
-SETTLED: Final = pa.schema(
-    [
-        *_KEY,
-        ("action", pa.string()),
-        ("only_with", pa.string()),
-        ("rule", pa.string()),
-        ("rate_per_s", pa.float64()),
-        ("recommended_rate_per_s", pa.float64()),
-        ("bytes_per_s", pa.float64()),
-        ("recommended_bytes_per_s", pa.float64()),
-        ("confidence", pa.string()),
-        ("evidence", pa.string()),
-        ("messages", pa.int64()),
-        ("refused_messages", pa.int64()),
-        ("recommendation", pa.string()),
-    ]
-)
+SETTLED: Final = arrow_schema((
+    *RESOURCE, "action STRING", "only_with STRING", "rule STRING", "rate_per_s DOUBLE", "recommended_rate_per_s DOUBLE",
+    "bytes_per_s DOUBLE", "recommended_bytes_per_s DOUBLE", "confidence STRING", "evidence STRING", "messages BIGINT",
+    "refused_messages BIGINT", "recommendation STRING",
+))  # fmt: skip
 """The table ``recommendations``: the columns that people ask for, and all of it as JSON, as in
 ``recommendations.json``."""
 _BATCH_ROWS: Final = 1024
@@ -112,7 +99,7 @@ def read_instance(written: bytes) -> Instance:
 
 COVERAGE_COLUMNS: Final = COVERAGE.names[:-1]
 """Of ``coverage``, what ``know`` wants; sorted by instance, run and hour."""
-KNOWN: Final = pa.schema([("instance", pa.string()), ("known", pa.binary())])
+KNOWN: Final = arrow_schema(("instance STRING", "known BINARY"))
 """Rows of ``know``: an ``Instance`` as JSON."""
 
 
@@ -260,7 +247,7 @@ def share_out(levels: Mapping[str, float], capacity_per_s: float) -> Kernel:
             found = read_advice(each)
             yield _decided(advice.share_out(found, levels.get(found.instance), capacity_per_s))
 
-    return _kernel(made, pa.schema(list(arrow_struct(_DECIDED))))
+    return _kernel(made, arrow_schema(_DECIDED))
 
 
 def replay_weeks(attempts: Mapping[str, int]) -> Kernel:

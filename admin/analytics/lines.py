@@ -16,27 +16,17 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
+from admin.analytics.tables import RESOURCE, arrow_schema
 from admin.analytics.words import HOUR_S, MINUTE_S
 from admin.common.clock import LATEST_S
 from admin.rejection_log.records import VERSION, AnyRecord, RejectionRecord, TrafficRecord
 
 VERSIONS: Final = (VERSION,)
 """Versions of the lines that are understood."""
-GATHERED: Final = pa.schema(
-    [
-        ("instance", pa.string()),
-        ("kind", pa.string()),
-        ("name", pa.string()),
-        ("hour_s", pa.int64()),
-        ("lines", pa.binary()),
-        ("records", pa.int64()),
-        ("wanted", pa.int64()),
-        ("first_s", pa.int64()),
-        ("last_s", pa.int64()),
-        ("file", pa.string()),
-        ("reason", pa.string()),
-    ]
-)
+GATHERED: Final = arrow_schema((
+    *RESOURCE, "hour_s BIGINT", "lines BINARY", "records BIGINT", "wanted BIGINT", "first_s BIGINT", "last_s BIGINT",
+    "file STRING", "reason STRING",
+))  # fmt: skip
 """Rows of ``gather``. Of records: a resource (kind and name are empty for what is of the whole sidecar), an hour, their
 ``lines``, how many, how many of the time that was asked for, and from when to when. Of what could not be understood:
 ``reason`` and ``file``, how many lines as ``records`` (0: it is about the whole file), and the beginning of one as
@@ -204,7 +194,7 @@ class _Moment(msgspec.Struct):
     at_s: int
 
 
-HOURS_IN: Final = pa.schema([("file", pa.string()), ("hours", pa.list_(pa.int64()))])
+HOURS_IN: Final = arrow_schema(("file STRING", "hours ARRAY<BIGINT>"))
 """Rows of ``hours_in``: a file, and the beginnings of the hours that its records are of."""
 
 
