@@ -521,8 +521,8 @@ def hour_demand(minutes: Sequence[Minute], amounts: Mapping[str, int], attempts:
         top("minute_wanted", wanted_sum)
         top("minute_bytes", size_sum)
         if rate and asked and max(asked) >= NEAR_TIMES * rate:
-            near, refused = NEAR_TIMES * rate, record.second_refused
-            sums["near_s"] += sum(each >= near and not no for each, no in zip(asked, refused, strict=True))
+            near, second_refused = NEAR_TIMES * rate, record.second_refused
+            sums["near_s"] += sum(each >= near and not no for each, no in zip(asked, second_refused, strict=True))
         if shadowed or minute.refuses:
             loud.append(record.at_s)
         if not minute.refuses:
