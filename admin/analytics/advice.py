@@ -55,10 +55,10 @@ from admin.analytics.evidence import (
     unknowns,
 )
 from admin.analytics.figures import Demand, Limit, Most
-from admin.analytics.findings import Fleet, Member
+from admin.analytics.findings import Fleet, Member, OfResource
 from admin.analytics.options import Options
 from admin.analytics.words import DAY_S
-from admin.wire.recommendations import (
+from admin.common.recommendations import (
     Backtest,
     Confidence,
     OnlyWith,
@@ -129,13 +129,10 @@ class Rates(msgspec.Struct, frozen=True, array_like=True):
         return self.rate_per_s is not None or self.bytes_per_s is not None
 
 
-class Advice(msgspec.Struct, frozen=True, kw_only=True):
+class Advice(OfResource, frozen=True, kw_only=True):
     """What to do about one limit, as far as figures alone say.
 
     Attributes:
-        instance: of the sidecar.
-        kind: of the resource.
-        name: of the resource.
         action: what to do.
         limit: in force.
         recommended: in its place.
@@ -158,9 +155,6 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
         capped: it is less than by itself, since the broker's capacity does not suffice.
     """
 
-    instance: str
-    kind: str
-    name: str
     action: Recommended
     limit: Limit
     recommended: Rates

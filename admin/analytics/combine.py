@@ -10,7 +10,7 @@ a slot are at most the gap apart, so that all refusals of a resource in a slot a
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import accumulate, chain, groupby
 from math import floor, log10
 from operator import add
 from typing import Any, Final, get_type_hints
@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from admin.analytics import retries
 from admin.analytics.figures import HourDemand, Seconds
-from admin.analytics.lines import decode
+from admin.analytics.lines import decode_lines, without_gc
 from admin.analytics.tables import (
     AMOUNTS,
     BY_DAY,
@@ -72,18 +72,19 @@ def combine(
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         out = _Out()
-        for key, rows in groupby(_rows(batches), key=lambda row: row[:4]):
-            if key[0] is None:
-                for *_, lines, count, file, reason in rows:
-                    out.add(BAD, (file, reason, count, lines.decode()))
-                continue
-            hour = _Hour(key, storm_gap_s, attempts)
-            for row in rows:
-                hour.take(row[4])
-            hour.put(out)
-            if out.rows >= _BATCH_ROWS:
-                yield from out.flush()
-        yield from out.flush()
+        with without_gc():
+            for key, rows in groupby(_rows(batches), key=lambda row: row[:4]):
+                if key[0] is None:
+                    for *_, lines, count, file, reason in rows:
+                        out.add(BAD, (file, reason, count, lines.decode()))
+                    continue
+                hour = _Hour(key, storm_gap_s, attempts)
+                for row in rows:
+                    hour.take(row[4])
+                hour.put(out)
+                if out.rows >= _BATCH_ROWS:
+                    yield from out.flush()
+            yield from out.flush()
 
     return run
 
@@ -112,9 +113,7 @@ class _Out:
             if not rows:
                 continue
             struct = COMBINED.field(name).type
-            columns = [
-                pa.array(values, each.type) for values, each in zip(zip(*rows, strict=True), struct, strict=True)
-            ]
+            columns = [_array(values, each.type) for values, each in zip(zip(*rows, strict=True), struct, strict=True)]
             arrays = [
                 pa.array([name] * len(rows), field.type)
                 if field.name == "made"
@@ -125,6 +124,17 @@ class _Out:
             ]
             yield pa.RecordBatch.from_arrays(arrays, schema=COMBINED)
             rows.clear()
+
+
+def _array(values: Sequence[Any], type_: pa.DataType) -> pa.Array:
+    if type_ == _LIST:
+        # Twice as fast as list by list.
+        ends = pa.array(accumulate(map(len, values), initial=0), pa.int32())
+        return pa.ListArray.from_arrays(ends, pa.array(list(chain.from_iterable(values)), type_.value_type))
+    return pa.array(values, type_)
+
+
+_LIST: Final = pa.list_(pa.int64())
 
 
 class _Hour:
@@ -154,10 +164,7 @@ class _Hour:
 
     def take(self, lines: bytes) -> None:
         """Take lines; those that were there already only count."""
-        for line in lines.split(b"\n"):
-            if not line:
-                continue
-            record = decode(line)
+        for record in decode_lines(lines):
             run = self._runs.get(record.run)
             if run is None:
                 run = self._runs[record.run] = set(), [0, 0]
@@ -205,7 +212,7 @@ class _Hour:
     def put(self, out: _Out) -> None:
         """Put the rows of the hour where they belong."""
         head = (self._instance, self._kind, self._name)
-        minutes = [_Minute(_minute(self._traffic[minute_s])) for minute_s in sorted(self._traffic)]
+        minutes = [Minute(_minute(self._traffic[minute_s])) for minute_s in sorted(self._traffic)]
         shadowed = self._seconds[True]
         for minute in minutes:
             out.add("minutes", (*head, *self._minute_row(minute, shadowed), self._day))
@@ -228,7 +235,7 @@ class _Hour:
             known = (len(numbers), copies, min(numbers), max(numbers), newest_s)
             out.add("coverage", (self._instance, run, self._hour_s, *beats[:-1], *known, beats[-1], self._day))
 
-    def _minute_row(self, minute: "_Minute", shadowed: Mapping[int, Sequence[int]]) -> _Row:
+    def _minute_row(self, minute: "Minute", shadowed: Mapping[int, Sequence[int]]) -> _Row:
         record = minute.record
         at_s, second = record.at_s, record.second
         would = [shadowed[at_s + at][1] if at_s + at in shadowed else 0 for at in second] if shadowed else []
@@ -254,30 +261,31 @@ class _Hour:
             self._waits.get(at_s, 0),
         )
 
-    def _hour_row(self, minutes: "Sequence[_Minute]") -> _Row:
+    def _hour_row(self, minutes: "Sequence[Minute]") -> _Row:
         records = [minute.record for minute in minutes]
         languages: dict[str, list[int]] = {}
         for record in records:
             for language, counts in record.languages.items():
                 _add(languages.setdefault(language, [0, 0]), counts)
-        asked = [minute.demand_messages for minute in minutes]
+        amounts = amounts_of(minutes)
+        demand = hour_demand(minutes, amounts, self._attempts)
         return (
             len(minutes),
             records[0].at_s if records else None,
             records[-1].at_s if records else None,
-            *([sum(values) for values in zip(*(minute.amounts for minute in minutes), strict=True)] or _NOTHING),
+            *amounts.values(),
             sum(record.identified for record in records),
             sum(record.busy_answers for record in records),
             _languages(languages),
             max((record.clients for record in records), default=0),
             any(record.more_clients for record in records),
             *(minutes[-1].limit if minutes else _NO_LIMIT),
-            sum(asked),
+            demand.messages,
             max((minute.peak_per_s for minute in minutes), default=0),
-            max(asked, default=0),
+            max((minute.demand_messages for minute in minutes), default=0),
             max((minute.refused_peak_per_s for minute in minutes), default=0),
             max((self._waits.get(record.at_s, 0) for record in records), default=0),
-            _struct(_Demand(self._attempts).of(minutes)),
+            _struct(demand),
         )
 
     def _parts(self, *, shadow: bool) -> Iterator[dict[str, Any]]:
@@ -384,11 +392,10 @@ def _minute(records: Sequence[TrafficRecord]) -> TrafficRecord:
 
 
 _WHATS: Final = ("requests", "messages", "size_bytes")
-_NOTHING: Final = (0,) * len(AMOUNTS)
 _NO_LIMIT: Final = ("", None, 1.0, 0.0, "messages", None, 1.0, "reject", None)
 
 
-class _Minute:
+class Minute:
     """A minute of one resource, and what several rows need of it.
 
     Attributes:
@@ -397,18 +404,26 @@ class _Minute:
         messages: asked for, by second.
         amounts: in the order of ``AMOUNTS``.
         limit: in the order of ``LIMIT_KEY``.
+        demand_messages: what reached the broker, and what did not.
+        peak_per_s: messages of the busiest second.
+        refused_peak_per_s: messages refused in the worst second.
     """
 
-    __slots__ = ("amounts", "limit", "messages", "record", "refuses")
+    __slots__ = (
+        "amounts", "demand_messages", "limit", "messages", "peak_per_s", "record", "refused_peak_per_s", "refuses"
+    )  # fmt: skip
 
     def __init__(self, record: TrafficRecord) -> None:
         self.record = record
-        self.refuses = any(record.second_refused)
-        self.messages: Sequence[int] = (
-            list(map(add, record.second_admitted, record.second_refused)) if self.refuses else record.second_admitted
-        )
+        refused = record.second_refused
+        self.refused_peak_per_s = max(refused, default=0)
+        self.refuses = self.refused_peak_per_s > 0
+        admitted = record.second_admitted
+        self.messages: Sequence[int] = list(map(add, admitted, refused)) if self.refuses else admitted
+        self.peak_per_s = max(self.messages, default=0)
         ad, re, he, sh = record.admitted, record.refused, record.held, record.shadowed
         by, ex, dr, rp = record.bypassed, record.exempt, record.dropped, record.repeated
+        self.demand_messages = ad.messages + sh.messages + by.messages + ex.messages + re.messages + dr.messages
         self.amounts = (
             ad.requests, ad.messages, ad.size_bytes, re.requests, re.messages, re.size_bytes,
             he.requests, he.messages, he.size_bytes, sh.requests, sh.messages, sh.size_bytes,
@@ -419,29 +434,6 @@ class _Minute:
             record.rule, record.rate_per_s, record.burst_s, record.break_s, record.count, record.bytes_per_s,
             record.bytes_burst_s, record.action, record.fair_by,
         )  # fmt: skip
-
-    @property
-    def demand_messages(self) -> int:
-        """What reached the broker, and what did not."""
-        record = self.record
-        return (
-            record.admitted.messages
-            + record.shadowed.messages
-            + record.bypassed.messages
-            + record.exempt.messages
-            + record.refused.messages
-            + record.dropped.messages
-        )
-
-    @property
-    def peak_per_s(self) -> int:
-        """Messages of the busiest second."""
-        return max(self.messages, default=0)
-
-    @property
-    def refused_peak_per_s(self) -> int:
-        """Messages refused in the worst second."""
-        return max(self.record.second_refused) if self.refuses else 0
 
 
 def _languages(counts: Mapping[str, Sequence[int]]) -> list[tuple[str, dict[str, int]]]:
@@ -469,121 +461,116 @@ def _beats(beats: Sequence[HeartbeatRecord]) -> _Row:
     )
 
 
-def hour_demand(minutes: Sequence[TrafficRecord], attempts: Mapping[str, int]) -> HourDemand:
+def amounts_of(minutes: Sequence[Minute]) -> dict[str, int]:
+    """Return the sums of minutes, in the order of ``AMOUNTS``."""
+    if not minutes:
+        return dict.fromkeys(AMOUNTS, 0)
+    return dict(zip(AMOUNTS, map(sum, zip(*(minute.amounts for minute in minutes), strict=True)), strict=True))
+
+
+def hour_demand(minutes: Sequence[Minute], amounts: Mapping[str, int], attempts: Mapping[str, int]) -> HourDemand:
     """Return the demand of one resource in an hour.
 
     Args:
         minutes: with traffic, in order.
+        amounts: their sums.
         attempts: how often clients try in all, by language.
     """
-    return _Demand(attempts).of([_Minute(minute) for minute in minutes])
+    rates: dict[float | None, None] = {}
+    loud: list[int] = []
+    sums: dict[str, float] = dict.fromkeys(_SUMS, 0)
+    most: dict[str, float] = {}
+    seconds: defaultdict[str, Counter[float]] = defaultdict(Counter)
+    with_bytes = any(minute.record.bytes_per_s is not None for minute in minutes)
 
+    def top(name: str, value: float) -> None:
+        if value > most.get(name, 0.0):
+            most[name] = value
 
-class _Demand:
-    def __init__(self, attempts: Mapping[str, int]) -> None:
-        self._attempts = attempts
-        self._sums: defaultdict[str, float] = defaultdict(int)
-        self._most: dict[str, float] = {}
-        self._seconds: dict[str, Counter[float]] = {}
+    def count(name: str, values: Sequence[float], *, digits: int = 4, whole: bool = False) -> None:
+        if whole and max(values, default=0) < _NEAREST:
+            seconds[name].update(values)
+        else:
+            seconds[name].update([_rounded(each, digits) for each in values])
 
-    def of(self, minutes: Sequence[_Minute]) -> HourDemand:
-        rates: dict[float | None, None] = {}
-        loud: list[int] = []
-        with_bytes = any(minute.record.bytes_per_s is not None for minute in minutes)
-        for minute in minutes:
-            record = minute.record
-            rate = record.rate_per_s if record.action != "off" else None
-            rates.pop(rate, None)
-            rates[rate] = None
-            if self._minute(minute, rate, with_bytes=with_bytes):
-                loud.append(record.at_s)
-        found: dict[str, Any] = {**self._sums, **self._most}
-        found |= {name: _histogram(counter) for name, counter in self._seconds.items()}
-        return HourDemand(
-            rates=tuple(rates),
-            loud_from_s=loud[0] if loud else None,
-            loud_until_s=loud[-1] + MINUTE_S if loud else None,
-            **found,
-        )
-
-    def _minute(self, minute: _Minute, rate: float | None, *, with_bytes: bool) -> bool:
-        """Add a minute; returns whether something was refused in it, or would have been."""
-        sums, record, messages = self._sums, minute.record, minute.messages
-        refused_requests = record.refused.requests + record.dropped.requests
+    for minute in minutes:
+        record, messages, size = minute.record, minute.messages, minute.record.second_bytes
+        rate = record.rate_per_s if record.action != "off" else None
+        rates.pop(rate, None)
+        rates[rate] = None
         shadowed = record.shadowed.messages
-        left = (
-            retries.shares(record, refused_requests, self._attempts)
-            if minute.refuses or refused_requests or record.second_repeated
-            else None
-        )
+        refused_requests = record.refused.requests + record.dropped.requests
         asked = record.second_requests if record.count == "requests" else messages
-        size = record.second_bytes
-        asked_sum, size_sum = sum(asked), sum(size)
+        asked_sum = sum(asked)
+        left = None
+        if minute.refuses or refused_requests or record.second_repeated:
+            left = retries.shares(record, refused_requests, attempts)
         wanted: Sequence[float] = asked
         wanted_size: Sequence[float] = size
-        wanted_sum, wanted_size_sum, wanted_messages = float(asked_sum), float(size_sum), float(sum(messages))
-        if left is not None:
+        wanted_sum: float = asked_sum
+        if left is None:
+            sums["wanted_messages"] += sum(messages)
+        else:
             wanted, wanted_size = _times(asked, left), _times(size, left)
-            wanted_sum, wanted_size_sum = sum(wanted), sum(wanted_size)
-            wanted_messages = sum(_times(messages, left))
-        count = len(asked)
-        sums["requests"] += (
-            record.admitted.requests + record.shadowed.requests + record.bypassed.requests + record.exempt.requests
-            + refused_requests
-        )  # fmt: skip
-        sums["messages"] += minute.demand_messages
-        sums["wanted_messages"] += wanted_messages
+            wanted_sum = sum(wanted)
+            sums["wanted_messages"] += sum(_times(messages, left))
+        size_sum = sum(wanted_size)
         sums["asked"] += asked_sum
         sums["wanted"] += wanted_sum
-        sums["active_s"] += count
-        if refused_requests or shadowed:
-            sums["refused_messages"] += record.refused.messages + record.dropped.messages + shadowed
-            sums["refused_requests"] += refused_requests
-            sums["identified_requests"] += record.identified
-        sums["repeated_messages"] += record.repeated.messages
-        self._top("minute_wanted", wanted_sum)
-        self._top("minute_bytes", wanted_size_sum)
-        if rate and count and max(asked) >= NEAR_TIMES * rate:
-            near, refused = NEAR_TIMES * rate, record.second_refused
-            sums["near_s"] += sum(each >= near and not no for each, no in zip(asked, refused, strict=True))
+        sums["active_s"] += len(asked)
+        top("minute_wanted", wanted_sum)
+        top("minute_bytes", size_sum)
+        if rate and asked and max(asked) >= NEAR_TIMES * rate:
+            near, second_refused = NEAR_TIMES * rate, record.second_refused
+            sums["near_s"] += sum(each >= near and not no for each, no in zip(asked, second_refused, strict=True))
+        if shadowed or minute.refuses:
+            loud.append(record.at_s)
         if not minute.refuses:
-            self._top("calm_minute", wanted_sum)
-            self._top("calm_minute_bytes", wanted_size_sum)
+            top("calm_minute", wanted_sum)
+            top("calm_minute_bytes", size_sum)
             if not shadowed:
-                self._top("quiet_minute", wanted_sum)
-                self._top("quiet_minute_bytes", wanted_size_sum)
-                sums["quiet_s"] += count
-            self._count("calm", wanted, whole=left is None)
+                top("quiet_minute", wanted_sum)
+                top("quiet_minute_bytes", size_sum)
+                sums["quiet_s"] += len(asked)
+            count("calm", wanted, whole=left is None)
             if with_bytes:
-                self._count("calm_bytes", wanted_size, digits=3)
-            return bool(shadowed)
+                count("calm_bytes", wanted_size, digits=3)
+            continue
         places = [at for at, each in enumerate(record.second_refused) if each]
         first, last = places[0], places[-1]
         sums["refused_s"] += record.second[last] - record.second[first] + 1
         sums["refused_active_s"] += last - first + 1
         sums["refusing"] += sum(wanted[first : last + 1])
         if not shadowed:
-            sums["quiet_s"] += count - (last - first + 1)
-        self._count("loud_asked", asked, whole=True)
-        self._count("loud_wanted", wanted)
-        self._count("loud_outside", [*wanted[:first], *wanted[last + 1 :]])
+            sums["quiet_s"] += len(asked) - (last - first + 1)
+        count("loud_asked", asked, whole=True)
+        count("loud_wanted", wanted)
+        count("loud_outside", [*wanted[:first], *wanted[last + 1 :]])
         if with_bytes:
-            self._count("loud_wanted_bytes", wanted_size, digits=3)
-            self._count("loud_outside_bytes", [*wanted_size[:first], *wanted_size[last + 1 :]], digits=3)
-        return True
+            count("loud_wanted_bytes", wanted_size, digits=3)
+            count("loud_outside_bytes", [*wanted_size[:first], *wanted_size[last + 1 :]], digits=3)
 
-    def _top(self, name: str, value: float) -> None:
-        if value > self._most.get(name, 0.0):
-            self._most[name] = value
+    refused_requests = amounts["refused_requests"] + amounts["dropped_requests"]
+    refused = amounts["refused_messages"] + amounts["dropped_messages"]
+    found: dict[str, Any] = {**sums, **most, **{name: _histogram(counter) for name, counter in seconds.items()}}
+    return HourDemand(
+        rates=tuple(rates),
+        loud_from_s=loud[0] if loud else None,
+        loud_until_s=loud[-1] + MINUTE_S if loud else None,
+        requests=refused_requests + sum(amounts[f"{outcome}_requests"] for outcome in _REACHED),
+        messages=refused + sum(amounts[f"{outcome}_messages"] for outcome in _REACHED),
+        refused_messages=refused + amounts["shadowed_messages"],
+        refused_requests=refused_requests,
+        identified_requests=sum(minute.record.identified for minute in minutes),
+        repeated_messages=amounts["repeated_messages"],
+        **found,
+    )
 
-    def _count(self, name: str, values: Sequence[float], *, digits: int = 4, whole: bool = False) -> None:
-        counter = self._seconds.get(name)
-        if counter is None:
-            counter = self._seconds[name] = Counter()
-        if whole and max(values, default=0) < _NEAREST:
-            counter.update(values)
-        else:
-            counter.update([_rounded(each, digits) for each in values])
+
+_REACHED: Final = ("admitted", "shadowed", "bypassed", "exempt")
+_SUMS: Final = (
+    "active_s", "refused_s", "refused_active_s", "quiet_s", "near_s", "asked", "wanted", "wanted_messages", "refusing"
+)  # fmt: skip
 
 
 def _times(values: Sequence[int], shares: Sequence[float]) -> list[float]:

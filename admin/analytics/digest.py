@@ -6,6 +6,7 @@ each sidecar.
 """
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from heapq import nsmallest
@@ -30,7 +31,6 @@ from admin.analytics.findings import (
     LimitChange,
     New,
     Point,
-    Share,
     Storm,
     Totals,
     Tried,
@@ -53,10 +53,11 @@ from admin.analytics.tables import (
     Days,
     Store,
     Table,
+    arrow_schema,
     ddl_of,
 )
 from admin.analytics.words import DAY_S, HOUR_S, MINUTE_S, WEEK_S
-from admin.wire.recommendations import ACTIONS, TO_DO, Period, Recommendation
+from admin.common.recommendations import ACTIONS, TO_DO, Period, Recommendation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -178,9 +179,8 @@ class Digest:
         until_s = max((each.until_s for each in coverage), default=None)
         resources = self._resources(from_s, until_s)
         week = resources.week(from_s, until_s)
-        first_s, last_s = resources.sums.pop("first_s"), resources.sums.pop("last_s")
-        from_s = min((each for each in (from_s, first_s) if each is not None), default=None)
-        until_s = max((each for each in (until_s, last_s) if each is not None), default=None)
+        from_s = min((each for each in (from_s, resources.first_s) if each is not None), default=None)
+        until_s = max((each for each in (until_s, resources.last_s) if each is not None), default=None)
         storms, counts = self.storms
         changes = self._changes()
         culprits, new_clients = self._culprits(from_s, until_s)
@@ -305,22 +305,15 @@ class Digest:
         if not worst:
             return []
         steps_s = {each.key: _step_s(each.last_s - each.first_s) for each in worst}
-        few = self._few([(*key, step_s) for key, step_s in steps_s.items()], "step_s BIGINT")
-        rows = (
-            self._read(MINUTES)
-            .join(few, list(RESOURCE_KEY))
-            .select(*_CURVE_COLUMNS)
-            .mapInArrow(_step, ddl_of(_STEPPED))
-            .collect()
-        )
+        minutes = self._read(MINUTES)
+        # These may be a few minutes more; which of them are of a curve is seen where they are.
+        for name, its in zip(RESOURCE_KEY, zip(*steps_s, strict=True), strict=True):
+            minutes = minutes.where(F.col(name).isin(sorted(set(its))))
+        rows = minutes.select(*_CURVE_COLUMNS).mapInArrow(_step(steps_s), ddl_of(_STEPPED)).collect()
         points: dict[tuple[str, ...], dict[int, list[Any]]] = {key: {} for key in steps_s}
         for row in rows:
             _add_step(points[_key(row)], row["at"], [row[name] for name in _STEPPED.names[4:]])
         return [_curve(each, steps_s[each.key], points[each.key], changes) for each in worst]
-
-    def _few(self, rows: list[tuple[Any, ...]], *more: str) -> "DataFrame":
-        """Make a frame of a few resources, and what else is said of each."""
-        return F.broadcast(self._session.createDataFrame(rows, ", ".join((*RESOURCE, *more))))
 
     def _changes(self) -> list[LimitChange]:
         """Return the latest changes as they were written down."""
@@ -356,7 +349,8 @@ class Digest:
             (*_of(each.change), at, each.change.at_s, each.from_s, each.until_s or sys.maxsize)
             for at, each in enumerate(around)
         ]
-        few = self._few(asked, "at INT", "at_s BIGINT", "from_s BIGINT", "until_s BIGINT")
+        columns = (*RESOURCE, "at INT", "at_s BIGINT", "from_s BIGINT", "until_s BIGINT")
+        few = F.broadcast(self._session.createDataFrame(asked, ", ".join(columns)))
         end = F.col("minute_s") + MINUTE_S
         limit = F.struct("rule", "rate_per_s", "action")
         before = (end <= F.col("at_s")) & (end > F.col("from_s")) & (end >= F.col("at_s") - edits.NEAR_S)
@@ -382,7 +376,7 @@ class Digest:
         return [] if len(rows) > _MOST_RULES else [row.asDict() for row in rows]
 
 
-_JSON: Final = pa.schema([("json", pa.binary())])
+_JSON: Final = arrow_schema(("json BINARY",))
 
 
 def _json(found: msgspec.Struct) -> pa.RecordBatch:
@@ -429,56 +423,39 @@ class _Resource(msgspec.Struct, frozen=True):
 class _Resources(msgspec.Struct):
     """What is picked of all resources of a task, or of all tasks."""
 
-    sums: dict[str, Any] = msgspec.field(default_factory=dict)
-    worst: list[_Resource] = msgspec.field(default_factory=list)
-    of_week: list[_Resource] = msgspec.field(default_factory=list)
-    new: list[New] = msgspec.field(default_factory=list)
+    sums: dict[str, int] = {}
+    first_s: int | None = None
+    last_s: int | None = None
+    worst: list[_Resource] = []
+    of_week: list[_Resource] = []
+    new: list[New] = []
 
     @classmethod
     def of(cls, resources: Sequence[_Resource], since_s: int) -> "_Resources":
-        sums: dict[str, Any] = {
-            "resources": len(resources),
-            "refused_resources": sum(each.refused > 0 for each in resources),
-            "first_s": min((each.first_s for each in resources), default=None),
-            "last_s": max((each.last_s for each in resources), default=None),
-        }
-        sums |= {
-            name: sum(getattr(each, name) for each in resources) for name in ("admitted", "refused", "held", "shadowed")
-        }
-        return cls(
-            sums,
-            nsmallest(_MOST_CURVES, resources, key=_worst),
-            nsmallest(_MOST_OF_WEEK, resources, key=_of_week),
-            nsmallest(
-                _MOST_NEW,
-                (
-                    New(**dict(zip(RESOURCE_KEY, each.key, strict=True)), since_s=each.first_s,
-                        messages=each.admitted + each.refused)
-                    for each in resources
-                    if each.first_s >= since_s
-                ),
-                key=_most_messages,
-            ),
-        )  # fmt: skip
+        sums = {"resources": len(resources), "refused_resources": sum(each.refused > 0 for each in resources)}
+        for name in ("admitted", "refused", "held", "shadowed"):
+            sums[name] = sum(getattr(each, name) for each in resources)
+        new = [
+            New(
+                **dict(zip(RESOURCE_KEY, each.key, strict=True)),
+                since_s=each.first_s,
+                messages=each.admitted + each.refused,
+            )
+            for each in resources
+            if each.first_s >= since_s
+        ]
+        firsts, lasts = [each.first_s for each in resources], [each.last_s for each in resources]
+        return cls(sums, min(firsts, default=None), max(lasts, default=None), *_first(resources, resources, new))
 
     @classmethod
     def merged(cls, parts: Sequence["_Resources"]) -> "_Resources":
-        sums: dict[str, Any] = {}
+        sums: Counter[str] = Counter()
         for part in parts:
-            for name, value in part.sums.items():
-                if name in {"first_s", "last_s"}:
-                    known = [each for each in (sums.get(name), value) if each is not None]
-                    sums[name] = (min if name == "first_s" else max)(known, default=None)
-                else:
-                    sums[name] = sums.get(name, 0) + value
-        sums.setdefault("first_s", None)
-        sums.setdefault("last_s", None)
-        return cls(
-            sums,
-            nsmallest(_MOST_CURVES, (each for part in parts for each in part.worst), key=_worst),
-            nsmallest(_MOST_OF_WEEK, (each for part in parts for each in part.of_week), key=_of_week),
-            nsmallest(_MOST_NEW, (each for part in parts for each in part.new), key=_most_messages),
-        )
+            sums.update(part.sums)
+        first_s = min((part.first_s for part in parts if part.first_s is not None), default=None)
+        last_s = max((part.last_s for part in parts if part.last_s is not None), default=None)
+        every = ([each for part in parts for each in getattr(part, name)] for name in ("worst", "of_week", "new"))
+        return cls(sums, first_s, last_s, *_first(*every))
 
     def week(self, from_s: int | None, until_s: int | None) -> Week | None:
         if from_s is None or until_s is None or until_s - from_s < 2 * WEEK_S:
@@ -503,6 +480,16 @@ class _Resources(msgspec.Struct):
         )
 
 
+def _first(
+    worst: Sequence[_Resource], of_week: Sequence[_Resource], new: Sequence[New]
+) -> tuple[list[_Resource], list[_Resource], list[New]]:
+    return (
+        nsmallest(_MOST_CURVES, worst, key=_worst),
+        nsmallest(_MOST_OF_WEEK, of_week, key=_of_week),
+        nsmallest(_MOST_NEW, new, key=_most_messages),
+    )
+
+
 def _worst(each: _Resource) -> tuple[Any, ...]:
     return -each.refused - each.shadowed, -each.admitted, each.key
 
@@ -516,16 +503,7 @@ def _most_messages(each: New) -> tuple[Any, ...]:
 
 
 def _most_refused(each: Culprit) -> tuple[Any, ...]:
-    return (
-        -each.messages,
-        each.instance,
-        each.kind,
-        each.name,
-        each.client,
-        each.user,
-        each.product,
-        each.producer_group,
-    )
+    return -each.messages, *(getattr(each, name) for name in (*RESOURCE_KEY, *WHO_KEY))
 
 
 def _pick_resources(since_s: int) -> Kernel:
@@ -576,43 +554,43 @@ def _pick_culprits(since_s: int) -> Kernel:
 
 
 _CURVE_COLUMNS: Final = (
-    *RESOURCE_KEY, "step_s", "minute_s", "rate_per_s", "demand_peak_per_s", "second", "second_admitted",
+    *RESOURCE_KEY, "minute_s", "rate_per_s", "demand_peak_per_s", "second", "second_admitted",
     "second_refused", "second_shadowed", *(f"{name}_messages" for name in (*_REACHED, *_NOT)),
 )  # fmt: skip
-_STEPPED: Final = pa.schema(
-    [
-        *((name, pa.string()) for name in RESOURCE_KEY),
-        ("at", pa.int64()),
-        ("admitted", pa.int64()),
-        ("refused", pa.int64()),
-        ("shadowed", pa.int64()),
-        ("peak", pa.int64()),
-        ("limit_at_s", pa.int64()),
-        ("limit", pa.float64()),
-    ]
-)
+_STEPPED: Final = arrow_schema((
+    *RESOURCE, "at BIGINT", "admitted BIGINT", "refused BIGINT", "shadowed BIGINT", "peak BIGINT", "limit_at_s BIGINT",
+    "limit DOUBLE",
+))  # fmt: skip
 
 
-def _step(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Add up minutes, or their seconds, by the steps of curves: to ``_STEPPED``."""
-    found: dict[tuple[str, ...], dict[int, list[Any]]] = {}
-    for row in rows_of(batches, _CURVE_COLUMNS):
-        step_s, minute_s, rate, peak, second, admitted, refused, shadowed = row[3:11]
-        points = found.setdefault(row[:3], {})
-        if step_s >= MINUTE_S:
-            # Of what reached the broker, what was shadowed stands second.
-            sums = [sum(row[11:15]), sum(row[15:]), row[12], peak, minute_s, rate]
-            _add_step(points, minute_s - minute_s % step_s, sums)
-            continue
-        for at, yes, no, would in zip(second, admitted, refused, shadowed or (0,) * len(second), strict=True):
-            at_s = minute_s + at
-            _add_step(points, at_s - at_s % step_s, [yes, no, would, yes + no, at_s, rate])
-    rows = [
-        {**dict(zip(_STEPPED.names, (*key, at, *sums), strict=True))}
-        for key, points in found.items()
-        for at, sums in points.items()
-    ]
-    yield pa.RecordBatch.from_pylist(rows, schema=_STEPPED)
+def _step(steps_s: Mapping[tuple[str, str, str], int]) -> Kernel:
+    """Return what adds up minutes, or their seconds, by the steps of curves: to ``_STEPPED``."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        found: dict[tuple[str, ...], dict[int, list[Any]]] = {}
+        for instance, kind, name, *row in rows_of(batches, _CURVE_COLUMNS):
+            key = instance, kind, name
+            step_s = steps_s.get(key)
+            if step_s is None:
+                continue
+            minute_s, rate, peak, second, admitted, refused, shadowed = row[:7]
+            points = found.setdefault(key, {})
+            if step_s >= MINUTE_S:
+                # Of what reached the broker, what was shadowed stands second.
+                sums = [sum(row[7:11]), sum(row[11:]), row[8], peak, minute_s, rate]
+                _add_step(points, minute_s - minute_s % step_s, sums)
+                continue
+            for at, yes, no, would in zip(second, admitted, refused, shadowed or (0,) * len(second), strict=True):
+                at_s = minute_s + at
+                _add_step(points, at_s - at_s % step_s, [yes, no, would, yes + no, at_s, rate])
+        rows = [
+            dict(zip(_STEPPED.names, (*key, at, *sums), strict=True))
+            for key, points in found.items()
+            for at, sums in points.items()
+        ]
+        yield pa.RecordBatch.from_pylist(rows, schema=_STEPPED)
+
+    return run
 
 
 def _add_step(points: dict[int, list[Any]], at: int, more: Sequence[Any]) -> None:
@@ -653,31 +631,8 @@ def _curve(of: _Resource, step_s: int, found: Mapping[int, Sequence[Any]], chang
 
 def storm(row: "Row") -> Storm:
     """Return a row of the table of storms."""
-    return Storm(
-        instance=row["instance"],
-        kind=row["kind"],
-        name=row["name"],
-        shadow=row["shadow"],
-        start_s=row["start_s"],
-        end_s=row["end_s"],
-        is_open=row["is_open"],
-        requests=row["requests"],
-        messages=row["messages"],
-        size_bytes=row["bytes"],
-        peak_per_s=row["peak_per_s"],
-        peak_at_s=row["peak_at_s"],
-        rules=tuple(rule["name"] for rule in row["rules"]),
-        clients=_shares(row["clients"]),
-        client_count=row["client_count"],
-        users=_shares(row["users"]),
-        user_count=row["user_count"],
-        producer_groups=_shares(row["producer_groups"]),
-        producer_group_count=row["producer_group_count"],
-    )
-
-
-def _shares(rows: Any) -> tuple[Share, ...]:
-    return tuple(Share(name=row["name"], messages=row["messages"], share=row["share"]) for row in rows)
+    its = row.asDict(recursive=True)
+    return msgspec.convert(its | {"size_bytes": its["bytes"], "rules": [each["name"] for each in its["rules"]]}, Storm)
 
 
 def _total(outcomes: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from admin.wire.recommendations import Retries
+from admin.common.recommendations import Retries
 from limiter.rules.rule import FairBy
 
 
@@ -213,6 +213,8 @@ class Storms:
 class Demand:
     """What was asked for of one resource; in the unit that its limit counts, unless said otherwise.
 
+    What ``HourDemand`` has under the same name is added up here.
+
     Attributes:
         instance: of the sidecar.
         kind: of the resource.
@@ -220,17 +222,8 @@ class Demand:
         limit: in force at the end.
         observed_s: seconds of which the log knows.
         days: days (UTC) of which it knows anything.
-        active_s: seconds with demand.
-        refused_s: seconds of refusals: from the first to the last of each minute.
-        quiet_s: seconds with demand outside of refusals; of a minute with messages that a limit would have refused,
-            since it only shadows, none.
-        near_s: seconds with at least 80% of the limit asked for, and nothing refused.
         refused_days: days (UTC) with a minute in which something was refused, or would have been.
         refused_span_s: from the first such minute to the last one.
-        requests: asked for in all, retries among them.
-        messages: in them.
-        refused_messages: of these; would have been, if the limit only shadows.
-        wanted_messages: without retries.
         retries: whether there are some among the demand, and how that is known.
         raw: demand per second as it came.
         corrected: without retries.
@@ -250,8 +243,8 @@ class Demand:
         trend_per_week: growth of the daily demand a week, as a share; None where the log is too short to say.
         trend_fit: how well a line explains it, 0 to 1.
         storms: its refusals.
-        lost_records: that the sidecar could not write.
-        other: runs of requests that it counted under ``_other``.
+        lost_records: as in ``Known``.
+        other: likewise.
     """
 
     instance: str

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from admin.wire.recommendations import Period, Recommendation
+from admin.common.recommendations import Period, Recommendation
 
 VERSION: Final = 1
 """Version of the JSON."""

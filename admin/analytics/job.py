@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,14 +21,14 @@ from admin.analytics.lines import Wanted
 from admin.analytics.once import Seen
 from admin.analytics.options import Options
 from admin.analytics.out import OutLock, write_file
-from admin.analytics.report import FEW_BYTES, Recommended, Tools, make_tables, recommend, tasks_of
+from admin.analytics.report import FEW_BYTES, SHORT_BYTES, Recommended, Tools, make_tables, recommend, tasks_of
 from admin.analytics.spark import SparkOptions, given_options, in_words, open_session
 from admin.analytics.summary import summary
 from admin.analytics.tables import Store
 from admin.common.errors import SettingsError, StartError
+from admin.common.recommendations import Period, RecommendationsFile
 from admin.rejection_log.places import usual_logs
 from admin.run.check import show
-from admin.wire.recommendations import Period, RecommendationsFile
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -110,8 +111,10 @@ def report_logs(wish: Wish) -> int:
         raise SettingsError(f"--out {wish.out}: is kept up to date by --once; choose another directory, or add --once")
     log = place.files.absolute() / _LOG
     with OutLock(place.files), _progress(_console()) as step:
-        brief = found.unpacked_bytes < FEW_BYTES and not any("://" in each for each in logs)
-        with open_session(replace(wish.spark, log=log, brief=brief)) as session, in_words(log):
+        # How much there is at addresses is not known yet.
+        size_bytes = inf if any("://" in each for each in logs) else found.unpacked_bytes
+        how = replace(wish.spark, log=log, brief=size_bytes < FEW_BYTES, short=size_bytes < SHORT_BYTES)
+        with open_session(how) as session, in_words(log):
             found = inputs.find_at(session, found, wish.options.since_s, wish.options.until_s)
             findings = _report(session, place, found, wish, step)
     if wish.json:

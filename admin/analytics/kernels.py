@@ -8,7 +8,7 @@ and finds its storms and what to do about its limit; ``replay_weeks`` replays li
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby, islice
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -21,11 +21,12 @@ from admin.analytics.combine import demand_from
 from admin.analytics.demand import demand_of, hour_of_week, storms_of
 from admin.analytics.figures import HourDemand, Known, Limit, Storms
 from admin.analytics.findings import Coverage
+from admin.analytics.lines import without_gc
 from admin.analytics.options import Options
 from admin.analytics.storms import storms
-from admin.analytics.tables import COVERAGE, LIMIT_KEY, RESOURCE_KEY, STORMS, arrow_struct
+from admin.analytics.tables import COVERAGE, LIMIT_KEY, RESOURCE, RESOURCE_KEY, STORMS, arrow_schema, arrow_struct
 from admin.analytics.words import DAY_S, MINUTE_S, WEEK_S
-from admin.wire.recommendations import Recommendation
+from admin.common.recommendations import Recommendation
 
 Kernel = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 HOURS_COLUMNS: Final = (*RESOURCE_KEY, "hour_s", "minutes", *LIMIT_KEY, "demand", "storm_parts")
@@ -35,9 +36,8 @@ MINUTES_COLUMNS: Final = (
     "languages", "second", "second_admitted", "second_refused", "second_requests", "second_bytes", "second_repeated",
 )  # fmt: skip
 """Of ``minutes``, what ``replay_weeks`` wants; sorted by resource and minute, all of a week in one place."""
-_KEY: Final = [(name, pa.string()) for name in RESOURCE_KEY]
 _DECIDED: Final = (
-    "instance STRING", "kind STRING", "name STRING", "need_per_s DOUBLE", "weight DOUBLE", "limits_per_s DOUBLE",
+    *RESOURCE, "need_per_s DOUBLE", "weight DOUBLE", "limits_per_s DOUBLE",
     "least_rate_per_s DOUBLE", "least_bytes_per_s DOUBLE", "burst_s DOUBLE", "bytes_burst_s DOUBLE", "advice BINARY",
 )  # fmt: skip
 JUDGED: Final = pa.schema(
@@ -45,25 +45,13 @@ JUDGED: Final = pa.schema(
 )
 """Rows of ``judge``: a storm, or what is decided about a resource: what it needs of a capacity, what replays need to
 know of the lowest rate among its candidates, and the advice itself."""
-REPLAYED: Final = pa.schema([*_KEY, ("advice", pa.binary()), ("refused", pa.list_(pa.int64())), ("error", pa.int64())])
+REPLAYED: Final = arrow_schema((*RESOURCE, "advice BINARY", "refused ARRAY<BIGINT>", "error BIGINT"))
 """Rows of ``replay_weeks``, and of decisions without a replay: one of these with the advice for each resource."""
-SETTLED: Final = pa.schema(
-    [
-        *_KEY,
-        ("action", pa.string()),
-        ("only_with", pa.string()),
-        ("rule", pa.string()),
-        ("rate_per_s", pa.float64()),
-        ("recommended_rate_per_s", pa.float64()),
-        ("bytes_per_s", pa.float64()),
-        ("recommended_bytes_per_s", pa.float64()),
-        ("confidence", pa.string()),
-        ("evidence", pa.string()),
-        ("messages", pa.int64()),
-        ("refused_messages", pa.int64()),
-        ("recommendation", pa.string()),
-    ]
-)
+SETTLED: Final = arrow_schema((
+    *RESOURCE, "action STRING", "only_with STRING", "rule STRING", "rate_per_s DOUBLE", "recommended_rate_per_s DOUBLE",
+    "bytes_per_s DOUBLE", "recommended_bytes_per_s DOUBLE", "confidence STRING", "evidence STRING", "messages BIGINT",
+    "refused_messages BIGINT", "recommendation STRING",
+))  # fmt: skip
 """The table ``recommendations``: the columns that people ask for, and all of it as JSON, as in
 ``recommendations.json``."""
 _BATCH_ROWS: Final = 1024
@@ -111,24 +99,31 @@ def read_instance(written: bytes) -> Instance:
 
 COVERAGE_COLUMNS: Final = COVERAGE.names[:-1]
 """Of ``coverage``, what ``know`` wants; sorted by instance, run and hour."""
-KNOWN: Final = pa.schema([("instance", pa.string()), ("known", pa.binary())])
+KNOWN: Final = arrow_schema(("instance STRING", "known BINARY"))
 """Rows of ``know``: an ``Instance`` as JSON."""
+
+
+def _kernel(rows: Callable[[Iterable[pa.RecordBatch]], Iterable[Mapping[str, Any]]], schema: pa.Schema) -> Kernel:
+    """Return what puts the rows that are made of batches into batches again."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with without_gc():
+            made = iter(rows(batches))
+            while some := list(islice(made, _BATCH_ROWS)):
+                yield pa.RecordBatch.from_pylist(some, schema=schema)
+
+    return run
 
 
 def know() -> Kernel:
     """Return what puts together what is known of each sidecar: from coverage to ``KNOWN``."""
 
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found = [
-            {
-                "instance": name,
-                "known": encode(_known(name, (dict(zip(COVERAGE_COLUMNS, row, strict=True)) for row in rows))),
-            }
-            for name, rows in groupby(rows_of(batches, COVERAGE_COLUMNS), key=lambda row: row[0])
-        ]
-        yield pa.RecordBatch.from_pylist(found, schema=KNOWN)
+    def made(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
+        for name, rows in groupby(rows_of(batches, COVERAGE_COLUMNS), key=lambda row: row[0]):
+            its = (dict(zip(COVERAGE_COLUMNS, row, strict=True)) for row in rows)
+            yield {"instance": name, "known": encode(_known(name, its))}
 
-    return run
+    return _kernel(made, KNOWN)
 
 
 def _known(name: str, rows: Iterable[Mapping[str, Any]]) -> Instance:
@@ -187,23 +182,18 @@ def _known(name: str, rows: Iterable[Mapping[str, Any]]) -> Instance:
 def judge(instances: Mapping[str, Instance], options: Options) -> Kernel:
     """Return what finds the storms of resources and decides about their limits: from hours to ``JUDGED``."""
 
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found: list[dict[str, Any]] = []
+    def made(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
         for key, rows in groupby(rows_of(batches, HOURS_COLUMNS), key=_key):
             instance = instances.get(key[0], _NOBODY)
             its = _Resource(rows)
             demand = demand_of(*key, its.hours(), Storms(), instance.known)
             of_it = list(storms(key, its.parts, gap_s=options.storm_gap_s, newest_s=instance.newest_s, top=options.top))
-            found += ({"made": "storm", "storm": each, "decided": None} for each in of_it)
+            yield from ({"made": "storm", "storm": each, "decided": None} for each in of_it)
             if its.is_asked:
                 demand = replace(demand, storms=storms_of(of_it, demand.limit.rule))
-                found.append({"made": "decided", "storm": None, "decided": _decided(advice.decide(demand, options))})
-            if len(found) >= _BATCH_ROWS:
-                yield pa.RecordBatch.from_pylist(found, schema=JUDGED)
-                found = []
-        yield pa.RecordBatch.from_pylist(found, schema=JUDGED)
+                yield {"made": "decided", "storm": None, "decided": _decided(advice.decide(demand, options))}
 
-    return run
+    return _kernel(made, JUDGED)
 
 
 _NOBODY: Final = Instance()
@@ -251,37 +241,27 @@ def _decided(found: Advice) -> dict[str, Any]:
 
 def share_out(levels: Mapping[str, float], capacity_per_s: float) -> Kernel:
     """Return what puts decisions under the capacity of their instance: from ``decided`` to the same."""
-    schema = pa.schema(list(arrow_struct(_DECIDED)))
 
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            of_it = [
-                _decided(advice.share_out(found, levels.get(found.instance), capacity_per_s))
-                for found in map(read_advice, batch.column("advice").to_pylist())
-            ]
-            yield pa.RecordBatch.from_pylist(of_it, schema=schema)
+    def made(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
+        for (each,) in rows_of(batches, ("advice",)):
+            found = read_advice(each)
+            yield _decided(advice.share_out(found, levels.get(found.instance), capacity_per_s))
 
-    return run
+    return _kernel(made, arrow_schema(_DECIDED))
 
 
 def replay_weeks(attempts: Mapping[str, int]) -> Kernel:
     """Return what replays limits: from minutes, as ``MINUTES_COLUMNS``, to ``REPLAYED``."""
 
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found: list[dict[str, Any]] = []
+    def made(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
         for (*key, _), rows in groupby(rows_of(batches, MINUTES_COLUMNS), key=_week):
-            first, minutes = _peek(rows)
+            first = next(rows)
             decided = read_advice(first[3])
-            of_it = backtest.replay((_minute(row, attempts) for row in minutes), decided.limit, decided.candidates)
-            found.append(
-                {**dict(zip(RESOURCE_KEY, key, strict=True)), "refused": list(of_it.refused), "error": of_it.error}
-            )
-            if len(found) >= _BATCH_ROWS:
-                yield pa.RecordBatch.from_pylist(found, schema=REPLAYED)
-                found = []
-        yield pa.RecordBatch.from_pylist(found, schema=REPLAYED)
+            minutes = (_minute(row, attempts) for row in chain((first,), rows))
+            of_it = backtest.replay(minutes, decided.limit, decided.candidates)
+            yield {**_named(key), "refused": list(of_it.refused), "error": of_it.error}
 
-    return run
+    return _kernel(made, REPLAYED)
 
 
 _OF_IT: Final = frozenset(Recommendation.__struct_fields__)
@@ -325,8 +305,7 @@ def _minute(row: Sequence[Any], attempts: Mapping[str, int]) -> backtest.Minute:
 def settle() -> Kernel:
     """Return what makes recommendations: from ``REPLAYED``, sorted by resource, to ``SETTLED``."""
 
-    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found: list[dict[str, Any]] = []
+    def made(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
         for _, rows in groupby(rows_of(batches, tuple(REPLAYED.names)), key=_key):
             decided, refused, error = None, None, 0
             for *_, its_advice, its_refused, its_error in rows:
@@ -338,35 +317,33 @@ def settle() -> Kernel:
             if decided is None:
                 continue
             of_it = advice.recommendation(decided, refused, error)
-            found.append(
-                {
-                    **{name: getattr(of_it, name) for name in SETTLED.names if name in _OF_IT},
-                    "messages": decided.messages,
-                    "refused_messages": decided.refused_messages,
-                    "recommendation": encode(of_it).decode(),
-                }
-            )
-            if len(found) >= _BATCH_ROWS:
-                yield pa.RecordBatch.from_pylist(found, schema=SETTLED)
-                found = []
-        yield pa.RecordBatch.from_pylist(found, schema=SETTLED)
+            yield {
+                **{name: getattr(of_it, name) for name in SETTLED.names if name in _OF_IT},
+                "messages": decided.messages,
+                "refused_messages": decided.refused_messages,
+                "recommendation": encode(of_it).decode(),
+            }
 
-    return run
+    return _kernel(made, SETTLED)
 
 
-def unused(rows: Iterable[Mapping[str, Any]], instances: Mapping[str, Instance]) -> pa.Table:
-    """Return what to do about limits that nobody used, as ``REPLAYED``; rows are of ``limits``."""
-    found = []
-    for row in rows:
-        known = instances.get(row["instance"], _NOBODY).known
-        if known.observed_s <= 0:
-            continue
-        limit = _limit([row[name] for name in LIMIT_KEY])
-        of_it = advice.unused(
-            row["instance"], row["kind"], row["name"], limit, known.observed_s, lost_records=known.lost_records
-        )
-        found.append({**{name: row[name] for name in RESOURCE_KEY}, "advice": encode(of_it), "error": 0})
-    return pa.Table.from_pylist(found, schema=REPLAYED)
+def unused(instances: Mapping[str, Instance]) -> Kernel:
+    """Return what says what to do about limits that nobody used: from resources with ``LIMIT_KEY`` to ``REPLAYED``."""
+
+    def made(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
+        for instance, kind, name, *limit in rows_of(batches, (*RESOURCE_KEY, *LIMIT_KEY)):
+            known = instances.get(instance, _NOBODY).known
+            if known.observed_s > 0:
+                of_it = advice.unused(
+                    instance, kind, name, _limit(limit), known.observed_s, lost_records=known.lost_records
+                )
+                yield {**_named((instance, kind, name)), "advice": encode(of_it), "error": 0}
+
+    return _kernel(made, REPLAYED)
+
+
+def _named(key: Sequence[str]) -> dict[str, Any]:
+    return dict(zip(RESOURCE_KEY, key, strict=True))
 
 
 def _limit(values: Sequence[Any]) -> Limit:
@@ -380,16 +357,6 @@ def _key(row: Sequence[Any]) -> tuple[str, str, str]:
 def _week(row: Sequence[Any]) -> tuple[str, str, str, int]:
     # Several weeks of a resource may come to one task; each begins with full buckets, so that it makes no difference.
     return row[0], row[1], row[2], row[4] // WEEK_S
-
-
-def _peek(rows: Iterator[Sequence[Any]]) -> tuple[Sequence[Any], Iterator[Sequence[Any]]]:
-    first = next(rows)
-
-    def every() -> Iterator[Sequence[Any]]:
-        yield first
-        yield from rows
-
-    return first, every()
 
 
 def rows_of(batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[tuple[Any, ...]]:

@@ -17,6 +17,7 @@ Pure: no Spark and no clock.
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import cache
 from random import Random
 from typing import Final, NamedTuple
 
@@ -35,6 +36,8 @@ from limiter.rules.rule import (
 
 FEW: Final = 50
 """Where a bucket holds fewer requests than this, much depends on when within a second they come."""
+VARIANTS: Final = 61
+"""So many seconds differ in when their requests come."""
 _RESOURCE: Final = Resource("topic", "replay")
 
 
@@ -57,7 +60,6 @@ class Replay:
 
     def __init__(self, limit: Limit, at_s: int) -> None:
         self._gates: tuple[_Gate, ...] = ()
-        self._random = Random(0).random  # noqa: S311 - nothing is to be kept secret
         now_ns = at_s * NS_PER_S
         rule = _rule(limit)
         if rule.rate_per_s is not None:
@@ -88,7 +90,7 @@ class Replay:
         for gate in gates:
             gate.ask(requests, messages, size_bytes, gap_ns)
         if requests <= FEW and any(gate.holds_few() for gate in gates):
-            return self._one_by_one(begin_ns, requests, messages)
+            return self._one_by_one(at_s, requests, messages)
         if len(gates) == 1 and gates[0].takes_all(begin_ns, requests, messages, size_bytes, gap_ns):
             return 0
         refused = at = 0
@@ -130,22 +132,26 @@ class Replay:
             at = requests
         return refused
 
-    def _one_by_one(self, begin_ns: int, requests: int, messages: int) -> int:
+    def _one_by_one(self, at_s: int, requests: int, messages: int) -> int:
         """Play a second's requests, each at a time of its own."""
         refused = at = 0
-        times_ns = sorted([begin_ns + int(self._random() * NS_PER_S) for _ in range(requests)])
-        limiters = [gate.limiter for gate in self._gates]
+        begin_ns = at_s * NS_PER_S
+        offsets_ns = times_ns(requests, at_s % VARIANTS)
+        limiters = [(gate.limiter, gate.costs()) for gate in self._gates]
         while at < requests:
-            now_ns = times_ns[at]
+            now_ns = begin_ns + offsets_ns[at]
             # Most pass, and are to cost little.
-            if all([each.open_next_free_ns is None and each.refill(now_ns) > 0 for each in limiters]):  # noqa: C419 - takes less time
-                for gate in self._gates:
-                    gate.spend(at)
+            for limiter, _ in limiters:
+                if limiter.open_next_free_ns is not None or limiter.refill(now_ns) <= 0:
+                    break
+            else:
+                for limiter, costs in limiters:
+                    limiter.spend(costs[at])
                 at += 1
                 continue
             free_ns = max(gate.closed_from_ns(now_ns) for gate in self._gates)
             if self._stopping(now_ns) or free_ns > now_ns:
-                after = max(at + 1, bisect_left(times_ns, free_ns))
+                after = max(at + 1, bisect_left(offsets_ns, free_ns - begin_ns))
                 refused += _part(messages, at, after, requests)
                 at = after
         return refused
@@ -281,9 +287,10 @@ class _Gate:
         """Say whether a full bucket holds few of the requests of this second."""
         return self.limiter.capacity_upermits < FEW * self._cost_upermits
 
-    def spend(self, at: int) -> None:
-        """Spend what one request costs, after ``empty``."""
-        self.limiter.spend(_part(self._total, at, at + 1, self._requests))
+    def costs(self) -> Sequence[int]:
+        """Return what each request of the second costs."""
+        total, requests = self._total, self._requests
+        return (1,) * total if total == requests else [_part(total, at, at + 1, requests) for at in range(requests)]
 
     def trickle(self, now_ns: int, rest: int) -> int:
         """Return how many of the rest of the second pass an empty bucket without a breaker, the first of them now."""
@@ -324,6 +331,13 @@ def _rate(rate: float | None, burst_s: float) -> float | None:
     # So that a millionth of a permit is stored, whichever way it is rounded.
     least = 2 / UPERMITS_PER_PERMIT * max(1.0, 1.0 / burst_s)
     return min(max(rate, least), float(MAX_RATE_PER_S))
+
+
+@cache
+def times_ns(requests: int, variant: int) -> list[int]:
+    """Return when within a second requests come; for all limits the same, as these are compared."""
+    random = Random(requests * VARIANTS + variant).random  # noqa: S311 - nothing is to be kept secret
+    return sorted([int(random() * NS_PER_S) for _ in range(requests)])
 
 
 def _part(total: int, begin: int, end: int, requests: int) -> int:

@@ -14,7 +14,6 @@ from datetime import date
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
 from pyspark.sql import Observation, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
@@ -47,7 +46,7 @@ from admin.analytics.tables import (
 )
 from admin.analytics.words import HOUR_S, MINUTE_S, WEEK_S
 from admin.common.errors import StartError
-from admin.wire.recommendations import Recommendation
+from admin.common.recommendations import Recommendation
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -56,6 +55,8 @@ Step = Callable[[str], object]
 """Is told what is being done, for people who wait."""
 FEW_BYTES: Final = 100 * 1024 * 1024
 """Logs of up to so much are little: few tasks, nothing planned anew while it runs."""
+SHORT_BYTES: Final = 10 * FEW_BYTES
+"""A report of up to so much is over before Java's best compiler pays."""
 _TASK_BYTES: Final = 32 * 1024 * 1024
 """Bytes of log for each task that adds up."""
 _MOST_TASKS: Final = 10_000
@@ -319,8 +320,7 @@ def recommend(tools: Tools, options: Options) -> Recommended:
     advised = decided.select(
         *_KEY, "advice", F.lit(None).cast("array<bigint>").alias("refused"), F.lit(0).cast("bigint").alias("error")
     )
-    # With its schema: over Spark Connect, nothing has none.
-    unused = session.createDataFrame(_unused(store.read(LIMITS, days), decided, instances), ddl_of(kernels.REPLAYED))
+    unused = _unused(store.read(LIMITS, days), decided).mapInArrow(kernels.unused(instances), ddl_of(kernels.REPLAYED))
     settled = (
         advised.unionByName(replayed)
         .unionByName(unused)
@@ -424,12 +424,12 @@ def _quiet(seconds: "Column", rate: "Column", burst_s: "Column") -> "Column":
     return F.coalesce(rate.isNull() | fits, F.lit(True))
 
 
-def _unused(limits: "DataFrame", decided: "DataFrame", instances: Mapping[str, Instance]) -> pa.Table:
-    """Return the exact limits, as they were written down last, of which nothing was asked for, as ``REPLAYED``."""
+def _unused(limits: "DataFrame", decided: "DataFrame") -> "DataFrame":
+    """Return the exact limits, as they were written down last, of which nothing was asked for."""
     last = Window.partitionBy("instance")
     exact = ~F.col("name").rlike(r"[*?\[]") & (F.col("action") != "off")
     limiting = F.col("rate_per_s").isNotNull() | F.col("bytes_per_s").isNotNull()
-    rows = (
+    return (
         limits.withColumn("last_s", F.max("seen_s").over(last))
         # All rules are written down at once; a minute is more than that takes.
         .where(exact & limiting & (F.col("seen_s") > F.col("last_s") - MINUTE_S))
@@ -437,6 +437,4 @@ def _unused(limits: "DataFrame", decided: "DataFrame", instances: Mapping[str, I
         .groupBy(*_KEY)
         .agg(F.max_by(F.struct(*LIMIT_KEY), F.struct("seen_s", "rule")).alias("limit"))
         .select(*_KEY, "limit.*")
-        .collect()
     )
-    return kernels.unused((row.asDict() for row in rows), instances)

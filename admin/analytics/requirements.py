@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
@@ -21,12 +22,15 @@ INSTALL_CONNECT: Final = "pip install 'pyspark[connect]'"
 OLDEST_JAVA: Final = 17
 
 
-def check_requirements(environ: Mapping[str, str] = os.environ, *, java: bool = True) -> None:
+def check_requirements(environ: Mapping[str, str] = os.environ, *, java: bool = True) -> str:
     """Look whether Spark can be run here, without running it.
 
     Args:
         environ: the environment.
         java: it runs here, and is not spoken to by Spark Connect.
+
+    Returns:
+        What Java says that it is; nothing where it is not asked.
 
     Raises:
         StartError: what is missing, and how to install it.
@@ -40,8 +44,7 @@ def check_requirements(environ: Mapping[str, str] = os.environ, *, java: bool = 
         found = version("pyspark")
         if not found.startswith("4."):
             raise StartError(f"this needs pyspark 4, and here is {found}; install with: {INSTALL_SPARK}")
-    if java and not under_submit(environ):
-        _check_java(environ)
+    return _check_java(environ) if java and not under_submit(environ) else ""
 
 
 def under_submit(environ: Mapping[str, str] = os.environ) -> bool:
@@ -49,27 +52,34 @@ def under_submit(environ: Mapping[str, str] = os.environ) -> bool:
     return "PYSPARK_GATEWAY_PORT" in environ
 
 
-def _check_java(environ: Mapping[str, str]) -> None:
+def _check_java(environ: Mapping[str, str]) -> str:
     home = environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java", path=environ.get("PATH"))
     install = f"install with: {INSTALL_JAVA}"
     if java is None:
         raise StartError(f"this needs Java {OLDEST_JAVA} or newer, and here is none; {install}")
+    where = " (JAVA_HOME)" if home else ""
     try:
-        answer = subprocess.run(  # noqa: S603 - the program that Spark will run, without a shell
-            [java, "-version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
-        )
+        said = _said_by(java)
     except (OSError, subprocess.SubprocessError) as error:
         why = getattr(error, "strerror", None) or "no answer"
-        where = "; see JAVA_HOME" if home else ""
         raise StartError(
-            f"this needs Java {OLDEST_JAVA} or newer, and {java} cannot be run: {why}{where}; {install}"
+            f"this needs Java {OLDEST_JAVA} or newer, and {java}{where} cannot be run: {why}; {install}"
         ) from error
-    said = answer.stderr + answer.stdout
     # "17.0.15", "21", "1.8.0_392", "25-ea"
     found = re.search(r'version "(?:1\.)?(\d+)[^"]*"', said)
     if found is None:
-        raise StartError(f"this needs Java {OLDEST_JAVA} or newer, and {java} does not say what it is; {install}")
+        raise StartError(
+            f"this needs Java {OLDEST_JAVA} or newer, and {java}{where} does not say what it is; {install}"
+        )
     if int(found[1]) < OLDEST_JAVA:
-        where = " (JAVA_HOME)" if home else ""
         raise StartError(f"this needs Java {OLDEST_JAVA} or newer, and {java}{where} is Java {found[1]}; {install}")
+    return said
+
+
+@cache
+def _said_by(java: str) -> str:
+    answer = subprocess.run(  # noqa: S603 - the program that Spark will run, without a shell
+        [java, "-version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+    )
+    return answer.stderr + answer.stdout

@@ -1,7 +1,7 @@
 """Spark, as reports use it: whether it can run here, a quiet session, and what its errors mean in a line.
 
 What Java says goes to a file, and nothing is left in the temporary directory. Where a session is there already
-(``spark-submit``, Spark Connect), it is used. Everything here is Spark's public interface.
+(``spark-submit``, Spark Connect), it is used.
 """
 
 import fcntl
@@ -15,7 +15,8 @@ import tempfile
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from admin.analytics.requirements import check_requirements, under_submit
 from admin.common.errors import OperatorError, SettingsError, StartError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 # What Spark's errors mean, in a line for people; its own words go to its log.
@@ -166,7 +168,7 @@ def meaning(error: BaseException, text: str = "") -> str:
 
 LOCAL: Final = "local[*]"
 """All of this machine."""
-_BRIEF_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=128m -XX:+UseSerialGC -Xshare:auto"
+_SHORT_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=128m -XX:+UseSerialGC"
 """Java's first compiler alone, and one thread for garbage: what there is to do is done before more would pay."""
 _LOOPBACK: Final = "127.0.0.1"
 _SCRATCH: Final = "sluice-report-"
@@ -198,6 +200,7 @@ class SparkOptions:
         conf: Spark's own options, which win.
         log: file for what Spark says; None lets it go.
         brief: there is little to do, for which neither Java nor Spark need plan or compile their best.
+        short: there is so little to do that Java's best compiler takes more time than it saves.
     """
 
     master: str = ""
@@ -205,6 +208,7 @@ class SparkOptions:
     conf: tuple[tuple[str, str], ...] = ()
     log: Path | None = None
     brief: bool = False
+    short: bool = False
 
     @property
     def is_local(self) -> bool:
@@ -227,12 +231,12 @@ def open_session(options: SparkOptions) -> Iterator["SparkSession"]:
     Raises:
         StartError: it did not start; a line says why and where its own words are.
     """
-    check_requirements(java=not options.is_connect)
+    java = check_requirements(java=not options.is_connect)
     with (
         _scratch() as scratch,
         _log_stream(options.log) as stream,
         _quiet(),
-        _session(options, scratch, stream) as session,
+        _session(options, scratch, stream, _archive(java) if options.is_local else "") as session,
     ):
         yield session
 
@@ -283,7 +287,37 @@ def given_options(options: SparkOptions) -> dict[str, str]:
     return dict(SparkContext.getOrCreate(conf).getConf().getAll())
 
 
-def _settings(options: SparkOptions, scratch: Path, given: dict[str, str]) -> dict[str, str]:
+def _archive(java: str) -> str:
+    """Return Java's option that starts from an archive of Spark's classes, or that makes it as Java ends; or nothing.
+
+    To find and check classes takes a quarter of a small report's processor time, and to make the archive as much as two
+    such reports; so the second report makes it, after its end. Java itself looks whether an archive fits.
+
+    Args:
+        java: what it says that it is.
+    """
+    import pyspark  # noqa: PLC0415 - as above
+
+    of = f"{java} {pyspark.__version__} {pyspark.__file__}"
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "sluice")
+        folder.mkdir(parents=True, exist_ok=True)
+        archive = folder / f"spark-{zlib.crc32(of.encode()):08x}.jsa"
+        if not archive.exists():
+            for other in folder.glob("spark-*.jsa"):
+                other.unlink()
+            archive.touch()
+            return ""
+        with archive.open("rb") as file:
+            # The beginning is written last.
+            is_whole = any(file.read(4))
+    except (OSError, RuntimeError):
+        # There is no home, or it cannot be written.
+        return ""
+    return f'-XX:{"SharedArchiveFile" if is_whole else "ArchiveClassesAtExit"}="{archive}"'
+
+
+def _settings(options: SparkOptions, scratch: Path, given: dict[str, str], archive: str = "") -> dict[str, str]:
     """Return Spark's options: ours, as far as nobody gave others."""
     settings = dict(_ALWAYS)
     if options.brief:
@@ -303,9 +337,11 @@ def _settings(options: SparkOptions, scratch: Path, given: dict[str, str]) -> di
     settings |= given
     if not under_submit() and not options.is_connect:
         java = f"-Djava.io.tmpdir={scratch} -Dlog4j2.configurationFile=file:{scratch / 'log4j2.properties'}"
-        if options.brief:
-            java += f" {_BRIEF_JAVA}"
-        settings["spark.driver.extraJavaOptions"] = f"{java} {given.get('spark.driver.extraJavaOptions', '')}".strip()
+        java += f" {_SHORT_JAVA}" * (options.brief or options.short)
+        its = given.get("spark.driver.extraJavaOptions", "")
+        # Java takes one archive.
+        java += f" {archive}" * ("Archive" not in its)
+        settings["spark.driver.extraJavaOptions"] = f"{java} {its}".strip()
     return settings
 
 
@@ -388,7 +424,7 @@ def _interrupted_later() -> Iterator[None]:
 
 
 @contextmanager
-def _session(options: SparkOptions, scratch: Path, stream: IO[bytes]) -> Iterator["SparkSession"]:
+def _session(options: SparkOptions, scratch: Path, stream: IO[bytes], archive: str) -> Iterator["SparkSession"]:
     from pyspark.sql import SparkSession  # noqa: PLC0415 - as above
 
     builder = SparkSession.builder
@@ -406,17 +442,44 @@ def _session(options: SparkOptions, scratch: Path, stream: IO[bytes]) -> Iterato
     try:
         try:
             with _interrupted_later(), _said_to(stream):
-                for key, value in _settings(options, scratch, given_options(options)).items():
+                for key, value in _settings(options, scratch, given_options(options), archive).items():
                     builder = builder.config(key, value)
                 session = builder.getOrCreate()
         except Exception as error:  # whatever Spark raises, it has not started
             raise StartError(_why_no_start(options)) from error
+        if options.brief and options.is_local:
+            # Spark's Python starts while the first query is planned: either takes a second.
+            _beside(session.range(1).mapInArrow(_as_it_is, "id BIGINT").collect)
         yield session
     finally:
         if session is not None:
-            # The Java process may be gone, or the master.
-            with suppress(Exception), warnings.catch_warnings(action="ignore"):
-                session.stop()
+            _stop(session, options)
+
+
+def _beside(work: Callable[[], object]) -> None:
+    """Do something that nobody waits for, whether or not it can be done."""
+
+    def run() -> None:
+        with suppress(Exception):
+            work()
+
+    threading.Thread(target=run, daemon=True).start()
+
+
+def _as_it_is(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+    yield from batches
+
+
+def _stop(session: "SparkSession", options: SparkOptions) -> None:
+    # The Java process may be gone, or the master.
+    with suppress(Exception), warnings.catch_warnings(action="ignore"):
+        java = None if options.is_connect else session.sparkContext._jsc  # noqa: SLF001 - see below
+        if java is None:
+            session.stop()
+            return
+        # Java stops at once. What else there is to stop is a thread that looks only once a second whether it is to end.
+        java.stop()
+        _beside(session.stop)
 
 
 def _why_no_start(options: SparkOptions) -> str:
@@ -445,7 +508,10 @@ _NO_START: Final = (
         r"System memory \d+ must be at least (\d+)",
         "--driver-memory {memory}: too small; Spark wants 512m at least",
     ),
-    (r"Could not parse Master URL: '?([^'\n]*)'?", "--master {master}: not a master that Spark knows"),
+    (
+        r"Could not parse Master URL: '?([^'\n]*)'?",
+        "--master {master}: must be local[2], spark://HOST:PORT, yarn, k8s://… or sc://HOST",
+    ),
     (r"(?:All masters are unresponsive|Failed to connect to)", "--master {master}: nobody answers there"),
 )
 """What is found in Spark's log when it does not start, and what that means."""

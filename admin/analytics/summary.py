@@ -11,8 +11,8 @@ from rich.text import Text
 
 from admin.analytics import words
 from admin.analytics.findings import Findings, Share, Storm
+from admin.common.recommendations import TO_DO, Recommendation, refusals
 from admin.common.tables import Rows, printable
-from admin.wire.recommendations import TO_DO, Recommendation, refusals
 
 _MOST_STORMS: Final = 10
 _MOST_CULPRITS: Final = 10

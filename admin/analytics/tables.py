@@ -330,6 +330,11 @@ def arrow_struct(columns: Iterable[str]) -> pa.StructType:
     return pa.struct([(name, arrow_type(type_)) for name, type_ in (column.split(" ", 1) for column in columns)])
 
 
+def arrow_schema(columns: Iterable[str]) -> pa.Schema:
+    """Return Arrow's schema of such columns."""
+    return pa.schema(list(arrow_struct(columns)))
+
+
 _ARROW: Final = {
     "STRING": pa.string(), "BIGINT": pa.int64(), "INT": pa.int32(), "DOUBLE": pa.float64(), "BOOLEAN": pa.bool_(),
     "DATE": pa.date32(), "BINARY": pa.binary(),
@@ -417,8 +422,10 @@ class Store:
             yield self._where
         finally:
             if self._is_address:
+                # With partitions, of which there is none, nothing is written.
+                nothing = self._session.range(0).selectExpr("id", "id AS made").write.partitionBy("made")
                 for name in ("combined", "judged"):
-                    self._session.range(0).write.mode("overwrite").parquet(f"{self._where}/{name}")
+                    nothing.mode("overwrite").parquet(f"{self._where}/{name}")
             else:
                 shutil.rmtree(Path(self._out, _SCRATCH), ignore_errors=True)
 

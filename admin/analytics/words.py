@@ -11,7 +11,7 @@ from admin.common.numbers import percent as percent  # noqa: PLC0414 - for those
 
 if TYPE_CHECKING:
     from admin.analytics.findings import Findings, Held, LimitChange, Totals, Week
-    from admin.wire.recommendations import Recommendation
+    from admin.common.recommendations import Recommendation
 
 MINUTE_S: Final = 60
 HOUR_S: Final = 3600
@@ -162,7 +162,7 @@ def weeks(week: "Week") -> str:
 
 def to_change(totals: "Totals") -> int:
     """Return how many limits are to be changed, without those that are only offered."""
-    from admin.wire.recommendations import TO_DO  # noqa: PLC0415 - as above: it needs more than Spark's Python has
+    from admin.common.recommendations import TO_DO  # noqa: PLC0415 - as above: it needs more than Spark's Python has
 
     return sum(totals.recommendations.get(each, 0) for each in TO_DO) - sum(totals.offered.values())
 

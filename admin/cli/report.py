@@ -3,11 +3,12 @@
 Only this imports ``admin.analytics``, and only when it is run: Spark is an optional extra that takes its time.
 """
 
+import math
 import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -86,9 +87,9 @@ def report(
     storm_gap: Annotated[
         str, Flag(help="refusals further apart than this are two storms (30s)", metavar="SECONDS")
     ] = "30s",
-    headroom: Annotated[float, Flag(help="margin above the demand, as a share of it (0.2)", metavar="SHARE")] = 0.2,
+    headroom: Annotated[str, Flag(help="margin above the demand, as a share of it (0.2)", metavar="SHARE")] = "0.2",
     capacity: Annotated[
-        float | None, Flag(help="messages per second that the broker can take in all", metavar="RATE")
+        str | None, Flag(help="messages per second that the broker can take in all", metavar="RATE")
     ] = None,
     once: Annotated[
         bool, Switch(help="read only what is new since the last time, and keep all that is there; for timers")
@@ -132,7 +133,7 @@ def report(
         until_s=None if until_s is None else until_s + -until_s % _MINUTE_S,
         headroom=_headroom(headroom),
         capacity_per_s=_capacity(capacity),
-        attempts=default_attempts() | _attempts(attempts),
+        attempts=_attempts(attempts, default_attempts()),
         tries=tuple(map(_try, try_)),
     )
     spark = SparkOptions(master=master, driver_memory=_memory(driver_memory), conf=read_conf(conf))
@@ -252,21 +253,33 @@ def _memory(text: str) -> str:
 
 
 def _gap(text: str) -> int:
+    from admin.client import RefusedError  # noqa: PLC0415 - as in report
     from admin.client.words import read_seconds  # noqa: PLC0415 - as in report
 
-    seconds = read_seconds(text, "--storm-gap")
+    try:
+        seconds = read_seconds(text, "--storm-gap")
+    except RefusedError:
+        seconds = 0.0
     if seconds != int(seconds) or not 1 <= seconds <= 3600:
-        raise SettingsError(f"--storm-gap {text}: must be whole seconds, 1s to 1h")
+        raise SettingsError(f"--storm-gap {text}: must be whole seconds, from 1s to 1h, as 30s")
     return int(seconds)
 
 
-def _headroom(share: float) -> float:
-    if not 0 <= share <= 10:
-        raise SettingsError(f"--headroom {share:g}: must be 0 to 10; 0.2 is a fifth more than is needed")
+def _number(text: str) -> float:
+    """Read a number; what is none is none of those that may be given."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _headroom(text: str) -> float:
+    if not 0 <= (share := _number(text)) <= 10:
+        raise SettingsError(f"--headroom {text}: must be a number from 0 to 10; 0.2 is a fifth more than is needed")
     return share
 
 
-def _attempts(words: tuple[str, ...]) -> dict[str, int]:
+def _attempts(words: tuple[str, ...], known: Mapping[str, int]) -> dict[str, int]:
     found = {}
     for word in words:
         language, equals, number = word.partition("=")
@@ -274,7 +287,9 @@ def _attempts(words: tuple[str, ...]) -> dict[str, int]:
             raise SettingsError(f"--attempts {word}: must be LANGUAGE=N, 1 to 100, as JAVA=1")
         # As clients write it.
         found[language.upper()] = int(number)
-    return found
+    if unknown := found.keys() - known.keys():
+        raise SettingsError(f"--attempts {min(unknown)}: must be a language as clients name it: {', '.join(known)}")
+    return dict(known) | found
 
 
 def _try(word: str) -> "Try":
@@ -282,10 +297,7 @@ def _try(word: str) -> "Try":
 
     what, equals, rate = word.rpartition("=")
     kind, colon, name = what.partition(":")
-    try:
-        per_s = float(rate.removesuffix("/s"))
-    except ValueError:
-        per_s = -1.0
+    per_s = _number(rate.removesuffix("/s"))
     if not (equals and colon and kind and name and 0 < per_s <= MAX_RATE_PER_S):
         raise SettingsError(
             f"--try {word}: must be KIND:NAME=RATE, as topic:orders=150/s, with a rate up to {MAX_RATE_PER_S:,}/s"
@@ -293,9 +305,11 @@ def _try(word: str) -> "Try":
     return Try(kind, name, per_s)
 
 
-def _capacity(rate: float | None) -> float | None:
-    if rate is not None and not 0 < rate < float("inf"):
-        raise SettingsError(f"--capacity {rate:g}: must be more than 0")
+def _capacity(text: str | None) -> float | None:
+    if text is None:
+        return None
+    if not 0 < (rate := _number(text.removesuffix("/s"))) < math.inf:
+        raise SettingsError(f"--capacity {text}: must be a number of messages per second above 0, as 50000")
     return rate
 
 

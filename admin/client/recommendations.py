@@ -5,6 +5,7 @@ One that was made for another limit than the one in force is left out, unless it
 unless it is asked for. Each change has the evidence as its reason, and is undone as any other.
 """
 
+import os
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import partial
@@ -19,15 +20,18 @@ from admin.client.files import Applying
 from admin.client.limits import batch, places
 from admin.client.target import Target
 from admin.client.words import change_lines
+from admin.common.disk import open_to_read
+from admin.common.recommendations import VERSION, Recommendation, RecommendationsFile, refusals
 from admin.common.tables import printable
 from admin.edits.model import Change, LimitEntry
 from admin.wire import MAX_EDITS, Changes, State, applying
-from admin.wire.recommendations import VERSION, Recommendation, RecommendationsFile, refusals
 from limiter.rules.errors import RuleError
 from limiter.rules.patterns import Pattern, glob_of, read_glob
 
 SUFFIX: Final = ".json"
 """A file of this name has recommendations; all others are TOML files of limits."""
+_MOST_BYTES: Final = 256 << 20
+"""A recommendation takes two kilobytes."""
 _LINES: Final = 20
 """So many of those left out for one reason are named."""
 _FINE: Final = "keep: it is right as it is"
@@ -76,10 +80,13 @@ def read(file: str) -> RecommendationsFile:
         RefusedError: it is none; the message says what is wrong and what to do.
     """
     try:
-        content = Path(file).read_bytes()
+        with os.fdopen(open_to_read(Path(file)), "rb") as opened:
+            content = opened.read(_MOST_BYTES + 1)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise RefusedError(f"{file}: cannot be read: {why}; name the recommendations.json of a report") from None
+    if len(content) > _MOST_BYTES:
+        raise RefusedError(f"{file}: is longer than {_MOST_BYTES >> 20} MiB; make a report of fewer sidecars' logs")
     try:
         found = msgspec.json.decode(content, type=_Head)
         if found.version == VERSION:

@@ -16,12 +16,12 @@ import trio
 
 from admin.common.clock import Clock, write_time
 from admin.common.disk import open_to_read, words_for
+from admin.common.recommendations import VERSION, Recommendation, RecommendationsFile
 from admin.config.settings import OFF, ReportSettings
 from admin.edits.model import LimitEntry
 from admin.rejection_log.lately import lines_with, needle_of, pieces
 from admin.wire import ResourceAdvice
 from admin.wire.applying import beside_the_point, changed_since, fields_of, nothing_to_do, reason_of
-from admin.wire.recommendations import VERSION, Recommendation, RecommendationsFile
 from limiter.rules.resource import Resource
 
 USUAL: Final = Path("report", "recommendations.json")

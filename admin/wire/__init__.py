@@ -10,6 +10,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from admin.common.recommendations import Recommendation
 from admin.edits.model import (
     ActiveEdit,
     Change,
@@ -20,7 +21,6 @@ from admin.edits.model import (
     Persistence,
     SwitchEntry,
 )
-from admin.wire.recommendations import Recommendation
 from limiter.rules.rule import Action, Count, Dimension
 from proxy.flow.alarms import Scarce
 from proxy.flow.credit import Kind

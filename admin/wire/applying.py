@@ -6,8 +6,8 @@
 from typing import Any, Final
 
 from admin.common import numbers
+from admin.common.recommendations import TO_DO, Recommendation
 from admin.edits.model import MAX_REASON, LimitEntry
-from admin.wire.recommendations import TO_DO, Recommendation
 
 _Rates = tuple[float | None, float | None]
 _TOLERANCE: Final = 1e-6

@@ -14,9 +14,9 @@ from harness.frames import FrameClient, sends
 from harness.sidecar import Sluice, StartSluice
 from playwright.sync_api import Page, expect
 
+from admin.common.recommendations import Backtest, Period, Recommendation, RecommendationsFile, Replay, WhatIf
 from admin.http.api.examples import RESOURCE_HISTORY
 from admin.wire import ResourceHistory
-from admin.wire.recommendations import Backtest, Period, Recommendation, RecommendationsFile, Replay, WhatIf
 
 OpenTab = Callable[..., Any]
 INSTANCE = "broker-a"

@@ -21,7 +21,7 @@ from admin.analytics.options import Options
 from admin.analytics.report import Recommended, Tools, make_tables, recommend
 from admin.analytics.tables import LIMIT_KEY, MINUTES, ddl_of
 from admin.client.recommendations import read as read_file
-from admin.wire.recommendations import Recommendation
+from admin.common.recommendations import Recommendation
 
 DAY_S = 86_400
 DAYS = 9

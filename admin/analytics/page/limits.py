@@ -7,7 +7,7 @@ from typing import Final
 from admin.analytics import words
 from admin.analytics.findings import Findings
 from admin.analytics.page.markup import bar, barred, broken, label, more, muted, named, table, text
-from admin.wire.recommendations import TO_DO, Recommendation, refusals
+from admin.common.recommendations import TO_DO, Recommendation, refusals
 
 _ACTIONS: Final[Mapping[str, str]] = {
     "raise": "Raise",

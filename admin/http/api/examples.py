@@ -5,6 +5,7 @@ from typing import Any, Final
 import msgspec
 
 from admin import wire
+from admin.common.recommendations import Backtest, Recommendation, Replay, WhatIf
 from admin.edits.model import (
     ActiveEdit,
     Change,
@@ -16,7 +17,6 @@ from admin.edits.model import (
     SwitchEntry,
     Written,
 )
-from admin.wire.recommendations import Backtest, Recommendation, Replay, WhatIf
 from proxy.stats.flow import ConnectionFlow, FlowFinding, SpooledResource, SpoolPlace, SpoolState, StageState
 from proxy.stats.question import AppliedLimit, Explanation, LimitState, LimitView, Question, RuleView
 from proxy.stats.snapshot import ClientDescription, ConfirmState, LinkState, Usage

@@ -24,7 +24,7 @@ _SEND_TIMEOUT_S = 3.0
 #: A broker's VIP channel listens so far from its main port.
 _VIP_PORT_OFFSET = -2
 #: By the words of ``LanguageCode``.
-_BUSY_ATTEMPTS: Final = {
+_BUSY_ATTEMPTS: Final = dict.fromkeys(codes.LANGUAGES, 1) | {
     # Synchronous sends: retryTimesWhenSendFailed 2, and from 5.3.0 on code 2 is among the answers that are retried,
     # without a pause. Asynchronous and one-way sends are not retried.
     "JAVA": 3,
@@ -32,9 +32,7 @@ _BUSY_ATTEMPTS: Final = {
     # to 5. The smaller figure takes less off, so the demand is rather too large than too small.
     "CPP": 3,
     "PYTHON": 3,  # PyPI's rocketmq is the C++ client inside
-    # Both report the first such answer to their caller.
-    "GO": 1,
-    "NODE_JS": 1,
+    # Those for GO and NODE_JS report the first such answer to their caller.
 }
 
 

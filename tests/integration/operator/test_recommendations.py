@@ -14,7 +14,7 @@ from harness.frames import FrameClient, refused, send, stored
 from harness.paths import VENV_BIN
 from harness.sidecar import Sluice, StartSluice
 
-from admin.wire.recommendations import Recommendation, RecommendationsFile
+from admin.common.recommendations import Recommendation, RecommendationsFile
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 

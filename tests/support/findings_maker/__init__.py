@@ -23,7 +23,7 @@ from admin.analytics.findings import (
     Week,
     WeekOf,
 )
-from admin.wire.recommendations import Backtest, Period, Recommendation, Replay, WhatIf
+from admin.common.recommendations import Backtest, Period, Recommendation, Replay, WhatIf
 
 NOON_S: Final = 1_795_262_400
 """2026-11-21 12:00:00 UTC."""

@@ -26,7 +26,7 @@ from admin.analytics.evidence import span
 from admin.analytics.figures import Demand, Limit, Most, Percentiles, Storms
 from admin.analytics.options import Options, Try
 from admin.analytics.words import DAY_S
-from admin.wire.recommendations import Recommendation, Replay
+from admin.common.recommendations import Recommendation, Replay
 from limiter.rules.rule import MAX_RATE_PER_S
 
 WEEK_S = 7 * DAY_S

@@ -19,7 +19,7 @@ from admin.analytics.figures import HourDemand, Known, Limit, Most, Storms
 from admin.analytics.options import Options
 from admin.analytics.replay import Replay, _Gate
 from admin.common.numbers import percent
-from admin.wire.recommendations import Recommendation
+from admin.common.recommendations import Recommendation
 from limiter.buckets.fair import FairLimiter
 from limiter.buckets.limiter import Limiter
 from limiter.rules.resource import Resource

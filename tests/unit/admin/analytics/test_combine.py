@@ -1,6 +1,7 @@
 """From lines to rows: each record once, added up; the demand of an hour against the same worked out step by step."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from log_rows import MONDAY_S, Asked, Limit, Rows, Run, lines_of, rows_of
 from retry_formula import corrected, weights
 
 from admin.analytics import combine
-from admin.analytics.combine import HISTOGRAMS, demand_from, hour_demand
+from admin.analytics.combine import HISTOGRAMS, Minute, amounts_of, demand_from, hour_demand
 from admin.analytics.figures import HourDemand
 from admin.analytics.retries import MEASURED_SHARE
 from admin.analytics.tables import TABLES, day_of
@@ -332,6 +333,11 @@ def test_more_rows_than_a_batch_takes_are_all_there(run: Run, monkeypatch: pytes
 # The demand of an hour
 
 
+def _demand(records: Sequence[TrafficRecord]) -> HourDemand:
+    minutes = list(map(Minute, records))
+    return hour_demand(minutes, amounts_of(minutes), ATTEMPTS)
+
+
 def test_the_demand_of_an_hour_is_kept_in_its_row(run: Run) -> None:
     for minute in range(3):
         seconds = {0: Asked(30, 10 * minute, repeated=minute), 1: Asked(20)}
@@ -339,7 +345,7 @@ def test_the_demand_of_an_hour_is_kept_in_its_row(run: Run) -> None:
     (row,) = _rows(run, attempts=ATTEMPTS)["hours"]
     records = [record for record in run.records if isinstance(record, TrafficRecord)]
     demand = demand_from(row["demand"])
-    assert demand == hour_demand(records, ATTEMPTS)
+    assert demand == _demand(records)
     assert {name for name in HISTOGRAMS if getattr(demand, name)} == set(HISTOGRAMS)
 
 
@@ -351,10 +357,10 @@ def test_retries_are_measured_where_ids_are_known_and_assumed_elsewhere() -> Non
     neither = run.traffic(MONDAY_S, {0: Asked(100, 300), 1: Asked(100)}, language="GO")
     by_formula = corrected(100, 300, weights(assumed.languages, 300, ATTEMPTS)) + 100
     for minute, wanted in ((assumed, by_formula), (measured, 200 + 100), (neither, 500)):
-        found = hour_demand([minute], ATTEMPTS)
+        found = _demand([minute])
         assert found.wanted_messages == found.wanted == pytest.approx(wanted)
         assert (found.asked, found.messages) == (500, 500)
-    found = hour_demand([measured], ATTEMPTS)
+    found = _demand([measured])
     assert (found.refused_requests, found.identified_requests, found.repeated_messages) == (300, 290, 200)
 
 
@@ -365,7 +371,7 @@ def test_rates_are_in_the_order_in_which_they_were_in_force() -> None:
         run.traffic(MONDAY_S + 60 * at, {0: Asked(1)}, Limit("r", rate, action=action))
         for at, (rate, action) in enumerate(rates)
     ]
-    assert hour_demand(minutes, {}).rates == (10.0, None, 20.0)
+    assert _demand(minutes).rates == (10.0, None, 20.0)
 
 
 @st.composite
@@ -406,7 +412,7 @@ def _minutes(draw: st.DrawFn) -> list[TrafficRecord]:
 
 @given(_minutes())
 def test_the_demand_of_an_hour_is_what_its_definitions_say(minutes: list[TrafficRecord]) -> None:
-    found, expected = hour_demand(minutes, ATTEMPTS), _naive(minutes)
+    found, expected = _demand(minutes), _naive(minutes)
     for name, value in expected.items():
         if name in HISTOGRAMS:
             of_it = getattr(found, name)

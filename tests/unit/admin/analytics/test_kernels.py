@@ -18,9 +18,9 @@ from admin.analytics.figures import Limit as LimitOf
 from admin.analytics.kernels import HOURS_COLUMNS, MINUTES_COLUMNS, Instance, Kernel
 from admin.analytics.options import Options
 from admin.analytics.storms import storms
-from admin.analytics.tables import COVERAGE, HOURS, LIMIT_KEY, MINUTES, RESOURCE_KEY, arrow_struct
+from admin.analytics.tables import COVERAGE, HOURS, LIMIT_KEY, LIMITS, MINUTES, RESOURCE_KEY, arrow_struct
 from admin.analytics.words import WEEK_S
-from admin.wire.recommendations import Recommendation
+from admin.common.recommendations import Recommendation
 
 TIGHT = Limit("topic:tight", 300.0)
 ROOMY = Limit("topic:roomy", 1000.0)
@@ -67,6 +67,7 @@ def _schema(columns: Iterable[str], names: Sequence[str]) -> pa.Schema:
 
 HOURS_SCHEMA = _schema(HOURS.columns, HOURS_COLUMNS)
 MINUTES_SCHEMA = _schema((*MINUTES.columns, "advice BINARY", "refused BIGINT"), MINUTES_COLUMNS)
+LIMITS_SCHEMA = _schema(LIMITS.columns, (*RESOURCE_KEY, *LIMIT_KEY))
 COVERAGE_SCHEMA = _schema(COVERAGE.columns, kernels.COVERAGE_COLUMNS)
 
 
@@ -303,12 +304,9 @@ def test_limits_that_nobody_used_are_recommended_to_go_where_the_log_knows_anyth
     limit = {key: getattr(replace(TIGHT, rule="r"), key) for key in LIMIT_KEY}
     of = {"instance": "a", "kind": "topic", "name": "old"} | limit
     unknown = of | {"instance": "b"}
-    found = kernels.unused([of, unknown], INSTANCES)
-    assert found.schema == kernels.REPLAYED
-    (row,) = found.to_pylist()
+    (row,) = _through(kernels.unused(INSTANCES), [of, unknown], LIMITS_SCHEMA)
     (settled,) = _through(kernels.settle(), [row], kernels.REPLAYED)
     assert (settled["name"], settled["action"], settled["messages"]) == ("old", "unused", 0)
-    assert kernels.unused([], INSTANCES).schema == kernels.REPLAYED
 
 
 def test_of_nothing_nothing_comes() -> None:

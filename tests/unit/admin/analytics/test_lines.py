@@ -97,6 +97,9 @@ def _bad(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
         ({**GOOD, "v": None}, "no schema version"),
         ({}, "no schema version"),
         ({**GOOD, "v": 2}, "schema version 2"),
+        # Each of damaged ones would be a reason of its own.
+        ({**GOOD, "v": 20_261}, "no schema version"),
+        ({**GOOD, "v": -1}, "no schema version"),
         ({"v": 3, "type": "rumour"}, "schema version 3"),
         ({**GOOD, "type": "rumour"}, "unknown type of record"),
         ({**GOOD, "type": None}, "unknown type of record"),

@@ -11,8 +11,8 @@ from findings_maker import HOSTILE, LONG
 from admin.analytics.findings import Edit, Findings, Inputs, LimitChange, Point, Totals
 from admin.analytics.page import render
 from admin.analytics.page.markup import broken, data, label, table
+from admin.common.recommendations import Recommendation
 from admin.common.tables import printable
-from admin.wire.recommendations import Recommendation
 
 _LARGEST_BYTES = 150_000
 

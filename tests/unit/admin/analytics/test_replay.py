@@ -136,12 +136,11 @@ def test_requests_that_come_at_random_within_a_second_make_no_difference(times: 
 
 
 def at_its_times(seconds: list[Second]) -> Iterator[Arrival]:
-    """The times that a replay draws where a bucket holds few requests."""
-    times = random.Random(0)
+    """The times that a replay takes requests to come at where a bucket holds few."""
     for at_s, requests, messages, size_bytes in seconds:
-        for index, offset in enumerate(sorted([times.random() for _ in range(requests)])):
+        for index, offset_ns in enumerate(module.times_ns(requests, at_s % module.VARIANTS)):
             yield (
-                at_s * NS_PER_S + int(offset * NS_PER_S),
+                at_s * NS_PER_S + offset_ns,
                 messages * (index + 1) // requests - messages * index // requests,
                 size_bytes * (index + 1) // requests - size_bytes * index // requests,
             )

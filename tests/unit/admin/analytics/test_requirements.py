@@ -36,7 +36,7 @@ def test_no_java_says_what_installs_it(tmp_path: Path) -> None:
 
 
 def test_a_java_home_without_java_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match=rf"{tmp_path}.*cannot be run: No such file or directory; see JAVA_HOME"):
+    with pytest.raises(StartError, match=rf"{tmp_path}.*\(JAVA_HOME\) cannot be run: No such file"):
         check_requirements({"JAVA_HOME": str(tmp_path)})
 
 

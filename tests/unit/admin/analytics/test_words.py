@@ -4,7 +4,7 @@ import pytest
 
 from admin.analytics import words
 from admin.analytics.findings import Held, LimitChange, Totals
-from admin.wire.recommendations import Backtest, Recommendation, Replay, refusals
+from admin.common.recommendations import Backtest, Recommendation, Replay, refusals
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_minutes_count_as_a_whole(wishes: list[job.Wish]) -> None:
 
 
 def test_rates_that_are_asked_about_and_attempts_that_are_known_better(wishes: list[job.Wish]) -> None:
-    flags = ("--try", "topic:orders=150/s", "--try", "queue:a=b:c=2.5", "--attempts", "JAVA=1", "--attempts", "MINE=7")
+    flags = ("--try", "topic:orders=150/s", "--try", "queue:a=b:c=2.5", "--attempts", "JAVA=1", "--attempts", "go=7")
     assert main(("report", "logs", *flags)) == 0
     assert main(("report", "logs")) == 0
     one, other = (wish.options for wish in wishes)
@@ -72,7 +72,7 @@ def test_rates_that_are_asked_about_and_attempts_that_are_known_better(wishes: l
     assert other.tries == ()
     # What the protocols say stays for all other languages.
     assert other.attempts["JAVA"] > 1
-    assert one.attempts == {**other.attempts, "JAVA": 1, "MINE": 7}
+    assert one.attempts == {**other.attempts, "JAVA": 1, "GO": 7}
 
 
 def test_a_timer_asks_for_what_is_new_alone(wishes: list[job.Wish]) -> None:
@@ -90,9 +90,13 @@ def test_a_timer_asks_for_what_is_new_alone(wishes: list[job.Wish]) -> None:
         (("--conf", "x"), "must be KEY=VALUE"),
         (("--storm-gap", "0.5s"), "must be whole seconds"),
         (("--storm-gap", "2h"), "must be whole seconds"),
-        (("--headroom", "-1"), "must be 0 to 10"),
-        (("--headroom", "nan"), "must be 0 to 10"),
-        (("--capacity", "0"), "must be more than 0"),
+        (("--storm-gap", "soon"), "--storm-gap soon: must be whole seconds, from 1s to 1h"),
+        *((("--headroom", word), f"--headroom {word}: must be a number from 0 to 10") for word in (
+            "-1", "nan", "much",
+        )),
+        *((("--capacity", word), f"--capacity {word}: must be a number of messages per second above 0") for word in (
+            "0", "-4", "inf", "plenty",
+        )),
         (("--once", "--until", "2026-11-21"), "--since, --until: not with --once"),
         (("--once", "--since", "1d"), "--since, --until: not with --once"),
         (("--once", "--out", "s3a://b/c"), "--out s3a://b/c: must be a directory with --once"),
@@ -103,6 +107,7 @@ def test_a_timer_asks_for_what_is_new_alone(wishes: list[job.Wish]) -> None:
         *((("--attempts", word), f"--attempts {word}: must be LANGUAGE=N") for word in (
             "JAVA", "JAVA=", "=3", "JAVA=0", "JAVA=101", "JAVA=1.5", "JAVA=-1",
         )),
+        (("--attempts", "JAV=1"), "--attempts JAV: must be a language as clients name it: JAVA, "),
         (("tail", "-n", "-1"), "must be at least 0"),
     ],
 )  # fmt: skip

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from admin.client import recommendations as module
-from admin.wire.recommendations import Backtest, Recommendation, RecommendationsFile, Replay
+from admin.common.recommendations import Backtest, Recommendation, RecommendationsFile, Replay
 
 Make = Callable[..., dict[str, Any]]
 Sluice = Callable[..., Any]
@@ -391,3 +391,12 @@ def test_pruning_does_not_go_with_recommendations(sluice: Sluice, file: Callable
     ran = sluice("limits", "apply", file(recommendation()), "--prune")
     assert ran.exit_code == 2
     assert "--prune: goes with a TOML file" in ran.err
+
+
+def test_a_file_that_is_longer_than_any_report_writes_is_not_read(
+    sluice: Sluice, file: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_BYTES", 100)
+    ran = sluice("limits", "apply", file(recommendation()))
+    assert ran.exit_code == 2
+    assert "is longer than 0 MiB; make a report of fewer sidecars' logs" in ran.err

@@ -11,10 +11,10 @@ import trio
 import trio.testing
 
 from admin.common.clock import Clock
+from admin.common.recommendations import Period, Recommendation, RecommendationsFile
 from admin.config.settings import ReportSettings
 from admin.edits.model import LimitEntry
 from admin.rejection_log.advice import USUAL, Advice, usual
-from admin.wire.recommendations import Period, Recommendation, RecommendationsFile
 from limiter.rules.resource import Resource
 
 ORDERS = Resource("topic", "orders")
@@ -155,6 +155,8 @@ async def test_what_is_no_report_is_a_problem_with_what_to_do(file: File, tmp_pa
     )
     file.path.write_text("[1]\n")
     assert await problem() == "is not as a report writes it; `sluice report` writes it anew"
+    file.write(msgspec.structs.replace(ADVISED, recommended_rate_per_s=-5.0))
+    assert "Expected `float` >= 0.0" in await problem()
     file.write(ADVISED, period=Period(from_s=0, until_s=10**12))
     assert await problem() == "is not as a report writes it; `sluice report` writes it anew"
     file.write(ADVISED, version=2)

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 from served_api import as_author, mount
 
+from admin.common.recommendations import Recommendation, RecommendationsFile
 from admin.http.api import application
 from admin.rejection_log.advice import Advice
 from admin.rejection_log.composing import line_of
 from admin.rejection_log.lately import Lately
 from admin.rejection_log.records import RejectionRecord
 from admin.wire import ConnectionPage, LimitPage, ResourceAdvice, ResourceHistory
-from admin.wire.recommendations import Recommendation, RecommendationsFile
 from proxy.stats.snapshot import ClientDescription, ConnectionState, LinkState
 
 ODD = "vhost/%2F?a=b [x]"

@@ -9,7 +9,7 @@ import msgspec
 
 from admin.common.clock import LATEST_S
 from admin.common.numbers import percent
-from limiter.rules.rule import Count, FairBy
+from limiter.rules.rule import MAX_RATE_PER_S, Count, FairBy
 
 VERSION: Final = 1
 """Version of the format. A field may be added within a version; a change of meaning needs a new one."""
@@ -27,7 +27,8 @@ Retries = Literal["none", "measured", "assumed"]
 """Whether retries are among the demand, and how that is known: by message ids, or by what clients do by default."""
 Confidence = Literal["low", "medium", "high"]
 
-
+_Rate = Annotated[float, msgspec.Meta(ge=0, le=MAX_RATE_PER_S)]
+"""As rules have it: others than Sluice may have written the file."""
 _Moment = Annotated[int, msgspec.Meta(ge=0, le=LATEST_S + 86_399)]
 """Seconds since 1970, to the end of the year 9999."""
 
@@ -114,10 +115,10 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
     action: Recommended
     rule: str = ""
     count: Count = "messages"
-    rate_per_s: float | None = None
-    recommended_rate_per_s: float | None = None
-    bytes_per_s: float | None = None
-    recommended_bytes_per_s: float | None = None
+    rate_per_s: _Rate | None = None
+    recommended_rate_per_s: _Rate | None = None
+    bytes_per_s: _Rate | None = None
+    recommended_bytes_per_s: _Rate | None = None
     confidence: Confidence = "low"
     evidence: str = ""
     backtest: Backtest = Backtest()
