@@ -90,9 +90,11 @@ def test_clients_without_a_descriptor_are_closed_and_others_are_served_when_ther
     with ExitStack() as many:
         clients = [_connect(many, listen, _WHOLE) for _ in range(200)]
         metrics = sluice.wait_for_metrics(
-            lambda metrics: metrics.total("sluice_connections")
-            + metrics.total("sluice_connections_closed_total", reason="no_descriptors")
-            >= len(clients)
+            lambda metrics: (
+                metrics.total("sluice_connections")
+                + metrics.total("sluice_connections_closed_total", reason="no_descriptors")
+                >= len(clients)
+            )
         )
         assert metrics.total("sluice_connections_closed_total", reason="no_descriptors") >= 100
         assert sluice.get("/readyz")[0] == 200
