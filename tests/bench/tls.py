@@ -170,8 +170,8 @@ def flood_all(socks: Sequence[socket.socket], data: memoryview) -> None:
             ready.register(sock, selectors.EVENT_WRITE)
         while True:
             for key, _ in ready.select():
+                assert isinstance(key.fileobj, socket.socket)
                 sock = key.fileobj
-                assert isinstance(sock, socket.socket)
                 with contextlib.suppress(ssl.SSLWantWriteError, BlockingIOError):
                     while True:
                         # No more than a record: what is left of a larger one would have to be given again.
