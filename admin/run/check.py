@@ -378,4 +378,5 @@ def _default(field: Any) -> object:
 
 
 def _value(value: object) -> str:
-    return f"[{', '.join(map(_value, value))}]" if isinstance(value, list | tuple) else str(value)
+    # Types of options' own know how they are written.
+    return f"[{', '.join(map(_value, value))}]" if type(value) in {list, tuple} else str(value)
