@@ -362,7 +362,8 @@ class Server:
 
     def _listener_addresses(self) -> tuple[ListenerAddresses, ...]:
         return tuple(
-            ListenerAddresses(config.protocol.name, self.bound(config.name), config.brokers) for config in self.listeners
+            ListenerAddresses(config.protocol.name, self.bound(config.name), config.brokers)
+            for config in self.listeners
         )
 
     def _warn(self, info: ConnectionInfo, about: str, detail: str) -> None:
