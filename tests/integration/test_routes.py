@@ -72,6 +72,16 @@ class _Traps:
     def __exit__(self, *exc_info: object) -> None:
         self._stack.close()
 
+    def wait_for_somebody(self) -> None:
+        """Wait until somebody connects to the broker's main port.
+
+        Raises:
+            TimeoutError: nobody did.
+        """
+        main = self._listening[0]
+        main.settimeout(_TAKING_S)
+        main.accept()[0].close()
+
     @property
     def is_empty(self) -> bool:
         """Whether nobody has ever connected: nobody is accepted, so whoever did so is still in a backlog."""
@@ -188,17 +198,17 @@ def _send_one(namesrv: str, topic: str, home: Path) -> None:
     assert report[topic] == {"stored": 1, "refused": 0, "failed": 0}
 
 
-def test_what_the_cpp_client_sends_back_goes_through_sluice(routed: _Routed, traps: _Traps, client_home: Path) -> None:
+def test_cpp_client_sends_back_to_the_address_in_the_message_past_sluice(
+    routed: _Routed, traps: _Traps, client_home: Path
+) -> None:
+    """As docs/rocketmq-routes.md says; no route has any part in it."""
     topic = routed.rocketmq.create_topic("routed-back")
-    routed.rocketmq.fill(topic, 5)
+    routed.rocketmq.fill(topic, 1)
     consumer = start_client(cpp("rejecting_consumer.py", routed.namesrvs[0], "back", topic, "1"), home=client_home)
     try:
-        routed.sluice.wait_for_metrics(
-            lambda metrics: metrics.total("sluice_requests_total", resource="back", verdict="pass") >= 5
-        )
+        traps.wait_for_somebody()
     finally:
         consumer.kill()
-    assert traps.is_empty
 
 
 @pytest.mark.parametrize("client", ["java", "cpp", "node"])
