@@ -68,7 +68,7 @@ def test_routes_of_the_page_are_as_it_says(tmp_path: Path, monkeypatch: pytest.M
     plan = compose(load("sluice.toml", {}, Flags()))
     assert plan.warnings() == []
     fronts = [
-        ListenerAddresses(each.protocol.name, each.settings.listen, each.settings.broker)
+        ListenerAddresses(each.protocol.name, each.settings.listen, (each.settings.broker,))
         for each in plan.listeners
         if each.protocol.name == "rocketmq"
     ]
