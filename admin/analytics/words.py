@@ -78,7 +78,8 @@ def resource(kind: str, name: str) -> str:
     """Name a resource, with its kind unless it is of the one that most limits are for."""
     from admin.config.plugins import own_protocols  # noqa: PLC0415 - Spark's Python has no protocols, and needs none
 
-    return name if any(kind == each.kinds[0].name for each in own_protocols()) else f"{kind} {name}"
+    firsts = (each.name for protocol in own_protocols() for each in protocol.kinds[:1])
+    return name if kind in firsts else f"{kind} {name}"
 
 
 def change(recommendation: "Recommendation") -> str:

@@ -3,7 +3,7 @@
 from typing import Literal
 
 DEFAULT = "rocketmq"
-PROTOCOLS = "rocketmq, amqp, amqp091, amqp10"
+PROTOCOLS = "rocketmq, amqp, amqp091, amqp10, rocketmq-namesrv"
 Kind = Literal["topic", "retry_group", "transaction", "subscription", "queue", "exchange", "routing_key", "delivery"]
 Scope = Literal["client", "producer_group", "certificate", "user", "vhost", "listener"]
 KINDS = "topic, retry_group, transaction, subscription, queue, exchange, routing_key, delivery"

@@ -124,6 +124,8 @@ class RuleReader:
     def unknown(self, kind: str, allowed: Collection[str] = ()) -> str:
         """Say that there is no such kind, and which one may have been meant; if none are given, all are allowed."""
         allowed = allowed or self.kinds
+        if not allowed:
+            return f"unknown; {' and '.join(each.name for each in self.protocols)} can limit nothing"
         meant = [f'"{word}"' for word in self._meant.get(kind, ()) if word in allowed]
         others = [each.name for each in own_protocols() if kind not in self.kinds and each.has(kind)]
         speak = " and ".join(each.name for each in self.protocols)
@@ -268,7 +270,7 @@ class RuleReader:
         if shared:
             of, colon, pattern = name.partition(":")
             if not (of and colon and pattern):
-                example = f"{next(iter(self.kinds))}:orders-*"
+                example = f"{next(iter(self.kinds), 'topic')}:orders-*"
                 raise FieldError([("name", f"{name!r} is no total; write KIND:PATTERN, for example {example}")])
         if of not in self.kinds:
             raise FieldError([("name" if shared else "kind", self.no_kind(of))])

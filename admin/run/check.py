@@ -378,4 +378,7 @@ def _default(field: Any) -> object:
 
 
 def _value(value: object) -> str:
-    return f"[{', '.join(map(_value, value))}]" if isinstance(value, list | tuple) else str(value)
+    if isinstance(value, list | tuple) and type(value).__str__ is object.__str__:
+        return f"[{', '.join(map(_value, value))}]"
+    # Some types of options say how they are written.
+    return str(value)

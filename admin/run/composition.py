@@ -12,6 +12,7 @@ from pathlib import Path
 from admin.common.errors import SettingsError
 from admin.config import lint, plugins, rulebook
 from admin.config.addresses import Endpoint, collides, reaches
+from admin.config.faults import Origins
 from admin.config.rule_fields import scope_kinds_of
 from admin.config.rulebook import BUILT_IN, Rulebook
 from admin.config.settings import OFF, ListenerSettings, Settings
@@ -29,7 +30,7 @@ from proxy.deciding.pipeline import HandlerConfig
 from proxy.flow.credit import Credit
 from proxy.net.server import ListenerConfig
 from proxy.protocols import DEFAULT
-from proxy.protocols.base import Kind, Protocol, kinds_of
+from proxy.protocols.base import Kind, ListenerAddresses, Protocol, kinds_of
 from proxy.spool.spool import SpoolSettings
 
 __all__ = ["BUILT_IN", "RATE_LIMIT", "Plan", "PlannedListener", "compose"]
@@ -208,6 +209,7 @@ def compose(configuration: Configuration) -> Plan:
         raise SettingsError(sorted(problems, key=origins.line))
     rule_set = book.rule_set()
     doubtful = lint.about(settings, rule_set, (*kinds, *scope_kinds_of(protocols.values())), origins, datetime.now(UTC))
+    doubtful += _doubts_of_listeners(listeners, origins)
     return Plan(
         settings,
         listeners,
@@ -288,6 +290,19 @@ def _tls_warnings(listener: PlannedListener) -> Iterator[str]:
             f"listener {settings.label}: TLS ends here, and the broker does not see clients' certificates: no client"
             " can log in by SASL EXTERNAL"
         )
+
+
+def _doubts_of_listeners(listeners: tuple[PlannedListener, ...], origins: Origins) -> Iterator[str]:
+    """Say what the protocols take for hardly meant about their listeners; a line each."""
+    addresses = [
+        ListenerAddresses(
+            each.protocol.name, each.settings.listen, (each.settings.broker, *each.settings.backup_brokers)
+        )
+        for each in listeners
+    ]
+    for index, listener in enumerate(listeners):
+        for doubt in listener.protocol.doubts(listener.options, addresses):
+            yield origins.problem(("listeners", index, "protocol"), doubt, listener.settings.protocol)
 
 
 def _check_addresses(configuration: Configuration, problems: list[str]) -> None:

@@ -248,6 +248,7 @@ class ConnectionInfo(msgspec.Struct, frozen=True):
         spools: its session can put aside what of its client's requests waits, so these may get a Later.
         tls: the version of TLS that ends here, such as ``TLSv1.3``; empty without.
         certificate: the name in the certificate that the client has shown in it; empty without one.
+        local: the IP address that the client connected to, in the same spelling as ``address``.
     """
 
     id: int
@@ -260,6 +261,7 @@ class ConnectionInfo(msgspec.Struct, frozen=True):
     spools: bool = False
     tls: str = ""
     certificate: str = ""
+    local: str = ""
 
 
 class Request(msgspec.Struct, gc=False):

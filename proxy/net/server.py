@@ -28,7 +28,7 @@ from proxy.net.proxy_protocol import Header
 from proxy.net.reactor import Timer, Watched
 from proxy.net.sockets import Address, Connecting, ListeningSocket, Wire, format_address
 from proxy.net.tls import BrokerTls, ClientTls, Waits, shake_hands
-from proxy.protocols.base import Protocol, Replayed, Session, SessionContext, WireCounters
+from proxy.protocols.base import ListenerAddresses, Protocol, Replayed, Session, SessionContext, WireCounters
 from proxy.stats.snapshot import ConfirmState
 
 _log = structlog.get_logger(__name__)
@@ -275,7 +275,7 @@ class Server:
         """Serve a client that has just been accepted, or close it at once."""
         self.counters.accepted[config.name] += 1
         self._next_id += 1
-        info = self.info(config, self._next_id, peer)
+        info = self.info(config, self._next_id, peer, wire.local_address()[0])
         no_place = self._no_place()
         if no_place is not None:
             wire.close()
@@ -286,8 +286,8 @@ class Server:
         self._served.add(client)
         client.arrive()
 
-    def info(self, config: ListenerConfig, number: int, source: Address) -> ConnectionInfo:
-        """Return who a client is that comes from an address."""
+    def info(self, config: ListenerConfig, number: int, source: Address, local: str) -> ConnectionInfo:
+        """Return who a client is that comes from an address, and has connected to a host of this end."""
         address = client_address(source[0])
         return ConnectionInfo(
             number,
@@ -297,6 +297,7 @@ class Server:
             address,
             in_networks(address, config.exempt),
             spools=self.services.spool is not None,
+            local=client_address(local),
         )
 
     def _no_place(self) -> tuple[str, str] | None:
@@ -359,6 +360,18 @@ class Server:
                 not_logged=not_logged,
             )
 
+    def _listener_addresses(self) -> tuple[ListenerAddresses, ...]:
+        return tuple(
+            ListenerAddresses(config.protocol.name, self.bound(config.name), config.brokers)
+            for config in self.listeners
+        )
+
+    def _warn(self, info: ConnectionInfo, about: str, detail: str) -> None:
+        """Write down what a session warns of, at a bounded rate."""
+        not_logged = self._log_rate.take((info.listener, about), trio.current_time())
+        if not_logged is not None:
+            _log.warning(about, listener=info.listener, peer=info.peer, detail=detail, not_logged=not_logged)
+
     def found(self, address: Address) -> list[sockets.Found] | None:
         """Return what a broker's address stands for, if that need not be asked each time: it is an IP address."""
         if address not in self._found:
@@ -400,6 +413,8 @@ class Server:
                 terms=services.terms,
                 after_consume=services.after_consume,
                 rules_version=services.rules_version,
+                listeners=self._listener_addresses,
+                warn=partial(self._warn, info),
             )
             return config.protocol.open_session(context)
 
@@ -495,7 +510,8 @@ class _Client(Watched):
         """Count the client as one of its address, if it is to be served."""
         if header is not None and header.source is not None:
             self._source, self._destination = header.source, header.destination
-            self._info = self._server.info(self._config, self._info.id, self._source)
+            local = self._info.local if header.destination is None else header.destination[0]
+            self._info = self._server.info(self._config, self._info.id, self._source, local)
         turned_away = self._server.admit(self._config, self._info)
         if turned_away is not None:
             raise ArrivalError(*turned_away)

@@ -69,11 +69,14 @@ class WireCounters:
         frames: whole frames seen, by the peer they came from.
         undecodable: headers that only the lenient parser could read, or that none could, by which of the two.
         round_trip: how long the broker took to answer requests, of as many as a session cares to time.
+        routes: answers of name servers in which brokers' addresses are to be replaced, by what became of them:
+            ``rewritten``, or ``left`` if some addresses were left as they are, or ``unread``.
     """
 
     frames: dict[Side, int] = field(default_factory=lambda: dict.fromkeys(Side, 0))
     undecodable: dict[str, int] = field(default_factory=dict)
     round_trip: Histogram = field(default_factory=Histogram)
+    routes: dict[str, int] = field(default_factory=dict)
 
 
 class CommandRequest(msgspec.Struct, gc=False):
@@ -144,6 +147,20 @@ def no_terms(connection: ConnectionInfo, resources: tuple[Resource, ...], consum
 def nobody_waits(requests: Sequence[Request]) -> None:
     """Do nothing about requests that wait no more."""
     del requests
+
+
+class ListenerAddresses(NamedTuple):
+    """Where a listener listens, and what is behind it.
+
+    Attributes:
+        protocol: the name of what is spoken there.
+        listen: host and port. What a session sees is bound; what is configured may be a name, and port 0 any port.
+        brokers: host and port of the broker and of its backups, as configured.
+    """
+
+    protocol: str
+    listen: tuple[str, int]
+    brokers: tuple[tuple[str, int], ...]
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -450,6 +467,9 @@ class SessionContext:
         terms: what the rules in force say to messages for some resources.
         after_consume: says whether any rule in force has consumers confirm what is published.
         rules_version: changes when the rules in force do, so that ``terms`` may say something else.
+        listeners: all listeners of the data path, in the order of the configuration; asked once there are bytes.
+        warn: writes a warning to the log, at a bounded rate: what it is about, always in the same words, and what was
+            seen. Counting all of them is the session's.
     """
 
     connection: ConnectionInfo
@@ -474,6 +494,8 @@ class SessionContext:
     terms: TermsOf = no_terms
     after_consume: Callable[[], bool] = lambda: False
     rules_version: Callable[[], int] = lambda: 0
+    listeners: Callable[[], Sequence[ListenerAddresses]] = tuple
+    warn: Callable[[str, str], None] = lambda *_: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -524,7 +546,8 @@ class Protocol:
     Attributes:
         name: the word after ``--protocol``.
         kinds: the kinds of resources it makes; a rule for another kind is an error. The first is the one that most
-            limits are for: forms begin with it, and reports need not say it.
+            limits are for: forms begin with it, and reports need not say it. Without any, nothing is limited
+            there.
         default_rules: built-in rules, weaker than any rule of the operator's with the same name; they
             carry the protocol's exemptions.
         open_session: makes the session of a new connection.
@@ -550,6 +573,7 @@ class Protocol:
             they are written in. Of the others, once.
         certificate_logins: clients may log in by the certificate that they show in TLS, which a broker does not see
             where that ends before it.
+        doubts: says what is allowed but probably not meant, of a listener's options and all listeners as configured.
     """
 
     name: str
@@ -569,9 +593,12 @@ class Protocol:
     scopes: tuple[str, ...] = ()
     busy_attempts: Mapping[str, int] = field(default_factory=dict)
     certificate_logins: bool = False
+    doubts: Callable[[Any, Sequence[ListenerAddresses]], Iterable[str]] = lambda *_: ()
 
     def has(self, kind: str) -> bool:
         """Return whether its requests can be limited by rules of a kind, of resources or of scopes."""
+        if not self.kinds:
+            return False
         return kind in (CLIENT, CERTIFICATE, LISTENER, *self.scopes) or any(kind == each.name for each in self.kinds)
 
 

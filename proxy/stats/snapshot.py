@@ -448,6 +448,16 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             source="wire_counters.undecodable",
         ),
     ] = {}
+    routes_total: Annotated[
+        Mapping[str, int],
+        Metric(
+            "sluice_routes_total",
+            "Answers of name servers with brokers' addresses, by what became of them: rewritten, or left: some of the"
+            " addresses were left as they are, so clients may go past Sluice; or unread: passed on unchanged.",
+            ("outcome",),
+            source="wire_counters.routes",
+        ),
+    ] = {}
     lanes: Annotated[
         Mapping[str, LaneDepth],
         Metric("sluice_executor_depth", "Batches waiting on a handler's lanes.", ("handler",), _of_lanes("queued")),

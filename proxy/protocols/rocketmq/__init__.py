@@ -21,8 +21,6 @@ from proxy.protocols.rocketmq.wire import codes
 _EXEMPT = ("*_REPLY_TOPIC", "RMQ_SYS_*")
 #: What clients wait for the answer to a send or a send-back by default; of the usual ones none waits less.
 _SEND_TIMEOUT_S = 3.0
-#: A broker's VIP channel listens so far from its main port.
-_VIP_PORT_OFFSET = -2
 #: By the words of ``LanguageCode``.
 _BUSY_ATTEMPTS: Final = dict.fromkeys(codes.LANGUAGES, 1) | {
     # Synchronous sends: retryTimesWhenSendFailed 2, and from 5.3.0 on code 2 is among the answers that are retried,
@@ -77,7 +75,7 @@ PROTOCOL = Protocol(
     reads_by=lambda options: read_by(options.scan),
     always_refuses=_always_refuses,
     half_closes=False,
-    second_port_offset=_VIP_PORT_OFFSET,
+    second_port_offset=codes.VIP_PORT_OFFSET,
     kinds_meant=dict.fromkeys(
         ("consumer_group", "consumer", "group", "subscription_group"), (codes.KIND_SUBSCRIPTION, codes.KIND_RETRY_GROUP)
     ),

@@ -125,7 +125,7 @@ class AnswerStream:
         self._transactions = transactions
         self._wants_responses = wants_responses
         #: The bytes of a header that has not come completely have been passed on.
-        self._beginning = PartialFrame(MAX_ANSWER_HEADER_BYTES, _header_bytes_of)
+        self._beginning = PartialFrame(MAX_ANSWER_HEADER_BYTES, header_bytes_of_answer)
         #: What is still to come of a frame whose header is known.
         self._left = 0
         #: What reads the body that is still coming.
@@ -164,7 +164,7 @@ class AnswerStream:
                             break
                     steps += 1
                     length, word = prefix_at(chunk, position)
-                    header_bytes = _header_bytes_of(length, word)
+                    header_bytes = header_bytes_of_answer(length, word)
                     header_at = position + codes.PREFIX_BYTES
                     body_at = header_at + header_bytes
                     position += 4 + length
@@ -261,7 +261,7 @@ class AnswerStream:
             self.charges.append(Charge(resources, 0, consumes=True))
 
 
-def _header_bytes_of(length: int, word: int) -> int:
+def header_bytes_of_answer(length: int, word: int) -> int:
     """Return the length of the header in a broker's frame that begins with these two words."""
     header_bytes = word & HEADER_LENGTH
     if header_bytes > length - 4:

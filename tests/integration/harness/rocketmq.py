@@ -1,4 +1,4 @@
-"""A real RocketMQ name server and broker, as many as a test wants.
+"""Real RocketMQ name servers and a broker, as many as a test wants.
 
 The broker listens on 127.0.0.1 and may advertise another address, which is where a proxy then listens: the clients
 find it through the name server and need no setting.
@@ -48,7 +48,7 @@ _NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 
 
 class RocketMQ:
-    """One running name server with one broker.
+    """One broker that runs, and the name servers that it is registered at.
 
     Args:
         home: an empty directory for its configuration, store and logs.
@@ -56,9 +56,11 @@ class RocketMQ:
         settings: of the broker, on top of those that suit most tests.
         flush_ms: what a flush of the broker's disk takes; None leaves the disk as it is.
         java_options: of both Java machines.
+        name_servers: how many name servers there are.
 
     Attributes:
-        namesrv: ``host:port`` of the name server, what clients are configured with.
+        namesrv: ``host:port`` of the first name server, what clients are configured with.
+        namesrvs: those of all.
         host: where the broker really listens.
         port: the broker's port, the same on the advertised address; the VIP channel's is ``vip_port``.
         advertised_host: the address that clients connect to.
@@ -76,14 +78,14 @@ class RocketMQ:
         settings: Mapping[str, str] = _NO_SETTINGS,
         flush_ms: int | None = None,
         java_options: tuple[str, ...] = (),
+        name_servers: int = 1,
     ) -> None:
         self.host = BROKER_HOST
         self.advertised_host = advertised_host
-        namesrv_port = free_port(BROKER_HOST)
+        self.namesrvs = [f"{BROKER_HOST}:{free_port(BROKER_HOST)}" for _ in range(name_servers)]
+        self.namesrv = self.namesrvs[0]
         self.port = free_port(BROKER_HOST, advertised_host, offsets=(0, VIP_OFFSET, HA_OFFSET))
         self.vip_port = self.port + VIP_OFFSET
-        self.namesrv = f"{BROKER_HOST}:{namesrv_port}"
-        self._namesrv_port = namesrv_port
         self._stack = contextlib.ExitStack()
         (home / "conf").mkdir(parents=True)
         broker_options: tuple[str, ...] = (*BROKER_MEMORY, *java_options)
@@ -93,20 +95,22 @@ class RocketMQ:
             broker_options += (f"-DslowDisk.flushMillis={flush_ms}",)
             settings = {**settings, "messageStorePlugIn": "SlowDisk"}
         with contextlib.ExitStack() as starting:
-            namesrv_conf = home / "namesrv.conf"
-            namesrv_conf.write_text(name_server_conf(namesrv_port), encoding="utf-8")
-            namesrv = self._start(
-                *(home, "namesrv", rocketmq_classpath(), (*NAME_SERVER_MEMORY, *java_options)),
-                *("namesrv.NamesrvStartup", "-c", str(namesrv_conf)),
-            )
-            starting.callback(namesrv.kill)
+            self._name_servers = {}
+            for number, address in enumerate(self.namesrvs, 1):
+                namesrv_conf = home / f"namesrv-{number}.conf"
+                namesrv_conf.write_text(name_server_conf(_port_of(address)), encoding="utf-8")
+                self._name_servers[address] = self._start(
+                    *(home, f"namesrv-{number}", rocketmq_classpath(), (*NAME_SERVER_MEMORY, *java_options)),
+                    *("namesrv.NamesrvStartup", "-c", str(namesrv_conf)),
+                )
+                starting.callback(self._name_servers[address].kill)
             conf = home / "broker.conf"
             lines = [f"{key}={value}\n" for key, value in {**_SETTINGS, **settings}.items()]
             conf.write_text(broker_conf(self.port, advertised_host, home) + "".join(lines), encoding="utf-8")
             self._start_broker = partial(
                 self._start,
                 *(home, "broker", classpath, broker_options),
-                *("broker.BrokerStartup", "-n", self.namesrv, "-c", str(conf)),
+                *("broker.BrokerStartup", "-n", ";".join(self.namesrvs), "-c", str(conf)),
             )
             self._broker = self._start_broker()
             starting.callback(self._kill_broker)
@@ -124,20 +128,26 @@ class RocketMQ:
         """
         self._broker = self._start_broker()
 
+    def kill_name_server(self, address: str) -> None:
+        """End one of the name servers at once, if it runs."""
+        if address in self._name_servers:
+            self._name_servers.pop(address).kill()
+
     def create_topic(self, topic: str) -> str:
-        """Make a topic, wait until the name server knows it, and return its name.
+        """Make a topic, wait until all name servers that run know it, and return its name.
 
         Raises:
-            TimeoutError: the name server did not hear of it.
+            TimeoutError: one of them did not hear of it.
         """
         with self._to_broker() as broker:
             broker.create_topic(topic)
         deadline = time.monotonic() + _ROUTE_TIMEOUT_S
-        with RemotingClient(BROKER_HOST, self._namesrv_port) as namesrv:
-            while not namesrv.has_route(topic):
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"the name server has no route of {topic} after {_ROUTE_TIMEOUT_S:g} s")
-                time.sleep(0.02)
+        for address in self._name_servers:
+            with RemotingClient(BROKER_HOST, _port_of(address)) as namesrv:
+                while not namesrv.has_route(topic):
+                    if time.monotonic() > deadline:
+                        raise TimeoutError(f"{address} has no route of {topic} after {_ROUTE_TIMEOUT_S:g} s")
+                    time.sleep(0.02)
         return topic
 
     def fill(self, topic: str, messages: int) -> None:
@@ -197,6 +207,10 @@ class RocketMQ:
             process.kill()
             raise
         return process
+
+
+def _port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
 
 
 StartRocketMQ = Callable[..., RocketMQ]

@@ -3,6 +3,7 @@ plug-ins."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
 from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge
@@ -16,6 +17,7 @@ from admin.config.sources import environment_names
 from limiter.rules.resource import SCOPES
 from proxy.deciding.rate_limit import PLUGIN
 from proxy.protocols.base import Kind, Protocol
+from proxy.protocols.rocketmq.routes import Addresses
 from reference import markdown
 from reference.markdown import attributes, code, head, shape, table, value
 
@@ -123,6 +125,10 @@ def _option_rows(declared: type[Any]) -> Iterator[tuple[str, str, str, str]]:
             allowed = ", ".join(value(word) for word in get_args(inner))
         elif inner is int:
             allowed = ", ".join(("integer", *(f"at least {bound.ge}" for bound in bounds)))
+        elif inner is str:
+            allowed = "text"
+        elif inner is Addresses:
+            allowed = "table from addresses to addresses"
         else:
             allowed = "list of addresses and networks"
         default = value(each.default) if isinstance(each.default, int | str) else code(each.default)
@@ -142,7 +148,7 @@ def _parts() -> Iterator[str]:
         yield _options(protocol.options)
     yield f"## `[[limits]]`\n\n{head(LimitSettings.__doc__)}"
     yield _keys(LimitSettings)
-    for protocol in own_protocols():
+    for protocol in filter(attrgetter("kinds"), own_protocols()):
         yield f"Kinds of resources of protocol `{protocol.name}`, and what holds where no limit at all is given:"
         yield _kinds(protocol)
     keys = ", ".join(map(code, Limit.model_fields))

@@ -9,6 +9,9 @@ import pytest
 from admin.client.target import Given, find_target, profiles_file
 from admin.config.sources import Flags, load
 from admin.run.composition import compose
+from proxy.protocols.base import ListenerAddresses
+from proxy.protocols.rocketmq.name_server import NameServerOptions
+from proxy.protocols.rocketmq.routes import told_instead
 
 DOCS = Path(__file__).parents[3] / "docs"
 LIMITS = (DOCS / "limits.md").read_text(encoding="utf-8")
@@ -48,6 +51,33 @@ def test_keys_that_need_an_example_have_one() -> None:
     shown = {key for _, text in EXAMPLES for limit in tomllib.loads(text).get("limits", []) for key in limit}
 
     assert {"bytes_per_s", "shared", "action", "max_delay_s", "fair_by", "busy_code", "between", "warm_up_s"} <= shown
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_routes_of_the_page_are_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (DOCS / "rocketmq-routes.md").read_text(encoding="utf-8")
+    first, second = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    # The second one is another way to write the last listener of the first.
+    text = (
+        first
+        if number == 0
+        else re.sub(r"\[\[listeners\]\] +# the name.*?\n\n", lambda _: second, first, flags=re.DOTALL)
+    )
+    Path("sluice.toml").write_text(text, encoding="utf-8")
+    plan = compose(load("sluice.toml", {}, Flags()))
+    assert plan.warnings() == []
+    fronts = [
+        ListenerAddresses(each.protocol.name, each.settings.listen, (each.settings.broker,))
+        for each in plan.listeners
+        if each.protocol.name == "rocketmq"
+    ]
+    options = plan.listeners[2].options
+    assert isinstance(options, NameServerOptions)
+    assert told_instead(options.addresses, options.advertise, fronts, "192.0.2.7") == {
+        ("10.0.0.5", 10911): (b"192.0.2.7:10911", b"sluice.example.com:30911")[number],
+        ("10.0.0.5", 10909): (b"192.0.2.7:10909", b"sluice.example.com:10909")[number],
+    }
 
 
 def test_the_profile_is_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

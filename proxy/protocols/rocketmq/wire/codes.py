@@ -13,6 +13,8 @@ from typing import Final, NamedTuple
 MAX_FRAME_BYTES: Final = 16_777_216
 #: ``i32 length`` and ``u32 (type << 24 | headerLength)``.
 PREFIX_BYTES: Final = 8
+#: A broker's VIP channel listens so far from its main port, and there clients that use it look for it.
+VIP_PORT_OFFSET: Final = -2
 #: The length word counts what follows it: at least the second word.
 MIN_LENGTH: Final = 4
 
@@ -57,6 +59,7 @@ class RequestCode(IntEnum):
     GET_BROKER_CLUSTER_INFO = 106
     RESET_CONSUMER_CLIENT_OFFSET = 220
     GET_CONSUMER_STATUS_FROM_CLIENT = 221
+    GET_SYSTEM_TOPIC_LIST_FROM_NS = 304
     GET_CONSUMER_RUNNING_INFO = 307
     CONSUME_MESSAGE_DIRECTLY = 309
     SEND_MESSAGE_V2 = 310

@@ -53,6 +53,17 @@ def test_a_kind_that_is_none_names_those_that_there_are() -> None:
         READER.read("topc", "a", {"rate": 1}, "edit")
 
 
+def test_where_nothing_can_be_limited_no_kind_is_one() -> None:
+    protocol = plugins.protocol("rocketmq-namesrv", ("listeners",), Origins(None, {}, {}))
+    reader = RuleReader([protocol], ["default"])
+    for kind in ("topic", "client"):
+        with pytest.raises(FieldError) as caught:
+            reader.read(kind, "a", {"rate": 1}, "edit")
+        assert caught.value.problems == (("kind", f'no kind "{kind}"; rocketmq-namesrv can limit nothing'),)
+    with pytest.raises(FieldError, match="'a' is no total; write KIND:PATTERN, for example topic:orders-"):
+        reader.read("total", "a", {"rate": 1}, "edit")
+
+
 def test_a_name_has_one_spelling() -> None:
     assert READER.target("topic", "[o]rders") == Target("topic", "orders")
     assert READER.target("client", "::ffff:10.0.0.0/104") == Target("client", "10.0.0.0/8")

@@ -54,6 +54,18 @@ def test_each_protocol_is_said_to_be_read_by_something(write: Write) -> None:
     assert [line.split()[0] for line in told if " read by " in line] == ["rocketmq", "amqp10"]
 
 
+def test_name_servers_are_listed_with_their_options_and_doubts_name_their_line(write: Write) -> None:
+    options = 'addresses = { "10.0.0.5:10911" = "10.0.0.7:1" }'
+    text = '[[listeners]]\nlisten = "127.0.0.1:9876"\nbroker = "127.0.0.1:9877"\nprotocol = "rocketmq-namesrv"\n'
+    file = write(f'{text}name = "routes"\noptions = {{ {options} }}\n')
+    (_, line) = section("Listeners", file)
+    assert line == f"127.0.0.1:9876 127.0.0.1:9877 rocketmq-namesrv routes default {options} sluice.toml:1"
+    plan = compose(load(write(LISTENER + text), {}, Flags()))
+    assert [line.partition(": sends clients")[0] for line in plan.warnings()] == [
+        'sluice.toml:8: listeners[1].protocol = "rocketmq-namesrv"'
+    ]
+
+
 def test_everything_that_a_rule_says_is_shown(write: Write) -> None:
     text = LISTENER + "".join(
         [

@@ -80,6 +80,8 @@ async def test_client_is_who_the_header_says(behind: Rig, version: Version, addr
 async def test_ipv4_address_in_an_ipv6_header_is_an_ipv4_address(behind: Rig) -> None:
     await connect(behind, header(f"::ffff:{CLIENT}"))
     assert behind.connections[0].info.address == CLIENT
+    # Where the client has reached the load balancer, not where that has reached Sluice.
+    assert behind.connections[0].info.local == "192.0.2.100"
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
@@ -111,6 +113,7 @@ async def test_what_was_read_of_a_header_does_not_wake_anybody_again(
 async def test_connection_of_the_load_balancer_itself_is_its_own(behind: Rig, first: bytes) -> None:
     await connect(behind, first)
     assert behind.connections[0].info.address == HOST
+    assert behind.connections[0].info.local == HOST
 
 
 async def test_header_of_somebody_else_is_the_protocols(behind: Rig) -> None:

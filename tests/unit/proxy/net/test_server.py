@@ -20,7 +20,7 @@ from proxy.deciding.pipeline import Handler, HandlerConfig, HandlerPlugin
 from proxy.net import broker_watch, server, sockets
 from proxy.net.server import ListenerConfig, ListenError, main_address
 from proxy.net.sockets import Address, Connecting, ListeningSocket, Wire
-from proxy.protocols.base import Protocol, Replayed, Session, SessionContext
+from proxy.protocols.base import ListenerAddresses, Protocol, Replayed, Session, SessionContext
 from proxy.protocols.rocketmq import PROTOCOL as ROCKETMQ
 from proxy.spool.spool import QueueName
 
@@ -152,6 +152,43 @@ class TestListening:
         assert [(info.id, info.listener, info.scope) for info in infos] == [(1, "main", "main"), (2, "vip", "main")]
         assert [rig.path.server.open_connections(name) for name in ("main", "vip")] == [1, 1]
         other.stop()
+
+    async def test_sessions_know_all_listeners_and_where_the_client_is_connected_and_may_warn(
+        self, start_rig: StartRig, lines: Protocol, broker: ScriptedBroker, log: list[Any]
+    ) -> None:
+        seen: list[SessionContext] = []
+
+        def open_session(context: SessionContext) -> Session:
+            seen.append(context)
+            return lines.open_session(context)
+
+        watched = replace(lines, open_session=open_session)
+        rig = await start_rig(
+            listeners=(
+                ListenerConfig("main", watched, lines.options(), (HOST, 0), broker.address),
+                ListenerConfig("other", ROCKETMQ, ROCKETMQ.options(), ("127.0.0.2", 0), ("127.0.0.3", 10911)),
+            )
+        )
+        await rig.connect()
+        (context,) = seen
+        assert context.connection.local == HOST
+        assert context.listeners() == (
+            ListenerAddresses(lines.name, rig.address, (broker.address,)),
+            ListenerAddresses("rocketmq", rig.path.server.bound("other"), (("127.0.0.3", 10911),)),
+        )
+        for detail in ("first", "second", "third"):
+            context.warn("something is odd", detail)
+        told = [entry for entry in log if entry["event"] == "something is odd"]
+        assert told == [
+            {
+                "event": "something is odd",
+                "log_level": "warning",
+                "listener": "main",
+                "peer": context.connection.peer,
+                "detail": "first",
+                "not_logged": 0,
+            }
+        ]
 
     def test_listeners_of_one_broker_share_what_its_sessions_do_and_others_nothing(self, lines: Protocol) -> None:
         addresses = [("a", 10911), ("a", 10909), ("a", 10921), ("b", 10909), ("a", 10911)]

@@ -1,0 +1,414 @@
+"""RocketMQ's name servers: clients are told Sluice's addresses in place of the brokers'.
+
+What clients send goes on as it comes. Of the answers, those about brokers wait until they are whole, and go on with
+other addresses in them; ``routes`` says which. All else of an answer stays as it is, byte for byte. An answer in which
+the addresses cannot be read goes on unchanged, which is counted and said in the log.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import Annotated, Final
+
+import msgspec
+from annotated_types import Ge
+
+from proxy.common.buffers import Gathering
+from proxy.deciding.batch import Batch, Refuse, Request, Side
+from proxy.protocols.base import (
+    NO_BOUND,
+    Buffer,
+    Close,
+    Description,
+    ListenerAddresses,
+    Protocol,
+    Session,
+    SessionContext,
+)
+from proxy.protocols.options import Tls, relays_unread
+from proxy.protocols.rocketmq.about import AboutClient
+from proxy.protocols.rocketmq.answers import MAX_ANSWER_HEADER_BYTES, header_bytes_of_answer
+from proxy.protocols.rocketmq.pending import Pending
+from proxy.protocols.rocketmq.routes import (
+    NO_ADDRESSES,
+    Address,
+    AddressTable,
+    Host,
+    rewrite,
+    told_instead,
+    without_vip,
+)
+from proxy.protocols.rocketmq.wire import codes
+from proxy.protocols.rocketmq.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode
+from proxy.protocols.rocketmq.wire.frame import MAX_HEADER_BYTES, Begun, PartialFrame, header_bytes_of
+from proxy.protocols.rocketmq.wire.header import UNPARSED, classify, read_answer
+
+_pack_length: Final = Struct(">i").pack
+_LENGTH_BYTES: Final = 4
+#: The requests of clients and their tools whose answers name brokers' addresses, and the key that each such answer
+#: has. What brokers ask about each other (901) is not for clients.
+_ABOUT_BROKERS: Final[Mapping[int, bytes]] = {
+    RequestCode.GET_ROUTEINFO_BY_TOPIC.value: b'"brokerDatas"',
+    RequestCode.GET_BROKER_CLUSTER_INFO.value: b'"brokerAddrTable"',
+    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS.value: b'"topicList"',
+}
+#: Of an answer whose request is not known: it may be about brokers.
+_SURELY_ABOUT_BROKERS: Final = b'"brokerAddr'
+#: Of the protocol whose listeners front brokers.
+_BROKERS: Final = "rocketmq"
+
+
+@dataclass(frozen=True, slots=True)
+class NameServerOptions:
+    """What can be set for a listener in front of name servers.
+
+    Attributes:
+        advertise: host name or IP address at which clients reach this Sluice's listeners of protocol ``rocketmq``. By
+            default it is the address that each of them listens on; if it listens on all, the one at which the client
+            has reached this listener.
+        addresses: what clients are told for an address that a broker is registered under. It comes before the
+            listeners of protocol ``rocketmq``, each of which clients are told for the address that is its ``broker``.
+        tls: for clients that begin with a TLS handshake, which Sluice does not decode: ``refuse`` closes the
+            connection, ``pass`` relays it unread, with the brokers' own addresses.
+        max_frame_bytes: longest frame, its length word included. A longer one ends the connection.
+    """
+
+    advertise: Host = ""
+    addresses: AddressTable = NO_ADDRESSES
+    tls: Tls = "refuse"
+    max_frame_bytes: Annotated[int, Ge(codes.PREFIX_BYTES)] = codes.MAX_FRAME_BYTES
+
+
+class NameServerSession(Session):
+    """The session of one client's connection.
+
+    Args:
+        context: from the driver; its options are a NameServerOptions.
+    """
+
+    def __init__(self, context: SessionContext) -> None:
+        self._options: NameServerOptions = context.options
+        self._counters = context.counters
+        owed = Pending()
+        self._owed = owed
+        self._requests = _Requests(owed, self._options.max_frame_bytes)
+        self._answers = _Answers(context, owed)
+        self._out: dict[Side, list[Buffer]] = {Side.CLIENT: [], Side.BROKER: []}
+        self._begun = self._unread = False
+
+    @property
+    def language(self) -> str:
+        """The language that the client's first readable header names."""
+        return self._requests.about.language
+
+    def receive(self, side: Side, chunk: memoryview, now_ns: int) -> None:
+        """Take one chunk, as the base class says. Nothing is ever to be decided."""
+        if not self._begun and side is Side.CLIENT:
+            self._begun = True
+            self._unread = relays_unread(chunk[0], self._options.tls)
+        if self._unread:
+            self._out[side.other].append(chunk)
+            return
+        stream = self._requests if side is Side.CLIENT else self._answers
+        before = stream.frames
+        try:
+            stream.feed(chunk, self._out[side.other], now_ns)
+        finally:
+            self._counters.frames[side] += stream.frames - before
+
+    def decided(self, batch: Batch, now_ns: int) -> None:
+        """Be told of nothing."""
+
+    def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None:
+        """Be told of nothing."""
+
+    def describe(self) -> Description:
+        """Return what is known of the connection."""
+        return Description(self._requests.about.describe(), self._requests.frames)
+
+    def take(self, side: Side) -> Sequence[Buffer]:
+        """Hand out what may be written now."""
+        out = self._out[side]
+        if out:
+            self._out[side] = []
+        return out
+
+    def backlog_bytes(self, side: Side) -> int:
+        """Return 0: all may be written at once."""
+        del side
+        return 0
+
+    def in_flight(self) -> int:
+        """Return the requests without an answer."""
+        return len(self._owed)
+
+    def end(self, side: Side, now_ns: int) -> None:
+        """Queue what was held back of an unfinished answer."""
+        del now_ns
+        if side is Side.BROKER:
+            self._answers.end(self._out[Side.CLIENT])
+
+    def close(self) -> None:
+        """Give back the room for an unfinished answer."""
+        self._answers.give_back()
+
+    def between_frames(self, side: Side) -> bool:
+        """Return whether that peer's stream may end here; one that is relayed unread never may."""
+        if self._unread:
+            return False
+        return (self._requests if side is Side.CLIENT else self._answers).between_frames()
+
+    def missing_bytes(self, side: Side) -> int:
+        """Return what is missing of the client's frame in hand."""
+        return NO_BOUND if self._unread or side is Side.BROKER else self._requests.missing_bytes()
+
+
+class _Stream:
+    """The frames of one peer, of which the header is looked at.
+
+    Attributes:
+        frames: whole headers seen so far.
+    """
+
+    def __init__(self, beginning: PartialFrame) -> None:
+        self.frames = 0
+        self.beginning = beginning
+        #: What is still to come of a frame whose header is known.
+        self.left = 0
+
+    def between_frames(self) -> bool:
+        """Return whether the stream stands in a gap."""
+        return not self.beginning.pieces and not self.left
+
+    def begin(self, chunk: memoryview) -> Begun | None:
+        """Go on with the header in hand; return None if all of the chunk belongs to it and it is not whole.
+
+        Raises:
+            Close: no frame begins so.
+        """
+        try:
+            begun = self.beginning.go_on(chunk)
+        except Close:
+            self.beginning.pieces.clear()
+            raise
+        self.frames += begun is not None
+        return begun
+
+    def step(self, size: int) -> int:
+        """Return how much of so many bytes belongs to a frame whose header is known; it is no longer to come."""
+        step = min(self.left, size)
+        self.left -= step
+        return step
+
+
+class _Requests(_Stream):
+    """The client's stream: all goes on as it comes, and what is to be answered is noted."""
+
+    def __init__(self, owed: Pending, max_frame_bytes: int) -> None:
+        max_length = max_frame_bytes - _LENGTH_BYTES
+        super().__init__(PartialFrame(MAX_HEADER_BYTES, lambda length, word: header_bytes_of(length, word, max_length)))
+        self.about = AboutClient()
+        self._owed = owed
+
+    def missing_bytes(self) -> int:
+        """Return how many bytes are certain to belong to the frame in hand, or to the next one."""
+        return self.left or self.beginning.missing_bytes()
+
+    def feed(self, chunk: memoryview, out: list[Buffer], now_ns: int) -> None:
+        """Queue one chunk.
+
+        Raises:
+            Close: something in it is no frame; what came before it is queued.
+        """
+        del now_ns
+        position, size = 0, len(chunk)
+        try:
+            while position < size:
+                if self.left:
+                    position += self.step(size - position)
+                    continue
+                begun = self.begin(chunk[position:])
+                if begun is None:
+                    break
+                self._note(begun.header, begun.header_type)
+                position += begun.position
+                self.left = begun.stop - begun.position
+        except Close:
+            size = position
+            raise
+        finally:
+            if size:
+                out.append(chunk[:size])
+
+    def _note(self, raw: bytes | None, header_type: int) -> None:
+        header = None if raw is None else classify(raw, header_type)
+        if header is None or header.reading == UNPARSED:
+            self._owed.add_unknown()
+            return
+        self.about.meet(header)
+        if not header.flag & (FLAG_RESPONSE | FLAG_ONEWAY):
+            self._owed.add(header.opaque, header.code, ())
+
+
+class _Whole(msgspec.Struct, gc=False):
+    """An answer about brokers that is not whole yet.
+
+    Attributes:
+        head: the two words and the header.
+        key: what its body has if it can be read.
+        expected: its request is known; otherwise it need not be about brokers at all.
+        missing: how much of the body is still to come.
+        room: the room that it has.
+        body: what has come of the body.
+    """
+
+    head: bytes
+    key: bytes
+    expected: bool
+    missing: int
+    room: Gathering
+    body: bytearray = msgspec.field(default_factory=bytearray)
+
+
+class _Answers(_Stream):
+    """The name server's stream."""
+
+    def __init__(self, context: SessionContext, owed: Pending) -> None:
+        super().__init__(PartialFrame(MAX_ANSWER_HEADER_BYTES, header_bytes_of_answer))
+        self._context = context
+        self._owed = owed
+        self._whole: _Whole | None = None
+        self._told: Mapping[Address, bytes] | None = None
+
+    def between_frames(self) -> bool:
+        """Return whether the stream stands in a gap."""
+        return super().between_frames() and self._whole is None
+
+    def feed(self, chunk: memoryview, out: list[Buffer], now_ns: int) -> None:
+        """Queue what of one chunk can go on.
+
+        Raises:
+            Close: something in it is no frame; what came before it is queued.
+        """
+        position, size = 0, len(chunk)
+        while position < size:
+            if self.left:
+                start, position = position, position + self.step(size - position)
+                out.append(chunk[start:position])
+            elif self._whole is not None:
+                position += self._gather(self._whole, chunk[position:], out, now_ns)
+            else:
+                begun = self.begin(chunk[position:])
+                if begun is None:
+                    break
+                position += begun.position
+                body_bytes = begun.stop - begun.position
+                self._whole = None if begun.header is None else self._begin(begun.prefix_and_header, body_bytes)
+                if self._whole is None:
+                    out.append(begun.prefix_and_header)
+                    self.left = body_bytes
+
+    def _begin(self, head: bytes, body_bytes: int) -> _Whole | None:
+        """Match an answer with its request; return None if all of it can go on as it comes."""
+        answer = read_answer(head[codes.PREFIX_BYTES :])
+        if answer is not None and not answer.flag & FLAG_RESPONSE:
+            return None
+        request = None if answer is None else self._owed.settle(answer.opaque)
+        # Where the request was forgotten, the body tells.
+        key = _SURELY_ABOUT_BROKERS if request is None else _ABOUT_BROKERS.get(request[0])
+        if key is None or not body_bytes:
+            return None
+        room = Gathering(self._context.connection.address)
+        return _Whole(head, key, request is not None, body_bytes, room)
+
+    def _gather(self, whole: _Whole, piece: memoryview, out: list[Buffer], now_ns: int) -> int:
+        """Take what there is of a body, and queue the answer once it is whole; returns how much that was."""
+        piece = piece[: whole.missing]
+        whole.missing -= len(piece)
+        whole.body += piece
+        if not self._context.room.grow(whole.room, len(whole.head) + len(whole.body), now_ns):
+            self._unread(whole, "there is no room for it in memory")
+            self.left = whole.missing
+        elif whole.missing:
+            return len(piece)
+        else:
+            self._rewrite(whole)
+        self.end(out)
+        return len(piece)
+
+    def _rewrite(self, whole: _Whole) -> None:
+        """Replace the addresses in a whole answer."""
+        body = bytes(whole.body)
+        if whole.key not in body:
+            if whole.expected:
+                self._unread(whole, f"it has no {whole.key.decode()}")
+            return
+        if self._told is None:
+            context, options = self._context, self._context.options
+            fronts = _fronts(context.listeners())
+            self._told = told_instead(options.addresses, options.advertise, fronts, context.connection.local)
+        rewritten = rewrite(body, self._told)
+        if rewritten is None:
+            self._unread(whole, "its addresses cannot be read")
+            return
+        if rewritten.replaced or rewritten.left:
+            self._count("left" if rewritten.left else "rewritten")
+        if rewritten.replaced:
+            length = len(whole.head) - _LENGTH_BYTES + len(rewritten.body)
+            whole.head = _pack_length(length) + whole.head[_LENGTH_BYTES:]
+            whole.body = bytearray(rewritten.body)
+
+    def _unread(self, whole: _Whole, why: str) -> None:
+        self._count("unread")
+        size = len(whole.head) + len(whole.body) + whole.missing
+        self._context.warn(
+            "a name server's answer goes on with the brokers' own addresses", f"an answer of {size} bytes: {why}"
+        )
+
+    def _count(self, outcome: str) -> None:
+        counts = self._context.counters.routes
+        counts[outcome] = counts.get(outcome, 0) + 1
+
+    def end(self, out: list[Buffer]) -> None:
+        """Queue what was held back."""
+        if self._whole is not None:
+            out += (self._whole.head, bytes(self._whole.body))
+            self.give_back()
+        elif self.beginning.pieces:
+            out.append(self.beginning.take())
+
+    def give_back(self) -> None:
+        """Have no answer in hand any more, and give back the room for it."""
+        if self._whole is not None:
+            self._context.room.give_back(self._whole.room)
+            self._whole = None
+
+
+def _fronts(listeners: Iterable[ListenerAddresses]) -> list[ListenerAddresses]:
+    return [each for each in listeners if each.protocol == _BROKERS]
+
+
+def _doubts(options: NameServerOptions, listeners: Sequence[ListenerAddresses]) -> Iterable[str]:
+    fronts = _fronts(listeners)
+    if not fronts and not options.addresses:
+        yield (
+            "replaces no address, so clients go to the brokers past Sluice: add listeners of protocol rocketmq for the"
+            " brokers, or options.addresses"
+        )
+    for host, port in without_vip(fronts):
+        yield (
+            f"sends clients to the listener at {host}:{port}; those with a VIP channel connect to port"
+            f" {port + codes.VIP_PORT_OFFSET} there, where no listener is: add one, for the broker's own VIP channel"
+        )
+
+
+PROTOCOL: Final = Protocol(
+    name="rocketmq-namesrv",
+    kinds=(),
+    default_rules=(),
+    open_session=NameServerSession,
+    options=NameServerOptions,
+    half_closes=False,
+    doubts=_doubts,
+)
+"""The entry point ``rocketmq-namesrv``."""

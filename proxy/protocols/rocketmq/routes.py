@@ -1,0 +1,191 @@
+"""Brokers' addresses in the answers of a name server: which of them are replaced by what, and where they stand.
+
+Bytes and addresses only. Which answers have any, and how they are cut out of the stream, is ``name_server``'s.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from ipaddress import ip_address
+from typing import Annotated, Final, NamedTuple
+
+from pydantic import AfterValidator, PlainValidator
+
+from proxy.protocols.base import ListenerAddresses
+from proxy.protocols.rocketmq.wire.codes import VIP_PORT_OFFSET
+
+Address = tuple[str, int]
+"""Host and port, the host in one spelling: as ``ipaddress`` writes it, or a name in lower case."""
+
+_HIGHEST_PORT: Final = 65535
+#: Hosts that stand for every address of this machine.
+_WILDCARDS: Final = frozenset({"0.0.0.0", "::"})
+#: What can be written into a JSON string as it is.
+_HOST: Final = re.compile(r"[A-Za-z0-9._:%-]+")
+
+
+# --- Addresses ------------------------------------------------------------------------------------
+
+
+def read_address(text: str) -> Address | None:
+    """Read ``host:port`` as RocketMQ does, which writes IPv6 addresses without brackets; None if it is not that."""
+    host, _, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if _HOST.fullmatch(host) is None or not (port.isascii() and port.isdigit()) or not 0 < int(port) <= _HIGHEST_PORT:
+        return None
+    return _one_spelling(host), int(port)
+
+
+def _one_spelling(host: str) -> str:
+    try:
+        return str(ip_address(host))
+    except ValueError:
+        return host.lower()
+
+
+def _write_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class Addresses(tuple[tuple[Address, Address], ...]):
+    """Pairs: the address that a broker is registered under, and the one that clients are told."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        """Return them as they are written."""
+        pairs = (f'"{_write_address(*given)}" = "{_write_address(*told)}"' for given, told in self)
+        return f"{{ {', '.join(pairs)} }}" if self else "{}"
+
+
+NO_ADDRESSES: Final = Addresses()
+
+
+def _read_addresses(value: object) -> Addresses:
+    if isinstance(value, Addresses):
+        return value
+    allowed = 'must be a table of addresses, like { "10.0.0.5:10911" = "sluice.example.com:10911" }'
+    if not isinstance(value, Mapping):
+        raise ValueError(allowed)  # noqa: TRY004 - only this is an error of the configuration to pydantic
+    pairs = []
+    for pair in value.items():
+        given, told = (read_address(each) if isinstance(each, str) else None for each in pair)
+        if given is None or told is None:
+            wrong = pair[0] if given is None else pair[1]
+            raise ValueError(f"{wrong!r} is no address: {allowed}")
+        pairs.append((given, told))
+    return Addresses(pairs)
+
+
+def _read_host(value: str) -> str:
+    host = value[1:-1] if value.startswith("[") and value.endswith("]") else value
+    try:
+        ip_address(host)
+    except ValueError:
+        if host and (":" in host or _HOST.fullmatch(host) is None):
+            raise ValueError('must be a host name or an IP address without a port, like "sluice.example.com"') from None
+    return host
+
+
+AddressTable = Annotated[Addresses, PlainValidator(_read_addresses)]
+"""A table of the configuration, from addresses to addresses."""
+Host = Annotated[str, AfterValidator(_read_host)]
+"""A host without a port; empty is none."""
+
+
+def told_instead(
+    addresses: Addresses, advertise: str, fronts: Iterable[ListenerAddresses], connected: str
+) -> dict[Address, bytes]:
+    """Return what clients are told instead of the addresses that brokers are registered under.
+
+    Args:
+        addresses: what holds before all else.
+        advertise: the host at which clients reach the listeners; empty if that is to be found out.
+        fronts: the listeners with brokers behind them. One that listens on all addresses is reached where the client
+            has reached Sluice already.
+        connected: the IP address at which the client has.
+    """
+    told: dict[Address, bytes] = {}
+    for front in fronts:
+        host, port = front.listen
+        if advertise or host in _WILDCARDS:
+            host = advertise or connected
+        for broker_host, broker_port in front.brokers:
+            told.setdefault((_one_spelling(broker_host), broker_port), _write_address(host, port).encode())
+    told.update((given, _write_address(*instead).encode()) for given, instead in addresses)
+    return told
+
+
+def without_vip(fronts: Sequence[ListenerAddresses]) -> list[Address]:
+    """Return where listeners listen whose VIP channel none of the others is.
+
+    Java clients before 4.5, and those that are told to, connect two ports below the address that they are told.
+    """
+    brokers = {front.brokers[0] for front in fronts}
+    found = []
+    for front in fronts:
+        host, port = front.listen
+        broker_host, broker_port = front.brokers[0]
+        is_vip = (broker_host, broker_port - VIP_PORT_OFFSET) in brokers
+        vip = {(each, port + VIP_PORT_OFFSET) for each in (host, *_WILDCARDS)}
+        if port and not is_vip and vip.isdisjoint(other.listen for other in fronts):
+            found.append(front.listen)
+    return found
+
+
+# --- Bodies ---------------------------------------------------------------------------------------
+
+# The name server's JSON library leaves the keys of these maps without quotes for older clients. No string can end
+# before its closing quote here: there is no backslash in an address. Each pattern takes time linear in the bytes.
+_ENTRY: Final = rb'\s*+(?:"-?[0-9]++"|-?[0-9]++)\s*+:\s*+"[^"\\]*+"\s*+'
+_KEY: Final = re.compile(rb'"brokerAddrs?+"\s*+:')
+_MAP_OR_ONE: Final = re.compile(
+    rb'"brokerAddr(?:s"\s*+:\s*+(?:null|\{(?:%(entry)b(?:,%(entry)b)*+|\s*+)\})|"\s*+:\s*+(?:null|"[^"\\]*+"))'
+    % {b"entry": _ENTRY}
+)
+_VALUE: Final = re.compile(rb':\s*+"([^"\\]*+)"')
+_OBJECT: Final = re.compile(rb"\s*+\{.*\}\s*+", re.DOTALL)
+
+
+class Rewritten(NamedTuple):
+    """A body whose addresses were replaced.
+
+    Attributes:
+        body: all of it; what is no replaced address is as it was, byte for byte.
+        replaced: how many addresses were.
+        left: how many others there are.
+    """
+
+    body: bytes
+    replaced: int
+    left: int
+
+
+def rewrite(body: bytes, told: Mapping[Address, bytes]) -> Rewritten | None:
+    """Replace the addresses in a body.
+
+    They stand in maps by broker id (``brokerAddrs``) in routes and in what is said of clusters, and alone
+    (``brokerAddr``) in lists of topics.
+
+    Returns:
+        None if something of it cannot be read.
+    """
+    if _OBJECT.fullmatch(body) is None:
+        return None
+    maps = list(_MAP_OR_ONE.finditer(body))
+    if len(maps) != sum(1 for _ in _KEY.finditer(body)):
+        return None
+    pieces: list[bytes] = []
+    at = replaced = left = 0
+    for found in maps:
+        for value in _VALUE.finditer(body, found.start(), found.end()):
+            address = read_address(value[1].decode(errors="replace"))
+            instead = None if address is None else told.get(address)
+            if instead is None:
+                left += 1
+                continue
+            replaced += 1
+            start, end = value.span(1)
+            pieces += (body[at:start], instead)
+            at = end
+    return Rewritten(b"".join((*pieces, body[at:])), replaced, left)

@@ -1,0 +1,390 @@
+"""A client's connection to a name server: which answers get other addresses, and that nothing else ever changes."""
+
+import struct
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from playbook import frames
+from playbook.captures import CAPTURES, Capture
+from pydantic import TypeAdapter, ValidationError
+
+from proxy.common.buffers import GATHERED_BYTES, GatherRoom
+from proxy.deciding.batch import ConnectionInfo, Side
+from proxy.protocols.base import Close, ListenerAddresses, SessionContext, WireCounters
+from proxy.protocols.rocketmq.name_server import PROTOCOL, NameServerOptions
+from proxy.protocols.rocketmq.routes import Addresses
+
+_ROUTE, _CLUSTER, _SYSTEM_TOPICS, _KV_CONFIG, _MEMBERS = 105, 106, 304, 101, 901
+_BODIES = {
+    _ROUTE: b'{"brokerDatas":[{"brokerAddrs":{0:"10.0.0.5:10911"},"brokerName":"a"}],"queueDatas":[]}',
+    _CLUSTER: b'{"brokerAddrTable":{"a":{"brokerAddrs":{"0":"10.0.0.5:10911"}}},"clusterAddrTable":{"c":["a"]}}',
+    _SYSTEM_TOPICS: b'{"brokerAddr":"10.0.0.5:10911","topicList":["TBW102"]}',
+}
+_TOLD = b"sluice.example.com:20911"
+_FRONT = ListenerAddresses("rocketmq", ("0.0.0.0", 20911), (("10.0.0.5", 10911),))
+_AMQP = ListenerAddresses("amqp", ("0.0.0.0", 5672), (("10.0.0.5", 10911),))
+
+
+class _Connection:
+    """One session, and what has been written to each peer."""
+
+    def __init__(
+        self,
+        options: NameServerOptions | None = None,
+        listeners: Sequence[ListenerAddresses] = (_AMQP, _FRONT),
+        room: GatherRoom | None = None,
+    ) -> None:
+        self.counters = WireCounters()
+        self.room = room or GatherRoom()
+        self.warnings: list[tuple[str, str]] = []
+        info = ConnectionInfo(1, "routes", "default", "192.0.2.1:40000", "192.0.2.1", local="192.0.2.7")
+        context = SessionContext(
+            info,
+            self.counters,
+            lambda: None,
+            wants_responses=False,
+            limits_kind=lambda _: False,
+            options=options or NameServerOptions(advertise="sluice.example.com"),
+            room=self.room,
+            listeners=lambda: listeners,
+            warn=lambda *warning: self.warnings.append(warning),
+        )
+        self.session = PROTOCOL.open_session(context)
+        self.got = {side: bytearray() for side in Side}
+
+    def feed(self, side: Side, data: bytes, *cuts: int) -> None:
+        """Hand the session bytes of a peer, in pieces that end at the cuts."""
+        for start, end in zip((0, *cuts), (*cuts, len(data)), strict=True):
+            if start == end:
+                continue
+            # What it hands out must not depend on the chunk once that is written.
+            chunk = bytearray(data[start:end])
+            try:
+                assert self.session.receive(side, memoryview(chunk), 0) is None
+            finally:
+                for each in Side:
+                    for buffer in self.session.take(each):
+                        self.got[each] += buffer
+                chunk[:] = bytes(len(chunk))
+
+    def ask(self, code: int, opaque: int = 1, flag: int = 0) -> None:
+        """Have the client send a request."""
+        self.feed(Side.CLIENT, frames.json_frame(code, {"topic": "T"}, opaque=opaque, flag=flag))
+
+    def answer(self, body: bytes, *, opaque: int = 1, code: int = 0, binary: bool = False) -> bytes:
+        """Have the name server answer; returns what the client got."""
+        self.got[Side.CLIENT].clear()
+        self.feed(Side.BROKER, _answer(body, opaque=opaque, code=code, binary=binary))
+        return bytes(self.got[Side.CLIENT])
+
+
+def _answer(body: bytes, *, opaque: int = 1, code: int = 0, binary: bool = False) -> bytes:
+    make = frames.binary_frame if binary else frames.json_frame
+    return make(code, opaque=opaque, flag=frames.RESPONSE, body=body)
+
+
+def _told(body: bytes) -> bytes:
+    return body.replace(b"10.0.0.5:10911", _TOLD)
+
+
+@pytest.mark.parametrize("binary", [False, True], ids=["json", "binary"])
+@pytest.mark.parametrize("code", _BODIES)
+def test_answers_about_brokers_name_sluice(*, code: int, binary: bool) -> None:
+    connection = _Connection()
+    connection.ask(code)
+    assert connection.session.in_flight() == 1
+    assert connection.answer(_BODIES[code], binary=binary) == _answer(_told(_BODIES[code]), binary=binary)
+    assert connection.session.in_flight() == 0
+    assert connection.counters.routes == {"rewritten": 1}
+    assert connection.counters.frames == {Side.CLIENT: 1, Side.BROKER: 1}
+    assert connection.session.language == "JAVA"
+    assert connection.session.describe().client.version == "V5_5_0"
+    assert connection.session.describe().requests == 1
+
+
+@pytest.mark.parametrize("code", [_KV_CONFIG, _MEMBERS])
+def test_answers_to_other_requests_stay_as_they_are(code: int) -> None:
+    connection = _Connection()
+    connection.ask(code)
+    assert connection.answer(_BODIES[_ROUTE]) == _answer(_BODIES[_ROUTE])
+    assert connection.counters.routes == {}
+
+
+def test_answer_to_a_request_that_is_not_known_is_taken_for_one_about_brokers() -> None:
+    connection = _Connection()
+    assert connection.answer(_BODIES[_ROUTE], opaque=9) == _answer(_told(_BODIES[_ROUTE]), opaque=9)
+    assert connection.answer(b"anything", opaque=9) == _answer(b"anything", opaque=9)
+    assert connection.counters.routes == {"rewritten": 1}
+    assert not connection.warnings
+
+
+def test_answer_whose_header_cannot_be_read_is_looked_into() -> None:
+    connection = _Connection()
+    connection.ask(_ROUTE)
+    connection.feed(Side.BROKER, frames.frame(b"{no header}", _BODIES[_ROUTE]))
+    assert connection.got[Side.CLIENT] == frames.frame(b"{no header}", _told(_BODIES[_ROUTE]))
+
+
+def test_request_of_the_name_server_goes_on() -> None:
+    connection = _Connection()
+    request = frames.json_frame(40, opaque=1, body=_BODIES[_ROUTE])
+    connection.ask(_ROUTE)
+    connection.feed(Side.BROKER, request)
+    assert connection.got[Side.CLIENT] == request
+    assert connection.session.in_flight() == 1
+
+
+def test_error_has_no_body_and_goes_on() -> None:
+    connection = _Connection()
+    connection.ask(_ROUTE)
+    assert connection.answer(b"", code=17) == _answer(b"", code=17)
+    assert connection.counters.routes == {}
+
+
+def test_oneway_request_and_an_answer_of_the_client_are_owed_nothing() -> None:
+    connection = _Connection()
+    connection.ask(_ROUTE, flag=frames.ONEWAY)
+    connection.ask(0, flag=frames.RESPONSE)
+    connection.feed(Side.CLIENT, frames.frame(b"{no header}"))
+    assert connection.session.in_flight() == 0
+
+
+def test_broker_without_a_listener_is_left_and_counted() -> None:
+    connection = _Connection()
+    connection.ask(_ROUTE)
+    body = b'{"brokerDatas":[{"brokerAddrs":{0:"10.0.0.5:10911",1:"10.0.0.6:10911"}}]}'
+    assert connection.answer(body) == _answer(_told(body))
+    connection.ask(_CLUSTER, opaque=2)
+    body = b'{"brokerAddrTable":{},"clusterAddrTable":{}}'
+    assert connection.answer(body, opaque=2) == _answer(body, opaque=2)
+    assert connection.counters.routes == {"left": 1}
+
+
+@pytest.mark.parametrize("body", [b"x\x9c\x03\x00", b'{"brokerDatas":[{"brokerAddrs":7}]}', _BODIES[_ROUTE][:-1]])
+def test_what_cannot_be_read_goes_on_unchanged_and_is_said(body: bytes) -> None:
+    connection = _Connection()
+    connection.ask(_ROUTE)
+    assert connection.answer(body) == _answer(body)
+    assert connection.counters.routes == {"unread": 1}
+    ((about, detail),) = connection.warnings
+    assert about == "a name server's answer goes on with the brokers' own addresses"
+    assert detail.startswith(f"an answer of {len(_answer(body))} bytes: it")
+
+
+def test_answer_without_room_goes_on_unchanged() -> None:
+    connection = _Connection(room=GatherRoom(128 * 1024))
+    body = _BODIES[_ROUTE].replace(b"[]", b"[%b]" % (b" " * 300_000))
+    connection.ask(_ROUTE)
+    whole = _answer(body)
+    connection.feed(Side.BROKER, whole, *range(50_000, len(whole), 50_000))
+    assert connection.got[Side.CLIENT] == whole
+    assert connection.counters.routes == {"unread": 1}
+    assert connection.warnings[0][1].endswith(": there is no room for it in memory")
+    assert connection.room.taken_bytes == 0
+    connection.ask(_ROUTE)
+    assert connection.answer(_BODIES[_ROUTE]) == _answer(_told(_BODIES[_ROUTE]))
+
+
+def test_large_answer_is_rewritten_and_gives_its_room_back() -> None:
+    connection = _Connection(room=GatherRoom(GATHERED_BYTES))
+    body = _BODIES[_ROUTE].replace(b"[]", b"[%b]" % (b" " * 2_000_000))
+    connection.ask(_ROUTE)
+    assert connection.answer(body) == _answer(_told(body))
+    assert connection.room.taken_bytes == 0
+
+
+def test_room_of_an_unfinished_answer_is_given_back() -> None:
+    connection = _Connection()
+    connection.ask(_ROUTE)
+    connection.feed(Side.BROKER, _answer(b" " * 500_000)[:-1])
+    assert connection.room.taken_bytes > 0
+    connection.session.close()
+    assert connection.room.taken_bytes == 0
+
+
+_STREAM = [
+    (_ROUTE, False),
+    (_KV_CONFIG, True),
+    (_CLUSTER, True),
+    (_ROUTE, True),
+    (_MEMBERS, False),
+    (_SYSTEM_TOPICS, False),
+]
+
+
+def _stream() -> tuple[bytes, bytes, bytes]:
+    """Return what a client asks, what is answered, and what the client is to get."""
+    asked = answered = told = b""
+    for opaque, (code, binary) in enumerate(_STREAM):
+        make = frames.binary_frame if binary else frames.json_frame
+        asked += make(code, {"topic": "T"}, opaque=opaque)
+        body = _BODIES.get(code, b"brokerAddr" * 3)
+        answered += _answer(body, opaque=opaque, binary=binary)
+        told += _answer(_told(body), opaque=opaque, binary=binary)
+    return asked, answered, told
+
+
+@given(st.data())
+def test_it_does_not_matter_where_the_streams_are_cut(data: st.DataObject) -> None:
+    asked, answered, told = _stream()
+    connection = _Connection()
+    for side, stream in ((Side.CLIENT, asked), (Side.BROKER, answered)):
+        cuts = data.draw(st.lists(st.integers(1, len(stream) - 1), unique=True, max_size=12).map(sorted))
+        connection.feed(side, stream, *cuts)
+        assert connection.session.between_frames(side)
+    assert connection.got == {Side.BROKER: asked, Side.CLIENT: told}
+
+
+def test_streams_may_come_byte_by_byte() -> None:
+    asked, answered, told = _stream()
+    connection = _Connection()
+    connection.feed(Side.CLIENT, asked, *range(1, len(asked)))
+    connection.feed(Side.BROKER, answered, *range(1, len(answered)))
+    assert connection.got == {Side.BROKER: asked, Side.CLIENT: told}
+
+
+def test_stream_that_ends_anywhere_loses_nothing() -> None:
+    asked, answered, _ = _stream()
+    for end in range(len(answered)):
+        connection = _Connection(listeners=())
+        connection.feed(Side.CLIENT, asked)
+        connection.feed(Side.BROKER, answered[:end])
+        for side in Side:
+            connection.session.end(side, 0)
+        rest = b"".join(map(bytes, connection.session.take(Side.CLIENT)))
+        assert bytes(connection.got[Side.CLIENT]) + rest == answered[:end]
+
+
+@given(st.binary(max_size=300), st.integers(0, 300))
+def test_no_bytes_of_either_peer_are_an_error(data: bytes, cut: int) -> None:
+    for side in Side:
+        connection = _Connection()
+        connection.ask(_ROUTE)
+        connection.got[Side.BROKER].clear()
+        try:
+            connection.feed(side, data, *([cut] if 0 < cut < len(data) else []))
+        except Close:
+            continue
+        connection.session.end(side, 0)
+        got = bytes(connection.got[side.other]) + b"".join(map(bytes, connection.session.take(side.other)))
+        assert got == data
+
+
+@pytest.mark.parametrize("capture", [each for each in CAPTURES if "namesrv" in each.name], ids=str)
+def test_recorded_clients_are_told_other_addresses_in_their_own_dialect(capture: Capture) -> None:
+    told = (("127.0.0.2", 10911), ("sluice.example.com", 1))
+    connection = _Connection(NameServerOptions(addresses=Addresses([told])), listeners=())
+    connection.feed(Side.CLIENT, capture.to_broker)
+    connection.feed(Side.BROKER, capture.to_client)
+    assert connection.got[Side.BROKER] == capture.to_broker
+    expected, routes = b"", 0
+    for whole in frames.split(capture.to_client):
+        then = whole[4:].replace(b'"127.0.0.2:10911"', b'"sluice.example.com:1"')
+        routes += then != whole[4:]
+        expected += struct.pack(">i", len(then)) + then
+    assert connection.got[Side.CLIENT] == expected
+    assert connection.counters.routes == {"rewritten": routes}
+    assert routes > 0
+    assert connection.session.in_flight() == 0
+
+
+@pytest.mark.parametrize("frame", [b"GET / HTTP/1.1\r\n", struct.pack(">iI", 4, 5), struct.pack(">iI", 1 << 25, 0)])
+def test_client_that_sends_no_frame_is_closed_and_what_came_before_goes_on(frame: bytes) -> None:
+    connection = _Connection()
+    first = frames.json_frame(_ROUTE)
+    with pytest.raises(Close, match="bad_frame"):
+        connection.feed(Side.CLIENT, first + frame)
+    assert connection.got[Side.BROKER] == first
+
+
+def test_name_server_that_sends_no_frame_is_closed() -> None:
+    connection = _Connection()
+    first = _answer(b"")
+    with pytest.raises(Close, match="bad_answer"):
+        connection.feed(Side.BROKER, first + struct.pack(">iI", 4, 5))
+    assert connection.got[Side.CLIENT] == first
+    assert connection.session.between_frames(Side.BROKER)
+
+
+def test_frame_longer_than_the_option_ends_the_connection() -> None:
+    request = frames.json_frame(_ROUTE)
+    _Connection(NameServerOptions(max_frame_bytes=len(request))).feed(Side.CLIENT, request)
+    with pytest.raises(Close, match="bad_frame"):
+        _Connection(NameServerOptions(max_frame_bytes=len(request) - 1)).feed(Side.CLIENT, request)
+
+
+def test_drain_reads_no_further_request() -> None:
+    connection = _Connection()
+    request = frames.json_frame(_ROUTE, body=b"body")
+    assert connection.session.missing_bytes(Side.CLIENT) == 8
+    connection.feed(Side.CLIENT, request[:8])
+    assert not connection.session.between_frames(Side.CLIENT)
+    assert connection.session.missing_bytes(Side.CLIENT) == len(request) - 12
+    connection.feed(Side.CLIENT, request[8:-3])
+    assert connection.session.missing_bytes(Side.CLIENT) == 3
+    connection.feed(Side.CLIENT, request[-3:])
+    assert connection.session.between_frames(Side.CLIENT)
+    assert connection.session.backlog_bytes(Side.CLIENT) == connection.session.backlog_bytes(Side.BROKER) == 0
+
+
+def test_tls_is_refused_or_relayed_unread() -> None:
+    with pytest.raises(Close, match="tls"):
+        _Connection().feed(Side.CLIENT, b"\x16\x03\x01")
+    connection = _Connection(NameServerOptions(tls="pass"))
+    connection.feed(Side.CLIENT, b"\x16\x03\x01")
+    connection.feed(Side.BROKER, _BODIES[_ROUTE])
+    assert connection.got == {Side.BROKER: b"\x16\x03\x01", Side.CLIENT: _BODIES[_ROUTE]}
+    assert not connection.session.between_frames(Side.CLIENT)
+
+
+def test_without_an_advertised_host_clients_are_told_where_they_are_connected() -> None:
+    connection = _Connection(NameServerOptions())
+    connection.ask(_ROUTE)
+    assert b'{0:"192.0.2.7:20911"}' in connection.answer(_BODIES[_ROUTE])
+    assert b'{0:"192.0.2.7:20911"}' in connection.answer(_BODIES[_ROUTE], opaque=2)
+
+
+_read = TypeAdapter(NameServerOptions).validate_python
+
+
+def test_options_are_read_as_an_operator_writes_them() -> None:
+    options = _read({"advertise": "[2001:db8::7]", "addresses": {"::1:10911": "Sluice:20911", "b:1": "[::2]:2"}})
+    assert options.advertise == "2001:db8::7"
+    assert options.addresses == ((("::1", 10911), ("sluice", 20911)), (("b", 1), ("::2", 2)))
+    assert str(options.addresses) == '{ "[::1]:10911" = "sluice:20911", "b:1" = "[::2]:2" }'
+    assert _read({"addresses": options.addresses}).addresses is options.addresses
+    assert str(_read({}).addresses) == "{}"
+    assert _read({}) == NameServerOptions()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "what"),
+    [
+        ("advertise", "sluice.example.com:10911", "without a port"),
+        ("advertise", 'a"b', "without a port"),
+        ("addresses", ["10.0.0.5:10911"], "must be a table of addresses"),
+        ("addresses", {"10.0.0.5": "a:1"}, "'10.0.0.5' is no address"),
+        ("addresses", {"10.0.0.5:1": "a"}, "'a' is no address"),
+        ("addresses", {"10.0.0.5:1": 7}, "7 is no address"),
+        ("addresses", {"10.0.0.5:1": 'a"b:1'}, "is no address"),
+    ],
+)
+def test_error_of_an_option_says_what_is_allowed(option: str, value: object, what: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        _read({option: value})
+    (error,) = caught.value.errors()
+    assert error["loc"] == (option,)
+    assert what in error["msg"]
+
+
+def test_doubts_are_about_what_leads_clients_past_sluice() -> None:
+    vip = ListenerAddresses("rocketmq", ("0.0.0.0", 20909), (("10.0.0.5", 10909),))
+    addresses = Addresses([(("10.0.0.5", 10911), ("sluice", 1))])
+    (alone,) = PROTOCOL.doubts(NameServerOptions(), [_AMQP])
+    assert alone.startswith("replaces no address, so clients go to the brokers past Sluice")
+    assert not list(PROTOCOL.doubts(NameServerOptions(addresses=addresses), [_AMQP]))
+    assert not list(PROTOCOL.doubts(NameServerOptions(), [_FRONT, vip]))
+    (without,) = PROTOCOL.doubts(NameServerOptions(), [_FRONT, _AMQP])
+    assert "at 0.0.0.0:20911; those with a VIP channel connect to port 20909" in without

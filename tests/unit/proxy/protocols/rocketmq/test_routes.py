@@ -1,0 +1,196 @@
+"""Brokers' addresses in the bodies of a name server's answers: found, replaced in place, and nothing else touched."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.protocols.base import ListenerAddresses
+from proxy.protocols.rocketmq.routes import Addresses, Rewritten, read_address, rewrite, told_instead, without_vip
+
+_TOLD = {("10.0.0.5", 10911): b"sluice.example.com:10911", ("::1", 10911): b"[2001:db8::7]:10911"}
+_REST = '"filterServerTable":{},"queueDatas":[{"brokerName":"a","perm":6,"readQueueNums":4,"writeQueueNums":4}]}'
+
+
+def _route(addresses: str) -> bytes:
+    broker = f'{{"brokerAddrs":{addresses},"brokerName":"a","cluster":"c","enableActingMaster":false}}'
+    return f'{{"brokerDatas":[{broker}],{_REST}'.encode()
+
+
+@pytest.mark.parametrize(
+    ("addresses", "then", "replaced", "left"),
+    [
+        ('{0:"10.0.0.5:10911"}', '{0:"sluice.example.com:10911"}', 1, 0),
+        ('{"0":"10.0.0.5:10911"}', '{"0":"sluice.example.com:10911"}', 1, 0),
+        ('{0:"10.0.0.5:10911",1:"10.0.0.6:10911"}', '{0:"sluice.example.com:10911",1:"10.0.0.6:10911"}', 1, 1),
+        ('{ "0" : "10.0.0.5:10911" , "1" :"x" }', '{ "0" : "sluice.example.com:10911" , "1" :"x" }', 1, 1),
+        # A slave that has become the acting master, and one that a listener fronts.
+        ('{0:"10.0.0.7:10911",2:"10.0.0.5:10911"}', '{0:"10.0.0.7:10911",2:"sluice.example.com:10911"}', 1, 1),
+        ('{-1:"10.0.0.5:10911"}', '{-1:"sluice.example.com:10911"}', 1, 0),
+        # RocketMQ writes no brackets.
+        ('{0:"::1:10911"}', '{0:"[2001:db8::7]:10911"}', 1, 0),
+        ('{0:"[0:0:0:0:0:0:0:1]:10911"}', '{0:"[2001:db8::7]:10911"}', 1, 0),
+        ('{0:"10.0.0.5:10909"}', '{0:"10.0.0.5:10909"}', 0, 1),
+        ('{0:"\u6d4b:10911"}', '{0:"\u6d4b:10911"}', 0, 1),
+        ("{}", "{}", 0, 0),
+        ("null", "null", 0, 0),
+    ],
+)
+def test_addresses_are_replaced_and_all_else_stays(addresses: str, then: str, replaced: int, left: int) -> None:
+    assert rewrite(_route(addresses), _TOLD) == Rewritten(_route(then), replaced, left)
+
+
+def test_each_broker_of_a_cluster_is_replaced() -> None:
+    broker = '"{0}":{{"brokerAddrs":{{0:"{1}"}},"brokerName":"{0}","cluster":"c"}}'
+    around = '{{"brokerAddrTable":{{{},{}}},"clusterAddrTable":{{"c":["a","b"]}}}}'
+
+    def cluster(first: str, second: str) -> bytes:
+        return around.format(broker.format("a", first), broker.format("b", second)).encode()
+
+    told = {("10.0.0.5", 10911): b"s:1", ("10.0.0.6", 10911): b"s:2"}
+    assert rewrite(cluster("10.0.0.5:10911", "10.0.0.6:10911"), told) == Rewritten(cluster("s:1", "s:2"), 2, 0)
+
+
+def test_list_of_topics_names_one_broker() -> None:
+    body = b'{"brokerAddr":"10.0.0.5:10911","topicList":["T"]}'
+    assert rewrite(body, _TOLD) == Rewritten(b'{"brokerAddr":"sluice.example.com:10911","topicList":["T"]}', 1, 0)
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    [
+        '{0:"10.0.0.5:10911"',
+        '{0:"10.0.0.5\\u003a10911"}',
+        "{0:'10.0.0.5:10911'}",
+        '{a:"10.0.0.5:10911"}',
+        '{0:"10.0.0.5:10911",}',
+        '["10.0.0.5:10911"]',
+        '{"$ref":"$.brokerDatas[0].brokerAddrs"}',
+        '{0:"10.0.0.5:10911" 1:"10.0.0.5:10911"}',
+        "7",
+    ],
+)
+def test_what_cannot_be_read_is_not_guessed(addresses: str) -> None:
+    assert rewrite(_route(addresses), _TOLD) is None
+
+
+def test_one_map_that_cannot_be_read_leaves_all_as_they_are() -> None:
+    assert rewrite(_route('{0:"10.0.0.5:10911"},"x":{"brokerAddrs":7}'), _TOLD) is None
+
+
+def test_words_in_strings_are_no_addresses() -> None:
+    order = r'"orderTopicConf":"\"brokerAddrs\":{0:\"10.0.0.5:10911\"}, brokerAddr"'
+    body = f'{{"brokerDatas":[{{"brokerAddrs":{{0:"10.0.0.5:10911"}},"brokerName":"brokerAddrs"}}],{order}}}'.encode()
+    then = body.replace(b'{0:"10.0.0.5:10911"}', b'{0:"sluice.example.com:10911"}')
+    assert rewrite(body, _TOLD) == Rewritten(then, 1, 0)
+
+
+def test_of_a_body_that_is_cut_nothing_else_changes() -> None:
+    body = _route('{0:"10.0.0.5:10911"}')
+    for end in range(len(body)):
+        rewritten = rewrite(body[:end], _TOLD)
+        then = body[:end].replace(b'"10.0.0.5:10911"', b'"sluice.example.com:10911"')
+        assert rewritten in (None, Rewritten(then, 1, 0)), body[:end]
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_are_an_error(data: bytes) -> None:
+    for body in (data, b"{" + data + b"}", _route('{0:"10.0.0.5:10911"}').replace(b'"cluster"', data)):
+        rewritten = rewrite(body, _TOLD)
+        assert rewritten is None or rewritten.replaced or rewritten.body == body
+
+
+_names = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+_hosts = st.sampled_from(["10.0.0.5:10911", "10.0.0.6:10911", "broker.example.com:10911", "", "x"])
+_routes = st.fixed_dictionaries(
+    {
+        "brokerDatas": st.lists(
+            st.fixed_dictionaries(
+                {"brokerAddrs": st.dictionaries(st.integers(0, 9).map(str), _hosts), "brokerName": _names}
+            ),
+            max_size=4,
+        ),
+        "orderTopicConf": _names,
+    }
+)
+
+
+@given(route=_routes, ascii_only=st.booleans(), spaced=st.booleans(), unquoted=st.booleans())
+def test_a_route_says_the_same_but_for_the_addresses(
+    *, route: dict[str, Any], ascii_only: bool, spaced: bool, unquoted: bool
+) -> None:
+    text = json.dumps(route, ensure_ascii=ascii_only, separators=(" , ", " : ") if spaced else (",", ":"))
+    then = text.replace('"10.0.0.5:10911"', '"sluice.example.com:10911"')
+    addresses = [address for each in route["brokerDatas"] for address in each["brokerAddrs"].values()]
+    replaced = addresses.count("10.0.0.5:10911")
+    if unquoted:
+        text, then = (re.sub(r'(?<=[{,])( ?)"(\d)"(?= ?:)', r"\1\2", each) for each in (text, then))
+    assert rewrite(text.encode(), _TOLD) == Rewritten(then.encode(), replaced, len(addresses) - replaced)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("10.0.0.5:10911", ("10.0.0.5", 10911)),
+        ("Broker-A.example.com:1", ("broker-a.example.com", 1)),
+        ("[2001:DB8::1]:65535", ("2001:db8::1", 65535)),
+        ("2001:db8:0::1:10911", ("2001:db8::1", 10911)),
+        ("10.0.0.5", None),
+        ("10.0.0.5:0", None),
+        ("10.0.0.5:65536", None),
+        ("10.0.0.5:1x", None),
+        (":10911", None),
+        ('a"b:10911', None),
+        ("a b:10911", None),
+        ("", None),
+    ],
+)
+def test_addresses_are_read_as_rocketmq_writes_them(text: str, address: tuple[str, int] | None) -> None:
+    assert read_address(text) == address
+
+
+def _front(listen: tuple[str, int], *brokers: tuple[str, int]) -> ListenerAddresses:
+    return ListenerAddresses("rocketmq", listen, brokers)
+
+
+def test_clients_are_told_where_the_listener_of_a_broker_is() -> None:
+    fronts = [
+        _front(("127.0.0.2", 10911), ("10.0.0.5", 10911)),
+        _front(("0.0.0.0", 20911), ("Broker-B", 10911)),
+        # The last one is a backup.
+        _front(("::", 30911), ("10.0.0.6", 10911), ("10.0.0.8", 10911)),
+    ]
+    assert told_instead(Addresses(), "", fronts, "192.0.2.7") == {
+        ("10.0.0.5", 10911): b"127.0.0.2:10911",
+        ("broker-b", 10911): b"192.0.2.7:20911",
+        ("10.0.0.6", 10911): b"192.0.2.7:30911",
+        ("10.0.0.8", 10911): b"192.0.2.7:30911",
+    }
+    assert set(told_instead(Addresses(), "2001:db8::7", fronts, "192.0.2.7").values()) == {
+        b"[2001:db8::7]:10911",
+        b"[2001:db8::7]:20911",
+        b"[2001:db8::7]:30911",
+    }
+
+
+def test_what_is_written_holds_before_what_listeners_say() -> None:
+    fronts = [_front(("127.0.0.2", 10911), ("10.0.0.5", 10911)), _front(("127.0.0.3", 10911), ("10.0.0.5", 10911))]
+    addresses = Addresses([(("10.0.0.5", 10911), ("sluice", 1)), (("192.0.2.1", 10911), ("sluice", 2))])
+    assert told_instead(Addresses(), "", fronts, "") == {("10.0.0.5", 10911): b"127.0.0.2:10911"}
+    assert told_instead(addresses, "", fronts, "") == {
+        ("10.0.0.5", 10911): b"sluice:1",
+        ("192.0.2.1", 10911): b"sluice:2",
+    }
+
+
+def test_vip_channel_belongs_to_the_listener_two_ports_above() -> None:
+    main = _front(("127.0.0.2", 10911), ("10.0.0.5", 10911))
+    vip = _front(("127.0.0.2", 10909), ("10.0.0.5", 10909))
+    anywhere = _front(("0.0.0.0", 10909), ("10.0.0.5", 10909))
+    elsewhere = _front(("127.0.0.3", 10909), ("10.0.0.5", 10909))
+    assert without_vip([main, vip]) == without_vip([main, anywhere]) == []
+    assert without_vip([main]) == without_vip([main, elsewhere]) == [("127.0.0.2", 10911)]
+    assert without_vip([_front(("127.0.0.2", 0), ("10.0.0.5", 10911))]) == []
