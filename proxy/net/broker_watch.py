@@ -141,6 +141,18 @@ class BrokerWatch:
         if broker != self.broker:
             self._wanted.set()
 
+    def hold(self) -> None:
+        """Accept nobody and leave the sockets as they are, since another process is about to have them."""
+        self._closed = True
+        self.listening = False
+        for each in self.sockets:
+            each.hold()
+
+    def go_on(self) -> None:
+        """Take ``hold`` back: no other process has the sockets."""
+        self._closed = False
+        self._wanted.set()
+
     def close(self) -> None:
         """Stop listening for good; the broker may still be asked about."""
         self._closed = True
