@@ -231,10 +231,9 @@ class BrokerWatch:
         if self._closed or self._away_since_s is not None:
             return
         self._away_since_s = trio.current_time()
-        if self.listening:
-            self.listening = False
-            for each in self.sockets:
-                each.pause()
+        self.listening = False
+        for each in self.sockets:
+            each.pause()
         _log.warning("broker unreachable; not listening until it answers", **self._about, error=error)
 
     def _answers(self, broker: Address) -> None:

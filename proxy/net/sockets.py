@@ -9,7 +9,7 @@ import errno
 import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from select import EPOLLIN
 from typing import Any, Final
 
@@ -297,6 +297,9 @@ class ListeningSocket(Watched):
             accepted then.
         backlog: how many clients may wait.
         sock: bound.
+
+    Attributes:
+        is_given: somebody else has it, too, and keeps it when this process has ended; it may be listening already.
     """
 
     def __init__(
@@ -312,7 +315,7 @@ class ListeningSocket(Watched):
         self._no_room = no_room
         self._backlog = backlog
         self._sock = sock
-        self._started = False
+        self._started = self._paused = self.is_given = False
         host, port = sock.getsockname()[:2]
         self.address: Address = (host, port)
 
@@ -323,12 +326,12 @@ class ListeningSocket(Watched):
             OSError: somebody else, who was allowed to bind the address, too, listens there now.
         """
         self._sock.listen(self._backlog)
-        self._started = True
+        self._started, self._paused = True, False
         self.want(EPOLLIN)
 
     def hold(self) -> None:
         """Accept nobody any more; who connects waits in the backlog, for another process that has the socket."""
-        self._started = False
+        self._started = self._paused = False
         self.unwatch()
 
     def pause(self) -> None:
@@ -336,8 +339,8 @@ class ListeningSocket(Watched):
 
         So does Linux (tcp(7) does not say it; HAProxy pauses its listeners in this way, too).
         """
-        if self._started:
-            self._started = False
+        if self._started or (self.is_given and self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)):
+            self._started, self._paused = False, True
             self.unwatch()
             self._sock.shutdown(socket.SHUT_RD)
 
@@ -389,9 +392,14 @@ class ListeningSocket(Watched):
         return None
 
     def close(self) -> None:
-        """Stop listening; connections that wait in the backlog are reset by the kernel."""
+        """Stop listening; connections that wait in the backlog are reset by the kernel, unless others have it, too."""
         self._started = False
         self.unwatch()
+        if self.is_given and self._paused:
+            # systemd gives up a socket that does not listen any more, and who connects now is to wait for whoever
+            # has it next.
+            with suppress(OSError):
+                self._sock.listen(self._backlog)
         self._sock.close()
 
 
@@ -412,6 +420,7 @@ async def bind(
             given = None if inherited is None else inherited.take(family, address)
             if given is not None:
                 bound.append(make(given))
+                bound[-1].is_given = True
                 continue
             with ExitStack() as failing:
                 sock = _bind(family, kind, protocol, address, failing)
