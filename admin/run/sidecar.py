@@ -583,6 +583,8 @@ async def _announce(plan: Plan, running: Running) -> None:
     _log.info("sluice is up", version=sluice_version(), admin=running.admin_url or OFF)
     for warning in plan.warnings():
         _log.warning(warning)
+    if os.geteuid() == 0:
+        _log.warning("runs as root, of whose rights it needs none: give it a user of its own")
 
 
 def _announce_edits(live: EditService) -> None:
