@@ -374,7 +374,8 @@ class Limits:
         What cannot be refused passes, and leaves a debt.
         """
         if not held.caller.refusable:
-            self.charge(now_ns, held.resources, held.caller, held.messages, held.size_bytes, 1)
+            size_bytes = 0 if held.caller.by_answer else held.size_bytes
+            self.charge(now_ns, held.resources, held.caller, held.messages, size_bytes, 1)
             return None
         if held.line is None:
             return Denial(held.resource, held.rule, max(1, held.rule.max_delay_ns // _NS_PER_US))

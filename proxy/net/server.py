@@ -279,8 +279,10 @@ class Server:
             else:
                 connection.drain()
         with trio.move_on_after(_SETTLE_S):
-            # Connections that are ended let go of what they have put aside a moment later.
-            while any(at_once or each.deciding for each in self.connections.values()):  # noqa: ASYNC110 - many end it
+            while at_once and self.connections:
+                # They let go of what they have put aside.
+                await self._nothing_open.park()
+            while any(each.deciding for each in self.connections.values()):  # noqa: ASYNC110 - many places end it
                 await trio.sleep(_LOOK_AGAIN_S)
 
     def go_on(self) -> None:
