@@ -98,6 +98,7 @@ class Load:
         acknowledged: by topic, how many sends were.
         refusals: how many were refused by a limit.
         ended: connections that Sluice ended.
+        longest_s: what the answer to one request took at most, with its connect.
         faults: what must not happen: connections that were refused, answers that no client expects.
     """
 
@@ -105,6 +106,7 @@ class Load:
         self.address = address
         self.acknowledged: Counter[str] = Counter()
         self.refusals = self.ended = self.connected = 0
+        self.longest_s = 0.0
         self.faults: list[str] = []
         self._over = threading.Event()
         self._lock = threading.Lock()
@@ -126,6 +128,7 @@ class Load:
 
     def _run(self, topic: str, at_once: int, per_connection: int | None, source: str) -> None:
         while not self._over.is_set():
+            began_s = time.monotonic()
             try:
                 client = FrameClient(self.address, source=source)
             except OSError as error:
@@ -136,6 +139,9 @@ class Load:
             try:
                 with client:
                     self._use(client, topic, at_once, per_connection)
+                if per_connection == 1:
+                    with self._lock:
+                        self.longest_s = max(self.longest_s, time.monotonic() - began_s)
             except OSError:
                 with self._lock:
                     self.ended += 1
@@ -188,7 +194,7 @@ def test_a_process_is_replaced_under_load_and_no_client_notices_more_than_a_good
                 used.append(within_limits(broker, began_s))
         used.append(within_limits(broker, began_s))
         print(f"{load.connected} connections, {load.ended} ended; {load.refusals} refusals; {load.acknowledged}")
-        print(f"share of what the limits allowed: {used[-1]}")
+        print(f"share of what the limits allowed: {used[-1]}; longest answer {load.longest_s:.3f} s")
         assert not load.faults
         assert load.ended > 0
         for topic, acknowledged in load.acknowledged.items():
