@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from limiter.deciding.limits import Caller, Denial, Held, Limits
+from limiter.deciding.limits import Caller, Denial, Held, KeptLimits, Limits
 from limiter.plans.registry import OVERFLOW_NAME
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
@@ -145,3 +147,40 @@ def test_what_cannot_be_refused_passes_at_the_end_of_a_drain_and_is_owed() -> No
     limits.holding.release(2 * S)
     assert held.outcome == "passed"
     assert (balance(limits, 2 * S) or 0) <= -6
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["ask", "ask", "ask", "hand over", "straggle", "settle"]),
+        st.integers(0, 2 * S),
+        st.integers(1, 30),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+def test_however_often_processes_take_over_they_admit_no_more_than_one_would(steps: list[tuple[str, int, int]]) -> None:
+    rule = Rule("topic", "orders", 10, break_s=0)
+    now_ns, total, unsettled = S, 0, 0
+    current = limits_by(rule)
+    before: tuple[Limits, KeptLimits] | None = None
+    for what, passes_ns, count in steps:
+        now_ns += passes_ns
+        if what == "ask":
+            total += ask(current, count, now_ns)
+        elif what == "straggle" and before is not None:
+            # A request that the one before had begun to read; it is settled when that one ends.
+            admitted = ask(before[0], count, now_ns)
+            total, unsettled = total + admitted, unsettled + admitted
+        elif before is not None:
+            current.debit(before[0].spent_since(before[1], now_ns), now_ns)
+            before, unsettled = None, 0
+        if what == "hand over":
+            kept = current.keep(now_ns, now_ns)
+            before, current = (current, kept), limits_by(rule)
+            current.restore(kept, now_ns)
+        # The rate since the beginning, one burst, and the rounding up that ``bucket`` has. What was admitted beyond
+        # that by the one that ends is owed by the other, once it knows.
+        owed = max(0.0, -(balance(current, now_ns) or 0.0))
+        assert total - unsettled - owed <= 10 * (now_ns - S) / S + 10 + 1
