@@ -6,7 +6,7 @@ uses nothing else of the data path, so that later several worker processes can s
 every type here is plain data that can cross a process boundary.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, Protocol
 
@@ -14,6 +14,7 @@ import msgspec
 
 from limiter.buckets.limiter import LimiterState
 from limiter.counting.rejections import TrafficSecond
+from limiter.deciding.limits import KeptLimits, Spent
 from limiter.rules.rule_set import RuleSet
 from proxy.stats.flow import FlowState, Purged, SpoolState
 from proxy.stats.question import Explanation, Question
@@ -213,6 +214,38 @@ class DataPath(Protocol):
 
     async def reply(self, command_id: int, reply: LimitCommandReply) -> None:
         """Answer a command; one whose client has left is forgotten."""
+
+    def descriptors(self) -> list[int]:
+        """Return the descriptors of the listening sockets, for another process."""
+
+    async def hand_over(self, grace_s: float) -> KeptLimits:
+        """Stop accepting and take no further requests, close the spool, and return what all limits are then.
+
+        The sockets stay open: who connects waits for the process that has them, too. What is in flight and what is held
+        goes on; ``drain`` follows, or ``go_on``. While something is in the spool, all connections end at once, as they
+        do at the end of a drain: what waits there is the other process's.
+
+        Args:
+            grace_s: what ``drain`` will be given.
+        """
+
+    async def go_on(self) -> None:
+        """Accept clients again, and open the spool again: no other process took them."""
+
+    def keep_limits(self) -> KeptLimits:
+        """Return what all limits are now, after a drain."""
+
+    def spent_since(self, kept: KeptLimits) -> list[Spent]:
+        """Return what was spent of the limits since ``hand_over``, less what was set aside then."""
+
+    def debit(self, spent: Iterable[Spent]) -> None:
+        """Take off the limits what another process has spent of them, or give back what is negative."""
+
+    async def turn(self) -> None:
+        """Return once the event loop and each lane of the executor have had a turn since now.
+
+        It does not return while one of them hangs.
+        """
 
     async def drain(self, grace_s: float) -> None:
         """Stop accepting, let what is in flight finish, close; returns after ``grace_s`` seconds at the latest."""

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 from cyclopts import Parameter
 
 from admin.cli import protocol_words
-from admin.cli.options import FileName, Flag, warn
+from admin.cli.options import FileName, Flag, Switch, warn
 from admin.common.errors import SettingsError
 from admin.config.addresses import DEFAULT_ADMIN
 from admin.run.garbage import short_pauses
@@ -65,6 +65,9 @@ def run(
         FileName | None, Flag(help="tokens of the admin address, one per line: NAME ROLE TOKEN", metavar="FILE")
     ] = None,
     grace_s: Annotated[float | None, Flag(help="time for requests in flight on exit (10)", metavar="SECONDS")] = None,
+    take_over: Annotated[
+        bool, Switch(help="take over from a process with the same state directory, which then ends")
+    ] = False,
 ) -> int:
     """Run the sidecar until SIGTERM or Ctrl-C.
 
@@ -86,6 +89,7 @@ def run(
         ("log", "level"): ("--log-level", log_level),
         ("log", "format"): ("--log-format", log_format),
         ("grace_s",): ("--grace-s", grace_s),
+        ("take_over",): ("--take-over", take_over or None),
     }
     flags = Flags(
         listen=listen or (),

@@ -275,15 +275,18 @@ class FileLock:
     Args:
         path: the file, in the directory; made if it is not there.
         mode: of a file that is made.
+        inherited: the descriptor of the process that has it, which shares it with this one; taken over.
 
     Raises:
         LockedError: another process has it.
         OSError: it cannot be made.
     """
 
-    def __init__(self, path: Path, mode: int = _MODE) -> None:
+    def __init__(self, path: Path, mode: int = _MODE, *, inherited: int | None = None) -> None:
         self._path = path
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+        self._descriptor = (
+            os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode) if inherited is None else inherited
+        )
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -300,6 +303,10 @@ class FileLock:
             return _identity(self._path.stat()) == _identity(os.fstat(self._descriptor))
         except OSError:
             return False
+
+    def fileno(self) -> int:
+        """Return the descriptor. A process that it is passed to has the directory, too, until all have closed it."""
+        return self._descriptor
 
     def content(self) -> bytes:
         """Return what the file says, which is short.

@@ -499,6 +499,11 @@ class Settings(_Table):
         description='where live edits are stored; "off": they last until the restart; default: see `sluice run --help`',
     )
     grace_s: Seconds = Field(10.0, description="seconds that requests in flight have to finish on SIGTERM")
+    take_over: bool = Field(
+        False,
+        description="true: take listeners, edits and limits over from a process with the same state directory, which "
+        "then ends; false: do not start beside it",
+    )
     reload_on_change: bool = Field(
         False, description="true: reload when the configuration or its files change, as on SIGHUP"
     )

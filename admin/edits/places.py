@@ -90,8 +90,13 @@ def active_in(place: Place) -> tuple[Mapping[str, ActiveEdit], str | None]:
         return {}, f"{journal.NAME}: {error}; it will be set aside"
 
 
-def open_store(place: Place, now: datetime) -> Store:
+def open_store(place: Place, now: datetime, *, lock: int | None = None) -> Store:
     """Open the store of a place; a usual one that cannot be had keeps edits until the restart only.
+
+    Args:
+        place: where.
+        now: the wall clock.
+        lock: as in ``DirectoryStore``.
 
     Raises:
         StartError: another process has it, or somebody asked for it and it cannot be had.
@@ -101,7 +106,7 @@ def open_store(place: Place, now: datetime) -> Store:
         return MemoryStore(place.why)
     try:
         directory.mkdir(mode=_MODE, parents=True, exist_ok=True)
-        return DirectoryStore(directory, now)
+        return DirectoryStore(directory, now, lock=lock)
     except LockedError:
         what = "is in use by another process: give each sidecar a --state-dir of its own"
         raise StartError(f"state directory {directory}: {what}") from None

@@ -8,6 +8,7 @@ them.
 
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import partial
 from typing import Any, Final
@@ -327,6 +328,12 @@ class EditService:
         if self.reloader is None:
             raise NotFoundError("there is no configuration to read again")
         return await self.reloader(author, dry_run)
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Make no changes meanwhile: who asks for one waits."""
+        async with self._one_at_a_time:
+            yield
 
     async def put_rulebook(
         self, rulebook: Rulebook, author: Author, details: Sequence[str], committed: Callable[[], None] = lambda: None

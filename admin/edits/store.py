@@ -35,6 +35,7 @@ class DirectoryStore:
         directory: where; it is there.
         now: the wall clock.
         audit_bytes: of one file of the audit trail.
+        lock: that of the process which has it and makes no changes any more, if this one takes its place.
 
     Attributes:
         directory: as given.
@@ -48,16 +49,18 @@ class DirectoryStore:
         OSError: it cannot be read or written.
     """
 
-    def __init__(self, directory: Path, now: datetime, *, audit_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self, directory: Path, now: datetime, *, audit_bytes: int = MAX_BYTES, lock: int | None = None
+    ) -> None:
         self.directory: Path | None = directory
         self.error: str | None = None
-        self._place = directory
+        self.place = directory
         self._audit_bytes = audit_bytes
         self._pending: list[Change] = []
         self._owed = Record()
         with ExitStack() as opened:
             # The file says the highest id of a change that is written down nowhere else.
-            self._lock = FileLock(directory / _LOCK)
+            self._lock = FileLock(directory / _LOCK, inherited=lock)
             opened.callback(self._lock.close)
             text = self._lock.content().strip()
             self.last_id = int(text) if text.isdigit() else 0
@@ -80,6 +83,11 @@ class DirectoryStore:
                 reason=self._journal.damage,
             )
         self.last_id = max(self._journal.last_id, self._trail.last_id, self.last_id)
+
+    @property
+    def lock(self) -> int:
+        """The descriptor of the lock, for a process that is to take this one's place."""
+        return self._lock.fileno()
 
     @property
     def active(self) -> Mapping[str, ActiveEdit]:
@@ -178,7 +186,7 @@ class DirectoryStore:
                     raise
                 # Somebody took the file away, or rotating it failed half-way: another one is begun.
                 self._trail.close()
-                self._trail = AuditTrail(self._place, max_bytes=self._audit_bytes)
+                self._trail = AuditTrail(self.place, max_bytes=self._audit_bytes)
                 self._trail.append(self._pending)
         except OSError as error:
             self._fail(error)
@@ -191,7 +199,7 @@ class DirectoryStore:
             return False
         try:
             if not self._lock.holds:
-                lock = FileLock(self._place / _LOCK)
+                lock = FileLock(self.place / _LOCK)
                 self._lock.close()
                 self._lock = lock
                 self._remember()
@@ -208,12 +216,12 @@ class DirectoryStore:
     def _fail(self, error: OSError) -> None:
         words = words_for(error)
         if words != self.error:
-            _log.error("live edits cannot be written down", state_dir=str(self._place), error=words)
+            _log.error("live edits cannot be written down", state_dir=str(self.place), error=words)
         self.error = words
 
     def _recovered(self) -> None:
         if self.error is not None:
-            _log.info("live edits are written down again", state_dir=str(self._place))
+            _log.info("live edits are written down again", state_dir=str(self.place))
         self.error = None
 
 

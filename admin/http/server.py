@@ -30,6 +30,7 @@ from admin.stats.health import Health
 from admin.stats.metrics import Family, counter, scrape
 from admin.wire import BASE
 from proxy.control import DataPath
+from proxy.net.sockets import Inherited
 
 #: Connections that arrive while the process is busy wait here, instead of for a retry by the client's system.
 _BACKLOG: Final = 1024
@@ -142,21 +143,24 @@ async def _each(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
         yield piece
 
 
-def bind(endpoint: Endpoint, *, anyone: bool = True) -> socket.socket:
+def bind(endpoint: Endpoint, *, anyone: bool = True, inherited: Inherited | None = None) -> socket.socket:
     """Bind the admin address and listen on it.
 
     Args:
         endpoint: the address.
         anyone: whether other machines may reach it.
+        inherited: sockets that are bound already.
 
     Raises:
         StartError: the address is taken, not of this machine, or not permitted; or others reach it who must not.
     """
     family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    given = None if inherited is None else inherited.take(family, endpoint)
+    sock = given or socket.socket(family, socket.SOCK_STREAM)
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(endpoint)
+        if given is None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(endpoint)
         reached = bound_endpoint(sock)
         if anyone or is_loopback(reached.host):
             sock.listen(_BACKLOG)

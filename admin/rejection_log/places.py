@@ -49,10 +49,14 @@ def of(settings: RejectionLogSettings, state_dir: Path | None) -> LogPlace:
     return LogPlace(state_dir / FOLDER, given=False)
 
 
-def take(place: LogPlace) -> tuple[Folder | None, str | None]:
+def take(place: LogPlace, *, predecessor: bool = False) -> tuple[Folder | None, str | None]:
     """Take the folder of a place; return it, and what is wrong with it for the time being or for good.
 
     A folder that is in use by another process, or whose disk is full, is tried again while traffic flows.
+
+    Args:
+        place: where.
+        predecessor: that process is the one whose place this one takes.
 
     Raises:
         StartError: somebody asked for the folder, and it cannot be had.
@@ -64,6 +68,8 @@ def take(place: LogPlace) -> tuple[Folder | None, str | None]:
     try:
         folder.take()
     except LockedError:
+        if predecessor:
+            return folder, f"{directory}: the process before writes its last records; these follow"
         return folder, f"{directory}: is in use by another process; give each sidecar a rejection_log.dir of its own"
     except ValueError:
         raise StartError(f"rejection_log.dir {str(directory)!r}: is no path") from None

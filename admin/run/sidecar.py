@@ -2,14 +2,15 @@
 
 The first SIGTERM or SIGINT drains: no new connections, what is in flight finishes within the grace period, and
 meanwhile the admin address goes on answering. The second ends everything at once, whatever it waits for. SIGHUP reads
-the configuration again.
+the configuration again. Another process can take this one's place meanwhile (``hand_over``); then this one drains, too.
 """
 
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -26,6 +27,7 @@ from admin.config.settings import OFF
 from admin.edits import places
 from admin.edits.model import Author, FailedReload
 from admin.edits.service import EditService
+from admin.edits.store import DirectoryStore, Store
 from admin.http import api, server
 from admin.http.answering import Refusals
 from admin.http.auth import Keyring
@@ -38,14 +40,17 @@ from admin.rejection_log.folder import Folder
 from admin.rejection_log.lately import Lately
 from admin.rejection_log.recorder import Recorder, instance_of
 from admin.rejection_log.recorder import families as log_families
-from admin.run import limit_commands, reload, spool_place
+from admin.run import hand_over, limit_commands, limits_file, reload, service_manager, spool_place
 from admin.run.composition import BUILT_IN, Plan
+from admin.run.hand_over import HandOver, Predecessor
 from admin.run.process import Descriptors, share_descriptors
 from admin.run.reload import Reloader, reload_unattended
+from admin.run.service_manager import Manager
 from admin.run.spool_place import SpoolPlace, unspooled
 from admin.stats import LiveStats
 from admin.stats.health import Health
 from admin.wire import RejectionLog, SpoolFolder
+from limiter.deciding.limits import KeptLimits
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
 from proxy.control import DataPath
@@ -53,7 +58,7 @@ from proxy.datapath.datapath import LocalDataPath
 from proxy.datapath.spooling import SpoolError
 from proxy.deciding.pipeline import PipelineError
 from proxy.net.server import ListenError
-from proxy.net.sockets import format_address
+from proxy.net.sockets import Inherited, format_address
 
 _log = structlog.get_logger(__name__)
 
@@ -130,6 +135,8 @@ STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _LIMITS_SHOWN: Final = 20
 #: So many edits likewise.
 _EDITS_SHOWN: Final = 5
+#: A disk that hangs must not keep the process from ending.
+_KEEP_LIMITS_S: Final = 5.0
 #: Room for fewer connections than this is worth a warning.
 _ROOMY_CONNECTIONS: Final = 1000
 
@@ -146,6 +153,7 @@ class Running:
         admin: the admin address, or None when there is none.
         secure: it speaks HTTPS.
         rejection_log: what writes it, or None where there is none.
+        drained: called after a drain: keeps the limits' state for the next process.
     """
 
     data_path: DataPath
@@ -155,6 +163,7 @@ class Running:
     admin: Endpoint | None
     secure: bool = False
     rejection_log: Recorder | None = None
+    drained: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
 
     @property
     def admin_url(self) -> str | None:
@@ -167,6 +176,8 @@ async def run(
     *,
     load: Callable[[], Plan] | None = None,
     environ: Mapping[str, str] | None = None,
+    sockets: Sequence[socket.socket] = (),
+    handed_over: trio.Event | None = None,
     task_status: trio.TaskStatus[Running] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until cancelled; started once every address is bound.
@@ -175,32 +186,68 @@ async def run(
         plan: what to serve.
         load: reads and checks the configuration again; without it there is nothing to reload.
         environ: where the usual place of the state directory is looked up; the process's own if not given.
+        sockets: bound for it by whoever started it.
+        handed_over: set once another process has taken this one's place; without it none can.
         task_status: reports that it serves.
 
     Raises:
         SettingsError: the handlers do not make a pipeline.
-        StartError: an address, the state directory or a handful of open files can't be had.
+        StartError: an address, the state directory or a handful of open files can't be had, or the process that runs
+            does not hand over.
     """
-    store = places.open_store(places.of(plan.settings, os.environ if environ is None else environ), utc_now())
-    try:
+    where = places.of(plan.settings, os.environ if environ is None else environ)
+    predecessor = await _predecessor(plan, where)
+    with ExitStack() as ending:
+        if predecessor is not None:
+            ending.callback(predecessor.close)
+        store = places.open_store(where, utc_now(), lock=None if predecessor is None else predecessor.lock)
+        ending.callback(store.close)
         place = log_places.of(plan.settings.rejection_log, store.directory)
         spool = spool_place.prepare(spool_place.of(plan.settings.spool, store.directory))
-        folder, problem = log_places.take(place)
-        try:
-            await _run(
-                plan,
-                EditService(plan.rulebook, store),
-                _Log(folder, problem),
-                spool,
-                usual_report(plan.settings.report, store.directory),
-                load=load,
-                task_status=task_status,
-            )
-        finally:
-            if folder is not None:
-                folder.release()
-    finally:
-        store.close()
+        folder, problem = log_places.take(place, predecessor=predecessor is not None)
+        if folder is not None:
+            ending.callback(folder.release)
+        await _run(
+            plan,
+            EditService(plan.rulebook, store),
+            _Log(folder, problem),
+            spool,
+            usual_report(plan.settings.report, store.directory),
+            before=_Before(store, predecessor, Inherited((*sockets, *(predecessor.sockets if predecessor else ())))),
+            load=load,
+            handed_over=handed_over,
+            task_status=task_status,
+        )
+
+
+async def _predecessor(plan: Plan, where: places.Place) -> Predecessor | None:
+    if not plan.settings.take_over:
+        return None
+    if where.directory is None:
+        why = where.why or "state_dir is off"
+        raise StartError(f"take_over: there is no state directory to find the running process by: {why}")
+    return await hand_over.reach(where.directory)
+
+
+class _Before(NamedTuple):
+    """What is there from before this process.
+
+    Attributes:
+        store: the live edits.
+        predecessor: the process whose place this one takes; None if there is none.
+        sockets: those that are bound already.
+    """
+
+    store: Store
+    predecessor: Predecessor | None
+    sockets: Inherited
+
+    async def take_over(self) -> KeptLimits | None:
+        """Have the process before accept nobody any more, and return the limits as it left them."""
+        if self.predecessor is not None:
+            return await self.predecessor.take()
+        directory = self.store.directory
+        return None if directory is None else await trio.to_thread.run_sync(limits_file.read, directory)
 
 
 class _Log(NamedTuple):
@@ -217,7 +264,9 @@ async def _run(
     spool: SpoolPlace,
     report: tuple[Path | None, str],
     *,
+    before: _Before,
     load: Callable[[], Plan] | None,
+    handed_over: trio.Event | None,
     task_status: trio.TaskStatus[Running],
 ) -> None:
     max_connections = plan.settings.bounds.max_connections
@@ -235,7 +284,7 @@ async def _run(
     endpoint = plan.settings.admin.listen
     keyring, refusals = Keyring(plan.access), Refusals()
     anyone = bool(plan.access.tokens) or plan.settings.admin.allow_anyone
-    sock = None if endpoint == OFF else server.bind(endpoint, anyone=anyone)
+    sock = None if endpoint == OFF else server.bind(endpoint, anyone=anyone, inherited=before.sockets)
     reloader = None
     if load is not None:
         edits.reloader = reloader = Reloader(load, plan, edits, keyring)
@@ -243,7 +292,7 @@ async def _run(
     try:
         async with trio.open_nursery() as nursery:
             try:
-                await nursery.start(data_path.run)
+                await nursery.start(partial(data_path.run, inherited=before.sockets, take_over=before.take_over))
             except ListenError as error:
                 address = format_address(error.config.listen)
                 name = error.config.name
@@ -252,6 +301,11 @@ async def _run(
                 ) from None
             except SpoolError as error:
                 raise StartError(f"spool.dir: {error}; {spool_place.HINT}") from None
+            for address in before.sockets.close():
+                _log.warning("a socket that was passed is of no listener, and is closed", address=address)
+            if before.predecessor is not None:
+                await before.predecessor.serve()
+                nursery.start_soon(before.predecessor.settle, data_path)
             if spool.directory is not None and await data_path.spool(0) is None:
                 spool = SpoolPlace(None, spool.given, f"{spool.directory}: cannot be used; the log has the reason")
             if descriptors.clients < max_connections:
@@ -260,13 +314,16 @@ async def _run(
             listen = {listener.name: listener.listen for listener in snapshot.listeners}
             instance = _instance(plan, listen)
             supervisor = Supervisor()
+            operators = await nursery.start(_open_nursery)
             edit = partial(edits.run, data_path.apply, data_path.reset, data_path.purge)
-            await nursery.start(supervisor.keep, "live edits", edit)
-            await nursery.start(supervisor.keep, "remote commands", partial(limit_commands.answer, data_path, edits))
+            await operators.start(supervisor.keep, "live edits", edit)
+            await operators.start(supervisor.keep, "remote commands", partial(limit_commands.answer, data_path, edits))
             board = LiveStats(data_path, edits, health)
-            await nursery.start(supervisor.keep, "board", board.run)
+            await operators.start(supervisor.keep, "board", board.run)
             if plan.settings.reload_on_change and reloader is not None:
-                await nursery.start(supervisor.keep, "file watch", partial(reload.reload_on_change, plan.files, edits))
+                await operators.start(
+                    supervisor.keep, "file watch", partial(reload.reload_on_change, plan.files, edits)
+                )
             recorder = _recorder(plan, data_path, edits, log, instance)
             if recorder is not None:
                 await nursery.start(supervisor.keep, "rejection log", recorder.run)
@@ -327,9 +384,25 @@ async def _run(
                         task_status=task_status,
                     )
 
-                await nursery.start(supervisor.keep, "admin address", partial(serve, sock))
+                await operators.start(supervisor.keep, "admin address", partial(serve, sock))
             secure = plan.certificate is not None
-            running = Running(data_path, health, edits, listen, admin, secure=secure, rejection_log=recorder)
+            leave = None
+            if handed_over is not None and isinstance(before.store, DirectoryStore):
+                nursery.start_soon(_end_after, handed_over, operators.cancel_scope)
+                leave = HandOver(before.store, sock, data_path, edits, plan.settings.grace_s, handed_over)
+                await nursery.start(leave.run)
+
+            async def drained() -> None:
+                if handed_over is not None and handed_over.is_set() and leave is not None:
+                    await leave.finish()
+                elif before.store.directory is not None:
+                    keep = partial(limits_file.write, before.store.directory, data_path.keep_limits())
+                    with trio.move_on_after(_KEEP_LIMITS_S):
+                        await trio.to_thread.run_sync(keep, abandon_on_cancel=True)
+
+            running = Running(
+                *(data_path, health, edits, listen, admin), secure=secure, rejection_log=recorder, drained=drained
+            )
             _say_where(log, instance)
             _say_spool(edits.rule_set, spool)
             task_status.started(running)
@@ -339,6 +412,18 @@ async def _run(
         if recorder is not None:
             # Everybody else has ended: what they did last is in it.
             await recorder.finish()
+
+
+async def _open_nursery(*, task_status: trio.TaskStatus[trio.Nursery]) -> None:
+    """Run tasks that can be ended together, before all others."""
+    async with trio.open_nursery() as nursery:
+        task_status.started(nursery)
+        await trio.sleep_forever()
+
+
+async def _end_after(event: trio.Event, scope: trio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()
 
 
 def _instance(plan: Plan, listen: Mapping[str, str]) -> str:
@@ -388,10 +473,10 @@ def stop_signals() -> list[signal.Signals]:
 
 
 async def run_until_signal(plan: Plan, load: Callable[[], Plan] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; SIGHUP reloads, also where it was ignored until now.
+    """Serve until SIGTERM or SIGINT, or until another process serves in its place; SIGHUP reloads, always.
 
-    ``nohup`` ignores it so that a terminal that goes away does not end the process. Here it ends nothing, and a reload
-    changes nothing but what was edited, so it is heard there, too, as ``systemctl reload`` and operators expect.
+    ``nohup`` ignores SIGHUP so that a terminal that goes away does not end the process. Here it ends nothing, and a
+    reload changes nothing but what was edited, so it is heard there, too, as ``systemctl reload`` and operators expect.
 
     Args:
         plan: what to serve.
@@ -404,28 +489,40 @@ async def run_until_signal(plan: Plan, load: Callable[[], Plan] | None = None) -
         SettingsError: the handlers do not make a pipeline.
         StartError: an address, the state directory or a handful of open files can't be had.
     """
+    sockets, manager = service_manager.listening_sockets(os.environ), Manager(os.environ)
     with trio.open_signal_receiver(*STOP_SIGNALS) as signals, trio.open_signal_receiver(signal.SIGHUP) as reloads:
-        stopped = _Stopped()
+        stopped = _Stopped(manager)
         async with trio.open_nursery() as listening:
             async with trio.open_nursery() as nursery:
                 listening.start_soon(_stop_on_signal, signals, stopped, nursery.cancel_scope, plan.settings.grace_s)
-                stopped.running = running = await nursery.start(partial(run, plan, load=load))
+                serve = partial(run, plan, load=load, sockets=sockets, handed_over=stopped.handed_over)
+                stopped.running = running = await nursery.start(serve)
                 await _announce(plan, running)
-                nursery.start_soon(_reload_on_signal, reloads, running.live)
+                manager.ready(_status(running))
+                nursery.start_soon(manager.watch, running.data_path)
+                nursery.start_soon(_reload_on_signal, reloads, running, manager)
             # Until here: a second signal is heard while all the rest ends, too.
             listening.cancel_scope.cancel()
         return stopped.exit_code
 
 
-async def _reload_on_signal(signals: AsyncIterator[int], live: EditService) -> None:
+def _status(running: Running) -> str:
+    return f"serves {', '.join(running.listen.values())}; admin {running.admin_url or OFF}"
+
+
+async def _reload_on_signal(signals: AsyncIterator[int], running: Running, manager: Manager) -> None:
     async for _ in signals:
-        await reload_unattended(live, Author("SIGHUP"))
+        manager.reloading()
+        await reload_unattended(running.live, Author("SIGHUP"))
+        manager.ready(_status(running))
 
 
 @dataclass(slots=True)
 class _Stopped:
+    manager: Manager
     running: Running | None = None
     exit_code: int = 0
+    handed_over: trio.Event = field(default_factory=trio.Event)
 
     def at_once(self, number: int) -> None:
         """Note that a second signal cuts it short, and let nothing wait for a disk any more."""
@@ -438,19 +535,26 @@ class _Stopped:
 async def _stop_on_signal(
     signals: AsyncIterator[int], stopped: _Stopped, everything: trio.CancelScope, grace_s: float
 ) -> None:
-    number = await anext(signals)
+    why = "handed over to another process"
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_end_after, stopped.handed_over, nursery.cancel_scope)
+        why = signal.Signals(await anext(signals)).name
+        nursery.cancel_scope.cancel()
     if stopped.running is not None:
-        _log.info("draining", signal=signal.Signals(number).name, grace_s=grace_s)
+        _log.info("draining", signal=why, grace_s=grace_s)
+        stopped.manager.stopping(f"drains: {why}")
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_drain, stopped.running.data_path, grace_s, nursery.cancel_scope)
+            nursery.start_soon(_drain, stopped.running, grace_s, nursery.cancel_scope)
             stopped.at_once(await anext(signals))
             nursery.cancel_scope.cancel()
     everything.cancel()
     stopped.at_once(await anext(signals))
 
 
-async def _drain(data_path: DataPath, grace_s: float, waiting: trio.CancelScope) -> None:
+async def _drain(running: Running, grace_s: float, waiting: trio.CancelScope) -> None:
+    data_path = running.data_path
     await data_path.drain(grace_s)
+    await running.drained()
     left = await data_path.connections()
     if left:
         in_flight = sum(connection.in_flight for connection in left)
@@ -479,6 +583,8 @@ async def _announce(plan: Plan, running: Running) -> None:
     _log.info("sluice is up", version=sluice_version(), admin=running.admin_url or OFF)
     for warning in plan.warnings():
         _log.warning(warning)
+    if os.geteuid() == 0:
+        _log.warning("runs as root, of whose rights it needs none: give it a user of its own")
 
 
 def _announce_edits(live: EditService) -> None:

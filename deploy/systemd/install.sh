@@ -4,7 +4,8 @@
 #   sudo sh deploy/systemd/install.sh          here
 #   sh deploy/systemd/install.sh DIRECTORY     below a directory, for packages and images
 #
-#   /usr/lib/systemd/system/sluice.service    /usr/lib/sysusers.d/sluice.conf    /usr/lib/tmpfiles.d/sluice.conf
+#   /usr/lib/systemd/system/sluice.service    /usr/lib/systemd/system/sluice.socket, which is enabled by itself
+#   /usr/lib/sysusers.d/sluice.conf    /usr/lib/tmpfiles.d/sluice.conf
 #   /etc/sluice/sluice.toml  configuration    /etc/default/sluice  variables     /var/lib/sluice  state, made at the start
 set -eu
 
@@ -20,6 +21,7 @@ put_once() {
 }
 
 put 0644 sluice.service /usr/lib/systemd/system/sluice.service
+put 0644 sluice.socket /usr/lib/systemd/system/sluice.socket
 put 0644 sluice.sysusers /usr/lib/sysusers.d/sluice.conf
 put 0644 sluice.tmpfiles /usr/lib/tmpfiles.d/sluice.conf
 put 0644 ../../README.md /usr/share/doc/sluice/README.md

@@ -13,7 +13,7 @@ def new_limiter(resource: Resource, rule: Rule, now_ns: int) -> Limiter:
     Raises:
         ValueError: the rule does not limit.
     """
-    return _kind(rule)(resource, rule, now_ns)
+    return kind_of(rule)(resource, rule, now_ns)
 
 
 def put_in_force(limiter: Limiter, now_ns: int, rule: Rule) -> Limiter:
@@ -36,7 +36,7 @@ def put_in_force(limiter: Limiter, now_ns: int, rule: Rule) -> Limiter:
         ValueError: the rule does not limit.
     """
     limiter.reconfigure(now_ns, rule)
-    if type(limiter) is _kind(rule):
+    if type(limiter) is kind_of(rule):
         return limiter
     successor = begun_anew(limiter, now_ns, rule)
     successor.inherit(limiter, now_ns)
@@ -58,7 +58,8 @@ def begun_anew(limiter: Limiter, now_ns: int, rule: Rule) -> Limiter:
     return successor
 
 
-def _kind(rule: Rule) -> type[Limiter]:
+def kind_of(rule: Rule) -> type[Limiter]:
+    """Return the kind of limiter that a rule needs."""
     if rule.fair_by:
         return FairLimiter
     return WarmUpLimiter if rule.warm_up_ns else Limiter

@@ -310,18 +310,19 @@ class FairShare(Gate):
         stored = self.refill(now_ns)
         if stored > 0 and capacity_upermits < self.capacity_upermits:
             self.stored_upermits = stored * capacity_upermits // self.capacity_upermits
-        self._put(now_ns, rate_upermits_per_s, capacity_upermits)
+        self.put(now_ns, rate_upermits_per_s, capacity_upermits)
 
     def resize(self, now_ns: int, rate_upermits_per_s: int, capacity_upermits: int) -> None:
         """Take another part of the limit from ``now_ns`` on; what it cannot hold any more flows into the pool."""
         self.refill(now_ns)
-        self._put(now_ns, rate_upermits_per_s, capacity_upermits)
+        self.put(now_ns, rate_upermits_per_s, capacity_upermits)
         self.stored_upermits = min(self.stored_upermits, capacity_upermits)
         if not self.rule.break_ns:
             # It may be free earlier than was known.
             self.open_next_free_ns = None
 
-    def _put(self, now_ns: int, rate_upermits_per_s: int, capacity_upermits: int) -> None:
+    def put(self, now_ns: int, rate_upermits_per_s: int, capacity_upermits: int) -> None:
+        """Have another part of the limit from ``now_ns`` on; the caller has refilled."""
         self.at_ns = max(self.at_ns, now_ns)
         self.rate_upermits_per_s = rate_upermits_per_s
         self.capacity_upermits = capacity_upermits
@@ -470,6 +471,16 @@ class FairLimiter(Limiter):
             share = self._shares.get(OTHER_KEY) or self._add(OTHER_KEY, now_ns)
             share.stored_upermits += self.pool_upermits(now_ns)
             self._look_again()
+
+    def put_back(self, key: str, stored_upermits: int, at_ns: int, open_next_free_ns: int | None, seen_ns: int) -> None:
+        """Give a key the share that it had in another process, as ``FairShare`` describes it."""
+        share = self._shares[key] = FairShare(self, key, seen_ns)
+        share.stored_upermits, share.at_ns, share.open_next_free_ns = stored_upermits, at_ns, open_next_free_ns
+        rate, capacity = self._part()
+        for each in self._shares.values():
+            # Nobody has asked yet: what each stores and owes is as it was.
+            each.put(each.at_ns, rate, capacity)
+        self._look_again()
 
     def idle_at_ns(self) -> int | None:
         """Return from when on the limiter is full, closed and without active keys if nothing asks it."""

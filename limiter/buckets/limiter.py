@@ -387,6 +387,14 @@ class Limiter(Gate):
         self.stored_upermits = min(self.capacity_upermits, self.refill(now_ns) + permits * UPERMITS_PER_PERMIT)
         self._follow_debt(now_ns)
 
+    def debit(self, now_ns: int, upermits: int) -> None:
+        """Take off the balance what another process has spent of the same limit; negative gives back.
+
+        An open breaker follows the debt, as in ``charge``.
+        """
+        self.stored_upermits = min(self.capacity_upermits, self.refill(now_ns) - upermits)
+        self._follow_debt(now_ns)
+
     def price_upermits(self, now_ns: int, permits: int) -> int:  # noqa: ARG002 - for limiters whose prices change
         """Return what ``permits`` take off the balance at ``now_ns``."""
         return permits * UPERMITS_PER_PERMIT

@@ -9,11 +9,12 @@ What only delay rules stop may be held: ``hold`` lets it wait in ``holding``, wh
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from limiter.buckets.cell import Cell
+from limiter.buckets.kept import KeptLimiter
 from limiter.buckets.limiter import Limiter, LimiterState
 from limiter.compiled import COMPILED
 from limiter.counting.accounts import Accounts, Usage
@@ -21,9 +22,9 @@ from limiter.counting.row import Row
 from limiter.deciding.asking import Asking, permits_each
 from limiter.deciding.explain import Applied, explain
 from limiter.plans.plans import MESSAGES, NO_PLAN, REQUESTS, Caller, Plan, Plans, Terms, gate_of, unit_of
-from limiter.plans.registry import DEFAULT_MAX_LIVE, Registry
+from limiter.plans.registry import DEFAULT_MAX_LIVE, Registry, Spent
 from limiter.rules.resource import TOTAL, Resource
-from limiter.rules.rule import Dimension, Rule
+from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Dimension, Rule
 from limiter.rules.rule_set import RuleSet
 from limiter.waiting.delays import Decision, Delays, Granted, all_pass, too_large
 from limiter.waiting.holding import BoundName, HeldNow, Holding
@@ -40,8 +41,10 @@ __all__ = [
     "Denial",
     "Granted",
     "Held",
+    "KeptLimits",
     "Limits",
     "ShadowDenial",
+    "Spent",
     "Terms",
     "Usage",
 ]
@@ -64,6 +67,20 @@ class PlainDefault(NamedTuple):
     bare_name: str
     unit: int
     ends: Sequence[tuple[str, str]]
+
+
+class KeptLimits(NamedTuple):
+    """What all limits of a process are at one moment, for another one that goes on with them.
+
+    Attributes:
+        at_ns: when, on the monotonic clock.
+        limiters: those that are not as good as new, by dimension.
+        set_aside: what the process itself will still spend of them, for what it holds; the other one is not to.
+    """
+
+    at_ns: int
+    limiters: dict[Dimension, list[KeptLimiter]]
+    set_aside: Sequence[Spent] = ()
 
 
 _NS_PER_US: Final = 1_000
@@ -351,8 +368,15 @@ class Limits:
             held.shades = decision.shades
         return decision.stop
 
-    def _expire(self, held: Held, now_ns: int) -> Denial:
-        """Do what a limit does when it refuses a request that has waited for it; see Holding."""
+    def _expire(self, held: Held, now_ns: int) -> Denial | None:
+        """Do what a limit does when it refuses a request that has waited for it; see Holding.
+
+        What cannot be refused passes, and leaves a debt.
+        """
+        if not held.caller.refusable:
+            size_bytes = 0 if held.caller.by_answer else held.size_bytes
+            self.charge(now_ns, held.resources, held.caller, held.messages, size_bytes, 1)
+            return None
         if held.line is None:
             return Denial(held.resource, held.rule, max(1, held.rule.max_delay_ns // _NS_PER_US))
         limiter = self._registries[held.line.key.dimension].get(held.resource, now_ns)
@@ -396,6 +420,69 @@ class Limits:
             gate.charge(now_ns, cost)
             part.spend(self._accounts.at(now_ns), now_ns, cost)
             self._delays.answered(now_ns, part, gate, caller, cost)
+
+    def keep(self, now_ns: int, ends_ns: int) -> KeptLimits:
+        """Return what another process needs in order to go on with all limits, which takes a while if there are many.
+
+        What is held here goes on waiting here, under the same limits: what it will cost is set aside for it.
+
+        Args:
+            now_ns: the time.
+            ends_ns: when the last of what is held is let go or refused.
+        """
+        limiters = {dimension: list(registry.keep(now_ns)) for dimension, registry in self._registries.items()}
+        return KeptLimits(now_ns, limiters, self._set_aside(now_ns, ends_ns))
+
+    def _set_aside(self, now_ns: int, ends_ns: int) -> list[Spent]:
+        wanted: Counter[tuple[Registry, Limiter]] = Counter()
+        for held in self.holding.each():
+            costs = (held.messages, 1, 0 if held.caller.by_answer else held.size_bytes)
+            plan, scoped = self._asked(held.resources, held.caller)
+            for part in plan.enforcing + scoped.enforcing:
+                limiter = part.registry.get(part.resource, now_ns)
+                if limiter is not None:
+                    wanted[part.registry, limiter] += costs[part.unit]
+        aside = []
+        for (registry, limiter), permits in wanted.items():
+            accrues = limiter.rate_upermits_per_s * max(0, ends_ns - now_ns) // NS_PER_S
+            upermits = min(permits * UPERMITS_PER_PERMIT, max(0, limiter.refill(now_ns) + accrues))
+            aside.append(registry.spent(limiter, upermits))
+        return aside
+
+    def restore(self, kept: KeptLimits, now_ns: int) -> tuple[int, int]:
+        """Go on with another process's limits, before anybody asks for them.
+
+        Returns:
+            How many limiters go on, and how many do not: nothing limits them here, there is no room, or they are wrong.
+        """
+        taken = left = 0
+        for dimension, registry in self._registries.items():
+            for each in kept.limiters.get(dimension, ()):
+                try:
+                    is_taken = registry.restore(each, now_ns)
+                except ValueError:
+                    is_taken = False
+                taken, left = taken + is_taken, left + (not is_taken)
+        self.debit(kept.set_aside, now_ns)
+        return taken, left
+
+    def spent_since(self, kept: KeptLimits, now_ns: int) -> list[Spent]:
+        """Return what was spent since ``keep`` said so, less what was set aside then."""
+        spent: Counter[Spent] = Counter()
+        for dimension, registry in self._registries.items():
+            for each in registry.spent_since(kept.limiters.get(dimension, ()), kept.at_ns, now_ns):
+                spent[each._replace(upermits=0)] += each.upermits
+        for each in kept.set_aside:
+            spent[each._replace(upermits=0)] -= each.upermits
+        return [each._replace(upermits=upermits) for each, upermits in spent.items() if upermits]
+
+    def debit(self, spent: Iterable[Spent], now_ns: int) -> None:
+        """Take off the limits what another process has spent of them."""
+        for each in spent:
+            limiter = self._registries[each.dimension].of(each, now_ns)
+            if limiter is not None:
+                limiter.debit(now_ns, each.upermits)
+        self.holding.ask_all_soon(now_ns)
 
     def reset(self, kind: str, name: str, now_ns: int) -> Iterator[tuple[Dimension, LimiterState | None]]:
         """Let the limiters of one name, of a total, or of all names under a pattern's rule begin anew, in small steps.

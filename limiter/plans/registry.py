@@ -23,10 +23,12 @@ It reads no clock, is not made for several threads, and does not limit how long 
 
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from limiter.buckets.factory import begun_anew, new_limiter, put_in_force
+from limiter.buckets.kept import KeptLimiter, keep, restore
 from limiter.buckets.limiter import Limiter, LimiterState
 from limiter.rules.resource import Resource
 from limiter.rules.rule import DIMENSIONS, Dimension, Rule
@@ -54,6 +56,26 @@ class _Swap(NamedTuple):
     epoch: int
     at_ns: int
     rule_set: RuleSet
+
+
+class Spent(NamedTuple):
+    """What one process has spent of a limit, for another one that goes on with it.
+
+    Attributes:
+        dimension: which limit.
+        kind: of what is limited.
+        name: of what is limited.
+        rule: as in ``KeptLimiter``.
+        shared: likewise.
+        upermits: in micro-permits; negative is what was set aside and not spent.
+    """
+
+    dimension: Dimension
+    kind: str
+    name: str
+    rule: str
+    shared: bool
+    upermits: int
 
 
 class Registry:
@@ -247,6 +269,72 @@ class Registry:
         for name in list(self.overflow):
             shared = self.overflow.get(name)
             yield None if shared is None else shared.state(now_ns)
+
+    def keep(self, now_ns: int) -> Iterator[KeptLimiter]:
+        """Yield what another process needs in order to go on with all limiters."""
+        for resource in self._names():
+            limiter = None if resource is None else self.current(resource)
+            kept = None if limiter is None else keep(limiter, now_ns, shared=False)
+            if kept is not None:
+                yield kept
+        for limiter in self.overflow.values():
+            kept = keep(limiter, now_ns, shared=True)
+            if kept is not None:
+                yield kept
+
+    def restore(self, kept: KeptLimiter, now_ns: int) -> bool:
+        """Go on with another process's limiter, before anybody asks for it.
+
+        Returns:
+            Whether it is limited here, too, and there is room.
+
+        Raises:
+            ValueError: no limiter was ever like this.
+        """
+        at_ns = self._latest_ns = max(self._latest_ns, now_ns)
+        if kept.shared:
+            rule = self._limit_named(kept.rule)
+            if rule is not None:
+                self.overflow[kept.rule] = restore(kept, rule, at_ns)
+            return rule is not None
+        resource = kept.resource
+        rule, pinned = self._rule_set.limit(resource, self.dimension), self._rule_set.has_own(resource)
+        if rule is None or resource in self.limiters or not (pinned or self._has_room()):
+            return False
+        limiter = restore(kept, rule, at_ns)
+        limiter.epoch = self._epoch
+        self.limiters[resource] = limiter
+        self._order.append(resource)
+        self._count(not pinned)
+        return True
+
+    def of(self, spent: Spent, now_ns: int) -> Limiter | None:
+        """Return the limiter of which another process has spent something; None if nothing limits that here."""
+        return self.overflow.get(spent.rule) if spent.shared else self.get(Resource(spent.kind, spent.name), now_ns)
+
+    def spent_since(self, kept: Iterable[KeptLimiter], since_ns: int, now_ns: int) -> Iterator[Spent]:
+        """Yield what was spent since ``keep`` was asked.
+
+        Args:
+            kept: what it said.
+            since_ns: when that was.
+            now_ns: the time.
+        """
+        known = {(each.rule if each.shared else "", each.resource): each for each in kept}
+        live = (("", self.current(resource)) for resource in self._names() if resource is not None)
+        for rule, limiter in chain(live, self.overflow.items()):
+            if limiter is None or (not rule and limiter.asked_ns < since_ns):
+                continue
+            before = known.get((rule, limiter.resource))
+            left = limiter.capacity_upermits if before is None else before.balance_upermits(now_ns)
+            upermits = left - limiter.settled(now_ns)[0]
+            if upermits:
+                yield self.spent(limiter, upermits)
+
+    def spent(self, limiter: Limiter, upermits: int) -> Spent:
+        """Return what was spent of one of the limiters here."""
+        resource, rule = limiter.resource, limiter.rule.bare_name
+        return Spent(self.dimension, *resource, rule, self.overflow.get(rule) is limiter, upermits)
 
     def _create(self, resource: Resource, rule: Rule, now_ns: int) -> Limiter:
         pinned = self._rule_set.has_own(resource)

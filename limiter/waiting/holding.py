@@ -27,7 +27,7 @@ the heap is half of such.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final, Literal, NamedTuple
 
@@ -88,7 +88,8 @@ class Holding:
     Args:
         ask: asks all limits of a held request for it: None if they admit it, which spends; what refuses it; or where
             it waits.
-        expire: does what a limit does when a request that waits for it is refused, and says by what.
+        expire: does what a limit does when a request that waits for it is refused, and says by what; None if it passes,
+            since nobody can refuse it.
 
     Attributes:
         bounds: how much may be held from now on.
@@ -97,7 +98,7 @@ class Holding:
     """
 
     def __init__(
-        self, ask: Callable[[Held, int], "Denial | Wait | None"], expire: Callable[[Held, int], Denial]
+        self, ask: Callable[[Held, int], "Denial | Wait | None"], expire: Callable[[Held, int], "Denial | None"]
     ) -> None:
         self.bounds = Bounds()
         self.earlier: Callable[[], None] = _nobody
@@ -164,6 +165,10 @@ class Holding:
             return False
         first = line.first()
         return first is not None and (number is None or first.number < number)
+
+    def each(self) -> Iterator[Held]:
+        """Yield all that is held but for what asks for credit; not to be changed meanwhile."""
+        return (held for _, _, held in self._deadlines if not held.gone)
 
     def waiting_for(self, resource: Resource, dimension: str) -> int:
         """Return how many wait for a limit, of all its shares; walks over all lines."""
@@ -235,7 +240,7 @@ class Holding:
             held = heappop(deadlines)[2]
             if not held.gone:
                 left -= 1
-                self._finish(held, self._expire(held, now_ns) if held.caller.refusable else None)
+                self._finish(held, self._expire(held, now_ns))
 
     def _ask_line(self, line: WaitQueue, now_ns: int, left: int) -> int:
         """Ask for those in a line, one after the other, until one stays; return how many may still be asked for."""

@@ -1,7 +1,7 @@
 """One data path: listeners, pipeline and live limiters of one process, behind ``control.DataPath``."""
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -16,7 +16,7 @@ import trio
 from limiter.buckets.limiter import LimiterState
 from limiter.counting.accounts import Accounts
 from limiter.counting.rejections import DEFAULT_TOLD_APART, TrafficSecond
-from limiter.deciding.limits import Limits
+from limiter.deciding.limits import KeptLimits, Limits, Spent
 from limiter.plans.registry import DEFAULT_MAX_LIVE
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Dimension
@@ -29,7 +29,7 @@ from proxy.datapath.confirms import by_destination, told_apart
 from proxy.datapath.explanation import explain
 from proxy.datapath.overview import Overview, direction
 from proxy.datapath.pressure import Pressure
-from proxy.datapath.spooling import SpoolConfig, Spooling
+from proxy.datapath.spooling import SpoolConfig, SpoolError, Spooling
 from proxy.deciding.batch import ConnectionInfo, Side
 from proxy.deciding.counting import Tally
 from proxy.deciding.pipeline import HandlerConfig, HandlerServices, Pipeline
@@ -42,7 +42,7 @@ from proxy.net.connection import Services
 from proxy.net.limit_commands import LimitCommands
 from proxy.net.reactor import Reactor
 from proxy.net.server import ListenerConfig, Server
-from proxy.net.sockets import format_address
+from proxy.net.sockets import Inherited, format_address
 from proxy.protocols.base import NO_TERMS, Terms, WireCounters
 from proxy.stats.flow import FlowState, Purged, SpoolState
 from proxy.stats.metric import described
@@ -221,18 +221,34 @@ class LocalDataPath(DataPath):
         self._overview = Overview(self._limits, self._accounts, self.server, self._pressure, now_ns)
         self._subscribers: dict[trio.MemorySendChannel[Event], trio.MemoryReceiveChannel[Event]] = {}
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(
+        self,
+        *,
+        inherited: Inherited | None = None,
+        take_over: Callable[[], Awaitable[KeptLimits | None]] | None = None,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
         """Bind, then serve until cancelled; started once all listeners are bound, and listen where the broker answers.
+
+        Args:
+            inherited: sockets that are bound already.
+            take_over: called when there is nothing left but to accept clients and to open the spool; returns the limits
+                of the process before, which neither accepts clients nor has the spool any more.
+            task_status: reports that it serves.
 
         Raises:
             ListenError: an address can't be had.
             SpoolError: the spool's folder can't be used.
+            Exception: what ``take_over`` raises.
         """
-        self._services.spool = await self._spooling.open()
-        if self._services.spool is None:
-            self._alarm_watch.forget_disk()
         try:
-            await self.server.bind()
+            await self.server.bind(inherited)
+            kept = None if take_over is None else await take_over()
+            if kept is not None:
+                self._restore(kept)
+            self._services.spool = await self._spooling.open()
+            if self._services.spool is None:
+                self._alarm_watch.forget_disk()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._reactor.run)
                 nursery.start_soon(self._pipeline.run)
@@ -247,6 +263,49 @@ class LocalDataPath(DataPath):
             self.server.close()
             self._reactor.close()
             await self._spooling.close()
+
+    def _restore(self, kept: KeptLimits) -> None:
+        taken, left = self._limits.restore(kept, self._now_ns())
+        if taken or left:
+            _log.info("limits go on where the process before left them", limiters=taken, not_limited_any_more=left)
+
+    def descriptors(self) -> list[int]:
+        """Return the listening sockets."""
+        return self.server.descriptors()
+
+    async def hand_over(self, grace_s: float) -> KeptLimits:
+        """Leave clients and limits to another process; see ``DataPath``."""
+        at_once = "another process of Sluice goes on" if self._spooling.is_used() else ""
+        await self.server.hold(at_once=at_once)
+        self._services.spool = None
+        await self._spooling.close()
+        now_ns = self._now_ns()
+        return self._limits.keep(now_ns, now_ns + round(grace_s * _NS_PER_S))
+
+    async def go_on(self) -> None:
+        """Take ``hand_over`` back."""
+        try:
+            self._services.spool = await self._spooling.open()
+        except SpoolError as error:
+            _log.error("goes on without the spool", reason=str(error))
+        self.server.go_on()
+
+    def keep_limits(self) -> KeptLimits:
+        """Return what all limits are now."""
+        now_ns = self._now_ns()
+        return self._limits.keep(now_ns, now_ns)
+
+    def spent_since(self, kept: KeptLimits) -> list[Spent]:
+        """Return what was spent since then."""
+        return self._limits.spent_since(kept, self._now_ns())
+
+    def debit(self, spent: Iterable[Spent]) -> None:
+        """Take off what another process has spent."""
+        self._limits.debit(spent, self._now_ns())
+
+    async def turn(self) -> None:
+        """Return once each lane has served what it had."""
+        await self._pipeline.turn()
 
     async def apply(self, rule_set: RuleSet) -> None:
         """Put a rule set in force; the very next batch is decided by it."""

@@ -116,6 +116,7 @@ class Spooling:
             _log.warning("no spool", reason=str(failed))
             return None
         self.spool = spool
+        self._wanted.set()
         _log_recovered(config, recovered)
         return spool
 
@@ -124,13 +125,13 @@ class Spooling:
         return self.spool is not None and not self.spool.is_idle
 
     async def run(self) -> None:
-        """Tick it until cancelled, while there is something to do."""
-        spool = self.spool
-        while spool is not None:
-            if spool.is_idle:
+        """Tick it until cancelled, while there is something to do; it may be closed and opened again meanwhile."""
+        while True:
+            if self.spool is None or self.spool.is_idle:
                 self._wanted = trio.Event()
                 await self._wanted.wait()
-            spool.tick(self._now_ns())
+            if self.spool is not None:
+                self.spool.tick(self._now_ns())
             await trio.sleep(_TICK_S)
 
     def keep(self) -> None:

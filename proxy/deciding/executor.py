@@ -70,7 +70,8 @@ class Submission:
 
     __slots__ = ("batch", "begun", "deadline_s", "outcome", "overdue", "taken", "task")
 
-    def __init__(self, batch: Batch, begun: Awaitable[Verdicts] | None = None) -> None:
+    def __init__(self, batch: Batch | None, begun: Awaitable[Verdicts] | None = None) -> None:
+        #: None asks nothing: it is only waited for until its turn has come.
         self.batch = batch
         self.deadline_s = 0.0
         #: What the handler answered when it was asked at once, if that is still to be awaited.
@@ -171,6 +172,19 @@ class Lane:
         await trio.lowlevel.wait_task_rescheduled(cancelled)
         return ticket.taken if ticket.taken is not None else Bypass("late")
 
+    async def turn(self) -> None:
+        """Return once the lane has served what is queued by now; a handler that hangs keeps it from that."""
+        ticket = Submission(None)
+        ticket.task = trio.lowlevel.current_task()
+        while not self._put(ticket):  # noqa: ASYNC110 - nobody says that there is room
+            await trio.sleep(self._deadline_s)
+
+        def cancelled(_: object) -> trio.lowlevel.Abort:
+            ticket.task = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(cancelled)
+
     def _decide_at_once(self, batch: Batch) -> Verdicts | Bypass | Awaitable[Verdicts]:
         """Decide on an idle lane without the hop to its task; one that awaits has all its batches hop from now on."""
         try:
@@ -235,7 +249,7 @@ class Lane:
             if ticket is self._probe:
                 self._watch_probe(ticket)
             try:
-                decided = ticket.begun or self._decide(ticket.batch, self._now_ns())
+                decided = ticket.begun or self._ask(ticket.batch)
                 ticket.outcome = checked(await decided if isinstance(decided, Awaitable) else decided)
             except (trio.Cancelled, KeyboardInterrupt, GeneratorExit):
                 raise
@@ -252,7 +266,7 @@ class Lane:
             if ticket is self._probe:
                 loop.run_sync_soon(self._watch_probe, ticket)
             try:
-                ticket.outcome = checked(self._decide(ticket.batch, self._now_ns()))
+                ticket.outcome = checked(self._ask(ticket.batch))
             except BaseException as error:  # noqa: BLE001 - as above; a thread is neither cancelled nor interrupted
                 ticket.outcome = Bypass("error", error)
             self._laid_down.append(ticket)
@@ -263,6 +277,9 @@ class Lane:
                 loop.run_sync_soon(self._finish_laid_down)
         # What is queued from here on waits for the next hop, and that for the loop.
         self._turn_s = None
+
+    def _ask(self, batch: Batch | None) -> Verdicts | Awaitable[Verdicts]:
+        return {} if batch is None else self._decide(batch, self._now_ns())
 
     def _next(self) -> Submission | None:
         """Take the next ticket off the queue, past those for which nobody waits any more."""
@@ -366,6 +383,7 @@ class Executor:
 
     async def outcome_of(self, submission: Submission) -> Verdicts | Bypass:
         """Wait for what could not be decided at once."""
+        assert submission.batch is not None  # noqa: S101 - it asks something
         return await self._lane(submission.batch).outcome_of(submission)
 
     def _lane(self, batch: Batch) -> Lane:

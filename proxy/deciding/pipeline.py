@@ -217,6 +217,13 @@ class Pipeline:
             else:
                 return
 
+    async def turn(self) -> None:
+        """Return once each lane has served what it had."""
+        async with trio.open_nursery() as nursery:
+            for link in self._links:
+                for lane in () if link.executor is None else link.executor.lanes:
+                    nursery.start_soon(lane.turn)
+
     def drain(self, ends_ns: int) -> None:
         """Tell the handlers that the data path ends at the latest at ``ends_ns``."""
         for link in self._links:

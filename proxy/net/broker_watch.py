@@ -141,6 +141,18 @@ class BrokerWatch:
         if broker != self.broker:
             self._wanted.set()
 
+    def hold(self) -> None:
+        """Accept nobody and leave the sockets as they are, since another process is about to have them."""
+        self._closed = True
+        self.listening = False
+        for each in self.sockets:
+            each.hold()
+
+    def go_on(self) -> None:
+        """Take ``hold`` back: no other process has the sockets."""
+        self._closed = False
+        self._wanted.set()
+
     def close(self) -> None:
         """Stop listening for good; the broker may still be asked about."""
         self._closed = True
@@ -219,10 +231,9 @@ class BrokerWatch:
         if self._closed or self._away_since_s is not None:
             return
         self._away_since_s = trio.current_time()
-        if self.listening:
-            self.listening = False
-            for each in self.sockets:
-                each.pause()
+        self.listening = False
+        for each in self.sockets:
+            each.pause()
         _log.warning("broker unreachable; not listening until it answers", **self._about, error=error)
 
     def _answers(self, broker: Address) -> None:

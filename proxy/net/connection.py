@@ -205,6 +205,10 @@ NEXT: Final[dict[Doing, set[Doing]]] = {
 }
 
 
+#: As long as a client's direction does this, requests may be in its chunk that nobody has decided.
+_DECIDING: Final = frozenset({Doing.RELAYING, Doing.TURN, Doing.DECIDING, Doing.WRITING})
+
+
 class Peer(Writer):
     """One of the two peers of a connection: the direction that comes from it, and the writer of what goes to it.
 
@@ -643,6 +647,11 @@ class Connection:
         for stage in (self.stage, self.writer):
             stage.close(now_ns)
         del self.session
+
+    @property
+    def deciding(self) -> bool:
+        """Whether something that its client sent is on its way to be decided."""
+        return not self.over and self.parting is None and self.peers[Side.CLIENT].doing in _DECIDING
 
     def drain(self) -> None:
         """Read no further requests, and part once every request in flight has its answer."""

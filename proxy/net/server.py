@@ -26,7 +26,7 @@ from proxy.net.broker_watch import BrokerWatch
 from proxy.net.connection import Calls, Connection, Services, Timeouts
 from proxy.net.proxy_protocol import Header
 from proxy.net.reactor import Timer, Watched
-from proxy.net.sockets import Address, Connecting, ListeningSocket, Wire, format_address
+from proxy.net.sockets import Address, Connecting, Inherited, ListeningSocket, Wire, format_address
 from proxy.net.tls import BrokerTls, ClientTls, Waits, shake_hands
 from proxy.protocols.base import ListenerAddresses, Protocol, Replayed, Session, SessionContext, WireCounters
 from proxy.stats.snapshot import ConfirmState
@@ -34,6 +34,9 @@ from proxy.stats.snapshot import ConfirmState
 _log = structlog.get_logger(__name__)
 
 _BACKLOG: Final = 4096
+#: What was read before a hand-over is mostly decided within a few milliseconds; a broker that does not read stops it.
+_SETTLE_S: Final = 0.1
+_LOOK_AGAIN_S: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +199,11 @@ class Server:
         """Return how many connections of a listener are open."""
         return self._open[name]
 
-    async def bind(self) -> None:
+    async def bind(self, inherited: Inherited | None = None) -> None:
         """Bind all listeners, or none.
+
+        Args:
+            inherited: sockets that are bound already.
 
         Raises:
             ListenError: one of the addresses can't be had.
@@ -206,7 +212,7 @@ class Server:
             try:
                 enter, no_room = partial(self._enter, config), partial(self._cannot_accept, config)
                 make = partial(ListeningSocket, self.services.reactor, enter, no_room, _BACKLOG)
-                bound = await sockets.bind(*config.listen, make)
+                bound = await sockets.bind(*config.listen, make, inherited)
             except OSError as error:
                 self.close()
                 raise ListenError(config, error) from None
@@ -249,6 +255,41 @@ class Server:
     def _by_hub(self) -> Iterable[tuple[Protocol, Any]]:
         """Return what the sessions of each broker share, with the protocol that knows what it is."""
         return {id(hub): (self._protocols[name], hub) for name, hub in self._hubs.items()}.values()
+
+    def descriptors(self) -> list[int]:
+        """Return the listening sockets, for another process."""
+        return [each.fileno() for watch in self.watches.values() for each in watch.sockets]
+
+    async def hold(self, *, at_once: str = "") -> None:
+        """Accept nobody, and take no further requests; who connects waits for another process that has the sockets.
+
+        Returns once nothing is being decided any more, or some of it takes long.
+
+        Args:
+            at_once: end all connections for this reason, in words for clients, instead of waiting for answers.
+        """
+        self.draining = True
+        for watch in self.watches.values():
+            watch.hold()
+        if at_once:
+            self._before_end()
+        for connection in list(self.connections.values()):
+            if at_once:
+                connection.dismiss("handed_over", at_once)
+            else:
+                connection.drain()
+        with trio.move_on_after(_SETTLE_S):
+            while at_once and self.connections:
+                # They let go of what they have put aside.
+                await self._nothing_open.park()
+            while any(each.deciding for each in self.connections.values()):  # noqa: ASYNC110 - many places end it
+                await trio.sleep(_LOOK_AGAIN_S)
+
+    def go_on(self) -> None:
+        """Accept again, since no other process took the sockets; connections that are drained end all the same."""
+        self.draining = False
+        for watch in self.watches.values():
+            watch.go_on()
 
     async def drain(self, grace_s: float) -> None:
         """Stop accepting, let what is in flight finish, and end what is left after ``grace_s`` seconds."""

@@ -8,8 +8,8 @@ out in one ``sendmsg``.
 import errno
 import os
 import socket
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from select import EPOLLIN
 from typing import Any, Final
 
@@ -259,6 +259,34 @@ async def connect(host: str, port: int) -> Wire:
     return wire
 
 
+class Inherited:
+    """Bound TCP sockets that this process was given: by who started it, or by the one whose place it takes.
+
+    Args:
+        given: the sockets.
+    """
+
+    def __init__(self, given: Iterable[socket.socket] = ()) -> None:
+        self._given = list(given)
+
+    def take(self, family: int, address: Address) -> socket.socket | None:
+        """Return the one that is bound to an address, once; None if there is none."""
+        for sock in self._given:
+            if sock.family == family and sock.getsockname()[:2] == address[:2]:
+                self._given.remove(sock)
+                sock.setblocking(False)
+                return sock
+        return None
+
+    def close(self) -> list[str]:
+        """Close those that nobody took, and return their addresses."""
+        left = [format_address(sock.getsockname()) for sock in self._given]
+        for sock in self._given:
+            sock.close()
+        self._given.clear()
+        return left
+
+
 class ListeningSocket(Watched):
     """One bound TCP socket, which listens from ``start`` on, until ``pause``. The address stays its own meanwhile.
 
@@ -269,6 +297,9 @@ class ListeningSocket(Watched):
             accepted then.
         backlog: how many clients may wait.
         sock: bound.
+
+    Attributes:
+        is_given: somebody else has it, too, and keeps it when this process has ended; it may be listening already.
     """
 
     def __init__(
@@ -284,7 +315,7 @@ class ListeningSocket(Watched):
         self._no_room = no_room
         self._backlog = backlog
         self._sock = sock
-        self._started = False
+        self._started = self._paused = self.is_given = False
         host, port = sock.getsockname()[:2]
         self.address: Address = (host, port)
 
@@ -295,18 +326,27 @@ class ListeningSocket(Watched):
             OSError: somebody else, who was allowed to bind the address, too, listens there now.
         """
         self._sock.listen(self._backlog)
-        self._started = True
+        self._started, self._paused = True, False
         self.want(EPOLLIN)
+
+    def hold(self) -> None:
+        """Accept nobody any more; who connects waits in the backlog, for another process that has the socket."""
+        self._started = self._paused = False
+        self.unwatch()
 
     def pause(self) -> None:
         """Stop listening: who connects is refused, and who waits in the backlog is reset.
 
         So does Linux (tcp(7) does not say it; HAProxy pauses its listeners in this way, too).
         """
-        if self._started:
-            self._started = False
+        if self._started or (self.is_given and self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)):
+            self._started, self._paused = False, True
             self.unwatch()
             self._sock.shutdown(socket.SHUT_RD)
+
+    def fileno(self) -> int:
+        """Return the descriptor, for another process."""
+        return self._sock.fileno()
 
     def readable(self) -> None:
         """Accept some of the clients that wait."""
@@ -352,14 +392,23 @@ class ListeningSocket(Watched):
         return None
 
     def close(self) -> None:
-        """Stop listening; connections that wait in the backlog are reset by the kernel."""
+        """Stop listening; connections that wait in the backlog are reset by the kernel, unless others have it, too."""
         self._started = False
         self.unwatch()
+        if self.is_given and self._paused:
+            # systemd gives up a socket that does not listen any more, and who connects now is to wait for whoever
+            # has it next.
+            with suppress(OSError):
+                self._sock.listen(self._backlog)
         self._sock.close()
 
 
-async def bind(host: str, port: int, make: Callable[[socket.socket], ListeningSocket]) -> list[ListeningSocket]:
+async def bind(
+    host: str, port: int, make: Callable[[socket.socket], ListeningSocket], inherited: Inherited | None = None
+) -> list[ListeningSocket]:
     """Bind every address of ``host``, and do not listen yet; port 0 takes a free one for each. ``make`` takes the rest.
+
+    An address of which there is an inherited socket has that one, which may be listening already.
 
     Raises:
         OSError: an address is taken, foreign to this machine, or not permitted.
@@ -368,6 +417,11 @@ async def bind(host: str, port: int, make: Callable[[socket.socket], ListeningSo
     bound: list[ListeningSocket] = []
     try:
         for family, kind, protocol, address in found:
+            given = None if inherited is None else inherited.take(family, address)
+            if given is not None:
+                bound.append(make(given))
+                bound[-1].is_given = True
+                continue
             with ExitStack() as failing:
                 sock = _bind(family, kind, protocol, address, failing)
                 if port == 0:

@@ -12,10 +12,11 @@ import pytest
 from harness.paths import ROOT, VENV_BIN
 
 from admin.cli import app
-from admin.config.sources import environment_names
+from admin.config.sources import Flags, environment_names, load
 
 SYSTEMD: Final = ROOT / "deploy" / "systemd"
 UNIT: Final = SYSTEMD / "sluice.service"
+SOCKET: Final = SYSTEMD / "sluice.socket"
 #: Tenths: 1.1 of 10.
 EXPOSURE: Final = 11
 Run = Callable[..., str]
@@ -32,13 +33,20 @@ def settings(key: str) -> list[str]:
     return re.findall(rf"^{key}=(.*)$", UNIT.read_text(encoding="utf-8"), re.MULTILINE)
 
 
-def test_systemd_finds_nothing_wrong_with_the_unit(run: Run, tmp_path: Path) -> None:
-    copy = tmp_path / "sluice.service"
-    # All but the program's place, where it need not be on this machine.
-    copy.write_text(
-        UNIT.read_text(encoding="utf-8").replace("/opt/sluice/bin/sluice", str(VENV_BIN / "sluice")), encoding="utf-8"
-    )
-    assert run(tool("systemd-analyze"), "verify", "--man=no", copy) == ""
+def test_systemd_finds_nothing_wrong_with_the_units(run: Run, tmp_path: Path) -> None:
+    copies = []
+    for unit in (UNIT, SOCKET):
+        copies.append(tmp_path / unit.name)
+        # All but the program's place, where it need not be on this machine.
+        text = unit.read_text(encoding="utf-8").replace("/opt/sluice/bin/sluice", str(VENV_BIN / "sluice"))
+        copies[-1].write_text(text, encoding="utf-8")
+    assert run(tool("systemd-analyze"), "verify", "--man=no", *copies) == ""
+
+
+def test_the_sockets_are_those_of_the_sample() -> None:
+    listened = set(re.findall(r"^ListenStream=(.*)$", SOCKET.read_text(encoding="utf-8"), re.MULTILINE))
+    sample = load(str(ROOT / "deploy" / "sluice.toml"), {}, Flags()).settings
+    assert listened == {*(str(each.listen) for each in sample.listeners), str(sample.admin.listen)}
 
 
 def test_what_could_be_shut_is_shut(run: Run) -> None:
@@ -80,6 +88,7 @@ def test_files_lie_where_a_debian_package_puts_them(root: Path) -> None:
     files = {f"/{path.relative_to(root)}" for path in root.rglob("*") if path.is_file()}
     assert {
         "/usr/lib/systemd/system/sluice.service",
+        "/usr/lib/systemd/system/sluice.socket",
         "/usr/lib/sysusers.d/sluice.conf",
         "/usr/lib/tmpfiles.d/sluice.conf",
         "/etc/sluice/sluice.toml",

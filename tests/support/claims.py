@@ -55,6 +55,7 @@ _VARIABLE: Final = re.compile(r"\bSLUICE_[A-Z_]*[A-Z]\b")
 _FLAG: Final = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 _LINK: Final = re.compile(r"\]\((?!https?:)([^)#\s]*)(#[^)\s]*)?\)")
 _FILE: Final = re.compile(r"(?<![\w/.-])((?:tests|deploy|docs|admin|proxy|limiter)/[\w./-]*\w)")
+_TEST: Final = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 _ANOTHER_FILE: Final = re.compile(r"# (?!sluice)[\w-]+\.toml\n")
 _WORD: Final = re.compile(r"[a-z]+")
 
@@ -227,6 +228,16 @@ def _wrong_keys(block: str, data: Mapping[str, Any]) -> Iterator[str]:
             yield from found.problems
 
 
+def wrong_tests(text: str) -> Iterator[str]:
+    """Find names of tests that are not there."""
+    for file, name in _TEST.findall(text):
+        path = ROOT / file
+        if not path.exists() or not re.search(
+            rf"^ *(?:async )?def {name}\(", path.read_text(encoding="utf-8"), re.MULTILINE
+        ):
+            yield f"{file}::{name}: no such test"
+
+
 def wrong_files(text: str, folder: Path) -> Iterator[str]:
     """Find links and names of files that lead nowhere; ``folder`` is the page's own."""
     for target, anchor in _LINK.findall(text):
@@ -253,5 +264,6 @@ CHECKS: Final[Mapping[str, Callable[[str], Iterator[str]]]] = {
     "metrics": wrong_metrics,
     "paths": wrong_paths,
     "settings": wrong_settings,
+    "tests": wrong_tests,
 }
 """All that needs no more than the text."""

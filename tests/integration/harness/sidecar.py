@@ -60,8 +60,10 @@ def sluice_command(*arguments: str, covered: bool = True) -> list[str]:
     ]
 
 
-def run_sluice(*arguments: str, cwd: Path, timeout_s: float = 240.0) -> subprocess.CompletedProcess[str]:
-    """Run `sluice` to its end and return its exit status and output.
+def run_sluice(
+    *arguments: str, cwd: Path, timeout_s: float = 240.0, env: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.CompletedProcess[str]:
+    """Run `sluice` to its end and return its exit status and output; ``env`` comes on top of the tests' environment.
 
     Raises:
         subprocess.TimeoutExpired: it still ran after ``timeout_s`` seconds, and was killed.
@@ -75,7 +77,7 @@ def run_sluice(*arguments: str, cwd: Path, timeout_s: float = 240.0) -> subproce
         check=False,
         cwd=cwd,
         # Not the machine's, which another run of the tests may have open.
-        env={**os.environ, "STATE_DIRECTORY": str(cwd / "state")},
+        env={**os.environ, "STATE_DIRECTORY": str(cwd / "state"), **env},
     )
 
 

@@ -34,7 +34,8 @@ curl -s http://127.0.0.1:9870/api/v1/limits/topic/orders -X DELETE
 make demo SECONDS=20
 ```
 
-`sluice report tail -f`, `--storm-gap`, `make test`, `rate(sluice_requests_total{verdict="refuse"}[1m])`, `SLUICE_URL`
+`sluice report tail -f`, `--storm-gap`, `make test`, `rate(sluice_requests_total{verdict="refuse"}[1m])`, `SLUICE_URL`,
+`tests/unit/docs/test_claims.py::test_what_a_page_says_is_so`
 
 ```toml
 [bounds]
@@ -68,6 +69,8 @@ def test_what_is_right_is_not_complained_of() -> None:
         ("settings", "max_connections", "max_conections"),
         ("settings", "= 5", '= "many"'),
         ("settings", "[bounds]", "[bound]"),
+        ("tests", "::test_what_a_page_says_is_so", "::test_what_a_page_says_is"),
+        ("tests", "docs/test_claims.py", "docs/test_claim.py"),
     ],
 )
 def test_one_thing_that_is_wrong_is_found(check: str, right: str, wrong: str) -> None:

@@ -17,6 +17,7 @@ from functools import partial
 from importlib.metadata import entry_points
 from inspect import iscoroutinefunction
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -353,20 +354,22 @@ async def start_rig(  # noqa: PLR0917 - fixtures
         listeners: tuple[ListenerConfig, ...] = (),
         rules: Sequence[Rule] = (),
         listen: str = HOST,
+        listen_at: tuple[str, int] | None = None,
+        run_with: Mapping[str, Any] = MappingProxyType({}),
         wall_clock: Callable[[], datetime] = lambda: datetime.fromtimestamp(trio.current_time(), UTC),
         **config: Any,
     ) -> Rig:
         assert now_ns() == round(trio.current_time() * 1e9), "the test does not run on the mock clock"
         if not listeners:
             given = options or protocol.options()
-            listeners = (ListenerConfig("main", protocol, given, (listen, 0), broker.address),)
+            listeners = (ListenerConfig("main", protocol, given, listen_at or (listen, 0), broker.address),)
         texts = limits or (f"{KIND}:a=2/s", f"{KIND}:zero=0/s", f"{KIND}:free=unlimited")
         rule_set = RuleSet((*map(parse_limit, texts), *rules))
         path = LocalDataPath(DataPathConfig(listeners, tuple(handlers), rule_set, **config), now_ns, wall_clock)
 
         async def run(task_status: trio.TaskStatus[None]) -> None:
             with scope:
-                await path.run(task_status=task_status)
+                await path.run(**run_with, task_status=task_status)
 
         scopes.append(scope := trio.CancelScope())
         await nursery.start(run)

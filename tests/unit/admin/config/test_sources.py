@@ -130,6 +130,7 @@ def test_every_single_key_has_a_variable() -> None:
         "SLUICE_LIMITING": ("limiting",),
         "SLUICE_STATE_DIR": ("state_dir",),
         "SLUICE_GRACE_S": ("grace_s",),
+        "SLUICE_TAKE_OVER": ("take_over",),
         "SLUICE_RELOAD_ON_CHANGE": ("reload_on_change",),
         "SLUICE_ADMIN": ("admin", "listen"),
         "SLUICE_ADMIN_LISTEN": ("admin", "listen"),

@@ -630,3 +630,42 @@ async def test_what_a_cancelled_batch_had_begun_is_closed(
         scope.cancel()
         await outcome_of(executor, batch_of("a"))
     await wait_all_tasks_blocked()  # a coroutine that nobody awaited would be an error here
+
+
+@pytest.mark.parametrize("lane", ["task", "thread"])
+async def test_a_lane_has_had_its_turn_once_what_was_queued_is_served(
+    start: StartExecutor, nursery: trio.Nursery, batch_of: MakeBatch, lane: str
+) -> None:
+    gate = Gate()
+    executor = await start(gate.awaiting if lane == "task" else gate.computing, lane=lane)
+    turned = trio.Event()
+
+    async def turn() -> None:
+        await executor.lanes[0].turn()
+        turned.set()
+
+    # An idle one has it at once.
+    await executor.lanes[0].turn()
+    submission = Submission(nursery, executor, batch_of("a"))
+    await until_begun(gate)
+    nursery.start_soon(turn)
+    await wait_all_tasks_blocked()
+    assert not turned.is_set()
+    gate.release()
+    await turned.wait()
+    await submission.done.wait()
+
+
+async def test_who_waits_for_the_turn_of_a_lane_that_hangs_can_be_cancelled(
+    start: StartExecutor, nursery: trio.Nursery, batch_of: MakeBatch, autojump_clock: MockClock
+) -> None:
+    gate = Gate()
+    executor = await start(gate.awaiting, capacity=1)
+    for _ in range(2):
+        Submission(nursery, executor, batch_of("a"))
+        await wait_all_tasks_blocked()
+    with trio.move_on_after(5) as scope:
+        await executor.lanes[0].turn()
+    assert scope.cancelled_caught
+    gate.open.set()
+    await executor.lanes[0].turn()

@@ -473,3 +473,46 @@ def test_what_is_peeked_at_stays_until_it_is_skipped(pair: tuple[Wire, socket.so
 def test_wire_knows_its_own_address(pair: tuple[Wire, socket.socket]) -> None:
     wire, far = pair
     assert wire.local_address() == far.getpeername()
+
+
+async def test_an_inherited_socket_is_used_for_its_address_and_those_of_nobody_are_closed() -> None:
+    with socket.create_server((HOST, 0)) as given, socket.create_server((HOST, 0)) as other:
+        address, left = given.getsockname(), format_address(other.getsockname())
+        inherited = sockets.Inherited((given.dup(), other.dup()))
+        make = partial(ListeningSocket, Reactor(), nobody, nobody, 16)
+        (bound,) = await sockets.bind(*address, make, inherited)
+        # Whoever connected before it was handed on is accepted.
+        with socket.create_connection(address) as client:
+            bound.start()
+            wire, peer = accept(bound)
+            assert peer == client.getsockname()
+            wire.close()
+        bound.close()
+        assert inherited.close() == [left]
+        assert inherited.close() == []
+
+
+async def test_who_connects_to_a_socket_that_is_held_waits_and_is_accepted_later(listening: ListeningSocket) -> None:
+    listening.hold()
+    with socket.create_connection(listening.address):
+        assert listening.accept() is None
+        listening.start()
+        accept(listening)[0].close()
+
+
+async def test_a_given_socket_pauses_though_another_began_to_listen_and_listens_again_when_it_is_let_go() -> None:
+    with socket.create_server((HOST, 0)) as free:
+        address = free.getsockname()
+    # Of a port that it chose itself Linux lets go in a pause.
+    with socket.create_server(address) as given:
+        make = partial(ListeningSocket, Reactor(), nobody, nobody, 16)
+        (bound,) = await sockets.bind(*address, make, sockets.Inherited((given.dup(),)))
+        bound.pause()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+        bound.close()
+        # Whoever has it next serves who waits.
+        with socket.create_connection(address) as client:
+            accepted, peer = given.accept()
+            accepted.close()
+            assert peer == client.getsockname()

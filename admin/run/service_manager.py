@@ -1,0 +1,93 @@
+"""What a service manager and this process tell each other, by systemd's two protocols; others speak them, too.
+
+Sockets that were bound for it (``sd_listen_fds(3)``), and how it is (``sd_notify(3)``): that it serves, reloads, ends,
+and, if a watchdog wants to know, that it still turns. Where nobody wants to know, nothing is done. Both are a few lines
+each, so there is no library for them.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Mapping, MutableMapping
+from typing import Final
+
+import structlog
+import trio
+
+from proxy.control import DataPath
+
+_log = structlog.get_logger(__name__)
+
+_FIRST_DESCRIPTOR: Final = 3
+#: A beat so much more often than the watchdog wants one; systemd recommends twice.
+_BEATS: Final = 3
+
+
+def listening_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
+    """Return the TCP sockets that were passed to this process, and forget that they were.
+
+    Args:
+        environ: the environment, with LISTEN_PID and LISTEN_FDS if there are any.
+    """
+    pid, count = environ.pop("LISTEN_PID", ""), environ.pop("LISTEN_FDS", "")
+    environ.pop("LISTEN_FDNAMES", None)
+    if pid != str(os.getpid()) or not count.isdecimal():
+        return []
+    found = []
+    for descriptor in range(_FIRST_DESCRIPTOR, _FIRST_DESCRIPTOR + int(count)):
+        os.set_inheritable(descriptor, False)
+        sock = socket.socket(fileno=descriptor)
+        if sock.type == socket.SOCK_STREAM and sock.family in {socket.AF_INET, socket.AF_INET6}:
+            found.append(sock)
+        else:
+            _log.warning("a socket that was passed is not for TCP, and is closed", socket=str(sock.getsockname()))
+            sock.close()
+    return found
+
+
+class Manager:
+    """Whoever started this process and wants to know how it is.
+
+    Args:
+        environ: the environment, with NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID if there are any.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._address = environ.get("NOTIFY_SOCKET", "")
+        usec = environ.get("WATCHDOG_USEC", "")
+        asked = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        self.watchdog_s: float | None = int(usec) / 1e6 if asked and usec.isdecimal() and int(usec) else None
+        """How long it waits for a beat at most; None if for none."""
+
+    def ready(self, status: str) -> None:
+        """Say that everything listens, and how it is, for people."""
+        self._tell("READY=1", f"STATUS={status}")
+
+    def reloading(self) -> None:
+        """Say that the configuration is being read; ``ready`` follows."""
+        self._tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
+    def stopping(self, status: str) -> None:
+        """Say that it is about to end."""
+        self._tell("STOPPING=1", f"STATUS={status}")
+
+    async def watch(self, data_path: DataPath) -> None:
+        """Beat until cancelled, for as long as event loop and executor turn; nothing if nobody wants that."""
+        if self.watchdog_s is None:
+            return
+        pause_s = self.watchdog_s / _BEATS
+        while True:
+            await data_path.turn()
+            self._tell("WATCHDOG=1")
+            await trio.sleep(pause_s)
+
+    def _tell(self, *lines: str) -> None:
+        if not self._address:
+            return
+        address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+                sock.setblocking(False)
+                sock.sendto("\n".join(lines).encode(), address)
+        except OSError as error:
+            _log.warning("the service manager was not told", lines=list(lines), error=error.strerror)

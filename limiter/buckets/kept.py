@@ -1,0 +1,148 @@
+"""What is kept of a limiter when another process takes its place: all that decides, and nothing else.
+
+Times are of the monotonic clock, which all processes of one boot of a machine share. Only limiters that somebody could
+tell from new ones are kept, so there are never more of them than live ones.
+"""
+
+from typing import NamedTuple
+
+from limiter.buckets.factory import kind_of, put_in_force
+from limiter.buckets.fair import FairLimiter
+from limiter.buckets.limiter import Limiter
+from limiter.buckets.warm_up import WarmUpLimiter
+from limiter.rules.resource import Resource
+from limiter.rules.rule import NS_PER_S, Rule
+
+
+class KeptShare(NamedTuple):
+    """One caller's share of a limiter; as ``FairShare`` has it."""
+
+    key: str
+    stored_upermits: int
+    at_ns: int
+    open_next_free_ns: int | None
+    seen_ns: int
+
+
+class KeptLimiter(NamedTuple):
+    """One limiter.
+
+    Attributes:
+        kind: of what is limited.
+        name: of what is limited.
+        rule: the bare name of the rule that was in force.
+        shared: it is what all names share for which there is no room under that rule.
+        rate_upermits_per_s: as in ``Cell``, like all without a description here.
+        capacity_upermits: likewise.
+        stored_upermits: likewise.
+        forgiven_upermits: likewise.
+        at_ns: likewise.
+        open_next_free_ns: likewise.
+        last_refused_ns: as in ``Limiter``.
+        last_wait_us: likewise.
+        cold_upermits: as in ``WarmUpLimiter``; 0 of others.
+        coldest_upermits: likewise.
+        shares: those of a ``FairLimiter``.
+    """
+
+    kind: str
+    name: str
+    rule: str
+    shared: bool
+    rate_upermits_per_s: int
+    capacity_upermits: int
+    stored_upermits: int
+    forgiven_upermits: int
+    at_ns: int
+    open_next_free_ns: int | None
+    last_refused_ns: int | None
+    last_wait_us: int
+    cold_upermits: int
+    coldest_upermits: int
+    shares: tuple[KeptShare, ...]
+
+    @property
+    def resource(self) -> Resource:
+        """What is limited."""
+        return Resource(self.kind, self.name)
+
+    def balance_upermits(self, now_ns: int) -> int:
+        """Return what would be stored at a time if nothing had been spent since."""
+        accrued = max(0, now_ns - self.at_ns) * self.rate_upermits_per_s // NS_PER_S
+        return min(self.capacity_upermits, self.stored_upermits + accrued)
+
+
+def keep(limiter: Limiter, now_ns: int, *, shared: bool) -> KeptLimiter | None:
+    """Return what is to be kept of a limiter; None if it is as good as a new one.
+
+    Args:
+        limiter: which.
+        now_ns: the time.
+        shared: as in ``KeptLimiter``.
+    """
+    idle_at_ns = limiter.idle_at_ns()
+    if idle_at_ns is not None and idle_at_ns <= now_ns:
+        return None
+    shares = limiter.shares if isinstance(limiter, FairLimiter) else ()
+    cold, coldest = (limiter.cold_upermits, limiter.coldest_upermits) if isinstance(limiter, WarmUpLimiter) else (0, 0)
+    return KeptLimiter(
+        limiter.resource.kind,
+        limiter.resource.name,
+        limiter.rule.bare_name,
+        shared,
+        limiter.rate_upermits_per_s,
+        limiter.capacity_upermits,
+        limiter.stored_upermits,
+        limiter.forgiven_upermits,
+        limiter.at_ns,
+        limiter.open_next_free_ns,
+        limiter.last_refused_ns,
+        limiter.last_wait_us,
+        cold,
+        coldest,
+        tuple(
+            KeptShare(share.key, share.stored_upermits, share.at_ns, share.open_next_free_ns, share.seen_ns)
+            for share in shares
+        ),
+    )
+
+
+def restore(kept: KeptLimiter, rule: Rule, now_ns: int) -> Limiter:
+    """Return a limiter that goes on where another process's ended.
+
+    If that had another rule, this one comes into force now, as it does on a live limiter.
+
+    Args:
+        kept: what is kept of it.
+        rule: the rule that limits it now.
+        now_ns: the time.
+
+    Raises:
+        ValueError: the rule does not limit, or no limiter was ever like this.
+    """
+    if (
+        kept.at_ns > now_ns
+        or kept.stored_upermits > kept.capacity_upermits
+        or min(kept.rate_upermits_per_s, kept.capacity_upermits, kept.forgiven_upermits) < 0
+    ):
+        raise ValueError(f"{kept.resource}: figures that no limiter has")
+    limiter: Limiter
+    if kept.coldest_upermits > 0:
+        limiter = warm = WarmUpLimiter(kept.resource, rule, kept.at_ns)
+        warm.coldest_upermits = kept.coldest_upermits
+        warm.cold_upermits = min(max(0, kept.cold_upermits), kept.coldest_upermits)
+    elif kept.shares:
+        limiter = FairLimiter(kept.resource, rule, kept.at_ns)
+    else:
+        limiter = Limiter(kept.resource, rule, kept.at_ns)
+    limiter.rate_upermits_per_s, limiter.capacity_upermits = kept.rate_upermits_per_s, kept.capacity_upermits
+    limiter.stored_upermits, limiter.forgiven_upermits = kept.stored_upermits, kept.forgiven_upermits
+    limiter.open_next_free_ns = kept.open_next_free_ns
+    limiter.last_refused_ns, limiter.last_wait_us = kept.last_refused_ns, kept.last_wait_us
+    if isinstance(limiter, FairLimiter):
+        for share in kept.shares:
+            limiter.put_back(share.key, share.stored_upermits, share.at_ns, share.open_next_free_ns, share.seen_ns)
+    had = (type(limiter), limiter.rate_upermits_per_s, limiter.capacity_upermits)
+    if had == (kind_of(rule), rule.rate_upermits_per_s, rule.capacity_upermits):
+        return limiter
+    return put_in_force(limiter, now_ns, rule)

@@ -1,0 +1,197 @@
+"""What two processes say to each other as one takes the other's place, both of them here."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from admin.common.errors import StartError
+from admin.config.sources import Flags, load
+from admin.edits.model import Author, SetLimit
+from admin.edits.service import EditService
+from admin.edits.store import DirectoryStore
+from admin.run import hand_over, limits_file
+from admin.run.composition import compose
+from admin.run.hand_over import HandOver
+from limiter.deciding.limits import KeptLimits, Spent
+
+LIMITS = KeptLimits(5, {"messages": [], "bytes": []}, [])
+SPENT = [Spent("messages", "topic", "orders", "topic:orders", False, 7)]
+
+
+class Handing:
+    """A data path with one listener, that only hands over."""
+
+    def __init__(self) -> None:
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.calls: list[str] = []
+        self.debits: list[list[Spent]] = []
+
+    def descriptors(self) -> list[int]:
+        return [self.listening.fileno()]
+
+    async def hand_over(self, grace_s: float) -> KeptLimits:
+        await trio.lowlevel.checkpoint()
+        self.calls.append(f"hand over {grace_s:g}")
+        return LIMITS
+
+    async def go_on(self) -> None:
+        await trio.lowlevel.checkpoint()
+        self.calls.append("go on")
+
+    def spent_since(self, kept: KeptLimits) -> list[Spent]:
+        return SPENT if kept == LIMITS else []
+
+    def debit(self, spent: list[Spent]) -> None:
+        self.debits.append(spent)
+
+
+class Old:
+    """The process that runs, as far as it is needed."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True)
+        self.store = DirectoryStore(directory, datetime.now(UTC))
+        plan = compose(load(None, {}, Flags(listen=["127.0.0.1:1"], broker=["127.0.0.1:2"])))
+        self.edits = EditService(plan.rulebook, self.store)
+        self.data_path: Any = Handing()
+        self.handed_over = trio.Event()
+        self.leaving = HandOver(self.store, None, self.data_path, self.edits, 3.0, self.handed_over)
+
+    async def edit(self) -> None:
+        await self.edits.change([SetLimit(kind="topic", name="orders", limit={"rate": 1})], Author("test"))
+
+
+@pytest.fixture
+async def old(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Old]:
+    # Longer than the address of a Unix socket may be.
+    process = Old(tmp_path / ("d" * 100) / "state")
+    await nursery.start(process.leaving.run)
+    yield process
+    process.data_path.listening.close()
+    process.store.close()
+
+
+def close(predecessor: hand_over.Predecessor) -> None:
+    for sock in predecessor.sockets:
+        sock.close()
+    os.close(predecessor.lock)
+    predecessor.close()
+
+
+async def test_sockets_lock_and_limits_go_over_and_what_is_spent_later_is_settled(
+    old: Old, nursery: trio.Nursery
+) -> None:
+    predecessor = await hand_over.reach(old.store.place)
+    assert predecessor is not None
+    (listening,) = predecessor.sockets
+    assert listening.getsockname() == old.data_path.listening.getsockname()
+    assert predecessor.pid == os.getpid()
+    assert os.fstat(predecessor.lock).st_ino == os.fstat(old.store.lock).st_ino
+    assert old.data_path.calls == []
+    assert await predecessor.take() == LIMITS
+    assert old.data_path.calls == ["hand over 3"]
+    assert not old.handed_over.is_set()
+    await predecessor.serve()
+    await old.handed_over.wait()
+    new: Any = Handing()
+    nursery.start_soon(predecessor.settle, new)
+    await old.leaving.finish()
+    await wait_all_tasks_blocked()
+    assert new.debits == [SPENT]
+    new.listening.close()
+    close(predecessor)
+
+
+@pytest.mark.parametrize("taken", [False, True])
+async def test_one_that_leaves_before_it_serves_leaves_the_other_as_it_was(old: Old, taken: bool) -> None:  # noqa: FBT001 - a parameter
+    predecessor = await hand_over.reach(old.store.place)
+    assert predecessor is not None
+    if taken:
+        await predecessor.take()
+    with structlog.testing.capture_logs() as logged:
+        close(predecessor)
+        # Edits waited for that, and are made again.
+        await old.edit()
+    assert [line["log_level"] for line in logged if "take over" in line["event"]] == ["warning"]
+    assert old.data_path.calls == (["hand over 3", "go on"] if taken else [])
+    again = await hand_over.reach(old.store.place)
+    assert again is not None
+    close(again)
+
+
+async def test_no_edit_is_made_once_the_other_may_have_read_them(old: Old, nursery: trio.Nursery) -> None:
+    predecessor = await hand_over.reach(old.store.place)
+    assert predecessor is not None
+    nursery.start_soon(old.edit)
+    await wait_all_tasks_blocked()
+    assert old.store.active == {}
+    close(predecessor)
+    await wait_all_tasks_blocked()
+
+
+async def test_limits_that_another_version_wrote_are_left_aside(old: Old, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits_file, "encode", lambda _: b"all new")
+    predecessor = await hand_over.reach(old.store.place)
+    assert predecessor is not None
+    with structlog.testing.capture_logs() as logged:
+        assert await predecessor.take() is None
+    assert "limits begin full" in logged[0]["event"]
+    close(predecessor)
+
+
+async def test_one_that_says_nothing_is_let_go_of(old: Old, autojump_clock: MockClock, nursery: trio.Nursery) -> None:
+    predecessor = await hand_over.reach(old.store.place)
+    assert predecessor is not None
+    await trio.sleep(61)
+    with pytest.raises(StartError, match="did not hand over"):
+        await predecessor.take()
+    assert old.data_path.calls == []
+    close(predecessor)
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 8, bytes(7) + b"\x01\xc1"])
+async def test_what_is_no_message_is_an_error_that_says_what_to_think_of_it(tmp_path: Path, said: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / hand_over.NAME))
+        listening.listen()
+
+        def answer() -> None:
+            with listening.accept()[0] as connection:
+                connection.recv(100)
+                connection.sendall(said)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.to_thread.run_sync, answer)
+            with pytest.raises(StartError, match="take_over: the process that runs did not hand over"):
+                await hand_over.reach(tmp_path)
+
+
+async def test_where_no_process_runs_there_is_nothing_to_take_over(old: Old, tmp_path: Path) -> None:
+    assert await hand_over.reach(tmp_path / "nowhere") is None
+    assert await hand_over.reach(tmp_path) is None
+    # Left by one that was killed.
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(str(tmp_path / hand_over.NAME))
+    assert await hand_over.reach(tmp_path) is None
+
+
+async def test_the_socket_is_for_this_user_alone(old: Old) -> None:
+    assert (old.store.place / hand_over.NAME).stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_directory_that_takes_no_socket_is_a_warning(old: Old, nursery: trio.Nursery) -> None:
+    (old.store.place / hand_over.NAME).unlink()
+    (old.store.place / hand_over.NAME).mkdir()
+    with structlog.testing.capture_logs() as logged:
+        await nursery.start(HandOver(old.store, None, old.data_path, old.edits, 3.0, old.handed_over).run)
+    assert [line["event"] for line in logged] == ["no other process can take over from this one"]

@@ -1,0 +1,186 @@
+"""All limits of a process, as another one goes on with them: together both give each limit once."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from limiter.deciding.limits import Caller, Denial, Held, KeptLimits, Limits
+from limiter.plans.registry import OVERFLOW_NAME
+from limiter.rules.resource import Resource
+from limiter.rules.rule import Rule
+from limiter.rules.rule_set import RuleSet
+
+S = 1_000_000_000
+ASKER = Caller("10.1.2.3", "g", "main")
+ORDERS = Resource("topic", "orders")
+
+
+def limits_by(*rules: Rule, max_live: int = 100) -> Limits:
+    return Limits(RuleSet(rules), max_live)
+
+
+def ask(limits: Limits, count: int, now_ns: int, resource: Resource = ORDERS) -> int:
+    return limits.decide(now_ns, (resource,), ASKER, [1] * count, lambda: [100] * count).admitted
+
+
+def balance(limits: Limits, now_ns: int, resource: Resource = ORDERS) -> float | None:
+    state = limits.state(resource, now_ns)
+    return None if state is None else state.stored_permits
+
+
+class Waiting(Held):
+    """A request that waits, and remembers what became of it."""
+
+    __slots__ = ("outcome",)
+
+    def __init__(self, *, refusable: bool = True, messages: int = 1) -> None:
+        caller = ASKER._replace(refusable=refusable)
+        super().__init__((ORDERS,), caller, messages, 100, connection=1, order_key=None)
+        self.outcome: Denial | str | None = None
+
+    def resolved(self, stop: Denial | None) -> None:
+        self.outcome = stop or "passed"
+
+
+def hold(limits: Limits, now_ns: int, **how: bool | int) -> Waiting:
+    held = Waiting(**how)  # type: ignore[arg-type]  # one is a bool, the other an int
+    decision = limits.decide(now_ns, (ORDERS,), held.caller, [held.messages], lambda: [100])
+    assert decision.delays
+    assert limits.hold(now_ns, decision, held) is None
+    return held
+
+
+def test_only_limits_that_are_not_as_good_as_new_are_kept_and_go_on() -> None:
+    rules = (Rule("topic", "*", 10), Rule("topic", "orders", 5, bytes_per_s=2000))
+    before = limits_by(*rules)
+    quiet = Resource("topic", "quiet")
+    assert ask(before, 8, S) == 5
+    assert ask(before, 3, S, Resource("topic", "t")) == 3
+    assert ask(before, 1, S, quiet) == 1
+    kept = before.keep(S + S // 2, S + S // 2)
+    names = {dimension: sorted(each.name for each in found) for dimension, found in kept.limiters.items()}
+    assert names == {"messages": ["orders"], "bytes": []}
+    after = limits_by(*rules)
+    assert after.restore(kept, S + S // 2) == (1, 0)
+    assert balance(after, S + S // 2) == balance(before, S + S // 2)
+    assert balance(after, S + S // 2, quiet) is None
+
+
+def test_what_has_no_limit_any_more_is_left_aside_and_so_is_what_is_wrong() -> None:
+    before = limits_by(Rule("topic", "orders", 5), Rule("topic", "other", 5))
+    ask(before, 9, S)
+    ask(before, 9, S, Resource("topic", "other"))
+    kept = before.keep(S, S)
+    assert limits_by(Rule("topic", "other", 5)).restore(kept, S) == (1, 1)
+    wrong = [each._replace(at_ns=S + 1) for each in kept.limiters["messages"]]
+    assert limits_by(Rule("topic", "*", 5)).restore(kept._replace(limiters={"messages": wrong}), S) == (0, 2)
+
+
+def test_what_names_share_for_want_of_room_goes_on() -> None:
+    before = limits_by(Rule("topic", "*", 5), max_live=1)
+    ask(before, 9, S)
+    ask(before, 9, S, Resource("topic", "no-room"))
+    kept = before.keep(S, S)
+    assert [(each.name, each.shared) for each in kept.limiters["messages"]] == [
+        ("orders", False),
+        (OVERFLOW_NAME, True),
+    ]
+    after = limits_by(Rule("topic", "*", 5), max_live=1)
+    assert after.restore(kept, S) == (2, 0)
+    assert ask(after, 1, S, Resource("topic", "no-room-either")) == 0
+
+
+def test_what_waits_in_the_one_is_set_aside_in_the_other_and_settled_at_the_end() -> None:
+    rule = Rule("topic", "orders", 10, action="delay", max_delay_s=2)
+    before, after = limits_by(rule), limits_by(rule)
+    assert ask(before, 11, S) == 10
+    held = [hold(before, S) for _ in range(5)]
+    kept = before.keep(S, S + 10 * S)
+    assert [each.upermits for each in kept.set_aside] == [5_000_000]
+    after.restore(kept, S)
+    assert balance(after, S) == -5
+    # One of them goes away, the others pass as their permits come.
+    before.holding.drop(held[4])
+    now_ns = S
+    while (due_ns := before.holding.next_due_ns()) is not None:
+        now_ns = max(now_ns, due_ns)
+        before.holding.release(now_ns)
+    assert [each.outcome for each in held] == ["passed"] * 4 + [None]
+    spent = before.spent_since(kept, now_ns)
+    assert [each.upermits for each in spent] == [-1_000_000]
+    owed = balance(after, now_ns)
+    after.debit(spent, now_ns)
+    assert owed is not None
+    assert balance(after, now_ns) == pytest.approx(owed + 1)
+
+
+def test_no_more_is_set_aside_than_can_be_spent_until_the_end() -> None:
+    rule = Rule("topic", "orders", 10, action="delay", max_delay_s=60)
+    before = limits_by(rule)
+    ask(before, 11, S)
+    for _ in range(50):
+        hold(before, S)
+    assert [each.upermits for each in before.keep(S, 3 * S).set_aside] == [20_000_000]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_what_the_one_spends_after_it_was_asked_is_taken_off_in_the_other(known: bool) -> None:  # noqa: FBT001 - a parameter
+    rule = Rule("topic", "orders", 10)
+    before, after = limits_by(rule), limits_by(rule)
+    if known:
+        ask(before, 4, S)
+    kept = before.keep(S, S)
+    after.restore(kept, S)
+    ask(before, 3, S)
+    after.debit(before.spent_since(kept, S), S)
+    assert balance(after, S) == balance(before, S)
+
+
+def test_what_cannot_be_refused_passes_at_the_end_of_a_drain_and_is_owed() -> None:
+    rule = Rule("topic", "orders", 1, action="delay", max_delay_s=2)
+    limits = limits_by(rule)
+    ask(limits, 1, S)
+    held = hold(limits, S, refusable=False, messages=7)
+    limits.holding.drain(2 * S)
+    limits.holding.release(2 * S)
+    assert held.outcome == "passed"
+    assert (balance(limits, 2 * S) or 0) <= -6
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["ask", "ask", "ask", "hand over", "straggle", "settle"]),
+        st.integers(0, 2 * S),
+        st.integers(1, 30),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+def test_however_often_processes_take_over_they_admit_no_more_than_one_would(steps: list[tuple[str, int, int]]) -> None:
+    rule = Rule("topic", "orders", 10, break_s=0)
+    now_ns, total, unsettled = S, 0, 0
+    current = limits_by(rule)
+    before: tuple[Limits, KeptLimits] | None = None
+    for what, passes_ns, count in steps:
+        now_ns += passes_ns
+        if what == "ask":
+            total += ask(current, count, now_ns)
+        elif what == "straggle" and before is not None:
+            # A request that the one before had begun to read; it is settled when that one ends.
+            admitted = ask(before[0], count, now_ns)
+            total, unsettled = total + admitted, unsettled + admitted
+        elif before is not None:
+            current.debit(before[0].spent_since(before[1], now_ns), now_ns)
+            before, unsettled = None, 0
+        if what == "hand over":
+            kept = current.keep(now_ns, now_ns)
+            before, current = (current, kept), limits_by(rule)
+            current.restore(kept, now_ns)
+        # The rate since the beginning, one burst, and the rounding up that ``bucket`` has. What was admitted beyond
+        # that by the one that ends is owed by the other, once it knows.
+        owed = max(0.0, -(balance(current, now_ns) or 0.0))
+        assert total - unsettled - owed <= 10 * (now_ns - S) / S + 10 + 1
