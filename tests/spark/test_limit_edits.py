@@ -55,7 +55,7 @@ def test_an_edit_shows_what_held_beside_it_and_is_drawn_at_its_time(
     make_tables(its, find([str(tmp_path / "a.jsonl")]), Options(), Wanted())
     recommended = recommend(its, Options())
     digest = Digest(spark, its.store, Options(), recommended.instances)
-    found = digest.findings("2025-11-24T01:00:00Z", "out", Inputs(), Picked(), recommended.decided)
+    found = digest.findings("2025-11-24T01:00:00Z", "out", Inputs(), Picked((), ()), recommended.decided)
 
     assert [words.edit(each) for each in found.limit_changes] == [
         "1,000/s → 200/s (by orders-*)",

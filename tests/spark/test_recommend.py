@@ -139,7 +139,8 @@ def test_the_table_and_the_file_say_the_same_and_a_rerun_changes_nothing(tables:
     written: list[bytes] = []
     for _ in range(2):
         recommended = recommend(tables, Options())
-        picked = _write_recommendations(path, "2026-11-22T00:00:00Z", recommended)
+        picked = Picked((), ())
+        _write_recommendations(path, "2026-11-22T00:00:00Z", recommended, picked)
         written.append(path.read_bytes())
     content, again = written
     assert content == again
@@ -156,5 +157,7 @@ def test_the_table_and_the_file_say_the_same_and_a_rerun_changes_nothing(tables:
 def test_of_nothing_there_are_none(spark: SparkSession, tools: Callable[[Path], Any], tmp_path: Path) -> None:
     recommended = recommend(tools(tmp_path / "out"), Options())
     path = tmp_path / "recommendations.json"
-    assert _write_recommendations(path, "2026-11-22T00:00:00Z", recommended).counts == Picked().counts == {}
+    picked = Picked((), ())
+    _write_recommendations(path, "2026-11-22T00:00:00Z", recommended, picked)
+    assert picked.counts == {}
     assert read_file(str(path)).recommendations == ()
