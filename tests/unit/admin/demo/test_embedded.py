@@ -52,9 +52,9 @@ async def test_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = []
     open_store = places.open_store
 
-    def opened(place: places.Place, now: Any) -> Any:
+    def opened(place: places.Place, now: Any, **how: Any) -> Any:
         kept.append(place)
-        return open_store(place, now)
+        return open_store(place, now, **how)
 
     monkeypatch.setattr(places, "open_store", opened)
     await embedded.perform(seconds=0.1)
