@@ -11,6 +11,7 @@ VENV_STAMP := $(VENV)/.stamp
 PARTS_STAMPS := $(PARTS)/rocketmq/.stamp $(PARTS)/rabbitmq/.stamp $(PARTS)/artemis/.stamp \
 	$(PARTS)/amqp10/.stamp $(PARTS)/node/.stamp $(PARTS)/python/.stamp
 NATIVE_STAMP := $(VENV)/.stamp-native
+FUZZ_STAMP := $(VENV)/.stamp-fuzz
 NATIVE_SOURCES := $(wildcard native/*.toml native/*.pyi native/src/*.rs native/core/Cargo.toml native/core/src/*.rs native/core/src/*/*.rs)
 # The compiled part is optional: without a Rust toolchain all is done in Python.
 CARGO := $(shell cargo --version 2>/dev/null | awk '{ split($$2, version, "."); if (version[2] >= 85) print "cargo" }')
@@ -37,7 +38,7 @@ endef
 
 TESTED := proxy limiter admin native tests
 
-.PHONY: help setup packages native no-native rust parts demo demo-rocketmq demo-rabbitmq pictures test test-all lint types fast unit fuzz quick browser operator spark stores integration soak rabbitmq4 deploy chroot dist coverage bench reference constraints format clean
+.PHONY: help setup packages native no-native rust parts fuzz-long fuzz-corpus demo demo-rocketmq demo-rabbitmq pictures test test-all lint types fast unit fuzz quick browser operator spark stores integration soak rabbitmq4 deploy chroot dist coverage bench reference constraints format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,6 +74,7 @@ ifneq ($(CARGO),)
 	cd native && cargo fmt --all --check
 	cd native && cargo clippy --quiet --workspace --all-targets -- -D warnings
 	cd native && cargo test --quiet --workspace
+	cd native/fuzz && cargo fmt --check && cargo clippy --quiet --all-targets -- -D warnings && cargo test --quiet
 endif
 
 stores: $(VENV_STAMP) $(PARTS)/s3a/.stamp $(PARTS)/hdfs/.stamp ## fetch an S3 server, the client for it, and an HDFS, for tests of reports
@@ -207,6 +209,7 @@ types: $(VENV_STAMP) $(NATIVE) ## mypy --strict over the packages and the test h
 	$(BIN)/mypy --strict tests/integration/harness
 	$(BIN)/mypy --strict tests/support/playbook tests/support/amqp_playbook tests/support/amqp10_playbook
 	$(BIN)/mypy --strict tests/plugin/sluice_lines
+	MYPYPATH=tests/support:tests/integration $(BIN)/mypy --strict tests/fuzz/guided.py tests/support/fuzz_targets
 	MYPYPATH=tests/support:tests/integration $(BIN)/mypy --strict tests/support/pictures
 	MYPYPATH=tests/support:tests/integration $(BIN)/mypy --strict tests/bench tests/support/reference \
 		tests/support/claims.py tests/support/page_commands.py tests/support/guides.py tests/support/credit_processes.py
@@ -222,6 +225,18 @@ unit: $(VENV_STAMP) $(NATIVE) ## unit tests alone
 
 fuzz: $(VENV_STAMP) ## fuzz tests alone; FUZZ_FACTOR=20 makes 20 times the cases
 	$(BIN)/python -m pytest tests/fuzz
+
+$(FUZZ_STAMP): $(VENV_STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	@touch $@
+
+# FUZZ_SECONDS=60 is for a first look; FUZZ_TARGETS="rocketmq edits" runs these two.
+FUZZ_SECONDS := 600
+fuzz-long: $(FUZZ_STAMP) $(NATIVE) ## coverage-guided fuzzing with libFuzzer (Atheris; the Rust core likewise); FUZZ_SECONDS for each of FUZZ_TARGETS
+	$(BIN)/python tests/fuzz/guided.py $(FUZZ_TARGETS) --seconds $(FUZZ_SECONDS)
+
+fuzz-corpus: $(FUZZ_STAMP) $(NATIVE) ## make tests/fuzz/corpus anew from what fuzz-long has learnt
+	$(BIN)/python tests/fuzz/guided.py $(FUZZ_TARGETS) --minimise
 
 # What failed is tried once more, with nothing beside it: brokers, browsers and Spark share the cores with each other, and
 # some of their time-outs are their own. Both outcomes are printed.
@@ -305,12 +320,12 @@ format: $(VENV_STAMP) ## apply the formatter and ruff's safe fixes
 # A fresh environment without pins gives the newest versions that pyproject.toml's ranges allow.
 constraints: ## refresh constraints.txt
 	@set -e; found=; $(FIND_PYTHON); rm -rf $(PARTS)/fresh; "$$found" -m venv $(PARTS)/fresh
-	$(PARTS)/fresh/bin/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(PARTS)/fresh/bin/pip install --quiet --disable-pip-version-check -e '.[dev,fuzz]'
 	@{ sed -n '/^#/p' constraints.txt; \
 	   $(PARTS)/fresh/bin/pip freeze --exclude-editable | LC_ALL=C sort -f; } > constraints.txt.new
 	@mv constraints.txt.new constraints.txt && rm -rf $(PARTS)/fresh
 
 clean: ## remove what was made: environments, parts, caches
-	rm -rf $(VENV) $(PARTS) build dist htmlcov native/target .coverage .coverage.* .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PARTS) .fuzz build dist htmlcov native/target native/fuzz/target .coverage .coverage.* .hypothesis .import_linter_cache
 	rm -rf .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,6 +6,8 @@ Each line says where (file and line, variable, flag or address), what was found 
 import errno
 from collections.abc import Sequence
 
+from admin.common.tables import printable
+
 
 class OperatorError(Exception):
     """One or more things an operator must change.
@@ -18,7 +20,8 @@ class OperatorError(Exception):
     exit_code = 1
 
     def __init__(self, lines: str | Sequence[str]) -> None:
-        self.lines: tuple[str, ...] = (lines,) if isinstance(lines, str) else tuple(lines)
+        # Keys and values are shown as they were found: they must not give a terminal orders, nor break a line.
+        self.lines = tuple(map(printable, (lines,) if isinstance(lines, str) else lines))
         super().__init__("\n".join(self.lines))
 
 

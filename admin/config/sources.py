@@ -142,6 +142,9 @@ ENV_LISTEN, ENV_BROKER, ENV_LIMIT = "SLUICE_LISTEN", "SLUICE_BROKER", "SLUICE_LI
 ENV_PROTOCOL, ENV_CONFIG = "SLUICE_PROTOCOL", "SLUICE_CONFIG"
 
 _LIMIT_SEPARATOR = re.compile(r"[\s,]+")
+#: Of TOML's integers; Python's have no end.
+_INTEGER_BITS: Final = 63
+_LONG_INTEGER: Final = "an integer in it has more than 64 bits, and TOML has none such; write a smaller one"
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _KUBERNETES = re.compile(
     r"SLUICE_([A-Z0-9_]+_)?(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
@@ -268,9 +271,27 @@ def _read(file: str, name: str) -> tuple[dict[str, Any], Mapping[Place, int]]:
         what = f"not UTF-8 text: byte {error.start} cannot be read; save it as UTF-8"
         raise SettingsError(f"{name}{file}: {what}") from None
     try:
-        return tomllib.loads(text), find_lines(text)
+        data = tomllib.loads(text)
+        has_long_integer = _has_long_integer(data)
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(_not_toml(file, text, str(error))) from None
+    except RecursionError:
+        raise SettingsError(f"{name}{file}: arrays or tables in it are nested too deeply; write fewer levels") from None
+    except ValueError:
+        # Python reads no integer of thousands of digits.
+        raise SettingsError(f"{name}{file}: {_LONG_INTEGER}") from None
+    if has_long_integer:
+        raise SettingsError(f"{name}{file}: {_LONG_INTEGER}")
+    return data, find_lines(text)
+
+
+def _has_long_integer(value: object) -> bool:
+    """Say whether there is an integer in it that TOML does not have; tomllib reads them all the same."""
+    if isinstance(value, dict):
+        return any(map(_has_long_integer, value.values()))
+    if isinstance(value, list):
+        return any(map(_has_long_integer, value))
+    return isinstance(value, int) and value.bit_length() > _INTEGER_BITS
 
 
 def _expand_addresses(
@@ -346,9 +367,9 @@ def _scalar(text: str) -> object:
     """Read a variable as TOML reads a number or a boolean; everything else is text."""
     try:
         value = tomllib.loads(f"value = {text.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
-    return value if isinstance(value, bool | int | float) else text
+    return value if isinstance(value, bool | int | float) and not _has_long_integer(value) else text
 
 
 def _get(data: dict[str, Any], place: Place) -> object:

@@ -65,9 +65,15 @@ def _note(path: Path, number: int, lines: dict[Path, int]) -> None:
 
 @lru_cache(maxsize=1024)
 def _split(dotted: str) -> tuple[str, ...]:
-    """Take a dotted key apart; tomllib knows the quoting. The same few keys come again in every limit."""
+    """Take a dotted key apart; tomllib knows the quoting. The same few keys come again in every limit.
+
+    What only looks like one, a line within a string of several, has no parts.
+    """
     keys = []
-    value: object = tomllib.loads(f"{dotted} = 0")
+    try:
+        value: object = tomllib.loads(f"{dotted} = 0")
+    except tomllib.TOMLDecodeError:
+        return ()
     while isinstance(value, dict):
         ((key, value),) = value.items()
         keys.append(key)

@@ -12,6 +12,7 @@ import msgspec
 
 from admin.rejection_log.aggregate import Aggregate, minute_of
 from admin.rejection_log.composing import LimitInForce
+from admin.rejection_log.records import LimitFields
 from limiter.counting.rejections import Amount, Outcome, ResourceSecond
 from limiter.rules.resource import Resource
 
@@ -80,6 +81,16 @@ class Commit(msgspec.Struct, frozen=True, array_like=True, tag="commit", gc=Fals
     lost_records: int
 
 
+_Limit: Final = msgspec.defstruct(
+    "_Limit",
+    [
+        (field.name, field.type, field.default)
+        for field in msgspec.structs.fields(LimitFields)
+        if field.default is not msgspec.NODEFAULT
+    ],
+    omit_defaults=True,
+)
+"""The fields of ``LimitInForce``."""
 _decoder: Final = msgspec.json.Decoder(Header | Seen | Commit)
 
 
@@ -110,6 +121,8 @@ def read(lines: Iterable[bytes]) -> Iterator[Left | None]:
     for line in lines:
         try:
             entry = _decoder.decode(line)
+            if isinstance(entry, Seen):
+                entry = msgspec.structs.replace(entry, limit=_known(entry.limit))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             break
         match entry:
@@ -149,6 +162,16 @@ def _add(left: Left, seen: Seen) -> None:
         seen.identified,
     )
     left.minute.add(seen.at_s, second)
+
+
+def _known(limit: LimitInForce) -> LimitInForce:
+    """Return what of a limit records have, as they have it: another version of Sluice may have written others.
+
+    Raises:
+        msgspec.ValidationError: a value is none that a record can have.
+    """
+    known: LimitInForce = msgspec.to_builtins(msgspec.convert(limit, _Limit))
+    return known
 
 
 def _nothing(header: Header) -> Commit:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from admin.common.errors import SettingsError
-from admin.config.settings import OFF, Endpoint
+from admin.config.settings import OFF, Endpoint, Settings
 from admin.config.sources import Flags, LimitText, environment_names, load
 from admin.run.composition import compose
 
@@ -225,6 +225,7 @@ NETWORK = 'must be an address or a network: "10.1.2.3", "10.0.0.0/8" or "2001:db
 LEVEL = 'must be "debug", "info", "warning" or "error"'
 LISTENER = '[[listeners]]\nlisten = "{}"\nbroker = "{}"'
 LIMIT = '[[limits]]\nkind = "topic"\nname = "a"\n'
+LONG_INTEGER = "an integer in it has more than 64 bits, and TOML has none such; write a smaller one"
 NOTHING_SAID = 'must have a rate or bytes_per_s, or action = "off", or confirm = "after_consume"'
 HANDLER = '[[handlers]]\nname = "rate_limit"\n'
 
@@ -309,10 +310,38 @@ HANDLER = '[[handlers]]\nname = "rate_limit"\n'
         ("[[log]\nx", "1: not TOML: expected ']]' at the end of an array declaration (column 6): \"[[log]\""),
         ("a = 1\na = 2", '2: not TOML: cannot overwrite a value (end of the file): "a = 2"'),
         ("a = [", '1: not TOML: invalid value (end of the file): "a = ["'),
+        ('"a\\u001b[2J" = 1', "1: a\\x1b[2J: unknown; allowed here: " + ", ".join(sorted(Settings.model_fields))),
+        ('limiting = "\\u009b31m"', '1: limiting = "\\x9b31m": must be true or false'),
     ],
 )
 def test_a_fault_in_the_file_names_line_key_value_and_what_is_allowed(write: Write, text: str, line: str) -> None:
     assert lines(write(text)) == [f"sluice.toml:{line}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("a = " + "[" * 3000, "arrays or tables in it are nested too deeply; write fewer levels"),
+        ("a" + ".a" * 3000 + " = 1", "arrays or tables in it are nested too deeply; write fewer levels"),
+        ("grace_s = " + "1" * 5000, LONG_INTEGER),
+        ("grace_s = 0x" + "f" * 17, LONG_INTEGER),
+        ("[bounds]\nmax_connections = 0x" + "f" * 5000, LONG_INTEGER),
+    ],
+    ids=["arrays", "tables", "digits", "hexadecimal", "long_hexadecimal"],
+)
+def test_what_python_cannot_read_is_told_in_words(write: Write, text: str, what: str) -> None:
+    assert lines(write(text)) == [f"sluice.toml: {what}"]
+
+
+def test_a_string_of_several_lines_may_hold_what_is_no_key(write: Write) -> None:
+    text = LISTENER.format("a:1", "b:1") + "\nexempt = [ # none\n'''\n\"\\q\" = 1\n''']\n"
+    assert [line.partition(":")[2][:20] for line in lines(write(text))] == ["4: listeners[0].exem"]
+
+
+def test_a_variable_of_thousands_of_digits_is_text(write: Write) -> None:
+    (line,) = lines(write(LISTENER.format("a:1", "b:1")), {"SLUICE_GRACE_S": "1" * 5000})
+    assert "SLUICE_GRACE_S" in line
+    assert "must be a number" in line
 
 
 def test_every_fault_has_a_line_of_its_own(write: Write) -> None:

@@ -26,6 +26,13 @@ rate = 5
 '''
 
 
+def test_what_only_looks_like_a_key_has_no_line() -> None:
+    text = "a = [ # one\n'''\n\"\\q\" = 1\n''']\nb = 2\n"
+    tomllib.loads(text)
+    lines = find_lines(text)
+    assert (lines["a",], lines["b",]) == (1, 5)
+
+
 def test_keys_and_tables_are_found_on_their_lines() -> None:
     lines = find_lines(TEXT)
     assert lines["limiting",] == 1

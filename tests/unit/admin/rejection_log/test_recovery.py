@@ -159,6 +159,20 @@ def test_what_a_version_that_knew_of_no_repeats_left_is_recovered(life: Life, fo
     assert totals(found, folder.path) == {"admitted": 6, "refused": 3, "rejected": 3}
 
 
+def test_what_a_version_with_other_limits_left_is_recovered(life: Life, folder: Folder, found: Any) -> None:
+    life.second(MINUTE)
+    dead = Dead(folder.path)
+    entries = [json.loads(line) for line in dead.write_ahead.read_bytes().splitlines()]
+    for entry in entries:
+        if entry[0] == "traffic":
+            entry[3]["new_field"] = 1
+    dead.write_ahead.write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
+    assert recover_now(folder).failed == 0
+    traffic = [record for record in found.records() if record["type"] == "traffic"]
+    assert [each.get("rate_per_s") for each in traffic] == [5, None, None]
+    assert not any("new_field" in each for each in traffic)
+
+
 def recover_now(folder: Folder) -> recovery.Recovered:
     return recovery.recover(folder)
 

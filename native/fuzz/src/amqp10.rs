@@ -1,0 +1,71 @@
+//! AMQP 1.0: chunks of one peer's frames, scanned, with flows written anew and with other numbers.
+//!
+//! In front of each chunk stand what else is done (one byte) and its length (two).
+
+use sluice_native_core::amqp10::{reflow, renumber, Difference, Links, Numbers, Terms};
+
+fn numbers(sent: Difference, received: Difference) -> Vec<Numbers> {
+    (0..3).map(|channel| Numbers { channel, sent, received }).collect()
+}
+
+/// Try an input.
+///
+/// # Panics
+///
+/// If something is wrong.
+pub fn run(data: &[u8]) {
+    let mut links = Links::new(b"x-cc".to_vec());
+    for channel in 0..3 {
+        links.begin(channel);
+        for handle in 0..3 {
+            links.mark(channel, handle, Terms { most_bytes: None, copies: handle == 2 });
+        }
+    }
+    let mut rest = data;
+    while let Some(([options, high, low], behind)) = rest.split_first_chunk::<3>() {
+        let size = usize::from(u16::from_be_bytes([*high, *low])).min(behind.len());
+        let (chunk, more) = behind.split_at(size);
+        rest = more;
+        let (channel, handle) = (u16::from(options >> 6), u32::from(options >> 4 & 3));
+        match options & 7 {
+            0 => links.begin(channel),
+            1 => links.leave(channel),
+            2 => links.end(channel),
+            3 => links.mark(channel, handle, Terms { most_bytes: Some(50), copies: true }),
+            4 => links.unmark(channel, handle),
+            _ => {}
+        }
+        links.takes_flows = options & 8 != 0;
+        let most_runs = if options & 7 == 5 { 3 } else { 1000 };
+        let taken = links.scan(chunk, 0, most_runs);
+        assert!(taken.stop <= chunk.len());
+        let ranges: usize = taken.begun.iter().map(|begun| 1 + begun.unsettled.len()).sum();
+        assert!(taken.moved.len() + ranges + taken.disposed.len() <= most_runs);
+        assert!(taken.moved.iter().map(|moved| moved.bytes).sum::<u64>() <= taken.stop as u64);
+        assert!(links.takes_flows || taken.flows.is_empty());
+        for flow in &taken.flows {
+            let frame = &chunk[flow.start..flow.stop];
+            let written = reflow(frame, &[]).expect("what was taken can be written");
+            assert!(written.len() <= frame.len() + 16);
+            assert_eq!(reflow(&written, &[]).as_ref(), Some(&written));
+            assert!(reflow(frame, &[(usize::from(options >> 4), &[0x40])]).is_some() == (options >> 4 < 11));
+        }
+        let _ = reflow(chunk, &[]);
+
+        let same = Difference { from: None, by: 0 };
+        let mut out = Vec::new();
+        let stop = renumber(chunk, 0, taken.stop, &numbers(same, same), usize::MAX, &mut out);
+        assert!(stop <= taken.stop);
+        // Numbers may be written longer than they must be: then they become shorter, or stay.
+        assert!(out.len() <= 2 * stop + 64);
+        let from = Difference { from: Some(3), by: 1 };
+        let all = Difference { from: None, by: 250 };
+        out.clear();
+        let stop = renumber(chunk, 0, taken.stop, &numbers(from, all), usize::MAX, &mut out);
+        assert!(stop <= taken.stop && out.len() <= 3 * stop);
+        // No longer frame is written with other numbers.
+        let mut short = Vec::new();
+        let stopped = renumber(chunk, 0, taken.stop, &numbers(from, all), 40, &mut short);
+        assert!(stopped <= stop && out.starts_with(&short));
+    }
+}

@@ -1,0 +1,130 @@
+//! A chunk of `RocketMQ` frames: scanned afresh, beside headers like its own, in two pieces; and stepped over as answers.
+//!
+//! The first two bytes say where the chunk is cut.
+
+use sluice_native_core::opaques::Opaques;
+use sluice_native_core::scan::{prefix, Bounds, Known, Scanner, Taken, HEADER_JSON, PREFIX_BYTES};
+use sluice_native_core::table::Table;
+use sluice_native_core::templates::Templates;
+use sluice_native_core::{answers, binary, json};
+
+const BOUNDS: Bounds = Bounds { max_length: (1 << 24) - 4, most_keys: 1024, most_runs: 256 };
+
+fn table() -> Table {
+    let mut table = Table::new(1 << 16, 255, "%RETRY%".to_owned(), "retry_group".to_owned());
+    table.plain_sys_flags = vec!["0".to_owned(), "1".to_owned()];
+    table.internal_topics = vec!["SCHEDULE_TOPIC_XXXX".to_owned()];
+    table.internal_prefix = "rmq_sys_".to_owned();
+    for code in [310, 320] {
+        table.add(code, "topic", "b", Some("a"), Some("m"), Some("f")).unwrap();
+    }
+    table.add(10, "topic", "topic", Some("producerGroup"), Some("batch"), Some("sysFlag")).unwrap();
+    table.add(36, "retry_group", "group", None, None, None).unwrap();
+    table
+}
+
+fn scan(chunk: &[u8], table: &Table, known: &mut Known, owed: &mut Opaques) -> Taken {
+    Scanner::default().scan(chunk, 0, &BOUNDS, table, known, owed)
+}
+
+fn check(chunk: &[u8], taken: &Taken, table: &Table, owed: &Opaques) {
+    let mut at = 0;
+    let mut bytes = 0;
+    for frame in &taken.frames {
+        assert_eq!(frame.start as usize, at);
+        let (length, word) = prefix(chunk, at).unwrap();
+        assert_eq!(i64::from(frame.size), i64::from(length) + 4);
+        let header = &chunk[at + PREFIX_BYTES..][..(word & 0x00ff_ffff) as usize];
+        let afresh = if word >> 24 == HEADER_JSON {
+            json::read::<false>(header, table)
+        } else {
+            binary::read::<false>(header, table)
+        };
+        let (plain, _) = afresh.expect("what was taken is plain by itself");
+        assert_eq!((frame.code, frame.opaque, frame.flag), (plain.code, plain.opaque, plain.flag));
+        let new = &taken.new[taken.runs[frame.run as usize].key];
+        let name = std::str::from_utf8(plain.name.of(header)).unwrap();
+        assert_eq!(table.resource(plain.entry, name), Some((new.kind.as_str(), new.name.as_str())));
+        assert_eq!(plain.group.of(header), new.group.as_bytes());
+        assert!(frame.is_oneway() || owed.contains(frame.opaque));
+        let id = frame.message_id(chunk).unwrap_or_default();
+        assert!(id.len() <= 255);
+        bytes += u64::from(frame.size);
+        at = frame.stop();
+    }
+    assert_eq!(taken.stop, at);
+    assert_eq!(taken.runs.iter().map(|run| run.bytes).sum::<u64>(), bytes);
+    assert_eq!(taken.runs.iter().map(|run| run.frames as usize).sum::<usize>(), taken.frames.len());
+    let mut indexes = taken.indexes();
+    indexes.sort_unstable();
+    assert!(indexes.into_iter().eq(0..u32::try_from(taken.frames.len()).unwrap()));
+}
+
+/// Try an input.
+///
+/// # Panics
+///
+/// If something is wrong.
+pub fn run(data: &[u8]) {
+    let Some((cut, chunk)) = data.split_first_chunk::<2>() else { return };
+    let table = table();
+    let (mut known, mut owed) = (Known::default(), Opaques::new(1 << 14));
+    let whole = scan(chunk, &table, &mut known, &mut owed);
+    check(chunk, &whole, &table, &owed);
+    // Headers that were read before change nothing.
+    let again = scan(chunk, &table, &mut known, &mut owed);
+    assert_eq!(
+        (&again.frames, &again.runs, &again.new, again.stop),
+        (&whole.frames, &whole.runs, &whole.new, whole.stop)
+    );
+
+    let first = &chunk[..usize::from(u16::from_be_bytes(*cut)) % (chunk.len() + 1)];
+    let mut scanner = Scanner::default();
+    let (mut known, mut owed) = (Known::default(), Opaques::new(1 << 14));
+    let begun = scanner.scan(first, 0, &BOUNDS, &table, &mut known, &mut owed);
+    assert_eq!(begun.frames, whole.frames[..begun.frames.len()]);
+    if begun.stop <= chunk.len() && begun.runs.len() < BOUNDS.most_runs {
+        let rest = scanner.scan(chunk, begun.stop, &BOUNDS, &table, &mut known, &mut owed);
+        let frames = begun.frames.iter().chain(&rest.frames).map(|frame| (frame.start, frame.size, frame.opaque));
+        assert!(frames.take(whole.frames.len()).eq(whole.frames.iter().map(|frame| (
+            frame.start,
+            frame.size,
+            frame.opaque
+        ))));
+    }
+
+    settle(chunk);
+}
+
+/// Step over a chunk as over answers to all that any of them could answer.
+fn settle(chunk: &[u8]) {
+    let mut owed = Opaques::new(1 << 14);
+    let mut at = 0;
+    let mut stops = vec![0];
+    let mut numbers = Vec::new();
+    while let Some((length, word)) = prefix(chunk, at) {
+        let header = chunk.get(at + PREFIX_BYTES..).and_then(|rest| rest.get(..word as usize));
+        let Some((plain, _)) = header.and_then(answers::read::<false>) else { break };
+        let Some(size) = usize::try_from(length).ok().filter(|size| *size >= 4 + word as usize) else { break };
+        // What answers the same a second time is something else.
+        if owed.contains(plain.opaque) {
+            break;
+        }
+        owed.add(plain.opaque);
+        numbers.push(plain.opaque);
+        at += 4 + size;
+        stops.push(at);
+    }
+    let mut templates = Templates::default();
+    let (stop, count) = answers::settle(chunk, 0, &mut owed, &mut templates);
+    assert_eq!((stop, count), (at, numbers.len()));
+    assert!(owed.is_empty());
+    // Behind an answer that nobody waits for, none is stepped over.
+    for (missing, stop) in stops.iter().enumerate().take(numbers.len().min(3)) {
+        numbers.iter().enumerate().filter(|(place, _)| *place != missing).for_each(|(_, number)| owed.add(*number));
+        assert_eq!(answers::settle(chunk, 0, &mut owed, &mut templates), (*stop, missing));
+        for number in &numbers {
+            owed.discard(*number);
+        }
+    }
+}

@@ -1,0 +1,88 @@
+"""Targets of coverage-guided fuzzing: each is a module with what is tried, and what to begin with.
+
+``make fuzz-long`` has libFuzzer draw inputs for each, and keeps those that reach code that no other has reached; see
+``tests/fuzz/guided.py``. What it found so far is in ``tests/fuzz/corpus`` and is tried by every run of the fuzz tests.
+
+A module has ``run(data)``, which raises if something is wrong; ``seeds()``, from which the drawing starts; and, where
+plain changes of bytes would seldom come far, ``mutated(data, most_bytes, changed, random)``. What compares the compiled
+part with Python is called like what it shares its inputs with. Nothing here imports
+Atheris, so that whatever was found can be tried without it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from random import Random
+from typing import Final, NamedTuple, Protocol
+
+from playbook.steps import opcodes
+
+Changed = Callable[[bytes, int], bytes]
+"""Changes bytes as libFuzzer does; at most so many come of it."""
+
+
+class Mutate(Protocol):
+    """Changes an input in the words of its format."""
+
+    def __call__(self, data: bytes, most_bytes: int, changed: Changed, random: Random) -> bytes:
+        """Return another input of at most ``most_bytes``."""
+
+
+class Target(NamedTuple):
+    """A target.
+
+    Attributes:
+        run: tries one input; raises AssertionError, or what must not be raised.
+        seeds: what to begin with.
+        mutated: changes an input; None leaves that to libFuzzer.
+        corpus: whose inputs it begins with, in the tree: a target's that reads them alike, or its own.
+        steps: how many steps of the interpreter may be taken in all cases, and how many for each byte.
+    """
+
+    run: Callable[[bytes], None]
+    seeds: Callable[[], Iterable[bytes]]
+    mutated: Mutate | None
+    corpus: str
+    steps: tuple[int, int]
+
+
+#: By name: what is tried.
+TARGETS: Final[Mapping[str, str]] = {
+    "rocketmq": "a RocketMQ session, in any chunks, held against a model of frames and verdicts",
+    "rocketmq_compiled": "a RocketMQ session that reads by the compiled part, and one that reads by Python",
+    "name_server": "a session with RocketMQ's name server, and addresses in bodies",
+    "amqp091": "an AMQP 0.9.1 session that passes all, or refuses and holds",
+    "amqp091_compiled": "an AMQP 0.9.1 session that reads by the compiled part, and one that reads by Python",
+    "amqp10": "an AMQP 1.0 session that passes all, or refuses, holds and grants",
+    "amqp10_compiled": "an AMQP 1.0 session that reads by the compiled part, and one that reads by Python",
+    "amqp": "both versions on one port, and the session of that version alone",
+    "proxy_protocol": "the PROXY header",
+    "configuration": "the text of a configuration file, checked as `sluice check` does",
+    "edits": "requests of the HTTP API that change limits",
+    "log_lines": "lines of a rejection log",
+}
+#: The same of the Rust core, whose targets are in native/fuzz.
+NATIVE: Final[Mapping[str, str]] = {
+    "native_rocketmq": "the core's scan of RocketMQ frames, and answers",
+    "native_amqp091": "the core's scan of AMQP 0.9.1 publishes, and confirms",
+    "native_amqp10": "the core's scan of AMQP 1.0 frames, flows and numbers",
+}
+
+
+def load(name: str) -> Target:
+    """Import a target."""
+    module = import_module(f"fuzz_targets.{name}")
+    return Target(
+        module.run,
+        module.seeds,
+        getattr(module, "mutated", None),
+        corpus=name.removesuffix("_compiled"),
+        steps=getattr(module, "STEPS", (200_000, 4_000)),
+    )
+
+
+def run_counted(target: Target, data: bytes) -> None:
+    """Try an input, and hold the steps that it takes against what its length allows: none may take long."""
+    target.run(data)
+    counted = opcodes(lambda: target.run(data))
+    in_all, for_each_byte = target.steps
+    assert counted <= in_all + for_each_byte * len(data), f"{counted} steps for {len(data)} bytes"

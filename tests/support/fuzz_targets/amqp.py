@@ -1,0 +1,101 @@
+"""Both versions of AMQP on one port: in any chunks it is as if the session of that version had been there alone."""
+
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import Any, Final
+
+from fuzz_targets import Changed, amqp091, amqp10, conversation
+from fuzz_targets.conversation import Conversation
+from proxy.deciding.batch import ConnectionInfo, Side
+from proxy.protocols.amqp.both import PROTOCOL, AMQPOptions, AMQPSession
+from proxy.protocols.amqp091.session import AMQP091Session
+from proxy.protocols.amqp10.session import AMQP10Session
+from proxy.protocols.base import Close, Session, SessionContext, WireCounters
+
+_PASS_TLS: Final = 1
+
+
+def mutated(data: bytes, most_bytes: int, changed: Changed, random: Random) -> bytes:
+    """Change an input, as one of either version."""
+    of = amqp091 if random.random() < 0.5 else amqp10
+    known = {side: (*amqp091_known, *amqp10_known) for side, amqp091_known, amqp10_known in _KNOWN}
+    return conversation.mutate(data, most_bytes, changed, random, split=of.split, mended=of.mended, known=known)
+
+
+_KNOWN: Final = (
+    (Side.CLIENT, amqp091.BY_CLIENT, amqp10.BY_CLIENT),
+    (Side.BROKER, amqp091.BY_BROKER, amqp10.BY_BROKER),
+)
+
+
+def seeds() -> Iterable[bytes]:
+    """Return those of both, and what is neither."""
+    yield from amqp091.seeds()
+    yield from amqp10.seeds()
+    for other in (b"\x16\x03\x01\x02\x00", b"AMQP\x02\x01\x00\x00", b"PROXY TCP4 ", b"GET / HTTP/1.1\r\n\r\n", b"AMQP"):
+        for options in (0, _PASS_TLS):
+            yield conversation.seed(
+                (Side.CLIENT, other), (Side.BROKER, b"AMQP\x00\x00\x09\x01"), options=options, cut=1
+            )
+
+
+def run(data: bytes) -> None:
+    """Try an input."""
+    said = conversation.read(data)
+    if said is None:
+        return
+    session, *found = _hear(PROTOCOL.open_session, said)
+    version = type(session)
+    if version is AMQPSession:
+        raise AssertionError("no version at the end")
+    assert issubclass(version, AMQP091Session | AMQP10Session)
+    _, *alone = _hear(version, said)
+    assert found == alone, "not as it is alone"
+    closed, *written = found
+    for side, got in zip(Side, written, strict=True):
+        came = said.said(side.other)
+        if version is AMQP091Session:
+            # What follows another version's header belongs to nobody.
+            if said.said(Side.CLIENT).startswith(b"AMQP\0\0\x09\x01"):
+                amqp091.check_passed(side.other, came, got, closed)
+            continue
+        amqp10.check_passed(side.other, said, got, closed)
+
+
+def _hear(open_session: Callable[[SessionContext], Session], said: Conversation) -> tuple[Any, ...]:
+    """Have a session hear all: return it, why it closed, and what the client and the broker were given."""
+    session = open_session(
+        SessionContext(
+            ConnectionInfo(1, "main", "default", "192.0.2.1:4000", "192.0.2.1"),
+            WireCounters(),
+            lambda: None,
+            wants_responses=False,
+            limits_kind=lambda _: False,
+            options=AMQPOptions(tls="pass" if said.options & _PASS_TLS else "refuse"),
+            hub=PROTOCOL.open_hub(),
+        )
+    )
+    out = {side: bytearray() for side in Side}
+    closed = ""
+    take = session.take
+    try:
+        for side, chunk in said.chunks():
+            rest = chunk
+            while rest:
+                room = bytearray(rest)
+                batch = session.receive(side, memoryview(room), 0)
+                if batch is not None:
+                    session.decided(batch, 0)
+                for each in Side:
+                    out[each] += conversation.written(take(each))
+                room[:] = b"\xaa" * len(room)
+                left = session.left_bytes(side)
+                rest = rest[len(rest) - left :] if left else b""
+        for side in Side:
+            session.end(side, 0)
+    except Close as close:
+        closed = close.reason
+    for each in Side:
+        out[each] += conversation.written(take(each))
+    session.close()
+    return session, closed, *(bytes(out[each]) for each in Side)

@@ -1,0 +1,324 @@
+"""An AMQP 0.9.1 session: nothing but Close comes of any bytes, and where nothing is limited all goes on as it came.
+
+Otherwise some is refused and held: then what goes on is bounded, what is passed does not depend on the chunks, and in
+the end nothing is kept.
+"""
+
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from random import Random
+from typing import Final, NamedTuple
+
+from amqp_playbook import frames
+from amqp_playbook.driver import BROKER, BUSY, CLIENT, ORDERS, Driver
+
+from fuzz_targets import Changed, conversation
+from fuzz_targets.conversation import Conversation
+from limiter.plans.plans import Confirming
+from proxy.deciding.batch import Hold, Request, Side, Ticket, Verdict
+from proxy.protocols.base import Close
+
+#: Bits of the options: limits decide; some is held, and the time goes on; consumers confirm; it begins open; and what
+#: kinds are limited besides.
+DECIDES, _HOLDS, _CONFIRMS, OPEN, _LIMITS = 1, 2, 4, 8, 16
+#: What a session may say of its own: at all, for each request, and each time that it is asked what is due.
+_OWN_BYTES, _ANSWER_BYTES, _TICK_BYTES = 2000, 100, 8
+_HALF_A_SECOND_NS: Final = 500_000_000
+
+REASONS: Final = {"bad_frame", "other_protocol", "tls", "proxy_protocol"}
+_COPIES: Final[dict[str, str | list[str] | bytes]] = {"CC": ["a", "b"], "F": b"F" + frames.table({"BCC": ["c"]})}
+BY_CLIENT: Final[Sequence[bytes]] = (
+    frames.HEADER,
+    frames.start_ok(),
+    frames.tune_ok(2047),
+    frames.connection_open(),
+    *frames.publish(1, "", "orders", b"text"),
+    b"".join(frames.publish(1, "", "orders", b"text")),
+    b"".join(frames.publish(2, "events", "key", b"x" * 300, headers=_COPIES, body_bytes=100)),
+    b"".join(frames.publish(3, "", "")),
+    frames.durable(1, "orders", b"text", mandatory=True),
+    frames.declare(1),
+    frames.consume(1, "q", ""),
+    frames.subscribe(1, "orders", "c"),
+    frames.get(1, "q"),
+    frames.cancel(1, "c"),
+    frames.ack(1, 1, multiple=True),
+    frames.reject(1, 1, requeue=True),
+    frames.give_back(1, 1, multiple=True),
+    frames.recover(1),
+    frames.close(2),
+    frames.close_ok(3),
+    frames.close(0),
+    frames.channel_open(4),
+    frames.confirm_select(1),
+    frames.method(3, 90, 10),
+    frames.method(3, 90, 20),
+    frames.frame(8, 0, b""),
+)
+BY_BROKER: Final[Sequence[bytes]] = (
+    frames.start(),
+    frames.tune(2047),
+    frames.open_ok(),
+    frames.method(1, 20, 11, frames.long("")),
+    frames.method(1, 85, 11),
+    *frames.deliver(1, 1, b"text"),
+    b"".join(frames.deliver(1, 2, b"text")),
+    b"".join(frames.returned(1, b"text")),
+    b"".join(frames.got(1, b"text")),
+    frames.declare_ok(1, "q"),
+    frames.consume_ok(1, "c"),
+    frames.cancel_ok(1, "c"),
+    frames.ack(1, 1),
+    frames.ack(1, 3, multiple=True),
+    frames.nack(1, 2),
+    frames.close(1, 404, "NOT_FOUND"),
+    frames.close_ok(2),
+    frames.close(0, 320, "CONNECTION_FORCED"),
+    frames.blocked("memory"),
+    frames.unblocked(),
+    frames.method(3, 90, 11),
+    frames.frame(8, 0, b""),
+)
+_CONFIRMS_OF_BROKER: Final = {b"\0\x3c\0\x50", b"\0\x3c\0\x78"}
+_WITH_CONTENT: Final = {b"\0\x3c" + bytes((0, method)) for method in (40, 50, 60, 71)}
+_CONNECTION_CLOSE: Final = b"\0\x0a\0\x32"
+_HEARTBEAT: Final = b"\x08"
+_CONFIRMING: Final = {"queue:orders": Confirming(1 << 20, 1_000_000_000, 1, persists=True)}
+
+
+def split(stream: bytes) -> list[bytes]:
+    """Take a stream apart."""
+    found, at = [], 0
+    if stream.startswith(b"AMQP"):
+        found, at = [stream[:8]], 8
+    while len(stream) - at >= 8:
+        size = 8 + int.from_bytes(stream[at + 3 : at + 7])
+        found.append(stream[at : at + size])
+        at += size
+    return [*found, stream[at:]] if at < len(stream) else found
+
+
+def mended(frame: bytes) -> bytes:
+    """Give a frame its length and its end."""
+    if len(frame) < 8 or frame.startswith(b"AMQP"):
+        return frame
+    payload = frame[7:-1]
+    return frame[:3] + len(payload).to_bytes(4) + payload + b"\xce"
+
+
+def mutated(data: bytes, most_bytes: int, changed: Changed, random: Random) -> bytes:
+    """Change an input."""
+    known = {CLIENT: BY_CLIENT, BROKER: BY_BROKER}
+    return conversation.mutate(data, most_bytes, changed, random, split=split, mended=mended, known=known)
+
+
+def seeds() -> Iterable[bytes]:
+    """Return conversations in which much happens, and of each frame one."""
+    greeting, welcome = frames.greeting(), frames.welcome()
+    talk = (
+        (CLIENT, b"".join(BY_CLIENT[8:16])),
+        (BROKER, b"".join(BY_BROKER[6:12])),
+        (CLIENT, b"".join(BY_CLIENT[16:])),
+        (BROKER, b"".join(BY_BROKER[12:])),
+    )
+    for options in (0, DECIDES, DECIDES | _HOLDS, DECIDES | _HOLDS | _CONFIRMS, DECIDES | _HOLDS | _LIMITS):
+        for cut in (0, 1, 20):
+            opens = (CLIENT, frames.channel_open(1) + frames.confirm_select(1) + frames.channel_open(2))
+            yield conversation.seed((CLIENT, greeting), (BROKER, welcome), opens, *talk, options=options, cut=cut)
+            yield conversation.seed(*talk, options=options | OPEN, cut=cut)
+    for options in (OPEN, OPEN | DECIDES | _HOLDS | _CONFIRMS):
+        for side, known in ((CLIENT, BY_CLIENT), (BROKER, BY_BROKER)):
+            for frame in known:
+                yield conversation.seed((side, frame), options=options)
+
+
+def run(data: bytes) -> None:
+    """Try an input."""
+    said = conversation.read(data)
+    if said is None:
+        return
+    if not said.options & DECIDES:
+        _pass_all(said)
+    elif not said.options & _HOLDS:
+        cut, whole = refuse_some(said), refuse_some(said.whole())
+        if cut.closed or whole.closed:
+            # Of a frame that is none, its beginning may have gone on.
+            assert cut.closed, "chunks make a difference"
+            assert whole.closed, "chunks make a difference"
+            assert cut.to_broker.startswith(whole.to_broker) or whole.to_broker.startswith(cut.to_broker)
+        else:
+            assert by_channel(cut.to_broker) == by_channel(whole.to_broker), "chunks make a difference"
+            assert cut[2:] == whole[2:], "chunks make a difference"
+    else:
+        _hold(said)
+
+
+def opened(said: Conversation, driver: Driver) -> Driver:
+    """Open the connection already, if it is to be."""
+    return driver.open([1, 2, 3], confirms=[1]) if said.options & OPEN else driver
+
+
+def limits_of(said: Conversation) -> tuple[str, ...]:
+    """Return the kinds that are limited besides queues and exchanges."""
+    return ("delivery", "routing_key") if said.options & _LIMITS else ()
+
+
+def hear(driver: Driver, said: Conversation) -> str:
+    """Have a session hear all; return why it has closed the connection."""
+    try:
+        for side, chunk in said.chunks():
+            driver.give(side, chunk)
+    except Close as close:
+        assert close.reason in REASONS, close
+        assert close.detail
+        driver.take()
+        return str(close)
+    return ""
+
+
+def _pass_all(said: Conversation) -> None:
+    driver = opened(said, Driver())
+    closed = hear(driver, said)
+    for side in Side:
+        came = said.said(side)
+        if not closed:
+            driver.session.end(side, 0)
+            driver.take()
+        written = bytes(driver.written[side.other])
+        if said.options & OPEN or said.said(CLIENT).startswith(frames.HEADER):
+            check_passed(side, came, written, closed)
+        else:
+            # What follows another version's header belongs to nobody.
+            assert came.startswith(written), "not what came"
+    leave(driver)
+
+
+def check_passed(side: Side, came: bytes, written: bytes, closed: str) -> None:
+    """Hold what went on of one peer's stream against what came.
+
+    Contents of which too little has come to decide wait, and others overtake them, but none of the same channel.
+    """
+    if side is BROKER:
+        # A confirm of what nobody has published goes nowhere.
+        came, written = without_confirms(came), without_confirms(written)
+    lanes, passed = by_channel(came), by_channel(written)
+    assert passed.keys() <= lanes.keys(), "not what came"
+    for number, lane in lanes.items():
+        gone = passed.get(number, b"")
+        assert lane.startswith(gone), "not what came"
+        waits = split(lane[len(gone) :])
+        # Behind a client's farewell nothing goes on.
+        is_over = closed or _CONNECTION_CLOSE in came
+        assert is_over or not waits or _begins_content(waits[0]) or len(waits) == 1, "not all that came"
+
+
+def by_channel(stream: bytes) -> dict[int, bytes]:
+    """Sort frames by channel, but for heartbeats; that of a header of the protocol, and of what is none, is -1."""
+    found: dict[int, bytes] = {}
+    for each in split(stream):
+        if each[:1] == _HEARTBEAT:
+            # It may overtake what waits.
+            continue
+        number = int.from_bytes(each[1:3]) if len(each) >= 8 and each[:4] != b"AMQP" else -1
+        found[number] = found.get(number, b"") + each
+    return found
+
+
+def _begins_content(frame: bytes) -> bool:
+    return frame[:1] == b"\x01" and frame[7:11] in _WITH_CONTENT
+
+
+def without_confirms(stream: bytes) -> bytes:
+    """Leave out acks and nacks."""
+    return b"".join(each for each in split(stream) if not (each[:1] == b"\x01" and each[7:11] in _CONFIRMS_OF_BROKER))
+
+
+class Came(NamedTuple):
+    """What came of a conversation.
+
+    Attributes:
+        closed: why the connection was closed; empty if it was not.
+        to_broker: what the broker was given.
+        to_client: the frames that the client was given: a confirm of ours may stand before or behind what the broker
+            says in the same chunk.
+        asked: resources, messages and bytes of the requests.
+    """
+
+    closed: str
+    to_broker: bytes
+    to_client: Counter[bytes]
+    asked: Counter[object]
+
+
+def refuse_some(said: Conversation, *, scans: bool = False) -> Came:
+    """Refuse some of what can be, and return what came of it."""
+
+    def decide(request: Request) -> Verdict | None:
+        word = zlib.crc32(repr((request.resources, request.size_bytes)).encode()) ^ said.seed
+        return BUSY if word % 3 == 0 and request.refusal == "answered" else None
+
+    Driver.scans = scans
+    try:
+        driver = opened(said, Driver(decide, limits=limits_of(said)))
+    finally:
+        Driver.scans = False
+    closed = hear(driver, said)
+    asked: Counter[object] = Counter(
+        (request.resources, request.messages, request.size_bytes) for request in driver.requests
+    )
+    found = Came(closed, bytes(driver.written[BROKER]), Counter(split(bytes(driver.written[CLIENT]))), asked)
+    leave(driver)
+    return found
+
+
+def _hold(said: Conversation) -> None:
+    random = Random(said.seed)
+
+    def decide(request: Request) -> Verdict | None:
+        dice = random.random()
+        if dice < 0.5:
+            return None
+        return BUSY if dice < 0.6 and request.refusal == "answered" else Hold(ORDERS, "rule", Ticket(lambda: None))
+
+    confirming = _CONFIRMING if said.options & _CONFIRMS else None
+    driver = opened(said, Driver(decide, limits=limits_of(said), confirming=confirming))
+    ticks = 0
+    try:
+        for side, chunk in said.chunks():
+            driver.give(side, chunk)
+            dice = random.randrange(8)
+            if dice < 3 and driver.held:
+                driver.resolve(refuse=BUSY if dice == 0 and _refusable(driver) else None)
+            elif dice == 3:
+                driver.now_ns += _HALF_A_SECOND_NS
+                driver.tick()
+                ticks += 1
+            elif dice == 4:
+                driver.alarm(random.choice(("", "memory")))
+    except Close as close:
+        assert close.reason in REASONS, close
+        driver.take()
+    came = sum(len(said.said(side)) for side in Side)
+    own = _OWN_BYTES + _ANSWER_BYTES * len(driver.requests) + _TICK_BYTES * ticks
+    assert sum(map(len, driver.written.values())) <= came + own, "more than was said"
+    leave(driver)
+
+
+def _refusable(driver: Driver) -> bool:
+    return next(iter(driver.held.values()))[0].refusal == "answered"
+
+
+def leave(driver: Driver) -> None:
+    """End a connection as the driver does, and see that nothing is kept."""
+    session = driver.session
+    session.farewell("over", driver.now_ns)
+    driver.take()
+    session.describe()
+    for side in Side:
+        session.end(side, driver.now_ns)
+        assert session.missing_bytes(side) >= 1
+        assert session.backlog_bytes(side) >= 0
+    session.close()
+    assert not any(memory.taken_bytes for memory in session._memory.values()), "memory is kept"
+    assert session._publishes.waiting == session._answers.waiting == 0

@@ -1,0 +1,29 @@
+"""An AMQP 0.9.1 session that reads by the compiled part, and one that reads by Python: both do the same."""
+
+from typing import Final
+
+from amqp_playbook.driver import BROKER
+
+from fuzz_targets import conversation
+from fuzz_targets.amqp091 import mutated, refuse_some, seeds
+from limiter.compiled import COMPILED
+
+__all__ = ["mutated", "run", "seeds"]
+
+#: Behind one of the broker's, nothing else comes on that channel.
+_CHANNEL_CLOSE: Final = b"\0\x14\0\x28"
+
+if COMPILED is None:
+    raise ImportError("the compiled part is not installed: make native")
+
+
+def run(data: bytes) -> None:
+    """Try an input."""
+    said = conversation.read(data)
+    if said is not None:
+        compiled, python = refuse_some(said, scans=True), refuse_some(said)
+        # Of the order of the broker's frames the compiled part knows less: what no broker says goes on to the client.
+        if "the broker sent" in python.closed or _CHANNEL_CLOSE in said.said(BROKER):
+            assert compiled.to_broker.startswith(python.to_broker)
+        else:
+            assert compiled == python

@@ -1,0 +1,295 @@
+"""An AMQP 1.0 session: nothing but Close comes of any bytes, and where nothing is limited all goes on as it came.
+
+Otherwise credit is held and granted in part, and some messages are refused: then what goes on is bounded.
+"""
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from random import Random
+from typing import Final, NamedTuple
+
+from amqp10_playbook import codec
+from amqp10_playbook.codec import Described, Symbol, ULong, say
+from amqp10_playbook.driver import BROKER, BUSY, CLIENT, ORDERS, REFUSED, SHAPED, Driver
+from playbook.amqp_one_captures import AMQP_ONE_CAPTURES
+
+from fuzz_targets import Changed, conversation
+from fuzz_targets.conversation import Conversation
+from limiter.rules.resource import Resource
+from proxy.deciding.batch import Grant, Hold, Request, Side, Ticket, Verdict
+from proxy.protocols.amqp10.options import AMQP10Options
+from proxy.protocols.base import Terms
+from proxy.protocols.options import ScanName
+
+#: Bits of the options: limits decide; some is held, and the time goes on; it begins open, with links; and which terms.
+DECIDES, _HOLDS, OPEN = 1, 2, 8
+_TERMS_SHIFT: Final = 4
+_HALF_A_SECOND_NS: Final = 500_000_000
+#: What a session may say of its own: at all, and for each frame and request.
+_OWN_BYTES, _FRAME_BYTES, _EACH_BYTES = 4000, 8, 200
+#: Of recorded frames that are put in, none is longer.
+_MOST_BYTES: Final = 400
+
+_REASONS: Final = {
+    "bad_frame",
+    "other_protocol",
+    "proxy_protocol",
+    "tls",
+    "too_many_links",
+    "too_many_sessions",
+    "transfer_limit_exceeded",
+    "unreadable_message",
+}
+_FLOW, _DETACH = b"\0\x53\x13", b"\0\x53\x16"
+_WINDOWS: Final = {"incoming_window": 400, "outgoing_window": 500}
+_QUEUE: Final = ["/queues/orders"]
+_MESSAGE: Final = codec.message(b"x" * 20, to="/queues/orders")
+_COPIED: Final = codec.message(b"x", annotations={Symbol("x-cc"): ["a", "b"]})
+BY_CLIENT: Final[Sequence[bytes]] = (
+    codec.SASL_HEADER,
+    say(0, "sasl_init", mechanism="PLAIN", initial_response=b"\0guest\0guest"),
+    codec.HEADER,
+    say(0, "open", container_id="c", hostname="vhost:a", properties={Symbol("product"): "p"}),
+    say(1, "begin", next_outgoing_id=0, **_WINDOWS),
+    say(1, "attach", name="a", handle=0, role=False, target=Described(ULong(0x29), _QUEUE), initial_delivery_count=0),
+    say(1, "attach", name="b", handle=1, role=False, target=Described(ULong(0x29), []), initial_delivery_count=0),
+    say(1, "attach", name="c", handle=2, role=True, source=Described(ULong(0x28), _QUEUE)),
+    say(1, "flow", next_incoming_id=0, next_outgoing_id=0, handle=2, delivery_count=0, link_credit=5, **_WINDOWS),
+    say(1, "flow", next_outgoing_id=0, handle=2, link_credit=5, drain=True, echo=True, **_WINDOWS),
+    say(1, "transfer", _MESSAGE, handle=0, delivery_id=0, delivery_tag=b"t"),
+    say(1, "transfer", _MESSAGE, handle=0, delivery_id=1, delivery_tag=b"u", settled=True),
+    say(1, "transfer", _MESSAGE[:9], handle=1, delivery_id=2, delivery_tag=b"t", more=True),
+    say(1, "transfer", _MESSAGE[9:], handle=1),
+    say(1, "transfer", _COPIED, handle=0, delivery_id=3, delivery_tag=b"v"),
+    say(1, "transfer", b"", handle=1, aborted=True),
+    say(1, "disposition", role=True, first=0, last=3, settled=True, state=Described(ULong(0x24), [])),
+    say(1, "disposition", role=False, first=0, last=9, settled=True),
+    say(1, "detach", handle=0, closed=True),
+    say(1, "end"),
+    say(0, "close"),
+    codec.EMPTY,
+)
+BY_BROKER: Final[Sequence[bytes]] = (
+    codec.SASL_HEADER,
+    say(0, "sasl_mechanisms", mechanisms=codec.Array(["PLAIN"])),
+    say(0, "sasl_outcome", code=0),
+    codec.HEADER,
+    say(0, "open", container_id="b", idle_time_out=1000, max_frame_size=1000),
+    say(5, "begin", remote_channel=1, next_outgoing_id=0, **_WINDOWS),
+    say(5, "attach", name="a", handle=3, role=True, target=Described(ULong(0x29), _QUEUE)),
+    say(5, "attach", name="b", handle=4, role=True),
+    say(5, "attach", name="c", handle=5, role=False, source=Described(ULong(0x28), _QUEUE), initial_delivery_count=0),
+    say(5, "flow", next_incoming_id=0, next_outgoing_id=0, handle=3, delivery_count=0, link_credit=9, **_WINDOWS),
+    say(5, "flow", next_incoming_id=0, next_outgoing_id=0, handle=4, delivery_count=0, link_credit=9, **_WINDOWS),
+    say(5, "transfer", _MESSAGE, handle=5, delivery_id=0, delivery_tag=b"t"),
+    say(5, "transfer", _MESSAGE[:9], handle=5, delivery_id=1, delivery_tag=b"t", more=True),
+    say(5, "transfer", _MESSAGE[9:], handle=5),
+    say(5, "flow", next_incoming_id=0, next_outgoing_id=1, handle=5, delivery_count=5, drain=True, **_WINDOWS),
+    say(5, "disposition", role=True, first=0, last=5, settled=True, state=Described(ULong(0x24), [])),
+    say(5, "detach", handle=3, error=Described(ULong(0x1D), [Symbol("amqp:not-found")])),
+    say(5, "end"),
+    say(0, "close"),
+    codec.EMPTY,
+)
+_DELIVERY: Final = Resource("delivery", "orders")
+_TERMS: Final[Sequence[Mapping[Resource, Terms]]] = (
+    {ORDERS: SHAPED},
+    {ORDERS: REFUSED},
+    {ORDERS: Terms(True, True, 60), _DELIVERY: SHAPED},
+    {_DELIVERY: SHAPED},
+    {ORDERS: SHAPED, _DELIVERY: Terms(delays=True, most_bytes=30)},
+    {ORDERS: Terms(True, True)},
+    {Resource("exchange", "e"): REFUSED, ORDERS: SHAPED},
+    {},
+)
+
+
+def split(stream: bytes) -> list[bytes]:
+    """Take a stream apart."""
+    found, at = [], 0
+    while len(stream) - at >= 8:
+        size = 8 if stream.startswith(b"AMQP", at) else max(1, int.from_bytes(stream[at : at + 4]))
+        found.append(stream[at : at + size])
+        at += size
+    return [*found, stream[at:]] if at < len(stream) else found
+
+
+def mended(frame: bytes) -> bytes:
+    """Give a frame its length, and the list in it, as far as it says so in one byte."""
+    if len(frame) < 8 or frame.startswith(b"AMQP"):
+        return frame
+    out = bytearray(len(frame).to_bytes(4) + frame[4:])
+    if out[8:10] == b"\x00\x53" and out[11:12] == b"\xc0" and out[10] != 0x14 and len(out) - 13 < 256:
+        out[12] = len(out) - 13
+    return bytes(out)
+
+
+def mutated(data: bytes, most_bytes: int, changed: Changed, random: Random) -> bytes:
+    """Change an input."""
+    known = {CLIENT: BY_CLIENT, BROKER: BY_BROKER}
+    return conversation.mutate(data, most_bytes, changed, random, split=split, mended=mended, known=known)
+
+
+def seeds() -> Iterable[bytes]:
+    """Return conversations in which much happens, recorded ones, and of each frame one."""
+    for terms in range(len(_TERMS)):
+        for decides in (0, DECIDES, DECIDES | _HOLDS):
+            options = decides | terms << _TERMS_SHIFT
+            yield conversation.seed(
+                (CLIENT, b"".join(BY_CLIENT[:8])),
+                (BROKER, b"".join(BY_BROKER[:11])),
+                (CLIENT, b"".join(BY_CLIENT[8:17])),
+                (BROKER, b"".join(BY_BROKER[11:16])),
+                (CLIENT, b"".join(BY_CLIENT[17:])),
+                (BROKER, b"".join(BY_BROKER[16:])),
+                options=options,
+                cut=terms,
+            )
+            for frames, side in ((BY_CLIENT[8:], CLIENT), (BY_BROKER[9:], BROKER)):
+                yield conversation.seed((side, b"".join(frames)), options=options | OPEN)
+    for number, capture in enumerate(AMQP_ONE_CAPTURES):
+        options = (number % 4) | number % len(_TERMS) << _TERMS_SHIFT
+        yield conversation.seed(*_beginning(capture.steps), options=options)
+
+
+def _beginning(steps: Sequence[tuple[Side, bytes]]) -> Iterable[tuple[Side, bytes]]:
+    size = 0
+    for side, data in steps:
+        size += len(data)
+        if size > 4000:
+            break
+        yield side, data
+
+
+def run(data: bytes) -> None:
+    """Try an input."""
+    said = conversation.read(data)
+    if said is None:
+        return
+    if not said.options & DECIDES:
+        _pass_all(said)
+    else:
+        _decide(said)
+
+
+def _opened(said: Conversation, driver: Driver) -> Driver:
+    return driver.open().sends().sends(1, None).takes(2) if said.options & OPEN else driver
+
+
+def hear(driver: Driver, said: Conversation, random: Random | None = None) -> None:
+    """Have a session hear all; a random lets the time go on, and what is held."""
+    for side, chunk in said.chunks():
+        if driver.closed is not None:
+            assert driver.closed.reason in _REASONS, driver.closed
+            assert driver.closed.detail
+            break
+        driver.give(side, chunk)
+        if random is not None and driver.closed is None:
+            if driver.held and random.random() < 0.4:
+                driver.resolve(random.randint(1, next(iter(driver.held.values()))[0].most))
+            driver.now_ns += random.choice((0, 1000, _HALF_A_SECOND_NS))
+            driver.tick()
+
+
+def _pass_all(said: Conversation) -> None:
+    driver = _opened(said, Driver())
+    written_before = {side: len(driver.total[side]) for side in Side}
+    hear(driver, said)
+    for side in Side:
+        if driver.closed is None:
+            driver.session.end(side, 0)
+            driver.take()
+        written = bytes(driver.total[side.other][written_before[side.other] :])
+        check_passed(side, said, written, driver.closed.reason if driver.closed else "")
+    leave(driver)
+
+
+def check_passed(side: Side, said: Conversation, written: bytes, closed: str) -> None:
+    """Hold what went on of one peer's stream against what it said."""
+    came = said.said(side)
+    if closed == "other_protocol":
+        # The client hears with what it may begin.
+        written = written.removesuffix(codec.SASL_HEADER)
+    if side is BROKER and not came.startswith(written) and _DETACH in said.said(CLIENT):
+        # There is no credit for a link that the client has left.
+        came, written = _without_flows(came), _without_flows(written)
+    assert came.startswith(written) if closed else came == written, "not what came"
+
+
+def _without_flows(stream: bytes) -> bytes:
+    """Leave out flows."""
+    return b"".join(each for each in split(stream) if each[8:11] != _FLOW)
+
+
+def _decide(said: Conversation) -> None:
+    random = Random(said.seed)
+
+    def decide(request: Request) -> Verdict | None:
+        dice = random.random()
+        if request.most:
+            if dice < 0.4:
+                return None
+            return Grant(random.randint(1, request.most)) if dice < 0.6 else _hold()
+        return BUSY if request.refusal == "answered" and dice < 0.5 else None
+
+    driver = _opened(said, Driver(decide, terms=dict(_terms(said))))
+    before = sum(map(len, driver.total.values()))
+    hear(driver, said, random if said.options & _HOLDS else None)
+    came = sum(len(said.said(side)) for side in Side)
+    most = came + _OWN_BYTES + _EACH_BYTES * (came // _FRAME_BYTES + len(driver.requests))
+    assert sum(map(len, driver.total.values())) - before <= most, "more than was said"
+    leave(driver)
+
+
+def _hold() -> Hold:
+    return Hold(ORDERS, "rule", Ticket(lambda: None))
+
+
+def _terms(said: Conversation) -> Mapping[Resource, Terms]:
+    return _TERMS[said.options >> _TERMS_SHIFT & len(_TERMS) - 1]
+
+
+class Came(NamedTuple):
+    """What came of a conversation.
+
+    Attributes:
+        closed: why the connection was closed; empty if it was not.
+        total: what either peer was given.
+        counted: what was asked and counted.
+    """
+
+    closed: str
+    total: Mapping[Side, bytes]
+    counted: object
+
+
+def decided_alike(said: Conversation, scan: ScanName) -> Came:
+    """Decide by what is asked, and return what came of it."""
+
+    def decide(request: Request) -> Verdict | None:
+        word = zlib.crc32(repr((request.resources, request.most, request.refusal)).encode()) ^ said.seed
+        if request.most:
+            return None if word % 3 else Grant(1 + word % request.most)
+        return BUSY if request.refusal == "answered" and word % 2 else None
+
+    driver = _opened(said, Driver(decide, terms=dict(_terms(said)), options=AMQP10Options(scan=scan)))
+    hear(driver, said)
+    closed = driver.closed.reason if driver.closed else ""
+    asked = [(request.resources, request.messages, request.most) for request in driver.requests]
+    # Of the chunk that ends the connection, what comes before that may have been counted, and gone on, or not.
+    counted = None if closed else (asked, driver.charged, driver.counters.frames, driver.session.in_flight())
+    found = Came(closed, {side: bytes(total) for side, total in driver.total.items()}, counted)
+    leave(driver)
+    return found
+
+
+def leave(driver: Driver) -> None:
+    """End a connection as the driver does."""
+    session = driver.session
+    session.describe()
+    session.farewell("over", driver.now_ns)
+    driver.take()
+    for side in Side:
+        assert session.backlog_bytes(side) >= 0
+        assert session.missing_bytes(side) >= 1
+    session.close()
