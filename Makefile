@@ -6,10 +6,11 @@ SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 PARTS := .parts
+TOXIPROXY := v2.5.0
 RUN_STAMP := $(VENV)/.stamp-run
 VENV_STAMP := $(VENV)/.stamp
 PARTS_STAMPS := $(PARTS)/rocketmq/.stamp $(PARTS)/rabbitmq/.stamp $(PARTS)/artemis/.stamp \
-	$(PARTS)/amqp10/.stamp $(PARTS)/node/.stamp $(PARTS)/python/.stamp
+	$(PARTS)/amqp10/.stamp $(PARTS)/node/.stamp $(PARTS)/python/.stamp $(PARTS)/toxiproxy/.stamp-$(TOXIPROXY)
 NATIVE_STAMP := $(VENV)/.stamp-native
 NATIVE_SOURCES := $(wildcard native/*.toml native/*.pyi native/src/*.rs native/core/Cargo.toml native/core/src/*.rs native/core/src/*/*.rs)
 # The compiled part is optional: without a Rust toolchain all is done in Python.
@@ -37,7 +38,7 @@ endef
 
 TESTED := proxy limiter admin native tests
 
-.PHONY: help setup packages native no-native rust parts demo demo-rocketmq demo-rabbitmq pictures test test-all lint types fast unit fuzz quick browser operator spark stores integration soak rabbitmq4 deploy chroot dist coverage bench reference constraints format clean
+.PHONY: help setup packages native no-native rust parts demo demo-rocketmq demo-rabbitmq pictures test test-all lint types fast unit fuzz quick browser operator spark stores integration soak soak-long rabbitmq4 deploy chroot dist coverage bench reference constraints format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -140,6 +141,13 @@ $(PARTS)/suites/.stamp: tests/integration/suites/requirements.txt Makefile | $(V
 	set -e; module=github.com/Azure/go-amqp@$(GO_AMQP_SUITE); cd $(@D); \
 	cp -r "$$(go mod download -json $$module | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')" go-amqp; \
 	chmod -R u+w go-amqp; cd go-amqp; go test -c -vet=off -o suite.test .
+	@touch $@
+
+# The bad networks of the tests.
+$(PARTS)/toxiproxy/.stamp-$(TOXIPROXY):
+	@sh tests/integration/packages.sh toxiproxy
+	rm -rf $(@D) && mkdir -p $(@D)
+	GOBIN="$(CURDIR)/$(@D)" GOFLAGS=-trimpath CGO_ENABLED=0 go install github.com/Shopify/toxiproxy/v2/cmd/server@$(TOXIPROXY)
 	@touch $@
 
 $(PARTS)/s3a/.stamp: tests/spark/stores/s3a/pom.xml tests/spark/stores/s3a/requirements.txt | $(VENV_STAMP)
@@ -249,6 +257,10 @@ spark: stores ## the analysis of the rejection log in a real Spark, two tests at
 
 integration: parts $(PARTS)/suites/.stamp ## real clients and real brokers through sluice
 	$(BIN)/python -m pytest tests/integration -m "alone and not rabbitmq4 and not soak"
+
+soak-long: $(VENV_STAMP) $(NATIVE) ## 100 million frames, a million connections, ten million names: memory, descriptors, counters; SOAK='--scale 0.1' for less
+	@sh tests/integration/packages.sh bench
+	$(BIN)/python tests/bench/soak.py $(SOAK)
 
 soak: parts ## brokers, clients and Sluice killed 200 times each; an hour
 	$(BIN)/python -m pytest tests/integration/test_confirm_after_consume_kills.py

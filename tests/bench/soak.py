@@ -144,14 +144,20 @@ class Outcome:
         mib = 1024 * 1024
         lines = [
             f"{self.plan}",
-            f"{self.seconds:.0f} s, {self.plan.frames / self.seconds:.0f} frames/s, "
-            f"{self.cpu_s / self.plan.frames * 1e6:.2f} us of processor a frame, all included",
-            f"memory: {self.samples[0].rss_bytes / mib:.1f} MiB at first, {first.rss_bytes / mib:.1f} after a tenth, "
-            f"{self.samples[-1].rss_bytes / mib:.1f} at the end, at most {memory.largest / mib:.1f}; "
-            f"{memory.per_million_frames:+.0f} bytes in a million frames, "
-            f"{memory.over(self.plan.frames * 9 // 10) / mib:+.2f} MiB in the nine tenths",
-            f"descriptors: {self.idle[0]} before, {self.idle[1]} after; under load {descriptors.mean:.1f}, at most "
-            f"{descriptors.largest:.0f}; {descriptors.per_million_frames:+.4f} in a million frames",
+            (
+                f"{self.seconds:.0f} s, {self.plan.frames / self.seconds:.0f} frames/s, "
+                f"{self.cpu_s / self.plan.frames * 1e6:.2f} us of processor a frame, all included"
+            ),
+            (
+                f"memory: {self.samples[0].rss_bytes / mib:.1f} MiB at first, {first.rss_bytes / mib:.1f} after a tenth, "
+                f"{self.samples[-1].rss_bytes / mib:.1f} at the end, at most {memory.largest / mib:.1f}; "
+                f"{memory.per_million_frames:+.0f} bytes in a million frames, "
+                f"{memory.over(self.plan.frames * 9 // 10) / mib:+.2f} MiB in the nine tenths"
+            ),
+            (
+                f"descriptors: {self.idle[0]} before, {self.idle[1]} after; under load {descriptors.mean:.1f}, at most "
+                f"{descriptors.largest:.0f}; {descriptors.per_million_frames:+.4f} in a million frames"
+            ),
             *(f"{what}: {ours:.0f} = {theirs:.0f}" for what, (ours, theirs) in self.counters.items() if ours == theirs),
             *(f"FAULT: {fault}" for fault in self.faults()),
         ]

@@ -71,6 +71,12 @@ sys.exit(not os.path.exists(s.get_path("include") + "/Python.h"))' || need pytho
             exit 1
         fi
         ;;
+    toxiproxy)
+        if ! [ "$(go version 2>/dev/null | sed 's/.*go1\.\([0-9]*\).*/\1/')" -ge 18 ] 2>/dev/null; then
+            echo "toxiproxy is built by Go 1.18 or newer: Debian 12 has it in golang-go" >&2
+            exit 1
+        fi
+        ;;
     deploy)
         command -v promtool >/dev/null || need prometheus
         command -v systemd-analyze >/dev/null || need systemd
@@ -86,7 +92,7 @@ sys.exit(not os.path.exists(s.get_path("include") + "/Python.h"))' || need pytho
         command -v systemd-nspawn >/dev/null || need systemd-container
         ;;
     *)
-        echo "packages.sh: unknown target $target; one of python, rocketmq, rabbitmq, rabbitmq4, integration, browser, spark, bench, deploy, chroot" >&2
+        echo "packages.sh: unknown target $target; one of python, rocketmq, rabbitmq, rabbitmq4, integration, browser, spark, bench, toxiproxy, deploy, chroot" >&2
         exit 2
         ;;
     esac
