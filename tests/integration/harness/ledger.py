@@ -5,7 +5,6 @@ the answer was too late) for what it sent and ``got`` for what it consumed, each
 message of this client has, and the milliseconds since 1970.
 """
 
-import itertools
 import time
 from collections.abc import Callable
 from typing import Final
@@ -88,7 +87,11 @@ class Ledger:
         assert not self.refused & self.stored
         return f"{self.name}: {len(self.stored)} stored, {len(self.refused)} refused, {len(self.unknown)} unknown"
 
-    def gap_ms(self, since_ms: int) -> int:
-        """Return the longest time without anything stored since then."""
-        times = [at_ms for at_ms in self.stored_ms if at_ms >= since_ms]
-        return max(later - earlier for earlier, later in itertools.pairwise(times))
+    def first_stored_ms(self, since_ms: int) -> int:
+        """Wait until a message was stored since then, and return when it was told of that, in ms since 1970."""
+
+        def found() -> list[int]:
+            return [at_ms for at_ms in self.stored_ms if at_ms >= since_ms]
+
+        self.wait_for(lambda: bool(found()), "stored anything more")
+        return found()[0]

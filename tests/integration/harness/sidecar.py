@@ -195,6 +195,25 @@ class Sluice:
             time.sleep(_POLL_S)
         return metrics
 
+    def descriptors(self) -> int:
+        """Return how many files it has open."""
+        return sum(1 for _ in Path(f"/proc/{self.process.pid}/fd").iterdir())
+
+    def end_with_nothing_left(self, *, descriptors: int) -> None:
+        """End it once all clients are gone, and check before that nothing of them is left.
+
+        Args:
+            descriptors: how many it had before there were any clients; one more is the rejection log's file.
+        """
+        metrics = self.wait_for_metrics(lambda metrics: metrics.total("sluice_connections") == 0)
+        opened = metrics.total("sluice_connections_opened_total")
+        assert metrics.total("sluice_connections_closed_total") == opened
+        assert metrics.total("sluice_held_requests") == 0
+        assert metrics.total("sluice_bypassed_total") == 0
+        assert self.descriptors() <= descriptors + 1
+        assert self.stop() == 0
+        assert "Traceback" not in "\n".join(self.process.lines)
+
     def stop(self) -> int:
         """End it with SIGTERM, wait for that, and return its exit status."""
         return self.process.stop(timeout_s=_STOP_TIMEOUT_S)
