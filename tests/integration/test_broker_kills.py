@@ -107,9 +107,8 @@ def _check(
                 f"({min(outages_ms[name])} to {max(outages_ms[name])}), until "
                 f"{statistics.median(after_ms[name]):.0f} ms after the broker was there ({after_ms[name]})"
             )
-        print(
-            f"{kind}: through Sluice x directly {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
-        )
+        middle = statistics.median(ratios)
+        print(f"{kind}: through Sluice x directly {middle:.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
     sluice.end_with_nothing_left(descriptors=idle)
 
 

@@ -38,7 +38,7 @@ FRAMES: [--size BYTES] [--header json|binary] [--topics N]
        load shared --target ADDR --protocol amqp091|amqp10 [--send QUEUES] [--batches QUEUE] [--receive QUEUE]
                   [--pace QUEUE=PER_SECOND] [--size BYTES] [--warmup S] [--seconds S] [--count N]
        load soak  --target ADDR --frames N --connections N --names N [--each N] [--window N] [--lasting N] [--at-once N]
-                  [--size BYTES]
+                  [--size BYTES] [--seconds S]
 PROTOCOL: rocketmq (if not said), amqp091 or amqp10. --size is of a body in AMQP, and --topics are queues: those of all
 connections, of which each sends to one; in amqp10 each connection has a link to every one. --window asks for confirms in
 amqp091";

@@ -2,7 +2,8 @@
 //!
 //! A few connections last and carry most of the frames, with a window of requests without an answer each. Beside them
 //! short ones connect, send some requests at once, read their answers and part. Both get on at the same pace, and so do
-//! new names, so that every stretch of the run is like every other. Progress is a line of JSON each thousandth part.
+//! new names, so that every stretch of the run is like every other. Progress is a line of JSON each thousandth part. With
+//! `--seconds` it ends after that time, with all that was begun answered, however much is left.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -68,6 +69,7 @@ struct Soak {
     by_lasting: u64,
     answered: u64,
     busy: u64,
+    until: Option<Instant>,
 }
 
 pub fn run(mut args: Args) -> Result<(), String> {
@@ -82,6 +84,7 @@ pub fn run(mut args: Args) -> Result<(), String> {
     let lasting: usize = args.optional("lasting")?.unwrap_or(8);
     let at_once: usize = args.optional("at-once")?.unwrap_or(32);
     let size: usize = args.optional("size")?.unwrap_or(160);
+    let seconds: Option<f64> = args.optional("seconds")?;
     args.finish()?;
     if plan.names > MAX_NAMES || plan.names > plan.frames {
         return Err(format!(
@@ -105,6 +108,7 @@ pub fn run(mut args: Args) -> Result<(), String> {
         by_lasting: 0,
         answered: 0,
         busy: 0,
+        until: seconds.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds)),
         plan,
     };
     soak.run()
@@ -168,7 +172,11 @@ impl Soak {
         let mut ready = Vec::new();
         let (mut told, mut alive_at, mut alive) = (0, Instant::now(), 0);
         while self.answered < self.plan.frames {
-            self.start_what_is_due()?;
+            if self.until.is_none_or(|until| Instant::now() < until) {
+                self.start_what_is_due()?;
+            } else if self.answered == self.frames.made {
+                break;
+            }
             self.poller
                 .wait(&mut ready, Duration::from_millis(5))
                 .map_err(|error| error.to_string())?;
