@@ -35,9 +35,11 @@ from harness.sidecar import Metrics, Route, Sluice
 _HOST: Final = "127.0.0.1"
 _SINK_S: Final = 24 * 3600
 _FIRST_LINE_S: Final = 600.0
-# Topics that come again and again, which are what is edited: as in load/src/soak.rs.
+# Topics that come again and again, as in load/src/soak.rs; the first ones of them are what is edited. All of those have
+# been edited within the first tenth: what Sluice keeps of a limit that somebody set is not what is looked for.
 _FIRST_NAME: Final = 10_000_000
 _KNOWN_NAMES: Final = 1000
+_EDITED_NAMES: Final = 100
 _EDITED_AT_ONCE: Final = 50
 _RATES: Final = (0, 1, 100, 10_000, "unlimited")
 # A trend is flat if all of the run adds no more than that: the allocator's pages, and what is counted by time.
@@ -175,17 +177,19 @@ class _Edits:
         self._random = random.Random(1)
         self._edited: list[str] = []
 
-    def reach(self, count: int) -> None:
-        """Make edits until there were so many."""
-        while self.made < count:
-            name = f"bench{_FIRST_NAME + self._random.randrange(_KNOWN_NAMES)}"
-            if name in self._edited:
-                continue
-            if len(self._edited) < _EDITED_AT_ONCE:
-                self._edited.append(name)
-                self._write("PUT", name, {"rate": self._random.choice(_RATES)})
-            else:
-                self._write("DELETE", self._edited.pop(0))
+    def make(self) -> None:
+        """Make one: a new one, or the oldest is taken back.
+
+        Raises:
+            BenchError: it was not taken.
+        """
+        if len(self._edited) >= _EDITED_AT_ONCE:
+            self._write("DELETE", self._edited.pop(0))
+            return
+        names = (f"bench{_FIRST_NAME + number}" for number in range(_EDITED_NAMES))
+        name = self._random.choice([name for name in names if name not in self._edited])
+        self._edited.append(name)
+        self._write("PUT", name, {"rate": self._random.choice(_RATES)})
 
     def _write(self, method: str, name: str, body: object = None) -> None:
         status, answer = ask(self._sluice, method, f"limits/topic/{name}", body)
@@ -283,17 +287,19 @@ def soak(plan: Plan, scratch: Path, seconds: float | None) -> Outcome:
         version = sluice.metrics().total("sluice_rule_set_version")
         before, samples = _sample(0, pid), [_sample(0, pid)]
         begun_s = time.monotonic()
-        lines = 0
+        lines = due = 0
         with ManagedProcess("the load", _load(plan, listen, seconds), log=scratch / "load.log") as load:
             while load.running or lines < len(load.lines):
-                if lines == len(load.lines):
-                    # What it prints is what is waited for; a look now and then costs nothing.
+                if lines < len(load.lines):
+                    lines = len(load.lines)
+                    answered = json.loads(load.lines[lines - 1])["answered"]
+                    samples.append(_sample(answered, pid))
+                    due = plan.edits * answered // plan.frames
+                elif edits.made < due:
+                    edits.make()
+                else:
+                    # A line is what is waited for; a look now and then costs nothing.
                     time.sleep(0.01)
-                    continue
-                lines = len(load.lines)
-                answered = json.loads(load.lines[lines - 1])["answered"]
-                samples.append(_sample(answered, pid))
-                edits.reach(plan.edits * answered // plan.frames)
             if load.wait(timeout_s=60):
                 raise load.failure("broke off")
             told = json.loads(load.lines[-1])
