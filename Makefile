@@ -17,6 +17,8 @@ NATIVE_SOURCES := $(wildcard native/*.toml native/*.pyi native/src/*.rs native/c
 CARGO := $(shell cargo --version 2>/dev/null | awk '{ split($$2, version, "."); if (version[2] >= 85) print "cargo" }')
 NATIVE := $(if $(CARGO),$(NATIVE_STAMP),no-native)
 WITHOUT_NATIVE := $(if $(CARGO),,--ignore=tests/unit/native)
+# Nor is the load of the soak, which is a Rust program as well.
+WITHOUT_LOAD := $(if $(CARGO),,--ignore=tests/integration/test_soak.py)
 HELM := v3.18.4
 OPERATOR := v0.83.0
 AMQPLIB_SUITE := 2.2.0
@@ -238,8 +240,8 @@ AGAIN := --last-failed --last-failed-no-failures none
 # Of each real part (Spark, Chromium, a sluice process, a broker with its clients) the tests that are not marked as long.
 quick: parts ## the quick tests with Spark, a browser, real brokers and real clients
 	@sh tests/integration/packages.sh spark
-	$(BIN)/python -m pytest tests/spark tests/integration tests/browser -m "not long and not alone and not rabbitmq4" -n 2 --dist loadfile --no-loadscope-reorder \
-		|| $(BIN)/python -m pytest tests/spark tests/integration tests/browser -m "not long and not alone and not rabbitmq4" $(AGAIN)
+	$(BIN)/python -m pytest tests/spark tests/integration tests/browser $(WITHOUT_LOAD) -m "not long and not alone and not rabbitmq4" -n 2 --dist loadfile --no-loadscope-reorder \
+		|| $(BIN)/python -m pytest tests/spark tests/integration tests/browser $(WITHOUT_LOAD) -m "not long and not alone and not rabbitmq4" $(AGAIN)
 	$(BIN)/python -m pytest tests/integration -m "alone and not long and not rabbitmq4" \
 		|| $(BIN)/python -m pytest tests/integration -m "alone and not long and not rabbitmq4" $(AGAIN)
 
@@ -248,7 +250,7 @@ browser: setup ## the page in a real Chromium
 
 # None of these measures a rate, so they may share the machine. Each worker has brokers and sidecars of its own.
 operator: parts ## API, page, rules, edits and attacks against a real sluice, two at a time
-	$(BIN)/python -m pytest tests/integration tests/browser -m "not alone and not rabbitmq4 and not soak" -n 2 --dist loadfile
+	$(BIN)/python -m pytest tests/integration tests/browser $(WITHOUT_LOAD) -m "not alone and not rabbitmq4 and not soak" -n 2 --dist loadfile
 
 # Each of the two has a Spark of its own, whose planner is one thread. Files with few tests are not the quick ones here.
 spark: stores ## the analysis of the rejection log in a real Spark, two tests at a time
@@ -259,7 +261,6 @@ integration: parts $(PARTS)/suites/.stamp ## real clients and real brokers throu
 	$(BIN)/python -m pytest tests/integration -m "alone and not rabbitmq4 and not soak"
 
 soak-long: $(VENV_STAMP) $(NATIVE) ## 100 million frames, a million connections, ten million names: memory, descriptors, counters; SOAK='--scale 0.1' for less
-	@sh tests/integration/packages.sh bench
 	$(BIN)/python tests/bench/soak.py $(SOAK)
 
 soak: parts ## brokers, clients and Sluice killed 200 times each; an hour
