@@ -292,7 +292,9 @@ def soak(plan: Plan, scratch: Path, seconds: float | None) -> Outcome:
             while load.running or lines < len(load.lines):
                 if lines < len(load.lines):
                     lines = len(load.lines)
-                    answered = json.loads(load.lines[lines - 1])["answered"]
+                    if not (line := load.lines[lines - 1]).startswith("{"):
+                        raise load.failure("broke off")
+                    answered = json.loads(line)["answered"]
                     samples.append(_sample(answered, pid))
                     due = plan.edits * answered // plan.frames
                 elif edits.made < due:

@@ -63,6 +63,9 @@ struct Soak {
     frames: Frames,
     slots: Vec<Option<Slot>>,
     lasting: usize,
+    lasting_begun: usize,
+    /// Which of them is first to fill its window.
+    turn: usize,
     buffer: Vec<u8>,
     begun: u64,
     ended: u64,
@@ -102,6 +105,8 @@ pub fn run(mut args: Args) -> Result<(), String> {
         frames: Frames::new(size, &plan)?,
         slots: (0..lasting + at_once).map(|_| None).collect(),
         lasting,
+        lasting_begun: 0,
+        turn: 0,
         buffer: vec![0; READ_BYTES],
         begun: 0,
         ended: 0,
@@ -166,9 +171,6 @@ fn put_digits(place: &mut [u8], mut number: u64) {
 
 impl Soak {
     fn run(&mut self) -> Result<(), String> {
-        for token in 0..self.lasting {
-            self.connect(token, true)?;
-        }
         let mut ready = Vec::new();
         let (mut told, mut alive_at, mut alive) = (0, Instant::now(), 0);
         while self.answered < self.plan.frames {
@@ -203,7 +205,7 @@ impl Soak {
         format!(
             "{{\"sent\": {}, \"answered\": {}, \"busy\": {}, \"names\": {}, \"short\": {}, \
              \"lasting\": {}}}",
-            self.frames.made, self.answered, self.busy, self.frames.named, self.ended, self.lasting,
+            self.frames.made, self.answered, self.busy, self.frames.named, self.ended, self.lasting_begun,
         )
     }
 
@@ -224,7 +226,8 @@ impl Soak {
             0 => 1.0,
             all => self.begun as f64 / all as f64,
         };
-        for token in 0..self.lasting {
+        for turn in 0..self.lasting {
+            let token = (self.turn + turn) % self.lasting;
             if self.by_lasting as f64 > (short_done + AHEAD) * lasting_frames as f64 {
                 break;
             }
@@ -232,10 +235,16 @@ impl Soak {
             let room = (self.plan.window - waiting).min(lasting_frames - self.by_lasting);
             // Half a window at a time, as pipelining clients write; the last ones as they are.
             if room > 0 && (room >= self.plan.window / 2 || lasting_frames - self.by_lasting <= self.plan.window) {
+                // Not before: who connects and says nothing is soon sent away.
+                if self.slots[token].is_none() {
+                    self.connect(token, true)?;
+                    self.lasting_begun += 1;
+                }
                 self.by_lasting += room;
                 self.send(token, room)?;
             }
         }
+        self.turn = (self.turn + 1) % self.lasting;
         Ok(())
     }
 
