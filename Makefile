@@ -6,10 +6,11 @@ SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 PARTS := .parts
+TOXIPROXY := v2.5.0
 RUN_STAMP := $(VENV)/.stamp-run
 VENV_STAMP := $(VENV)/.stamp
 PARTS_STAMPS := $(PARTS)/rocketmq/.stamp $(PARTS)/rabbitmq/.stamp $(PARTS)/artemis/.stamp \
-	$(PARTS)/amqp10/.stamp $(PARTS)/node/.stamp $(PARTS)/python/.stamp
+	$(PARTS)/amqp10/.stamp $(PARTS)/node/.stamp $(PARTS)/python/.stamp $(PARTS)/toxiproxy/.stamp-$(TOXIPROXY)
 NATIVE_STAMP := $(VENV)/.stamp-native
 FUZZ_STAMP := $(VENV)/.stamp-fuzz
 NATIVE_SOURCES := $(wildcard native/*.toml native/*.pyi native/src/*.rs native/core/Cargo.toml native/core/src/*.rs native/core/src/*/*.rs)
@@ -17,6 +18,8 @@ NATIVE_SOURCES := $(wildcard native/*.toml native/*.pyi native/src/*.rs native/c
 CARGO := $(shell cargo --version 2>/dev/null | awk '{ split($$2, version, "."); if (version[2] >= 85) print "cargo" }')
 NATIVE := $(if $(CARGO),$(NATIVE_STAMP),no-native)
 WITHOUT_NATIVE := $(if $(CARGO),,--ignore=tests/unit/native)
+# Nor is the load of the soak, which is a Rust program as well.
+WITHOUT_LOAD := $(if $(CARGO),,--ignore=tests/integration/test_soak.py)
 HELM := v3.18.4
 OPERATOR := v0.83.0
 AMQPLIB_SUITE := 2.2.0
@@ -38,7 +41,7 @@ endef
 
 TESTED := proxy limiter admin native tests
 
-.PHONY: help setup packages native no-native rust parts fuzz-long fuzz-corpus demo demo-rocketmq demo-rabbitmq pictures test test-all lint types fast unit fuzz quick browser operator spark stores integration soak rabbitmq4 deploy chroot dist coverage bench reference constraints format clean
+.PHONY: help setup packages native no-native rust parts fuzz-long fuzz-corpus demo demo-rocketmq demo-rabbitmq pictures test test-all lint types fast unit fuzz quick browser operator spark stores integration soak soak-long rabbitmq4 deploy chroot dist coverage bench reference constraints format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -144,6 +147,13 @@ $(PARTS)/suites/.stamp: tests/integration/suites/requirements.txt Makefile | $(V
 	chmod -R u+w go-amqp; cd go-amqp; go test -c -vet=off -o suite.test .
 	@touch $@
 
+# The bad networks of the tests.
+$(PARTS)/toxiproxy/.stamp-$(TOXIPROXY):
+	@sh tests/integration/packages.sh toxiproxy
+	rm -rf $(@D) && mkdir -p $(@D)
+	GOBIN="$(CURDIR)/$(@D)" GOFLAGS=-trimpath CGO_ENABLED=0 go install github.com/Shopify/toxiproxy/v2/cmd/server@$(TOXIPROXY)
+	@touch $@
+
 $(PARTS)/s3a/.stamp: tests/spark/stores/s3a/pom.xml tests/spark/stores/s3a/requirements.txt | $(VENV_STAMP)
 	@sh tests/integration/packages.sh rocketmq
 	rm -rf $(@D) && mkdir -p $(@D)
@@ -245,8 +255,8 @@ AGAIN := --last-failed --last-failed-no-failures none
 # Of each real part (Spark, Chromium, a sluice process, a broker with its clients) the tests that are not marked as long.
 quick: parts ## the quick tests with Spark, a browser, real brokers and real clients
 	@sh tests/integration/packages.sh spark
-	$(BIN)/python -m pytest tests/spark tests/integration tests/browser -m "not long and not alone and not rabbitmq4" -n 2 --dist loadfile --no-loadscope-reorder \
-		|| $(BIN)/python -m pytest tests/spark tests/integration tests/browser -m "not long and not alone and not rabbitmq4" $(AGAIN)
+	$(BIN)/python -m pytest tests/spark tests/integration tests/browser $(WITHOUT_LOAD) -m "not long and not alone and not rabbitmq4" -n 2 --dist loadfile --no-loadscope-reorder \
+		|| $(BIN)/python -m pytest tests/spark tests/integration tests/browser $(WITHOUT_LOAD) -m "not long and not alone and not rabbitmq4" $(AGAIN)
 	$(BIN)/python -m pytest tests/integration -m "alone and not long and not rabbitmq4" \
 		|| $(BIN)/python -m pytest tests/integration -m "alone and not long and not rabbitmq4" $(AGAIN)
 
@@ -255,7 +265,7 @@ browser: setup ## the page in a real Chromium
 
 # None of these measures a rate, so they may share the machine. Each worker has brokers and sidecars of its own.
 operator: parts ## API, page, rules, edits and attacks against a real sluice, two at a time
-	$(BIN)/python -m pytest tests/integration tests/browser -m "not alone and not rabbitmq4 and not soak" -n 2 --dist loadfile
+	$(BIN)/python -m pytest tests/integration tests/browser $(WITHOUT_LOAD) -m "not alone and not rabbitmq4 and not soak" -n 2 --dist loadfile
 
 # Each of the two has a Spark of its own, whose planner is one thread. Files with few tests are not the quick ones here.
 spark: stores ## the analysis of the rejection log in a real Spark, two tests at a time
@@ -264,6 +274,9 @@ spark: stores ## the analysis of the rejection log in a real Spark, two tests at
 
 integration: parts $(PARTS)/suites/.stamp ## real clients and real brokers through sluice
 	$(BIN)/python -m pytest tests/integration -m "alone and not rabbitmq4 and not soak"
+
+soak-long: $(VENV_STAMP) $(NATIVE) ## 100 million frames, a million connections, ten million names: memory, descriptors, counters; SOAK='--scale 0.1' for less
+	$(BIN)/python tests/bench/soak.py $(SOAK)
 
 soak: parts ## brokers, clients and Sluice killed 200 times each; an hour
 	$(BIN)/python -m pytest tests/integration/test_confirm_after_consume_kills.py

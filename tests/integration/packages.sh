@@ -71,6 +71,9 @@ sys.exit(not os.path.exists(s.get_path("include") + "/Python.h"))' || need pytho
             exit 1
         fi
         ;;
+    toxiproxy)
+        [ "$(go version 2>/dev/null | sed 's/.*go1\.\([0-9]*\).*/\1/')" -ge 18 ] 2>/dev/null || need golang-go
+        ;;
     deploy)
         command -v promtool >/dev/null || need prometheus
         command -v systemd-analyze >/dev/null || need systemd
@@ -86,7 +89,7 @@ sys.exit(not os.path.exists(s.get_path("include") + "/Python.h"))' || need pytho
         command -v systemd-nspawn >/dev/null || need systemd-container
         ;;
     *)
-        echo "packages.sh: unknown target $target; one of python, rocketmq, rabbitmq, rabbitmq4, integration, browser, spark, bench, deploy, chroot" >&2
+        echo "packages.sh: unknown target $target; one of python, rocketmq, rabbitmq, rabbitmq4, integration, browser, spark, bench, toxiproxy, deploy, chroot" >&2
         exit 2
         ;;
     esac

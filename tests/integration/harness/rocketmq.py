@@ -113,15 +113,19 @@ class RocketMQ:
                 *("broker.BrokerStartup", "-n", ";".join(self.namesrvs), "-c", str(conf)),
             )
             self._broker = self._start_broker()
-            starting.callback(self._kill_broker)
+            starting.callback(self.kill_broker)
             self._stack = starting.pop_all()
 
     def stop_broker(self) -> None:
         """End the broker as an operator does; the name server goes on, and what is stored is kept."""
         self._broker.stop(timeout_s=_STOP_TIMEOUT_S)
 
+    def kill_broker(self) -> None:
+        """End the broker at once, by SIGKILL."""
+        self._broker.kill()
+
     def start_broker(self) -> None:
-        """Start the broker again after `stop_broker`.
+        """Start the broker again after `stop_broker` or `kill_broker`.
 
         Raises:
             ProcessFailedError: it did not start.
@@ -168,9 +172,6 @@ class RocketMQ:
         """Return how many messages of the topic a consumer group has acknowledged, by the broker's word."""
         with self._to_broker() as broker:
             return broker.acknowledged_messages(group, topic)
-
-    def _kill_broker(self) -> None:
-        self._broker.kill()
 
     def close(self) -> None:
         """End the broker, then the name server; what they have stored is not wanted any more."""

@@ -195,6 +195,45 @@ class Sluice:
             time.sleep(_POLL_S)
         return metrics
 
+    def descriptors(self) -> int:
+        """Return how many files it has open."""
+        return sum(1 for _ in Path(f"/proc/{self.process.pid}/fd").iterdir())
+
+    def wait_for_descriptors(self, before: int) -> int:
+        """Wait until it has no more files open than before it had clients, and return how many these are.
+
+        One more is allowed: the file of the rejection log, which comes with the first second of traffic.
+
+        Raises:
+            ProcessFailedError: it keeps more.
+        """
+        # Sockets of the last questions to its admin address, and of brokers, are closed a moment after it says so.
+        deadline = time.monotonic() + _METRICS_TIMEOUT_S
+        while (left := self.descriptors()) > before + 1:
+            if time.monotonic() > deadline:
+                names = sorted(str(each.readlink()) for each in Path(f"/proc/{self.process.pid}/fd").iterdir())
+                raise self.process.failure(f"{left} descriptors, {before} before there were clients: {names}")
+            time.sleep(_POLL_S)
+        return left
+
+    def end_with_nothing_left(self, *, descriptors: int) -> None:
+        """End it once all clients are gone, and check before that nothing of them is left.
+
+        Args:
+            descriptors: how many it had before there were any clients.
+
+        Raises:
+            ProcessFailedError: descriptors are left, or connections.
+        """
+        metrics = self.wait_for_metrics(lambda metrics: metrics.total("sluice_connections") == 0)
+        opened = metrics.total("sluice_connections_opened_total")
+        assert metrics.total("sluice_connections_closed_total") == opened
+        assert metrics.total("sluice_held_requests") == 0
+        assert metrics.total("sluice_bypassed_total") == 0
+        self.wait_for_descriptors(descriptors)
+        assert self.stop() == 0
+        assert "Traceback" not in "\n".join(self.process.lines)
+
     def stop(self) -> int:
         """End it with SIGTERM, wait for that, and return its exit status."""
         return self.process.stop(timeout_s=_STOP_TIMEOUT_S)

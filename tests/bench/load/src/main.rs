@@ -2,7 +2,7 @@
 //!
 //! `load sink` plays the broker; `load flood` measures throughput, `load rtt` round trips, `load accept` new
 //! connections and `load quiet` one client beside a flood, through whatever stands between the two. Each prints one JSON
-//! object; `run.py` starts and pins them. Linux only.
+//! object; `run.py` starts and pins them. `load soak` is `soak.py`'s. Linux only.
 
 mod accept;
 mod amqp;
@@ -19,6 +19,7 @@ mod rtt;
 mod scanner;
 mod shared;
 mod sink;
+mod soak;
 mod transfers;
 
 use std::process::ExitCode;
@@ -36,6 +37,8 @@ usage: load sink  --listen ADDR --control ADDR [--protocol PROTOCOL] [--swallow]
 FRAMES: [--size BYTES] [--header json|binary] [--topics N]
        load shared --target ADDR --protocol amqp091|amqp10 [--send QUEUES] [--batches QUEUE] [--receive QUEUE]
                   [--pace QUEUE=PER_SECOND] [--size BYTES] [--warmup S] [--seconds S] [--count N]
+       load soak  --target ADDR --frames N --connections N --names N [--each N] [--window N] [--lasting N] [--at-once N]
+                  [--size BYTES] [--seconds S]
 PROTOCOL: rocketmq (if not said), amqp091 or amqp10. --size is of a body in AMQP, and --topics are queues: those of all
 connections, of which each sends to one; in amqp10 each connection has a link to every one. --window asks for confirms in
 amqp091";
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
         "accept" => accept::run,
         "quiet" => quiet::run,
         "shared" => shared::run,
+        "soak" => soak::run,
         _ => {
             eprintln!("{USAGE}");
             return ExitCode::from(2);

@@ -1,0 +1,188 @@
+"""Bad networks between client and Sluice, and between Sluice and broker: what clients are told stays true.
+
+Real clients send and consume all the while. What they saw stored is consumed, what they saw refused never is, all goes
+on once the network is well again, and nothing of it is left behind in Sluice.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from harness.api import ask
+from harness.clients import amqp_python, java, start_client
+from harness.ledger import Ledger
+from harness.ports import free_port
+from harness.rabbitmq import StartRabbitMQ
+from harness.rocketmq import StartRocketMQ
+from harness.sidecar import Route, Sluice, StartSluice
+from harness.toxiproxy import Direction, Toxiproxy
+
+pytestmark = [pytest.mark.integration]
+
+_HOST: Final = "127.0.0.1"
+_CHILD: Final = Path(__file__).parent / "harness" / "ledger_child.py"
+# Clients send faster, each to a topic or queue of its own: some are refused.
+_CONFIG: Final = """
+[[limits]]
+kind = "{kind}"
+name = "ledger*"
+rate = 25
+"""
+_WARM: Final = 20
+_FAULT_S: Final = 3.0
+_PLACES: Final = ("client-sluice", "sluice-broker")
+
+
+@dataclass(frozen=True)
+class _Fault:
+    """What a network does.
+
+    Attributes:
+        kind: toxiproxy's word.
+        attributes: of the toxic.
+        breaks: whether connections end by it.
+    """
+
+    kind: str
+    attributes: dict[str, int]
+    breaks: bool = False
+
+
+_FAULTS: Final = {
+    "latency": _Fault("latency", {"latency": 200}),
+    "jitter": _Fault("latency", {"latency": 100, "jitter": 100}),
+    "reset": _Fault("reset_peer", {"timeout": 0}, breaks=True),
+    "cut after 5 kB": _Fault("limit_data", {"bytes": 5000}, breaks=True),
+    "slow close": _Fault("slow_close", {"delay": 1000}, breaks=True),
+    "silence, then cut": _Fault("timeout", {"timeout": 500}, breaks=True),
+    "10 kB a second": _Fault("bandwidth", {"rate": 10}),
+    "black hole": _Fault("timeout", {"timeout": 0}, breaks=True),
+    "byte by byte": _Fault("slicer", {"average_size": 1, "size_variation": 0, "delay": 0}),
+}
+_QUICK: Final = {
+    ("rocketmq", "reset", "client-sluice"),
+    ("rocketmq", "byte by byte", "sluice-broker"),
+    ("rabbitmq", "black hole", "sluice-broker"),
+    ("rabbitmq", "cut after 5 kB", "client-sluice"),
+}
+
+
+class _Stage:
+    """A broker, Sluice before it, a bad network on either side of that, and clients that keep account.
+
+    Attributes:
+        idle: descriptors of Sluice before there was a client.
+    """
+
+    def __init__(self, toxiproxy: Toxiproxy, sluice: Sluice, start: Callable[[], list[Ledger]]) -> None:
+        self.toxiproxy, self.sluice = toxiproxy, sluice
+        self.idle = sluice.descriptors()
+        self.ledgers = start()
+        for ledger in self.ledgers:
+            ledger.wait_for_more(_WARM)
+            ledger.wait_for(lambda ledger=ledger: bool(ledger.refused), "refused anything")
+
+    def opened(self) -> float:
+        """Return how many connections Sluice has taken."""
+        return self.sluice.metrics().total("sluice_connections_opened_total")
+
+    def close_all(self) -> None:
+        """Have Sluice close the connections of its clients."""
+        for connection in ask(self.sluice, "GET", "connections?limit=100")[1]["rows"]:
+            ask(self.sluice, "DELETE", f"connections/{connection['id']}")
+
+    def end_clients(self) -> None:
+        """Kill the clients."""
+        for ledger in self.ledgers:
+            ledger.client.kill()
+
+
+def _sluice(start: StartSluice, toxiproxy: Toxiproxy, front: str, broker: str, **how: Any) -> Sluice:
+    """Start Sluice between two relays; clients are to come to ``front``."""
+    route, behind = (f"{_HOST}:{free_port(_HOST)}" for _ in range(2))
+    toxiproxy.relay("sluice-broker", behind, broker)
+    sluice = start(routes=(Route(route, behind),), **how)
+    toxiproxy.relay("client-sluice", front, route)
+    return sluice
+
+
+@pytest.fixture(scope="module")
+def stage(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    start_sluice: StartSluice,
+    start_rocketmq: StartRocketMQ,
+    start_rabbitmq: StartRabbitMQ,
+) -> Iterator[_Stage]:
+    """Everything in front of one of the brokers."""
+    folder = tmp_path_factory.mktemp("faults")
+    with ExitStack() as running:
+        toxiproxy = Toxiproxy(folder)
+        running.callback(toxiproxy.close)
+        if request.param == "rocketmq":
+            rocketmq = running.enter_context(start_rocketmq())
+            topic = rocketmq.create_topic("ledger")
+            front, back = f"{rocketmq.advertised_host}:{rocketmq.port}", f"{rocketmq.host}:{rocketmq.port}"
+            clients = {"java": java("LedgerClient.java", rocketmq.namesrv, topic, "ledger", home=folder / "java")}
+            how = {"config": _CONFIG.format(kind="topic")}
+        else:
+            rabbitmq = running.enter_context(start_rabbitmq())
+            front, back = f"{_HOST}:{free_port(_HOST)}", rabbitmq.address
+            clients = {
+                "pika": amqp_python("pika_ledger.py", *front.split(":"), "ledger-pika"),
+                "pipelined": [sys.executable, str(_CHILD), front, "ledger-pipelined"],
+            }
+            how = {"config": _CONFIG.format(kind="queue"), "protocol": "amqp091"}
+        sluice = running.enter_context(_sluice(start_sluice, toxiproxy, front, back, **how))
+
+        def start() -> list[Ledger]:
+            return [Ledger(name, start_client(command, home=folder / name)) for name, command in clients.items()]
+
+        made = _Stage(toxiproxy, sluice, start)
+        running.callback(made.end_clients)
+        yield made
+
+
+def _scenarios() -> list[Any]:
+    """Each fault at each place before each broker, in a direction: over the two places and brokers, in both."""
+    found = []
+    for broker in ("rocketmq", "rabbitmq"):
+        for nth, fault in enumerate(_FAULTS):
+            for place in _PLACES:
+                flip = (nth + (broker == "rabbitmq") + _PLACES.index(place)) % 2
+                marks = () if (broker, fault, place) in _QUICK else (pytest.mark.long,)
+                direction = ("upstream", "downstream")[flip]
+                name = f"{broker}-{place}-{fault}-{direction}".replace(" ", "_")
+                found.append(pytest.param(broker, fault, place, direction, marks=marks, id=name))
+    return found
+
+
+@pytest.mark.parametrize(("stage", "fault", "place", "direction"), _scenarios(), indirect=["stage"], scope="module")
+def test_what_clients_are_told_is_true_and_all_goes_on(
+    stage: _Stage, fault: str, place: str, direction: Direction
+) -> None:
+    """Also while the network is bad."""
+    what = _FAULTS[fault]
+    opened = stage.opened()
+    with stage.toxiproxy.toxic(place, what.kind, direction, what.attributes):
+        time.sleep(_FAULT_S / 2)
+        if what.kind == "slow_close":
+            stage.close_all()
+        time.sleep(_FAULT_S / 2)
+    for ledger in stage.ledgers:
+        ledger.wait_for_more(_WARM)
+        print(ledger.check())
+    if what.breaks:
+        assert stage.opened() > opened
+
+
+@pytest.mark.parametrize("stage", ["rocketmq", "rabbitmq"], indirect=True, scope="module")
+def test_nothing_is_left_behind(stage: _Stage) -> None:
+    """By all that came before."""
+    stage.end_clients()
+    stage.sluice.end_with_nothing_left(descriptors=stage.idle)
