@@ -8,7 +8,8 @@ Two things are as a plain socket does not have them:
 
 - What was read from the socket may be more than its reader had room for. The kernel does not report that again, so the
   reactor is told (``Reactor.unread``). It is little: no more is read than there is room for, but for what belongs to
-  records.
+  records. A read also ends early where decrypting takes long: records may be tiny, or hold nothing but messages of TLS
+  itself (key updates), of which 256 KiB took 0.2 s.
 - What was taken for writing may still lie here as ciphertext. Then ``send_now`` returns at least an empty buffer, so
   whoever writes comes again.
 
@@ -21,9 +22,10 @@ import ssl
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from select import EPOLLIN, EPOLLOUT
+from time import perf_counter_ns
 from typing import Any, Final
 
-from proxy.net.reactor import Reactor
+from proxy.net.reactor import ROUND_NS, Reactor
 from proxy.net.sockets import Wire
 from proxy.protocols.base import Buffer
 
@@ -34,13 +36,17 @@ Waits = Generator[int, None, None]
 _RECORD_BYTES: Final = 16 * 1024
 _OVERHEAD_BYTES: Final = 256
 #: What one call reads from the socket. Used up within the call, so all connections share it.
-_SCRATCH: Final = memoryview(bytearray(256 * 1024))
+_SCRATCH: Final = memoryview(bytearray(64 * 1024))
 #: So much of it is decrypted at a time: OpenSSL's buffers grow to that and never shrink.
 _PIECE_BYTES: Final = _RECORD_BYTES + _OVERHEAD_BYTES
+#: And so much of a peer of which that takes long: 40 key updates, or as many tiny records.
+_SMALL_PIECE_BYTES: Final = 1024
 #: So much is encrypted for one write to the socket.
 _AHEAD_BYTES: Final = 128 * 1024
 #: Messages of TLS itself (key updates) that the peer has caused and does not read.
 _MOST_ANSWERS: Final = 64
+#: What may lie here with them; what is written is at most half of it.
+_MOST_UNSENT_BYTES: Final = 2 * (_AHEAD_BYTES + _RECORD_BYTES)
 _NOTHING_BUT_CIPHERTEXT: Final = (b"",)
 #: A name that is longer is cut, as the names of all scopes are.
 _NAME_CHARS: Final = 255
@@ -155,6 +161,9 @@ class TlsWire(Wire):
         self._unsent: Sequence[Buffer] = ()
         #: There may be plaintext that needs nothing more from the socket.
         self._left = False
+        #: Ciphertext that was read from the socket and that there was no time for; and how much is decrypted at a time.
+        self._undecrypted = b""
+        self._piece_bytes = _PIECE_BYTES
         #: Plaintext that had to be read before its reader asked for it.
         self._aside = b""
         #: The stream has ended, with an error or in order.
@@ -217,7 +226,7 @@ class TlsWire(Wire):
 
     def has_left(self, *, half_closes: bool) -> bool:
         """Return whether nobody is there any more and nothing is left to read, as ``Wire`` does."""
-        return not self._left and super().has_left(half_closes=half_closes)
+        return not self._left and not self._undecrypted and super().has_left(half_closes=half_closes)
 
     def receive_into(self, buffer: memoryview) -> int | None:
         """Read what is there; returns the number of bytes, 0 at the end of the stream, None when nothing is there.
@@ -229,25 +238,31 @@ class TlsWire(Wire):
         buffer[:count], self._aside = self._aside[:count], self._aside[count:]
         if self._left:
             count = self._decrypt(buffer, count)
+        ends_ns = perf_counter_ns() + ROUND_NS
         while count < len(buffer) and not self._is_over:
+            if self._undecrypted:
+                ciphertext, self._undecrypted = memoryview(self._undecrypted), b""
+                count = self._decrypt_all(ciphertext, buffer, count, ends_ns)
+                if self._undecrypted or perf_counter_ns() >= ends_ns:
+                    break
+                continue
             missing = len(buffer) - count
             most = min(len(_SCRATCH), missing + (missing // _RECORD_BYTES + 1) * _OVERHEAD_BYTES)
+            most = max(most, _PIECE_BYTES) if self._piece_bytes == _PIECE_BYTES else self._piece_bytes
             try:
-                received = super().receive_into(_SCRATCH[: max(most, _PIECE_BYTES)])
+                received = super().receive_into(_SCRATCH[:most])
             except OSError as error:
                 self._over = error
                 break
             if not received:
                 self._in_order = received == 0
                 break
-            for start in range(0, received, _PIECE_BYTES):
-                self._incoming.write(_SCRATCH[start : min(start + _PIECE_BYTES, received)])
-                count = self._decrypt(buffer, count)
-            if received < most:
+            count = self._decrypt_all(_SCRATCH[:received], buffer, count, ends_ns)
+            if received < most or self._undecrypted or perf_counter_ns() >= ends_ns:
                 break
         if self._outgoing.pending:
             self._answer()
-        self._tell_unread(unread=self._left or bool(self._aside) or (count > 0 and self._is_over))
+        self._tell_unread(unread=self._left or bool(self._undecrypted or self._aside) or (count > 0 and self._is_over))
         if count:
             return count
         if self._over is not None:
@@ -303,6 +318,22 @@ class TlsWire(Wire):
     def _tell_unread(self, *, unread: bool) -> None:
         self._reactor.unread(self.fileno(), unread=unread)
 
+    def _decrypt_all(self, ciphertext: memoryview, buffer: memoryview, count: int, ends_ns: int) -> int:
+        """Decrypt as ``_decrypt`` does, in pieces; keep what there is no time for."""
+        at = 0
+        while at < len(ciphertext) and not self._is_over:
+            began_ns = perf_counter_ns()
+            if began_ns >= ends_ns and at:
+                self._undecrypted = bytes(ciphertext[at:])
+                break
+            piece = ciphertext[at : at + self._piece_bytes]
+            at += self._incoming.write(piece)
+            count = self._decrypt(buffer, count)
+            # Who was slow once may be fast again.
+            is_slow = perf_counter_ns() - began_ns >= ROUND_NS
+            self._piece_bytes = _SMALL_PIECE_BYTES if is_slow else min(2 * self._piece_bytes, _PIECE_BYTES)
+        return count
+
     def _decrypt(self, buffer: memoryview, count: int) -> int:
         """Decrypt into a buffer behind what is in it; returns how much is in it then."""
         self._left = False
@@ -342,7 +373,7 @@ class TlsWire(Wire):
         self._unsent = [*self._unsent, self._outgoing.read()]
         with suppress(OSError):
             self._unsent = super().send_now(self._unsent)
-        if len(self._unsent) > _MOST_ANSWERS:
+        if len(self._unsent) > _MOST_ANSWERS or sum(map(len, self._unsent)) > _MOST_UNSENT_BYTES:
             self._over = TlsError("it asks for new keys, and does not read the answers")
 
 

@@ -9,12 +9,13 @@ import ssl
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from itertools import count
 from select import EPOLLIN
 
 import pytest
 from certificates import HOST, Certificates
 
-from proxy.net.reactor import Reactor
+from proxy.net.reactor import ROUND_NS, Reactor
 from proxy.net.sockets import Wire
 from proxy.net.tls import BrokerTls, ClientTls, TlsError, TlsWire, name_in, shake_hands
 
@@ -344,6 +345,50 @@ class TestEnds:
             made.far.recv(1)
         with pytest.raises(TlsError):
             made.wire.send_now([b"more"])
+
+    def test_records_that_take_long_are_read_in_turns(self, pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
+        made = shaken(pair())
+        data = random.Random(1).randbytes(2_000)
+        for each in data:
+            made.far.send(bytes([each]))
+        now_ns = count(step=ROUND_NS)
+        monkeypatch.setattr("proxy.net.tls.perf_counter_ns", lambda: next(now_ns))
+        first = made.receive(len(data))
+        assert first is not None
+        # Of one piece; the rest is not lost.
+        assert 0 < len(first) < 1_000
+        got = first
+        while len(got) < len(data):
+            assert not made.wire.has_left(half_closes=False)
+            got += made.receive(len(data)) or b""
+        assert got == data
+        assert not made.is_unread
+
+    def test_end_is_the_end_however_long_what_is_behind_it_would_take(
+        self, pair: MakePair, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        made = shaken(pair())
+        made.far.send(b"last")
+        with suppress(ssl.SSLWantReadError):
+            made.far.unwrap()
+        socket.socket.send(made.far, bytes(50_000))
+        now_ns = count(step=ROUND_NS)
+        monkeypatch.setattr("proxy.net.tls.perf_counter_ns", lambda: next(now_ns))
+        assert made.receive(100) == b"last"
+        assert made.receive(100) == b""
+        assert not made.is_unread
+
+    def test_answers_of_tls_that_nobody_reads_do_not_pile_up(self, pair: MakePair) -> None:
+        made = shaken(pair(buffers=4096))
+
+        def have_it_answer(times: int) -> None:
+            for _ in range(times):
+                made.wire._outgoing.write(bytes(100_000))
+                made.far.send(b"x")
+                made.receive(10)
+
+        with pytest.raises(TlsError, match="does not read the answers"):
+            have_it_answer(20)
 
     def test_descriptor_that_is_closed_is_unread_no_more(self, pair: MakePair) -> None:
         made = shaken(pair())
