@@ -674,7 +674,7 @@ class _Client(Watched):
         try:
             event = next(self._handshake, None)
         except OSError as error:
-            self._unreachable(error)
+            self._refused(error)
             return
         if event is None:
             self.unwatch()
@@ -726,6 +726,21 @@ class _Client(Watched):
         else:
             self._lost(error.strerror or str(error))
 
+    def _refused(self, error: OSError) -> None:
+        """Close the client, once it was tried whether the broker refuses everybody.
+
+        It may be this one that is not served: with ``send_proxy_protocol`` the broker knows who it is.
+        """
+        assert self._broker is not None  # noqa: S101 - it is connected to
+        self.unwatch()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._broker.close()
+        self.reactor.start_soon(self._close_later, "broker_unreachable", self._says(error.strerror or str(error)))
+
+    def _says(self, error: str) -> str:
+        return f"broker {', '.join(map(format_address, self._config.brokers))}: {error}"
+
     def _timed_out(self) -> None:
         self._lost(f"no answer within {self._config.connect_timeout_s:g} s")
 
@@ -734,7 +749,7 @@ class _Client(Watched):
         if self._closed:
             return
         self._server.watches[self._config.name].lost(error)
-        self._close("broker_unreachable", f"broker {', '.join(map(format_address, self._config.brokers))}: {error}")
+        self._close("broker_unreachable", self._says(error))
 
     def _close(self, reason: str, detail: str) -> None:
         if not self._closed:

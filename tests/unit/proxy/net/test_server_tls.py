@@ -6,6 +6,7 @@ import random
 import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,9 @@ from proxy.net.tls import BrokerTls, ClientTls
 if TYPE_CHECKING:
     from proxy.protocols.base import Protocol
     from tests.unit.proxy.conftest import Peer, Rig, ScriptedBroker, StartRig
+
+#: Of a PROXY header of version 2, for IPv4.
+_HEADER_BYTES = 28
 
 StartTls = Callable[..., Awaitable["Rig"]]
 
@@ -238,9 +242,13 @@ class TlsBroker:
         self.tries = 0
         self._broker = broker
 
-    async def answer_try(self) -> None:
+    async def answer_try(self, *, with_header: bool = False) -> None:
         """Shake hands with whoever asks whether it is there."""
-        peer = TlsPeer(await self._broker.accept(ended=True), self.context, server=True)
+        accepted = await self._broker.accept(ended=True)
+        if with_header:
+            await trio.lowlevel.wait_readable(accepted.sock)
+            assert len(accepted.sock.recv(_HEADER_BYTES)) == _HEADER_BYTES
+        peer = TlsPeer(accepted, self.context, server=True)
         with suppress(trio.BrokenResourceError):
             await peer.shake_hands()
         self.tries += 1
@@ -262,7 +270,7 @@ def start_to_broker(
 
     async def start(*limits: str, at_broker: ssl.SSLContext | None = None, **settings: Any) -> tuple[Rig, TlsBroker]:
         tls_broker = TlsBroker(broker, at_broker or certificates.server())
-        nursery.start_soon(tls_broker.answer_try)
+        nursery.start_soon(partial(tls_broker.answer_try, with_header="send_proxy_protocol" in settings))
         settings.setdefault("to_broker", certificates.client())
         return await start_tls(*limits, **settings), tls_broker
 
@@ -352,10 +360,26 @@ async def test_client_is_closed_if_the_broker_is_not_to_be_trusted_any_more(
     client = await rig.client()
     with pytest.raises(trio.BrokenResourceError):
         await broker.accept()
+    await broker.answer_try()
     with suppress(ConnectionResetError):
         assert await client.receive_to_end() == b""
     assert rig.closed == {"broker_unreachable": 1}
     assert not rig.path.server.listening("main")
+
+
+async def test_client_that_the_broker_refuses_is_closed_and_others_go_on(
+    start_to_broker: StartToBroker, log: list[Any]
+) -> None:
+    rig, broker = await start_to_broker(send_proxy_protocol="v2")
+    client = await rig.client()
+    # It knows by the PROXY header who it is that it does not serve.
+    (await rig.broker.accept()).sock.close()
+    await broker.answer_try(with_header=True)
+    with suppress(ConnectionResetError):
+        assert await client.receive_to_end() == b""
+    assert rig.closed == {"broker_unreachable": 1}
+    assert rig.path.server.listening("main")
+    assert not [line for line in log if line["event"].startswith("broker unreachable")]
 
 
 async def test_broker_that_hangs_in_the_handshake_is_waited_for_no_longer_than_for_a_connection(
