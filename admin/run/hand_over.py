@@ -313,7 +313,7 @@ class HandOver:
                 self._handed_over.set()
                 # What is written down from now on is the other one's.
                 await trio.sleep_forever()
-        except (BrokenError, trio.TooSlowError) as error:
+        except (BrokenError, trio.TooSlowError, OverflowError) as error:
             _log.warning("another process came to take over and did not; this one goes on", reason=_reason(error))
 
     async def _leave_listeners_to(self, channel: _Channel) -> None:

@@ -129,6 +129,25 @@ async def test_one_that_leaves_before_it_serves_leaves_the_other_as_it_was(old: 
     close(again)
 
 
+async def test_limits_that_cannot_be_written_are_a_warning_and_the_process_goes_on(
+    old: Old, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: KeptLimits) -> bytes:
+        raise OverflowError("a figure has more than 64 bits")
+
+    monkeypatch.setattr(limits_file, "encode", fail)
+    predecessor = await hand_over.reach(old.store.place)
+    assert predecessor is not None
+    with structlog.testing.capture_logs() as logged, pytest.raises(StartError, match="did not hand over"):
+        await predecessor.take()
+    assert [line["reason"] for line in logged if "take over" in line["event"]] == ["a figure has more than 64 bits"]
+    assert old.data_path.calls == ["hand over 3", "go on"]
+    close(predecessor)
+    again = await hand_over.reach(old.store.place)
+    assert again is not None
+    close(again)
+
+
 async def test_no_edit_is_made_once_the_other_may_have_read_them(old: Old, nursery: trio.Nursery) -> None:
     predecessor = await hand_over.reach(old.store.place)
     assert predecessor is not None
