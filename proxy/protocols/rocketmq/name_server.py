@@ -318,11 +318,14 @@ class _Answers(_Stream):
         key = _SURELY_ABOUT_BROKERS if request is None else _ABOUT_BROKERS.get(request[0])
         if key is None or not body_bytes:
             return None
-        room = Gathering(self._context.connection.address)
+        # Its client may not read, and keep it here for ever.
+        room = Gathering(self._context.connection.address, self._lose)
         return _Whole(head, key, request is not None, body_bytes, room)
 
     def _gather(self, whole: _Whole, piece: memoryview, out: list[Buffer], now_ns: int) -> int:
         """Take what there is of a body, and queue the answer once it is whole; returns how much that was."""
+        if whole.room.lost:
+            raise Close("no_room", "the client has not read for so long that others needed the room for its answer")
         piece = piece[: whole.missing]
         whole.missing -= len(piece)
         whole.body += piece
@@ -372,10 +375,16 @@ class _Answers(_Stream):
     def end(self, out: list[Buffer]) -> None:
         """Queue what was held back."""
         if self._whole is not None:
-            out += (self._whole.head, bytes(self._whole.body))
+            if not self._whole.room.lost:
+                out += (self._whole.head, bytes(self._whole.body))
             self.give_back()
         elif self.beginning.pieces:
             out.append(self.beginning.take())
+
+    def _lose(self) -> None:
+        """Let go of the answer in hand: its room is another's."""
+        if self._whole is not None:
+            self._whole.body.clear()
 
     def give_back(self) -> None:
         """Have no answer in hand any more, and give back the room for it."""

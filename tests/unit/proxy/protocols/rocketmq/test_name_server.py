@@ -10,7 +10,7 @@ from playbook import frames
 from playbook.captures import CAPTURES, Capture
 from pydantic import TypeAdapter, ValidationError
 
-from proxy.common.buffers import GATHERED_BYTES, GatherRoom
+from proxy.common.buffers import GATHERED_BYTES, KEPT_NS, GatherRoom
 from proxy.deciding.batch import ConnectionInfo, Side
 from proxy.protocols.base import Close, ListenerAddresses, SessionContext, WireCounters
 from proxy.protocols.rocketmq.name_server import PROTOCOL, NameServerOptions
@@ -35,11 +35,13 @@ class _Connection:
         options: NameServerOptions | None = None,
         listeners: Sequence[ListenerAddresses] = (_AMQP, _FRONT),
         room: GatherRoom | None = None,
+        address: str = "192.0.2.1",
     ) -> None:
+        self.now_ns = 0
         self.counters = WireCounters()
         self.room = room or GatherRoom()
         self.warnings: list[tuple[str, str]] = []
-        info = ConnectionInfo(1, "routes", "default", "192.0.2.1:40000", "192.0.2.1", local="192.0.2.7")
+        info = ConnectionInfo(1, "routes", "default", f"{address}:40000", address, local="192.0.2.7")
         context = SessionContext(
             info,
             self.counters,
@@ -62,7 +64,7 @@ class _Connection:
             # What it hands out must not depend on the chunk once that is written.
             chunk = bytearray(data[start:end])
             try:
-                assert self.session.receive(side, memoryview(chunk), 0) is None
+                assert self.session.receive(side, memoryview(chunk), self.now_ns) is None
             finally:
                 for each in Side:
                     for buffer in self.session.take(each):
@@ -202,6 +204,28 @@ def test_room_of_an_unfinished_answer_is_given_back() -> None:
     assert connection.room.taken_bytes > 0
     connection.session.close()
     assert connection.room.taken_bytes == 0
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_answer_that_a_client_does_not_read_keeps_no_room_from_others(*, ends: bool) -> None:
+    room = GatherRoom(1024 * 1024)
+    stalled, other = (_Connection(room=room, address=address) for address in ("192.0.2.1", "192.0.2.9"))
+    stalled.ask(_ROUTE)
+    whole = _answer(b" " * 900_000)
+    stalled.feed(Side.BROKER, whole[:800_000])
+    other.now_ns = KEPT_NS
+    other.ask(_ROUTE)
+    body = _BODIES[_ROUTE].replace(b"[]", b"[%b]" % (b" " * 500_000))
+    assert other.answer(body) == _answer(_told(body))
+    assert room.taken_bytes == 0
+    if ends:
+        stalled.session.end(Side.BROKER, 0)
+        assert not stalled.session.take(Side.CLIENT)
+    else:
+        with pytest.raises(Close, match="others needed the room"):
+            stalled.feed(Side.BROKER, whole[800_000:])
+        stalled.session.close()
+    assert not stalled.got[Side.CLIENT]
 
 
 _STREAM = [
