@@ -177,6 +177,7 @@ def _parse_v2(data: bytes) -> Header | None:
 
 def _check_extensions(header: bytes, place: int) -> None:
     """Skip the type-length-value fields behind the addresses, and check the checksum if one of them is it."""
+    is_checked = False
     while place < len(header):
         value = place + _TLV_START.size
         if value > len(header):
@@ -188,6 +189,10 @@ def _check_extensions(header: bytes, place: int) -> None:
         if kind == _TLV_CRC32C:
             if length != _CRC32C.size:
                 raise HeaderError(f"a checksum of {length} bytes")
+            if is_checked:
+                # Each takes as long as all of the header.
+                raise HeaderError("it has more than one checksum")
+            is_checked = True
             # Worked out with zeros in its own place (section 2.2.4).
             whole = header[:value] + bytes(_CRC32C.size) + header[place:]
             if _CRC32C.unpack_from(header, value)[0] != crc32c(whole):
