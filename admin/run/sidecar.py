@@ -390,7 +390,7 @@ async def _run(
             if handed_over is not None and isinstance(before.store, DirectoryStore):
                 nursery.start_soon(_end_after, handed_over, operators.cancel_scope)
                 leave = HandOver(before.store, sock, data_path, edits, plan.settings.grace_s, handed_over)
-                await nursery.start(leave.run)
+                await nursery.start(supervisor.keep, "hand-over", leave.run)
 
             async def drained() -> None:
                 if handed_over is not None and handed_over.is_set() and leave is not None:
