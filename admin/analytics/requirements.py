@@ -22,15 +22,12 @@ INSTALL_CONNECT: Final = "pip install 'pyspark[connect]'"
 OLDEST_JAVA: Final = 17
 
 
-def check_requirements(environ: Mapping[str, str] = os.environ, *, java: bool = True) -> str:
+def check_requirements(environ: Mapping[str, str] = os.environ, *, java: bool = True) -> None:
     """Look whether Spark can be run here, without running it.
 
     Args:
         environ: the environment.
         java: it runs here, and is not spoken to by Spark Connect.
-
-    Returns:
-        What Java says that it is; nothing where it is not asked.
 
     Raises:
         StartError: what is missing, and how to install it.
@@ -44,7 +41,8 @@ def check_requirements(environ: Mapping[str, str] = os.environ, *, java: bool = 
         found = version("pyspark")
         if not found.startswith("4."):
             raise StartError(f"this needs pyspark 4, and here is {found}; install with: {INSTALL_SPARK}")
-    return _check_java(environ) if java and not under_submit(environ) else ""
+    if java and not under_submit(environ):
+        _check_java(environ)
 
 
 def under_submit(environ: Mapping[str, str] = os.environ) -> bool:
@@ -52,7 +50,7 @@ def under_submit(environ: Mapping[str, str] = os.environ) -> bool:
     return "PYSPARK_GATEWAY_PORT" in environ
 
 
-def _check_java(environ: Mapping[str, str]) -> str:
+def _check_java(environ: Mapping[str, str]) -> None:
     home = environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java", path=environ.get("PATH"))
     install = f"install with: {INSTALL_JAVA}"
@@ -74,7 +72,6 @@ def _check_java(environ: Mapping[str, str]) -> str:
         )
     if int(found[1]) < OLDEST_JAVA:
         raise StartError(f"this needs Java {OLDEST_JAVA} or newer, and {java}{where} is Java {found[1]}; {install}")
-    return said
 
 
 @cache

@@ -15,7 +15,6 @@ import tempfile
 import threading
 import traceback
 import warnings
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -231,12 +230,12 @@ def open_session(options: SparkOptions) -> Iterator["SparkSession"]:
     Raises:
         StartError: it did not start; a line says why and where its own words are.
     """
-    java = check_requirements(java=not options.is_connect)
+    check_requirements(java=not options.is_connect)
     with (
         _scratch() as scratch,
         _log_stream(options.log) as stream,
         _quiet(),
-        _session(options, scratch, stream, _archive(java) if options.is_local else "") as session,
+        _session(options, scratch, stream) as session,
     ):
         yield session
 
@@ -287,37 +286,7 @@ def given_options(options: SparkOptions) -> dict[str, str]:
     return dict(SparkContext.getOrCreate(conf).getConf().getAll())
 
 
-def _archive(java: str) -> str:
-    """Return Java's option that starts from an archive of Spark's classes, or that makes it as Java ends; or nothing.
-
-    To find and check classes takes a quarter of a small report's processor time, and to make the archive as much as two
-    such reports; so the second report makes it, after its end. Java itself looks whether an archive fits.
-
-    Args:
-        java: what it says that it is.
-    """
-    import pyspark  # noqa: PLC0415 - as above
-
-    of = f"{java} {pyspark.__version__} {pyspark.__file__}"
-    try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "sluice")
-        folder.mkdir(parents=True, exist_ok=True)
-        archive = folder / f"spark-{zlib.crc32(of.encode()):08x}.jsa"
-        if not archive.exists():
-            for other in folder.glob("spark-*.jsa"):
-                other.unlink()
-            archive.touch()
-            return ""
-        with archive.open("rb") as file:
-            # The beginning is written last.
-            is_whole = any(file.read(4))
-    except (OSError, RuntimeError):
-        # There is no home, or it cannot be written.
-        return ""
-    return f'-XX:{"SharedArchiveFile" if is_whole else "ArchiveClassesAtExit"}="{archive}"'
-
-
-def _settings(options: SparkOptions, scratch: Path, given: dict[str, str], archive: str = "") -> dict[str, str]:
+def _settings(options: SparkOptions, scratch: Path, given: dict[str, str]) -> dict[str, str]:
     """Return Spark's options: ours, as far as nobody gave others."""
     settings = dict(_ALWAYS)
     if options.brief:
@@ -339,8 +308,6 @@ def _settings(options: SparkOptions, scratch: Path, given: dict[str, str], archi
         java = f"-Djava.io.tmpdir={scratch} -Dlog4j2.configurationFile=file:{scratch / 'log4j2.properties'}"
         java += f" {_SHORT_JAVA}" * (options.brief or options.short)
         its = given.get("spark.driver.extraJavaOptions", "")
-        # Java takes one archive.
-        java += f" {archive}" * ("Archive" not in its)
         settings["spark.driver.extraJavaOptions"] = f"{java} {its}".strip()
     return settings
 
@@ -424,7 +391,7 @@ def _interrupted_later() -> Iterator[None]:
 
 
 @contextmanager
-def _session(options: SparkOptions, scratch: Path, stream: IO[bytes], archive: str) -> Iterator["SparkSession"]:
+def _session(options: SparkOptions, scratch: Path, stream: IO[bytes]) -> Iterator["SparkSession"]:
     from pyspark.sql import SparkSession  # noqa: PLC0415 - as above
 
     builder = SparkSession.builder
@@ -442,7 +409,7 @@ def _session(options: SparkOptions, scratch: Path, stream: IO[bytes], archive: s
     try:
         try:
             with _interrupted_later(), _said_to(stream):
-                for key, value in _settings(options, scratch, given_options(options), archive).items():
+                for key, value in _settings(options, scratch, given_options(options)).items():
                     builder = builder.config(key, value)
                 session = builder.getOrCreate()
         except Exception as error:  # whatever Spark raises, it has not started

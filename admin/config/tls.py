@@ -230,7 +230,7 @@ class ListenerTls:
         context = new_context(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = _VERSIONS[settings.tls_minimum_version]
         # A client that sends and never reads would leave them unread: when it closes, the kernel would send a reset.
-        # And who resumes a session shows no certificate: one that is not trusted any more would go on for hours.
+        # And who resumes a session shows no certificate. Of TLS 1.2 Python cannot turn that off; a reload ends it.
         context.num_tickets = 0
         if settings.tls_ciphers is not None:
             try:

@@ -155,7 +155,7 @@ def bind(endpoint: Endpoint, *, anyone: bool = True, inherited: Inherited | None
         StartError: the address is taken, not of this machine, or not permitted; or others reach it who must not.
     """
     family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
-    given = None if inherited is None else inherited.take(family, endpoint)
+    given = None if inherited is None else _take(inherited, family, endpoint)
     sock = given or socket.socket(family, socket.SOCK_STREAM)
     try:
         if given is None:
@@ -173,6 +173,16 @@ def bind(endpoint: Endpoint, *, anyone: bool = True, inherited: Inherited | None
         f"admin: {endpoint} is {reached}, which others reach, and it wants no token; listen on 127.0.0.1, or set "
         "admin.token_file (or SLUICE_ADMIN_TOKEN)"
     )
+
+
+def _take(inherited: Inherited, family: int, endpoint: Endpoint) -> socket.socket | None:
+    """Return the inherited socket of an address; one that is bound knows no name for it."""
+    try:
+        found = socket.getaddrinfo(*endpoint, family, socket.SOCK_STREAM)
+    except OSError:
+        # To bind it will fail, too, and is said then.
+        return None
+    return inherited.take(family, (str(found[0][4][0]), endpoint.port))
 
 
 def bound_endpoint(sock: socket.socket) -> Endpoint:

@@ -95,6 +95,8 @@ class BrokerWatch:
             "broker": ", ".join(map(format_address, brokers)),
         }
         self._closed = False
+        #: A client could not be connected since the last try.
+        self._lost = False
         self._away_since_s: float | None = None
         self._wanted = trio.Event()
         self._tried = trio.Event()
@@ -134,6 +136,7 @@ class BrokerWatch:
         """Stop listening, because the broker could not be connected to for a client; or look for a backup first."""
         if len(self._brokers) == 1:
             self._away(error)
+        self._lost = True
         self._wanted.set()
 
     def connected(self, broker: Address) -> None:
@@ -170,6 +173,7 @@ class BrokerWatch:
         # Before the try: whoever wants one while it is under way gets another one.
         self._wanted = trio.Event()
         errors: dict[Address, str] = {}
+        lost, self._lost = self._lost, False
         away = True
         for broker in self._brokers:
             try:
@@ -189,7 +193,7 @@ class BrokerWatch:
                 f"{format_address(broker)}: {error}" if len(self._brokers) > 1 else error
                 for broker, error in errors.items()
             )
-            if away or not self.listening:
+            if away or lost or not self.listening:
                 self._away(self.error)
         self._tried.set()
         self._tried = trio.Event()

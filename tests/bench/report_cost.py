@@ -116,10 +116,6 @@ def _measure(given: argparse.Namespace, folder: Path) -> dict[str, Cost]:
         print(f"{name}: {cost.wall_s:.1f} s, {cost.cpu_s:.1f} CPU s", file=sys.stderr, flush=True)
         found[name] = min(found.get(name, cost), cost, key=lambda each: each.cpu_s)
 
-    # The second report makes the archive of Spark's classes that later ones start from.
-    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
-    for _ in range(2):
-        report(_logs("small", folder)[0], folder, given.conf)
     for _ in range(given.rounds):
         note("an empty Spark", floor(folder))
         note("an empty Spark, Java's first compiler", floor(folder, "-XX:TieredStopAtLevel=1"))

@@ -83,8 +83,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _compare(given: argparse.Namespace, folder: Path) -> None:
     from log_maker import SHAPES, make  # noqa: PLC0415 - workers do not need it
 
-    # No archive of Spark's classes: one of the reports would make it, which is not what is measured.
-    os.environ["XDG_CACHE_HOME"] = os.devnull
     engines = given.engines.split(",")
     found: dict[str, list[Measured]] = {engine: [] for engine in engines}
     for millions in (float(word) for word in given.records.split(",")):

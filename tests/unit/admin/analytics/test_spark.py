@@ -72,29 +72,3 @@ def test_addresses_and_folders_of_this_machine_are_for_this_machine(tmp_path: Pa
 def test_of_spark_elsewhere_only_what_a_session_may_say_is_said(tmp_path: Path) -> None:
     found = spark._settings(SparkOptions(master="sc://a:15002", brief=True), tmp_path, {})
     assert not [name for name in found if name.startswith(("spark.driver.", "spark.ui."))]
-
-
-def test_the_second_report_archives_sparks_classes_for_those_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert not spark._archive("17.0.15")
-    make, archive = spark._archive("17.0.15").split("=")
-    assert make == "-XX:ArchiveClassesAtExit"
-    file = Path(archive.strip('"'))
-    # Java was killed while it wrote.
-    file.write_bytes(bytes(100))
-    assert spark._archive("17.0.15") == f"{make}={archive}"
-    file.write_bytes(b"\xa8\xab\x0b\xf0")
-    assert spark._archive("17.0.15") == f"-XX:SharedArchiveFile={archive}"
-    assert not spark._archive("17.0.16")
-    assert not file.exists()
-    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
-    assert not spark._archive("17.0.15")
-
-
-def test_who_has_an_archive_of_their_own_keeps_it(tmp_path: Path) -> None:
-    given = {"spark.driver.extraJavaOptions": "-XX:SharedArchiveFile=mine"}
-    found = spark._settings(SparkOptions(), tmp_path, given, "-XX:SharedArchiveFile=ours")
-    assert "ours" not in found["spark.driver.extraJavaOptions"]
-    assert "ours" in spark._settings(SparkOptions(), tmp_path, {}, "-XX:ours")["spark.driver.extraJavaOptions"]

@@ -9,6 +9,7 @@ import trio
 from admin.common.errors import StartError
 from admin.config.settings import Endpoint
 from admin.http import server
+from proxy.net.sockets import Inherited
 from proxy.stats.snapshot import BrokerReach
 
 
@@ -127,6 +128,15 @@ def test_a_taken_address_is_named_with_what_to_do() -> None:
     assert caught.value.lines == (
         f"admin: cannot listen on {endpoint}: something else listens there already; stop it or choose another address",
     )
+
+
+def test_a_socket_that_was_passed_is_found_by_a_name_of_its_address() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as passed:
+        port = passed.getsockname()[1]
+        inherited = Inherited((passed.dup(),))
+        with server.bind(Endpoint("localhost", port), inherited=inherited) as bound:
+            assert bound.getsockname() == ("127.0.0.1", port)
+        assert inherited.close() == []
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid"])

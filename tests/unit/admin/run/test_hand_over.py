@@ -22,6 +22,7 @@ from admin.edits.store import DirectoryStore
 from admin.run import hand_over, limits_file
 from admin.run.composition import compose
 from admin.run.hand_over import HandOver
+from admin.run.sidecar import Supervisor
 from limiter.deciding.limits import KeptLimits, Spent
 
 LIMITS = KeptLimits(5, {"messages": [], "bytes": []}, [])
@@ -193,6 +194,34 @@ async def test_what_is_no_message_is_an_error_that_says_what_to_think_of_it(tmp_
             nursery.start_soon(trio.to_thread.run_sync, answer)
             with pytest.raises(StartError, match="take_over: the process that runs did not hand over"):
                 await hand_over.reach(tmp_path)
+
+
+async def test_another_process_may_come_after_a_fault(
+    tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
+) -> None:
+    def fail(_: KeptLimits) -> bytes:
+        raise OverflowError("broken")
+
+    old = Old(tmp_path / "state")
+    await nursery.start(Supervisor().keep, "hand-over", old.leaving.run)
+    with monkeypatch.context() as patched, structlog.testing.capture_logs() as logged:
+        patched.setattr(limits_file, "encode", fail)
+        first = await hand_over.reach(old.store.place)
+        assert first is not None
+        with pytest.raises(StartError, match="did not hand over"):
+            await first.take()
+        await wait_all_tasks_blocked()
+    close(first)
+    assert [line["event"] for line in logged] == ["a task of the admin side failed; traffic goes on"]
+    assert old.data_path.calls == ["hand over 3", "go on"]
+    mock_clock.jump(1)
+    await wait_all_tasks_blocked(0.01)
+    second = await hand_over.reach(old.store.place)
+    assert second is not None
+    assert await second.take() == LIMITS
+    close(second)
+    old.data_path.listening.close()
+    old.store.close()
 
 
 async def test_where_no_process_runs_there_is_nothing_to_take_over(old: Old, tmp_path: Path) -> None:

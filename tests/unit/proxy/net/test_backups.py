@@ -6,8 +6,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from proxy.net.broker_watch import BrokerWatch
 from proxy.net.server import ListenerConfig
 
 if TYPE_CHECKING:
@@ -124,6 +126,21 @@ async def test_without_any_clients_are_refused(
     mock_clock.jump(0.1)
     await backed.until(lambda: backed.path.server.listening("main"))
     await connect(backed, backup)
+
+
+async def test_clients_are_refused_once_one_has_waited_for_them_in_vain(
+    backed: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(*_: object) -> None:
+        await trio.lowlevel.checkpoint()
+        raise trio.TooSlowError
+
+    monkeypatch.setattr(BrokerWatch, "_reach", hang)
+    assert "no answer within 1 s" in str((await backed.path.probe_brokers())[0].error)
+    # They may only be slow.
+    assert backed.path.server.listening("main")
+    backed.path.server.watches["main"].lost("no answer within 5 s")
+    await backed.until(lambda: not backed.path.server.listening("main"))
 
 
 async def test_names_that_are_not_known_stand_in_nobodys_way(
