@@ -167,7 +167,11 @@ def _corpus_of(name: str) -> Path:
 
 
 def _name_of(data: bytes) -> str:
-    return hashlib.sha1(data, usedforsecurity=False).hexdigest()[:16]
+    return _sha1(data)[:16]
+
+
+def _sha1(data: bytes) -> str:
+    return hashlib.sha1(data, usedforsecurity=False).hexdigest()
 
 
 def _fuzz_python(name: str, arguments: Sequence[str]) -> int:
@@ -188,9 +192,10 @@ def _fuzz_python(name: str, arguments: Sequence[str]) -> int:
         try:
             (run_counted if tried % _COUNTED == 0 else _plain)(target, data)
         except BaseException:
-            # libFuzzer does that, too, unless it comes to its end before.
-            (WORK / name / "findings").mkdir(parents=True, exist_ok=True)
-            (WORK / name / "findings" / f"crash-{_name_of(data)}").write_bytes(data)
+            # libFuzzer writes it, too, unless the process comes to its end before.
+            findings = WORK / name / "findings"
+            findings.mkdir(parents=True, exist_ok=True)
+            (findings / f"crash-{_sha1(data)}").write_bytes(data)
             raise
 
     def mutate(data: bytes, most_bytes: int, seed: int) -> bytes:

@@ -82,6 +82,7 @@ BY_BROKER: Final[Sequence[bytes]] = (
 )
 _CONFIRMS_OF_BROKER: Final = {b"\0\x3c\0\x50", b"\0\x3c\0\x78"}
 _WITH_CONTENT: Final = {b"\0\x3c" + bytes((0, method)) for method in (40, 50, 60, 71)}
+_CHANNEL_CLOSE: Final = b"\0\x14\0\x28"
 _CONNECTION_CLOSE: Final = b"\0\x0a\0\x32"
 _HEARTBEAT: Final = b"\x08"
 _CONFIRMING: Final = {"queue:orders": Confirming(1 << 20, 1_000_000_000, 1, persists=True)}
@@ -116,6 +117,12 @@ def mutated(data: bytes, most_bytes: int, changed: Changed, random: Random) -> b
 def seeds() -> Iterable[bytes]:
     """Return conversations in which much happens, and of each frame one."""
     greeting, welcome = frames.greeting(), frames.welcome()
+    # One in which nobody says farewell, too: nothing is given up then.
+    stays = (
+        (CLIENT, b"".join(BY_CLIENT[4:18])),
+        (BROKER, b"".join(BY_BROKER[5:15])),
+        (CLIENT, b"".join(BY_CLIENT[21:24])),
+    )
     talk = (
         (CLIENT, b"".join(BY_CLIENT[8:16])),
         (BROKER, b"".join(BY_BROKER[6:12])),
@@ -127,6 +134,7 @@ def seeds() -> Iterable[bytes]:
             opens = (CLIENT, frames.channel_open(1) + frames.confirm_select(1) + frames.channel_open(2))
             yield conversation.seed((CLIENT, greeting), (BROKER, welcome), opens, *talk, options=options, cut=cut)
             yield conversation.seed(*talk, options=options | OPEN, cut=cut)
+            yield conversation.seed(*stays, options=options | OPEN, cut=cut)
     for options in (OPEN, OPEN | DECIDES | _HOLDS | _CONFIRMS):
         for side, known in ((CLIENT, BY_CLIENT), (BROKER, BY_BROKER)):
             for frame in known:
@@ -187,18 +195,23 @@ def _pass_all(said: Conversation) -> None:
             driver.take()
         written = bytes(driver.written[side.other])
         if said.options & OPEN or said.said(CLIENT).startswith(frames.HEADER):
-            check_passed(side, came, written, closed)
+            check_passed(side, said, written, closed)
         else:
             # What follows another version's header belongs to nobody.
             assert came.startswith(written), "not what came"
     leave(driver)
 
 
-def check_passed(side: Side, came: bytes, written: bytes, closed: str) -> None:
-    """Hold what went on of one peer's stream against what came.
+def check_passed(side: Side, said: Conversation, written: bytes, closed: str) -> None:
+    """Hold what went on of one peer's stream against what it said.
 
     Contents of which too little has come to decide wait, and others overtake them, but none of the same channel.
     """
+    came, heard = said.said(side), said.said(side.other)
+    if _CONNECTION_CLOSE in heard or _CHANNEL_CLOSE in heard:
+        # What comes after that goes nowhere, or what waits.
+        assert Counter(split(written)) <= Counter(split(came)) or closed, "more than came"
+        return
     if side is BROKER:
         # A confirm of what nobody has published goes nowhere.
         came, written = without_confirms(came), without_confirms(written)

@@ -5,15 +5,14 @@ line, and a body.
 """
 
 import json
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from random import Random
 from typing import Any, Final
 from urllib.parse import unquote
 
-import structlog
 import trio
+from structlog.testing import capture_logs
 
 from admin.common.clock import Clock
 from admin.config.sources import Flags, load
@@ -79,10 +78,6 @@ _HEADS: Final = (
 #: Paths for which the data path is not asked.
 _OF_EDITS: Final = (b"/limits", b"/defaults", b"/switches", b"/audit", b"/rules", b"/diff", b"/problems")
 _HEADERS: Final = ('if-match: "x"', "if-match: *", "if-none-match: *", 'if-none-match: W/"a", "b"')
-
-
-# Each change has a line of the log.
-structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
 class _NoDataPath:
@@ -155,7 +150,9 @@ def run(data: bytes) -> None:
     """Try an input."""
     asks = list(_asks(data))
     if asks:
-        trio.run(_answer_all, asks)
+        # Each change has a line of the log.
+        with capture_logs():
+            trio.run(_answer_all, asks)
 
 
 def _asks(data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
