@@ -243,7 +243,7 @@ class TlsWire(Wire):
             if self._undecrypted:
                 ciphertext, self._undecrypted = memoryview(self._undecrypted), b""
                 count = self._decrypt_all(ciphertext, buffer, count, ends_ns)
-                if self._undecrypted or perf_counter_ns() >= ends_ns:
+                if perf_counter_ns() >= ends_ns:
                     break
                 continue
             missing = len(buffer) - count
@@ -258,7 +258,7 @@ class TlsWire(Wire):
                 self._in_order = received == 0
                 break
             count = self._decrypt_all(_SCRATCH[:received], buffer, count, ends_ns)
-            if received < most or self._undecrypted or perf_counter_ns() >= ends_ns:
+            if received < most or perf_counter_ns() >= ends_ns:
                 break
         if self._outgoing.pending:
             self._answer()

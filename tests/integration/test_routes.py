@@ -184,11 +184,11 @@ def test_all_connections_of_a_broker_are_those_of_the_sidecar_that_fronts_it(
     command = cpp("timed_consumer.py", namesrv, "fronted", topic, "10", str(_TAKING_S))
     with ThreadPoolExecutor(1) as pool:
         consumer = pool.submit(run_client, command, home=client_home, seconds=_TAKING_S)
-        sluice.wait_for_metrics(lambda metrics: metrics.total("sluice_connections", listener="main") > 0)
-        _send_one(namesrv, topic, client_home)
+        # It stays until it has taken one more than there are.
+        sluice.wait_for_metrics(lambda _: bool(inodes_connected_to(rocketmq.port)))
         for each in (rocketmq.port, rocketmq.vip_port):
             assert inodes_connected_to(each) <= inodes_of(sluice.process.pid)
-        assert inodes_connected_to(rocketmq.port)
+        _send_one(namesrv, topic, client_home)
         assert len(consumer.result()["times_ms"]) == 10
     assert sluice.metrics().total("sluice_routes_total", outcome="rewritten") > 0
     assert sluice.metrics().total("sluice_routes_total", outcome="left") == 0
