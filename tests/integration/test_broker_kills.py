@@ -86,7 +86,7 @@ def _check(
     with _clients(commands, home) as ledgers, ThreadPoolExecutor() as at_once:
         for ledger in ledgers.values():
             ledger.wait_for_more(_MORE)
-        for _ in range(_KILLS):
+        for nth in range(_KILLS):
             killed = list(at_once.map(lambda kill: kill(), brokers))
             for name, ledger in ledgers.items():
                 times = killed[0] if name.endswith(places[0]) else killed[-1]
@@ -96,6 +96,7 @@ def _check(
                 after_ms[name].append(first_ms - times.back_ms)
             for ledger in ledgers.values():
                 ledger.wait_for_more(_MORE)
+            print(f"kill {nth + 1}:", {name: each[-1] for name, each in outages_ms.items()}, flush=True)
         for ledger in ledgers.values():
             print(ledger.check())
     for kind in kinds:

@@ -35,6 +35,8 @@ rate = 25
 """
 _WARM: Final = 20
 _FAULT_S: Final = 3.0
+_PATIENCE_S: Final = 60.0
+_LOOK_S: Final = 0.2
 _PLACES: Final = ("client-sluice", "sluice-broker")
 
 
@@ -93,8 +95,15 @@ class _Stage:
 
     def close_all(self) -> None:
         """Have Sluice close the connections of its clients."""
-        for connection in ask(self.sluice, "GET", "connections?limit=100")[1]["rows"]:
-            ask(self.sluice, "DELETE", f"connections/{connection['id']}")
+        # The list may be some seconds old, and without those that have come since.
+        deadline_s = time.monotonic() + _PATIENCE_S
+        while not (page := ask(self.sluice, "GET", "connections?limit=100")[1])["rows"]:
+            assert time.monotonic() < deadline_s
+            time.sleep(_LOOK_S)
+        for connection in page["rows"]:
+            status, answer = ask(self.sluice, "DELETE", f"connections/{connection['id']}")
+            # It may have gone by itself.
+            assert status in (200, 404), answer
 
     def end_clients(self) -> None:
         """Kill the clients."""
