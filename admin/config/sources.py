@@ -18,7 +18,7 @@ variable: a container learns its address only when it starts.
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -272,7 +272,7 @@ def _read(file: str, name: str) -> tuple[dict[str, Any], Mapping[Place, int]]:
         raise SettingsError(f"{name}{file}: {what}") from None
     try:
         data = tomllib.loads(text)
-        has_long_integer = _has_long_integer(data)
+        long_integer = _long_integer(data, ())
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(_not_toml(file, text, str(error))) from None
     except RecursionError:
@@ -280,18 +280,30 @@ def _read(file: str, name: str) -> tuple[dict[str, Any], Mapping[Place, int]]:
     except ValueError:
         # Python reads no integer of thousands of digits.
         raise SettingsError(f"{name}{file}: {_LONG_INTEGER}") from None
-    if has_long_integer:
-        raise SettingsError(f"{name}{file}: {_LONG_INTEGER}")
-    return data, find_lines(text)
+    lines = find_lines(text)
+    if long_integer is not None:
+        # What is inside of a value has no line of its own.
+        line = next((lines[place] for place in _upwards(long_integer) if place in lines), None)
+        raise SettingsError(f"{name}{file}{'' if line is None else f':{line}'}: {_LONG_INTEGER}")
+    return data, lines
 
 
-def _has_long_integer(value: object) -> bool:
-    """Say whether there is an integer in it that TOML does not have; tomllib reads them all the same."""
+def _long_integer(value: object, place: Place) -> Place | None:
+    """Return where there is an integer that TOML does not have, if there is one; tomllib reads them all the same."""
+    parts: Iterable[tuple[str | int, object]] = ()
     if isinstance(value, dict):
-        return any(map(_has_long_integer, value.values()))
-    if isinstance(value, list):
-        return any(map(_has_long_integer, value))
-    return isinstance(value, int) and value.bit_length() > _INTEGER_BITS
+        parts = value.items()
+    elif isinstance(value, list):
+        parts = enumerate(value)
+    elif isinstance(value, int) and value.bit_length() > _INTEGER_BITS:
+        return place
+    found = (_long_integer(each, (*place, key)) for key, each in parts)
+    return next((each for each in found if each is not None), None)
+
+
+def _upwards(place: Place) -> Iterator[Place]:
+    """Yield a place, and those that it is in, from the inside out."""
+    return (place[:length] for length in range(len(place), 0, -1))
 
 
 def _expand_addresses(
@@ -369,7 +381,7 @@ def _scalar(text: str) -> object:
         value = tomllib.loads(f"value = {text.strip()}")["value"]
     except (ValueError, RecursionError):
         return text
-    return value if isinstance(value, bool | int | float) and not _has_long_integer(value) else text
+    return value if isinstance(value, bool | int | float) and _long_integer(value, ()) is None else text
 
 
 def _get(data: dict[str, Any], place: Place) -> object:

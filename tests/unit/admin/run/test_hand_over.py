@@ -200,7 +200,7 @@ async def test_another_process_may_come_after_a_fault(
     tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
 ) -> None:
     def fail(_: KeptLimits) -> bytes:
-        raise OverflowError("broken")
+        raise RuntimeError("broken")
 
     old = Old(tmp_path / "state")
     await nursery.start(Supervisor().keep, "hand-over", old.leaving.run)
