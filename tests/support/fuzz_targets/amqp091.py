@@ -208,7 +208,7 @@ def check_passed(side: Side, said: Conversation, written: bytes, closed: str) ->
     Contents of which too little has come to decide wait, and others overtake them, but none of the same channel.
     """
     came, heard = said.said(side), said.said(side.other)
-    if _CONNECTION_CLOSE in heard or _CHANNEL_CLOSE in heard:
+    if any(close in each for close in (_CONNECTION_CLOSE, _CHANNEL_CLOSE) for each in (came, heard)):
         # What comes after that goes nowhere, or what waits.
         assert Counter(split(written)) <= Counter(split(came)) or closed, "more than came"
         return
