@@ -19,10 +19,13 @@ from proxy.net import proxy_protocol
 from proxy.net.proxy_protocol import Header, HeaderError
 from proxy.net.reactor import CLIENT, FLOOD, Reactor, Watched
 from proxy.net.sockets import Wire
-from proxy.net.tls import ClientTls, TlsError, TlsWire, Waits, shake_hands
+from proxy.net.tls import ClientTls, TlsError, TlsWire
 
 #: What a TLS record with a handshake begins with.
 _HANDSHAKE: Final = b"\x16"
+
+_Waits = Generator[int, None, None]
+"""Steps of something that waits for its socket: each yields EPOLLIN or EPOLLOUT."""
 
 
 class Arrived(NamedTuple):
@@ -146,7 +149,7 @@ class Arrival(Watched):
     def _timed_out(self) -> None:
         self.failed(ArrivalError("handshake_timeout", f"no {self._waits_for} within {self._timeout_s:g} s"))
 
-    def _arrive(self) -> Waits:
+    def _arrive(self) -> _Waits:
         if self._expects_header:
             self._waits_for = "complete PROXY header"
             self._on_identified((yield from self._read_header()))
@@ -155,7 +158,7 @@ class Arrival(Watched):
         if self._tls is not None:
             yield from self._begin_tls(self._tls)
 
-    def _begin_tls(self, tls: ClientTls) -> Waits:
+    def _begin_tls(self, tls: ClientTls) -> _Waits:
         self._waits_for = "complete TLS handshake"
         if not tls.required:
             self._waits_for = "first byte"
@@ -168,7 +171,8 @@ class Arrival(Watched):
         self._waits_for = "complete TLS handshake"
         self.wire = wire = tls.over(self.wire, self.reactor)
         try:
-            yield from shake_hands(wire)
+            while event := wire.handshake():
+                yield event
         except TlsError as error:
             raise ArrivalError("tls", str(error.strerror)) from None
 

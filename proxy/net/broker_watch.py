@@ -36,8 +36,8 @@ from proxy.common.log_rate import LogRate
 from proxy.net import sockets
 from proxy.net.proxy_protocol import Version, make
 from proxy.net.reactor import Reactor
-from proxy.net.sockets import Address, ListeningSocket, format_address
-from proxy.net.tls import BrokerTls, shake_hands
+from proxy.net.sockets import Address, ListeningSocket, Wire, format_address
+from proxy.net.tls import BrokerTls
 
 _log = structlog.get_logger(__name__)
 
@@ -117,6 +117,26 @@ class BrokerWatch:
     def in_order(self) -> list[Address]:
         """Return where to connect a client: the broker, and what may be tried if that refuses."""
         return [self.broker, *(each for each in self._brokers if each != self.broker)]
+
+    def greet(self, wire: Wire, broker: Address, client: tuple[Address, Address] | None = None) -> Wire:
+        """Begin a connection to a broker as that expects it; return the wire to go on by, with ``handshake`` first.
+
+        Args:
+            wire: connected to it.
+            broker: its address, as configured.
+            client: for whom it is: the client's address, and the one that it has connected to; None is Sluice itself.
+
+        Raises:
+            TlsError: TLS cannot be begun.
+            OSError: the broker has left already.
+        """
+        if self._proxy_protocol is not None:
+            # In Sluice's own name, too: RabbitMQ 3.10 crashes on a header without addresses.
+            source, destination = client or (wire.local_address(), wire.remote_address())
+            left = wire.send_now([make(self._proxy_protocol, source, destination)])
+            # That little a new socket always takes.
+            assert not left  # noqa: S101 - as above
+        return wire if self._tls is None else self._tls.over(wire, self._reactor, broker[0])
 
     async def reach(self) -> str | None:
         """Try the broker, unless it is known to be away, and return what is wrong with it."""
@@ -216,17 +236,16 @@ class BrokerWatch:
         with trio.fail_after(self._try_s):
             wire = await sockets.connect(*broker)
             try:
-                with suppress(OSError):
-                    if self._proxy_protocol is not None:
-                        # One that expects it would complain of its absence; and RabbitMQ 3.10 crashes on one without
-                        # addresses.
-                        wire.send_now([make(self._proxy_protocol, wire.local_address(), wire.remote_address())])
+                wire = self.greet(wire, broker)
+                while event := wire.handshake():
+                    wait = trio.lowlevel.wait_readable if event == EPOLLIN else trio.lowlevel.wait_writable
+                    await wait(wire.fileno())
                 if self._tls is not None:
-                    wire = tls = self._tls.over(wire, self._reactor, broker[0])
-                    for event in shake_hands(tls):
-                        wait = trio.lowlevel.wait_readable if event == EPOLLIN else trio.lowlevel.wait_writable
-                        await wait(tls.fileno())
-                    tls.end()
+                    wire.end()
+            except OSError:
+                # Without TLS it is enough that it took the connection.
+                if self._tls is not None:
+                    raise
             finally:
                 wire.close()
 

@@ -27,7 +27,7 @@ from proxy.net.connection import Calls, Connection, Services, Timeouts
 from proxy.net.proxy_protocol import Header
 from proxy.net.reactor import Timer, Watched
 from proxy.net.sockets import Address, Connecting, Inherited, ListeningSocket, Wire, format_address
-from proxy.net.tls import BrokerTls, ClientTls, Waits, shake_hands
+from proxy.net.tls import BrokerTls, ClientTls, TlsError
 from proxy.protocols.base import ListenerAddresses, Protocol, Replayed, Session, SessionContext, WireCounters
 from proxy.stats.snapshot import ConfirmState
 
@@ -316,14 +316,15 @@ class Server:
         """Serve a client that has just been accepted, or close it at once."""
         self.counters.accepted[config.name] += 1
         self._next_id += 1
-        info = self.info(config, self._next_id, peer, wire.local_address()[0])
+        local = wire.local_address()
+        info = self.info(config, self._next_id, peer, local[0])
         no_place = self._no_place()
         if no_place is not None:
             wire.close()
             self.turned_away(info, *no_place)
             return
         self._open[config.name] += 1
-        client = _Client(self, config, info, wire, peer)
+        client = _Client(self, config, info, wire, (peer, local))
         self._served.add(client)
         client.arrive()
 
@@ -497,28 +498,26 @@ class _Client(Watched):
     """One client from accept to close; what is watched is the broker's socket until it is connected."""
 
     __slots__ = (
-        *("_admitted", "_arrival", "_broker", "_brokers", "_closed", "_config", "_connecting", "_destination"),
-        *("_handshake", "_info", "_resolving", "_server", "_source", "_timer", "_wire"),
+        *("_admitted", "_arrival", "_broker", "_brokers", "_closed", "_config", "_connecting", "_ends", "_info"),
+        *("_resolving", "_server", "_timer", "_wire"),
     )
 
     def __init__(
-        self, server: Server, config: ListenerConfig, info: ConnectionInfo, wire: Wire, source: Address
+        self, server: Server, config: ListenerConfig, info: ConnectionInfo, wire: Wire, ends: tuple[Address, Address]
     ) -> None:
         super().__init__(server.services.reactor, -1)
         self._server = server
         self._config = config
         self._info = info
         self._wire = wire
-        #: Who it is and what it has connected to, as far as that is another address than this machine's.
-        self._source = source
-        self._destination: Address | None = None
+        #: Who it is, and what it has connected to.
+        self._ends = ends
         self._arrival: Arrival | None = None
         self._admitted = False
         self._broker: Wire | None = None
         #: Whose each address is that is tried, as the system has addresses.
         self._brokers: dict[Any, Address] = {}
         self._connecting: Connecting | None = None
-        self._handshake: Waits | None = None
         self._resolving: trio.CancelScope | None = None
         self._timer: Timer | None = None
         self._closed = False
@@ -550,9 +549,8 @@ class _Client(Watched):
     def _identified(self, header: Header | None) -> None:
         """Count the client as one of its address, if it is to be served."""
         if header is not None and header.source is not None:
-            self._source, self._destination = header.source, header.destination
-            local = self._info.local if header.destination is None else header.destination[0]
-            self._info = self._server.info(self._config, self._info.id, self._source, local)
+            source, destination = self._ends = header.source, header.destination or self._ends[1]
+            self._info = self._server.info(self._config, self._info.id, source, destination[0])
         turned_away = self._server.admit(self._config, self._info)
         if turned_away is not None:
             raise ArrivalError(*turned_away)
@@ -624,7 +622,7 @@ class _Client(Watched):
 
     def writable(self) -> None:
         """Look whether the broker is connected to, or go on with TLS to it."""
-        if self._handshake is not None:
+        if self._broker is not None:
             self._shake_hands()
             return
         assert self._connecting is not None  # noqa: S101 - there is nothing to be written before
@@ -639,49 +637,32 @@ class _Client(Watched):
             self._fd = self._connecting.fileno()
             self.want(EPOLLOUT)
             return
-        version = self._config.send_proxy_protocol
-        if version is not None:
-            destination = self._destination or self._wire.local_address()
-            try:
-                left = self._broker.send_now([proxy_protocol.make(version, self._source, destination)])
-            except OSError as error:
-                self.over("broker_error", f"broker: {error.strerror or error}")
-                return
-            # That little a new socket always takes.
-            assert not left  # noqa: S101 - as above
-        self._begin_tls()
-
-    def _begin_tls(self) -> None:
-        """Speak TLS to the broker from now on, if that is to be."""
-        assert self._broker is not None  # noqa: S101 - it is connected to
-        tls = self._config.broker_tls
-        if tls is None:
-            self._connected()
-            return
+        self._fd = self._broker.fileno()
         try:
-            self._broker = wire = tls.over(self._broker, self.reactor, self._address[0])
-        except OSError as error:
+            self._broker = self._server.watches[self._config.name].greet(self._broker, self._address, self._ends)
+        except TlsError as error:
             self._unreachable(error)
             return
-        self._wait()
-        self._handshake = shake_hands(wire)
-        self._fd = wire.fileno()
+        except OSError as error:
+            self.over("broker_error", f"broker: {error.strerror or error}")
+            return
         self._shake_hands()
 
     def _shake_hands(self) -> None:
         """Go on with TLS to the broker."""
-        assert self._handshake is not None  # noqa: S101 - it has begun
+        assert self._broker is not None  # noqa: S101 - it is connected to
         try:
-            event = next(self._handshake, None)
+            event = self._broker.handshake()
         except OSError as error:
             self._refused(error)
             return
-        if event is None:
-            self.unwatch()
-            self._connected()
-        else:
+        if event:
+            self._wait()
             self.want_no_more(self.events & ~event)
             self.want(event)
+        else:
+            self.unwatch()
+            self._connected()
 
     def _connected(self) -> None:
         assert self._broker is not None  # noqa: S101 - it is connected to

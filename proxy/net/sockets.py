@@ -103,6 +103,10 @@ class Wire:
         """Drop bytes that ``peek`` has returned."""
         self._sock.recv(size_bytes)
 
+    def handshake(self) -> int:
+        """Go on with what comes before the first byte; return the event that it waits for, and 0 once it is done."""
+        return 0
+
     def hand_over(self) -> socket.socket:
         """Return the socket, for a wire that goes over this one; this one is not used any more."""
         return self._sock

@@ -19,7 +19,7 @@ that the kernel does not take is at most ``_AHEAD_BYTES`` and a record.
 
 import errno
 import ssl
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from select import EPOLLIN, EPOLLOUT
 from time import perf_counter_ns
@@ -28,9 +28,6 @@ from typing import Any, Final
 from proxy.net.reactor import ROUND_NS, Reactor
 from proxy.net.sockets import Wire
 from proxy.protocols.base import Buffer
-
-Waits = Generator[int, None, None]
-"""Steps of something that waits for its socket: each yields EPOLLIN or EPOLLOUT."""
 
 #: What one record holds, as RFC 8446, 5.1 has it, and by how much it may be longer on the wire.
 _RECORD_BYTES: Final = 16 * 1024
@@ -418,16 +415,6 @@ class _Records:
             self._at, self._start = self._at + 1, 0
             self.left = self._at < len(self._buffers)
         return part
-
-
-def shake_hands(wire: TlsWire) -> Waits:
-    """Shake hands over a wire.
-
-    Raises:
-        OSError: as ``TlsWire.handshake`` does.
-    """
-    while event := wire.handshake():
-        yield event
 
 
 def name_in(certificate: Mapping[str, Any]) -> str:

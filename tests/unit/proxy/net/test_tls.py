@@ -17,7 +17,7 @@ from certificates import HOST, Certificates
 
 from proxy.net.reactor import ROUND_NS, Reactor
 from proxy.net.sockets import Wire
-from proxy.net.tls import BrokerTls, ClientTls, TlsError, TlsWire, name_in, shake_hands
+from proxy.net.tls import BrokerTls, ClientTls, TlsError, TlsWire, name_in
 
 Versions = pytest.mark.parametrize("version", ["TLSv1.2", "TLSv1.3"])
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
@@ -39,7 +39,7 @@ class Pair:
         self.wire = wire
         self.far = far
         self.reactor = reactor
-        self.steps = shake_hands(wire)
+        self.steps = iter(wire.handshake, 0)
 
     def shake_hands(self) -> None:
         """Shake hands, step by step, until both ends say that it is done."""
