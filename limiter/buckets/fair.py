@@ -35,7 +35,7 @@ with n is done only where a share must look into the pool, or n changes.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
@@ -472,14 +472,20 @@ class FairLimiter(Limiter):
             share.stored_upermits += self.pool_upermits(now_ns)
             self._look_again()
 
-    def put_back(self, key: str, stored_upermits: int, at_ns: int, open_next_free_ns: int | None, seen_ns: int) -> None:
-        """Give a key the share that it had in another process, as ``FairShare`` describes it."""
-        share = self._shares[key] = FairShare(self, key, seen_ns)
-        share.stored_upermits, share.at_ns, share.open_next_free_ns = stored_upermits, at_ns, open_next_free_ns
+    def put_back(self, shares: Iterable[tuple[str, int, int, int | None, int]]) -> None:
+        """Give keys the shares that they had in another process.
+
+        Args:
+            shares: of each its key, and what ``FairShare`` has as ``stored_upermits``, ``at_ns``,
+                ``open_next_free_ns`` and ``seen_ns``.
+        """
+        for key, stored_upermits, at_ns, open_next_free_ns, seen_ns in shares:
+            share = self._shares[key] = FairShare(self, key, seen_ns)
+            share.stored_upermits, share.at_ns, share.open_next_free_ns = stored_upermits, at_ns, open_next_free_ns
         rate, capacity = self._part()
-        for each in self._shares.values():
+        for share in self._shares.values():
             # Nobody has asked yet: what each stores and owes is as it was.
-            each.put(each.at_ns, rate, capacity)
+            share.put(share.at_ns, rate, capacity)
         self._look_again()
 
     def idle_at_ns(self) -> int | None:

@@ -140,8 +140,7 @@ def restore(kept: KeptLimiter, rule: Rule, now_ns: int) -> Limiter:
     limiter.open_next_free_ns = kept.open_next_free_ns
     limiter.last_refused_ns, limiter.last_wait_us = kept.last_refused_ns, kept.last_wait_us
     if isinstance(limiter, FairLimiter):
-        for share in kept.shares:
-            limiter.put_back(share.key, share.stored_upermits, share.at_ns, share.open_next_free_ns, share.seen_ns)
+        limiter.put_back(kept.shares)
     had = (type(limiter), limiter.rate_upermits_per_s, limiter.capacity_upermits)
     if had == (kind_of(rule), rule.rate_upermits_per_s, rule.capacity_upermits):
         return limiter
