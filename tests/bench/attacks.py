@@ -37,20 +37,18 @@ from statistics import median
 from typing import Final
 
 import machine
-from beside_worst_headers import SORTS, sink
+from beside_worst_headers import SORTS, start_brokers
 from peers import (
     LOAD_CORE,
     PROXY_CORE,
-    START_DEADLINE_S,
     BenchError,
-    listens,
     metrics_page,
     open_files,
     process,
     sluice_program,
 )
 from report import aligned
-from scrape_delay import Sender, broker, child
+from scrape_delay import Sender, child
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
@@ -359,13 +357,7 @@ def main(arguments: Sequence[str]) -> None:
     orders, theirs = get_context("spawn").Pipe()
     rounds: Rounds = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="sluice-attacks-") as scratch, contextlib.ExitStack() as stack:
-        broker_pid = stack.enter_context(child(broker, upstream))
-        stack.enter_context(child(sink, drain))
-        deadline = time.monotonic() + START_DEADLINE_S
-        while not (listens(upstream) and listens(drain)):
-            if time.monotonic() > deadline:
-                raise BenchError("the embedded broker or the sink does not listen")
-            time.sleep(0.05)
+        broker_pid = start_brokers(stack, upstream, drain)
         pids = {way: stack.enter_context(started(Path(scratch), way, ports[way])) for way in WAYS}
         stack.enter_context(child(attacker, connections, theirs))
         os.sched_setaffinity(0, {LOAD_CORE})

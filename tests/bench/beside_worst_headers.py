@@ -116,6 +116,22 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def start_brokers(stack: contextlib.ExitStack, upstream: int, drain: int) -> int:
+    """Start the embedded broker and the sink, on ports of their own, for as long as the stack; return the broker's pid.
+
+    Raises:
+        BenchError: one of them does not listen.
+    """
+    broker_pid = stack.enter_context(child(broker, upstream))
+    stack.enter_context(child(sink, drain))
+    deadline = time.monotonic() + START_DEADLINE_S
+    while not (listens(upstream) and listens(drain)):
+        if time.monotonic() > deadline:
+            raise BenchError("the embedded broker or the sink does not listen")
+        time.sleep(0.05)
+    return broker_pid
+
+
 def main(arguments: Sequence[str]) -> None:
     """Measure and print.
 
@@ -128,13 +144,7 @@ def main(arguments: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="sluice-beside-") as scratch, contextlib.ExitStack() as stack:
         config = Path(scratch) / "sluice.toml"
         config.write_text(_CONFIG.format(quiet=quiet, other=hostile, broker=upstream, sink=drain))
-        broker_pid = stack.enter_context(child(broker, upstream))
-        stack.enter_context(child(sink, drain))
-        deadline = time.monotonic() + START_DEADLINE_S
-        while not (listens(upstream) and listens(drain)):
-            if time.monotonic() > deadline:
-                raise BenchError("the embedded broker or the sink does not listen")
-            time.sleep(0.05)
+        broker_pid = start_brokers(stack, upstream, drain)
         command = [str(sluice_program()), "run", "--config", str(config), "--admin", f"127.0.0.1:{admin}"]
         pid = stack.enter_context(process("sluice", command, PROXY_CORE, quiet, Path(scratch) / "log"))
         stack.enter_context(child(other, hostile, given.pace, given.connections, theirs))

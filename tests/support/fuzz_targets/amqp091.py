@@ -7,13 +7,14 @@ the end nothing is kept.
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 from random import Random
 from typing import Final, NamedTuple
 
 from amqp_playbook import frames
 from amqp_playbook.driver import BROKER, BUSY, CLIENT, ORDERS, Driver
 
-from fuzz_targets import Changed, conversation
+from fuzz_targets import conversation
 from fuzz_targets.conversation import Conversation
 from limiter.plans.plans import Confirming
 from proxy.deciding.batch import Hold, Request, Side, Ticket, Verdict
@@ -108,10 +109,8 @@ def mended(frame: bytes) -> bytes:
     return frame[:3] + len(payload).to_bytes(4) + payload + b"\xce"
 
 
-def mutated(data: bytes, most_bytes: int, changed: Changed, random: Random) -> bytes:
-    """Change an input."""
-    known = {CLIENT: BY_CLIENT, BROKER: BY_BROKER}
-    return conversation.mutate(data, most_bytes, changed, random, split=split, mended=mended, known=known)
+#: Changes an input.
+mutated: Final = partial(conversation.mutate, split=split, mended=mended, known={CLIENT: BY_CLIENT, BROKER: BY_BROKER})
 
 
 def seeds() -> Iterable[bytes]:

@@ -5,6 +5,7 @@ Otherwise credit is held and granted in part, and some messages are refused: the
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from random import Random
 from typing import Final, NamedTuple
 
@@ -13,7 +14,7 @@ from amqp10_playbook.codec import Described, Symbol, ULong, say
 from amqp10_playbook.driver import BROKER, BUSY, CLIENT, ORDERS, REFUSED, SHAPED, Driver
 from playbook.amqp_one_captures import AMQP_ONE_CAPTURES
 
-from fuzz_targets import Changed, conversation
+from fuzz_targets import conversation
 from fuzz_targets.conversation import Conversation
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Grant, Hold, Request, Side, Ticket, Verdict
@@ -124,10 +125,8 @@ def mended(frame: bytes) -> bytes:
     return bytes(out)
 
 
-def mutated(data: bytes, most_bytes: int, changed: Changed, random: Random) -> bytes:
-    """Change an input."""
-    known = {CLIENT: BY_CLIENT, BROKER: BY_BROKER}
-    return conversation.mutate(data, most_bytes, changed, random, split=split, mended=mended, known=known)
+#: Changes an input.
+mutated: Final = partial(conversation.mutate, split=split, mended=mended, known={CLIENT: BY_CLIENT, BROKER: BY_BROKER})
 
 
 def seeds() -> Iterable[bytes]:

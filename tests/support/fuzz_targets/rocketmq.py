@@ -6,6 +6,7 @@ broker says, each refused request has one answer between two of the broker's fra
 
 import struct
 from collections.abc import Iterable
+from functools import partial
 from random import Random
 from typing import Final
 
@@ -15,7 +16,7 @@ from playbook.holding_trial import Choice, HoldingTrial
 from playbook.playbook import Reading
 from playbook.trial import Trial, read_stream
 
-from fuzz_targets import Changed, conversation
+from fuzz_targets import conversation
 from fuzz_targets.conversation import Conversation
 from proxy.deciding.batch import Side
 
@@ -73,10 +74,10 @@ def mended(frame: bytes) -> bytes:
     return struct.pack(">II", len(frame) - 4, word & 0xFF000000 | header_bytes) + frame[8:]
 
 
-def mutated(data: bytes, most_bytes: int, changed: Changed, random: Random) -> bytes:
-    """Change an input."""
-    known = {Side.CLIENT: BY_CLIENT, Side.BROKER: BY_BROKER}
-    return conversation.mutate(data, most_bytes, changed, random, split=split, mended=mended, known=known)
+#: Changes an input.
+mutated: Final = partial(
+    conversation.mutate, split=split, mended=mended, known={Side.CLIENT: BY_CLIENT, Side.BROKER: BY_BROKER}
+)
 
 
 def seeds() -> Iterable[bytes]:
