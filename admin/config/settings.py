@@ -97,6 +97,7 @@ Rate = Annotated[
 ]
 Network = Annotated[IPv4Network | IPv6Network, PlainValidator(_parse_network), *_TEXT]
 Name = Annotated[str, Field(min_length=1, max_length=255)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_unsigned_zero)]
 
 
@@ -125,8 +126,8 @@ class ListenerSettings(_Table):
     max_connections_per_client: int | None = Field(
         None, ge=1, description="open connections from one address to all listeners of the scope; default: no bound"
     )
-    new_connections_per_s: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="connections accepted per second; default: no bound"
+    new_connections_per_s: Positive | None = Field(
+        None, description="connections accepted per second; default: no bound"
     )
     proxy_protocol_from: list[Network] = Field(
         default_factory=list,
@@ -138,28 +139,20 @@ class ListenerSettings(_Table):
         description="version of the PROXY protocol by which the broker is told who the client is; it must expect that."
         " Default: none",
     )
-    handshake_timeout_s: float = Field(
+    handshake_timeout_s: Positive = Field(
         10.0,
-        gt=0,
-        allow_inf_nan=False,
         description="seconds for a client's PROXY header and TLS handshake to arrive, and then for its first bytes",
     )
-    frame_timeout_s: float = Field(
+    frame_timeout_s: Positive = Field(
         60.0,
-        gt=0,
-        allow_inf_nan=False,
         description="seconds, up to twice as many, for a frame that a client has begun, if it comes below 1 KiB/s",
     )
-    idle_timeout_s: float | None = Field(
+    idle_timeout_s: Positive | None = Field(
         None,
-        gt=0,
-        allow_inf_nan=False,
         description="seconds without a byte from client or broker that end a connection; default: no bound",
     )
-    write_timeout_s: float | None = Field(
+    write_timeout_s: Positive | None = Field(
         None,
-        gt=0,
-        allow_inf_nan=False,
         le=2_000_000,
         description="seconds for which a client may take nothing of what is written to it; default: no bound for one"
         " that is still there",
@@ -305,10 +298,8 @@ class HandlerSettings(_Table):
     )
     lanes: int = Field(1, ge=1, le=256, description="number of lanes; each connection uses one")
     capacity: int = Field(10_000, ge=1, description="batches that may wait on a lane; further ones bypass the handler")
-    deadline_ms: float = Field(
+    deadline_ms: Positive = Field(
         20.0,
-        gt=0,
-        allow_inf_nan=False,
         description="milliseconds that a batch waits for its verdict; then it bypasses the handler",
     )
     options: dict[str, Any] = Field(default_factory=dict, description="the handler's own options")
