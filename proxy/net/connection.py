@@ -646,6 +646,8 @@ class Connection:
         self._services.ended.add(self.stage, now_ns)
         for stage in (self.stage, self.writer):
             stage.close(now_ns)
+        # The session and what watches the time call the connection back.
+        self._timer = None
         del self.session
 
     @property

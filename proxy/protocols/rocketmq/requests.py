@@ -771,6 +771,9 @@ class RequestStream:
         self._undo_all(self._ended_by_held)
         self._let_go()
         self._beginning.take()
+        # What goes round in circles would stay for long.
+        self.lines = None
+        del self._take
 
 
 def _steps_of(header: Header, header_bytes: int) -> int:

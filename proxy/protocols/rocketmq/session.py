@@ -320,6 +320,7 @@ class RocketMQSession(Session):
             self._lines.close()
             self._throttle(self._looked_ns)
         self._requests.give_back()
+        self._lines = None
 
     def take(self, side: Side) -> Sequence[Buffer]:
         """Hand out what may be written now."""

@@ -202,14 +202,14 @@ class Sluice:
     def wait_for_descriptors(self, before: int) -> int:
         """Wait until it has no more files open than before it had clients, and return how many these are.
 
-        One more is allowed: the file of the rejection log, which comes with the first second of traffic.
+        Two more are allowed: the files of the rejection log, which are opened within its first seconds.
 
         Raises:
             ProcessFailedError: it keeps more.
         """
         # Sockets of the last questions to its admin address, and of brokers, are closed a moment after it says so.
         deadline = time.monotonic() + _METRICS_TIMEOUT_S
-        while (left := self.descriptors()) > before + 1:
+        while (left := self.descriptors()) > before + 2:
             if time.monotonic() > deadline:
                 names = sorted(str(each.readlink()) for each in Path(f"/proc/{self.process.pid}/fd").iterdir())
                 raise self.process.failure(f"{left} descriptors, {before} before there were clients: {names}")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
+from playbook import frames
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from limiter.rules.resource import Resource
@@ -33,8 +34,13 @@ from proxy.deciding.batch import (
 from proxy.deciding.pipeline import Handler, HandlerConfig, HandlerPlugin, Pipeline
 from proxy.net import connection as connection_module
 from proxy.net.connection import HALF_CLOSED_S, OUTBOX_BYTES, PARTING_S
+from proxy.net.server import ListenerConfig
 from proxy.net.sockets import Wire, format_address
+from proxy.protocols.amqp091 import PROTOCOL as AMQP091
+from proxy.protocols.amqp10 import PROTOCOL as AMQP10
 from proxy.protocols.base import Buffer, Close, CommandRequest, Description, Protocol, Session, SessionContext
+from proxy.protocols.rocketmq import PROTOCOL as ROCKETMQ
+from proxy.protocols.rocketmq.name_server import PROTOCOL as ROCKETMQ_NAMESRV
 from proxy.stats.snapshot import MAX_RESOURCES_SHOWN, ClientDescription
 
 if TYPE_CHECKING:
@@ -1282,16 +1288,38 @@ class TestMemory:
         assert len(buffers._free) <= 2
         assert buffers.small_total == 0
 
-    async def test_sessions_of_ended_connections_do_not_wait_for_the_garbage_collector(self, rig: Rig) -> None:
-        client, broker = await rig.connect()
-        session = weakref.ref(rig.connections[0].session)
+    @pytest.mark.parametrize(
+        ("protocol", "beginning"),
+        [
+            pytest.param(None, b"free 1\n", id="lines"),
+            pytest.param(ROCKETMQ, frames.heartbeat() + frames.send("orders"), id="rocketmq"),
+            pytest.param(ROCKETMQ_NAMESRV, frames.heartbeat(), id="rocketmq-namesrv"),
+            pytest.param(AMQP091, b"AMQP\0\0\x09\x01", id="amqp091"),
+            pytest.param(AMQP10, b"AMQP\0\1\0\0", id="amqp10"),
+        ],
+    )
+    async def test_ended_connections_do_not_wait_for_the_garbage_collector(
+        self, start_rig: StartRig, lines: Protocol, broker: ScriptedBroker, protocol: Protocol | None, beginning: bytes
+    ) -> None:
+        protocol = protocol or lines
+        config = ListenerConfig("main", protocol, protocol.options(), ("127.0.0.1", 0), broker.address)
+        rig = await start_rig(listeners=(config,))
+        sessions, connections = [], []
         gc.disable()
         try:
-            client.end()
-            await broker.receive_to_end()
-            broker.end()
-            await rig.until_closed("client_closed")
-            assert session() is None
+            for number in range(1, 6):
+                client, broker_end = await rig.connect()
+                await client.send(beginning)
+                await broker_end.receive(len(beginning))
+                sessions.append(weakref.ref(rig.connections[0].session))
+                connections.append(weakref.ref(rig.connections[0]))
+                client.end()
+                await broker_end.receive_to_end()
+                broker_end.end()
+                await rig.until_closed("client_closed", number)
+            assert [session() for session in sessions] == [None] * 5
+            # The reactor may still know whom it served last, and who was the first whose time it looked at.
+            assert sum(connection() is not None for connection in connections) <= 2
         finally:
             gc.enable()
 
