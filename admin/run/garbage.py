@@ -2,8 +2,8 @@
 
 A full collection looks at every object there is. With ten thousand live limits that takes a tenth of a second, in
 which no message moves. So what has survived one is set aside, and the next looks at what is new since. Garbage in
-cycles that was set aside, an ended connection's for one, is found only when all is looked at again: that is done
-when as much has been set aside as there was at the last time, so that memory at most doubles.
+cycles that was set aside is found only when all is looked at again: that is done when as much has been set aside as
+there was at the last time, so that memory at most doubles. Connections that end leave no cycles.
 """
 
 import gc
