@@ -4,6 +4,7 @@ How long a client saw nothing stored is printed for those behind Sluice and for 
 the same run. No time is asserted: a client that comes back late has waited between two of its attempts.
 """
 
+import faulthandler
 import statistics
 import sys
 import time
@@ -28,6 +29,8 @@ _CHILD: Final = Path(__file__).parent / "harness" / "ledger_child.py"
 _KILLS: Final = 10
 _OUTAGE_S: Final = 2.0
 _MORE: Final = 30
+#: A client of RocketMQ's may look for its broker every half a minute only, and again if it did not find it.
+_LONGEST_S: Final = 600
 
 
 class _Killed(NamedTuple):
@@ -87,6 +90,8 @@ def _check(
         for ledger in ledgers.values():
             ledger.wait_for_more(_MORE)
         for nth in range(_KILLS):
+            # pytest would end the test after as long in all.
+            faulthandler.dump_traceback_later(_LONGEST_S, exit=True)
             killed = list(at_once.map(lambda kill: kill(), brokers))
             for name, ledger in ledgers.items():
                 times = killed[0] if name.endswith(places[0]) else killed[-1]
