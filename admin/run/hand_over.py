@@ -42,7 +42,7 @@ from admin.common.errors import StartError
 from admin.edits.service import EditService
 from admin.edits.store import DirectoryStore
 from admin.run import limits_file
-from limiter.deciding.limits import KeptLimits, Spent
+from limiter.deciding.limits import SavedLimits, Spent
 from proxy.control import DataPath
 
 _log = structlog.get_logger(__name__)
@@ -164,7 +164,7 @@ class Predecessor:
         self.sockets = sockets
         self._channel = channel
 
-    async def take(self) -> KeptLimits | None:
+    async def take(self) -> SavedLimits | None:
         """Have it accept nobody any more; return its limits, or None if they cannot be used here.
 
         Raises:
@@ -265,7 +265,7 @@ class HandOver:
         self._edits = edits
         self._grace_s = grace_s
         self._handed_over = handed_over
-        self._successor: tuple[_Channel, KeptLimits] | None = None
+        self._successor: tuple[_Channel, SavedLimits] | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Wait for another process until cancelled; if nobody can come, that is a line in the log."""
@@ -295,9 +295,9 @@ class HandOver:
     async def finish(self) -> None:
         """Tell the other process what was spent since, after the drain."""
         if self._successor is not None:
-            channel, kept = self._successor
+            channel, saved = self._successor
             with suppress(BrokenError), trio.move_on_after(1):
-                await channel.send(_SpentSince(self._data_path.spent_since(kept)))
+                await channel.send(_SpentSince(self._data_path.spent_since(saved)))
 
     async def _leave_to(self, channel: _Channel) -> None:
         try:
@@ -318,15 +318,15 @@ class HandOver:
 
     async def _leave_listeners_to(self, channel: _Channel) -> None:
         try:
-            kept = await self._data_path.hand_over(self._grace_s)
+            saved = await self._data_path.hand_over(self._grace_s)
             with trio.fail_after(_SERVES_S):
-                await channel.send(_Left(limits_file.encode(kept)))
+                await channel.send(_Left(limits_file.encode(saved)))
                 await channel.receive(_Serves)
         except BaseException:
             with trio.CancelScope(shield=True):
                 await self._data_path.go_on()
             raise
-        self._successor = channel, kept
+        self._successor = channel, saved
 
 
 def _failed(error: Exception) -> StartError:

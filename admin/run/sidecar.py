@@ -50,7 +50,7 @@ from admin.run.spool_place import SpoolPlace, unspooled
 from admin.stats import LiveStats
 from admin.stats.health import Health
 from admin.wire import RejectionLog, SpoolFolder
-from limiter.deciding.limits import KeptLimits
+from limiter.deciding.limits import SavedLimits
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
 from proxy.control import DataPath
@@ -242,7 +242,7 @@ class _Before(NamedTuple):
     predecessor: Predecessor | None
     sockets: Inherited
 
-    async def take_over(self) -> KeptLimits | None:
+    async def take_over(self) -> SavedLimits | None:
         """Have the process before accept nobody any more, and return the limits as it left them."""
         if self.predecessor is not None:
             return await self.predecessor.take()
@@ -396,7 +396,7 @@ async def _run(
                 if handed_over is not None and handed_over.is_set() and leave is not None:
                     await leave.finish()
                 elif before.store.directory is not None:
-                    keep = partial(limits_file.write, before.store.directory, data_path.keep_limits())
+                    keep = partial(limits_file.write, before.store.directory, data_path.save_limits())
                     with trio.move_on_after(_KEEP_LIMITS_S):
                         await trio.to_thread.run_sync(keep, abandon_on_cancel=True)
 

@@ -23,9 +23,9 @@ from admin.run import hand_over, limits_file
 from admin.run.composition import compose
 from admin.run.hand_over import HandOver
 from admin.run.sidecar import Supervisor
-from limiter.deciding.limits import KeptLimits, Spent
+from limiter.deciding.limits import SavedLimits, Spent
 
-LIMITS = KeptLimits(5, {"messages": [], "bytes": []}, [])
+LIMITS = SavedLimits(5, {"messages": [], "bytes": []}, [])
 SPENT = [Spent("messages", "topic", "orders", "topic:orders", False, 7)]
 
 
@@ -40,7 +40,7 @@ class Handing:
     def descriptors(self) -> list[int]:
         return [self.listening.fileno()]
 
-    async def hand_over(self, grace_s: float) -> KeptLimits:
+    async def hand_over(self, grace_s: float) -> SavedLimits:
         await trio.lowlevel.checkpoint()
         self.calls.append(f"hand over {grace_s:g}")
         return LIMITS
@@ -49,8 +49,8 @@ class Handing:
         await trio.lowlevel.checkpoint()
         self.calls.append("go on")
 
-    def spent_since(self, kept: KeptLimits) -> list[Spent]:
-        return SPENT if kept == LIMITS else []
+    def spent_since(self, saved: SavedLimits) -> list[Spent]:
+        return SPENT if saved == LIMITS else []
 
     def debit(self, spent: list[Spent]) -> None:
         self.debits.append(spent)
@@ -133,7 +133,7 @@ async def test_one_that_leaves_before_it_serves_leaves_the_other_as_it_was(old: 
 async def test_limits_that_cannot_be_written_are_a_warning_and_the_process_goes_on(
     old: Old, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: KeptLimits) -> bytes:
+    def fail(_: SavedLimits) -> bytes:
         raise OverflowError("a figure has more than 64 bits")
 
     monkeypatch.setattr(limits_file, "encode", fail)
@@ -199,7 +199,7 @@ async def test_what_is_no_message_is_an_error_that_says_what_to_think_of_it(tmp_
 async def test_another_process_may_come_after_a_fault(
     tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
 ) -> None:
-    def fail(_: KeptLimits) -> bytes:
+    def fail(_: SavedLimits) -> bytes:
         raise RuntimeError("broken")
 
     old = Old(tmp_path / "state")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limiter.deciding.limits import Caller, Denial, Held, KeptLimits, Limits
+from limiter.deciding.limits import Caller, Denial, Held, Limits, SavedLimits
 from limiter.plans.registry import OVERFLOW_NAME
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
@@ -59,11 +59,11 @@ def test_only_limits_that_are_not_as_good_as_new_are_kept_and_go_on() -> None:
     assert ask(before, 8, S) == 5
     assert ask(before, 3, S, Resource("topic", "t")) == 3
     assert ask(before, 1, S, quiet) == 1
-    kept = before.keep(S + S // 2, S + S // 2)
-    names = {dimension: sorted(each.name for each in found) for dimension, found in kept.limiters.items()}
+    saved = before.save(S + S // 2, S + S // 2)
+    names = {dimension: sorted(each.name for each in found) for dimension, found in saved.limiters.items()}
     assert names == {"messages": ["orders"], "bytes": []}
     after = limits_by(*rules)
-    assert after.restore(kept, S + S // 2) == (1, 0)
+    assert after.restore(saved, S + S // 2) == (1, 0)
     assert balance(after, S + S // 2) == balance(before, S + S // 2)
     assert balance(after, S + S // 2, quiet) is None
 
@@ -72,23 +72,23 @@ def test_what_has_no_limit_any_more_is_left_aside_and_so_is_what_is_wrong() -> N
     before = limits_by(Rule("topic", "orders", 5), Rule("topic", "other", 5))
     ask(before, 9, S)
     ask(before, 9, S, Resource("topic", "other"))
-    kept = before.keep(S, S)
-    assert limits_by(Rule("topic", "other", 5)).restore(kept, S) == (1, 1)
-    wrong = [each._replace(at_ns=S + 1) for each in kept.limiters["messages"]]
-    assert limits_by(Rule("topic", "*", 5)).restore(kept._replace(limiters={"messages": wrong}), S) == (0, 2)
+    saved = before.save(S, S)
+    assert limits_by(Rule("topic", "other", 5)).restore(saved, S) == (1, 1)
+    wrong = [each._replace(at_ns=S + 1) for each in saved.limiters["messages"]]
+    assert limits_by(Rule("topic", "*", 5)).restore(saved._replace(limiters={"messages": wrong}), S) == (0, 2)
 
 
 def test_what_names_share_for_want_of_room_goes_on() -> None:
     before = limits_by(Rule("topic", "*", 5), max_live=1)
     ask(before, 9, S)
     ask(before, 9, S, Resource("topic", "no-room"))
-    kept = before.keep(S, S)
-    assert [(each.name, each.shared) for each in kept.limiters["messages"]] == [
+    saved = before.save(S, S)
+    assert [(each.name, each.shared) for each in saved.limiters["messages"]] == [
         ("orders", False),
         (OVERFLOW_NAME, True),
     ]
     after = limits_by(Rule("topic", "*", 5), max_live=1)
-    assert after.restore(kept, S) == (2, 0)
+    assert after.restore(saved, S) == (2, 0)
     assert ask(after, 1, S, Resource("topic", "no-room-either")) == 0
 
 
@@ -97,9 +97,9 @@ def test_what_waits_in_the_one_is_set_aside_in_the_other_and_settled_at_the_end(
     before, after = limits_by(rule), limits_by(rule)
     assert ask(before, 11, S) == 10
     held = [hold(before, S) for _ in range(5)]
-    kept = before.keep(S, S + 10 * S)
-    assert [each.upermits for each in kept.set_aside] == [5_000_000]
-    after.restore(kept, S)
+    saved = before.save(S, S + 10 * S)
+    assert [each.upermits for each in saved.set_aside] == [5_000_000]
+    after.restore(saved, S)
     assert balance(after, S) == -5
     # One of them goes away, the others pass as their permits come.
     before.holding.drop(held[4])
@@ -108,7 +108,7 @@ def test_what_waits_in_the_one_is_set_aside_in_the_other_and_settled_at_the_end(
         now_ns = max(now_ns, due_ns)
         before.holding.release(now_ns)
     assert [each.outcome for each in held] == ["passed"] * 4 + [None]
-    spent = before.spent_since(kept, now_ns)
+    spent = before.spent_since(saved, now_ns)
     assert [each.upermits for each in spent] == [-1_000_000]
     owed = balance(after, now_ns)
     after.debit(spent, now_ns)
@@ -122,7 +122,7 @@ def test_no_more_is_set_aside_than_can_be_spent_until_the_end() -> None:
     ask(before, 11, S)
     for _ in range(50):
         hold(before, S)
-    assert [each.upermits for each in before.keep(S, 3 * S).set_aside] == [20_000_000]
+    assert [each.upermits for each in before.save(S, 3 * S).set_aside] == [20_000_000]
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -131,10 +131,10 @@ def test_what_the_one_spends_after_it_was_asked_is_taken_off_in_the_other(known:
     before, after = limits_by(rule), limits_by(rule)
     if known:
         ask(before, 4, S)
-    kept = before.keep(S, S)
-    after.restore(kept, S)
+    saved = before.save(S, S)
+    after.restore(saved, S)
     ask(before, 3, S)
-    after.debit(before.spent_since(kept, S), S)
+    after.debit(before.spent_since(saved, S), S)
     assert balance(after, S) == balance(before, S)
 
 
@@ -164,7 +164,7 @@ def test_however_often_processes_take_over_they_admit_no_more_than_one_would(ste
     rule = Rule("topic", "orders", 10, break_s=0)
     now_ns, total, unsettled = S, 0, 0
     current = limits_by(rule)
-    before: tuple[Limits, KeptLimits] | None = None
+    before: tuple[Limits, SavedLimits] | None = None
     for what, passes_ns, count in steps:
         now_ns += passes_ns
         if what == "ask":
@@ -177,9 +177,9 @@ def test_however_often_processes_take_over_they_admit_no_more_than_one_would(ste
             current.debit(before[0].spent_since(before[1], now_ns), now_ns)
             before, unsettled = None, 0
         if what == "hand over":
-            kept = current.keep(now_ns, now_ns)
-            before, current = (current, kept), limits_by(rule)
-            current.restore(kept, now_ns)
+            saved = current.save(now_ns, now_ns)
+            before, current = (current, saved), limits_by(rule)
+            current.restore(saved, now_ns)
         # The rate since the beginning, one burst, and the rounding up that ``bucket`` has. What was admitted beyond
         # that by the one that ends is owed by the other, once it knows.
         owed = max(0.0, -(balance(current, now_ns) or 0.0))

@@ -1,7 +1,7 @@
-"""What is kept of a limiter when another process takes its place: all that decides, and nothing else.
+"""What is saved of a limiter when another process takes its place: all that decides, and nothing else.
 
 Times are of the monotonic clock, which all processes of one boot of a machine share. Only limiters that somebody could
-tell from new ones are kept, so there are never more of them than live ones.
+tell from new ones are saved, so there are never more of them than live ones.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from limiter.rules.resource import Resource
 from limiter.rules.rule import NS_PER_S, Rule
 
 
-class KeptShare(NamedTuple):
+class SavedShare(NamedTuple):
     """One caller's share of a limiter; as ``FairShare`` has it."""
 
     key: str
@@ -24,7 +24,7 @@ class KeptShare(NamedTuple):
     seen_ns: int
 
 
-class KeptLimiter(NamedTuple):
+class SavedLimiter(NamedTuple):
     """One limiter.
 
     Attributes:
@@ -59,7 +59,7 @@ class KeptLimiter(NamedTuple):
     last_wait_us: int
     cold_upermits: int
     coldest_upermits: int
-    shares: tuple[KeptShare, ...]
+    shares: tuple[SavedShare, ...]
 
     @property
     def resource(self) -> Resource:
@@ -72,20 +72,20 @@ class KeptLimiter(NamedTuple):
         return min(self.capacity_upermits, self.stored_upermits + accrued)
 
 
-def keep(limiter: Limiter, now_ns: int, *, shared: bool) -> KeptLimiter | None:
-    """Return what is to be kept of a limiter; None if it is as good as a new one.
+def save(limiter: Limiter, now_ns: int, *, shared: bool) -> SavedLimiter | None:
+    """Return what is to be saved of a limiter; None if it is as good as a new one.
 
     Args:
         limiter: which.
         now_ns: the time.
-        shared: as in ``KeptLimiter``.
+        shared: as in ``SavedLimiter``.
     """
     idle_at_ns = limiter.idle_at_ns()
     if idle_at_ns is not None and idle_at_ns <= now_ns:
         return None
     shares = limiter.shares if isinstance(limiter, FairLimiter) else ()
     cold, coldest = (limiter.cold_upermits, limiter.coldest_upermits) if isinstance(limiter, WarmUpLimiter) else (0, 0)
-    return KeptLimiter(
+    return SavedLimiter(
         limiter.resource.kind,
         limiter.resource.name,
         limiter.rule.bare_name,
@@ -101,19 +101,19 @@ def keep(limiter: Limiter, now_ns: int, *, shared: bool) -> KeptLimiter | None:
         cold,
         coldest,
         tuple(
-            KeptShare(share.key, share.stored_upermits, share.at_ns, share.open_next_free_ns, share.seen_ns)
+            SavedShare(share.key, share.stored_upermits, share.at_ns, share.open_next_free_ns, share.seen_ns)
             for share in shares
         ),
     )
 
 
-def restore(kept: KeptLimiter, rule: Rule, now_ns: int) -> Limiter:
+def restore(saved: SavedLimiter, rule: Rule, now_ns: int) -> Limiter:
     """Return a limiter that goes on where another process's ended.
 
     If that had another rule, this one comes into force now, as it does on a live limiter.
 
     Args:
-        kept: what is kept of it.
+        saved: what is saved of it.
         rule: the rule that limits it now.
         now_ns: the time.
 
@@ -121,26 +121,26 @@ def restore(kept: KeptLimiter, rule: Rule, now_ns: int) -> Limiter:
         ValueError: the rule does not limit, or no limiter was ever like this.
     """
     if (
-        kept.at_ns > now_ns
-        or kept.stored_upermits > kept.capacity_upermits
-        or min(kept.rate_upermits_per_s, kept.capacity_upermits, kept.forgiven_upermits) < 0
+        saved.at_ns > now_ns
+        or saved.stored_upermits > saved.capacity_upermits
+        or min(saved.rate_upermits_per_s, saved.capacity_upermits, saved.forgiven_upermits) < 0
     ):
-        raise ValueError(f"{kept.resource}: figures that no limiter has")
+        raise ValueError(f"{saved.resource}: figures that no limiter has")
     limiter: Limiter
-    if kept.coldest_upermits > 0:
-        limiter = warm = WarmUpLimiter(kept.resource, rule, kept.at_ns)
-        warm.coldest_upermits = kept.coldest_upermits
-        warm.cold_upermits = min(max(0, kept.cold_upermits), kept.coldest_upermits)
-    elif kept.shares:
-        limiter = FairLimiter(kept.resource, rule, kept.at_ns)
+    if saved.coldest_upermits > 0:
+        limiter = warm = WarmUpLimiter(saved.resource, rule, saved.at_ns)
+        warm.coldest_upermits = saved.coldest_upermits
+        warm.cold_upermits = min(max(0, saved.cold_upermits), saved.coldest_upermits)
+    elif saved.shares:
+        limiter = FairLimiter(saved.resource, rule, saved.at_ns)
     else:
-        limiter = Limiter(kept.resource, rule, kept.at_ns)
-    limiter.rate_upermits_per_s, limiter.capacity_upermits = kept.rate_upermits_per_s, kept.capacity_upermits
-    limiter.stored_upermits, limiter.forgiven_upermits = kept.stored_upermits, kept.forgiven_upermits
-    limiter.open_next_free_ns = kept.open_next_free_ns
-    limiter.last_refused_ns, limiter.last_wait_us = kept.last_refused_ns, kept.last_wait_us
+        limiter = Limiter(saved.resource, rule, saved.at_ns)
+    limiter.rate_upermits_per_s, limiter.capacity_upermits = saved.rate_upermits_per_s, saved.capacity_upermits
+    limiter.stored_upermits, limiter.forgiven_upermits = saved.stored_upermits, saved.forgiven_upermits
+    limiter.open_next_free_ns = saved.open_next_free_ns
+    limiter.last_refused_ns, limiter.last_wait_us = saved.last_refused_ns, saved.last_wait_us
     if isinstance(limiter, FairLimiter):
-        limiter.put_back(kept.shares)
+        limiter.put_back(saved.shares)
     had = (type(limiter), limiter.rate_upermits_per_s, limiter.capacity_upermits)
     if had == (kind_of(rule), rule.rate_upermits_per_s, rule.capacity_upermits):
         return limiter

@@ -4,8 +4,8 @@ import pytest
 
 from limiter.buckets.factory import new_limiter
 from limiter.buckets.fair import FairLimiter
-from limiter.buckets.kept import keep, restore
 from limiter.buckets.limiter import Limiter
+from limiter.buckets.saved import restore, save
 from limiter.rules.resource import Resource
 from limiter.rules.rule import NS_PER_S, Rule
 
@@ -35,9 +35,9 @@ def test_a_limiter_goes_on_where_another_processs_ended(name: str, spent: list[i
     goes_on = new_limiter(TOPIC, rule, START_NS)
     asked(goes_on, START_NS, spent, "a")
     asked(goes_on, START_NS + NS_PER_S // 50, [1], "b")
-    kept = keep(goes_on, START_NS + NS_PER_S // 20, shared=False)
-    assert kept is not None
-    other = restore(kept, rule, START_NS + NS_PER_S // 20)
+    saved = save(goes_on, START_NS + NS_PER_S // 20, shared=False)
+    assert saved is not None
+    other = restore(saved, rule, START_NS + NS_PER_S // 20)
     assert type(other) is type(goes_on)
     for step in range(1, 40):
         now_ns = START_NS + NS_PER_S // 20 + step * NS_PER_S // 7
@@ -49,20 +49,20 @@ def test_a_limiter_goes_on_where_another_processs_ended(name: str, spent: list[i
 @pytest.mark.parametrize("name", RULES)
 def test_what_is_as_good_as_new_is_not_kept(name: str) -> None:
     limiter = new_limiter(TOPIC, RULES[name], START_NS)
-    assert keep(limiter, START_NS, shared=False) is None
+    assert save(limiter, START_NS, shared=False) is None
     asked(limiter, START_NS, [1], "a")
-    assert keep(limiter, START_NS, shared=False) is not None
-    assert keep(limiter, START_NS + 100 * NS_PER_S, shared=False) is None
+    assert save(limiter, START_NS, shared=False) is not None
+    assert save(limiter, START_NS + 100 * NS_PER_S, shared=False) is None
 
 
 def test_a_rule_that_is_another_one_by_now_comes_into_force_as_on_a_live_limiter() -> None:
     limiter = Limiter(TOPIC, RULES["plain"], START_NS)
     limiter.charge(START_NS, 40)
-    kept = keep(limiter, START_NS, shared=False)
-    assert kept is not None
+    saved = save(limiter, START_NS, shared=False)
+    assert saved is not None
     lowered, fair = Rule("topic", "orders", 5), RULES["fair"]
-    assert restore(kept, lowered, START_NS).state(START_NS).stored_permits == -30
-    total = restore(kept, fair, START_NS)
+    assert restore(saved, lowered, START_NS).state(START_NS).stored_permits == -30
+    total = restore(saved, fair, START_NS)
     assert isinstance(total, FairLimiter)
     assert total.state(START_NS).stored_permits == -30
     assert [share.stored_permits for share in total.state(START_NS).shares] == [-30]
@@ -75,10 +75,10 @@ def test_a_rule_that_is_another_one_by_now_comes_into_force_as_on_a_live_limiter
 def test_figures_that_no_limiter_has_are_refused(wrong: dict[str, int]) -> None:
     limiter = Limiter(TOPIC, RULES["plain"], START_NS)
     limiter.charge(START_NS, 4)
-    kept = keep(limiter, START_NS, shared=False)
-    assert kept is not None
+    saved = save(limiter, START_NS, shared=False)
+    assert saved is not None
     with pytest.raises(ValueError, match="topic:orders"):
-        restore(kept._replace(**wrong), RULES["plain"], START_NS)  # type: ignore[arg-type]  # names of fields
+        restore(saved._replace(**wrong), RULES["plain"], START_NS)  # type: ignore[arg-type]  # names of fields
 
 
 def test_what_another_process_spends_is_owed_here_and_keeps_the_breaker_open() -> None:
