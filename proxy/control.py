@@ -232,7 +232,7 @@ class DataPath(Protocol):
     async def go_on(self) -> None:
         """Accept clients again, and open the spool again: no other process took them."""
 
-    def save_limits(self) -> SavedLimits:
+    async def save_limits(self) -> SavedLimits:
         """Return what all limits are now, after a drain."""
 
     def spent_since(self, saved: SavedLimits) -> list[Spent]:

@@ -57,6 +57,8 @@ _MOST_BYTES: Final = 512 * 1024 * 1024
 _MOST_DESCRIPTORS: Final = 253
 #: To read edits may take a while; a process that hangs must not keep others from editing.
 _READY_S: Final = 60.0
+#: To close the spool and read the limits likewise; nobody is accepted meanwhile, nor by the one that runs.
+_LEFT_S: Final = 60.0
 #: To try the brokers and open the spool likewise; meanwhile nobody is accepted.
 _SERVES_S: Final = 30.0
 _MODE: Final = 0o600
@@ -168,12 +170,13 @@ class Predecessor:
         """Have it accept nobody any more; return its limits, or None if they cannot be used here.
 
         Raises:
-            StartError: it has gone, or goes on itself.
+            StartError: it has gone, goes on itself, or does not answer.
         """
         try:
-            await self._channel.send(_Ready())
-            left, _ = await self._channel.receive(_Left)
-        except BrokenError as error:
+            with trio.fail_after(_LEFT_S):
+                await self._channel.send(_Ready())
+                left, _ = await self._channel.receive(_Left)
+        except (BrokenError, trio.TooSlowError) as error:
             raise _failed(error) from None
         try:
             return limits_file.decode(left.limits)

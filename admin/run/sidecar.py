@@ -136,7 +136,7 @@ _LIMITS_SHOWN: Final = 20
 #: So many edits likewise.
 _EDITS_SHOWN: Final = 5
 #: A disk that hangs must not keep the process from ending.
-_KEEP_LIMITS_S: Final = 5.0
+_SAVE_LIMITS_S: Final = 5.0
 #: Room for fewer connections than this is worth a warning.
 _ROOMY_CONNECTIONS: Final = 1000
 
@@ -396,9 +396,9 @@ async def _run(
                 if handed_over is not None and handed_over.is_set() and leave is not None:
                     await leave.finish()
                 elif before.store.directory is not None:
-                    keep = partial(limits_file.write, before.store.directory, data_path.save_limits())
-                    with trio.move_on_after(_KEEP_LIMITS_S):
-                        await trio.to_thread.run_sync(keep, abandon_on_cancel=True)
+                    write = partial(limits_file.write, before.store.directory, await data_path.save_limits())
+                    with trio.move_on_after(_SAVE_LIMITS_S):
+                        await trio.to_thread.run_sync(write, abandon_on_cancel=True)
 
             running = Running(
                 *(data_path, health, edits, listen, admin), secure=secure, rejection_log=recorder, drained=drained

@@ -9,7 +9,7 @@ What only delay rules stop may be held: ``hold`` lets it wait in ``holding``, wh
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -421,16 +421,23 @@ class Limits:
             part.spend(self._accounts.at(now_ns), now_ns, cost)
             self._delays.answered(now_ns, part, gate, caller, cost)
 
-    def save(self, now_ns: int, ends_ns: int) -> SavedLimits:
-        """Return what another process needs in order to go on with all limits, which takes a while if there are many.
+    def save(self, now_ns: int, ends_ns: int) -> Generator[None, None, SavedLimits]:
+        """Return, after many small steps, what another process needs in order to go on with all limits.
 
+        Limits may be spent from between two steps: what is spent of one that was saved already, ``spent_since`` finds.
         What is held here goes on waiting here, under the same limits: what it will cost is set aside for it.
 
         Args:
             now_ns: the time.
             ends_ns: when the last of what is held is let go or refused.
         """
-        limiters = {dimension: list(registry.save(now_ns)) for dimension, registry in self._registries.items()}
+        limiters: dict[Dimension, list[SavedLimiter]] = {}
+        for dimension, registry in self._registries.items():
+            saved = limiters[dimension] = []
+            for each in registry.save(now_ns):
+                if each is not None:
+                    saved.append(each)
+                yield
         return SavedLimits(now_ns, limiters, self._set_aside(now_ns, ends_ns))
 
     def _set_aside(self, now_ns: int, ends_ns: int) -> list[Spent]:

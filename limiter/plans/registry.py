@@ -270,17 +270,18 @@ class Registry:
             shared = self.overflow.get(name)
             yield None if shared is None else shared.state(now_ns)
 
-    def save(self, now_ns: int) -> Iterator[SavedLimiter]:
-        """Yield what another process needs in order to go on with all limiters."""
+    def save(self, now_ns: int) -> Iterator[SavedLimiter | None]:
+        """Yield what another process needs in order to go on with all limiters, in steps as ``each_state`` has them.
+
+        A limiter that is spent from between two steps is saved as it is when its turn comes; None is also one that is
+        as good as new.
+        """
         for resource in self._names():
             limiter = None if resource is None else self.current(resource)
-            saved = None if limiter is None else save(limiter, now_ns, shared=False)
-            if saved is not None:
-                yield saved
-        for limiter in self.overflow.values():
-            saved = save(limiter, now_ns, shared=True)
-            if saved is not None:
-                yield saved
+            yield None if limiter is None else save(limiter, now_ns, shared=False)
+        for name in list(self.overflow):
+            limiter = self.overflow.get(name)
+            yield None if limiter is None else save(limiter, now_ns, shared=True)
 
     def restore(self, saved: SavedLimiter, now_ns: int) -> bool:
         """Go on with another process's limiter, before anybody asks for it.

@@ -22,7 +22,7 @@ from limiter.rules.resource import Resource
 from limiter.rules.rule import Dimension
 from limiter.rules.rule_set import RuleSet
 from proxy.common.buffers import BufferPool
-from proxy.common.cooperative import Pace
+from proxy.common.cooperative import Pace, in_stretches
 from proxy.control import Cleared, DataPath, Event, LimitCommand, LimitCommandReply
 from proxy.datapath.alarm_watch import AlarmConfig, AlarmWatch
 from proxy.datapath.confirms import by_destination, told_apart
@@ -280,7 +280,7 @@ class LocalDataPath(DataPath):
         self._services.spool = None
         await self._spooling.close()
         now_ns = self._now_ns()
-        return self._limits.save(now_ns, now_ns + round(grace_s * _NS_PER_S))
+        return await in_stretches(self._limits.save(now_ns, now_ns + round(grace_s * _NS_PER_S)))
 
     async def go_on(self) -> None:
         """Take ``hand_over`` back."""
@@ -290,10 +290,10 @@ class LocalDataPath(DataPath):
             _log.error("goes on without the spool", reason=str(error))
         self.server.go_on()
 
-    def save_limits(self) -> SavedLimits:
+    async def save_limits(self) -> SavedLimits:
         """Return what all limits are now."""
         now_ns = self._now_ns()
-        return self._limits.save(now_ns, now_ns)
+        return await in_stretches(self._limits.save(now_ns, now_ns))
 
     def spent_since(self, saved: SavedLimits) -> list[Spent]:
         """Return what was spent since then."""

@@ -36,6 +36,7 @@ class Handing:
         self.listening = socket.create_server(("127.0.0.1", 0))
         self.calls: list[str] = []
         self.debits: list[list[Spent]] = []
+        self.hangs = False
 
     def descriptors(self) -> list[int]:
         return [self.listening.fileno()]
@@ -43,6 +44,8 @@ class Handing:
     async def hand_over(self, grace_s: float) -> SavedLimits:
         await trio.lowlevel.checkpoint()
         self.calls.append(f"hand over {grace_s:g}")
+        if self.hangs:
+            await trio.sleep(3600)
         return LIMITS
 
     async def go_on(self) -> None:
@@ -177,6 +180,24 @@ async def test_one_that_says_nothing_is_let_go_of(old: Old, autojump_clock: Mock
         await predecessor.take()
     assert old.data_path.calls == []
     close(predecessor)
+
+
+async def test_one_that_hangs_as_it_hands_over_is_waited_for_a_minute_and_goes_on(
+    old: Old, autojump_clock: MockClock
+) -> None:
+    old.data_path.hangs = True
+    predecessor = await hand_over.reach(old.store.place)
+    assert predecessor is not None
+    with pytest.raises(StartError, match="did not hand over: it did not answer in time; it goes on if it can"):
+        await predecessor.take()
+    assert trio.current_time() < 3600
+    close(predecessor)
+    # It finds that the other has gone once it hangs no more.
+    await trio.sleep(3600)
+    again = await hand_over.reach(old.store.place)
+    assert again is not None
+    assert old.data_path.calls == ["hand over 3", "go on"]
+    close(again)
 
 
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 8, bytes(7) + b"\x01\xc1"])

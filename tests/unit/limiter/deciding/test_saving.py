@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,6 +30,20 @@ def ask(limits: Limits, count: int, now_ns: int, resource: Resource = ORDERS) ->
 def balance(limits: Limits, now_ns: int, resource: Resource = ORDERS) -> float | None:
     state = limits.state(resource, now_ns)
     return None if state is None else state.stored_permits
+
+
+def save(limits: Limits, now_ns: int, ends_ns: int) -> SavedLimits:
+    """Take all steps at once."""
+    return finish(limits.save(now_ns, ends_ns))
+
+
+def finish(steps: Generator[None, None, SavedLimits]) -> SavedLimits:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as over:
+            saved: SavedLimits = over.value
+            return saved
 
 
 class Waiting(Held):
@@ -59,7 +75,7 @@ def test_only_limits_that_are_not_as_good_as_new_are_kept_and_go_on() -> None:
     assert ask(before, 8, S) == 5
     assert ask(before, 3, S, Resource("topic", "t")) == 3
     assert ask(before, 1, S, quiet) == 1
-    saved = before.save(S + S // 2, S + S // 2)
+    saved = save(before, S + S // 2, S + S // 2)
     names = {dimension: sorted(each.name for each in found) for dimension, found in saved.limiters.items()}
     assert names == {"messages": ["orders"], "bytes": []}
     after = limits_by(*rules)
@@ -68,11 +84,29 @@ def test_only_limits_that_are_not_as_good_as_new_are_kept_and_go_on() -> None:
     assert balance(after, S + S // 2, quiet) is None
 
 
+@pytest.mark.parametrize("taken", range(3))
+def test_what_is_spent_between_two_steps_is_taken_off_once(taken: int) -> None:
+    resources = [ORDERS, Resource("topic", "other")]
+    before, after = limits_by(Rule("topic", "*", 10)), limits_by(Rule("topic", "*", 10))
+    for resource in resources:
+        ask(before, 4, S, resource)
+    steps = before.save(S, S)
+    for _ in range(taken):
+        next(steps)
+    for resource in (*resources, Resource("topic", "new")):
+        ask(before, 3, S, resource)
+    saved = finish(steps)
+    after.restore(saved, S)
+    after.debit(before.spent_since(saved, S), S)
+    for resource in (*resources, Resource("topic", "new")):
+        assert balance(after, S, resource) == balance(before, S, resource)
+
+
 def test_what_has_no_limit_any_more_is_left_aside_and_so_is_what_is_wrong() -> None:
     before = limits_by(Rule("topic", "orders", 5), Rule("topic", "other", 5))
     ask(before, 9, S)
     ask(before, 9, S, Resource("topic", "other"))
-    saved = before.save(S, S)
+    saved = save(before, S, S)
     assert limits_by(Rule("topic", "other", 5)).restore(saved, S) == (1, 1)
     wrong = [each._replace(at_ns=S + 1) for each in saved.limiters["messages"]]
     assert limits_by(Rule("topic", "*", 5)).restore(saved._replace(limiters={"messages": wrong}), S) == (0, 2)
@@ -82,7 +116,7 @@ def test_what_names_share_for_want_of_room_goes_on() -> None:
     before = limits_by(Rule("topic", "*", 5), max_live=1)
     ask(before, 9, S)
     ask(before, 9, S, Resource("topic", "no-room"))
-    saved = before.save(S, S)
+    saved = save(before, S, S)
     assert [(each.name, each.shared) for each in saved.limiters["messages"]] == [
         ("orders", False),
         (OVERFLOW_NAME, True),
@@ -97,7 +131,7 @@ def test_what_waits_in_the_one_is_set_aside_in_the_other_and_settled_at_the_end(
     before, after = limits_by(rule), limits_by(rule)
     assert ask(before, 11, S) == 10
     held = [hold(before, S) for _ in range(5)]
-    saved = before.save(S, S + 10 * S)
+    saved = save(before, S, S + 10 * S)
     assert [each.upermits for each in saved.set_aside] == [5_000_000]
     after.restore(saved, S)
     assert balance(after, S) == -5
@@ -122,7 +156,7 @@ def test_no_more_is_set_aside_than_can_be_spent_until_the_end() -> None:
     ask(before, 11, S)
     for _ in range(50):
         hold(before, S)
-    assert [each.upermits for each in before.save(S, 3 * S).set_aside] == [20_000_000]
+    assert [each.upermits for each in save(before, S, 3 * S).set_aside] == [20_000_000]
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -131,7 +165,7 @@ def test_what_the_one_spends_after_it_was_asked_is_taken_off_in_the_other(known:
     before, after = limits_by(rule), limits_by(rule)
     if known:
         ask(before, 4, S)
-    saved = before.save(S, S)
+    saved = save(before, S, S)
     after.restore(saved, S)
     ask(before, 3, S)
     after.debit(before.spent_since(saved, S), S)
@@ -177,7 +211,7 @@ def test_however_often_processes_take_over_they_admit_no_more_than_one_would(ste
             current.debit(before[0].spent_since(before[1], now_ns), now_ns)
             before, unsettled = None, 0
         if what == "hand over":
-            saved = current.save(now_ns, now_ns)
+            saved = save(current, now_ns, now_ns)
             before, current = (current, saved), limits_by(rule)
             current.restore(saved, now_ns)
         # The rate since the beginning, one burst, and the rounding up that ``bucket`` has. What was admitted beyond

@@ -64,7 +64,7 @@ async def test_a_limit_goes_on_where_it_was(rig: Rig, start_rig: StartRig) -> No
     new = await take_over(rig, start_rig)
     client, broker = await new.connect()
     assert not await new.passes(client, broker, b"a")
-    saved = rig.path.save_limits()
+    saved = await rig.path.save_limits()
     assert [each.name for each in saved.limiters["messages"]] == ["a"]
     assert rig.path.spent_since(saved) == []
 
