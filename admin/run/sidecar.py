@@ -597,6 +597,8 @@ def _announce_edits(live: EditService) -> None:
     _log.info("live edits", state_dir=kept.directory or "none: edits are kept until the restart", edits=shown)
     if kept.directory is None and kept.error is not None:
         _log.warning("live edits are kept until the restart only", reason=kept.error)
+    if live.exposed is not None:
+        _log.warning(live.exposed)
     for warning in live.idle():
         _log.warning(warning)
 
