@@ -4,14 +4,17 @@ Times are of the monotonic clock, which all processes of one boot of a machine s
 tell from new ones are saved, so there are never more of them than live ones.
 """
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from limiter.buckets.factory import kind_of, put_in_force
 from limiter.buckets.fair import FairLimiter
 from limiter.buckets.limiter import Limiter
 from limiter.buckets.warm_up import WarmUpLimiter
 from limiter.rules.resource import Resource
-from limiter.rules.rule import NS_PER_S, Rule
+from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
+
+LONGEST_DEBT_S: Final = 86_400
+"""So long a limit may be locked by what another process has left."""
 
 
 class SavedShare(NamedTuple):
@@ -110,7 +113,8 @@ def save(limiter: Limiter, now_ns: int, *, shared: bool) -> SavedLimiter | None:
 def restore(saved: SavedLimiter, rule: Rule, now_ns: int) -> Limiter:
     """Return a limiter that goes on where another process's ended.
 
-    If that had another rule, this one comes into force now, as it does on a live limiter.
+    If that had another rule, this one comes into force now, as it does on a live limiter. Debts are bounded as
+    ``bound_debt`` says.
 
     Args:
         saved: what is saved of it.
@@ -120,15 +124,18 @@ def restore(saved: SavedLimiter, rule: Rule, now_ns: int) -> Limiter:
     Raises:
         ValueError: the rule does not limit, or no limiter was ever like this.
     """
+    times = (saved.at_ns, *(each for share in saved.shares for each in (share.at_ns, share.seen_ns)))
     if (
-        saved.at_ns > now_ns
+        not 0 <= min(times) <= max(times) <= now_ns
         or saved.stored_upermits > saved.capacity_upermits
         or min(saved.rate_upermits_per_s, saved.capacity_upermits, saved.forgiven_upermits) < 0
     ):
         raise ValueError(f"{saved.resource}: figures that no limiter has")
     limiter: Limiter
+    coldest_upermits = 0
     if saved.coldest_upermits > 0:
         limiter = warm = WarmUpLimiter(saved.resource, rule, saved.at_ns)
+        coldest_upermits = warm.coldest_upermits
         warm.coldest_upermits = saved.coldest_upermits
         warm.cold_upermits = min(max(0, saved.cold_upermits), saved.coldest_upermits)
     elif saved.shares:
@@ -138,10 +145,28 @@ def restore(saved: SavedLimiter, rule: Rule, now_ns: int) -> Limiter:
     limiter.rate_upermits_per_s, limiter.capacity_upermits = saved.rate_upermits_per_s, saved.capacity_upermits
     limiter.stored_upermits, limiter.forgiven_upermits = saved.stored_upermits, saved.forgiven_upermits
     limiter.open_next_free_ns = saved.open_next_free_ns
-    limiter.last_refused_ns, limiter.last_wait_us = saved.last_refused_ns, saved.last_wait_us
+    limiter.last_wait_us = saved.last_wait_us
+    if saved.last_refused_ns is not None:
+        limiter.last_refused_ns = min(saved.last_refused_ns, now_ns)
     if isinstance(limiter, FairLimiter):
-        limiter.put_back(saved.shares)
-    had = (type(limiter), limiter.rate_upermits_per_s, limiter.capacity_upermits)
-    if had == (kind_of(rule), rule.rate_upermits_per_s, rule.capacity_upermits):
-        return limiter
-    return put_in_force(limiter, now_ns, rule)
+        most = limiter.capacity_upermits
+        limiter.put_back(share._replace(stored_upermits=min(share.stored_upermits, most)) for share in saved.shares)
+    had = (type(limiter), limiter.rate_upermits_per_s, limiter.capacity_upermits, saved.coldest_upermits)
+    if had != (kind_of(rule), rule.rate_upermits_per_s, rule.capacity_upermits, coldest_upermits):
+        limiter = put_in_force(limiter, now_ns, rule)
+    bound_debt(limiter, now_ns)
+    return limiter
+
+
+def bound_debt(limiter: Limiter, now_ns: int) -> None:
+    """Let nobody owe more than ``LONGEST_DEBT_S`` of the limit, whatever another process has left.
+
+    Debts of processes that are well are far below that. What a file says that was damaged, or written by somebody else,
+    must not lock a limit for ever.
+    """
+    most = (limiter.rate_upermits_per_s or UPERMITS_PER_PERMIT) * LONGEST_DEBT_S
+    for bucket in (limiter, *(limiter.shares if isinstance(limiter, FairLimiter) else ())):
+        bucket.stored_upermits = max(bucket.stored_upermits, -most)
+        bucket.forgiven_upermits = min(bucket.forgiven_upermits, most)
+        if bucket.open_next_free_ns is not None:
+            bucket.open_next_free_ns = min(bucket.open_next_free_ns, now_ns + LONGEST_DEBT_S * NS_PER_S)

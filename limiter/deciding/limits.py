@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from limiter.buckets.cell import Cell
 from limiter.buckets.limiter import Limiter, LimiterState
-from limiter.buckets.saved import SavedLimiter
+from limiter.buckets.saved import SavedLimiter, bound_debt
 from limiter.compiled import COMPILED
 from limiter.counting.accounts import Accounts, Usage
 from limiter.counting.row import Row
@@ -470,7 +470,11 @@ class Limits:
                 except ValueError:
                     is_taken = False
                 taken, left = taken + is_taken, left + (not is_taken)
-        self.debit(saved.set_aside, now_ns)
+        self.debit((each for each in saved.set_aside if each.upermits > 0), now_ns)
+        for aside in saved.set_aside:
+            limiter = self._registries[aside.dimension].of(aside, now_ns)
+            if limiter is not None:
+                bound_debt(limiter, now_ns)
         return taken, left
 
     def spent_since(self, saved: SavedLimits, now_ns: int) -> list[Spent]:

@@ -1,11 +1,15 @@
 """What one process keeps of a limiter is what another one goes on with: nobody is forgiven, nobody is charged twice."""
 
+from typing import Any
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from limiter.buckets.factory import new_limiter
-from limiter.buckets.fair import FairLimiter
+from limiter.buckets.fair import OTHER_KEY, FairLimiter
 from limiter.buckets.limiter import Limiter
-from limiter.buckets.saved import restore, save
+from limiter.buckets.saved import LONGEST_DEBT_S, SavedShare, restore, save
 from limiter.rules.resource import Resource
 from limiter.rules.rule import NS_PER_S, Rule
 
@@ -70,15 +74,64 @@ def test_a_rule_that_is_another_one_by_now_comes_into_force_as_on_a_live_limiter
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"at_ns": START_NS + 1}, {"stored_upermits": 10**9}, {"rate_upermits_per_s": -1}, {"forgiven_upermits": -1}],
+    [
+        {"at_ns": START_NS + 1},
+        {"at_ns": -1},
+        {"stored_upermits": 10**9},
+        {"rate_upermits_per_s": -1},
+        {"forgiven_upermits": -1},
+        {"shares": (SavedShare("a", 0, START_NS + 1, None, START_NS),)},
+        {"shares": (SavedShare("a", 0, START_NS, None, START_NS + 1),)},
+    ],
 )
-def test_figures_that_no_limiter_has_are_refused(wrong: dict[str, int]) -> None:
+def test_figures_that_no_limiter_has_are_refused(wrong: dict[str, Any]) -> None:
     limiter = Limiter(TOPIC, RULES["plain"], START_NS)
     limiter.charge(START_NS, 4)
     saved = save(limiter, START_NS, shared=False)
     assert saved is not None
     with pytest.raises(ValueError, match="topic:orders"):
-        restore(saved._replace(**wrong), RULES["plain"], START_NS)  # type: ignore[arg-type]  # names of fields
+        restore(saved._replace(**wrong), RULES["plain"], START_NS)
+
+
+FIGURES = st.integers(-(2**63), 2**63 - 1)
+POSITIVE = st.integers(0, 2**63 - 1)
+TIMES = st.integers(0, START_NS)
+SHARES = st.builds(SavedShare, st.sampled_from(["a", "b", OTHER_KEY]), FIGURES, TIMES, st.none() | FIGURES, TIMES)
+
+
+@pytest.mark.parametrize("name", RULES)
+@given(
+    figures=st.fixed_dictionaries(
+        {
+            "rate_upermits_per_s": st.just(10_000_000) | POSITIVE,
+            "capacity_upermits": st.just(10_000_000) | POSITIVE,
+            "stored_upermits": FIGURES,
+            "forgiven_upermits": POSITIVE,
+            "at_ns": TIMES,
+            "open_next_free_ns": st.none() | FIGURES,
+            "last_refused_ns": st.none() | FIGURES,
+            "cold_upermits": FIGURES,
+            "coldest_upermits": st.just(0) | FIGURES,
+            "shares": st.lists(SHARES, max_size=3, unique_by=lambda share: share.key).map(tuple),
+        }
+    )
+)
+def test_whatever_another_process_left_locks_no_limit_for_long(name: str, figures: dict[str, Any]) -> None:
+    limiter = new_limiter(TOPIC, RULES[name], START_NS)
+    asked(limiter, START_NS, [1], "a")
+    saved = save(limiter, START_NS, shared=False)
+    assert saved is not None
+    try:
+        restored = restore(saved._replace(**figures), RULES[name], START_NS)
+    except ValueError:
+        assert figures["stored_upermits"] > figures["capacity_upermits"]
+        return
+    end_ns = START_NS + (LONGEST_DEBT_S + 60) * NS_PER_S
+    assert [asked(restored, end_ns, [1], key)[0] for key in "ab"] == [1, 1]
+    assert restored.state(end_ns).stored_permits <= 10
+    idle_at_ns = restored.idle_at_ns()
+    assert idle_at_ns is not None
+    assert idle_at_ns < end_ns + 10 * LONGEST_DEBT_S * NS_PER_S
 
 
 def test_what_another_process_spends_is_owed_here_and_keeps_the_breaker_open() -> None:

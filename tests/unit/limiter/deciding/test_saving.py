@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limiter.deciding.limits import Caller, Denial, Held, Limits, SavedLimits
+from limiter.buckets.saved import LONGEST_DEBT_S
+from limiter.deciding.limits import Caller, Denial, Held, Limits, SavedLimits, Spent
 from limiter.plans.registry import OVERFLOW_NAME
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
@@ -148,6 +149,16 @@ def test_what_waits_in_the_one_is_set_aside_in_the_other_and_settled_at_the_end(
     after.debit(spent, now_ns)
     assert owed is not None
     assert balance(after, now_ns) == pytest.approx(owed + 1)
+
+
+@pytest.mark.parametrize("upermits", [-(2**62), 2**62])
+def test_what_is_set_aside_locks_no_limit_for_long_and_gives_nothing(upermits: int) -> None:
+    limits = limits_by(Rule("topic", "orders", 10))
+    ask(limits, 9, S)
+    aside = Spent("messages", *ORDERS, "topic:orders", False, upermits)
+    limits.restore(SavedLimits(S, {}, [aside] * 3), S)
+    assert ask(limits, 5, S) <= 1
+    assert ask(limits, 1, S + (LONGEST_DEBT_S + 60) * S) == 1
 
 
 def test_no_more_is_set_aside_than_can_be_spent_until_the_end() -> None:
