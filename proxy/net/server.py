@@ -608,8 +608,13 @@ class _Client(Watched):
         if self._closed:
             # It timed out as the address was found.
             return
-        self._brokers = {each[-1]: broker for broker, places in found.items() for each in places or ()}
-        places = [each for places in found.values() for each in places or ()]
+        places: list[sockets.Found] = []
+        for broker, its_places in found.items():
+            for place in its_places or ():
+                # What two brokers' names stand for is tried once, as the first of them.
+                if place[-1] not in self._brokers:
+                    self._brokers[place[-1]] = broker
+                    places.append(place)
         self._connecting = Connecting(self._config.broker[0], places)
         try:
             self.writable()

@@ -148,3 +148,14 @@ async def test_names_that_are_not_known_stand_in_nobodys_way(
 ) -> None:
     config = ListenerConfig("main", lines, lines.options(), (HOST, 0), ("a..b", 1), backup_brokers=(backup.address,))
     await connect(await start_rig(listeners=(config,)), backup)
+
+
+async def test_two_names_of_one_address_are_the_first_of_them(
+    start_rig: StartRig, lines: Protocol, broker: ScriptedBroker
+) -> None:
+    name = ("localhost", broker.address[1])
+    config = ListenerConfig("main", lines, lines.options(), (HOST, 0), name, backup_brokers=(broker.address,))
+    rig = await start_rig(listeners=(config,))
+    await connect(rig, broker)
+    assert rig.connections[0].writer.name == "{}:{}".format(*name)
+    assert active(rig) == name
