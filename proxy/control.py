@@ -14,7 +14,7 @@ import msgspec
 
 from limiter.buckets.limiter import LimiterState
 from limiter.counting.rejections import TrafficSecond
-from limiter.deciding.limits import KeptLimits, Spent
+from limiter.deciding.limits import SavedLimits, Spent
 from limiter.rules.rule_set import RuleSet
 from proxy.stats.flow import FlowState, Purged, SpoolState
 from proxy.stats.question import Explanation, Question
@@ -218,7 +218,7 @@ class DataPath(Protocol):
     def descriptors(self) -> list[int]:
         """Return the descriptors of the listening sockets, for another process."""
 
-    async def hand_over(self, grace_s: float) -> KeptLimits:
+    async def hand_over(self, grace_s: float) -> SavedLimits:
         """Stop accepting and take no further requests, close the spool, and return what all limits are then.
 
         The sockets stay open: who connects waits for the process that has them, too. What is in flight and what is held
@@ -232,10 +232,10 @@ class DataPath(Protocol):
     async def go_on(self) -> None:
         """Accept clients again, and open the spool again: no other process took them."""
 
-    def keep_limits(self) -> KeptLimits:
+    async def save_limits(self) -> SavedLimits:
         """Return what all limits are now, after a drain."""
 
-    def spent_since(self, kept: KeptLimits) -> list[Spent]:
+    def spent_since(self, saved: SavedLimits) -> list[Spent]:
         """Return what was spent of the limits since ``hand_over``, less what was set aside then."""
 
     def debit(self, spent: Iterable[Spent]) -> None:

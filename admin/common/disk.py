@@ -227,6 +227,26 @@ def read_whole(path: Path) -> bytes:
         return file.read()
 
 
+def exposed_to(directory: Path) -> str | None:
+    """Say who besides this user and root can write in a directory, and what to do; None if nobody can.
+
+    Whoever can write there can put other files in the place of those that are there, whatever their modes say. A sticky
+    bit (as of /tmp) does not count: what is not there yet can still be made by anybody.
+
+    Raises:
+        OSError: it is not there.
+    """
+    found = directory.stat()
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & stat.S_IWOTH:
+        return f"every user of this machine can write there (mode {mode:04o}): chmod o-w {directory}"
+    if found.st_uid not in {0, os.geteuid()}:
+        return f"it belongs to another user (uid {found.st_uid}): chown it to this one (uid {os.geteuid()})"
+    if mode & stat.S_IWGRP:
+        return f"the group with gid {found.st_gid} can write there (mode {mode:04o}): chmod g-w {directory}"
+    return None
+
+
 def replace_durably(path: Path, pieces: Iterable[bytes]) -> int:
     """Put other content in a file's place, all at once, and return its size.
 

@@ -152,16 +152,25 @@ class ListenerTls:
             self.broker = BrokerTls(self._broker_context(), settings.broker_tls_server_name or "")
         self.expiries = self._expiries()
 
-    def read(self) -> Callable[[], None]:
+    def read(self, just_read: "ListenerTls | None" = None) -> Callable[[], None]:
         """Read all files again; returns what has them hold for the connections to come.
+
+        Args:
+            just_read: of this listener, from a configuration that was read just now: if it says the same of TLS, then
+                its files are these and are not read once more.
 
         Raises:
             SettingsError: one is wrong now; what was read before goes on.
         """
         clients, broker = self.clients, self.broker
-        for_clients = None if clients is None else self._client_context()
-        for_broker = None if broker is None else self._broker_context()
-        expiries = self._expiries()
+        if just_read is not None and just_read.said == self.said:
+            for_clients = None if just_read.clients is None else just_read.clients.context
+            for_broker = None if just_read.broker is None else just_read.broker.context
+            expiries = just_read.expiries
+        else:
+            for_clients = None if clients is None else self._client_context()
+            for_broker = None if broker is None else self._broker_context()
+            expiries = self._expiries()
 
         def put_in_force() -> None:
             if clients is not None and for_clients is not None:
@@ -171,6 +180,11 @@ class ListenerTls:
             self.expiries = expiries
 
         return put_in_force
+
+    @property
+    def said(self) -> dict[str, object]:
+        """What the listener says of TLS."""
+        return {key: getattr(self._settings, key) for key in ("tls", "broker_tls", *_CLIENT_KEYS, *_BROKER_KEYS)}
 
     @property
     def files(self) -> tuple[str, ...]:

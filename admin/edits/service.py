@@ -152,6 +152,16 @@ class EditService:
             set_aside=self._store.set_aside,
         )
 
+    @property
+    def exposed(self) -> str | None:
+        """Who else could write in the state directory at the start, for people; None if nobody could."""
+        if self._store.exposed is None:
+            return None
+        return (
+            f"state directory {self._store.directory}: {self._store.exposed}; who writes there can change limits and"
+            " have the listeners"
+        )
+
     def limit(self, kind: str, name: str) -> LimitEntry:
         """Return the limit of one name or pattern, with a rule of its own or not.
 
@@ -184,8 +194,10 @@ class EditService:
         ]
 
     def warnings(self) -> list[str]:
-        """Say what an operator ought to look at: edits that do nothing, a disk that takes none."""
+        """Say what an operator ought to look at: edits that do nothing, a disk that takes none or is others', too."""
         found = self.idle()
+        if self.exposed is not None:
+            found.append(self.exposed)
         if self._store.error is not None:
             found.append(f"live edits cannot be written down: {self._store.error}")
         found += [f"{path}: set aside, what it held is not in force" for path in self._store.set_aside]

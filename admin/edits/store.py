@@ -14,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from admin.common.disk import FileLock, LockedError, is_gone, words_for
+from admin.common.disk import FileLock, LockedError, exposed_to, is_gone, words_for
 from admin.edits.audit import MAX_BYTES, AuditTrail, select
 from admin.edits.journal import Journal, Record
 from admin.edits.model import ActiveEdit, Change
@@ -43,6 +43,7 @@ class DirectoryStore:
         last_id: the highest id of any change so far.
         error: why nothing can be stored at the moment, for people; None if it can.
         set_aside: damaged or foreign files found at the start, under their new names.
+        exposed: who else could write there at the start, and what to do, for people; None if nobody could.
 
     Raises:
         LockedError: another process has it.
@@ -55,6 +56,7 @@ class DirectoryStore:
         self.directory: Path | None = directory
         self.error: str | None = None
         self.place = directory
+        self.exposed = exposed_to(directory)
         self._audit_bytes = audit_bytes
         self._pending: list[Change] = []
         self._owed = Record()
@@ -234,6 +236,7 @@ class MemoryStore:
 
     def __init__(self, error: str | None = None) -> None:
         self.directory: Path | None = None
+        self.exposed: str | None = None
         self.last_id = 0
         self.error = error
         self.set_aside: tuple[str, ...] = ()

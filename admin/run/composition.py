@@ -112,7 +112,7 @@ class Plan:
                     options=listener.options,
                     listen=listener.settings.listen,
                     broker=listener.settings.broker,
-                    backups=tuple(listener.settings.backup_brokers),
+                    backup_brokers=tuple(listener.settings.backup_brokers),
                     scope=listener.settings.scope,
                     exempt=tuple(listener.settings.exempt),
                     max_connections_per_client=listener.settings.max_connections_per_client,

@@ -42,7 +42,7 @@ from admin.common.errors import StartError
 from admin.edits.service import EditService
 from admin.edits.store import DirectoryStore
 from admin.run import limits_file
-from limiter.deciding.limits import KeptLimits, Spent
+from limiter.deciding.limits import SavedLimits, Spent
 from proxy.control import DataPath
 
 _log = structlog.get_logger(__name__)
@@ -57,6 +57,8 @@ _MOST_BYTES: Final = 512 * 1024 * 1024
 _MOST_DESCRIPTORS: Final = 253
 #: To read edits may take a while; a process that hangs must not keep others from editing.
 _READY_S: Final = 60.0
+#: To close the spool and read the limits likewise; nobody is accepted meanwhile, nor by the one that runs.
+_LEFT_S: Final = 60.0
 #: To try the brokers and open the spool likewise; meanwhile nobody is accepted.
 _SERVES_S: Final = 30.0
 _MODE: Final = 0o600
@@ -164,16 +166,17 @@ class Predecessor:
         self.sockets = sockets
         self._channel = channel
 
-    async def take(self) -> KeptLimits | None:
+    async def take(self) -> SavedLimits | None:
         """Have it accept nobody any more; return its limits, or None if they cannot be used here.
 
         Raises:
-            StartError: it has gone, or goes on itself.
+            StartError: it has gone, goes on itself, or does not answer.
         """
         try:
-            await self._channel.send(_Ready())
-            left, _ = await self._channel.receive(_Left)
-        except BrokenError as error:
+            with trio.fail_after(_LEFT_S):
+                await self._channel.send(_Ready())
+                left, _ = await self._channel.receive(_Left)
+        except (BrokenError, trio.TooSlowError) as error:
             raise _failed(error) from None
         try:
             return limits_file.decode(left.limits)
@@ -265,7 +268,7 @@ class HandOver:
         self._edits = edits
         self._grace_s = grace_s
         self._handed_over = handed_over
-        self._successor: tuple[_Channel, KeptLimits] | None = None
+        self._successor: tuple[_Channel, SavedLimits] | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Wait for another process until cancelled; if nobody can come, that is a line in the log."""
@@ -295,9 +298,9 @@ class HandOver:
     async def finish(self) -> None:
         """Tell the other process what was spent since, after the drain."""
         if self._successor is not None:
-            channel, kept = self._successor
+            channel, saved = self._successor
             with suppress(BrokenError), trio.move_on_after(1):
-                await channel.send(_SpentSince(self._data_path.spent_since(kept)))
+                await channel.send(_SpentSince(self._data_path.spent_since(saved)))
 
     async def _leave_to(self, channel: _Channel) -> None:
         try:
@@ -318,15 +321,15 @@ class HandOver:
 
     async def _leave_listeners_to(self, channel: _Channel) -> None:
         try:
-            kept = await self._data_path.hand_over(self._grace_s)
+            saved = await self._data_path.hand_over(self._grace_s)
             with trio.fail_after(_SERVES_S):
-                await channel.send(_Left(limits_file.encode(kept)))
+                await channel.send(_Left(limits_file.encode(saved)))
                 await channel.receive(_Serves)
         except BaseException:
             with trio.CancelScope(shield=True):
                 await self._data_path.go_on()
             raise
-        self._successor = channel, kept
+        self._successor = channel, saved
 
 
 def _failed(error: Exception) -> StartError:

@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from admin.common.disk import open_to_read, replace_durably, words_for
-from limiter.deciding.limits import KeptLimits
+from limiter.deciding.limits import SavedLimits
 
 _log = structlog.get_logger(__name__)
 
@@ -28,30 +28,30 @@ _MOST_BYTES: Final = 256 * 1024 * 1024
 _CLOCK: Final = (Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/time"))
 
 
-class _Kept(msgspec.Struct, array_like=True, frozen=True):
+class _Saved(msgspec.Struct, array_like=True, frozen=True):
     version: int
     clock: str
 
 
-class _KeptLimits(_Kept, frozen=True):
-    limits: KeptLimits
+class _SavedAll(_Saved, frozen=True):
+    limits: SavedLimits
 
 
 class UnreadableError(Exception):
     """What was written cannot be used; the message says why."""
 
 
-def encode(limits: KeptLimits) -> bytes:
+def encode(limits: SavedLimits) -> bytes:
     """Return limits as bytes.
 
     Raises:
         OverflowError: a figure has more than 64 bits.
     """
-    body = msgspec.msgpack.encode(_KeptLimits(_VERSION, clock(), limits))
+    body = msgspec.msgpack.encode(_SavedAll(_VERSION, clock(), limits))
     return crc32(body).to_bytes(_CHECKSUM_BYTES) + body
 
 
-def decode(data: bytes) -> KeptLimits:
+def decode(data: bytes) -> SavedLimits:
     """Return the limits of ``encode``.
 
     Raises:
@@ -62,17 +62,17 @@ def decode(data: bytes) -> KeptLimits:
         raise UnreadableError("damaged")
     try:
         # What is behind it may be another version's.
-        kept = msgspec.msgpack.decode(body, type=_Kept)
-        if kept.version != _VERSION:
-            raise UnreadableError(f"written by another version of Sluice ({kept.version}, this one writes {_VERSION})")
-        if kept.clock != clock():
+        saved = msgspec.msgpack.decode(body, type=_Saved)
+        if saved.version != _VERSION:
+            raise UnreadableError(f"written by another version of Sluice ({saved.version}, this one writes {_VERSION})")
+        if saved.clock != clock():
             raise UnreadableError("written before the machine was started, or by another clock")
-        return msgspec.msgpack.decode(body, type=_KeptLimits).limits
+        return msgspec.msgpack.decode(body, type=_SavedAll).limits
     except msgspec.MsgspecError as error:
         raise UnreadableError(str(error)) from None
 
 
-def write(directory: Path, limits: KeptLimits) -> None:
+def write(directory: Path, limits: SavedLimits) -> None:
     """Write limits into a state directory; a failure is a line in the log. Blocks."""
     try:
         replace_durably(directory / NAME, (encode(limits),))
@@ -81,7 +81,7 @@ def write(directory: Path, limits: KeptLimits) -> None:
         _log.warning("the limits' state is not kept; limits begin full at the next start", reason=reason)
 
 
-def read(directory: Path) -> KeptLimits | None:
+def read(directory: Path) -> SavedLimits | None:
     """Return the limits that are in a state directory; None if there are none, or none that can be used. Blocks."""
     path = directory / NAME
     try:

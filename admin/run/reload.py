@@ -72,7 +72,11 @@ class Reloader:
                 old = self.plan
                 if not dry_run:
                     # All are read before the first of them holds.
-                    read = [await trio.to_thread.run_sync(listener.tls.read) for listener in old.listeners]
+                    just_read = {listener.settings.label: listener.tls for listener in new.listeners}
+                    read = [
+                        await trio.to_thread.run_sync(listener.tls.read, just_read.get(listener.settings.label))
+                        for listener in old.listeners
+                    ]
                     if old.certificate is not None and new.certificate is not None:
                         old.certificate.reload()
                     for put_in_force in read:

@@ -14,13 +14,17 @@ from typing import Final
 import structlog
 import trio
 
+from admin.common.errors import StartError
 from proxy.control import DataPath
 
 _log = structlog.get_logger(__name__)
 
 _FIRST_DESCRIPTOR: Final = 3
+#: While a manager cannot be told that the watchdog may wait, that is said so often.
+_SAY_AGAIN_S: Final = 60.0
 #: A beat so much more often than the watchdog wants one; systemd recommends twice.
 _BEATS: Final = 3
+_NOT_TOLD: Final = "the service manager was not told"
 
 
 def listening_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
@@ -28,6 +32,9 @@ def listening_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
 
     Args:
         environ: the environment, with LISTEN_PID and LISTEN_FDS if there are any.
+
+    Raises:
+        StartError: what was passed is no socket.
     """
     pid, count = environ.pop("LISTEN_PID", ""), environ.pop("LISTEN_FDS", "")
     environ.pop("LISTEN_FDNAMES", None)
@@ -35,8 +42,15 @@ def listening_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
         return []
     found = []
     for descriptor in range(_FIRST_DESCRIPTOR, _FIRST_DESCRIPTOR + int(count)):
-        os.set_inheritable(descriptor, False)
-        sock = socket.socket(fileno=descriptor)
+        try:
+            os.set_inheritable(descriptor, False)
+            sock = socket.socket(fileno=descriptor)
+        except OSError as error:
+            # EBADF and ENOTSOCK.
+            raise StartError(
+                f"LISTEN_FDS={count}: descriptor {descriptor} is no socket ({error.strerror}); have whoever starts"
+                " Sluice pass sockets only, or start it without LISTEN_FDS"
+            ) from None
         if sock.type == socket.SOCK_STREAM and sock.family in {socket.AF_INET, socket.AF_INET6}:
             found.append(sock)
         else:
@@ -76,18 +90,33 @@ class Manager:
         if self.watchdog_s is None:
             return
         pause_s = self.watchdog_s / _BEATS
+        not_logged, said_s = 0, -_SAY_AGAIN_S
         while True:
             await data_path.turn()
-            self._tell("WATCHDOG=1")
+            error = self._send("WATCHDOG=1")
+            if error is not None:
+                now_s = trio.current_time()
+                if now_s - said_s >= _SAY_AGAIN_S:
+                    _log.warning(_NOT_TOLD, lines=["WATCHDOG=1"], error=error, not_logged=not_logged)
+                    not_logged, said_s = 0, now_s
+                else:
+                    not_logged += 1
             await trio.sleep(pause_s)
 
     def _tell(self, *lines: str) -> None:
+        error = self._send(*lines)
+        if error is not None:
+            _log.warning(_NOT_TOLD, lines=list(lines), error=error)
+
+    def _send(self, *lines: str) -> str | None:
+        """Send a message; return what was wrong, if anything was."""
         if not self._address:
-            return
+            return None
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
                 sock.setblocking(False)
                 sock.sendto("\n".join(lines).encode(), address)
         except OSError as error:
-            _log.warning("the service manager was not told", lines=list(lines), error=error.strerror)
+            return error.strerror or str(error)
+        return None

@@ -50,7 +50,7 @@ from admin.run.spool_place import SpoolPlace, unspooled
 from admin.stats import LiveStats
 from admin.stats.health import Health
 from admin.wire import RejectionLog, SpoolFolder
-from limiter.deciding.limits import KeptLimits
+from limiter.deciding.limits import SavedLimits
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
 from proxy.control import DataPath
@@ -136,7 +136,7 @@ _LIMITS_SHOWN: Final = 20
 #: So many edits likewise.
 _EDITS_SHOWN: Final = 5
 #: A disk that hangs must not keep the process from ending.
-_KEEP_LIMITS_S: Final = 5.0
+_SAVE_LIMITS_S: Final = 5.0
 #: Room for fewer connections than this is worth a warning.
 _ROOMY_CONNECTIONS: Final = 1000
 
@@ -242,7 +242,7 @@ class _Before(NamedTuple):
     predecessor: Predecessor | None
     sockets: Inherited
 
-    async def take_over(self) -> KeptLimits | None:
+    async def take_over(self) -> SavedLimits | None:
         """Have the process before accept nobody any more, and return the limits as it left them."""
         if self.predecessor is not None:
             return await self.predecessor.take()
@@ -396,9 +396,9 @@ async def _run(
                 if handed_over is not None and handed_over.is_set() and leave is not None:
                     await leave.finish()
                 elif before.store.directory is not None:
-                    keep = partial(limits_file.write, before.store.directory, data_path.keep_limits())
-                    with trio.move_on_after(_KEEP_LIMITS_S):
-                        await trio.to_thread.run_sync(keep, abandon_on_cancel=True)
+                    write = partial(limits_file.write, before.store.directory, await data_path.save_limits())
+                    with trio.move_on_after(_SAVE_LIMITS_S):
+                        await trio.to_thread.run_sync(write, abandon_on_cancel=True)
 
             running = Running(
                 *(data_path, health, edits, listen, admin), secure=secure, rejection_log=recorder, drained=drained
@@ -597,6 +597,8 @@ def _announce_edits(live: EditService) -> None:
     _log.info("live edits", state_dir=kept.directory or "none: edits are kept until the restart", edits=shown)
     if kept.directory is None and kept.error is not None:
         _log.warning("live edits are kept until the restart only", reason=kept.error)
+    if live.exposed is not None:
+        _log.warning(live.exposed)
     for warning in live.idle():
         _log.warning(warning)
 

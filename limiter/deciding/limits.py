@@ -9,13 +9,13 @@ What only delay rules stop may be held: ``hold`` lets it wait in ``holding``, wh
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from limiter.buckets.cell import Cell
-from limiter.buckets.kept import KeptLimiter
 from limiter.buckets.limiter import Limiter, LimiterState
+from limiter.buckets.saved import SavedLimiter, bound_debt
 from limiter.compiled import COMPILED
 from limiter.counting.accounts import Accounts, Usage
 from limiter.counting.row import Row
@@ -41,8 +41,8 @@ __all__ = [
     "Denial",
     "Granted",
     "Held",
-    "KeptLimits",
     "Limits",
+    "SavedLimits",
     "ShadowDenial",
     "Spent",
     "Terms",
@@ -69,7 +69,7 @@ class PlainDefault(NamedTuple):
     ends: Sequence[tuple[str, str]]
 
 
-class KeptLimits(NamedTuple):
+class SavedLimits(NamedTuple):
     """What all limits of a process are at one moment, for another one that goes on with them.
 
     Attributes:
@@ -79,7 +79,7 @@ class KeptLimits(NamedTuple):
     """
 
     at_ns: int
-    limiters: dict[Dimension, list[KeptLimiter]]
+    limiters: dict[Dimension, list[SavedLimiter]]
     set_aside: Sequence[Spent] = ()
 
 
@@ -425,17 +425,24 @@ class Limits:
             part.spend(self._accounts.at(now_ns), now_ns, cost)
             self._delays.answered(now_ns, part, gate, caller, cost)
 
-    def keep(self, now_ns: int, ends_ns: int) -> KeptLimits:
-        """Return what another process needs in order to go on with all limits, which takes a while if there are many.
+    def save(self, now_ns: int, ends_ns: int) -> Generator[None, None, SavedLimits]:
+        """Return, after many small steps, what another process needs in order to go on with all limits.
 
+        Limits may be spent from between two steps: what is spent of one that was saved already, ``spent_since`` finds.
         What is held here goes on waiting here, under the same limits: what it will cost is set aside for it.
 
         Args:
             now_ns: the time.
             ends_ns: when the last of what is held is let go or refused.
         """
-        limiters = {dimension: list(registry.keep(now_ns)) for dimension, registry in self._registries.items()}
-        return KeptLimits(now_ns, limiters, self._set_aside(now_ns, ends_ns))
+        limiters: dict[Dimension, list[SavedLimiter]] = {}
+        for dimension, registry in self._registries.items():
+            saved = limiters[dimension] = []
+            for each in registry.save(now_ns):
+                if each is not None:
+                    saved.append(each)
+                yield
+        return SavedLimits(now_ns, limiters, self._set_aside(now_ns, ends_ns))
 
     def _set_aside(self, now_ns: int, ends_ns: int) -> list[Spent]:
         wanted: Counter[tuple[Registry, Limiter]] = Counter()
@@ -453,7 +460,7 @@ class Limits:
             aside.append(registry.spent(limiter, upermits))
         return aside
 
-    def restore(self, kept: KeptLimits, now_ns: int) -> tuple[int, int]:
+    def restore(self, saved: SavedLimits, now_ns: int) -> tuple[int, int]:
         """Go on with another process's limits, before anybody asks for them.
 
         Returns:
@@ -461,22 +468,26 @@ class Limits:
         """
         taken = left = 0
         for dimension, registry in self._registries.items():
-            for each in kept.limiters.get(dimension, ()):
+            for each in saved.limiters.get(dimension, ()):
                 try:
                     is_taken = registry.restore(each, now_ns)
                 except ValueError:
                     is_taken = False
                 taken, left = taken + is_taken, left + (not is_taken)
-        self.debit(kept.set_aside, now_ns)
+        self.debit((each for each in saved.set_aside if each.upermits > 0), now_ns)
+        for aside in saved.set_aside:
+            limiter = self._registries[aside.dimension].of(aside, now_ns)
+            if limiter is not None:
+                bound_debt(limiter, now_ns)
         return taken, left
 
-    def spent_since(self, kept: KeptLimits, now_ns: int) -> list[Spent]:
-        """Return what was spent since ``keep`` said so, less what was set aside then."""
+    def spent_since(self, saved: SavedLimits, now_ns: int) -> list[Spent]:
+        """Return what was spent since ``save`` said so, less what was set aside then."""
         spent: Counter[Spent] = Counter()
         for dimension, registry in self._registries.items():
-            for each in registry.spent_since(kept.limiters.get(dimension, ()), kept.at_ns, now_ns):
+            for each in registry.spent_since(saved.limiters.get(dimension, ()), saved.at_ns, now_ns):
                 spent[each._replace(upermits=0)] += each.upermits
-        for each in kept.set_aside:
+        for each in saved.set_aside:
             spent[each._replace(upermits=0)] -= each.upermits
         return [each._replace(upermits=upermits) for each, upermits in spent.items() if upermits]
 

@@ -28,8 +28,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from limiter.buckets.factory import begun_anew, new_limiter, put_in_force
-from limiter.buckets.kept import KeptLimiter, keep, restore
 from limiter.buckets.limiter import Limiter, LimiterState
+from limiter.buckets.saved import SavedLimiter, restore, save
 from limiter.rules.resource import Resource
 from limiter.rules.rule import DIMENSIONS, Dimension, Rule
 from limiter.rules.rule_set import RuleSet
@@ -65,7 +65,7 @@ class Spent(NamedTuple):
         dimension: which limit.
         kind: of what is limited.
         name: of what is limited.
-        rule: as in ``KeptLimiter``.
+        rule: as in ``SavedLimiter``.
         shared: likewise.
         upermits: in micro-permits; negative is what was set aside and not spent.
     """
@@ -270,19 +270,20 @@ class Registry:
             shared = self.overflow.get(name)
             yield None if shared is None else shared.state(now_ns)
 
-    def keep(self, now_ns: int) -> Iterator[KeptLimiter]:
-        """Yield what another process needs in order to go on with all limiters."""
+    def save(self, now_ns: int) -> Iterator[SavedLimiter | None]:
+        """Yield what another process needs in order to go on with all limiters, in steps as ``each_state`` has them.
+
+        A limiter that is spent from between two steps is saved as it is when its turn comes; None is also one that is
+        as good as new.
+        """
         for resource in self._names():
             limiter = None if resource is None else self.current(resource)
-            kept = None if limiter is None else keep(limiter, now_ns, shared=False)
-            if kept is not None:
-                yield kept
-        for limiter in self.overflow.values():
-            kept = keep(limiter, now_ns, shared=True)
-            if kept is not None:
-                yield kept
+            yield None if limiter is None else save(limiter, now_ns, shared=False)
+        for name in list(self.overflow):
+            limiter = self.overflow.get(name)
+            yield None if limiter is None else save(limiter, now_ns, shared=True)
 
-    def restore(self, kept: KeptLimiter, now_ns: int) -> bool:
+    def restore(self, saved: SavedLimiter, now_ns: int) -> bool:
         """Go on with another process's limiter, before anybody asks for it.
 
         Returns:
@@ -292,16 +293,16 @@ class Registry:
             ValueError: no limiter was ever like this.
         """
         at_ns = self._latest_ns = max(self._latest_ns, now_ns)
-        if kept.shared:
-            rule = self._limit_named(kept.rule)
+        if saved.shared:
+            rule = self._limit_named(saved.rule)
             if rule is not None:
-                self.overflow[kept.rule] = restore(kept, rule, at_ns)
+                self.overflow[saved.rule] = restore(saved, rule, at_ns)
             return rule is not None
-        resource = kept.resource
+        resource = saved.resource
         rule, pinned = self._rule_set.limit(resource, self.dimension), self._rule_set.has_own(resource)
         if rule is None or resource in self.limiters or not (pinned or self._has_room()):
             return False
-        limiter = restore(kept, rule, at_ns)
+        limiter = restore(saved, rule, at_ns)
         limiter.epoch = self._epoch
         self.limiters[resource] = limiter
         self._order.append(resource)
@@ -312,15 +313,15 @@ class Registry:
         """Return the limiter of which another process has spent something; None if nothing limits that here."""
         return self.overflow.get(spent.rule) if spent.shared else self.get(Resource(spent.kind, spent.name), now_ns)
 
-    def spent_since(self, kept: Iterable[KeptLimiter], since_ns: int, now_ns: int) -> Iterator[Spent]:
-        """Yield what was spent since ``keep`` was asked.
+    def spent_since(self, saved: Iterable[SavedLimiter], since_ns: int, now_ns: int) -> Iterator[Spent]:
+        """Yield what was spent since ``save`` was asked.
 
         Args:
-            kept: what it said.
+            saved: what it said.
             since_ns: when that was.
             now_ns: the time.
         """
-        known = {(each.rule if each.shared else "", each.resource): each for each in kept}
+        known = {(each.rule if each.shared else "", each.resource): each for each in saved}
         live = (("", self.current(resource)) for resource in self._names() if resource is not None)
         for rule, limiter in chain(live, self.overflow.items()):
             if limiter is None or (not rule and limiter.asked_ns < since_ns):

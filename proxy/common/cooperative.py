@@ -8,8 +8,9 @@ whose bytes take long to read wait for each other in the same way, but apart fro
 for clients.
 """
 
+from collections.abc import Generator
 from time import perf_counter_ns
-from typing import Final
+from typing import Final, TypeVar
 
 import trio
 
@@ -44,6 +45,21 @@ class Pace:
                     await trio.lowlevel.checkpoint()
             await turn()
             self._ends_ns = perf_counter_ns() + STRETCH_NS
+
+
+_Result = TypeVar("_Result")
+
+
+async def in_stretches(steps: Generator[None, None, _Result]) -> _Result:
+    """Take all steps of some work, a stretch at a time, and return what comes of it."""
+    pace = Pace()
+    while True:
+        try:
+            next(steps)
+        except StopIteration as over:
+            result: _Result = over.value
+            return result
+        await pace.keep()
 
 
 async def turn() -> None:

@@ -16,13 +16,13 @@ import trio
 from limiter.buckets.limiter import LimiterState
 from limiter.counting.accounts import Accounts
 from limiter.counting.rejections import DEFAULT_TOLD_APART, TrafficSecond
-from limiter.deciding.limits import KeptLimits, Limits, Spent
+from limiter.deciding.limits import Limits, SavedLimits, Spent
 from limiter.plans.registry import DEFAULT_MAX_LIVE
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Dimension
 from limiter.rules.rule_set import RuleSet
 from proxy.common.buffers import BufferPool
-from proxy.common.cooperative import Pace
+from proxy.common.cooperative import Pace, in_stretches
 from proxy.control import Cleared, DataPath, Event, LimitCommand, LimitCommandReply
 from proxy.datapath.alarm_watch import AlarmConfig, AlarmWatch
 from proxy.datapath.confirms import by_destination, told_apart
@@ -225,7 +225,7 @@ class LocalDataPath(DataPath):
         self,
         *,
         inherited: Inherited | None = None,
-        take_over: Callable[[], Awaitable[KeptLimits | None]] | None = None,
+        take_over: Callable[[], Awaitable[SavedLimits | None]] | None = None,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Bind, then serve until cancelled; started once all listeners are bound, and listen where the broker answers.
@@ -243,9 +243,9 @@ class LocalDataPath(DataPath):
         """
         try:
             await self.server.bind(inherited)
-            kept = None if take_over is None else await take_over()
-            if kept is not None:
-                self._restore(kept)
+            saved = None if take_over is None else await take_over()
+            if saved is not None:
+                self._restore(saved)
             self._services.spool = await self._spooling.open()
             if self._services.spool is None:
                 self._alarm_watch.forget_disk()
@@ -264,8 +264,8 @@ class LocalDataPath(DataPath):
             self._reactor.close()
             await self._spooling.close()
 
-    def _restore(self, kept: KeptLimits) -> None:
-        taken, left = self._limits.restore(kept, self._now_ns())
+    def _restore(self, saved: SavedLimits) -> None:
+        taken, left = self._limits.restore(saved, self._now_ns())
         if taken or left:
             _log.info("limits go on where the process before left them", limiters=taken, not_limited_any_more=left)
 
@@ -273,14 +273,14 @@ class LocalDataPath(DataPath):
         """Return the listening sockets."""
         return self.server.descriptors()
 
-    async def hand_over(self, grace_s: float) -> KeptLimits:
+    async def hand_over(self, grace_s: float) -> SavedLimits:
         """Leave clients and limits to another process; see ``DataPath``."""
         at_once = "another process of Sluice goes on" if self._spooling.is_used() else ""
         await self.server.hold(at_once=at_once)
         self._services.spool = None
         await self._spooling.close()
         now_ns = self._now_ns()
-        return self._limits.keep(now_ns, now_ns + round(grace_s * _NS_PER_S))
+        return await in_stretches(self._limits.save(now_ns, now_ns + round(grace_s * _NS_PER_S)))
 
     async def go_on(self) -> None:
         """Take ``hand_over`` back."""
@@ -290,14 +290,14 @@ class LocalDataPath(DataPath):
             _log.error("goes on without the spool", reason=str(error))
         self.server.go_on()
 
-    def keep_limits(self) -> KeptLimits:
+    async def save_limits(self) -> SavedLimits:
         """Return what all limits are now."""
         now_ns = self._now_ns()
-        return self._limits.keep(now_ns, now_ns)
+        return await in_stretches(self._limits.save(now_ns, now_ns))
 
-    def spent_since(self, kept: KeptLimits) -> list[Spent]:
+    def spent_since(self, saved: SavedLimits) -> list[Spent]:
         """Return what was spent since then."""
-        return self._limits.spent_since(kept, self._now_ns())
+        return self._limits.spent_since(saved, self._now_ns())
 
     def debit(self, spent: Iterable[Spent]) -> None:
         """Take off what another process has spent."""

@@ -49,8 +49,8 @@ class ListenerConfig:
         options: an instance of ``protocol.options``.
         listen: host and port to bind; port 0 takes a free one.
         broker: host and port of the broker.
-        backups: brokers that clients are connected to while it cannot be reached: the first that can. All are taken
-            for one broker, by the first's address.
+        backup_brokers: brokers that clients are connected to while it cannot be reached: the first that can. All are
+            taken for one broker, by the first's address.
         scope: listeners of one scope share what is limited per listener; empty means the listener's own name.
         connect_timeout_s: how long the broker may take to accept.
         exempt: networks whose clients are not limited, neither in what they send nor in how they connect.
@@ -74,7 +74,7 @@ class ListenerConfig:
     options: Any
     listen: Address
     broker: Address
-    backups: tuple[Address, ...] = ()
+    backup_brokers: tuple[Address, ...] = ()
     scope: str = ""
     connect_timeout_s: float = 5.0
     exempt: tuple[Network, ...] = ()
@@ -97,7 +97,7 @@ class ListenerConfig:
     @property
     def brokers(self) -> tuple[Address, ...]:
         """The broker and its backups, in their order."""
-        return self.broker, *self.backups
+        return self.broker, *self.backup_brokers
 
 
 @dataclass(slots=True)
@@ -608,8 +608,13 @@ class _Client(Watched):
         if self._closed:
             # It timed out as the address was found.
             return
-        self._brokers = {each[-1]: broker for broker, places in found.items() for each in places or ()}
-        places = [each for places in found.values() for each in places or ()]
+        places: list[sockets.Found] = []
+        for broker, its_places in found.items():
+            for place in its_places or ():
+                # What two brokers' names stand for is tried once, as the first of them.
+                if place[-1] not in self._brokers:
+                    self._brokers[place[-1]] = broker
+                    places.append(place)
         self._connecting = Connecting(self._config.broker[0], places)
         try:
             self.writable()

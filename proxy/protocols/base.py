@@ -51,7 +51,7 @@ class Close(Exception):  # noqa: N818 - an order to the driver, not a failure of
     """The session's connection must end: what it already queued is written, then both sides are closed.
 
     Attributes:
-        reason: one word for the metric, e.g. ``bad_frame``.
+        reason: one word for the metric, e.g. ``bad_frame``; ``proxy.stats.closing`` has what they mean.
         detail: a sentence for the log that says what was seen.
     """
 

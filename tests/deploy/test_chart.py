@@ -32,6 +32,7 @@ EVERYTHING: Final = (
     *("--set", "broker.storage.storageClass=fast,broker.nodeSelector.disk=ssd,env[0].name=SLUICE_LOG_LEVEL"),
     *("--set", "env[0].value=debug,networkPolicy.clients[0].podSelector.matchLabels.app=shop"),
     *("--set", "networkPolicy.egress[0].ports[0].port=9876,networkPolicy.egress[0].ports[0].protocol=TCP"),
+    *("--set", "listeners[0].name=main,listeners[0].port=10911,listeners[0].tlsSecret=client-tls"),
     *("--set", "networkPolicy.replicas[0].ipBlock.cidr=10.2.0.0/16,podDisruptionBudget.selector.tier=brokers"),
 )
 EXISTING: Final = ("-f", str(EXAMPLES_FOLDER / "deployment-a" / "values.yaml"))
@@ -195,6 +196,22 @@ def test_sluice_would_run_what_is_rendered(
     # Within a cluster's network that is usual; a certificate mends it.
     (clear,) = (line for line in plan.warnings() if "in the clear" in line)
     assert {*plan.warnings()} - {clear} == ({warning} if warning else set())
+
+
+@pytest.mark.parametrize(("settings", "word"), [("", "require"), ('tls = "accept"', "accept")])
+def test_a_listeners_certificate_is_where_the_configuration_looks_for_it(
+    render: Render, settings: str, word: str
+) -> None:
+    arguments = ("listeners[0].name=main,listeners[0].port=10911,listeners[0].tlsSecret=client-tls",)
+    objects = render(*BROKER, "--set", *arguments, "--set-string", f"listeners[0].settings={settings}")
+    (listener,) = tomllib.loads(one(objects, "ConfigMap", "sluice")["data"]["sluice.toml"])["listeners"]
+    mounts = {each["mountPath"]: each["name"] for each in sidecar(objects)["volumeMounts"]}
+    volumes = {each["name"]: each for each in pod(objects)["volumes"]}
+    assert listener["tls"] == word
+    for key, name in (("tls_certificate_file", "tls.crt"), ("tls_key_file", "tls.key")):
+        folder, _, file = listener[key].rpartition("/")
+        assert file == name
+        assert volumes[mounts[folder]]["secret"] == {"secretName": "client-tls"}
 
 
 def test_a_changed_limit_or_token_restarts_nothing(render: Render, usual: list[Any]) -> None:

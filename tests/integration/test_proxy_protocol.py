@@ -27,19 +27,23 @@ def rabbitmq(start_rabbitmq: StartRabbitMQ) -> RabbitMQ:
 
 @pytest.fixture(scope="module", params=["v1", "v2"])
 def sluice(request: pytest.FixtureRequest, start_sluice: StartSluice, rabbitmq: RabbitMQ) -> Iterator[Sluice]:
-    """Between the two; the second listener takes headers from nobody."""
+    """Between the two; the second listener takes headers from nobody, the third is reached by IPv6."""
     listeners = "\n".join(
         f"""
         [[listeners]]
         name = "{name}"
         protocol = "amqp091"
-        listen = "127.0.0.1:{free_port()}"
+        listen = "{listen}:{free_port(listen.strip("[]"))}"
         broker = "{rabbitmq.address}"
         proxy_protocol_from = {trusted}
         send_proxy_protocol = "{request.param}"
         max_connections_per_client = 2
         """
-        for name, trusted in (("behind", '["127.0.0.1"]'), ("direct", "[]"))
+        for name, listen, trusted in (
+            ("behind", "127.0.0.1", '["127.0.0.1"]'),
+            ("direct", "127.0.0.1", "[]"),
+            ("behind6", "[::1]", '["::1"]'),
+        )
     )
     with start_sluice(config=listeners) as sidecar:
         yield sidecar
@@ -84,6 +88,25 @@ def test_everybody_sees_the_clients_address(tmp_path: Path, sluice: Sluice, rabb
     assert {f"{each['host']}:{each['port']}" for each in seen} == {haproxy.address}
     assert peers == wanted
     assert f"{_CLIENT} has 2 open" in sluice.process.wait_for_line("too_many_connections_of_client", timeout_s=60)
+
+
+@pytest.mark.parametrize("listener", ["behind", "behind6"])
+@pytest.mark.parametrize("option", ["send-proxy", "send-proxy-v2"])
+def test_everybody_sees_a_clients_ipv6_address(
+    tmp_path: Path, sluice: Sluice, rabbitmq: RabbitMQ, listener: str, option: str
+) -> None:
+    with (
+        HAProxy(tmp_path / "haproxy", _listen(sluice, listener), option, host="::1") as haproxy,
+        AmqpClient(haproxy.address) as client,
+    ):
+        assert client.open_channel()
+        (seen,) = rabbitmq.connections()
+        wanted = {f"[{seen['peer_host']}]:{seen['peer_port']}"}
+        deadline_s = time.monotonic() + _PATIENCE_S
+        while (peers := _peers(sluice)) != wanted and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+    assert (seen["peer_host"], f"[{seen['host']}]:{seen['port']}") == ("::1", haproxy.address)
+    assert peers == wanted
 
 
 def test_client_without_a_load_balancer_is_introduced_too(sluice: Sluice, rabbitmq: RabbitMQ) -> None:

@@ -258,7 +258,7 @@ class AmqpClient:
     """A connection that is open on both ends.
 
     Args:
-        address: ``host:port`` of a broker, or of a proxy in front of it.
+        address: ``host:port`` of a broker, or of a proxy in front of it; an IPv6 address is in brackets.
         vhost: the virtual host.
         user: the user, whose password is the same word.
         heartbeat_s: what it asks for; 0 is none.
@@ -288,6 +288,7 @@ class AmqpClient:
         source: str = "",
     ) -> None:
         host, _, port = address.rpartition(":")
+        is_ipv6 = host.startswith("[")
         self.confirmed: dict[int, Confirmed] = {}
         self._frame_max = frame_max
         self._changed = threading.Condition()
@@ -301,12 +302,12 @@ class AmqpClient:
         self._writing = threading.Lock()
         self._next_channel = 1
         self._published: dict[int, int] = {}
-        self._socket = socket.socket()
+        self._socket = socket.socket(socket.AF_INET6 if is_ipv6 else socket.AF_INET)
         try:
             self._socket.settimeout(_PATIENCE_S)
             if source:
                 self._socket.bind((source, 0))
-            self._socket.connect((host, int(port)))
+            self._socket.connect((host.strip("[]"), int(port)))
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._reader = threading.Thread(target=self._read, daemon=True)
             self._reader.start()

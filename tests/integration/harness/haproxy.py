@@ -21,14 +21,16 @@ class HAProxy:
         directory: where its configuration and log lie; there is none yet.
         server: ``host:port`` behind it.
         options: of its ``server`` line, such as ``send-proxy-v2``.
+        host: the address of this machine where it listens.
 
     Attributes:
         address: ``host:port`` where it listens.
     """
 
-    def __init__(self, directory: Path, server: str, *options: str) -> None:
+    def __init__(self, directory: Path, server: str, *options: str, host: str = _HOST) -> None:
         directory.mkdir(parents=True)
-        self.address = f"{_HOST}:{free_port(_HOST)}"
+        port = free_port(host)
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         config = directory / "haproxy.cfg"
         config.write_text(
             "global\n    nbthread 1\n    log stderr format raw local0\n"
@@ -39,17 +41,16 @@ class HAProxy:
         command = [program("haproxy"), "-db", "-V", "-f", str(config)]
         self._process = ManagedProcess("haproxy", command, log=directory / "haproxy.log", cwd=directory)
         try:
-            self._wait_until_listening()
+            self._wait_until_listening(host, port)
         except BaseException:
             self._process.kill()
             raise
 
-    def _wait_until_listening(self) -> None:
-        host, _, port = self.address.rpartition(":")
+    def _wait_until_listening(self, host: str, port: int) -> None:
         deadline_s = time.monotonic() + _PATIENCE_S
         while self._process.running and time.monotonic() < deadline_s:
             try:
-                socket.create_connection((host, int(port)), _PATIENCE_S).close()
+                socket.create_connection((host, port), _PATIENCE_S).close()
             except OSError:
                 time.sleep(_POLL_S)
             else:

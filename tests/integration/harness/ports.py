@@ -42,7 +42,7 @@ def free_port(*hosts: str, offsets: Iterable[int] = (0,)) -> int:
 
 
 def _keep(keeping: ExitStack, host: str, port: int) -> None:
-    sock = keeping.enter_context(socket.socket())
+    sock = keeping.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
     # Without SO_REUSEADDR this fails if anybody else has the port, listening or not; with it, listening is possible.
     sock.bind((host, port))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -9,6 +9,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
@@ -196,25 +197,30 @@ class Sluice:
         return metrics
 
     def descriptors(self) -> int:
-        """Return how many files it has open."""
-        return sum(1 for _ in Path(f"/proc/{self.process.pid}/fd").iterdir())
+        """Return how many files it has open, without those of the rejection log, which come and go with the minute."""
+        return len(self._open_files())
+
+    def _open_files(self) -> list[str]:
+        names = []
+        for each in Path(f"/proc/{self.process.pid}/fd").iterdir():
+            # Closed since it was listed.
+            with suppress(FileNotFoundError):
+                names.append(each.readlink())
+        return sorted(str(name) for name in names if not name.name.startswith(".rejections-"))
 
     def wait_for_descriptors(self, before: int) -> int:
         """Wait until it has no more files open than before it had clients, and return how many these are.
-
-        Two more are allowed: the files of the rejection log, which are opened within its first seconds.
 
         Raises:
             ProcessFailedError: it keeps more.
         """
         # Sockets of the last questions to its admin address, and of brokers, are closed a moment after it says so.
         deadline = time.monotonic() + _METRICS_TIMEOUT_S
-        while (left := self.descriptors()) > before + 2:
+        while len(left := self._open_files()) > before:
             if time.monotonic() > deadline:
-                names = sorted(str(each.readlink()) for each in Path(f"/proc/{self.process.pid}/fd").iterdir())
-                raise self.process.failure(f"{left} descriptors, {before} before there were clients: {names}")
+                raise self.process.failure(f"{len(left)} descriptors, {before} before there were clients: {left}")
             time.sleep(_POLL_S)
-        return left
+        return len(left)
 
     def end_with_nothing_left(self, *, descriptors: int) -> None:
         """End it once all clients are gone, and check before that nothing of them is left.

@@ -13,6 +13,7 @@ from admin.rejection_log.figures import Figures
 from admin.rejection_log.recorder import families as log_families
 from admin.run import reload
 from admin.stats.metrics import families, families_of
+from proxy.stats.closing import CLOSING_REASONS
 from proxy.stats.snapshot import Snapshot
 from reference import markdown
 from reference.markdown import code, table
@@ -22,6 +23,10 @@ The admin address serves these metrics at `/metrics`, in Prometheus' text format
 At most `bounds.max_resource_labels` resources have their own label; the others are counted under the resource `_other`.
 A series with labels appears with its first value; a series without labels is always there. Rules and alerts are in
 [deploy/prometheus](../../deploy/prometheus), a dashboard is in [deploy/grafana](../../deploy/grafana)."""
+
+_REASONS: Final = """\
+The label `reason` of `sluice_connections_closed_total`, which is also in the log line and in the API's event. Protocols
+that are packages of their own may have others."""
 
 
 class Described(NamedTuple):
@@ -78,4 +83,6 @@ def page() -> str:
             ("Of its process", [row for row in rows if not row[0].startswith("`sluice_")]),
         )
     ]
+    reasons = table(("reason", "meaning"), [(code(reason), meaning) for reason, meaning in CLOSING_REASONS.items()])
+    parts.append(f"## Why connections end\n\n{_REASONS}\n\n{reasons}")
     return markdown.page("Metrics", "admin/stats/metrics.py and its kin", _INTRODUCTION, *parts)

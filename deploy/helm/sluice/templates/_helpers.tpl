@@ -73,6 +73,13 @@ max_disk_bytes = {{ int64 .Values.state.spoolBytes }}
 name = {{ .name | toJson }}
 listen = "{{ include "sluice.podAddress" $ }}:{{ .port }}"
 broker = "127.0.0.1:{{ .port }}"
+{{- if .tlsSecret }}
+{{- if not (regexMatch "(?m)^\\s*tls\\s*=" (default "" .settings)) }}
+tls = "require"
+{{- end }}
+tls_certificate_file = "/etc/sluice-tls-{{ .name }}/tls.crt"
+tls_key_file = "/etc/sluice-tls-{{ .name }}/tls.key"
+{{- end }}
 {{- with .settings }}
 {{ . | trim }}
 {{- end }}
@@ -120,6 +127,11 @@ broker = "127.0.0.1:{{ .port }}"
     {{- if .Values.admin.tlsSecret }}
     - {name: sluice-tls, mountPath: /etc/sluice-tls, readOnly: true}
     {{- end }}
+    {{- range .Values.listeners }}
+    {{- if .tlsSecret }}
+    - {name: sluice-tls-{{ .name }}, mountPath: /etc/sluice-tls-{{ .name }}, readOnly: true}
+    {{- end }}
+    {{- end }}
     - {name: sluice-state, mountPath: /var/lib/sluice}
 {{- end -}}
 
@@ -134,5 +146,11 @@ broker = "127.0.0.1:{{ .port }}"
 {{- with .Values.admin.tlsSecret }}
 - name: sluice-tls
   secret: {secretName: {{ . }}}
+{{- end }}
+{{- range .Values.listeners }}
+{{- if .tlsSecret }}
+- name: sluice-tls-{{ .name }}
+  secret: {secretName: {{ .tlsSecret }}}
+{{- end }}
 {{- end }}
 {{- end -}}

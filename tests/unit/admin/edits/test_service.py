@@ -605,6 +605,16 @@ async def test_an_acknowledged_edit_whose_audit_line_was_lost_gets_it_at_the_nex
         assert trail.read_bytes() == whole
 
 
+async def test_a_state_directory_that_others_can_write_is_a_warning(open_desk: OpenDesk, state_dir: Path) -> None:
+    state_dir.chmod(0o777)  # noqa: ASYNC240 - at once
+    async with open_desk(directory=state_dir) as desk:
+        (warning,) = desk.warnings()
+    assert warning == (
+        f"state directory {state_dir}: every user of this machine can write there (mode 0777): chmod o-w {state_dir};"
+        " who writes there can change limits and have the listeners"
+    )
+
+
 async def test_an_edit_that_the_configuration_has_no_place_for_stands_and_does_nothing(
     open_desk: OpenDesk, state_dir: Path
 ) -> None:

@@ -1,12 +1,13 @@
 import errno
 import os
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import structlog
 
-from admin.common.disk import Appender
+from admin.common.disk import Appender, exposed_to
 from admin.edits import audit
 from admin.edits.journal import Record
 from admin.edits.model import ActiveEdit, Change
@@ -144,3 +145,29 @@ def test_memory_remembers_the_highest_id_whatever_comes_after_it() -> None:
     store.commit(Record())
     assert store.last_id == 2
     assert [each.id for each in store.backwards(1)] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        (0o700, None),
+        (0o755, None),
+        (0o775, r"the group with gid \d+ can write there \(mode 0775\): chmod g-w /"),
+        (0o777, r"every user of this machine can write there \(mode 0777\): chmod o-w /"),
+        (0o1777, r"every user of this machine can write there \(mode 1777\)"),
+    ],
+)
+def test_a_directory_that_others_can_write_is_told(state_dir: Path, mode: int, said: str | None) -> None:
+    state_dir.chmod(mode)
+    store = DirectoryStore(state_dir, NOW)
+    store.close()
+    assert store.exposed is None if said is None else re.match(said, store.exposed or "")
+
+
+def test_a_directory_of_another_user_is_told(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = os.geteuid()
+    owned = os.stat_result((0o40700, 0, 0, 2, mine + 1, 0, 0, 0, 0, 0))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", lambda _: owned)
+        told = exposed_to(state_dir)
+    assert told == f"it belongs to another user (uid {mine + 1}): chown it to this one (uid {mine})"

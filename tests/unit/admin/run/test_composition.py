@@ -67,7 +67,7 @@ def test_listeners_get_what_is_said_of_their_connections(write: Write) -> None:
         write,
     )
     (listener,) = planned.data_path_config().listeners
-    assert listener.backups == (("127.0.0.1", 9),)
+    assert listener.backup_brokers == (("127.0.0.1", 9),)
     assert listener.proxy_protocol_from == (ip_network("10.0.0.0/8"),)
     assert listener.send_proxy_protocol == "v2"
     assert (listener.handshake_timeout_s, listener.frame_timeout_s) == (1, 2)

@@ -23,9 +23,9 @@ from admin.run import hand_over, limits_file
 from admin.run.composition import compose
 from admin.run.hand_over import HandOver
 from admin.run.sidecar import Supervisor
-from limiter.deciding.limits import KeptLimits, Spent
+from limiter.deciding.limits import SavedLimits, Spent
 
-LIMITS = KeptLimits(5, {"messages": [], "bytes": []}, [])
+LIMITS = SavedLimits(5, {"messages": [], "bytes": []}, [])
 SPENT = [Spent("messages", "topic", "orders", "topic:orders", False, 7)]
 
 
@@ -36,21 +36,24 @@ class Handing:
         self.listening = socket.create_server(("127.0.0.1", 0))
         self.calls: list[str] = []
         self.debits: list[list[Spent]] = []
+        self.hangs = False
 
     def descriptors(self) -> list[int]:
         return [self.listening.fileno()]
 
-    async def hand_over(self, grace_s: float) -> KeptLimits:
+    async def hand_over(self, grace_s: float) -> SavedLimits:
         await trio.lowlevel.checkpoint()
         self.calls.append(f"hand over {grace_s:g}")
+        if self.hangs:
+            await trio.sleep(3600)
         return LIMITS
 
     async def go_on(self) -> None:
         await trio.lowlevel.checkpoint()
         self.calls.append("go on")
 
-    def spent_since(self, kept: KeptLimits) -> list[Spent]:
-        return SPENT if kept == LIMITS else []
+    def spent_since(self, saved: SavedLimits) -> list[Spent]:
+        return SPENT if saved == LIMITS else []
 
     def debit(self, spent: list[Spent]) -> None:
         self.debits.append(spent)
@@ -133,7 +136,7 @@ async def test_one_that_leaves_before_it_serves_leaves_the_other_as_it_was(old: 
 async def test_limits_that_cannot_be_written_are_a_warning_and_the_process_goes_on(
     old: Old, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: KeptLimits) -> bytes:
+    def fail(_: SavedLimits) -> bytes:
         raise OverflowError("a figure has more than 64 bits")
 
     monkeypatch.setattr(limits_file, "encode", fail)
@@ -179,6 +182,24 @@ async def test_one_that_says_nothing_is_let_go_of(old: Old, autojump_clock: Mock
     close(predecessor)
 
 
+async def test_one_that_hangs_as_it_hands_over_is_waited_for_a_minute_and_goes_on(
+    old: Old, autojump_clock: MockClock
+) -> None:
+    old.data_path.hangs = True
+    predecessor = await hand_over.reach(old.store.place)
+    assert predecessor is not None
+    with pytest.raises(StartError, match="did not hand over: it did not answer in time; it goes on if it can"):
+        await predecessor.take()
+    assert trio.current_time() < 3600
+    close(predecessor)
+    # It finds that the other has gone once it hangs no more.
+    await trio.sleep(3600)
+    again = await hand_over.reach(old.store.place)
+    assert again is not None
+    assert old.data_path.calls == ["hand over 3", "go on"]
+    close(again)
+
+
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 8, bytes(7) + b"\x01\xc1"])
 async def test_what_is_no_message_is_an_error_that_says_what_to_think_of_it(tmp_path: Path, said: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as listening:
@@ -199,7 +220,7 @@ async def test_what_is_no_message_is_an_error_that_says_what_to_think_of_it(tmp_
 async def test_another_process_may_come_after_a_fault(
     tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
 ) -> None:
-    def fail(_: KeptLimits) -> bytes:
+    def fail(_: SavedLimits) -> bytes:
         raise RuntimeError("broken")
 
     old = Old(tmp_path / "state")

@@ -8,12 +8,12 @@ import pytest
 import structlog
 
 from admin.run import limits_file
-from limiter.buckets.kept import KeptLimiter, KeptShare
-from limiter.deciding.limits import KeptLimits, Spent
+from limiter.buckets.saved import SavedLimiter, SavedShare
+from limiter.deciding.limits import SavedLimits, Spent
 
-LIMITER = KeptLimiter("topic", "orders", "topic:orders", False, 1, 2, -3, 4, 5, None, 6, 7, 8, 9, ())
-SHARE = KeptShare("a", 1, 2, 3, 4)
-LIMITS = KeptLimits(
+LIMITER = SavedLimiter("topic", "orders", "topic:orders", False, 1, 2, -3, 4, 5, None, 6, 7, 8, 9, ())
+SHARE = SavedShare("a", 1, 2, 3, 4)
+LIMITS = SavedLimits(
     7,
     {"messages": [LIMITER, LIMITER._replace(shares=(SHARE,), open_next_free_ns=11)], "bytes": []},
     [Spent("bytes", "topic", "orders", "topic:orders", False, -5)],

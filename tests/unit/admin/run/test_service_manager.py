@@ -96,6 +96,20 @@ async def test_the_watchdog_is_told_for_as_long_as_the_data_path_turns(
     assert said(notified) == []
 
 
+async def test_a_watchdog_that_cannot_be_told_is_a_line_a_minute(
+    tmp_path: Path, nursery: trio.Nursery, mock_clock: MockClock
+) -> None:
+    environ = {"NOTIFY_SOCKET": str(tmp_path / "nobody"), "WATCHDOG_USEC": "30000000"}
+    data_path: Any = Turning()
+    with structlog.testing.capture_logs() as logged:
+        nursery.start_soon(Manager(environ).watch, data_path)
+        await wait_all_tasks_blocked()
+        for _ in range(12):
+            mock_clock.jump(10)
+            await wait_all_tasks_blocked()
+    assert [line["not_logged"] for line in logged] == [0, 5, 5]
+
+
 @pytest.mark.parametrize("environ", [{}, {"WATCHDOG_USEC": "0"}, {"WATCHDOG_USEC": "5", "WATCHDOG_PID": "1"}])
 async def test_without_a_watchdog_nothing_is_watched(environ: dict[str, str]) -> None:
     data_path: Any = None
@@ -132,6 +146,38 @@ def test_sockets_that_were_passed_are_taken_once_and_only_by_whom_they_are_for(p
         ports = [] if pid else [sock.getsockname()[1] for sock in (first, second)]
     *_, taken, left = done.stdout.splitlines()
     assert (taken, left) == (f"{ports} {[False] * len(ports)}", "[]")
+
+
+_PASSED_WRONGLY = """
+import os, sys
+from admin.common.errors import StartError
+from admin.run import service_manager
+try:
+    service_manager.listening_sockets({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2"})
+except StartError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("fourth", "why"),
+    [("4</dev/null", "Socket operation on non-socket"), ("4<&-", "Bad file descriptor")],
+    ids=["file", "closed"],
+)
+def test_what_was_passed_and_is_no_socket_is_named(fourth: str, why: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as first:
+        shell = f'exec "$0" -c "$1" 3<&"$2" {fourth}'
+        done = subprocess.run(
+            ["bash", "-c", shell, sys.executable, _PASSED_WRONGLY, str(first.fileno())],
+            pass_fds=[first.fileno()],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    assert done.stdout == (
+        f"LISTEN_FDS=2: descriptor 4 is no socket ({why}); have whoever starts Sluice pass sockets only, or start it"
+        " without LISTEN_FDS\n"
+    )
 
 
 def test_nothing_is_passed_as_a_rule() -> None:

@@ -64,9 +64,9 @@ async def test_a_limit_goes_on_where_it_was(rig: Rig, start_rig: StartRig) -> No
     new = await take_over(rig, start_rig)
     client, broker = await new.connect()
     assert not await new.passes(client, broker, b"a")
-    kept = rig.path.keep_limits()
-    assert [each.name for each in kept.limiters["messages"]] == ["a"]
-    assert rig.path.spent_since(kept) == []
+    saved = await rig.path.save_limits()
+    assert [each.name for each in saved.limiters["messages"]] == ["a"]
+    assert rig.path.spent_since(saved) == []
 
 
 async def test_one_that_hands_over_in_vain_goes_on(rig: Rig) -> None:

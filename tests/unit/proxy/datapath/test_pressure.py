@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from limiter.rules.resource import Resource
@@ -99,13 +100,20 @@ def sessions(lines: Protocol) -> Iterator[tuple[Protocol, list[Any]]]:
 
 
 async def seconds_until(clock: MockClock, predicate: Callable[[], object]) -> None:
-    """Let seconds pass until something holds; threads take their own time."""
+    """Let seconds pass until something holds.
+
+    A thread takes time of its own, for which the clock stands still: clients that say nothing are ended after some
+    seconds of it.
+    """
+    threads = trio.to_thread.current_default_thread_limiter()
     for _ in range(1000):
         if predicate():
             return
         clock.jump(1)
         for _ in range(5):
             await wait_all_tasks_blocked()
+            while threads.borrowed_tokens:
+                await wait_all_tasks_blocked()
     pytest.fail("never came about")
 
 

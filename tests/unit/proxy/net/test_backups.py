@@ -32,7 +32,7 @@ def start_backed(
 ) -> Callable[[], Awaitable[Rig]]:
     async def start() -> Rig:
         options = lines.options()
-        config = ListenerConfig("main", lines, options, (HOST, 0), broker.address, backups=(backup.address,))
+        config = ListenerConfig("main", lines, options, (HOST, 0), broker.address, backup_brokers=(backup.address,))
         return await start_rig(listeners=(config,))
 
     return start
@@ -146,5 +146,16 @@ async def test_clients_are_refused_once_one_has_waited_for_them_in_vain(
 async def test_names_that_are_not_known_stand_in_nobodys_way(
     start_rig: StartRig, lines: Protocol, backup: ScriptedBroker
 ) -> None:
-    config = ListenerConfig("main", lines, lines.options(), (HOST, 0), ("a..b", 1), backups=(backup.address,))
+    config = ListenerConfig("main", lines, lines.options(), (HOST, 0), ("a..b", 1), backup_brokers=(backup.address,))
     await connect(await start_rig(listeners=(config,)), backup)
+
+
+async def test_two_names_of_one_address_are_the_first_of_them(
+    start_rig: StartRig, lines: Protocol, broker: ScriptedBroker
+) -> None:
+    name = ("localhost", broker.address[1])
+    config = ListenerConfig("main", lines, lines.options(), (HOST, 0), name, backup_brokers=(broker.address,))
+    rig = await start_rig(listeners=(config,))
+    await connect(rig, broker)
+    assert rig.connections[0].writer.name == "{}:{}".format(*name)
+    assert active(rig) == name

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from limiter.deciding.limits import Caller, Denial, Held, KeptLimits, Limits
+from limiter.buckets.saved import LONGEST_DEBT_S
+from limiter.deciding.limits import Caller, Denial, Held, Limits, SavedLimits, Spent
 from limiter.plans.registry import OVERFLOW_NAME
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
@@ -28,6 +31,20 @@ def ask(limits: Limits, count: int, now_ns: int, resource: Resource = ORDERS) ->
 def balance(limits: Limits, now_ns: int, resource: Resource = ORDERS) -> float | None:
     state = limits.state(resource, now_ns)
     return None if state is None else state.stored_permits
+
+
+def save(limits: Limits, now_ns: int, ends_ns: int) -> SavedLimits:
+    """Take all steps at once."""
+    return finish(limits.save(now_ns, ends_ns))
+
+
+def finish(steps: Generator[None, None, SavedLimits]) -> SavedLimits:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as over:
+            saved: SavedLimits = over.value
+            return saved
 
 
 class Waiting(Held):
@@ -59,36 +76,54 @@ def test_only_limits_that_are_not_as_good_as_new_are_kept_and_go_on() -> None:
     assert ask(before, 8, S) == 5
     assert ask(before, 3, S, Resource("topic", "t")) == 3
     assert ask(before, 1, S, quiet) == 1
-    kept = before.keep(S + S // 2, S + S // 2)
-    names = {dimension: sorted(each.name for each in found) for dimension, found in kept.limiters.items()}
+    saved = save(before, S + S // 2, S + S // 2)
+    names = {dimension: sorted(each.name for each in found) for dimension, found in saved.limiters.items()}
     assert names == {"messages": ["orders"], "bytes": []}
     after = limits_by(*rules)
-    assert after.restore(kept, S + S // 2) == (1, 0)
+    assert after.restore(saved, S + S // 2) == (1, 0)
     assert balance(after, S + S // 2) == balance(before, S + S // 2)
     assert balance(after, S + S // 2, quiet) is None
+
+
+@pytest.mark.parametrize("taken", range(3))
+def test_what_is_spent_between_two_steps_is_taken_off_once(taken: int) -> None:
+    resources = [ORDERS, Resource("topic", "other")]
+    before, after = limits_by(Rule("topic", "*", 10)), limits_by(Rule("topic", "*", 10))
+    for resource in resources:
+        ask(before, 4, S, resource)
+    steps = before.save(S, S)
+    for _ in range(taken):
+        next(steps)
+    for resource in (*resources, Resource("topic", "new")):
+        ask(before, 3, S, resource)
+    saved = finish(steps)
+    after.restore(saved, S)
+    after.debit(before.spent_since(saved, S), S)
+    for resource in (*resources, Resource("topic", "new")):
+        assert balance(after, S, resource) == balance(before, S, resource)
 
 
 def test_what_has_no_limit_any_more_is_left_aside_and_so_is_what_is_wrong() -> None:
     before = limits_by(Rule("topic", "orders", 5), Rule("topic", "other", 5))
     ask(before, 9, S)
     ask(before, 9, S, Resource("topic", "other"))
-    kept = before.keep(S, S)
-    assert limits_by(Rule("topic", "other", 5)).restore(kept, S) == (1, 1)
-    wrong = [each._replace(at_ns=S + 1) for each in kept.limiters["messages"]]
-    assert limits_by(Rule("topic", "*", 5)).restore(kept._replace(limiters={"messages": wrong}), S) == (0, 2)
+    saved = save(before, S, S)
+    assert limits_by(Rule("topic", "other", 5)).restore(saved, S) == (1, 1)
+    wrong = [each._replace(at_ns=S + 1) for each in saved.limiters["messages"]]
+    assert limits_by(Rule("topic", "*", 5)).restore(saved._replace(limiters={"messages": wrong}), S) == (0, 2)
 
 
 def test_what_names_share_for_want_of_room_goes_on() -> None:
     before = limits_by(Rule("topic", "*", 5), max_live=1)
     ask(before, 9, S)
     ask(before, 9, S, Resource("topic", "no-room"))
-    kept = before.keep(S, S)
-    assert [(each.name, each.shared) for each in kept.limiters["messages"]] == [
+    saved = save(before, S, S)
+    assert [(each.name, each.shared) for each in saved.limiters["messages"]] == [
         ("orders", False),
         (OVERFLOW_NAME, True),
     ]
     after = limits_by(Rule("topic", "*", 5), max_live=1)
-    assert after.restore(kept, S) == (2, 0)
+    assert after.restore(saved, S) == (2, 0)
     assert ask(after, 1, S, Resource("topic", "no-room-either")) == 0
 
 
@@ -97,9 +132,9 @@ def test_what_waits_in_the_one_is_set_aside_in_the_other_and_settled_at_the_end(
     before, after = limits_by(rule), limits_by(rule)
     assert ask(before, 11, S) == 10
     held = [hold(before, S) for _ in range(5)]
-    kept = before.keep(S, S + 10 * S)
-    assert [each.upermits for each in kept.set_aside] == [5_000_000]
-    after.restore(kept, S)
+    saved = save(before, S, S + 10 * S)
+    assert [each.upermits for each in saved.set_aside] == [5_000_000]
+    after.restore(saved, S)
     assert balance(after, S) == -5
     # One of them goes away, the others pass as their permits come.
     before.holding.drop(held[4])
@@ -108,12 +143,22 @@ def test_what_waits_in_the_one_is_set_aside_in_the_other_and_settled_at_the_end(
         now_ns = max(now_ns, due_ns)
         before.holding.release(now_ns)
     assert [each.outcome for each in held] == ["passed"] * 4 + [None]
-    spent = before.spent_since(kept, now_ns)
+    spent = before.spent_since(saved, now_ns)
     assert [each.upermits for each in spent] == [-1_000_000]
     owed = balance(after, now_ns)
     after.debit(spent, now_ns)
     assert owed is not None
     assert balance(after, now_ns) == pytest.approx(owed + 1)
+
+
+@pytest.mark.parametrize("upermits", [-(2**62), 2**62])
+def test_what_is_set_aside_locks_no_limit_for_long_and_gives_nothing(upermits: int) -> None:
+    limits = limits_by(Rule("topic", "orders", 10))
+    ask(limits, 9, S)
+    aside = Spent("messages", *ORDERS, "topic:orders", False, upermits)
+    limits.restore(SavedLimits(S, {}, [aside] * 3), S)
+    assert ask(limits, 5, S) <= 1
+    assert ask(limits, 1, S + (LONGEST_DEBT_S + 60) * S) == 1
 
 
 def test_no_more_is_set_aside_than_can_be_spent_until_the_end() -> None:
@@ -122,7 +167,7 @@ def test_no_more_is_set_aside_than_can_be_spent_until_the_end() -> None:
     ask(before, 11, S)
     for _ in range(50):
         hold(before, S)
-    assert [each.upermits for each in before.keep(S, 3 * S).set_aside] == [20_000_000]
+    assert [each.upermits for each in save(before, S, 3 * S).set_aside] == [20_000_000]
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -131,10 +176,10 @@ def test_what_the_one_spends_after_it_was_asked_is_taken_off_in_the_other(known:
     before, after = limits_by(rule), limits_by(rule)
     if known:
         ask(before, 4, S)
-    kept = before.keep(S, S)
-    after.restore(kept, S)
+    saved = save(before, S, S)
+    after.restore(saved, S)
     ask(before, 3, S)
-    after.debit(before.spent_since(kept, S), S)
+    after.debit(before.spent_since(saved, S), S)
     assert balance(after, S) == balance(before, S)
 
 
@@ -164,7 +209,7 @@ def test_however_often_processes_take_over_they_admit_no_more_than_one_would(ste
     rule = Rule("topic", "orders", 10, break_s=0)
     now_ns, total, unsettled = S, 0, 0
     current = limits_by(rule)
-    before: tuple[Limits, KeptLimits] | None = None
+    before: tuple[Limits, SavedLimits] | None = None
     for what, passes_ns, count in steps:
         now_ns += passes_ns
         if what == "ask":
@@ -177,9 +222,9 @@ def test_however_often_processes_take_over_they_admit_no_more_than_one_would(ste
             current.debit(before[0].spent_since(before[1], now_ns), now_ns)
             before, unsettled = None, 0
         if what == "hand over":
-            kept = current.keep(now_ns, now_ns)
-            before, current = (current, kept), limits_by(rule)
-            current.restore(kept, now_ns)
+            saved = save(current, now_ns, now_ns)
+            before, current = (current, saved), limits_by(rule)
+            current.restore(saved, now_ns)
         # The rate since the beginning, one burst, and the rounding up that ``bucket`` has. What was admitted beyond
         # that by the one that ends is owed by the other, once it knows.
         owed = max(0.0, -(balance(current, now_ns) or 0.0))

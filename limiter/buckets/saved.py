@@ -1,0 +1,172 @@
+"""What is saved of a limiter when another process takes its place: all that decides, and nothing else.
+
+Times are of the monotonic clock, which all processes of one boot of a machine share. Only limiters that somebody could
+tell from new ones are saved, so there are never more of them than live ones.
+"""
+
+from typing import Final, NamedTuple
+
+from limiter.buckets.factory import kind_of, put_in_force
+from limiter.buckets.fair import FairLimiter
+from limiter.buckets.limiter import Limiter
+from limiter.buckets.warm_up import WarmUpLimiter
+from limiter.rules.resource import Resource
+from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
+
+LONGEST_DEBT_S: Final = 86_400
+"""So long a limit may be locked by what another process has left."""
+
+
+class SavedShare(NamedTuple):
+    """One caller's share of a limiter; as ``FairShare`` has it."""
+
+    key: str
+    stored_upermits: int
+    at_ns: int
+    open_next_free_ns: int | None
+    seen_ns: int
+
+
+class SavedLimiter(NamedTuple):
+    """One limiter.
+
+    Attributes:
+        kind: of what is limited.
+        name: of what is limited.
+        rule: the bare name of the rule that was in force.
+        shared: it is what all names share for which there is no room under that rule.
+        rate_upermits_per_s: as in ``Cell``, like all without a description here.
+        capacity_upermits: likewise.
+        stored_upermits: likewise.
+        forgiven_upermits: likewise.
+        at_ns: likewise.
+        open_next_free_ns: likewise.
+        last_refused_ns: as in ``Limiter``.
+        last_wait_us: likewise.
+        cold_upermits: as in ``WarmUpLimiter``; 0 of others.
+        coldest_upermits: likewise.
+        shares: those of a ``FairLimiter``.
+    """
+
+    kind: str
+    name: str
+    rule: str
+    shared: bool
+    rate_upermits_per_s: int
+    capacity_upermits: int
+    stored_upermits: int
+    forgiven_upermits: int
+    at_ns: int
+    open_next_free_ns: int | None
+    last_refused_ns: int | None
+    last_wait_us: int
+    cold_upermits: int
+    coldest_upermits: int
+    shares: tuple[SavedShare, ...]
+
+    @property
+    def resource(self) -> Resource:
+        """What is limited."""
+        return Resource(self.kind, self.name)
+
+    def balance_upermits(self, now_ns: int) -> int:
+        """Return what would be stored at a time if nothing had been spent since."""
+        accrued = max(0, now_ns - self.at_ns) * self.rate_upermits_per_s // NS_PER_S
+        return min(self.capacity_upermits, self.stored_upermits + accrued)
+
+
+def save(limiter: Limiter, now_ns: int, *, shared: bool) -> SavedLimiter | None:
+    """Return what is to be saved of a limiter; None if it is as good as a new one.
+
+    Args:
+        limiter: which.
+        now_ns: the time.
+        shared: as in ``SavedLimiter``.
+    """
+    idle_at_ns = limiter.idle_at_ns()
+    if idle_at_ns is not None and idle_at_ns <= now_ns:
+        return None
+    shares = limiter.shares if isinstance(limiter, FairLimiter) else ()
+    cold, coldest = (limiter.cold_upermits, limiter.coldest_upermits) if isinstance(limiter, WarmUpLimiter) else (0, 0)
+    return SavedLimiter(
+        limiter.resource.kind,
+        limiter.resource.name,
+        limiter.rule.bare_name,
+        shared,
+        limiter.rate_upermits_per_s,
+        limiter.capacity_upermits,
+        limiter.stored_upermits,
+        limiter.forgiven_upermits,
+        limiter.at_ns,
+        limiter.open_next_free_ns,
+        limiter.last_refused_ns,
+        limiter.last_wait_us,
+        cold,
+        coldest,
+        tuple(
+            SavedShare(share.key, share.stored_upermits, share.at_ns, share.open_next_free_ns, share.seen_ns)
+            for share in shares
+        ),
+    )
+
+
+def restore(saved: SavedLimiter, rule: Rule, now_ns: int) -> Limiter:
+    """Return a limiter that goes on where another process's ended.
+
+    If that had another rule, this one comes into force now, as it does on a live limiter. Debts are bounded as
+    ``bound_debt`` says.
+
+    Args:
+        saved: what is saved of it.
+        rule: the rule that limits it now.
+        now_ns: the time.
+
+    Raises:
+        ValueError: the rule does not limit, or no limiter was ever like this.
+    """
+    times = (saved.at_ns, *(each for share in saved.shares for each in (share.at_ns, share.seen_ns)))
+    if (
+        not 0 <= min(times) <= max(times) <= now_ns
+        or saved.stored_upermits > saved.capacity_upermits
+        or min(saved.rate_upermits_per_s, saved.capacity_upermits, saved.forgiven_upermits) < 0
+    ):
+        raise ValueError(f"{saved.resource}: figures that no limiter has")
+    limiter: Limiter
+    coldest_upermits = 0
+    if saved.coldest_upermits > 0:
+        limiter = warm = WarmUpLimiter(saved.resource, rule, saved.at_ns)
+        coldest_upermits = warm.coldest_upermits
+        warm.coldest_upermits = saved.coldest_upermits
+        warm.cold_upermits = min(max(0, saved.cold_upermits), saved.coldest_upermits)
+    elif saved.shares:
+        limiter = FairLimiter(saved.resource, rule, saved.at_ns)
+    else:
+        limiter = Limiter(saved.resource, rule, saved.at_ns)
+    limiter.rate_upermits_per_s, limiter.capacity_upermits = saved.rate_upermits_per_s, saved.capacity_upermits
+    limiter.stored_upermits, limiter.forgiven_upermits = saved.stored_upermits, saved.forgiven_upermits
+    limiter.open_next_free_ns = saved.open_next_free_ns
+    limiter.last_wait_us = saved.last_wait_us
+    if saved.last_refused_ns is not None:
+        limiter.last_refused_ns = min(saved.last_refused_ns, now_ns)
+    if isinstance(limiter, FairLimiter):
+        most = limiter.capacity_upermits
+        limiter.put_back(share._replace(stored_upermits=min(share.stored_upermits, most)) for share in saved.shares)
+    had = (type(limiter), limiter.rate_upermits_per_s, limiter.capacity_upermits, saved.coldest_upermits)
+    if had != (kind_of(rule), rule.rate_upermits_per_s, rule.capacity_upermits, coldest_upermits):
+        limiter = put_in_force(limiter, now_ns, rule)
+    bound_debt(limiter, now_ns)
+    return limiter
+
+
+def bound_debt(limiter: Limiter, now_ns: int) -> None:
+    """Let nobody owe more than ``LONGEST_DEBT_S`` of the limit, whatever another process has left.
+
+    Debts of processes that are well are far below that. What a file says that was damaged, or written by somebody else,
+    must not lock a limit for ever.
+    """
+    most = (limiter.rate_upermits_per_s or UPERMITS_PER_PERMIT) * LONGEST_DEBT_S
+    for bucket in (limiter, *(limiter.shares if isinstance(limiter, FairLimiter) else ())):
+        bucket.stored_upermits = max(bucket.stored_upermits, -most)
+        bucket.forgiven_upermits = min(bucket.forgiven_upermits, most)
+        if bucket.open_next_free_ns is not None:
+            bucket.open_next_free_ns = min(bucket.open_next_free_ns, now_ns + LONGEST_DEBT_S * NS_PER_S)

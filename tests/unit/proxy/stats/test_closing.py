@@ -1,0 +1,44 @@
+"""The list of reasons for which connections end, held against the code that ends them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import proxy
+from proxy.stats import closing
+from proxy.stats.closing import CLOSING_REASONS
+
+ENDING = {"ArrivalError", "Close", "_close", "_close_later", "_turn_away", "dismiss", "finish", "over", "part"}
+"""What is called with a reason, and then the detail."""
+MADE = {"broker_closed", "broker_error", "client_closed", "client_error"}
+"""Those that are put together of who it was and what happened."""
+
+
+def nodes() -> Iterator[ast.AST]:
+    for file in Path(proxy.__file__).parent.rglob("*.py"):
+        if file != Path(closing.__file__):
+            yield from ast.walk(ast.parse(file.read_text()))
+
+
+def test_every_reason_that_the_code_gives_is_described() -> None:
+    given = {
+        node.args[0].value
+        for node in nodes()
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "attr", getattr(node.func, "id", "")) in ENDING
+        and len(node.args) == 2
+        and isinstance(node.args[0], ast.Constant)
+    }
+    assert len(given) > 20
+    assert given <= CLOSING_REASONS.keys()
+
+
+def test_nothing_is_described_that_the_code_does_not_give() -> None:
+    written = {node.value for node in nodes() if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    assert CLOSING_REASONS.keys() - written <= MADE
+
+
+def test_they_are_in_alphabetical_order() -> None:
+    assert list(CLOSING_REASONS) == sorted(CLOSING_REASONS)
