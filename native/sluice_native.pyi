@@ -150,7 +150,6 @@ class Resources:
         limits_of: the limits of what a request is for, its scopes aside.
         default_of: of a kind, what limits each name without a rule of its own, if that is plain and nothing else does.
         row_of: the row that a resource is counted in, at a time.
-        evict: has Python make room for one limiter of a dimension, at a time.
         most: names that are remembered; beyond it some are forgotten whose limiters were not begun here.
         own: what has a rule of its own.
         live: by dimension, what has a limiter in Python.
@@ -166,8 +165,8 @@ class Resources:
     def kinds(self) -> list[str]: ...
     @property
     def begun(self) -> tuple[int, int]: ...
-    def share_places(self, dimension: int, most: int, kept: int) -> None:
-        """Say how many limiters may live, here and in Python together, and how many of these Python keeps."""
+    def set_most_begun(self, dimension: int, most: int) -> None:
+        """Say how many limiters may live here."""
     @property
     def evicted_total(self) -> int: ...
     def __new__(
@@ -176,7 +175,6 @@ class Resources:
         limits_of: Callable[[tuple[Resource, ...]], _PlainLimits],
         default_of: Callable[[str], PlainDefault | None],
         row_of: Callable[[Resource, int], row.Row],
-        evict: Callable[[int, int], object],
         most: int,
         own: dict[Resource, Rule],
         live: Sequence[dict[Resource, Limiter]],

@@ -24,7 +24,7 @@ from limiter.deciding.explain import Applied, explain
 from limiter.plans.plans import MESSAGES, NO_PLAN, REQUESTS, Caller, Plan, Plans, Terms, gate_of, unit_of
 from limiter.plans.registry import DEFAULT_MAX_LIVE, Registry, Spent
 from limiter.rules.resource import TOTAL, Resource
-from limiter.rules.rule import DIMENSIONS, NS_PER_S, UPERMITS_PER_PERMIT, Dimension, Rule
+from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Dimension, Rule
 from limiter.rules.rule_set import RuleSet
 from limiter.waiting.delays import Decision, Delays, Granted, all_pass, too_large
 from limiter.waiting.holding import BoundName, HeldNow, Holding
@@ -122,7 +122,7 @@ class Limits:
         self._callers: dict[Caller, Callers] = {}
         if COMPILED is not None:
             most = max_live + _MORE_NAMES
-            callbacks = (self._plain_of, self._default_of, self._accounts.row, self._evict)
+            callbacks = (self._plain_of, self._default_of, self._accounts.row)
             registries = self._registries.values()
             live, shared = [each.limiters for each in registries], [each.overflow for each in registries]
             self.resources = COMPILED.Resources(Resource, *callbacks, most, rule_set.own, live, shared)
@@ -206,10 +206,6 @@ class Limits:
         """Return the limits of a request's own resources for compiled code; None if they are not plain."""
         plan = self._plans.of(resources)
         return None if plan.exempt and self._plans.scoped else self._plain(plan)
-
-    def _evict(self, number: int, now_ns: int) -> None:
-        """Make room for a limiter that compiled code begins; ``number`` is that of its dimension."""
-        self._registries[DIMENSIONS[number]].evict(now_ns)
 
     def _default_of(self, kind: str) -> PlainDefault | None:
         """Return what limits each name of a kind that has no rule of its own, if it is plain; None if it is not."""

@@ -190,7 +190,7 @@ class Registry:
         """Note that there are more limiters of names without a rule of their own."""
         self._unpinned += more
         if self._resources is not None:
-            self._resources.share_places(self.number, self.max_live, self._unpinned)
+            self._resources.set_most_begun(self.number, max(0, self.max_live - self._unpinned))
 
     def swap(self, rule_set: RuleSet, now_ns: int, own: Mapping[Resource, bool] | None = None) -> None:
         """Put another rule set in force from ``now_ns`` on.
@@ -379,22 +379,22 @@ class Registry:
 
     def _make_room(self, now_ns: int) -> bool:
         """Evict until one more limiter fits within the bound; say whether it does."""
-        if self._has_room():
-            return True
-        if now_ns == self._no_room_ns:
+        if now_ns == self._no_room_ns and not self._has_room():
             return False
-        # Whoever keeps more of them makes room, and the other one if it cannot.
-        if self._begun() > self._unpinned:
-            self._evict_begun(now_ns)
-        if not self.evict(now_ns):
-            self._evict_begun(now_ns)
+        # Its own first: if compiled code made room for every name that comes here, soon all would be kept here.
+        if not self._evict(now_ns) and self._resources is not None:
+            stale = self._resources.make_room(self.number, now_ns)
+            for kind, name in stale:
+                self.current(Resource(kind, name))
+            if stale:
+                self._evict(now_ns)
         has_room = self._has_room()
         if not has_room:
             self._no_room_ns = now_ns
         return has_room
 
-    def evict(self, now_ns: int) -> bool:
-        """Look at a few limiters that are kept here, and evict idle ones until one more fits; say whether it does."""
+    def _evict(self, now_ns: int) -> bool:
+        """Look at a few limiters, and evict idle ones until one more fits; say whether it does."""
         for _ in range(min(_MAX_LOOKS, len(self._order))):
             if self._has_room():
                 return True
@@ -409,18 +409,9 @@ class Registry:
                 self._resources.evicted(*resource)
         return self._has_room()
 
-    def _evict_begun(self, now_ns: int) -> None:
-        """Have compiled code make room likewise; what only rules that went can tell of, is taken over."""
-        if self._resources is not None:
-            for kind, name in self._resources.make_room(self.number, now_ns):
-                self.current(Resource(kind, name))
-
-    def _begun(self) -> int:
-        """Return how many limiters live in compiled code."""
-        return 0 if self._resources is None else self._resources.begun[self.number]
-
     def _has_room(self) -> bool:
-        return self._unpinned + self._begun() < self.max_live
+        begun = 0 if self._resources is None else self._resources.begun[self.number]
+        return self._unpinned + begun < self.max_live
 
     def _is_idle(self, resource: Resource, now_ns: int) -> bool:
         """Say whether nobody could tell a resource's limiter from a new one, and nobody was handed it just now."""

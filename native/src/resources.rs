@@ -223,8 +223,6 @@ struct Kind {
 struct Places {
     begun: usize,
     most: usize,
-    /// How many Python keeps of those that may be evicted.
-    kept: usize,
     /// Their names in the order in which they were begun, and some that were taken over since.
     order: BTreeMap<u64, Py<Target>>,
     next: u64,
@@ -240,7 +238,6 @@ pub struct Resources {
     limits_of: Py<PyAny>,
     default_of: Py<PyAny>,
     row_of: Py<PyAny>,
-    evict: Py<PyAny>,
     most: usize,
     epoch: u64,
     kinds: Vec<Kind>,
@@ -426,15 +423,6 @@ impl Target {
             this.borrow_mut(py).asked = Asked::said(Some(Box::default()), at);
             return Ok(true);
         }
-        // Whoever keeps more of them makes room: what Python takes over would be its own for good otherwise.
-        let evict = {
-            let all = all.borrow(py);
-            let Places { begun, most, kept, .. } = all.places[dimension];
-            (begun >= most && begun < kept).then(|| all.evict.clone_ref(py))
-        };
-        if let Some(evict) = evict {
-            evict.call1(py, (dimension, at.now_ns))?;
-        }
         let mut all = all.borrow_mut(py);
         if !all.find_room(py, dimension, at.now_ns, &mut Vec::new()) {
             return Ok(false);
@@ -593,7 +581,6 @@ impl Resources {
         limits_of: Py<PyAny>,
         default_of: Py<PyAny>,
         row_of: Py<PyAny>,
-        evict: Py<PyAny>,
         most: usize,
         own: Py<PyDict>,
         live: [Py<PyDict>; 2],
@@ -604,7 +591,6 @@ impl Resources {
             limits_of,
             default_of,
             row_of,
-            evict,
             most,
             epoch: 0,
             kinds: Vec::new(),
@@ -630,9 +616,8 @@ impl Resources {
         (self.places[0].begun, self.places[1].begun)
     }
 
-    fn share_places(&mut self, dimension: usize, most: usize, kept: usize) -> PyResult<()> {
-        let places = self.places(dimension)?;
-        (places.most, places.kept) = (most.saturating_sub(kept), kept);
+    fn set_most_begun(&mut self, dimension: usize, most: usize) -> PyResult<()> {
+        self.places(dimension)?.most = most;
         Ok(())
     }
 
@@ -675,7 +660,7 @@ impl Resources {
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        for of_python in [&self.resource_type, &self.limits_of, &self.default_of, &self.row_of, &self.evict] {
+        for of_python in [&self.resource_type, &self.limits_of, &self.default_of, &self.row_of] {
             visit.call(of_python)?;
         }
         for of_python in [&self.own].into_iter().chain(&self.live).chain(&self.shared) {
