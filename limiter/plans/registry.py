@@ -381,20 +381,9 @@ class Registry:
         """Evict until one more limiter fits within the bound; say whether it does."""
         if now_ns == self._no_room_ns and not self._has_room():
             return False
-        # Its own first: if compiled code made room for every name that comes here, soon all would be kept here.
-        if not self._evict(now_ns) and self._resources is not None:
-            stale = self._resources.make_room(self.number, now_ns)
-            for kind, name in stale:
+        if self._resources is not None and not self._has_room():
+            for kind, name in self._resources.make_room(self.number, now_ns):
                 self.current(Resource(kind, name))
-            if stale:
-                self._evict(now_ns)
-        has_room = self._has_room()
-        if not has_room:
-            self._no_room_ns = now_ns
-        return has_room
-
-    def _evict(self, now_ns: int) -> bool:
-        """Look at a few limiters, and evict idle ones until one more fits; say whether it does."""
         for _ in range(min(_MAX_LOOKS, len(self._order))):
             if self._has_room():
                 return True
@@ -407,7 +396,10 @@ class Registry:
             self.evicted_total += 1
             if self._resources is not None:
                 self._resources.evicted(*resource)
-        return self._has_room()
+        has_room = self._has_room()
+        if not has_room:
+            self._no_room_ns = now_ns
+        return has_room
 
     def _has_room(self) -> bool:
         begun = 0 if self._resources is None else self._resources.begun[self.number]
