@@ -207,8 +207,6 @@ class Resources:
         Returns:
             Kind and name of those whose rules are no longer in force: they cannot be judged before they are taken.
         """
-    def evicted(self, kind: str, name: str) -> None:
-        """Know a name no better than a new one: Python has evicted a limiter of it, which is kept no longer here."""
     def __len__(self) -> int: ...
 
 @final

@@ -394,8 +394,6 @@ class Registry:
             self.limiters.pop(resource).retired = True
             self._count(-1)
             self.evicted_total += 1
-            if self._resources is not None:
-                self._resources.evicted(*resource)
         has_room = self._has_room()
         if not has_room:
             self._no_room_ns = now_ns

@@ -641,14 +641,6 @@ impl Resources {
         Ok(stale)
     }
 
-    /// Know a name no better than a new one, as Python has evicted a limiter of it: what was said of it keeps that.
-    fn evicted(&self, py: Python<'_>, kind: &str, name: &str) {
-        let kind = self.kinds.iter().find(|known| known.name == kind);
-        let Some(target) = kind.and_then(|kind| kind.targets.get(name)) else { return };
-        let said = std::mem::take(&mut target.borrow_mut(py).asked);
-        drop(said);
-    }
-
     fn names_begun(&self, py: Python<'_>, dimension: usize, before: u64, most: usize) -> Vec<(u64, String, String)> {
         let places = self.places.get(dimension).into_iter();
         let names = places.flat_map(|places| places.order.range(..before).rev()).take(most);
