@@ -75,8 +75,8 @@ class Plan:
 
     @property
     def limiters(self) -> int:
-        """How many may be in memory: as many as the first tenth has names ten times over."""
-        return 2 * _KNOWN_NAMES + self.names // 100
+        """How many may be in memory: so few that all that is remembered of names has its place in the first tenth."""
+        return 2 * _KNOWN_NAMES + self.names // 1000
 
 
 @dataclass(frozen=True)
