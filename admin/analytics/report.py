@@ -23,8 +23,9 @@ from admin.analytics.combine import BAD, COMBINED, MADE, combine
 from admin.analytics.findings import Inputs, SetAside
 from admin.analytics.inputs import Found
 from admin.analytics.kernels import HOURS_COLUMNS, MINUTES_COLUMNS, Instance
-from admin.analytics.lines import GATHERED, Wanted, gather
+from admin.analytics.lines import GATHERED, HOURS_IN, Wanted, gather, hours_in
 from admin.analytics.options import Options
+from admin.analytics.spark import FEW_BYTES
 from admin.analytics.tables import (
     COVERAGE,
     CULPRITS,
@@ -53,10 +54,6 @@ if TYPE_CHECKING:
 
 Step = Callable[[str], object]
 """Is told what is being done, for people who wait."""
-FEW_BYTES: Final = 100 * 1024 * 1024
-"""Logs of up to so much are little: few tasks, nothing planned anew while it runs."""
-SHORT_BYTES: Final = 10 * FEW_BYTES
-"""A report of up to so much is over before Java's best compiler pays."""
 _TASK_BYTES: Final = 32 * 1024 * 1024
 """Bytes of log for each task that adds up."""
 _MOST_TASKS: Final = 10_000
@@ -174,6 +171,16 @@ def lines_in(session: "SparkSession", found: Found) -> "DataFrame":
         # The column path would be as it is, and this one is as an address: names may have a % in them.
         frames.append(packed.selectExpr("content AS value", "_metadata.file_path AS file"))
     return frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
+
+
+def hours_of(tools: Tools, found: Found) -> defaultdict[str, set[int]]:
+    """Return the beginnings of the hours that each file has records of."""
+    rows = lines_in(tools.session, found).mapInArrow(hours_in, ddl_of(HOURS_IN)).collect()
+    hours: defaultdict[str, set[int]] = defaultdict(set)
+    # Several tasks may have read parts of one.
+    for row in rows:
+        hours[path_of(row["file"])].update(row["hours"])
+    return hours
 
 
 def _bad(staged: "DataFrame") -> tuple[list[SetAside], list[SetAside]]:

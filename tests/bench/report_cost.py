@@ -288,7 +288,7 @@ class _Looking:
                 except OSError:
                     continue
                 pages += int(fields[21])
-                if b"pyspark.daemon" in command or b"pyspark.worker" in command:
+                if b"\0-m\0pyspark.daemon" in command or b"\0-m\0admin.analytics.workers" in command:
                     # Its own time alone: each of its children is looked at by itself.
                     self._python_s[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
             self.peak_mib = max(self.peak_mib, pages * os.sysconf("SC_PAGE_SIZE") / 2**20)

@@ -15,7 +15,7 @@ from admin.analytics import backtest, kernels, report
 from admin.analytics.digest import Picked
 from admin.analytics.figures import Limit as LimitOf
 from admin.analytics.inputs import find
-from admin.analytics.job import _write_recommendations
+from admin.analytics.making import _write_recommendations
 from admin.analytics.lines import Wanted
 from admin.analytics.options import Options
 from admin.analytics.report import Recommended, Tools, make_tables, recommend

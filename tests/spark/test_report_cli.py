@@ -18,7 +18,8 @@ from small_log import FLOOD_PER_S, LIMIT_PER_S, NOON_S, STORM_S, SmallLog
 from admin.analytics import tables
 from admin.analytics.findings import Findings
 from admin.analytics.inputs import find
-from admin.analytics.job import Place, Wish, _report
+from admin.analytics.job import Place, Wish
+from admin.analytics.making import make_report
 from admin.analytics.lines import Wanted
 from admin.analytics.options import Options
 from admin.analytics.report import Tools, make_tables
@@ -42,7 +43,7 @@ def report(spark: SparkSession, tmp_path: Path) -> Report:
         named = tuple(map(str, logs))
         here = SparkOptions(master="local[2]")
         wish = Wish(logs=named, out=str(tmp_path / "out"), html=None, options=Options(**options), spark=here)
-        return _report(spark, place, find(named, wish.options.since_s, wish.options.until_s), wish, print)
+        return make_report(spark, place, find(named, wish.options.since_s, wish.options.until_s), wish, None, print)
 
     return make
 
