@@ -105,7 +105,7 @@ def report_logs(wish: Wish) -> int:
         with open_session(how) as session, in_words(log):
             making = import_module(_MAKING)
             found = inputs.find_at(session, found, wish.options.since_s, wish.options.until_s)
-            findings = making.make_report(session, place, found, wish, seen, step)
+            findings = making.make_report(session, place, found, wish, seen=seen, step=step)
     making.tell(findings, None if wish.json else place.html)
     return 0
 

@@ -1,7 +1,7 @@
 """A report from the files of the log to what is for people: tables, recommendations, the page and the summary."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -12,10 +12,11 @@ from admin.analytics import page
 from admin.analytics.digest import Digest, Picked
 from admin.analytics.findings import Findings
 from admin.analytics.inputs import Found
+from admin.analytics.kernels import Instance
 from admin.analytics.lines import Wanted
 from admin.analytics.once import Seen
 from admin.analytics.out import write_file
-from admin.analytics.report import Recommended, Step, Tools, make_tables, recommend, tasks_of
+from admin.analytics.report import Recommended, Step, Tools, find_instances, make_tables, recommend, tasks_of
 from admin.analytics.spark import FEW_BYTES, SparkOptions, given_options
 from admin.analytics.summary import summary
 from admin.analytics.tables import Store
@@ -32,7 +33,7 @@ _MOST_SET_ASIDE: Final = 50
 
 
 def make_report(
-    session: "SparkSession", place: "Place", found: Found, wish: "Wish", seen: Seen | None, step: Step
+    session: "SparkSession", place: "Place", found: Found, wish: "Wish", *, seen: Seen | None, step: Step
 ) -> Findings:
     """Make the tables, and write what is for people.
 
@@ -63,13 +64,14 @@ def make_report(
             read = make_tables(tools, found, options, Wanted(options.since_s, options.until_s))
         else:
             read = seen.take(tools, found, options)
-        recommended = recommend(tools, options)
+        instances = find_instances(tools, options)
+        digest = Digest(store, options, instances)
+        recommended = recommend(tools, options, instances)
         step("gathering what was found")
         made_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        digest = Digest(session, store, options, recommended.instances)
         picked = Picked(digest.storms[0], options.tries)
-        _write_recommendations(place.files / RECOMMENDATIONS_JSON, made_at, recommended, picked)
-        of_all = recommended.instances.values()
+        _write_recommendations(place.files / RECOMMENDATIONS_JSON, made_at, recommended, instances, picked)
+        of_all = instances.values()
         read = msgspec.structs.replace(
             read,
             records=read.records or sum(each.records for each in of_all),
@@ -83,10 +85,18 @@ def make_report(
     return findings
 
 
-def _write_recommendations(path: Path, made_at: str, recommended: Recommended, picked: Picked) -> None:
+def _write_recommendations(
+    path: Path, made_at: str, recommended: Recommended, instances: Mapping[str, Instance], picked: Picked
+) -> None:
     """Write the file of recommendations, and pick those that are shown."""
+    known = [each.coverage for each in instances.values() if each.coverage is not None]
     head = RecommendationsFile(
-        made_at=made_at, period=_period(recommended), instances=tuple(sorted(recommended.instances))
+        made_at=made_at,
+        period=Period(
+            from_s=min((each.from_s for each in known), default=None),
+            until_s=max((each.until_s for each in known), default=None),
+        ),
+        instances=tuple(sorted(instances)),
     )
 
     def pieces() -> Iterator[bytes]:
@@ -98,14 +108,6 @@ def _write_recommendations(path: Path, made_at: str, recommended: Recommended, p
         yield b"\n]}\n"
 
     write_file(path, pieces())
-
-
-def _period(recommended: Recommended) -> Period:
-    known = [each.coverage for each in recommended.instances.values() if each.coverage is not None]
-    return Period(
-        from_s=min((each.from_s for each in known), default=None),
-        until_s=max((each.until_s for each in known), default=None),
-    )
 
 
 def _cores(spark: SparkOptions) -> int:

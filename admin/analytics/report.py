@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -25,7 +26,7 @@ from admin.analytics.inputs import Found
 from admin.analytics.kernels import HOURS_COLUMNS, MINUTES_COLUMNS, Instance
 from admin.analytics.lines import GATHERED, HOURS_IN, Wanted, gather, hours_in
 from admin.analytics.options import Options
-from admin.analytics.spark import FEW_BYTES
+from admin.analytics.spark import FEW_BYTES, beside
 from admin.analytics.tables import (
     COVERAGE,
     CULPRITS,
@@ -278,12 +279,10 @@ class Recommended:
     Attributes:
         frame: the table ``recommendations``.
         decided: what was decided about each resource before it was replayed.
-        instances: what is known of each sidecar.
     """
 
     frame: "DataFrame"
     decided: "DataFrame"
-    instances: Mapping[str, Instance]
 
     def all(self) -> Iterator[Recommendation]:
         """Yield all recommendations, by name; a part of them at a time is in memory."""
@@ -291,17 +290,17 @@ class Recommended:
         return (kernels.read_recommendation(row["recommendation"]) for row in rows)
 
 
-def recommend(tools: Tools, options: Options) -> Recommended:
+def recommend(tools: Tools, options: Options, instances: Mapping[str, Instance]) -> Recommended:
     """Find the storms of the tables' period, decide about all limits, and write both as tables.
 
     Args:
         tools: with which.
         options: the period, the gap of storms, the headroom and the capacity.
+        instances: what is known of each sidecar.
     """
     session, store = tools.session, tools.store
     days = Days.of_seconds(options.since_s, options.until_s)
     tools.step("looking for storms, and what was asked for")
-    instances = _instances(tools, days, options)
     hours = _within(store.read(HOURS, days), "hour_s", options)
     judged = (
         hours.select(*HOURS_COLUMNS)
@@ -312,7 +311,7 @@ def recommend(tools: Tools, options: Options) -> Recommended:
     where = f"{tools.scratch}/judged"
     judged.write.mode("overwrite").partitionBy("made").parquet(where)
     staged = session.read.schema(ddl_of(kernels.JUDGED)).parquet(where)
-    store.write({STORMS: staged.where("made = 'storm'").select("storm.*")}, days)
+    stormy = beside(partial(store.write, {STORMS: staged.where("made = 'storm'").select("storm.*")}, days))
     decided = staged.where("made = 'decided'").select("decided.*")
     if options.capacity_per_s is not None:
         shared = kernels.share_out(_levels(decided, options.capacity_per_s), options.capacity_per_s)
@@ -337,11 +336,13 @@ def recommend(tools: Tools, options: Options) -> Recommended:
     )
     store.replace(settled, RECOMMENDATIONS)
     frame = session.read.schema(ddl_of(kernels.SETTLED)).parquet(store.path(RECOMMENDATIONS))
-    return Recommended(frame, decided, instances)
+    stormy.result()
+    return Recommended(frame, decided)
 
 
-def _instances(tools: Tools, days: Days, options: Options) -> dict[str, Instance]:
-    """Return what is known of each sidecar."""
+def find_instances(tools: Tools, options: Options) -> dict[str, Instance]:
+    """Return what is known of each sidecar of the tables' period."""
+    days = Days.of_seconds(options.since_s, options.until_s)
     order = ("instance", "run", "hour_s")
     rows = (
         _within(tools.store.read(COVERAGE, days), "hour_s", options)

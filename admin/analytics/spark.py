@@ -16,11 +16,12 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Final, TypeVar
 
 from admin.analytics.requirements import check_requirements, under_submit
 from admin.common.errors import OperatorError, SettingsError, StartError
@@ -168,6 +169,7 @@ FEW_BYTES: Final = 100 * 1024 * 1024
 """Logs of up to so much are little: few tasks, nothing planned anew while it runs."""
 SHORT_BYTES: Final = 10 * FEW_BYTES
 """A report of up to so much is over before Java's best compiler pays."""
+_T = TypeVar("_T")
 LOCAL: Final = "local[*]"
 """All of this machine."""
 _SHORT_JAVA: Final = (
@@ -462,14 +464,18 @@ def _session(options: SparkOptions, scratch: Path, stream: IO[bytes]) -> Iterato
             _stop(session, options)
 
 
-def beside(work: Callable[[], object]) -> None:
-    """Do something that nobody waits for, whether or not it can be done."""
+def beside(work: Callable[[], _T]) -> Future[_T]:
+    """Do something on a thread that whoever ends does not wait for."""
+    future = Future[_T]()
 
     def run() -> None:
-        with suppress(Exception):
-            work()
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - it is for who asks
+            future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 def _as_it_is(value: int) -> int:

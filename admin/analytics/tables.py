@@ -11,11 +11,11 @@ import ctypes
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
+from functools import partial
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Final, Union, get_args, get_origin, get_type_hints
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Union, get_args, get_origin, get_t
 import pyarrow as pa
 
 from admin.analytics.figures import HourDemand, Seconds
+from admin.analytics.spark import beside
 from admin.common.disk import sync_directory
 from admin.common.errors import StartError
 from admin.rejection_log.records import LimitFields, Record
@@ -439,7 +440,9 @@ class Store:
         Raises:
             OSError: they cannot be put in place.
         """
-        self._each(frames, lambda table: self._write_days(self._rows(frames[table], table), table))
+        # While one is planned another can be computed.
+        for each in [beside(partial(self._write_days, frame, table)) for table, frame in frames.items()]:
+            each.result()
         if not self._is_address and not self._aside.exists():
             raise StartError(
                 f"{self._out}: Spark has written nothing there, so it runs elsewhere and has no such folder; give --out"
@@ -502,17 +505,13 @@ class Store:
         rows = frame.selectExpr(*(f"`{name}`" for name in table.names[:-1]), *columns, "dt")
         return rows if self._few else rows.hint("rebalance", "dt").sortWithinPartitions("dt", *table.order)
 
-    def _write_days(self, rows: "DataFrame", table: Table) -> None:
+    def _write_days(self, frame: "DataFrame", table: Table) -> None:
+        rows = self._rows(frame, table)
         where = f"{self._out}/{table.name}" if self._is_address else str(self._aside / table.name)
         writer = rows.write.mode("overwrite").partitionBy("dt")
         # Otherwise rows are sorted by day first.
         writer = writer.option("maxRecordsPerFile", 0)
         writer.option("partitionOverwriteMode", "dynamic" if self._is_address else "static").parquet(where)
-
-    def _each(self, frames: Mapping[Table, "DataFrame"], write: Callable[[Table], None]) -> None:
-        """Write several at a time: while one is planned another can be computed."""
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            list(pool.map(write, frames))
 
     def _swap_days(self, table: Table, days: Container[date]) -> None:
         there = Path(self._out, table.name)
@@ -567,7 +566,6 @@ def _exchange(one: Path, other: Path) -> bool:
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
 _SCRATCH: Final = "_scratch"
-_AT_ONCE: Final = 3
 
 
 def _day_in(name: str, days: Container[date]) -> bool:

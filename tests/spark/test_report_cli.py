@@ -19,8 +19,8 @@ from admin.analytics import tables
 from admin.analytics.findings import Findings
 from admin.analytics.inputs import find
 from admin.analytics.job import Place, Wish
-from admin.analytics.making import make_report
 from admin.analytics.lines import Wanted
+from admin.analytics.making import make_report
 from admin.analytics.options import Options
 from admin.analytics.report import Tools, make_tables
 from admin.analytics.spark import SparkOptions
@@ -43,7 +43,9 @@ def report(spark: SparkSession, tmp_path: Path) -> Report:
         named = tuple(map(str, logs))
         here = SparkOptions(master="local[2]")
         wish = Wish(logs=named, out=str(tmp_path / "out"), html=None, options=Options(**options), spark=here)
-        return make_report(spark, place, find(named, wish.options.since_s, wish.options.until_s), wish, None, print)
+        return make_report(
+            spark, place, find(named, wish.options.since_s, wish.options.until_s), wish, seen=None, step=print
+        )
 
     return make
 
