@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from admin.analytics import kernels, words
 from admin.analytics.advice import Claim, fair_level
-from admin.analytics.combine import BAD, COMBINED, MADE, combine
+from admin.analytics.combine import BAD, COMBINED, MADE, SCHEMAS, combine, unpack
 from admin.analytics.findings import Inputs, SetAside
 from admin.analytics.inputs import Found
 from admin.analytics.kernels import HOURS_COLUMNS, MINUTES_COLUMNS, Instance
@@ -58,6 +58,8 @@ Step = Callable[[str], object]
 _TASK_BYTES: Final = 32 * 1024 * 1024
 """Bytes of log for each task that adds up."""
 _MOST_TASKS: Final = 10_000
+_PACKED_BYTES: Final = 8 * 1024 * 1024
+"""Spark holds so much of what is packed at a time, for each task that reads it."""
 _MOST_NAMED: Final = 5
 _KEY: Final = list(RESOURCE_KEY)
 _QUIET_SHARE: Final = 0.99
@@ -127,8 +129,9 @@ def make_tables(tools: Tools, found: Found, options: Options, wanted: Wanted) ->
     )
     where = f"{tools.scratch}/combined"
     added = Observation()
-    combined = combined.observe(added, F.expr("coalesce(sum(coverage.copies), 0L) AS copies"))
-    combined.write.mode("overwrite").partitionBy("made").parquet(where)
+    combined = combined.observe(added, F.expr("coalesce(sum(copies), 0L) AS copies"))
+    writer = combined.write.mode("overwrite").option("parquet.block.size", _PACKED_BYTES)
+    writer.partitionBy("made").parquet(where)
     counts = seen.get
     staged = tools.session.read.schema(ddl_of(COMBINED)).parquet(where)
     skipped = [*found.skipped, *found.vanished()]
@@ -136,7 +139,7 @@ def make_tables(tools: Tools, found: Found, options: Options, wanted: Wanted) ->
     set_aside = [*bad, *damaged, *skipped]
     if counts["wanted"]:
         tools.step(f"adding up {counts['wanted']:,} records")
-        frames = {table: staged.where(F.col("made") == table.name).select(f"{table.name}.*") for table in MADE}
+        frames = {table: _unpacked(staged, table.name) for table in MADE}
         tools.store.write(_tables(frames, tools.store, wanted, options.top), _days(wanted))
     elif wanted.hours is None or tools.store.read(COVERAGE).isEmpty():
         raise StartError(_why_nothing(counts["first_s"], counts["last_s"], found, set_aside))
@@ -184,11 +187,15 @@ def hours_of(tools: Tools, found: Found) -> defaultdict[str, set[int]]:
     return hours
 
 
+def _unpacked(staged: "DataFrame", name: str) -> "DataFrame":
+    rows = staged.where(F.col("made") == name).select("rows")
+    return rows.mapInArrow(unpack(name), ddl_of(SCHEMAS[name]))
+
+
 def _bad(staged: "DataFrame") -> tuple[list[SetAside], list[SetAside]]:
     """Return where bad lines are and why they are bad, the most first, and the files that are damaged."""
     rows = (
-        staged.where(F.col("made") == BAD)
-        .select(f"{BAD}.*")
+        _unpacked(staged, BAD)
         .groupBy("file", "reason")
         .agg(F.sum("lines").alias("lines"), F.min("example").alias("example"))
         .orderBy(F.desc("lines"), "file", "reason")

@@ -173,7 +173,7 @@ _T = TypeVar("_T")
 LOCAL: Final = "local[*]"
 """All of this machine."""
 _SHORT_JAVA: Final = (
-    "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=128m -XX:+UseSerialGC"
+    "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=128m -XX:+UseSerialGC -XX:MetaspaceSize=256m"
     " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
 """Java's first compiler alone, and one thread for garbage: what there is to do is done before more would pay. Nor are
@@ -271,6 +271,8 @@ _ALWAYS: Final = {
     # Otherwise each word of a query is noted with the line of Python that said it, which takes seconds.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.parquet.compression.codec": "zstd",
+    # Both Java and Python hold several such.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(8 * 1024 * 1024),
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     # A job of its own that looks for files is for more of them.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "4096",
