@@ -52,7 +52,7 @@ from admin.analytics.tables import (
     Store,
     Table,
     arrow_schema,
-    ddl_of,
+    in_spark,
 )
 from admin.analytics.words import DAY_S, HOUR_S, MINUTE_S, WEEK_S
 from admin.common.recommendations import ACTIONS, TO_DO, Period, Recommendation
@@ -229,7 +229,7 @@ class Digest:
             ),
         )
         since_s = _new_since_s(from_s, until_s)
-        found = by_resource.mapInArrow(_pick_resources(since_s), ddl_of(_JSON)).collect()
+        found = by_resource.mapInArrow(_pick_resources(since_s), in_spark(_JSON)).collect()
         return _Resources.merged([msgspec.json.decode(row["json"], type=_Resources) for row in found])
 
     @cached_property
@@ -266,7 +266,7 @@ class Digest:
             )
             .withColumn("total", F.sum("messages").over(Window.partitionBy(*RESOURCE_KEY)))
         )  # fmt: skip
-        rows = refused.mapInArrow(_pick_culprits(_new_since_s(self._from_s, self._until_s)), ddl_of(_JSON)).collect()
+        rows = refused.mapInArrow(_pick_culprits(_new_since_s(self._from_s, self._until_s)), in_spark(_JSON)).collect()
         parts = [msgspec.json.decode(row["json"], type=_Refused) for row in rows]
         return (
             nsmallest(_MOST_CULPRITS, (each for part in parts for each in part.culprits), key=_most_refused),
@@ -304,7 +304,7 @@ class Digest:
         # These may be a few minutes more; which of them are of a curve is seen where they are.
         for name, its in zip(RESOURCE_KEY, zip(*steps_s, strict=True), strict=True):
             minutes = minutes.where(F.col(name).isin(sorted(set(its))))
-        rows = minutes.select(*_CURVE_COLUMNS).mapInArrow(_step(steps_s), ddl_of(_STEPPED)).collect()
+        rows = minutes.select(*_CURVE_COLUMNS).mapInArrow(_step(steps_s), in_spark(_STEPPED)).collect()
         points: dict[tuple[str, ...], dict[int, list[Any]]] = {key: {} for key in steps_s}
         for row in rows:
             _add_step(points[_key(row)], row["at"], [row[name] for name in _STEPPED.names[4:]])

@@ -44,7 +44,7 @@ from admin.analytics.tables import (
     Store,
     Table,
     day_of,
-    ddl_of,
+    in_spark,
 )
 from admin.analytics.words import HOUR_S, MINUTE_S, WEEK_S
 from admin.common.errors import StartError
@@ -110,7 +110,7 @@ def make_tables(tools: Tools, found: Found, options: Options, wanted: Wanted) ->
     """
     tools.step(f"reading {words.counted(len(found.files), 'file')}")
     seen = Observation()
-    lines = lines_in(tools.session, found).mapInArrow(gather(wanted), ddl_of(GATHERED))
+    lines = lines_in(tools.session, found).mapInArrow(gather(wanted), in_spark(GATHERED))
     gathered = lines.observe(
         seen,
         F.expr("coalesce(sum(IF(reason IS NULL, records, 0)), 0L) AS records"),
@@ -125,7 +125,7 @@ def make_tables(tools: Tools, found: Found, options: Options, wanted: Wanted) ->
         gathered.where("reason IS NOT NULL OR wanted > 0")
         .repartition(tools.tasks, *order)
         .sortWithinPartitions(*order)
-        .mapInArrow(combine(options.storm_gap_s, options.attempts), ddl_of(COMBINED))
+        .mapInArrow(combine(options.storm_gap_s, options.attempts), in_spark(COMBINED))
     )
     where = f"{tools.scratch}/combined"
     added = Observation()
@@ -133,7 +133,7 @@ def make_tables(tools: Tools, found: Found, options: Options, wanted: Wanted) ->
     writer = combined.write.mode("overwrite").option("parquet.block.size", _PACKED_BYTES)
     writer.partitionBy("made").parquet(where)
     counts = seen.get
-    staged = tools.session.read.schema(ddl_of(COMBINED)).parquet(where)
+    staged = tools.session.read.schema(in_spark(COMBINED)).parquet(where)
     skipped = [*found.skipped, *found.vanished()]
     bad, damaged = _bad(staged) if counts["reasons"] else ([], [])
     set_aside = [*bad, *damaged, *skipped]
@@ -179,7 +179,7 @@ def lines_in(session: "SparkSession", found: Found) -> "DataFrame":
 
 def hours_of(tools: Tools, found: Found) -> defaultdict[str, set[int]]:
     """Return the beginnings of the hours that each file has records of."""
-    rows = lines_in(tools.session, found).mapInArrow(hours_in, ddl_of(HOURS_IN)).collect()
+    rows = lines_in(tools.session, found).mapInArrow(hours_in, in_spark(HOURS_IN)).collect()
     hours: defaultdict[str, set[int]] = defaultdict(set)
     # Several tasks may have read parts of one.
     for row in rows:
@@ -189,7 +189,7 @@ def hours_of(tools: Tools, found: Found) -> defaultdict[str, set[int]]:
 
 def _unpacked(staged: "DataFrame", name: str) -> "DataFrame":
     rows = staged.where(F.col("made") == name).select("rows")
-    return rows.mapInArrow(unpack(name), ddl_of(SCHEMAS[name]))
+    return rows.mapInArrow(unpack(name), in_spark(SCHEMAS[name]))
 
 
 def _bad(staged: "DataFrame") -> tuple[list[SetAside], list[SetAside]]:
@@ -313,11 +313,11 @@ def recommend(tools: Tools, options: Options, instances: Mapping[str, Instance])
         hours.select(*HOURS_COLUMNS)
         .repartition(tools.tasks, *_KEY)
         .sortWithinPartitions(*_KEY, "hour_s")
-        .mapInArrow(kernels.judge(instances, options), ddl_of(kernels.JUDGED))
+        .mapInArrow(kernels.judge(instances, options), in_spark(kernels.JUDGED))
     )
     where = f"{tools.scratch}/judged"
     judged.write.mode("overwrite").partitionBy("made").parquet(where)
-    staged = session.read.schema(ddl_of(kernels.JUDGED)).parquet(where)
+    staged = session.read.schema(in_spark(kernels.JUDGED)).parquet(where)
     stormy = beside(partial(store.write, {STORMS: staged.where("made = 'storm'").select("storm.*")}, days))
     decided = staged.where("made = 'decided'").select("decided.*")
     if options.capacity_per_s is not None:
@@ -328,21 +328,23 @@ def recommend(tools: Tools, options: Options, instances: Mapping[str, Instance])
     replayed = (
         _loud(minutes, decided, tools.tasks)
         .select(*MINUTES_COLUMNS)
-        .mapInArrow(kernels.replay_weeks(options.attempts), ddl_of(kernels.REPLAYED))
+        .mapInArrow(kernels.replay_weeks(options.attempts), in_spark(kernels.REPLAYED))
     )
     advised = decided.select(
         *_KEY, "advice", F.lit(None).cast("array<bigint>").alias("refused"), F.lit(0).cast("bigint").alias("error")
     )
-    unused = _unused(store.read(LIMITS, days), decided).mapInArrow(kernels.unused(instances), ddl_of(kernels.REPLAYED))
+    unused = _unused(store.read(LIMITS, days), decided).mapInArrow(
+        kernels.unused(instances), in_spark(kernels.REPLAYED)
+    )
     settled = (
         advised.unionByName(replayed)
         .unionByName(unused)
         .repartition(tools.tasks, *_KEY)
         .sortWithinPartitions(*_KEY)
-        .mapInArrow(kernels.settle(), ddl_of(kernels.SETTLED))
+        .mapInArrow(kernels.settle(), in_spark(kernels.SETTLED))
     )
     store.replace(settled, RECOMMENDATIONS)
-    frame = session.read.schema(ddl_of(kernels.SETTLED)).parquet(store.path(RECOMMENDATIONS))
+    frame = session.read.schema(in_spark(kernels.SETTLED)).parquet(store.path(RECOMMENDATIONS))
     stormy.result()
     return Recommended(frame, decided)
 
@@ -356,7 +358,7 @@ def find_instances(tools: Tools, options: Options) -> dict[str, Instance]:
         .select(*kernels.COVERAGE_COLUMNS)
         .repartition(tools.tasks, "instance")
         .sortWithinPartitions(*order)
-        .mapInArrow(kernels.know(), ddl_of(kernels.KNOWN))
+        .mapInArrow(kernels.know(), in_spark(kernels.KNOWN))
         .collect()
     )
     return {row["instance"]: kernels.read_instance(row["known"]) for row in rows}

@@ -31,6 +31,7 @@ from limiter.counting.rejections import OUTCOMES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 RESOURCE: Final = ("instance STRING", "kind STRING", "name STRING")
 """What limits are of: each instance has its own."""
@@ -128,9 +129,14 @@ class Table:
         return {name: name.removesuffix("_s") + ("" if name.endswith("at_s") else "_at") for name in names}
 
     @property
-    def ddl(self) -> str:
+    def schema(self) -> "StructType":
         """The schema as it is written, with timestamps."""
-        return ", ".join(self.ddl_columns)
+        from pyspark.sql.types import DateType, TimestampType  # noqa: PLC0415 - executors go without it
+
+        found = in_spark(arrow_schema(self.columns[:-1]))
+        for name in self.moments.values():
+            found = found.add(name, TimestampType())
+        return found.add("dt", DateType())
 
     @property
     def ddl_columns(self) -> tuple[str, ...]:
@@ -340,22 +346,13 @@ _ARROW: Final = {
     "STRING": pa.string(), "BIGINT": pa.int64(), "INT": pa.int32(), "DOUBLE": pa.float64(), "BOOLEAN": pa.bool_(),
     "DATE": pa.date32(), "BINARY": pa.binary(),
 }  # fmt: skip
-_SPARK: Final = {type_: name for name, type_ in _ARROW.items()}
 
 
-def ddl_of(schema: pa.Schema) -> str:
-    """Return Spark's schema of Arrow's."""
-    return ", ".join(f"`{field.name}` {_spark_type(field.type)}" for field in schema)
+def in_spark(schema: pa.Schema) -> "StructType":
+    """Return Spark's schema of Arrow's. As words Java would have to parse it, which takes it its time."""
+    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - executors go without it
 
-
-def _spark_type(type_: pa.DataType) -> str:
-    if pa.types.is_list(type_):
-        return f"ARRAY<{_spark_type(type_.value_type)}>"
-    if pa.types.is_map(type_):
-        return f"MAP<{_spark_type(type_.key_type)}, {_spark_type(type_.item_type)}>"
-    if pa.types.is_struct(type_):
-        return f"STRUCT<{', '.join(f'`{each.name}`: {_spark_type(each.type)}' for each in type_)}>"
-    return _SPARK[type_]
+    return from_arrow_schema(schema)
 
 
 def _split(inner: str) -> list[str]:
@@ -486,18 +483,16 @@ class Store:
 
     def _existing(self, path: str, table: Table) -> "DataFrame":
         from pyspark.errors import AnalysisException  # noqa: PLC0415 - executors go without it
+        from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody calls it
 
-        nothing = self._session.range(0).selectExpr(
-            *(f"CAST(NULL AS {kind}) AS `{name}`" for name, kind in map(_column, table.ddl_columns))
-        )
-        if not self._is_address and next(Path(path).glob("dt=*/*.parquet"), None) is None:
-            return nothing
-        try:
-            return self._session.read.schema(table.ddl).parquet(path)
-        except AnalysisException:
-            if self._is_address:
-                return nothing
-            raise
+        if self._is_address or next(Path(path).glob("dt=*/*.parquet"), None) is not None:
+            try:
+                return self._session.read.schema(table.schema).parquet(path)
+            except AnalysisException:
+                if not self._is_address:
+                    raise
+        nothing = (F.lit(None).cast(field.dataType).alias(field.name) for field in table.schema)
+        return self._session.range(0).select(*nothing)
 
     def _rows(self, frame: "DataFrame", table: Table) -> "DataFrame":
         """Return the rows as they are written: with timestamps, and in order."""
@@ -573,8 +568,3 @@ def _day_in(name: str, days: Container[date]) -> bool:
         return date.fromisoformat(name.removeprefix("dt=")) in days
     except ValueError:
         return False
-
-
-def _column(column: str) -> tuple[str, str]:
-    name, _, kind = column.partition(" ")
-    return name, kind

@@ -19,7 +19,7 @@ from admin.analytics.lines import Wanted
 from admin.analytics.making import _write_recommendations
 from admin.analytics.options import Options
 from admin.analytics.report import Recommended, Tools, find_instances, make_tables, recommend
-from admin.analytics.tables import LIMIT_KEY, MINUTES, ddl_of
+from admin.analytics.tables import LIMIT_KEY, MINUTES, in_spark
 from admin.client.recommendations import read as read_file
 from admin.common.recommendations import Recommendation
 
@@ -110,7 +110,7 @@ def test_minutes_that_are_left_out_of_replays_make_no_difference(
         if each["name"] == "tight"
     ]
     whole = backtest.replay(all_of_it, of.limit, of.candidates)
-    written = loud.select(*kernels.MINUTES_COLUMNS).mapInArrow(kernels.replay_weeks({}), ddl_of(kernels.REPLAYED))
+    written = loud.select(*kernels.MINUTES_COLUMNS).mapInArrow(kernels.replay_weeks({}), in_spark(kernels.REPLAYED))
     weeks = written.agg(*(F.sum(F.col("refused")[at]) for at in range(len(of.candidates))), F.sum("error")).first()
     assert weeks is not None
     assert tuple(weeks) == (*whole.refused, whole.error)

@@ -1,4 +1,3 @@
-
 import pytest
 
 from admin.analytics import words
