@@ -139,7 +139,9 @@ def make_tables(tools: Tools, found: Found, options: Options, wanted: Wanted) ->
     set_aside = [*bad, *damaged, *skipped]
     if counts["wanted"]:
         tools.step(f"adding up {counts['wanted']:,} records")
-        frames = {table: _unpacked(staged, table.name) for table in MADE}
+        # Java takes its time for each, and so less of it for all.
+        begun = {table: beside(partial(_unpacked, staged, table.name)) for table in MADE}
+        frames = {table: each.result() for table, each in begun.items()}
         tools.store.write(_tables(frames, tools.store, wanted, options.top), _days(wanted))
     elif wanted.hours is None or tools.store.read(COVERAGE).isEmpty():
         raise StartError(_why_nothing(counts["first_s"], counts["last_s"], found, set_aside))
@@ -324,6 +326,7 @@ def recommend(tools: Tools, options: Options, instances: Mapping[str, Instance])
         shared = kernels.share_out(_levels(decided, options.capacity_per_s), options.capacity_per_s)
         decided = decided.mapInArrow(shared, decided.schema)
     tools.step("replaying demand against limits")
+    unused = beside(partial(_unused, store, days, decided, instances))
     minutes = _within(store.read(MINUTES, days), "minute_s", options)
     replayed = (
         _loud(minutes, decided, tools.tasks)
@@ -333,12 +336,9 @@ def recommend(tools: Tools, options: Options, instances: Mapping[str, Instance])
     advised = decided.select(
         *_KEY, "advice", F.lit(None).cast("array<bigint>").alias("refused"), F.lit(0).cast("bigint").alias("error")
     )
-    unused = _unused(store.read(LIMITS, days), decided).mapInArrow(
-        kernels.unused(instances), in_spark(kernels.REPLAYED)
-    )
     settled = (
         advised.unionByName(replayed)
-        .unionByName(unused)
+        .unionByName(unused.result())
         .repartition(tools.tasks, *_KEY)
         .sortWithinPartitions(*_KEY)
         .mapInArrow(kernels.settle(), in_spark(kernels.SETTLED))
@@ -441,17 +441,19 @@ def _quiet(seconds: "Column", rate: "Column", burst_s: "Column") -> "Column":
     return F.coalesce(rate.isNull() | fits, F.lit(True))
 
 
-def _unused(limits: "DataFrame", decided: "DataFrame") -> "DataFrame":
-    """Return the exact limits, as they were written down last, of which nothing was asked for."""
+def _unused(store: Store, days: Days, decided: "DataFrame", instances: Mapping[str, Instance]) -> "DataFrame":
+    """Return what to do about the exact limits, as they were written down last, of which nothing was asked for."""
     last = Window.partitionBy("instance")
     exact = ~F.col("name").rlike(r"[*?\[]") & (F.col("action") != "off")
     limiting = F.col("rate_per_s").isNotNull() | F.col("bytes_per_s").isNotNull()
     return (
-        limits.withColumn("last_s", F.max("seen_s").over(last))
+        store.read(LIMITS, days)
+        .withColumn("last_s", F.max("seen_s").over(last))
         # All rules are written down at once; a minute is more than that takes.
         .where(exact & limiting & (F.col("seen_s") > F.col("last_s") - MINUTE_S))
         .join(decided.select(*_KEY), _KEY, "left_anti")
         .groupBy(*_KEY)
         .agg(F.max_by(F.struct(*LIMIT_KEY), F.struct("seen_s", "rule")).alias("limit"))
         .select(*_KEY, "limit.*")
+        .mapInArrow(kernels.unused(instances), in_spark(kernels.REPLAYED))
     )
