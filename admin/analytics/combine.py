@@ -23,11 +23,12 @@ from admin.analytics.lines import decode_lines, without_gc
 from admin.analytics.tables import (
     AMOUNTS,
     BY_DAY,
+    COVERAGE,
     CULPRITS,
     LIMIT_KEY,
     STORMS,
     TABLES,
-    arrow_struct,
+    arrow_schema,
     day_of,
 )
 from admin.analytics.words import MINUTE_S
@@ -44,18 +45,18 @@ MADE: Final = tuple(table for table in BY_DAY if table not in {STORMS, CULPRITS}
 """Tables whose rows come from here. Those of limits and coverage are parts, of which several may be of one row."""
 BAD: Final = "bad"
 _BAD: Final = ("file STRING", "reason STRING", "lines BIGINT", "example STRING")
-COMBINED: Final = pa.schema(
-    [
-        ("made", pa.string()),
-        *((table.name, arrow_struct(table.columns)) for table in MADE),
-        (BAD, arrow_struct(_BAD)),
-    ],
-)
-"""Rows of ``combine``: the name of a table, and its columns under that name; null under all others. Besides tables
-there is ``bad``: what could not be understood, by file and reason."""
+COMBINED: Final = arrow_schema(("made STRING", "copies BIGINT", "rows BINARY"))
+"""Rows of ``combine``: the name of a table, and some of its rows as a batch of Arrow, see ``unpack``; of ``coverage``,
+how many copies of records they tell of. Besides tables there is ``bad``: what could not be understood, by file and
+reason."""
+SCHEMAS: Final[Mapping[str, pa.Schema]] = {
+    **{table.name: arrow_schema(table.columns) for table in MADE}, BAD: arrow_schema(_BAD)
+}  # fmt: skip
+"""Of what is packed."""
 NEAR_TIMES: Final = 0.8
 """A second with this share of the limit is near it."""
 _BATCH_ROWS: Final = 4096
+_PACKED_ROWS: Final = 256
 _NEAREST: Final = 10_000
 _Row = tuple[Any, ...]
 
@@ -100,7 +101,7 @@ class _Out:
     """Rows by table, until there are enough for a batch."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, list[_Row]] = {name: [] for name in COMBINED.names[1:]}
+        self._rows: dict[str, list[_Row]] = {name: [] for name in SCHEMAS}
         self.rows = 0
 
     def add(self, name: str, row: _Row) -> None:
@@ -108,22 +109,31 @@ class _Out:
         self.rows += 1
 
     def flush(self) -> Iterator[pa.RecordBatch]:
-        self.rows = 0
+        made: list[tuple[str, int, bytes]] = []
         for name, rows in self._rows.items():
-            if not rows:
-                continue
-            struct = COMBINED.field(name).type
-            columns = [_array(values, each.type) for values, each in zip(zip(*rows, strict=True), struct, strict=True)]
-            arrays = [
-                pa.array([name] * len(rows), field.type)
-                if field.name == "made"
-                else pa.StructArray.from_arrays(columns, fields=list(struct))
-                if field.name == name
-                else pa.nulls(len(rows), field.type)
-                for field in COMBINED
-            ]
-            yield pa.RecordBatch.from_arrays(arrays, schema=COMBINED)
+            schema = SCHEMAS[name]
+            for some in (rows[at : at + _PACKED_ROWS] for at in range(0, len(rows), _PACKED_ROWS)):
+                columns = [_array(values, of.type) for values, of in zip(zip(*some, strict=True), schema, strict=True)]
+                copies = sum(row[_COPIES] for row in some) if name == COVERAGE.name else 0
+                made.append((name, copies, pa.RecordBatch.from_arrays(columns, schema=schema).serialize().to_pybytes()))
             rows.clear()
+        self.rows = 0
+        if made:
+            yield pa.RecordBatch.from_arrays(list(zip(*made, strict=True)), schema=COMBINED)
+
+
+_COPIES: Final = COVERAGE.names.index("copies")
+
+
+def unpack(name: str) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return what gives the rows of a table, or of ``bad``, from ``COMBINED``'s column ``rows``."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for packed in batch.column(0):
+                yield pa.ipc.read_record_batch(packed.as_buffer(), SCHEMAS[name])
+
+    return run
 
 
 def _array(values: Sequence[Any], type_: pa.DataType) -> pa.Array:

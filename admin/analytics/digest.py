@@ -19,14 +19,12 @@ import pyarrow as pa
 from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from admin.analytics import edits
 from admin.analytics.advice import fleet
 from admin.analytics.findings import (
     Culprit,
     Curve,
     Findings,
     Fleet,
-    Held,
     Inputs,
     LimitChange,
     New,
@@ -40,10 +38,10 @@ from admin.analytics.findings import (
 )
 from admin.analytics.kernels import Instance, Kernel, read_advice, rows_of
 from admin.analytics.options import Options, Try
+from admin.analytics.spark import beside
 from admin.analytics.tables import (
     HOURS,
     LIMIT_CHANGES,
-    LIMITS,
     MINUTES,
     REFUSALS,
     RESOURCE,
@@ -54,13 +52,13 @@ from admin.analytics.tables import (
     Store,
     Table,
     arrow_schema,
-    ddl_of,
+    in_spark,
 )
 from admin.analytics.words import DAY_S, HOUR_S, MINUTE_S, WEEK_S
 from admin.common.recommendations import ACTIONS, TO_DO, Period, Recommendation
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import DataFrame, Row
 
 MOST_POINTS: Final = 1000
 """Points of a curve."""
@@ -72,10 +70,6 @@ _MOST_CHANGES: Final = 30
 _MOST_FLEETS: Final = 20
 _MOST_NEW: Final = 20
 _MOST_OF_WEEK: Final = 20
-_MOST_KNOWN_CHANGES: Final = 1000
-"""Changes that are looked at for the limits between them, and for curves."""
-_MOST_RULES: Final = 10_000
-"""With more rules than this, nobody looks which of them applied before a change."""
 MOST_RECOMMENDED: Final = 100
 _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
 """Steps that a curve may have."""
@@ -148,20 +142,25 @@ def _tried(recommendation: Recommendation, of: Try) -> Tried:
 
 
 class Digest:
-    """Reads the tables of a report.
+    """Reads the tables of a report; what is not of storms and limits at once, beside whatever else is done.
 
     Args:
-        session: of Spark.
         store: the tables.
         options: what is asked for.
         instances: what is known of each sidecar.
     """
 
-    def __init__(
-        self, session: "SparkSession", store: Store, options: Options, instances: Mapping[str, Instance]
-    ) -> None:
-        self._session, self._store, self._options, self._instances = session, store, options, instances
+    def __init__(self, store: Store, options: Options, instances: Mapping[str, Instance]) -> None:
+        self._store, self._options = store, options
         self._days = Days.of_seconds(options.since_s, options.until_s)
+        self._coverage = [each.coverage for _, each in sorted(instances.items()) if each.coverage is not None]
+        # What is newest, and since when a week has gone by.
+        self._from_s = min((each.from_s for each in self._coverage), default=None)
+        self._until_s = max((each.until_s for each in self._coverage), default=None)
+        self._changes = beside(self._read_changes)
+        self._culprits = beside(self._read_culprits)
+        self._resources = beside(self._read_resources)
+        self._curves = beside(self._read_curves)
 
     def findings(self, made_at: str, files: str, inputs: Inputs, picked: Picked, decided: "DataFrame") -> Findings:
         """Return all that a report shows.
@@ -173,17 +172,11 @@ class Digest:
             picked: the recommendations.
             decided: see ``report.Recommended``.
         """
-        coverage = [each.coverage for _, each in sorted(self._instances.items()) if each.coverage is not None]
-        # What is newest, and since when a week has gone by.
-        from_s = min((each.from_s for each in coverage), default=None)
-        until_s = max((each.until_s for each in coverage), default=None)
-        resources = self._resources(from_s, until_s)
-        week = resources.week(from_s, until_s)
-        from_s = min((each for each in (from_s, resources.first_s) if each is not None), default=None)
-        until_s = max((each for each in (until_s, resources.last_s) if each is not None), default=None)
+        coverage, resources = self._coverage, self._resources.result()
+        from_s = min((each for each in (self._from_s, resources.first_s) if each is not None), default=None)
+        until_s = max((each for each in (self._until_s, resources.last_s) if each is not None), default=None)
         storms, counts = self.storms
-        changes = self._changes()
-        culprits, new_clients = self._culprits(from_s, until_s)
+        culprits, new_clients = self._culprits.result()
         unknown = {name: sum(getattr(each, name) for each in coverage) for name in Unknown.__struct_fields__}
         out = self._store.path("").rstrip("/")
         return Findings(
@@ -197,13 +190,13 @@ class Digest:
             instance_count=len(coverage),
             storms=tuple(storms),
             culprits=tuple(culprits),
-            curves=tuple(self._curves(resources.worst, changes)),
+            curves=tuple(self._curves.result()),
             recommendations=tuple(picked.first()),
             tried=tuple(picked.tried),
-            limit_changes=tuple(self._with_what_held(changes, changes[:_MOST_CHANGES])),
+            limit_changes=tuple(self._changes.result()),
             storm_gap_s=self._options.storm_gap_s,
             fleets=tuple(self._fleets(decided)) if len(coverage) > 1 else (),
-            week=week,
+            week=resources.week(self._from_s, self._until_s),
             new_resources=tuple(resources.new),
             new_clients=tuple(new_clients),
         )
@@ -211,7 +204,8 @@ class Digest:
     def _read(self, table: Table) -> "DataFrame":
         return self._store.read(table, self._days)
 
-    def _resources(self, from_s: int | None, until_s: int | None) -> "_Resources":
+    def _read_resources(self) -> "_Resources":
+        from_s, until_s = self._from_s, self._until_s
         week_s = None if until_s is None else _week_until_s(until_s) - WEEK_S
         before_s = None if week_s is None else week_s - WEEK_S
         messages = "demand_messages"
@@ -235,7 +229,7 @@ class Digest:
             ),
         )
         since_s = _new_since_s(from_s, until_s)
-        found = by_resource.mapInArrow(_pick_resources(since_s), ddl_of(_JSON)).collect()
+        found = by_resource.mapInArrow(_pick_resources(since_s), in_spark(_JSON)).collect()
         return _Resources.merged([msgspec.json.decode(row["json"], type=_Resources) for row in found])
 
     @cached_property
@@ -259,7 +253,7 @@ class Digest:
                 counts |= {"storms": row["all"], "open_storms": row["open"]}
         return [storm(row) for row in rows], counts
 
-    def _culprits(self, from_s: int | None, until_s: int | None) -> tuple[list[Culprit], list[New]]:
+    def _read_culprits(self) -> tuple[list[Culprit], list[New]]:
         """Return who was refused most over the whole period, and who was refused for the first time lately."""
         key = (*RESOURCE_KEY, *WHO_KEY)
         refused = (
@@ -272,7 +266,7 @@ class Digest:
             )
             .withColumn("total", F.sum("messages").over(Window.partitionBy(*RESOURCE_KEY)))
         )  # fmt: skip
-        rows = refused.mapInArrow(_pick_culprits(_new_since_s(from_s, until_s)), ddl_of(_JSON)).collect()
+        rows = refused.mapInArrow(_pick_culprits(_new_since_s(self._from_s, self._until_s)), in_spark(_JSON)).collect()
         parts = [msgspec.json.decode(row["json"], type=_Refused) for row in rows]
         return (
             nsmallest(_MOST_CULPRITS, (each for part in parts for each in part.culprits), key=_most_refused),
@@ -300,8 +294,9 @@ class Digest:
             members.setdefault((row["kind"], row["name"]), []).append(read_advice(bytes(row["advice"])))
         return [fleet(kind, name, of) for (kind, name), of in members.items()]
 
-    def _curves(self, worst: "Sequence[_Resource]", changes: Sequence[LimitChange]) -> list[Curve]:
+    def _read_curves(self) -> list[Curve]:
         """Return what was asked for over time; each with its own step."""
+        worst = self._resources.result().worst
         if not worst:
             return []
         steps_s = {each.key: _step_s(each.last_s - each.first_s) for each in worst}
@@ -309,71 +304,18 @@ class Digest:
         # These may be a few minutes more; which of them are of a curve is seen where they are.
         for name, its in zip(RESOURCE_KEY, zip(*steps_s, strict=True), strict=True):
             minutes = minutes.where(F.col(name).isin(sorted(set(its))))
-        rows = minutes.select(*_CURVE_COLUMNS).mapInArrow(_step(steps_s), ddl_of(_STEPPED)).collect()
+        rows = minutes.select(*_CURVE_COLUMNS).mapInArrow(_step(steps_s), in_spark(_STEPPED)).collect()
         points: dict[tuple[str, ...], dict[int, list[Any]]] = {key: {} for key in steps_s}
         for row in rows:
             _add_step(points[_key(row)], row["at"], [row[name] for name in _STEPPED.names[4:]])
-        return [_curve(each, steps_s[each.key], points[each.key], changes) for each in worst]
+        return [_curve(each, steps_s[each.key], points[each.key]) for each in worst]
 
-    def _changes(self) -> list[LimitChange]:
+    def _read_changes(self) -> list[LimitChange]:
         """Return the latest changes as they were written down."""
         names = [name for name in LimitChange.__struct_fields__ if name in LIMIT_CHANGES.names]
         read = self._read(LIMIT_CHANGES)
-        rows = read.orderBy(F.desc("at_s"), "instance", F.desc("n")).limit(_MOST_KNOWN_CHANGES).collect()
+        rows = read.orderBy(F.desc("at_s"), "instance", F.desc("n")).limit(_MOST_CHANGES).collect()
         return [LimitChange(**{name: row[name] for name in names}) for row in rows]
-
-    def _with_what_held(self, changes: Sequence[LimitChange], shown: Sequence[LimitChange]) -> list[LimitChange]:
-        """Add what held before and after the edits of limits that were none of their own then."""
-        around = edits.unclear(changes, shown)
-        if not around:
-            return list(shown)
-        traffic = self._traffic_around(around)
-        rules = self._rules([each.change for each in around])
-        found = {}
-        for at, each in enumerate(around):
-            change, (before, after) = each.change, traffic.get(at, (None, None))
-            stood = edits.stood(rules, change.instance, change.at_s)
-            by_rules = edits.by_rules(stood, change.kind, edits.exact_name(change)) if stood else None
-            if not stood or stood[0]["seen_s"] <= each.rules_from_s:
-                by_rules = None
-            found[id(change)] = msgspec.structs.replace(
-                change,
-                held_before=(before or by_rules) if change.rate_before_per_s is None else None,
-                held_after=(after or by_rules) if change.rate_after_per_s is None else None,
-            )
-        return [found.get(id(change), change) for change in shown]
-
-    def _traffic_around(self, around: Sequence[edits.Between]) -> dict[int, tuple[Held | None, Held | None]]:
-        """Return the limit at the end of the last minute before each edit and of the first one after it."""
-        asked = [
-            (*_of(each.change), at, each.change.at_s, each.from_s, each.until_s or sys.maxsize)
-            for at, each in enumerate(around)
-        ]
-        columns = (*RESOURCE, "at INT", "at_s BIGINT", "from_s BIGINT", "until_s BIGINT")
-        few = F.broadcast(self._session.createDataFrame(asked, ", ".join(columns)))
-        end = F.col("minute_s") + MINUTE_S
-        limit = F.struct("rule", "rate_per_s", "action")
-        before = (end <= F.col("at_s")) & (end > F.col("from_s")) & (end >= F.col("at_s") - edits.NEAR_S)
-        after = (end > F.col("at_s")) & (end <= F.col("until_s")) & (end <= F.col("at_s") + edits.NEAR_S)
-        rows = (
-            self._read(MINUTES)
-            .join(few, list(RESOURCE_KEY))
-            .groupBy("at")
-            .agg(
-                F.max_by(limit, F.when(before, F.col("minute_s"))).alias("before"),
-                F.min_by(limit, F.when(after, F.col("minute_s"))).alias("after"),
-            )
-            .collect()
-        )
-        return {row["at"]: (_held(row["before"]), _held(row["after"])) for row in rows}
-
-    def _rules(self, changes: "Sequence[LimitChange]") -> "list[dict[str, Any]]":
-        """Return the rules that were written down of some instances, as far as they may stand for these names."""
-        # In the period only: what was seen before it says nothing of what was changed since.
-        several = F.col("name").rlike(r"[*?\[/]") | F.col("name").isin([each.name for each in changes])
-        instances = F.col("instance").isin(sorted({each.instance for each in changes}))
-        rows = self._read(LIMITS).where(several & instances).limit(_MOST_RULES + 1).collect()
-        return [] if len(rows) > _MOST_RULES else [row.asDict() for row in rows]
 
 
 _JSON: Final = arrow_schema(("json BINARY",))
@@ -606,26 +548,14 @@ def _add_step(points: dict[int, list[Any]], at: int, more: Sequence[Any]) -> Non
         sums[4:] = more[4:]
 
 
-def _held(limit: "Row | None") -> Held | None:
-    return None if limit is None else edits.held(limit.asDict())
-
-
-def _of(change: LimitChange) -> tuple[str, str, str]:
-    return change.instance, change.kind, edits.exact_name(change)
-
-
-def _curve(of: _Resource, step_s: int, found: Mapping[int, Sequence[Any]], changes: Sequence[LimitChange]) -> Curve:
-    its = [change for change in changes if change.instance == of.instance]
-    at_steps = [_point(at, found[at], step_s) for at in sorted(found)]
-    points, edited = edits.placed(at_steps, step_s, its, of.kind, of.name)
+def _curve(of: _Resource, step_s: int, found: Mapping[int, Sequence[Any]]) -> Curve:
     return Curve(
         **dict(zip(RESOURCE_KEY, of.key, strict=True)),
         step_s=step_s,
         admitted=of.admitted,
         refused=of.refused,
         shadowed=of.shadowed,
-        points=points,
-        edits=edited,
+        points=tuple(_point(at, found[at], step_s) for at in sorted(found)),
     )
 
 

@@ -187,7 +187,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         refused_per_s: mean of what did not.
         shadowed_per_s: mean of what reached it, but a limit in shadow would have refused it; among the admitted.
         peak_per_s: asked for in the busiest second.
-        limit_per_s: in force at its end, for all that the log knows of it; None is unlimited or not known.
+        limit_per_s: in force at the end of its last minute; None is unlimited.
     """
 
     at_s: int
@@ -196,14 +196,6 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     shadowed_per_s: float = 0.0
     peak_per_s: float
     limit_per_s: float | None = None
-
-
-class Edit(msgspec.Struct, frozen=True, kw_only=True):
-    """A live edit that may have changed a curve's limit; None is unlimited or not known."""
-
-    at_s: int
-    before_per_s: float | None = None
-    after_per_s: float | None = None
 
 
 class Curve(OfResource, frozen=True, kw_only=True):
@@ -215,7 +207,6 @@ class Curve(OfResource, frozen=True, kw_only=True):
         refused: messages in all.
         shadowed: of the admitted ones, those that a limit in shadow would have refused.
         points: in order.
-        edits: of its limit, in order.
     """
 
     step_s: int
@@ -223,22 +214,10 @@ class Curve(OfResource, frozen=True, kw_only=True):
     refused: int
     shadowed: int = 0
     points: tuple[Point, ...]
-    edits: tuple[Edit, ...] = ()
-
-
-class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """The limit that a resource met; see ``LimitFields``."""
-
-    rule: str = ""
-    rate_per_s: float | None = None
 
 
 class LimitChange(msgspec.Struct, frozen=True, kw_only=True):
-    """A live change of a limit within the period; see ``LimitChangeRecord``.
-
-    Where the resource had no rate of its own, ``held_before`` and ``held_after`` are what it met then, as far as the
-    log knows it.
-    """
+    """A live change of a limit within the period; see ``LimitChangeRecord``."""
 
     instance: str
     at_s: int
@@ -250,8 +229,6 @@ class LimitChange(msgspec.Struct, frozen=True, kw_only=True):
     rate_after_per_s: float | None = None
     by: str = ""
     reason: str = ""
-    held_before: Held | None = None
-    held_after: Held | None = None
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):

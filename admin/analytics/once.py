@@ -7,22 +7,21 @@ it makes no difference when files come, or where it was killed: the same hours a
 late for an hour of which others are gone, what those had of it is lost, and the report says so.
 """
 
-from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 
 from admin.analytics.findings import Inputs, SetAside
 from admin.analytics.inputs import File, Found
-from admin.analytics.lines import HOURS_IN, Wanted, hours_in
 from admin.analytics.options import Options
 from admin.analytics.out import write_file
-from admin.analytics.report import Tools, lines_in, make_tables, path_of
-from admin.analytics.tables import ddl_of
 from admin.analytics.words import DAY_S, counted
 from admin.common.errors import StartError
+
+if TYPE_CHECKING:
+    from admin.analytics.report import Tools
 
 _FILE: Final = "_files.json"
 _KEPT_S: Final = 35 * DAY_S
@@ -92,17 +91,20 @@ class Seen:
         """Say whether a directory is kept up to date in this way."""
         return (out / _FILE).exists()
 
-    def take(self, tools: Tools, found: Found, options: Options) -> Inputs:
+    def take(self, tools: "Tools", found: Found, options: Options) -> Inputs:
         """Read what is new.
 
         Returns:
             what has been read so far.
         """
+        from admin.analytics.lines import Wanted  # noqa: PLC0415 - it is imported while Java starts
+        from admin.analytics.report import hours_of, make_tables  # noqa: PLC0415 - as above
+
         kept = self.kept
         new = {file.path: file for file in found.files if not self._is_known(file)}
         if new:
             tools.step(f"looking into {counted(len(new), 'new file')}")
-            of = _hours_of(tools, replace(found, files=tuple(new.values())))
+            of = hours_of(tools, replace(found, files=tuple(new.values())))
             read = {path: _Read(file.size_bytes, file.written_s, tuple(sorted(of[path]))) for path, file in new.items()}
             # What a file that has changed had before is made anew, too.
             touched = (*read.values(), *(kept.files[path] for path in read if path in kept.files))
@@ -149,13 +151,3 @@ class Seen:
     def _is_known(self, file: File) -> bool:
         read = self.kept.files.get(file.path)
         return read is not None and (read.size_bytes, read.written_s) == (file.size_bytes, file.written_s)
-
-
-def _hours_of(tools: Tools, found: Found) -> defaultdict[str, set[int]]:
-    """Return the hours that each file has records of."""
-    rows = lines_in(tools.session, found).mapInArrow(hours_in, ddl_of(HOURS_IN)).collect()
-    hours: defaultdict[str, set[int]] = defaultdict(set)
-    # Several tasks may have read parts of one.
-    for row in rows:
-        hours[path_of(row["file"])].update(row["hours"])
-    return hours

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -19,12 +20,13 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from admin.analytics import kernels, words
 from admin.analytics.advice import Claim, fair_level
-from admin.analytics.combine import BAD, COMBINED, MADE, combine
+from admin.analytics.combine import BAD, COMBINED, MADE, SCHEMAS, combine, unpack
 from admin.analytics.findings import Inputs, SetAside
 from admin.analytics.inputs import Found
 from admin.analytics.kernels import HOURS_COLUMNS, MINUTES_COLUMNS, Instance
-from admin.analytics.lines import GATHERED, Wanted, gather
+from admin.analytics.lines import GATHERED, HOURS_IN, Wanted, gather, hours_in
 from admin.analytics.options import Options
+from admin.analytics.spark import FEW_BYTES, beside
 from admin.analytics.tables import (
     COVERAGE,
     CULPRITS,
@@ -42,7 +44,7 @@ from admin.analytics.tables import (
     Store,
     Table,
     day_of,
-    ddl_of,
+    in_spark,
 )
 from admin.analytics.words import HOUR_S, MINUTE_S, WEEK_S
 from admin.common.errors import StartError
@@ -53,13 +55,11 @@ if TYPE_CHECKING:
 
 Step = Callable[[str], object]
 """Is told what is being done, for people who wait."""
-FEW_BYTES: Final = 100 * 1024 * 1024
-"""Logs of up to so much are little: few tasks, nothing planned anew while it runs."""
-SHORT_BYTES: Final = 10 * FEW_BYTES
-"""A report of up to so much is over before Java's best compiler pays."""
 _TASK_BYTES: Final = 32 * 1024 * 1024
 """Bytes of log for each task that adds up."""
 _MOST_TASKS: Final = 10_000
+_PACKED_BYTES: Final = 8 * 1024 * 1024
+"""Spark holds so much of what is packed at a time, for each task that reads it."""
 _MOST_NAMED: Final = 5
 _KEY: Final = list(RESOURCE_KEY)
 _QUIET_SHARE: Final = 0.99
@@ -110,7 +110,7 @@ def make_tables(tools: Tools, found: Found, options: Options, wanted: Wanted) ->
     """
     tools.step(f"reading {words.counted(len(found.files), 'file')}")
     seen = Observation()
-    lines = lines_in(tools.session, found).mapInArrow(gather(wanted), ddl_of(GATHERED))
+    lines = lines_in(tools.session, found).mapInArrow(gather(wanted), in_spark(GATHERED))
     gathered = lines.observe(
         seen,
         F.expr("coalesce(sum(IF(reason IS NULL, records, 0)), 0L) AS records"),
@@ -125,20 +125,23 @@ def make_tables(tools: Tools, found: Found, options: Options, wanted: Wanted) ->
         gathered.where("reason IS NOT NULL OR wanted > 0")
         .repartition(tools.tasks, *order)
         .sortWithinPartitions(*order)
-        .mapInArrow(combine(options.storm_gap_s, options.attempts), ddl_of(COMBINED))
+        .mapInArrow(combine(options.storm_gap_s, options.attempts), in_spark(COMBINED))
     )
     where = f"{tools.scratch}/combined"
     added = Observation()
-    combined = combined.observe(added, F.expr("coalesce(sum(coverage.copies), 0L) AS copies"))
-    combined.write.mode("overwrite").partitionBy("made").parquet(where)
+    combined = combined.observe(added, F.expr("coalesce(sum(copies), 0L) AS copies"))
+    writer = combined.write.mode("overwrite").option("parquet.block.size", _PACKED_BYTES)
+    writer.partitionBy("made").parquet(where)
     counts = seen.get
-    staged = tools.session.read.schema(ddl_of(COMBINED)).parquet(where)
+    staged = tools.session.read.schema(in_spark(COMBINED)).parquet(where)
     skipped = [*found.skipped, *found.vanished()]
     bad, damaged = _bad(staged) if counts["reasons"] else ([], [])
     set_aside = [*bad, *damaged, *skipped]
     if counts["wanted"]:
         tools.step(f"adding up {counts['wanted']:,} records")
-        frames = {table: staged.where(F.col("made") == table.name).select(f"{table.name}.*") for table in MADE}
+        # Java takes its time for each, and so less of it for all.
+        begun = {table: beside(partial(_unpacked, staged, table.name)) for table in MADE}
+        frames = {table: each.result() for table, each in begun.items()}
         tools.store.write(_tables(frames, tools.store, wanted, options.top), _days(wanted))
     elif wanted.hours is None or tools.store.read(COVERAGE).isEmpty():
         raise StartError(_why_nothing(counts["first_s"], counts["last_s"], found, set_aside))
@@ -176,11 +179,25 @@ def lines_in(session: "SparkSession", found: Found) -> "DataFrame":
     return frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
 
 
+def hours_of(tools: Tools, found: Found) -> defaultdict[str, set[int]]:
+    """Return the beginnings of the hours that each file has records of."""
+    rows = lines_in(tools.session, found).mapInArrow(hours_in, in_spark(HOURS_IN)).collect()
+    hours: defaultdict[str, set[int]] = defaultdict(set)
+    # Several tasks may have read parts of one.
+    for row in rows:
+        hours[path_of(row["file"])].update(row["hours"])
+    return hours
+
+
+def _unpacked(staged: "DataFrame", name: str) -> "DataFrame":
+    rows = staged.where(F.col("made") == name).select("rows")
+    return rows.mapInArrow(unpack(name), in_spark(SCHEMAS[name]))
+
+
 def _bad(staged: "DataFrame") -> tuple[list[SetAside], list[SetAside]]:
     """Return where bad lines are and why they are bad, the most first, and the files that are damaged."""
     rows = (
-        staged.where(F.col("made") == BAD)
-        .select(f"{BAD}.*")
+        _unpacked(staged, BAD)
         .groupBy("file", "reason")
         .agg(F.sum("lines").alias("lines"), F.min("example").alias("example"))
         .orderBy(F.desc("lines"), "file", "reason")
@@ -271,12 +288,10 @@ class Recommended:
     Attributes:
         frame: the table ``recommendations``.
         decided: what was decided about each resource before it was replayed.
-        instances: what is known of each sidecar.
     """
 
     frame: "DataFrame"
     decided: "DataFrame"
-    instances: Mapping[str, Instance]
 
     def all(self) -> Iterator[Recommendation]:
         """Yield all recommendations, by name; a part of them at a time is in memory."""
@@ -284,64 +299,66 @@ class Recommended:
         return (kernels.read_recommendation(row["recommendation"]) for row in rows)
 
 
-def recommend(tools: Tools, options: Options) -> Recommended:
+def recommend(tools: Tools, options: Options, instances: Mapping[str, Instance]) -> Recommended:
     """Find the storms of the tables' period, decide about all limits, and write both as tables.
 
     Args:
         tools: with which.
         options: the period, the gap of storms, the headroom and the capacity.
+        instances: what is known of each sidecar.
     """
     session, store = tools.session, tools.store
     days = Days.of_seconds(options.since_s, options.until_s)
     tools.step("looking for storms, and what was asked for")
-    instances = _instances(tools, days, options)
     hours = _within(store.read(HOURS, days), "hour_s", options)
     judged = (
         hours.select(*HOURS_COLUMNS)
         .repartition(tools.tasks, *_KEY)
         .sortWithinPartitions(*_KEY, "hour_s")
-        .mapInArrow(kernels.judge(instances, options), ddl_of(kernels.JUDGED))
+        .mapInArrow(kernels.judge(instances, options), in_spark(kernels.JUDGED))
     )
     where = f"{tools.scratch}/judged"
     judged.write.mode("overwrite").partitionBy("made").parquet(where)
-    staged = session.read.schema(ddl_of(kernels.JUDGED)).parquet(where)
-    store.write({STORMS: staged.where("made = 'storm'").select("storm.*")}, days)
+    staged = session.read.schema(in_spark(kernels.JUDGED)).parquet(where)
+    stormy = beside(partial(store.write, {STORMS: staged.where("made = 'storm'").select("storm.*")}, days))
     decided = staged.where("made = 'decided'").select("decided.*")
     if options.capacity_per_s is not None:
         shared = kernels.share_out(_levels(decided, options.capacity_per_s), options.capacity_per_s)
         decided = decided.mapInArrow(shared, decided.schema)
     tools.step("replaying demand against limits")
+    unused = beside(partial(_unused, store, days, decided, instances))
     minutes = _within(store.read(MINUTES, days), "minute_s", options)
     replayed = (
         _loud(minutes, decided, tools.tasks)
         .select(*MINUTES_COLUMNS)
-        .mapInArrow(kernels.replay_weeks(options.attempts), ddl_of(kernels.REPLAYED))
+        .mapInArrow(kernels.replay_weeks(options.attempts), in_spark(kernels.REPLAYED))
     )
     advised = decided.select(
         *_KEY, "advice", F.lit(None).cast("array<bigint>").alias("refused"), F.lit(0).cast("bigint").alias("error")
     )
-    unused = _unused(store.read(LIMITS, days), decided).mapInArrow(kernels.unused(instances), ddl_of(kernels.REPLAYED))
     settled = (
         advised.unionByName(replayed)
-        .unionByName(unused)
+        .unionByName(unused.result())
         .repartition(tools.tasks, *_KEY)
         .sortWithinPartitions(*_KEY)
-        .mapInArrow(kernels.settle(), ddl_of(kernels.SETTLED))
+        .mapInArrow(kernels.settle(), in_spark(kernels.SETTLED))
     )
     store.replace(settled, RECOMMENDATIONS)
-    frame = session.read.schema(ddl_of(kernels.SETTLED)).parquet(store.path(RECOMMENDATIONS))
-    return Recommended(frame, decided, instances)
+    frame = session.read.schema(in_spark(kernels.SETTLED)).parquet(store.path(RECOMMENDATIONS))
+    stormy.result()
+    return Recommended(frame, decided)
 
 
-def _instances(tools: Tools, days: Days, options: Options) -> dict[str, Instance]:
-    """Return what is known of each sidecar."""
+def find_instances(tools: Tools, options: Options) -> dict[str, Instance]:
+    """Return what is known of each sidecar of the tables' period."""
+    days = Days.of_seconds(options.since_s, options.until_s)
     order = ("instance", "run", "hour_s")
     rows = (
         _within(tools.store.read(COVERAGE, days), "hour_s", options)
         .select(*kernels.COVERAGE_COLUMNS)
         .repartition(tools.tasks, "instance")
         .sortWithinPartitions(*order)
-        .mapInArrow(kernels.know(), ddl_of(kernels.KNOWN))
+        .mapInArrow(kernels.know(), in_spark(kernels.KNOWN))
         .collect()
     )
     return {row["instance"]: kernels.read_instance(row["known"]) for row in rows}
@@ -424,17 +441,19 @@ def _quiet(seconds: "Column", rate: "Column", burst_s: "Column") -> "Column":
     return F.coalesce(rate.isNull() | fits, F.lit(True))
 
 
-def _unused(limits: "DataFrame", decided: "DataFrame") -> "DataFrame":
-    """Return the exact limits, as they were written down last, of which nothing was asked for."""
+def _unused(store: Store, days: Days, decided: "DataFrame", instances: Mapping[str, Instance]) -> "DataFrame":
+    """Return what to do about the exact limits, as they were written down last, of which nothing was asked for."""
     last = Window.partitionBy("instance")
     exact = ~F.col("name").rlike(r"[*?\[]") & (F.col("action") != "off")
     limiting = F.col("rate_per_s").isNotNull() | F.col("bytes_per_s").isNotNull()
     return (
-        limits.withColumn("last_s", F.max("seen_s").over(last))
+        store.read(LIMITS, days)
+        .withColumn("last_s", F.max("seen_s").over(last))
         # All rules are written down at once; a minute is more than that takes.
         .where(exact & limiting & (F.col("seen_s") > F.col("last_s") - MINUTE_S))
         .join(decided.select(*_KEY), _KEY, "left_anti")
         .groupBy(*_KEY)
         .agg(F.max_by(F.struct(*LIMIT_KEY), F.struct("seen_s", "rule")).alias("limit"))
         .select(*_KEY, "limit.*")
+        .mapInArrow(kernels.unused(instances), in_spark(kernels.REPLAYED))
     )

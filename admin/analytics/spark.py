@@ -15,18 +15,18 @@ import tempfile
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Final, TypeVar
 
 from admin.analytics.requirements import check_requirements, under_submit
 from admin.common.errors import OperatorError, SettingsError, StartError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 # What Spark's errors mean, in a line for people; its own words go to its log.
@@ -165,10 +165,20 @@ def meaning(error: BaseException, text: str = "") -> str:
     return f"Spark failed: {first[:_LONGEST].rstrip('.')}"
 
 
+FEW_BYTES: Final = 100 * 1024 * 1024
+"""Logs of up to so much are little: few tasks, nothing planned anew while it runs."""
+SHORT_BYTES: Final = 10 * FEW_BYTES
+"""A report of up to so much is over before Java's best compiler pays."""
+_T = TypeVar("_T")
 LOCAL: Final = "local[*]"
 """All of this machine."""
-_SHORT_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=128m -XX:+UseSerialGC"
-"""Java's first compiler alone, and one thread for garbage: what there is to do is done before more would pay."""
+_SHORT_JAVA: Final = (
+    "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=128m -XX:+UseSerialGC -XX:MetaspaceSize=256m"
+    " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
+"""Java's first compiler alone, and one thread for garbage: what there is to do is done before more would pay. Nor are
+Spark's own classes verified, which takes a tenth of the start: who could change these could change all of this."""
+_WORKERS: Final = "admin.analytics.workers"
 _LOOPBACK: Final = "127.0.0.1"
 _SCRATCH: Final = "sluice-report-"
 """Beginning of the names of temporary directories."""
@@ -261,6 +271,8 @@ _ALWAYS: Final = {
     # Otherwise each word of a query is noted with the line of Python that said it, which takes seconds.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.parquet.compression.codec": "zstd",
+    # Both Java and Python hold several such.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(8 * 1024 * 1024),
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     # A job of its own that looks for files is for more of them.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "4096",
@@ -270,6 +282,8 @@ _BRIEF: Final = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    # With it, what plain Python runs in is not what SQL's Python can run in.
+    "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
 }
 """Most time of a small job goes by before the first row: in planning and compiling."""
 
@@ -303,6 +317,8 @@ def _settings(options: SparkOptions, scratch: Path, given: dict[str, str]) -> di
             "spark.driver.bindAddress": _LOOPBACK,
             "spark.local.dir": str(scratch),
         }
+        if os.environ.get("PYSPARK_PYTHON", sys.executable) == sys.executable:
+            settings["spark.python.daemon.module"] = _WORKERS
     settings |= given
     if not under_submit() and not options.is_connect:
         java = f"-Djava.io.tmpdir={scratch} -Dlog4j2.configurationFile=file:{scratch / 'log4j2.properties'}"
@@ -391,14 +407,39 @@ def _interrupted_later() -> Iterator[None]:
 
 
 @contextmanager
+def _home(options: SparkOptions, scratch: Path) -> Iterator[None]:
+    """Let Java find all of Spark but its machine learning, which takes a second to make itself known to each session.
+
+    Nor is its archive of Python's source there: without it, Spark's Python takes what is installed, and is compiled.
+    """
+    if not options.is_local or under_submit() or "SPARK_HOME" in os.environ:
+        yield
+        return
+    import pyspark  # noqa: PLC0415 - as above
+
+    installed = Path(pyspark.__file__).parent
+    (scratch / "jars").mkdir()
+    for path in (*installed.glob("bin"), *installed.glob("conf"), *installed.glob("jars/*.jar")):
+        if not path.name.startswith("spark-mllib_"):
+            (scratch / path.relative_to(installed)).symlink_to(path)
+    os.environ["SPARK_HOME"] = str(scratch)
+    try:
+        yield
+    finally:
+        del os.environ["SPARK_HOME"]
+
+
+@contextmanager
 def _session(options: SparkOptions, scratch: Path, stream: IO[bytes]) -> Iterator["SparkSession"]:
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - as above
     from pyspark.sql import SparkSession  # noqa: PLC0415 - as above
 
     builder = SparkSession.builder
+    named = (("spark.app.name", "sluice report"), ("spark.master", options.master or LOCAL))
     if options.is_connect:
         builder = builder.remote(options.master)
     elif not under_submit():
-        builder = builder.appName("sluice report").master(options.master or LOCAL)
+        builder = builder.config(map=dict(named))
     # Only spark-submit reads this option.
     if (python := dict(options.conf).get("spark.pyspark.python")) is not None:
         os.environ.setdefault("PYSPARK_PYTHON", python)
@@ -408,33 +449,39 @@ def _session(options: SparkOptions, scratch: Path, stream: IO[bytes]) -> Iterato
     session = None
     try:
         try:
-            with _interrupted_later(), _said_to(stream):
-                for key, value in _settings(options, scratch, given_options(options)).items():
+            with _interrupted_later(), _said_to(stream), _home(options, scratch):
+                settings = _settings(options, scratch, given_options(options))
+                for key, value in settings.items():
                     builder = builder.config(key, value)
+                if options.brief and options.is_local and not under_submit():
+                    # Spark's Python starts while its SQL does: either takes a second.
+                    context = SparkContext.getOrCreate(SparkConf().setAll([*settings.items(), *named]))
+                    beside(context.parallelize([0], 1).map(_as_it_is).collect)
                 session = builder.getOrCreate()
         except Exception as error:  # whatever Spark raises, it has not started
             raise StartError(_why_no_start(options)) from error
-        if options.brief and options.is_local:
-            # Spark's Python starts while the first query is planned: either takes a second.
-            _beside(session.range(1).mapInArrow(_as_it_is, "id BIGINT").collect)
         yield session
     finally:
         if session is not None:
             _stop(session, options)
 
 
-def _beside(work: Callable[[], object]) -> None:
-    """Do something that nobody waits for, whether or not it can be done."""
+def beside(work: Callable[[], _T]) -> Future[_T]:
+    """Do something on a thread that whoever ends does not wait for."""
+    future = Future[_T]()
 
     def run() -> None:
-        with suppress(Exception):
-            work()
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - it is for who asks
+            future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
+    return future
 
 
-def _as_it_is(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-    yield from batches
+def _as_it_is(value: int) -> int:
+    return value
 
 
 def _stop(session: "SparkSession", options: SparkOptions) -> None:
@@ -446,7 +493,7 @@ def _stop(session: "SparkSession", options: SparkOptions) -> None:
             return
         # Java stops at once. What else there is to stop is a thread that looks only once a second whether it is to end.
         java.stop()
-        _beside(session.stop)
+        beside(session.stop)
 
 
 def _why_no_start(options: SparkOptions) -> str:

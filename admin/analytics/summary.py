@@ -1,4 +1,7 @@
-"""The report in the terminal: what is known, storms, who was refused, what the limits should be, what to do next."""
+"""The report in the terminal: what is known, storms, who was refused, what the limits should be, what to do next.
+
+What else there is, of weeks, of what is new and of sidecars together, stands in the page.
+"""
 
 import shlex
 from collections.abc import Iterable, Iterator
@@ -51,12 +54,6 @@ def _parts(findings: Findings, html: Path) -> Iterator[RenderableType]:
                 yield from _section(f"Offered: {heading}{first}", _recommended(offered[:_MOST_OTHERS], findings))
     if findings.tried:
         yield from _section("What other rates would have refused", _tried(findings))
-    if findings.fleets:
-        yield from _section("Limits of all sidecars together", _fleets(findings))
-    if findings.week is not None and findings.week.resources:
-        yield from _section(f"This week and the week before: {words.weeks(findings.week)}", _week(findings))
-    if findings.new_resources or findings.new_clients:
-        yield from _section("What is new", _new(findings))
     yield from _section("Next", Text("\n".join(_next(findings, html))))
 
 
@@ -148,16 +145,7 @@ def _shares(shares: tuple[Share, ...], count: int) -> str:
 def _culprits(findings: Findings) -> Rows:
     several = findings.instance_count > 1
     return Rows(
-        (
-            "client",
-            "user",
-            "producer group",
-            "product",
-            "resource",
-            "sidecar",
-            "refused",
-            "share of resource",
-        ),
+        ("client", "user", "producer group", "product", "resource", "sidecar", "refused", "share of resource"),
         (
             (
                 each.client,
@@ -236,64 +224,6 @@ def _matters(each: Recommendation) -> bool:
     """Tell whether there is something to do, or to explain: a limit that refused much and should stay."""
     refused = each.backtest.current and each.backtest.current.refused_messages
     return not each.only_with and (each.action in TO_DO or bool(refused))
-
-
-def _fleets(findings: Findings) -> Rows:
-    return Rows(
-        ("resource", "needs", "limits", "shares"),
-        (
-            (
-                words.resource(each.kind, each.name),
-                words.rate(each.need_per_s),
-                words.rate(each.limit_per_s),
-                ", ".join(f"{member.instance} {words.percent(member.share)}" for member in each.members[:_MOST_OTHERS])
-                + (", …" if each.member_count > _MOST_OTHERS else ""),
-            )
-            for each in findings.fleets[:_MOST_OTHERS]
-        ),
-        right=(1, 2),
-    )
-
-
-def _week(findings: Findings) -> Rows:
-    several = findings.instance_count > 1
-    return Rows(
-        ("resource", "sidecar", "asked for", "change", "refused", "before"),
-        (
-            (
-                words.resource(each.kind, each.name),
-                each.instance if several else "",
-                words.amount(each.messages),
-                words.growth(each.messages, each.messages_before),
-                words.amount(each.refused),
-                words.amount(each.refused_before),
-            )
-            for each in (findings.week.resources if findings.week else ())[:_MOST_OTHERS]
-        ),
-        right=(2, 3, 4, 5),
-    ).used()
-
-
-def _new(findings: Findings) -> Rows:
-    several = findings.instance_count > 1
-    news = [*findings.new_resources[:_MOST_OTHERS], *findings.new_clients[:_MOST_OTHERS]]
-    return Rows(
-        ("resource", "sidecar", "client", "user", "producer group", "product", "since", "messages"),
-        (
-            (
-                words.resource(each.kind, each.name),
-                each.instance if several else "",
-                each.client,
-                each.user,
-                each.producer_group,
-                each.product,
-                words.moment(each.since_s),
-                words.amount(each.messages) + (" refused" if each.client else ""),
-            )
-            for each in news
-        ),
-        right=(7,),
-    ).used()
 
 
 def _next(findings: Findings, html: Path) -> Iterator[str]:

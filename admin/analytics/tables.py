@@ -11,11 +11,11 @@ import ctypes
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
+from functools import partial
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Final, Union, get_args, get_origin, get_type_hints
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Union, get_args, get_origin, get_t
 import pyarrow as pa
 
 from admin.analytics.figures import HourDemand, Seconds
+from admin.analytics.spark import beside
 from admin.common.disk import sync_directory
 from admin.common.errors import StartError
 from admin.rejection_log.records import LimitFields, Record
@@ -30,6 +31,7 @@ from limiter.counting.rejections import OUTCOMES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 RESOURCE: Final = ("instance STRING", "kind STRING", "name STRING")
 """What limits are of: each instance has its own."""
@@ -127,9 +129,14 @@ class Table:
         return {name: name.removesuffix("_s") + ("" if name.endswith("at_s") else "_at") for name in names}
 
     @property
-    def ddl(self) -> str:
+    def schema(self) -> "StructType":
         """The schema as it is written, with timestamps."""
-        return ", ".join(self.ddl_columns)
+        from pyspark.sql.types import DateType, TimestampType  # noqa: PLC0415 - executors go without it
+
+        found = in_spark(arrow_schema(self.columns[:-1]))
+        for name in self.moments.values():
+            found = found.add(name, TimestampType())
+        return found.add("dt", DateType())
 
     @property
     def ddl_columns(self) -> tuple[str, ...]:
@@ -339,22 +346,13 @@ _ARROW: Final = {
     "STRING": pa.string(), "BIGINT": pa.int64(), "INT": pa.int32(), "DOUBLE": pa.float64(), "BOOLEAN": pa.bool_(),
     "DATE": pa.date32(), "BINARY": pa.binary(),
 }  # fmt: skip
-_SPARK: Final = {type_: name for name, type_ in _ARROW.items()}
 
 
-def ddl_of(schema: pa.Schema) -> str:
-    """Return Spark's schema of Arrow's."""
-    return ", ".join(f"`{field.name}` {_spark_type(field.type)}" for field in schema)
+def in_spark(schema: pa.Schema) -> "StructType":
+    """Return Spark's schema of Arrow's. As words Java would have to parse it, which takes it its time."""
+    from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - executors go without it
 
-
-def _spark_type(type_: pa.DataType) -> str:
-    if pa.types.is_list(type_):
-        return f"ARRAY<{_spark_type(type_.value_type)}>"
-    if pa.types.is_map(type_):
-        return f"MAP<{_spark_type(type_.key_type)}, {_spark_type(type_.item_type)}>"
-    if pa.types.is_struct(type_):
-        return f"STRUCT<{', '.join(f'`{each.name}`: {_spark_type(each.type)}' for each in type_)}>"
-    return _SPARK[type_]
+    return from_arrow_schema(schema)
 
 
 def _split(inner: str) -> list[str]:
@@ -439,7 +437,9 @@ class Store:
         Raises:
             OSError: they cannot be put in place.
         """
-        self._each(frames, lambda table: self._write_days(self._rows(frames[table], table), table))
+        # While one is planned another can be computed.
+        for each in [beside(partial(self._write_days, frame, table)) for table, frame in frames.items()]:
+            each.result()
         if not self._is_address and not self._aside.exists():
             raise StartError(
                 f"{self._out}: Spark has written nothing there, so it runs elsewhere and has no such folder; give --out"
@@ -483,18 +483,16 @@ class Store:
 
     def _existing(self, path: str, table: Table) -> "DataFrame":
         from pyspark.errors import AnalysisException  # noqa: PLC0415 - executors go without it
+        from pyspark.sql import functions as F  # noqa: N812, PLC0415 - as everybody calls it
 
-        nothing = self._session.range(0).selectExpr(
-            *(f"CAST(NULL AS {kind}) AS `{name}`" for name, kind in map(_column, table.ddl_columns))
-        )
-        if not self._is_address and next(Path(path).glob("dt=*/*.parquet"), None) is None:
-            return nothing
-        try:
-            return self._session.read.schema(table.ddl).parquet(path)
-        except AnalysisException:
-            if self._is_address:
-                return nothing
-            raise
+        if self._is_address or next(Path(path).glob("dt=*/*.parquet"), None) is not None:
+            try:
+                return self._session.read.schema(table.schema).parquet(path)
+            except AnalysisException:
+                if not self._is_address:
+                    raise
+        nothing = (F.lit(None).cast(field.dataType).alias(field.name) for field in table.schema)
+        return self._session.range(0).select(*nothing)
 
     def _rows(self, frame: "DataFrame", table: Table) -> "DataFrame":
         """Return the rows as they are written: with timestamps, and in order."""
@@ -502,17 +500,13 @@ class Store:
         rows = frame.selectExpr(*(f"`{name}`" for name in table.names[:-1]), *columns, "dt")
         return rows if self._few else rows.hint("rebalance", "dt").sortWithinPartitions("dt", *table.order)
 
-    def _write_days(self, rows: "DataFrame", table: Table) -> None:
+    def _write_days(self, frame: "DataFrame", table: Table) -> None:
+        rows = self._rows(frame, table)
         where = f"{self._out}/{table.name}" if self._is_address else str(self._aside / table.name)
         writer = rows.write.mode("overwrite").partitionBy("dt")
         # Otherwise rows are sorted by day first.
         writer = writer.option("maxRecordsPerFile", 0)
         writer.option("partitionOverwriteMode", "dynamic" if self._is_address else "static").parquet(where)
-
-    def _each(self, frames: Mapping[Table, "DataFrame"], write: Callable[[Table], None]) -> None:
-        """Write several at a time: while one is planned another can be computed."""
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            list(pool.map(write, frames))
 
     def _swap_days(self, table: Table, days: Container[date]) -> None:
         there = Path(self._out, table.name)
@@ -567,7 +561,6 @@ def _exchange(one: Path, other: Path) -> bool:
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
 _SCRATCH: Final = "_scratch"
-_AT_ONCE: Final = 3
 
 
 def _day_in(name: str, days: Container[date]) -> bool:
@@ -575,8 +568,3 @@ def _day_in(name: str, days: Container[date]) -> bool:
         return date.fromisoformat(name.removeprefix("dt=")) in days
     except ValueError:
         return False
-
-
-def _column(column: str) -> tuple[str, str]:
-    name, _, kind = column.partition(" ")
-    return name, kind

@@ -10,7 +10,7 @@ from admin.common import numbers
 from admin.common.numbers import percent as percent  # noqa: PLC0414 - for those who write with this module
 
 if TYPE_CHECKING:
-    from admin.analytics.findings import Findings, Held, LimitChange, Totals, Week
+    from admin.analytics.findings import Findings, LimitChange, Totals, Week
     from admin.common.recommendations import Recommendation
 
 MINUTE_S: Final = 60
@@ -100,28 +100,12 @@ def change(recommendation: "Recommendation") -> str:
 
 
 def edit(change: "LimitChange") -> str:
-    """Write what an edit changed: ``300/s → 450/s``; what held beside it, where the resource had no limit of its own.
-
-    ``200/s (by orders-*) → 450/s``, or ``own limit: none → 450/s`` where the log does not know what held.
-    """
+    """Write what an edit made of a resource's own limit: ``300/s → 450/s``; of none, ``own limit: none → 450/s``."""
     before, after = change.rate_before_per_s, change.rate_after_per_s
-    if before is None and after is None:
-        return ""
-    sides = (_side(before, change.held_before), _side(after, change.held_after))
-    if None in sides:
-        return f"own limit: {' → '.join('none' if each is None else rate(each) for each in (before, after))}"
-    return f"{sides[0]} → {sides[1]}"
-
-
-def _side(own: float | None, held: "Held | None") -> str | None:
-    if own is not None:
-        return rate(own)
-    if held is None:
-        return None
-    if not held.rule:
-        return rate(None)
-    pattern = held.rule.partition(":")[2]
-    return f"{rate(held.rate_per_s)} (by {'the default' if pattern == '*' else pattern})"
+    if before is not None and after is not None:
+        return f"{rate(before)} → {rate(after)}"
+    sides = ("none" if each is None else rate(each) for each in (before, after))
+    return "" if before is after is None else f"own limit: {' → '.join(sides)}"
 
 
 def retries(recommendation: "Recommendation") -> str:

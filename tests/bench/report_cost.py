@@ -234,7 +234,9 @@ def run(command: Sequence[str], events: Path | None, env: dict[str, str] | None 
             raise RuntimeError(f"{' '.join(command)}: {said.read().decode(errors='replace')}")
         answer.seek(0)
         text = answer.read()
-    cost = Cost(wall_s, _children_s() - before, looking.peak_mib, looking.python_workers_s)
+    # Spark's daemon ignores the ends of its children: what time they took nobody is told.
+    cpu_s = max(_children_s() - before, looking.seen_s)
+    cost = Cost(wall_s, cpu_s, looking.peak_mib, looking.python_workers_s)
     if text.startswith(b"{"):
         cost = replace(cost, records=json.loads(text)["inputs"]["records"])
     return cost if events is None else _with_events(cost, events)
@@ -263,7 +265,8 @@ class _Looking:
     def __init__(self, pid: int) -> None:
         self.peak_mib = 0.0
         self._pid = pid
-        self._python_s: dict[int, float] = {}
+        self._own_s: dict[int, float] = {}
+        self._python: set[int] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
 
@@ -276,7 +279,12 @@ class _Looking:
 
     @property
     def python_workers_s(self) -> float:
-        return sum(self._python_s.values())
+        return sum(self._own_s[pid] for pid in self._python)
+
+    @property
+    def seen_s(self) -> float:
+        """Return the processor time of all of them, as far as it was seen: short ones are missing."""
+        return sum(self._own_s.values())
 
     def _look(self) -> None:
         while not self._ended.wait(_LOOK_S):
@@ -288,9 +296,10 @@ class _Looking:
                 except OSError:
                     continue
                 pages += int(fields[21])
-                if b"pyspark.daemon" in command or b"pyspark.worker" in command:
-                    # Its own time alone: each of its children is looked at by itself.
-                    self._python_s[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+                # Its own time alone: each of its children is looked at by itself.
+                self._own_s[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+                if b"\0-m\0pyspark.daemon" in command or b"\0-m\0admin.analytics.workers" in command:
+                    self._python.add(pid)
             self.peak_mib = max(self.peak_mib, pages * os.sysconf("SC_PAGE_SIZE") / 2**20)
 
 

@@ -13,7 +13,7 @@ from admin.analytics.findings import Inputs
 from admin.analytics.inputs import find
 from admin.analytics.lines import Wanted
 from admin.analytics.options import Options
-from admin.analytics.report import Tools, make_tables, recommend
+from admin.analytics.report import Tools, find_instances, make_tables, recommend
 from admin.analytics.spark import SparkOptions, open_session
 from admin.analytics.tables import Store
 
@@ -71,7 +71,7 @@ def case(tools: Callable[[Path], Tools], tmp_path_factory: pytest.TempPathFactor
     }
     soiled = soil(logs, made["stormy"])
     inputs = make_tables(tools(out), find([str(logs)]), Options(), Wanted())
-    recommend(tools(out), Options())
+    recommend(tools(out), Options(), find_instances(tools(out), Options()))
     return Case(logs, sum(each.records for each in made.values()), soiled, out, inputs)
 
 

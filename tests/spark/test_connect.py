@@ -17,7 +17,7 @@ from admin.analytics import tables
 from admin.analytics.inputs import find
 from admin.analytics.lines import Wanted
 from admin.analytics.options import Options
-from admin.analytics.report import Tools, make_tables, recommend
+from admin.analytics.report import Tools, find_instances, make_tables, recommend
 
 pytestmark = pytest.mark.long
 
@@ -58,7 +58,7 @@ def test_a_report_by_spark_connect_says_the_same(server: str, tools: Callable[[P
 
     here, options = tools(tmp_path / "here"), Options(capacity_per_s=40.0)
     make_tables(here, find([str(tmp_path / "logs")]), options, Wanted())
-    recommended = recommend(here, options)
+    recommended = recommend(here, options, find_instances(here, options))
     assert unequal(tmp_path / "here", out) == {}
     assert count(out, tables.STORMS) == 2
     said = json.loads((out / "recommendations.json").read_bytes())["recommendations"]

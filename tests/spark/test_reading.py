@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from admin.analytics.inputs import Found, find, find_at
 from admin.analytics.lines import GATHERED, HOURS_IN, Wanted, gather, hours_in
 from admin.analytics.report import lines_in, path_of
-from admin.analytics.tables import ddl_of
+from admin.analytics.tables import in_spark
 
 _NAMES = (
     "odd {name} [1]*?.jsonl", "100%.jsonl", "a%3Ab c.jsonl", "ünïcode.jsonl", "per cent%20.jsonl.gz",
@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 
 def _gathered(spark: SparkSession, found: Found) -> dict[str, dict[str, int]]:
     """Return bad lines by file and reason; under no file, the good ones."""
-    rows = lines_in(spark, found).mapInArrow(gather(Wanted()), ddl_of(GATHERED)).collect()
+    rows = lines_in(spark, found).mapInArrow(gather(Wanted()), in_spark(GATHERED)).collect()
     bad: dict[str, dict[str, int]] = {}
     for row in rows:
         of_file = bad.setdefault("" if row["file"] is None else path_of(row["file"]), {})
@@ -56,7 +56,7 @@ def test_what_is_bad_is_told_with_the_name_of_its_file(spark: SparkSession, fold
 
 
 def test_which_hours_files_are_of_is_told_with_their_names(spark: SparkSession, folder: Path) -> None:
-    rows = lines_in(spark, find([str(folder)])).mapInArrow(hours_in, ddl_of(HOURS_IN)).collect()
+    rows = lines_in(spark, find([str(folder)])).mapInArrow(hours_in, in_spark(HOURS_IN)).collect()
     hours: dict[str, set[int]] = {}
     for row in rows:
         hours.setdefault(path_of(row["file"]), set()).update(row["hours"])

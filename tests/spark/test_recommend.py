@@ -15,11 +15,11 @@ from admin.analytics import backtest, kernels, report
 from admin.analytics.digest import Picked
 from admin.analytics.figures import Limit as LimitOf
 from admin.analytics.inputs import find
-from admin.analytics.job import _write_recommendations
 from admin.analytics.lines import Wanted
+from admin.analytics.making import _write_recommendations
 from admin.analytics.options import Options
-from admin.analytics.report import Recommended, Tools, make_tables, recommend
-from admin.analytics.tables import LIMIT_KEY, MINUTES, ddl_of
+from admin.analytics.report import Recommended, Tools, find_instances, make_tables, recommend
+from admin.analytics.tables import LIMIT_KEY, MINUTES, in_spark
 from admin.client.recommendations import read as read_file
 from admin.common.recommendations import Recommendation
 
@@ -60,7 +60,7 @@ def tables(log: Run, tools: Callable[[Path], Tools], tmp_path_factory: pytest.Te
 
 @pytest.fixture(scope="module")
 def recommended(tables: Tools) -> Recommended:
-    return recommend(tables, Options())
+    return recommend(tables, Options(), find_instances(tables, Options()))
 
 
 def _by_name(found: Recommended) -> dict[tuple[str, str], Recommendation]:
@@ -110,7 +110,7 @@ def test_minutes_that_are_left_out_of_replays_make_no_difference(
         if each["name"] == "tight"
     ]
     whole = backtest.replay(all_of_it, of.limit, of.candidates)
-    written = loud.select(*kernels.MINUTES_COLUMNS).mapInArrow(kernels.replay_weeks({}), ddl_of(kernels.REPLAYED))
+    written = loud.select(*kernels.MINUTES_COLUMNS).mapInArrow(kernels.replay_weeks({}), in_spark(kernels.REPLAYED))
     weeks = written.agg(*(F.sum(F.col("refused")[at]) for at in range(len(of.candidates))), F.sum("error")).first()
     assert weeks is not None
     assert tuple(weeks) == (*whole.refused, whole.error)
@@ -118,13 +118,15 @@ def test_minutes_that_are_left_out_of_replays_make_no_difference(
 
 def test_how_many_tasks_there_are_makes_no_difference(tables: Tools, recommended: Recommended) -> None:
     before = [row.asDict(recursive=True) for row in recommended.frame.orderBy("instance", "name").collect()]
-    again = recommend(replace(tables, tasks=1), Options())
+    again = recommend(replace(tables, tasks=1), Options(), find_instances(tables, Options()))
     assert [row.asDict(recursive=True) for row in again.frame.orderBy("instance", "name").collect()] == before
 
 
 @pytest.mark.long
 def test_a_capacity_is_shared_out_among_the_limits_of_each_sidecar(tables: Tools) -> None:
-    found = _by_name(recommend(tables, Options(capacity_per_s=200.0)))
+    found = _by_name(
+        recommend(tables, Options(capacity_per_s=200.0), find_instances(tables, Options(capacity_per_s=200.0)))
+    )
     rates = {name: each.recommended_rate_per_s or 0.0 for name, each in found.items()}
     assert 180.0 <= rates["a", "tight"] + rates["a", "roomy"] <= 200.0
     # Where no limit was there is one then.
@@ -138,9 +140,10 @@ def test_the_table_and_the_file_say_the_same_and_a_rerun_changes_nothing(tables:
     path = tmp_path / "recommendations.json"
     written: list[bytes] = []
     for _ in range(2):
-        recommended = recommend(tables, Options())
+        instances = find_instances(tables, Options())
+        recommended = recommend(tables, Options(), instances)
         picked = Picked((), ())
-        _write_recommendations(path, "2026-11-22T00:00:00Z", recommended, picked)
+        _write_recommendations(path, "2026-11-22T00:00:00Z", recommended, instances, picked)
         written.append(path.read_bytes())
     content, again = written
     assert content == again
@@ -155,9 +158,10 @@ def test_the_table_and_the_file_say_the_same_and_a_rerun_changes_nothing(tables:
 
 @pytest.mark.long
 def test_of_nothing_there_are_none(spark: SparkSession, tools: Callable[[Path], Any], tmp_path: Path) -> None:
-    recommended = recommend(tools(tmp_path / "out"), Options())
+    its = tools(tmp_path / "out")
+    recommended = recommend(its, Options(), find_instances(its, Options()))
     path = tmp_path / "recommendations.json"
     picked = Picked((), ())
-    _write_recommendations(path, "2026-11-22T00:00:00Z", recommended, picked)
+    _write_recommendations(path, "2026-11-22T00:00:00Z", recommended, {}, picked)
     assert picked.counts == {}
     assert read_file(str(path)).recommendations == ()

@@ -18,8 +18,9 @@ from small_log import FLOOD_PER_S, LIMIT_PER_S, NOON_S, STORM_S, SmallLog
 from admin.analytics import tables
 from admin.analytics.findings import Findings
 from admin.analytics.inputs import find
-from admin.analytics.job import Place, Wish, _report
+from admin.analytics.job import Place, Wish
 from admin.analytics.lines import Wanted
+from admin.analytics.making import make_report
 from admin.analytics.options import Options
 from admin.analytics.report import Tools, make_tables
 from admin.analytics.spark import SparkOptions
@@ -42,7 +43,9 @@ def report(spark: SparkSession, tmp_path: Path) -> Report:
         named = tuple(map(str, logs))
         here = SparkOptions(master="local[2]")
         wish = Wish(logs=named, out=str(tmp_path / "out"), html=None, options=Options(**options), spark=here)
-        return _report(spark, place, find(named, wish.options.since_s, wish.options.until_s), wish, print)
+        return make_report(
+            spark, place, find(named, wish.options.since_s, wish.options.until_s), wish, seen=None, step=print
+        )
 
     return make
 

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from admin.analytics.inputs import find
 from admin.analytics.lines import Wanted
 from admin.analytics.options import Options
-from admin.analytics.report import Tools, make_tables, recommend
+from admin.analytics.report import Tools, find_instances, make_tables, recommend
 
 pytestmark = pytest.mark.long
 
@@ -102,7 +102,7 @@ def test_hot_topic_gives_no_task_much_more_to_do(
     with settings(spark, **{"spark.sql.files.maxPartitionBytes": str(largest)}):
         its = tools(tmp_path / "out", PARTITIONS)
         make_tables(its, find([str(folder)]), Options(), Wanted())
-        recommend(its, Options())
+        recommend(its, Options(), find_instances(its, Options()))
     found = {stage: read for stage, read in stages(spark).items() if stage not in known}
     # What is written is packed, and a stage that reads it is large at a part of the size.
     large = {stage: read for stage, read in found.items() if len(read) > 1 and sum(read) >= LARGE * size_bytes}

@@ -14,7 +14,7 @@ from admin.analytics import tables
 from admin.analytics.inputs import find
 from admin.analytics.lines import Wanted
 from admin.analytics.options import Options
-from admin.analytics.report import Tools, make_tables, recommend
+from admin.analytics.report import Tools, find_instances, make_tables, recommend
 from admin.analytics.words import DAY_S, HOUR_S
 from admin.rejection_log.records import LimitChangeRecord
 
@@ -33,7 +33,7 @@ def report(tools: Callable[[Path], Tools], tmp_path: Path) -> Report:
         file.write_bytes(b"\n".join(lines_of(run.records)))
         its, wish = tools(tmp_path / out), Options(since_s=wanted.since_s, until_s=wanted.until_s, **options)
         make_tables(its, find([str(file)]), wish, wanted)
-        recommend(its, wish)
+        recommend(its, wish, find_instances(its, wish))
         return its
 
     return make

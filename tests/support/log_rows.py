@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from admin.analytics.combine import combine
+from admin.analytics.combine import combine, unpack
 from admin.analytics.lines import GATHERED, Wanted, gather
 from admin.rejection_log.records import (
     VERSION,
@@ -149,8 +149,7 @@ def rows_in(batches: Iterable[pa.RecordBatch]) -> Rows:
     found: Rows = {}
     for batch in batches:
         for row in batch.to_pylist():
-            # All other tables are null in it.
-            ((name, of),) = ((name, each) for name, each in row.items() if name != "made" and each is not None)
-            assert name == row["made"]
-            found.setdefault(name, []).append(of)
+            packed = pa.RecordBatch.from_pydict({"rows": [row["rows"]]})
+            for rows in unpack(row["made"])([packed]):
+                found.setdefault(row["made"], []).extend(rows.to_pylist())
     return found

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from admin.analytics import words
-from admin.analytics.edits import limit_line
 from admin.analytics.findings import Curve, Findings, Point, Storm
 from admin.analytics.page.markup import label
 
@@ -91,23 +90,16 @@ def _storms(findings: Findings) -> dict[str, Any]:
 
 
 def _curve(curve: Curve) -> dict[str, list[Any]]:
-    """Return the demand of one resource in columns: the steps, cut where its limit was edited.
+    """Return the demand of one resource in columns.
 
     Each row holds until the next one; where steps without a request were left out, nothing was asked for.
     """
-    points = iter(curve.points)
     rows: list[tuple[Any, ...]] = []
-    demand: tuple[float, ...] = ()
-    starts, end_s = {point.at_s for point in curve.points}, None
-    for piece in limit_line(curve):
-        if end_s is not None and end_s < piece.from_s:
-            rows.append((end_s, 0, 0, 0, 0, rows[-1][-1]))
-        if piece.from_s in starts:
-            demand = _demand(next(points))
-        rows.append((piece.from_s, *demand, piece.limit_per_s))
-        end_s = piece.until_s
-    if end_s is not None:
-        rows.append((end_s, 0, 0, 0, 0, rows[-1][-1]))
+    for at, point in enumerate(curve.points):
+        rows.append((point.at_s, *_demand(point), point.limit_per_s))
+        end_s = point.at_s + curve.step_s
+        if at + 1 == len(curve.points) or end_s < curve.points[at + 1].at_s:
+            rows.append((end_s, 0, 0, 0, 0, point.limit_per_s))
     names = ("at", "peak", "asked", "admitted", "plain", "limit")
     return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)) if rows else {name: [] for name in names}
 

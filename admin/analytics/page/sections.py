@@ -5,7 +5,6 @@ from itertools import islice
 from typing import Any, Final
 
 from admin.analytics import words
-from admin.analytics.edits import limit_line
 from admin.analytics.findings import Culprit, Curve, Findings, New, Point, Share, Storm
 from admin.analytics.page import limits
 from admin.analytics.page.charts import around, resource_words, when, whole
@@ -265,7 +264,7 @@ def _demand(findings: Findings) -> str:
 
 
 def _curve(curve: Curve, chart_id: str, name: str) -> str:
-    limits = list(dict.fromkeys(piece.limit_per_s for piece in limit_line(curve)))
+    limits = list(dict.fromkeys(point.limit_per_s for point in curve.points))
     limit = ", ".join(words.rate(each) for each in limits[:3]) + (", …" if len(limits) > 3 else "")
     keys = [_key("pass", "admitted", "admitted"), _key("refuse", "refused", "refused")]
     if curve.shadowed:

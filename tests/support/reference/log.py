@@ -108,8 +108,10 @@ def _parts() -> Iterator[str]:
             parts = ", ".join(map(code, tables.PART_KEY))
             yield f"#### `storm_parts`\n\nOf each storm what is within this hour, as in `storms`: {parts}."
     yield f"### `{tables.RECOMMENDATIONS}`\n\n{_documented(kernels)['SETTLED']}"
-    columns = tables.ddl_of(kernels.SETTLED).split(", ")
-    yield table(("column", "type"), (_column(column) for column in columns))
+    columns = tables.in_spark(kernels.SETTLED)
+    yield table(
+        ("column", "type"), (_column(f"{each.name} {each.dataType.simpleString().upper()}") for each in columns)
+    )
 
 
 def page() -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from admin.analytics import once
+from admin.analytics import report
 from admin.analytics.findings import Inputs, SetAside
 from admin.analytics.inputs import File, Found, find
 from admin.analytics.lines import Wanted
@@ -59,7 +59,7 @@ class Job:
         return Inputs(set_aside=tuple(_bad(self.logs / name) for name in sorted(names & self.bad)))
 
     def look(self, _tools: Any, found: Found) -> defaultdict[str, set[int]]:
-        """Stand in for ``once._hours_of``."""
+        """Stand in for ``report.hours_of``."""
         hours: defaultdict[str, set[int]] = defaultdict(set)
         for file in found.files:
             first_s, last_s = self.spans.get(Path(file.path).name, (0, -1))
@@ -83,8 +83,8 @@ def _bad(file: Path) -> SetAside:
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     (tmp_path / "logs").mkdir()
     found = Job(tmp_path / "out", tmp_path / "logs")
-    monkeypatch.setattr(once, "make_tables", found.make_tables)
-    monkeypatch.setattr(once, "_hours_of", found.look)
+    monkeypatch.setattr(report, "make_tables", found.make_tables)
+    monkeypatch.setattr(report, "hours_of", found.look)
     return found
 
 
@@ -249,8 +249,8 @@ class Reports:
         self.hours: dict[str, set[int]] = {}
         self.bad: tuple[SetAside, ...] = ()
         self.made: list[tuple[set[str], frozenset[int] | None]] = []
-        patch.setattr(once, "_hours_of", lambda _, found: defaultdict(set, self._of(found)))
-        patch.setattr(once, "make_tables", self._make)
+        patch.setattr(report, "hours_of", lambda _, found: defaultdict(set, self._of(found)))
+        patch.setattr(report, "make_tables", self._make)
 
     def _of(self, found: Found) -> dict[str, set[int]]:
         return {each.path: self.hours[each.path] for each in found.files if each.path in self.hours}

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from findings_maker import HOSTILE, LONG
 
-from admin.analytics.findings import Edit, Findings, Inputs, LimitChange, Point, Totals
+from admin.analytics.findings import Findings, Inputs, LimitChange, Point, Totals
 from admin.analytics.page import render
 from admin.analytics.page.markup import broken, data, label, table
 from admin.common.recommendations import Recommendation
@@ -164,19 +164,6 @@ def test_a_step_is_said_to_be_of_many_minutes_only_if_it_is() -> None:
     for step_s, many in steps.items():
         curve = msgspec.structs.replace(findings_maker.curve("orders", 300.0, points=5), step_s=step_s)
         assert ("so many minutes are drawn as one" in render(findings_maker.findings(curves=(curve,)))) is many
-
-
-def test_an_edit_is_drawn_at_its_time() -> None:
-    curve = findings_maker.curve("orders", 300.0, points=3, storms=0)
-    at_s = curve.points[1].at_s + 25
-    curve = msgspec.structs.replace(curve, edits=(Edit(at_s=at_s, before_per_s=200.0, after_per_s=300.0),))
-    page = render(findings_maker.findings(curves=(curve,)))
-    assert "limit 300/s, 200/s" in page
-    (drawn,) = _figures(page)["curves"]
-    starts = [point.at_s for point in curve.points]
-    assert drawn["at"] == [*starts[:2], at_s, starts[2], starts[2] + 60]
-    assert drawn["limit"] == [300, 200, 300, 300, 300]
-    assert drawn["asked"][1] == drawn["asked"][2]
 
 
 def test_where_nobody_asked_nothing_is_drawn() -> None:

@@ -1,5 +1,7 @@
+import os
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from admin.analytics import spark
@@ -72,3 +74,39 @@ def test_addresses_and_folders_of_this_machine_are_for_this_machine(tmp_path: Pa
 def test_of_spark_elsewhere_only_what_a_session_may_say_is_said(tmp_path: Path) -> None:
     found = spark._settings(SparkOptions(master="sc://a:15002", brief=True), tmp_path, {})
     assert not [name for name in found if name.startswith(("spark.driver.", "spark.ui."))]
+
+
+def test_java_finds_all_of_spark_here_but_its_machine_learning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    with spark._home(SparkOptions(master="local[2]"), tmp_path):
+        assert os.environ["SPARK_HOME"] == str(tmp_path)
+        installed = Path(pyspark.__file__).parent
+        assert (tmp_path / "bin" / "spark-submit").samefile(installed / "bin" / "spark-submit")
+        missing = {each.name for each in installed.glob("jars/*.jar")} - {each.name for each in tmp_path.glob("jars/*")}
+        assert {name.partition("_")[0] for name in missing} == {"spark-mllib"}
+    assert "SPARK_HOME" not in os.environ
+
+
+def test_a_spark_that_is_named_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
+    with spark._home(SparkOptions(), tmp_path):
+        assert os.environ["SPARK_HOME"] == "/opt/spark"
+    monkeypatch.delenv("SPARK_HOME")
+    with spark._home(SparkOptions(master="spark://a:7077"), tmp_path):
+        assert "SPARK_HOME" not in os.environ
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_done_beside_tells_what_came_of_it() -> None:
+    assert spark.beside(lambda: 7).result() == 7
+    with pytest.raises(ZeroDivisionError):
+        spark.beside(lambda: 1 / 0).result()
+
+
+def test_sparks_python_here_is_forked_from_one_that_has_all_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    assert spark._settings(SparkOptions(), tmp_path, {})["spark.python.daemon.module"] == "admin.analytics.workers"
+    monkeypatch.setenv("PYSPARK_PYTHON", "/opt/other/bin/python")
+    assert "spark.python.daemon.module" not in spark._settings(SparkOptions(), tmp_path, {})

@@ -1,9 +1,7 @@
-from typing import Any
-
 import pytest
 
 from admin.analytics import words
-from admin.analytics.findings import Held, LimitChange, Totals
+from admin.analytics.findings import LimitChange, Totals
 from admin.common.recommendations import Backtest, Recommendation, Replay, refusals
 
 
@@ -63,22 +61,16 @@ def test_a_change_says_what_was_and_what_will_be() -> None:
     assert words.change(bytes_too) == "5 requests/s → 6 requests/s, 4,096 bytes/s"
 
 
-def _change(before: float | None, after: float | None, **held: Any) -> LimitChange:
-    return LimitChange(
-        instance="a", at_s=0, change_id=1, action="set", rate_before_per_s=before, rate_after_per_s=after, **held
-    )
+def _change(before: float | None, after: float | None) -> LimitChange:
+    rates = {"rate_before_per_s": before, "rate_after_per_s": after}
+    return LimitChange(instance="a", at_s=0, change_id=1, action="set", **rates)
 
 
-def test_an_edit_says_what_held_beside_it_and_claims_nothing_where_that_is_not_known() -> None:
-    pattern = Held(rule="topic:orders-*", rate_per_s=200.0)
+def test_an_edit_says_what_a_resources_own_limit_was_and_became() -> None:
     assert words.edit(_change(300, 450)) == "300/s → 450/s"
     assert words.edit(_change(None, 1000)) == "own limit: none → 1,000/s"
     assert words.edit(_change(1000, None)) == "own limit: 1,000/s → none"
     assert words.edit(_change(None, None)) == ""
-    assert words.edit(_change(None, 1000, held_before=pattern)) == "200/s (by orders-*) → 1,000/s"
-    default = Held(rule="topic:*", rate_per_s=2000.0)
-    assert words.edit(_change(1000, None, held_after=default)) == "1,000/s → 2,000/s (by the default)"
-    assert words.edit(_change(None, 1000, held_before=Held())) == "unlimited → 1,000/s"
 
 
 def test_what_would_be_refused_is_said_of_what_was_replayed() -> None:
