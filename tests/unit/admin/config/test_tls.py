@@ -148,9 +148,9 @@ def test_reload_takes_what_is_in_the_files_now_once_all_are_read() -> None:
         made.read()
     assert (made.clients.context, made.broker.context) == before
     Path("server.key").write_bytes(Path("other.key").read_bytes())
-    put_in_force = made.read()
+    reading = made.read()
     assert (made.clients.context, made.broker.context) == before
-    put_in_force()
+    reading.put_in_force()
     assert made.clients.context is not before[0]
     assert made.broker.context is not before[1]
     assert made.expiries[0].ends < ends - timedelta(days=50)
@@ -160,7 +160,7 @@ def test_what_was_read_just_now_is_not_read_once_more() -> None:
     made, just_read = tls(**CLIENTS, **BROKER), tls(**CLIENTS, **BROKER)
     for file in made.files:
         Path(file).unlink()
-    made.read(just_read)()
+    made.read(just_read).put_in_force()
     assert made.clients is not None
     assert made.broker is not None
     assert just_read.clients is not None
@@ -172,7 +172,7 @@ def test_what_was_read_just_now_is_not_read_once_more() -> None:
 
 def test_files_of_a_listener_that_is_written_otherwise_now_are_read_themselves() -> None:
     made, just_read = tls(**CLIENTS), tls(**CLIENTS, tls_minimum_version="1.3")
-    made.read(just_read)()
+    made.read(just_read).put_in_force()
     assert made.clients is not None
     assert just_read.clients is not None
     assert made.clients.context is not just_read.clients.context
