@@ -137,6 +137,8 @@ _LIMITS_SHOWN: Final = 20
 _EDITS_SHOWN: Final = 5
 #: A disk that hangs must not keep the process from ending.
 _SAVE_LIMITS_S: Final = 5.0
+#: After its drain the process before has so long to end before its folder of the rejection log is missed.
+_AFTER_DRAIN_S: Final = 60.0
 #: Room for fewer connections than this is worth a warning.
 _ROOMY_CONNECTIONS: Final = 1000
 
@@ -210,7 +212,7 @@ async def run(
         await _run(
             plan,
             EditService(plan.rulebook, store),
-            _Log(folder, problem),
+            _Log(folder, problem, 0.0 if predecessor is None else plan.settings.grace_s + _AFTER_DRAIN_S),
             spool,
             usual_report(plan.settings.report, store.directory),
             before=_Before(store, predecessor, Inherited((*sockets, *(predecessor.sockets if predecessor else ())))),
@@ -251,10 +253,11 @@ class _Before(NamedTuple):
 
 
 class _Log(NamedTuple):
-    """Where the rejection log goes, and what is wrong with that."""
+    """Where the rejection log goes, what is wrong with that, and how long a process before may have it still."""
 
     folder: Folder | None
     problem: str | None
+    predecessor_s: float
 
 
 async def _run(
@@ -444,6 +447,7 @@ def _recorder(plan: Plan, data_path: DataPath, edits: EditService, log: _Log, in
         bounds=Bounds(settings.max_file_bytes, settings.max_file_age_s, settings.max_total_bytes),
         max_resources=settings.max_resources,
         grace_s=plan.settings.grace_s,
+        predecessor_s=log.predecessor_s,
         problem=log.problem,
     )
 
