@@ -4,9 +4,13 @@ For the admin address and, on either side of them, for listeners. Only TLS 1.2 a
 compression. What is wrong with a file is said with the key that names it. The sockets are not in here.
 """
 
+import grp
 import hashlib
+import os
+import pwd
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
@@ -357,8 +361,23 @@ def _must_be_readable(named: NamedFile, origins: Origins) -> None:
             pass
     except (OSError, ValueError) as error:
         reason = (getattr(error, "strerror", None) or str(error)).lower()
-        what = f"cannot be read: {reason}; name a PEM file"
+        what = f"cannot be read: {reason}; " + (
+            _may_read(named.path) if isinstance(error, PermissionError) else "name a PEM file"
+        )
         raise SettingsError(origins.problem(named.place, what, named.path)) from None
+
+
+def _may_read(file: str) -> str:
+    """Say how the user of this process may read a file that it may not read now."""
+    user, group = os.geteuid(), os.getegid()
+    user_name, group_name = str(user), str(group)
+    # In a container neither need have a name.
+    with suppress(KeyError):
+        user_name = pwd.getpwuid(user).pw_name
+    with suppress(KeyError):
+        group_name = grp.getgrgid(group).gr_name
+    how = f"chgrp {group_name} {file} && chmod 640 {file}"
+    return f"this runs as user {user_name}, who has to be able to: {how}, and its folder likewise"
 
 
 def _holds(file: str, what: bytes) -> bool:
