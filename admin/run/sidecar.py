@@ -215,7 +215,14 @@ async def run(
             _Log(folder, problem, 0.0 if predecessor is None else plan.settings.grace_s + _AFTER_DRAIN_S),
             spool,
             usual_report(plan.settings.report, store.directory),
-            before=_Before(store, predecessor, Inherited((*sockets, *(predecessor.sockets if predecessor else ())))),
+            before=_Before(
+                store,
+                predecessor,
+                Inherited((*sockets, *(predecessor.sockets if predecessor else ()))),
+                f"take_over found no process in {where.directory}, so give the --state-dir of the one that runs"
+                if plan.settings.take_over and predecessor is None
+                else "",
+            ),
             load=load,
             handed_over=handed_over,
             task_status=task_status,
@@ -238,11 +245,13 @@ class _Before(NamedTuple):
         store: the live edits.
         predecessor: the process whose place this one takes; None if there is none.
         sockets: those that are bound already.
+        hint: for who cannot have an address that is in use; empty if there is none.
     """
 
     store: Store
     predecessor: Predecessor | None
     sockets: Inherited
+    hint: str
 
     async def take_over(self) -> SavedLimits | None:
         """Have the process before accept nobody any more, and return the limits as it left them."""
@@ -287,7 +296,7 @@ async def _run(
     endpoint = plan.settings.admin.listen
     keyring, refusals = Keyring(plan.access), Refusals()
     anyone = bool(plan.access.tokens) or plan.settings.admin.allow_anyone
-    sock = None if endpoint == OFF else server.bind(endpoint, anyone=anyone, inherited=before.sockets)
+    sock = None if endpoint == OFF else server.bind(endpoint, anyone=anyone, inherited=before.sockets, hint=before.hint)
     reloader = None
     if load is not None:
         edits.reloader = reloader = Reloader(load, plan, edits, keyring)
@@ -300,7 +309,7 @@ async def _run(
                 address = format_address(error.config.listen)
                 name = error.config.name
                 raise listen_error(
-                    "listener" if name == address else f'listener "{name}"', address, error.error
+                    "listener" if name == address else f'listener "{name}"', address, error.error, hint=before.hint
                 ) from None
             except SpoolError as error:
                 raise StartError(f"spool.dir: {error}; {spool_place.HINT}") from None
