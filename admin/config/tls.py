@@ -270,8 +270,8 @@ class ListenerTls:
         """Yield what keys are missing, or mean nothing: who has written them believes that they do."""
         settings = self._settings
         if settings.tls in _ENDS_TLS:
-            if settings.tls_certificate_file is None or settings.tls_key_file is None:
-                yield self._fault("tls", "needs tls_certificate_file and tls_key_file")
+            if missing := [key for key in ("tls_certificate_file", "tls_key_file") if getattr(settings, key) is None]:
+                yield self._fault("tls", f"needs {' and '.join(missing)}")
             if "tls" in settings.options:
                 yield self._fault("tls", "goes with no options.tls, which is for TLS that does not end here")
             if settings.tls_client_ca_file is None and "tls_client_certificate" in settings.model_fields_set:

@@ -139,6 +139,8 @@ NO_EFFECT = 'means nothing without tls = "accept" or "require"'
     ("given", "told"),
     [
         ({"tls": "accept"}, 'listeners[0].tls = "accept": needs tls_certificate_file and tls_key_file'),
+        (CLIENTS | {"tls_key_file": None}, 'listeners[0].tls = "accept": needs tls_key_file'),
+        (CLIENTS | {"tls_certificate_file": None}, 'listeners[0].tls = "accept": needs tls_certificate_file'),
         (CLIENTS | {"tls": None}, f'listeners[0].tls_certificate_file = "server.pem": {NO_EFFECT}'),
         (CLIENTS | {"tls": "pass"}, f'listeners[0].tls_certificate_file = "server.pem": {NO_EFFECT}'),
         ({"tls_client_ca_file": "ca.pem"}, f'listeners[0].tls_client_ca_file = "ca.pem": {NO_EFFECT}'),
