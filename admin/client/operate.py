@@ -119,6 +119,7 @@ def _of_connections(
 
 
 def _connections(rows: list[ConnectionRow]) -> Rows:
+    several = any(row.broker for row in rows)
     return Rows(
         (
             "id",
@@ -132,6 +133,7 @@ def _connections(rows: list[ConnectionRow]) -> Rows:
             "in flight",
             "spooled",
             "links",
+            *(["broker"] if several else []),
             "uses",
         ),
         (
@@ -147,6 +149,7 @@ def _connections(rows: list[ConnectionRow]) -> Rows:
                 str(row.in_flight),
                 str(row.spooled or ""),
                 _attached(row),
+                *([row.broker] if several else []),
                 ", ".join(row.resources) + (f" and {row.more_resources} more" if row.more_resources else ""),
             )
             for row in rows
@@ -221,6 +224,8 @@ def _state(now: State, url: str) -> Iterator[str]:
     yield f"connections  {now.totals.connections_open} open, {now.totals.connections} since the start"
     for each in now.listeners:
         reached = {None: "not tried yet", True: "reachable", False: f"NOT REACHABLE: {each.error}"}[each.reachable]
+        if each.backup and each.reachable:
+            reached = "; ".join((f"backup {each.backup} of {each.backups}", *each.passed_over))
         waits = "" if each.listening or now.draining else ", not listening until it answers"
         yield f"listener     {each.name}: {each.listen} -> {each.broker} ({reached}{waits}), {each.connections} open"
     by = ", ".join(f"{each.handler} {each.reason} {each.total}" for each in now.bypassed.by if each.total)

@@ -35,16 +35,19 @@ class StartError(OperatorError):
     """The settings are right, but the machine does not let Sluice run with them."""
 
 
-def listen_error(what: str, address: str, error: OSError) -> StartError:
+def listen_error(what: str, address: str, error: OSError, *, hint: str = "") -> StartError:
     """Say why an address could not be listened on, and what to do.
 
     Args:
         what: who wanted it, e.g. ``listener "main"``.
         address: the ``host:port`` that was tried.
         error: what the system answered.
+        hint: what else to know where the address is in use.
     """
     why = {
-        errno.EADDRINUSE: "something else listens there already; stop it or choose another address",
+        errno.EADDRINUSE: "; ".join(
+            filter(None, ("it is in use", hint, "stop what listens there or choose another address"))
+        ),
         errno.EADDRNOTAVAIL: "this machine has no such address; choose one that `ip address` shows",
         errno.EACCES: "not permitted; choose a port above 1023 or grant CAP_NET_BIND_SERVICE",
         errno.EPERM: "not permitted; choose a port above 1023 or grant CAP_NET_BIND_SERVICE",

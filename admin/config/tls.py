@@ -4,8 +4,13 @@ For the admin address and, on either side of them, for listeners. Only TLS 1.2 a
 compression. What is wrong with a file is said with the key that names it. The sockets are not in here.
 """
 
+import grp
+import hashlib
+import os
+import pwd
 import ssl
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
@@ -24,6 +29,13 @@ _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3
 _ENDS_TLS: Final = ("accept", "require")
 _CLIENT_KEYS: Final = tuple(key for key in ListenerSettings.model_fields if key.startswith("tls_"))
 _BROKER_KEYS: Final = tuple(key for key in ListenerSettings.model_fields if key.startswith("broker_tls_"))
+#: Keys that name files of certificates: what those are, and to whom they are shown, if to anybody.
+_CERTIFICATES: Final[dict[str, tuple[str, Side | None]]] = {
+    "tls_certificate_file": ("", "client"),
+    "tls_client_ca_file": ("authorities of clients' certificates", None),
+    "broker_tls_certificate_file": (" for its broker", "broker"),
+    "broker_tls_ca_file": ("authorities of the broker's certificate", None),
+}
 _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 _END: Final = "-----END CERTIFICATE-----"
 #: Tags of DER: a time with two digits for the year, with four, and what an explicit version is in (RFC 5280, 4.1).
@@ -37,6 +49,18 @@ class NamedFile(NamedTuple):
 
     place: Place
     path: str
+
+
+class Reading(NamedTuple):
+    """What was read again from the files of one listener.
+
+    Attributes:
+        changed: what is not as it was, a line each.
+        put_in_force: has it hold for the connections to come.
+    """
+
+    changed: tuple[str, ...]
+    put_in_force: Callable[[], None]
 
 
 class Expiry(NamedTuple):
@@ -111,6 +135,24 @@ def expiry(listener: str, side: Side, file: str) -> tuple[Expiry, ...]:
     return (Expiry(listener, side, file, min(ends)),) if ends else ()
 
 
+def digest(file: str) -> bytes:
+    """Return what tells the content of a file from another; nothing if it cannot be read."""
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).digest()
+    except (OSError, ValueError):
+        return b""
+
+
+def renewed(whose: str, expiries: Iterable[Expiry]) -> str:
+    """Say that a certificate is another one.
+
+    Args:
+        whose: it is.
+        expiries: until when those hold that are shown now, the one among them.
+    """
+    return f"certificate of {whose}" + "".join(f", valid until {each.ends:%Y-%m-%d}" for each in expiries)
+
+
 def expiry_warnings(expiries: Iterable[Expiry], now: datetime) -> Iterator[str]:
     """Say which certificates have ended, or will soon."""
     for each in expiries:
@@ -132,6 +174,7 @@ class ListenerTls:
         clients: for the data path; None if TLS with clients does not end here.
         broker: likewise; None if the broker is spoken to without.
         expiries: until when its own certificates hold, as far as that can be read.
+        digests: of the files with certificates, by the keys that name them.
 
     Raises:
         SettingsError: keys are missing or contradict each other, or a file is wrong; with a line for each fault.
@@ -146,14 +189,16 @@ class ListenerTls:
             raise SettingsError(faults)
         self.clients: ClientTls | None = None
         self.broker: BrokerTls | None = None
+        # Before the files are read: what changes in between is reported by the next reload at the latest.
+        self.digests = self._digested()
         if settings.tls in _ENDS_TLS:
             self.clients = ClientTls(self._client_context(), required=settings.tls == "require")
         if settings.broker_tls:
             self.broker = BrokerTls(self._broker_context(), settings.broker_tls_server_name or "")
         self.expiries = self._expiries()
 
-    def read(self, just_read: "ListenerTls | None" = None) -> Callable[[], None]:
-        """Read all files again; returns what has them hold for the connections to come.
+    def read(self, just_read: "ListenerTls | None" = None) -> Reading:
+        """Read all files again.
 
         Args:
             just_read: of this listener, from a configuration that was read just now: if it says the same of TLS, then
@@ -166,8 +211,9 @@ class ListenerTls:
         if just_read is not None and just_read.said == self.said:
             for_clients = None if just_read.clients is None else just_read.clients.context
             for_broker = None if just_read.broker is None else just_read.broker.context
-            expiries = just_read.expiries
+            expiries, digests = just_read.expiries, just_read.digests
         else:
+            digests = self._digested()
             for_clients = None if clients is None else self._client_context()
             for_broker = None if broker is None else self._broker_context()
             expiries = self._expiries()
@@ -177,9 +223,9 @@ class ListenerTls:
                 clients.context = for_clients
             if broker is not None and for_broker is not None:
                 broker.context = for_broker
-            self.expiries = expiries
+            self.expiries, self.digests = expiries, digests
 
-        return put_in_force
+        return Reading(tuple(self._changed(digests, expiries)), put_in_force)
 
     @property
     def said(self) -> dict[str, object]:
@@ -196,6 +242,22 @@ class ListenerTls:
         )
         return tuple(file for file in named if file is not None)
 
+    def _digested(self) -> dict[str, bytes]:
+        """Return digests of the certificates, by the keys that name their files; a key goes with its certificate."""
+        named = ((key, getattr(self._settings, key)) for key in _CERTIFICATES)
+        return {key: digest(file) for key, file in named if file is not None}
+
+    def _changed(self, digests: Mapping[str, bytes], expiries: Iterable[Expiry]) -> Iterator[str]:
+        """Say which files hold something else than what is in force."""
+        whose = f"listener {self._settings.label}"
+        for key, (what, side) in _CERTIFICATES.items():
+            if digests.get(key) == self.digests.get(key):
+                continue
+            if side is None:
+                yield f"{what} of {whose}"
+            else:
+                yield renewed(whose + what, (each for each in expiries if each.side == side))
+
     def _expiries(self) -> tuple[Expiry, ...]:
         sides: tuple[tuple[Side, str | None], ...] = (
             ("client", self._settings.tls_certificate_file),
@@ -208,8 +270,8 @@ class ListenerTls:
         """Yield what keys are missing, or mean nothing: who has written them believes that they do."""
         settings = self._settings
         if settings.tls in _ENDS_TLS:
-            if settings.tls_certificate_file is None or settings.tls_key_file is None:
-                yield self._fault("tls", "needs tls_certificate_file and tls_key_file")
+            if missing := [key for key in ("tls_certificate_file", "tls_key_file") if getattr(settings, key) is None]:
+                yield self._fault("tls", f"needs {' and '.join(missing)}")
             if "tls" in settings.options:
                 yield self._fault("tls", "goes with no options.tls, which is for TLS that does not end here")
             if settings.tls_client_ca_file is None and "tls_client_certificate" in settings.model_fields_set:
@@ -299,8 +361,23 @@ def _must_be_readable(named: NamedFile, origins: Origins) -> None:
             pass
     except (OSError, ValueError) as error:
         reason = (getattr(error, "strerror", None) or str(error)).lower()
-        what = f"cannot be read: {reason}; name a PEM file"
+        what = f"cannot be read: {reason}; " + (
+            _may_read(named.path) if isinstance(error, PermissionError) else "name a PEM file"
+        )
         raise SettingsError(origins.problem(named.place, what, named.path)) from None
+
+
+def _may_read(file: str) -> str:
+    """Say how the user of this process may read a file that it may not read now."""
+    user, group = os.geteuid(), os.getegid()
+    user_name, group_name = str(user), str(group)
+    # In a container neither need have a name.
+    with suppress(KeyError):
+        user_name = pwd.getpwuid(user).pw_name
+    with suppress(KeyError):
+        group_name = grp.getgrgid(group).gr_name
+    how = f"chgrp {group_name} {file} && chmod 640 {file}"
+    return f"this runs as user {user_name}, who has to be able to: {how}, and its folder likewise"
 
 
 def _holds(file: str, what: bytes) -> bool:

@@ -380,7 +380,7 @@ class ReloadReport(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         change: the change in the audit trail; None if nothing changed.
-        changed: rules and settings that changed at once, a line each.
+        changed: rules, settings and certificates that changed at once, a line each.
         needs_restart: settings that changed and take effect only after a restart, a line each.
         warnings: the warnings of ``sluice check``.
         hidden: configured limits that changed without effect, since an active edit replaces them, a line each.

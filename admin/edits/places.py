@@ -108,7 +108,7 @@ def open_store(place: Place, now: datetime, *, lock: int | None = None) -> Store
         directory.mkdir(mode=_MODE, parents=True, exist_ok=True)
         return DirectoryStore(directory, now, lock=lock)
     except LockedError:
-        what = "is in use by another process: give each sidecar a --state-dir of its own"
+        what = "is in use by another process: give each sidecar a --state-dir of its own, or --take-over to replace it"
         raise StartError(f"state directory {directory}: {what}") from None
     except ValueError:
         raise StartError(f"state directory {str(directory)!r}: {_NO_PATH}") from None

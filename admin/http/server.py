@@ -143,13 +143,16 @@ async def _each(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
         yield piece
 
 
-def bind(endpoint: Endpoint, *, anyone: bool = True, inherited: Inherited | None = None) -> socket.socket:
+def bind(
+    endpoint: Endpoint, *, anyone: bool = True, inherited: Inherited | None = None, hint: str = ""
+) -> socket.socket:
     """Bind the admin address and listen on it.
 
     Args:
         endpoint: the address.
         anyone: whether other machines may reach it.
         inherited: sockets that are bound already.
+        hint: what else to know where the address is in use.
 
     Raises:
         StartError: the address is taken, not of this machine, or not permitted; or others reach it who must not.
@@ -167,7 +170,7 @@ def bind(endpoint: Endpoint, *, anyone: bool = True, inherited: Inherited | None
             return sock
     except OSError as error:
         sock.close()
-        raise listen_error("admin", str(endpoint), error) from error
+        raise listen_error("admin", str(endpoint), error, hint=hint) from error
     sock.close()
     raise StartError(
         f"admin: {endpoint} is {reached}, which others reach, and it wants no token; listen on 127.0.0.1, or set "

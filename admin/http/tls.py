@@ -4,12 +4,13 @@ HTTP/1.1 only. Clients show no certificate; who they are says their token.
 """
 
 import ssl
+from collections.abc import Iterator
 from typing import Final
 
 from admin.common.errors import SettingsError
 from admin.config.faults import Origins
 from admin.config.settings import OFF, AdminSettings
-from admin.config.tls import NamedFile, expiry, load_certificate, new_context
+from admin.config.tls import NamedFile, digest, expiry, load_certificate, new_context, renewed
 
 _CERTIFICATE, _KEY = "tls_certificate_file", "tls_key_file"
 _ALPN: Final = ["http/1.1"]
@@ -37,8 +38,15 @@ class Certificate:
         self._origins = origins
         self.context = new_context(ssl.PROTOCOL_TLS_SERVER)
         self.context.set_alpn_protocols(_ALPN)
+        self._digest = digest(certificate_file)
         self._load(self.context)
         self.expiries = expiry("", "admin", certificate_file)
+
+    def changed(self) -> Iterator[str]:
+        """Say whether there is another certificate in the file than the one in force."""
+        file = self._certificate.path
+        if digest(file) != self._digest:
+            yield renewed("the admin address", expiry("", "admin", file))
 
     def reload(self) -> None:
         """Read both files again.
@@ -48,6 +56,7 @@ class Certificate:
         """
         # Tried on another context first: a failure in the middle could leave half of the new one in the live one.
         self._load(new_context(ssl.PROTOCOL_TLS_SERVER))
+        self._digest = digest(self._certificate.path)
         self._load(self.context)
         self.expiries = expiry("", "admin", self._certificate.path)
 

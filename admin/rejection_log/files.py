@@ -29,6 +29,8 @@ _QUIET_AGE_S: Final = 3600.0
 """A file with nothing but heartbeats in it is finished after so long."""
 _TRY_AGAIN_S: Final = 5.0
 """Another process in the folder is waited for, and asked so often."""
+_MOST_KEPT_BYTES: Final = 4 * 1024 * 1024
+"""So much is kept for a folder that the process before has still."""
 _QUIET: Final = frozenset({"heartbeat"})
 
 
@@ -124,21 +126,32 @@ class LogFiles:
         run: whose records come first.
         bounds: how much is written.
         clock_s: the monotonic clock, in seconds.
+        predecessor_s: so long the process whose place this one takes may have the folder still; 0 if there is none.
+            What comes meanwhile is kept in memory, within a bound.
 
     Attributes:
         figures: what was done.
         error: why nothing is written now, for people; None if all is well.
         number: of the log file that is written now, or comes next.
         limits_lost: some of the records that could not be written say how the rules stand.
+        waiting: what comes is kept, as the process before has the folder still.
     """
 
     def __init__(
-        self, folder: Folder, instance: str, run: str, bounds: Bounds, clock_s: Callable[[], float] = time.monotonic
+        self,
+        folder: Folder,
+        instance: str,
+        run: str,
+        bounds: Bounds,
+        clock_s: Callable[[], float] = time.monotonic,
+        *,
+        predecessor_s: float = 0.0,
     ) -> None:
         self.figures = Figures()
         self.error: str | None = None
         self.number = 1
         self.limits_lost = False
+        self.waiting = predecessor_s > 0
         self._folder = folder
         self._run = FileName(slug_of(instance), run, 1)
         self._bounds = bounds
@@ -157,6 +170,9 @@ class LogFiles:
         #: The folder was lost; so far the files up to this number, which is not among them, had been finished.
         self._lost_at: int | None = None
         self._retry_s = -_TRY_AGAIN_S
+        self._wait_until_s = clock_s() + predecessor_s
+        #: What is kept has to fit into one file: what recovery is told of it names that.
+        self._most_kept_bytes = min(_MOST_KEPT_BYTES, bounds.max_file_bytes // 2, bounds.max_total_bytes // 8)
         self._closed = False
         self._ended = False
         self._handed_in: deque[Batch] = deque()
@@ -175,6 +191,8 @@ class LogFiles:
     def prepare(self) -> bool:
         """Take the folder and finish what a killed process left there; say whether it can be written to."""
         with self._busy():
+            if self._must_wait():
+                return False
             try:
                 self._have_folder()
             except (OSError, LockedError) as error:
@@ -196,9 +214,13 @@ class LogFiles:
     def write(self) -> None:
         """Write what was handed in, finish the file if it is time, and keep to the bounds."""
         with self._busy():
-            while self._handed_in:
-                self._busy_since_s = self._clock_s()
-                self._write(self._handed_in.popleft())
+            if not self._must_wait():
+                self._write_all()
+
+    def _write_all(self) -> None:
+        while self._handed_in:
+            self._busy_since_s = self._clock_s()
+            self._write(self._handed_in.popleft())
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
@@ -232,6 +254,10 @@ class LogFiles:
         with self._busy():
             if self._closed:
                 return
+            if self.waiting:
+                # It has waited in vain, if the folder is not free now.
+                self.waiting = False
+                self._write_all()
             self._closed = True
             if self._ahead is not None:
                 # As long as the log file lacks something of what it is about, the next start reads it.
@@ -247,6 +273,22 @@ class LogFiles:
             self._folder.release()
 
     # --- the folder
+
+    def _must_wait(self) -> bool:
+        """Say whether what comes is to be kept for now."""
+        if not self.waiting:
+            return False
+        try:
+            self._have_folder()
+        except LockedError:
+            kept = (piece for each in self._handed_in for piece in (*each.records.pieces, *each.write_ahead.pieces))
+            if self._clock_s() < self._wait_until_s and sum(len(data) for data, _ in kept) <= self._most_kept_bytes:
+                return True
+        except OSError:
+            # It is met with again at once, and told.
+            pass
+        self.waiting = False
+        return False
 
     def _have_folder(self) -> None:
         if not self._folder.held:
@@ -273,8 +315,9 @@ class LogFiles:
         if self._ready:
             self._ready, self._lost_at = False, self.number
             self._forget_files()
-        # Another process is not asked every second, and what waits for it need not be either.
-        if self._clock_s() - self._retry_s < _TRY_AGAIN_S:
+        # Another process is not asked every second, and what waits for it need not be either; but the process before
+        # is about to end.
+        if self.error is not None and self._clock_s() - self._retry_s < _TRY_AGAIN_S:
             raise LockedError(self.error or "")
         try:
             self._folder.take()

@@ -52,6 +52,8 @@ def of(settings: RejectionLogSettings, state_dir: Path | None) -> LogPlace:
 def take(place: LogPlace, *, predecessor: bool = False) -> tuple[Folder | None, str | None]:
     """Take the folder of a place; return it, and what is wrong with it for the time being or for good.
 
+    That the process before still writes its last records there is nothing wrong.
+
     A folder that is in use by another process, or whose disk is full, is tried again while traffic flows.
 
     Args:
@@ -69,7 +71,7 @@ def take(place: LogPlace, *, predecessor: bool = False) -> tuple[Folder | None, 
         folder.take()
     except LockedError:
         if predecessor:
-            return folder, f"{directory}: the process before writes its last records; these follow"
+            return folder, None
         return folder, f"{directory}: is in use by another process; give each sidecar a rejection_log.dir of its own"
     except ValueError:
         raise StartError(f"rejection_log.dir {str(directory)!r}: is no path") from None

@@ -48,6 +48,7 @@ class Recorder:
         bounds: how much is written.
         max_resources: told apart in a minute.
         grace_s: the end of the process waits so long for the disk, 1 s at least and 5 s at most.
+        predecessor_s: so long the process whose place this one takes may have the folder still; 0 if there is none.
         problem: what was wrong with the folder when it was taken; None if nothing.
         wall_s: the wall clock, in seconds since 1970.
 
@@ -69,6 +70,7 @@ class Recorder:
         bounds: Bounds,
         max_resources: int,
         grace_s: float = _PATIENCE_S,
+        predecessor_s: float = 0.0,
         problem: str | None = None,
         wall_s: Callable[[], float] = time.time,
     ) -> None:
@@ -76,7 +78,7 @@ class Recorder:
         self.up = False
         self.directory = folder.path
         run = new_run()
-        self.files = LogFiles(folder, instance, run, bounds)
+        self.files = LogFiles(folder, instance, run, bounds, predecessor_s=predecessor_s)
         self.files.error = problem
         self._data_path = data_path
         self._live = live
@@ -234,7 +236,7 @@ class Recorder:
 
 def families(recorder: Recorder | None) -> Iterator[Family]:
     """Yield the metrics of a recorder; of none, that there is none."""
-    up = recorder is not None and recorder.up and recorder.error is None
+    up = recorder is not None and recorder.up and recorder.error is None and not recorder.files.waiting
     yield gauge(
         "sluice_rejection_log_up", "1 while the rejection log is written, 0 if it is off or fails.", (), [((), int(up))]
     )

@@ -70,17 +70,20 @@ class Reloader:
             try:
                 new = await trio.to_thread.run_sync(self._load)
                 old = self.plan
-                if not dry_run:
-                    # All are read before the first of them holds.
-                    just_read = {listener.settings.label: listener.tls for listener in new.listeners}
-                    read = [
-                        await trio.to_thread.run_sync(listener.tls.read, just_read.get(listener.settings.label))
-                        for listener in old.listeners
-                    ]
-                    if old.certificate is not None and new.certificate is not None:
+                # All are read before the first of them holds.
+                just_read = {listener.settings.label: listener.tls for listener in new.listeners}
+                read = [
+                    await trio.to_thread.run_sync(listener.tls.read, just_read.get(listener.settings.label))
+                    for listener in old.listeners
+                ]
+                certificates = [line for each in read for line in each.changed]
+                if old.certificate is not None and new.certificate is not None:
+                    certificates += old.certificate.changed()
+                    if not dry_run:
                         old.certificate.reload()
-                    for put_in_force in read:
-                        put_in_force()
+                if not dry_run:
+                    for each in read:
+                        each.put_in_force()
             except OperatorError as error:
                 if not dry_run:
                     self.failed = FailedReload(write_time(utc_now()), author.name, error.lines)
@@ -91,7 +94,7 @@ class Reloader:
                     )
                 raise ReloadError(error.lines) from None
             rules = list(_changed_rules(old, new))
-            changed = [*rules, *_changed_settings(old.settings, new.settings)]
+            changed = [*rules, *_changed_settings(old.settings, new.settings), *certificates]
             report = ReloadReport(
                 change=None,
                 changed=tuple(changed),

@@ -137,6 +137,8 @@ _LIMITS_SHOWN: Final = 20
 _EDITS_SHOWN: Final = 5
 #: A disk that hangs must not keep the process from ending.
 _SAVE_LIMITS_S: Final = 5.0
+#: After its drain the process before has so long to end before its folder of the rejection log is missed.
+_AFTER_DRAIN_S: Final = 60.0
 #: Room for fewer connections than this is worth a warning.
 _ROOMY_CONNECTIONS: Final = 1000
 
@@ -210,10 +212,17 @@ async def run(
         await _run(
             plan,
             EditService(plan.rulebook, store),
-            _Log(folder, problem),
+            _Log(folder, problem, 0.0 if predecessor is None else plan.settings.grace_s + _AFTER_DRAIN_S),
             spool,
             usual_report(plan.settings.report, store.directory),
-            before=_Before(store, predecessor, Inherited((*sockets, *(predecessor.sockets if predecessor else ())))),
+            before=_Before(
+                store,
+                predecessor,
+                Inherited((*sockets, *(predecessor.sockets if predecessor else ()))),
+                f"take_over found no process in {where.directory}, so give the --state-dir of the one that runs"
+                if plan.settings.take_over and predecessor is None
+                else "",
+            ),
             load=load,
             handed_over=handed_over,
             task_status=task_status,
@@ -236,11 +245,13 @@ class _Before(NamedTuple):
         store: the live edits.
         predecessor: the process whose place this one takes; None if there is none.
         sockets: those that are bound already.
+        hint: for who cannot have an address that is in use; empty if there is none.
     """
 
     store: Store
     predecessor: Predecessor | None
     sockets: Inherited
+    hint: str
 
     async def take_over(self) -> SavedLimits | None:
         """Have the process before accept nobody any more, and return the limits as it left them."""
@@ -251,10 +262,11 @@ class _Before(NamedTuple):
 
 
 class _Log(NamedTuple):
-    """Where the rejection log goes, and what is wrong with that."""
+    """Where the rejection log goes, what is wrong with that, and how long a process before may have it still."""
 
     folder: Folder | None
     problem: str | None
+    predecessor_s: float
 
 
 async def _run(
@@ -284,7 +296,7 @@ async def _run(
     endpoint = plan.settings.admin.listen
     keyring, refusals = Keyring(plan.access), Refusals()
     anyone = bool(plan.access.tokens) or plan.settings.admin.allow_anyone
-    sock = None if endpoint == OFF else server.bind(endpoint, anyone=anyone, inherited=before.sockets)
+    sock = None if endpoint == OFF else server.bind(endpoint, anyone=anyone, inherited=before.sockets, hint=before.hint)
     reloader = None
     if load is not None:
         edits.reloader = reloader = Reloader(load, plan, edits, keyring)
@@ -297,7 +309,7 @@ async def _run(
                 address = format_address(error.config.listen)
                 name = error.config.name
                 raise listen_error(
-                    "listener" if name == address else f'listener "{name}"', address, error.error
+                    "listener" if name == address else f'listener "{name}"', address, error.error, hint=before.hint
                 ) from None
             except SpoolError as error:
                 raise StartError(f"spool.dir: {error}; {spool_place.HINT}") from None
@@ -444,6 +456,7 @@ def _recorder(plan: Plan, data_path: DataPath, edits: EditService, log: _Log, in
         bounds=Bounds(settings.max_file_bytes, settings.max_file_age_s, settings.max_total_bytes),
         max_resources=settings.max_resources,
         grace_s=plan.settings.grace_s,
+        predecessor_s=log.predecessor_s,
         problem=log.problem,
     )
 

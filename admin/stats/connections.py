@@ -150,11 +150,13 @@ class Connections:
             more_links=state.more_links,
             tls=state.tls,
             certificate=state.certificate,
+            broker=state.broker,
         )
 
 
 def _holds(state: ConnectionState, search: str) -> bool:
-    texts = (state.peer, state.client.id, state.client.user, state.certificate, state.listener, *state.resources)
+    client = state.client
+    texts = (state.peer, client.id, client.user, state.certificate, state.listener, state.broker, *state.resources)
     links = (text for link in state.links for text in (link.name, link.resource))
     return any(search in text.casefold() for text in (*texts, *links))
 

@@ -452,6 +452,7 @@ class ConnectionRow(Answer, frozen=True, kw_only=True):
         more_links: number of further links.
         tls: version of TLS that the client speaks to Sluice, e.g. ``TLSv1.3``; empty: none.
         certificate: name in the client's TLS certificate; empty: it has shown none.
+        broker: ``address:port`` of the broker it is connected to, where the listener has backups; empty: it has none.
     """
 
     id: int
@@ -477,6 +478,7 @@ class ConnectionRow(Answer, frozen=True, kw_only=True):
     more_links: int = 0
     tls: str = ""
     certificate: str = ""
+    broker: str = ""
 
 
 class ConnectionPage(Answer, frozen=True, kw_only=True):
@@ -673,6 +675,9 @@ class ListenerReach(Answer, frozen=True, kw_only=True):
         listening: whether clients can connect; false while the broker is unreachable, and during a drain.
         reachable: whether the broker accepted a connection; None before the first attempt.
         error: why it did not.
+        backup: which of the backups that broker is, from 1 on; 0: none of them.
+        backups: number of backups that are configured.
+        passed_over: brokers before that one, each with why it is not used.
     """
 
     name: str
@@ -682,6 +687,9 @@ class ListenerReach(Answer, frozen=True, kw_only=True):
     listening: bool = True
     reachable: bool | None = None
     error: str | None = None
+    backup: int = 0
+    backups: int = 0
+    passed_over: tuple[str, ...] = ()
 
 
 class Totals(Answer, frozen=True, kw_only=True):

@@ -33,5 +33,7 @@ if [ -z "$root" ]; then
     systemd-sysusers /usr/lib/sysusers.d/sluice.conf
     systemd-tmpfiles --create /usr/lib/tmpfiles.d/sluice.conf
     systemctl daemon-reload
-    echo "edit /etc/sluice/sluice.toml, then: sluice check /etc/sluice/sluice.toml && systemctl enable --now sluice"
+    # As the user that it will run as: root can read every key.
+    check="runuser -u sluice -- /opt/sluice/bin/sluice check /etc/sluice/sluice.toml"
+    echo "edit /etc/sluice/sluice.toml, then: $check && systemctl enable --now sluice"
 fi

@@ -447,13 +447,17 @@ class LocalDataPath(DataPath):
         return kept
 
     def _listener(self, config: ListenerConfig) -> ListenerState:
+        watch = self.server.watches[config.name]
         return ListenerState(
             config.name,
             format_address(self.server.bound(config.name)),
-            format_address(self.server.broker(config.name)),
+            format_address(watch.broker),
             self.server.open_connections(config.name),
-            self.server.listening(config.name),
-            self.server.broker_error(config.name),
+            watch.listening,
+            watch.error,
+            watch.backup,
+            watch.backups,
+            watch.passed_over,
         )
 
     async def totals(self) -> ResourceCounts:

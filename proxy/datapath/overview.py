@@ -214,7 +214,8 @@ class Overview:
         pace, states, aside = Pace(rests=True), [], await self._pressure.aside()
         for connection in list(self._server.connections.values()):
             if connection.info.id in self._server.connections:
-                states.append(_connection(connection, aside, self._now_ns()))
+                several = self._server.watches[connection.info.listener].backups > 0
+                states.append(_connection(connection, aside, self._now_ns(), several=several))
             await pace.keep()
         return tuple(states)
 
@@ -234,7 +235,8 @@ def _rule_counts(sums: RuleSums) -> RuleCounts:
     )
 
 
-def _connection(connection: Connection, aside: Aside, now_ns: int) -> ConnectionState:
+def _connection(connection: Connection, aside: Aside, now_ns: int, *, several: bool) -> ConnectionState:
+    """Return how a connection is; ``several`` brokers are behind its listener."""
     info, session = connection.info, connection.session
     described = session.describe()
     shown = described.resources[:MAX_RESOURCES_SHOWN]
@@ -244,6 +246,7 @@ def _connection(connection: Connection, aside: Aside, now_ns: int) -> Connection
         peer=info.peer,
         client=described.client,
         exempt=info.exempt,
+        broker=connection.writer.name if several else "",
         opened_ns=connection.opened_ns,
         bytes_total={direction(side): count for side, count in connection.bytes_read.items()},
         requests_total=described.requests,

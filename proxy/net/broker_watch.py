@@ -24,8 +24,7 @@ listens it asks only when there is a reason: at the start, when somebody wants t
 a connection, before the client of that connection hears of it and comes again.
 """
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from select import EPOLLIN
 from typing import Final
 
@@ -84,6 +83,8 @@ class BrokerWatch:
         self.listening = False
         self.broker = brokers[0]
         """The one that clients are connected to."""
+        self.passed_over: tuple[str, ...] = ()
+        """The brokers before it, each with what was wrong when it was last tried."""
         self._brokers = brokers
         self._reactor = reactor
         self._proxy_protocol = proxy_protocol
@@ -113,6 +114,16 @@ class BrokerWatch:
                 await self._try_better()
             else:
                 await self._try()
+
+    @property
+    def backup(self) -> int:
+        """The number of the backup that clients are connected to; 0 is the broker itself."""
+        return self._brokers.index(self.broker)
+
+    @property
+    def backups(self) -> int:
+        """How many there are."""
+        return len(self._brokers) - 1
 
     def in_order(self) -> list[Address]:
         """Return where to connect a client: the broker, and what may be tried if that refuses."""
@@ -206,13 +217,10 @@ class BrokerWatch:
             except trio.TooSlowError:
                 errors[broker], away = f"no answer within {self._try_s:g} s", False
             else:
-                self._answers(broker)
+                self._answers(broker, errors)
                 break
         else:
-            self.error = "; ".join(
-                f"{format_address(broker)}: {error}" if len(self._brokers) > 1 else error
-                for broker, error in errors.items()
-            )
+            self.error = "; ".join(_named(errors) if self.backups else errors.values())
             if away or lost or not self.listening:
                 self._away(self.error)
         self._tried.set()
@@ -220,11 +228,18 @@ class BrokerWatch:
 
     async def _try_better(self) -> None:
         """Try those that come before the one that clients are connected to."""
-        for broker in self._brokers[: self._brokers.index(self.broker)]:
-            with suppress(OSError, trio.TooSlowError):
+        errors: dict[Address, str] = {}
+        for broker in self._brokers[: self.backup]:
+            try:
                 await self._reach(broker)
-                self._answers(broker)
+            except OSError as error:
+                errors[broker] = error.strerror or str(error)
+            except trio.TooSlowError:
+                errors[broker] = f"no answer within {self._try_s:g} s"
+            else:
+                self._answers(broker, errors)
                 return
+        self.passed_over = tuple(_named(errors))
 
     async def _reach(self, broker: Address) -> None:
         """Connect to a broker, by TLS if it is spoken to so, and part from it.
@@ -259,12 +274,15 @@ class BrokerWatch:
             each.pause()
         _log.warning("broker unreachable; not listening until it answers", **self._about, error=error)
 
-    def _answers(self, broker: Address) -> None:
+    def _answers(self, broker: Address, before: Mapping[Address, str]) -> None:
+        """Have clients connected to a broker; ``before`` it others were tried, in vain."""
         self.error = None
+        self.passed_over = tuple(_named(before))
         if broker != self.broker:
             self.broker = broker
             what = "clients go to the broker again" if broker == self._brokers[0] else "clients go to a backup"
-            _log.warning(what, listener=self._about["listener"], broker=format_address(broker))
+            about = {"error": "; ".join(self.passed_over)} if self.passed_over else {}
+            _log.warning(what, listener=self._about["listener"], broker=format_address(broker), **about)
         if self._closed or self.listening:
             return
         try:
@@ -288,3 +306,8 @@ class BrokerWatch:
         not_logged = self._log_rate.take(error.errno, trio.current_time())
         if not_logged is not None:
             _log.error("cannot listen", **self._about, error=error.strerror, not_logged=not_logged)
+
+
+def _named(errors: Mapping[Address, str]) -> Iterator[str]:
+    """Say of brokers what is wrong with each."""
+    return (f"{format_address(broker)}: {error}" for broker, error in errors.items())

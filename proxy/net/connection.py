@@ -560,6 +560,8 @@ class Connection:
         self._frame_seen: tuple[int, int] | None = None
         #: What became of the broker's socket, while what it had sent is still read.
         self._failed: PeerError | None = None
+        #: The client had gone before the broker's socket failed, which many a broker answers it with.
+        self._had_gone = False
         #: Of the tasks that wait for something.
         self._scopes: set[trio.CancelScope] = set()
         self._woken = trio.Event()
@@ -678,6 +680,8 @@ class Connection:
         elif self.parting is None and not self.over:
             # Who is parted from may be gone already; the other peer is still written what waits for it.
             broker = self.peers[Side.BROKER]
+            if self._failed is None:
+                self._had_gone = error.side is Side.BROKER and self.ended is Side.CLIENT
             all_read = self._failed is not None or broker.doing is Doing.ENDED
             if error.side is Side.CLIENT or self.session.closing is Side.CLIENT or all_read:
                 self.finish(*self._why(self._failed or error))
@@ -691,7 +695,8 @@ class Connection:
 
     def _why(self, error: PeerError | None) -> tuple[str, str]:
         """Return the reason and the sentence for the end of a connection whose peer's stream or socket has ended."""
-        closing = self.session.closing or (None if error else self.ended or Side.CLIENT)
+        broke = error is not None and not self._had_gone
+        closing = self.session.closing or (None if broke else self.ended or Side.CLIENT)
         if closing is None:
             assert error is not None  # noqa: S101 - else it is known
             return f"{error.side.value}_error", str(error)

@@ -187,10 +187,6 @@ class Server:
         """Return whether clients can connect to a listener at this moment."""
         return self.watches[name].listening
 
-    def broker_error(self, name: str) -> str | None:
-        """Return what was wrong when a listener's broker was last tried, if anything was."""
-        return self.watches[name].error
-
     async def reach(self, name: str) -> str | None:
         """Try a listener's broker, unless it is known to be away; returns what is wrong with it, if anything is."""
         return await self.watches[name].reach()

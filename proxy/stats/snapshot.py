@@ -116,6 +116,9 @@ class ListenerState(msgspec.Struct, frozen=True):
         connections: open now.
         listening: clients can connect; not while the broker does not take connections, nor in a drain.
         error: what was wrong when the broker was last tried; None if it took the connection.
+        backup: which of its backups that broker is, from 1 on; 0 is none of them.
+        backups: how many it has.
+        passed_over: the brokers before that one, each with what was wrong when it was last tried.
     """
 
     name: str
@@ -124,6 +127,9 @@ class ListenerState(msgspec.Struct, frozen=True):
     connections: int
     listening: bool
     error: str | None = None
+    backup: int = 0
+    backups: int = 0
+    passed_over: tuple[str, ...] = ()
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
@@ -408,6 +414,13 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             _of_listeners("listening"),
         ),
         Metric("sluice_connections", "Client connections open now.", ("listener",), _of_listeners("connections")),
+        Metric(
+            "sluice_broker_backup",
+            "0 while clients are connected to a listener's broker; 1 or more is the number of the backup that they are "
+            "connected to instead.",
+            ("listener",),
+            _of_listeners("backup"),
+        ),
     ] = ()
     connections_total: Annotated[
         Mapping[str, int],
@@ -756,6 +769,7 @@ class ConnectionState(msgspec.Struct, frozen=True):
         more_links: how many others there are.
         tls: the version of TLS that ends here, such as ``TLSv1.3``; empty without.
         certificate: the name in the certificate that the client has shown; empty without one.
+        broker: the one of several that it is connected to, as ``address:port``; empty if its listener has only one.
     """
 
     id: int
@@ -777,6 +791,7 @@ class ConnectionState(msgspec.Struct, frozen=True):
     more_links: int = 0
     tls: str = ""
     certificate: str = ""
+    broker: str = ""
 
 
 class ResourceState(msgspec.Struct, frozen=True, gc=False):

@@ -286,7 +286,7 @@ def test_a_process_that_cannot_start_leaves_the_other_as_it_was(
             cwd=tmp_path / "second",
             env={"SLUICE_TAKE_OVER": "true"},
         )
-        assert (done.returncode, "something else listens there already" in done.stderr) == (1, True)
+        assert (done.returncode, "it is in use" in done.stderr) == (1, True)
         # The very connection that was open goes on, and so do edits.
         assert stored(client.ask(send("free"))) == 1
         assert ask(processes.now, "PUT", "limits/topic/edited", {"rate": 7})[0] == 200

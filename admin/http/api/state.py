@@ -145,6 +145,9 @@ class Status:
                 # Of the same moment as whether it listens.
                 reachable=listener.error is None if listener.name in reaches else None,
                 error=listener.error if listener.name in reaches else None,
+                backup=listener.backup,
+                backups=listener.backups,
+                passed_over=listener.passed_over,
             )
             for listener in snapshot.listeners
         )

@@ -44,6 +44,11 @@ export function emit(/** @type {string} */ event, /** @type {any} */ data = unde
   for (const listener of listeners.get(event) ?? []) listener(data);
 }
 
+/** @returns {string} that clients are connected to a backup, and why; empty if they are not. */
+export function backupText(/** @type {any} */ listener) {
+  return listener.backup ? [`backup ${listener.backup} of ${listener.backups}`, ...listener.passed_over].join("; ") : "";
+}
+
 /** @returns {string} a listener as people know it: by its name, or the address that was bound where it has no other. */
 export function listenerText(/** @type {string} */ name) {
   const listener = app.state?.listeners.find((/** @type {any} */ each) => each.name === name);

@@ -116,7 +116,7 @@ export class ConnectionsView {
     return h(
       "tr",
       {},
-      h("th", { scope: "row" }, h("span", { class: "nowrap" }, each.peer), each.exempt && h("span", { class: "tag" }, "exempt"), h("div", { class: "faint" }, listenerText(each.listener), each.tls && ` (${each.tls})`)),
+      h("th", { scope: "row" }, h("span", { class: "nowrap" }, each.peer), each.exempt && h("span", { class: "tag" }, "exempt"), h("div", { class: "faint" }, listenerText(each.listener), each.tls && ` (${each.tls})`, each.broker && ` → ${each.broker}`)),
       h("td", { "data-label": "Client", class: "wrap" }, client.id || h("span", { class: "faint" }, "unknown"), about && h("div", { class: "faint" }, about)),
       h("td", { "data-label": "Resources", class: "wrap", title: each.resources.join("\n") || null }, resources.length ? resources.map((/** @type {string} */ text, /** @type {number} */ index) => [index > 0 && ", ", resourceOf(text)]) : h("span", { class: "faint" }, "–"), more > 0 && h("span", { class: "faint" }, ` and ${count(more)} more`), this.fold(each)),
       h("td", { "data-label": "Frames/s", class: "number", title: `${count(each.requests_total)} in all` }, rate(each.requests_per_s)),

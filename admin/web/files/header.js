@@ -1,7 +1,7 @@
 /** The header: the figures of the whole sidecar, the connection to it, and the emergency switch. */
 
 import { setToken, token } from "./api.js";
-import { app, listenerText, on } from "./app.js";
+import { app, backupText, listenerText, on } from "./app.js";
 import { byId, fill, h, setAttribute, setText } from "./dom.js";
 import { count, duration, rate, serverNow, timeOfDay } from "./format.js";
 import { switchAll } from "./switches.js";
@@ -88,15 +88,16 @@ function showState(/** @type {any} */ state) {
   parts.would.classList.toggle("would", would > 0);
   setText(parts.connections, count(state.totals.connections_open));
   const brokers = [...new Set(state.listeners.map((/** @type {any} */ each) => each.broker))];
-  const shown = unreachable[0] ?? state.listeners[0];
+  const onBackup = state.listeners.find((/** @type {any} */ each) => each.backup);
+  const shown = unreachable[0] ?? onBackup ?? state.listeners[0];
   if (!shown) dotted("broker", "none", "warn");
   else {
     const more = brokers.length > 1 ? ` and ${brokers.length - 1} more` : "";
-    const word = unreachable.length ? "unreachable" : shown.reachable === null ? "not tried yet" : "reachable";
+    const word = unreachable.length ? "unreachable" : onBackup ? "a backup" : shown.reachable === null ? "not tried yet" : "reachable";
     setText(parts.route, `${shown.listen} → ${shown.broker}${more},`);
-    dotted("broker", word, unreachable.length ? "bad" : shown.reachable === null ? "" : "ok");
+    dotted("broker", word, unreachable.length ? "bad" : onBackup ? "warn" : shown.reachable === null ? "" : "ok");
   }
-  const lines = state.listeners.map((/** @type {any} */ each) => `${listenerText(each.name)}: ${each.listen} → ${each.broker}, ${each.error ?? "reachable"}`);
+  const lines = state.listeners.map((/** @type {any} */ each) => `${listenerText(each.name)}: ${each.listen} → ${each.broker}, ${each.error ?? (backupText(each) || "reachable")}`);
   setAttribute(parts.brokerBox, "title", lines.join("\n"));
 }
 

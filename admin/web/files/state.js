@@ -1,7 +1,7 @@
 /** The sidecar's own state: listeners, totals, lanes, switches, where edits are kept; and the reload. */
 
 import { ApiError, call, get } from "./api.js";
-import { app, listenerText, on, writing } from "./app.js";
+import { app, backupText, listenerText, on, writing } from "./app.js";
 import { Chart } from "./chart.js";
 import { openDialog, showProblem } from "./dialog.js";
 import { fill, h } from "./dom.js";
@@ -64,7 +64,7 @@ export class StateView {
       this.facts,
       panel("Listeners", state.listeners.map((/** @type {any} */ each) => [
         [each.listen, listenerText(each.name)].filter((text, index) => !index || text !== each.listen).join(", "),
-        [h("span", { class: `dot ${each.reachable === false ? "bad" : each.reachable ? "ok" : ""}`, "aria-hidden": "true" }), ` ${each.broker} ${each.reachable === false ? each.error || "unreachable" : each.reachable ? "reachable" : "not tried yet"}, ${count(each.connections)} connections`],
+        [h("span", { class: `dot ${each.reachable === false ? "bad" : each.backup ? "warn" : each.reachable ? "ok" : ""}`, "aria-hidden": "true" }), ` ${each.broker} ${each.reachable === false ? each.error || "unreachable" : each.reachable ? backupText(each) || "reachable" : "not tried yet"}, ${count(each.connections)} connections`],
       ])),
       panel("Messages since the start", Object.entries(totals.messages).map(([verdict, amount]) => [verdict, `${count(Number(amount))} · ${rate(perS[verdict])}/s`])),
       panel("Data path", [

@@ -91,13 +91,17 @@ def test_a_broken_file_names_file_line_key_value_and_what_is_allowed(
     assert complaint(capsys, "check", file) == expected
 
 
-def test_an_occupied_port_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_occupied_port_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         listening = ["run", "--listen", address, "--broker", "127.0.0.1:1", "--admin", "off", "--log-level", "error"]
-        reason = f"cannot listen on {address}: something else listens there already; stop it or choose another address"
+        reason = f"cannot listen on {address}: it is in use; stop what listens there or choose another address"
         assert complaint(capsys, *listening, exit_code=1) == f"listener: {reason}"
         assert complaint(capsys, "run", *PAIR, "--admin", address, exit_code=1) == f"admin: {reason}"
+        # Nobody was there to hand it over.
+        told = complaint(capsys, *listening, "--take-over", "--state-dir", str(tmp_path), exit_code=1)
+        nobody = f"take_over found no process in {tmp_path}, so give the --state-dir of the one that runs"
+        assert told == f"listener: cannot listen on {address}: it is in use; {nobody}; {reason.rpartition('; ')[2]}"
 
 
 def test_an_address_of_another_machine_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,10 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from admin.cli import main
 from admin.client.words import moment
+from admin.http.api.examples import CONNECTIONS, STATE
 
 Make = Callable[..., dict[str, Any]]
 Sluice = Callable[..., Any]
@@ -157,6 +159,20 @@ def test_state_says_what_an_operator_looks_for(api: Any, sluice: Sluice) -> None
         "             sluice.toml:3: limits[0].rate: must be a number",
         "warning      doubtful",
     ]
+
+
+def test_state_and_connections_say_which_of_several_brokers_is_used(api: Any, sluice: Any) -> None:
+    listener = {"name": "ha", "listen": "127.0.0.2:1", "broker": "127.0.0.1:3", "connections": 1, "reachable": True}
+    backup = {"backup": 2, "backups": 2, "passed_over": ["127.0.0.1:1: Connection refused", "127.0.0.1:2: no answer"]}
+    api.answers["GET /state"] = (200, {**msgspec.to_builtins(STATE), "listeners": [listener | backup]})
+    how = "backup 2 of 2; 127.0.0.1:1: Connection refused; 127.0.0.1:2: no answer"
+    assert f"listener     ha: 127.0.0.2:1 -> 127.0.0.1:3 ({how}), 1 open" in sluice("state").out.splitlines()
+    rows = msgspec.to_builtins(CONNECTIONS)
+    api.answers["GET /connections"] = (200, rows)
+    assert "broker" not in sluice("connections").out.splitlines()[0]
+    rows["rows"][0]["broker"] = "127.0.0.1:3"
+    head, first = sluice("connections").out.splitlines()[:2]
+    assert first[head.index("broker") :].startswith("127.0.0.1:3")
 
 
 def test_tail_reads_the_log_of_the_sidecar_that_is_asked(

@@ -1,14 +1,19 @@
 """TLS of listeners from files: what is refused and why, what a reload takes over, and when certificates end."""
 
+import errno
+import grp
+import os
+import pwd
 import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from certificates import HOST, Certificates
 
 from admin.common.errors import SettingsError
+from admin.config import tls as config_tls
 from admin.config.faults import Origins
 from admin.config.settings import ListenerSettings
 from admin.config.tls import Expiry, ListenerTls, expiry, expiry_warnings
@@ -104,6 +109,29 @@ def test_broker_is_not_verified_where_that_is_written() -> None:
     assert (made.broker.context.check_hostname, made.broker.context.verify_mode) == (False, ssl.CERT_NONE)
 
 
+def test_a_key_that_this_user_may_not_read_names_the_user_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(file: str, _: str) -> BinaryIO:
+        if file != "server.key":
+            return Path(file).open("rb")
+        raise PermissionError(errno.EACCES, "Permission denied", file)
+
+    monkeypatch.setattr(config_tls, "open", denied, raising=False)
+    user, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(os.getegid()).gr_name
+    with pytest.raises(SettingsError) as raised:
+        tls(**CLIENTS)
+    (line,) = raised.value.lines
+    assert line == (
+        'listeners[0].tls_key_file = "server.key": cannot be read: permission denied; '
+        f"this runs as user {user}, who has to be able to: "
+        f"chgrp {group} server.key && chmod 640 server.key, and its folder likewise"
+    )
+    nobody = 4_000_000_000
+    monkeypatch.setattr(os, "geteuid", lambda: nobody)
+    monkeypatch.setattr(os, "getegid", lambda: nobody)
+    with pytest.raises(SettingsError, match=f"user {nobody}, .*chgrp {nobody} "):
+        tls(**CLIENTS)
+
+
 NO_EFFECT = 'means nothing without tls = "accept" or "require"'
 
 
@@ -111,6 +139,8 @@ NO_EFFECT = 'means nothing without tls = "accept" or "require"'
     ("given", "told"),
     [
         ({"tls": "accept"}, 'listeners[0].tls = "accept": needs tls_certificate_file and tls_key_file'),
+        (CLIENTS | {"tls_key_file": None}, 'listeners[0].tls = "accept": needs tls_key_file'),
+        (CLIENTS | {"tls_certificate_file": None}, 'listeners[0].tls = "accept": needs tls_certificate_file'),
         (CLIENTS | {"tls": None}, f'listeners[0].tls_certificate_file = "server.pem": {NO_EFFECT}'),
         (CLIENTS | {"tls": "pass"}, f'listeners[0].tls_certificate_file = "server.pem": {NO_EFFECT}'),
         ({"tls_client_ca_file": "ca.pem"}, f'listeners[0].tls_client_ca_file = "ca.pem": {NO_EFFECT}'),
@@ -148,9 +178,9 @@ def test_reload_takes_what_is_in_the_files_now_once_all_are_read() -> None:
         made.read()
     assert (made.clients.context, made.broker.context) == before
     Path("server.key").write_bytes(Path("other.key").read_bytes())
-    put_in_force = made.read()
+    reading = made.read()
     assert (made.clients.context, made.broker.context) == before
-    put_in_force()
+    reading.put_in_force()
     assert made.clients.context is not before[0]
     assert made.broker.context is not before[1]
     assert made.expiries[0].ends < ends - timedelta(days=50)
@@ -160,7 +190,7 @@ def test_what_was_read_just_now_is_not_read_once_more() -> None:
     made, just_read = tls(**CLIENTS, **BROKER), tls(**CLIENTS, **BROKER)
     for file in made.files:
         Path(file).unlink()
-    made.read(just_read)()
+    made.read(just_read).put_in_force()
     assert made.clients is not None
     assert made.broker is not None
     assert just_read.clients is not None
@@ -172,7 +202,7 @@ def test_what_was_read_just_now_is_not_read_once_more() -> None:
 
 def test_files_of_a_listener_that_is_written_otherwise_now_are_read_themselves() -> None:
     made, just_read = tls(**CLIENTS), tls(**CLIENTS, tls_minimum_version="1.3")
-    made.read(just_read)()
+    made.read(just_read).put_in_force()
     assert made.clients is not None
     assert just_read.clients is not None
     assert made.clients.context is not just_read.clients.context

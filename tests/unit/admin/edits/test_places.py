@@ -32,7 +32,7 @@ def test_a_file_that_cannot_be_had_is_named(state_dir: Path, name: str) -> None:
 
 def test_a_second_process_is_kept_out_even_of_a_usual_place(state_dir: Path) -> None:
     first = places.open_store(Place(state_dir, given=False), NOW)
-    with pytest.raises(StartError, match="in use by another process"):
+    with pytest.raises(StartError, match=r"in use by another process: .* or --take-over to replace it"):
         places.open_store(Place(state_dir, given=False), NOW)
     first.close()
     places.open_store(Place(state_dir, given=False), NOW).close()

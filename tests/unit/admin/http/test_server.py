@@ -126,7 +126,7 @@ def test_a_taken_address_is_named_with_what_to_do() -> None:
         with pytest.raises(StartError) as caught:
             server.bind(endpoint)
     assert caught.value.lines == (
-        f"admin: cannot listen on {endpoint}: something else listens there already; stop it or choose another address",
+        f"admin: cannot listen on {endpoint}: it is in use; stop what listens there or choose another address",
     )
 
 

@@ -33,8 +33,10 @@ def clock() -> Clock:
 
 @pytest.fixture
 def make(folder: Folder, clock: Clock) -> Callable[..., LogFiles]:
-    def make_files(size: int = 10_000, age_s: float = 60, total: int = 100_000) -> LogFiles:
-        return LogFiles(folder, "broker-a", RUN, Bounds(size, age_s, total), clock)
+    def make_files(
+        size: int = 10_000, age_s: float = 60, total: int = 100_000, *, predecessor_s: float = 0.0
+    ) -> LogFiles:
+        return LogFiles(folder, "broker-a", RUN, Bounds(size, age_s, total), clock, predecessor_s=predecessor_s)
 
     return make_files
 
@@ -384,3 +386,63 @@ def _failing(call: Callable[..., Any], left: list[int], times: int, code: int) -
         return call(*arguments, **more)
 
     return fail
+
+
+class TestWaitingForThePredecessor:
+    @pytest.fixture
+    def predecessor(self, folder: Folder) -> Folder:
+        folder.release()
+        predecessor = Folder(folder.path)
+        predecessor.take()
+        return predecessor
+
+    def test_what_comes_meanwhile_is_kept_and_written_at_once_when_it_has_left(
+        self, make: Callable[..., LogFiles], found: Any, predecessor: Folder
+    ) -> None:
+        files = make(predecessor_s=60)
+        with structlog.testing.capture_logs() as logged:
+            assert not files.prepare()
+            write(files, LINE % 1)
+            write(files, LINE % 2)
+            assert files.waiting
+            predecessor.release()
+            write(files, LINE % 3)
+        files.close()
+        assert (logged, files.error, files.lost_records, files.waiting) == ([], None, 0, False)
+        assert [record["n"] for record in found.records()] == [1, 2, 3]
+
+    def test_one_that_does_not_leave_costs_records_and_that_is_told(
+        self, make: Callable[..., LogFiles], clock: Clock, predecessor: Folder
+    ) -> None:
+        files = make(predecessor_s=60)
+        write(files, LINE % 1)
+        clock.now_s += 60
+        with structlog.testing.capture_logs() as logged:
+            write(files, LINE % 2)
+            write(files, LINE % 3)
+        assert [entry["event"] for entry in logged] == [
+            "rejection log is not written; traffic goes on, and what is lost is counted"
+        ]
+        assert "is in use by another process" in str(files.error)
+        assert files.figures.lost == {"locked": 3}
+
+    def test_no_more_is_kept_than_half_a_file(self, make: Callable[..., LogFiles], predecessor: Folder) -> None:
+        files = make(size=100, predecessor_s=60)
+        write(files, b"x" * 40 + b"\n")
+        assert files.waiting
+        with structlog.testing.capture_logs():
+            write(files, b"x" * 40 + b"\n")
+        assert files.figures.lost == {"locked": 2}
+
+    @pytest.mark.parametrize("leaves", [False, True])
+    def test_at_the_end_it_is_asked_once_more(
+        self, make: Callable[..., LogFiles], found: Any, predecessor: Folder, *, leaves: bool
+    ) -> None:
+        files = make(predecessor_s=60)
+        with structlog.testing.capture_logs():
+            write(files, LINE % 1, last=True)
+            if leaves:
+                predecessor.release()
+            files.close()
+        assert len(found.records()) == leaves
+        assert files.lost_records == 1 - leaves

@@ -58,3 +58,10 @@ def test_a_usual_folder_that_cannot_be_switches_the_log_off_with_a_reason(tmp_pa
     folder, problem = take(of(RejectionLogSettings(), tmp_path))
     assert folder is None
     assert problem == f"{tmp_path}/rejections: there is a file of that name; give rejection_log.dir"
+
+
+def test_that_the_process_before_is_still_there_is_no_problem(tmp_path: Path) -> None:
+    Folder(tmp_path).take()
+    folder, problem = take(LogPlace(tmp_path, given=True), predecessor=True)
+    assert folder is not None
+    assert (folder.held, problem) == (False, None)

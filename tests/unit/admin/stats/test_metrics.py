@@ -82,6 +82,7 @@ async def test_every_counter_of_the_snapshot_is_there(
         ("sluice_bypassed_total", (*handler, ("reason", "full"))): 5,
         ("sluice_connections", (("listener", "main"),)): 12,
         ("sluice_listening", (("listener", "main"),)): 1,
+        ("sluice_broker_backup", (("listener", "main"),)): 0,
         ("sluice_connections_opened_total", (("listener", "main"),)): 20,
         ("sluice_connections_closed_total", (("listener", "main"), ("reason", "bad_frame"))): 1,
         ("sluice_connections_closed_total", (("listener", "main"), ("reason", "client_closed"))): 7,

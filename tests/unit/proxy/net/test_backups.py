@@ -73,6 +73,11 @@ async def test_backup_takes_the_clients_that_a_broker_refuses(
     (line,) = [entry for entry in log if entry["event"] == "clients go to a backup"]
     assert line["broker"] == "{}:{}".format(*backup.address)
     assert (await backed.path.probe_brokers())[0].error is None
+    (listener,) = (await backed.path.snapshot()).listeners
+    refused = "{}:{}: Connection refused".format(*broker.address)
+    assert (listener.backup, listener.backups, listener.passed_over) == (1, 1, (refused,))
+    assert line["error"] == refused
+    assert {each.broker for each in await backed.path.connections()} == {"{}:{}".format(*backup.address)}
 
 
 async def test_clients_of_a_broker_that_ends_come_to_a_backup(
@@ -107,6 +112,8 @@ async def test_clients_go_to_the_broker_again_when_it_is_back(
     mock_clock.jump(1)
     await backed.until(lambda: active(backed) == broker.address)
     assert "clients go to the broker again" in [entry["event"] for entry in log]
+    (listener,) = (await backed.path.snapshot()).listeners
+    assert (listener.backup, listener.passed_over) == (0, ())
     await connect(backed, broker)
     # Who is connected to the backup stays there.
     await stays.send(b"free 2\n")

@@ -672,7 +672,7 @@ class TestBrokenPeers:
         await rig.settle()
         mock_clock.jump(PARTING_S)
         assert await client.receive_to_end() == b""
-        await rig.until_closed("broker_error")
+        await rig.until_closed("client_closed")
 
     async def test_wake_up_without_anything_to_read_does_no_harm(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch
@@ -707,6 +707,13 @@ class TestBrokenPeers:
         client.end()
         await rig.until_closed("broker_error")
         assert log[0]["detail"] == "broker: Connection reset by peer"
+
+    async def test_broker_that_answers_the_end_of_a_client_by_a_reset_has_not_failed(self, rig: Rig) -> None:
+        client, broker = await rig.connect()
+        client.end()
+        assert await broker.receive_to_end() == b""
+        broker.reset()
+        await rig.until_closed("client_closed")
 
     @pytest.mark.parametrize("written", [0, 3])
     async def test_last_words_of_a_broker_that_then_resets_reach_the_client(self, rig: Rig, written: int) -> None:

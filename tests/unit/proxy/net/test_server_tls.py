@@ -337,7 +337,7 @@ async def test_nobody_is_served_while_the_broker_is_not_to_be_trusted(
 ) -> None:
     rig, broker = await start_to_broker(at_broker=certificates.server(at_broker), **settings)
     assert not rig.path.server.listening("main")
-    assert told in str(rig.path.server.broker_error("main"))
+    assert told in str(rig.path.server.watches["main"].error)
     await rig.until(lambda: broker.tries)
 
 
@@ -349,7 +349,7 @@ async def test_broker_without_tls_is_reported_as_such(
 
     nursery.start_soon(answer)
     rig = await start_tls(to_broker=certificates.client())
-    assert "it speaks no TLS at this port" in str(rig.path.server.broker_error("main"))
+    assert "it speaks no TLS at this port" in str(rig.path.server.watches["main"].error)
 
 
 async def test_client_is_closed_if_the_broker_is_not_to_be_trusted_any_more(
