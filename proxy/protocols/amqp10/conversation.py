@@ -740,7 +740,8 @@ def _translate_flow(
         changes[0] = wire.optional_uint(to_incoming_id)
     if to_outgoing_id != outgoing_id:
         changes[2] = wire.uint(to_outgoing_id)
-    if link is None:
+    if link is None or (link.gone and not link.was_limited):
+        # A link that is at an end is granted nothing any more, though nothing limits it.
         return changes
     if link.sender is not side:
         told = link.credit.to_sender()
