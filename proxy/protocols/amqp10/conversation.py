@@ -310,9 +310,11 @@ class Conversation:
             raise Malformed("a flow without next-outgoing-id or windows")
         handle = performative.uint(4)
         link = None if handle is None else self.halves[side].handles.get(handle)
+        # Reads all of it: one that is malformed is to have no effect.
+        step = FlowStep(self, side, link, performative)
         if link is not None and link.sender is not side:
             link.flow_of_receiver(performative.uint(5), performative.uint(6), performative.boolean(8))
-        return FlowStep(self, side, link, performative)
+        return step
 
     def tell(self, link: Link, stream: Stream) -> None:
         """Tell a link's sender of its credit.

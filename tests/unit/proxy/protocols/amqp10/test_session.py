@@ -759,6 +759,14 @@ def test_a_link_that_the_broker_detaches_is_at_an_end() -> None:
     assert driver.session.in_flight() == 0
 
 
+def test_a_flow_that_cannot_be_read_gives_no_credit() -> None:
+    driver = Driver().open().sends()
+    # A next-incoming-id is a number.
+    assert not driver.credit(10, next_incoming_id=True)
+    assert driver.closed is not None
+    assert driver.closed.reason == "bad_frame"
+
+
 @pytest.mark.parametrize("name", ["detach", "end", "close"])
 def test_credit_for_a_link_that_the_broker_has_left_goes_on_as_it_came(name: str) -> None:
     driver = Driver().open().takes()
