@@ -288,6 +288,17 @@ def test_a_client_agrees_to_the_brokers_close_behind_its_own_that_waits_for_a_fr
     assert driver.written[BROKER] == lead + header + body + frames.close(0) + frames.close_ok(0)
 
 
+@pytest.mark.parametrize("decide", [lambda _: None, hold])
+def test_of_a_content_whose_method_waits_at_the_end_nothing_goes_on(decide: Decide) -> None:
+    driver = Driver(decide).open()
+    lead, header, _ = frames.publish(1, "", "orders", b"text")
+    before = publish(1) if decide is hold else b""
+    driver.give(CLIENT, before + lead + header[:-1])
+    driver.session.end(CLIENT, 0)
+    driver.take()
+    assert not driver.written[BROKER]
+
+
 def test_a_close_of_the_clients_does_not_wait_for_what_never_comes() -> None:
     driver = Driver(hold).open([1, 2])
     driver.give(CLIENT, publish(1) + publish(2, 2))
