@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from limiter.rules.resource import Resource
-from proxy.deciding.batch import Batch, Refuse, Request, Shadow, Verdicts
+from proxy.deciding.batch import Batch, Refuse, Request, Shadow, Side, Verdicts
 from proxy.protocols.amqp.names import Target, encoded
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.after_consume import Waiting
@@ -177,6 +177,9 @@ class Publishes(SpoolingStream):
             self._pass(buffer, position, stop, lane.barrier)
 
     def _take_connection_method(self, method: int, buffer: Buffer, position: int, stop: int) -> None:
+        if self.finished and method != wire.CONNECTION_CLOSE:
+            self._take_behind_close(method, buffer, position, stop)
+            return
         arguments = Reader(buffer, position + _ARGUMENTS_AT, stop - 1)
         tuned = self._about.take(method, arguments)
         if method == wire.CONNECTION_CLOSE:
@@ -197,6 +200,20 @@ class Publishes(SpoolingStream):
                 self._native.enter(self._names.before)
                 self._take_named()
         self._pass(buffer, position, stop, None)
+
+    def _take_behind_close(self, method: int, buffer: Buffer, position: int, stop: int) -> None:
+        """Take a method behind a close of either peer: only a client that agrees to the broker's says anything by it.
+
+        It comes behind the client's own close, too, where that waits: the broker would take what overtakes that for
+        something said on an open connection.
+        """
+        if method != wire.CONNECTION_CLOSE_OK or self._about.closed_by is not Side.BROKER:
+            self._special = True
+        elif self._last_words:
+            self._last_words += bytes(buffer[position:stop])
+            self._special = True
+        else:
+            self._pass(buffer, position, stop, None)
 
     def _open_channel(self, number: int) -> None:
         # What is one too many, whatever its number, the broker says.

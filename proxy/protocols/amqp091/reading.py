@@ -96,7 +96,7 @@ class Reading(ABC):
         left_bytes: at the end of the last chunk that are to come again.
         most_payload_bytes: of one frame.
         most_body_bytes: a longer body is not charged.
-        finished: its peer has said its last word; contents that come now are dropped.
+        finished: its peer has said its last word, or the other one has; contents that come now are dropped.
         last_channel: the greatest number of a channel that may be used.
     """
 
@@ -332,10 +332,10 @@ class Reading(ABC):
         lane = self._lanes.get(number)
         content = None if lane is None else lane.content
         if content is None or content.done or content.left_bytes >= 0:
-            if lane is None:
+            if lane is None and not self.finished:
                 self._pass(buffer, position, stop, None)
                 return
-            if lane.channel.dead:
+            if lane is None or lane.channel.dead:
                 self._special = True
                 return
             raise self._unexpected("a content header without its method", number)
@@ -395,7 +395,7 @@ class Reading(ABC):
                 raise self._unexpected("a body that no content header announced", number)
             # In a channel that is not open the broker answers it; in one that it has closed it looks at nothing.
             content = Content(self._nowhere)
-            content.fate = PASSING if lane is None else DROPPED
+            content.fate = PASSING if lane is None and not self.finished else DROPPED
             content.left_bytes = length
         content.left_bytes -= length
         size = len(buffer)

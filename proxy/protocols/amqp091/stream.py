@@ -136,7 +136,9 @@ class Stream(Waiting):
 
     def end(self) -> None:
         """Queue what was held back of an unfinished frame, at the end of the stream, and forget what waits."""
+        # It may belong to what waits: without that it would be the beginning of something else.
+        waits = self.waiting > 0 or bool(self._begun_only)
         self.forget_all()
-        if self._beginning and self.at_boundary():
+        if self._beginning and not waits and self.at_boundary():
             self.out.append(bytes(self._beginning))
             self._beginning.clear()

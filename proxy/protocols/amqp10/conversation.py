@@ -310,9 +310,11 @@ class Conversation:
             raise Malformed("a flow without next-outgoing-id or windows")
         handle = performative.uint(4)
         link = None if handle is None else self.halves[side].handles.get(handle)
+        # Reads all of it: one that is malformed is to have no effect.
+        step = FlowStep(self, side, link, performative)
         if link is not None and link.sender is not side:
             link.flow_of_receiver(performative.uint(5), performative.uint(6), performative.boolean(8))
-        return FlowStep(self, side, link, performative)
+        return step
 
     def tell(self, link: Link, stream: Stream) -> None:
         """Tell a link's sender of its credit.
@@ -740,7 +742,8 @@ def _translate_flow(
         changes[0] = wire.optional_uint(to_incoming_id)
     if to_outgoing_id != outgoing_id:
         changes[2] = wire.uint(to_outgoing_id)
-    if link is None:
+    if link is None or (link.gone and not link.was_limited):
+        # A link that is at an end is granted nothing any more, though nothing limits it.
         return changes
     if link.sender is not side:
         told = link.credit.to_sender()

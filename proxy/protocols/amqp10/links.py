@@ -402,6 +402,11 @@ class Link:
         self.wants()
 
     @property
+    def was_limited(self) -> bool:
+        """Whether its sender gets, or ever got, less than its receiver says."""
+        return self.delays or self.meters or self.credit.shaped
+
+    @property
     def asks(self) -> Asks:
         """Which rules decide on its credit."""
         return "all" if self.consumes or self._settles or self._says else "delaying"

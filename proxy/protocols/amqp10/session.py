@@ -15,7 +15,7 @@ from proxy.protocols.amqp10.conversation import Conversation, DispositionStep, M
 from proxy.protocols.amqp10.links import Delivery, Link, Shared
 from proxy.protocols.amqp10.options import AMQP10Options
 from proxy.protocols.amqp10.scanning import NativeScanner
-from proxy.protocols.amqp10.stream import Flowed, Piece, Reader, Scanned, Step, Stream
+from proxy.protocols.amqp10.stream import MOST_WHOLE_BYTES, Flowed, Piece, Reader, Scanned, Step, Stream
 from proxy.protocols.amqp10.wire import Frame, Malformed, Performative
 from proxy.protocols.base import NO_BOUND, Buffer, Close, Description, Session, SessionContext
 from proxy.protocols.options import relays_unread, scans
@@ -301,6 +301,9 @@ class AMQP10Session(Session, Reader):
         """Take a frame: those of sessions go to these; what is not known goes on."""
         side, code = stream.side, performative.code
         whole = len(data) == frame.size
+        if frame.size > max(begins, MOST_WHOLE_BYTES) and code != wire.TRANSFER:
+            # It would go on while its beginning is kept back, or written anew: the other peer would take it for frames.
+            raise Malformed(f"a frame of {frame.size} bytes with a payload that is no transfer")
         if not whole:
             self._payload[side] = None
         if code == wire.OPEN:

@@ -41,7 +41,7 @@ _REASONS: Final = {
     "transfer_limit_exceeded",
     "unreadable_message",
 }
-_FLOW, _TRANSFER, _DETACH = b"\0\x53\x13", b"\0\x53\x14", b"\0\x53\x16"
+_TRANSFER: Final = b"\0\x53\x14"
 _WINDOWS: Final = {"incoming_window": 400, "outgoing_window": 500}
 _QUEUE: Final = ["/queues/orders"]
 _MESSAGE: Final = codec.message(b"x" * 20, to="/queues/orders")
@@ -212,9 +212,6 @@ def check_passed(side: Side, said: Conversation, written: bytes, closed: str) ->
     if closed == "other_protocol":
         # The client hears with what it may begin.
         written = written.removesuffix(codec.SASL_HEADER)
-    if side is BROKER and not came.startswith(written) and _DETACH in said.said(CLIENT):
-        # There is no credit for a link that the client has left.
-        came, written = _without_flows(came), _without_flows(written)
     if came == written or (closed and came.startswith(written)):
         return
     *_, last = split(came) or [b""]
@@ -237,11 +234,6 @@ def _by_channel(stream: bytes) -> dict[int, bytes]:
         number = int.from_bytes(each[6:8]) if len(each) >= 8 and each[:4] != b"AMQP" else -1
         found[number] = found.get(number, b"") + each
     return found
-
-
-def _without_flows(stream: bytes) -> bytes:
-    """Leave out flows."""
-    return b"".join(each for each in split(stream) if each[8:11] != _FLOW)
 
 
 def _decide(said: Conversation) -> None:

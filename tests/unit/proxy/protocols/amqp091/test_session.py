@@ -2,7 +2,7 @@ import gc
 
 import pytest
 from amqp_playbook import frames
-from amqp_playbook.driver import BROKER, CLIENT, ORDERS, Driver, hold, refuse
+from amqp_playbook.driver import BROKER, CLIENT, ORDERS, Decide, Driver, hold, refuse
 
 from limiter.rules.resource import Resource
 from proxy.protocols.amqp091.channel import Channel, Content, Lane, Method
@@ -20,6 +20,10 @@ PUBLISH = b"".join(frames.publish(1, "", "orders", b"some text"))
 
 def publish(number: int, channel: int = 1, key: str = "orders", exchange: str = "") -> bytes:
     return b"".join(frames.publish(channel, exchange, key, b"%d" % number))
+
+
+def publish_frames(number: int, channel: int) -> list[bytes]:
+    return list(frames.publish(channel, "", "orders", b"%d" % number))
 
 
 def bodies(messages: list[frames.Message]) -> list[int]:
@@ -241,6 +245,58 @@ def test_a_close_of_the_clients_waits_for_all_that_was_published() -> None:
     assert driver.session.closing is None
     driver.give(BROKER, frames.close_ok(0))
     assert driver.session.closing is CLIENT
+
+
+@pytest.mark.parametrize("decide", [lambda _: None, hold])
+def test_behind_a_close_of_the_clients_nothing_goes_on(decide: Decide) -> None:
+    frames_behind = (
+        frames.blocked("memory"),
+        frames.tune_ok(2047),
+        frames.close(0),
+        # The broker has not closed.
+        frames.close_ok(0),
+        # Of channels that are not open, too.
+        frames.channel_open(2),
+        *publish_frames(2, 0),
+        *publish_frames(3, 2),
+    )
+    whole, cut = Driver(decide).open(), Driver(decide).open()
+    whole.give(CLIENT, publish(1) + frames.close(0) + b"".join(frames_behind))
+    for frame in (publish(1), frames.close(0), *frames_behind):
+        cut.give(CLIENT, frame)
+    for driver in (whole, cut):
+        driver.settle()
+        assert driver.written[BROKER] == publish(1) + frames.close(0)
+        assert driver.session.between_frames(CLIENT)
+
+
+def test_a_client_agrees_to_the_brokers_close_behind_its_own() -> None:
+    driver = Driver(hold).open()
+    driver.give(CLIENT, publish(1) + frames.close(0))
+    driver.give(BROKER, frames.close(0, 320))
+    driver.give(CLIENT, frames.blocked("memory") + frames.close_ok(0))
+    assert driver.written[BROKER] == frames.close(0) + frames.close_ok(0)
+    assert driver.session.closing is BROKER
+
+
+def test_a_client_agrees_to_the_brokers_close_behind_its_own_that_waits_for_a_frame() -> None:
+    driver = Driver().open()
+    lead, header, body = frames.publish(1, "", "orders", b"text")
+    driver.give(CLIENT, lead + header + frames.close(0) + body[:-1])
+    driver.give(BROKER, frames.close(0, 320))
+    driver.give(CLIENT, body[-1:] + frames.close_ok(0))
+    assert driver.written[BROKER] == lead + header + body + frames.close(0) + frames.close_ok(0)
+
+
+@pytest.mark.parametrize("decide", [lambda _: None, hold])
+def test_of_a_content_whose_method_waits_at_the_end_nothing_goes_on(decide: Decide) -> None:
+    driver = Driver(decide).open()
+    lead, header, _ = frames.publish(1, "", "orders", b"text")
+    before = publish(1) if decide is hold else b""
+    driver.give(CLIENT, before + lead + header[:-1])
+    driver.session.end(CLIENT, 0)
+    driver.take()
+    assert not driver.written[BROKER]
 
 
 def test_a_close_of_the_clients_does_not_wait_for_what_never_comes() -> None:

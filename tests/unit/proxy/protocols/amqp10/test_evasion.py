@@ -240,3 +240,37 @@ def test_anonymous_links_of_a_connection_hoard_little(monkeypatch: pytest.Monkey
             driver.send(number, handle=handle, payload=codec.message(b"x", to="/queues/free"), settled=True)
             number += 1
     assert driver.closed is None
+
+
+@pytest.mark.parametrize("scan", ["python", "compiled"])
+@pytest.mark.parametrize("longest", [1000, None])
+@pytest.mark.parametrize("name", ["flow", "disposition"])
+def test_no_frames_are_hidden_in_the_payload_of_a_frame_that_is_written_anew(
+    name: str, longest: int | None, scan: ScanName
+) -> None:
+    driver = Driver(hold, terms={ORDERS: SHAPED, DELIVERY: SHAPED}, options=AMQP10Options(scan=scan)).open()
+    driver.sends().takes(1)
+    hidden = say(1, "transfer", codec.message(b"x"), handle=0, delivery_id=0, delivery_tag=b"t")
+    windows = {"incoming_window": 400, "outgoing_window": 500}
+    fields = {
+        "flow": {"next_outgoing_id": 10, "handle": 1, "delivery_count": 2**32 - 5, "link_credit": 10, **windows},
+        "disposition": {"role": True, "first": 0, "settled": True},
+    }[name]
+    frame = say(1, name, hidden * 5000, **fields)
+    driver.give(CLIENT, frame, None if longest is None else Random(0), longest or 0)
+    assert driver.closed is not None
+    assert driver.closed.reason == "bad_frame"
+    assert not driver.written[BROKER]
+
+
+def test_no_frames_are_hidden_in_the_payload_of_a_frame_that_is_kept_back() -> None:
+    driver = Driver(terms={ORDERS: SHAPED}).open().sends().sends(1, None)
+    driver.credit(10, handle=1)
+    begins = codec.message(b"x", to="/queues/orders")[:9]
+    driver.send(0, payload=begins, handle=1, more=True)
+    hidden = say(1, "transfer", codec.message(b"x"), handle=0, delivery_id=0, delivery_tag=b"t")
+    frame = say(1, "attach", hidden * 5000, name="n", handle=2, role=False)
+    driver.give(CLIENT, frame, Random(0), 1000)
+    assert driver.closed is not None
+    assert driver.closed.reason == "bad_frame"
+    assert not driver.written[BROKER]

@@ -759,6 +759,40 @@ def test_a_link_that_the_broker_detaches_is_at_an_end() -> None:
     assert driver.session.in_flight() == 0
 
 
+def test_a_flow_that_cannot_be_read_gives_no_credit() -> None:
+    driver = Driver().open().sends()
+    # A next-incoming-id is a number.
+    assert not driver.credit(10, next_incoming_id=True)
+    assert driver.closed is not None
+    assert driver.closed.reason == "bad_frame"
+
+
+@pytest.mark.parametrize("name", ["detach", "end", "close"])
+def test_credit_for_a_link_that_the_broker_has_left_goes_on_as_it_came(name: str) -> None:
+    driver = Driver().open().takes()
+    fields = {"handle": 3} if name == "detach" else {}
+    driver.broker(0 if name == "close" else 5, name, **fields)
+    window = {"incoming_window": 400, "outgoing_window": 500}
+    flow = say(1, "flow", next_outgoing_id=10, handle=0, delivery_count=2**32 - 5, link_credit=10, **window)
+    driver.give(CLIENT, flow)
+    assert driver.written[BROKER] == flow
+
+
+def test_credit_for_a_link_that_the_client_has_left_goes_on_as_it_came() -> None:
+    driver = Driver().open().sends()
+    driver.client(1, "detach", handle=0)
+    window = {"incoming_window": 400, "outgoing_window": 500}
+    flow = say(5, "flow", next_incoming_id=10, next_outgoing_id=0, handle=3, delivery_count=0, link_credit=10, **window)
+    driver.give(BROKER, flow)
+    assert driver.written[CLIENT] == flow
+
+
+def test_a_link_that_is_limited_gets_no_credit_when_the_client_has_left_it() -> None:
+    driver = shaped().sends()
+    driver.client(1, "detach", handle=0)
+    assert driver.credit(10)[0]["link_credit"] == 0
+
+
 def test_links_are_described() -> None:
     driver = shaped(hold).sends().takes(1)
     driver.credit(170)
