@@ -18,6 +18,7 @@ from fuzz_targets import conversation
 from fuzz_targets.conversation import Conversation
 from limiter.plans.plans import Confirming
 from proxy.deciding.batch import Hold, Request, Side, Ticket, Verdict
+from proxy.protocols.amqp091 import wire
 from proxy.protocols.base import Close
 
 #: Bits of the options: limits decide; some is held, and the time goes on; consumers confirm; it begins open; and what
@@ -213,6 +214,8 @@ def check_passed(side: Side, said: Conversation, written: bytes, closed: str) ->
     if side is BROKER:
         # A confirm of what nobody has published goes nowhere.
         came, written = without_confirms(came), without_confirms(written)
+    else:
+        came, written = answered(came), answered(written)
     if any(close in each for close in (_CONNECTION_CLOSE, _CHANNEL_CLOSE) for each in (came, heard)):
         # What comes after that goes nowhere, or what waits.
         assert Counter(split(written)) <= Counter(split(came)) or closed, "more than came"
@@ -247,6 +250,29 @@ def _begins_content(frame: bytes) -> bool:
 def without_confirms(stream: bytes) -> bytes:
     """Leave out acks and nacks."""
     return b"".join(each for each in split(stream) if not (each[:1] == b"\x01" and each[7:11] in _CONFIRMS_OF_BROKER))
+
+
+def answered(stream: bytes) -> bytes:
+    """Have what begins or ends a consumer ask for its answer, as the broker may be asked for one that is not wanted."""
+    return b"".join(map(_answered, split(stream)))
+
+
+def _answered(frame: bytes) -> bytes:
+    method = int.from_bytes(frame[7:11])
+    if frame[:1] != b"\x01" or method not in {wire.BASIC_CONSUME, wire.BASIC_CANCEL}:
+        return frame
+    arguments = wire.Reader(frame, 11, len(frame) - 1)
+    no_wait = wire.CANCEL_NO_WAIT
+    try:
+        if method == wire.BASIC_CONSUME:
+            no_wait = wire.CONSUME_NO_WAIT
+            arguments.short()
+            arguments.short_string()
+        arguments.short_string()
+        at = arguments.position
+        return frame[:at] + bytes((arguments.octet() & ~no_wait,)) + frame[at + 1 :]
+    except wire.Malformed:
+        return frame
 
 
 class Came(NamedTuple):
