@@ -207,25 +207,18 @@ class ListenerTls:
         Raises:
             SettingsError: one is wrong now; what was read before goes on.
         """
-        clients, broker = self.clients, self.broker
-        if just_read is not None and just_read.said == self.said:
-            for_clients = None if just_read.clients is None else just_read.clients.context
-            for_broker = None if just_read.broker is None else just_read.broker.context
-            expiries, digests = just_read.expiries, just_read.digests
-        else:
-            digests = self._digested()
-            for_clients = None if clients is None else self._client_context()
-            for_broker = None if broker is None else self._broker_context()
-            expiries = self._expiries()
+        read = just_read
+        if read is None or read.said != self.said:
+            read = ListenerTls(self._settings, self._place, self._origins)
 
         def put_in_force() -> None:
-            if clients is not None and for_clients is not None:
-                clients.context = for_clients
-            if broker is not None and for_broker is not None:
-                broker.context = for_broker
-            self.expiries, self.digests = expiries, digests
+            if self.clients is not None and read.clients is not None:
+                self.clients.context = read.clients.context
+            if self.broker is not None and read.broker is not None:
+                self.broker.context = read.broker.context
+            self.expiries, self.digests = read.expiries, read.digests
 
-        return Reading(tuple(self._changed(digests, expiries)), put_in_force)
+        return Reading(tuple(self._changed(read.digests, read.expiries)), put_in_force)
 
     @property
     def said(self) -> dict[str, object]:
