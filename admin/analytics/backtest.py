@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from admin.analytics.advice import Candidate
 from admin.analytics.figures import Limit
-from admin.analytics.replay import Replay, Second
+from admin.analytics.replay import Replay, Second, Stretch
 from limiter.rules.rule import DEFAULT_BREAK_S
 
 
@@ -71,13 +71,13 @@ def replay(minutes: Iterable[Minute], now: Limit, candidates: Sequence[Candidate
     for minute in minutes:
         if not players:
             players = [Replay(_limit(now, each), minute.minute_s) for each in candidates]
-        seen: dict[tuple[bool, float], list[Second]] = {}
+        seen: dict[tuple[bool, float], Stretch] = {}
         before = refused[0]
         for at, (player, each) in enumerate(zip(players, candidates, strict=True)):
             key = (each.wanted and minute.shares is not None, each.part)
             if key not in seen:
                 seen[key] = views.setdefault((each.wanted, each.part), _View(each)).of(minute)
-            refused[at] += player.minute(seen[key])
+            refused[at] += player.play(seen[key])
         if minute.limit == now:
             error += refused[0] - before - minute.refused_messages
     return Replayed(tuple(refused), error)
@@ -91,7 +91,7 @@ class _View:
         # What is cut off one second's messages, so that they are whole, is added to the next one's.
         self._over = 0.0
 
-    def of(self, minute: Minute) -> list[Second]:
+    def of(self, minute: Minute) -> Stretch:
         """Return the seconds of a minute."""
         shares = minute.shares if self._wanted and minute.shares is not None else (1.0,) * len(minute.second)
         found = []
@@ -108,7 +108,7 @@ class _View:
                 )
             else:
                 found.append(Second(minute.minute_s + at, requests, messages, size_bytes))
-        return found
+        return Stretch.of(found)
 
 
 def _limit(now: Limit, candidate: Candidate) -> Limit:

@@ -17,7 +17,7 @@ from admin.analytics import inputs
 from admin.analytics.once import Seen
 from admin.analytics.options import Options
 from admin.analytics.out import OutLock
-from admin.analytics.spark import FEW_BYTES, SHORT_BYTES, SparkOptions, beside, in_words, open_session
+from admin.analytics.spark import FEW_BYTES, SparkOptions, beside, in_words, open_session
 from admin.common.errors import SettingsError, StartError
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def report_logs(wish: Wish) -> int:
         seen = Seen.read(place.files, wish.options) if wish.once else None
         # How much there is at addresses is not known yet.
         size_bytes = inf if any("://" in each for each in logs) else found.unpacked_bytes
-        how = replace(wish.spark, log=log, brief=size_bytes < FEW_BYTES, short=size_bytes < SHORT_BYTES)
+        how = replace(wish.spark, log=log, brief=size_bytes < FEW_BYTES)
         beside(partial(import_module, _MAKING))
         with open_session(how) as session, in_words(log):
             making = import_module(_MAKING)

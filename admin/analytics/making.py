@@ -17,7 +17,7 @@ from admin.analytics.lines import Wanted
 from admin.analytics.once import Seen
 from admin.analytics.out import write_file
 from admin.analytics.report import Recommended, Step, Tools, find_instances, make_tables, recommend, tasks_of
-from admin.analytics.spark import FEW_BYTES, SparkOptions, given_options
+from admin.analytics.spark import SparkOptions, given_options
 from admin.analytics.summary import summary
 from admin.analytics.tables import Store
 from admin.common.recommendations import Period, RecommendationsFile
@@ -49,7 +49,7 @@ def make_report(
         what was found.
     """
     options = wish.options
-    store = Store(session, place.tables, few=found.unpacked_bytes < FEW_BYTES)
+    store = Store(session, place.tables)
     with store.scratch() as scratch:
         # Who runs a cluster may have said how many.
         tasks = given_options(wish.spark).get("spark.sql.shuffle.partitions", "")

@@ -17,7 +17,8 @@ Pure: no Spark and no clock.
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
+from math import inf
 from random import Random
 from typing import Final, NamedTuple
 
@@ -36,6 +37,8 @@ from limiter.rules.rule import (
 
 FEW: Final = 50
 """Where a bucket holds fewer requests than this, much depends on when within a second they come."""
+_REQUESTS, _MESSAGES, _BYTES = 1, 2, 3
+"""Places in a ``Second`` of what is limited."""
 VARIANTS: Final = 61
 """So many seconds differ in when their requests come."""
 _RESOURCE: Final = Resource("topic", "replay")
@@ -48,6 +51,26 @@ class Second(NamedTuple):
     requests: int
     messages: int
     size_bytes: int = 0
+
+
+class Stretch(NamedTuple):
+    """Some seconds in a row.
+
+    Attributes:
+        seconds: ascending.
+        most: what is asked for in one of them, at most; of each figure of ``Second``.
+        before: what is asked for in all but the last.
+    """
+
+    seconds: Sequence[Second]
+    most: Sequence[int]
+    before: Sequence[int]
+
+    @classmethod
+    def of(cls, seconds: Sequence[Second]) -> "Stretch":
+        """Return some seconds as a stretch."""
+        columns = list(zip(*seconds, strict=True))
+        return cls(seconds, [max(each) for each in columns], [sum(each[:-1]) for each in columns])
 
 
 class Replay:
@@ -63,35 +86,40 @@ class Replay:
         now_ns = at_s * NS_PER_S
         rule = _rule(limit)
         if rule.rate_per_s is not None:
-            self._gates += (_Gate(Limiter(_RESOURCE, rule, now_ns), by_request=limit.count == "requests"),)
+            self._gates += (
+                _Gate(Limiter(_RESOURCE, rule, now_ns), _REQUESTS if limit.count == "requests" else _MESSAGES),
+            )
         if rule.bytes_rule is not None:
-            self._gates += (_Gate(Limiter(_RESOURCE, rule.bytes_rule, now_ns), by_byte=True),)
+            self._gates += (_Gate(Limiter(_RESOURCE, rule.bytes_rule, now_ns), _BYTES),)
 
-    def minute(self, seconds: Sequence[Second]) -> int:
-        """Play some seconds in a row; return how many of their messages are refused."""
+    def play(self, stretch: Stretch) -> int:
+        """Play some seconds; return how many of their messages are refused."""
+        seconds = stretch.seconds
         if not seconds or not self._gates:
             return 0
-        if all(gate.lasts(seconds) for gate in self._gates):
+        if all(gate.lasts(stretch) for gate in self._gates):
             for gate in self._gates:
-                gate.pass_by(seconds)
+                gate.pass_by(stretch)
             seconds = seconds[-1:]
-        return sum(self.second(*each) for each in seconds)
+        return sum(map(self.second, seconds))
 
-    def second(self, at_s: int, requests: int, messages: int, size_bytes: int = 0) -> int:
+    def second(self, second: Second) -> int:
         """Play one second; return how many of its messages are refused."""
+        at_s, requests, messages, _ = second
         gates = self._gates
         if not gates or requests <= 0:
             return 0
         begin_ns = at_s * NS_PER_S
         gap_ns = NS_PER_S / requests
-        if any(gate.is_too_large(requests, messages, size_bytes) for gate in gates):
-            # Each is refused for its own size, which costs nothing and opens no breaker.
-            return messages
+        few = False
         for gate in gates:
-            gate.ask(requests, messages, size_bytes, gap_ns)
-        if requests <= FEW and any(gate.holds_few() for gate in gates):
+            if not gate.ask(second, gap_ns):
+                # Each is refused for its own size, which costs nothing and opens no breaker.
+                return messages
+            few = few or gate.holds_few()
+        if few and requests <= FEW:
             return self._one_by_one(at_s, requests, messages)
-        if len(gates) == 1 and gates[0].takes_all(begin_ns, requests, messages, size_bytes, gap_ns):
+        if len(gates) == 1 and gates[0].takes_all(begin_ns):
             return 0
         refused = at = 0
         while at < requests:
@@ -135,25 +163,25 @@ class Replay:
     def _one_by_one(self, at_s: int, requests: int, messages: int) -> int:
         """Play a second's requests, each at a time of its own."""
         refused = at = 0
-        begin_ns = at_s * NS_PER_S
+        begin_ns, gates = at_s * NS_PER_S, self._gates
         offsets_ns = times_ns(requests, at_s % VARIANTS)
-        limiters = [(gate.limiter, gate.costs()) for gate in self._gates]
         while at < requests:
             now_ns = begin_ns + offsets_ns[at]
-            # Most pass, and are to cost little.
-            for limiter, _ in limiters:
-                if limiter.open_next_free_ns is not None or limiter.refill(now_ns) <= 0:
-                    break
-            else:
-                for limiter, costs in limiters:
-                    limiter.spend(costs[at])
-                at += 1
-                continue
-            free_ns = max(gate.closed_from_ns(now_ns) for gate in self._gates)
-            if self._stopping(now_ns) or free_ns > now_ns:
-                after = max(at + 1, bisect_left(offsets_ns, free_ns - begin_ns))
+            free_ns = max([gate.refuses_until_ns(now_ns) for gate in gates])
+            if free_ns > now_ns:
+                # Whatever comes before is refused, by others too that have nothing left.
+                after = bisect_left(offsets_ns, free_ns - begin_ns, at + 1)
                 refused += _part(messages, at, after, requests)
                 at = after
+                continue
+            end = requests
+            if len(gates) > 1:
+                end = min(gate.run_of(begin_ns, offsets_ns, at, end)[0] for gate in gates)
+            for gate in gates:
+                end, stored = gate.run_of(begin_ns, offsets_ns, at, end)
+                gate.limiter.stored_upermits = int(stored)
+                gate.limiter.at_ns = begin_ns + offsets_ns[end - 1]
+            at = end
         return refused
 
     def _stopping(self, now_ns: int) -> "list[_Gate]":
@@ -168,59 +196,48 @@ class _Gate:
     """One limiter, and what a second asks of it."""
 
     __slots__ = (
-        "_by_byte",
-        "_by_request",
         "_cost_upermits",
         "_gain_upermits",
         "_gap_ns",
+        "_most_permits",
+        "_of",
         "_requests",
         "_total",
         "limiter",
     )
 
-    def __init__(self, limiter: Limiter, *, by_request: bool = False, by_byte: bool = False) -> None:
-        self.limiter = limiter
-        self._by_request, self._by_byte = by_request, by_byte
+    def __init__(self, limiter: Limiter, of: int) -> None:
+        self.limiter, self._of = limiter, of
         self._requests = self._total = 0
+        # At rate 0 nothing is too large: all is refused.
+        self._most_permits = limiter.rule.most_permits if limiter.rate_upermits_per_s else inf
         self._gap_ns = self._cost_upermits = self._gain_upermits = 0.0
 
-    def lasts(self, seconds: Sequence[Second]) -> bool:
+    def lasts(self, stretch: Stretch) -> bool:
         """Say whether what is stored lasts for some seconds, whenever in each the requests come.
 
         If it does for the busiest of them, it does for the next: that much comes in again within a second.
         """
         limiter = self.limiter
-        now_ns = seconds[0].at_s * NS_PER_S
+        now_ns = stretch.seconds[0].at_s * NS_PER_S
         if self.closed_from_ns(now_ns) > now_ns:
             return False
-        busiest = max(self._total_of(*each[1:]) for each in seconds) * UPERMITS_PER_PERMIT
-        return busiest <= limiter.rate_upermits_per_s and busiest < limiter.refill(now_ns)
+        most = stretch.most[self._of] * UPERMITS_PER_PERMIT
+        return most <= limiter.rate_upermits_per_s and most < limiter.refill(now_ns)
 
-    def pass_by(self, seconds: Sequence[Second]) -> None:
+    def pass_by(self, stretch: Stretch) -> None:
         """Spend all but the last of seconds for which what is stored lasts."""
         limiter = self.limiter
-        spent = sum(self._total_of(*each[1:]) for each in seconds[:-1])
         # What would come in beyond the capacity is missing at most for the second before.
-        limiter.stored_upermits -= spent * UPERMITS_PER_PERMIT
-        limiter.refill(seconds[-1].at_s * NS_PER_S)
+        limiter.stored_upermits -= stretch.before[self._of] * UPERMITS_PER_PERMIT
+        limiter.refill(stretch.seconds[-1].at_s * NS_PER_S)
 
-    def is_too_large(self, requests: int, messages: int, size_bytes: int) -> bool:
-        """Say whether each request costs more than the limit can ever admit."""
-        most = self.limiter.rule.most_permits
-        return (
-            bool(self.limiter.rate_upermits_per_s) and self._total_of(requests, messages, size_bytes) > most * requests
-        )
-
-    def _total_of(self, requests: int, messages: int, size_bytes: int) -> int:
-        return requests if self._by_request else size_bytes if self._by_byte else messages
-
-    def takes_all(self, begin_ns: int, requests: int, messages: int, size_bytes: int, gap_ns: float) -> bool:
+    def takes_all(self, begin_ns: int) -> bool:
         """Say whether a whole second is admitted, and spend it if so: what most seconds come to, in one step."""
-        limiter = self.limiter
+        limiter, requests, total, gap_ns = self.limiter, self._requests, self._total, self._gap_ns
         if limiter.open_next_free_ns is not None:
             return False
         stored = limiter.refill(begin_ns + int(0.5 * gap_ns))
-        total = self._total_of(requests, messages, size_bytes)
         # What is spent more than accrues from the first request to the last, which is what the last one finds gone.
         loss = (total * UPERMITS_PER_PERMIT - limiter.rate_upermits_per_s) * (requests - 1) // requests
         if stored <= 0 or stored <= loss:
@@ -231,13 +248,13 @@ class _Gate:
         limiter.at_ns = begin_ns + int((requests - 0.5) * gap_ns)
         return True
 
-    def ask(self, requests: int, messages: int, size_bytes: int, gap_ns: float) -> None:
-        """Say what comes in the next second."""
-        self._requests = requests
-        self._total = self._total_of(requests, messages, size_bytes)
-        self._gap_ns = gap_ns
-        self._cost_upermits = self._total * UPERMITS_PER_PERMIT / requests
+    def ask(self, second: Second, gap_ns: float) -> bool:
+        """Say what comes in the next second; False if each request of it costs more than is ever admitted."""
+        requests, total = second.requests, second[self._of]
+        self._requests, self._total, self._gap_ns = requests, total, gap_ns
+        self._cost_upermits = total * UPERMITS_PER_PERMIT / requests
         self._gain_upermits = self.limiter.rate_upermits_per_s * gap_ns / NS_PER_S
+        return total <= requests * self._most_permits
 
     def closed_from_ns(self, now_ns: int) -> int:
         """Return from when on the breaker lets requests be decided; not later than now if it does."""
@@ -249,6 +266,16 @@ class _Gate:
             return closes_at_ns(next_free_ns, limiter.rule.break_ns)
         limiter.open_next_free_ns = None
         return now_ns
+
+    def refuses_until_ns(self, now_ns: int) -> int:
+        """Return now if a request passes; or refuse it, and return until when others are refused as well."""
+        limiter = self.limiter
+        closed_ns = self.closed_from_ns(now_ns)
+        if closed_ns > now_ns or limiter.refill(now_ns) > 0:
+            return closed_ns
+        limiter.refuse(now_ns)
+        next_free_ns = limiter.open_next_free_ns
+        return now_ns + 1 if next_free_ns is None else closes_at_ns(next_free_ns, limiter.rule.break_ns)
 
     def empty(self, now_ns: int) -> bool:
         """Say whether a request is refused now."""
@@ -287,10 +314,28 @@ class _Gate:
         """Say whether a full bucket holds few of the requests of this second."""
         return self.limiter.capacity_upermits < FEW * self._cost_upermits
 
-    def costs(self) -> Sequence[int]:
-        """Return what each request of the second costs."""
-        total, requests = self._total, self._requests
-        return (1,) * total if total == requests else [_part(total, at, at + 1, requests) for at in range(requests)]
+    def run_of(self, begin_ns: int, offsets_ns: Sequence[int], at: int, end: int) -> tuple[int, float]:
+        """Return the first of some requests of the second that is not admitted, and what those before it leave stored.
+
+        Args:
+            begin_ns: of the second.
+            offsets_ns: when in it each comes.
+            at: the first of them.
+            end: behind the last of them; this is what is returned if all are admitted.
+        """
+        limiter = self.limiter
+        # As the limiter does for each, but without a call, and parts of a micro-permit are kept.
+        stored, last_ns = float(limiter.stored_upermits), limiter.at_ns - begin_ns
+        capacity, per_ns = limiter.capacity_upermits, limiter.rate_upermits_per_s / NS_PER_S
+        costs = _costs_upermits(self._total, self._requests)
+        for index in range(at, end):
+            offset_ns = offsets_ns[index]
+            found = stored + (offset_ns - last_ns) * per_ns
+            if found <= 0:
+                return index, stored
+            stored = (min(capacity, found)) - costs[index]
+            last_ns = offset_ns
+        return end, stored
 
     def trickle(self, now_ns: int, rest: int) -> int:
         """Return how many of the rest of the second pass an empty bucket without a breaker, the first of them now."""
@@ -338,6 +383,12 @@ def times_ns(requests: int, variant: int) -> list[int]:
     """Return when within a second requests come; for all limits the same, as these are compared."""
     random = Random(requests * VARIANTS + variant).random  # noqa: S311 - nothing is to be kept secret
     return sorted([int(random() * NS_PER_S) for _ in range(requests)])
+
+
+@lru_cache(4096)
+def _costs_upermits(total: int, requests: int) -> list[int]:
+    """Return what each request of a second costs that costs so much in all."""
+    return [_part(total, at, at + 1, requests) * UPERMITS_PER_PERMIT for at in range(requests)]
 
 
 def _part(total: int, begin: int, end: int, requests: int) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
-from math import inf
+from math import ceil, inf, sqrt
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Observation, Window
@@ -46,7 +46,7 @@ from admin.analytics.tables import (
     day_of,
     in_spark,
 )
-from admin.analytics.words import HOUR_S, MINUTE_S, WEEK_S
+from admin.analytics.words import DAY_S, HOUR_S, MINUTE_S, WEEK_S
 from admin.common.errors import StartError
 from admin.common.recommendations import Recommendation
 
@@ -123,7 +123,7 @@ def make_tables(tools: Tools, found: Found, options: Options, wanted: Wanted) ->
     order = (*RESOURCE_KEY, "hour_s")
     combined = (
         gathered.where("reason IS NOT NULL OR wanted > 0")
-        .repartition(tools.tasks, *order)
+        .repartitionById(tools.tasks, _task(tools.tasks))
         .sortWithinPartitions(*order)
         .mapInArrow(combine(options.storm_gap_s, options.attempts), in_spark(COMBINED))
     )
@@ -156,6 +156,13 @@ def make_tables(tools: Tools, found: Found, options: Options, wanted: Wanted) ->
         skipped_files=len(skipped) + len({each.file for each in damaged}),
         set_aside=tuple(set_aside),
     )
+
+
+def _task(tasks: int) -> "Column":
+    """Say which task adds up a resource's hour: those of a day are few, so that few files are of many days."""
+    of_day = ceil(sqrt(tasks))
+    place = f"hour_s DIV {DAY_S} * {of_day} + pmod(hash({', '.join(RESOURCE_KEY)}, hour_s), {of_day})"
+    return F.expr(f"CAST(pmod(coalesce({place}, 0), {tasks}) AS INT)")
 
 
 def _days(wanted: Wanted) -> Container[date]:

@@ -110,12 +110,10 @@ class Table:
     Attributes:
         name: of its folder.
         columns: as ``name TYPE``, ``dt`` last.
-        order: how rows are sorted within a file, so that readers can skip most of it.
     """
 
     name: str
     columns: tuple[str, ...]
-    order: tuple[str, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -162,7 +160,6 @@ MINUTES: Final = Table(
         "wait_max_us BIGINT",
         *_DAY,
     ),
-    ("instance", "kind", "name", "minute_s"),
 )
 """One row for each resource and minute with requests. ``demand_messages`` is what reached the broker
 (admitted, shadowed, bypassed, exempt) and what did not (refused, dropped); ``demand_peak_per_s`` and
@@ -188,7 +185,6 @@ HOURS: Final = Table(
         f"storm_parts ARRAY<{_struct(_PART)}>",
         *_DAY,
     ),
-    ("instance", "kind", "name", "hour_s"),
 )
 """Sums of ``minutes``; the column ``minutes`` is their number. ``clients`` is that of the minute with the most clients,
 and the limit is that of the last minute. ``demand`` is what recommendations are made from, with histograms of its
@@ -208,7 +204,6 @@ REFUSALS: Final = Table(
         "wait_max_us BIGINT",
         *_DAY,
     ),
-    ("instance", "kind", "name", "hour_s", *WHO_KEY, "rule", "verdict"),
 )
 """What rules did, by client, user, product, producer group and hour."""
 STORMS: Final = Table(
@@ -235,7 +230,6 @@ STORMS: Final = Table(
         "is_open BOOLEAN",
         *_DAY,
     ),
-    ("instance", "kind", "name", "start_s"),
 )
 """Refusals of one resource whose seconds are at most the gap apart. With ``shadow`` nothing was refused: it is what a
 limit that only shadows would have. ``end_s`` is the end of the last such second, so ``end_s - start_s`` is how long it
@@ -254,13 +248,11 @@ CULPRITS: Final = Table(
         "rank INT",
         *_DAY,
     ),
-    ("instance", "kind", "name", "rank"),
 )
 """Who was refused most on a day, for each resource: rank 1 and so on; ties by client, user, product, producer group."""
 LIMITS: Final = Table(
     "limits",
     (*RESOURCE, *LIMIT_FIELDS, "seen_s BIGINT", *_DAY),
-    ("instance", "kind", "name", "rule"),
 )
 """The rules for resources, as last recorded on a day. ``name`` is the pattern."""
 LIMIT_CHANGES: Final = Table(
@@ -280,7 +272,6 @@ LIMIT_CHANGES: Final = Table(
         "reason STRING",
         *_DAY,
     ),
-    ("instance", "at_s", "run", "n"),
 )
 """As in the log."""
 COVERAGE: Final = Table(
@@ -306,7 +297,6 @@ COVERAGE: Final = Table(
         "version STRING",
         *_DAY,
     ),
-    ("instance", "hour_s", "run"),
 )
 """What is known of each run in each hour: minutes with a heartbeat and the seconds recorded in them. ``lost_records``
 is what the run had lost so far by its own count (the largest of a run is its sum). ``records`` are those that begin in
@@ -398,11 +388,10 @@ class Store:
     Args:
         session: of Spark.
         out: directory or address of all tables.
-        few: there is so little that a file for each day and task is few enough.
     """
 
-    def __init__(self, session: "SparkSession", out: str, *, few: bool) -> None:
-        self._session, self._out, self._few = session, out, few
+    def __init__(self, session: "SparkSession", out: str) -> None:
+        self._session, self._out = session, out
         self._is_address = "://" in out
         # What a killed report's Java process may still write lies elsewhere.
         self._where = f"{out}/{_SCRATCH}" + ("" if self._is_address else f"/{secrets.token_hex(4)}")
@@ -495,10 +484,9 @@ class Store:
         return self._session.range(0).select(*nothing)
 
     def _rows(self, frame: "DataFrame", table: Table) -> "DataFrame":
-        """Return the rows as they are written: with timestamps, and in order."""
+        """Return the rows as they are written: with timestamps."""
         columns = (f"timestamp_seconds({name}) AS `{at}`" for name, at in table.moments.items())
-        rows = frame.selectExpr(*(f"`{name}`" for name in table.names[:-1]), *columns, "dt")
-        return rows if self._few else rows.hint("rebalance", "dt").sortWithinPartitions("dt", *table.order)
+        return frame.selectExpr(*(f"`{name}`" for name in table.names[:-1]), *columns, "dt")
 
     def _write_days(self, frame: "DataFrame", table: Table) -> None:
         rows = self._rows(frame, table)

@@ -188,7 +188,7 @@ def _tables(logs: Path, out: Path, memory: str, conf: list[str]) -> Measured:
     from admin.analytics.lines import Wanted  # noqa: PLC0415
     from admin.analytics.options import Options  # noqa: PLC0415
     from admin.analytics.retries import default_attempts  # noqa: PLC0415
-    from admin.analytics.spark import FEW_BYTES, SHORT_BYTES, SparkOptions, open_session, read_conf  # noqa: PLC0415
+    from admin.analytics.spark import FEW_BYTES, SparkOptions, open_session, read_conf  # noqa: PLC0415
     from admin.analytics.tables import Store  # noqa: PLC0415
 
     def pids() -> list[int]:
@@ -197,11 +197,11 @@ def _tables(logs: Path, out: Path, memory: str, conf: list[str]) -> Measured:
     began = time.monotonic()
     found = find([str(logs)])
     size_bytes = found.unpacked_bytes
-    few, short = size_bytes < FEW_BYTES, size_bytes < SHORT_BYTES
-    how = SparkOptions(master="local[2]", driver_memory=memory, conf=read_conf(tuple(conf)), brief=few, short=short)
+    brief = size_bytes < FEW_BYTES
+    how = SparkOptions(master="local[2]", driver_memory=memory, conf=read_conf(tuple(conf)), brief=brief)
     with open_session(how) as session:
         session.range(1).count()
-        store = Store(session, str(out), few=few)
+        store = Store(session, str(out))
         ready, cpu = time.monotonic(), _cpu_s(pids())
         with store.scratch() as scratch:
             tools = report.Tools(session, store, scratch, report.tasks_of(size_bytes, 2), lambda _what: None)

@@ -31,7 +31,7 @@ def tools(spark: SparkSession) -> Callable[[Path], Tools]:
     """Returns what makes the tables in a folder, with several tasks, so that rows are moved."""
 
     def make_tools(out: Path, tasks: int = 3) -> Tools:
-        store = Store(spark, str(out), few=True)
+        store = Store(spark, str(out))
         return Tools(spark, store, str(out / "_scratch"), tasks, lambda _what: None)
 
     return make_tools

@@ -75,7 +75,7 @@ def test_a_range_cuts_a_storm(report: Report) -> None:
 
 
 def test_a_table_that_is_not_there_has_its_columns_and_no_rows(spark: SparkSession, tmp_path: Path) -> None:
-    store = tables.Store(spark, str(tmp_path), few=True)
+    store = tables.Store(spark, str(tmp_path))
     for table in tables.BY_DAY:
         frame = store.read(table)
         assert frame.columns == [column.split()[0] for column in table.ddl_columns]
@@ -130,7 +130,7 @@ def test_storms_are_those_of_sparks_own_sessions(case: "Case", spark: SparkSessi
         .agg(F.min("at_s").alias("start_s"), (F.max("at_s") + 1).alias("end_s"), F.sum("messages").alias("messages"))
         .drop("session_window")
     )
-    ours = tables.Store(spark, str(case.out), few=True).read(tables.STORMS).select(*sessions.columns)
+    ours = tables.Store(spark, str(case.out)).read(tables.STORMS).select(*sessions.columns)
     # At exactly the gap Spark begins another session; see the cases at the edge, which have tests of their own.
     of_shapes = "instance != 'edge'"
     assert sorted(ours.where(of_shapes).collect()) == sorted(sessions.where(of_shapes).collect())

@@ -17,7 +17,7 @@ from admin.analytics.backtest import Minute, replay
 from admin.analytics.demand import demand_of
 from admin.analytics.figures import HourDemand, Known, Limit, Most, Storms
 from admin.analytics.options import Options
-from admin.analytics.replay import Replay, _Gate
+from admin.analytics.replay import Replay, Second, _Gate
 from admin.common.numbers import percent
 from admin.common.recommendations import Recommendation
 from limiter.buckets.fair import FairLimiter
@@ -224,9 +224,9 @@ def test_a_minute_that_the_bucket_lasts_for_costs_no_more_than_its_last_second(m
     played = []
     second = Replay.second
 
-    def counted(self: Replay, at_s: int, *amounts: int) -> int:
-        played.append(at_s)
-        return second(self, at_s, *amounts)
+    def counted(self: Replay, each: Second) -> int:
+        played.append(each.at_s)
+        return second(self, each)
 
     monkeypatch.setattr(Replay, "second", counted)
     minutes = [quiet(NOW, [80] * 60, at_s=at_s) for at_s in range(0, 600, 60)]

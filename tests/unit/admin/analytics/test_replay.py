@@ -20,7 +20,7 @@ Arrival = tuple[int, int, int]
 
 def replayed(limit: Limit, seconds: list[Second]) -> int:
     replay = Replay(limit, 0)
-    return sum(replay.second(*each) for each in seconds)
+    return sum(map(replay.second, seconds))
 
 
 DURATION_S = 30
@@ -193,24 +193,24 @@ def test_refuses_what_the_real_limiter_refuses_of_anything(
 
 
 def test_a_limit_of_0_refuses_all() -> None:
-    assert Replay(Limit(rate_per_s=0.0), 0).second(0, 10, 30) == 30
+    assert Replay(Limit(rate_per_s=0.0), 0).second(Second(0, 10, 30)) == 30
 
 
 def test_without_a_limit_nothing_is_refused() -> None:
-    assert Replay(Limit(), 0).second(0, 10, 1_000_000) == 0
+    assert Replay(Limit(), 0).second(Second(0, 10, 1_000_000)) == 0
 
 
 def test_delay_lets_through_what_would_wait_for_two_seconds() -> None:
     seconds = [Second(0, 250, 250, 0)]
     assert replayed(Limit(rate_per_s=100, burst_s=1.0), seconds) > 0
     assert replayed(Limit(rate_per_s=100, action="delay"), seconds) == 0
-    assert Replay(Limit(rate_per_s=100, action="delay"), 0).second(0, 1000, 1000) == pytest.approx(600, abs=5)
+    assert Replay(Limit(rate_per_s=100, action="delay"), 0).second(Second(0, 1000, 1000)) == pytest.approx(600, abs=5)
 
 
 def test_seconds_without_requests_fill_the_bucket() -> None:
     replay = Replay(Limit(rate_per_s=10, burst_s=5.0), 0)
-    assert replay.second(0, 200, 200) > 0
-    assert replay.second(100, 50, 50) == 0
+    assert replay.second(Second(0, 200, 200)) > 0
+    assert replay.second(Second(100, 50, 50)) == 0
 
 
 @pytest.mark.parametrize("rate", [1e-12, 1e15])

@@ -53,6 +53,14 @@ def test_where_little_is_to_do_neither_java_nor_spark_plan_their_best(tmp_path: 
     assert "-XX:TieredStopAtLevel=1" in found["spark.driver.extraJavaOptions"]
 
 
+def test_java_is_told_one_way_only_to_collect_garbage(tmp_path: Path) -> None:
+    name = "spark.driver.extraJavaOptions"
+    for given in ("-XX:+UseG1GC -Da=b", "-Da=b"):
+        java = spark._settings(SparkOptions(), tmp_path, {name: given})[name]
+        assert java.endswith(given)
+        assert java.count("GC") == 1
+
+
 @pytest.mark.parametrize("brief", [False, True])
 @pytest.mark.parametrize("master", ["", "local[3]", "spark://a:7077", "yarn", "sc://a:15002"])
 def test_what_is_given_is_never_overridden(tmp_path: Path, master: str, *, brief: bool) -> None:

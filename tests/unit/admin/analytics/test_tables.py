@@ -92,7 +92,6 @@ def test_beside_each_second_since_1970_stands_a_timestamp(table: Table, moments:
     *columns, day = table.ddl_columns
     assert (columns[: len(table.columns) - 1], day) == (list(table.columns[:-1]), "dt DATE")
     assert columns[len(table.columns) - 1 :] == [f"{name} TIMESTAMP" for name in moments.values()]
-    assert set(table.order) <= set(table.names)
 
 
 def test_days_are_those_of_seconds() -> None:
@@ -110,7 +109,7 @@ def test_days_are_those_of_seconds() -> None:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    return Store(None, str(tmp_path), few=True)  # type: ignore[arg-type] - no rows are made
+    return Store(None, str(tmp_path))  # type: ignore[arg-type] - no rows are made
 
 
 def _write(folder: Path, name: str, content: str) -> None:
