@@ -39,8 +39,8 @@ def check_requirements(environ: Mapping[str, str] = os.environ, *, java: bool = 
         raise StartError(f"Spark Connect needs more than Spark; install with: {INSTALL_CONNECT}")
     with suppress(PackageNotFoundError):
         found = version("pyspark")
-        if not found.startswith("4."):
-            raise StartError(f"this needs pyspark 4, and here is {found}; install with: {INSTALL_SPARK}")
+        if not (4, 3) <= tuple(map(int, re.findall(r"\d+", found)[:2])) < (5, 0):
+            raise StartError(f"this needs pyspark 4.3 or a later 4, and here is {found}; install with: {INSTALL_SPARK}")
     if java and not under_submit(environ):
         _check_java(environ)
 

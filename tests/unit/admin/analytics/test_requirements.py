@@ -61,9 +61,10 @@ def test_missing_packages_say_what_installs_them_and_java_is_not_asked(
         check_requirements({"PATH": str(tmp_path)})
 
 
-def test_another_spark_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requirements, "version", lambda _name: "3.5.1")
-    with pytest.raises(StartError, match=r"needs pyspark 4, and here is 3\.5\.1"):
+@pytest.mark.parametrize("found", ["3.5.1", "4.0.1", "5.0.0"])
+def test_another_spark_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: str) -> None:
+    monkeypatch.setattr(requirements, "version", lambda _name: found)
+    with pytest.raises(StartError, match=rf"needs pyspark 4.3 or a later 4, and here is {found}"):
         check_requirements({"PATH": str(tmp_path)})
 
 
