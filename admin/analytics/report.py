@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
-from math import ceil, inf, sqrt
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Observation, Window
@@ -58,6 +58,8 @@ Step = Callable[[str], object]
 _TASK_BYTES: Final = 32 * 1024 * 1024
 """Bytes of log for each task that adds up."""
 _MOST_TASKS: Final = 10_000
+_MOST_OF_DAY: Final = 100
+"""Tasks that add up one day."""
 _PACKED_BYTES: Final = 8 * 1024 * 1024
 """Spark holds so much of what is packed at a time, for each task that reads it."""
 _MOST_NAMED: Final = 5
@@ -159,8 +161,8 @@ def make_tables(tools: Tools, found: Found, options: Options, wanted: Wanted) ->
 
 
 def _task(tasks: int) -> "Column":
-    """Say which task adds up a resource's hour: those of a day are few, so that few files are of many days."""
-    of_day = ceil(sqrt(tasks))
+    """Say which task adds up a resource's hour: one day is of some of many, so that each writes files of few days."""
+    of_day = min(tasks, _MOST_OF_DAY)
     place = f"hour_s DIV {DAY_S} * {of_day} + pmod(hash({', '.join(RESOURCE_KEY)}, hour_s), {of_day})"
     return F.expr(f"CAST(pmod(coalesce({place}, 0), {tasks}) AS INT)")
 
