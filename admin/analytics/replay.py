@@ -325,7 +325,7 @@ class _Gate:
         """
         limiter = self.limiter
         # As the limiter does for each, but without a call, and parts of a micro-permit are kept.
-        stored, last_ns = float(limiter.stored_upermits), limiter.at_ns - begin_ns
+        stored, last_ns = float(limiter.stored_upermits), min(limiter.at_ns - begin_ns, offsets_ns[at])
         capacity, per_ns = limiter.capacity_upermits, limiter.rate_upermits_per_s / NS_PER_S
         costs = _costs_upermits(self._total, self._requests)
         for index in range(at, end):
@@ -333,7 +333,7 @@ class _Gate:
             found = stored + (offset_ns - last_ns) * per_ns
             if found <= 0:
                 return index, stored
-            stored = (min(capacity, found)) - costs[index]
+            stored = (found if found < capacity else capacity) - costs[index]  # noqa: FURB136 - a call is slower
             last_ns = offset_ns
         return end, stored
 

@@ -133,6 +133,8 @@ def make_tables(tools: Tools, found: Found, options: Options, wanted: Wanted) ->
     added = Observation()
     combined = combined.observe(added, F.expr("coalesce(sum(copies), 0L) AS copies"))
     writer = combined.write.mode("overwrite").option("parquet.block.size", _PACKED_BYTES)
+    # Rows are long: by default Parquet looks after a hundred of them for the first time.
+    writer = writer.option("parquet.page.size.row.check.min", 8)
     writer.partitionBy("made").parquet(where)
     counts = seen.get
     staged = tools.session.read.schema(in_spark(COMBINED)).parquet(where)

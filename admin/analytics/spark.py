@@ -152,13 +152,18 @@ def meaning(error: BaseException, text: str = "") -> str:
         error: what was raised.
         text: the error with all its causes, where it says more.
     """
-    text = f"{error}\n{text}"
+    try:
+        said = str(error)
+    except OSError:
+        # It is Java that would say it.
+        said = None
+    text = f"{said}\n{text}"
     for pattern, words in _MEANINGS:
         if found := re.search(pattern, text):
             return words.format(*(_place(group) for group in found.groups() if group))
-    if _is_lost(error):
+    if said is None or _is_lost(error):
         return "Spark's Java process ended in the middle; it may have been killed for want of memory (--driver-memory)"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
     # A failed job begins with where it failed; the cause is what matters.
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
     first = _INDEX.sub("", (causes or lines or [type(error).__name__])[0])

@@ -493,7 +493,7 @@ class Store:
         where = f"{self._out}/{table.name}" if self._is_address else str(self._aside / table.name)
         writer = rows.write.mode("overwrite").partitionBy("dt")
         # Otherwise rows are sorted by day first.
-        writer = writer.option("maxRecordsPerFile", 0)
+        writer = writer.option("maxRecordsPerFile", 0).option("parquet.block.size", _WRITTEN_BYTES)
         writer.option("partitionOverwriteMode", "dynamic" if self._is_address else "static").parquet(where)
 
     def _swap_days(self, table: Table, days: Container[date]) -> None:
@@ -546,6 +546,8 @@ def _exchange(one: Path, other: Path) -> bool:
     return bool(done == 0)
 
 
+_WRITTEN_BYTES: Final = 32 * 1024 * 1024
+"""Of a file so much is held until it is written, for each task that writes."""
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
 _SCRATCH: Final = "_scratch"

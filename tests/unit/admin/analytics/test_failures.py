@@ -50,6 +50,14 @@ def test_a_java_process_that_is_gone_is_said() -> None:
     assert "Java process ended in the middle" in meaning(Py4JNetworkError("Answer from Java side is empty"))
 
 
+def test_a_java_that_is_gone_cannot_say_why() -> None:
+    class UnspokenError(Exception):
+        def __str__(self) -> str:
+            raise ConnectionRefusedError
+
+    assert "Java process ended in the middle" in meaning(UnspokenError())
+
+
 def test_the_whole_error_goes_to_the_log(tmp_path: Path) -> None:
     log = tmp_path / "spark.log"
     with pytest.raises(StartError, match=rf"Spark failed: .*; see {log}$"), in_words(log):
