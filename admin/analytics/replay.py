@@ -111,13 +111,11 @@ class Replay:
             return 0
         begin_ns = at_s * NS_PER_S
         gap_ns = NS_PER_S / requests
-        few = False
         for gate in gates:
             if not gate.ask(second, gap_ns):
                 # Each is refused for its own size, which costs nothing and opens no breaker.
                 return messages
-            few = few or gate.holds_few()
-        if few and requests <= FEW:
+        if requests <= FEW and any(gate.holds_few() for gate in gates):
             return self._one_by_one(at_s, requests, messages)
         if len(gates) == 1 and gates[0].takes_all(begin_ns):
             return 0
