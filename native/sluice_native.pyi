@@ -448,7 +448,8 @@ class Channels:
         Args:
             chunk: what came from the broker.
             position: where to begin, at a frame's beginning.
-            contents: step over deliveries and returns as well that are there as a whole, and not marked.
+            contents: step over deliveries and returns as well that are there as a whole and not marked, and whose bodies
+                come in frames of ``frame_max`` bytes at most.
 
         Returns:
             The offset of the first frame that is something else; how many frames were stepped over; and what goes on of

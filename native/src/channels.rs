@@ -181,7 +181,9 @@ impl Channels {
         position: usize,
         contents: bool,
     ) -> PyResult<(usize, usize, Option<Bound<'py, PyList>>)> {
-        let (stop, frames, parts) = with_bytes(py, &chunk, |bytes| self.state.settle(bytes, position, contents));
+        let frame_max = self.frame_max;
+        let (stop, frames, parts) =
+            with_bytes(py, &chunk, |bytes| self.state.settle(bytes, position, contents, frame_max));
         let part = |part| match part {
             Part::Slice(start, stop) => Ok((start, stop).into_pyobject(py)?.into_any()),
             Part::Bytes(bytes) => Ok(PyBytes::new(py, &bytes).into_any()),

@@ -79,7 +79,7 @@ pub fn run(data: &[u8]) {
         }
         let unconfirmed = |channels: &Channels| (0..4).map(|channel| channels.unconfirmed(channel)).sum::<usize>();
         let before = unconfirmed(&channels);
-        let (stop, ..) = channels.settle(chunk, position, options & 2 != 0);
+        let (stop, ..) = channels.settle(chunk, position, options & 2 != 0, bounds.frame_max);
         assert!(stop >= position && unconfirmed(&channels) <= before);
     }
 }

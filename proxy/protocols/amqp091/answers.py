@@ -7,7 +7,7 @@ from proxy.deciding.batch import Request
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.channel import UNTOLD, Channel, Content, Lane
 from proxy.protocols.amqp091.memory import Memory
-from proxy.protocols.amqp091.reading import Shared
+from proxy.protocols.amqp091.reading import MOST_GATHERED_OF_BROKER_BYTES, Shared
 from proxy.protocols.amqp091.stream import Stream
 from proxy.protocols.amqp091.wire import Malformed, Mark, Reader
 from proxy.protocols.base import Buffer
@@ -272,6 +272,10 @@ class Answers(Stream):
             consumer = arguments.short_string() if kind == _DELIVER else None
             self._takers.delivered(channel, mark, consumer, arguments.longlong(), self._stages.now_ns)
         return wire.header_frame(channel.number, mark.header)
+
+    def _most_gathered_bytes(self) -> int:
+        """Return how long a method or a header may be, as the base class says."""
+        return MOST_GATHERED_OF_BROKER_BYTES
 
     def _limit(self, content: Content, keys: list[bytes]) -> bool:
         """Take a content, as the base class says."""

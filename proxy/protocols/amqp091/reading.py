@@ -30,8 +30,11 @@ _FEW_STEPS: Final = 64
 _MANY_STEPS: Final = 127
 #: A routing key in CC or BCC is named, and has limits of its own.
 _STEPS_OF_KEY: Final = 4
-#: The longest frame that is gathered, where the peers have agreed on longer ones. Bodies are not gathered.
+#: The longest method or header frame that is gathered, whatever the peers have agreed on. Bodies are not gathered.
 MOST_GATHERED_BYTES: Final = 1024 * 1024
+#: The same for the broker, which sends such frames as long as they are, whatever frame_max says: the header of a dead
+#: letter, for example, is longer than its publisher's was.
+MOST_GATHERED_OF_BROKER_BYTES: Final = 16 * MOST_GATHERED_BYTES
 #: A frame's beginning that is longer is not read once more with the next chunk.
 MOST_TAKEN_BACK_BYTES: Final = 4096
 #: A body that says to be longer counts as none: it never comes.
@@ -180,6 +183,10 @@ class Reading(ABC):
     def _make_request(self, content: Content) -> Request:
         """Make a request of a content that is limited."""
 
+    def _most_gathered_bytes(self) -> int:
+        """Return how long the payload of a frame may be that is not a body."""
+        return min(self.most_payload_bytes, MOST_GATHERED_BYTES)
+
     def _scan(self, chunk: memoryview, position: int) -> int:
         """Take what the compiled part reads from a position on; return where it ends, which may be beyond the chunk."""
         del chunk
@@ -283,7 +290,7 @@ class Reading(ABC):
         """Check a frame that is not complete."""
         if kind not in wire.FRAME_TYPES:
             raise self._stop(wire.FRAME_ERROR, f"a frame of the unknown type {kind}")
-        most = min(self.most_payload_bytes, MOST_GATHERED_BYTES)
+        most = self._most_gathered_bytes()
         if length > most:
             raise self._too_long(length, most)
 

@@ -314,7 +314,7 @@ class Stream:
     Attributes:
         side: as given.
         phase: what it sends next.
-        most_frame_bytes: the longest frame that the other peer takes.
+        most_frame_bytes: the longest frame that the other peer takes; of the broker's only transfers are bounded.
         frames: whole frames seen so far, or the beginnings of long ones.
         close: set when the last chunk ended in something that is no frame; what came before it still goes on.
         left_bytes: at the end of the last chunk that are to come again.
@@ -436,8 +436,8 @@ class Stream:
             return self._take_header(buffer, at)
         frame = wire.frame_header(buffer, at)
         size = frame.size
-        if size > self.most_frame_bytes:
-            raise Malformed(f"a frame of {size} bytes, {self.most_frame_bytes} may be")
+        if size > self.most_frame_bytes and self.side is Side.CLIENT:
+            raise self._too_long(size)
         ends = at + size
         whole = ends <= stop
         if self.phase is Phase.SASL and size > MOST_WHOLE_BYTES:
@@ -455,6 +455,9 @@ class Stream:
         performative = wire.performative(buffer, at + frame.doff, there, whole=whole)
         if performative is None:
             return at
+        if size > self.most_frame_bytes and performative.code == wire.TRANSFER:
+            # Brokers cut transfers only: their other frames are as long as they are.
+            raise self._too_long(size)
         self.frames += 1
         if self.phase is Phase.SASL:
             step = self._reader.take_sasl(self, performative)
@@ -463,6 +466,9 @@ class Stream:
         self._payload_left_bytes = ends - there
         self._add(buffer, at, there, step, is_last=whole)
         return there
+
+    def _too_long(self, size: int) -> Malformed:
+        return Malformed(f"a frame of {size} bytes, {self.most_frame_bytes} may be")
 
     def _take_scanned(self, buffer: Buffer, at: int, scanned: Scanned) -> int:
         stop, flows = scanned.stop, scanned.flows

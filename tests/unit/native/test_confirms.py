@@ -110,6 +110,10 @@ def test_contents_are_stepped_over_where_that_is_asked_for() -> None:
         stop, count, parts = channels.settle(HEARTBEAT + DELIVERY + HEARTBEAT, 0, contents)
         assert (stop, count, parts) == ((len(HEARTBEAT + DELIVERY + HEARTBEAT), 5, None) if contents else (8, 1, None))
     assert channels.settle(DELIVERY[:-2], 0, True) == (0, 0, None)
+    channels.frame_max = len(frames.frame(frames.BODY, 1, b"abc"))
+    assert channels.settle(DELIVERY, 0, True)[0] == len(DELIVERY), "its method is longer"
+    channels.frame_max -= 1
+    assert channels.settle(DELIVERY, 0, True) == (0, 0, None)
 
 
 @pytest.mark.parametrize(

@@ -202,8 +202,8 @@ fn is_marked(header: &[u8]) -> bool {
 }
 
 /// Where the content that a method begins ends, and how many frames it is; None if it is not there as a whole, or
-/// marked.
-fn whole(chunk: &[u8], method: &Frame) -> Option<(usize, usize)> {
+/// marked, or if one of its bodies is longer than a frame may be. The broker bounds no other frames.
+fn whole(chunk: &[u8], method: &Frame, frame_max: usize) -> Option<(usize, usize)> {
     let header = Frame::at(chunk, method.stop).filter(|frame| frame.kind == frame::HEADER)?;
     let size = header.payload?.get(4..12)?.first_chunk::<8>()?;
     if is_marked(header.payload?) {
@@ -213,6 +213,9 @@ fn whole(chunk: &[u8], method: &Frame) -> Option<(usize, usize)> {
     let mut last = header;
     while rest > 0 {
         let body = Frame::at(chunk, at).filter(|frame| frame.kind == frame::BODY && frame.channel == last.channel)?;
+        if body.stop - body.start > frame_max {
+            return None;
+        }
         let bytes = u64::try_from(body.payload?.len()).ok().filter(|bytes| *bytes > 0)?;
         rest = rest.checked_sub(bytes)?;
         (at, frames, last) = (body.stop, frames + 1, body);
@@ -222,11 +225,17 @@ fn whole(chunk: &[u8], method: &Frame) -> Option<(usize, usize)> {
 
 impl Channels {
     /// Step over confirms and heartbeats of the broker, and with `contents` over deliveries and returns that are there
-    /// as a whole, one frame behind the other.
+    /// as a whole, one frame behind the other. No body may be in a frame longer than `frame_max`.
     ///
     /// Returns the offset of the first frame that is something else, how many frames were stepped over, and what
     /// goes on of them; None if they do as they are.
-    pub fn settle(&mut self, chunk: &[u8], position: usize, contents: bool) -> (usize, usize, Option<Vec<Part>>) {
+    pub fn settle(
+        &mut self,
+        chunk: &[u8],
+        position: usize,
+        contents: bool,
+        frame_max: usize,
+    ) -> (usize, usize, Option<Vec<Part>>) {
         let mut parts = Parts { done: Vec::new(), written: Vec::new(), from: position, changed: false };
         let (mut at, mut frames) = (position, 0);
         while let Some(frame) = Frame::at(chunk, at) {
@@ -236,7 +245,7 @@ impl Channels {
                     Some((method @ (frame::ACK | frame::NACK), arguments)) => {
                         self.confirm(&frame, method, arguments, &mut parts).map(|()| (frame.stop, 1))
                     }
-                    Some((frame::RETURN | frame::DELIVER, _)) if contents => whole(chunk, &frame),
+                    Some((frame::RETURN | frame::DELIVER, _)) if contents => whole(chunk, &frame, frame_max),
                     _ => None,
                 },
                 _ => None,

@@ -80,7 +80,7 @@ fn no_bytes_are_too_much() {
         for publish in &taken.publishes {
             channels.forward(taken.runs[publish.run as usize].channel, publish.number);
         }
-        let (stop, ..) = channels.settle(&chunk, position, round % 2 == 0);
+        let (stop, ..) = channels.settle(&chunk, position, round % 2 == 0, 200);
         assert!(stop >= position);
         let channel = u16::try_from(random(5)).unwrap();
         match random(10) {

@@ -751,6 +751,44 @@ def test_of_one_channel_too_many_the_broker_says_so_whatever_its_number() -> Non
     assert len(driver.session._channels) == 2047
 
 
+# --- Frames of the broker above frame_max ---------------------------------------------------------
+
+
+def beyond_frame_max(field_bytes: int) -> list[bytes]:
+    """Return a connection-wide method, a delivery and a return, each with a frame above frame_max, but for its body."""
+    headers = {"x-death": "x" * field_bytes}
+    arguments = frames.short("c") + bytes((0, 0, 0, 0, 0, 0, 0, 1, 0)) + frames.short("") + frames.short("q")
+    return [
+        frames.method(0, 10, 70, frames.long("x" * field_bytes)),
+        *frames.content(1, frames.method(1, 60, 60, arguments), b"body", headers=headers),
+        *frames.content(1, frames.method(1, 60, 50, b"\1\x38" + bytes(3)), b"", headers=headers),
+    ]
+
+
+@pytest.mark.parametrize("limited", [True, False])
+@pytest.mark.parametrize("longest", [100, 4096, 1 << 20])
+def test_the_broker_bounds_bodies_only_to_frame_max(longest: int, *, limited: bool) -> None:
+    driver = Driver(limits=["delivery"] if limited else []).open()
+    driver.give(CLIENT, frames.consume(1, "q", "c"))
+    driver.forget()
+    chunk = b"".join(beyond_frame_max(10_000))
+    for at in range(0, len(chunk), longest):
+        driver.give(BROKER, chunk[at : at + longest])
+    assert driver.written[CLIENT] == chunk
+    method, header, *_ = frames.deliver(1, 2, bytes(frames.FRAME_MAX))
+    with pytest.raises(Close, match="bad_frame"):
+        driver.give(BROKER, method + header + frames.frame(3, 1, bytes(frames.FRAME_MAX)))
+
+
+@pytest.mark.parametrize("kind", [1, 2, 8])
+def test_a_frame_of_the_broker_is_gathered_up_to_a_bound(kind: int) -> None:
+    longest = (16 << 20).to_bytes(4)
+    driver = Driver().open()
+    driver.give(BROKER, bytes((kind, 0, 1)) + longest)
+    with pytest.raises(Close, match="bad_frame"):
+        Driver().open().give(BROKER, bytes((kind, 0, 1)) + b"\1\0\0\1")
+
+
 # --- Ends -----------------------------------------------------------------------------------------
 
 

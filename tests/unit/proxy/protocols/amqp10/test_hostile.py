@@ -110,12 +110,30 @@ def test_whatever_comes_is_relayed_or_ends_the_connection(scan: ScanName) -> Non
             driver.session.close()
 
 
-def test_a_frame_longer_than_the_other_peer_takes_is_not_relayed() -> None:
-    driver = Driver().open(max_frame_size=1000)
-    driver.give(BROKER, codec.frame(5, b"", b"x" * 2000))
+@pytest.mark.parametrize("longest", [100, 1 << 20])
+def test_a_transfer_longer_than_the_other_peer_takes_is_not_relayed(longest: int) -> None:
+    driver = Driver().open(max_frame_size=1000).takes()
+    driver.forget()
+    transfer = say(5, "transfer", codec.message(b"x" * 2000), handle=3, delivery_id=2**32 - 4, delivery_tag=b"0")
+    for chunk in codec.in_chunks(transfer, longest):
+        driver.give(BROKER, chunk)
     assert driver.closed is not None
     assert driver.closed.reason == "bad_frame"
     assert not driver.written[CLIENT]
+
+
+@pytest.mark.parametrize("longest", [100, 1 << 20])
+def test_the_broker_bounds_transfers_only_to_max_frame_size(longest: int) -> None:
+    error = Described(ULong(0x1D), [codec.Symbol("amqp:not-found"), "y" * 2000])
+    said = say(5, "detach", handle=3, closed=True, error=error)
+    driver = Driver().open(max_frame_size=1000).takes()
+    driver.forget()
+    for chunk in codec.in_chunks(said, longest):
+        driver.give(BROKER, chunk)
+    assert driver.written[CLIENT] == said
+    driver = Driver().open(broker={"max_frame_size": 1000}).takes()
+    driver.give(CLIENT, say(1, "detach", handle=0, closed=True, error=error))
+    assert driver.closed is not None
 
 
 def test_a_performative_that_does_not_end_is_not_kept() -> None:
