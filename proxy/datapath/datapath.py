@@ -38,6 +38,7 @@ from proxy.flow import machine
 from proxy.flow.alarms import Change, reason
 from proxy.flow.credit import DEFAULT_CREDIT, STORE_CREDIT, Credit
 from proxy.flow.diagnosis import CAUSES
+from proxy.flow.spells import Spells
 from proxy.net.connection import Services
 from proxy.net.limit_commands import LimitCommands
 from proxy.net.reactor import Reactor
@@ -65,6 +66,8 @@ _log = structlog.get_logger(__name__)
 _EVENTS_KEPT: Final = 1000
 #: How often the load of the event loop is measured, each time for twice as long.
 _LOAD_S: Final = 0.5
+#: Above it the event loop has no time to spare.
+_SATURATED_RATIO: Final = 0.95
 #: A quarter of a minute after a flood a quarter of its read buffers is left.
 _SHRINK_EVERY_S: Final = 5.0
 #: The wall clock may jump, so rules with hours are looked at this often even if none is due to change.
@@ -217,7 +220,15 @@ class LocalDataPath(DataPath):
             now_ns=now_ns,
         )
         self._busy_ratio = 0.0
-        self._pressure = Pressure(self.server, self._spooling, self._alarm_watch, lambda: self._busy_ratio, now_ns)
+        self._saturated = Spells()
+        self._pressure = Pressure(
+            self.server,
+            self._spooling,
+            self._alarm_watch,
+            lambda: self._busy_ratio,
+            saturated=self._saturated,
+            now_ns=now_ns,
+        )
         self._overview = Overview(self._limits, self._accounts, self.server, self._pressure, now_ns)
         self._subscribers: dict[trio.MemorySendChannel[Event], trio.MemoryReceiveChannel[Event]] = {}
 
@@ -346,6 +357,7 @@ class LocalDataPath(DataPath):
             now = _busy_and_all_ns()
             if now[1] > earlier[1]:
                 self._busy_ratio = min(1.0, (now[0] - earlier[0]) / (now[1] - earlier[1]))
+                (self._saturated.begin if self._busy_ratio >= _SATURATED_RATIO else self._saturated.end)(self._now_ns())
             earlier, before = before, now
 
     def _held_bytes(self) -> int:

@@ -17,6 +17,7 @@ from proxy.datapath.spooling import Spooling
 from proxy.flow.alarms import Alarm, DiskAlarm, MemoryAlarm
 from proxy.flow.credit import STATES, Kind, Stage, State
 from proxy.flow.diagnosis import Finding, Survey
+from proxy.flow.spells import Spells
 from proxy.net.connection import Connection
 from proxy.net.server import Server
 from proxy.spool.queue import Queue, States
@@ -35,8 +36,8 @@ from proxy.stats.flow import (
 )
 
 _NS: Final = 1_000_000_000
-#: Above it the event loop is taken to have no time to spare.
-_SATURATED_RATIO: Final = 0.95
+#: A connection that was out of credit for less of the last minute is no finding: it only had to wait for its turn.
+LEAST_SHARE: Final = 0.2
 _SHOWN_FIRST: Final[tuple[State, ...]] = ("flow", "blocked", "throttled")
 
 
@@ -109,6 +110,7 @@ class Pressure:
         spooling: its spool, if it has one.
         alarm_watch: its alarms.
         busy_ratio: says which share of the last second the event loop was working.
+        saturated: when it had no time to spare.
         now_ns: its clock.
     """
 
@@ -118,12 +120,15 @@ class Pressure:
         spooling: Spooling,
         alarm_watch: AlarmWatch,
         busy_ratio: Callable[[], float],
+        *,
+        saturated: Spells,
         now_ns: Callable[[], int],
     ) -> None:
         self._server = server
         self._spooling = spooling
         self._alarm_watch = alarm_watch
         self._busy_ratio = busy_ratio
+        self._saturated = saturated
         self._now_ns = now_ns
         #: What was shown last: nothing falls because a connection ends while it is added up.
         self._seconds: dict[State, float] = dict.fromkeys(_SHOWN_FIRST, 0.0)
@@ -140,7 +145,8 @@ class Pressure:
     async def survey(self) -> Surveyed:
         """Look at all stages."""
         now_ns = self._now_ns()
-        survey = Survey(now_ns, is_saturated=self._busy_ratio() >= _SATURATED_RATIO)
+        is_saturated = self._saturated.share(now_ns) >= LEAST_SHARE
+        survey = Survey(now_ns, is_saturated=is_saturated, least_share=LEAST_SHARE)
         counts = Counter[tuple[Kind, State]]()
         waiting: dict[State, list[Connection]] = {state: [] for state in _SHOWN_FIRST}
         async for connection in self._connections():

@@ -365,17 +365,19 @@ class Stage:
             return now_ns
         return 0 if self._flow is None else self._flow.ended_ns
 
-    def state(self, now_ns: int, lately_ns: int = 0) -> State:
+    def state(self, now_ns: int, lately_ns: int = 0, least_share: float = 0.0) -> State:
         """Return how it shows.
 
         Args:
             now_ns: the time.
             lately_ns: for how long it shows that it was in flow, or throttled; 0 is the usual for its kind.
+            least_share: it shows ``flow`` only if it was out of credit for this share of about the last minute.
         """
         if self._blocked is not None and self._blocked.since_ns is not None:
             return "blocked"
         lately_ns = lately_ns or (LATELY_OF_CONNECTIONS_NS if self.kind == "connection" else LATELY_NS)
-        if self._flow is not None and self._flow.lately(now_ns, lately_ns):
+        flow = self._flow
+        if flow is not None and flow.lately(now_ns, lately_ns) and flow.share(now_ns) >= least_share:
             return "flow"
         if self._throttled is not None and self._throttled.lately(now_ns, lately_ns):
             return "throttled"

@@ -152,10 +152,13 @@ class Survey:
     Args:
         now_ns: the time, as in ``credit``.
         is_saturated: the event loop has had no time to spare of late.
+        least_share: the share of about the last minute for which a stage must have been out of credit to count as one
+            in flow. Every busy sender is out of credit for a moment now and then.
     """
 
-    def __init__(self, now_ns: int, *, is_saturated: bool = False) -> None:
+    def __init__(self, now_ns: int, *, is_saturated: bool = False, least_share: float = 0.0) -> None:
         self._now_ns = now_ns
+        self._least_share = least_share
         self._is_saturated = is_saturated
         self._ends: dict[Stage, _Ends] = {}
         self._behind: dict[Stage, _Ends] = {}
@@ -173,11 +176,12 @@ class Survey:
         """
         self._looked_at[stage.kind] = self._looked_at.get(stage.kind, 0) + 1
         ends = self._ends_of(stage)
-        if writer is not None and not stage.out_of_credit and writer.state(self._now_ns) == "blocked":
+        waits = stage.out_of_credit and self._state(stage) == "flow"
+        if writer is not None and not waits and writer.state(self._now_ns) == "blocked":
             ends = {}
             self._note(ends, None, writer, "blocked")
         # Where nobody waits at this moment, what was waited for of late says less than that there is no time to spare.
-        waits_not = not stage.out_of_credit and (not ends or stage.state(self._now_ns) == "flow")
+        waits_not = not stage.out_of_credit and (not ends or self._state(stage) == "flow")
         if self._is_saturated and is_read and waits_not:
             ends = {_DECODING: ("the event loop",)}
         for cause in ends:
@@ -200,9 +204,12 @@ class Survey:
         names = ", ".join(at) + (", …" if len(at) == _EXAMPLES else "")
         return Finding(cause, count, at, f"{who} {verb}: {cause.says} ({names}). {cause.do}")
 
+    def _state(self, stage: Stage) -> State:
+        return stage.state(self._now_ns, least_share=self._least_share)
+
     def _ends_of(self, stage: Stage) -> _Ends:
         """Return where the path of a stage ends that nobody is known to wait for."""
-        state = stage.state(self._now_ns)
+        state = self._state(stage)
         if state == "flow":
             behind = self._ends_behind(stage)
             if self._is_saturated or _DECODING not in behind:

@@ -1,5 +1,11 @@
 """How often something was so, and for how long: flow, a limit that holds, an alarm."""
 
+from math import exp
+from typing import Final
+
+_FADES_NS: Final = 30_000_000_000
+"""Time constant of ``share``: what is older than a minute counts for an eighth."""
+
 
 class Spells:
     """The times during which something was so.
@@ -12,7 +18,7 @@ class Spells:
         ended_ns: when the last one before it ended; 0 if there was none.
     """
 
-    __slots__ = ("_before_ns", "ended_ns", "since_ns", "total")
+    __slots__ = ("_before_ns", "_share", "_share_ns", "ended_ns", "since_ns", "total")
 
     def __init__(self) -> None:
         self.total = 0
@@ -20,16 +26,20 @@ class Spells:
         self.ended_ns = 0
         #: What those that are over took together.
         self._before_ns = 0
+        self._share = 0.0
+        self._share_ns = 0
 
     def begin(self, now_ns: int) -> None:
         """Note that it is so from now on, unless it was already."""
         if self.since_ns is None:
+            self._share, self._share_ns = self.share(now_ns), now_ns
             self.since_ns = now_ns
             self.total += 1
 
     def end(self, now_ns: int) -> None:
         """Note that it is not so any more."""
         if self.since_ns is not None:
+            self._share, self._share_ns = self.share(now_ns), now_ns
             self._before_ns += now_ns - self.since_ns
             self.ended_ns = now_ns
             self.since_ns = None
@@ -37,6 +47,11 @@ class Spells:
     def together_ns(self, now_ns: int) -> int:
         """Return how long it was so in all, the current spell included."""
         return self._before_ns + (0 if self.since_ns is None else now_ns - self.since_ns)
+
+    def share(self, now_ns: int) -> float:
+        """Return for which share of about the last minute it was so; recent time weighs more."""
+        left = exp((self._share_ns - now_ns) / _FADES_NS)
+        return self._share * left + (0.0 if self.since_ns is None else 1.0 - left)
 
     def lately(self, now_ns: int, within_ns: int) -> bool:
         """Say whether it is so now, or was less than ``within_ns`` ago."""

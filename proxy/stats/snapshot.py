@@ -568,7 +568,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[str, int],
         Metric(
             "sluice_bottleneck_connections",
-            "Connections that wait now, or did of late, by the cause that `sluice flow` names.",
+            "Connections that wait, by the cause that `sluice flow` names. A connection that has to wait for the next "
+            "stage counts once it did so for a fifth of about the last minute.",
             ("cause",),
         ),
     ] = {}

@@ -223,10 +223,14 @@ class TestFlow:
         assert (flow.findings, flow.connections, flow.more_connections, flow.store) == ((), (), 0, None)
         assert flow.counts == {("connection", "running"): 1, ("writer", "running"): 1}
 
-    async def test_broker_that_does_not_read_is_named_and_the_client_is_in_flow(self, rig: Rig) -> None:
+    async def test_broker_that_does_not_read_is_named_and_the_client_is_in_flow(
+        self, rig: Rig, mock_clock: MockClock
+    ) -> None:
         client, broker = await rig.connect()
         await rig.connect()
         await client.send_until_stalled((b"free " + b"x" * 900 + b"\n") * 64)
+        assert (await rig.path.flow()).findings == ()
+        mock_clock.jump(12)
         flow = await rig.path.flow()
         (finding,) = flow.findings
         host, port = rig.broker.address
@@ -267,15 +271,51 @@ class TestFlow:
             ("disk",): 0,
         }
 
-    async def test_loop_without_time_to_spare_is_named_though_nobody_is_in_flow(self, rig: Rig) -> None:
+    async def test_loop_without_time_to_spare_for_a_fifth_of_the_time_is_named_though_nobody_is_in_flow(
+        self, start_rig: StartRig, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        busy_ns, all_ns, is_busy = 0, 0, True
+
+        def measure() -> tuple[int, int]:
+            nonlocal busy_ns, all_ns
+            all_ns += 500
+            busy_ns += 500 if is_busy else 100
+            return busy_ns, all_ns
+
+        async def causes_after(steps: int) -> list[str]:
+            for _ in range(steps):
+                mock_clock.jump(0.5)
+                await rig.settle()
+            await client.send(b"free 1\n")
+            await broker.receive_line()
+            return [finding.cause for finding in (await rig.path.flow()).findings]
+
+        monkeypatch.setattr(datapath, "_busy_and_all_ns", measure)
+        rig = await start_rig()
         client, broker = await rig.connect()
-        await client.send(b"free 1\n")
-        await broker.receive_line()
-        rig.path._busy_ratio = 0.5
-        assert (await rig.path.flow()).findings == ()
-        rig.path._busy_ratio = 0.99
-        (finding,) = (await rig.path.flow()).findings
-        assert (finding.cause, finding.at) == ("decoding", ("the event loop",))
+        assert await causes_after(6) == []
+        assert await causes_after(20) == ["decoding"]
+        is_busy = False
+        assert await causes_after(120) == []
+
+    async def test_connection_that_often_waits_for_a_moment_is_no_bottleneck(
+        self, rig: Rig, mock_clock: MockClock
+    ) -> None:
+        await rig.connect()
+        connection = rig.connections[0]
+
+        async def causes_after_waiting(share: float) -> list[str]:
+            for _ in range(60):
+                connection.stall(connection.writer)
+                mock_clock.jump(share)
+                connection.stall(None)
+                mock_clock.jump(1 - share)
+            return [finding.cause for finding in (await rig.path.flow()).findings]
+
+        assert await causes_after_waiting(0.1) == []
+        assert (await rig.path.flow()).counts["connection", "flow"] == 1
+        assert await causes_after_waiting(0.5) == ["broker"]
+        assert await causes_after_waiting(0.1) == []
 
     async def test_load_is_that_of_the_last_second(
         self, start_rig: StartRig, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch

@@ -1,3 +1,5 @@
+import pytest
+
 from proxy.flow.spells import Spells
 
 
@@ -22,6 +24,20 @@ def test_end_without_a_beginning_is_nothing() -> None:
     spells.end(40)
     assert spells.together_ns(50) == 10
     assert spells.ended_ns == 30
+
+
+def test_share_is_of_about_the_last_minute() -> None:
+    s = 1_000_000_000
+    spells = Spells()
+    assert spells.share(0) == spells.share(1_000 * s) == 0
+    for second in range(1_000, 1_300):
+        spells.begin(second * s)
+        spells.end(second * s + s // 4)
+    assert spells.share(1_300 * s) == pytest.approx(0.25, abs=0.01)
+    assert spells.share(1_360 * s) < 0.04
+    spells.begin(2_000 * s)
+    assert spells.share(2_005 * s) < 0.2 < spells.share(2_010 * s)
+    assert spells.share(2_120 * s) > 0.98
 
 
 def test_lately_is_now_or_less_than_so_long_ago() -> None:
