@@ -20,8 +20,8 @@ def put_in_force(limiter: Limiter, now_ns: int, rule: Rule) -> Limiter:
     """Put another rule in force on a limiter, or, if that needs another kind, on one that takes its place.
 
     A successor has the balance that the limiter would have under the new rule, never more, and every debt. Shares end:
-    what they hold and owe is in the total's balance, and a debt taken over by a fair limiter is paid by its
-    share ``_other``. Warming up begins cold; what a cold limiter stored counts as the permits that it would have
+    what they hold and owe is in the total's balance. A fair limiter that takes over a debt admits nobody before that is
+    paid. Warming up begins cold; what a cold limiter stored counts as the permits that it would have
     bought. Breakers are closed, and what is known of the last refusal stays.
 
     Args:

@@ -413,11 +413,14 @@ class FairLimiter(Limiter):
     Who asks the limiter and not a share of it spends without regard to keys.
     """
 
-    __slots__ = ("_look_ns", "_shares")
+    __slots__ = ("_look_ns", "_owes_together", "_shares")
 
     def __init__(self, resource: Resource, rule: Rule, now_ns: int) -> None:
         super().__init__(resource, rule, now_ns)
         self._shares: dict[str, FairShare] = {}
+        # It is not known which keys made the debt. Were new keys admitted on credit before it is paid, then switching
+        # ``fair_by`` off and on would admit a request of each key every time.
+        self._owes_together = False
         # Before this no key ceases to be active.
         self._look_ns = _NEVER_NS
 
@@ -426,8 +429,18 @@ class FairLimiter(Limiter):
         """The shares of the active keys."""
         return list(self._shares.values())
 
-    def share(self, key: str, now_ns: int) -> FairShare:
-        """Return the share of a key that asks now; which makes it an active one."""
+    def share(self, key: str, now_ns: int) -> Gate:
+        """Return the share of a key that asks now, which makes the key active.
+
+        While a debt is unpaid that no key is known to have made, it is the limiter itself, which admits nothing.
+        """
+        if self._owes_together:
+            if self.refill(now_ns) <= 0:
+                return self
+            self._owes_together, self.open_next_free_ns = False, None
+            # The total has paid all of it, so nobody may borrow that from the pool again.
+            if self._shares.pop(OTHER_KEY, None):
+                self._divide(now_ns)
         if now_ns >= self._look_ns:
             self._drop_inactive(now_ns)
         share = self._shares.get(key)
@@ -467,10 +480,27 @@ class FairLimiter(Limiter):
     def inherit(self, other: Bucket, now_ns: int) -> None:
         """Store no more, and owe no less, than another bucket does; a debt is paid by the share of ``_other``."""
         super().inherit(other, now_ns)
-        if self.pool_upermits(now_ns) < 0:
+        self._settle(now_ns, -self.pool_upermits(now_ns))
+
+    def debit(self, now_ns: int, upermits: int) -> None:
+        """Take off the balance what another process has spent; what the pool lacks for that, all shares give."""
+        super().debit(now_ns, upermits)
+        self._settle(now_ns, min(upermits, -self.pool_upermits(now_ns)))
+
+    def _settle(self, now_ns: int, lacking: int) -> None:
+        """Take ``lacking`` micro-permits off the shares: in proportion to what they store, and then of ``_other``."""
+        if lacking <= 0:
+            return
+        stored = sum(max(0, share.refill(now_ns)) for share in self._shares.values())
+        taken = min(lacking, stored)
+        for share in self._shares.values():
+            if share.stored_upermits > 0:
+                share.stored_upermits -= -(-share.stored_upermits * taken // stored)
+        if lacking > taken:
             share = self._shares.get(OTHER_KEY) or self._add(OTHER_KEY, now_ns)
             share.stored_upermits += self.pool_upermits(now_ns)
-            self._look_again()
+        self._owes_together = self._owes_together or self.stored_upermits <= 0
+        self._look_again()
 
     def put_back(self, shares: Iterable[tuple[str, int, int, int | None, int]]) -> None:
         """Give keys the shares that they had in another process.
@@ -486,6 +516,10 @@ class FairLimiter(Limiter):
         for share in self._shares.values():
             # Nobody has asked yet: what each stores and owes is as it was.
             share.put(share.at_ns, rate, capacity)
+        other = self._shares.get(OTHER_KEY)
+        # With room for more keys, no key has made that debt.
+        room = len(self._shares) <= self.rule.max_fair_keys
+        self._owes_together = other is not None and other.stored_upermits < 0 and room
         self._look_again()
 
     def idle_at_ns(self) -> int | None:

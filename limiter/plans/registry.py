@@ -17,6 +17,8 @@ missed earlier ones as well goes on as if they had not been, which may give it o
 **What a limit begins with.** Nobody who is below a limit may be refused because the limit is new, so a limiter begins
 full: that of a name which nobody has asked for, since it was idle all along, and that of a name which had no limit
 until now, since it was unlimited or limiting was switched off. What was stored, owed or open before counts no more.
+Only where ``shared`` is switched, the names were limited all along: by their own limits or by the total. Each of both
+goes on from what it was, or else every switch would give another burst.
 
 It reads no clock, is not made for several threads, and does not limit how long names are: protocols do.
 """
@@ -367,10 +369,12 @@ class Registry:
             if swap.epoch <= epoch:
                 continue
             rule = swap.rule_set.limit(resource, self.dimension)
+            unlimited = rule is None
             if rule is None:
-                unlimited = True
-            elif unlimited:
-                limiter, unlimited = begun_anew(limiter, swap.at_ns, rule), False
+                # Once it was without any limit it is not to go on.
+                limiter.retired = limiter.retired or not swap.rule_set.limits_otherwise(resource, self.dimension)
+            elif limiter.retired:
+                limiter = begun_anew(limiter, swap.at_ns, rule)
             elif rule is not limiter.rule:
                 limiter = put_in_force(limiter, swap.at_ns, rule)
         limiter.epoch = ~self._epoch if unlimited else self._epoch

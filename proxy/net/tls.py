@@ -21,6 +21,7 @@ import errno
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from hashlib import sha256
 from select import EPOLLIN, EPOLLOUT
 from time import perf_counter_ns
 from typing import Any, Final
@@ -47,6 +48,8 @@ _MOST_UNSENT_BYTES: Final = 2 * (_AHEAD_BYTES + _RECORD_BYTES)
 _NOTHING_BUT_CIPHERTEXT: Final = (b"",)
 #: A name that is longer is cut, as the names of all scopes are.
 _NAME_CHARS: Final = 255
+_UNREAD: Final = "<unsupported>"
+"""What Python has in place of an alternative name that it cannot read."""
 
 #: What OpenSSL says of a client, and what that means to an operator.
 _OF_CLIENTS: Final = {
@@ -219,7 +222,8 @@ class TlsWire(Wire):
     @property
     def certificate(self) -> str:
         """The name in the certificate that the peer has shown, as ``name_in`` says; empty without a verified one."""
-        return name_in(self._tls.getpeercert() or {})
+        certificate = self._tls.getpeercert()
+        return name_in(certificate, self._tls.getpeercert(binary_form=True) or b"") if certificate else ""
 
     def has_left(self, *, half_closes: bool) -> bool:
         """Return whether nobody is there any more and nothing is left to read, as ``Wire`` does."""
@@ -417,16 +421,21 @@ class _Records:
         return part
 
 
-def name_in(certificate: Mapping[str, Any]) -> str:
-    """Return the name that a certificate is for, of those in it: the subject's common name, else the first other name.
+def name_in(certificate: Mapping[str, Any], encoded: bytes = b"") -> str:
+    """Return the name of a certificate: its common name, first alternative name, whole subject, or fingerprint.
+
+    No certificate is without a name, because it would escape a limit for ``certificate:*``.
 
     Args:
         certificate: as ``ssl.SSLSocket.getpeercert`` returns it.
+        encoded: the same, in DER; only for the fingerprint.
     """
-    subject = [value for names in certificate.get("subject", ()) for key, value in names if key == "commonName"]
+    subject = [pair for names in certificate.get("subject", ()) for pair in names]
+    common = [value for key, value in subject if key == "commonName"]
     others = [value for _, value in certificate.get("subjectAltName", ()) if isinstance(value, str)]
     # Of several common names the last is the most specific one (RFC 6125, 2.3.1).
-    name = next((each for each in (*reversed(subject), *others) if each), "")
+    names = [*reversed(common), *(each for each in others if each != _UNREAD), ",".join(map("=".join, subject))]
+    name = next((each for each in names if each), f"sha256:{sha256(encoded).hexdigest()}" if encoded else "")
     return "".join(each if each.isprintable() else "?" for each in name[:_NAME_CHARS])
 
 

@@ -618,8 +618,9 @@ def test_inherited_debt_is_paid_before_it_is_forgotten() -> None:
     assert limiter.stored_upermits == -300 * UPERMITS_PER_PERMIT
     assert [share.key for share in limiter.shares] == [OTHER_KEY]
     assert limiter.pool_upermits(0) == 0
-    # Half of the limit pays it while one key asks.
-    admitted = sum(ask(limiter, "a", tick * MS, [1]) for tick in range(6000))
+    # All of the limit pays it first.
+    assert ask(limiter, "a", 2999 * MS, [1]) == 0
+    admitted = sum(ask(limiter, "a", tick * MS, [1]) for tick in range(3000, 6000))
     assert admitted == pytest.approx(300, abs=3)
 
 

@@ -9,6 +9,7 @@ import ssl
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from hashlib import sha256
 from itertools import count
 from select import EPOLLIN
 
@@ -411,7 +412,16 @@ class TestEnds:
         ({"subjectAltName": (("URI", "spiffe://mesh/ns/orders"),)}, "spiffe://mesh/ns/orders"),
         ({"subject": ((("commonName", "a\x1b[2J\n"),),)}, "a?[2J?"),
         ({"subject": ((("commonName", "n" * 300),),)}, "n" * 255),
+        (
+            {"subject": ((("organizationName", "Shop"),), (("serialNumber", "7"),)), "subjectAltName": ()},
+            "organizationName=Shop,serialNumber=7",
+        ),
+        (
+            {"subject": ((("commonName", ""),),), "subjectAltName": (("othername", "<unsupported>"),)},
+            "commonName=",
+        ),
+        ({"subject": (), "serialNumber": "01"}, "sha256:" + sha256(b"the certificate").hexdigest()),
     ],
 )
-def test_name_is_the_common_name_or_the_first_other_one(certificate: dict[str, object], name: str) -> None:
-    assert name_in(certificate) == name
+def test_name_is_the_first_that_a_certificate_has(certificate: dict[str, object], name: str) -> None:
+    assert name_in(certificate, b"the certificate" if certificate else b"") == name

@@ -1,0 +1,138 @@
+"""Edits that flip one field of a limit to and fro, and restarts between them, while many callers flood one topic.
+
+However often anything is flipped, what passes is bounded once for the whole run: the integral of the rate, one burst,
+and of each key that can be told apart its one request on credit.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from limiter.deciding.limits import Caller, Limits
+from limiter.rules.resource import Resource
+from limiter.rules.rule import Rule
+from limiter.rules.rule_set import RuleSet
+
+NS_PER_S = 1_000_000_000
+MS = 1_000_000
+TAKES_NS = 150 * MS
+ORDERS = Resource("topic", "orders")
+RATE = 10
+LARGEST = 3
+CALLERS = [Caller(f"10.0.0.{n}", f"group-{n % 3}", "main") for n in range(5)]
+KEYS = 5 + 3 + 1  # addresses, groups, and those that are not told apart
+PLAIN = Rule("topic", "*", RATE, break_s=0)
+
+#: What an edit may write, field by field; the first is what holds at first.
+FLIPS: dict[str, tuple[Any, ...]] = {
+    "fair_by": (None, "client", "producer_group"),
+    "warm_up_s": (0.0, 2.0),
+    "burst_s": (1.0, 0.5, 2.0),
+    "action": ("reject", "delay"),
+    "count": ("messages", "requests"),
+    "shared": (False, True),
+    "max_debt_s": (10.0, 0.1),
+    "max_fair_keys": (32, 1),
+    "rate_per_s": (RATE, RATE / 2),
+    "break_s": (0, 0.2),
+    "bytes_per_s": (None, 1_000_000),
+}
+LARGEST_BURST = RATE * max(FLIPS["burst_s"])
+
+
+@dataclass
+class Flip:
+    """An edit of one field."""
+
+    field: str
+    to: Any
+
+
+class Restart:
+    """Another process takes over; this one still decides while it does."""
+
+
+FLIP = st.one_of([st.builds(Flip, st.just(field), st.sampled_from(values)) for field, values in FLIPS.items()])
+TIMES = st.sampled_from([0, 0, 0, MS, 30 * MS, 400 * MS])
+
+
+def flipped(rule: Rule, flip: Flip) -> Rule:
+    changes = {flip.field: flip.to}
+    # Fields that cannot be together.
+    if flip.field == "fair_by" and flip.to:
+        changes["warm_up_s"] = 0.0
+    if flip.field == "warm_up_s" and flip.to:
+        changes |= {"fair_by": None, "break_s": 0}
+    if flip.field == "break_s" and flip.to:
+        changes |= {"warm_up_s": 0.0, "action": "reject"}
+    if flip.field == "action" and flip.to == "delay":
+        changes["break_s"] = 0
+    return replace(rule, **changes)
+
+
+def flood(limits: Limits, now_ns: int, cost: int) -> int:
+    """Have everybody ask, for as long as anything passes; return what did."""
+    spent = 0
+    for caller in CALLERS:
+        while limits.decide(now_ns, (ORDERS,), caller, [cost], lambda: [1]).admitted:
+            spent += cost
+            assert spent < 1000, "it admits without end"
+    return spent
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(TIMES, st.one_of(FLIP, FLIP, FLIP, st.builds(Restart)), st.integers(1, LARGEST)), max_size=8))
+@example([(0, Flip("fair_by", "client"), 1), (0, Flip("fair_by", None), 1)])
+@example([(0, Flip("shared", to=True), 1), (0, Flip("shared", to=False), 1)])
+def test_flips_of_any_field_pass_one_burst_and_no_more(steps: list[tuple[int, Flip | Restart, int]]) -> None:
+    rule = PLAIN
+    limits = Limits(RuleSet((rule,)))
+    now_ns = spent = 0
+    fields = {step.field for _, step, _ in steps if isinstance(step, Flip)}
+    # What one round of edits passes, many rounds do not pass again.
+    for pause_ns, step, most in steps * 8:
+        now_ns += pause_ns
+        # Where requests are counted, a larger one costs no more.
+        cost = 1 if "count" in fields else most
+        spent += flood(limits, now_ns, cost)
+        if isinstance(step, Flip):
+            rule = flipped(rule, step)
+            limits.swap(RuleSet((rule,)), now_ns)
+        elif "shared" not in fields:
+            # Of a limit that is not in force while it stops, a process saves nothing.
+            limits, passed = restarted(limits, now_ns, cost)
+            now_ns += TAKES_NS
+            spent += passed
+        spent += flood(limits, now_ns, cost)
+    # A limit of each name and one of all together are two, and each has its time and its burst.
+    bound = (RATE * now_ns / NS_PER_S + LARGEST_BURST) * (1 + ("shared" in fields))
+    assert spent <= math.ceil(bound) + (KEYS + 1) * LARGEST - 1
+
+
+def test_what_keys_spend_while_another_process_takes_over_is_not_theirs_again() -> None:
+    limits = Limits(RuleSet((replace(PLAIN, fair_by="client"),)))
+    flood(limits, 0, 1)
+    # Their shares have filled up again, and the keys are still active.
+    now_ns = 3 * NS_PER_S
+    other, spent = restarted(limits, now_ns, 1)
+    assert spent >= RATE
+    spent += flood(other, now_ns + TAKES_NS, 1)
+    assert spent <= RATE + math.ceil(RATE * TAKES_NS / NS_PER_S) + len(CALLERS) + 1
+
+
+def restarted(limits: Limits, now_ns: int, cost: int) -> tuple[Limits, int]:
+    saving = limits.save(now_ns, now_ns)
+    while True:
+        try:
+            next(saving)
+        except StopIteration as end:
+            saved = end.value
+            break
+    other = Limits(limits.rule_set)
+    other.restore(saved, now_ns)
+    spent = flood(limits, now_ns + TAKES_NS, cost)
+    other.debit(limits.spent_since(saved, now_ns + TAKES_NS), now_ns + TAKES_NS)
+    return other, spent
