@@ -448,8 +448,8 @@ class Channels:
         Args:
             chunk: what came from the broker.
             position: where to begin, at a frame's beginning.
-            contents: step over deliveries and returns as well that are there as a whole and not marked, and whose bodies
-                come in frames of ``frame_max`` bytes at most.
+            contents: step over deliveries and returns as well that are there as a whole and not marked, unless a frame
+                of their body is longer than ``frame_max``.
 
         Returns:
             The offset of the first frame that is something else; how many frames were stepped over; and what goes on of
