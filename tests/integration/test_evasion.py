@@ -8,7 +8,7 @@ import json
 import re
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -33,6 +33,7 @@ _PATIENCE_S = 60.0
 _CREATE_TOPIC = 17
 _RUNTIME_INFO = 28
 _COMMIT = "8"
+_ROLLBACK = "12"
 _BATCH_QUEUE = "+queue.type=BatchCQ"
 
 _numbers = count(1)
@@ -335,6 +336,28 @@ def test_transaction_that_the_broker_asks_about_is_committed(
         through.ask(*(_end(answer, group="asked") for _ in range(20)))
         if limited.stored():
             break
+    assert limited.stored() == 1
+
+
+@pytest.mark.parametrize("before", [(), (_ROLLBACK,)])
+def test_transaction_that_takes_long_is_committed_as_its_send_was_answered(
+    through: FrameClient, watched: Callable[..., _Watched], before: Sequence[str]
+) -> None:
+    """The broker has asked meanwhile, and was even told to roll it back: directly the message is stored."""
+    limited, group = watched(), f"long-{len(before)}"
+    clients = f'{{"clientID":"{group}","consumerDataSet":[],"producerDataSet":[{{"groupName":"{group}"}}]}}'
+    through.ask(RemotingCommand(code=RequestCode.HEART_BEAT, opaque=next(_numbers), body=clients.encode()))
+    properties = {"TRAN_MSG": "true", "PGROUP": group, "UNIQ_KEY": f"of {limited.topic}"}
+    (answer,) = through.ask(_with(send(limited.topic), properties, sys_flag=4))
+    (asked,) = through.read()
+    assert asked.code == RequestCode.CHECK_TRANSACTION_STATE
+    asked.fields |= {
+        "queueOffset": asked.fields["tranStateTableOffset"],
+        "msgId": f"{int(asked.fields['commitLogOffset']):032X}",
+    }
+    through.ask(*(_end(asked, what=what, group=group) for what in before))
+    ended = through.ask(*(_end(each, group=group) for each in (answer, asked, answer)))
+    assert sorted(each.code for each in ended) == [0, 1, 1]
     assert limited.stored() == 1
 
 

@@ -1,9 +1,12 @@
 """Transactions: which half messages wait for their end, so that each is committed once.
 
 A broker stores whatever it finds at the offset that a commit names, as often as it is named, in the topic that the
-message there says (``EndTransactionProcessor``): a delayed message as well, or one that was committed before. So a
-commit goes on only for a half message of which the broker itself has told: in its answer to the send, or when it asked
-what became of it. What is not known is not lost, as the broker asks again.
+message there says (``EndTransactionProcessor``): a delayed message as well, or one that was committed or rolled back
+before. So a commit goes on only for a half message of which the broker itself has told: in its answer to the send, or
+when it asked what became of it. What is not known is not lost, as the broker asks again.
+
+Each time that the broker asks, it has stored a copy of the half message. It accepts the offsets of any copy, and a
+client that takes long commits the first one. So all copies are known until one of them is committed, and none after it.
 
 Clients choose the ids of their transactions, and may choose another's. So a transaction is known by its producer group
 and topic as well, and a send takes nothing from anybody.
@@ -26,12 +29,11 @@ from proxy.protocols.rocketmq.wire.codes import (
 from proxy.protocols.rocketmq.wire.command import RemotingCommand, decode_header
 from proxy.protocols.rocketmq.wire.reading import HalfSend
 
-#: Half messages remembered for each broker, some 300 bytes each beside the names of group and topic; beyond, the oldest
-#: is forgotten, and its commit has to wait until the broker asks for it.
+#: Half messages remembered for each broker, with their copies, some 500 bytes each beside the names of group and topic.
+#: Beyond that the oldest is forgotten, and its commit has to wait until the broker asks for it.
 MAX_HALVES: Final = 65_536
 
 _COMMIT: Final = 8
-_ROLLBACK: Final = 12
 #: What the broker answers when a message is stored; its replicas may not have it yet.
 _STORED: Final = frozenset({ResponseCode.SUCCESS.value, 10, 11, 12})
 #: Of a message's id, in hexadecimal: the broker's address, 4 or 16 bytes, its port, and the offset.
@@ -59,24 +61,22 @@ class EndOfTransaction(msgspec.Struct, frozen=True):
         group: the producer group that says so.
         offset: of the half message in the commit log.
         queue_offset: of the half message in its queue.
-        commits: the message is to be stored.
-        ends: it is to be stored or thrown away; otherwise the broker only takes note.
+        commits: the message is to be stored. The broker accepts that after all else that a client may say.
     """
 
     group: str
     offset: int
     queue_offset: int
     commits: bool
-    ends: bool
 
     @classmethod
     def read(cls, header: bytes, header_type: int) -> Self | None:
         """Read a request's header; None if it is not written as clients do."""
         try:
             fields = decode_header(header, header_type).fields
-            what = int(fields["commitOrRollback"])
+            commits = int(fields["commitOrRollback"]) == _COMMIT
             offset, queue_offset = int(fields["commitLogOffset"]), int(fields["tranStateTableOffset"])
-            return cls(fields["producerGroup"], offset, queue_offset, what == _COMMIT, what in {_COMMIT, _ROLLBACK})
+            return cls(fields["producerGroup"], offset, queue_offset, commits)
         except (RemoteProtocolError, KeyError, ValueError):
             return None
 
@@ -144,38 +144,48 @@ class Question:
         return _half_of(properties.get("PGROUP"), properties.get("REAL_TOPIC"))
 
 
-class _Half(msgspec.Struct):
-    """A half message.
+class _Half(msgspec.Struct, frozen=True):
+    """A half message, or a copy of one.
 
     Attributes:
         queue_offset: in its queue.
         send: whose it is, and for which topic.
         transaction: hash of the transaction's id, group and topic.
-        paid: nothing of this transaction has been committed yet, which its send has paid for.
     """
 
     queue_offset: int
     send: HalfSend
     transaction: int
-    paid: bool
+
+
+class _Open(msgspec.Struct):
+    """A transaction that may be committed.
+
+    Attributes:
+        offsets: of its half message and all copies.
+        paid: how many of its commits are paid for, by as many sends.
+    """
+
+    offsets: set[int]
+    paid: int
 
 
 class Ended(NamedTuple):
-    """A transaction that was ended.
+    """A transaction that was committed.
 
     Attributes:
-        end: what ended it.
-        half: its half message.
-        topic: in which another message of the transaction is to be stored; empty if it is the first.
+        transaction: its hash.
+        halves: its half message and all copies, by their offsets.
+        topic: where another message of the transaction is to be stored; empty if it is one that a send has paid for.
     """
 
-    end: EndOfTransaction
-    half: _Half
-    topic: str = ""
+    transaction: int
+    halves: dict[int, _Half]
+    topic: str
 
 
 class Transactions:
-    """The half messages of one broker whose transactions have not ended.
+    """The half messages of one broker whose transactions have not been committed.
 
     Offsets are those of one commit log: each broker needs an instance of its own, which all listeners that lead to it
     share, its VIP port's too.
@@ -184,9 +194,8 @@ class Transactions:
     def __init__(self) -> None:
         #: By their offsets in the commit log.
         self._halves: dict[int, _Half] = {}
-        #: The last offset of each transaction. The broker stores a half message anew each time that it asks, and then
-        #: the one before counts no more.
-        self._offsets: dict[int, int] = {}
+        #: What each transaction has of them.
+        self._open: dict[int, _Open] = {}
         #: How many messages of a transaction were committed, or are to be: of as many transactions as half messages,
         #: at most. The broker may ask again, and store another one, if it has not taken note of the commit by then.
         self._committed: dict[int, int] = {}
@@ -205,10 +214,9 @@ class Transactions:
             offset, queue_offset = int(message_id[-_OFFSET_CHARS:], 16), int(fields["queueOffset"])
         except (KeyError, ValueError):
             return
-        # Another send of the same id is another message, which is paid for.
-        self._forget(offset)
         transaction = _transaction(fields.get("transactionId"), offset, half)
-        self._put(offset, _Half(queue_offset, half, transaction, paid=True))
+        # Another send of the same id is another message, which is paid for.
+        self._put(offset, _Half(queue_offset, half, transaction)).paid += 1
 
     def asked(self, question: Question) -> None:
         """Take the broker's question what became of a transaction."""
@@ -219,60 +227,60 @@ class Transactions:
             return
         if send is None:
             return
-        transaction = _transaction(fields.get("transactionId") or fields.get("msgId"), offset, send)
-        before = self._forget(self._offsets.get(transaction))
-        paid = transaction not in self._committed and (before is None or before.paid)
-        self._forget(offset)
-        self._put(offset, _Half(queue_offset, send, transaction, paid))
+        transaction_id = fields.get("transactionId") or fields.get("msgId")
+        transaction = _transaction(transaction_id, offset, send)
+        is_new = bool(transaction_id) and transaction not in self._open and transaction not in self._committed
+        # A send that was not seen has paid as well. Without an id nobody could tell how often that was counted.
+        self._put(offset, _Half(queue_offset, send, transaction)).paid += is_new
 
-    def _put(self, offset: int, half: _Half) -> None:
-        if len(self._halves) >= MAX_HALVES:
-            self._forget(next(iter(self._halves)))
+    def _put(self, offset: int, half: _Half) -> _Open:
+        known = self._halves.get(offset)
+        if known is not None and known.transaction != half.transaction:
+            # The broker has begun another store.
+            self._forget(offset)
+        transaction = self._open.setdefault(half.transaction, _Open(set(), 0))
+        transaction.offsets.add(offset)
         self._halves[offset] = half
-        self._offsets[half.transaction] = offset
+        if len(self._halves) > MAX_HALVES:
+            self._forget(next(iter(self._halves)))
+        return transaction
 
-    def _forget(self, offset: int | None) -> _Half | None:
-        half = None if offset is None else self._halves.pop(offset, None)
-        if half is not None and self._offsets.get(half.transaction) == offset:
-            del self._offsets[half.transaction]
+    def _forget(self, offset: int) -> _Half:
+        half = self._halves.pop(offset)
+        transaction = self._open[half.transaction]
+        transaction.offsets.remove(offset)
+        if not transaction.offsets:
+            del self._open[half.transaction]
         return half
 
     def end(self, end: EndOfTransaction) -> Ended | None:
-        """End a transaction; ``undo`` must follow if the request does not go on.
+        """Commit a transaction; ``undo`` must follow if the request does not go on.
 
         Returns:
-            None unless it was one that waits for its end, and this is who may end it.
+            None if it is no commit, or not of one that may be committed by whoever says it.
         """
         half = self._halves.get(end.offset)
-        if half is None or half.queue_offset != end.queue_offset:
+        if not end.commits or half is None or half.queue_offset != end.queue_offset or half.send.group != end.group:
             return None
-        if half.send.group != end.group:
-            return None
-        if end.ends:
-            self._forget(end.offset)
-        if not end.commits:
-            return Ended(end, half)
+        transaction = self._open[half.transaction]
+        is_paid = transaction.paid > 0
+        transaction.paid -= is_paid
+        # If several sends have paid, there are several messages.
+        offsets = (end.offset,) if transaction.paid else tuple(transaction.offsets)
         if half.transaction not in self._committed and len(self._committed) >= MAX_HALVES:
             del self._committed[next(iter(self._committed))]
         self._committed[half.transaction] = self._committed.get(half.transaction, 0) + 1
-        return Ended(end, half, "" if half.paid else half.send.topic)
+        halves = {offset: self._forget(offset) for offset in offsets}
+        return Ended(half.transaction, halves, "" if is_paid else half.send.topic)
 
     def undo(self, ended: Ended) -> None:
-        """Take back the end of a transaction, which has not reached the broker."""
-        end, half = ended.end, ended.half
-        if not end.ends:
-            return
-        if end.commits:
-            count = self._committed.pop(half.transaction, 0)
-            if count > 1:
-                self._committed[half.transaction] = count - 1
-        offset = self._offsets.get(half.transaction)
-        if offset is not None:
-            # The broker has asked meanwhile: only the message that it has stored since counts.
-            later = self._halves[offset]
-            later.paid = later.paid or (half.paid and half.transaction not in self._committed)
-        elif end.offset not in self._halves:
-            self._put(end.offset, half)
+        """Take back a commit, which has not reached the broker."""
+        count = self._committed.pop(ended.transaction, 0)
+        if count > 1:
+            self._committed[ended.transaction] = count - 1
+        for offset, half in ended.halves.items():
+            self._put(offset, half)
+        self._open[ended.transaction].paid += not ended.topic
 
 
 def _transaction(transaction_id: str | None, offset: int, send: HalfSend) -> int:

@@ -126,11 +126,20 @@ def test_what_stores_nothing_goes_on_unasked(what: int) -> None:
     assert commits(Playbook(), what=what)
 
 
-def test_transaction_that_is_rolled_back_is_not_committed() -> None:
-    play = begun()
-    assert commits(play, what=0)
-    assert commits(play, what=12)
-    assert not commits(play)
+@pytest.mark.parametrize("asked", [0, 1, 3])
+@pytest.mark.parametrize("before", [(), (0,), (12,), (0, 12), (12, 0, 12)])
+def test_transaction_is_committed_once_whatever_was_said_before(before: tuple[int, ...], asked: int) -> None:
+    """The broker stores a message that was rolled back before as well."""
+    for last in range(asked + 1):
+        play = begun()
+        for copy in range(1, asked + 1):
+            play = play >> Broker(check_transaction(OFFSET + copy)) << Anything()
+        for offset in range(OFFSET, OFFSET + asked + 1):
+            assert all(commits(play, offset, what=what) for what in before)
+        assert commits(play, OFFSET + last)
+        assert play.requests[-1].resources == (Resource("transaction", "producers"),)
+        assert not any(commits(play, offset) for offset in range(OFFSET, OFFSET + asked + 1))
+        assert commits(play, what=12), "the broker looks at it itself"
 
 
 def test_what_the_broker_asks_about_is_committed_once() -> None:
@@ -140,15 +149,45 @@ def test_what_the_broker_asks_about_is_committed_once() -> None:
     assert not commits(play, queue_offset=3)
 
 
-def test_only_the_last_copy_of_a_half_message_is_committed() -> None:
-    """The broker stores it anew each time it asks, and forgets only the copy that was committed."""
-    play = begun()
+@pytest.mark.parametrize("committed", [0, 1, 2])
+def test_one_copy_of_a_half_message_is_committed_whichever_that_is(committed: int) -> None:
+    """The broker stores it anew each time it asks, whoever of the group it asks, and takes the commit of any copy."""
+    hub = Transactions()
+    play, colleague = begun(hub=hub), Playbook(hub=hub)
     for copy in (1, 2):
-        play = play >> Broker(check_transaction(OFFSET + copy)) << Anything()
-    assert not commits(play)
-    assert not commits(play, OFFSET + 1)
-    assert not commits(play, OFFSET + 2, group="others"), "who ends it is known from the first"
-    assert commits(play, OFFSET + 2)
+        colleague = colleague >> Broker(check_transaction(OFFSET + copy)) << Anything()
+    assert not commits(play, OFFSET + committed, group="others"), "who ends it is known from the first"
+    assert commits(play, OFFSET + committed)
+    assert not any(commits(each, OFFSET + copy) for each in (play, colleague) for copy in (0, 1, 2))
+    assert not len(hub)
+
+
+def test_transactions_of_one_connection_are_committed_each_by_itself() -> None:
+    hub = Transactions()
+    play = Playbook(hub=hub)
+    for number in range(6):
+        play = play >> Client(send_half("orders", number, UNIQ_KEY=str(number))) << Anything()
+        play = play >> Broker(stored(number, number, transaction=str(number))) << Anything()
+    for number in range(0, 6, 2):
+        play = play >> Broker(check_transaction(10 + number, transaction=str(number))) << Anything()
+    assert [commits(play, number) for number in (3, 0, 14, 10, 5, 4, 2, 1)] == [True] * 3 + [
+        False,
+        True,
+        False,
+        True,
+        True,
+    ]
+    assert [len(request.resources) for request in play.requests[6:]] == [1] * 8
+    assert not len(hub)
+
+
+def test_copies_without_an_id_are_charged_to_their_topic() -> None:
+    play = Playbook()
+    for copy in range(2):
+        asked = check_transaction(OFFSET + copy, transaction="")
+        play = play >> Broker(asked) << Anything()
+        assert commits(play, OFFSET + copy)
+        assert play.requests[-1].resources == (Resource("transaction", "producers"), Resource("topic", "orders"))
 
 
 def test_second_message_of_a_transaction_is_charged_to_its_topic() -> None:
@@ -179,7 +218,6 @@ def test_who_takes_the_id_of_anothers_transaction_takes_nothing_else(other: dict
     foreign = foreign >> Broker(stored(8, OFFSET + 1)) << Anything() >> Broker(check_transaction(OFFSET + 2, **other))
     foreign = foreign << Anything()
     play = play >> Broker(check_transaction(OFFSET + 3)) << Anything()
-    assert not commits(play), "the broker has stored it anew"
     assert commits(play, OFFSET + 3)
     assert play.requests[-1].resources == (Resource("transaction", "producers"),)
     assert commits(foreign, OFFSET + 2, group=other.get("group", "producers"))
@@ -244,7 +282,7 @@ def test_names_that_no_client_can_have_are_not_kept() -> None:
         play = play >> Client(send_half("orders", number, PGROUP="g" * length)) << Anything()
         play = play >> Broker(stored(number, number)) << Anything()
         play = play >> Broker(check_transaction(100 + number, group="g" * length)) << Anything()
-    assert [len(half.send.group) for half in hub._halves.values()] == [255]
+    assert {len(half.send.group) for half in hub._halves.values()} == {255}
 
 
 def test_other_connections_of_the_same_broker_may_end_it() -> None:
@@ -411,7 +449,7 @@ def test_half_messages_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPa
         play = play >> Broker(stored(number, number, transaction=str(number))) << Anything()
     assert len(hub) == 3
     assert [commits(play, number) for number in range(5)] == [False, False, True, True, True]
-    assert len(hub) == len(hub._offsets) == 0
+    assert len(hub) == len(hub._open) == 0
     assert commits(play >> Broker(check_transaction(0)) << Anything(), 0), "the broker asks for what was forgotten"
 
 
@@ -430,12 +468,11 @@ def test_commit_that_a_limit_refused_may_be_repeated() -> None:
     stored_once(hub)
 
 
-@pytest.mark.parametrize("what", [8, 12])
-def test_end_that_expired_while_it_was_held_may_be_repeated(what: int) -> None:
+def test_commit_that_expired_while_it_was_held_may_be_repeated() -> None:
     hub = Transactions()
     begun(hub=hub)
     play = Playbook(hold("producers"), hub=hub)
-    assert not commits(play, what=what)
+    assert not commits(play)
     assert not commits(Playbook(hub=hub)), "it may yet go on"
     play = play >> GiveUp(0) << Anything()
     stored_once(hub)
@@ -485,9 +522,9 @@ def test_what_the_broker_asks_about_after_a_refused_commit_was_paid_for_by_its_s
     if in_between:
         play = play >> GiveUp(0)
     play = Playbook(hub=hub)
-    assert not commits(play), "the broker has stored another"
     assert commits(play, OFFSET + 1)
     assert play.requests[-1].resources == (Resource("transaction", "producers"),)
+    assert not commits(play), "it is another copy of the same message"
     play = play >> Broker(check_transaction(OFFSET + 2)) << Anything()
     assert commits(play, OFFSET + 2)
     assert play.requests[-1].resources[1:] == (Resource("topic", "orders"),)
