@@ -7,6 +7,7 @@ the answer says if that was not all. A line is only decoded if it has the very n
 
 import gzip
 import math
+import operator
 import os
 import time
 import zlib
@@ -31,6 +32,7 @@ from admin.rejection_log.records import (
     VERSION,
     AnyRecord,
     HeartbeatRecord,
+    LimitChangeRecord,
     LimitFields,
     RejectionRecord,
     TrafficRecord,
@@ -61,6 +63,7 @@ _LINE_BYTES: Final = 4 * 1024 * 1024
 _PAUSE_S: Final = 0.001
 _GZIP: Final = ".gz"
 _HEARTBEAT: Final = b'"type":"heartbeat"'
+_LIMIT_CHANGE: Final = b'"type":"limit_change"'
 
 _decoder: Final[msgspec.json.Decoder[AnyRecord]] = msgspec.json.Decoder(AnyRecord)
 
@@ -144,10 +147,15 @@ class Found:
         self.resource = resource
         self.begin_s, self.until_s = until_s - seconds, until_s
         self._seconds = seconds
-        self._passed, self._refused = array("q", bytes(8 * seconds)), array("q", bytes(8 * seconds))
+        #: Messages that reached the broker, those that did not, and of these the ones that a rule refused.
+        self._passed, self._stopped, self._refused = (array("q", bytes(8 * seconds)) for _ in range(3))
+        #: Minutes in which some of what did not reach the broker was dropped, not refused.
+        self._dropped: set[int] = set()
         self._held = array("d", bytes(8 * seconds))
         self._known = bytearray(seconds)
+        #: The limit at the end of each minute, and when any limit was changed.
         self._limits: dict[int, LimitFields | dict[str, object]] = {}
+        self._changes: set[int] = set()
         self._clients: dict[_Key, _Client] = {}
         #: Minutes of a run that are in the log: what was kept of them for the case of a crash is the same again.
         self._minutes: set[tuple[str, int]] = set()
@@ -167,6 +175,10 @@ class Found:
                 self._know(record.at_s, record.at_s + MINUTE_S)
                 columns = (record.second, record.second_admitted, record.second_refused)
                 self._add_minute(record.at_s, columns, record.held.messages, record)
+                if record.dropped.messages:
+                    self._dropped.add(record.at_s)
+            case LimitChangeRecord():
+                self._changes.add(record.at_s)
             case RejectionRecord() if record.at_s >= self.begin_s:
                 self._add_rejection(record)
             case _:
@@ -183,7 +195,10 @@ class Found:
                 self._know(minute.at_s + offset, minute.at_s + offset + 1)
         for resource, traffic in minute:
             if resource == self.resource:
-                held = traffic.amounts().get("held")
+                amounts = traffic.amounts()
+                held = amounts.get("held")
+                if "dropped" in amounts:
+                    self._dropped.add(minute.at_s)
                 columns = tuple(traffic.seconds()[:3])
                 seconds = max(1, covered.bit_count())
                 self._add_minute(minute.at_s, columns, held.messages if held else 0, left.limits[resource], seconds)
@@ -201,11 +216,11 @@ class Found:
         limit: LimitFields | dict[str, object],
         seconds: int = MINUTE_S,
     ) -> None:
-        for offset, passed, refused in zip(*columns, strict=False):
+        for offset, passed, stopped in zip(*columns, strict=False):
             index = at_s + offset - self.begin_s
             if 0 <= index < self._seconds:
                 self._passed[index] += passed
-                self._refused[index] += refused
+                self._stopped[index] += stopped
         if held:
             for index in range(max(0, at_s - self.begin_s), min(self._seconds, at_s + seconds - self.begin_s)):
                 self._held[index] += held / seconds
@@ -220,6 +235,8 @@ class Found:
         client.messages[record.verdict] += record.messages
         client.rules[record.rule] = None
         client.last_s = max(client.last_s, record.at_s)
+        if record.verdict == "refuse" and record.at_s < self.until_s:
+            self._refused[record.at_s - self.begin_s] += record.messages
 
     def answer(self, problem: str | None = None, reading: "_Reading | None" = None) -> ResourceHistory:
         """Put it together in steps of a few seconds.
@@ -238,6 +255,12 @@ class Found:
             sums = (sum(counts[at : at + step_s]) for at in range(0, self._seconds, step_s))
             return tuple(round(total / of, 2) if of else None for total, of in zip(sums, known, strict=True))
 
+        dropped = array("q", bytes(8 * self._seconds))
+        for minute_s in self._dropped:
+            for at_s in range(max(minute_s, self.begin_s), min(minute_s + MINUTE_S, self.until_s)):
+                index = at_s - self.begin_s
+                dropped[index] = max(0, self._stopped[index] - self._refused[index])
+        refused = array("q", map(operator.sub, self._stopped, dropped))
         limits, count = self._limits_by_step(step_s)
         clients = sorted(
             self._clients.items(), key=lambda each: (-each[1].messages["refuse"], -each[1].requests, each[0])
@@ -248,8 +271,10 @@ class Found:
             name=self.resource.name,
             begin_at=_iso(self.begin_s),
             step_s=step_s,
+            seconds=tuple(known),
             passed=rates(self._passed),
-            refused=rates(self._refused),
+            refused=rates(refused),
+            dropped=rates(dropped),
             held=rates(self._held),
             limit=limits,
             limit_count=count,
@@ -279,19 +304,29 @@ class Found:
 
     def _limits_by_step(self, step_s: int) -> tuple[tuple[float | None, ...], Count]:
         """Return the rate in force at each step, None where there is none or nobody knows, and what it counts."""
-        limits: list[float | None] = []
         count: Count = "messages"
-        rate: float | None = None
-        known = sorted(self._limits.items())
+        #: From when on which rate was in force.
+        known: list[tuple[int, float | None]] = []
+        end_s = 0
+        for at_s, limit in sorted(self._limits.items()):
+            fields = limit if isinstance(limit, dict) else msgspec.structs.asdict(limit)
+            off = fields.get("action", "reject") == "off"
+            found = None if off else fields.get("rate_per_s")
+            rate = found if isinstance(found, int | float) else None
+            count = "requests" if fields.get("count") == "requests" else "messages"
+            begin_s = at_s
+            if known and rate != known[-1][1]:
+                # A minute has the limit of its end.
+                changes = [each for each in self._changes if end_s <= each < at_s + MINUTE_S]
+                begin_s = max(changes, default=at_s)
+            known.append((begin_s, rate))
+            end_s = at_s + MINUTE_S
+        limits: list[float | None] = []
+        in_force: float | None = None
         for at_s in range(self.begin_s, self.until_s, step_s):
-            while known and known[0][0] <= at_s:
-                limit = known.pop(0)[1]
-                fields = limit if isinstance(limit, dict) else msgspec.structs.asdict(limit)
-                off = fields.get("action", "reject") == "off"
-                found = None if off else fields.get("rate_per_s")
-                rate = found if isinstance(found, int | float) else None
-                count = "requests" if fields.get("count") == "requests" else "messages"
-            limits.append(rate)
+            while known and known[0][0] < at_s + step_s:
+                in_force = known.pop(0)[1]
+            limits.append(in_force)
         return tuple(limits), count
 
 
@@ -349,7 +384,7 @@ def read(
     for file in files:
         try:
             for piece in _tail(file, reading):
-                for line in lines_with(piece, (needle, _HEARTBEAT)):
+                for line in lines_with(piece, (needle, _HEARTBEAT, _LIMIT_CHANGE)):
                     if (record := _decoded(line)) is not None:
                         found.add(record)
         except (OSError, EOFError, zlib.error) as error:
@@ -464,7 +499,7 @@ def needle_of(resource: Resource) -> bytes:
 
 
 def lines_with(data: bytes, needles: tuple[bytes, ...]) -> Iterator[bytes]:
-    """Yield the lines that have one of the needles, in no order; no line has two of them."""
+    """Yield the lines that have one of the needles, in no order; a line that has two comes twice."""
     for needle in needles:
         at = data.find(needle)
         while at >= 0:

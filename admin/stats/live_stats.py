@@ -9,6 +9,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
+from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 import structlog
@@ -21,28 +22,34 @@ from admin.edits.service import EditService
 from admin.stats.connections import Connections
 from admin.stats.health import Health
 from admin.stats.rows import (
+    NO_ENDS,
     NOTHING,
     NS_PER_S,
     POINT_S,
     WINDOW_S,
     Counts,
+    Ends,
     Query,
     Ring,
     RowStats,
+    Steps,
     Window,
     choose,
     counts_of,
+    ends_of,
     in_alphabet,
     part_in_order,
     rates,
     sort_key,
     wanted,
 )
+from limiter.rules.rule_set import RuleSet
 from proxy.common.cooperative import Pace
 from proxy.control import DataPath
 from proxy.stats.snapshot import BrokerReach, Direction, ResourceCounts, Snapshot
 
 _MINUTE_NS: Final = 60_000_000_000
+_EVER: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class _Sampled(NamedTuple):
@@ -58,7 +65,7 @@ class Traffic:
     def __init__(self) -> None:
         self.messages: Counts = NOTHING
         self.requests: Counts = NOTHING
-        self._point_start: Counts = NOTHING
+        self._point_start: Ends = NO_ENDS
         #: From the beginning of the window on.
         self._sampled: deque[_Sampled] = deque()
         self._window = Window(0, 0)
@@ -76,7 +83,7 @@ class Traffic:
         now_ns = window.end_ns
         self.messages, self.requests = counts_of(totals.messages), counts_of(totals.requests)
         if not self._sampled:
-            self._point_start = self.messages
+            self._point_start = ends_of(self.messages)
         self._sampled.append(_Sampled(now_ns, self.messages, self.requests, dict(snapshot.bytes_total)))
         while self._sampled[0].at_ns < window.start_ns:
             self._sampled.popleft()
@@ -86,15 +93,15 @@ class Traffic:
         while len(self._bypassed) > 1 and now_ns - self._bypassed[1][0] >= _MINUTE_NS:
             self._bypassed.popleft()
 
-    def write_point(self, point: int, seconds: float) -> None:
-        """Write the next point of the history."""
-        before, now = self._point_start, self.messages
-        self._ring.write(point, (now[0] - before[0]) / seconds, (now[1] - before[1]) / seconds)
+    def write_point(self, point: int) -> None:
+        """Write the next point of the history; ``point`` of them were before."""
+        now = ends_of(self.messages)
+        self._ring.write(point, self._point_start, now)
         self._point_start = now
 
-    def history(self, points: int, until: str) -> wire.History:
-        """Return the messages of the last minutes; the last of the points ended ``until`` then."""
-        return self._ring.read(points, until)
+    def history(self, steps: Steps) -> wire.History:
+        """Return the messages of the last minutes."""
+        return steps.history(self._ring, self._point_start)
 
     def rates(self) -> wire.Rates:
         """Return the rates of the window."""
@@ -164,9 +171,9 @@ class LiveStats:
         #: By listener; empty until brokers have been tried.
         self.reaches: dict[str, BrokerReach] = {}
         self.snapshot: Snapshot | None = None
-        #: How many points histories have had, and when the last one ended.
-        self.points = 0
-        self.point_at = ""
+        self.steps = Steps()
+        #: The rules as they are written, as they hold now, and until when.
+        self._in_force: tuple[RuleSet, RuleSet, datetime] | None = None
         self._point_ns = 0
         self._rows: dict[tuple[str, str], RowStats] = {}
         #: The same in the order of names.
@@ -304,7 +311,7 @@ class LiveStats:
         times.append(now_ns)
         self._samples += 1
         if first:
-            self._point_ns, self.point_at = now_ns, self.clock.iso_of(now_ns)
+            self._point_ns, self.steps.until = now_ns, self.clock.iso_of(now_ns)
         elif now_ns - self._point_ns >= _POINT_NS:
             await self._write_points(now_ns)
         await self.connections.keep_sampling()
@@ -367,14 +374,21 @@ class LiveStats:
             await pace.keep()
 
     async def _write_points(self, now_ns: int) -> None:
-        pace = Pace(rests=True)
-        seconds = (now_ns - self._point_ns) / NS_PER_S
+        pace, point = Pace(rests=True), self.steps.written
         for row in list(self._rows.values()):
-            row.write_point(self.points, seconds)
+            row.write_point(point)
             await pace.keep()
-        self.traffic.write_point(self.points, seconds)
-        self.points += 1
-        self._point_ns, self.point_at = now_ns, self.clock.iso_of(now_ns)
+        self.traffic.write_point(point)
+        seconds = (now_ns - self._point_ns) / NS_PER_S
+        self.steps.add(seconds, self._rules_in_force(), self.clock.iso_of(now_ns))
+        self._point_ns = now_ns
+
+    def _rules_in_force(self) -> RuleSet:
+        """Return the rules as they hold now: the same object for as long as they are the same."""
+        rules, now = self._live.rule_set, self.clock.utc()
+        if self._in_force is None or self._in_force[0] is not rules or now >= self._in_force[2]:
+            self._in_force = (rules, rules.at(now), rules.next_change(now) or _EVER)
+        return self._in_force[1]
 
     def _new_row(self, kind: str, name: str, *, own: bool = False) -> RowStats | None:
         if len(self._rows) >= MAX_ROWS and not own:
@@ -425,7 +439,7 @@ class LiveStats:
     def _shown(self, row: RowStats, *, history: bool) -> wire.Row:
         entry = row.entry or self._limit_of(row)
         live = row.figures(self.clock, self._window, entry.rule)
-        return row.row(entry, live, row.history(self.points, self.point_at) if history else None)
+        return row.row(entry, live, row.history(self.steps) if history else None)
 
     def _limit_of(self, row: RowStats) -> LimitEntry:
         try:

@@ -6,6 +6,7 @@ A row is a resource, a scope, a total or a pattern, what it did and what it does
 import heapq
 import math
 from array import array
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -79,6 +80,8 @@ async def part_in_order(
 
 POINTS: Final = 60
 """Points of a history."""
+_MOST: Final = 2**32 - 1
+"""What a point can count."""
 POINT_S: Final = 5
 """Seconds between two of them."""
 NEAR: Final = 0.8
@@ -93,6 +96,14 @@ Counts = tuple[int, ...]
 """In the order of ``wire.Verdicts``: what is shadowed has passed, too."""
 NOTHING: Final[Counts] = (0,) * len(VERDICTS)
 REFUSED, SHADOWED = VERDICTS.index("refuse"), VERDICTS.index("shadow")
+#: What is shadowed is counted as passed already.
+_REACHED: Final = tuple(
+    VERDICTS.index(ending.verdict) for ending in ENDINGS if ending.reached and ending.verdict != "shadow"
+)
+_DROPPED: Final = VERDICTS.index("drop")
+Ends = tuple[int, int, int]
+"""Messages that reached the broker, were refused, and were dropped."""
+NO_ENDS: Final[Ends] = (0, 0, 0)
 _RULE_VERDICTS: Final = sorted(DID, key=lambda verdict: wire.RuleRates.__struct_fields__.index(DID[verdict]))
 _RULE_NOTHING: Final[Counts] = (0,) * len(_RULE_VERDICTS)
 _MESSAGES: Final = slice(1, 1 + len(VERDICTS))
@@ -126,41 +137,85 @@ def counts_of(counts: Mapping[RequestVerdict, int]) -> Counts:
     return (passed + counts.get("shadow", 0), *others)
 
 
-class Ring:
-    """The history of passed and refused messages; the points of all histories are written in step."""
+class Steps:
+    """The steps that all histories have in common, from one reading of the counters to the next.
 
-    __slots__ = ("passed", "refused", "written")
+    Attributes:
+        written: how many there were since the start.
+        until: when the last one ended; ISO 8601.
+    """
 
     def __init__(self) -> None:
-        self.passed = array("f", bytes(4 * POINTS))
-        self.refused = array("f", bytes(4 * POINTS))
+        self.written = 0
+        self.until = ""
+        self._seconds: deque[float] = deque(maxlen=POINTS)
+        #: The rules at the end of each.
+        self._rules: deque[RuleSet] = deque(maxlen=POINTS)
+
+    def add(self, seconds: float, rules: RuleSet, until: str) -> None:
+        """Add the next one: how long it lasted, and the rules in force at its end, which is ``until``."""
+        self._seconds.append(round(seconds, 3))
+        self._rules.append(rules)
+        self.written += 1
+        self.until = until
+
+    def history(self, ring: "Ring", totals: Ends, resource: Resource | None = None) -> wire.History:
+        """Return a history, with the limits of a resource if it is one's; the totals are those at its end."""
+        passed, refused, dropped = (
+            tuple(round(count / seconds, 3) for count, seconds in zip(counts, self._seconds, strict=True))
+            for counts in ring.read(self.written)
+        )
+        limits: dict[int, float | None] = {}
+        if resource is not None:
+            limits = {id(rules): _rate_of(rules, resource) for rules in dict.fromkeys(self._rules)}
+        return wire.History(
+            step_s=POINT_S,
+            passed=passed,
+            refused=refused,
+            until=self.until,
+            seconds=tuple(self._seconds),
+            dropped=dropped,
+            limit=tuple(limits[id(rules)] for rules in self._rules) if limits else (),
+            totals=totals,
+        )
+
+
+def _rate_of(rules: RuleSet, resource: Resource) -> float | None:
+    """Return how many messages per second a resource may have; None if nothing limits them."""
+    rule = rules.match(resource)
+    limits = rules.limiting(resource) and rule.count == "messages" and not rule.exempt and rule.action != "off"
+    return rule.rate_per_s if limits else None
+
+
+def ends_of(counts: Counts) -> Ends:
+    """Return counts by how messages ended."""
+    return sum(counts[verdict] for verdict in _REACHED), counts[REFUSED], counts[_DROPPED]
+
+
+class Ring:
+    """How many messages ended in each step of a history, by their end."""
+
+    __slots__ = ("_counts", "written")
+
+    def __init__(self) -> None:
+        self._counts = tuple(array("I", bytes(4 * POINTS)) for _ in NO_ENDS)
         self.written = 0
 
-    def write(self, point: int, passed: float, refused: float) -> None:
+    def write(self, point: int, before: Ends, now: Ends) -> None:
         """Write the next point, which is that of all histories at this time."""
-        index = point % POINTS
-        self.passed[index], self.refused[index] = passed, refused
+        for counts, was, total in zip(self._counts, before, now, strict=True):
+            counts[point % POINTS] = min(max(0, total - was), _MOST)
         self.written += 1
 
-    def read(self, points: int, until: str) -> wire.History:
-        """Return the history.
-
-        Args:
-            points: that were written since the start; all before this history began are 0.
-            until: when the last one ended.
-        """
-        return wire.History(POINT_S, _unrolled(self.passed, points), _unrolled(self.refused, points), until)
+    def read(self, points: int) -> "list[array[int]]":
+        """Return the counts, oldest first, if there were so many points since the start."""
+        start = points % POINTS
+        return [ring[:points] if points < POINTS else ring[start:] + ring[:start] for ring in self._counts]
 
     @property
     def idle(self) -> bool:
         """Whether nothing happened in all its time."""
-        return not any(self.passed) and not any(self.refused)
-
-
-def _unrolled(ring: "array[float]", points: int) -> tuple[float, ...]:
-    start = points % POINTS
-    points_in_order = ring[:points] if points < POINTS else ring[start:] + ring[:start]
-    return tuple(round(point, 2) for point in points_in_order)
+        return not any(map(any, self._counts))
 
 
 def rates(before: Counts, now: Counts, seconds: float) -> wire.Verdicts:
@@ -193,7 +248,7 @@ class RowStats:
     _new: bool = False
     counted: bool = False
     messages: Counts = NOTHING
-    point_start: Counts = NOTHING
+    point_start: Ends = NO_ENDS
     #: The counts at the beginning of the window and each time that they were others since, one behind the other: when,
     #: messages, requests; of what only has a rule's counts when, and these.
     _records: "array[int]" = field(default_factory=lambda: array("q"))
@@ -234,7 +289,7 @@ class RowStats:
             self.messages = counts_of(state.counts.messages)
             if first and not self._new:
                 # What was there before this row began happened at no known time.
-                self.point_start = self.messages
+                self.point_start = ends_of(self.messages)
             elif self.messages[SHADOWED] != shadowed:
                 self.shadowed_ns = now_ns
             counts = (*self.messages, *counts_of(state.counts.requests))
@@ -302,20 +357,15 @@ class RowStats:
         if self.used_ratio:
             self.used_ratio = 0.0
 
-    def write_point(self, point: int, seconds: float) -> None:
-        """Write the next point of the history, if there is anything to tell.
-
-        Args:
-            point: how many there were before, of all histories.
-            seconds: since the last one.
-        """
-        moved = self.messages != self.point_start
+    def write_point(self, point: int) -> None:
+        """Write the next point of the history, if there is anything to tell; ``point`` of all histories were before."""
+        before, now = self.point_start, ends_of(self.messages)
+        moved = before != now
         if self.ring is None:
             if not moved:
                 return
             self.ring = Ring()
-        before, now = self.point_start, self.messages
-        self.ring.write(point, (now[0] - before[0]) / seconds, (now[1] - before[1]) / seconds)
+        self.ring.write(point, before, now)
         self.point_start = now
         if not moved and self.ring.written % POINTS == 0 and self.ring.idle:
             self.ring = None
@@ -361,6 +411,7 @@ class RowStats:
         seconds = window.seconds
         wait_ns = max(self.wait_until_ns - window.end_ns, 0)
         return wire.LiveFigures(
+            messages_total=wire.Verdicts(*self.messages) if self.counted else None,
             messages_per_s=rates(before[_MESSAGES], now[_MESSAGES], seconds) if self.counted else None,
             requests_per_s=rates(before[_REQUESTS], now[_REQUESTS], seconds) if self.counted else None,
             rule_messages_per_s=_rule_rates(before[_RULE], now[_RULE], seconds) if self.rule else None,
@@ -388,9 +439,9 @@ class RowStats:
             self.last_refused_at = (self.last_refused_ns, clock.iso_of(self.last_refused_ns))
         return self.last_refused_at[1]
 
-    def history(self, points: int, until: str) -> wire.History | None:
-        """Return what it did in the last minutes; the last of the points ended ``until`` then."""
-        return None if self.ring is None else self.ring.read(points, until)
+    def history(self, steps: Steps) -> wire.History | None:
+        """Return what it did in the last minutes."""
+        return None if self.ring is None else steps.history(self.ring, self.point_start, Resource(self.kind, self.name))
 
     def row(self, entry: LimitEntry, live: wire.LiveFigures | None, history: wire.History | None) -> wire.Row:
         """Return the row as it is shown."""
@@ -402,7 +453,7 @@ _NEVER: Final = ""
 #: After every moment that is ever written.
 _FOR_GOOD: Final = "~"
 
-_PASSED, _BYPASSED = VERDICTS.index("pass"), VERDICTS.index("bypass")
+_BYPASSED: Final = VERDICTS.index("bypass")
 
 
 def sort_key(
@@ -429,10 +480,10 @@ def sort_key(
         "kind": lambda row: row.kind,
         "limit": limit,
         "rule": rule,
-        "passed": _moved(_PASSED, window),
-        "refused": _moved(REFUSED, window),
-        "shadowed": _moved(SHADOWED, window),
-        "bypassed": _moved(_BYPASSED, window),
+        "passed": _moved(window, *_REACHED),
+        "refused": _moved(window, REFUSED),
+        "shadowed": _moved(window, SHADOWED),
+        "bypassed": _moved(window, _BYPASSED),
         "used": lambda row: -1.0 if row.used_ratio is None else row.used_ratio,
         "wait": lambda row: row.wait_until_ns,
         "last_refused": lambda row: row.last_refused_ns or 0,
@@ -446,9 +497,9 @@ def sort_key(
     return lambda row: (key(row), sign * (2 if row.is_internal else row.seen_ns is None))
 
 
-def _moved(verdict: int, window: Window) -> Callable[[RowStats], int]:
-    """Return what sorts by the messages of one verdict in the window."""
-    return lambda row: row.moved(verdict, window)
+def _moved(window: Window, *verdicts: int) -> Callable[[RowStats], int]:
+    """Return what sorts by the messages of some verdicts in the window."""
+    return lambda row: sum(row.moved(verdict, window) for verdict in verdicts)
 
 
 def _expires(row: RowStats) -> str:

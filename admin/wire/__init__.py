@@ -107,17 +107,28 @@ class RuleRates(msgspec.Struct, frozen=True):
 class History(Answer, frozen=True):
     """Messages per second over the last minutes, oldest first.
 
+    Each step lies between two readings of the counters. A rate times its ``seconds``, rounded, is the exact count.
+
     Attributes:
-        step_s: seconds between two points.
-        passed: mean of each step, including what is shadowed.
-        refused: mean of each step.
+        step_s: seconds that a step should last.
+        passed: reached the broker, mean of each step.
+        refused: refused over a limit, likewise.
         until: when the last step ended.
+        seconds: how long each step lasted; longer than ``step_s`` if Sluice was busy.
+        dropped: dropped as their client left before they were decided, mean of each step.
+        limit: the rate in force at the end of each step; None for unlimited, a limit of requests, and limiting that is
+            off.
+        totals: messages that passed, were refused and were dropped from the start until ``until``.
     """
 
     step_s: float = 0
     passed: tuple[float, ...] = ()
     refused: tuple[float, ...] = ()
     until: str = ""
+    seconds: tuple[float, ...] = ()
+    dropped: tuple[float, ...] = ()
+    limit: tuple[float | None, ...] = ()
+    totals: tuple[int, int, int] = (0, 0, 0)
 
 
 class LiveFigures(Answer, frozen=True, kw_only=True):
@@ -126,7 +137,9 @@ class LiveFigures(Answer, frozen=True, kw_only=True):
     A rate can exceed the limit, and ``used_ratio`` 1, since permits stored during a pause are admitted at once.
 
     Attributes:
-        messages_per_s: messages by outcome; None for scopes and totals, whose messages count for the resource.
+        messages_total: messages by outcome since the start; None for scopes and totals, whose messages count for the
+            resource.
+        messages_per_s: the same per second.
         requests_per_s: requests by outcome; None likewise.
         rule_messages_per_s: what the rule of a scope or total did, if it is for that alone; None for all others.
         used: the share of the limit that was used, by dimension; 1.0 is all of it.
@@ -147,6 +160,7 @@ class LiveFigures(Answer, frozen=True, kw_only=True):
         spooled: messages of it that are in the spool.
     """
 
+    messages_total: Verdicts | None = None
     messages_per_s: Verdicts | None = None
     requests_per_s: Verdicts | None = None
     rule_messages_per_s: RuleRates | None = None
@@ -234,15 +248,17 @@ class ResourceHistory(Answer, frozen=True, kw_only=True):
     """What became of one resource of late, as the rejection log has it.
 
     Rates are messages per second, one for each step, the oldest first; None where nothing is known, because Sluice did
-    not run, or no log was written or read.
+    not run, or no log was written or read. A rate times its ``seconds``, rounded, is the exact count.
 
     Attributes:
         kind: of the resource.
         name: of the resource.
         begin_at: when the first step begins.
         step_s: seconds of each step.
+        seconds: how many of them are known, for each step.
         passed: reached the broker.
-        refused: were refused, or dropped as their client left.
+        refused: were refused.
+        dropped: were dropped, as their client left before they were decided.
         held: were held back, the mean of each minute; these pass or are refused later.
         limit: the rate in force; None for unlimited, and while limiting is off.
         limit_count: what the rate counts.
@@ -260,8 +276,10 @@ class ResourceHistory(Answer, frozen=True, kw_only=True):
     name: str
     begin_at: str
     step_s: int
+    seconds: tuple[int, ...] = ()
     passed: tuple[float | None, ...]
     refused: tuple[float | None, ...]
+    dropped: tuple[float | None, ...] = ()
     held: tuple[float | None, ...]
     limit: tuple[float | None, ...]
     limit_count: Count = "messages"

@@ -160,7 +160,11 @@ class Flood:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """End it, and wait for that."""
+        """End it."""
+        self.stop()
+
+    def stop(self) -> None:
+        """End it, and wait for that; may be called again."""
         self._stopping.set()
         self._thread.join()
 

@@ -4,6 +4,7 @@ import json
 import re
 import urllib.parse
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from harness.frames import FrameClient, sends
 from harness.sidecar import Sluice, StartSluice
 from playwright.sync_api import Page, expect
 
+from admin.common.clock import write_time
 from admin.common.recommendations import Backtest, Period, Recommendation, RecommendationsFile, Replay, WhatIf
 from admin.http.api.examples import RESOURCE_HISTORY
 from admin.wire import ResourceHistory
@@ -150,6 +152,81 @@ def test_the_graph_has_a_range_and_says_the_same_in_words_and_as_a_table(flooded
     expect(row.locator("td").last).to_have_text("100/s")
     page.go_back()
     expect(graph.locator(".sum")).to_contain_text("In the last 15 minutes")
+
+
+def counted(sluice: Sluice, name: str, verdict: str) -> int:
+    """Return a count of messages of ``/metrics``."""
+    line = f'sluice_messages_total{{kind="topic",resource="{name}",verdict="{verdict}"}} '
+    found = [each.removeprefix(line) for each in sluice.get("/metrics")[1].splitlines() if each.startswith(line)]
+    return int(float(found[0])) if found else 0
+
+
+@pytest.mark.parametrize("how", [{}, {"state_dir": "off"}], ids=["with a log", "without"])
+def test_counts_of_the_page_are_those_of_the_metrics(
+    start_sluice: StartSluice, open_tab: OpenTab, how: dict[str, Any]
+) -> None:
+    sluice = start_sluice(config=LIMITS, **how)
+    page = open_tab(sluice).open(address("orders"))
+    graph = region(page, "Messages per second")
+
+    def said() -> re.Pattern[str]:
+        passed, refused = (counted(sluice, "orders", verdict) for verdict in ("pass", "refuse"))
+        return re.compile(rf"In the last .* {passed:,} messages passed and {refused:,} were refused")
+
+    with FrameClient(sluice.routes[0].listen) as client:
+        for _ in range(8):
+            client.ask(*sends(97, "orders"))
+            expect(graph.locator(".sum")).to_contain_text(said())
+    assert counted(sluice, "orders", "refuse")
+    for minutes in ("1", "5", "15", "60"):
+        graph.locator(f'button[data-minutes="{minutes}"]').click()
+        expect(graph.locator(".sum")).to_contain_text(said())
+    graph.get_by_text("As a table").click()
+    columns = [graph.locator(f"tbody td:nth-of-type({column})").all_inner_texts() for column in (1, 2)]
+    assert sum(int(cell.replace(",", "")) for column in columns for cell in column) == 8 * 97
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", [{}, {"state_dir": "off"}], ids=["with a log", "without"])
+def test_counts_are_those_of_the_metrics_after_five_minutes_under_load(
+    start_sluice: StartSluice, open_tab: OpenTab, flood: Callable[..., Any], how: dict[str, Any]
+) -> None:
+    sluice = start_sluice(config=LIMITS, **how)
+    page = open_tab(sluice).open(address("orders"))
+    running = [flood(sluice, "orders", 2000) for _ in range(2)]
+    page.wait_for_timeout(310_000)
+    for each in running:
+        each.stop()
+    passed, refused = (counted(sluice, "orders", verdict) for verdict in ("pass", "refuse"))
+    assert refused == sum(each.refused for each in running)
+    assert passed == sum(each.sent - each.refused for each in running)
+    said = re.compile(rf"In the last .* {passed:,} messages passed and {refused:,} were refused")
+    graph = region(page, "Messages per second")
+    for minutes in ("15", "60"):
+        graph.locator(f'button[data-minutes="{minutes}"]').click()
+        expect(graph.locator(".sum")).to_contain_text(said)
+        rows = graph.locator("tbody tr td:nth-of-type(-n+2)").all_text_contents()
+        assert sum(int(cell.replace(",", "")) for cell in rows) == passed + refused
+    page.goto(page.url.split("#")[0] + "#/state")
+    totals = page.locator(".panel").filter(has_text="Messages since the start")
+    expect(totals).to_contain_text(f"passed{passed:,} ·")
+    expect(totals).to_contain_text(f"refused{refused:,} ·")
+
+
+def test_dropped_messages_are_told_from_refused_ones(sluice: Sluice, open_tab: OpenTab) -> None:
+    tab = open_tab(sluice)
+    one = (None,) * 890
+    answer_history(
+        tab.page,
+        begin_at=write_time(datetime.now(UTC) - timedelta(seconds=3600)),
+        passed=(*one, *(5.0,) * 10),
+        refused=(*one, *(8.675,) * 10),
+        dropped=(*one, *(0.75,) * 10),
+    )
+    page = tab.open(address("quiet", minutes="60"))
+    graph = region(page, "Messages per second")
+    expect(graph).to_contain_text("200 messages passed and 350 were refused (60 % of what was asked for)")
+    expect(graph).to_contain_text("and 30 were dropped as their clients left")
 
 
 def answer_history(page: Page, **changes: Any) -> None:

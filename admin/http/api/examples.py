@@ -64,11 +64,21 @@ CHANGE: Final = Change(
     reason="the campaign starts",
 )
 _VERDICTS: Final = wire.Verdicts(passed=998.5, refused=210)
-_HISTORY: Final = wire.History(5, (900, 1000), (0, 180.5), _AT)
+_HISTORY: Final = wire.History(
+    step_s=5,
+    passed=(900, 1000),
+    refused=(0, 180.5),
+    until=_AT,
+    seconds=(5, 5.2),
+    dropped=(0, 0),
+    limit=(1000, 1000),
+    totals=(912_440, 2_108, 0),
+)
 ROW: Final = wire.Row(
     key="topic/orders",
     own=True,
     live=wire.LiveFigures(
+        messages_total=wire.Verdicts(passed=913_440, refused=2_318),
         messages_per_s=_VERDICTS,
         requests_per_s=_VERDICTS,
         rule_messages_per_s=None,
@@ -170,8 +180,10 @@ RESOURCE_HISTORY: Final = wire.ResourceHistory(
     name="orders",
     begin_at=_AT,
     step_s=4,
+    seconds=(0, 4, 4),
     passed=(None, 500.0, 498.5),
     refused=(None, 0.0, 120.25),
+    dropped=(None, 0.0, 0.0),
     held=(None, 0.0, 0.0),
     limit=(None, 500.0, 500.0),
     limit_count="messages",

@@ -110,7 +110,7 @@ class Status:
                 undecodable=snapshot.undecodable_total,
             ),
             rates=traffic.rates(),
-            history=traffic.history(board.points, board.point_at),
+            history=traffic.history(board.steps),
             bypassed=traffic.bypassed(snapshot),
             lanes=tuple(
                 LaneState(handler, depth.queued, depth.capacity, depth.late_lanes)

@@ -4,6 +4,7 @@ import { setToken, token } from "./api.js";
 import { app, backupText, listenerText, on } from "./app.js";
 import { byId, fill, h, setAttribute, setText } from "./dom.js";
 import { count, duration, rate, serverNow, timeOfDay } from "./format.js";
+import { reached } from "./steps.js";
 import { switchAll } from "./switches.js";
 
 const WORDS = { connecting: "connecting…", live: "live", reconnecting: "reconnecting", offline: "offline" };
@@ -78,7 +79,7 @@ function showState(/** @type {any} */ state) {
   const unreachable = state.listeners.filter((/** @type {any} */ each) => each.reachable === false);
   const [health, manner] = healthOf(state, unreachable.length > 0);
   dotted("health", health, manner);
-  setText(parts.passed, `${rate(state.rates.messages_per_s.passed)}/s`);
+  setText(parts.passed, `${rate(reached(state.rates.messages_per_s))}/s`);
   setText(parts.refused, `${rate(state.rates.messages_per_s.refused)}/s`);
   parts.refused.classList.toggle("refusing", state.rates.messages_per_s.refused > 0);
   const would = state.rates.messages_per_s.shadowed;

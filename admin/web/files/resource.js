@@ -14,6 +14,7 @@ import { often, stateTag } from "./flow.js";
 import { ago, bytes, count, duration, exact, number, percent, rate, serverNow, shortLimit, timeOfDay, wait } from "./format.js";
 import { globOf, link, navigate } from "./router.js";
 import { WINDOW, stateOf } from "./rows.js";
+import { allSteps, reached, sumOf } from "./steps.js";
 import { done, failed, quoted } from "./writes.js";
 
 const HOUR_S = 3600;
@@ -157,7 +158,7 @@ export class ResourceView {
         this.chart.element,
         this.sum,
         this.notes,
-        h("details", { class: "as-table" }, h("summary", {}, "As a table"), h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Messages as a table" }, h("table", {}, h("thead", {}, h("tr", {}, ["From", "Passed", "Refused", "Held", "Limit"].map((text, index) => h("th", { scope: "col", class: index ? "number" : null }, text)))), this.minutes))),
+        h("details", { class: "as-table" }, h("summary", {}, "As a table"), h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Messages as a table" }, h("table", {}, h("thead", {}, h("tr", {}, ["From", "Passed", "Refused", "Dropped", "Held", "Limit"].map((text, index) => h("th", { scope: "col", class: index ? "number" : null }, text)))), this.minutes))),
       ),
       h("section", { class: "panel wide", "aria-label": "Who was refused" }, h("h2", {}, "Who was refused in the last hour"), this.refused),
       h("div", { class: "panels halves" }, h("section", { class: "panel", "aria-label": "Rule in force" }, h("h2", {}, "Rule in force, and why"), this.rule), h("section", { class: "panel", "aria-label": "Advice" }, h("h2", {}, "What a report advises"), this.advice)),
@@ -238,6 +239,7 @@ export class ResourceView {
     for (const row of data.rows) {
       if (row.key === key) this.row = Object.assign(this.row ?? {}, row);
     }
+    this.sampledS = Date.parse(data.sampled_at) / 1000;
     this.showFigures();
     this.showGraph();
   }
@@ -277,8 +279,9 @@ export class ResourceView {
     );
     const shown = [
       ["Limit", [shortLimit(of), action && action !== "reject" && h("span", { class: "tag" }, action), of.edit && h("span", { class: "tag edited" }, "edited")]],
-      ["Passed", `${rate(perS?.passed ?? 0)}/s`],
+      ["Passed", `${rate(perS ? reached(perS) : 0)}/s`],
       ["Refused", h("span", { class: perS?.refused ? "refusing" : "" }, `${rate(perS?.refused ?? 0)}/s`)],
+      perS?.dropped > 0 && ["Dropped", h("span", { title: "Their clients left before they were decided." }, `${rate(perS.dropped)}/s`)],
       perS?.shadowed > 0 && ["Would refuse", h("span", { class: "would" }, `${rate(perS.shadowed)}/s`)],
       ["Used", percent(live?.used_ratio)],
       ["Last limited", live?.last_refused_at ? [moment(live.last_refused_at), live.refused_by && h("span", { class: "muted" }, ` by ${live.refused_by}`)] : "never"],
@@ -293,33 +296,15 @@ export class ResourceView {
     for (const button of this.ranges ?? []) setAttribute(button, "aria-pressed", String(Number(button.dataset.minutes) === this.range));
   }
 
-  /** The log's figures, and behind their end those of the stream: columns as of a chart, and how many seconds each is of. */
-  points() {
+  /** @returns {import("./steps.js").Step[]} what is known from a moment on. */
+  steps(/** @type {number} */ fromS) {
     const past = this.fine ?? this.hour;
-    /** @type {(number | null)[][]} */
-    const data = [[], [], [], [], [], []];
-    let endS = 0;
-    if (past) {
-      const beginS = Date.parse(past.begin_at) / 1000;
-      const limits = past.limit_count === "messages" ? past.limit : past.limit.map(() => null);
-      past.passed.forEach((/** @type {number | null} */ passed, /** @type {number} */ index) => {
-        const atS = beginS + (index + 0.5) * past.step_s;
-        if (passed !== null) endS = beginS + (index + 1) * past.step_s;
-        [atS, passed, past.refused[index], past.held[index], limits[index], past.step_s].forEach((value, column) => data[column].push(value));
-      });
-      const known = data[0].findLastIndex((_, index) => data[1][index] !== null);
-      data.forEach((values) => values.splice(known + 1));
-      // Without traffic nothing tells the limit, but if nobody changed it, it was this one.
-      const changed = this.changes?.some((change) => Date.parse(change.at) / 1000 > beginS) ?? true;
-      if (!changed && data[4].every((value) => value === null)) data[4] = data[4].map(() => this.rateNow());
-    }
-    const history = this.row?.history;
-    const untilS = Date.parse(history?.until ?? "") / 1000;
-    history?.passed.forEach((/** @type {number} */ passed, /** @type {number} */ index) => {
-      const atS = untilS - (history.passed.length - index) * history.step_s;
-      if (atS >= endS) [atS + history.step_s / 2, passed, history.refused[index], null, this.rateNow(), history.step_s].forEach((value, column) => data[column].push(value));
-    });
-    return data;
+    const now = { startedS: Date.parse(app.state?.started_at ?? "") / 1000, sampledS: this.sampledS ?? 0, fromS, limit: this.rateNow() };
+    const steps = allSteps(past, this.row, now);
+    // Without traffic nothing tells the limit, but if nobody changed it, it was this one.
+    const changed = this.changes?.some((change) => Date.parse(change.at) / 1000 > fromS) ?? true;
+    if (!changed && steps.every((each) => each.limit === null)) steps.forEach((each) => (each.limit = now.limit));
+    return steps;
   }
 
   /** @returns {number | null} the limit now, in messages per second. */
@@ -334,22 +319,26 @@ export class ResourceView {
     const nowS = serverNow() / 1000;
     const [minutes, stepS] = /** @type {[number, number]} */ (RANGES.find(([each]) => each === this.range));
     const fromS = nowS - minutes * 60;
-    const all = this.points();
-    const first = all[0].findIndex((atS) => /** @type {number} */ (atS) >= fromS);
-    const data = first < 0 ? all.map(() => []) : all.map((values) => values.slice(first));
-    const rows = inSteps(data, stepS);
-    const [passed, refused] = [1, 2].map((column) => rows.reduce((sum, row) => sum + /** @type {any} */ (row)[column], 0));
-    const asked = data[0].map((_, index) => (data[1][index] ?? 0) + (data[2][index] ?? 0));
+    const steps = this.steps(fromS);
+    const drawn = steps.filter((each) => each.drawn);
+    const asked = drawn.map((each) => (each.passed + each.refused + each.dropped) / lasted(each));
+    const data = [drawn.map(middle), ...["passed", "refused"].map((end) => drawn.map((each) => /** @type {any} */ (each)[end] / lasted(each))), drawn.map((each) => each.held), drawn.map((each) => each.limit)];
+    const [passed, refused, dropped] = sumOf(steps);
     const peak = asked.indexOf(Math.max(...asked));
-    const refusedOf = refused ? ` (${percent(refused / (passed + refused))} of what was asked for)` : "";
+    const refusedOf = refused ? ` (${percent(refused / (passed + refused + dropped))} of what was asked for)` : "";
+    const droppedOf = dropped ? `, and ${count(dropped)} were dropped as their clients left` : "";
     const words = minutes === 60 ? "hour" : minutes === 1 ? "minute" : `${minutes} minutes`;
-    const text = data[0].length ? `In the last ${words} ${count(passed)} messages passed and ${count(refused)} were refused${refusedOf}; at most ${rate(asked[peak])}/s were asked for, at ${timeOfDay((data[0][peak] ?? 0) * 1000)}.` : `Nothing is known of the last ${words} yet.`;
+    const sinceS = steps[0]?.fromS ?? nowS;
+    const isAll = sinceS - fromS < stepS || sinceS <= Date.parse(app.state?.started_at ?? "") / 1000 + stepS;
+    const begin = isAll ? `In the last ${words}` : `Since ${timeOfDay(sinceS * 1000)}`;
+    const most = drawn.length ? `; at most ${rate(asked[peak])}/s were asked for, at ${timeOfDay(data[0][peak] * 1000)}` : "";
+    const text = steps.length ? `${begin} ${count(passed)} messages passed and ${count(refused)} were refused${refusedOf}${droppedOf}${most}.` : `Nothing is known of the last ${words} yet.`;
     setText(/** @type {Element} */ (this.sum), text);
-    this.chart.show(data.slice(0, -1), fromS, nowS, text);
+    this.chart.show(data, fromS, nowS, text);
     setText(/** @type {Element} */ (this.notes), this.noted(data).join(" "));
     fill(
       /** @type {Element} */ (this.minutes),
-      rows.reverse().map(([atS, ok, no, held, limit]) => h("tr", {}, h("th", { scope: "row" }, timeOfDay(/** @type {number} */ (atS) * 1000)), [count(ok), count(no), count(held), limit === null ? "–" : `${number(limit)}/s`].map((value) => h("td", { class: "number" }, value)))),
+      inSteps(steps, stepS).reverse().map(([atS, ok, no, gone, held, limit]) => h("tr", {}, h("th", { scope: "row" }, timeOfDay(/** @type {number} */ (atS) * 1000)), [count(ok), count(no), count(gone), count(held), limit === null ? "–" : `${number(limit)}/s`].map((value) => h("td", { class: "number" }, value)))),
     );
   }
 
@@ -506,20 +495,27 @@ function table(/** @type {string} */ name, /** @type {[string, string][]} */ col
 /**
  * Add up figures in longer steps.
  *
- * @returns {any[][]} begin, messages passed, refused and held, and the last limit, of each step in which something is known
+ * @returns {any[][]} begin, messages passed, refused, dropped and held, and the last limit, of each step in which something is known
  */
-function inSteps(/** @type {(number | null)[][]} */ data, /** @type {number} */ stepS) {
+function inSteps(/** @type {import("./steps.js").Step[]} */ steps, /** @type {number} */ stepS) {
   /** @type {Map<number, any[]>} */
-  const steps = new Map();
-  data[0].forEach((atS, index) => {
-    if (data[1][index] === null) return;
-    const begin = Math.floor(/** @type {number} */ (atS) / stepS) * stepS;
-    const sums = steps.get(begin) ?? [begin, 0, 0, 0, null];
-    for (const column of [1, 2, 3]) sums[column] += (data[column][index] ?? 0) * /** @type {number} */ (data[5][index]);
-    sums[4] = data[4][index] ?? sums[4];
-    steps.set(begin, sums);
-  });
-  return [...steps.values()];
+  const rows = new Map();
+  for (const each of steps) {
+    const begin = lasted(each) > 2 * stepS ? each.fromS : Math.floor(middle(each) / stepS) * stepS;
+    const row = rows.get(begin) ?? [begin, 0, 0, 0, 0, null];
+    [each.passed, each.refused, each.dropped, (each.held ?? 0) * lasted(each)].forEach((amount, index) => (row[index + 1] += amount));
+    row[5] = each.limit ?? row[5];
+    rows.set(begin, row);
+  }
+  return [...rows.values()];
+}
+
+function lasted(/** @type {import("./steps.js").Step} */ step) {
+  return Math.max(step.untilS - step.fromS, 0.001);
+}
+
+function middle(/** @type {import("./steps.js").Step} */ step) {
+  return (step.fromS + step.untilS) / 2;
 }
 
 /** One limit that its requests meet, with what it is and how it stands. */

@@ -9,6 +9,7 @@ import { stateTag } from "./flow.js";
 import { ago, count, exact, left, limitText, percent, rate, shortLimit, wait } from "./format.js";
 import { hasPage, link } from "./router.js";
 import { draw, sparkline } from "./spark.js";
+import { reached } from "./steps.js";
 
 const SLOTS = 60;
 /** The bar's full width stands for this share, so that one above the limit shows by how much. */
@@ -109,7 +110,7 @@ export function rowView(first, edit) {
     const { live } = row;
     // Of totals and scopes it is known what they refuse; what passes them is counted with the resource.
     const perS = live?.messages_per_s ?? live?.rule_messages_per_s;
-    const passed = live?.messages_per_s?.passed ?? null;
+    const passed = live?.messages_per_s ? reached(live.messages_per_s) : null;
     const refused = perS?.refused ?? null;
     const shadowed = perS?.shadowed ?? 0;
     setText(cells.limit, shortLimit(row));
@@ -157,7 +158,7 @@ export function stateOf(/** @type {any} */ live) {
   const refused = (live.messages_per_s ?? live.rule_messages_per_s)?.refused ?? 0;
   if (live.holding && !refused) return ["holding", "warn", `Requests had to wait in ${WINDOW}${live.wait_s ? `; one that came now would wait ${wait(live.wait_s * 1e6)}` : ""}.`];
   // Of totals and scopes it is not known what passes.
-  if (refused && live.messages_per_s?.passed === 0) return ["refusing all", "bad", `Nothing passed in ${WINDOW}.`];
+  if (refused && live.messages_per_s && !reached(live.messages_per_s)) return ["refusing all", "bad", `Nothing passed in ${WINDOW}.`];
   return ["refusing", "bad", `Some of it was refused in ${WINDOW}.`];
 }
 

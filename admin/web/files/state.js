@@ -7,6 +7,7 @@ import { openDialog, showProblem } from "./dialog.js";
 import { fill, h } from "./dom.js";
 import { ago, bytes, count, duration, exact, left, rate } from "./format.js";
 import { targetLink } from "./router.js";
+import { reached, stepsOf } from "./steps.js";
 import { switchOff, switchOn } from "./switches.js";
 import { toast } from "./toast.js";
 import { failed } from "./writes.js";
@@ -58,8 +59,8 @@ export class StateView {
     const perS = rates.messages_per_s;
     const { history } = state;
     const untilS = Date.parse(history.until) / 1000;
-    const times = history.passed.map((/** @type {number} */ _, /** @type {number} */ index) => untilS - (history.passed.length - index - 0.5) * history.step_s);
-    this.chart?.show([times, history.passed, history.refused], untilS - SHOWN_S, untilS, `now ${rate(perS.passed)} passed and ${rate(perS.refused)} refused`);
+    const times = stepsOf(history).map((step) => (step.fromS + step.untilS) / 2);
+    this.chart?.show([times, history.passed, history.refused], untilS - SHOWN_S, untilS, `now ${rate(reached(perS))} passed and ${rate(perS.refused)} refused`);
     fill(
       this.facts,
       panel("Listeners", state.listeners.map((/** @type {any} */ each) => [

@@ -17,7 +17,7 @@ from admin.rejection_log import lately, write_ahead
 from admin.rejection_log.composing import line_of
 from admin.rejection_log.folder import FileName
 from admin.rejection_log.lately import Lately, read
-from admin.rejection_log.records import HeartbeatRecord, RejectionRecord, TrafficRecord
+from admin.rejection_log.records import HeartbeatRecord, LimitChangeRecord, RejectionRecord, TrafficRecord
 from admin.wire import RefusedClient, ResourceHistory
 from limiter.counting.rejections import Amount
 from limiter.rules.resource import Resource
@@ -93,6 +93,38 @@ def test_seconds_are_told_one_by_one_and_of_a_longer_time_in_steps(log: Log) -> 
 
 def write_time_s(at_s: int) -> str:
     return write_time(datetime.fromtimestamp(at_s, UTC))[11:19]
+
+
+def test_what_was_dropped_is_told_from_what_was_refused(log: Log) -> None:
+    second = {"second": (0, 5), "second_admitted": (9, 0), "second_refused": (347, 30)}
+    amounts = {"refused": Amount(347, 347, 0), "dropped": Amount(30, 30, 0)}
+    log.write(1, log.refusal(NOW_S - 60, messages=340), log.refusal(NOW_S - 60, messages=7, client="10.0.0.2"))
+    log.write(2, log.refusal(NOW_S - 60, messages=900, verdict="hold"), log.traffic(NOW_S - 60, **second, **amounts))
+    log.write(3, log.alive(NOW_S - 60), *log.minute(NOW_S - 120, 1, 20))
+    history = read(log.path, ORDERS, 120, NOW_S)
+    assert (history.refused[60], history.dropped[60]) == (347.0, 0.0)
+    assert (history.refused[65], history.dropped[65]) == (0.0, 30.0)
+    # Without drops in its minute all that was stopped was refused, also by clients that are not told apart.
+    assert (history.refused[0], history.dropped[0], history.messages_refused) == (20.0, 0.0, 347)
+
+
+def test_counts_follow_from_rates_and_the_seconds_that_are_known(log: Log) -> None:
+    log.write(1, *log.minute(NOW_S - 62, 7, 2), log.alive(NOW_S - 62))
+    hour = read(log.path, ORDERS, 3600, NOW_S)
+    assert hour.seconds[-17:] == (0, 2, *(4,) * 14, 2)
+    counts = [round(rate * seconds) for rate, seconds in zip(hour.passed, hour.seconds, strict=True) if rate]
+    assert (counts, sum(hour.seconds)) == ([7], 60)
+
+
+def test_limit_is_that_of_its_time_to_the_second(log: Log) -> None:
+    def change(at_s: int, **fields: Any) -> Any:
+        return log._record(LimitChangeRecord, at_s, change_id=1, action="set", **fields)
+
+    minutes = [(180, 100.0), (120, 100.0), (60, 250.0)]
+    traffic = [record for ago_s, rate in minutes for record in log.minute(NOW_S - ago_s, 1, rate_per_s=rate)]
+    # The rule that holds may be a pattern's.
+    log.write(1, *traffic, change(NOW_S - 150, kind="topic", name="other"), change(NOW_S - 25, kind="topic", name="*"))
+    assert read(log.path, ORDERS, 180, NOW_S).limit == (100.0,) * 155 + (250.0,) * 25
 
 
 def test_what_was_held_is_spread_over_its_minute(log: Log) -> None:

@@ -11,7 +11,7 @@ import trio.testing
 
 from admin.common.clock import Clock
 from admin.config.sources import Flags, load
-from admin.edits.model import Author, SetLimit
+from admin.edits.model import Author, SetLimit, SetSwitch
 from admin.edits.service import EditService
 from admin.edits.store import MemoryStore
 from admin.run.composition import compose
@@ -277,6 +277,43 @@ async def test_history_has_a_point_every_five_seconds(board: LiveStats, time: Ti
     history = (await one(board, "orders")).history
     assert (history.step_s, history.passed, history.refused) == (5, (100, 100, 100), (10, 10, 10))
     assert (await board.query(Query(history=False))).rows[0].history is None
+
+
+async def test_counts_of_a_history_are_those_of_the_counters_however_late_it_is_read(
+    board: LiveStats, time: Time, data_path: Any
+) -> None:
+    await board.sample()
+    ends, counted = [0, 0, 0], {}
+    for second, late_s in enumerate((0.0, 0.37, 0.0, 1.9, 0.21) * 8):
+        ends = [count + more for count, more in zip(ends, (997, 3 * second, 7), strict=True)]
+        passed, refused, dropped = ends
+        counted = {"pass": passed - 20, "bypass": 8, "exempt": 12, "refuse": refused, "drop": dropped}
+        messages = dict.fromkeys(VERDICTS, 0) | counted
+        counts = ResourceCounts(requests=messages, messages=messages)
+        await sampled(board, time, data_path, [state("orders", counts=counts)], after_s=1 + late_s)
+    await sampled(board, time, data_path, data_path.resources_now, after_s=5)
+    row = await one(board, "orders")
+    history = row.history
+    assert any(seconds > 5.5 for seconds in history.seconds)
+    begun_s = sum(history.seconds)
+    assert history.until == board.clock.iso_of(1000 * NS_PER_S + round(begun_s * NS_PER_S))
+    for rates, total in zip((history.passed, history.refused, history.dropped), history.totals, strict=True):
+        assert sum(round(rate * seconds) for rate, seconds in zip(rates, history.seconds, strict=True)) == total
+    assert history.totals == tuple(ends)
+    live = row.live.messages_total
+    assert (live.passed, live.bypassed, live.exempt, live.dropped) == (ends[0] - 20, 8, 12, ends[2])
+
+
+async def test_limit_of_a_history_is_that_of_its_time(
+    board: LiveStats, time: Time, data_path: Any, desk: EditService
+) -> None:
+    await board.sample()
+    await sampled(board, time, data_path, [state("orders", 1)], after_s=5)
+    await desk.change([SetLimit(kind="topic", name="orders", limit={"rate": 50})], Author("alice"))
+    await sampled(board, time, data_path, [state("orders", 2)], after_s=5)
+    await desk.change([SetSwitch(kind="topic", limiting=False)], Author("alice"))
+    await sampled(board, time, data_path, [state("orders", 3)], after_s=5)
+    assert (await one(board, "orders")).history.limit == (500, 50, None)
 
 
 async def test_a_history_is_bounded_and_oldest_first(board: LiveStats, time: Time, data_path: Any) -> None:
