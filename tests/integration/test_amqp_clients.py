@@ -18,6 +18,7 @@ _SENDING_S = 6
 _STORED_AT_THE_LIMIT = range(285, 361)
 _CLIENTS: dict[str, Callable[[], list[str]]] = {
     "pika": lambda: amqp_python("pika_flat_out.py"),
+    "py-amqp": lambda: amqp_python("py_amqp_flat_out.py"),
     "aio-pika": lambda: amqp_python("aio_pika_flat_out.py"),
     "amqplib": lambda: amqp_node("flat_out.js"),
     "java": lambda: amqp_java("FlatOut.java"),
