@@ -1,10 +1,14 @@
 """What a client says of itself, and what it and the broker agree on."""
 
+from typing import Final
+
 from proxy.deciding.batch import Side
 from proxy.protocols.amqp.about import Identity
 from proxy.protocols.amqp.names import DEFAULT_VHOST
 from proxy.protocols.amqp10.address import vhost_of
 from proxy.protocols.amqp10.wire import Opened
+
+_RABBITMQ: Final = b"RabbitMQ"
 
 
 class AboutClient(Identity):
@@ -27,10 +31,20 @@ class AboutClient(Identity):
     def open(self, side: Side, opened: Opened) -> None:
         """Take the open of either peer."""
         self.opened[side] = opened
-        if side is Side.BROKER:
-            return
-        self.vhost = vhost_of(opened.hostname)
-        self.introduce(opened.container, opened.properties)
+        if side is Side.CLIENT:
+            self.introduce(opened.container, opened.properties)
+        if self.is_open and not self.is_plain:
+            self.vhost = vhost_of(self.opened[Side.CLIENT].hostname)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether both peers have opened the connection."""
+        return len(self.opened) == len(Side)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the broker is not RabbitMQ: it has no vhosts, and addresses are names of queues."""
+        return self.opened[Side.BROKER].properties.get(b"product") != _RABBITMQ
 
     def close(self, side: Side) -> None:
         """Take the close of either peer."""

@@ -17,7 +17,8 @@ and ``%41`` stand for themselves:
 - ``/exchange/:e/:k``: the exchange with the key. Without a key, or with an empty one, the message's subject is the key.
 - ``/topic/:k``: the exchange ``amq.topic`` with the key.
 - ``/queue``, and an empty string: the default exchange, with the message's subject as the key: the name of any queue.
-- ``$management``: a queue of that name. ``/management`` is the node that declares things, if the link is one of a pair.
+- ``$management``, ``$cbs``: queues of that name. ``/management`` is the node that declares things, if the link is one
+  of a pair, and else refused.
 - All else is refused.
 
 A target that is null itself ends the session; so do dynamic nodes (4.2 has dynamic sources). A message's own ``to``
@@ -37,8 +38,10 @@ address. ``/exchanges/…`` is refused.
 The vhost is what stands behind ``vhost:`` in the hostname of ``open``, as it stands (``vhost:%2F`` is refused); any
 other hostname, or none, means the broker's default vhost. A hostname that is a symbol ends the connection.
 
-Other brokers (Artemis, Broker-J) take an address as a queue's name, with whatever is in it, so what RabbitMQ refuses is
-charged as a queue. Their ``$management`` is a node like RabbitMQ's ``/management``.
+Only a broker whose open says that its product is RabbitMQ is read like this. All others have no vhosts, and an address
+is the name of a queue there, with whatever is in it. Seen of Artemis 2.44: ``$management``, ``/management``,
+``/queues/q`` and ``/topic/k`` are such names, without any decoding. An empty address is the anonymous terminus.
+``a::q`` is the queue ``q`` of the address ``a``, so ``a::a`` is ``a``. The subject and ``x-cc`` mean nothing.
 """
 
 from typing import Final, Literal
@@ -58,7 +61,6 @@ or nothing, as it is not to be limited."""
 #: How names begin that RabbitMQ gives to queues of its own making.
 MADE_BY_BROKER: Final = b"amq.gen"
 _VHOST: Final = b"vhost:"
-_MANAGEMENT: Final = b"$management"
 _DEFAULT_EXCHANGES: Final = (b"", b"amq.default")
 
 
@@ -69,15 +71,18 @@ class Address(msgspec.Struct, frozen=True):
         by: what says so.
         exchange: empty is the default one, where routing keys are names of queues.
         routing_key: empty unless the address says it.
+        plain: the addresses of messages are names of queues, as they stand: the broker is not RabbitMQ.
     """
 
     by: KeyBy = "address"
     exchange: bytes = b""
     routing_key: bytes = b""
+    plain: bool = False
 
 
 _NOTHING: Final = Address("nothing")
 _TO: Final = Address("to")
+_TO_PLAIN: Final = Address("to", plain=True)
 
 
 def vhost_of(hostname: bytes | None) -> bytes:
@@ -87,24 +92,30 @@ def vhost_of(hostname: bytes | None) -> bytes:
     return DEFAULT_VHOST
 
 
-def target_of(target: Terminus | None) -> Address:
+def target_of(target: Terminus | None, *, plain: bool = False) -> Address:
     """Return where messages go that are sent to a target, as its sender's attach has it.
 
-    Of a dynamic one, it is as the receiver's attach has it: before that, nothing.
+    The target of a dynamic node is that of the receiver's attach: before that, nothing.
+
+    Args:
+        target: as the attach has it.
+        plain: the broker is not RabbitMQ.
     """
     if target is None:
-        return _TO
+        return _TO_PLAIN if plain else _TO
     if target.coordinator:
         return _NOTHING
     if target.address is None:
-        return _NOTHING if target.dynamic else _TO
-    return address_of(target.address)
+        return _NOTHING if target.dynamic else _TO_PLAIN if plain else _TO
+    return address_of(target.address, plain=plain)
 
 
-def address_of(address: bytes) -> Address:
+def address_of(address: bytes, *, plain: bool = False) -> Address:
     """Return where an address leads that is there."""
+    if plain:
+        return Address(routing_key=_plain(address), plain=True) if address else _TO_PLAIN
     if not address.startswith(b"/"):
-        return _NOTHING if address == _MANAGEMENT else _queue(_unescaped(address))
+        return _queue(_unescaped(address))
     _, node, *rest = address.split(b"/", 2)
     name = rest[0] if rest else b""
     # What a broker refuses may be charged to anything that it could mean.
@@ -139,6 +150,12 @@ def _exchange(exchange: bytes, key: bytes) -> Address:
     return Address(exchange=b"" if exchange in _DEFAULT_EXCHANGES else exchange, routing_key=key)
 
 
+def _plain(address: bytes) -> bytes:
+    """Return the one name of a queue of Artemis that its address has as well."""
+    name, separator, queue = address.partition(b"::")
+    return name if separator and queue == name else address
+
+
 def _unescaped(name: bytes) -> bytes:
     return name.replace(b"%2F", b"/") if b"%" in name else name
 
@@ -155,7 +172,7 @@ def published(names: Names, address: Address, head: MessageHead | None = None) -
         Nothing where it is not limited, or does not say where it is to go.
     """
     if head is not None and address.by == "to":
-        address = _TO if head.to is None else address_of(head.to)
+        address = address_of(head.to, plain=address.plain) if head.to is not None else _TO
     match address.by:
         case "address":
             key = address.routing_key
@@ -164,11 +181,11 @@ def published(names: Names, address: Address, head: MessageHead | None = None) -
         case _:
             return ()
     target = names.published(address.exchange, key)
-    copies = head.copies if head is not None else ()
+    copies = head.copies if head is not None and not address.plain else ()
     return names.with_copies(target, [*copies]) if copies else target.resources
 
 
-def source_of(source: Terminus | None) -> bytes | None:
+def source_of(source: Terminus | None, *, plain: bool = False) -> bytes | None:
     """Return the name of the queue that a source stands for, None if it is nothing that is limited.
 
     Of one without a name that the client knows it is MADE_BY_BROKER. Of a dynamic one, it is as its sender's attach has
@@ -177,8 +194,10 @@ def source_of(source: Terminus | None) -> bytes | None:
     if source is None or source.address is None or source.coordinator:
         return None
     address = source.address
+    if plain:
+        return _plain(address)
     if not address.startswith(b"/"):
-        return None if address == _MANAGEMENT else _unescaped(address)
+        return _unescaped(address)
     _, node, *rest = address.split(b"/", 2)
     name = rest[0] if rest else b""
     match node:
@@ -196,7 +215,7 @@ def source_of(source: Terminus | None) -> bytes | None:
             return address
 
 
-def delivered(names: Names, source: Terminus | None) -> tuple[Resource, ...]:
+def delivered(names: Names, source: Terminus | None, *, plain: bool = False) -> tuple[Resource, ...]:
     """Return what deliveries from a source are charged to; nothing where they are not limited."""
-    queue = source_of(source)
+    queue = source_of(source, plain=plain)
     return () if queue is None else names.delivery(queue)

@@ -70,6 +70,7 @@ class Shared:
         unblocked: by side, sessions where something was decided that may have been kept back.
         withheld: no more credit is granted to what clients send.
         let_in: the broker has opened the connection, too.
+        plain: it is not RabbitMQ, so addresses are names of queues.
         rules_version: of the rules that terms were asked by.
         unpaid: how many messages its links may send that are not charged; of those that are limited.
         links: how many there are.
@@ -99,6 +100,7 @@ class Shared:
     orphaned: "dict[Conversation, None]" = field(default_factory=dict)
     withheld: bool = False
     let_in: bool = False
+    plain: bool = False
     rules_version: int = 0
     unpaid: int = 0
     links: int = 0
@@ -371,9 +373,9 @@ class Link:
         if side is Side.CLIENT:
             self._settles = attached.snd_settle_mode == _SETTLED
         if self.consumes:
-            self.resources = delivered(self._shared.names, terminus)
+            self.resources = delivered(self._shared.names, terminus, plain=self._shared.plain)
         else:
-            self.address = target_of(terminus)
+            self.address = target_of(terminus, plain=self._shared.plain)
             self.resources = published(self._shared.names, self.address)
         self.ask_terms()
 
@@ -820,7 +822,7 @@ class Link:
     @property
     def copies(self) -> bool:
         """Whether its messages may name copies."""
-        return self.address.by == "address" and not self.consumes
+        return self.address.by == "address" and not self.address.plain and not self.consumes
 
     # --- Ends -------------------------------------------------------------------------------------
 

@@ -26,8 +26,6 @@ _NS_PER_MS: Final = 1_000_000
 _SWEEP_NS: Final = 250_000_000
 #: Of a connection.
 MOST_SESSIONS: Final = 4096
-#: Frames of a client behind its open that are read before the broker has let it in: clients need not wait (2.4.2).
-MOST_AHEAD: Final = 64
 #: No more often is looked whether a heartbeat is due, whatever a peer asks for.
 _LEAST_BEAT_NS: Final = 25_000_000
 _CLOSE: Final = b"\x00\x53\x18"
@@ -79,7 +77,6 @@ class AMQP10Session(Session, Reader):
         #: The batch of a chunk that is written once it is decided.
         self._in_hand: dict[Side, Batch | None] = dict.fromkeys(Side)
         self._unread = self._begun = False
-        self._ahead = 0
         self._ended: set[Side] = set()
         #: Since the last look: who was heard, and who was written to.
         self._heard: set[Side] = set()
@@ -315,10 +312,6 @@ class AMQP10Session(Session, Reader):
             return Mark(None, side, lambda: self._close(stream))
         if side not in self._about.opened:
             raise Malformed("a frame before an open")
-        if not self._shared.let_in and side is Side.CLIENT:
-            # Who may not sign in costs no memory.
-            self._ahead += 1
-            stream.waits = self._ahead >= MOST_AHEAD
         if code == wire.BEGIN:
             return self._begin(side, frame.channel, performative)
         session = self._channels[side].get(frame.channel)
@@ -385,13 +378,14 @@ class AMQP10Session(Session, Reader):
         opened = wire.read_open(performative)
         self._about.open(side, opened)
         self._streams[side.other].bound_frames(max(opened.max_frame_bytes, wire.MIN_MAX_FRAME_BYTES))
-        if side is Side.BROKER:
+        # What addresses and hostname mean is known once the broker has said what it is. A client that has not been let
+        # in costs no memory either.
+        self._streams[Side.CLIENT].waits = Side.BROKER not in self._about.opened
+        if self._about.is_open:
             shared.let_in = True
-            self._streams[Side.CLIENT].waits = False
+            shared.plain = self._about.is_plain
             for scanner in shared.scanners.values():
-                # Before, frames of the client are counted one by one.
                 scanner.take_flows()
-        if side is Side.CLIENT:
             scopes = (*shared.connection.scopes, *self._about.scopes())
             shared.connection = replace(shared.connection, scopes=scopes)
             shared.names.enter(self._about.vhost)

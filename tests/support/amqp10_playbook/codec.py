@@ -208,6 +208,8 @@ FIELDS = {
     0x43: "response",
     0x44: "code additional_data",
 }
+#: What RabbitMQ says of itself in its open.
+RABBITMQ = {Symbol("product"): "RabbitMQ"}
 NAMES = {
     "open": 0x10,
     "begin": 0x11,

@@ -249,9 +249,9 @@ class Driver:
             + say(0, "sasl_mechanisms", mechanisms=codec.Array(["PLAIN"]))
             + say(0, "sasl_outcome", code=0)
             + codec.HEADER
-            + say(0, "open", container_id="broker", **(broker or {}))
-            + say(5, "begin", remote_channel=1, next_outgoing_id=2**32 - 4, **begin),
+            + say(0, "open", **({"container_id": "broker", "properties": codec.RABBITMQ} | (broker or {}))),
         )
+        self.give(BROKER, say(5, "begin", remote_channel=1, next_outgoing_id=2**32 - 4, **begin))
         return self.forget()
 
     def sends(self, handle: int = 0, address: str | None = "/queues/orders", **fields: Any) -> "Driver":

@@ -440,7 +440,7 @@ class Peer:
             container_id=self.name,
             hostname=self._hostname,
             max_frame_size=self.max_frame_bytes,
-            properties={Symbol("product"): self.name},
+            properties={Symbol("product"): "client" if self.is_client else "RabbitMQ"},
         )
 
     def _hear_open(self, said: Said) -> None:

@@ -75,7 +75,7 @@ BY_BROKER: Final[Sequence[bytes]] = (
     say(0, "sasl_mechanisms", mechanisms=codec.Array(["PLAIN"])),
     say(0, "sasl_outcome", code=0),
     codec.HEADER,
-    say(0, "open", container_id="b", idle_time_out=1000, max_frame_size=1000),
+    say(0, "open", container_id="b", idle_time_out=1000, max_frame_size=1000, properties=codec.RABBITMQ),
     say(5, "begin", remote_channel=1, next_outgoing_id=0, **_WINDOWS),
     say(5, "attach", name="a", handle=3, role=True, target=Described(ULong(0x29), _QUEUE)),
     say(5, "attach", name="b", handle=4, role=True),

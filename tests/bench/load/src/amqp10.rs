@@ -766,11 +766,16 @@ impl Broker {
                 }
             }
             OPEN => {
-                let open = Fields::default()
+                // So that addresses are read as its are.
+                let mut open = Fields::default()
                     .string("sink")
                     .null()
                     .uint(to_u32(FRAME_MAX))
                     .ushort(10);
+                for _ in 0..5 {
+                    open = open.null();
+                }
+                let open = open.raw(b"\xc1\x14\x02\xa3\x07product\xa1\x08RabbitMQ");
                 push(out, OPEN, &open);
             }
             BEGIN => {

@@ -65,7 +65,8 @@ def charged(address: str | None, said: MessageHead | None = None, vhost: bytes =
         ("/exchange//q", ["queue:q"]),
         ("/topic/a.b", ["exchange:amq.topic", "routing_key:amq.topic/a.b"]),
         ("/management", []),
-        ("$management", []),
+        ("$management", ["queue:$management"]),
+        ("$cbs", ["queue:$cbs"]),
         ("/other/q", ["queue:%2Fother%2Fq"]),
         ("/amq/other", ["queue:%2Famq%2Fother"]),
         ("/", ["queue:%2F"]),
@@ -106,6 +107,37 @@ def test_without_an_address_each_message_says_where_it_goes() -> None:
     assert charged(None, head("q")) == ["queue:q"]
     assert charged(None, head("/exchange/ex", "s")) == ["exchange:ex", "routing_key:ex/s"]
     assert charged(None, head("/management")) == []
+
+
+#: As they were seen to be queues of Artemis 2.44.
+@pytest.mark.parametrize(
+    ("address", "queue"),
+    [
+        ("q", "q"),
+        ("q::q", "q"),
+        ("q::x", "q::x"),
+        ("::q", "::q"),
+        ("q::q::q", "q::q::q"),
+        ("a/b", "a%2Fb"),
+        ("a%2Fb", "a%252Fb"),
+        ("$management", "$management"),
+        ("/management", "%2Fmanagement"),
+        ("/queues/q", "%2Fqueues%2Fq"),
+        ("/queue/q", "%2Fqueue%2Fq"),
+        ("/exchanges/ex/k", "%2Fexchanges%2Fex%2Fk"),
+        ("/topic/q", "%2Ftopic%2Fq"),
+    ],
+)
+def test_addresses_of_other_brokers_are_names_of_queues(address: str, queue: str) -> None:
+    for target, said in (
+        (Terminus(address.encode()), head("other", "subject", copies=["b"])),
+        (None, head(address, "subject", copies=["b"])),
+        (Terminus(b""), head(address)),
+    ):
+        found = published(names_of(), target_of(target, plain=True), said)
+        assert [str(each) for each in found] == [f"queue:{queue}"]
+    (delivery,) = delivered(names_of(), Terminus(address.encode()), plain=True)
+    assert delivery.name == queue
 
 
 def test_copies_are_charged_in_the_exchange_of_the_address() -> None:
@@ -154,7 +186,7 @@ def test_of_a_long_name_the_beginning_counts() -> None:
         ("/topic/k", "amq.gen"),
         ("/exchanges/ex/k", "amq.gen"),
         ("/management", None),
-        ("$management", None),
+        ("$management", "$management"),
         ("/amq/other", "%2Famq%2Fother"),
         (None, None),
     ],

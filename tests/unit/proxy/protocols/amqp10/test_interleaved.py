@@ -250,7 +250,10 @@ class Trial:
         broker = self.broker = Peer(BROKER, 5, starts[BROKER], starts[CLIENT], random)
         self.peers = {CLIENT: client, BROKER: broker}
         for peer in self.peers.values():
-            peer.out += codec.HEADER + say(0, "open", container_id=peer.side.value)
+            said = {} if peer is client else {"properties": codec.RABBITMQ}
+            peer.out += codec.HEADER + say(0, "open", container_id=peer.side.value, **said)
+            self.deliver(peer)
+        for peer in self.peers.values():
             remote = {} if peer is client else {"remote_channel": 1}
             peer.say(
                 "begin", next_outgoing_id=peer.next_outgoing, incoming_window=WINDOW, outgoing_window=1000, **remote

@@ -135,6 +135,44 @@ def test_user_and_vhost_come_behind_the_scopes_that_a_connection_has() -> None:
     assert scopes == ["certificate:orders-service", "user:joe", "vhost:/"]
 
 
+def test_a_broker_without_vhosts_lets_nobody_choose_one() -> None:
+    artemis = {"properties": {codec.Symbol("product"): "apache-activemq-artemis"}}
+    driver = Driver(terms={ORDERS: SHAPED}).open(hostname="vhost:tenant1", user="joe", broker=artemis)
+    driver.sends(address="orders")
+    driver.credit(10)
+    (batch,) = driver.batches
+    assert batch.requests[0].resources == (ORDERS,)
+    assert [str(scope) for scope in batch.connection.scopes] == ["user:joe", "vhost:/"]
+
+
+@pytest.mark.parametrize(
+    ("said", "queue"),
+    [(codec.RABBITMQ, None), ({}, "$management"), ({codec.Symbol("product"): "RabbitMQ-like"}, "$management")],
+)
+def test_what_an_address_means_is_decided_once_the_broker_has_said_what_it_is(said: dict, queue: str | None) -> None:
+    driver = Driver(terms={Resource("queue", "$management"): SHAPED})
+    windows = {"incoming_window": 400, "outgoing_window": 500}
+    driver.give(
+        CLIENT,
+        codec.HEADER
+        + say(0, "open", container_id="c")
+        + say(1, "begin", next_outgoing_id=0, **windows)
+        + say(
+            1,
+            "attach",
+            name="l",
+            handle=0,
+            role=False,
+            target=Described(ULong(0x29), ["/management" if queue is None else queue]),
+            initial_delivery_count=0,
+        ),
+    )
+    driver.give(BROKER, codec.HEADER + say(0, "open", container_id="b", properties=said))
+    driver.give(BROKER, say(5, "begin", remote_channel=1, next_outgoing_id=0, **windows))
+    (link,) = [link for session in driver.session._sessions for link in session.links]
+    assert [each.name for each in link.resources] == ([] if queue is None else [queue])
+
+
 def test_user_and_vhost_are_scopes() -> None:
     driver = Driver().open(hostname="vhost:tenant1", user="joe").sends()
     driver.credit(5)
