@@ -623,9 +623,23 @@ class Connection:
         if not self.peers:
             # Let go of meanwhile, as the server ends.
             return
+        try:
+            self._settle()
+        except Exception as error:  # noqa: BLE001 - as in guard
+            self._services.log_failed(self.info, error)
         self.let_go()
         assert self.parting is not None  # noqa: S101 - that is why it ends
         self._on_over(*self.parting)
+
+    def _settle(self) -> None:
+        """Charge and count what the session has not yet: it is over for the limits as well."""
+        services = self._services
+        batch = self.session.settle(services.now_ns())
+        if batch is not None:
+            rest = services.pipeline.decide_now(batch)
+            services.tally.count(batch, services.now_ns(), self._tickets.sender)
+            if rest is not None:
+                services.reactor.start_soon(lambda: rest)
 
     def let_go(self) -> None:
         """Let go of everything but the sockets; nothing of the connection is under way, and nothing is begun."""

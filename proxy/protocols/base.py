@@ -356,6 +356,15 @@ class Session(ABC):
         """Return the stages that the session has made and that still are: channels, and resources with a queue."""
         return ()
 
+    def settle(self, now_ns: int) -> Batch | None:
+        """End what costs something, as the connection has ended, whatever ended it; ``close`` follows.
+
+        Returns:
+            What is still to be charged or given back, and to be counted, without requests; None if nothing is.
+        """
+        del now_ns
+        return None
+
     def close(self) -> None:  # noqa: B027 - few sessions have anything to do
         """Give back what the session has taken of things that it shares with others; nothing else follows."""
 

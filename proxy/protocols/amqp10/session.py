@@ -566,6 +566,14 @@ class AMQP10Session(Session, Reader):
         self._streams[side].end()
         self._streams[side].is_closed = True
 
+    def settle(self, now_ns: int) -> Batch | None:
+        """End all links: they owe, and are given back, what they would if they had been detached."""
+        self._shared.now_ns = now_ns
+        for session in self._sessions:
+            session.end_links()
+        batch = self._batch(Side.CLIENT, ())
+        return batch if batch.charges or batch.paid else None
+
     def close(self) -> None:
         """Forget all: what goes round in circles would stay for long."""
         shared = self._shared

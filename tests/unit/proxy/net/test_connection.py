@@ -22,6 +22,7 @@ from proxy.control import LimitCommandReply
 from proxy.deciding.batch import (
     NO_VERDICTS,
     Batch,
+    Charge,
     ConnectionInfo,
     Hold,
     Refuse,
@@ -169,6 +170,45 @@ class TestRelay:
         while rig.connections:
             await trio.lowlevel.checkpoint()
         assert len(closed) == 1
+
+    @pytest.mark.parametrize("ends", ["client", "broker", "reset", "fault", "operator", "drain"])
+    async def test_session_settles_however_its_connection_ends(
+        self, start_rig: StartRig, lines: Protocol, ends: str
+    ) -> None:
+        charged: list[int] = []
+
+        class Owing(PlainSession):
+            def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
+                if ends == "fault":
+                    raise RuntimeError("as the test wants it")
+                return super().receive(side, chunk, now_ns)
+
+            def settle(self, now_ns: int) -> Batch | None:
+                charges = [Charge((Resource("line_topic", "own"),), -3, counts=False)]
+                return Batch(self.context.connection, Side.CLIENT, (), charges)
+
+        def charge(batch: Batch, now_ns: int) -> Verdicts:
+            charged.extend(each.messages for each in batch.charges)
+            return {}
+
+        rig = await start_rig(protocol=speaking(lines, Owing), handlers=[handler(charge)])
+        client, broker = await rig.connect()
+        await client.send(b"1")
+        await wait_all_tasks_blocked()
+        if ends == "operator":
+            (connection,) = rig.connections
+            connection.finish("closed_by_operator", "as the test wants it")
+        elif ends == "drain":
+            (connection,) = rig.connections
+            connection.drain()
+        elif ends == "reset":
+            client.reset()
+        if ends in {"client", "broker", "drain"}:
+            (broker if ends == "broker" else client).end()
+            (client if ends == "broker" else broker).end()
+        while rig.connections:
+            await trio.lowlevel.checkpoint()
+        assert charged == [-3]
 
     async def test_reads_no_more_at_once_than_the_session_asks_for(self, start_rig: StartRig, lines: Protocol) -> None:
         sizes: dict[Side, list[int]] = {side: [] for side in Side}

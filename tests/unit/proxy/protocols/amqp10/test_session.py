@@ -277,6 +277,18 @@ def test_a_session_that_ends_gives_back_what_its_links_have() -> None:
     assert not driver.session.describe().links
 
 
+def test_a_connection_that_is_cut_gives_back_what_its_links_have() -> None:
+    driver = shaped().sends().takes(1)
+    driver.credit(170)
+    driver.client(1, "flow", next_outgoing_id=10, incoming_window=9, outgoing_window=9, handle=1, link_credit=50)
+    driver.send(0)
+    assert driver.charged == 5
+    batch = driver.session.settle(driver.now_ns)
+    assert batch is not None
+    assert {charge.resources: charge.messages for charge in batch.charges} == {(ORDERS,): -2, (DELIVERY,): -2}
+    assert driver.session.settle(driver.now_ns) is None
+
+
 def test_rules_that_end_let_all_credit_go() -> None:
     driver = shaped(hold).sends().sends(1)
     driver.credit(170)
