@@ -270,6 +270,7 @@ class RowStats:
     #: How its queues show as stages, and what they hold.
     state: State = "running"
     spooled: int = 0
+    waits_since_ns: int | None = None
     ring: Ring | None = None
 
     def __post_init__(self) -> None:
@@ -314,7 +315,7 @@ class RowStats:
         self.last_refused_ns, self.last_wait_us = state.last_refused_ns, state.last_wait_us
         self.last_refused_rule = state.last_refused_rule
         self.held_ns = state.last_held_ns or 0
-        self.state, self.spooled = state.state, state.spooled
+        self.state, self.spooled, self.waits_since_ns = state.state, state.spooled, state.waits_since_ns
         self.shadowed_ns = max(self.shadowed_ns, state.last_shadowed_ns or 0)
 
     def _record(self, window: Window, counts: Counts, *, from_zero: bool) -> None:
@@ -352,7 +353,7 @@ class RowStats:
     def fade(self) -> None:
         """Nothing came for more than a minute."""
         self.usage = {}
-        self.state, self.spooled = "running", 0
+        self.state, self.spooled, self.waits_since_ns = "running", 0, None
         del self._records[: -(_REQUESTS.stop if self.counted else _RULE.stop)]
         if self.used_ratio:
             self.used_ratio = 0.0
@@ -410,6 +411,7 @@ class RowStats:
         before, now = self._moved(window)
         seconds = window.seconds
         wait_ns = max(self.wait_until_ns - window.end_ns, 0)
+        since_ns = self.waits_since_ns
         return wire.LiveFigures(
             messages_total=wire.Verdicts(*self.messages) if self.counted else None,
             messages_per_s=rates(before[_MESSAGES], now[_MESSAGES], seconds) if self.counted else None,
@@ -429,6 +431,7 @@ class RowStats:
             refused_by=self.last_refused_rule if self.last_refused_rule not in ("", rule) else None,
             state=self.state,
             spooled=self.spooled,
+            oldest_wait_s=None if since_ns is None else round(max(window.end_ns - since_ns, 0) / NS_PER_S, 1),
         )
 
     def _last_refused(self, clock: Clock) -> str | None:

@@ -158,6 +158,7 @@ class LiveFigures(Answer, frozen=True, kw_only=True):
         state: ``running``, or what its queues wait for: ``throttled`` for a limit, ``flow`` for a later stage,
             ``blocked`` by an alarm.
         spooled: messages of it that are in the spool.
+        oldest_wait_s: for how long the oldest message of it waits, held or in the spool; None if none does.
     """
 
     messages_total: Verdicts | None = None
@@ -178,6 +179,7 @@ class LiveFigures(Answer, frozen=True, kw_only=True):
     refused_by: str | None = None
     state: StageWord = "running"
     spooled: int = 0
+    oldest_wait_s: float | None = None
 
 
 class Row(Answer, frozen=True, kw_only=True):

@@ -415,6 +415,7 @@ class LocalDataPath(DataPath):
             resources=resources,
             rules=rules,
             usage=usage,
+            oldest_waiting=await self._overview.oldest_waiting(self._max_resource_labels) if whole else {},
             bypassed=self._pipeline.bypassed(),
             listeners=tuple(self._listener(config) for config in self.server.listeners),
             frames_total={direction(side): count for side, count in self._wire_counters.frames.items()},

@@ -8,11 +8,12 @@ import math
 from collections.abc import AsyncGenerator, Callable
 from collections.abc import Set as AbstractSet
 from heapq import heappush, heapreplace
+from operator import itemgetter
 from typing import Final
 
 from limiter.buckets.limiter import LimiterState
 from limiter.counting.accounts import NEVER, Accounts, RuleSums
-from limiter.counting.rejections import DID, OUTCOMES
+from limiter.counting.rejections import DID, OTHER, OUTCOMES
 from limiter.counting.row import Amounts
 from limiter.deciding.limits import Limits
 from limiter.rules.resource import TOTAL, Resource
@@ -136,6 +137,14 @@ class Overview:
             await pace.keep()
         return limits
 
+    async def oldest_waiting(self, max_names: int) -> dict[tuple[str, str], float]:
+        """Return for how many seconds the oldest message of each resource waits; beyond the cap as ``_other``."""
+        now_ns, ages = self._now_ns(), dict[tuple[str, str], float]()
+        oldest = sorted((await self._pressure.aside()).oldest_ns.items(), key=itemgetter(1))
+        for number, ((kind, name), since_ns) in enumerate(oldest):
+            ages.setdefault((kind, name if number < max_names else OTHER), max(0.0, (now_ns - since_ns) / 1e9))
+        return ages
+
     async def limiters(self) -> AsyncGenerator[LimiterState, None]:
         """Go through the live limiters."""
         pace = Pace(rests=True)
@@ -148,6 +157,10 @@ class Overview:
         """Go through what was asked for since then: resources as they are counted, then scopes and totals."""
         pace, waiting = Pace(rests=True), await self._waited_for()
         aside = await self._pressure.aside()
+        for kind, name in aside.oldest_ns:
+            # What waits is of interest however long ago it came.
+            self._accounts.row(Resource(kind, name), self._now_ns()).seen_ns = self._now_ns()
+            await pace.keep()
         for found in self._accounts.each(since_ns):
             if found is not None:
                 resource, amounts = found
@@ -207,6 +220,7 @@ class Overview:
             rule_counts=None if rule_sums is None else _rule_counts(rule_sums),
             state=aside.states.get(str(resource), "running"),
             spooled=aside.by_resource.get(resource, 0),
+            waits_since_ns=aside.oldest_ns.get(resource),
         )
 
     async def connections(self) -> tuple[ConnectionState, ...]:

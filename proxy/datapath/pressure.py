@@ -95,11 +95,13 @@ class Aside(NamedTuple):
         by_stage: messages in the spool, by the stage of their queue.
         by_resource: likewise, by resource.
         states: of resources of which something waits, as ``kind:name``.
+        oldest_ns: since when the oldest message of a resource waits, in memory or in the spool.
     """
 
     by_stage: dict[Stage, int]
     by_resource: Counter[tuple[str, str]]
     states: dict[str, State]
+    oldest_ns: dict[tuple[str, str], int]
 
 
 class Pressure:
@@ -254,21 +256,28 @@ class Pressure:
         """Return what is put aside or waits in a line."""
         pace = Pace(rests=True)
         by_stage, by_name, states = dict[Stage, int](), Counter[bytes](), dict[str, State]()
+        oldest_by_name, oldest_ns = dict[bytes, int](), dict[tuple[str, str], int]()
         for queue in () if self._spooling.spool is None else self._spooling.spool.queues():
             if queue.stage is not None:
                 by_stage[queue.stage] = queue.count
             by_name[queue.name] += queue.count
+            if queue.count:
+                oldest_by_name[queue.name] = min(queue.oldest_ns, oldest_by_name.get(queue.name, queue.oldest_ns))
             await pace.keep()
         by_resource = Counter[tuple[str, str]]()
         for encoded, count in by_name.items():
             name = QueueName.read(encoded)
             by_resource[name.kind, name.name] += count
+            if encoded in oldest_by_name:
+                _keep_oldest(oldest_ns, (name.kind, name.name), oldest_by_name[encoded])
             await pace.keep()
         async for connection in self._connections():
+            for resource, since_ns in connection.waiting():
+                _keep_oldest(oldest_ns, resource, since_ns)
             for stage in connection.session.stages():
                 if stage.kind == "resource":
                     states[stage.name] = worse(states.get(stage.name, "running"), stage.state(self._now_ns()))
-        return Aside(by_stage, by_resource, states)
+        return Aside(by_stage, by_resource, states, oldest_ns)
 
     async def purge(self, resource: Resource) -> Purged:
         """Purge what the spool holds of a resource, as ``DataPath.purge`` says.
@@ -289,6 +298,10 @@ class Pressure:
         for queue in spool.take_recovered(lambda name: (name.kind, name.name) == resource):
             dropped += queue.close()
         return Purged(refused, dropped)
+
+
+def _keep_oldest(oldest_ns: dict[tuple[str, str], int], name: tuple[str, str], since_ns: int) -> None:
+    oldest_ns[name] = min(since_ns, oldest_ns.get(name, since_ns))
 
 
 @dataclass(slots=True)

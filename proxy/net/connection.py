@@ -40,7 +40,7 @@ the broker's socket that failed, what it had sent before still goes to the clien
 nothing any more; it lets go of everything as soon as what is under way has returned.
 """
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -772,6 +772,11 @@ class Connection:
         """Tell the session that Sluice runs short of something, or with an empty reason that it does no more."""
         if self.parting is None and not self.over and not self.info.exempt:
             self.guard(self._alarm, reason)
+
+    def waiting(self) -> Iterator[tuple[Resource, int]]:
+        """Yield the resource of each message that waits in memory, and since when; at least the oldest of each."""
+        yield from self._tickets.waiting()
+        yield from self.session.waiting()
 
     def purge(self, resource: Resource) -> tuple[int, int]:
         """Have the session refuse or drop some of what it has put aside of a resource; return how many of either."""

@@ -3,11 +3,12 @@
 What becomes of their bytes is the session's business; when they are resolved is their handler's.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import structlog
 
 from limiter.counting.seconds import NOBODY, Sender
+from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, Hold, Request, Side, Ticket
 from proxy.deciding.counting import Tally
 
@@ -31,7 +32,8 @@ class Tickets:
         self._now_ns = now_ns
         self.sender = sender
         #: By the peer that the requests came from, in the order of the wire; by the request itself, as objects differ.
-        self._held: dict[Side, dict[int, tuple[Ticket, Request]]] = {Side.CLIENT: {}, Side.BROKER: {}}
+        #: With the time since which it is held.
+        self._held: dict[Side, dict[int, tuple[Ticket, Request, int]]] = {Side.CLIENT: {}, Side.BROKER: {}}
 
     def take(self, batch: Batch) -> dict[Ticket, Request]:
         """Wait for the held requests of a batch that was decided and counted; returns them."""
@@ -42,8 +44,16 @@ class Tickets:
             for index, verdict in sorted(batch.verdicts.items())
             if isinstance(verdict, Hold)
         }
-        self._held[batch.side].update((id(request), (ticket, request)) for ticket, request in taken.items())
+        now_ns = self._now_ns()
+        self._held[batch.side].update((id(request), (ticket, request, now_ns)) for ticket, request in taken.items())
         return taken
+
+    def waiting(self) -> Iterator[tuple[Resource, int]]:
+        """Yield the resource of each held message, and since when it is held; credit and pulls hold no message."""
+        for held in self._held.values():
+            for _, request, since_ns in held.values():
+                if not request.most and not request.by_answer:
+                    yield request.resources[0], since_ns
 
     def claim(self, side: Side, request: Request) -> bool:
         """Wait for a request no longer, since its ticket was resolved; False if nobody waited any more."""
@@ -58,7 +68,7 @@ class Tickets:
 
         What they cost is not counted here: the session charges it.
         """
-        for ticket, request in reversed(self._claim_all(requests)):
+        for ticket, request, _ in reversed(self._claim_all(requests)):
             self._tally.passed_on(request, self._now_ns(), self.sender)
             _drop(ticket)
 
@@ -79,12 +89,12 @@ class Tickets:
                 }
                 self._drop([one for key, one in held.items() if key not in self._held[side]])
 
-    def _claim_all(self, requests: Iterable[Request]) -> list[tuple[Ticket, Request]]:
+    def _claim_all(self, requests: Iterable[Request]) -> list[tuple[Ticket, Request, int]]:
         claimed = (held.pop(id(request), None) for request in requests for held in self._held.values())
         return [one for one in claimed if one is not None]
 
-    def _drop(self, held: Sequence[tuple[Ticket, Request]]) -> None:
-        for ticket, request in reversed(held):
+    def _drop(self, held: Sequence[tuple[Ticket, Request, int]]) -> None:
+        for ticket, request, _ in reversed(held):
             self._tally.dropped(request, self._now_ns(), self.sender)
             _drop(ticket)
 

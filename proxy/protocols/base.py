@@ -352,6 +352,13 @@ class Session(ABC):
         del resource, now_ns
         return 0, 0
 
+    def waiting(self) -> Iterable[tuple[Resource, int]]:
+        """Return the resource of messages that wait in memory, and since when; at least the oldest of each.
+
+        The driver knows itself of those that are held by a ticket, if they are held from the beginning.
+        """
+        return ()
+
     def stages(self) -> Iterable[Stage]:
         """Return the stages that the session has made and that still are: channels, and resources with a queue."""
         return ()

@@ -337,6 +337,7 @@ class Queue:
         "_low_bytes",
         "_measured",
         "_most_age_ns",
+        "_oldest_ns",
         "_open",
         "_orders",
         "_out_bytes",
@@ -403,6 +404,7 @@ class Queue:
         self._in_total = self._out_total = self._in_bytes = self._out_bytes = 0
         #: When rates were measured last, with the four totals of then; and what came out, each second.
         self._measured = (now_ns, 0, 0, 0, 0)
+        self._oldest_ns = now_ns
         self._rates = (0.0, 0.0, 0.0, 0.0)
         self._wanted_bytes = 0
         self.target_bytes = self._low_bytes = self._want_ahead_bytes = 0
@@ -501,7 +503,20 @@ class Queue:
             expires_ns = entry.expires_ns and entry.expires_ns + self._shift_ns
             entry = entry._replace(entered_ns=entry.entered_ns + self._shift_ns, expires_ns=expires_ns)
         self._entry = entry
+        self._oldest_ns = entry.entered_ns
         return entry
+
+    @property
+    def oldest_ns(self) -> int:
+        """When the entry at the head was put in.
+
+        While that is still on disk it is when the entry before it was, or, if there was none, when the queue was made:
+        nothing is read only to know it.
+        """
+        run = self._head[0] if self._head else None
+        if self._entry is not None or run is None or run.data is None or not run.entries:
+            return self._oldest_ns
+        return entry_at(run.data, run.position, whole=False).entered_ns + self._shift_ns
 
     def ending(self, now_ns: int) -> Ending | None:
         """Say whether the entry at the head has expired or is too old; None if not, or while it is being read."""

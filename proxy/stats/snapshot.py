@@ -267,6 +267,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         resources: counts by (kind, resource name); what is beyond the label cap is under the name ``_other``.
+        oldest_waiting: by (kind, resource name), in seconds; the oldest of those beyond the label cap is ``_other``.
         rules: what each rule did, by its name; what is beyond the label cap is under ``_other``.
         usage: by (kind, name, dimension), of limits that were used in the last minute: all with a rule of their own,
             and of the others the most used.
@@ -348,6 +349,15 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             "sluice_held_bytes", "Size of the requests held now; those for credit have none.", source="tally.held_bytes"
         ),
     ] = 0
+    oldest_waiting: Annotated[
+        Mapping[tuple[str, str], float],
+        Metric(
+            "sluice_oldest_waiting_age_seconds",
+            "How long the oldest message of a resource has waited, held in memory or in the spool. Absent while none "
+            "waits. AMQP 1.0 senders that wait for credit have no message here.",
+            ("kind", "resource"),
+        ),
+    ] = {}
     hold_refused: Annotated[
         Mapping[BoundName, int],
         Metric(
@@ -818,6 +828,8 @@ class ResourceState(msgspec.Struct, frozen=True, gc=False):
         rule_counts: what that rule did; None while it did nothing, and if its counts are not told apart.
         state: how its queues show as stages; of several the most far-reaching.
         spooled: messages of it that are in the spool.
+        waits_since_ns: monotonic time since which the oldest message of it waits, held or in the spool; None if none
+            does.
     """
 
     kind: str
@@ -836,6 +848,7 @@ class ResourceState(msgspec.Struct, frozen=True, gc=False):
     rule_counts: RuleCounts | None = None
     state: State = "running"
     spooled: int = 0
+    waits_since_ns: int | None = None
 
 
 class BrokerReach(msgspec.Struct, frozen=True):

@@ -1,6 +1,7 @@
 """The view of flow and spool: what is shown of answers made by hand, and the purge."""
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -218,6 +219,11 @@ def test_what_really_waits_is_shown_and_purged(
         expect(row).to_contain_text("slow")
         expect(page.locator(".findings")).to_contain_text("limit")
         picture(page, "flow-real")
+        page.get_by_role("link", name="Limits", exact=True).click()
+        expect(page.locator('tr[data-row="topic/slow"]')).to_contain_text(re.compile(r"oldest waits \d"))
+        page.get_by_role("link", name="slow", exact=True).click()
+        expect(page.locator(".figures")).to_contain_text(re.compile(r"Oldest waiting\d"))
+        page.get_by_role("link", name="Flow", exact=True).click()
         page.get_by_role("button", name="Purge what is put aside of topic slow").click()
         page.get_by_role("dialog").get_by_role("button", name="Purge", exact=True).click()
         expect(page.locator(".toast")).to_contain_text("refused, 0 dropped")

@@ -286,6 +286,7 @@ export class ResourceView {
       ["Used", percent(live?.used_ratio)],
       ["Last limited", live?.last_refused_at ? [moment(live.last_refused_at), live.refused_by && h("span", { class: "muted" }, ` by ${live.refused_by}`)] : "never"],
       live?.wait_s > 0 && ["Would wait", wait(live.wait_s * 1e6)],
+      (live?.oldest_wait_s ?? null) !== null && ["Oldest waiting", h("span", { title: "For how long the oldest message of it waits, held in memory or in the spool." }, duration(live.oldest_wait_s))],
       live?.spooled > 0 && ["In the spool", h("a", { href: link("flow") }, count(live.spooled))],
     ].filter(Boolean);
     fill(this.figures, shown.map((/** @type {any} */ [name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));

@@ -6,7 +6,7 @@
 import { writing } from "./app.js";
 import { fill, h, setAttribute, setText } from "./dom.js";
 import { stateTag } from "./flow.js";
-import { ago, count, exact, left, limitText, percent, rate, shortLimit, wait } from "./format.js";
+import { ago, count, duration, exact, left, limitText, percent, rate, shortLimit, wait } from "./format.js";
 import { hasPage, link } from "./router.js";
 import { draw, sparkline } from "./spark.js";
 import { reached } from "./steps.js";
@@ -99,8 +99,9 @@ export function rowView(first, edit) {
     would.hidden = !live?.would_refuse;
     const spooled = live?.spooled ? `${count(live.spooled)} spooled` : "";
     const waits = stateTag(live?.state);
-    if (stage.textContent !== (waits?.textContent ?? "") + spooled) {
-      fill(stage, waits, spooled && h("span", { class: "tag", title: "Messages of it that are put aside in the spool." }, spooled));
+    const oldest = (live?.oldest_wait_s ?? null) === null ? "" : `oldest waits ${duration(live.oldest_wait_s)}`;
+    if (stage.textContent !== (waits?.textContent ?? "") + oldest + spooled) {
+      fill(stage, waits, oldest && h("span", { class: "tag", title: "For how long the oldest message of it waits, held in memory or in the spool." }, oldest), spooled && h("span", { class: "tag", title: "Messages of it that are put aside in the spool." }, spooled));
     }
     setText(by, live?.limited && live.refused_by ? `refused by ${live.refused_by}` : "");
   }

@@ -79,7 +79,7 @@ class Content:
         data: what has come of it so far, if it waits or its header is still to come.
         request: while it is held.
         spools: what comes behind it is to be put aside.
-        since_ns: when it came, if it waits where something can be put aside; otherwise 0.
+        since_ns: when it began to wait; 0 if it does not.
         expires_ns: when it is of no use any more, once that is known; 0 before.
         aside: its bytes are in the spool, at the head of its line's queue.
         gathers: it goes on as a whole, and is asked about when all of it has come; until then that is its ``data``.

@@ -483,7 +483,7 @@ class Publishes(SpoolingStream):
 
     def _make_request(self, content: Content) -> Request:
         """Make a request of a publish."""
-        since_ns = content.since_ns
+        since_ns = content.since_ns if self._spool is not None else 0
         if since_ns and not content.spools:
             line = content.lane.lines.get(content.key or 0)
             since_ns = since_ns if line is not None and line.spools else 0

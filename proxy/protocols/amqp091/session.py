@@ -1,7 +1,8 @@
 """One AMQP 0.9.1 connection, sans-IO: the protocol header, the two streams, heartbeats and farewells of our own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Final
 
 from msgspec.structs import replace
@@ -399,6 +400,10 @@ class AMQP091Session(Session):
             dropped += self._replay.purge(resource)
         self._context.wake()
         return refused, dropped
+
+    def waiting(self) -> Iterator[tuple[Resource, int]]:
+        """Return the resource of each content that nothing is before, and since when it waits."""
+        return chain.from_iterable(stream.waiting_since() for stream in self._streams.values())
 
     def stages(self) -> Sequence[Stage]:
         """Return those of channels and of what waits in them."""

@@ -95,8 +95,6 @@ class SpoolingStream(Stream):
             self._memory.give_back(_LINE_BYTES)
 
     def _join(self, content: Content) -> None:
-        if self._spool is not None and not content.since_ns:
-            content.since_ns = self._stages.now_ns
         super()._join(content)
         assert content.key is not None  # noqa: S101 - as above
         self._stages.waits(content.lane.lines[content.key].stage, content.size_bytes)

@@ -8,9 +8,10 @@
    inside a content of the same channel. Frames of our own wait there, too.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, Charge, Hold, Refuse, Request, Shadow, Verdict
 from proxy.protocols.amqp091.channel import (
     ASKED,
@@ -152,6 +153,7 @@ class Waiting(Reading):
     def _wait(self, content: Content, data: bytearray) -> None:
         """Have a content wait, of which that much has come."""
         content.data = data
+        content.since_ns = self._stages.now_ns
         self.waiting += 1
         self._memory.take(content.waiting_bytes())
         lane = content.lane
@@ -196,6 +198,14 @@ class Waiting(Reading):
         data, content.data = content.data, b""
         content.request = None
         return data
+
+    def waiting_since(self) -> Iterator[tuple[Resource, int]]:
+        """Yield the resource of the first content of each line, and of those behind a method, with their times."""
+        for lane in self._lanes.values():
+            fronts = [line.contents[0] for line in lane.lines.values() if line.contents]
+            for content in (*fronts, *lane.after):
+                if isinstance(content, Content) and content.resources:
+                    yield content.resources[0], content.since_ns
 
     # --- Deciding later ---------------------------------------------------------------------------
 

@@ -299,6 +299,10 @@ class Lines:
         """
         return len(self._lines) > self._replaying and self._spool.is_stopped
 
+    def waiting(self) -> Iterator[tuple[Resource, int]]:
+        """Return the resource of each line with something in front, and since when the first of that waits."""
+        return iter([(line.resources[0], line.front[0].since_ns) for line in self._lines.values() if line.front])
+
     def stages(self) -> Iterator[Stage]:
         """Return the stages of the lines."""
         return iter([line.stage for line in self._lines.values()])

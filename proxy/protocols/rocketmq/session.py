@@ -231,6 +231,10 @@ class RocketMQSession(Session):
         """
         return (0, 0) if self._lines is None else self._lines.purge(resource, now_ns)
 
+    def waiting(self) -> Iterable[tuple[Resource, int]]:
+        """Return the first of each line that has left the spool and not gone on."""
+        return () if self._lines is None else self._lines.waiting()
+
     def stages(self) -> Iterable[Stage]:
         """Return those of the resources of which something is put aside."""
         return () if self._lines is None else self._lines.stages()

@@ -70,6 +70,29 @@ async def test_delayed_sends_arrive_at_the_rate_of_their_limit(rig: Rig, mock_cl
     assert await frame(client) == frames.answer(2)
 
 
+async def test_age_of_the_oldest_held_message_is_told_for_as_long_as_one_is_held(
+    rig: Rig, mock_clock: MockClock
+) -> None:
+    async def ages() -> dict[tuple[str, str], float]:
+        return dict((await rig.snapshot()).oldest_waiting)
+
+    client, broker = await rig.connect()
+    await send_delayed(client, broker, 1, 2, 3)
+    assert await ages() == {("topic", "orders"): 0.0}
+    mock_clock.jump(1.0)
+    assert await frame(broker) == frames.send("orders", 2)
+    mock_clock.jump(0.5)
+    assert await ages() == {("topic", "orders"): 1.5}
+    # It is shown even if nothing has come for long.
+    shown = [state async for state in rig.path.resources(rig.path._now_ns())]
+    assert [(state.name, state.waits_since_ns) for state in shown if state.kind == "topic"] == [
+        ("orders", rig.path._now_ns() - 1_500_000_000)
+    ]
+    mock_clock.jump(0.5)
+    assert await frame(broker) == frames.send("orders", 3)
+    assert await ages() == {}
+
+
 async def test_a_delay_that_would_be_too_long_is_refused_at_once(rig: Rig) -> None:
     client, broker = await rig.connect()
     await send_delayed(client, broker, *range(1, 11))

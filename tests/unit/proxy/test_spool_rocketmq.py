@@ -65,6 +65,22 @@ async def test_all_arrive_at_the_rate_in_order(start: Any, mock_clock: MockClock
     assert (await rig.snapshot()).resources["topic", "orders"].requests["pass"] == 50
 
 
+async def test_age_of_the_oldest_spooled_message_is_that_of_the_message_in_front(
+    start: Any, mock_clock: MockClock
+) -> None:
+    rig = await start()
+    client, _ = await rig.connect()
+    await client.send(orders(*range(20)))
+    await pass_s(mock_clock, 1)
+    await client.send(orders(*range(20, 40)))
+    ages = []
+    for _ in range(4):
+        ages.append((await rig.snapshot()).oldest_waiting.get(("topic", "orders")))
+        await pass_s(mock_clock, 1)
+    # After two seconds what came in the second one is in front.
+    assert ages == [pytest.approx(age, abs=0.2) for age in (1.0, 1.0, 2.0, None)]
+
+
 async def test_oneways_go_on_when_their_client_has_gone(start: Any, mock_clock: MockClock) -> None:
     rig = await start()
     client, broker = await rig.connect()

@@ -270,6 +270,17 @@ async def test_usage_fades_after_a_minute_of_nothing(board: LiveStats, time: Tim
     assert (live.used, live.used_ratio, live.near) == ({}, 0, False)
 
 
+async def test_age_of_the_oldest_waiting_message_is_that_at_the_sample(
+    board: LiveStats, time: Time, data_path: Any
+) -> None:
+    await sampled(board, time, data_path, [state("a", waits_since_ns=time.ns)], after_s=0)
+    assert (await one(board, "a")).live.oldest_wait_s == 0
+    await sampled(board, time, data_path, data_path.resources_now, after_s=90)
+    assert (await one(board, "a")).live.oldest_wait_s == 90
+    await sampled(board, time, data_path, [state("a")])
+    assert (await one(board, "a")).live.oldest_wait_s is None
+
+
 async def test_history_has_a_point_every_five_seconds(board: LiveStats, time: Time, data_path: Any) -> None:
     await board.sample()
     for second in range(1, 16):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from proxy.datapath.datapath import CreditConfig
 from proxy.deciding.batch import NO_VERDICTS, Batch, Side, Verdicts
@@ -34,18 +35,20 @@ class Waiting(Handler):
         return NO_VERDICTS
 
 
-async def causes(rig: Rig) -> list[tuple[str, tuple[str, ...]]]:
+async def causes(rig: Rig, mock_clock: MockClock) -> list[tuple[str, tuple[str, ...]]]:
+    # It is told of as soon as it has lasted for a while.
+    mock_clock.jump(12)
     return [(finding.cause, finding.at) for finding in (await rig.path.flow()).findings]
 
 
-async def test_writer_stalls_it_while_the_broker_does_not_read(rig: Rig) -> None:
+async def test_writer_stalls_it_while_the_broker_does_not_read(rig: Rig, mock_clock: MockClock) -> None:
     client, broker = await rig.connect()
     sent = await client.send_until_stalled(LINES)
     (connection,) = rig.connections
     assert connection.peers[Side.CLIENT].doing is Doing.WRITING
     assert connection.stage.waits_for() == (connection.writer,)
     host, port = rig.broker.address
-    assert await causes(rig) == [("broker", (f"writer {host}:{port}",))]
+    assert await causes(rig, mock_clock) == [("broker", (f"writer {host}:{port}",))]
     whole = sent - sent % LINE_BYTES
     assert len(await broker.receive(whole)) == whole
     await rig.settle()
@@ -61,7 +64,7 @@ async def test_client_that_does_not_read_its_answers_is_not_in_flow(rig: Rig) ->
     assert not connection.stage.out_of_credit
 
 
-async def test_limiter_stalls_it_while_a_lane_decides(start_rig: StartRig) -> None:
+async def test_limiter_stalls_it_while_a_lane_decides(start_rig: StartRig, mock_clock: MockClock) -> None:
     handler = Waiting()
     plugin = HandlerPlugin("waiting", dict, lambda options, services: handler)
     rig = await start_rig(handlers=[HandlerConfig(plugin, {}, deadline_ms=60_000)])
@@ -69,14 +72,14 @@ async def test_limiter_stalls_it_while_a_lane_decides(start_rig: StartRig) -> No
     await client.send(b"free 1\n")
     await rig.until(lambda: rig.connections[0].stage.out_of_credit)
     assert rig.connections[0].peers[Side.CLIENT].doing is Doing.DECIDING
-    assert await causes(rig) == [("deciding", ("resource limiter",))]
+    assert await causes(rig, mock_clock) == [("deciding", ("resource limiter",))]
     handler.may_decide.set()
     assert await broker.receive_line() == b"free 1\n"
     assert not rig.connections[0].stage.out_of_credit
 
 
 async def test_decoding_stalls_it_while_it_waits_for_its_turn(
-    start_rig: StartRig, lines: Protocol, monkeypatch: pytest.MonkeyPatch
+    start_rig: StartRig, lines: Protocol, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_go_on = trio.Event()
     monkeypatch.setattr(connection_module, "connection_turn", may_go_on.wait)
@@ -91,7 +94,7 @@ async def test_decoding_stalls_it_while_it_waits_for_its_turn(
     await client.send(b"free 1\n")
     await rig.until(lambda: rig.connections[0].stage.out_of_credit)
     assert rig.connections[0].peers[Side.CLIENT].doing is Doing.TURN
-    assert await causes(rig) == [("decoding", ("channel decoding",))]
+    assert await causes(rig, mock_clock) == [("decoding", ("channel decoding",))]
     may_go_on.set()
     assert await broker.receive_line() == b"free 1\n"
     assert not rig.connections[0].stage.out_of_credit

@@ -50,6 +50,15 @@ def test_only_held_requests_are_waited_for(tickets: Tickets, batch_of: MakeBatch
     assert tickets.take(batch) == {ticket: batch.requests[1]}
 
 
+def test_pulls_and_credit_hold_no_message(tickets: Tickets, batch_of: MakeBatch) -> None:
+    batch = batch_of("a", "b", "c")
+    batch.requests[1].by_answer = True
+    batch.requests[2].most = 5
+    hold_some(batch, *(hold([], name) for name in "abc"))
+    tickets.take(batch)
+    assert list(tickets.waiting()) == [(batch.requests[0].resources[0], 0)]
+
+
 def test_a_ticket_is_claimed_once(tickets: Tickets, batch_of: MakeBatch) -> None:
     batch = batch_of("a")
     (ticket,) = hold_some(batch, hold([], "1"))

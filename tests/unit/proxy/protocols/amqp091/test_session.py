@@ -72,6 +72,32 @@ def test_a_publish_passes_is_refused_or_waits_wherever_it_is_cut(cut: int) -> No
     assert held.written[BROKER] == frames.declare(2) + PUBLISH
 
 
+def test_what_waits_is_known_since_it_came_and_not_since_it_was_asked_about() -> None:
+    driver = Driver(hold).open((1, 2))
+    driver.later = lambda _: True
+    for now_s, (channel, key) in enumerate(((1, "orders"), (1, "orders"), (2, "orders"), (1, "other"))):
+        driver.now_ns = now_s * 10**9
+        driver.give(CLIENT, b"".join(frames.publish(channel, "", key, b"text")))
+    # A barrier, and what comes behind it.
+    driver.give(CLIENT, frames.method(1, 90, 20) + b"".join(frames.publish(1, "", "behind", b"text")))
+
+    def oldest() -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for resource, since_ns in driver.session.waiting():
+            found.setdefault(resource.name, []).append(since_ns // 10**9)
+        return found
+
+    assert oldest() == {"orders": [0, 2], "other": [3], "behind": [3]}
+    driver.now_ns = 100 * 10**9
+    driver.resolve()
+    driver.tick()
+    assert oldest() == {"orders": [1, 2], "other": [3], "behind": [3]}
+    while driver.held or driver.woken:
+        driver.resolve()
+        driver.tick()
+    assert oldest() == {}
+
+
 def test_a_message_of_several_frames_is_not_within_a_frame_all_the_time() -> None:
     driver = Driver().open()
     method, header, body = frames.publish(1, "", "orders", b"some text")
