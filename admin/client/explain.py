@@ -90,7 +90,7 @@ def _lines(explanation: Explanation, *, live: bool) -> Iterator[str]:
         yield f"The client is exempt on listener {', '.join(explanation.exempt_on)}: nothing limits it there."
     if explanation.ignored:
         yield f"Limits of a {_alternatives(explanation.ignored)} do not matter for it: {_not_asked(question.kind)}."
-    if explanation.waits and any(limit.rule.action in {"reject", "delay"} for limit in explanation.limits):
+    if explanation.waits and any(limit.rule.action in {"reject", "delay", "default"} for limit in explanation.limits):
         yield f"{explanation.waits[0].upper()}{explanation.waits[1:]}."
     for refusal in explanation.refusals:
         where = ", ".join(refusal.listeners)
@@ -198,6 +198,8 @@ def _above(limit: AppliedLimit, explanation: Explanation) -> str:
         case "delay":
             where = " in the spool" if figures.spool else ""
             return f"held for up to {number(figures.max_delay_s or 0)} s{where}, then {refused}"
+        case "default":
+            return f"{refused}; with AMQP 1.0, waits for credit instead"
         case _ if not figures.rate_per_s:
             return f"everything is {refused}"
         case _ if figures.break_s:

@@ -130,7 +130,7 @@ FIELDS: Final = (
                flag="unit of the rate: messages or requests", metavar="WHAT", place=9, label="The rate counts",
                words={"messages": "messages", "requests": "requests, whatever their number of messages"}),
     LimitField("action", Action, None,
-               "above the limit: reject, shadow or delay; off disables the limit; default: depends on the kind",
+               "above the limit: reject, shadow or delay; off disables the limit; default: that of the protocol",
                meant={"refuse": "reject", "deny": "reject", "drop": "reject", "hold": "delay", "wait": "delay",
                       "log": "shadow", "count": "shadow", "none": "off"},
                flag="above the limit: reject, shadow, delay, off", metavar="ACTION",

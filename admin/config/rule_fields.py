@@ -76,17 +76,27 @@ class FieldError(Exception):
 def scope_kinds_of(protocols: Iterable[Protocol]) -> tuple[Kind, ...]:
     """Return the kinds of scopes that some protocol has, in the order in which they are asked.
 
-    What their limits do by default is what those of everything do that is sent, if these are of one mind.
+    What their limits do by default is what those of everything do that is sent, if these are of one mind; else they
+    refuse, but protocols that give no credit by default do so here, too.
     """
     protocols = tuple(protocols)
     sent = [kind for kind in kinds_of(protocols) if not kind.consumes]
     delays = bool(sent) and all(kind.action == "delay" for kind in sent)
     by_credit = bool(sent) and all(kind.by_credit for kind in sent)
+    waits = [] if delays else [kind.credit_waits for kind in sent if kind.credit_waits]
+    waits += [] if delays else [each.name for each in protocols if _grants(each)]
+    credit_waits = ", ".join(dict.fromkeys(waits))
     return tuple(
-        replace(kind, action="delay" if delays else kind.action, by_credit=by_credit)
+        replace(kind, action="delay" if delays else kind.action, credit_waits=credit_waits, by_credit=by_credit)
         for kind in SCOPE_KINDS
         if any(protocol.has(kind.name) for protocol in protocols)
     )
+
+
+def _grants(protocol: Protocol) -> bool:
+    """Say whether everything that is sent waits for credit by default."""
+    sent = [kind for kind in protocol.kinds if not kind.consumes]
+    return bool(sent) and all(kind.by_credit and kind.action == "delay" for kind in sent)
 
 
 def longest_delay_s(kind: Kind, *, action: str, spool: bool | None) -> float:
@@ -171,6 +181,7 @@ class RuleReader:
             shared=shared,
             hours=_hours(limit),
             source=source,
+            credit_waits=bool(of.credit_waits) and limit.action is None,
             **fields,
         )
         return self.check(rule) if kind in self.kinds else rule
@@ -304,12 +315,13 @@ def fields_of(rule: Rule) -> dict[str, Any]:
     hours = rule.hours
     whole_day = hours is not None and (hours.from_minute, hours.to_minute) == (0, 24 * 60)
     otherwise = {
+        "action": None if rule.credit_waits else rule.action,
         "rate": (None if rule.exempt else UNLIMITED) if rule.rate_per_s is None else rule.rate_per_s,
         "between": None if hours is None else _between(hours, whole_day=whole_day),
         "days": None if hours is None or hours.days == EVERY_DAY else [DAYS[day] for day in sorted(hours.days)],
         "time_zone": "UTC" if hours is None else hours.time_zone,
     }
-    return {each.key: getattr(rule, each.key) if each.key in _SAME else otherwise[each.key] for each in FIELDS}
+    return {each.key: otherwise[each.key] if each.key in otherwise else getattr(rule, each.key) for each in FIELDS}
 
 
 def written(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -111,6 +111,7 @@ def _own_rate(kind: Kind) -> Rule:
         DEFAULT_PATTERN,
         kind.rate_per_s,
         action=kind.action,
+        credit_waits=bool(kind.credit_waits),
         max_delay_s=kind.max_delay_s,
         source=BUILT_IN,
     )
@@ -165,7 +166,15 @@ class _Sources:
 
             def make(kind: str, pattern: str, rate_per_s: float | None, source: str = limit.source) -> Rule:
                 of = self._kinds.get(kind, Kind(kind, ""))
-                return Rule(kind, pattern, rate_per_s, action=of.action, max_delay_s=of.max_delay_s, source=source)
+                return Rule(
+                    kind,
+                    pattern,
+                    rate_per_s,
+                    action=of.action,
+                    credit_waits=bool(of.credit_waits),
+                    max_delay_s=of.max_delay_s,
+                    source=source,
+                )
 
             try:
                 rule = parse_limit(limit.text, make, f"{next(iter(self._kinds))}:orders=500/s")

@@ -174,7 +174,7 @@ def _rules(plan: Plan, now: datetime) -> RenderableType:
             *(_rule(rule, kinds.get(rule.kind)) for rule in defaults if rule not in tried),
         ],
     ).used()
-    notes = [*_waits(plan), *_defaults_unlike(plan), *_confirms(rules.rules, kinds)]
+    notes = [*_waits(plan), *_confirms(rules.rules, kinds)]
     return Group(rows, Text("\n".join(notes))) if notes else rows
 
 
@@ -204,23 +204,6 @@ def _waits(plan: Plan) -> Iterator[str]:
         if kind.waits and kind.name not in names and (kind.name in stopping or (by_scope and not kind.consumes)):
             names.append(kind.name)
     return (f"{', '.join(names)}: {reason}." for reason, names in reasons.items() if names)
-
-
-def _defaults_unlike(plan: Plan) -> Iterator[str]:
-    """Say which protocols have a kind in common, but not what its limits do by default; a line for each of them."""
-    first = {
-        kind.name: (protocol.name, kind.action) for protocol in reversed(plan.protocols) for kind in protocol.kinds
-    }
-    for protocol in plan.protocols:
-        unlike: dict[tuple[str, str, str], list[str]] = {}
-        for kind in protocol.kinds:
-            if first[kind.name][1] != kind.action:
-                unlike.setdefault((*first[kind.name], kind.action), []).append(kind.name)
-        for (name, action, own), kinds in unlike.items():
-            yield (
-                f"{', '.join(kinds)}: a limit that gives no action has {action} on all listeners, as protocol {name} is"
-                f" listed first; by itself, {protocol.name} has {own}."
-            )
 
 
 def _rule(rule: Rule, kind: Kind | None, *, holds: bool = True) -> Sequence[str]:
@@ -258,6 +241,8 @@ def _above(rule: Rule, kind: Kind | None) -> str:
     if kind is not None and not kind.refuses:
         return "hold"
     refuse = "refuse" if rule.busy_code is None else f"refuse with code {rule.busy_code}"
+    if rule.credit_waits and kind is not None:
+        return f"{refuse}; {kind.credit_waits}: withhold credit"
     where = " in the spool" if rule.spool and not (kind is not None and kind.consumes) else ""
     return f"hold up to {rule.max_delay_s:g} s{where}, then {refuse}" if rule.action == "delay" else refuse
 

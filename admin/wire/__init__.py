@@ -21,7 +21,7 @@ from admin.edits.model import (
     Persistence,
     SwitchEntry,
 )
-from limiter.rules.rule import Action, Count, Dimension
+from limiter.rules.rule import Count, Dimension, ShownAction
 from proxy.flow.alarms import Scarce
 from proxy.flow.credit import Kind
 from proxy.flow.credit import State as StageWord
@@ -408,7 +408,8 @@ class RuleRow(Answer, frozen=True, kw_only=True):
         rule: name of the rule.
         limit: all fields of its limit.
         limit_text: the limit in short.
-        action: what happens above the limit.
+        action: what happens above the limit; ``default`` is what the protocol of each connection does by itself, where
+            these differ: it refuses, or, with AMQP 1.0, gives no credit.
         hours: when it applies; None is always.
         source: where it comes from.
         holds: whether it applies now.
@@ -421,7 +422,7 @@ class RuleRow(Answer, frozen=True, kw_only=True):
     rule: str = ""
     limit: LimitFields
     limit_text: str = ""
-    action: Action = "reject"
+    action: ShownAction = "reject"
     hours: str | None = None
     source: str
     holds: bool = True

@@ -98,7 +98,7 @@ class Asking:
         large: list[tuple[Demand, int]] = []
         for one in distinct:
             part, gate, costs = one
-            waits = (part.delays and caller.may_wait) or not caller.refusable
+            waits = part.waits(caller)
             if (waits or part.delays) and self._delays.must_wait(now_ns, part, gate, caller, held=held):
                 most = gate.rule.most_permits
                 passing, alone = 0, run_of_larger(costs, 0, most, most) if gate.rule.rate_per_s else 0
@@ -120,9 +120,10 @@ class Asking:
         second = self._accounts.at(now_ns)
         for part, _, costs in asked:
             part.spend(second, now_ns, sum(costs[:admitted]))
-        if not caller.may_wait and self._delays.lines:
+        if self._delays.lines:
             for part, gate, costs in distinct:
-                self._delays.overtook(part, gate, sum(costs[:admitted]))
+                if not caller.may_wait or (part.delays and not part.holds):
+                    self._delays.overtook(part, gate, sum(costs[:admitted]))
         if held is not None and admitted:
             self._delays.released(now_ns, asked, caller)
         if admitted == count:
@@ -240,7 +241,7 @@ class Asking:
         """Refuse in the name of those that stop the rest, or say that only delay rules do."""
         stop: Denial | None = None
         for part, gate, _ in stoppers:
-            if caller.refusable and not (part.delays and caller.may_wait):
+            if not part.waits(caller):
                 wait_us = gate.refuse(now_ns)
                 if part.delays:
                     # Others may stand in line. A delay rule has no breaker that a refusal could open.

@@ -219,7 +219,7 @@ class Limits:
         if not limits:
             return PlainDefault(None, "", MESSAGES, ends)
         (dimension, part), *more = limits
-        if more or part.action != "reject" or part.fair_by is not None or part.warm_up_ns:
+        if more or part.shown_action != "reject" or part.fair_by is not None or part.warm_up_ns:
             return None
         return PlainDefault(part, part.bare_name, unit_of(dimension, part), ends)
 

@@ -152,7 +152,8 @@ class ApplicableLimit:
         rule: the rule, with this dimension as its only limit.
         unit: what a request costs there: its messages, one permit or its bytes.
         fair_by: whose shares are kept apart.
-        delays: what is over the limit is held for a while.
+        delays: some of what is over the limit waits: for credit, or as ``holds`` says.
+        holds: a request over the limit is held for a while.
         by_answer: what is held costs nothing yet if it is charged by its answer.
     """
 
@@ -164,6 +165,7 @@ class ApplicableLimit:
         "by_answer",
         "delays",
         "fair_by",
+        "holds",
         "registry",
         "resource",
         "rule",
@@ -176,13 +178,18 @@ class ApplicableLimit:
         self.rule = rule
         self.unit = unit_of(registry.dimension, rule)
         self.fair_by: FairBy | None = rule.fair_by
-        self.delays = rule.action == "delay"
+        self.holds = rule.action == "delay"
+        self.delays = self.holds or rule.credit_waits
         self.by_answer = self.delays and self.unit != REQUESTS
         self._accounts = accounts
         self._dimension = registry.number
         self._row = _NO_ROW
         #: Of the permits of which it was noted that they were spent, those that were given back since.
         self._unused = 0
+
+    def waits(self, caller: Caller) -> bool:
+        """Say whether a request over the limit waits rather than being refused."""
+        return (self.holds and caller.may_wait) or not caller.refusable
 
     def spend(self, second: Second, now_ns: int, permits: int) -> None:
         """Note that something was asked in the second under way, and the permits that were spent for it."""

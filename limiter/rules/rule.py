@@ -21,6 +21,8 @@ Action = Literal["reject", "shadow", "delay", "off"]
 """What happens above the limit: refuse; count what would be refused and let it pass; hold for a while, then refuse.
 
 ``off`` is no limit at all, with the figures kept for later."""
+ShownAction = Literal["reject", "shadow", "delay", "off", "default"]
+"""``default`` is no action of the rule's own where protocols differ: each connection gets its protocol's default."""
 Count = Literal["messages", "requests"]
 """What one permit stands for: a message, or a request however many messages it holds."""
 FairBy = Literal["client", "producer_group", "certificate", "user"]
@@ -89,6 +91,8 @@ class Rule:
         bytes_burst_s: how many seconds' worth of bytes can be stored.
         shared: all that match share one bucket; it stacks upon whatever limits each of them.
         action: what happens above the limit.
+        credit_waits: no action is written, and some connections are limited by credit: those wait for credit, and the
+            requests of all others meet ``action``.
         max_debt_s: how many seconds' worth of permits one request may leave owing. One that would owe more is refused
             alone. A single permit may always be owed.
         max_delay_s: with action ``delay``, how long a request is held at most, in seconds.
@@ -139,6 +143,7 @@ class Rule:
     bytes_burst_s: float = 1.0
     shared: bool = False
     action: Action = "reject"
+    credit_waits: bool = False
     max_debt_s: float = DEFAULT_MAX_DEBT_S
     max_delay_s: float = DEFAULT_MAX_DELAY_S
     spool: bool | None = None
@@ -246,6 +251,11 @@ class Rule:
         return self.action != "off" and (self.rate_per_s is not None or self.bytes_per_s is not None)
 
     @property
+    def shown_action(self) -> ShownAction:
+        """The action as operators see it."""
+        return "default" if self.credit_waits else self.action
+
+    @property
     def confirms_after_consume(self) -> bool:
         """Whether consumers confirm what it is for."""
         return self.confirm == "after_consume" and self.action != "off"
@@ -270,6 +280,8 @@ class Rule:
     def _checked_break_ns(self) -> int:
         """Return the break that holds, in nanoseconds."""
         no_breaker = 'action "delay"' if self.action == "delay" else "warm_up_s" if self.warm_up_s else None
+        if self.credit_waits:
+            no_breaker = "no action, under which AMQP 1.0 waits for credit"
         if self.break_s is None:
             harmful = no_breaker is not None or self.shared or self.kind in SCOPES
             return 0 if harmful else min(round(DEFAULT_BREAK_S * NS_PER_S), self.burst_ns)

@@ -168,7 +168,7 @@ class Delays:
             if not self.lines:
                 return False
             line = part.line(gate)
-            if caller.may_wait or not caller.refusable:
+            if part.waits(caller):
                 return self._holding.is_behind(line, None)
             queue = self.lines.get(line)
             return queue is not None and queue.overtaken >= gate.turn(1, queue.waiting, len(self.lines))

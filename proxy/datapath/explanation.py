@@ -69,6 +69,8 @@ def explain(
     spoken = {listener.protocol.name for listener in through}
     in_turn = sorted(protocols, key=lambda protocol: protocol.name not in spoken)
     kinds_by_name = {kind.name: kind for kind in kinds_of(in_turn)}
+    # Of the protocols behind other listeners only what these do not know themselves.
+    kinds_by_name |= {kind.name: kind for kind in kinds_of(each for each in protocols if each.name in spoken)}
     named = [scope for scope in SCOPES if getattr(question, scope)]
     scopes = [scope for scope in SCOPES if any(protocol.has(scope) for protocol in protocols)]
     question = _understood(question, kinds_by_name, scopes, listeners, through)
@@ -104,8 +106,10 @@ def explain(
         limiting=rule_set.enabled,
         off_kinds=tuple(sorted(rule_set.off_kinds)),
         exempt_on=exempt_on,
-        limits=tuple(_limit(each, now_ns, spools=spools) for each in applied if each.limits),
-        unapplied=tuple(UnappliedRule(*each.resource, each.why, _rule_view(each.rule)) for each in unapplied.values()),
+        limits=tuple(_limit(each, kind, now_ns, spools=spools) for each in applied if each.limits),
+        unapplied=tuple(
+            UnappliedRule(*each.resource, each.why, _rule_view(each.rule, kind)) for each in unapplied.values()
+        ),
         ignored=tuple(named) if kind is None or kind.consumes else (),
         refusals=_refusals(resource, through, exempt_on) if rule_set.enabled else (),
         refuses=kind is None or kind.refuses,
@@ -140,7 +144,7 @@ def _confirm(
     elif queues is None:
         left_alone = "confirm_queues does not say to how many queues each message goes"
     return ConfirmView(
-        rule=_rule_view(rule),
+        rule=_rule_view(rule, kind),
         below_bytes=rule.confirm_below_bytes,
         within_s=rule.confirm_within_s,
         queues=queues,
@@ -263,14 +267,14 @@ def _limit_view(rule: Rule, unit: Count | Literal["bytes"], *, spools: bool) -> 
     return LimitView(**fields)
 
 
-def _limit(applied: Applied, now_ns: int, *, spools: bool) -> AppliedLimit:
+def _limit(applied: Applied, kind: Kind | None, now_ns: int, *, spools: bool) -> AppliedLimit:
     rule, state = applied.rule, applied.state
     part = rule.part(applied.dimension) or rule
     return AppliedLimit(
         kind=applied.resource.kind,
         name=applied.resource.name,
         why=applied.why,
-        rule=_rule_view(rule),
+        rule=_rule_view(rule, kind),
         limit=_limit_view(part, "bytes" if applied.dimension == "bytes" else rule.count, spools=spools),
         state=state
         and LimitState(
@@ -290,7 +294,9 @@ def _limit(applied: Applied, now_ns: int, *, spools: bool) -> AppliedLimit:
     )
 
 
-def _rule_view(rule: Rule) -> RuleView:
-    return RuleView(
-        rule.name, rule.source, rule.limit_text, rule.action, None if rule.hours is None else str(rule.hours)
-    )
+def _rule_view(rule: Rule, kind: Kind | None) -> RuleView:
+    action = rule.shown_action
+    if action == "default" and kind is not None and not kind.credit_waits:
+        # All listeners in question do the same.
+        action = "delay" if kind.by_credit else "reject"
+    return RuleView(rule.name, rule.source, rule.limit_text, action, None if rule.hours is None else str(rule.hours))

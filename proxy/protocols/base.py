@@ -22,7 +22,7 @@ The driver (``proxy.net.connection``) keeps these promises:
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -524,6 +524,8 @@ class Kind:
         spelling: how its names are written, as ``GROUP@TOPIC``, if they have parts.
         rate_per_s: the limit of each when the operator gives none at all; None is unlimited.
         action: what a rule does that does not say it.
+        credit_waits: which connections, though, wait for credit under a rule that does not say an action: those of this
+            protocol or version. Empty: none.
         max_delay_s: with action ``delay``, how long a rule holds that does not say it, in seconds.
         consumes: its requests take messages, so that the scopes of those who send do not limit them.
         patience_s: how long clients wait for an answer unless they are told otherwise, in seconds; None is unknown.
@@ -544,6 +546,7 @@ class Kind:
     spelling: str = ""
     rate_per_s: float | None = None
     action: Action = "reject"
+    credit_waits: str = ""
     max_delay_s: float = DEFAULT_MAX_DELAY_S
     consumes: bool = False
     patience_s: float | None = None
@@ -621,12 +624,20 @@ class Protocol:
 def kinds_of(protocols: Iterable[Protocol]) -> tuple[Kind, ...]:
     """Return the kinds that protocols make, each once, in the order of their own lists.
 
-    Protocols may have a kind in common: what the first says of it holds.
+    Protocols may have a kind in common: what the first says of it holds. But if one refuses by default and another
+    gives no credit, each does so on its own connections.
     """
     kinds: dict[str, Kind] = {}
+    granting: dict[str, str] = {}
     for protocol in protocols:
         for kind in protocol.kinds:
-            kinds.setdefault(kind.name, kind)
+            if kind.by_credit and kind.action == "delay":
+                granting.setdefault(kind.name, protocol.name)
+            first = kinds.setdefault(kind.name, kind)
+            if first.action != kind.action or kind.credit_waits:
+                refusing = kind if first.by_credit else first
+                waits = first.credit_waits or kind.credit_waits or granting.get(kind.name, "")
+                kinds[kind.name] = replace(refusing, credit_waits=waits)
     return tuple(kinds.values())
 
 

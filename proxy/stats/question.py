@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from limiter.rules.rule import Action, Count, FairBy, Fallback
+from limiter.rules.rule import Count, FairBy, Fallback, ShownAction
 from proxy.stats.snapshot import ConfirmState, Usage
 
 
@@ -60,14 +60,15 @@ class RuleView(msgspec.Struct, frozen=True):
         name: as in logs and metrics.
         source: where it was written.
         limit: what it admits, e.g. ``500/s`` or ``unlimited``.
-        action: what happens above that.
+        action: what happens above that; ``default`` is what the protocol of each connection does by itself, where
+            these differ: it refuses, or, with AMQP 1.0, gives no credit.
         hours: when it holds; None is always.
     """
 
     name: str
     source: str
     limit: str
-    action: Action
+    action: ShownAction
     hours: str | None
 
 

@@ -21,6 +21,12 @@ rate = 0.01
 burst_s = 1000
 action = "reject"
 break_s = 0
+
+[[limits]]
+kind = "queue"
+name = "by-default"
+rate = 0.01
+burst_s = 1000
 """
 
 
@@ -67,6 +73,19 @@ def test_both_versions_share_a_limit(sluice: Sluice, rabbitmq4: RabbitMQ) -> Non
         assert error.value[0] == "amqp:resource-limit-exceeded"
         assert "SYSTEM_BUSY" in error.value[1]
         assert "queue:shared" in error.value[1]
+
+
+def test_without_an_action_each_version_has_its_own_default(sluice: Sluice, rabbitmq4: RabbitMQ) -> None:
+    listen = sluice.routes[0].listen
+    address = OneBroker(rabbitmq4).queue("by-default")
+    with AmqpClient(listen) as old, AmqpOneClient(listen) as new:
+        channel = old.open_channel(confirms=True)
+        for _ in range(15):
+            old.publish(channel, "by-default", b"x")
+        confirmed = old.wait_for_confirms(channel)
+        assert (len(confirmed.acked), len(confirmed.nacked)) == (10, 5)
+        sender = new.attach_sender(address)
+        assert not sender.credit
 
 
 def test_both_are_said_goodbye_to(sluice: Sluice) -> None:

@@ -426,7 +426,7 @@ class _Rules:
                     rule=rule.name,
                     limit=fields_of(rule),
                     limit_text=rule.limit_text,
-                    action=rule.action,
+                    action=rule.shown_action,
                     hours=None if rule.hours is None else str(rule.hours),
                     source=rule.source,
                     holds=position < len(tried),

@@ -113,10 +113,11 @@ class AMQPSession(Session):
 PROTOCOL = Protocol(
     name="amqp",
     kinds=kinds(
-        "delay",
+        "reject",
         "AMQP 0.9.1 cannot refuse a publish without confirms or in a transaction, nor AMQP 1.0 a settled message: it"
-        " waits, whatever the action. With delay, AMQP 1.0 gives no credit for what is over the limit, however long"
-        " that takes",
+        " waits, whatever the action. With delay, or without an action, AMQP 1.0 gives no credit beyond the limit,"
+        " however long that takes",
+        credit_waits="AMQP 1.0",
         after_consume=True,
     ),
     default_rules=EXEMPT,

@@ -28,16 +28,19 @@ _NAMED: Final = (QUEUE, EXCHANGE, ROUTING_KEY, DELIVERY)
 _IN_VHOST: Final = "the name of a vhost other than / stands in front, as in tenant1/"
 
 
-def kinds(action: Action, waits: str, *, by_credit: bool = False, after_consume: bool = False) -> tuple[Kind, ...]:
+def kinds(
+    action: Action, waits: str, *, credit_waits: str = "", by_credit: bool = False, after_consume: bool = False
+) -> tuple[Kind, ...]:
     """Return the kinds of one protocol.
 
     Args:
         action: what limits of publishes do that do not say it.
         waits: says which publishes cannot be refused, as ``Kind.waits``.
+        credit_waits: as ``Kind.credit_waits``, of publishes.
         by_credit: as ``Kind.by_credit``.
         after_consume: as ``Kind.after_consume``, of queues and exchanges.
     """
-    published = partial(Kind, action=action, waits=waits, by_credit=by_credit)
+    published = partial(Kind, action=action, credit_waits=credit_waits, waits=waits, by_credit=by_credit)
     confirmed = partial(published, after_consume=after_consume)
     return (
         confirmed(QUEUE, f"messages published straight to a queue; {_IN_VHOST}orders", queues=1),

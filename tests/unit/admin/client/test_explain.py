@@ -440,3 +440,26 @@ class TestConfirms:
                 " not say it."
             )
         ]
+
+
+@pytest.mark.parametrize(
+    ("listener", "action", "above"),
+    [
+        ("old", "reject", "refused"),
+        ("new", "delay", "waits for credit until it is admitted"),
+        ("both", "default", "refused; with AMQP 1.0, waits for credit instead"),
+        ("", "default", "refused; with AMQP 1.0, waits for credit instead"),
+    ],
+)
+def test_without_an_action_the_protocol_behind_the_listener_says_what_happens(
+    write: Write, listener: str, action: str, above: str
+) -> None:
+    listeners = (
+        f'[[listeners]]\nname = "{name}"\nlisten = "127.0.0.1:{port}"\nbroker = "127.0.0.1:{port}9"\n'
+        f'protocol = "{protocol}"\n'
+        for port, (name, protocol) in enumerate([("old", "amqp091"), ("new", "amqp10"), ("both", "amqp")], 1)
+    )
+    limits = '[[limits]]\nkind = "queue"\nname = "a"\nrate = 1\n[[limits]]\nkind = "user"\nname = "*"\nrate = 1\n'
+    explanation = ask_file(write("".join(listeners) + limits), Question("queue", "a", user="u", listener=listener))
+    assert [limit.rule.action for limit in explanation.limits] == [action, action]
+    assert text(explanation, live=False).split("\n").count(f"   above  {above}") == 2

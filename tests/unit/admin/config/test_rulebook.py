@@ -5,7 +5,7 @@ import pytest
 
 from admin.common.errors import SettingsError
 from admin.config import plugins
-from admin.config.rule_fields import SCOPE_KINDS, FieldError, RuleReader, fields_of, longest_delay_s, written
+from admin.config.rule_fields import SCOPE_KINDS, FieldError, RuleReader, fields_of, longest_delay_s, patched, written
 from admin.config.rulebook import build
 from admin.config.sources import Flags, load
 from admin.run.composition import Plan, compose
@@ -124,6 +124,7 @@ def test_everything_that_a_rule_can_say_comes_from_the_file(write: Write) -> Non
         "bytes_burst_s": 3,
         "shared": True,
         "action": "delay",
+        "credit_waits": False,
         "max_debt_s": 6,
         "max_delay_s": 4,
         "spool": True,
@@ -231,15 +232,66 @@ def test_a_protocol_says_which_scopes_there_are() -> None:
             reader.read(kind, "a", {"rate": 1, "fair_by": word}, "an edit")
 
 
+SPOKEN_BOTH = (
+    ["amqp"],
+    ["amqp091", "amqp10"],
+    ["amqp10", "amqp091"],
+    ["amqp", "amqp10"],
+    ["amqp10", "amqp"],
+    ["amqp091", "amqp"],
+)
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "action"),
+    [
+        (["rocketmq"], "topic", "reject"),
+        (["rocketmq"], "retry_group", "delay"),
+        (["amqp091"], "queue", "reject"),
+        (["amqp091"], "user", "reject"),
+        (["amqp10"], "queue", "delay"),
+        (["amqp10"], "user", "delay"),
+        *(
+            ([*names], kind, "default")
+            for names in SPOKEN_BOTH
+            for kind in ("queue", "exchange", "routing_key", "user")
+        ),
+        *(([*names], "delivery", "delay") for names in SPOKEN_BOTH),
+        (["rocketmq", "amqp10"], "topic", "reject"),
+        (["rocketmq", "amqp10"], "queue", "delay"),
+        (["rocketmq", "amqp10"], "client", "default"),
+        (["rocketmq", "amqp091"], "client", "reject"),
+    ],
+)
+def test_without_an_action_each_connection_gets_the_default_of_its_protocol(
+    names: list[str], kind: str, action: str
+) -> None:
+    origins = load(None, {}, PAIR).origins
+    reader = RuleReader([plugins.protocol(name, (), origins) for name in names], ())
+    found = reader.read(kind, "*", {"rate": 1}, "an edit")
+    assert found.shown_action == action
+    # An edit of another field leaves it as it is.
+    again = reader.read(kind, "*", patched(fields_of(found), {"rate": 2}), "an edit")
+    assert again.shown_action == action
+    assert reader.read(kind, "*", {"rate": 1, "action": "shadow"}, "an edit").shown_action == "shadow"
+
+
+def test_a_break_without_an_action_is_refused_where_senders_wait_for_credit() -> None:
+    reader = RuleReader([plugins.protocol("amqp", (), load(None, {}, PAIR).origins)], ())
+    with pytest.raises(FieldError, match=r"no action, under which AMQP 1\.0 waits for credit"):
+        reader.read("queue", "*", {"rate": 1, "break_s": 1}, "an edit")
+    assert reader.read("queue", "*", {"rate": 1, "break_s": 1, "action": "reject"}, "an edit").break_s == 1
+
+
 @pytest.mark.parametrize("name", ["amqp", "amqp091"])
 def test_consumers_confirm_what_is_sent_with_a_rule_that_needs_no_rate(name: str) -> None:
     reader = RuleReader([plugins.protocol(name, (), load(None, {}, PAIR).origins)], ())
     says = {"confirm": "after_consume", "confirm_queues": 3, "fallback": "nack", "confirm_within_s": 1}
     found = reader.read("exchange", "*", says, "an edit")
     assert (found.confirms_after_consume, found.rate_per_s, found.confirm_queues) == (True, None, 3)
-    assert written(fields_of(found)) == {"rate": "unlimited", "action": reader.kinds["exchange"].action, **says} | {
-        "max_delay_s": 2.0
-    }
+    # Under amqp each connection gets the default of its own version, so no action is written.
+    action = {} if name == "amqp" else {"action": "reject"}
+    assert written(fields_of(found)) == {"rate": "unlimited", **action, **says, "max_delay_s": 2.0}
     with pytest.raises(FieldError, match="1, or no confirm_queues; more are for a rule of kind exchange") as error:
         reader.read("queue", "orders", says, "an edit")
     assert error.value.problems[0][0] == "confirm_queues"

@@ -9,11 +9,13 @@ from live_states import states_of
 
 from limiter.buckets.fair import FairLimiter
 from limiter.buckets.limiter import LimiterState
-from limiter.deciding.limits import Caller, Decision, Limits, ShadowDenial
+from limiter.deciding.limits import Caller, Decision, Denial, Held, Limits, ShadowDenial
 from limiter.plans import plans
+from limiter.plans.plans import Terms
 from limiter.rules.resource import CLIENT, LISTENER, PRODUCER_GROUP, TOTAL, Resource
 from limiter.rules.rule import Dimension, Rule
 from limiter.rules.rule_set import RuleSet
+from limiter.waiting.lines import Credit
 
 NS_PER_S = 1_000_000_000
 ORDERS = Resource("topic", "orders")
@@ -471,3 +473,56 @@ def test_what_cannot_be_refused_costs_a_limit_of_several_resources_no_more_than_
     assert limits.decide(0, many, patient, [1], lambda: [0]).admitted == 1
     decision = limits.decide(0, many, patient, [1], lambda: [0])
     assert (decision.admitted, len(decision.delays), decision.stop and decision.stop.most) == (0, 1, None)
+
+
+class Asks(Held):
+    """A request for credit that waits."""
+
+    __slots__ = ("over",)
+
+    def __init__(self, caller: Caller) -> None:
+        super().__init__((ORDERS,), caller, 0, 0, connection=1, order_key=None)
+        self.credit = Credit(1, 10, 0)
+        self.over = False
+
+    def resolved(self, stop: Denial | None) -> None:
+        assert stop is None
+        self.over = True
+
+
+class TestDefaultActionOfEachProtocol:
+    """A rule that says no action, where some connections are limited by credit and others are not."""
+
+    LIMIT = topic("orders", 10, credit_waits=True)
+    ASKS_CREDIT = ASKER._replace(asks="delaying", refusable=False)
+
+    def test_who_is_not_limited_by_credit_is_refused_and_not_held(self) -> None:
+        limits = limits_by(self.LIMIT)
+        decision = decide(limits, [1] * 15)
+        assert decision.admitted == 10
+        assert decision.stop is not None
+        assert decision.delays == ()
+
+    def test_who_is_limited_by_credit_gets_none_and_waits(self) -> None:
+        limits = limits_by(self.LIMIT)
+        assert limits.terms((ORDERS,), ASKER) == Terms(delays=True)
+        assert limits.grant(0, (ORDERS,), self.ASKS_CREDIT, Credit(1, 10, 0)).messages == 10
+        granted = limits.grant(0, (ORDERS,), self.ASKS_CREDIT, Credit(1, 10, 0))
+        assert (granted.messages, len(granted.stops)) == (0, 1)
+
+    def test_neither_starves_the_other(self) -> None:
+        limits, asks = limits_by(self.LIMIT), None
+        decide(limits, [1] * 10)
+        passed = credited = 0
+        for tick in range(2000):
+            now_ns = tick * NS_PER_S // 200
+            limits.holding.release(now_ns)
+            if asks is None or asks.over:
+                credited += 0 if asks is None else asks.messages
+                asks = Asks(self.ASKS_CREDIT)
+                granted = limits.grant(now_ns, (ORDERS,), self.ASKS_CREDIT, Credit(1, 10, 0))
+                assert granted.stops
+                limits.hold_credit(now_ns, granted, asks)
+            passed += decide(limits, [1], now_ns=now_ns).admitted
+        assert passed + credited <= 10 * 10 + 1
+        assert min(passed, credited) >= 25

@@ -132,7 +132,9 @@ def test_its_options_and_kinds_are_those_of_both() -> None:
         assert own.items() >= {each.name: each.default for each in fields(protocol.options)}.items()
         assert [kind.name for kind in PROTOCOL.kinds] == [kind.name for kind in protocol.kinds]
         assert (PROTOCOL.default_rules, PROTOCOL.scopes) == (protocol.default_rules, protocol.scopes)
-    assert {kind.action for protocol in (PROTOCOL, AMQP10) for kind in protocol.kinds} == {"delay"}
+    assert {kind.action for kind in AMQP10.kinds} == {"delay"}
+    assert [kind.action for kind in PROTOCOL.kinds] == [kind.action for kind in AMQP091.kinds]
+    assert [kind.credit_waits for kind in PROTOCOL.kinds] == ["AMQP 1.0", "AMQP 1.0", "AMQP 1.0", ""]
     assert AMQPSession.ticks is False
 
 
