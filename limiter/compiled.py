@@ -11,7 +11,7 @@ from typing import Final
 
 _MODULE: Final = "sluice_native"
 #: Which of its interfaces this is made for.
-_INTERFACE: Final = 9
+_INTERFACE: Final = 10
 _OTHER_VERSION: Final = (
     "the compiled part that is installed belongs to another version of Sluice: build it again from the folder native"
 )

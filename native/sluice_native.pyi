@@ -390,6 +390,10 @@ class Channels:
         """Number the publishes of a channel from 1 on."""
     def forget(self, channel: int) -> None:
         """Forget all of a channel, which is closed."""
+    def track(self, channel: int) -> None:
+        """Note the numbers of the deliveries of a channel from now on."""
+    def delivered(self, channel: int) -> int:
+        """Return the number of the last delivery that ``settle`` has stepped over; 0 if that is not noted."""
     def publish(self, channel: int) -> int:
         """Return the number of a publish that no scan took; 0 on a channel without numbers."""
     def forward(self, channel: int, number: int) -> None:

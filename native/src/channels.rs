@@ -85,6 +85,14 @@ impl Channels {
         self.state.forget(channel);
     }
 
+    fn track(&mut self, channel: u16) {
+        self.state.track(channel);
+    }
+
+    fn delivered(&self, channel: u16) -> u64 {
+        self.state.delivered(channel)
+    }
+
     fn publish(&mut self, channel: u16) -> u64 {
         self.state.publish(channel)
     }

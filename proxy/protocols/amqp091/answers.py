@@ -1,11 +1,12 @@
 """Broker to client: confirms get the client's numbers, deliveries are limited, and all else passes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Final
 
 from proxy.deciding.batch import Request
 from proxy.protocols.amqp091 import wire
-from proxy.protocols.amqp091.channel import UNTOLD, Channel, Content, Lane
+from proxy.protocols.amqp091.channel import DROPPED, NEW, UNTOLD, WAITING, Channel, Content, Lane, Tags
 from proxy.protocols.amqp091.memory import Memory
 from proxy.protocols.amqp091.reading import MOST_GATHERED_OF_BROKER_BYTES, Shared
 from proxy.protocols.amqp091.stream import Stream
@@ -18,6 +19,8 @@ _ACK: Final = wire.BASIC_ACK
 _NACK: Final = wire.BASIC_NACK
 #: Those that must not overtake deliveries that wait.
 _BEHIND_DELIVERIES: Final = frozenset((wire.BASIC_CANCEL, wire.BASIC_CANCEL_OK, wire.BASIC_RECOVER_OK))
+#: What becomes of deliveries that the client has not been sent.
+_UNSENT: Final = frozenset((NEW, WAITING))
 #: So many bytes of headers in front of a mark count as a step: about a field.
 _BYTES_OF_STEP: Final = 8
 _method_at = wire.method_at
@@ -28,13 +31,17 @@ class _Delivery(Content):
 
     Attributes:
         method: the frame that begins it, as long as the chunk is in hand where it came.
+        tag: its number, if the client is to acknowledge it and the numbers of its channel are known; otherwise 0.
+        is_answer: to a request for one message.
     """
 
-    __slots__ = ("method",)
+    __slots__ = ("is_answer", "method", "tag")
 
-    def __init__(self, lane: Lane, method: Buffer) -> None:
+    def __init__(self, lane: Lane, method: Buffer, *, is_answer: bool) -> None:
         super().__init__(lane)
         self.method = method
+        self.is_answer = is_answer
+        self.tag = 0
 
 
 class Answers(Stream):
@@ -184,32 +191,112 @@ class Answers(Stream):
             self._pass(frames, 0, len(frames), None)
 
     def _take_content(self, method: int, channel: Channel, buffer: Buffer, position: int, stop: int) -> None:
-        content = _Delivery(channel.to_client, buffer[position:stop])
+        content = _Delivery(channel.to_client, buffer[position:stop], is_answer=method == wire.BASIC_GET_OK)
         self._open_content(content, buffer, position, stop)
         if method == wire.BASIC_RETURN:
             return
         # All of one channel, whatever their consumer: the client may acknowledge them up to a number.
         content.key = channel.number
+        if method == _DELIVER and not self.limited and channel.tags is None:
+            return
+        arguments = Reader(buffer, position + _ARGUMENTS_AT, stop - 1)
         if method == _DELIVER:
-            if not self.limited:
-                return
-            tag = Reader(buffer, position + _ARGUMENTS_AT, stop - 1).short_string()
+            tag = arguments.short_string()
+            automatic = any([each for _, each in channel.takers.get(tag, ())])  # noqa: C419 - faster for so few
             queue = channel.consumed.get(tag, channel.latest)
             following = channel.following.get(tag)
             if following is not None:
                 # The former consumer may have ended without a word of the broker.
                 content.resources = self._names.delivery(channel.resolve(following))
         else:
-            queue = channel.getting.popleft() if channel.getting else b""
+            queue, automatic = channel.getting.popleft() if channel.getting else (b"", False)
+        if self.limited or channel.tags is not None:
+            self._number(channel, content, arguments.longlong(), automatic=automatic)
         if self.limited:
             charged_to = self._names.delivery(channel.resolve(queue))
             if content.resources != charged_to:
                 content.resources = charged_to + content.resources
 
+    # --- Numbers of deliveries --------------------------------------------------------------------
+
+    def _number(self, channel: Channel, content: _Delivery, number: int, *, automatic: bool) -> None:
+        """Note the number of a delivery; one that the client does not acknowledge is settled."""
+        tags = channel.tags
+        if tags is None:
+            tags = channel.tags = Tags(number - 1)
+            native = self._shared.native
+            if native is not None and native.channels is not None:
+                native.channels.track(channel.number)
+        tags.latest = number
+        if automatic:
+            tags.settle(number)
+        else:
+            content.tag = number
+
+    def shown(self, channel: Channel) -> tuple[int, bool]:
+        """Return the number of the last delivery that was sent to the client, and whether more wait.
+
+        Deliveries of the chunk in hand count as waiting until it is decided.
+        """
+        lane = channel.to_client
+        waits = lane.lines or lane.ready or lane.after or self._begun or self._begun_only
+        first = next(self._waiting_of(channel), None) if waits else None
+        return (self._latest(channel), False) if first is None else (first.tag - 1, True)
+
+    def _latest(self, channel: Channel) -> int:
+        """Return the number of the last delivery that was read."""
+        tags, native = channel.tags, self._shared.native
+        if tags is None:
+            return 0
+        if native is not None and native.channels is not None:
+            tags.latest = max(tags.latest, native.channels.delivered(channel.number))
+        return tags.latest
+
+    def _waiting_of(self, channel: Channel) -> Iterator[_Delivery]:
+        """Go through the deliveries of a channel that the client has to acknowledge and has not been sent, in order."""
+        lane = channel.to_client
+        in_lines = (content for line in lane.lines.values() for content in line.contents)
+        for content in chain(lane.ready, in_lines, lane.after, self._begun, self._begun_only):
+            if isinstance(content, _Delivery) and content.lane is lane and content.tag and content.fate in _UNSENT:
+                yield content
+
+    def _recovered(self, channel: Channel) -> None:
+        """Forget deliveries that wait and were given back to the broker: they come again, with other numbers.
+
+        What the client has asked for goes on, as it waits for the answer.
+        """
+        channel.recovered = self._latest(channel)
+        if channel.tags is not None:
+            channel.tags.settle(channel.recovered, multiple=True)
+        self._takers.give_back(channel, self._stages.now_ns)
+        held: list[Request] = []
+        for content in list(self._waiting_of(channel)):
+            if not content.is_answer:
+                self._forget(content, held)
+        if held:
+            self._give_up(held)
+        for line in list(channel.to_client.lines.values()):
+            self._advance(line)
+
+    def _fate(self, content: Content) -> int:
+        """Say what becomes of a content, as the base class says; what was given back to the broker does not wait."""
+        fate = super()._fate(content)
+        if fate != WAITING or not isinstance(content, _Delivery) or content.is_answer:
+            return fate
+        if 0 < content.tag <= content.lane.channel.recovered:
+            self._drop(content)
+            return DROPPED
+        return fate
+
     def _take_other(self, method: int, channel: Channel, buffer: Buffer, position: int, stop: int) -> None:
         lane = channel.to_client
         if method in _BEHIND_DELIVERIES:
-            if method != wire.BASIC_RECOVER_OK:
+            if method == wire.BASIC_RECOVER_OK:
+                self._recovered(channel)
+                if channel.recovering and not channel.recovering.popleft():
+                    self._special = True
+                    return
+            else:
                 tag = Reader(buffer, position + _ARGUMENTS_AT, stop - 1).short_string()
                 self._takers.end(channel, tag, self._stages.now_ns)
                 channel.consumed.pop(tag, None)
@@ -270,7 +357,10 @@ class Answers(Stream):
             self.returned(channel, mark)
         else:
             consumer = arguments.short_string() if kind == _DELIVER else None
-            self._takers.delivered(channel, mark, consumer, arguments.longlong(), self._stages.now_ns)
+            number = arguments.longlong()
+            self._takers.delivered(channel, mark, consumer, number, self._stages.now_ns)
+            if channel.tags is None and channel.deliveries.by_tag:
+                self._number(channel, content, number, automatic=False)
         return wire.header_frame(channel.number, mark.header)
 
     def _most_gathered_bytes(self) -> int:

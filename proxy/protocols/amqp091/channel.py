@@ -41,11 +41,68 @@ BARRIER: Final = 1
 MOST_UNANSWERED: Final = 1 << 16
 #: How many consumers of one channel are told apart, those included of whose end the broker says nothing.
 MOST_CONSUMERS: Final = 10_000
+#: How many deliveries of one channel are remembered as settled in front of which one is not.
+MOST_SETTLED: Final = 10_000
 #: How the names of queues begin that a broker makes: the name of one that nobody was told.
 UNTOLD: Final = b"amq.gen-"
 
 #: What an object that waits takes in memory, besides its bytes.
 OBJECT_BYTES: Final = 1024
+
+
+class Tags:
+    """The numbers of a channel's deliveries: which of them the broker still expects to be settled.
+
+    A delivery that nothing is known of counts as settled, so that it is never acknowledged by mistake.
+
+    Args:
+        before: the number of the last delivery that nothing is known of.
+
+    Attributes:
+        latest: the number of the last delivery that was read.
+    """
+
+    __slots__ = ("_known_from", "_settled", "_upto", "latest")
+
+    def __init__(self, before: int) -> None:
+        self.latest = self._upto = before
+        self._known_from = before + 1
+        #: Those that are settled beyond ``_upto``, up to which all are.
+        self._settled: set[int] = set()
+
+    def settle(self, tag: int, *, multiple: bool = False) -> None:
+        """Note that a delivery is settled, or with ``multiple`` all up to it."""
+        settled = self._settled
+        if tag <= self._upto:
+            return
+        if tag == self._upto + 1 and not settled:
+            self._upto = tag
+            return
+        if multiple:
+            self._upto = tag
+            self._settled = {each for each in settled if each > tag} if settled else settled
+        else:
+            settled.add(tag)
+            if len(settled) > MOST_SETTLED:
+                self.settle(sorted(settled)[MOST_SETTLED // 2], multiple=True)
+                self._known_from = self._upto + 1
+        while self._upto + 1 in self._settled:
+            self._upto += 1
+            self._settled.remove(self._upto)
+
+    def is_open(self, tag: int) -> bool:
+        """Say whether a delivery that was read is not settled."""
+        return self._upto < tag <= self.latest and tag not in self._settled
+
+    def is_known(self, tag: int) -> bool:
+        """Say whether it is certain what ``is_open`` says."""
+        return not 0 < tag < self._known_from
+
+    def last_open(self, upto: int) -> int:
+        """Return the last delivery up to one that is not settled, or 0."""
+        while upto in self._settled:
+            upto -= 1
+        return upto if upto > self._upto else 0
 
 
 class Method:
@@ -181,11 +238,16 @@ class Channel:
         consuming: the queues of its consumers that the broker has not agreed to yet, in order, whether the client
             wants to hear of it, and whether they acknowledge nothing; at most MOST_UNANSWERED, as of the next two.
         cancelling: how many ends of a consumer, by its tag, the client does not want to hear of.
-        getting: the queues it has asked for a message, in order.
+        getting: the queues it has asked for a message, in order, and whether without having to acknowledge it.
+        tags: the numbers of its deliveries, once they may matter.
+        recovering: the client's requests to give all deliveries back that the broker has not answered, and whether the
+            client expects the answer.
+        recovered: the number of the last delivery that was given back so.
         declared: the queue that the client has declared last; empty if the broker is to name it.
         named: the last name that a broker has made.
         latest: the queue that was consumed last.
         closes: the client wants it closed.
+        doomed: the broker is about to close it, as the client has settled a delivery that it may not.
         runs_ahead_until_ns: until then its publishes go on as they come, as the client waits for no single confirm.
         waiting: publishes that wait for consumers, by the client's numbers.
         deliveries: what its consumers were given of such publishes.
@@ -202,12 +264,16 @@ class Channel:
         "dead",
         "declared",
         "deliveries",
+        "doomed",
         "following",
         "getting",
         "latest",
         "named",
         "number",
+        "recovered",
+        "recovering",
         "runs_ahead_until_ns",
+        "tags",
         "takers",
         "to_broker",
         "to_client",
@@ -220,12 +286,15 @@ class Channel:
         self.to_broker = Lane(self)
         self.to_client = Lane(self)
         self.confirms: Confirms | None = None
-        self.dead = self.transacts = self.closes = False
+        self.dead = self.transacts = self.closes = self.doomed = False
         self.consumed: dict[bytes, bytes] = {}
         self.following: dict[bytes, bytes] = {}
         self.consuming: deque[tuple[bytes, bool, bool]] = deque()
         self.cancelling: dict[bytes, int] = {}
-        self.getting: deque[bytes] = deque()
+        self.getting: deque[tuple[bytes, bool]] = deque()
+        self.tags: Tags | None = None
+        self.recovering: deque[bool] = deque()
+        self.recovered = 0
         self.declared = self.named = self.latest = b""
         self.runs_ahead_until_ns = 0
         self.waiting: dict[int, Waiting] = {}

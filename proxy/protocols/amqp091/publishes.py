@@ -13,7 +13,15 @@ from proxy.deciding.batch import Batch, Refuse, Request, Shadow, Side, Verdicts
 from proxy.protocols.amqp.names import Target, encoded
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.after_consume import Waiting
-from proxy.protocols.amqp091.channel import MOST_CONSUMERS, MOST_UNANSWERED, UNTOLD, Channel, Content, Lane, Method
+from proxy.protocols.amqp091.channel import (
+    MOST_CONSUMERS,
+    MOST_UNANSWERED,
+    UNTOLD,
+    Channel,
+    Content,
+    Lane,
+    Method,
+)
 from proxy.protocols.amqp091.confirms import Confirms
 from proxy.protocols.amqp091.marking import Marking
 from proxy.protocols.amqp091.memory import Memory
@@ -46,9 +54,9 @@ _PUBLISH: Final = wire.BASIC_PUBLISH
 #: How many lanes that were not plain are looked at again, at the beginning of a chunk and in it.
 _ALL_LANES: Final = 1 << 16
 _FEW_LANES: Final = 16
+_RECOVERS: Final = frozenset((wire.BASIC_RECOVER, wire.BASIC_RECOVER_ASYNC))
 #: Bounds the keys that nobody else has, for whatever keeps them.
 _KEY_BITS: Final = (1 << 62) - 1
-_SETTLES: Final = SETTLES
 
 
 class _Publish(Content):
@@ -80,6 +88,7 @@ class Publishes(SpoolingStream):
     Attributes:
         opened: told of each channel that the client opens.
         closed: told of each channel whose close by the broker the client agrees to.
+        shown: returns the number of the last delivery of a channel that was sent to the client, and whether more wait.
         published: the client has published something since it was let in.
     """
 
@@ -94,6 +103,7 @@ class Publishes(SpoolingStream):
         self._about = shared.about
         self.opened: Callable[[Channel], None] = lambda _: None
         self.closed: Callable[[int], None] = lambda _: None
+        self.shown: Callable[[Channel], tuple[int, bool]] = lambda _: (0, False)
         self.published = False
         self._native = shared.native
         self._takers = shared.takers
@@ -112,7 +122,7 @@ class Publishes(SpoolingStream):
     def part(self) -> None:
         """Forget all contents and channels, as the base class says, and the session."""
         super().part()
-        del self.opened, self.closed
+        del self.opened, self.closed, self.shown
 
     def _take_method(self, method: int, buffer: Buffer, position: int, stop: int, number: int) -> None:
         """Take a method frame, as the base class says."""
@@ -147,10 +157,14 @@ class Publishes(SpoolingStream):
             if method in {wire.BASIC_CONSUME, wire.BASIC_CANCEL} and not lane.channel.dead:
                 self._take_consumer(method, lane, buffer, position, stop)
             else:
-                if lane.channel.deliveries.by_tag and method in _SETTLES and not lane.channel.closes:
+                if (lane.channel.tags is not None or method in _RECOVERS) and method in SETTLES:
                     arguments = Reader(buffer, position + _ARGUMENTS_AT, stop - 1)
-                    self._takers.settled(method, lane.channel, arguments, self._stages.now_ns)
-                self._pass(buffer, position, stop, lane.behind)
+                    instead = self._take_settling(method, lane.channel, arguments)
+                    if instead is not None:
+                        self._special = True
+                        buffer, position, stop = instead, 0, len(instead)
+                if stop:
+                    self._pass(buffer, position, stop, lane.behind)
         elif method == wire.CHANNEL_FLOW_OK:
             self._pass(buffer, position, stop, None)
         elif method == wire.CHANNEL_CLOSE_OK:
@@ -226,7 +240,7 @@ class Publishes(SpoolingStream):
         queue = arguments.short_string()
         if method == wire.BASIC_GET:
             self._check_unanswered(len(channel.getting))
-            channel.getting.append(queue or channel.declared)
+            channel.getting.append((queue or channel.declared, arguments.octet() & wire.GET_NO_ACK != 0))
         else:
             # RabbitMQ leaves these two out.
             queue = queue.translate(None, b"\r\n")
@@ -264,6 +278,46 @@ class Publishes(SpoolingStream):
         asks = bytes(buffer[position:bits_at]) + bytes((bits & ~no_wait,)) + bytes(buffer[bits_at + 1 : stop])
         self._special = True
         self._pass(asks, 0, len(asks), lane.behind)
+
+    def _take_settling(self, method: int, channel: Channel, arguments: Reader) -> bytes | None:
+        """Take what a consumer says of its deliveries.
+
+        It means none that wait here, which it has not been sent. The broker does not know that they wait.
+
+        Returns:
+            What goes on instead; None if it goes on as it came.
+        """
+        if channel.dead or channel.closes:
+            return None
+        now_ns = self._stages.now_ns
+        if method in _RECOVERS:
+            # The answer tells which deliveries were given back, so it is asked for.
+            self._check_unanswered(len(channel.recovering))
+            channel.recovering.append(method == wire.BASIC_RECOVER)
+            self._takers.give_back(channel, now_ns)
+            return None if method == wire.BASIC_RECOVER else wire.basic_recover(channel.number, arguments.octet())
+        tags, tag, bits = channel.tags, arguments.longlong(), arguments.octet()
+        multiple = method != wire.BASIC_REJECT and bits & wire.MULTIPLE != 0
+        is_all = multiple and not tag
+        assert tags is not None  # noqa: S101 - as the caller has seen
+        if channel.recovering:
+            # All that the client was sent is given back.
+            return b"" if is_all else None
+        shown, waits = self.shown(channel)
+        if is_all:
+            tag = tags.last_open(shown) if waits else shown
+            if not tag:
+                return b"" if waits else None
+        elif not 0 < tag <= shown or not tags.is_open(tag):
+            if tags.is_known(tag):
+                channel.doomed = True
+                self._takers.give_back(channel, now_ns)
+            # A number that the broker refuses, as it would this one if none was waiting here.
+            return wire.settling(method, channel.number, 0, bits ^ multiple) if waits and tag > shown else None
+        tags.settle(tag, multiple=multiple)
+        if channel.deliveries.by_tag and not channel.doomed:
+            self._takers.settled(method, channel, tag, bits, now_ns)
+        return wire.settling(method, channel.number, tag, bits) if is_all and waits else None
 
     def _check_unanswered(self, count: int) -> None:
         if count >= MOST_UNANSWERED:

@@ -100,6 +100,7 @@ class AMQP091Session(Session):
         self._publishes = Publishes(self._memory[Side.CLIENT], shared, self._answer, self._marking)
         self._streams: dict[Side, Stream] = {Side.CLIENT: self._publishes, Side.BROKER: self._answers}
         self._publishes.opened = self._answers.opened = self._channel_opens
+        self._publishes.shown = self._answers.shown
         self._publishes.unread_bytes = partial(self.backlog_bytes, Side.CLIENT)
         self._publishes.closed = self._answers.closed = self._channel_closes
         self._answers.dies = self._channel_dies

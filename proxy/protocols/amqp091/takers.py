@@ -6,7 +6,7 @@ from proxy.protocols.amqp.names import Names
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.after_consume import AfterConsume
 from proxy.protocols.amqp091.channel import Channel
-from proxy.protocols.amqp091.wire import Mark, Reader
+from proxy.protocols.amqp091.wire import Mark
 
 #: Those of a consumer that say what becomes of its deliveries.
 SETTLES: Final = frozenset(
@@ -49,8 +49,11 @@ class Takers:
             for name, automatic in takers:
                 self._hub.remove_consumer(name, now_ns, automatic=automatic)
         channel.takers.clear()
-        deliveries = channel.deliveries
-        self._hub.given_back(deliveries, list(deliveries.by_tag), now_ns)
+        self.give_back(channel, now_ns)
+
+    def give_back(self, channel: Channel, now_ns: int) -> None:
+        """Note that all that a channel was given is for others again."""
+        self._hub.given_back(channel.deliveries, list(channel.deliveries.by_tag), now_ns)
 
     def delivered(self, channel: Channel, mark: Mark, consumer: bytes | None, tag: int, now_ns: int) -> None:
         """Note that a consumer was given a message that may wait for it.
@@ -77,14 +80,13 @@ class Takers:
         """Note that what a channel says of its deliveries counts only once it is committed."""
         self._hub.rejected(channel.deliveries, list(channel.deliveries.by_tag), now_ns)
 
-    def settled(self, method: int, channel: Channel, arguments: Reader, now_ns: int) -> None:
-        """Take what a consumer says of its deliveries."""
+    def settled(self, method: int, channel: Channel, tag: int, bits: int, now_ns: int) -> None:
+        """Take what a consumer says of deliveries that it has not settled."""
         deliveries, hub = channel.deliveries, self._hub
-        if method in {wire.BASIC_RECOVER, wire.BASIC_RECOVER_ASYNC}:
-            hub.given_back(deliveries, list(deliveries.by_tag), now_ns)
-            return
-        tag, bits = arguments.longlong(), arguments.octet()
         multiple = method != wire.BASIC_REJECT and bits & wire.MULTIPLE != 0
+        if multiple and tag not in deliveries.by_tag and any(each for of in channel.takers.values() for _, each in of):
+            # It may be the number of a delivery that needs no ack. The broker refuses that.
+            return
         tags = deliveries.upto(tag, multiple=multiple)
         if method == wire.BASIC_ACK:
             hub.acknowledged(deliveries, tags, now_ns)

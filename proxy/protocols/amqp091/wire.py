@@ -96,8 +96,9 @@ MULTIPLE: Final = 1
 #: A bit of each that gives a delivery back to its queue.
 NACK_REQUEUE: Final = 2
 REJECT_REQUEUE: Final = 1
-#: A bit of a consumer that acknowledges nothing.
+#: A bit of a consumer, or of a request for one message, that acknowledges nothing.
 CONSUME_NO_ACK: Final = 2
+GET_NO_ACK: Final = 1
 #: A bit of each that keeps the broker from answering.
 DECLARE_NO_WAIT: Final = 16
 CONSUME_NO_WAIT: Final = 8
@@ -584,6 +585,16 @@ def ack(channel: int, tag: int) -> bytes:
 def nack(channel: int, tag: int) -> bytes:
     """Make a basic.nack of one message that is not requeued, as brokers send them to publishers."""
     return _ANSWER.pack(METHOD, channel, 13, BASIC_NACK, tag, 0, FRAME_END)
+
+
+def settling(method: int, channel: int, tag: int, bits: int) -> bytes:
+    """Make a basic.ack, basic.nack or basic.reject of a consumer."""
+    return _ANSWER.pack(METHOD, channel, 13, method, tag, bits, FRAME_END)
+
+
+def basic_recover(channel: int, bits: int) -> bytes:
+    """Make a basic.recover."""
+    return _method_frame(channel, Struct(">IB").pack(BASIC_RECOVER, bits))
 
 
 def connection_close(code: int, text: str) -> bytes:

@@ -1,6 +1,6 @@
 //! What is known of the channels of one connection.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use super::confirms::Confirms;
 use super::publishes::Scan;
@@ -46,6 +46,8 @@ pub struct Channels {
     pub(super) only_named: bool,
     /// Exchange and routing key of each as they came, each with its length in front.
     pub(super) named: HashSet<Vec<u8>>,
+    /// Of channels where that is asked for, the number of the last delivery that was stepped over.
+    pub(super) delivered: HashMap<u16, u64>,
 }
 
 /// When there are so many names, all are forgotten.
@@ -113,7 +115,19 @@ impl Channels {
         }
     }
 
+    /// Note the numbers of deliveries of a channel.
+    pub fn track(&mut self, number: u16) {
+        self.delivered.entry(number).or_default();
+    }
+
+    /// The number of the last delivery of a channel that was stepped over; 0 if there was none.
+    #[must_use]
+    pub fn delivered(&self, number: u16) -> u64 {
+        self.delivered.get(&number).copied().unwrap_or_default()
+    }
+
     pub fn forget(&mut self, number: u16) {
+        self.delivered.remove(&number);
         if let Some(place) = self.place(number) {
             self.places[usize::from(number)] = 0;
             self.all[place] = Channel::default();

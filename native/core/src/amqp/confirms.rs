@@ -245,7 +245,10 @@ impl Channels {
                     Some((method @ (frame::ACK | frame::NACK), arguments)) => {
                         self.confirm(&frame, method, arguments, &mut parts).map(|()| (frame.stop, 1))
                     }
-                    Some((frame::RETURN | frame::DELIVER, _)) if contents => whole(chunk, &frame, frame_max),
+                    Some((frame::RETURN, _)) if contents => whole(chunk, &frame, frame_max),
+                    Some((frame::DELIVER, arguments)) if contents => {
+                        whole(chunk, &frame, frame_max).filter(|_| self.note_delivery(frame.channel, arguments))
+                    }
                     _ => None,
                 },
                 _ => None,
@@ -255,6 +258,20 @@ impl Channels {
             frames += count;
         }
         (at, frames, parts.end(at))
+    }
+
+    /// Note the number of a delivery, if that is asked for; false if it cannot be read.
+    #[inline]
+    fn note_delivery(&mut self, channel: u16, arguments: &[u8]) -> bool {
+        if self.delivered.is_empty() {
+            return true;
+        }
+        let Some(last) = self.delivered.get_mut(&channel) else { return true };
+        let number = frame::short_string(arguments).and_then(|(_, rest)| rest.first_chunk::<8>());
+        number.is_some_and(|number| {
+            *last = u64::from_be_bytes(*number);
+            true
+        })
     }
 
     /// Take a confirm, and write it anew unless it is right as it is; None if there is none to take.
