@@ -1,24 +1,29 @@
 """``sluice demo``: an embedded broker and the sidecar in one process, a runaway and quiet topics, and the account."""
 
 import socket
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
+import msgspec
 import trio
 from rich.console import RenderableType
 from rich.text import Text
 
+from admin.common.clock import utc_now, write_time
 from admin.common.errors import StartError
 from admin.common.numbers import number
+from admin.common.recommendations import Period, Recommendation, RecommendationsFile, WhatIf
 from admin.config import logs
 from admin.config.addresses import DEFAULT_ADMIN, Endpoint, parse_endpoint
-from admin.config.settings import OFF
 from admin.config.sources import Flags, load
 from admin.demo import view
 from admin.demo.broker import Loopback, serve_broker
 from admin.demo.ledger import WINDOW_S, Check, Ledger, TopicLoad, check
 from admin.demo.load import Producer
 from admin.demo.stage import obey, send
+from admin.rejection_log import advice
 from admin.run import sidecar
 from admin.run.check import show
 from admin.run.composition import compose
@@ -36,6 +41,7 @@ LOADS: Final = (
 _LISTEN: Final = Endpoint("127.0.0.1", 10911)
 _NAME_SERVER: Final = Endpoint("127.0.0.1", 9876)
 _REFRESH_S: Final = 0.25
+_INSTANCE: Final = "demo"
 
 
 async def perform(*, seconds: float | None) -> int:
@@ -48,12 +54,16 @@ async def perform(*, seconds: float | None) -> int:
         StartError: broker or sidecar cannot be started.
     """
     exit_code = [1]
-    with trio.open_signal_receiver(*sidecar.stop_signals()) as signals:
+    with (
+        tempfile.TemporaryDirectory(prefix="sluice-demo-", ignore_cleanup_errors=True) as state_dir,
+        trio.open_signal_receiver(*sidecar.stop_signals()) as signals,
+    ):
+        _write_advice(Path(state_dir))
         async with trio.open_nursery() as nursery:
             stopping, started = trio.Event(), trio.Event()
             nursery.start_soon(obey, signals, started, stopping, nursery.cancel_scope, exit_code)
             loopback = await _start_broker(nursery)
-            running, listen = await _start_sidecar(nursery, loopback)
+            running, listen = await _start_sidecar(nursery, loopback, state_dir)
             got = [
                 ("the name server", _NAME_SERVER, parse_endpoint(loopback.name_server_address)),
                 ("sluice", _LISTEN, listen),
@@ -112,7 +122,36 @@ async def _start_broker(nursery: trio.Nursery) -> Loopback:
     return loopback
 
 
-async def _start_sidecar(nursery: trio.Nursery, loopback: Loopback) -> tuple[sidecar.Running, Endpoint]:
+def _write_advice(state_dir: Path) -> None:
+    """Write examples of advice where the page looks for it: a real report needs Spark, and more than minutes."""
+    lines = []
+    for each in LOADS:
+        is_near = 0.7 * LIMIT_PER_S < each.rate_per_s <= LIMIT_PER_S
+        asked = f"Asked for {each.rate_per_s:g}/s, {each.rate_per_s / LIMIT_PER_S:.0%} of its limit."
+        if each.runaway:
+            asked += " One client sends all of it, and the limit protects the broker from it."
+        shares = [(rate, max(0.0, 1 - rate / each.rate_per_s)) for rate in (100.0, 200.0, 500.0, 1000.0, 2000.0)]
+        advised = Recommendation(
+            instance=_INSTANCE,
+            kind="topic",
+            name=each.topic,
+            action="raise" if is_near else "keep",
+            rule="topic:*",
+            rate_per_s=LIMIT_PER_S,
+            recommended_rate_per_s=2.0 * each.rate_per_s if is_near else None,
+            evidence=f"{asked} The demo wrote this as an example. `sluice report` makes advice from the rejection log.",
+            what_if=tuple(
+                WhatIf(rate_per_s=rate, refused_share=share, refused_share_uncorrected=share) for rate, share in shares
+            ),
+        )
+        lines.append(msgspec.json.encode(advised))
+    head = RecommendationsFile(made_at=write_time(utc_now()), period=Period(), instances=(_INSTANCE,))
+    file = state_dir / advice.USUAL
+    file.parent.mkdir()
+    file.write_bytes(msgspec.json.encode(head).removesuffix(b"]}") + b"\n" + b",\n".join(lines) + b"\n]}\n")
+
+
+async def _start_sidecar(nursery: trio.Nursery, loopback: Loopback, state_dir: str) -> tuple[sidecar.Running, Endpoint]:
     """Start a sidecar as ``sluice run`` would, on free ports if the usual ones are taken."""
     plan = compose(
         load(
@@ -124,8 +163,9 @@ async def _start_sidecar(nursery: trio.Nursery, loopback: Loopback) -> tuple[sid
                 limits=[f"topic:*={LIMIT_PER_S:g}/s"],
                 values={
                     ("admin", "listen"): ("--admin", str(_to_be_had(parse_endpoint(DEFAULT_ADMIN)))),
-                    # What is changed in a demo is not there in the next one, nor in a real sidecar of this machine.
-                    ("state_dir",): ("--state-dir", OFF),
+                    # Its own and gone at the end: no change of a demo is in the next one, nor in a real sidecar.
+                    ("state_dir",): ("--state-dir", state_dir),
+                    ("rejection_log", "instance"): ("--instance", _INSTANCE),
                     # Routine lines would tear the table apart.
                     ("log", "level"): ("--log-level", "error"),
                 },

@@ -1,6 +1,10 @@
+import json
+import os
 import re
 import signal
 import socket
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +14,6 @@ import trio
 from admin.config import logs
 from admin.config.settings import Endpoint
 from admin.demo import embedded, view
-from admin.edits import places
 
 
 @pytest.fixture(autouse=True)
@@ -48,17 +51,23 @@ async def test_a_short_run_ends_with_an_account_that_is_in_order(capsys: pytest.
     assert re.search(r"^page +open http://127\.0\.0\.1:[0-9]+: ", text, re.MULTILINE)
 
 
-async def test_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = []
-    open_store = places.open_store
+async def test_state_is_kept_for_as_long_as_it_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    seen: dict[str, Any] = {}
+    summary = view.summary
 
-    def opened(place: places.Place, now: Any, **how: Any) -> Any:
-        kept.append(place)
-        return open_store(place, now, **how)
+    def looked(*args: Any, **how: Any) -> Any:
+        (folder,) = tmp_path.iterdir()
+        seen["files"] = {path.name for path in folder.iterdir()}
+        _, recommendations = (folder / "report" / "recommendations.json").read_text().split('"recommendations":[')
+        seen["advised"] = [each["name"] for each in json.loads(f"[{recommendations.rsplit(']', 1)[0]}]")]
+        return summary(*args, **how)
 
-    monkeypatch.setattr(places, "open_store", opened)
-    await embedded.perform(seconds=0.1)
-    assert kept == [places.Place(None, given=True)]
+    monkeypatch.setattr(view, "summary", looked)
+    await embedded.perform(seconds=0.5)
+    assert seen["files"] >= {"report", "rejections", "spool"}
+    assert seen["advised"] == [load.topic for load in embedded.LOADS]
+    assert os.listdir(tmp_path) == []  # noqa: PTH208 - a pathlib iterator is one of blocking calls
 
 
 async def test_ctrl_c_ends_it_with_the_account(
