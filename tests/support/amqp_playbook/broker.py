@@ -130,7 +130,7 @@ class ModelBroker:
             channel.consumers.pop(tag, None)
             self._say(driver, frames.cancel_ok(number, tag))
         elif method in {(60, 80), (60, 90), (60, 120)}:
-            self._settle(channel, method, arguments)
+            self._settle(driver, channel, method, arguments)
         elif method == (60, 110):
             self._requeue(channel, list(channel.unacked))
             self._say(driver, frames.method(number, 60, 111))
@@ -165,12 +165,13 @@ class ModelBroker:
             stored = Stored(header, body, key, exchange)
             channel.unconfirmed.append(Confirm(channel.published, stored, bool(queues)))
 
-    def _settle(self, channel: Channel, method: tuple[int, int], arguments: bytes) -> None:
+    def _settle(self, driver: Driver, channel: Channel, method: tuple[int, int], arguments: bytes) -> None:
         tag, bits = struct.unpack_from(">QB", arguments)
         multiple = method != (60, 90) and bits & 1
         tags = [each for each in channel.unacked if each == tag or (multiple and (not tag or each <= tag))]
-        if not tags:
+        if tag not in channel.unacked and (tag or not multiple):
             self.errors.append(f"{tag} of channel {channel.number} is unknown")
+            self.close_channel(driver, channel.number)
         elif method == (60, 80):
             for each in tags:
                 message = channel.unacked.pop(each)

@@ -854,3 +854,97 @@ def test_publishes_of_who_does_not_wait_for_each_confirm_go_as_they_come(scan: s
     publisher.give(CLIENT, data * 2)
     assert wire.CONFIRM_FIELD in publisher.written[BROKER]
     world.close()
+
+
+# --- What the broker refuses ----------------------------------------------------------------------
+
+
+def unmarked(tag: int) -> bytes:
+    """Return a delivery of a message that does not wait."""
+    return b"".join(frames.deliver(1, tag, b"other"))
+
+
+def told(publisher: Driver) -> list[tuple[str, int]]:
+    """Return what the publisher is told before the broker says anything."""
+    while publisher.woken:
+        publisher.tick()
+    return answers(publisher)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ([], frames.ack(1, 7, multiple=True)),
+        ([], frames.ack(1, 7)),
+        ([], frames.ack(1, 0)),
+        ([1], frames.ack(1, 1) * 2),
+        ([3], frames.ack(1, 3) + frames.ack(1, 3, multiple=True)),
+        ([], frames.ack(1, 5) + frames.ack(1, 5, multiple=True)),
+        ([1, 2], frames.ack(1, 2, multiple=True) * 2),
+        ([], frames.give_back(1, 7, multiple=True, requeue=False)),
+        ([], frames.reject(1, 7, requeue=False)),
+    ],
+)
+def test_what_the_broker_refuses_confirms_nothing_nor_does_what_comes_behind_it(right: list[int], wrong: bytes) -> None:
+    world = World({"queue:orders": NACK})
+    publisher, consumer = waiting(world, 3)
+    consumer.give(BROKER, unmarked(4) + unmarked(5))
+    consumer.give(CLIENT, wrong + frames.ack(1, 2) + frames.ack(1, 4, multiple=True) + frames.ack(1, 0, multiple=True))
+    assert told(publisher) == [("ack", number) for number in right]
+
+
+@pytest.mark.parametrize("upto", [0, 4, 5])
+def test_an_ack_up_to_a_message_that_does_not_wait_confirms_those_before_it(upto: int) -> None:
+    world = World()
+    publisher, consumer = waiting(world, 3)
+    consumer.give(BROKER, unmarked(4) + unmarked(5))
+    consumer.give(CLIENT, frames.ack(1, 2))
+    consumer.give(CLIENT, frames.ack(1, upto, multiple=True))
+    assert told(publisher) == [("ack", 2), ("ack", 1), ("ack", 3)]
+
+
+def test_acks_of_earlier_deliveries_do_no_harm() -> None:
+    world = World()
+    consumer = world.consumer()
+    consumer.give(BROKER, unmarked(1) + unmarked(2))
+    world.broker.channels[consumer][1].delivered = 2
+    publisher = world.publisher()
+    publisher.give(CLIENT, frames.durable(1, "orders", b"0"))
+    assert world.broker.deliver(consumer, 1, "c")
+    consumer.give(CLIENT, frames.ack(1, 1) + frames.ack(1, 2, multiple=True))
+    assert told(publisher) == []
+    consumer.give(CLIENT, frames.ack(1, 3))
+    assert told(publisher) == [("ack", 1)]
+
+
+def test_acks_in_another_channel_or_one_that_was_closed_confirm_nothing() -> None:
+    world = World({"queue:orders": NACK})
+    publisher, consumer = waiting(world, 2)
+    consumer.give(CLIENT, frames.channel_open(2) + frames.ack(2, 1) + frames.ack(2, 2, multiple=True))
+    assert told(publisher) == []
+    world.broker.close_channel(consumer, 1)
+    consumer.give(CLIENT, frames.ack(1, 2, multiple=True) + frames.close_ok(1))
+    consumer.give(CLIENT, frames.channel_open(1) + frames.ack(1, 2, multiple=True) + frames.ack(1, 0, multiple=True))
+    assert told(publisher) == [("nack", 1), ("nack", 2)]
+
+
+def test_acks_of_what_was_given_back_confirm_nothing() -> None:
+    """Until the broker has answered, what it sends has numbers that it will not know any more."""
+    world = World()
+    publisher, consumer = waiting(world, 2)
+    publisher.give(CLIENT, frames.durable(1, "orders", b"more"))
+    consumer.give(CLIENT, frames.recover(1) + frames.ack(1, 2, multiple=True))
+    recovers = bytes(consumer.written[BROKER])
+    consumer.written[BROKER].clear()
+    assert world.broker.deliver(consumer, 1, "c")
+    consumer.give(CLIENT, frames.ack(1, 3) + frames.ack(1, 3, multiple=True))
+    assert told(publisher) == []
+    consumer.written[BROKER][:] = recovers[: len(frames.recover(1))]
+    world.broker.hear()
+    for _ in range(3):
+        assert world.broker.deliver(consumer, 1, "c")
+    consumer.give(CLIENT, frames.ack(1, 6, multiple=True))
+    assert told(publisher) == [("ack", 1), ("ack", 2), ("ack", 3)]
+    world.settle()
+    assert not world.broker.errors
+    world.close()

@@ -42,6 +42,10 @@ class Publisher:
         self.closed: set[int] = set()
 
 
+#: Deliveries that a client may not settle: of number 0, that it was not sent, and that it has settled before.
+WRONG = ("zero", "beyond", "settled")
+
+
 class AfterConsumeMachine(RuleBasedStateMachine):
     """Does all that can happen."""
 
@@ -206,6 +210,28 @@ class AfterConsumeMachine(RuleBasedStateMachine):
             driver.give(CLIENT, frames.give_back(1, tag, multiple=multiple, requeue=what == "requeue"))
         self.world.broker.hear()
         self._hear(driver)
+
+    @precondition(lambda self: self.consumers)
+    @rule(which=st.integers(0, 10), at=st.integers(0, 30), multiple=st.booleans(), what=st.sampled_from(WRONG))
+    def settle_wrongly(self, which: int, at: int, multiple: bool, what: str) -> None:  # noqa: FBT001 - likewise
+        """Have a client settle what it may not: the broker closes the channel, and what comes behind is nothing."""
+        driver = self.consumers[which % len(self.consumers)]
+        broker = self.world.broker
+        channel = broker.channels[driver].get(1)
+        if channel is None:
+            return
+        tags = [each for each in range(1, channel.delivered + 1) if each not in channel.unacked]
+        tag = 0 if what == "zero" else channel.delivered + 1 + at
+        if what == "settled" and tags:
+            tag = tags[-1 - at % len(tags)]
+        make = (frames.ack, frames.give_back)[at % 2]
+        chunk = make(1, tag, multiple=multiple and tag > 0) + frames.ack(1, 0, multiple=True)
+        driver.give(CLIENT, chunk + b"".join(frames.ack(1, each) for each in channel.unacked))
+        broker.hear()
+        assert len(broker.errors) == 1
+        broker.errors.clear()
+        driver.give(CLIENT, frames.close_ok(1))
+        self.consumers.remove(driver)
 
     @precondition(lambda self: self.consumers)
     @rule(which=st.integers(0, 10), how=st.sampled_from(("lost", "channel", "cancel", "fault", *["nothing"] * 3)))
@@ -377,6 +403,8 @@ def test_the_promise_is_kept_when_most_is_consumed(seed: int) -> None:
             machine.settle_delivery(which, random.choice((0, 3, -1, -1)), random.random() < 0.8, what)
         elif dice < 0.97:
             machine.pass_time(random.choice((0.001, 0.01, 0.2) * 4 + (1.5, 6.0)))
+        elif random.random() < 0.2:
+            machine.settle_wrongly(which, some, random.random() < 0.7, random.choice(WRONG))
         elif random.random() < 0.4:
             machine.end_publisher(which, channel, random.choice(("lost", "lost", "close", "fault", "drain")))
         elif random.random() < 0.6:
