@@ -6,6 +6,12 @@ SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 PARTS := .parts
+# A link leads to parts that other trees use, too. Nothing is removed through it, and that a fresh clone's files are newer
+# than those parts is no reason to fetch them again.
+$(shell test ! -L $(PARTS) || touch -c $(wildcard $(PARTS)/*/.stamp*) 2>/dev/null)
+CLEAR = { test ! -L $(PARTS) || test ! -e $(@D) \
+	|| { echo "$(@D) is out of date, but not removed through the link $(PARTS): remove it there, or the link" >&2; exit 1; }; } \
+	&& rm -rf --one-file-system $(@D)
 TOXIPROXY := v2.5.0
 RUN_STAMP := $(VENV)/.stamp-run
 VENV_STAMP := $(VENV)/.stamp
@@ -86,52 +92,52 @@ parts: setup $(PARTS_STAMPS) ## fetch the real brokers and clients of the integr
 
 $(PARTS)/rocketmq/.stamp: tests/integration/rocketmq/pom.xml
 	@sh tests/integration/packages.sh rocketmq
-	rm -rf $(@D) && mkdir -p $(@D)
+	@$(CLEAR) && mkdir -p $(@D)
 	mvn -q -B -f $< dependency:copy-dependencies -DoutputDirectory="$(CURDIR)/$(@D)/lib"
 	@touch $@
 
 $(PARTS)/rabbitmq/.stamp: tests/integration/rabbitmq/pom.xml
 	@sh tests/integration/packages.sh rabbitmq
-	rm -rf $(@D) && mkdir -p $(@D)
+	@$(CLEAR) && mkdir -p $(@D)
 	mvn -q -B -f $< dependency:copy-dependencies -DoutputDirectory="$(CURDIR)/$(@D)/lib"
 	@touch $@
 
 # The broker for AMQP 1.0 that is there in a second, without root.
 $(PARTS)/artemis/.stamp: tests/integration/artemis/pom.xml
 	@sh tests/integration/packages.sh rocketmq
-	rm -rf $(@D) && mkdir -p $(@D)
+	@$(CLEAR) && mkdir -p $(@D)
 	mvn -q -B -f $< dependency:copy-dependencies -DoutputDirectory="$(CURDIR)/$(@D)/lib"
 	@touch $@
 
 # RabbitMQ's Java client for AMQP 1.0: apart from the broker, which needs an older Netty.
 $(PARTS)/amqp10/.stamp: tests/integration/clients/amqp10/pom.xml
 	@sh tests/integration/packages.sh rocketmq
-	rm -rf $(@D) && mkdir -p $(@D)
+	@$(CLEAR) && mkdir -p $(@D)
 	mvn -q -B -f $< dependency:copy-dependencies -DoutputDirectory="$(CURDIR)/$(@D)/lib"
 	@touch $@
 
 # Debian 12 has RabbitMQ 3.10.8. What debootstrap mounts is gone with it, however it ends.
 $(PARTS)/rabbitmq4/.stamp:
 	@sh tests/integration/packages.sh rabbitmq4
-	rm -rf --one-file-system $(@D) && mkdir -p $(@D)
+	@$(CLEAR) && mkdir -p $(@D)
 	unshare --mount debootstrap --variant=minbase --include=rabbitmq-server trixie $(@D)/root >$(@D)/log 2>&1 \
 		|| { tail -5 $(@D)/log >&2; exit 1; }
 	@touch $@
 
 $(PARTS)/node/.stamp: tests/integration/clients/package.json
-	rm -rf $(@D) && mkdir -p $(@D) && cp $< $(@D)
+	@$(CLEAR) && mkdir -p $(@D) && cp $< $(@D)
 	cd $(@D) && npm install --silent --no-audit --no-fund --no-package-lock
 	@touch $@
 
 $(PARTS)/python/.stamp: tests/integration/clients/requirements.txt
-	rm -rf $(@D)
+	@$(CLEAR)
 	$(BIN)/python -m venv $(@D)
 	$(@D)/bin/pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
 # The tests of AMQP clients, as their makers publish them: amqplib's package has none from 2.3.0 on.
 $(PARTS)/suites/.stamp: tests/integration/suites/requirements.txt Makefile | $(VENV_STAMP)
-	rm -rf $(@D) && mkdir -p $(@D)/aiormq $(@D)/amqplib
+	@$(CLEAR) && mkdir -p $(@D)/aiormq $(@D)/amqplib
 	$(BIN)/python -m venv $(@D)/python
 	$(@D)/python/bin/pip install --quiet --disable-pip-version-check -r $<
 	set -e; version=$$(sed -n 's/^aiormq==//p' $<); cd $(@D); \
@@ -150,13 +156,13 @@ $(PARTS)/suites/.stamp: tests/integration/suites/requirements.txt Makefile | $(V
 # The bad networks of the tests.
 $(PARTS)/toxiproxy/.stamp-$(TOXIPROXY):
 	@sh tests/integration/packages.sh toxiproxy
-	rm -rf $(@D) && mkdir -p $(@D)
+	@$(CLEAR) && mkdir -p $(@D)
 	GOBIN="$(CURDIR)/$(@D)" GOFLAGS=-trimpath CGO_ENABLED=0 go install github.com/Shopify/toxiproxy/v2/cmd/server@$(TOXIPROXY)
 	@touch $@
 
 $(PARTS)/s3a/.stamp: tests/spark/stores/s3a/pom.xml tests/spark/stores/s3a/requirements.txt | $(VENV_STAMP)
 	@sh tests/integration/packages.sh rocketmq
-	rm -rf $(@D) && mkdir -p $(@D)
+	@$(CLEAR) && mkdir -p $(@D)
 	mvn -q -B -f $< dependency:copy-dependencies -DoutputDirectory="$(CURDIR)/$(@D)/lib"
 	$(BIN)/python -m venv $(@D)/server
 	$(@D)/server/bin/pip install --quiet --disable-pip-version-check -r tests/spark/stores/s3a/requirements.txt
@@ -164,20 +170,20 @@ $(PARTS)/s3a/.stamp: tests/spark/stores/s3a/pom.xml tests/spark/stores/s3a/requi
 
 $(PARTS)/hdfs/.stamp: tests/spark/stores/hdfs/pom.xml
 	@sh tests/integration/packages.sh rocketmq
-	rm -rf $(@D) && mkdir -p $(@D)
+	@$(CLEAR) && mkdir -p $(@D)
 	mvn -q -B -f $< dependency:copy-dependencies -DoutputDirectory="$(CURDIR)/$(@D)/lib"
 	@touch $@
 
 $(PARTS)/helm/.stamp-$(HELM):
 	@sh tests/integration/packages.sh deploy
-	rm -rf $(@D) && mkdir -p $(@D)
+	@$(CLEAR) && mkdir -p $(@D)
 	GOBIN="$(CURDIR)/$(@D)" GOFLAGS=-trimpath CGO_ENABLED=0 go install helm.sh/helm/v3/cmd/helm@$(HELM)
 	@touch $@
 
 # What ServiceMonitor and PrometheusRule are, which Kubernetes itself does not know.
 $(PARTS)/definitions/.stamp-$(OPERATOR):
 	@sh tests/integration/packages.sh deploy
-	rm -rf $(@D) && mkdir -p $(@D)
+	@$(CLEAR) && mkdir -p $(@D)
 	@set -e; module=github.com/prometheus-operator/prometheus-operator@$(OPERATOR); \
 	folder=$$(go mod download -json $$module | sed -n 's/.*"Dir": "\(.*\)".*/\1/p'); \
 	for kind in servicemonitors prometheusrules; do \
@@ -186,7 +192,7 @@ $(PARTS)/definitions/.stamp-$(OPERATOR):
 	@touch $@
 
 $(PARTS)/packaging/.stamp: deploy/container/tools.txt | $(VENV_STAMP)
-	rm -rf $(@D)
+	@$(CLEAR)
 	$(BIN)/python -m venv $(@D)
 	$(@D)/bin/pip install --quiet --disable-pip-version-check -r $<
 	@touch $@

@@ -8,6 +8,7 @@ Apart from ``admin.config.settings``, so that a client of the API need not load 
 """
 
 import ipaddress
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 DEFAULT_ADMIN: Final = "127.0.0.1:9870"
@@ -55,6 +56,7 @@ def parse_endpoint(value: object) -> Endpoint:
 _LOCALHOST: Final = "localhost"
 _IPV4_LOOPBACK: Final = "127.0.0.1"
 _IPV6_LOOPBACK: Final = "::1"
+_IPV6: Final = 6
 
 
 def reaches(broker: Endpoint, listen: Endpoint) -> bool:
@@ -73,6 +75,12 @@ def collides(first: Endpoint, second: Endpoint) -> bool:
         return False
     one, other = _canonical(first.host), _canonical(second.host)
     return one == other or _covers(one, other) or _covers(other, one)
+
+
+def leaves_ipv4(listen: Endpoint, others: Iterable[Endpoint]) -> bool:
+    """Return whether what listens on ``[::]`` is to leave IPv4 to another address of its port."""
+    same_port = (each.host for each in others if each.port == listen.port and each.port)
+    return any(_version(_canonical(host)) != _IPV6 for host in same_port)
 
 
 def _covers(wide: str, narrow: str) -> bool:

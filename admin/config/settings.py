@@ -109,7 +109,10 @@ class ListenerSettings(_Table):
     """One address that clients connect to, and the broker behind it."""
 
     name: Name | None = Field(None, description="name in logs and metrics; default: its address")
-    listen: ListenAddress = Field(description="address that clients connect to")
+    listen: ListenAddress = Field(
+        description="address that clients connect to; [::] is every IPv6 and IPv4 address, or IPv6 alone if"
+        " another listener or the admin address has the port with IPv4"
+    )
     broker: BrokerAddress = Field(description="address of the broker behind it")
     backup_brokers: list[BrokerAddress] = Field(
         default_factory=list,

@@ -34,6 +34,7 @@ from starlette.types import ASGIApp, Message, Scope
 from admin.http.answering import Headers, problem
 from proxy.common.cooperative import turn
 from proxy.common.log_rate import LogRate
+from proxy.net.sockets import plain_address
 
 PROBES: Final = frozenset({"/healthz", "/readyz"})
 METRICS: Final = "/metrics"
@@ -261,7 +262,7 @@ class _Connection:
             "type": "http",
             "asgi": {"spec_version": "2.3", "version": "3.0"},
             "scheme": "https" if isinstance(self._stream, trio.SSLStream) else "http",
-            "client": socket.getpeername()[:2],
+            "client": plain_address(socket.getpeername()),
             "server": socket.getsockname()[:2],
             "root_path": "",
             "extensions": {},

@@ -144,7 +144,12 @@ async def _each(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
 
 
 def bind(
-    endpoint: Endpoint, *, anyone: bool = True, inherited: Inherited | None = None, hint: str = ""
+    endpoint: Endpoint,
+    *,
+    anyone: bool = True,
+    inherited: Inherited | None = None,
+    hint: str = "",
+    v6only: bool = False,
 ) -> socket.socket:
     """Bind the admin address and listen on it.
 
@@ -153,6 +158,7 @@ def bind(
         anyone: whether other machines may reach it.
         inherited: sockets that are bound already.
         hint: what else to know where the address is in use.
+        v6only: ``::`` does not serve IPv4, as another address has the port there.
 
     Raises:
         StartError: the address is taken, not of this machine, or not permitted; or others reach it who must not.
@@ -163,6 +169,8 @@ def bind(
     try:
         if given is None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, v6only)
             sock.bind(endpoint)
         reached = bound_endpoint(sock)
         if anyone or is_loopback(reached.host):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from admin.common.errors import SettingsError
 from admin.config import lint, plugins, rulebook
-from admin.config.addresses import Endpoint, collides, reaches
+from admin.config.addresses import Endpoint, collides, leaves_ipv4, reaches
 from admin.config.faults import Origins
 from admin.config.rule_fields import scope_kinds_of
 from admin.config.rulebook import BUILT_IN, Rulebook
@@ -95,6 +95,12 @@ class Plan:
         """Return each kind's default."""
         return [self.rule_set.default(kind.name) for kind in self.kinds]
 
+    def leaves_ipv4(self, listen: Endpoint) -> bool:
+        """Return whether what listens on ``[::]`` is to leave IPv4 to another address of its port."""
+        admin = self.settings.admin.listen
+        others = [] if admin == OFF else [admin]
+        return leaves_ipv4(listen, [*others, *(each.settings.listen for each in self.listeners)])
+
     def data_path_config(self, spool_folder: Path | None = None, *, spool_required: bool = False) -> DataPathConfig:
         """Return what a data path is built from.
 
@@ -111,6 +117,7 @@ class Plan:
                     protocol=listener.protocol,
                     options=listener.options,
                     listen=listener.settings.listen,
+                    v6only=self.leaves_ipv4(listener.settings.listen),
                     broker=listener.settings.broker,
                     backup_brokers=tuple(listener.settings.backup_brokers),
                     scope=listener.settings.scope,

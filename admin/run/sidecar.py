@@ -296,7 +296,10 @@ async def _run(
     endpoint = plan.settings.admin.listen
     keyring, refusals = Keyring(plan.access), Refusals()
     anyone = bool(plan.access.tokens) or plan.settings.admin.allow_anyone
-    sock = None if endpoint == OFF else server.bind(endpoint, anyone=anyone, inherited=before.sockets, hint=before.hint)
+    sock = None
+    if endpoint != OFF:
+        v6only = plan.leaves_ipv4(endpoint)
+        sock = server.bind(endpoint, anyone=anyone, inherited=before.sockets, hint=before.hint, v6only=v6only)
     reloader = None
     if load is not None:
         edits.reloader = reloader = Reloader(load, plan, edits, keyring)

@@ -48,6 +48,7 @@ class ListenerConfig:
         protocol: what is spoken there.
         options: an instance of ``protocol.options``.
         listen: host and port to bind; port 0 takes a free one.
+        v6only: ``::`` does not serve IPv4, as another address has the port there.
         broker: host and port of the broker.
         backup_brokers: brokers that clients are connected to while it cannot be reached: the first that can. All are
             taken for one broker, by the first's address.
@@ -80,6 +81,7 @@ class ListenerConfig:
     exempt: tuple[Network, ...] = ()
     max_connections_per_client: int | None = None
     new_connections_per_s: float | None = None
+    v6only: bool = False
     proxy_protocol_from: tuple[Network, ...] = ()
     send_proxy_protocol: proxy_protocol.Version | None = None
     handshake_timeout_s: float = 10.0
@@ -208,7 +210,7 @@ class Server:
             try:
                 enter, no_room = partial(self._enter, config), partial(self._cannot_accept, config)
                 make = partial(ListeningSocket, self.services.reactor, enter, no_room, _BACKLOG)
-                bound = await sockets.bind(*config.listen, make, inherited)
+                bound = await sockets.bind(*config.listen, make, inherited, v6only=config.v6only)
             except OSError as error:
                 self.close()
                 raise ListenError(config, error) from None

@@ -54,6 +54,12 @@ class NoRoomError(OSError):
     """This process or machine has no descriptor, memory or port left for a connection; whom it was to is no matter."""
 
 
+def plain_address(address: Sequence[Any]) -> Address:
+    """Return host and port of a socket's address; an IPv4 one that came over IPv6 as IPv4."""
+    host, port = address[:2]
+    return host.removeprefix("::ffff:") if "." in host else host, port
+
+
 def format_address(address: Address) -> str:
     """Return ``host:port``, with brackets around an IPv6 address."""
     host, port = address[:2]
@@ -84,13 +90,11 @@ class Wire:
 
     def local_address(self) -> Address:
         """Return the address at this end; for a client's socket, what it has connected to."""
-        host, port = self._sock.getsockname()[:2]
-        return host, port
+        return plain_address(self._sock.getsockname())
 
     def remote_address(self) -> Address:
         """Return the address at the other end."""
-        host, port = self._sock.getpeername()[:2]
-        return host, port
+        return plain_address(self._sock.getpeername())
 
     def peek(self, size_bytes: int) -> bytes | None:
         """Return what is there, at most so much, and leave it; empty at the end of the stream, None if nothing."""
@@ -389,7 +393,7 @@ class ListeningSocket(Watched):
                     raise
             else:
                 try:
-                    return Wire(sock), (address[0], address[1])
+                    return Wire(sock), plain_address(address)
                 except OSError:
                     # Gone between accept and the first option: nobody to serve.
                     sock.close()
@@ -408,11 +412,17 @@ class ListeningSocket(Watched):
 
 
 async def bind(
-    host: str, port: int, make: Callable[[socket.socket], ListeningSocket], inherited: Inherited | None = None
+    host: str,
+    port: int,
+    make: Callable[[socket.socket], ListeningSocket],
+    inherited: Inherited | None = None,
+    *,
+    v6only: bool = False,
 ) -> list[ListeningSocket]:
     """Bind every address of ``host``, and do not listen yet; port 0 takes a free one for each. ``make`` takes the rest.
 
-    An address of which there is an inherited socket has that one, which may be listening already.
+    An address of which there is an inherited socket has that one, which may be listening already. ``::`` serves IPv4,
+    too, unless ``v6only``: something else has the port there.
 
     Raises:
         OSError: an address is taken, foreign to this machine, or not permitted.
@@ -420,18 +430,23 @@ async def bind(
     found = await resolve(host, port, socket.AI_PASSIVE)
     bound: list[ListeningSocket] = []
     try:
+        v6only = v6only or any(family == socket.AF_INET for family, *_ in found)
         for family, kind, protocol, address in found:
+            both = address[0] == "::" and not v6only
             given = None if inherited is None else inherited.take(family, address)
             if given is not None:
                 bound.append(make(given))
                 bound[-1].is_given = True
+                if both and given.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY):
+                    # That cannot be changed any more.
+                    found.append((socket.AF_INET, kind, protocol, ("0.0.0.0", port)))
                 continue
             with ExitStack() as failing:
-                sock = _bind(family, kind, protocol, address, failing)
+                sock = _bind(family, kind, protocol, address, failing, both=both)
                 if port == 0:
                     # Of a port that it chose itself Linux lets go in a pause. One that two sockets have is nobody
                     # else's, and then the first of them is not needed any more.
-                    chosen, sock = sock, _bind(family, kind, protocol, sock.getsockname(), failing)
+                    chosen, sock = sock, _bind(family, kind, protocol, sock.getsockname(), failing, both=both)
                     chosen.close()
                 failing.pop_all()
             bound.append(make(sock))
@@ -442,11 +457,11 @@ async def bind(
     return bound
 
 
-def _bind(family: int, kind: int, protocol: int, address: Any, failing: ExitStack) -> socket.socket:
+def _bind(family: int, kind: int, protocol: int, address: Any, failing: ExitStack, *, both: bool) -> socket.socket:
     sock = failing.enter_context(socket.socket(family, kind, protocol))
     sock.setblocking(False)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if family == socket.AF_INET6:
-        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not both)
     sock.bind(address)
     return sock

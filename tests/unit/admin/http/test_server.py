@@ -120,6 +120,18 @@ def test_a_name_that_turns_out_to_be_reached_by_others_is_refused() -> None:
     server.bind(Endpoint("127.0.0.1", 0), anyone=False).close()
 
 
+def test_the_ipv6_wildcard_serves_ipv4_too_unless_another_listener_has_that() -> None:
+    with server.bind(Endpoint("::", 0)) as bound:
+        port = bound.getsockname()[1]
+        socket.create_connection(("127.0.0.1", port)).close()
+        socket.create_connection(("::1", port)).close()
+    with (
+        server.bind(Endpoint("127.0.0.1", 0)) as other,
+        server.bind(Endpoint("::", other.getsockname()[1]), v6only=True),
+    ):
+        pass
+
+
 def test_a_taken_address_is_named_with_what_to_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         endpoint = Endpoint(*taken.getsockname())

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
@@ -13,7 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from proxy.net import sockets
 from proxy.net.reactor import Reactor
-from proxy.net.sockets import Address, ListeningSocket, Wire, format_address
+from proxy.net.sockets import Address, Inherited, ListeningSocket, Wire, format_address
 
 HOST = "127.0.0.1"
 
@@ -64,9 +65,10 @@ def nobody(*_: object) -> None:
     """Is told of nobody, since no reactor runs."""
 
 
-async def listen(host: str, port: int, backlog: int) -> list[ListeningSocket]:
+async def listen(host: str, port: int, backlog: int, *, v6only: bool = False) -> list[ListeningSocket]:
     """Bind, and listen at once."""
-    bound = await sockets.bind(host, port, partial(ListeningSocket, Reactor(), nobody, nobody, backlog))
+    make = partial(ListeningSocket, Reactor(), nobody, nobody, backlog)
+    bound = await sockets.bind(host, port, make, v6only=v6only)
     for each in bound:
         each.start()
     return bound
@@ -319,6 +321,50 @@ class TestListen:
         assert peer[0] == "::1"
         for closing in (bound, beside, accepted, client):
             closing.close()
+
+    async def test_the_ipv6_wildcard_serves_ipv4_too_and_knows_clients_by_their_ipv4_address(self) -> None:
+        (bound,) = await listen("::", 0, 1)
+        for host in (HOST, "::1"):
+            client = await sockets.connect(host, bound.address[1])
+            accepted, peer = accept(bound)
+            assert peer == client.local_address()
+            assert accepted.local_address() == (host, bound.address[1])
+            assert accepted.remote_address() == peer
+            for closing in (accepted, client):
+                closing.close()
+        bound.close()
+
+    @pytest.mark.parametrize("first", ["::", HOST])
+    async def test_the_ipv6_wildcard_leaves_ipv4_to_another_listener(
+        self, first: str, reserve: Callable[..., int]
+    ) -> None:
+        port = reserve(HOST)
+        bound = [*await listen(first, port, 1, v6only=True)]
+        bound += await listen("::" if first == HOST else HOST, port, 1, v6only=True)
+        assert {each.address for each in bound} == {(HOST, port), ("::", port)}
+        for closing in bound:
+            closing.close()
+
+    async def test_with_an_inherited_socket_for_ipv6_alone_ipv4_is_served_beside_it(self) -> None:
+        with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=False) as given:
+            port = given.getsockname()[1]
+            make = partial(ListeningSocket, Reactor(), nobody, nobody, 1)
+            inherited = Inherited([given.dup()])
+            bound = await sockets.bind("::", port, make, inherited)
+            assert [each.address for each in bound] == [("::", port), ("0.0.0.0", port)]
+            # The next process has both from this one.
+            again = Inherited([socket.socket(fileno=os.dup(each.fileno())) for each in bound])
+            bound += await sockets.bind("::", port, make, again)
+            assert len(bound) == 4
+            assert again.close() == []
+            for closing in bound:
+                closing.close()
+
+    async def test_an_inherited_socket_for_both_is_enough(self) -> None:
+        with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as given:
+            make = partial(ListeningSocket, Reactor(), nobody, nobody, 1)
+            (bound,) = await sockets.bind("::", given.getsockname()[1], make, Inherited([given.dup()]))
+            bound.close()
 
 
 @pytest.mark.parametrize("host", [HOST, "::1"])
