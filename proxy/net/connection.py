@@ -170,6 +170,7 @@ class Calls(NamedTuple):
     stage: Stage
     writer: Stage
     hear_of_writes: Callable[[bool], None]
+    end_client: Callable[[], None]
 
 
 class Doing(Enum):
@@ -584,6 +585,7 @@ class Connection:
             self.stage,
             self.writer,
             self._hear_of_writes,
+            partial(services.reactor.soon, partial(self.guard, self._client_closed)),
         )
         self.session = open_session(calls)
         wires = {Side.CLIENT: client, Side.BROKER: broker}
@@ -816,7 +818,8 @@ class Connection:
 
     def keep(self) -> None:
         """Give up what is held of a client that has gone, but for what it takes for delivered: that for a while."""
-        self._tickets.drop(Side.CLIENT, refusable=True)
+        if self.session.closing is not Side.CLIENT:
+            self._tickets.drop(Side.CLIENT, refusable=True)
         self.half_closed_s = KEPT_S
         self.end_in(KEPT_S)
 
@@ -916,12 +919,22 @@ class Connection:
             # Who waits for no answer would go on sending, into a socket that nobody reads.
             detail = "Sluice is shutting down, and reads no more"
             if self.session.dismisses_client(detail, self._services.now_ns()):
-                client = self.peers[Side.CLIENT]
-                try:
-                    client.end()
-                except PeerError:
-                    # It has gone, and what waits goes on all the same.
-                    client.stop_writing()
+                self._end_client()
+
+    def _client_closed(self) -> None:
+        """End the stream to a client that has closed the connection, and bound how long what it sent may take."""
+        if not self.over and self.parting is None:
+            self.keep()
+            self._end_client()
+
+    def _end_client(self) -> None:
+        """End the stream to the client behind what is queued, while what it sent still goes on."""
+        client = self.peers[Side.CLIENT]
+        try:
+            client.end()
+        except PeerError:
+            # It has gone, and what waits goes on all the same.
+            client.stop_writing()
 
     def begin(self, batch: Batch) -> Coroutine[Any, Any, None] | None:
         """Have the handlers decide one batch; returns what is to be awaited for that, if a lane is to be waited for."""

@@ -449,6 +449,7 @@ class Server:
                 stage=calls.stage,
                 writer=calls.writer,
                 hear_of_writes=calls.hear_of_writes,
+                end_client=calls.end_client,
                 replayed=partial(_log_replayed, info),
                 terms=services.terms,
                 after_consume=services.after_consume,

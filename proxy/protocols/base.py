@@ -479,6 +479,8 @@ class SessionContext:
             read the client while it is out of credit. Other stages that the session makes give what this one ``gives``.
         writer: the stage of what is queued for the broker.
         hear_of_writes: has ``written`` called from now on, or no more. Nobody hears of writes at first.
+        end_client: ends the stream to a client that has closed the connection, soon, and behind what is queued; what is
+            kept of the client still goes on.
         replayed: writes down what became of a queue of an earlier process.
         terms: what the rules in force say to messages for some resources.
         after_consume: says whether any rule in force has consumers confirm what is published.
@@ -506,6 +508,7 @@ class SessionContext:
     stage: Stage = field(default_factory=lambda: Stage("connection"))
     writer: Stage = field(default_factory=lambda: Stage("writer"))
     hear_of_writes: Callable[[bool], None] = lambda _: None
+    end_client: Callable[[], None] = lambda: None
     replayed: Callable[[Replayed], None] = lambda _: None
     terms: TermsOf = no_terms
     after_consume: Callable[[], bool] = lambda: False

@@ -1,12 +1,24 @@
 """Broker to client: confirms get the client's numbers, deliveries are limited, and all else passes."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Final
 
-from proxy.deciding.batch import Request
+from proxy.deciding.batch import Charge, Request
 from proxy.protocols.amqp091 import wire
-from proxy.protocols.amqp091.channel import DROPPED, NEW, UNTOLD, WAITING, Channel, Content, Lane, Tags
+from proxy.protocols.amqp091.channel import (
+    DROPPED,
+    GRANTED,
+    NEW,
+    UNTOLD,
+    WAITING,
+    Channel,
+    Content,
+    Lane,
+    Method,
+    Tags,
+)
 from proxy.protocols.amqp091.memory import Memory
 from proxy.protocols.amqp091.reading import MOST_GATHERED_OF_BROKER_BYTES, Shared
 from proxy.protocols.amqp091.stream import Stream
@@ -32,16 +44,18 @@ class _Delivery(Content):
     Attributes:
         method: the frame that begins it, as long as the chunk is in hand where it came.
         tag: its number, if the client is to acknowledge it and the numbers of its channel are known; otherwise 0.
+        consumer: the tag of the consumer that it is for, if deliveries are limited; otherwise empty.
         is_answer: to a request for one message.
     """
 
-    __slots__ = ("is_answer", "method", "tag")
+    __slots__ = ("consumer", "is_answer", "method", "tag")
 
     def __init__(self, lane: Lane, method: Buffer, *, is_answer: bool) -> None:
         super().__init__(lane)
         self.method = method
         self.is_answer = is_answer
         self.tag = 0
+        self.consumer = b""
 
 
 class Answers(Stream):
@@ -56,6 +70,9 @@ class Answers(Stream):
         limited: some rule limits deliveries.
         dies: told of each channel that the broker closes.
         closed: told of each channel whose close the broker agrees to.
+        declared: told of each exclusive queue that the broker has made, with the frame that declared it.
+        given_back: told of each delivery, by its number, that is to go back to its queue.
+        left: told of what the broker says on a channel that the client has left, if something is to be done about it.
         ends: told that the broker closes the connection, with the arguments of that.
         own: told of each method on the channel that is Sluice's own, with its arguments.
         withholds: asked whether there is to be such a channel.
@@ -76,6 +93,9 @@ class Answers(Stream):
         self.opened: Callable[[Channel], None] = lambda _: None
         self.dies: Callable[[Channel], None] = lambda _: None
         self.closed: Callable[[int], None] = lambda _: None
+        self.declared: Callable[[bytes, bytes], None] = lambda *_: None
+        self.given_back: Callable[[Channel, int], None] = lambda *_: None
+        self.left: Callable[[Channel, int], None] = lambda *_: None
         self.ends: Callable[[Reader], None] = lambda _: None
         self.own: Callable[[int, Reader], None] = lambda *_: None
         self.withholds: Callable[[], bool] = lambda: False
@@ -86,6 +106,8 @@ class Answers(Stream):
         self.silent = False
         #: The reason of Sluice's own that the client was told, and not yet that it is over.
         self._told = b""
+        #: Some channel is open at the broker that the client has left.
+        self.has_left = False
         self._names = shared.names
         self._channels = shared.channels
         self._about = shared.about
@@ -95,6 +117,7 @@ class Answers(Stream):
         """Forget all contents and channels, as the base class says, and the session."""
         super().part()
         del self.opened, self.dies, self.closed, self.ends, self.own, self.withholds, self.nacked, self.returned
+        del self.declared, self.given_back, self.left
 
     def _take_method(self, method: int, buffer: Buffer, position: int, stop: int, number: int) -> None:
         """Take a method frame, as the base class says."""
@@ -136,6 +159,9 @@ class Answers(Stream):
             self._take_content(method, channel, buffer, position, stop)
         elif channel is None:
             self._pass(buffer, position, stop, None)
+        elif channel.left:
+            self._special = True
+            self._take_left(method, channel, Reader(buffer, position + _ARGUMENTS_AT, stop - 1))
         elif method in {_ACK, _NACK} and channel.confirms is not None:
             self._take_confirm(method, channel, buffer, position, stop)
         else:
@@ -156,7 +182,7 @@ class Answers(Stream):
         native = self._shared.native
         # Deliveries that nobody limits are like any other bytes, as long as none waits from when somebody did.
         contents = not self.limited and not self.waiting
-        if native is None or native.channels is None or not (contents or native.confirms):
+        if native is None or native.channels is None or self.has_left or not (contents or native.confirms):
             return position
         stop, frames, parts = native.channels.settle(chunk, position, contents)
         if stop == position:
@@ -192,8 +218,11 @@ class Answers(Stream):
 
     def _take_content(self, method: int, channel: Channel, buffer: Buffer, position: int, stop: int) -> None:
         content = _Delivery(channel.to_client, buffer[position:stop], is_answer=method == wire.BASIC_GET_OK)
+        if channel.left:
+            content.fate = DROPPED
+            self._special = True
         self._open_content(content, buffer, position, stop)
-        if method == wire.BASIC_RETURN:
+        if method == wire.BASIC_RETURN or channel.left:
             return
         # All of one channel, whatever their consumer: the client may acknowledge them up to a number.
         content.key = channel.number
@@ -201,7 +230,7 @@ class Answers(Stream):
             return
         arguments = Reader(buffer, position + _ARGUMENTS_AT, stop - 1)
         if method == _DELIVER:
-            tag = arguments.short_string()
+            tag = content.consumer = arguments.short_string()
             automatic = any([each for _, each in channel.takers.get(tag, ())])  # noqa: C419 - faster for so few
             queue = channel.consumed.get(tag, channel.latest)
             following = channel.following.get(tag)
@@ -304,6 +333,8 @@ class Answers(Stream):
                     channel.consumed[tag] = channel.following.pop(tag)
                 if method == wire.BASIC_CANCEL_OK and self._is_unwanted(channel, tag):
                     self._special = True
+                    if not channel.transacts:
+                        self._end_deliveries(lane, tag)
                     return
             self._pass(buffer, position, stop, lane.barrier)
             return
@@ -320,6 +351,7 @@ class Answers(Stream):
             name = Reader(buffer, position + _ARGUMENTS_AT, stop - 1).short_string()
             if name.startswith(UNTOLD):
                 channel.named = name
+            self._take_declared(channel, name)
         elif method == wire.BASIC_GET_EMPTY:
             if channel.getting:
                 channel.getting.popleft()
@@ -327,6 +359,69 @@ class Answers(Stream):
             self.dies(channel)
         elif method == wire.CHANNEL_CLOSE_OK:
             self.closed(channel.number)
+
+    def _take_declared(self, channel: Channel, queue: bytes) -> None:
+        declares = channel.declaring.popleft() if channel.declaring else b""
+        if declares:
+            self.declared(queue, declares)
+
+    def _take_left(self, method: int, channel: Channel, arguments: Reader) -> None:
+        """Take what the broker says on a channel that the client has left; the client does not hear it."""
+        if method == wire.BASIC_CONSUME_OK and channel.consuming:
+            queue = channel.consuming.popleft()[0]
+            channel.consumed = {arguments.short_string(): channel.resolve(queue)}
+            self.left(channel, method)
+        elif method == wire.QUEUE_DECLARE_OK:
+            self._take_declared(channel, arguments.short_string())
+        elif method == wire.CHANNEL_CLOSE:
+            self.left(channel, method)
+        elif method == wire.CHANNEL_CLOSE_OK:
+            # The agreement to the client's close may still wait for the end of a content.
+            for frame in [item for item in channel.to_client.ready if isinstance(item, bytes)]:
+                self._pass(frame, 0, len(frame), None)
+            self.closed(channel.number)
+
+    def _method_goes(self, owner: Method, buffer: Buffer, start: int, stop: int) -> bool:
+        """Say whether methods go on now, as the base class says: the end of a consumer waits for no delivery.
+
+        In a transaction nothing can go back before it is committed, so there it waits.
+        """
+        lane = owner.lane
+        ends = bool(lane.lines) and not lane.after and not lane.channel.transacts
+        for frame in wire.frames_of(buffer[start:stop]) if ends else ():
+            ends = ends and _method_at(frame, wire.PREFIX_BYTES)[0] == wire.BASIC_CANCEL_OK
+            if ends:
+                self._end_deliveries(lane, Reader(frame, _ARGUMENTS_AT, len(frame) - 1).short_string())
+        return ends or super()._method_goes(owner, buffer, start, stop)
+
+    def _end_deliveries(self, lane: Lane, consumer: bytes) -> None:
+        """Have nothing wait any more that is for a consumer which has ended.
+
+        It goes back to its queue. Where the broker expects no acks it would be lost there: it goes to the client at
+        once, and is charged.
+        """
+        held: list[Request] = []
+        passed: list[Request] = []
+        for line in list(lane.lines.values()):
+            contents, line.contents = line.contents, deque()
+            for content in contents:
+                if not isinstance(content, _Delivery) or content.consumer != consumer:
+                    line.contents.append(content)
+                elif not content.tag:
+                    if content.request is not None:
+                        passed.append(content.request)
+                        content.request = None
+                    content.verdict = GRANTED
+                    self.charges.append(Charge(content.resources, 1, content.size_bytes, consumes=True))
+                    self._let_go(lane, content)
+                else:
+                    self._forget(content, held)
+                    self.given_back(lane.channel, content.tag)
+            self._advance(line)
+        self._give_up(held)
+        if self.charges:
+            self._shared.pass_on(passed)
+            self._shared.wake()
 
     @staticmethod
     def _is_unwanted(channel: Channel, tag: bytes) -> bool:

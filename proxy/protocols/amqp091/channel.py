@@ -194,16 +194,18 @@ class Lane:
         lines: of contents that wait, by their keys; none is empty.
         after: methods that wait until all lines are empty, as their bytes and BEHIND or BARRIER, and what came after.
         ready: what may be written as soon as the stream stands where it can be: copies, and frames of our own.
+        shut: its channel is not open at the broker yet: nothing of it may go on.
         behind: the owner of methods that wait for others only.
         barrier: the owner of methods that wait for all that waits.
     """
 
-    __slots__ = ("after", "barrier", "behind", "channel", "content", "lines", "ready", "writing")
+    __slots__ = ("after", "barrier", "behind", "channel", "content", "lines", "ready", "shut", "writing")
 
     def __init__(self, channel: "Channel") -> None:
         self.channel = channel
         self.content: Content | None = None
         self.writing: Content | None = None
+        self.shut = False
         self.lines: dict[int, Line] = {}
         self.after: deque[Content | tuple[bytes, int]] = deque()
         self.ready: deque[Content | bytes] = deque()
@@ -248,6 +250,10 @@ class Channel:
         latest: the queue that was consumed last.
         closes: the client wants it closed.
         doomed: the broker is about to close it, as the client has settled a delivery that it may not.
+        left: the client takes it for closed. At the broker it is open until all has gone on that is held of it, and the
+            client hears nothing of that.
+        successor: the channel of this number that the client has opened since then.
+        declaring: of each declaration that the broker is to answer, in order, its frame if the queue is exclusive.
         runs_ahead_until_ns: until then its publishes go on as they come, as the client waits for no single confirm.
         waiting: publishes that wait for consumers, by the client's numbers.
         deliveries: what its consumers were given of such publishes.
@@ -263,16 +269,19 @@ class Channel:
         "consuming",
         "dead",
         "declared",
+        "declaring",
         "deliveries",
         "doomed",
         "following",
         "getting",
         "latest",
+        "left",
         "named",
         "number",
         "recovered",
         "recovering",
         "runs_ahead_until_ns",
+        "successor",
         "tags",
         "takers",
         "to_broker",
@@ -286,7 +295,8 @@ class Channel:
         self.to_broker = Lane(self)
         self.to_client = Lane(self)
         self.confirms: Confirms | None = None
-        self.dead = self.transacts = self.closes = self.doomed = False
+        self.dead = self.transacts = self.closes = self.doomed = self.left = False
+        self.successor: Channel | None = None
         self.consumed: dict[bytes, bytes] = {}
         self.following: dict[bytes, bytes] = {}
         self.consuming: deque[tuple[bytes, bool, bool]] = deque()
@@ -295,6 +305,7 @@ class Channel:
         self.tags: Tags | None = None
         self.recovering: deque[bool] = deque()
         self.recovered = 0
+        self.declaring: deque[bytes] = deque()
         self.declared = self.named = self.latest = b""
         self.runs_ahead_until_ns = 0
         self.waiting: dict[int, Waiting] = {}

@@ -69,6 +69,10 @@ class Line:
         """Put a content at the end."""
         self.contents.append(content)
 
+    def first(self) -> Content:
+        """Return one of its contents, perhaps without its bytes."""
+        return self.contents[0]
+
     def in_memory(self) -> Sequence[Content]:
         """Return all contents in memory, in order."""
         return tuple(self.contents)

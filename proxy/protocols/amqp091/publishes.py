@@ -4,7 +4,7 @@ With confirms a publish that is refused is answered with a basic.nack; without, 
 """
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -47,6 +47,14 @@ _GOES_ON: Final = frozenset(
         wire.BASIC_CANCEL,
     )
 )
+#: Classes of methods whose effect outlasts their channel: of exchanges, queues and transactions.
+_LASTING: Final = frozenset((40, 50, wire.TX))
+#: The queue from which direct replies come. Without a consumer of it, a request that names it is a fault.
+_REPLIES: Final = b"amq.rabbitmq.reply-to"
+#: Queues of such names are made by brokers only.
+_RESERVED: Final = b"amq."
+#: How many exclusive queues of a connection are remembered.
+_MOST_EXCLUSIVE: Final = 10_000
 _ARGUMENTS_AT: Final = wire.PREFIX_BYTES + 4
 #: A publish names its exchange after two bytes that mean nothing.
 _EXCHANGE_AT: Final = _ARGUMENTS_AT + 2
@@ -90,6 +98,9 @@ class Publishes(SpoolingStream):
         closed: told of each channel whose close by the broker the client agrees to.
         shown: returns the number of the last delivery of a channel that was sent to the client, and whether more wait.
         published: the client has published something since it was let in.
+        left: told of each channel that the client closes while something of it waits.
+        leaves: told that the client closes the connection while something waits.
+        exclusive: the client's exclusive queues, with the frames that declared them.
     """
 
     peer = "client"
@@ -104,6 +115,9 @@ class Publishes(SpoolingStream):
         self.opened: Callable[[Channel], None] = lambda _: None
         self.closed: Callable[[int], None] = lambda _: None
         self.shown: Callable[[Channel], tuple[int, bool]] = lambda _: (0, False)
+        self.left: Callable[[Channel], None] = lambda _: None
+        self.leaves: Callable[[], None] = lambda: None
+        self.exclusive: dict[bytes, bytes] = {}
         self.published = False
         self._native = shared.native
         self._takers = shared.takers
@@ -122,7 +136,7 @@ class Publishes(SpoolingStream):
     def part(self) -> None:
         """Forget all contents and channels, as the base class says, and the session."""
         super().part()
-        del self.opened, self.closed, self.shown
+        del self.opened, self.closed, self.shown, self.left, self.leaves
 
     def _take_method(self, method: int, buffer: Buffer, position: int, stop: int, number: int) -> None:
         """Take a method frame, as the base class says."""
@@ -134,6 +148,8 @@ class Publishes(SpoolingStream):
             if lane is not None and method == _PUBLISH:
                 self._open_content(_Publish(lane), buffer, position, stop)
             self._special = True
+        elif lane is not None and lane.channel.left:
+            self._take_successor(method, lane.channel, buffer[position:stop])
         elif lane is None:
             if method == wire.CHANNEL_OPEN:
                 self._open_channel(number)
@@ -186,8 +202,8 @@ class Publishes(SpoolingStream):
             elif method == wire.CHANNEL_CLOSE:
                 lane.channel.closes = True
                 self._marking.forget(lane.channel)
-            elif method in {wire.BASIC_GET, wire.QUEUE_DECLARE} and not lane.channel.dead:
-                self._take_queue(method, lane.channel, Reader(buffer, position + _ARGUMENTS_AT, stop - 1))
+            elif method in {wire.BASIC_GET, wire.QUEUE_DECLARE, wire.QUEUE_DELETE} and not lane.channel.dead:
+                self._take_queue(method, lane.channel, bytes(buffer[position:stop]))
             self._pass(buffer, position, stop, lane.barrier)
 
     def _take_connection_method(self, method: int, buffer: Buffer, position: int, stop: int) -> None:
@@ -234,17 +250,26 @@ class Publishes(SpoolingStream):
         if len(self._channels) < self._about.channel_max:
             self.opened(Channel(number))
 
-    def _take_queue(self, method: int, channel: Channel, arguments: Reader) -> None:
-        """Take a method that declares a queue or asks it for a message."""
-        arguments.short()
-        queue = arguments.short_string()
+    def _take_queue(self, method: int, channel: Channel, frame: bytes) -> None:
+        """Take a method that declares or deletes a queue, or asks it for a message."""
+        queue, bits = _queue_of(frame)
         if method == wire.BASIC_GET:
             self._check_unanswered(len(channel.getting))
-            channel.getting.append((queue or channel.declared, arguments.octet() & wire.GET_NO_ACK != 0))
-        else:
-            # RabbitMQ leaves these two out.
-            queue = queue.translate(None, b"\r\n")
-            channel.declared = queue or (UNTOLD if arguments.octet() & wire.DECLARE_NO_WAIT else b"")
+            channel.getting.append((queue or channel.declared, bits & wire.GET_NO_ACK != 0))
+            return
+        # RabbitMQ leaves these two out.
+        queue = queue.translate(None, b"\r\n")
+        if method == wire.QUEUE_DELETE:
+            self.exclusive.pop(queue or channel.declared, None)
+            return
+        answers = not bits & wire.DECLARE_NO_WAIT
+        channel.declared = queue or (b"" if answers else UNTOLD)
+        exclusive = bits & (wire.DECLARE_EXCLUSIVE | wire.DECLARE_PASSIVE) == wire.DECLARE_EXCLUSIVE
+        if answers:
+            self._check_unanswered(len(channel.declaring))
+            channel.declaring.append(frame if exclusive else b"")
+        elif exclusive and queue:
+            self.declared(queue, frame)
 
     def _take_consumer(self, method: int, lane: Lane, buffer: Buffer, position: int, stop: int) -> None:
         """Take a method that begins or ends a consumer, and have the broker answer it."""
@@ -318,6 +343,135 @@ class Publishes(SpoolingStream):
         if channel.deliveries.by_tag and not channel.doomed:
             self._takers.settled(method, channel, tag, bits, now_ns)
         return wire.settling(method, channel.number, tag, bits) if is_all and waits else None
+
+    # --- What a client leaves behind --------------------------------------------------------------
+
+    def _take_successor(self, method: int, former: Channel, frame: Buffer) -> None:
+        """Take the open of a channel whose number is still in use at the broker: it waits until that is free."""
+        if method != wire.CHANNEL_OPEN:
+            raise self._stop(wire.CHANNEL_ERROR, f"a method on channel {former.number}, which it has closed")
+        former.successor = channel = Channel(former.number)
+        lane = channel.to_broker
+        lane.shut = True
+        # Where no frame of the client finds it, and all else does.
+        self._lanes[-former.number] = former.to_broker
+        self._lanes[former.number] = lane
+        self._set_aside(lane.barrier, bytes(frame))
+        self._special = True
+
+    def succeed(self, channel: Channel) -> None:
+        """Let a channel open whose number is free now."""
+        channel.to_broker.shut = False
+        self._advance_after(channel.to_broker)
+        if channel.closes and channel.to_broker.after:
+            self.left(channel)
+        self.flush()
+
+    def leave(self, channel: Channel) -> None:
+        """Have the broker take back all that a channel has that its client has left; what was published goes on.
+
+        A channel that nothing waits for is closed. Otherwise its consumers are cancelled and its deliveries given back,
+        and it is closed behind the last that goes on. What has an effect on this channel only is dropped, and so is
+        what was not committed.
+        """
+        lane, number = channel.to_broker, channel.number
+        if channel.left or channel.dead:
+            return
+        if lane.shut or self._is_unfinished(lane):
+            # It was never open, or nothing but the rest of a content can follow.
+            self.give_up(lane)
+            return
+        if self._native is not None:
+            self._native.forget(lane)
+        channel.left, channel.confirms = True, None
+        after, lane.after = lane.after, deque()
+        last = max((at for at, item in enumerate(after) if _is_of_transaction(item)), default=-1)
+        if channel.transacts and last < 0:
+            self.give_up(lane)
+        for at, item in enumerate(after):
+            uncommitted = channel.transacts and at > last
+            if isinstance(item, Content):
+                if uncommitted:
+                    self._forget_one(item)
+                else:
+                    lane.after.append(item)
+                continue
+            self._set_aside_no_more(item[0])
+            for frame in wire.frames_of(item[0]):
+                method = wire.method_at(frame, wire.PREFIX_BYTES)[0]
+                if method in SETTLES and not uncommitted:
+                    self._let_go(lane, frame)
+                elif method >> 16 in _LASTING and not _is_exclusive(method, frame):
+                    super()._set_aside(lane.barrier, frame)
+        if lane.lines or lane.after:
+            self.end_consumers(channel)
+            super()._set_aside(lane.barrier, wire.channel_close(number))
+            self._advance_after(lane)
+            self.flush()
+        else:
+            self.insert(lane, wire.channel_close(number))
+
+    def end_consumers(self, channel: Channel) -> None:
+        """End the consumers of a channel, and have all go back to the queues that it was given."""
+        lane, number = channel.to_broker, channel.number
+        for tag, queue in (channel.consumed | channel.following).items():
+            if queue != _REPLIES:
+                self.insert(lane, wire.cancel(number, tag))
+        self.insert(lane, wire.basic_recover(number, 1))
+
+    def _is_unfinished(self, lane: Lane) -> bool:
+        return lane.writing is not None and not lane.writing.done
+
+    def cannot_leave(self) -> bool:
+        """Say whether a channel may have consumers that only the end of the connection ends: it is within a content."""
+        return any(lane.channel.latest and self._is_unfinished(lane) for lane in self._lanes.values())
+
+    def forget_exclusive(self) -> None:
+        """Forget what waits for the client's exclusive queues, which end with it."""
+        held: list[Request] = []
+        for lane in self._lanes.values():
+            for line in list(lane.lines.values()):
+                if not self._is_for_exclusive(line.first()):
+                    continue
+                for content in line.in_memory():
+                    self._forget(content, held)
+                self._forget_aside(line)
+                self._advance(line)
+            for item in lane.after:
+                if isinstance(item, Content) and self._is_for_exclusive(item):
+                    self._forget(item, held)
+        self._give_up(held)
+
+    def _is_for_exclusive(self, content: Content) -> bool:
+        assert isinstance(content, _Publish)  # noqa: S101 - there is no other content from a client
+        target = content.target
+        return not target.exchange and target.routing_key in self.exclusive and not self.is_copied(content)
+
+    def declared(self, queue: bytes, frame: bytes) -> None:
+        """Remember an exclusive queue of the client's, and the frame that has declared it."""
+        if len(self.exclusive) < _MOST_EXCLUSIVE:
+            self.exclusive[queue] = frame
+
+    def delete_exclusive(self) -> None:
+        """Delete the client's exclusive queues, as the broker does when their connection ends.
+
+        Only what is still the client's: declaring it once more fails where the name is another client's by now.
+        """
+        queues, self.exclusive = self.exclusive, {}
+        free = (each for each in range(1, self._about.channel_max + 1) if each not in self._channels)
+        number = next(free, 0)
+        if not queues or not number:
+            return
+        channel = Channel(number)
+        self.opened(channel)
+        channel.left = True
+        frames = [wire.channel_open(number)]
+        for queue, declares in queues.items():
+            if not queue.startswith(_RESERVED):
+                frames.append(_declare_again(declares, number))
+            frames.append(wire.queue_delete(number, queue))
+        frames.append(wire.channel_close(number))
+        self.insert(channel.to_broker, b"".join(frames))
 
     def _check_unanswered(self, count: int) -> None:
         if count >= MOST_UNANSWERED:
@@ -456,7 +610,7 @@ class Publishes(SpoolingStream):
 
     def _leave(self, lane: Lane) -> None:
         """Take note that a lane's publishes are not plain for now."""
-        if self._native is not None and self._lanes.get(lane.channel.number) is lane:
+        if self._native is not None and self._lanes.get(lane.channel.number) is lane and not lane.channel.left:
             self._native.leave(lane)
 
     def open_lane(self, number: int, lane: Lane) -> None:
@@ -467,6 +621,10 @@ class Publishes(SpoolingStream):
     def close_lane(self, number: int) -> None:
         """Forget a channel that is closed."""
         lane = self._lanes.get(number)
+        if -number in self._lanes:
+            # This number is its successor's.
+            self.give_up(self._lanes.pop(-number))
+            return
         super().close_lane(number)
         if lane is not None and self._native is not None:
             self._native.forget(lane)
@@ -487,6 +645,12 @@ class Publishes(SpoolingStream):
     def _set_aside(self, owner: Method, methods: bytes) -> None:
         self._leave(owner.lane)
         super()._set_aside(owner, methods)
+        if (
+            owner.lane.channel.closes
+            and not owner.lane.shut
+            and wire.CHANNEL_CLOSE in map(_method_of, wire.frames_of(methods))
+        ):
+            self.left(owner.lane.channel)
 
     def _spell_out(self) -> None:
         """Make contents of all that was scanned in the chunk in hand."""
@@ -590,6 +754,8 @@ class Publishes(SpoolingStream):
         if self._last_words and not self._in_hand and not self._completes:
             self._completes = True
             self.forget_incomplete(refusable=False)
+            if self.keeps():
+                self.leaves()
         if self._last_words and not self.waiting and not self._ready and self.at_boundary():
             self.out.append(self._last_words)
             self._last_words = b""
@@ -602,6 +768,7 @@ class Publishes(SpoolingStream):
             or (confirms is not None and (lane.lines or lane.ready or confirms.outstanding()))
             for lane in self._lanes.values()
             for confirms in (lane.channel.confirms,)
+            if not lane.channel.left
         )
 
     def outstanding(self) -> int:
@@ -611,3 +778,30 @@ class Publishes(SpoolingStream):
             for channel in self._channels.values()
             if channel.confirms
         )
+
+
+def _method_of(frame: bytes) -> int:
+    method: int = wire.method_at(frame, wire.PREFIX_BYTES)[0]
+    return method
+
+
+def _is_of_transaction(item: Content | tuple[bytes, int]) -> bool:
+    return isinstance(item, tuple) and any(_method_of(frame) >> 16 == wire.TX for frame in wire.frames_of(item[0]))
+
+
+def _queue_of(frame: bytes) -> tuple[bytes, int]:
+    """Return the name of a queue, and the bits behind it, in a method that begins with both."""
+    arguments = Reader(frame, _ARGUMENTS_AT, len(frame) - 1)
+    arguments.short()
+    return arguments.short_string(), arguments.octet()
+
+
+def _is_exclusive(method: int, frame: bytes) -> bool:
+    return method == wire.QUEUE_DECLARE and _queue_of(frame)[1] & wire.DECLARE_EXCLUSIVE != 0
+
+
+def _declare_again(frame: bytes, number: int) -> bytes:
+    """Return the declaration of a queue, for another channel and without an answer."""
+    bits_at = _ARGUMENTS_AT + 3 + frame[_ARGUMENTS_AT + 2]
+    bits = bytes((frame[bits_at] | wire.DECLARE_NO_WAIT,))
+    return b"".join((frame[:1], number.to_bytes(2, "big"), frame[3:bits_at], bits, frame[bits_at + 1 :]))

@@ -107,6 +107,11 @@ class AMQP091Session(Session):
         self._answers.ends = self._broker_ends
         self._answers.withholds = self._withholds
         self._answers.own = self._hear_own
+        self._publishes.left = self._channel_left
+        self._publishes.leaves = self._client_leaves
+        self._answers.left = self._hear_left
+        self._answers.declared = self._queue_declared
+        self._answers.given_back = self._give_back
         self._answers.nacked = self._marking.nacked
         self._answers.returned = self._marking.returned
         self._replay: Replay | None = None
@@ -124,8 +129,9 @@ class AMQP091Session(Session):
         self._begun = False
         #: Whose stream has ended.
         self._ended: set[Side] = set()
-        #: Likewise, though not all of it has gone on.
-        self._gone: set[Side] = set()
+        #: The client has gone, or has closed the connection, though not all that it sent has gone on; and it is to hear
+        #: that Sluice agrees to its close.
+        self._gone = self._agrees = False
         #: Since the last look: who was heard, and who was written to.
         self._heard: set[Side] = set()
         self._written: set[Side] = set()
@@ -169,6 +175,69 @@ class AMQP091Session(Session):
             self._publishes.close_lane(number)
             self._answers.close_lane(number)
             self._stages.forget(channel)
+            if channel.left:
+                self._answers.has_left = any(each.left for each in self._channels.values())
+            successor = channel.successor
+            if successor is not None:
+                self._channels[number] = successor
+                self._answers.open_lane(number, successor.to_client)
+                self._publishes.succeed(successor)
+
+    def _channel_left(self, channel: Channel) -> None:
+        """Agree to the close of a channel of which something waits; it goes on without the client."""
+        self._leave(channel)
+        self._answers.insert(channel.to_client, wire.channel_close_ok(channel.number))
+
+    def _leave(self, channel: Channel) -> None:
+        """Have the broker take back what a channel has."""
+        if self._timed is not None and self._timed[0] is channel.confirms:
+            self._timed = None
+        self._marking.forget(channel)
+        self._takers.close(channel, self._stages.now_ns)
+        self._answers.give_up(channel.to_client)
+        self._publishes.leave(channel)
+        self._answers.has_left = self._answers.has_left or channel.left
+
+    def _client_leaves(self) -> None:
+        """Have the broker take back what the client has, though what it published is still to go on.
+
+        Whatever has ended it, this is what its end means while something is kept.
+        """
+        self._gone = True
+        answers, publishes = self._answers, self._publishes
+        answers.finished = answers.silent = True
+        answers.give_up_all()
+        if publishes.cannot_leave():
+            publishes.give_up_all()
+            return
+        publishes.forget_exclusive()
+        for channel in list(self._channels.values()):
+            self._leave(channel)
+        publishes.delete_exclusive()
+        self._agrees = publishes.finished
+        self._context.wake()
+
+    def _hear_left(self, channel: Channel, method: int) -> None:
+        """Do what the broker's word on a channel asks for that the client has left."""
+        if method == wire.CHANNEL_CLOSE:
+            channel.dead = True
+            self._publishes.give_up(channel.to_broker, methods=False)
+            self._publishes.insert(channel.to_broker, wire.channel_close_ok(channel.number))
+        else:
+            self._publishes.end_consumers(channel)
+
+    def _queue_declared(self, queue: bytes, frame: bytes) -> None:
+        self._publishes.declared(queue, frame)
+        if self._gone:
+            self._publishes.delete_exclusive()
+
+    def _give_back(self, channel: Channel, tag: int) -> None:
+        """Give a delivery back to its queue that the client has not seen."""
+        if channel.tags is not None:
+            channel.tags.settle(tag)
+        self._takers.settled(wire.BASIC_NACK, channel, tag, wire.NACK_REQUEUE, self._stages.now_ns)
+        frame = wire.settling(wire.BASIC_NACK, channel.number, tag, wire.NACK_REQUEUE)
+        self._publishes.insert(channel.to_broker, frame)
 
     def _broker_ends(self, arguments: Reader) -> None:
         """Take note that the broker closes the connection."""
@@ -183,7 +252,7 @@ class AMQP091Session(Session):
         self._answers.give_up_all()
 
     def _answer(self, channel: Channel, frame: bytes) -> None:
-        if Side.BROKER not in self._ended:  # nothing can follow the end of the stream
+        if Side.BROKER not in self._ended and not channel.left:  # nothing can follow the end of the stream
             self._answers.insert(channel.to_client, frame)
 
     # --- Chunks -----------------------------------------------------------------------------------
@@ -310,6 +379,10 @@ class AMQP091Session(Session):
         # What one stream reads may let the other go on.
         for stream in self._streams.values():
             stream.flush()
+        if self._agrees and self._answers.insert(None, wire.CLOSE_OK_FRAME):
+            self._agrees = False
+            self._about.closed_by = Side.CLIENT
+            self._context.end_client()
         self._look_at_spool(self._stages.now_ns)
         self._go_on_with_replay()
 
@@ -413,7 +486,7 @@ class AMQP091Session(Session):
     def _beat(self) -> None:
         """Send a heartbeat to who heard nothing for a while, though the other side is there."""
         for side, stream in self._streams.items():
-            there = side in self._heard or side in self._gone or self.paused(side)
+            there = side in self._heard or (self._gone and side is Side.CLIENT) or self.paused(side)
             if there and side.other not in self._written and side.other not in self._ended:
                 stream.insert(None, wire.HEARTBEAT_FRAME)
         self._heard.clear()
@@ -549,12 +622,13 @@ class AMQP091Session(Session):
         """Say so of a client that has gone while publishes without confirms wait, which it takes for delivered."""
         if side is Side.BROKER or Side.BROKER in self._ended:
             return False
-        if side not in self._gone:
-            self._gone.add(side)
+        if not self._gone:
+            self._gone = True
             self._stop_replay()
             self._marking.forget_all()
             self._publishes.forget_incomplete(refusable=True)
-            self._context.wake()
+            if self._publishes.keeps():
+                self._client_leaves()
         return self._publishes.keeps()
 
     def end(self, side: Side, now_ns: int) -> None:

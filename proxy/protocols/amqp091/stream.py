@@ -65,16 +65,14 @@ class Stream(Waiting):
                 owner.pass_on()
             elif owner is not None:
                 lane = owner.lane
+                # Before that is written which goes in front of a method.
+                goes = not isinstance(owner, Method) or self._method_goes(owner, buffer, start, stop)
                 if lane.ready and lane.writing is not owner:
                     if run_stop > run_start:
                         out.append(run[run_start:run_stop])
                         run_start = run_stop = 0
                     self._flush(lane, owner)
-                if not (
-                    self._method_goes(owner, buffer, start, stop)
-                    if isinstance(owner, Method)
-                    else self._content_goes(owner, buffer, start, stop)
-                ):
+                if not goes or (isinstance(owner, Content) and not self._content_goes(owner, buffer, start, stop)):
                     continue
                 if isinstance(owner, Content) and owner.marked:
                     # It is one piece.

@@ -71,7 +71,7 @@ class Takers:
         takers = [] if consumer is None else channel.takers.get(consumer, [])
         if mark.died or channel.transacts or not takers or any(automatic for _, automatic in takers):
             self._hub.fall_back(message, "undone", now_ns)
-        elif not channel.dead:
+        elif not channel.dead and not channel.left:
             assert consumer is not None  # noqa: S101 - or there were none
             queue = channel.consumed.get(consumer, channel.latest)
             self._hub.delivered(message, channel.deliveries, tag, queue)

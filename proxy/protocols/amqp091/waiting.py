@@ -351,7 +351,7 @@ class Waiting(Reading):
     def _advance_after(self, lane: Lane) -> None:
         """Let go on what waited for the lines to be empty, up to the next that does."""
         after = lane.after
-        while after:
+        while after and not lane.shut:
             item = after[0]
             if isinstance(item, Content):
                 after.popleft()

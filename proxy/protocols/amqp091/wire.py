@@ -69,6 +69,7 @@ CHANNEL_CLOSE: Final = method(20, 40)
 CHANNEL_CLOSE_OK: Final = method(20, 41)
 QUEUE_DECLARE: Final = method(50, 10)
 QUEUE_DECLARE_OK: Final = method(50, 11)
+QUEUE_DELETE: Final = method(50, 40)
 BASIC: Final = 60
 BASIC_QOS: Final = method(BASIC, 10)
 BASIC_QOS_OK: Final = method(BASIC, 11)
@@ -89,7 +90,8 @@ BASIC_RECOVER: Final = method(BASIC, 110)
 BASIC_RECOVER_OK: Final = method(BASIC, 111)
 BASIC_NACK: Final = method(BASIC, 120)
 CONFIRM_SELECT: Final = method(85, 10)
-TX_SELECT: Final = method(90, 10)
+TX: Final = 90
+TX_SELECT: Final = method(TX, 10)
 
 #: A bit of ack and nack.
 MULTIPLE: Final = 1
@@ -99,10 +101,14 @@ REJECT_REQUEUE: Final = 1
 #: A bit of a consumer, or of a request for one message, that acknowledges nothing.
 CONSUME_NO_ACK: Final = 2
 GET_NO_ACK: Final = 1
+#: Bits of a queue that is only looked for, and of one that belongs to its connection.
+DECLARE_PASSIVE: Final = 1
+DECLARE_EXCLUSIVE: Final = 4
 #: A bit of each that keeps the broker from answering.
 DECLARE_NO_WAIT: Final = 16
 CONSUME_NO_WAIT: Final = 8
 CANCEL_NO_WAIT: Final = 1
+DELETE_NO_WAIT: Final = 4
 
 _FLAG_CONTENT_TYPE: Final = 1 << 15
 _FLAG_CONTENT_ENCODING: Final = 1 << 14
@@ -595,6 +601,25 @@ def settling(method: int, channel: int, tag: int, bits: int) -> bytes:
 def basic_recover(channel: int, bits: int) -> bytes:
     """Make a basic.recover."""
     return _method_frame(channel, Struct(">IB").pack(BASIC_RECOVER, bits))
+
+
+def cancel(channel: int, consumer: bytes) -> bytes:
+    """Make a basic.cancel that is not answered."""
+    return _method_frame(channel, Struct(">I").pack(BASIC_CANCEL) + _short_string(consumer) + bytes((CANCEL_NO_WAIT,)))
+
+
+def queue_delete(channel: int, queue: bytes) -> bytes:
+    """Make a queue.delete that is not answered."""
+    return _method_frame(channel, Struct(">IH").pack(QUEUE_DELETE, 0) + _short_string(queue) + bytes((DELETE_NO_WAIT,)))
+
+
+def frames_of(methods: Buffer) -> Iterator[bytes]:
+    """Cut whole frames apart."""
+    position = 0
+    while position < len(methods):
+        stop = position + prefix_at(methods, position)[2] + FRAME_BYTES
+        yield bytes(methods[position:stop])
+        position = stop
 
 
 def connection_close(code: int, text: str) -> bytes:

@@ -40,6 +40,7 @@ class Driver:
         given_up: those that the session gave up.
         lost: those that it gave up before they were decided.
         replayed: what became of queues of an earlier process.
+        client_ended: the stream to the client was to end, though not all that it sent has gone on.
         writes: the broker's socket takes everything at once.
         requests: all that were decided.
         batches: likewise.
@@ -90,7 +91,7 @@ class Driver:
             spools=spool is not None,
         )
         self.replayed: list[Replayed] = []
-        self.hears_of_writes = False
+        self.hears_of_writes = self.client_ended = False
         self.stage, self.writer = Stage("connection"), Stage("writer")
         context = SessionContext(
             connection,
@@ -108,6 +109,7 @@ class Driver:
             writer=self.writer,
             spool=spool,
             hear_of_writes=self._hear_of_writes,
+            end_client=self._end_client,
             replayed=self.replayed.append,
             terms=self._terms,
             after_consume=lambda: bool(self.confirming),
@@ -116,6 +118,9 @@ class Driver:
         session = PROTOCOL.open_session(context)
         assert isinstance(session, AMQP091Session)
         self.session = session
+
+    def _end_client(self) -> None:
+        self.client_ended = True
 
     def _hear_of_writes(self, on: bool) -> None:  # noqa: FBT001 - as SessionContext has it
         self.hears_of_writes = on

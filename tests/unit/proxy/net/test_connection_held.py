@@ -418,6 +418,40 @@ class TestWhatCannotBeRefused:
         broker.end()
         await rig.until_closed("client_closed")
 
+    async def test_a_client_that_has_closed_the_connection_hears_its_end_at_once(
+        self, rig: Rig, holder: Holder
+    ) -> None:
+        client, broker = await rig.connect()
+        await client.send(b"1")
+        await wait_all_tasks_blocked()
+        (connection,) = rig.connections
+        session = connection.session
+        assert isinstance(session, Keeping)
+        session.closed_by = Side.CLIENT
+        session.out[Side.CLIENT].append(b"agreed")
+        session.context.end_client()
+        assert await client.receive_to_end() == b"agreed"
+        client.end()
+        await wait_all_tasks_blocked()
+        holder.tickets[0].resolve(None)
+        assert await broker.receive_to_end() == b"1"
+        broker.end()
+        await rig.until_closed("client_closed")
+
+    async def test_a_client_that_has_closed_the_connection_and_stays_is_not_kept_for_ever(
+        self, rig: Rig, holder: Holder, autojump_clock: MockClock
+    ) -> None:
+        client, _ = await rig.connect()
+        await client.send(b"1")
+        await wait_all_tasks_blocked()
+        (connection,) = rig.connections
+        session = connection.session
+        assert isinstance(session, Keeping)
+        session.context.end_client()
+        await trio.sleep(KEPT_S + 1)
+        assert not rig.connections
+        assert holder.dropped == [0]
+
     async def test_what_is_kept_for_a_client_that_left_ends_with_the_broker(self, rig: Rig, holder: Holder) -> None:
         client, broker = await rig.connect()
         await client.send(b"1")

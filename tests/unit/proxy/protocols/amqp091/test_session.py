@@ -254,23 +254,22 @@ def test_a_channel_that_the_broker_closes_gives_up_what_waits() -> None:
 def test_a_close_that_waits_goes_on_when_the_broker_closes_the_channel() -> None:
     driver = Driver(hold).open()
     driver.give(CLIENT, publish(1) + frames.close(1))
+    driver.forget()
     driver.give(BROKER, frames.close(1, 404))
-    assert driver.written[BROKER] == frames.close(1)
-    driver.give(BROKER, frames.close_ok(1))
-    driver.give(CLIENT, frames.close_ok(1))
     assert driver.written[BROKER] == frames.close(1) + frames.close_ok(1)
+    driver.give(BROKER, frames.close_ok(1))
+    assert not driver.written[CLIENT]
     assert driver.session.in_flight() == 0
 
 
 def test_a_close_of_the_clients_waits_for_all_that_was_published() -> None:
     driver = Driver(hold).open([1, 2])
     driver.give(CLIENT, publish(1) + publish(2, 2) + frames.close(1) + frames.close(0) + publish(3, 2))
-    assert not driver.written[BROKER]
-    driver.settle()
-    assert driver.written[BROKER] == publish(1) + frames.close(1) + publish(2, 2) + frames.close(0)
-    assert driver.session.closing is None
-    driver.give(BROKER, frames.close_ok(0))
+    assert driver.written[CLIENT] == frames.close_ok(1) + frames.close_ok(0)
+    assert driver.written[BROKER] == frames.recover(1) + frames.recover(2)
     assert driver.session.closing is CLIENT
+    driver.forget().settle()
+    assert driver.written[BROKER] == publish(1) + frames.close(1) + publish(2, 2) + frames.close(2) + frames.close(0)
 
 
 @pytest.mark.parametrize("decide", [lambda _: None, hold])
@@ -292,13 +291,15 @@ def test_behind_a_close_of_the_clients_nothing_goes_on(decide: Decide) -> None:
         cut.give(CLIENT, frame)
     for driver in (whole, cut):
         driver.settle()
-        assert driver.written[BROKER] == publish(1) + frames.close(0)
+        waited = decide is hold
+        left, closed = (frames.recover(1), frames.close(1)) if waited else (b"", b"")
+        assert driver.written[BROKER] == left + publish(1) + closed + frames.close(0)
         assert driver.session.between_frames(CLIENT)
 
 
 def test_a_client_agrees_to_the_brokers_close_behind_its_own() -> None:
-    driver = Driver(hold).open()
-    driver.give(CLIENT, publish(1) + frames.close(0))
+    driver = Driver().open()
+    driver.give(CLIENT, frames.close(0))
     driver.give(BROKER, frames.close(0, 320))
     driver.give(CLIENT, frames.blocked("memory") + frames.close_ok(0))
     assert driver.written[BROKER] == frames.close(0) + frames.close_ok(0)
@@ -333,7 +334,7 @@ def test_a_close_of_the_clients_does_not_wait_for_what_never_comes() -> None:
     driver.give(CLIENT, publish(3, key="other") + b"".join(frames.publish(1, "", "other", b"text"))[:body_at])
     driver.forget().give(CLIENT, frames.close(0))
     driver.settle()
-    assert driver.written[BROKER] == publish(2, 2) + frames.close(0)
+    assert driver.written[BROKER] == frames.recover(2) + publish(2, 2) + frames.close(2) + frames.close(0)
 
 
 def test_what_a_client_takes_for_delivered_goes_on_when_it_has_gone() -> None:
@@ -343,9 +344,10 @@ def test_what_a_client_takes_for_delivered_goes_on_when_it_has_gone() -> None:
     assert driver.session.keeps(CLIENT)
     assert [request.refusal for request in driver.given_up] == ["answered"]
     driver.tick()
-    assert driver.written[BROKER] == frames.declare(2)
-    driver.settle()
-    assert driver.written[BROKER] == frames.declare(2) + publish(1) + frames.declare(1) + publish(4, 3) + publish(2)
+    assert driver.written[BROKER] == frames.declare(2) + frames.recover(1) + frames.close(2) + frames.recover(3)
+    driver.forget().settle()
+    first = publish(1) + frames.declare(1)
+    assert driver.written[BROKER] == first + publish(4, 3) + frames.close(3) + publish(2) + frames.close(1)
     assert not driver.session.keeps(CLIENT)
     assert driver.session.in_flight() == 0
 
@@ -411,16 +413,15 @@ def test_deliveries_of_a_channel_keep_their_order_and_their_place_among_methods(
     declare_ok = frames.method(1, 50, 11, frames.short("q") + bytes(8))
     returned = b"".join(frames.returned(1, b"text"))
     driver.give(BROKER, delivery(1) + delivery(2) + cancel_ok + declare_ok + returned + delivery(3, 2))
-    assert driver.written[CLIENT] == declare_ok + returned
+    # Nobody could give back what the broker expects no ack of.
+    assert driver.written[CLIENT] == delivery(1) + delivery(2) + cancel_ok + declare_ok + returned
     assert [(str(each.resources[0]), each.refusal, each.consumes) for each in driver.requests] == [
         ("delivery:tenant1/orders", "impossible", True),
         ("delivery:tenant1/orders", "impossible", True),
         ("delivery:tenant1/other", "impossible", True),
     ]
     driver.forget().settle()
-    sent = bytes(driver.written[CLIENT])
-    assert sent.replace(delivery(3, 2), b"") == delivery(1) + delivery(2) + cancel_ok
-    assert delivery(3, 2) in sent
+    assert driver.written[CLIENT] == delivery(3, 2)
 
 
 def test_deliveries_pass_while_nothing_limits_them() -> None:

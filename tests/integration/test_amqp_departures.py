@@ -1,0 +1,292 @@
+"""What the broker does with a client that leaves while its publishes wait at a limit: the same as directly."""
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import pytest
+from harness.amqp import AmqpClient, AmqpError, method, publish
+from harness.ports import free_port
+from harness.rabbitmq import RabbitMQ
+from harness.sidecar import Route, Sluice, StartSluice
+
+pytestmark = [pytest.mark.integration]
+
+_LIMITS = """
+[[limits]]
+kind = "queue"
+name = "slow*"
+rate = 3
+
+[[limits]]
+kind = "delivery"
+name = "sipped*"
+rate = 2
+"""
+_HELD = 40
+_numbers = count()
+
+Leave = Callable[[AmqpClient], object]
+
+
+def _reads_no_more(client: AmqpClient) -> None:
+    client._socket.shutdown(socket.SHUT_WR)
+
+
+#: Of what is on its way when a client ends its stream without a close, RabbitMQ itself may lose some.
+_ENDS: dict[str, Leave] = {"fin": AmqpClient.abort, "half-close": _reads_no_more, "close": AmqpClient.close}
+
+
+@pytest.fixture(scope="module")
+def sluice(start_sluice: StartSluice, rabbitmq: RabbitMQ) -> Sluice:
+    route = Route(f"127.0.0.1:{free_port('127.0.0.1')}", rabbitmq.address)
+    return start_sluice(routes=(route,), protocol="amqp091", config=_LIMITS, covered=False)
+
+
+@pytest.fixture
+def addresses(sluice: Sluice, rabbitmq: RabbitMQ) -> tuple[str, str]:
+    """The broker's, and Sluice's in front of it."""
+    return rabbitmq.address, sluice.routes[0].listen
+
+
+@pytest.fixture
+def watcher(rabbitmq: RabbitMQ) -> Iterator[AmqpClient]:
+    with rabbitmq.connect() as client:
+        yield client
+
+
+def _name(what: str) -> str:
+    return f"{what}-{next(_numbers)}"
+
+
+def _declare(watcher: AmqpClient, *names: str) -> int:
+    channel = watcher.open_channel(confirms=True)
+    for name in names:
+        watcher.call(channel, "queue.declare", queue=name)
+    return channel
+
+
+def _fill(watcher: AmqpClient, queue: str, *bodies: bytes) -> None:
+    channel = watcher.open_channel(confirms=True)
+    for body in bodies:
+        watcher.publish(channel, queue, body)
+    watcher.wait_for_confirms(channel)
+
+
+def _until(rabbitmq: RabbitMQ, queue: str, messages: int) -> int:
+    """Wait until a queue has so many messages; return how many it has in the end."""
+    for _ in range(300):
+        found = rabbitmq.messages(queue)
+        if found == messages:
+            break
+        time.sleep(0.1)
+    return found
+
+
+def _publish_held(client: AmqpClient, channel: int, queue: str, messages: int = _HELD) -> None:
+    client.send(*(publish(channel, queue, b"%d" % number) for number in range(messages)))
+
+
+@pytest.mark.parametrize("end", _ENDS)
+@pytest.mark.parametrize("together", [False, True])
+def test_client_that_has_left_consumes_nothing_more(
+    rabbitmq: RabbitMQ,
+    watcher: AmqpClient,
+    addresses: tuple[str, str],
+    end: str,
+    together: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    """Neither without acks nor with them; what it has not acknowledged is there again, in its place."""
+    seen = []
+    for address in addresses:
+        work, slow = _name("work"), _name("slow")
+        _declare(watcher, work, slow)
+        _fill(watcher, work, *(b"%d" % number for number in range(10)))
+        client = AmqpClient(address)
+        consumer = client.open_channel(prefetch=4)
+        client.call(consumer, "basic.consume", queue=work)
+        for _ in range(4):
+            first = client.expect("basic.deliver")
+        client.send(method(consumer, "basic.ack", delivery_tag=first["delivery_tag"] - 3, multiple=False))
+        client.expect("basic.deliver")
+        greedy, publisher = client.open_channel(), consumer if together else client.open_channel()
+        _publish_held(client, publisher, slow)
+        client.send(method(greedy, "basic.consume", queue=_declared(watcher, "other"), no_ack=True))
+        client.expect("basic.consume-ok", channel=greedy)
+        _ENDS[end](client)
+        back = _until(rabbitmq, work, 9)
+        _fill(watcher, work, b"later")
+        seen.append((back, rabbitmq.drain(work)))
+        client.abort()
+    assert seen[1] == seen[0]
+    assert seen[0][1] == [*(b"%d" % number for number in range(1, 10)), b"later"]
+
+
+def _declared(watcher: AmqpClient, what: str) -> str:
+    name = _name(what)
+    _declare(watcher, name)
+    return name
+
+
+@pytest.mark.parametrize("end", _ENDS)
+def test_messages_after_the_end_stay_in_the_queue_of_an_automatic_consumer(
+    rabbitmq: RabbitMQ, watcher: AmqpClient, addresses: tuple[str, str], end: str
+) -> None:
+    for address in addresses:
+        work, slow = _name("work"), _name("slow")
+        _declare(watcher, work, slow)
+        client = AmqpClient(address)
+        channel = client.open_channel()
+        client.call(channel, "basic.consume", queue=work, no_ack=True)
+        _publish_held(client, channel, slow)
+        client.call(channel, "basic.qos", prefetch_count=1)
+        _ENDS[end](client)
+        assert _consumers_gone(watcher, work)
+        _fill(watcher, work, *[b"x"] * 20)
+        assert rabbitmq.messages(work) == 20
+        client.abort()
+        # All that it had published is still stored.
+        assert address == rabbitmq.address or _until(rabbitmq, slow, _HELD) == _HELD
+
+
+def _consumers_gone(watcher: AmqpClient, queue: str) -> bool:
+    channel = watcher.open_channel()
+    for _ in range(100):
+        if not watcher.call(channel, "queue.declare", queue=queue, passive=True)["consumer_count"]:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def _can_be_had(watcher: AmqpClient, queue: str) -> bool:
+    for _ in range(100):
+        channel = watcher.open_channel()
+        try:
+            watcher.call(channel, "queue.declare", queue=queue, durable=True)
+        except AmqpError:
+            time.sleep(0.1)
+        else:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("end", _ENDS)
+def test_exclusive_queue_ends_with_its_client_and_all_that_was_for_it(
+    rabbitmq: RabbitMQ, watcher: AmqpClient, addresses: tuple[str, str], end: str
+) -> None:
+    for address in addresses:
+        mine, shared = _name("slow-mine"), _name("slow")
+        _declare(watcher, shared)
+        client = AmqpClient(address)
+        channel = client.open_channel()
+        client.call(channel, "queue.declare", queue=mine, exclusive=True)
+        named = client.call(channel, "queue.declare", exclusive=True)["queue"]
+        _publish_held(client, channel, mine)
+        _publish_held(client, channel, shared, 10)
+        _ENDS[end](client)
+        assert _can_be_had(watcher, mine)
+        with pytest.raises(AmqpError, match="404"):
+            watcher.call(watcher.open_channel(), "queue.declare", queue=named, passive=True)
+        assert address == rabbitmq.address or _until(rabbitmq, shared, 10) == 10
+        assert rabbitmq.messages(mine) == 0
+        client.abort()
+
+
+@pytest.mark.parametrize("end", _ENDS)
+def test_of_a_transaction_only_what_was_committed_is_stored(
+    rabbitmq: RabbitMQ, watcher: AmqpClient, addresses: tuple[str, str], end: str
+) -> None:
+    seen = []
+    for address in addresses if end == "close" else addresses[1:]:
+        slow, work = _name("slow"), _name("work")
+        _declare(watcher, slow, work)
+        _fill(watcher, work, b"0", b"1", b"2")
+        client = AmqpClient(address)
+        channel = client.open_channel()
+        client.call(channel, "tx.select")
+        client.call(channel, "basic.consume", queue=work)
+        for _ in range(3):
+            client.expect("basic.deliver")
+        client.send(method(channel, "basic.ack", delivery_tag=1), publish(channel, slow, b"a"))
+        client.send(*[publish(channel, slow, b"b")] * 8, method(channel, "tx.commit"))
+        client.send(*[publish(channel, slow, b"c")] * 8, method(channel, "basic.ack", delivery_tag=2))
+        _ENDS[end](client)
+        work_left = _until(rabbitmq, work, 2)
+        seen.append((work_left, _until(rabbitmq, slow, 9), sorted(rabbitmq.drain(slow))))
+        client.abort()
+    assert seen == [(2, 9, [b"a", *[b"b"] * 8])] * len(seen)
+
+
+def test_end_of_a_consumer_waits_for_no_delivery(
+    rabbitmq: RabbitMQ, watcher: AmqpClient, addresses: tuple[str, str]
+) -> None:
+    sipped = _name("sipped")
+    _declare(watcher, sipped)
+    _fill(watcher, sipped, *(b"%d" % number for number in range(30)))
+    client = AmqpClient(addresses[1])
+    channel = client.open_channel(prefetch=20)
+    client.call(channel, "basic.consume", queue=sipped, consumer_tag="c")
+    client.expect("basic.deliver")
+    client.call(channel, "basic.cancel", consumer_tag="c")
+    came = 1 + len(client.take("basic.deliver"))
+    assert came < 20
+    # All others are in the queue, in order, and those that came can be acknowledged.
+    assert _until(rabbitmq, sipped, 30 - came) == 30 - came
+    client.send(method(channel, "basic.ack", delivery_tag=came, multiple=True))
+    client.call(channel, "basic.qos", prefetch_count=0)
+    assert rabbitmq.drain(sipped) == [b"%d" % number for number in range(came, 30)]
+    client.close()
+
+
+def test_end_of_an_automatic_consumer_brings_all_that_the_broker_has_sent(
+    rabbitmq: RabbitMQ, watcher: AmqpClient, addresses: tuple[str, str]
+) -> None:
+    sipped = _name("sipped")
+    _declare(watcher, sipped)
+    _fill(watcher, sipped, *(b"%d" % number for number in range(20)))
+    client = AmqpClient(addresses[1])
+    channel = client.open_channel()
+    client.call(channel, "basic.consume", queue=sipped, consumer_tag="c", no_ack=True)
+    client.call(channel, "basic.cancel", consumer_tag="c")
+    came = client.take("basic.deliver")
+    assert [delivered.body for delivered in came] == [
+        b"%d" % number for number in range(20 - rabbitmq.messages(sipped))
+    ]
+    client.close()
+
+
+def test_close_of_a_channel_waits_for_no_publish(
+    rabbitmq: RabbitMQ, watcher: AmqpClient, addresses: tuple[str, str]
+) -> None:
+    slow, work = _name("slow"), _name("work")
+    _declare(watcher, slow, work)
+    _fill(watcher, work, b"0", b"1")
+    client = AmqpClient(addresses[1])
+    channel = client.open_channel()
+    client.call(channel, "basic.consume", queue=work)
+    client.expect("basic.deliver")
+    _publish_held(client, channel, slow, 20)
+    client.call(channel, "channel.close", reply_code=200)
+    assert rabbitmq.messages(slow) < 20
+    assert _until(rabbitmq, work, 2) == 2
+    # Its number can be used again.
+    client.send(method(channel, "channel.open"), publish(channel, work, b"2"))
+    client.expect("channel.open-ok", channel=channel)
+    assert _until(rabbitmq, slow, 20) == 20
+    assert _until(rabbitmq, work, 3) == 3
+    client.close()
+
+
+def test_requests_whose_replies_come_directly_are_not_lost(
+    rabbitmq: RabbitMQ, watcher: AmqpClient, addresses: tuple[str, str]
+) -> None:
+    """The broker closes the channel for one that wants an answer and has no consumer for it."""
+    slow = _name("slow")
+    _declare(watcher, slow)
+    client = AmqpClient(addresses[1])
+    channel = client.open_channel()
+    client.call(channel, "basic.consume", queue="amq.rabbitmq.reply-to", no_ack=True)
+    client.send(*(publish(channel, slow, b"%d" % each, reply_to="amq.rabbitmq.reply-to") for each in range(10)))
+    client.abort()
+    assert _until(rabbitmq, slow, 10) == 10

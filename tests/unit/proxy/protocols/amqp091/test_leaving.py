@@ -1,0 +1,302 @@
+"""What the broker is to take back of a client that leaves, or closes, while publishes of it are held."""
+
+import pytest
+from amqp_playbook import frames
+from amqp_playbook.driver import BROKER, CLIENT, Driver, hold
+
+from proxy.deciding.batch import Hold, Request, Ticket, Verdict
+
+
+def publish(number: int, channel: int = 1, key: str = "orders", **more: object) -> bytes:
+    return b"".join(frames.publish(channel, "", key, b"%d" % number, **more))
+
+
+def delivery(number: int, channel: int = 1, consumer: str = "c") -> bytes:
+    return b"".join(frames.deliver(channel, number, b"%d" % number, consumer))
+
+
+def quiet_cancel(channel: int, consumer: str) -> bytes:
+    return frames.cancel(channel, consumer, no_wait=True)
+
+
+def tx(channel: int, method: int) -> bytes:
+    return frames.method(channel, 90, method)
+
+
+def declare(channel: int, queue: str, bits: int) -> bytes:
+    return frames.declare(channel, queue, bits)
+
+
+def delete(channel: int, queue: str) -> bytes:
+    return frames.method(channel, 50, 40, b"\0\0" + frames.short(queue) + b"\4")
+
+
+def holds(*queues: str) -> object:
+    """Hold what is for some queues, or of them."""
+
+    def decide(request: Request) -> Verdict | None:
+        name = request.resources[0].name
+        return Hold(request.resources[0], "rule", Ticket(lambda: None)) if name in queues else None
+
+    return decide
+
+
+def consuming(*channels: int, decide: object = hold, limits: tuple[str, ...] = ()) -> Driver:
+    """Return a driver with a consumer "c" of "work" in some of its channels."""
+    driver = Driver(decide, limits=limits).open([1, 2, 3])  # type: ignore[arg-type]  # as the driver's
+    for channel in channels:
+        driver.give(CLIENT, frames.subscribe(channel, "work", "c"))
+        driver.give(BROKER, frames.consume_ok(channel, "c"))
+    return driver.forget()
+
+
+def leave(driver: Driver) -> bytes:
+    """Have the client's stream end; return what the broker hears of that."""
+    driver.forget()
+    assert driver.session.keeps(CLIENT)
+    driver.tick()
+    return bytes(driver.written[BROKER])
+
+
+# --- The connection -------------------------------------------------------------------------------
+
+
+def test_consumers_end_at_once_and_what_they_have_goes_back() -> None:
+    driver = consuming(1, 2)
+    driver.give(CLIENT, publish(1))
+    driver.give(BROKER, delivery(1) + delivery(1, 2))
+    # What holds nothing is closed, which gives all back, too.
+    held = quiet_cancel(1, "c") + frames.recover(1)
+    assert leave(driver) == held + frames.close(2) + frames.close(3)
+    driver.give(BROKER, frames.method(1, 60, 111) + frames.close_ok(2) + frames.close_ok(3))
+    driver.forget().settle()
+    assert driver.written[BROKER] == publish(1) + frames.close(1)
+    assert not driver.session.keeps(CLIENT)
+
+
+def test_a_consumer_ends_though_its_name_comes_later() -> None:
+    driver = Driver(hold).open()
+    driver.give(CLIENT, publish(1) + frames.subscribe(1, "work", ""))
+    assert leave(driver) == frames.recover(1)
+    driver.forget().give(BROKER, frames.consume_ok(1, "amq.ctag-1") + delivery(1, consumer="amq.ctag-1"))
+    assert driver.written[BROKER] == quiet_cancel(1, "amq.ctag-1") + frames.recover(1)
+    assert not driver.requests[1:]
+
+
+def test_what_was_acknowledged_does_not_go_back() -> None:
+    driver = consuming(1)
+    driver.give(BROKER, delivery(1) + delivery(2))
+    driver.give(CLIENT, publish(1) + frames.declare(1) + frames.ack(1, 1) + frames.get(1, "work"))
+    gone = frames.ack(1, 1) + quiet_cancel(1, "c") + frames.recover(1)
+    assert leave(driver).startswith(gone)
+    driver.forget().settle()
+    # Nobody waits for what was asked for.
+    assert driver.written[BROKER] == publish(1) + frames.declare(1) + frames.close(1)
+
+
+def test_deliveries_are_nobodys_any_more() -> None:
+    driver = consuming(1, decide=holds("orders", "work"), limits=("delivery",))
+    driver.give(BROKER, delivery(1))
+    driver.give(CLIENT, publish(1))
+    leave(driver)
+    assert [str(each.resources[0]) for each in driver.given_up] == ["delivery:work"]
+    asked = len(driver.requests)
+    driver.forget().give(BROKER, delivery(2))
+    assert not driver.written[CLIENT]
+    assert len(driver.requests) == asked
+
+
+@pytest.mark.parametrize("commits", [False, True])
+def test_what_was_not_committed_is_not_sent(commits: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    driver = consuming(1)
+    commit = tx(1, 20) if commits else b""
+    driver.give(CLIENT, tx(1, 10) + publish(1) + commit + publish(2) + frames.ack(1, 1) + frames.declare(2))
+    driver.give(CLIENT, publish(3, 2))
+    gone = leave(driver)
+    assert frames.ack(1, 1) not in gone
+    driver.settle()
+    sent = bytes(driver.written[BROKER])
+    assert publish(2) not in sent
+    assert publish(3, 2) in sent
+    assert (publish(1) + commit + frames.close(1) in sent) is commits
+    assert frames.close(1) in sent
+
+
+def test_what_was_published_before_a_transaction_is_sent() -> None:
+    driver = consuming()
+    driver.give(CLIENT, publish(1) + tx(1, 10) + publish(2))
+    leave(driver)
+    driver.forget().settle()
+    assert driver.written[BROKER] == publish(1) + tx(1, 10) + frames.close(1)
+
+
+def test_exclusive_queues_end_and_what_is_held_for_them() -> None:
+    driver = Driver(hold).open([1])
+    driver.give(CLIENT, declare(1, "mine", 4) + declare(1, "", 4) + declare(1, "ours", 0) + declare(1, "mine too", 20))
+    for queue in ("mine", "amq.gen-1", "ours"):
+        driver.give(BROKER, frames.declare_ok(1, queue))
+    driver.give(CLIENT, publish(1, key="mine") + publish(2, key="amq.gen-1") + publish(3, key="ours"))
+    gone = leave(driver)
+    assert gone.startswith(frames.recover(1))
+    # By who owns them only: declared once more they are somebody else's, or made and deleted.
+    deletes = declare(2, "mine too", 20) + delete(2, "mine too") + declare(2, "mine", 20) + delete(2, "mine")
+    assert gone.endswith(frames.channel_open(2) + deletes + delete(2, "amq.gen-1") + frames.close(2))
+    driver.forget().settle()
+    assert driver.written[BROKER] == publish(3, key="ours") + frames.close(1)
+
+
+def test_an_exclusive_queue_ends_that_the_broker_makes_later() -> None:
+    driver = Driver(hold).open([1])
+    driver.give(CLIENT, declare(1, "", 4) + publish(1))
+    leave(driver)
+    driver.forget().give(BROKER, frames.declare_ok(1, "amq.gen-1"))
+    assert driver.written[BROKER] == frames.channel_open(2) + delete(2, "amq.gen-1") + frames.close(2)
+
+
+def test_queues_that_are_not_the_clients_do_not_end() -> None:
+    driver = Driver(hold).open([1, 2])
+    # One that another client has, one that is only looked for, and one that was deleted.
+    driver.give(CLIENT, declare(1, "theirs", 4) + declare(2, "seen", 5) + declare(2, "former", 4))
+    driver.give(BROKER, frames.close(1, 405) + frames.declare_ok(2, "seen") + frames.declare_ok(2, "former"))
+    driver.give(CLIENT, frames.close_ok(1) + frames.method(2, 50, 40, b"\0\0" + frames.short("former") + b"\0"))
+    driver.give(CLIENT, publish(1, 2, "theirs"))
+    assert leave(driver) == frames.recover(2)
+
+
+def test_the_consumer_of_direct_replies_stays_or_requests_would_be_a_fault() -> None:
+    driver = Driver(hold).open()
+    driver.give(CLIENT, frames.consume(1, "amq.rabbitmq.reply-to", "r") + publish(1))
+    driver.give(BROKER, frames.consume_ok(1, "r"))
+    assert leave(driver) == frames.recover(1)
+
+
+def test_nothing_is_kept_where_only_the_end_of_the_connection_ends_a_consumer() -> None:
+    driver = consuming(1, decide=holds("orders"))
+    driver.give(CLIENT, publish(1, 2) + b"".join(frames.publish(1, "", "other", b"text")[:2]))
+    assert not driver.session.keeps(CLIENT)
+    assert len(driver.given_up) == 1
+
+
+def test_a_close_of_the_connection_is_agreed_to_at_once() -> None:
+    driver = consuming(1)
+    driver.give(CLIENT, publish(1) + frames.close(0))
+    assert driver.written[CLIENT] == frames.close_ok(0)
+    assert driver.client_ended
+    assert driver.written[BROKER] == quiet_cancel(1, "c") + frames.recover(1) + frames.close(2) + frames.close(3)
+    # That its stream ends then says nothing new.
+    driver.forget()
+    assert driver.session.keeps(CLIENT)
+    assert not driver.given_up
+    driver.settle()
+    assert driver.written[BROKER] == publish(1) + frames.close(1) + frames.close(0)
+
+
+def test_a_close_of_the_connection_is_agreed_to_behind_a_frame_in_hand() -> None:
+    driver = consuming(1)
+    whole = b"".join(frames.deliver(1, 1, b"x" * 100, "c"))
+    driver.give(BROKER, whole[:-50])
+    driver.give(CLIENT, publish(1) + frames.close(0))
+    driver.give(BROKER, whole[-50:])
+    assert driver.written[CLIENT] == whole + frames.close_ok(0)
+
+
+def test_what_would_be_confirmed_goes_on_behind_a_close() -> None:
+    driver = Driver(hold).open([1], confirms=[1])
+    driver.give(CLIENT, publish(1) + frames.close(0))
+    assert driver.session.keeps(CLIENT)
+    driver.forget().settle()
+    assert driver.written[BROKER] == publish(1) + frames.close(1) + frames.close(0)
+
+
+# --- A channel ------------------------------------------------------------------------------------
+
+
+def closed() -> Driver:
+    """Return a driver whose client has closed a channel with a consumer, and a publish that is held."""
+    driver = consuming(1)
+    driver.give(CLIENT, publish(1) + frames.close(1))
+    return driver
+
+
+def test_a_close_of_a_channel_waits_for_nothing() -> None:
+    driver = closed()
+    assert driver.written[CLIENT] == frames.close_ok(1)
+    assert driver.written[BROKER] == quiet_cancel(1, "c") + frames.recover(1)
+    # The client hears nothing more of it.
+    returned = b"".join(frames.returned(1, b"1"))
+    driver.forget().give(BROKER, delivery(1) + frames.method(1, 60, 111) + returned + delivery(1, 2))
+    assert driver.written[CLIENT] == delivery(1, 2)
+    driver.settle()
+    driver.forget().give(BROKER, frames.close_ok(1))
+    assert not driver.written[CLIENT]
+    driver.give(CLIENT, frames.channel_open(1))
+    assert driver.written[BROKER] == frames.channel_open(1)
+
+
+def test_a_number_is_used_again_once_it_is_free() -> None:
+    driver = closed()
+    driver.forget().give(CLIENT, frames.channel_open(1) + publish(2) + frames.declare(1))
+    assert not driver.written[BROKER]
+    driver.settle()
+    assert driver.written[BROKER] == publish(1) + frames.close(1)
+    driver.forget().give(BROKER, frames.close_ok(1) + frames.method(1, 20, 11, bytes(4)))
+    driver.settle()
+    assert driver.written[BROKER] == frames.channel_open(1) + publish(2) + frames.declare(1)
+    assert driver.written[CLIENT] == frames.method(1, 20, 11, bytes(4))
+    driver.forget().give(BROKER, delivery(1))
+    assert driver.written[CLIENT] == delivery(1)
+
+
+def test_a_fault_of_a_closed_channel_is_not_the_clients() -> None:
+    driver = closed()
+    driver.forget().give(BROKER, frames.close(1, 404))
+    assert not driver.written[CLIENT]
+    assert driver.written[BROKER] == frames.close(1) + frames.close_ok(1)
+    assert driver.given_up
+    driver.give(BROKER, frames.close_ok(1))
+    assert driver.session.in_flight() == 0
+
+
+def test_a_client_that_leaves_then_leaves_all_channels() -> None:
+    driver = closed()
+    driver.give(CLIENT, frames.channel_open(1) + frames.subscribe(1, "work", "d"))
+    assert leave(driver) == frames.close(2) + frames.close(3)
+    driver.forget().settle()
+    assert driver.written[BROKER] == publish(1) + frames.close(1)
+
+
+# --- A consumer -----------------------------------------------------------------------------------
+
+
+def test_the_end_of_a_consumer_waits_for_none_of_its_deliveries() -> None:
+    driver = consuming(1, decide=holds("work"), limits=("delivery",))
+    driver.give(CLIENT, frames.subscribe(1, "other", "d"))
+    driver.give(BROKER, frames.consume_ok(1, "d") + delivery(1) + delivery(2, consumer="d") + delivery(3))
+    driver.give(CLIENT, frames.cancel(1, "c"))
+    driver.forget().give(BROKER, frames.cancel_ok(1, "c"))
+    driver.tick()
+    assert driver.written[CLIENT] == frames.cancel_ok(1, "c") + delivery(2, consumer="d")
+    assert driver.written[BROKER] == frames.give_back(1, 1) + frames.give_back(1, 3)
+    assert driver.session.in_flight() == 0
+
+
+def test_what_the_broker_expects_no_ack_of_comes_before_the_end_of_its_consumer() -> None:
+    driver = Driver(hold, limits=("delivery",)).open([1])
+    driver.give(CLIENT, frames.consume(1, "work", "c"))
+    driver.give(BROKER, frames.consume_ok(1, "c") + delivery(1) + delivery(2))
+    driver.give(CLIENT, frames.cancel(1, "c"))
+    driver.forget().give(BROKER, frames.cancel_ok(1, "c"))
+    assert driver.written[CLIENT] == delivery(1) + delivery(2) + frames.cancel_ok(1, "c")
+    # It is charged, above the limit.
+    batch = driver.tick()
+    assert batch is not None
+    assert [str(charge.resources[0]) for charge in batch.charges] == ["delivery:work"] * 2
+
+
+def test_in_a_transaction_the_end_of_a_consumer_waits() -> None:
+    driver = consuming(1, limits=("delivery",))
+    driver.give(CLIENT, tx(1, 10) + frames.cancel(1, "c"))
+    driver.forget().give(BROKER, delivery(1) + frames.cancel_ok(1, "c"))
+    assert not driver.written[CLIENT]
+    driver.settle()
+    assert driver.written[CLIENT] == delivery(1) + frames.cancel_ok(1, "c")
