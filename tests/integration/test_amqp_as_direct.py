@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import struct
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
@@ -31,6 +32,11 @@ action = "delay"
 kind = "queue"
 name = "over*"
 rate = 50
+
+[[limits]]
+kind = "delivery"
+name = "slow*"
+rate = 10
 
 [[limits]]
 kind = "queue"
@@ -432,6 +438,55 @@ def consuming(scene: Scene) -> Any:
     return got, sorted(event.body for event in last), scene.rabbitmq.drain(free)
 
 
+def settling_while_deliveries_wait(scene: Scene) -> Any:
+    """What a client says of all of its deliveries is meant for those that it was sent: none is lost."""
+    seen = []
+    for settle in (
+        method(1, "basic.ack", delivery_tag=0, multiple=True),
+        method(1, "basic.nack", delivery_tag=0, multiple=True, requeue=True),
+        method(1, "basic.recover", requeue=True),
+    ):
+        slow, bodies = scene.queue("slow"), {b"%d" % number for number in range(20)}
+        with scene.rabbitmq.connect() as publisher:
+            channel = publisher.open_channel(confirms=True)
+            for body in bodies:
+                publisher.publish(channel, slow, body)
+            publisher.wait_for_confirms(channel)
+        client = scene.connect()
+        channel = client.open_channel(prefetch=20)
+        client.call(channel, "basic.consume", queue=slow, consumer_tag="c")
+        # Directly all are there at once, and through Sluice as many as a second's worth.
+        acked = {client.expect("basic.deliver").body for _ in range(10 if scene.limited else 20)}
+        client.send(settle)
+        if settle[9:11] == b"\x00\x50":
+            client.call(channel, "basic.qos", prefetch_count=20)
+            # What was under way was sent, too.
+            acked.update(event.body for event in client.events if event.name == "basic.deliver")
+        else:
+            while acked < bodies:
+                acked.add(client.expect("basic.deliver").body)
+            acked.clear()
+        client.abort()
+        for _ in range(100):
+            if scene.rabbitmq.messages(slow) == len(bodies - acked):
+                break
+            time.sleep(0.1)
+        seen.append(acked | set(scene.rabbitmq.drain(slow)) == bodies)
+    return seen
+
+
+def headers_that_have_grown(scene: Scene) -> Any:
+    """A message that was dead-lettered has a header above frame_max, which the broker sends as it is."""
+    dead = scene.queue("free-dead")
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead, "x-message-ttl": 1}
+    alive, client = scene.queue("free-alive", arguments=arguments), scene.connect()
+    channel = client.open_channel(confirms=True)
+    client.publish(channel, alive, b"x", headers={"long": "x" * 130_900})
+    client.call(channel, "basic.consume", queue=dead, consumer_tag="c", no_ack=True)
+    headers = client.expect("basic.deliver").properties["headers"]
+    return len(headers["long"]), sorted(headers)
+
+
 def exchanges(scene: Scene) -> Any:
     one, two, client = scene.queue("free-one"), scene.queue("free-two"), scene.connect()
     fanout = scene.fanout("events", one, two)
@@ -482,7 +537,16 @@ def never_opened(scene: Scene) -> Any:
 _SCENARIOS = [
     *(opening, other_headers, older_header, confirms, returns, copies, transactions, refused_limit_in_a_transaction),
     *(getting, channel_errors, closing_with_publishes_held, exclusive_queues, replies, contents_interleaved),
-    *(bodies_of_all_sizes, consuming, exchanges, framing_errors, unknown_methods, never_opened),
+    *(
+        bodies_of_all_sizes,
+        consuming,
+        settling_while_deliveries_wait,
+        headers_that_have_grown,
+        exchanges,
+        framing_errors,
+        unknown_methods,
+        never_opened,
+    ),
 ]
 
 

@@ -42,7 +42,7 @@ MOST_UNANSWERED: Final = 1 << 16
 #: How many consumers of one channel are told apart, those included of whose end the broker says nothing.
 MOST_CONSUMERS: Final = 10_000
 #: How many deliveries of one channel are remembered as settled in front of which one is not.
-MOST_SETTLED: Final = 10_000
+MOST_SETTLED: Final = 1024
 #: How the names of queues begin that a broker makes: the name of one that nobody was told.
 UNTOLD: Final = b"amq.gen-"
 
