@@ -29,6 +29,10 @@ _Number = _Seconds = Annotated[float, Ge(0)]
 _Burst = Annotated[float, Gt(0)]
 _DELAY: Final = ("action", "delay")
 _AFTER_CONSUME: Final = ("confirm", "after_consume")
+#: Kinds of one protocol only; a plug-in's kinds have all fields.
+_OF_AMQP: Final = ("queue", "exchange", "routing_key", "delivery", "user", "vhost")
+_OF_ROCKETMQ: Final = ("topic", "retry_group", "transaction", "subscription", "producer_group")
+_UNCONFIRMED: Final = (*_OF_ROCKETMQ, "routing_key", "delivery", "user", "vhost", "client", "certificate", "listener")
 _Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 
 
@@ -52,6 +56,8 @@ class LimitField:
         help: further text in the form.
         words: labels of its values in the form, in order, if they differ from the values; the empty value is none.
         telling: the form shows a limit that has this field with all fields unfolded.
+        not_of: kinds that cannot have it, so that their form does not show it.
+        words_not_of: likewise, kinds that cannot have one of its values.
     """
 
     key: str
@@ -70,6 +76,8 @@ class LimitField:
     help: str = ""
     words: Mapping[str, str] = field(default_factory=dict)
     telling: bool = False
+    not_of: tuple[str, ...] = ()
+    words_not_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def plain_type(self) -> Any:
@@ -157,14 +165,14 @@ FIELDS: Final = (
                help="With delay, for what is sent: it waits in memory and on disk, in order."),
     LimitField("busy_code", int, None, "response code of a refusal; default: the protocol's own",
                flag="response code of a refusal", metavar="N",
-               place=13, label="Refusal code", help="Empty: the protocol's own."),
+               place=13, label="Refusal code", help="Empty: the protocol's own.", not_of=_OF_AMQP),
     LimitField("fair_by", FairBy, None, "fair shares of the limit: one for each client, group, certificate or user",
                meant={"address": "client", "ip": "client", "group": "producer_group"},
                flag="fair shares by client, producer_group, certificate or user", metavar="WHAT",
                place=10, label="Fair shares", help="Above the limit, each active one gets at least an equal share.",
                words={"": "none", "producer_group": "by producer group", "client": "by client address",
                       "certificate": "by TLS certificate", "user": "by user"},
-               telling=True),
+               words_not_of={"producer_group": _OF_AMQP, "user": _OF_ROCKETMQ}, telling=True),
     LimitField("max_fair_keys", Annotated[int, Ge(1), Le(MAX_FAIR_KEYS)], _default("max_fair_keys"),
                "with fair_by: most shares at a time; everybody else has one share together", beside=("fair_by",),
                flag="most fair shares at a time", metavar="N",
@@ -186,28 +194,31 @@ FIELDS: Final = (
                       "disk": "broker"},
                flag="what confirms a publish: broker or after_consume", metavar="WHAT",
                place=18, label="Confirmed by", help="Of AMQP 0.9.1, for messages published with confirms.",
-               words={"broker": "the broker", "after_consume": "the consumers, by their acks"}, telling=True),
+               words={"broker": "the broker", "after_consume": "the consumers, by their acks"}, telling=True,
+               not_of=_UNCONFIRMED),
     LimitField("confirm_below_bytes", Annotated[int, Ge(1), Le(MAX_CONFIRM_BELOW_BYTES)],
                _default("confirm_below_bytes"),
                "with after_consume: size in bytes from which on the broker confirms a message",
                only_with=_AFTER_CONSUME, flag="with after_consume: only messages smaller than this", metavar="BYTES",
-               place=19, label="Only messages below, bytes", help="With consumers that confirm."),
+               place=19, label="Only messages below, bytes", help="With consumers that confirm.", not_of=_UNCONFIRMED),
     LimitField("confirm_within_s", Annotated[float, Gt(0)], _default("confirm_within_s"),
                "with after_consume: how long the consumers have, in seconds",
                only_with=_AFTER_CONSUME, flag="with after_consume: how long the consumers have", metavar="S",
-               place=20, label="Consumers have, seconds", help="What they do not confirm by then falls back."),
+               place=20, label="Consumers have, seconds", help="What they do not confirm by then falls back.",
+               not_of=_UNCONFIRMED),
     LimitField("confirm_queues", Annotated[int, Ge(1), Le(MAX_CONFIRM_QUEUES)], None,
                "with after_consume, of an exchange: number of queues that each message goes to; without it, messages of"
                " an exchange are left alone; must be exact, or confirms come too early or never",
                only_with=_AFTER_CONSUME, flag="with after_consume, of an exchange: queues that each message goes to",
                metavar="N", place=21, label="Queues for each message",
-               help="Of an exchange: exactly so many. Empty: its messages are left alone."),
+               help="Of an exchange: exactly so many. Empty: its messages are left alone.", not_of=_UNCONFIRMED),
     LimitField("fallback", Fallback, _default("fallback"),
                "with after_consume, for what the consumers do not confirm: persist publishes it again, for the broker"
                " to confirm; nack refuses it",
                only_with=_AFTER_CONSUME, flag="with after_consume, for what consumers do not confirm: persist or nack",
                metavar="WHAT", place=22, label="What consumers do not confirm",
-               words={"persist": "is published again, for the broker to confirm", "nack": "is refused"}),
+               words={"persist": "is published again, for the broker to confirm", "nack": "is refused"},
+               not_of=_UNCONFIRMED),
     LimitField("allow_under_limit", bool, _default("allow_under_limit"),
                "accept a break longer than the burst, although clients then get less than the rate",
                flag="accept a break longer than the burst",

@@ -127,7 +127,7 @@ def _write_advice(state_dir: Path) -> None:
     lines = []
     for each in LOADS:
         is_near = 0.7 * LIMIT_PER_S < each.rate_per_s <= LIMIT_PER_S
-        asked = f"Asked for {each.rate_per_s:g}/s, {each.rate_per_s / LIMIT_PER_S:.0%} of its limit."
+        asked = f"Asked for {each.rate_per_s:g}/s, {each.rate_per_s / LIMIT_PER_S:.2g} times its limit."
         if each.runaway:
             asked += " One client sends all of it, and the limit protects the broker from it."
         shares = [(rate, max(0.0, 1 - rate / each.rate_per_s)) for rate in (100.0, 200.0, 500.0, 1000.0, 2000.0)]

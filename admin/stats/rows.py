@@ -264,8 +264,8 @@ class RowStats:
     wait_until_ns: int = 0
     last_refused_ns: int | None = None
     last_refused_rule: str = ""
-    #: The same as a time of day, and of which time.
-    last_refused_at: tuple[int, str] | None = None
+    #: Times of day that were worked out, by the time.
+    _moments: dict[int, str] = field(default_factory=dict)
     last_wait_us: int = 0
     #: How its queues show as stages, and what they hold.
     state: State = "running"
@@ -426,7 +426,8 @@ class RowStats:
             open=self.open and wait_ns > 0,
             wait_s=wait_ns / NS_PER_S,
             stored_permits=None if self.stored_permits is None else round(self.stored_permits, 3),
-            last_refused_at=self._last_refused(clock),
+            last_refused_at=self._moment(clock, self.last_refused_ns),
+            last_held_at=self._moment(clock, self.held_ns),
             last_wait_s=self.last_wait_us / 1e6,
             refused_by=self.last_refused_rule if self.last_refused_rule not in ("", rule) else None,
             state=self.state,
@@ -434,13 +435,15 @@ class RowStats:
             oldest_wait_s=None if since_ns is None else round(max(window.end_ns - since_ns, 0) / NS_PER_S, 1),
         )
 
-    def _last_refused(self, clock: Clock) -> str | None:
-        if self.last_refused_ns is None:
+    def _moment(self, clock: Clock, at_ns: int | None) -> str | None:
+        if not at_ns:
             return None
         # Worked out once: the two clocks never agree to the millisecond twice.
-        if self.last_refused_at is None or self.last_refused_at[0] != self.last_refused_ns:
-            self.last_refused_at = (self.last_refused_ns, clock.iso_of(self.last_refused_ns))
-        return self.last_refused_at[1]
+        if at_ns not in self._moments:
+            kept = (self.last_refused_ns, self.held_ns)
+            self._moments = {each: text for each, text in self._moments.items() if each in kept}
+            self._moments[at_ns] = clock.iso_of(at_ns)
+        return self._moments[at_ns]
 
     def history(self, steps: Steps) -> wire.History | None:
         """Return what it did in the last minutes."""
@@ -489,7 +492,7 @@ def sort_key(
         "bypassed": _moved(window, _BYPASSED),
         "used": lambda row: -1.0 if row.used_ratio is None else row.used_ratio,
         "wait": lambda row: row.wait_until_ns,
-        "last_refused": lambda row: row.last_refused_ns or 0,
+        "last_refused": lambda row: max(row.last_refused_ns or 0, row.held_ns),
         "edited": lambda row: row.entry.edit.at if row.entry is not None and row.entry.edit else _NEVER,
         "expires": _expires,
     }

@@ -59,6 +59,8 @@ def _field(of: LimitField) -> dict[str, Any]:
         "telling": of.telling,
         "beside": of.beside,
         "onlyWith": of.only_with,
+        "notOf": of.not_of,
+        "wordsNotOf": of.words_not_of,
     }
 
 

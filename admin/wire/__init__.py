@@ -152,6 +152,7 @@ class LiveFigures(Answer, frozen=True, kw_only=True):
         wait_s: seconds that a request would have to wait now.
         stored_permits: permits available; negative is a debt; None while nothing limits it.
         last_refused_at: when a request was last refused; None if none was.
+        last_held_at: when a request was last held; None if none was.
         last_wait_s: the wait stated in that refusal, in seconds.
         refused_by: the rule that refused it, if it was not the limit's own but that of a total, client, producer group
             or listener.
@@ -175,6 +176,7 @@ class LiveFigures(Answer, frozen=True, kw_only=True):
     wait_s: float = 0
     stored_permits: float | None = None
     last_refused_at: str | None = None
+    last_held_at: str | None = None
     last_wait_s: float = 0
     refused_by: str | None = None
     state: StageWord = "running"

@@ -274,6 +274,10 @@ class Asking:
                 first = at + decision.admitted
                 at = first + decision.alone if decision.alone else count
                 shades.append(ShadowDenial(decision.stop.resource, decision.stop.rule.name, first, at))
+                # All of it passes, so all of it uses the limit.
+                second, costs_by_unit = self._accounts.at(now_ns), (messages, permits_each(count), sizes)
+                for part in parts:
+                    part.spend(second, now_ns, sum(costs_by_unit[part.unit][first:at]))
         return tuple(shades)
 
 

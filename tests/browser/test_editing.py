@@ -1,8 +1,12 @@
 """What an operator does most: sees who floods, lowers the limit, and takes it back."""
 
 import re
+import subprocess
+import sys
 import time
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -386,3 +390,90 @@ def test_what_goes_with_another_choice_is_asked_for_with_it_only(
     page.get_by_role("link", name="Rules", exact=True).click()
     row = page.locator("table.rules tbody tr").filter(has_text="events")
     expect(row.locator('[data-label="Limit"]')).to_have_text("unlimited confirmed by consumers")
+
+
+def test_empty_rate_is_asked_for_in_the_words_of_the_form(form: Any) -> None:
+    rate = form.get_by_label("Rate, per second")
+    rate.fill("")
+    form.get_by_role("button", name="Preview").click()
+    expect(form.locator(".field-error").first).to_have_text(
+        "Enter a rate, tick unlimited, or limit the bytes per second."
+    )
+    expect(rate).to_be_focused()
+    form.get_by_label("Bytes per second").fill("1000")
+    form.get_by_role("button", name="Preview").click()
+    expect(form.locator(".preview")).to_be_visible()
+
+
+def test_what_the_api_says_of_fields_is_in_the_words_of_the_form(
+    sidecar: Sluice, open_tab: Callable[..., Any], fresh_name: Callable[[str], str]
+) -> None:
+    tab = open_tab(sidecar)
+    tab.failing_loads = True
+    tab.open(f"#/limits?edit=topic/{fresh_name('words')}")
+    form = tab.page.get_by_role("dialog")
+    form.get_by_text("More", exact=True).click()
+    form.get_by_label("Rate, per second").fill("5")
+    form.get_by_label("Burst, seconds").fill("0.5")
+    form.get_by_label("Break, seconds").fill("2")
+    form.get_by_role("button", name="Preview").click()
+    error = form.locator(".field-error, .problem").filter(has_text=re.compile(r"\w"))
+    expect(error.first).to_be_visible()
+    assert not re.search(r"\w+_\w+|\w+ = ", " ".join(error.all_inner_texts()))
+
+
+def test_form_has_no_fields_of_other_protocols(
+    start_sluice: StartSluice, sidecar: Sluice, open_tab: Callable[..., Any]
+) -> None:
+    def labels(sluice: Sluice, target: str) -> list[str]:
+        page = open_tab(sluice).open(f"#/limits?edit={target}")
+        expect(page.get_by_role("dialog").get_by_label("Rate, per second")).to_be_visible()
+        return [*page.locator("dialog label").all_text_contents(), *page.locator("dialog option").all_text_contents()]
+
+    topic = labels(sidecar, "topic/orders")
+    queue = labels(start_sluice(protocol="amqp091"), "queue/orders")
+    only_topics, only_queues = {"Refusal code", "by producer group"}, {"Confirmed by", "by user"}
+    assert only_topics <= set(topic)
+    assert not only_queues & set(topic)
+    assert only_queues <= set(queue)
+    assert not only_topics & set(queue)
+
+
+def test_escape_leads_from_a_preview_to_the_form_and_does_not_discard_edits_at_once(form: Any) -> None:
+    rate = form.get_by_label("Rate, per second")
+    rate.fill("77")
+    form.get_by_role("button", name="Preview").click()
+    expect(form.get_by_role("button", name="Apply")).to_be_focused()
+    form.press("Escape")
+    expect(rate).to_have_value("77")
+    form.press("Escape")
+    expect(form.locator(".problem")).to_have_text("Your changes are not applied. Press Escape again to discard them.")
+    expect(rate).to_have_value("77")
+    form.press("Escape")
+    expect(form).to_be_hidden()
+
+
+def test_escape_closes_a_form_without_edits(form: Any) -> None:
+    form.press("Escape")
+    expect(form).to_be_hidden()
+
+
+def test_limits_are_exported_as_the_command_line_does(
+    start_sluice: StartSluice, open_tab: Callable[..., Any], put_limit: Callable[..., Any]
+) -> None:
+    more = '[[limits]]\nkind = "topic"\nname = "a \\"b\\" *"\nrate = 2.5\naction = "delay"\nspool = true\n'
+    more += '[[limits]]\nkind = "client"\nname = "*"\nbytes_per_s = 4096\nshared = true\n'
+    sluice = start_sluice(config=_LIMITS + more)
+    put_limit(sluice, "orders", rate="unlimited")
+    put_limit(sluice, "night", rate=5, between="22:00-06:00", days=["sat", "sun"])
+    page = open_tab(sluice).open("#/rules")
+    expect(page.locator("table.rules")).to_contain_text("orders")
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Export").click()
+    written = tomllib.loads(Path(saved.value.path()).read_text())
+    command = Path(sys.executable).with_name("sluice")
+    told = subprocess.run(
+        [command, "limits", "export", "--admin", sluice.admin], check=True, capture_output=True, text=True
+    )
+    assert written["limits"]
+    assert written == tomllib.loads(told.stdout)

@@ -404,3 +404,45 @@ def test_another_resource_takes_the_place_of_the_first(sluice: Sluice, open_tab:
     expect(page.locator(".figures")).to_contain_text("unlimited")
     page.goto(f"{tab.url}#/resource")
     expect(page.locator("main")).to_contain_text("Which resource?")
+
+
+def test_last_limited_is_the_latest_that_anything_knows_of(sluice: Sluice, open_tab: OpenTab) -> None:
+    (client,) = RESOURCE_HISTORY.clients
+    at = write_time(datetime.now(UTC) - timedelta(minutes=25))
+    tab = open_tab(sluice)
+    answer_history(tab.page, clients=(msgspec.structs.replace(client, last_at=at),), messages_refused=481)
+    page = tab.open(address("pay-4"))
+    expect(page.locator(".figures")).to_contain_text("Last limited25 min ago")
+    shadowed = msgspec.structs.replace(client, last_at=at, messages_refused=0, messages_shadowed=9)
+    answer_history(tab.page, clients=(shadowed,))
+    page.reload()
+    expect(page.locator(".figures")).to_contain_text("Last limitednot since the start")
+
+
+def test_held_messages_are_limited(start_sluice: StartSluice, open_tab: OpenTab) -> None:
+    sluice = start_sluice(config='[[limits]]\nkind = "topic"\nname = "*"\nrate = 20\naction = "delay"\n')
+    with FrameClient(sluice.routes[0].listen) as client:
+        client.ask(*sends(30, "mail"))
+        page = open_tab(sluice).open(address("mail"))
+        expect(page.locator(".figures")).to_contain_text(re.compile(r"Last limited(now|\d+ s ago)"))
+
+
+def test_use_of_a_limit_in_shadow_is_all_that_passes(
+    start_sluice: StartSluice, open_tab: OpenTab, flood: Callable[..., Any]
+) -> None:
+    sluice = start_sluice(config='[[limits]]\nkind = "topic"\nname = "*"\nrate = 50\naction = "shadow"\n')
+    flood(sluice, "loud", 400)
+    page = open_tab(sluice).open(address("loud"))
+    expect(page.locator(".figures")).to_contain_text(re.compile(r"Used(7|8)\d\d %"))
+
+
+def test_names_that_are_links_look_like_links(sluice: Sluice, open_tab: OpenTab) -> None:
+    page = open_tab(sluice).open("#/limits?search=orders")
+    link = page.get_by_role("link", name="orders", exact=True)
+    expect(link).to_be_visible()
+    assert link.evaluate("each => getComputedStyle(each).textDecorationLine") == "underline"
+
+
+def test_heading_of_the_rules_reads_as_a_sentence(sluice: Sluice, open_tab: OpenTab) -> None:
+    page = open_tab(sluice).open("#/rules")
+    expect(page.locator(".heading .muted")).to_have_text(re.compile(r"^\d+ rules\. The most specific one"))

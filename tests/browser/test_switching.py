@@ -1,5 +1,6 @@
 """The emergency switch, and what is said while the sidecar or the connection to it is not as it should be."""
 
+import urllib.request
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 from harness.embedded import EmbeddedBroker
 from harness.frames import FrameClient, send
 from harness.sidecar import Sluice, StartSluice
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 
 @pytest.fixture(scope="module")
@@ -182,3 +183,42 @@ def test_page_says_that_it_is_offline_and_resumes(start_sluice: StartSluice, ope
         expect(page.locator("#connection")).to_have_text("live")
         expect(banner).to_be_hidden()
         expect(page.locator('tr[data-row="topic/seen-afterwards"]')).to_be_visible()
+
+
+def test_nothing_is_called_refusing_while_limiting_is_off(
+    start_sluice: StartSluice, open_tab: Callable[..., Any], flood: Callable[..., Any]
+) -> None:
+    sluice = start_sluice(config='[[limits]]\nkind = "topic"\nname = "*"\nrate = 50\n')
+    flood(sluice, "loud", 400)
+    page = open_tab(sluice).open("#/resource?kind=topic&name=loud")
+    expect(page.locator(".flags")).to_contain_text("refusing")
+    switch = urllib.request.Request(
+        f"http://{sluice.admin}/api/v1/switches/all",
+        method="PUT",
+        data=b'{"limiting": false}',
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(switch, timeout=60):
+        expect(page.locator(".flags")).to_have_text("limiting off")
+    expect(page.get_by_role("region", name="Rule in force")).to_contain_text("does not apply")
+    page.goto(page.url.split("#")[0] + "#/limits")
+    row = page.locator('tr[data-row="topic/loud"]')
+    expect(row.locator("td.limit")).to_have_text("50/s")
+    expect(row.locator(".flag.bad")).to_be_hidden()
+
+
+def test_switches_are_compact_on_a_phone(
+    start_sluice: StartSluice, open_tab: Callable[..., Any], picture: Callable[[Page, str], None]
+) -> None:
+    sluice = start_sluice()
+    page = open_tab(sluice, width=390, height=800, theme="light").open("#/state")
+    rows = page.locator("table.switches tbody tr")
+    expect(rows).to_have_count(9)
+    picture(page, "switches-phone")
+    heights = rows.evaluate_all("rows => rows.map((row) => row.getBoundingClientRect().height)")
+    assert max(heights) <= 48
+    switch = rows.first.get_by_role("button")
+    switch.click()
+    page.get_by_role("dialog").get_by_role("button", name="Switch off everything").click()
+    expect(rows.first).to_contain_text("in the file: on")
+    expect(rows.first).to_contain_text("local")

@@ -15,7 +15,8 @@ import { readNumber } from "./numbers.js";
  * Open a dialog.
  *
  * @param {string} title
- * @param {{drawer?: boolean, onclose?: () => void, dismissable?: boolean}} [how]
+ * @param {{drawer?: boolean, onclose?: () => void, dismissable?: boolean, onescape?: () => boolean}} [how] `onescape` says
+ *   whether Escape leaves it open
  * @returns {Dialog}
  */
 export function openDialog(title, how = {}) {
@@ -37,7 +38,7 @@ export function openDialog(title, how = {}) {
   );
   // A second Escape would close it past any refusal of `cancel`.
   element.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
-    if (!dismissable && event.key === "Escape") event.preventDefault();
+    if (event.key === "Escape" && (!dismissable || how.onescape?.())) event.preventDefault();
   });
   element.addEventListener("close", () => {
     element.remove();

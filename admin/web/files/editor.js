@@ -7,7 +7,7 @@ import { ApiError, call, get, limitPath } from "./api.js";
 import { app, writing } from "./app.js";
 import { field, openDialog, reasonInput, select, setError, showProblem, ttlField } from "./dialog.js";
 import { fill, h } from "./dom.js";
-import { FIELDS, control, fieldElement, read } from "./fields.js";
+import { FIELDS, control, fieldElement, fieldsOf, inWords, read } from "./fields.js";
 import { ago, exact, left, limitText } from "./format.js";
 import { readNumber } from "./numbers.js";
 import { preview } from "./preview.js";
@@ -56,7 +56,12 @@ class Editor {
     this.name = name;
     /** @type {any} */
     this.entry = null;
-    this.dialog = openDialog(name === "*" ? `Default of ${kind}` : `${kind} ${name}`, { drawer: true, onclose });
+    this.dialog = openDialog(name === "*" ? `Default of ${kind}` : `${kind} ${name}`, { drawer: true, onclose, onescape: () => this.keeps() });
+    /** @type {(() => void) | null} the way back to the form, while a preview is shown */
+    this.back = null;
+    /** What the form said when it was shown, and whether somebody was told that it says something else. */
+    this.before = "";
+    this.warned = false;
     this.notice = h("div", { role: "alert" });
     this.content = h("div", {}, h("p", { class: "muted" }, "Loading…"));
     fill(this.dialog.body, this.notice, this.content);
@@ -100,7 +105,7 @@ class Editor {
     this.ttl = ttlField("", undefined, ends && `as it is: ${left(ends)}`);
     /** @type {Map<string, any>} */
     this.controls = new Map();
-    const shown = FIELDS.filter((each) => !each.named || (this.name !== "*" && this.kind !== "total"));
+    const shown = fieldsOf(this.kind, this.name, limit);
     for (const each of shown) this.controls.set(each.key, control(each, limit));
     const further = shown.some((each) => each.telling && read(each, this.controls.get(each.key)) !== undefined) || !["reject", undefined].includes(limit.action);
     const form = h(
@@ -147,6 +152,8 @@ class Editor {
       h("p", {}, resourceLink(this.kind, this.entry.exact ? nameOf(this.name) : "", "What limits it and why, its figures, and who sends it", { onclick: () => this.dialog.close() })),
     );
     fill(this.content, form);
+    this.back = null;
+    this.before = JSON.stringify(this.body());
     (write.disabled ? this.dialog.element.querySelector("h2") : this.rate)?.focus();
     if (!write.disabled) this.rate.select();
   }
@@ -156,7 +163,7 @@ class Editor {
     const elements = shown.map((each) => /** @type {const} */ ([each, fieldElement(each, this.controls?.get(each.key))]));
     const show = () => {
       for (const [{ onlyWith }, element] of elements) {
-        const other = onlyWith && this.controls?.get(onlyWith[0]).value;
+        const other = onlyWith && this.controls?.get(onlyWith[0])?.value;
         // An empty one is the default of the kind, whichever that is.
         element.hidden = Boolean(other && other !== onlyWith[1]);
       }
@@ -231,6 +238,12 @@ class Editor {
     /** @type {[string, any][]} */
     const numbers = FIELDS.filter((each) => each.input === "number").map((each) => [each.key, this.controls?.get(each.key)]);
     let first = null;
+    const unlimited = this.unlimited.checked || this.rate.value.trim() || this.controls?.get("bytes_per_s")?.value.trim();
+    const [action, confirm, exempt] = ["action", "confirm", "exempt"].map((key) => this.controls?.get(key));
+    if (!unlimited && !exempt?.checked && action?.value !== "off" && confirm?.value !== "after_consume") {
+      setError(this.rate, "Enter a rate, tick unlimited, or limit the bytes per second.");
+      first = this.rate;
+    }
     for (const [key, element] of [["rate", this.rate], ...numbers]) {
       const text = element?.value.trim();
       if (!text || (key === "rate" && /^unlimited$/i.test(text))) continue;
@@ -283,10 +296,12 @@ class Editor {
   confirm(/** @type {string} */ heading, /** @type {any} */ what, /** @type {string} */ label, /** @type {(volatile?: number) => Promise<any>} */ act) {
     const form = this.content.firstElementChild;
     const back = () => {
+      this.back = null;
       this.clear();
       fill(this.content, form);
       this.rate.focus();
     };
+    this.back = back;
     const commit = async (/** @type {number | undefined} */ volatile) => {
       apply.disabled = true;
       try {
@@ -315,7 +330,20 @@ class Editor {
     apply.focus();
   }
 
+  /** @returns {boolean} whether Escape leaves the dialog open: it leads from a preview to the form, and edits need another. */
+  keeps() {
+    if (this.back) {
+      this.back();
+      return true;
+    }
+    if (this.warned || !this.before || JSON.stringify(this.body()) === this.before) return false;
+    this.warned = true;
+    showProblem(this.notice, "Your changes are not applied. Press Escape again to discard them.");
+    return true;
+  }
+
   clear() {
+    this.warned = false;
     showProblem(this.notice, "");
     for (const element of [this.rate, this.reason, this.ttl?.control, ...(this.controls?.values() ?? [])]) {
       if (element) setError(element, "");
@@ -339,12 +367,12 @@ class Editor {
     for (const { field: key, detail } of error.errors) {
       const element = this.controlOf(key);
       if (element?.isConnected) {
-        setError(element, detail);
+        setError(element, inWords(detail));
         element.closest("details")?.setAttribute("open", "");
         first ??= element;
       } else elsewhere.push(key ? `${key}: ${detail}` : detail);
     }
-    if (elsewhere.length || !first) showProblem(this.notice, elsewhere.join("; ") || error.message);
+    if (elsewhere.length || !first) showProblem(this.notice, inWords(elsewhere.join("; ") || error.message));
     first?.focus();
   }
 

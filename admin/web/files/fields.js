@@ -16,6 +16,8 @@ import { readNumber } from "./numbers.js";
  * @property {boolean} [telling] a limit that has it is shown with all its fields unfolded
  * @property {string[]} [beside] it says nothing unless one of these is set
  * @property {[string, string] | null} [onlyWith] another field, and the one value with which it says anything
+ * @property {string[]} [notOf] kinds that cannot have it
+ * @property {Record<string, string[]>} [wordsNotOf] kinds that cannot have one of its options
  */
 
 /** @type {FieldKind[]} In order; whoever serves this file puts them in, from ``admin.config.limit_fields``. */
@@ -25,6 +27,25 @@ export const FIELDS = [];
 export function matters(/** @type {FieldKind} */ kind, /** @type {Record<string, any>} */ limit) {
   if (kind.onlyWith && limit[kind.onlyWith[0]] !== kind.onlyWith[1]) return false;
   return !kind.beside?.length || kind.beside.some((key) => (limit[key] ?? null) !== null);
+}
+
+/** @returns {FieldKind[]} the fields that a limit may have, each with the options that it may have; what it has stays. */
+export function fieldsOf(/** @type {string} */ kind, /** @type {string} */ name, /** @type {Record<string, any>} */ limit) {
+  const of = kind === "total" ? name.split(":")[0] : kind;
+  return FIELDS.filter((each) => {
+    const is = limit[each.key] ?? null;
+    return (!each.named || (name !== "*" && kind !== "total")) && (!each.notOf?.includes(of) || (is !== null && is !== each.otherwise));
+  }).map((each) => ({ ...each, options: each.options?.filter(([word]) => !each.wordsNotOf?.[word]?.includes(of) || limit[each.key] === word) }));
+}
+
+/** @returns {string} what the API says of fields, in the words of the form: it writes them as the file does. */
+export function inWords(/** @type {string} */ text) {
+  const label = (/** @type {string} */ key) => FIELDS.find((each) => each.key === key)?.label;
+  const said = text.replace(/\b([a-z_]+) = "?([\w.]+)"?/g, (whole, key, value) => {
+    const option = FIELDS.find((each) => each.key === key)?.options?.find(([word]) => word === value);
+    return label(key) ? `“${label(key)}” set to “${option?.[1] ?? value}”` : whole;
+  });
+  return said.replace(/\b[a-z]+(_[a-z]+)+\b/g, (key) => (label(key) ? `“${label(key)}”` : key));
 }
 
 /** @returns {any} the control of a field, showing its value in a limit. */

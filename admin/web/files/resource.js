@@ -13,7 +13,7 @@ import { editLimit } from "./editor.js";
 import { often, stateTag } from "./flow.js";
 import { ago, bytes, count, duration, exact, number, percent, rate, serverNow, shortLimit, timeOfDay, wait } from "./format.js";
 import { globOf, link, navigate } from "./router.js";
-import { WINDOW, stateOf } from "./rows.js";
+import { WINDOW, isOff, lastLimited, stateOf } from "./rows.js";
 import { allSteps, reached, sumOf } from "./steps.js";
 import { done, failed, quoted } from "./writes.js";
 
@@ -200,6 +200,7 @@ export class ResourceView {
       this.hour = hour.body;
       this.fine = minutes?.body ?? null;
       this.showRefused();
+      this.showFigures();
       this.showGraph();
     });
   }
@@ -270,11 +271,13 @@ export class ResourceView {
     if (!this.figures || !of) return;
     const perS = live?.messages_per_s;
     const action = of.limit?.action;
-    const [words, manner, meaning] = stateOf(live);
+    const off = isOff(row ?? { kind: this.kind });
+    const [words, manner, meaning] = stateOf(row);
     fill(
       /** @type {Element} */ (this.flags),
+      off && h("span", { class: "tag bad", title: "Limiting is switched off: nothing of it is refused or held." }, "limiting off"),
       words && h("span", { class: `tag ${manner}`, title: meaning }, words),
-      live?.would_refuse && h("span", { class: "tag would", title: "A limit in shadow would refuse some of it now; all of it passes." }, "would refuse"),
+      live?.would_refuse && !off && h("span", { class: "tag would", title: "A limit in shadow would refuse some of it now; all of it passes." }, "would refuse"),
       stateTag(live?.state),
     );
     const shown = [
@@ -284,13 +287,24 @@ export class ResourceView {
       perS?.dropped > 0 && ["Dropped", h("span", { title: "Their clients left before they were decided." }, `${rate(perS.dropped)}/s`)],
       perS?.shadowed > 0 && ["Would refuse", h("span", { class: "would" }, `${rate(perS.shadowed)}/s`)],
       ["Used", percent(live?.used_ratio)],
-      ["Last limited", live?.last_refused_at ? [moment(live.last_refused_at), live.refused_by && h("span", { class: "muted" }, ` by ${live.refused_by}`)] : "never"],
+      ["Last limited", this.lastLimited()],
       live?.wait_s > 0 && ["Would wait", wait(live.wait_s * 1e6)],
       (live?.oldest_wait_s ?? null) !== null && ["Oldest waiting", h("span", { title: "For how long the oldest message of it waits, held in memory or in the spool." }, duration(live.oldest_wait_s))],
       live?.spooled > 0 && ["In the spool", h("a", { href: link("flow") }, count(live.spooled))],
     ].filter(Boolean);
     fill(this.figures, shown.map((/** @type {any} */ [name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
     setAttribute(this.figures, "title", `Rates and share: means of ${WINDOW}.`);
+  }
+
+  /** When something of it was last refused or held, by the counters or, before this start, by the log. */
+  lastLimited() {
+    const live = this.row?.live;
+    const clients = (this.hour?.clients ?? []).filter((/** @type {any} */ each) => each.messages_refused || each.messages_held);
+    const logged = clients.map((/** @type {any} */ each) => each.last_at).sort().at(-1) ?? "";
+    const counted = lastLimited(live) ?? "";
+    if (!counted && !logged) return this.hour?.known_from && this.hour.known_from < app.state?.started_at ? "not in the last hour" : "not since the start";
+    const by = counted >= logged && counted === live?.last_refused_at && live.refused_by;
+    return [moment(counted > logged ? counted : logged), by && h("span", { class: "muted" }, ` by ${by}`)];
   }
 
   showRange() {
@@ -413,7 +427,7 @@ export class ResourceView {
       /** @type {Element} */ (this.rule),
       !answer.limiting && h("p", { class: "problem" }, "Limiting is switched off: nothing here limits."),
       answer.limits.length ? h("ol", { class: "explanation" }, answer.limits.map((/** @type {any} */ each) => explained(each, answer.by_credit))) : h("p", { class: "muted" }, "Nothing limits it."),
-      answer.unapplied.map((/** @type {any} */ each) => h("p", { class: "muted" }, `${each.rule.name} does not hold: ${each.why}`)),
+      answer.unapplied.map((/** @type {any} */ each) => h("p", { class: "muted" }, `${each.rule.name} does not apply: ${each.why}`)),
     );
   }
 

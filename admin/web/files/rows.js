@@ -3,7 +3,7 @@
  * dozens of rows, that is what keeps the page quick.
  */
 
-import { writing } from "./app.js";
+import { app, writing } from "./app.js";
 import { fill, h, setAttribute, setText } from "./dom.js";
 import { stateTag } from "./flow.js";
 import { ago, count, duration, exact, left, limitText, percent, rate, shortLimit, wait } from "./format.js";
@@ -79,31 +79,31 @@ export function rowView(first, edit) {
   );
 
   function tick() {
-    const at = row.live?.last_refused_at ?? null;
-    setText(last, at ? ago(at) : "never");
+    const at = lastLimited(row.live);
+    setText(last, at ? ago(at) : "–");
     setAttribute(last, "datetime", at);
-    const stated = row.live?.last_wait_s ? `; it was told to wait ${wait(row.live.last_wait_s * 1e6)}` : "";
-    setAttribute(last, "title", at ? `${exact(at)}${stated}` : null);
+    const stated = at && at === row.live.last_refused_at && row.live.last_wait_s ? `; it was told to wait ${wait(row.live.last_wait_s * 1e6)}` : "";
+    setAttribute(last, "title", at ? `${exact(at)}${stated}` : "not since Sluice was started");
     const remaining = element.querySelector(".remaining");
     if (remaining && row.edit?.expires_at) setText(remaining, left(row.edit.expires_at));
   }
 
   function showFlag() {
     const { live } = row;
-    const [words, manner, meaning] = stateOf(live);
+    const [words, manner, meaning] = stateOf(row);
     setText(flag, words);
     flag.className = `flag tag ${manner}`;
     flag.hidden = !words;
     setAttribute(flag, "title", meaning || null);
     element.classList.toggle("idle", !live);
-    would.hidden = !live?.would_refuse;
+    would.hidden = !live?.would_refuse || isOff(row);
     const spooled = live?.spooled ? `${count(live.spooled)} spooled` : "";
     const waits = stateTag(live?.state);
     const oldest = (live?.oldest_wait_s ?? null) === null ? "" : `oldest waits ${duration(live.oldest_wait_s)}`;
     if (stage.textContent !== (waits?.textContent ?? "") + oldest + spooled) {
       fill(stage, waits, oldest && h("span", { class: "tag", title: "For how long the oldest message of it waits, held in memory or in the spool." }, oldest), spooled && h("span", { class: "tag", title: "Messages of it that are put aside in the spool." }, spooled));
     }
-    setText(by, live?.limited && live.refused_by ? `refused by ${live.refused_by}` : "");
+    setText(by, words && live?.limited && live.refused_by ? `refused by ${live.refused_by}` : "");
   }
 
   function update(/** @type {any} */ next) {
@@ -153,9 +153,24 @@ export function rowView(first, edit) {
   return { element, update, tick };
 }
 
+/** @returns {boolean} whether nothing limits a row since limiting is switched off, of everything or of what would limit it. */
+export function isOff(/** @type {any} */ row) {
+  const off = app.state?.off ?? [];
+  return off.includes("all") || (off.includes(row?.kind) && !row.live?.refused_by);
+}
+
+/** @returns {string | null} when something of a row was last refused or held, since Sluice was started. */
+export function lastLimited(/** @type {any} */ live) {
+  const [refused, held] = [live?.last_refused_at ?? "", live?.last_held_at ?? ""];
+  return (refused > held ? refused : held) || null;
+}
+
 /** @returns {[string, string, string]} a row's state in the window, how it looks, and what it means. */
-export function stateOf(/** @type {any} */ live) {
-  if (!live?.limited) return live?.near && !live.would_refuse ? ["near limit", "warn", `At least 80 % of the limit were used in ${WINDOW}.`] : ["", "", ""];
+export function stateOf(/** @type {any} */ row) {
+  const live = row?.live;
+  // What was refused before is in the figures for a while yet.
+  if (!live || isOff(row)) return ["", "", ""];
+  if (!live.limited) return live.near && !live.would_refuse ? ["near limit", "warn", `At least 80 % of the limit were used in ${WINDOW}.`] : ["", "", ""];
   const refused = (live.messages_per_s ?? live.rule_messages_per_s)?.refused ?? 0;
   if (live.holding && !refused) return ["holding", "warn", `Requests had to wait in ${WINDOW}${live.wait_s ? `; one that came now would wait ${wait(live.wait_s * 1e6)}` : ""}.`];
   // Of totals and scopes it is not known what passes.

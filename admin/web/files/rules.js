@@ -5,6 +5,7 @@ import { app, onAny, writing } from "./app.js";
 import { editLimit } from "./editor.js";
 import { fill, h } from "./dom.js";
 import { select } from "./dialog.js";
+import { FIELDS } from "./fields.js";
 import { ago, count, exact, left, limitText, shortLimit } from "./format.js";
 import { revertAll } from "./reverts.js";
 import { nameOf, navigate, resourceLink } from "./router.js";
@@ -12,6 +13,8 @@ import { pageOf, showPager } from "./tables.js";
 import { failed } from "./writes.js";
 
 const PAGE = 100;
+/** Rows of an answer at most. */
+const MOST = 500;
 /** What the API calls the source of rules that nobody wrote. */
 const BUILT_IN = "built-in";
 /** And where the default of a kind comes from that has none. */
@@ -30,7 +33,7 @@ export class RulesView {
     this.unfolded = false;
     fill(
       main,
-      h("div", { class: "heading second" }, h("h1", {}, "Rules"), this.summary, h("span", { class: "spacer" }), this.kind, h("button", { type: "button", class: "button", onclick: revertAll, ...writing() }, "Revert all edits…")),
+      h("div", { class: "heading second" }, h("h1", {}, "Rules"), this.summary, h("span", { class: "spacer" }), this.kind, h("button", { type: "button", class: "button", onclick: exportLimits }, "Export"), h("button", { type: "button", class: "button", onclick: revertAll, ...writing() }, "Revert all edits…")),
       h("div", { class: "sheet" }, this.table),
       this.pages,
     );
@@ -72,7 +75,7 @@ export class RulesView {
     const builtIn = body.rows.filter((/** @type {any} */ row) => !isDefault(row) && row.source === BUILT_IN);
     const isLast = page * PAGE >= body.total;
     const without = isLast ? defaults.filter((each) => each.source === UNWRITTEN && (!shown || each.kind === shown)) : [];
-    fill(this.summary, `${count(body.total)}. Of those that match a name the most specific holds, and shared ones besides.`);
+    fill(this.summary, `${count(body.total)} ${body.total === 1 ? "rule" : "rules"}. The most specific one that matches a name applies, and shared ones as well.`);
     const fold = h("button", { type: "button", class: "fold", "aria-expanded": String(this.unfolded), "data-key": "fold" }, `Sluice's own (${count(builtIn.length)})`);
     const folded = h("tbody", { hidden: !this.unfolded }, builtIn.map((/** @type {any} */ row) => ruleRow(row)));
     fold.addEventListener("click", () => {
@@ -119,6 +122,43 @@ function ruleRow(/** @type {any} */ row, /** @type {any} */ entry = null) {
     h("td", { class: "muted wrap", "data-label": "Written" }, entry?.edit ? edited(entry) : place(row.source)),
     h("td", { class: "edit-cell" }, h("button", { type: "button", class: "button small", "data-key": `rule ${kind}/${name}`, "aria-label": `${app.canWrite() ? "Edit" : "Show"} ${name === "*" ? `the default of ${kind}` : `the limit of ${kind} ${name}`}`, onclick: () => editLimit(kind, name) }, app.canWrite() ? "Edit" : "Show")),
   );
+}
+
+/** Save the limits in force as a configuration file, as `sluice limits export` prints them. */
+async function exportLimits() {
+  /** @type {any[]} */
+  const rules = [];
+  try {
+    for (let total = 1; rules.length < total; ) {
+      const { body } = await get("rules", { offset: rules.length, limit: MOST });
+      rules.push(...body.rows);
+      total = body.rows.length ? body.total : 0;
+    }
+  } catch (error) {
+    failed(error);
+    return;
+  }
+  const off = app.state?.off ?? [];
+  const lines = [`# Limits in force at ${location.host}.`, ...off.filter((/** @type {string} */ kind) => kind !== "all").map((/** @type {string} */ kind) => `# Switched off, which a file cannot say: ${kind}`)];
+  if (off.includes("all")) lines.push("limiting = false");
+  // What is built in comes by itself, apart from the rates of the kinds.
+  const written = rules.filter((each) => each.source !== UNWRITTEN && (!each.source.startsWith(BUILT_IN) || each.pattern === "*"));
+  for (const rule of written) {
+    const table = { kind: rule.kind, name: rule.pattern, ...(rule.shared && { shared: true }), ...fieldsIn(rule.limit) };
+    lines.push("", "[[limits]]", ...Object.entries(table).map(([key, value]) => `${key} = ${JSON.stringify(value)}`));
+  }
+  const url = URL.createObjectURL(new Blob([lines.join("\n"), "\n"], { type: "application/toml" }));
+  h("a", { href: url, download: "limits.toml" }).click();
+  URL.revokeObjectURL(url);
+}
+
+/** @returns {Record<string, any>} the fields of a limit that a file has to say. */
+function fieldsIn(/** @type {Record<string, any>} */ limit) {
+  const said = FIELDS.filter((each) => (limit[each.key] ?? null) !== null && limit[each.key] !== each.otherwise && (!each.onlyWith || limit[each.onlyWith[0]] === each.onlyWith[1]));
+  const fields = Object.fromEntries(said.map((each) => [each.key, limit[each.key]]));
+  const needs = !fields.bytes_per_s && !fields.exempt && fields.action !== "off";
+  const rate = limit.rate ?? (needs ? "unlimited" : null);
+  return rate === null ? fields : { rate, ...fields };
 }
 
 /** Where a rule is written: the file's name, the whole path on hover. */

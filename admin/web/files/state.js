@@ -113,8 +113,8 @@ function switchRow(/** @type {any} */ entry) {
     {},
     h("th", { scope: "row" }, entry.kind === "all" ? "everything" : entry.kind),
     h("td", { "data-label": "Limiting" }, entry.limiting ? "on" : h("span", { class: "tag bad" }, "off")),
-    h("td", { "data-label": "File", class: "muted" }, entry.configured ? "on" : "off"),
-    h("td", { "data-label": "Changed", class: "wrap" }, edit ? [h("span", { title: exact(edit.at) }, `${edit.by}, ${ago(edit.at)}`), edit.expires_at && ` · ${left(edit.expires_at)}`, edit.reason && ` · ${edit.reason}`] : h("span", { class: "faint" }, "–")),
+    h("td", { "data-label": "File", class: `muted file ${entry.configured === entry.limiting ? "same" : ""}` }, h("span", { class: "narrow-only" }, "in the file: "), entry.configured ? "on" : "off"),
+    h("td", { "data-label": "Changed", class: `wrap ${edit ? "" : "same"}` }, edit ? [h("span", { title: exact(edit.at) }, `${edit.by}, ${ago(edit.at)}`), edit.expires_at && ` · ${left(edit.expires_at)}`, edit.reason && ` · ${edit.reason}`] : h("span", { class: "faint" }, "–")),
     h("td", { class: "edit-cell" }, action),
   );
 }

@@ -236,6 +236,11 @@ class TestShadow:
         decide(limits, [1] * 5)
         assert stored(limits, ORDERS) == 0
 
+    def test_is_used_by_all_that_passes(self) -> None:
+        limits = limits_by(topic("*", 3, action="shadow"))
+        decide(limits, [1] * 10)
+        assert limits.used(ORDERS, NS_PER_S)["messages"].used_1s == pytest.approx(10 / 3)
+
     def test_is_asked_only_for_what_the_others_admit(self) -> None:
         limits = limits_by(topic("*", 3), Rule(CLIENT, "*", 5, action="shadow"))
         decision = decide(limits, [1] * 9)
