@@ -139,7 +139,8 @@ def set_(
     ask: TargetFlags = ASK,
 ) -> int:
     """Change a limit; the change overrides the configuration."""
-    from admin.client.words import read_rate, read_seconds  # noqa: PLC0415 - as in list
+    from admin.client.limits import misspelt, unaddressed  # noqa: PLC0415 - as in list
+    from admin.client.words import is_rate, read_rate, read_seconds  # noqa: PLC0415 - as in list
 
     if without and replace:
         raise SettingsError("--without and --replace: give one of them; --replace keeps nothing anyway")
@@ -150,6 +151,9 @@ def set_(
         if body.get(field) is not None:
             raise SettingsError(f"--without {field}: it is given as well; give it or take it away")
         body[field] = None
+    if rate is None and not body and (ttl is None or is_rate(name)):
+        # The commonest slip: the kind is left out, so that the rate is taken for the name.
+        return ask.print(lambda api: unaddressed(api, kind, name))
     if write.reason:
         body["reason"] = write.reason
     if ttl is not None:
@@ -159,6 +163,7 @@ def set_(
         *_addressed(kind, name, shared=shared),
         body=body,
         if_match=if_match,
+        note=lambda api, reply: misspelt(api, reply, kind, name),
         dry_run=write.dry_run,
         volatile=write.volatile,
     )

@@ -17,7 +17,7 @@ from admin.common.tables import printable
 from admin.config.addresses import DEFAULT_ADMIN
 
 if TYPE_CHECKING:
-    from admin.client.api import Api
+    from admin.client.api import Api, Reply
 
 Flag = partial(Parameter, show_choices=False, show_default=False)
 Switch = partial(Parameter, show_default=False, negative="")
@@ -91,6 +91,7 @@ class TargetFlags:
         verb: str = "",
         body: Mapping[str, Any] | None = None,
         if_match: str = "",
+        note: "Callable[[Api, Reply], str] | None" = None,
         **params: str | bool,
     ) -> int:
         """Change one thing, say what that did, and return the exit code.
@@ -101,6 +102,7 @@ class TargetFlags:
             verb: put behind the path, if the method does not say it all.
             body: of the request.
             if_match: the ETag that is expected.
+            note: returns a line to print below the answer, given that; empty for none.
             params: of the query.
 
         Raises:
@@ -111,7 +113,9 @@ class TargetFlags:
 
         def ask(api: "Api") -> str:
             reply = api.ask(method, path(*place) + verb, params=params, body=body, if_match=if_match)
-            return answer(reply, dry_run=bool(params.get("dry_run")), json=self.json)
+            text = answer(reply, dry_run=bool(params.get("dry_run")), json=self.json)
+            line = note(api, reply) if note is not None and not self.json else ""
+            return f"{text}\n{line}" if line else text
 
         return self.print(ask)
 

@@ -16,6 +16,7 @@ from admin.client.limits import batch, edited, joined, layout, places
 from admin.client.target import Target
 from admin.client.words import change_lines, moment, standing
 from admin.common.tables import printable
+from admin.config.faults import not_toml
 from admin.config.limit_fields import FIELDS
 from admin.config.toml_lines import Path as Place
 from admin.config.toml_lines import find_lines, line_of
@@ -70,7 +71,7 @@ class _Wanted(NamedTuple):
 
 def _text(file: str) -> str:
     try:
-        return Path(file).read_text(encoding="utf-8")
+        return Path(file).read_text(encoding="utf-8-sig")
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise RefusedError(f"{file}: cannot be read: {why}; name a TOML file") from None
@@ -88,7 +89,7 @@ class _File:
             self._data = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             line = str(error).partition("line ")[2].partition(",")[0] or str(max(1, len(text.splitlines())))
-            raise RefusedError(f"{name}:{line}: not TOML: {error}") from None
+            raise RefusedError(f"{name}:{line}: not TOML: {error}{not_toml(text)}") from None
         self._lines = find_lines(text)
 
     def place(self, wanted: _Wanted, key: str) -> str:

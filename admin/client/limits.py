@@ -1,19 +1,27 @@
 """``sluice limits list``, ``get``, ``set``, ``reset`` and ``unset``."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, Final, TypeVar
 
 from admin.client import NotFoundError
 from admin.client.api import Api, Name, Reply, as_json, path
-from admin.client.words import change_lines, standing
+from admin.client.words import change_lines, is_rate, standing
+from admin.common.errors import OperatorError, SettingsError
 from admin.common.numbers import measured, per_second
 from admin.common.tables import Rows
 from admin.edits.model import Change, LimitEntry
 from admin.edits.wording import further, short
 from admin.wire import Changes, Drift, FieldProblem, LimitPage, LiveFigures, Row
+from limiter.rules.resource import TOTAL
 
 _LINES: Final = 20
 """So many of many changes are written out."""
+
+_NAMES: Final = 1000
+"""How many names, the busiest first, are looked through for one that is nearly the same."""
+_NEAR: Final = 0.8
+"""How near: ``difflib``'s ratio. One letter left out, or two swapped, in a word of six."""
 
 _T = TypeVar("_T")
 
@@ -219,6 +227,38 @@ def batch(
     body = {"edits": edits, "reason": reason} if reason else {"edits": edits}
     params = {"dry_run": dry_run, "volatile": volatile}
     return api.ask("POST", path("limits:batch"), params=params, body=body, if_match=if_match, **how)
+
+
+def unaddressed(api: Api, kind: str, name: str) -> str:
+    """Say what is missing where neither a rate nor another field is given, with a command that is whole.
+
+    Raises:
+        SettingsError: always.
+    """
+    word = name if not is_rate(name) else kind.rpartition(":")[2]
+    page = api.get(path("limits"), {"name": word, "history": "0"}).read(LimitPage)
+    rate, kinds = name if is_rate(name) else "500", page.kinds
+    if kind in {*kinds, TOTAL}:
+        missing, command = ("NAME", f"{kind} NAME {rate}") if is_rate(name) else ("RATE", f"{kind} {name} {rate}")
+    else:
+        found = next((row.kind for row in page.rows if row.kind in kinds), next(iter(kinds), "KIND"))
+        given = kind.partition(":")[0] if kind.partition(":")[0] in kinds else found
+        missing, command = "KIND", f"{given} {word} {rate}"
+    raise SettingsError(f"{missing} is missing, or a field to change; did you mean: sluice limits set {command}")
+
+
+def misspelt(api: Api, written: Reply, kind: str, name: str) -> str:
+    """Return a line about a new limit of a name without traffic, if a name that is nearly the same has some."""
+    if written.read(Change).old is not None or kind == TOTAL or any(special in name for special in "*?["):
+        return ""
+    query = {"kind": kind, "sort": "passed", "order": "desc", "history": "0"}
+    try:
+        rows = [row for reply in api.pages(path("limits"), query, _NAMES) for row in reply.read(LimitPage).rows]
+    except OperatorError:
+        return ""
+    names = [row.name for row in rows if row.exact and row.live is not None]
+    near = [] if name in names else get_close_matches(name, names, 1, _NEAR)
+    return f"There is no traffic for {kind} {name} so far, but for {near[0]}: is that what you meant?" if near else ""
 
 
 def answer(reply: Reply, *, dry_run: bool, json: bool) -> str:

@@ -124,7 +124,7 @@ def _variable(environ: Mapping[str, str], name: str) -> _Value | None:
 def _profile(name: str, source: str) -> Mapping[str, _Value]:
     file = profiles_file()
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
         tables: dict[str, Any] = tomllib.loads(text)
     except OSError as error:
         why = (error.strerror or str(error)).lower()

@@ -46,6 +46,11 @@ def read_rate(text: str) -> float | str:
     return float(found[1])
 
 
+def is_rate(text: str) -> bool:
+    """Return whether ``read_rate`` reads it."""
+    return text == "unlimited" or _RATE.fullmatch(text.lower()) is not None
+
+
 def moment(text: str) -> str:
     """Write a time of the API on this machine's clock."""
     try:

@@ -143,6 +143,19 @@ def unknown_key(key: str, allowed: Iterable[str], *, prefix: str = "") -> str:
     return f"unknown; allowed here: {', '.join(names)}" if names else "unknown; nothing can be set here"
 
 
+_JSON: Final = re.compile(r"\s*(\{|\[\s*\{)")
+_YAML: Final = re.compile(r"---|%YAML|\s*(- +)?[\w.\"'-]+:(\s|$)")
+
+
+def not_toml(text: str) -> str:
+    """Return a hint for a text that is in another format than TOML; empty if it is not known to be."""
+    remedy = "Sluice reads TOML, as in deploy/sluice.toml: [[limits]], and below it lines like rate = 500"
+    if _JSON.match(text):
+        return f"; this looks like JSON; {remedy}"
+    first = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
+    return f"; this looks like YAML; {remedy}" if _YAML.match(first) else ""
+
+
 def number_meant(text: str) -> str | None:
     """Return the number that was written in quotes or with a unit, ``2MB`` or ``500/s``, as it ought to be; or None."""
     found = _NUMBER_WITH_UNIT.fullmatch(text.strip())

@@ -121,8 +121,8 @@ def _default(key: str) -> Any:
 # fmt: off
 FIELDS: Final = (
     LimitField("rate", float | Literal["unlimited"], None,
-               'messages per second; 0 refuses everything, "unlimited" admits everything; may be left out if'
-               " bytes_per_s is given"),
+               'messages per second, 500 or "500/s"; 0 refuses everything, "unlimited" admits everything; may be left'
+               " out if bytes_per_s is given"),
     LimitField("burst_s", _Burst, _default("burst_s"),
                "burst: seconds of the rate that may pass at once after a pause",
                flag="burst: seconds of the rate that may pass at once", metavar="S",

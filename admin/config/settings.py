@@ -5,6 +5,7 @@ them. Where the values come from, and how an error names its place, is ``admin.c
 is ``admin.run.composition``.
 """
 
+import re
 import sys
 from ipaddress import IPv4Network, IPv6Network
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -57,9 +58,15 @@ def _parse_admin(value: object) -> Endpoint | Literal["off"]:
         raise ValueError(f'{error}; or "off"{hint}') from None
 
 
+_PER_SECOND: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)/s")
+
+
 def _parse_rate(value: object) -> float | Literal["unlimited"]:
     if value == UNLIMITED:
         return UNLIMITED
+    if isinstance(value, str) and (found := _PER_SECOND.fullmatch(value)):
+        # As flags, variables and commands have it.
+        value = float(found[1])
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
         meant = f"; write {number}" if isinstance(value, str) and (number := number_meant(value)) else ""
         allowed = 'must be a number of at least 0 (messages per second, 0 refuses all) or "unlimited"'

@@ -28,7 +28,7 @@ from pydantic_core import ErrorDetails
 
 from admin.common.environment import CLIENT_VARIABLES
 from admin.common.errors import SettingsError
-from admin.config.faults import SECRET_KEYS, Origins, describe, given, show, spell, unknown_key
+from admin.config.faults import SECRET_KEYS, Origins, describe, given, not_toml, show, spell, unknown_key
 from admin.config.settings import KEY_HINTS, UNLIMITED, VALUE_HINTS, LimitSettings, Settings
 from admin.config.toml_lines import Path as Place
 from admin.config.toml_lines import find_lines
@@ -260,7 +260,8 @@ def _environment_names(model: type[BaseModel], parent: Place) -> Iterable[tuple[
 def _read(file: str, name: str) -> tuple[dict[str, Any], Mapping[Place, int]]:
     """Read the file; ``name`` is what named it, if that is not on the command line."""
     try:
-        text = Path(file).read_text(encoding="utf-8")
+        # Editors on Windows put a byte-order mark in front.
+        text = Path(file).read_text(encoding="utf-8-sig")
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         # Which file that is depends on where the command runs.
@@ -343,7 +344,7 @@ def _not_toml(file: str, text: str, message: str) -> str:
     at = f" (column {column})" if column else " (end of the file)"
     source = text.splitlines()[line - 1].strip() if text else ""
     shown = "" if any(key in source for key in SECRET_KEYS) else f": {show(source)}"
-    return f"{file}:{line}: not TOML: {reason[:1].lower()}{reason[1:]}{at}{shown}"
+    return f"{file}:{line}: not TOML: {reason[:1].lower()}{reason[1:]}{at}{shown}{not_toml(text)}"
 
 
 def _merge_environment(

@@ -11,9 +11,11 @@ slow on purpose, takes neither descriptors nor time from the data path, and keep
   within ``ADMIT_TIMEOUT_S`` is answered with 503. So there is always room to read a request, and to answer a probe.
 - The head of a request, and a TLS handshake, must be complete within ``HEAD_TIMEOUT_S``, and the next request must
   begin within ``KEEP_ALIVE_S``. A client that reads nothing for ``WRITE_TIMEOUT_S`` is disconnected.
-- Connections are accepted at ``ACCEPTS_PER_S``. Requests on a connection that has not shown a token are answered one in
-  each turn of the event loop, and at most ``REQUESTS_PER_S``, so that a flood gets no more of the loop than a few busy
-  connections of the data path. An incomplete head takes no turn away from anybody.
+- Connections are accepted at ``ACCEPTS_PER_S``. Requests on a connection that has not shown a token yet are answered
+  one in each turn of the event loop, and at most ``REQUESTS_PER_S``, so that a flood gets no more of the loop than a
+  few busy connections of the data path. An incomplete head takes no turn away from other connections.
+- Where no tokens are configured, every caller may do everything, and only probes and the page's files are paced. Other
+  requests are paced by nothing but a turn of the event loop before each.
 """
 
 import errno

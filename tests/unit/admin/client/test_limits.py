@@ -145,6 +145,51 @@ class TestSet:
             "   change 17 by ada; `sluice audit revert 17` undoes it",
         ]
 
+    @pytest.mark.parametrize(
+        ("given", "command"),
+        [
+            (("orders", "500"), "queue orders 500"),
+            (("orders", "unlimited"), "queue orders unlimited"),
+            (("orders", "5/s", "--ttl", "5m"), "queue orders 5/s"),
+            (("exchange:orders", "500"), "exchange orders 500"),
+            (("unknown", "500"), "topic unknown 500"),
+            (("topic", "500"), "topic NAME 500"),
+            (("topic", "orders"), "topic orders 500"),
+            (("topic", "orders", "--reason", "x"), "topic orders 500"),
+        ],
+    )
+    def test_says_what_is_missing_and_changes_nothing(
+        self, api: Any, sluice: Sluice, given: tuple[str, ...], command: str
+    ) -> None:
+        rows = [] if given[0] == "unknown" else [row("orders", kind="queue")]
+        api.answers["GET /limits"] = (200, {"rows": rows, "total": 1, "kinds": ["topic", "queue", "exchange"]})
+        ran = sluice("limits", "set", *given)
+        assert ran.exit_code == 2
+        assert ran.err.endswith(f"is missing, or a field to change; did you mean: sluice limits set {command}\n")
+        assert [asked.method for asked in api.asked] == ["GET"]
+
+    @pytest.mark.parametrize(
+        ("name", "old", "meant"),
+        [
+            ("ordres", None, "orders"),
+            ("orders", None, ""),
+            ("ordres", {"rate": 5.0}, ""),
+            ("ordr*", None, ""),
+            ("nothing", None, ""),
+            ("quite", None, ""),
+        ],
+    )
+    def test_a_new_limit_of_a_name_without_traffic_names_the_near_one_that_has_some(  # noqa: PLR0917 - a table
+        self, api: Any, sluice: Sluice, change: Make, name: str, old: Any, meant: str
+    ) -> None:
+        api.answers[f"PATCH /limits/topic/{name.replace('*', '%2A')}"] = (200, change(f"limits/topic/{name}", old=old))
+        api.answers["GET /limits"] = (200, {"rows": [row("orders"), row("quiet", live=None)], "total": 2})
+        ran = sluice("limits", "set", "topic", name, "5")
+        assert ran.exit_code == 0
+        line = f"There is no traffic for topic {name} so far, but for {meant}: is that what you meant?"
+        assert (line in ran.out.splitlines()) is bool(meant)
+        assert ("no traffic" in ran.out) is bool(meant)
+
     def test_puts_the_whole_limit_if_told_so(self, api: Any, sluice: Sluice, change: Make) -> None:
         api.answers["PUT /limits/topic/orders"] = (200, change())
         assert sluice("limits", "set", "topic", "orders", "5", "--replace").exit_code == 0

@@ -360,7 +360,7 @@ def test_two_rules_of_one_name_are_named_with_their_places(write: Write) -> None
 
 def test_all_faulty_limits_are_named_at_once_in_the_order_of_the_file(write: Write) -> None:
     limit = '[[limits]]\nkind = "{}"\nname = "{}"\nrate = {}\n'
-    text = limit.format("topic", "a", 1) + limit.format("topics", "b", 1) + limit.format("topic", "c", "'2/s'")
+    text = limit.format("topic", "a", 1) + limit.format("topics", "b", 1) + limit.format("topic", "c", "'2'")
     text += limit.format("topic", "d", "1e12") + limit.format("topic", "a", 1) + limit.format("topic", "e", -1)
     found = lines(text, write=write, flags=limits("topic:x"))
     assert [line.split(":")[1].partition(" ")[0] for line in found if line.startswith("sluice.toml")] == [

@@ -260,7 +260,7 @@ HANDLER = '[[handlers]]\nname = "rate_limit"\n'
         (LIMIT + "rate = true", f"4: limits[0].rate = true: {RATE}"),
         (LIMIT + "bytes_per_s = '2 MiB/s'", '4: limits[0].bytes_per_s = "2 MiB/s": must be a number; write 2097152'),
         (LIMIT + "bytes_per_s = 'much'", '4: limits[0].bytes_per_s = "much": must be a number'),
-        (LIMIT + "rate = '500/s'", f'4: limits[0].rate = "500/s": {RATE}; write 500'),
+        (LIMIT + "rate = '500/min'", f'4: limits[0].rate = "500/min": {RATE}'),
         (LIMIT + "rate = 1\nwarm_up_s = '5 s'", '5: limits[0].warm_up_s = "5 s": must be a number; write 5'),
         (LIMIT + "rate = 1\nwarm_up_s = '5m'", '5: limits[0].warm_up_s = "5m": must be a number'),
         (
@@ -401,3 +401,37 @@ def test_a_file_that_is_not_utf_8_is_named(write: Write) -> None:
 
 def test_a_value_stays_on_one_line() -> None:
     assert lines(None, {"SLUICE_LOG_LEVEL": "a\nb"}) == [f'SLUICE_LOG_LEVEL="a\\nb": {LEVEL}']
+
+
+@pytest.mark.parametrize("rate", ["500", "500.0", '"500/s"', '"500.0/s"'])
+def test_a_rate_in_the_file_may_have_its_unit_as_everywhere_else(write: Write, rate: str) -> None:
+    (limit,) = load(write(f"{LIMIT}rate = {rate}"), {}, Flags()).settings.limits
+    assert limit.rate == 500
+
+
+def test_a_byte_order_mark_is_no_fault(write: Write) -> None:
+    (limit,) = load(write(f"\N{ZERO WIDTH NO-BREAK SPACE}{LIMIT}rate = 5"), {}, Flags()).settings.limits
+    assert limit.rate == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ('{"limits": [{"kind": "topic"}]}', "JSON"),
+        ('\n[\n  {"kind": "topic"}]', "JSON"),
+        ("limits:\n  - kind: topic\n", "YAML"),
+        ("# of the team\n---\nlimits: []\n", "YAML"),
+        ("- kind: topic\n  name: orders\n", "YAML"),
+    ],
+)
+def test_another_format_is_called_by_its_name(write: Write, text: str, language: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        load(write(text), {}, Flags())
+    (line,) = error.value.lines
+    assert f"; this looks like {language}; Sluice reads TOML" in line
+
+
+def test_what_is_only_wrong_toml_is_not_taken_for_another_format(write: Write) -> None:
+    with pytest.raises(SettingsError) as error:
+        load(write("[limits\n"), {}, Flags())
+    assert "looks like" not in error.value.lines[0]
