@@ -334,14 +334,14 @@ def channel_errors(scene: Scene) -> Any:
 
 
 def closing_with_publishes_held(scene: Scene) -> Any:
-    """A channel that is closed by the client waits for what it has published."""
+    """A channel that the client opens again waits for what it has published before it closed the former one."""
     held, client = scene.queue("held"), scene.connect()
     channel = client.open_channel()
     client.send(*(publish(channel, held, b"%d" % number) for number in range(_SOME_HELD)))
     client.call(channel, "channel.close", reply_code=200)
-    stored = scene.rabbitmq.messages(held)
     client.call(channel, "channel.open")
     client.call(channel, "queue.declare", queue=held, passive=True)
+    stored = scene.rabbitmq.messages(held)
     return stored, scene.rabbitmq.drain(held), _seen(client)
 
 

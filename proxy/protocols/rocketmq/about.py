@@ -14,7 +14,7 @@ import msgspec
 from limiter.rules.resource import Resource
 from proxy.protocols.rocketmq.wire import codes
 from proxy.protocols.rocketmq.wire.codes import MAX_NAME_CHARS, RemoteProtocolError
-from proxy.protocols.rocketmq.wire.command import MAX_DECODED_HEADER_BYTES, decode_header
+from proxy.protocols.rocketmq.wire.command import MAX_DECODED_HEADER_BYTES, RemotingCommand, decode_header, encode
 from proxy.protocols.rocketmq.wire.reading import UNPARSED, Header
 from proxy.stats.snapshot import MAX_RESOURCES_SHOWN, ClientDescription
 
@@ -60,12 +60,28 @@ MAX_TRIES: Final = 8
 
 
 class _Heartbeat(msgspec.Struct, gc=False):
-    """The one key of a heartbeat's body that matters."""
+    """The key of a heartbeat's body that says who the client is."""
 
     clientID: str = ""  # noqa: N815 - the wire's name
 
 
+class _Group(msgspec.Struct, gc=False):
+    groupName: str = ""  # noqa: N815 - likewise
+
+
+class _Groups(_Heartbeat, gc=False):
+    """With the groups that the client is a member of."""
+
+    producerDataSet: list[_Group] | None = None  # noqa: N815 - likewise
+    consumerDataSet: list[_Group] | None = None  # noqa: N815 - likewise
+
+
 _decode_heartbeat = msgspec.json.Decoder(_Heartbeat).decode
+_decode_groups = msgspec.json.Decoder(_Groups).decode
+#: How the header of a client that unregisters names a group that it sends for, and one that it consumes for.
+_GROUP_FIELDS: Final = ("producerGroup", "consumerGroup")
+#: Memberships that are remembered of one connection.
+MAX_GROUPS: Final = 256
 
 
 class AboutClient:
@@ -77,7 +93,7 @@ class AboutClient:
         wanted: the client's id is not known, and it is worth while to look for it.
     """
 
-    __slots__ = ("_body", "_id", "_tries_left", "_version", "language", "listening", "wanted")
+    __slots__ = ("_body", "_groups", "_id", "_tries_left", "_version", "language", "listening", "wanted")
 
     def __init__(self) -> None:
         self.listening = False
@@ -87,6 +103,8 @@ class AboutClient:
         self._id = ""
         self._body = bytearray()
         self._tries_left = MAX_TRIES
+        #: The client's id with each group, and which of _GROUP_FIELDS that is.
+        self._groups: dict[tuple[str, str, str], None] = {}
 
     def describe(self) -> ClientDescription:
         """Return what is known."""
@@ -114,18 +132,48 @@ class AboutClient:
             return
         body, self._body = self._body, bytearray()
         self.listening = False
-        try:
-            self._learn(_decode_heartbeat(body).clientID)
-        except (msgspec.DecodeError, ValueError, RecursionError):
-            self._learn("")
+        with suppress(msgspec.DecodeError, ValueError, RecursionError):
+            heard = _decode_groups(body)
+            for field, groups in zip(_GROUP_FIELDS, (heard.producerDataSet, heard.consumerDataSet), strict=True):
+                for group in groups or ():
+                    if len(self._groups) < MAX_GROUPS and len(heard.clientID + group.groupName) <= 2 * MAX_NAME_CHARS:
+                        self._groups[heard.clientID, field, group.groupName] = None
+        if self.wanted:
+            try:
+                self._learn(_decode_heartbeat(body).clientID)
+            except (msgspec.DecodeError, ValueError, RecursionError):
+                self._learn("")
 
     def sign_off(self, header: bytes, header_type: int) -> None:
         """Take the header of a client that unregisters."""
         name = ""
         if len(header) <= MAX_DECODED_HEADER_BYTES:
             with suppress(RemoteProtocolError):
-                name = decode_header(header, header_type).fields.get("clientID", "")
-        self._learn(name)
+                fields = decode_header(header, header_type).fields
+                name = fields.get("clientID", "")
+                for field in _GROUP_FIELDS:
+                    self._groups.pop((name, field, fields.get(field, "")), None)
+        if self.wanted:
+            self._learn(name)
+
+    def unregister(self) -> list[bytes]:
+        """Return the requests by which the broker takes the client out of its groups, as it does when one is closed.
+
+        They are oneway, as nobody is there for the answers.
+        """
+        groups, self._groups = self._groups, {}
+        return [
+            encode(
+                RemotingCommand(
+                    code=codes.RequestCode.UNREGISTER_CLIENT.value,
+                    opaque=0,
+                    flag=codes.FLAG_ONEWAY,
+                    version=self._version or 0,
+                    fields={"clientID": name, field: group},
+                )
+            )
+            for name, field, group in groups
+        ]
 
     def _learn(self, name: str) -> None:
         self._id = name[:MAX_NAME_CHARS]

@@ -566,13 +566,11 @@ class RequestStream:
         """Look closer at a request that says who the client is, or is for Sluice; returns whether Sluice answers it."""
         header, chunk = frame.header, self._chunk
         if header.code == _HEART_BEAT:
-            if self.about.wanted:
-                self.about.heartbeat(frame.stop - body_at, chunk[body_at : frame.stop])
+            self.about.heartbeat(frame.stop - body_at, chunk[body_at : frame.stop])
             return False
         raw, header_type = self._raw(frame, body_at)
         if header.code == _UNREGISTER:
-            if self.about.wanted:
-                self.about.sign_off(raw, header_type)
+            self.about.sign_off(raw, header_type)
             return False
         return self._take(header, raw, header_type)
 

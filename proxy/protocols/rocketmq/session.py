@@ -43,6 +43,7 @@ class RocketMQSession(Session):
         #: What refuses all that would be stored, while Sluice runs short of something.
         self._alarm: Forbidden | None = None
         self._stage = context.stage
+        self._wake = context.wake
         # Whoever sees the answers is told what each of them answers.
         resources = context.resources
         scan = None if context.wants_responses or resources is None else scan_named(options.scan)
@@ -250,6 +251,10 @@ class RocketMQSession(Session):
                 self._lines.close(self._now_ns)
             else:
                 self._lines.client_gone(self._now_ns)
+                if self._lines.keeps():
+                    # Its queues are for the other members of its groups, though this connection stays open.
+                    self._out[Side.BROKER] += self._requests.about.unregister()
+                    self._wake()
         return self._lines.keeps()
 
     def _go_on(self, aside: Aside, data: Sequence[Piece]) -> None:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from playbook.frames import ONEWAY, answer, end_transaction, heartbeat, pull, send, send_back, send_half, stored
+from playbook.frames import (
+    ONEWAY,
+    answer,
+    end_transaction,
+    heartbeat,
+    json_frame,
+    pull,
+    send,
+    send_back,
+    send_half,
+    stored,
+)
 from playbook.put_aside import NS_PER_S, Connection, Shared, frames_of, headers
 
 from limiter.rules.resource import Resource
@@ -17,6 +29,7 @@ from limiter.rules.rule_set import RuleSet
 from proxy.common.buffers import GatherRoom
 from proxy.deciding.batch import Side
 from proxy.deciding.rate_limit import RateLimitOptions
+from proxy.protocols.rocketmq.wire.command import decode
 
 SLOW = Rule("topic", "slow", 10, action="delay", burst_s=0.1, max_delay_s=3600.0, spool=True)
 TOPIC = Resource("topic", "slow")
@@ -459,6 +472,40 @@ class TestEnds:
         assert connection.sent == [0, *range(1, 100, 2)]
         assert not connection.session.keeps(Side.CLIENT)
         assert not connection.refused
+
+    def test_a_client_that_has_gone_leaves_its_groups_at_once(self, connect: Callable[[Shared], Connection]) -> None:
+        shared = Shared(SLOW)
+        connection = connect(shared)
+        groups = {"producerDataSet": [{"groupName": "p"}], "consumerDataSet": [{"groupName": "c"}, {"groupName": "d"}]}
+        for opaque, client in enumerate(("one", "one", "two")):
+            connection.client(heartbeat(opaque, body=json.dumps({"clientID": client, **groups}).encode()))
+        left = {"clientID": "two", "consumerGroup": "c"}
+        connection.client(json_frame(35, left, opaque=9) + slow(11, 12, flag=ONEWAY))
+        sent = len(connection.given[Side.BROKER])
+        assert connection.gone()
+        shared.pass_s(0)
+        asked = [decode(each) for each in frames_of(connection.given[Side.BROKER][sent:])]
+        assert [each.code for each in asked] == [35] * 5
+        assert {each.flag for each in asked} == {ONEWAY}
+        told = {tuple(each.fields.items()) for each in asked}
+        ones = {
+            (("clientID", "one"), (f"{kind}Group", group))
+            for kind, group in (("producer", "p"), ("consumer", "c"), ("consumer", "d"))
+        }
+        assert told == ones | {
+            (("clientID", "two"), ("producerGroup", "p")),
+            (("clientID", "two"), ("consumerGroup", "d")),
+        }
+        shared.pass_s(10)
+        assert connection.sent[-1] == 12
+
+    def test_a_client_of_which_nothing_is_kept_says_nothing(self, connect: Callable[[Shared], Connection]) -> None:
+        shared = Shared(SLOW)
+        connection = connect(shared)
+        connection.client(heartbeat(1, body=b'{"clientID":"a","consumerDataSet":[{"groupName":"c"}]}') + slow(2, 3))
+        sent = len(connection.given[Side.BROKER])
+        assert not connection.gone()
+        assert len(connection.given[Side.BROKER]) == sent
 
     def test_oneways_that_go_on_are_not_counted_as_dropped(self, connect: Callable[[Shared], Connection]) -> None:
         shared = Shared(SLOW)
