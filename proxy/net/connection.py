@@ -35,6 +35,10 @@ the stream, once they have answered the protocol's goodbye if it has one, and wh
 for a moment. Closing with unread bytes would make the kernel send a reset, and a reset can destroy answers that the
 client has not read yet.
 
+A client's reset ends its stream, as a FIN does: what it had sent before is read to its end. Before anything is written
+to a client that is not read, what it has sent is read ahead, so that the write cannot destroy it if the client has left
+(``Peer.must_read_first``).
+
 Whatever a call from outside raises comes to ``Connection.failed``, which ends this connection and no other. If it was
 the broker's socket that failed, what it had sent before still goes to the client. A connection that is over does
 nothing any more; it lets go of everything as soon as what is under way has returned.
@@ -62,7 +66,7 @@ from proxy.deciding.pipeline import Pipeline
 from proxy.flow.credit import DEFAULT_CREDIT, Credit, Stage
 from proxy.net.limit_commands import LimitCommands
 from proxy.net.reactor import BROKER, CLIENT, ROUND_NS, Reactor, Timer
-from proxy.net.sockets import Wire
+from proxy.net.sockets import ReadAhead, Wire
 from proxy.net.tickets import Tickets
 from proxy.net.writer import PeerError, Writer
 from proxy.protocols.base import Close, CommandRequest, CommandStatus, Session, TermsOf, no_terms
@@ -83,6 +87,13 @@ HALF_CLOSED_S: Final = 60.0
 KEPT_S: Final = 600.0
 #: A frame that comes as fast as this may take as long as it needs. A modem of 9600 bit/s is faster.
 MIN_FRAME_BYTES_PER_S: Final = 1024
+#: A client that is unread for no longer than this, while the broker takes no more or a decision is awaited, is written to
+#: as by a broker that is busy for a moment.
+BRIEF_NS: Final = 100_000_000
+#: How long a write to an unread client waits for what its kernel still sends: until nothing has come for LOOK_S, which
+#: is more than a round trip, and at most MOST_LOOKS times as long.
+LOOK_S: Final = 0.05
+MOST_LOOKS: Final = 4
 #: So many times in its idle timeout a connection is looked at.
 _IDLE_LOOKS: Final = 4
 #: How long parting may take.
@@ -123,6 +134,7 @@ class Services:
         credit: what stages give to those that send to them, all but the store.
         decoding: stands for what is done in turns, since it takes long.
         limiter: stands for the handlers' lanes.
+        ahead: what was read ahead of all connections.
         terms: as SessionContext has it.
         after_consume: likewise.
         rules_version: likewise.
@@ -145,6 +157,7 @@ class Services:
     decoding: Stage = field(default_factory=lambda: Stage("channel", "decoding"))
     limiter: Stage = field(default_factory=lambda: Stage("resource", "limiter"))
     ended: EndedStages = field(default_factory=EndedStages)
+    ahead: ReadAhead = field(default_factory=ReadAhead)
     terms: TermsOf = no_terms
     after_consume: Callable[[], bool] = lambda: False
     rules_version: Callable[[], int] = lambda: 0
@@ -222,10 +235,14 @@ class Peer(Writer):
         "_buffer",
         "_chunk",
         "_connection",
+        "_came_bytes",
         "_large",
+        "_look",
+        "_looks_left",
         "_observed",
         "_services",
         "_session",
+        "_unread_ns",
         "doing",
         "opposite",
     )
@@ -243,11 +260,21 @@ class Peer(Writer):
         self._chunk = _NOTHING
         self._large = False
         self.doing = Doing.READING
+        #: Since when there has been something to read, for a peer whose direction waits.
+        self._unread_ns = 0
+        #: While a write waits for what is read ahead: when to look again, how often, and what has come since.
+        self._look: Timer | None = None
+        self._looks_left = self._came_bytes = 0
 
     def readable(self) -> None:
         """Read the peer and relay what it sent, if its direction waits for that."""
+        if self._look is not None:
+            if self.read_ahead() is None:
+                self._end_look()
+            return
         if self.doing is not Doing.READING or self._connection.over:
             # Not looked at before: mostly a direction is back before there is more to read.
+            self._unread_ns = self._services.now_ns()
             self.want_no_more(EPOLLIN)
             return
         self.doing = Doing.RELAYING
@@ -273,6 +300,61 @@ class Peer(Writer):
         # Twice, since what is left of a chunk may itself end the connection.
         for peer in 2 * (self, self.opposite):
             connection.guard(peer.go_on)
+
+    def write_failed(self, error: PeerError) -> None:
+        """Write nothing more to a client that does not take it, and read on; a broker's failure ends the connection."""
+        if self.side is Side.BROKER:
+            raise error
+        self._connection.client_failed(error)
+
+    def must_read_first(self) -> bool:
+        """Say whether a write waits, for a moment, since the client may have left unnoticed.
+
+        What such a client has sent and its kernel still holds is lost if anything is written to it (see
+        ``Wire.read_ahead``). Nothing waits that needs it: a client whose kernel has nothing left is written to at once,
+        and so is one that has sent all that may be read ahead, as only a client that is alive does.
+        """
+        connection = self._connection
+        if self.side is Side.BROKER or connection.parting is not None or connection.draining:
+            return False
+        if self._look is None:
+            # Where its session does not pause it, it may be read again in a moment.
+            is_paused = self.doing is Doing.READING or self.doing is Doing.PAUSED
+            if not is_paused and self._services.now_ns() - self._unread_ns < BRIEF_NS:
+                return False
+            if not self.read_ahead():
+                return False
+            self._looks_left, self._came_bytes = MOST_LOOKS, 0
+            self._look = self._services.reactor.after(LOOK_S, self._look_again)
+            # What the client still has comes as it is read.
+            self.want(EPOLLIN)
+        return True
+
+    def read_ahead(self) -> int | None:
+        """Read a client on that its session does not want to read; return as ``Wire.read_ahead`` does."""
+        try:
+            count = self.wire.read_ahead(self._services.ahead, self._services.reactor)
+        except OSError as error:
+            self._connection.client_failed(PeerError(self.side, error))
+            return None
+        self._came_bytes += count or 0
+        return count
+
+    def _look_again(self) -> None:
+        self._look = None
+        self._looks_left -= 1
+        if self._came_bytes and self._looks_left and not self._connection.over:
+            self._came_bytes = 0
+            self._look = self._services.reactor.after(LOOK_S, self._look_again)
+        else:
+            self._connection.guard(self._end_look)
+
+    def _end_look(self) -> None:
+        """Write what has waited."""
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+        self.writable()
 
     def go_on(self) -> None:
         """Go on if the direction waits for the other peer's writer, or failed on its way."""
@@ -301,6 +383,8 @@ class Peer(Writer):
 
     def let_go(self) -> None:
         """Be done; nothing is called any more."""
+        if self._look is not None:
+            self._look.cancel()
         self.unwatch()
         self._give_back()
         # The two know each other. What a session remembers of unanswered requests can be a megabyte, and the garbage
@@ -358,7 +442,7 @@ class Peer(Writer):
             count = self.wire.receive_into(room)
         except OSError as error:
             if connection.parting is None:
-                raise PeerError(side, error) from None
+                self.write_failed(PeerError(side, error))
             count = 0
         if count:
             large = held_back + count == len(buffer) or count > CHUNK_BYTES
@@ -559,8 +643,9 @@ class Connection:
         self._looks: dict[Callable[[], None], Timer] = {}
         #: Where in the client's stream the frame ends that was in hand at the last look; and how much was read by then.
         self._frame_seen: tuple[int, int] | None = None
-        #: What became of the broker's socket, while what it had sent is still read.
+        #: What became of the broker's socket, while what it had sent is still read; and of the client's.
         self._failed: PeerError | None = None
+        self._client_failed: PeerError | None = None
         #: The client had gone before the broker's socket failed, which many a broker answers it with.
         self._had_gone = False
         #: Of the tasks that wait for something.
@@ -697,21 +782,32 @@ class Connection:
             # Who is parted from may be gone already; the other peer is still written what waits for it.
             broker = self.peers[Side.BROKER]
             if self._failed is None:
-                self._had_gone = error.side is Side.BROKER and self.ended is Side.CLIENT
+                self._had_gone = self.ended is Side.CLIENT
             all_read = self._failed is not None or broker.doing is Doing.ENDED
-            if error.side is Side.CLIENT or self.session.closing is Side.CLIENT or all_read:
-                self.finish(*self._why(self._failed or error))
+            self._failed = self._failed or error
+            if self.session.closing is Side.CLIENT or all_read:
+                self.finish(*self._why())
             else:
                 # Before its socket failed the broker may have said why. So it is read until its stream ends.
-                self._failed = error
                 self._tickets.drop()
                 broker.stop_writing()
                 self.end_in(PARTING_S)
                 self.progressed()
 
-    def _why(self, error: PeerError | None) -> tuple[str, str]:
+    def client_failed(self, error: PeerError) -> None:
+        """Write nothing to the client any more, as its socket has failed; what it has sent is still read."""
+        client = self.peers[Side.CLIENT]
+        client.stop_writing()
+        if self._client_failed is None and self.parting is None:
+            self._client_failed = error
+            if client.doing is Doing.ENDED:
+                # It waited for the broker's last words, and does so no more.
+                self.end_passed_on()
+
+    def _why(self) -> tuple[str, str]:
         """Return the reason and the sentence for the end of a connection whose peer's stream or socket has ended."""
-        broke = error is not None and not self._had_gone
+        error = self._client_failed if self._failed is None or self._had_gone else self._failed
+        broke = error is not None
         closing = self.session.closing or (None if broke else self.ended or Side.CLIENT)
         if closing is None:
             assert error is not None  # noqa: S101 - else it is known
@@ -797,6 +893,10 @@ class Connection:
         self.session.alarm(reason, now_ns)
         if not reason:
             self.stage.block(now_ns, on=False)
+        client = self.peers[Side.CLIENT]
+        if client.doing is Doing.READING and self.must_wait(Side.CLIENT):
+            # From now on it is not read, before it is told so.
+            client.want_no_more(EPOLLIN)
         self._flush()
 
     def stream_ended(self, side: Side) -> None:
@@ -831,12 +931,12 @@ class Connection:
         """
         # What is kept for a client that has gone is nothing to a broker that has.
         if all(peer.doing in {Doing.ENDED, Doing.KEEPING} for peer in self.peers.values()):
-            self.finish(*self._why(self._failed))
+            self.finish(*self._why())
         elif self._failed is not None and self.parting is None:
             # What it had sent is with the client; what that still sends is read and dropped.
-            self.parting = self._why(self._failed)
+            self.parting = self._why()
             self.progressed()
-        elif not self._half_closes and self.parting is None:
+        elif (not self._half_closes or self._client_failed is not None) and self.parting is None:
             self.half_closed_s = PARTING_S
             self.end_in(PARTING_S)
 
@@ -858,6 +958,10 @@ class Connection:
         read_bytes, period_s = self.bytes_read[Side.CLIENT], self._timeouts.frame_s
         seen, self._frame_seen = self._frame_seen, None
         missing_bytes = self.session.missing_bytes(Side.CLIENT)
+        client = self.peers[Side.CLIENT]
+        if not client.events & EPOLLIN and client.doing not in {Doing.KEEPING, Doing.ENDED}:
+            # The kernel of a client that has left gives up after some minutes in which nothing of it is read.
+            client.read_ahead()
         if self._reads_client() and self.session.within_frame(Side.CLIENT):
             self._frame_seen = read_bytes + missing_bytes, read_bytes
             if seen is not None and seen[0] == self._frame_seen[0]:
@@ -888,8 +992,8 @@ class Connection:
         self._timer = self._services.reactor.after(delay_s, self._time_is_over)
 
     def _time_is_over(self) -> None:
-        reason, detail = self._why(self._failed)
-        if self._half_closes and self._failed is None:
+        reason, detail = self._why()
+        if self._half_closes and self._failed is None and self._client_failed is None:
             ended = (self.ended or Side.CLIENT).value
             reason, detail = "half_closed", f"not over {self.half_closed_s:.0f} s after the end of the {ended}'s stream"
         self.finish(reason, detail)
@@ -919,22 +1023,13 @@ class Connection:
             # Who waits for no answer would go on sending, into a socket that nobody reads.
             detail = "Sluice is shutting down, and reads no more"
             if self.session.dismisses_client(detail, self._services.now_ns()):
-                self._end_client()
+                self.peers[Side.CLIENT].end()
 
     def _client_closed(self) -> None:
         """End the stream to a client that has closed the connection, and bound how long what it sent may take."""
         if not self.over and self.parting is None:
             self.keep()
-            self._end_client()
-
-    def _end_client(self) -> None:
-        """End the stream to the client behind what is queued, while what it sent still goes on."""
-        client = self.peers[Side.CLIENT]
-        try:
-            client.end()
-        except PeerError:
-            # It has gone, and what waits goes on all the same.
-            client.stop_writing()
+            self.peers[Side.CLIENT].end()
 
     def begin(self, batch: Batch) -> Coroutine[Any, Any, None] | None:
         """Have the handlers decide one batch; returns what is to be awaited for that, if a lane is to be waited for."""

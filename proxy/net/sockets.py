@@ -6,8 +6,11 @@ out in one ``sendmsg``.
 """
 
 import errno
+import fcntl
 import os
 import socket
+import struct
+import termios
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from select import EPOLLIN
@@ -66,8 +69,37 @@ def format_address(address: Address) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+class ReadAhead:
+    """What was read ahead of the sessions of all connections, in memory; see ``Wire.read_ahead``.
+
+    Attributes:
+        taken_bytes: what that takes now.
+    """
+
+    #: Of one connection: what the kernels of both ends hold of a client that has left, with Linux's own settings.
+    MOST_BYTES: Final = 16 * 1024 * 1024
+    #: Of all connections.
+    MOST_BYTES_IN_ALL: Final = 128 * 1024 * 1024
+    #: What one read takes.
+    CHUNK_BYTES: Final = 256 * 1024
+
+    def __init__(self) -> None:
+        self.taken_bytes = 0
+
+
 class Wire:
-    """One connected, non-blocking TCP socket. Errors of the peer come as OSError."""
+    """One connected, non-blocking TCP socket. Errors of the peer come as OSError.
+
+    Attributes:
+        ended: ``read_ahead`` has found the end of the stream, so the peer's kernel has nothing left to send.
+    """
+
+    ended = False
+    #: What was read ahead, whose it is counted as, who serves it, and whether no more may be read before it is gone.
+    _ahead: bytes | bytearray = b""
+    _ahead_of_all = ReadAhead()
+    _ahead_reactor: Reactor
+    _ahead_full = False
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -130,10 +162,65 @@ class Wire:
 
     def receive_into(self, buffer: memoryview) -> int | None:
         """Read what is there; returns the number of bytes, 0 at the end of the stream, None when nothing is there."""
+        if self._ahead:
+            return self._take_ahead(buffer)
         try:
             return self._sock.recv_into(buffer)
         except (BlockingIOError, InterruptedError):
             return None
+
+    def read_ahead(self, of_all: ReadAhead, reactor: Reactor) -> int | None:
+        """Move what the kernel holds to memory; ``receive_into`` returns it before all that comes later.
+
+        A peer that sends more than the receive window holds, and leaves, leaves the rest and its end in its own kernel,
+        which forgets both as soon as something is written to it. So this comes before a write to a peer that is not
+        read. A peer that has sent as much as may be read ahead is alive: nothing more is read ahead of it before all of
+        that has been received.
+
+        Returns:
+            How many bytes were read; None if nothing more will be, as the stream has ended or there is no room.
+
+        Raises:
+            OSError: as ``receive_into`` does; what was read before stays.
+        """
+        began = len(self._ahead)
+        ahead = self._ahead = self._ahead or bytearray()
+        assert isinstance(ahead, bytearray)  # noqa: S101 - as above
+        self._ahead_of_all, self._ahead_reactor = of_all, reactor
+        try:
+            while not self.ended and not self._ahead_full:
+                if len(ahead) >= of_all.MOST_BYTES or of_all.taken_bytes >= of_all.MOST_BYTES_IN_ALL:
+                    self._ahead_full = True
+                    break
+                chunk = self._sock.recv(of_all.CHUNK_BYTES)
+                self.ended = not chunk
+                ahead += chunk
+                of_all.taken_bytes += len(chunk)
+        except (BlockingIOError, InterruptedError):
+            return len(ahead) - began
+        except OSError:
+            self.ended = True
+            raise
+        finally:
+            if len(ahead) > began:
+                reactor.unread(self.fileno(), unread=True)
+        return None
+
+    def _take_ahead(self, buffer: memoryview) -> int:
+        ahead = self._ahead
+        assert isinstance(ahead, bytearray)  # noqa: S101 - as read_ahead made it
+        count = min(len(ahead), len(buffer))
+        buffer[:count] = ahead[:count]
+        del ahead[:count]
+        self._ahead_of_all.taken_bytes -= count
+        self._ahead_full = self._ahead_full and bool(ahead)
+        self._ahead_reactor.unread(self.fileno(), unread=bool(ahead))
+        return count
+
+    def unread_bytes(self) -> int:
+        """Return how many bytes have come that nobody has received."""
+        (in_kernel,) = struct.unpack("i", fcntl.ioctl(self._sock, termios.FIONREAD, bytes(4)))
+        return len(self._ahead) + int(in_kernel)
 
     def send_now(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
         """Write as much as the kernel takes without waiting; returns what is left, in order."""
@@ -164,6 +251,10 @@ class Wire:
 
     def close(self) -> None:
         """Close; the reactor is told before."""
+        if self._ahead:
+            self._ahead_of_all.taken_bytes -= len(self._ahead)
+            self._ahead_reactor.unread(self.fileno(), unread=False)
+            self._ahead = b""
         self._sock.close()
 
 

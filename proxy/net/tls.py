@@ -263,7 +263,8 @@ class TlsWire(Wire):
                 break
         if self._outgoing.pending:
             self._answer()
-        self._tell_unread(unread=self._left or bool(self._undecrypted or self._aside) or (count > 0 and self._is_over))
+        left = self._left or bool(self._undecrypted or self._aside or self._ahead)
+        self._tell_unread(unread=left or (count > 0 and self._is_over))
         if count:
             return count
         if self._over is not None:

@@ -4,7 +4,7 @@ What is to be written is the session's; when, is the connection's.
 """
 
 from collections.abc import Callable, Sequence
-from select import EPOLLOUT
+from select import EPOLLIN, EPOLLOUT
 
 from proxy.deciding.batch import Side
 from proxy.net.reactor import BROKER, CLIENT, Reactor, Watched
@@ -63,7 +63,10 @@ class Writer(Watched):
         if not self.busy:
             buffers = self._take(self.side)
             if buffers and not self.ended:
-                self._send(buffers)
+                if not self.events & EPOLLIN and self.must_read_first():
+                    self._rest, self.busy = buffers, True
+                else:
+                    self._send(buffers)
 
     def write_on(self) -> None:
         """Write more, as the kernel takes some again; then the end of the stream, if that waits for it.
@@ -74,7 +77,10 @@ class Writer(Watched):
         if self.busy:
             self.busy = False
             self._send(self._rest)
-            self.flush()
+            # A peer that takes more is there, so nothing has to be read first.
+            buffers = () if self.busy else self._take(self.side)
+            if buffers and not self.ended:
+                self._send(buffers)
         if not self.busy:
             self.want_no_more(EPOLLOUT)
             if self._ending:
@@ -93,7 +99,19 @@ class Writer(Watched):
             try:
                 self.wire.end()
             except OSError as error:
-                raise PeerError(self.side, error) from None
+                self.write_failed(PeerError(self.side, error))
+
+    def write_failed(self, error: PeerError) -> None:
+        """Take a failure to write; what waits for the peer is dropped.
+
+        Raises:
+            PeerError: as given, if that is to end the connection.
+        """
+        raise error
+
+    def must_read_first(self) -> bool:
+        """Say whether a write has to wait until more was read, of a peer that is not read now."""
+        return False
 
     def stop_writing(self) -> None:
         """Write nothing any more, but read on: the peer takes nothing."""
@@ -111,7 +129,8 @@ class Writer(Watched):
         except OSError as error:
             self._rest = ()
             self.want_no_more(EPOLLOUT)
-            raise PeerError(self.side, error) from None
+            self.write_failed(PeerError(self.side, error))
+            return
         if self._rest:
             self.busy = True
             self.want(EPOLLOUT)

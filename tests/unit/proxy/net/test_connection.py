@@ -734,6 +734,7 @@ class TestBrokenPeers:
         assert await broker.receive_line() == b"free 1\n"
         client.reset()
         assert await broker.receive_to_end() == b""
+        broker.end()
         await rig.until_closed("client_error")
         (entry,) = log
         assert entry["event"] == "connection closed"

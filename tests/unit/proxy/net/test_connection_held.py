@@ -147,6 +147,7 @@ class TestDropping:
         match how:
             case "client":
                 client.reset()
+                broker.end()
             case "broker":
                 broker.reset()
                 client.end()

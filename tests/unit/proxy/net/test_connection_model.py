@@ -20,7 +20,7 @@ from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, Charge, ConnectionInfo, Hold, Refuse, Request, Side, Ticket, Verdict
 from proxy.flow.credit import DEFAULT_CREDIT, Stage
 from proxy.net import connection as connection_module
-from proxy.net.connection import NEXT, Connection, Doing, EndedStages, Peer
+from proxy.net.connection import LOOK_S, NEXT, Connection, Doing, EndedStages, Peer
 from proxy.net.limit_commands import LimitCommands
 from proxy.net.reactor import Timer, Watched
 from proxy.protocols.base import NO_BOUND, Buffer, Close, Session
@@ -141,15 +141,55 @@ class Pool:
 
 
 class ModelWire:
-    """A socket in the hands of the schedule."""
+    """A socket in the hands of the schedule: what does not fit in its receive window waits behind, in the peer's kernel.
+
+    That forgets it if anything is written once the peer has left.
+    """
+
+    WINDOW_BYTES = 16
+    MOST_AHEAD_BYTES = 64
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self.incoming = bytearray()
-        self.has_ended = self.is_broken = False
+        self.incoming, self._behind, self.ahead = bytearray(), bytearray(), bytearray()
+        self.has_ended = self.is_broken = self.has_left = self.ended = False
+        self.is_full = False
+        self.destroyed_bytes, self.destroyed_by_write = 0, False
         self.room = 0
         self.written = bytearray()
         self.end_sent = False
+
+    def reset(self) -> None:
+        """Have the peer's kernel forget all that has not come."""
+        self.destroyed_bytes += len(self._behind)
+        self._behind.clear()
+        self.is_broken = True
+
+    def take(self, data: bytes) -> None:
+        """Take what the peer sends."""
+        self._behind += data
+        self.arrive()
+
+    def arrive(self) -> bool:
+        """Have the window filled; returns whether anything has come."""
+        count = min(len(self._behind), max(0, self.WINDOW_BYTES - len(self.incoming)))
+        self.incoming += self._behind[:count]
+        del self._behind[:count]
+        return count > 0
+
+    def read_ahead(self, of_all: object, reactor: ModelReactor) -> int | None:
+        count = len(self.incoming)
+        if self.is_full or (self.ended and not count):
+            return None
+        self.ahead += self.incoming
+        self.incoming.clear()
+        self.is_full = len(self.ahead) > self.MOST_AHEAD_BYTES
+        if not count and (self.is_broken or (self.has_ended and not self._behind)):
+            self.ended = True
+            if self.is_broken:
+                raise ConnectionResetError(104, "Connection reset by peer")
+            return None
+        return count
 
     def fileno(self) -> int:
         return self._fd
@@ -158,22 +198,29 @@ class ModelWire:
     def ready(self) -> int:
         if self.is_broken:
             return EPOLLIN | EPOLLOUT
-        return (EPOLLIN if self.incoming or self.has_ended else 0) | (EPOLLOUT if self.room else 0)
+        readable = self.ahead or self.incoming or (self.has_ended and not self._behind)
+        return (EPOLLIN if readable else 0) | (EPOLLOUT if self.room else 0)
 
     def receive_into(self, buffer: memoryview) -> int | None:
-        if self.is_broken:
-            raise ConnectionResetError(104, "Connection reset by peer")
-        if not self.incoming and not self.has_ended:
-            return None
-        count = min(len(buffer), len(self.incoming))
-        buffer[:count] = self.incoming[:count]
-        del self.incoming[:count]
+        source = self.ahead or self.incoming
+        if not source:
+            if self.is_broken:
+                raise ConnectionResetError(104, "Connection reset by peer")
+            return 0 if self.has_ended and not self._behind else None
+        count = min(len(buffer), len(source))
+        buffer[:count] = source[:count]
+        del source[:count]
+        self.is_full = self.is_full and bool(self.ahead)
         return count
 
     def send_now(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
         assert not self.end_sent, "written after the end"
         if self.is_broken:
             raise BrokenPipeError(32, "Broken pipe")
+        if self.has_left:
+            self.destroyed_by_write = bool(self._behind)
+            self.reset()
+            return ()
         for first, buffer in enumerate(buffers):
             sent = min(len(buffer), self.room)
             self.written += buffer[:sent]
@@ -379,6 +426,7 @@ class ModelServices:
         self.commands = LimitCommands()
         self.ended = EndedStages()
         self.decoding, self.limiter = Stage("channel"), Stage("resource")
+        self.ahead = None
         self.faults: list[Exception] = []
 
     def now_ns(self) -> int:
@@ -448,6 +496,10 @@ class Schedule:
 
     def _over(self, reason: str, detail: str) -> None:
         self.ends.append(reason)
+        client = self.wires[Side.CLIENT]
+        if reason == "client_error" and not self.wires[Side.BROKER].is_broken:
+            assert not client.incoming, "what came before the reset was not read"
+            assert not client.ahead
         if reason in ORDERLY and not self.disturbed:
             for side, wire in self.wires.items():
                 assert wire.end_sent, f"the {side.value} was not sent the end"
@@ -455,15 +507,31 @@ class Schedule:
     def send(self, side: Side) -> None:
         wire = self.wires[side]
         if not wire.has_ended and not wire.is_broken:
-            data = bytes(self.random.choices(self._bytes, k=self.random.randrange(1, 20)))
-            wire.incoming += data
+            data = bytes(self.random.choices(self._bytes, k=self.random.randrange(1, 40)))
+            wire.take(data)
             self.sent[side] += data
 
     def end(self, side: Side) -> None:
         self.wires[side].has_ended = True
 
+    def leave(self) -> None:
+        """Have the client's process end; what its kernel has is still sent."""
+        client = self.wires[Side.CLIENT]
+        if not client.has_ended and not self.connection.over and not self.connection.peers[Side.CLIENT].busy:
+            client.has_ended = client.has_left = self.disturbed = True
+
+    def is_paused(self) -> bool:
+        """Say whether the client's session does not want it read, and the driver has seen that there is something."""
+        connection = self.connection
+        if connection.over or connection.parting is not None or connection.draining:
+            return False
+        client = connection.peers[Side.CLIENT]
+        unread = len(self.wires[Side.CLIENT].incoming) > 0 and not client.events & EPOLLIN
+        return unread and client.doing in {Doing.READING, Doing.PAUSED} and not client.busy
+
     def reset(self, side: Side) -> None:
-        self.wires[side].is_broken = self.disturbed = True
+        self.disturbed = True
+        self.wires[side].reset()
 
     def give_room(self, side: Side) -> None:
         self.wires[side].room += self.random.randrange(1, 30)
@@ -515,12 +583,22 @@ class Schedule:
 
     def pass_time(self) -> None:
         self.disturbed |= bool(self.services.reactor.timers)
+        # Peers are nearer than that.
+        while self.wires[Side.CLIENT].arrive() and self.serve(Side.CLIENT):
+            pass
         self.services.reactor.pass_time(self.random.choice((0.5, 1, 60)))
 
     def step(self) -> None:
         """Let one thing happen."""
         chosen = self.random.random()
         side = self.random.choice(tuple(Side))
+        client, paused = self.wires[Side.CLIENT], self.is_paused()
+        client.destroyed_by_write = False
+        self._step(chosen, side)
+        assert not client.destroyed_by_write or not paused or client.is_full, "written to a client that had left"
+        self.check()
+
+    def _step(self, chosen: float, side: Side) -> None:
         if chosen < 0.2:
             self.send(side)
         elif chosen < 0.35:
@@ -543,16 +621,28 @@ class Schedule:
                 self.finish()
             elif seldom < 94:
                 self.pass_time()
-        self.check()
+            elif seldom < 110:
+                self.leave()
+            else:
+                self.wires[side].arrive()
 
     def settle(self) -> None:
         """Let everything happen that can, with peers that read and handlers that answer."""
         for wire in self.wires.values():
             wire.room = PLENTY
         for _ in range(1000):
-            if not any([*map(self.serve, Side), self.run_task(), self.resolve()]):
+            arrived = [wire.arrive() for wire in self.wires.values()]
+            if not any([*arrived, *map(self.serve, Side), self.run_task(), self.resolve(), self.look()]):
                 return
         pytest.fail("something goes on for ever")
+
+    def look(self) -> bool:
+        """Let the time pass for which a write waits; what the client has left comes sooner."""
+        connection = self.connection
+        if connection.over or connection.peers[Side.CLIENT]._look is None:
+            return False
+        self.services.reactor.pass_time(LOOK_S)
+        return True
 
     def check(self) -> None:
         """Check what holds at any time."""
@@ -582,9 +672,10 @@ class Schedule:
         if connection.parting is None and not connection.draining:
             for side, wire in self.wires.items():
                 assert not wire.incoming, f"the {side.value} is not read any more"
-                assert self.session.received[side] == self.sent[side]
+                sent = self.sent[side]
+                assert self.session.received[side] == sent[: len(sent) - wire.destroyed_bytes]
                 other = self.wires[side.other]
-                ended = wire.has_ended or other.end_sent
+                ended = wire.has_ended or other.end_sent or other.has_left or other.is_broken
                 assert ended or other.written == self.session.queued[side.other]
         for side in Side:
             self.end(side)

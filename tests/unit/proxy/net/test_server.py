@@ -348,8 +348,9 @@ class TestAccepting:
 
     async def test_accepted_is_open_plus_closed(self, rig: Rig) -> None:
         pairs = [await rig.connect() for _ in range(6)]
-        for client, _ in pairs[:4]:
+        for client, broker in pairs[:4]:
             client.reset()
+            broker.end()
         await rig.until_closed("client_error", 4)
         server = rig.path.server
         assert server.counters.accepted == {"main": 6}
