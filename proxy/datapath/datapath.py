@@ -365,7 +365,7 @@ class LocalDataPath(DataPath):
         spool = self._spooling.spool
         # Requests that are held may be among what sessions say.
         held_bytes = max(self._tally.held_bytes, self.server.held_bytes())
-        return held_bytes + (0 if spool is None else spool.memory_bytes)
+        return held_bytes + self._services.ahead.taken_bytes + (0 if spool is None else spool.memory_bytes)
 
     async def _alarm_changed(self, change: Change) -> None:
         """Tell everybody that an alarm has begun to stand, or has ended."""

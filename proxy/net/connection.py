@@ -44,6 +44,7 @@ the broker's socket that failed, what it had sent before still goes to the clien
 nothing any more; it lets go of everything as soon as what is under way has returned.
 """
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -87,7 +88,7 @@ HALF_CLOSED_S: Final = 60.0
 KEPT_S: Final = 600.0
 #: A frame that comes as fast as this may take as long as it needs. A modem of 9600 bit/s is faster.
 MIN_FRAME_BYTES_PER_S: Final = 1024
-#: A client that is unread for no longer than this, while the broker takes no more or a decision is awaited, is written to
+#: A client that is unread for no longer than this, as the broker takes no more or a decision is awaited, is written to
 #: as by a broker that is busy for a moment.
 BRIEF_NS: Final = 100_000_000
 #: How long a write to an unread client waits for what its kernel still sends: until nothing has come for LOOK_S, which
@@ -139,6 +140,7 @@ class Services:
         after_consume: likewise.
         rules_version: likewise.
         ended: the connections' stages that are no more.
+        lost_messages, lost_bytes: what was lost of clients that assume it delivered, by listener.
     """
 
     pipeline: Pipeline
@@ -162,6 +164,24 @@ class Services:
     after_consume: Callable[[], bool] = lambda: False
     rules_version: Callable[[], int] = lambda: 0
     log_rate: LogRate = field(default_factory=LogRate)
+    lost_messages: Counter[str] = field(default_factory=Counter)
+    lost_bytes: Counter[str] = field(default_factory=Counter)
+
+    def count_lost(self, info: ConnectionInfo, messages: int, size_bytes: int, unread_bytes: int) -> None:
+        """Count what a connection's end has lost of its client, and warn of it, at a bounded rate."""
+        self.lost_messages[info.listener] += messages
+        self.lost_bytes[info.listener] += size_bytes + unread_bytes
+        not_logged = self.log_rate.take((info.listener, "lost"), trio.current_time())
+        if not_logged is not None:
+            _log.warning(
+                "messages lost that their client assumes delivered",
+                peer=info.peer,
+                listener=info.listener,
+                messages=messages,
+                bytes=size_bytes,
+                unread_bytes=unread_bytes,
+                not_logged=not_logged,
+            )
 
     def log_failed(self, info: ConnectionInfo, error: Exception) -> None:
         """Write down which fault of ours or of a plug-in's ends a connection, at a bounded rate."""
@@ -233,9 +253,9 @@ class Peer(Writer):
 
     __slots__ = (
         "_buffer",
+        "_came_bytes",
         "_chunk",
         "_connection",
-        "_came_bytes",
         "_large",
         "_look",
         "_looks_left",
@@ -354,6 +374,8 @@ class Peer(Writer):
         if self._look is not None:
             self._look.cancel()
             self._look = None
+        # Whoever reads it next asks for that, and is then given what was read ahead.
+        self.want_no_more(EPOLLIN)
         self.writable()
 
     def go_on(self) -> None:
@@ -696,6 +718,7 @@ class Connection:
             self.over = True
             for scope in self._scopes:
                 scope.cancel()
+            self._tickets.ends = True
             self._tickets.drop()
             self._services.reactor.soon(self._end)
 
@@ -736,14 +759,24 @@ class Connection:
         for timer in self._looks.values():
             timer.cancel()
         self._looks.clear()
+        client = self.peers[Side.CLIENT]
+        # What a client that is alive has sent, it knows to be lost.
+        left = client.wire.ended or self._client_failed is not None
+        unread_bytes = client.wire.unread_bytes() if left and client.doing is not Doing.ENDED else 0
         for peer in self.peers.values():
             peer.let_go()
         self.peers.clear()
-        self._tickets.drop()
+        tickets, spool = self._tickets, self._services.spool
+        tickets.ends = True
+        tickets.drop()
+        # What is put aside then is on disk, for the next process.
+        tickets.ends = spool is None or not spool.keeps
         try:
             self.session.close()
         except Exception as error:  # noqa: BLE001 - as in guard
             self._services.log_failed(self.info, error)
+        if tickets.lost_messages or unread_bytes:
+            self._services.count_lost(self.info, tickets.lost_messages, tickets.lost_bytes, unread_bytes)
         self._services.commands.forget(self.info.id)
         now_ns = self._services.now_ns()
         self._services.ended.add(self.stage, now_ns)
@@ -789,6 +822,7 @@ class Connection:
                 self.finish(*self._why())
             else:
                 # Before its socket failed the broker may have said why. So it is read until its stream ends.
+                self._tickets.ends = True
                 self._tickets.drop()
                 broker.stop_writing()
                 self.end_in(PARTING_S)
@@ -902,6 +936,7 @@ class Connection:
     def stream_ended(self, side: Side) -> None:
         """Take note that one peer's stream has ended."""
         if self.parting is None:
+            self._tickets.ends |= side is Side.CLIENT
             self._tickets.drop(side)
         if self.ended is None:
             self.ended = side
@@ -926,9 +961,10 @@ class Connection:
     def end_passed_on(self) -> None:
         """End the connection if both streams have ended, or soon.
 
-        Where the protocol knows no half-close nobody waits for what the other peer still has to say. It may hang, so
-        both sides end soon, once all that came before the end is written.
+        Where the protocol knows no half-close, or the client was reset, nobody waits for what the other peer still has
+        to say. It may hang, so both sides end soon, once all that came before the end is written.
         """
+        is_reset = self._client_failed is not None and self.peers[Side.CLIENT].doing is Doing.ENDED
         # What is kept for a client that has gone is nothing to a broker that has.
         if all(peer.doing in {Doing.ENDED, Doing.KEEPING} for peer in self.peers.values()):
             self.finish(*self._why())
@@ -936,7 +972,7 @@ class Connection:
             # What it had sent is with the client; what that still sends is read and dropped.
             self.parting = self._why()
             self.progressed()
-        elif (not self._half_closes or self._client_failed is not None) and self.parting is None:
+        elif (is_reset or not self._half_closes) and self.parting is None:
             self.half_closed_s = PARTING_S
             self.end_in(PARTING_S)
 
@@ -1004,6 +1040,7 @@ class Connection:
             return
         self.parting = (reason, detail)
         self.end_in(PARTING_S)
+        self._tickets.ends = True
         self._tickets.drop()
         self.guard(self.session.farewell, detail, self._services.now_ns())
         for peer in self.peers.values():

@@ -149,6 +149,9 @@ class Server:
         self.connections: dict[int, Connection] = {}
         self.draining = False
         self.services = services
+        for lost in (services.lost_messages, services.lost_bytes):
+            # A counter that begins with its first loss shows no increase then.
+            lost.update({config.name: 0 for config in listeners})
         self._wire_counters = wire_counters
         self._max_connections = max_connections
         self._room = room

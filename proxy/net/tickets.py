@@ -25,12 +25,17 @@ class Tickets:
 
     Attributes:
         sender: as given; it may be another one as soon as the client has said more of itself.
+        ends: the connection ends, or the client's stream has: what is dropped from now on that expects no answer, as
+            the client assumes it delivered, is lost.
+        lost_messages, lost_bytes: what was lost.
     """
 
     def __init__(self, tally: Tally, now_ns: Callable[[], int], sender: Sender = NOBODY) -> None:
         self._tally = tally
         self._now_ns = now_ns
         self.sender = sender
+        self.ends = False
+        self.lost_messages = self.lost_bytes = 0
         #: By the peer that the requests came from, in the order of the wire; by the request itself, as objects differ.
         #: With the time since which it is held.
         self._held: dict[Side, dict[int, tuple[Ticket, Request, int]]] = {Side.CLIENT: {}, Side.BROKER: {}}
@@ -75,6 +80,7 @@ class Tickets:
     def lose(self, requests: Iterable[Request]) -> None:
         """Count requests that waited for a held one, and that are not decided any more."""
         self._tally.lost(requests, self._now_ns(), self.sender)
+        self._count_lost(requests)
 
     def drop(self, *sides: Side, refusable: bool = False) -> None:
         """Give up the held requests of these peers, or of both; with ``refusable`` only those that could be refused.
@@ -96,7 +102,14 @@ class Tickets:
     def _drop(self, held: Sequence[tuple[Ticket, Request, int]]) -> None:
         for ticket, request, _ in reversed(held):
             self._tally.dropped(request, self._now_ns(), self.sender)
+            self._count_lost(() if request.returns else (request,))
             _drop(ticket)
+
+    def _count_lost(self, requests: Iterable[Request]) -> None:
+        for request in requests if self.ends else ():
+            if request.refusal != "answered" and not request.consumes and not request.most:
+                self.lost_messages += request.messages
+                self.lost_bytes += request.size_bytes
 
 
 def _drop(ticket: Ticket) -> None:

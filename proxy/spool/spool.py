@@ -451,6 +451,11 @@ class Spool:
         self.sync(lambda _: None)
         self._keeps = True
 
+    @property
+    def keeps(self) -> bool:
+        """Whether what is recoverable stays on disk when its queue is closed."""
+        return self._keeps
+
     def close(self) -> None:
         """End the store; what is on disk stays there for the next process. Blocks until what was given is written."""
         self._disk.close()

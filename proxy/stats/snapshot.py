@@ -450,6 +450,34 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             source="server.counters.closed",
         ),
     ] = {}
+    lost_messages: Annotated[
+        Mapping[str, int],
+        Metric(
+            "sluice_lost_messages_total",
+            "Messages lost as their connection ended, though their client assumes them delivered: publishes without "
+            "confirms, and oneways. What was not read yet is in sluice_lost_bytes_total only.",
+            ("listener",),
+            source="server.services.lost_messages",
+        ),
+    ] = {}
+    lost_bytes: Annotated[
+        Mapping[str, int],
+        Metric(
+            "sluice_lost_bytes_total",
+            "Bytes of lost messages, and of what clients had sent that left before it was read.",
+            ("listener",),
+            source="server.services.lost_bytes",
+        ),
+    ] = {}
+    read_ahead_bytes: Annotated[
+        int,
+        Metric(
+            "sluice_read_ahead_bytes",
+            "Bytes in memory of clients that are not read for now, which were read ahead since something was to be "
+            "written to them: at most 16 MiB of a connection, and 128 MiB of all.",
+            source="server.services.ahead.taken_bytes",
+        ),
+    ] = 0
     frames_total: Annotated[
         Mapping[Direction, int],
         Metric(

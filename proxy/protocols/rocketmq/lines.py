@@ -36,6 +36,7 @@ from proxy.deciding.batch import (
     Charge,
     Hold,
     Later,
+    Refusal,
     Refuse,
     Request,
     Side,
@@ -457,7 +458,7 @@ class Lines:
         if gives_back and line.queue.count:
             self._spool.give_back(line.queue)
         else:
-            self._count_lost(line, left, line.queue.content_bytes)
+            self._count_lost(line, left, line.queue.content_bytes, oneways=line.oneways)
             line.queue.close()
         for ended in line.ended.values():
             self._undo(ended)
@@ -483,11 +484,13 @@ class Lines:
             self._context.give_up(held)
         return len(held)
 
-    def _count_lost(self, line: Line, count: int, size_bytes: int) -> None:
-        """Count requests that go nowhere any more, of that size together."""
-        if count > 0:
-            request = Request(line.resources, 1, size_bytes // count, line.group, "silent", None, None)
-            self._context.lose([request] * count)
+    def _count_lost(self, line: Line, count: int, size_bytes: int, *, oneways: int = 0) -> None:
+        """Count requests that go nowhere any more, of that size together; so many of them expect no answer."""
+        refusals: dict[Refusal, int] = {"silent": min(count, oneways), "answered": count - oneways}
+        for refusal, times in refusals.items():
+            if times > 0:
+                request = Request(line.resources, 1, size_bytes // count, line.group, refusal, None, None)
+                self._context.lose([request] * times)
 
     # --- Asking -----------------------------------------------------------------------------------
 

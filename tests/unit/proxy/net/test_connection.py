@@ -203,6 +203,7 @@ class TestRelay:
             connection.drain()
         elif ends == "reset":
             client.reset()
+            broker.end()
         if ends in {"client", "broker", "drain"}:
             (broker if ends == "broker" else client).end()
             (client if ends == "broker" else broker).end()

@@ -13,7 +13,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, Charge, Hold, Refuse, Request, Side, Ticket, Verdicts
 from proxy.deciding.pipeline import Handler, HandlerConfig, HandlerPlugin
-from proxy.net.connection import KEPT_S
+from proxy.net.connection import KEPT_S, LOOK_S, MOST_LOOKS
+from proxy.net.sockets import ReadAhead
 from proxy.protocols.base import Buffer, Close, Protocol, Session, SessionContext
 
 if TYPE_CHECKING:
@@ -564,3 +565,194 @@ class TestGoodbyes:
         await broker.send(b"answer")
         assert await client.receive(6) == b"answer"
         assert session.writes == [Side.CLIENT]
+
+
+class Gated(Holding):
+    """Passes on what it reads, and reads a client no further while its gate is shut, as it is after each chunk."""
+
+    is_open = True
+
+    def __init__(self, context: SessionContext) -> None:
+        super().__init__(context, lambda session, request: None)
+
+    def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
+        self.out[side.other].append(chunk)
+        if side is Side.CLIENT:
+            self.is_open = self.passes_all
+        return None
+
+    passes_all = False
+
+    def paused(self, side: Side) -> bool:
+        return side is Side.CLIENT and not self.is_open
+
+
+class TestClientsThatLeave:
+    """What a client has sent before it leaves reaches the broker, though Sluice does not read it at that time."""
+
+    @pytest.fixture
+    async def rig(self, start_rig: StartRig, lines: Protocol) -> Rig:
+        return await start_rig(protocol=replace(lines, open_session=Gated, half_closes=False))
+
+    async def shut(self, rig: Rig) -> tuple[Peer, Peer, int]:
+        """Have a client send all that kernels take; returns it, the broker, and how much that was."""
+        client, broker = await rig.connect()
+        await client.send(b"1")
+        assert await broker.receive(1) == b"1"
+        sent = await client.send_until_stalled(bytes(range(256)) * 256)
+        return client, broker, sent
+
+    async def write_to_client(self, rig: Rig, broker: Peer, clock: MockClock) -> None:
+        await broker.send(b"beat")
+        await rig.settle()
+        for _ in range(MOST_LOOKS):
+            clock.jump(LOOK_S)
+            await rig.settle()
+
+    async def open_gate(self, rig: Rig) -> None:
+        (connection,) = rig.connections
+        session = connection.session
+        assert isinstance(session, Gated)
+        session.is_open = session.passes_all = True
+        connection.progressed()
+
+    async def test_a_write_destroys_nothing_of_one_that_left_unread(self, rig: Rig, mock_clock: MockClock) -> None:
+        client, broker, sent = await self.shut(rig)
+        client.sock.close()
+        for _ in range(3):
+            await self.write_to_client(rig, broker, mock_clock)
+        await self.open_gate(rig)
+        assert await broker.receive_to_end() == (bytes(range(256)) * (sent // 256 + 1))[:sent]
+        broker.end()
+        await rig.until(lambda: not rig.connections)
+        assert rig.path.server.services.ahead.taken_bytes == 0
+        assert (await rig.snapshot()).lost_bytes == {"main": 0}
+
+    async def test_a_client_that_is_there_is_written_to_in_a_moment(self, rig: Rig, mock_clock: MockClock) -> None:
+        client, broker, sent = await self.shut(rig)
+        await self.write_to_client(rig, broker, mock_clock)
+        assert await client.receive(4) == b"beat"
+        (connection,) = rig.connections
+        assert connection.bytes_read[Side.CLIENT] == 1
+        await self.open_gate(rig)
+        assert await broker.receive(sent) == (bytes(range(256)) * (sent // 256 + 1))[:sent]
+
+    async def test_a_client_that_has_sent_nothing_more_is_written_to_at_once(self, rig: Rig) -> None:
+        client, broker = await rig.connect()
+        await client.send(b"1")
+        assert await broker.receive(1) == b"1"
+        await broker.send(b"beat")
+        assert await client.receive(4) == b"beat"
+
+    async def test_a_client_that_goes_on_sending_is_read_ahead_up_to_a_bound_and_written_to_at_once_then(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(ReadAhead, "MOST_BYTES", 100_000)
+        client, broker, _ = await self.shut(rig)
+        await broker.send(b"beat")
+        assert await client.receive(4) == b"beat"
+        ahead = rig.path.server.services.ahead
+        taken_bytes = ahead.taken_bytes
+        assert 100_000 <= taken_bytes < 100_000 + ReadAhead.CHUNK_BYTES
+        await broker.send(b"beat")
+        assert await client.receive(4) == b"beat"
+        assert ahead.taken_bytes == taken_bytes
+        assert (await rig.snapshot()).read_ahead_bytes == taken_bytes
+
+    async def test_what_is_read_ahead_is_bounded_for_all_together(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
+    ) -> None:
+        monkeypatch.setattr(ReadAhead, "MOST_BYTES_IN_ALL", 100_000)
+        pairs = [await self.shut(rig) for _ in range(2)]
+        for client, broker, _ in pairs:
+            await self.write_to_client(rig, broker, mock_clock)
+            assert await client.receive(4) == b"beat"
+        assert rig.path.server.services.ahead.taken_bytes < 100_000 + ReadAhead.CHUNK_BYTES
+
+    @pytest.mark.parametrize("written", [False, True])
+    async def test_what_has_come_before_a_reset_is_sent_on(
+        self, rig: Rig, mock_clock: MockClock, *, written: bool
+    ) -> None:
+        client, broker, _ = await self.shut(rig)
+        (connection,) = rig.connections
+        client.reset()
+        came = connection.peers[Side.CLIENT].wire.unread_bytes()
+        assert came > 0
+        if written:
+            await self.write_to_client(rig, broker, mock_clock)
+        await self.open_gate(rig)
+        assert len(await broker.receive_to_end()) == came
+        broker.end()
+        await rig.until_closed("client_error")
+
+    async def test_one_that_is_never_written_to_is_read_before_its_kernel_gives_up(
+        self, rig: Rig, mock_clock: MockClock
+    ) -> None:
+        client, _, sent = await self.shut(rig)
+        client.sock.close()
+        mock_clock.jump(60)
+        await rig.settle()
+        mock_clock.jump(60)
+        await rig.settle()
+        assert rig.path.server.services.ahead.taken_bytes == sent
+
+    async def test_an_alarm_is_told_to_a_client_once_it_is_read_ahead(self, rig: Rig, mock_clock: MockClock) -> None:
+        client, broker = await rig.connect()
+        (connection,) = rig.connections
+        session = connection.session
+        assert isinstance(session, Gated)
+
+        def alarm(reason: str, now_ns: int) -> None:
+            session.is_open = False
+            session.out[Side.CLIENT].append(reason.encode())
+
+        session.alarm = alarm  # type: ignore[method-assign] # in place of a session that tells its client
+        sent = client.send_now(bytes(8 * 1024 * 1024))
+        client.sock.close()
+        connection.alarm("memory")
+        for _ in range(MOST_LOOKS):
+            mock_clock.jump(LOOK_S)
+            await rig.settle()
+        await self.open_gate(rig)
+        assert len(await broker.receive_to_end()) == sent
+
+    async def test_what_is_lost_is_counted_and_logged_once(
+        self,
+        start_rig: StartRig,
+        lines: Protocol,
+        handlers: list[HandlerConfig],
+        autojump_clock: MockClock,
+        log: list[Any],
+    ) -> None:
+        protocol = replace(lines, open_session=Keeping, half_closes=False)
+        rig = await start_rig(protocol=protocol, handlers=handlers)
+        client, _ = await rig.connect()
+        await client.send(b"1")
+        await wait_all_tasks_blocked()
+        client.end()
+        await wait_all_tasks_blocked()
+        await trio.sleep(KEPT_S + 1)
+        snapshot = await rig.snapshot()
+        assert (snapshot.lost_messages, snapshot.lost_bytes) == ({"main": 1}, {"main": 1})
+        (warning,) = (entry for entry in log if entry["log_level"] == "warning")
+        assert warning["event"] == "messages lost that their client assumes delivered"
+        assert (warning["messages"], warning["bytes"], warning["unread_bytes"]) == (1, 1, 0)
+
+    async def test_what_is_given_up_while_the_client_is_there_is_not_lost(
+        self, start_rig: StartRig, lines: Protocol, handlers: list[HandlerConfig]
+    ) -> None:
+        protocol = replace(lines, open_session=Keeping, half_closes=False)
+        rig = await start_rig(protocol=protocol, handlers=handlers)
+        client, broker = await rig.connect()
+        await client.send(b"1")
+        await wait_all_tasks_blocked()
+        (connection,) = rig.connections
+        session = connection.session
+        assert isinstance(session, Keeping)
+        # As the broker has closed its channel.
+        session.context.give_up([session.held.pop(0)])
+        client.end()
+        assert await broker.receive_to_end() == b""
+        broker.end()
+        await rig.until_closed("client_closed")
+        assert (await rig.snapshot()).lost_messages == {"main": 0}

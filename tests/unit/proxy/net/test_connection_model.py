@@ -102,6 +102,7 @@ class ModelReactor:
         self.timers: Any = {}
         self.now_s = 0.0
         self._soon: list[Callable[[], None]] = []
+        self._unread: set[int] = set()
 
     def after(self, delay_s: float, call: Callable[[], None]) -> Timer:
         return Timer(self.now_s + delay_s, call, self.timers)
@@ -109,8 +110,22 @@ class ModelReactor:
     def soon(self, call: Callable[[], None]) -> None:
         self._soon.append(call)
 
+    def unread(self, fd: int, *, unread: bool) -> None:
+        """Have a wire served that has read ahead, as the real one does: the epoll does not know of that."""
+        (self._unread.add if unread else self._unread.discard)(fd)
+        if unread:
+            self.read_on(fd)
+
     def read_on(self, fd: int) -> None:
-        """Read nothing: all that these wires have is in their hands."""
+        self.soon(partial(self._read_on, fd))
+
+    def _read_on(self, fd: int) -> None:
+        watched = self.watched.get(fd)
+        if watched is not None and watched.events & EPOLLIN and fd in self._unread:
+            try:
+                watched.readable()
+            except Exception as error:  # noqa: BLE001 - as the reactor does
+                watched.failed(error)
 
     def do_soon(self) -> None:
         while self._soon:
@@ -141,7 +156,7 @@ class Pool:
 
 
 class ModelWire:
-    """A socket in the hands of the schedule: what does not fit in its receive window waits behind, in the peer's kernel.
+    """A socket in the hands of the schedule: what its receive window has no room for waits in the peer's kernel.
 
     That forgets it if anything is written once the peer has left.
     """
@@ -154,6 +169,7 @@ class ModelWire:
         self.incoming, self._behind, self.ahead = bytearray(), bytearray(), bytearray()
         self.has_ended = self.is_broken = self.has_left = self.ended = False
         self.is_full = False
+        self._reactor: ModelReactor
         self.destroyed_bytes, self.destroyed_by_write = 0, False
         self.room = 0
         self.written = bytearray()
@@ -184,6 +200,9 @@ class ModelWire:
         self.ahead += self.incoming
         self.incoming.clear()
         self.is_full = len(self.ahead) > self.MOST_AHEAD_BYTES
+        self._reactor = reactor
+        if count:
+            reactor.unread(self._fd, unread=True)
         if not count and (self.is_broken or (self.has_ended and not self._behind)):
             self.ended = True
             if self.is_broken:
@@ -198,8 +217,11 @@ class ModelWire:
     def ready(self) -> int:
         if self.is_broken:
             return EPOLLIN | EPOLLOUT
-        readable = self.ahead or self.incoming or (self.has_ended and not self._behind)
+        readable = self.incoming or (self.has_ended and not self._behind)
         return (EPOLLIN if readable else 0) | (EPOLLOUT if self.room else 0)
+
+    def unread_bytes(self) -> int:
+        return len(self.ahead) + len(self.incoming)
 
     def receive_into(self, buffer: memoryview) -> int | None:
         source = self.ahead or self.incoming
@@ -210,7 +232,9 @@ class ModelWire:
         count = min(len(buffer), len(source))
         buffer[:count] = source[:count]
         del source[:count]
-        self.is_full = self.is_full and bool(self.ahead)
+        if source is self.ahead:
+            self.is_full = self.is_full and bool(source)
+            self._reactor.unread(self._fd, unread=bool(source))
         return count
 
     def send_now(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
@@ -426,7 +450,7 @@ class ModelServices:
         self.commands = LimitCommands()
         self.ended = EndedStages()
         self.decoding, self.limiter = Stage("channel"), Stage("resource")
-        self.ahead = None
+        self.ahead = self.spool = None
         self.faults: list[Exception] = []
 
     def now_ns(self) -> int:
@@ -434,6 +458,8 @@ class ModelServices:
 
     def log_failed(self, info: ConnectionInfo, error: Exception) -> None:
         self.faults.append(error)
+
+    def count_lost(self, *_: Any) -> None: ...
 
 
 class ModelPeer(Peer):
@@ -497,7 +523,8 @@ class Schedule:
     def _over(self, reason: str, detail: str) -> None:
         self.ends.append(reason)
         client = self.wires[Side.CLIENT]
-        if reason == "client_error" and not self.wires[Side.BROKER].is_broken:
+        broker = self.wires[Side.BROKER]
+        if reason == "client_error" and not broker.is_broken and not broker.has_ended:
             assert not client.incoming, "what came before the reset was not read"
             assert not client.ahead
         if reason in ORDERLY and not self.disturbed:
