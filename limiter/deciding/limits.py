@@ -9,7 +9,7 @@ What only delay rules stop may be held: ``hold`` lets it wait in ``holding``, wh
 """
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -21,7 +21,19 @@ from limiter.counting.accounts import Accounts, Usage
 from limiter.counting.row import Row
 from limiter.deciding.asking import Asking, permits_each
 from limiter.deciding.explain import Applied, explain
-from limiter.plans.plans import MESSAGES, NO_PLAN, REQUESTS, Caller, Plan, Plans, Terms, gate_of, unit_of
+from limiter.plans.plans import (
+    MESSAGES,
+    NO_PLAN,
+    REQUESTS,
+    Advance,
+    Caller,
+    Plan,
+    Plans,
+    Terms,
+    advance_of,
+    gate_of,
+    unit_of,
+)
 from limiter.plans.registry import DEFAULT_MAX_LIVE, Registry, Spent
 from limiter.rules.resource import TOTAL, Resource
 from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Dimension, Rule
@@ -113,6 +125,7 @@ class Limits:
         self._accounts.pin(rule_set.own)
         self._plans = Plans(rule_set, self._registries, self._accounts)
         self.swaps = 0
+        self._tightest: dict[frozenset[str], Advance | None] = {}
         self.holding = Holding(self._ask_again, self._expire)
         self._delays = Delays(self.holding)
         self._asking = Asking(self._delays, self._accounts)
@@ -166,6 +179,7 @@ class Limits:
     def swap(self, rule_set: RuleSet, now_ns: int) -> None:
         """Put another rule set in force from ``now_ns`` on; what is held is asked for anew."""
         self.swaps += 1
+        self._tightest.clear()
         own = rule_set.own_since(self.rule_set)
         for registry in self._registries.values():
             registry.swap(rule_set, now_ns, own)
@@ -340,7 +354,15 @@ class Limits:
             return terms
         more = self._plans.of_scopes(caller, plan).terms
         most = min((most for most in (terms.most_bytes, more.most_bytes) if most is not None), default=None)
-        return Terms(terms.delays or more.delays, terms.refuses or more.refuses, most, terms.confirm)
+        advance = min((each.advance for each in (terms, more) if each.advance is not None), default=None)
+        return Terms(terms.delays or more.delays, terms.refuses or more.refuses, most, terms.confirm, advance)
+
+    def tightest(self, kinds: Collection[str]) -> Advance | None:
+        """Return what the tightest limit of any name of some kinds lets through."""
+        key = frozenset(kinds)
+        if key not in self._tightest:
+            self._tightest[key] = advance_of(rule for rule in self.rule_set.in_force if rule.kind in key)
+        return self._tightest[key]
 
     def spools_behind(self, held: Held, leader: Held) -> bool:
         """Say whether a request is to be put aside behind another; as ``Delays.spools_behind``."""

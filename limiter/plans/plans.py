@@ -12,7 +12,7 @@ from limiter.counting.accounts import Accounts
 from limiter.counting.row import Row, Second
 from limiter.plans.registry import Registry
 from limiter.rules.resource import CLIENT, LISTENER, PRODUCER_GROUP, TOTAL, Resource
-from limiter.rules.rule import Dimension, FairBy, Rule
+from limiter.rules.rule import UPERMITS_PER_PERMIT, Dimension, FairBy, Rule
 from limiter.rules.rule_set import RuleSet
 
 _MAX_REMEMBERED: Final = 16_384
@@ -97,6 +97,39 @@ class Confirming(NamedTuple):
     persists: bool
 
 
+class Advance(NamedTuple):
+    """How many messages the tightest of some limits lets through.
+
+    Attributes:
+        rate: in micro-permits per second.
+        burst: at once.
+        most: at once, with all the debt that one message may leave; 0 if the limit admits nothing at all.
+    """
+
+    rate: int
+    burst: int
+    most: int
+
+
+#: Of limits that admit nothing: a refusal needs a message.
+_CLOSED: Final = Advance(UPERMITS_PER_PERMIT, 2, 0)
+
+
+def advance_of(rules: Iterable[Rule]) -> Advance | None:
+    """Return that of the tightest rule that limits messages; None if there is none."""
+    found: Advance | None = None
+    for rule in rules:
+        limit = None if rule.exempt or rule.action == "shadow" else rule.part("messages")
+        if limit is not None and limit.rate_upermits_per_s:
+            burst = max(1, limit.capacity_upermits // UPERMITS_PER_PERMIT)
+            advance = Advance(limit.rate_upermits_per_s, burst, max(burst, limit.most_permits))
+            if found is None or not found.most or advance < found:
+                found = advance
+        elif limit is not None and found is None:
+            found = _CLOSED
+    return found
+
+
 class Terms(NamedTuple):
     """What rules in force say to messages for some resources, before one comes.
 
@@ -105,12 +138,14 @@ class Terms(NamedTuple):
         refuses: some rule refuses what is over it, or shadows, so that each message is to be decided.
         most_bytes: the largest message that the limits of bytes admit at once, in bytes; None is any.
         confirm: which of them consumers confirm; None is none. It limits nothing.
+        advance: of the tightest limit of messages; None if there is none.
     """
 
     delays: bool = False
     refuses: bool = False
     most_bytes: int | None = None
     confirm: Confirming | None = None
+    advance: Advance | None = None
 
     @property
     def limits(self) -> bool:
@@ -257,6 +292,7 @@ class Plan:
             not all(part.delays for part in self.parts),
             min(most, default=None),
             confirm,
+            advance_of(part.rule for part in self.enforcing),
         )
 
     def asked(self, asks: Asks) -> "Plan":

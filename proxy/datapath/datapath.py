@@ -198,6 +198,7 @@ class LocalDataPath(DataPath):
             self._limits.resources,
             credit=config.credit.stages,
             terms=self._terms,
+            tightest=self._limits.tightest,
             after_consume=lambda: self._limits.rule_set.confirms_after_consume,
             rules_version=lambda: self._limits.swaps,
         )

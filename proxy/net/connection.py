@@ -45,7 +45,7 @@ nothing any more; it lets go of everything as soon as what is under way has retu
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -70,7 +70,7 @@ from proxy.net.reactor import BROKER, CLIENT, ROUND_NS, Reactor, Timer
 from proxy.net.sockets import ReadAhead, Wire
 from proxy.net.tickets import Tickets
 from proxy.net.writer import PeerError, Writer
-from proxy.protocols.base import Close, CommandRequest, CommandStatus, Session, TermsOf, no_terms
+from proxy.protocols.base import Advance, Close, CommandRequest, CommandStatus, Session, TermsOf, no_terms
 from proxy.spool.spool import Spool
 from proxy.stats.timing import Timings
 
@@ -137,6 +137,7 @@ class Services:
         limiter: stands for the handlers' lanes.
         ahead: what was read ahead of all connections.
         terms: as SessionContext has it.
+        tightest: likewise.
         after_consume: likewise.
         rules_version: likewise.
         ended: the connections' stages that are no more.
@@ -161,6 +162,7 @@ class Services:
     ended: EndedStages = field(default_factory=EndedStages)
     ahead: ReadAhead = field(default_factory=ReadAhead)
     terms: TermsOf = no_terms
+    tightest: Callable[[Collection[str]], Advance | None] = lambda _: None
     after_consume: Callable[[], bool] = lambda: False
     rules_version: Callable[[], int] = lambda: 0
     log_rate: LogRate = field(default_factory=LogRate)

@@ -455,6 +455,7 @@ class Server:
                 end_client=calls.end_client,
                 replayed=partial(_log_replayed, info),
                 terms=services.terms,
+                tightest=services.tightest,
                 after_consume=services.after_consume,
                 rules_version=services.rules_version,
                 listeners=self._listener_addresses,

@@ -21,7 +21,7 @@ The driver (``proxy.net.connection``) keeps these promises:
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -129,6 +129,7 @@ class Replayed(NamedTuple):
 
 
 Confirming = plans.Confirming
+Advance = plans.Advance
 Terms = plans.Terms
 NO_TERMS: Final = plans.NO_TERMS
 
@@ -483,6 +484,7 @@ class SessionContext:
             kept of the client still goes on.
         replayed: writes down what became of a queue of an earlier process.
         terms: what the rules in force say to messages for some resources.
+        tightest: what the tightest limit of any name of some kinds lets through; None if there is none.
         after_consume: says whether any rule in force has consumers confirm what is published.
         rules_version: changes when the rules in force do, so that ``terms`` may say something else.
         listeners: all listeners of the data path, in the order of the configuration; asked once there are bytes.
@@ -511,6 +513,7 @@ class SessionContext:
     end_client: Callable[[], None] = lambda: None
     replayed: Callable[[Replayed], None] = lambda _: None
     terms: TermsOf = no_terms
+    tightest: Callable[[Collection[str]], Advance | None] = lambda _: None
     after_consume: Callable[[], bool] = lambda: False
     rules_version: Callable[[], int] = lambda: 0
     listeners: Callable[[], Sequence[ListenerAddresses]] = tuple

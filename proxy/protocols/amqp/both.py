@@ -1,7 +1,7 @@
 """Both versions of AMQP on one port, told apart by the header that each client begins with, as RabbitMQ does it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
 
@@ -10,6 +10,7 @@ from proxy.protocols.amqp.kinds import EXEMPT, KINDS_MEANT, SCOPES, check_rule, 
 from proxy.protocols.amqp091.memory import Hub, confirm_states
 from proxy.protocols.amqp091.options import AMQP091Options
 from proxy.protocols.amqp091.session import AMQP091Session
+from proxy.protocols.amqp10.credit import UnpaidOfClients
 from proxy.protocols.amqp10.session import AMQP10Session
 from proxy.protocols.amqp10.wire import AMQP_HEADER, SASL_HEADER
 from proxy.protocols.base import Buffer, Protocol, Session, SessionContext
@@ -24,13 +25,24 @@ class AMQPOptions(AMQP091Options):
     """What can be set for a listener of both versions; what waits in memory is of AMQP 0.9.1 alone."""
 
 
+@dataclass
+class BothHub(Hub):
+    """What all sessions of one broker share, of either version.
+
+    Attributes:
+        clients: what AMQP 1.0 remembers of clients.
+    """
+
+    clients: UnpaidOfClients = field(default_factory=UnpaidOfClients)
+
+
 class AMQPSession(Session):
     """The session of a client that has not begun yet; with the first bytes it becomes that of the version they are of.
 
     What is neither is left to AMQP 0.9.1, as it knows what to do about TLS and about versions that nobody speaks.
 
     Args:
-        context: from the driver; its options are AMQPOptions, its hub is AMQP 0.9.1's.
+        context: from the driver; its options are AMQPOptions, its hub is a BothHub.
     """
 
     def __init__(self, context: SessionContext) -> None:
@@ -128,7 +140,7 @@ PROTOCOL = Protocol(
     half_closes=False,
     scopes=SCOPES,
     certificate_logins=True,
-    open_hub=Hub,
+    open_hub=BothHub,
     held_bytes=attrgetter("held_bytes"),
     confirm_states=confirm_states,
     kinds_meant=KINDS_MEANT,

@@ -1,6 +1,7 @@
 """AMQP 1.0, as RabbitMQ 4 and ActiveMQ Artemis speak it: limits by the credit of links."""
 
 from proxy.protocols.amqp.kinds import EXEMPT, KINDS_MEANT, SCOPES, check_rule, kinds
+from proxy.protocols.amqp10.credit import Hub
 from proxy.protocols.amqp10.options import AMQP10Options
 from proxy.protocols.amqp10.session import AMQP10Session
 from proxy.protocols.base import Protocol
@@ -13,6 +14,7 @@ PROTOCOL = Protocol(
     ),
     default_rules=EXEMPT,
     open_session=AMQP10Session,
+    open_hub=Hub,
     options=AMQP10Options,
     check_rule=check_rule,
     reads_by=lambda options: read_by(options.scan),

@@ -234,10 +234,17 @@ class Conversation:
     def ask_terms(self) -> None:
         """Ask what the rules say to all links."""
         for link in self.links:
-            before = link.decides
-            link.ask_terms()
-            self._count_decider(link, before=before)
-            self._show(link)
+            self._ask_terms(link, link.ask_terms)
+
+    def turn(self, link: Link) -> None:
+        """Have a link turn."""
+        self._ask_terms(link, link.turn)
+
+    def _ask_terms(self, link: Link, ask: Callable[[], None]) -> None:
+        before = link.decides
+        ask()
+        self._count_decider(link, before=before)
+        self._show(link)
 
     def detach(self, side: Side, performative: Performative) -> Step:
         """Take a detach of either peer."""
@@ -803,6 +810,7 @@ class TransferStep(Step):
         half = session.halves[self.side]
         link, ids = delivery.link, half.ids
         if self._is_first:
+            delivery.paid_for = link.credit_for
             link.came(1)
         if self._is_last and delivery.looked_at:
             half.deciding -= 1
@@ -812,7 +820,7 @@ class TransferStep(Step):
             session.count_short(self.side)
             if self._is_first:
                 ids.swallow(delivery.number)
-                link.credit.swallowed()
+                link.swallowed()
             link.credit.swallowing = not self._is_last
             if self._is_last:
                 session.reject(delivery)

@@ -44,8 +44,7 @@ both drain         dc = granted < limit,    it had nothing more: ``offset -= lim
                    dc > sent before         ``sent = granted = limit``
 both drain         sent < dc < granted, or  it had not heard of all that is granted, or answers late:
                    it is doubtful           ``offset += dc - sent, granted -= dc - sent``; sent stays
-idle               a second has passed      what of prepaid was not needed in all of it goes to due, negative
-close                                       all of prepaid likewise
+repay                                       all of prepaid goes to due, negative
 ================== ======================== ===========================================================================
 
 Draining
@@ -72,22 +71,29 @@ its receiver does not know of it, and hears the same count wherever its sender c
 
 What is unused
 ==============
-Credit that a link has is lost to others that would use it now. So a link gets no more than its ``window`` at a time: a
-few at first; twice as many when it used as many and had none left, or got at once all that it asked for, so that nobody
-else waits for that; half when it did not need all of it for a second. So it has no more than it uses in about a second.
-Credit cannot be taken back. But what was paid for it can be, and is, when it was not needed for a second: it is
-charged later, if the credit is used after all. As that is a debt for which others wait, a connection may have only so
-much of it: what is beyond that stays paid.
+Credit cannot be taken back, since some clients cannot count below zero, and all of it may be used at any moment. So
+what was paid for it stays paid, however long it is idle. If it were given back, the idle credit of many links could be
+used at once, far above the limit. A link gets no more than its ``window`` at a time: a few at first, and twice as many
+when it used as many and had none left, or got at once all that it asked for, so that nobody else waits for that. A link
+that has credit and used none of it since the last grant does not ask for more.
 """
 
+from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
+
+from limiter.rules.resource import Resource
+from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT
+from proxy.protocols.base import Advance
 
 FIRST_WINDOW: Final = 2
 MOST_WINDOW: Final = 1 << 16
-IDLE_NS: Final = 1_000_000_000
 _SERIAL: Final = 1 << 32
 _HALF: Final = 1 << 31
 MOST_CREDIT: Final = _SERIAL - 1
+#: For how long a client's links to anything pay for what its last message was for.
+PAID_NS: Final = 10 * NS_PER_S
+_MOST_CLIENTS: Final = 4096
 
 
 def wrapped(number: int) -> int:
@@ -98,6 +104,98 @@ def wrapped(number: int) -> int:
 def unwrapped(serial: int, near: int) -> int:
     """Return the number that is on the wire as ``serial`` and closest to ``near`` (RFC 1982, 3.2)."""
     return near + ((serial - near + _HALF) & MOST_CREDIT) - _HALF
+
+
+class Unpaid:
+    """The credit that one client's links get although nobody knows yet what their messages cost.
+
+    A message may say itself what it is for, or be settled where others are refused. All such credit may be used for one
+    limit at once. So there is no more of it than the tightest limit lets through, and it accrues no faster. It comes
+    back with each message that did no harm: it was decided by itself, or nothing limits it. While it comes back, there
+    may be as much as that limit admits with all the debt that it allows.
+
+    Attributes:
+        paid_for: what the client's last message that did harm was for. For a while, credit is paid as for that.
+    """
+
+    __slots__ = ("_advance", "_at_ns", "_capacity", "_paid_until_ns", "_stored", "paid_for")
+
+    def __init__(self, now_ns: int) -> None:
+        self._advance = Advance(0, 0, 0)
+        #: In micro-permits.
+        self._stored = self._capacity = 0
+        self._at_ns = now_ns
+        self._paid_until_ns = now_ns
+        self.paid_for: tuple[Resource, ...] = ()
+
+    def limit(self, advance: Advance) -> None:
+        """Have the tightest limit be another one; it is full."""
+        if advance != self._advance:
+            used = self._capacity - self._stored
+            self._advance, self._capacity = advance, advance.burst * UPERMITS_PER_PERMIT
+            self._stored = self._capacity - used
+
+    def left(self, now_ns: int) -> int:
+        """Return how much more links may have."""
+        accrued = self._advance.rate * max(0, now_ns - self._at_ns) // NS_PER_S
+        self._at_ns = max(self._at_ns, now_ns)
+        self._stored = min(self._capacity, self._stored + accrued)
+        self.pays(now_ns)
+        return max(0, self._stored) // UPERMITS_PER_PERMIT
+
+    def pays(self, now_ns: int) -> bool:
+        """Return whether credit is to be paid as for what it was paid for last."""
+        if now_ns >= self._paid_until_ns:
+            self.paid_for = ()
+        return bool(self.paid_for)
+
+    def take(self, messages: int) -> None:
+        """Note that links have got more; negative is what they have no more, and did not use."""
+        self._stored = min(self._capacity, self._stored - messages * UPERMITS_PER_PERMIT)
+
+    def did_no_harm(self, messages: int = 1) -> None:
+        """Note that so many messages came that are paid otherwise, if at all."""
+        most = self._advance.most * UPERMITS_PER_PERMIT
+        self._capacity = min(max(self._capacity, most), self._capacity + messages * UPERMITS_PER_PERMIT)
+        self.take(-messages)
+
+    def did_harm(self, paid_for: tuple[Resource, ...], now_ns: int) -> None:
+        """Note that a message came, and was charged to that, which could not be refused any more."""
+        self._capacity = self._advance.burst * UPERMITS_PER_PERMIT
+        self._stored = min(self._capacity, self._stored)
+        self.paid_for = paid_for
+        self._paid_until_ns = now_ns + PAID_NS
+
+
+class UnpaidOfClients:
+    """All of these, of the clients of one broker, however many connections they have and had."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[str, tuple[Resource, ...]], Unpaid] = OrderedDict()
+
+    def of(self, address: str, resources: tuple[Resource, ...], now_ns: int) -> Unpaid:
+        """Return that of a client.
+
+        Args:
+            address: the client's.
+            resources: what links are for; none if each message says that.
+            now_ns: the time.
+        """
+        key = address, resources
+        unpaid = self._known.get(key)
+        if unpaid is None:
+            if len(self._known) >= _MOST_CLIENTS:
+                self._known.popitem(last=False)
+            unpaid = self._known[key] = Unpaid(now_ns)
+        self._known.move_to_end(key)
+        return unpaid
+
+
+@dataclass(slots=True)
+class Hub:
+    """What all sessions of one broker share."""
+
+    clients: UnpaidOfClients = field(default_factory=UnpaidOfClients)
 
 
 class LinkFlow(NamedTuple):
@@ -139,11 +237,10 @@ class Credit:
         "_due",
         "_highest",
         "_initial",
-        "_low",
         "_prepaid",
         "_said",
-        "_second_ends_ns",
         "_told",
+        "_untouched",
         "_used",
         "available",
         "draining",
@@ -183,9 +280,8 @@ class Credit:
         self._drains = 0
         #: Deliveries since the window was changed.
         self._used = 0
-        #: The least that was prepaid in this second, and when that ends.
-        self._low = 0
-        self._second_ends_ns: int | None = None
+        #: Nothing came since the last grant.
+        self._untouched = False
 
     def attached(self, initial_delivery_count: int) -> None:
         """Take the sender's attach, where the receiver's came first. Flows of the receiver may have come before it."""
@@ -268,16 +364,15 @@ class Credit:
             # Before all else: it is asked for each chunk, and each call in it would be a good part of that.
             return 0
         unused, window = max(0, self.granted - self.sent), self.window
-        if 2 * unused > window or (self.draining and self._awaits_answer):
+        if 2 * unused > window or (unused and self._untouched) or (self.draining and self._awaits_answer):
             return 0
         return min(left, window - unused)
 
-    def grant(self, permits: int, now_ns: int, *, plenty: bool = False) -> bool:
+    def grant(self, permits: int, *, plenty: bool = False) -> bool:
         """Let the sender use what was paid for; what the receiver does not want any more is given back.
 
         Args:
             permits: how many.
-            now_ns: the time.
             plenty: these are all that it asked for, and it did not wait for them.
 
         Returns:
@@ -289,33 +384,27 @@ class Credit:
         self._due -= permits - granted
         self.granted += granted
         self._prepaid += granted
+        self._untouched = granted > 0
         self._trim()
-        if self._second_ends_ns is None and self._prepaid:
-            self._second_ends_ns = now_ns + IDLE_NS
-            self._low = self._prepaid
         return self.to_tell
 
-    def grant_some(self, most: int) -> bool:
+    def grant_some(self, most: int) -> int:
         """Let the sender use some of what the receiver said, unpaid: what its deliveries cost is not known before.
 
-        It is to be called as ``grant_all``. The sender may use more at a time as long as ``narrow`` is not called.
+        It is to be called as ``grant_all``.
 
         Args:
-            most: it is to have no more that it has not used.
+            most: no more than that.
 
         Returns:
-            Whether there is something ``to_tell``.
+            How many more it may use. There may be something ``to_tell``.
         """
-        wanted = min(self.wanted(), most - max(0, self.granted - self.sent))
-        if wanted > 0:
+        granted = max(0, min(self.wanted(), most))
+        if granted:
             self._widen()
-            self.granted += wanted
-        return self.to_tell
-
-    def narrow(self) -> None:
-        """Have the sender use less at a time: what it has used was not to be had at once."""
-        self.window = max(FIRST_WINDOW, self.window // 2)
-        self._used = 0
+            self._untouched = True
+            self.granted += granted
+        return granted
 
     def grant_all(self) -> bool:
         """Let the sender use all that the receiver said, unpaid: nothing limits the link.
@@ -345,7 +434,7 @@ class Credit:
             self._due -= prepaid
             prepaid = 0
         self._prepaid = prepaid
-        self._low = min(self._low, prepaid)
+        self._untouched = False
         self._used += deliveries
         if self.sent >= self.granted:
             if self.granted < self.limit:
@@ -432,34 +521,14 @@ class Credit:
         return self._prepaid
 
     @property
-    def idle_ns(self) -> int | None:
-        """When ``idle`` is to be called; None while nothing can come of it."""
-        return self._second_ends_ns
+    def unpaid(self) -> int:
+        """How many deliveries may still come that are not paid."""
+        return max(0, self.granted - self.sent - self._prepaid)
 
-    def idle(self, now_ns: int, most: int = MOST_CREDIT) -> None:
-        """Give back what was paid and not needed for a second, if that is over.
-
-        Args:
-            now_ns: the time.
-            most: no more than that; the rest stays paid, and is not looked at again before more is granted.
-        """
-        ends_ns = self._second_ends_ns
-        if ends_ns is None or now_ns < ends_ns:
-            return
-        low = min(self._low, most)
-        looks_again = low == self._low
-        if self._low > 0:
-            self._prepaid -= low
-            self._due -= low
-            self.narrow()
-        self._low = self._prepaid
-        self._second_ends_ns = now_ns + IDLE_NS if self._prepaid and looks_again else None
-
-    def close(self) -> int:
-        """End the link; return what is due then, as ``take_due`` does: all that was not used is given back."""
+    def repay(self) -> int:
+        """Take back what was paid for all that has not come; return what is due then, as ``take_due`` does."""
         self._due -= self._prepaid
-        self._prepaid = self._low = 0
-        self._second_ends_ns = None
+        self._prepaid = 0
         return self.take_due()
 
     def _widen(self) -> None:
@@ -479,4 +548,3 @@ class Credit:
         if excess > 0:
             self._prepaid -= excess
             self._due -= excess
-            self._low = min(self._low, self._prepaid)

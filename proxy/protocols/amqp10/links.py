@@ -4,8 +4,9 @@ A link has a sender and a receiver, either of which may be the client. Its recei
 as it is granted: see ``credit``. Where rules hold what is over them, permits are asked for before messages come; where
 rules refuse, or where a message has to be seen before anybody can say what it is for, each delivery is decided.
 
-Settled deliveries cannot be refused. Where one has to be seen before anybody can say what it is for, its link *owes*
-what it costs: it asks for that as it would for credit, and waits in the same line, but gets no credit until it is paid.
+Settled deliveries cannot be refused. Where one comes on a link that has no credit for what it costs, it is charged at
+once, and the link *turns*: from then on it asks for credit for that before more comes, and so do all other links of its
+client that have not said what they are for. What comes before is bounded by ``Unpaid``.
 """
 
 from collections.abc import Sequence
@@ -13,15 +14,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from limiter.rules.resource import Resource
+from limiter.rules.rule import UPERMITS_PER_PERMIT
 from proxy.common.buffers import SMALL_FRAME_BYTES, Gathering
 from proxy.deciding.batch import Asks, Charge, ConnectionInfo, Paid, Refuse, Request, Side
 from proxy.protocols.amqp.about import shown
 from proxy.protocols.amqp.names import EXCHANGE, QUEUE, ROUTING_KEY, Names
 from proxy.protocols.amqp10.address import Address, delivered, published, target_of
-from proxy.protocols.amqp10.credit import MOST_WINDOW, Credit, LinkFlow
+from proxy.protocols.amqp10.credit import Credit, LinkFlow, Unpaid, UnpaidOfClients
 from proxy.protocols.amqp10.message import MAX_HEAD_BYTES, MessageHead, may_name_copies
 from proxy.protocols.amqp10.wire import Attached, CutOff, Malformed
-from proxy.protocols.base import NO_TERMS, Buffer, Close, SessionContext, Terms
+from proxy.protocols.base import NO_TERMS, Advance, Buffer, Close, SessionContext, Terms
 from proxy.stats.snapshot import LinkState
 
 if TYPE_CHECKING:
@@ -37,10 +39,9 @@ _NOWHERE: Final = Address("nothing")
 _SETTLED: Final = 1
 #: How fast the mean size follows: a new delivery counts for one in so many.
 _SIZES: Final = 8
-#: For so many different things a link may owe at a time; what is for others is charged at once.
-_MOST_OWED: Final = 8
-#: How many messages all links of a connection may send by credit that they did not use and that is not charged.
-MOST_UNPAID: Final = 512
+#: How many messages the links of a client may send that is not paid, where no limit of messages says less.
+_MOST_UNPAID: Final = 512
+_ANY: Final = Advance(_MOST_UNPAID * UPERMITS_PER_PERMIT, _MOST_UNPAID, _MOST_UNPAID)
 #: Remembered for what messages are for that say so themselves.
 _MOST_TERMS: Final = 1024
 
@@ -60,7 +61,9 @@ class Shared:
         to_tell: links whose sender may have to hear of credit.
         rejected: deliveries that were swallowed, and whose sender is to hear of that.
         due: links that may have something to charge.
-        idle: links for which something is paid that may not be needed.
+        clients: what links of all clients have that is not paid.
+        starved: links that want credit that is not paid, of which their client has no more.
+        turning: links that are to turn.
         forced: sessions that can keep no more: what is not decided is to be decided by what is known of it.
         charges: what is to be charged, besides.
         paid: what came on credit.
@@ -68,11 +71,11 @@ class Shared:
         short: sessions whose sender may wait for a window that was used by what was swallowed; by the sender's side.
         orphaned: sessions with a link that the client no longer has, and with deliveries that are not settled.
         unblocked: by side, sessions where something was decided that may have been kept back.
+        tightest: what the tightest limit lets through that a message may be for.
         withheld: no more credit is granted to what clients send.
         let_in: the broker has opened the connection, too.
         plain: it is not RabbitMQ, so addresses are names of queues.
         rules_version: of the rules that terms were asked by.
-        unpaid: how many messages its links may send that are not charged; of those that are limited.
         links: how many there are.
         under_way: of the client's links, how many are within a delivery.
         refused: deliveries that were swallowed.
@@ -90,7 +93,9 @@ class Shared:
     to_tell: "dict[Link, None]" = field(default_factory=dict)
     rejected: "list[Delivery]" = field(default_factory=list)
     due: "dict[Link, None]" = field(default_factory=dict)
-    idle: "dict[Link, None]" = field(default_factory=dict)
+    clients: UnpaidOfClients = field(default_factory=UnpaidOfClients)
+    starved: "dict[Link, None]" = field(default_factory=dict)
+    turning: "dict[Link, None]" = field(default_factory=dict)
     forced: "dict[Conversation, None]" = field(default_factory=dict)
     charges: list[Charge] = field(default_factory=list)
     paid: dict[tuple[tuple[Resource, ...], bool], Paid] = field(default_factory=dict)
@@ -98,11 +103,11 @@ class Shared:
     short: "dict[tuple[Conversation, Side], None]" = field(default_factory=dict)
     unblocked: "dict[Side, dict[Conversation, None]]" = field(default_factory=dict)
     orphaned: "dict[Conversation, None]" = field(default_factory=dict)
+    tightest: Advance | None = None
     withheld: bool = False
     let_in: bool = False
     plain: bool = False
     rules_version: int = 0
-    unpaid: int = 0
     links: int = 0
     under_way: int = 0
     refused: int = 0
@@ -122,6 +127,13 @@ class Shared:
             terms = self._terms[resources] = self.context.terms(self.connection, resources, False)
         return terms
 
+    def unpaid(self, resources: tuple[Resource, ...], terms: Terms) -> Unpaid:
+        """Return what the client's links have that is not paid: those for some resources, or for none."""
+        advance = terms.advance if resources else self.tightest
+        unpaid = self.clients.of(self.connection.address, resources, self.now_ns)
+        unpaid.limit(advance or _ANY)
+        return unpaid
+
     def look_at_rules(self) -> None:
         """Take note that rules have changed, or that it is known who the client is."""
         self._terms.clear()
@@ -129,8 +141,11 @@ class Shared:
         self.names.with_keys = context.limits_kind(ROUTING_KEY)
         self.limits = False
         if not self.connection.exempt and context.limiting():
-            anyhow = self.terms((Resource(QUEUE, ""),)).limits
-            self.limits = anyhow or any(map(context.limits_kind, (QUEUE, EXCHANGE, ROUTING_KEY)))
+            anyhow = self.terms((Resource(QUEUE, ""),))
+            kinds = (QUEUE, EXCHANGE, ROUTING_KEY)
+            self.limits = anyhow.limits or any(map(context.limits_kind, kinds))
+            found = [each for each in (anyhow.advance, context.tightest(kinds)) if each is not None]
+            self.tightest = min(found, default=None)
 
     def keep(self, size_bytes: int) -> bool:
         """Take room for frames that are kept back, or give some back; return whether there is room."""
@@ -155,8 +170,10 @@ class Shared:
         if self._gathering is not None:
             self.context.room.give_back(self._gathering)
             self._gathering = None
-        for known in (self.to_ask, self.to_tell, self.due, self.idle, self.forced, self.short, self.paid, self.keeping):
+        for known in (self.to_ask, self.to_tell, self.due, self.forced, self.short, self.paid, self.keeping):
             known.clear()
+        self.starved.clear()
+        self.turning.clear()
         self.orphaned.clear()
         for kept in (self.requests, self.rejected, self.charges):
             kept.clear()
@@ -218,6 +235,8 @@ class Delivery:
         asked_bytes: as how many; 0 if nothing decided on it.
         asks: which rules did.
         looked_at: it was looked at before it went on.
+        paid_for: what its credit was paid for when it came, if for anything; None before.
+        finished: it was counted, and is paid as far as is known.
         learns: it goes on, though it is not known where it is to go.
     """
 
@@ -227,11 +246,13 @@ class Delivery:
         "asks",
         "complete",
         "fate",
+        "finished",
         "head",
         "learns",
         "link",
         "looked_at",
         "number",
+        "paid_for",
         "renumbered",
         "request",
         "resources",
@@ -254,7 +275,8 @@ class Delivery:
         self.asked: tuple[Resource, ...] = ()
         self.asked_bytes = 0
         self.asks: Asks = "all"
-        self.looked_at = self.learns = False
+        self.looked_at = self.learns = self.finished = False
+        self.paid_for: tuple[Resource, ...] | None = None
 
 
 class Link:
@@ -277,13 +299,14 @@ class Link:
         credit: of the receiver.
         address: where messages of the client go.
         resources: what its messages are for; none if each says that, or if it is not limited.
-        terms: what the rules say to these.
+        paid_for: what its credit is asked for: these, or once it has turned all that its last message was for.
+        terms: what the rules say to that.
         delays: credit is asked for.
-        meters: credit is not asked for, but it gets it bit by bit, as what it may owe is not known before.
+        meters: credit is not asked for, but there is only so much of it, as nobody knows what its messages cost.
         decides: all its deliveries are decided, or looked at.
         most_bytes: larger ones are decided, if it is not None.
         delivery: the one that is under way.
-        request: for credit, or for what it owes, while it is decided or held.
+        request: for credit, while it is decided or held.
         flows: of either peer, that have been read and have not gone on.
         used: deliveries so far.
         refused: of these, those that were swallowed.
@@ -292,13 +315,14 @@ class Link:
     __slots__ = (
         "_begun",
         "_bytes",
+        "_free",
         "_is_made",
-        "_owed",
-        "_pays",
         "_settles",
         "_shared",
         "_since_ns",
         "_size_bytes",
+        "_turned",
+        "_turns_to",
         "_unpaid",
         "address",
         "credit",
@@ -312,6 +336,7 @@ class Link:
         "most_bytes",
         "name",
         "node",
+        "paid_for",
         "refused",
         "request",
         "resources",
@@ -334,6 +359,7 @@ class Link:
         self.credit = Credit(None if attached.receiver else attached.initial_delivery_count or 0)
         self.address = _NOWHERE
         self.resources: tuple[Resource, ...] = ()
+        self.paid_for: tuple[Resource, ...] = ()
         self.terms: Terms = NO_TERMS
         self.delays = self.meters = self.decides = False
         self.most_bytes: int | None = None
@@ -346,15 +372,16 @@ class Link:
         self._is_made = False
         #: Its sender settles all, so that none can be refused.
         self._settles = False
-        #: What it owes, by what it was for: messages, and bytes. ``request`` is for the first.
-        self._owed: dict[tuple[Resource, ...], tuple[int, int]] = {}
-        self._pays = False
+        #: What it has turned to, and what it is to turn to once all that was read has come; None is nothing.
+        self._turned: tuple[Resource, ...] = ()
+        self._turns_to: tuple[Resource, ...] | None = None
+        #: Where credit is counted that is not paid, if it may have some. While it meters: how much it has not used.
+        self._unpaid: Unpaid | None = None
+        self._free = 0
         #: For how many bytes a permit is paid, if bytes are limited at all; and the mean size of deliveries of late.
         self._bytes = 0
         self._size_bytes = 0
         self._since_ns = 0
-        #: Its part of what the connection has ``unpaid``.
-        self._unpaid = 0
 
     @property
     def consumes(self) -> bool:
@@ -379,29 +406,88 @@ class Link:
             self.resources = published(self._shared.names, self.address)
         self.ask_terms()
 
-    def ask_terms(self) -> None:
-        """Ask what the rules in force say. What they do not limit any more gets all the credit there is."""
+    def ask_terms(self, turned: tuple[Resource, ...] | None = None) -> None:
+        """Ask what the rules in force say. What they do not limit any more gets all the credit there is.
+
+        Args:
+            turned: what it turns to; None is nothing else than before.
+        """
         shared = self._shared
         # What came before is not charged to a rule that was not there.
         self.charge_due()
         if self.address.by == "address" and not self.consumes:
             # With keys or without, as rules have it.
             self.resources = published(shared.names, self.address)
-        terms = NO_TERMS
-        if self.resources:
-            terms = shared.context.terms(shared.connection, self.resources, self.consumes)
-        self.terms = terms
-        says = self._says
+        own = self._terms_of(self.resources)
+        says, refuses = self._says, own.refuses and not self.consumes and not self._settles
+        # Shadow rules restrict nothing.
+        meters = says or (refuses and (own.advance or own.most_bytes) is not None)
+        unpaid = shared.unpaid(self.resources, own) if shared.limits and meters else None
+        turned = self._turned if turned is None else turned
+        if unpaid is not None and not turned:
+            unpaid.left(shared.now_ns)
+            turned = unpaid.paid_for
+        terms = self._terms_of(turned) if turned else own
+        if turned and not terms.delays and not terms.refuses:
+            turned, terms = (), own
         # What cannot be refused is shaped by all rules.
-        shapes = self.consumes or self._settles or says
-        self.delays = terms.delays or (shapes and terms.refuses)
-        self.meters = says and shared.limits
-        self.decides = says or (not shapes and terms.refuses)
-        self.most_bytes = None if shapes else terms.most_bytes
+        shapes = self.consumes or self._settles or bool(turned)
+        delays = terms.delays or (shapes and terms.refuses)
+        self._pay_for_others(turned, delays=delays)
+        self.terms = terms
+        self.decides = says or (refuses and not shapes)
+        self.most_bytes = None if shapes or says else own.most_bytes
         if terms.most_bytes is None:
             self._pay_for(0)
-        self._count_unpaid()
+        self._meter(unpaid)
         self.wants()
+
+    def _terms_of(self, resources: tuple[Resource, ...]) -> Terms:
+        if not resources:
+            return NO_TERMS
+        return self._shared.context.terms(self._shared.connection, resources, self.consumes)
+
+    def _pay_for_others(self, turned: tuple[Resource, ...], *, delays: bool) -> None:
+        """Have credit be asked for what it has turned to, or for its own, or not at all; give back what was paid."""
+        paid_for = turned or self.resources
+        if (paid_for, delays, bool(turned)) != (self.paid_for, self.delays, bool(self._turned)):
+            request, self.request = self.request, None
+            if request is not None:
+                self._since_ns = 0
+                self._shared.context.give_up([request])
+            due = self.credit.repay()
+            if due and self.delays:
+                self._shared.charges.append(self._charge(due, due * self._bytes))
+            self._bytes = 0
+        self.paid_for, self.delays, self._turned = paid_for, delays, turned
+
+    def _meter(self, unpaid: Unpaid | None) -> None:
+        """Have its credit be counted as unpaid from now on, or no more."""
+        meters = unpaid is not None and not self.delays
+        if unpaid is self._unpaid and meters is self.meters:
+            return
+        if self.meters and self._unpaid is not None and not self.delays:
+            self._unpaid.take(-self._free)
+        self._unpaid, self.meters, self._free = unpaid, meters, 0
+        if meters and unpaid is not None:
+            self._free = max(0, self.credit.granted - self.credit.sent)
+            unpaid.take(self._free)
+
+    def turn(self) -> None:
+        """Ask for credit for what its last messages were for, before more come."""
+        turns_to, self._turns_to = self._turns_to, None
+        if turns_to is not None and not self.gone and turns_to != self._turned:
+            self.ask_terms(turns_to)
+
+    @property
+    def may_turn(self) -> bool:
+        """Whether all that was read has come, so that it is clear how it was paid."""
+        return not self._begun
+
+    @property
+    def credit_for(self) -> tuple[Resource, ...]:
+        """What its credit is paid for; nothing if it is not paid."""
+        return self.paid_for if self.delays else ()
 
     @property
     def was_limited(self) -> bool:
@@ -411,7 +497,7 @@ class Link:
     @property
     def asks(self) -> Asks:
         """Which rules decide on its credit."""
-        return "all" if self.consumes or self._settles or self._says else "delaying"
+        return "all" if self.consumes or self._settles or self._turned else "delaying"
 
     @property
     def _says(self) -> bool:
@@ -443,20 +529,35 @@ class Link:
         """Have the link ask for credit if it wants some; where none is to be asked for it gets what there is."""
         if self.gone or self.request is not None or self._is_withheld():
             return
-        if self._owed:
-            self._shared.to_ask[self] = None
-        elif self.delays:
+        if self.delays:
             # Each look at it later costs more than this.
             if self.credit.wanted():
                 self._shared.to_ask[self] = None
-        elif self._grant_some() if self.meters else self.credit.grant_all():
+        elif self.meters:
+            self._grant_some()
+        elif self.credit.grant_all():
             self._shared.to_tell[self] = None
 
-    def _grant_some(self) -> bool:
-        # One may come on each link in any case, since it is not known which of them will be used.
-        told = self.credit.grant_some(MOST_WINDOW if self._shared.unpaid < MOST_UNPAID else 1)
-        self._count_unpaid()
-        return told
+    def _grant_some(self) -> None:
+        shared, unpaid = self._shared, self._unpaid
+        assert unpaid is not None  # noqa: S101 - as it meters
+        left = unpaid.left(shared.now_ns)
+        if unpaid.paid_for and self._turns_to is None:
+            self._turn_to(unpaid.paid_for)
+        if self._turns_to:
+            return
+        granted = self.credit.grant_some(left)
+        if granted:
+            unpaid.take(granted)
+            self._free += granted
+        elif self.credit.wanted():
+            shared.starved[self] = None
+        if self.credit.to_tell:
+            shared.to_tell[self] = None
+
+    def _turn_to(self, paid_for: tuple[Resource, ...]) -> None:
+        self._turns_to = paid_for
+        self._shared.turning[self] = None
 
     def _is_withheld(self) -> bool:
         return self._shared.withheld and self.sender is Side.CLIENT
@@ -465,8 +566,6 @@ class Link:
         """Return a request for credit if some is wanted; it is to be decided, and is open until then."""
         if self.request is not None or self.gone or self._is_withheld():
             return None
-        if self._owed:
-            return self._ask_for_owed()
         wanted = self.credit.wanted() if self.delays else 0
         if not wanted:
             return None
@@ -474,7 +573,7 @@ class Link:
             # No more than is charged at once: else more would be given back than was charged.
             self._pay_for(min(self._size_bytes, self.terms.most_bytes))
         self.request = Request(
-            self.resources,
+            self.paid_for,
             1,
             self._bytes,
             "",
@@ -487,37 +586,6 @@ class Link:
         )
         return self.request
 
-    def _ask_for_owed(self) -> Request:
-        resources, (messages, size_bytes) = next(iter(self._owed.items()))
-        most_bytes = self._shared.terms(resources).most_bytes
-        # More than is admitted at once would never be granted.
-        each_bytes = 0 if most_bytes is None else min(size_bytes // messages, most_bytes)
-        self._pays = True
-        self.request = Request(resources, 1, each_bytes, "", "impossible", None, self, most=min(messages, MOST_WINDOW))
-        return self.request
-
-    def _paid(self, request: Request, permits: int) -> None:
-        """Take what was granted of what it owes."""
-        resources, each_bytes = request.resources, request.size_bytes
-        messages, size_bytes = self._owed.pop(resources)
-        left, left_bytes = messages - permits, size_bytes - permits * each_bytes
-        if left > 0:
-            self._owed[resources] = left, left_bytes
-        elif left_bytes and self._shared.terms(resources).most_bytes is not None:
-            self._shared.charges.append(Charge(resources, 0, left_bytes, counts=False))
-
-    def _owe(self, resources: tuple[Resource, ...], size_bytes: int) -> None:
-        """Take note that a delivery goes on that is not paid for."""
-        if not resources or not self._shared.terms(resources).limits:
-            return
-        owed = self._owed
-        if self.gone or (resources not in owed and len(owed) >= _MOST_OWED):
-            self._shared.charges.append(Charge(resources, 1, size_bytes, counts=False))
-            return
-        messages, owed_bytes = owed.get(resources, (0, 0))
-        owed[resources] = messages + 1, owed_bytes + size_bytes
-        self.wants()
-
     def hold(self, request: Request) -> None:
         """Take note that a request waits; at the end of the link nobody waits for it any more."""
         if self.gone:
@@ -527,17 +595,12 @@ class Link:
     def grant(self, request: Request, permits: int) -> None:
         """Take what was granted to its request."""
         shared = self._shared
-        pays = False
         if self.request is request:
             self.request = None
-            pays, self._pays = self._pays, False
         plenty = permits == request.most and not self._since_ns
         self._since_ns = 0
-        if pays:
-            self._paid(request, permits)
-            if not plenty:
-                self.credit.narrow()
-        elif self.gone or self._is_withheld() or request.resources != self.resources or not self.delays:
+        as_asked = self.delays and request.resources == self.paid_for and request.asks == self.asks
+        if self.gone or self._is_withheld() or not as_asked:
             # Nobody is to use it, or it is paid for otherwise.
             shared.charges.append(
                 Charge(
@@ -552,7 +615,7 @@ class Link:
         else:
             if self._bytes != request.size_bytes:
                 shared.charges.append(self._charge(0, permits * (self._bytes - request.size_bytes)))
-            if self.credit.grant(permits, shared.now_ns, plenty=plenty):
+            if self.credit.grant(permits, plenty=plenty):
                 shared.to_tell[self] = None
             self.falls_due()
         self.wants()
@@ -561,17 +624,6 @@ class Link:
         """Have charged what is due, if anything is."""
         if self.credit.due:
             self._shared.due[self] = None
-        if self._unpaid:
-            self._count_unpaid()
-
-    def _count_unpaid(self) -> None:
-        """Count what it has of the connection's ``unpaid``."""
-        unpaid = 0
-        if (self.delays or self.meters) and not self.gone:
-            credit = self.credit
-            unpaid = max(0, credit.granted - credit.sent - (credit.prepaid if self.delays else 0))
-        self._shared.unpaid += unpaid - self._unpaid
-        self._unpaid = unpaid
 
     def charge_due(self) -> None:
         """Charge what came without being paid, or give back what was not needed."""
@@ -580,7 +632,7 @@ class Link:
             self._shared.charges.append(self._charge(due, due * self._bytes))
 
     def _charge(self, messages: int, size_bytes: int) -> Charge:
-        return Charge(self.resources, messages, size_bytes, consumes=self.consumes, asks=self.asks, counts=False)
+        return Charge(self.paid_for, messages, size_bytes, consumes=self.consumes, asks=self.asks, counts=False)
 
     def _pay_for(self, size_bytes: int) -> None:
         """Have a permit be paid for so many bytes, those too that are paid already."""
@@ -588,12 +640,6 @@ class Link:
         if prepaid and self._bytes != size_bytes:
             self._shared.charges.append(self._charge(0, prepaid * (size_bytes - self._bytes)))
         self._bytes = size_bytes
-
-    def idle(self) -> None:
-        """Give back what was paid and not needed, if it is time."""
-        self.credit.idle(self._shared.now_ns, max(0, MOST_UNPAID - self._shared.unpaid))
-        self._count_unpaid()
-        self.falls_due()
 
     # --- Deliveries -------------------------------------------------------------------------------
 
@@ -607,7 +653,7 @@ class Link:
         self._begun += deliveries
         if self.consumes or not self.credit.beyond(self._begun):
             return
-        if self.delays or self._owed or (self.decides and self._shared.limits):
+        if self.delays or (self.decides and self._shared.limits):
             name = self.name or "without a name"
             raise Close("transfer_limit_exceeded", f"the client has sent more on link {name} than it had credit for")
 
@@ -615,12 +661,20 @@ class Link:
         """Count deliveries whose first frame goes on, or is swallowed."""
         self._begun -= deliveries
         self.credit.came(deliveries)
+        self._free = max(0, self._free - deliveries)
         if self.delays:
             self.falls_due()
             self.wants()
         elif self.credit.granted < self.credit.limit:
             # It had to drain first what it was told of, or gets it bit by bit.
             self.wants()
+
+    def swallowed(self) -> None:
+        """Give the sender of a delivery that came, and does not go on, its credit again."""
+        self.credit.swallowed()
+        if self.meters and self._unpaid is not None:
+            self._unpaid.take(1)
+            self._free += 1
 
     def completed(self, deliveries: int, size_bytes: int) -> None:
         """Count whole deliveries that nothing decided on."""
@@ -678,7 +732,7 @@ class Link:
             must: no more of it can be waited for.
         """
         terms, resources = self.terms, self.resources
-        asks: Asks | None = "refusing" if self.decides and terms.refuses else None
+        asks: Asks | None = "refusing" if self.decides and terms.refuses and not self._says else None
         most_bytes = self.most_bytes
         if delivery.head is not None:
             try:
@@ -722,6 +776,8 @@ class Link:
             if self.decides and self.resources:
                 charge = Charge(self.resources, 1, delivery.size_bytes, asks="refusing", counts=False)
                 self._shared.charges.append(charge)
+                if self._unpaid is not None:
+                    self._did_harm(self.resources)
             return
         delivery.fate = ASKED
         delivery.asks = asks
@@ -761,7 +817,10 @@ class Link:
         try:
             if head.take(payload, last=is_last):
                 delivery.learns = False
-                self._owe(self._named(head), delivery.size_bytes)
+                delivery.resources = self._named(head)
+                if delivery.finished:
+                    # Its frame had begun to go on, and is over by now.
+                    self._charge_late(delivery)
         except Malformed as error:
             if self._shared.limits:
                 _check_unread(error)
@@ -771,6 +830,8 @@ class Link:
         """Take the verdict on a delivery."""
         request, delivery.request = delivery.request, None
         self._shared.unblocked[self.sender][self.session] = None
+        if self.meters and self._unpaid is not None:
+            self._unpaid.did_no_harm()
         if refuse is not None and not self._may_swallow():
             refuse = None
             if request is not None:
@@ -804,13 +865,17 @@ class Link:
         named, asked = delivery.resources, delivery.asked
         if asked_bytes and size_bytes > asked_bytes:
             self._shared.charges.append(Charge(asked, 0, size_bytes - asked_bytes, asks=delivery.asks))
-        if any(each not in asked for each in named):
+        delivery.finished = True
+        late = any(each not in asked for each in named)
+        if late:
             self._shared.count(named, 1, size_bytes, consumes=False)
-            self._owe(named, size_bytes)
         if self._says:
             self.used += 1
-        elif not asked_bytes or asked == named:
+            self._pay_late(delivery)
+        elif late or not asked_bytes or asked == named:
             self.completed(1, size_bytes)
+            if late and not set(named) <= set(self._turned):
+                self._charge_late(delivery)
         else:
             self.used += 1
             if delivery.asks == "refusing":
@@ -818,6 +883,43 @@ class Link:
             elif self.delays:
                 # It was paid for as credit before.
                 self._shared.charges.append(self._charge(-1, -self._bytes))
+
+    def _pay_late(self, delivery: Delivery) -> None:
+        """Have a delivery be paid that says itself what it is for."""
+        unpaid, named, decided = self._unpaid, delivery.resources, delivery.asked_bytes > 0
+        paid_for = self.credit_for if delivery.paid_for is None else delivery.paid_for
+        if paid_for:
+            if named == paid_for and not decided:
+                self._correct(1, delivery.size_bytes)
+                self._did_harm(named)
+                return
+            # As credit it was paid for something else, or it is paid twice.
+            self._shared.charges.append(Charge(paid_for, -1, -self._bytes, counts=False))
+        if decided:
+            return
+        if named and self._shared.terms(named).limits:
+            self._charge_late(delivery)
+        elif self.meters and unpaid is not None:
+            unpaid.did_no_harm()
+        elif unpaid is not None and not unpaid.pays(self._shared.now_ns):
+            self._turn_to(())
+
+    def _charge_late(self, delivery: Delivery) -> None:
+        """Charge a delivery that was not refused for what it says itself, and have credit be paid for that."""
+        named = delivery.resources
+        if self._shared.terms(named).limits:
+            self._shared.charges.append(Charge(named, 1, delivery.size_bytes, counts=False))
+            self._did_harm((*self.resources, *named))
+
+    def _did_harm(self, resources: tuple[Resource, ...]) -> None:
+        advance = self._shared.terms(resources).advance
+        if self._says and advance is not None and not advance.most:
+            # All is refused there, so nothing that is paid for it would ever come.
+            return
+        if self._unpaid is not None:
+            self._unpaid.did_harm(resources, self._shared.now_ns)
+        if resources != self._turned:
+            self._turn_to(resources)
 
     @property
     def copies(self) -> bool:
@@ -834,16 +936,12 @@ class Link:
         shared = self._shared
         if self.request is not None:
             shared.context.give_up([self.request])
-        for resources, (messages, size_bytes) in self._owed.items():
-            shared.charges.append(Charge(resources, messages, size_bytes, counts=False))
-        self._owed.clear()
-        self._pays = False
         self.request = None
-        self._count_unpaid()
-        due = self.credit.close()
+        self._meter(None)
+        due = self.credit.repay()
         if due and self.delays:
             shared.charges.append(self._charge(due, due * self._bytes))
-        for links in (shared.to_ask, shared.to_tell, shared.due, shared.idle):
+        for links in (shared.to_ask, shared.to_tell, shared.due, shared.starved, shared.turning):
             links.pop(self, None)
 
     # --- For people -------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from proxy.protocols.options import relays_unread, scans
 from proxy.stats.snapshot import MAX_LINKS_SHOWN, MAX_RESOURCES_SHOWN
 
 _NS_PER_MS: Final = 1_000_000
-#: How often is looked for credit that nobody needs.
+#: How often is looked for links that wait no more, or that wait for credit that is not paid.
 _SWEEP_NS: Final = 250_000_000
 #: Of a connection.
 MOST_SESSIONS: Final = 4096
@@ -60,6 +60,8 @@ class AMQP10Session(Session, Reader):
         self._context = context
         self._tls = options.tls
         self._shared = Shared(context, context.connection)
+        if context.hub is not None:
+            self._shared.clients = context.hub.clients
         self._shared.rules_version = context.rules_version()
         self._about = AboutClient()
         self._streams = {side: Stream(side, self) for side in Side}
@@ -181,9 +183,6 @@ class AMQP10Session(Session, Reader):
 
     def _grant(self, link: Link, request: Request, permits: int) -> None:
         link.grant(request, permits)
-        if link.credit.idle_ns is not None:
-            self._shared.idle[link] = None
-            self._sweep_soon()
 
     def _throttle(self, link: Link) -> None:
         """Show that a link waits for a limit; that it does no more is seen by a sweep, as it waits again and again."""
@@ -230,6 +229,10 @@ class AMQP10Session(Session, Reader):
             self._look_at_timed(stream.side)
         if shared.forced:
             self._context.wake()
+        if shared.turning:
+            self._turn()
+        if shared.starved:
+            self._sweep_soon()
         if shared.to_tell or shared.rejected or shared.short:
             self._tell()
 
@@ -447,7 +450,7 @@ class AMQP10Session(Session, Reader):
         return max(_LEAST_BEAT_NS, (opened.idle_time_out_ms or 0) * _NS_PER_MS // 4)
 
     def next_tick_ns(self) -> int | None:
-        """Return when to look at heartbeats, or at credit that nobody needs."""
+        """Return when to look at heartbeats, or at links that wait."""
         times = [*self._beats_ns.values()]
         if self._sweep_ns is not None:
             times.append(self._sweep_ns)
@@ -455,7 +458,7 @@ class AMQP10Session(Session, Reader):
         return min(times, default=None)
 
     def tick(self, now_ns: int) -> Batch | None:
-        """Send heartbeats where they are due, ask for credit, and give back what nobody needs."""
+        """Send heartbeats where they are due, and ask for credit."""
         shared = self._shared
         shared.now_ns = now_ns
         self._look_at_rules()
@@ -479,13 +482,19 @@ class AMQP10Session(Session, Reader):
         return batch if requests or batch.charges or batch.paid else None
 
     def _sweep(self, now_ns: int) -> None:
-        idle = self._shared.idle
-        for link in list(idle):
-            link.idle()
-            if link.gone or link.credit.idle_ns is None:
-                del idle[link]
+        shared = self._shared
+        starved, shared.starved = shared.starved, {}
+        for link in starved:
+            link.wants()
+        self._turn()
         self._look_at_stages(now_ns)
-        self._sweep_ns = now_ns + _SWEEP_NS if idle or self._stages else None
+        self._sweep_ns = now_ns + _SWEEP_NS if shared.starved or self._stages else None
+
+    def _turn(self) -> None:
+        """Have links turn of which all has come that was read."""
+        for link in [link for link in self._shared.turning if link.may_turn]:
+            del self._shared.turning[link]
+            link.session.turn(link)
 
     def _look_at_stages(self, now_ns: int) -> None:
         """Close the stages of what nothing has waited for since the last look."""

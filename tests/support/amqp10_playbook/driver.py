@@ -8,9 +8,10 @@ from limiter.rules.resource import Resource
 from proxy.common.buffers import GatherRoom
 from proxy.deciding.batch import Batch, ConnectionInfo, Hold, Refuse, Request, Side, Ticket, Verdict
 from proxy.flow.credit import Stage
+from proxy.protocols.amqp10.credit import Hub
 from proxy.protocols.amqp10.options import AMQP10Options
 from proxy.protocols.amqp10.session import AMQP10Session
-from proxy.protocols.base import NO_TERMS, Close, SessionContext, Terms, WireCounters
+from proxy.protocols.base import NO_TERMS, Advance, Close, SessionContext, Terms, WireCounters
 from proxy.protocols.options import ScanName
 
 from . import codec
@@ -20,7 +21,7 @@ CLIENT, BROKER = Side.CLIENT, Side.BROKER
 ORDERS = Resource("queue", "orders")
 BUSY = Refuse(ORDERS, "queue:orders", 1500)
 SHAPED = Terms(delays=True)
-REFUSED = Terms(refuses=True)
+REFUSED = Terms(refuses=True, advance=Advance(512_000_000, 512, 512))
 
 Decide = Callable[[Request], Verdict | None]
 
@@ -54,6 +55,8 @@ class Driver:
         room: GatherRoom | None = None,
         limits: Sequence[str] = (),
         scopes: tuple[Resource, ...] = (),
+        hub: Hub | None = None,
+        tightest: Advance | None = None,
     ) -> None:
         self.decide = decide
         self.terms = terms or {}
@@ -83,6 +86,8 @@ class Driver:
             stage=self.stage,
             terms=self._terms,
             rules_version=lambda: self.version,
+            hub=hub,
+            tightest=lambda _: tightest,
         )
         self.session = AMQP10Session(context)
 
@@ -111,7 +116,8 @@ class Driver:
     @property
     def charged(self) -> int:
         """Messages that were charged by credit, so far: what was granted, and what was charged or given back."""
-        granted = sum(request.messages for request in self.requests if request.most and id(request) not in self.held)
+        waiting = self.held.keys() | self.given_up_ids
+        granted = sum(request.messages for request in self.requests if request.most and id(request) not in waiting)
         return granted + sum(charge.messages for batch in self.batches for charge in batch.charges)
 
     @property

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from limiter.counting.accounts import Accounts
 from limiter.counting.rejections import Amount, Outcome
 from limiter.deciding.limits import Limits
-from limiter.plans.plans import NO_TERMS, Confirming, Terms
+from limiter.plans.plans import NO_TERMS, Advance, Confirming, Terms
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Action, Rule
 from limiter.rules.rule_set import RuleSet
@@ -662,6 +662,11 @@ class TestBatch:
             batch.add_verdicts({0: Grant("1")})  # type: ignore[arg-type]
 
 
+def said(world: World, resource: Resource, **how: Any) -> Terms:
+    """What rules say to messages, but for how much the tightest limit lets through."""
+    return world.limits.terms((resource,), caller_of(info(), **how))._replace(advance=None)
+
+
 class TestTerms:
     @pytest.mark.parametrize(
         ("actions", "terms"),
@@ -682,13 +687,30 @@ class TestTerms:
                 for name, action in zip(names, actions, strict=False)
             )
         )
-        assert world.limits.terms((A,), caller_of(info())) == terms
+        assert said(world, A) == terms
 
     def test_scopes_have_their_say_but_to_what_is_taken(self) -> None:
         world = World(Rule("client", "*", 1), delay("a", None, bytes_per_s=1000, max_debt_s=0.5))
-        assert world.limits.terms((A,), caller_of(info())) == Terms(delays=True, refuses=True, most_bytes=1500)
-        assert world.limits.terms((A,), caller_of(info(), consumes=True)) == Terms(delays=True, most_bytes=1500)
-        assert world.limits.terms((B,), caller_of(info())) == Terms(refuses=True)
+        assert said(world, A) == Terms(delays=True, refuses=True, most_bytes=1500)
+        assert said(world, A, consumes=True) == Terms(delays=True, most_bytes=1500)
+        assert said(world, B) == Terms(refuses=True)
+
+    def test_they_say_how_much_the_tightest_limit_of_messages_lets_through(self) -> None:
+        shadow = Rule(KIND, "b", 1, action="shadow")
+        world = World(Rule("client", "*", 50, max_debt_s=2), delay("a", 20, burst_s=2), shadow)
+        assert world.limits.terms((A,), caller_of(info())).advance == Advance(20_000_000, 40, 240)
+        assert world.limits.terms((B,), caller_of(info())).advance == Advance(50_000_000, 50, 150)
+        assert world.limits.tightest(["client", KIND]) == Advance(20_000_000, 40, 240)
+        assert world.limits.tightest(["user"]) is None
+        world.limits.swap(world.limits.rule_set.replace(rules=[Rule(KIND, "a", 5)]), 0)
+        assert world.limits.tightest(["client", KIND]) == Advance(5_000_000, 5, 55)
+
+    @pytest.mark.parametrize("others", [[], [Rule(KIND, "*", 3)]])
+    def test_a_limit_that_admits_nothing_is_not_the_tightest_if_others_are_there(self, others: list[Rule]) -> None:
+        world = World(Rule(KIND, "a", 0), *others)
+        found = world.limits.tightest([KIND])
+        assert found is not None
+        assert (found.most > 0) is bool(others)
 
     def test_they_change_with_the_rules(self) -> None:
         world = World(delay("a", 1))
@@ -707,8 +729,8 @@ class TestTerms:
             "fallback": "nack",
         }
         world = World(Rule(KIND, "a", None, **says), Rule("client", "*", 1), Rule(KIND, "b", None))
-        assert world.limits.terms((A,), caller_of(info(), consumes=True)) == Terms(confirm=confirming)
-        assert world.limits.terms((A,), caller_of(info())) == Terms(refuses=True, confirm=confirming)
+        assert said(world, A, consumes=True) == Terms(confirm=confirming)
+        assert said(world, A) == Terms(refuses=True, confirm=confirming)
         assert world.limits.terms((B, A), caller_of(info())).confirm == confirming
         assert world.limits.terms((B,), caller_of(info())).confirm is None
         assert not Terms(confirm=confirming).limits

@@ -2,13 +2,22 @@
 
 import pytest
 
-from proxy.protocols.amqp10.credit import FIRST_WINDOW, IDLE_NS, Credit, LinkFlow, unwrapped, wrapped
+from proxy.protocols.amqp10.credit import (
+    FIRST_WINDOW,
+    Advance,
+    Credit,
+    LinkFlow,
+    Unpaid,
+    UnpaidOfClients,
+    unwrapped,
+    wrapped,
+)
 
 ALL = 0xFFFFFFFF
 
 
-def granted(credit: Credit, permits: int = 1 << 20, now_ns: int = 0) -> LinkFlow:
-    credit.grant(min(permits, credit.wanted()), now_ns)
+def granted(credit: Credit, permits: int = 1 << 20) -> LinkFlow:
+    credit.grant(min(permits, credit.wanted()))
     return credit.to_sender()
 
 
@@ -53,7 +62,7 @@ def test_a_window_doubles_when_it_was_used_up() -> None:
     asked = []
     for _ in range(6):
         asked.append(credit.wanted())
-        credit.grant(asked[-1], 0)
+        credit.grant(asked[-1])
         credit.came(asked[-1])
     assert asked == [FIRST_WINDOW << each for each in range(6)]
 
@@ -61,18 +70,20 @@ def test_a_window_doubles_when_it_was_used_up() -> None:
 def test_a_window_doubles_where_there_is_plenty() -> None:
     credit = wide(100, 4)
     assert credit.wanted() == 4
-    credit.grant(4, 0, plenty=True)
+    credit.grant(4, plenty=True)
     # It has to use that much first.
     assert credit.window == 4
     credit.came(2)
-    credit.grant(credit.wanted(), 0, plenty=True)
+    credit.grant(credit.wanted(), plenty=True)
     assert credit.window == 4
     credit.came(2)
-    credit.grant(credit.wanted(), 0)
+    credit.grant(credit.wanted())
     assert credit.window == 4
     credit.came(2)
-    credit.grant(credit.wanted(), 0, plenty=True)
-    assert (credit.window, credit.wanted()) == (8, 4)
+    credit.grant(credit.wanted(), plenty=True)
+    assert credit.window == 8
+    credit.came(1)
+    assert credit.wanted() == 5
 
 
 def test_nothing_is_asked_for_before_half_of_a_window_is_used() -> None:
@@ -84,34 +95,70 @@ def test_nothing_is_asked_for_before_half_of_a_window_is_used() -> None:
     assert credit.wanted() == 5
 
 
-def test_what_was_not_needed_for_a_second_is_given_back_and_charged_when_it_is_used() -> None:
+def test_an_idle_link_asks_for_no_more_and_keeps_what_it_paid() -> None:
+    credit = wide(1000)
+    credit.grant(1)
+    assert (credit.wanted(), credit.prepaid, credit.unpaid) == (0, 1, 0)
+    credit.came()
+    assert (credit.wanted(), credit.take_due()) == (64, 0)
+
+
+def test_what_is_repaid_is_charged_when_it_comes() -> None:
     credit = wide(1000)
     granted(credit)
-    assert credit.idle_ns == IDLE_NS
-    credit.came(4)
-    credit.idle(IDLE_NS - 1)
-    assert credit.prepaid == 60
-    credit.idle(IDLE_NS)
-    assert (credit.prepaid, credit.take_due(), credit.window) == (0, -60, 32)
-    assert credit.idle_ns is None
+    assert (credit.repay(), credit.prepaid, credit.unpaid) == (-64, 0, 64)
     credit.came(3)
-    assert (credit.take_due(), credit.granted, credit.wanted()) == (3, 64, 0)
+    assert (credit.take_due(), credit.granted, credit.unpaid) == (3, 64, 61)
 
 
-def test_a_slow_link_keeps_what_it_needs_in_a_second() -> None:
-    credit = wide(1000)
-    granted(credit)
-    credit.came(5)
-    credit.idle(IDLE_NS)
-    # All that was left has been there since the beginning of the second.
-    assert (credit.prepaid, credit.take_due()) == (0, -59)
-    credit.came(43)
-    assert credit.take_due() == 43
-    # What it takes anew it needs.
-    assert granted(credit, now_ns=2 * IDLE_NS).credit == 32
-    credit.came(credit.prepaid)
-    credit.idle(3 * IDLE_NS)
-    assert (credit.prepaid, credit.take_due(), credit.window) == (0, 0, 32)
+class TestUnpaid:
+    S = 1_000_000_000
+
+    def of(self, burst: int = 5, most: int = 20) -> Unpaid:
+        unpaid = Unpaid(0)
+        unpaid.limit(Advance(2_000_000, burst, most))
+        return unpaid
+
+    def test_there_is_as_much_as_the_tightest_limit_lets_through(self) -> None:
+        unpaid = self.of()
+        assert unpaid.left(0) == 5
+        unpaid.take(5)
+        assert (unpaid.left(0), unpaid.left(self.S), unpaid.left(10 * self.S)) == (0, 2, 5)
+
+    def test_what_did_no_harm_comes_back_and_brings_more_up_to_a_bound(self) -> None:
+        unpaid = self.of()
+        for _ in range(100):
+            unpaid.take(5)
+            unpaid.did_no_harm(5)
+        assert (unpaid.left(0), unpaid.left(100 * self.S)) == (5, 20)
+        unpaid.did_harm((), 100 * self.S)
+        assert unpaid.left(100 * self.S) == 5
+
+    def test_what_was_not_used_comes_back(self) -> None:
+        unpaid = self.of()
+        unpaid.take(4)
+        unpaid.take(-3)
+        assert unpaid.left(0) == 4
+
+    def test_another_limit_forgives_nothing(self) -> None:
+        unpaid = self.of()
+        unpaid.take(4)
+        unpaid.limit(Advance(2_000_000, 3, 6))
+        assert unpaid.left(0) == 0
+        unpaid.limit(Advance(2_000_000, 50, 60))
+        assert unpaid.left(0) == 46
+
+    def test_credit_is_paid_for_a_while_as_for_what_came_last(self) -> None:
+        unpaid = self.of()
+        unpaid.did_harm(("q",), 0)  # type: ignore[arg-type]
+        assert unpaid.pays(9 * self.S)
+        assert not unpaid.pays(10 * self.S)
+        assert unpaid.paid_for == ()
+
+    def test_all_connections_of_a_client_have_one(self) -> None:
+        clients = UnpaidOfClients()
+        assert clients.of("192.0.2.1", (), 0) is clients.of("192.0.2.1", (), 5)
+        assert clients.of("192.0.2.2", (), 0) is not clients.of("192.0.2.1", (), 0)
 
 
 def test_credit_of_a_swallowed_delivery_comes_back() -> None:
@@ -124,7 +171,7 @@ def test_credit_of_a_swallowed_delivery_comes_back() -> None:
     assert (credit.prepaid, credit.take_due()) == (1, 0)
     # The receiver knows of three.
     credit.flow_of_receiver(3, 10, False)
-    credit.grant(2, 0)
+    credit.grant(2)
     assert credit.to_sender() == (4, 3, False)
     assert credit.flow_of_sender(4, 3, 0, False) == (3, 10, False)
 
@@ -145,7 +192,7 @@ def test_a_grant_that_comes_late_is_given_back() -> None:
     credit = wide(100)
     asked = credit.wanted()
     credit.flow_of_receiver(0, 3, False)
-    credit.grant(asked, 0)
+    credit.grant(asked)
     assert (credit.granted, credit.prepaid, credit.take_due()) == (3, 3, 3 - asked)
 
 
@@ -191,7 +238,7 @@ class TestDrain:
         granted(credit)
         credit.flow_of_receiver(0, 100, True)
         credit.to_sender()
-        credit.grant(3, 0)
+        credit.grant(3)
         credit.to_sender()
         assert credit.flow_of_sender(4, 0, 0, True) is None
         # It has three left to throw away; the four can be granted anew.
@@ -204,7 +251,7 @@ class TestDrain:
         credit.flow_of_receiver(0, 100, True)
         assert credit.to_sender() == (0, 2, True)
         # Asked for before it drained, granted while the answer is on its way.
-        assert credit.grant(3, 0)
+        assert credit.grant(3)
         assert credit.to_sender() == (0, 5, True)
         assert credit.flow_of_sender(2, 0, 0, True) is None
         # The answer to the second flow is on its way, too: a third one would cross it, and so on.
@@ -220,13 +267,13 @@ class TestDrain:
         assert credit.to_sender() == (0, 2, True)
         # All of it is used, which this sender does not answer.
         credit.came(2)
-        assert credit.grant(3, 0)
+        assert credit.grant(3)
         assert credit.to_sender() == (2, 3, True)
         # It answers the first only now, and throws away what it got for the second, though it has more.
         assert credit.flow_of_sender(5, 0, 0, True) is None
         assert (credit.sent, credit.granted, credit.offset, credit.prepaid) == (2, 2, 3, 0)
         assert credit.wanted() == min(limit - 2, 8)
-        assert credit.grant(1, 0)
+        assert credit.grant(1)
         assert credit.to_sender() == (5, 1, True)
         # That is the answer to the third.
         assert credit.flow_of_sender(6, 0, 0, True) == (limit, 0, True)
@@ -253,7 +300,8 @@ class TestDrain:
         granted(credit, 2)
         assert credit.wanted() == 0
         credit.flow_of_receiver(0, 10, False)
-        assert credit.wanted() == 6
+        credit.came()
+        assert credit.wanted() == 7
 
     def test_taken_back(self) -> None:
         credit = wide(100, 4)
@@ -305,5 +353,5 @@ def test_unused_credit_is_given_back_in_the_end() -> None:
     credit = wide(100)
     granted(credit)
     credit.came(3)
-    assert credit.close() == -61
+    assert credit.repay() == -61
     assert credit.prepaid == 0

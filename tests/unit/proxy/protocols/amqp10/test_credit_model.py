@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.protocols.amqp10.credit import IDLE_NS, Credit
+from proxy.protocols.amqp10.credit import Credit
 
 ALL = 0xFFFFFFFF
 SEEDS = 150 * max(1, int(os.environ.get("FUZZ_FACTOR", "1")))
@@ -170,7 +170,6 @@ class Link:
         self.limited = True
         self.refuses = False
         self.credit = Credit()
-        self.now_ns = 0
         #: Deliveries that go on; whether the one in hand does not.
         self.forwarded = 0
         self.swallowing = False
@@ -278,7 +277,7 @@ class Link:
             if self.limited:
                 permits = min(permits, self.credit.wanted())
                 self.taken += permits
-                self.credit.grant(permits, self.now_ns)
+                self.credit.grant(permits)
             else:
                 self.credit.grant_all()
             self._tell(flow)
@@ -301,7 +300,7 @@ class Link:
     def _grant(self, permits: int) -> None:
         if self.limited and permits:
             self.taken += permits
-            if self.credit.grant(permits, self.now_ns):
+            if self.credit.grant(permits):
                 self._tell()
 
     def _tell(self, instead_of: Flow | None = None) -> None:
@@ -316,12 +315,6 @@ class Link:
         if self.told is not None and not self.lowered:
             assert signed(limit - self.told) >= 0, "granted was lowered"
         self.told = limit
-
-    def time_passes(self, thirds: int) -> None:
-        self.now_ns += thirds * IDLE_NS // 3
-        at_ns = self.credit.idle_ns
-        if at_ns is not None and at_ns <= self.now_ns:
-            self.credit.idle(self.now_ns)
 
     def rules_change(self, _: int) -> None:
         self.limited = not self.limited
@@ -382,7 +375,7 @@ class Link:
     def end(self) -> None:
         self.all_is_used_or_drained()
         self.check()
-        self.charged += self.credit.close()
+        self.charged += self.credit.repay()
         assert self.credit.prepaid == 0
         assert self.taken + self.charged == self.forwarded
 
@@ -393,7 +386,6 @@ MOST = 9
 SELDOM: list[Action] = [
     Link.rules_change,
     Link.refusals_begin_or_end,
-    Link.time_passes,
     Link.all_arrives,
     Link.all_is_used_or_drained,
     Link.sluice_is_granted_late,

@@ -9,9 +9,9 @@ from amqp10_playbook.driver import BROKER, CLIENT, ORDERS, REFUSED, SHAPED, Driv
 
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Charge
-from proxy.protocols.amqp10 import links
+from proxy.protocols.amqp10.credit import Hub
 from proxy.protocols.amqp10.options import AMQP10Options
-from proxy.protocols.base import Terms
+from proxy.protocols.base import Advance, Terms
 from proxy.protocols.options import ScanName
 
 FREE = Resource("queue", "free")
@@ -175,17 +175,19 @@ def test_a_link_of_settled_messages_waits_until_their_copies_are_paid(scan: Scan
     for number in range(10):
         assert len(driver.send(number, payload=copied("other"), settled=True)) == 1
     driver.tick()
+    assert driver.charged == 10
     driver.forget()
     (flow,) = driver.credit(10, count=10)
     assert flow["delivery_count"] + flow["link_credit"] == 10
-    while driver.held:
-        assert driver.charged < 10
-        assert driver.to(CLIENT) == []
-        driver.resolve(next(iter(driver.held.values()))[0].most)
-        driver.tick()
-    assert driver.charged == 10
+    ((request, _),) = driver.held.values()
+    assert request.resources == (ORDERS, OTHER)
+    driver.resolve(2)
     (flow,) = driver.to(CLIENT)
-    assert flow["delivery_count"] + flow["link_credit"] == 20
+    assert flow["delivery_count"] + flow["link_credit"] == 12
+    # That is paid for copies.
+    driver.send(10, payload=copied("other"), settled=True)
+    driver.tick()
+    assert driver.charged == 12
 
 
 def test_an_anonymous_link_of_settled_messages_pays_for_all_that_they_name() -> None:
@@ -196,50 +198,50 @@ def test_an_anonymous_link_of_settled_messages_pays_for_all_that_they_name() -> 
     )
     driver.send(0, payload=payload, settled=True)
     driver.tick()
-    assert driver.charged == 1
+    assert sum(charge.messages for batch in driver.batches for charge in batch.charges) == 1
 
 
 # --- Credit that is not used ----------------------------------------------------------------------
 
 
-def test_links_of_a_connection_hoard_no_more_than_so_much_credit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "MOST_UNPAID", 9)
+def test_idle_links_have_no_more_credit_than_was_charged() -> None:
     driver = Driver(terms={ORDERS: SHAPED}).open()
-    number = 0
-    for turn in range(2):
-        for handle in range(20):
-            driver.sends(handle)
-            driver.credit(170, handle=handle)
-        assert driver.charged == 20 * turn + 40
-        for _ in range(20):
-            driver.now_ns += 300_000_000
-            driver.tick()
-        # What is over that stays charged.
-        assert driver.charged == 20 * turn + 40 - 9
-        for handle in range(20):
-            driver.send(number, handle=handle)
-            number += 1
-        for handle in range(20):
-            driver.client(1, "detach", handle=handle, closed=True)
-            driver.broker(5, "detach", handle=handle + 3, closed=True)
+    for handle in range(20):
+        driver.sends(handle)
+        driver.credit(170, handle=handle)
+    for _ in range(20):
+        driver.now_ns += 300_000_000
         driver.tick()
-        assert driver.charged == driver.paid == 20 * turn + 20
+    assert driver.charged == 40
+    for handle in range(20):
+        driver.send(2 * handle, handle=handle)
+        driver.client(1, "detach", handle=handle, closed=True)
+    driver.tick()
+    assert driver.charged == driver.paid == 20
 
 
-def test_anonymous_links_of_a_connection_hoard_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "MOST_UNPAID", 9)
-    driver = Driver(terms={ORDERS: SHAPED}).open()
+@pytest.mark.parametrize("address", [None, "/queues/orders"])
+def test_links_of_a_client_share_the_credit_that_is_not_paid(address: str | None) -> None:
+    advance = Advance(1_000_000, 9, 20)
+    clients = Hub()
+    driver = Driver(terms={ORDERS: Terms(refuses=True, advance=advance)}, hub=clients, tightest=advance).open()
     told = []
     for handle in range(20):
-        driver.sends(handle, None)
+        driver.sends(handle, address)
         told += [said["link_credit"] for said in driver.credit(170, handle=handle)]
-    assert told == [2] * 5 + [1] * 15
-    number = 0
-    for _ in range(3):
-        for handle in range(20):
-            driver.send(number, handle=handle, payload=codec.message(b"x", to="/queues/free"), settled=True)
-            number += 1
-    assert driver.closed is None
+    assert told == [2] * 4 + [1] + [0] * 15
+    # Those of its other connections have none either, and get some one after the other.
+    other = Driver(terms=driver.terms, hub=clients, tightest=advance).open()
+    other.sends(address=address)
+    assert [said["link_credit"] for said in other.credit(170)] == [0]
+    for second in range(1, 3):
+        driver.now_ns = other.now_ns = second * 1_000_000_000
+        other.tick()
+    (flow, *_) = other.to(CLIENT)
+    assert flow["link_credit"] == 1
+    driver.session.settle(driver.now_ns)
+    other.sends(1, address)
+    assert [said["link_credit"] for said in other.credit(170, handle=1)] == [2]
 
 
 @pytest.mark.parametrize("scan", ["python", "compiled"])

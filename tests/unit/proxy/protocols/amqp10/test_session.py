@@ -240,7 +240,7 @@ def test_another_link_of_the_session_goes_on_at_full_speed() -> None:
     assert len(driver.send(0, handle=1)) == 1
 
 
-def test_credit_that_is_not_used_is_given_back() -> None:
+def test_credit_that_is_not_used_stays_paid_until_the_end_of_its_link() -> None:
     driver = shaped().sends()
     driver.credit(170)
     assert driver.charged == 2
@@ -248,7 +248,7 @@ def test_credit_that_is_not_used_is_given_back() -> None:
     for _ in range(12):
         driver.now_ns += 250_000_000
         driver.tick()
-    assert driver.charged == 0
+    assert driver.charged == 2
     driver.send(0)
     driver.tick()
     assert driver.paid == 1
@@ -295,7 +295,7 @@ def test_rules_that_end_let_all_credit_go() -> None:
     driver.terms.clear()
     driver.version = 1
     driver.tick()
-    driver.resolve(1)
+    assert len(driver.given_up) == 1
     (flow,) = driver.to(CLIENT)
     assert flow["delivery_count"] + flow["link_credit"] == 170
     driver.tick()
@@ -407,11 +407,18 @@ def test_a_consumer_that_drains_hears_of_it_once_all_was_granted() -> None:
     assert (flow["delivery_count"], flow["link_credit"] or 0, flow["drain"]) == (2**32 - 2, 0, True)
 
 
+def links_of(driver: Driver) -> list[Link]:
+    return [link for session in driver.session._sessions for link in session.links]
+
+
 # --- Rejecting ------------------------------------------------------------------------------------
 
 
 def refused(decide: Decide = refuse, terms: Terms = REFUSED) -> Driver:
     driver = Driver(decide, terms={ORDERS: terms}).open().sends()
+    # It has used as much before.
+    (link,) = links_of(driver)
+    link.credit.window = 256
     driver.credit(100)
     return driver.forget()
 
@@ -621,6 +628,44 @@ def test_settled_messages_are_never_refused() -> None:
     assert not driver.requests
     driver.tick()
     assert driver.paid == 1
+    # From here on it is as if the link had said that it settles all.
+    assert len(driver.send(1)) == 1
+    driver.tick()
+    assert driver.charged == 2
+    assert not [request for request in driver.requests if not request.most]
+
+
+@pytest.mark.parametrize("mode", [None, 0, 2])
+def test_settled_messages_wait_for_credit_whatever_their_link_has_announced(mode: int | None) -> None:
+    driver = Driver(hold, terms={ORDERS: REFUSED}).open().sends(snd_settle_mode=mode)
+    (flow,) = driver.credit(170)
+    assert flow["link_credit"] == 2
+    for number in range(2):
+        assert len(driver.send(number, settled=True)) == 1
+    driver.tick()
+    ((request, _),) = driver.held.values()
+    assert (request.resources, request.asks, request.refusal) == ((ORDERS,), "all", "impossible")
+    assert driver.to(CLIENT) == []
+    driver.resolve(1)
+    (flow,) = driver.to(CLIENT)
+    assert flow["delivery_count"] + flow["link_credit"] == 3
+    assert driver.charged == 3
+
+
+def test_another_link_of_a_client_that_has_sent_settled_messages_waits_for_credit() -> None:
+    driver = Driver(hold, terms={ORDERS: REFUSED}).open().sends(snd_settle_mode=2)
+    driver.credit(170)
+    driver.send(0, settled=True)
+    driver.client(1, "detach", handle=0, closed=True)
+    driver.broker(5, "detach", handle=3, closed=True)
+    driver.sends(1, name="another", snd_settle_mode=2)
+    (flow,) = driver.credit(170, handle=1)
+    assert flow["link_credit"] == 0
+    # That of others does not.
+    driver.now_ns += 10_000_000_000
+    driver.sends(2, name="later", snd_settle_mode=2)
+    (flow,) = driver.credit(170, handle=2)
+    assert flow["link_credit"] == 2
 
 
 def test_a_message_that_is_too_large_is_told_the_size() -> None:
@@ -710,7 +755,8 @@ def test_what_is_kept_back_is_decided_before_the_window_is_used_up() -> None:
     assert [said.name for said in driver.to(CLIENT)] == ["disposition"]
 
 
-def test_settled_messages_of_an_anonymous_link_are_paid_before_more_credit_comes() -> None:
+@pytest.mark.parametrize("ends", ["goes on", "detach", "end", "cut"])
+def test_settled_messages_of_an_anonymous_link_are_charged_and_more_credit_is_paid_before(ends: str) -> None:
     driver = Driver(hold, terms={ORDERS: REFUSED}).open().sends(0, None)
     driver.now_ns = 1
     # What they are for is not known before: so it begins with little.
@@ -719,33 +765,43 @@ def test_settled_messages_of_an_anonymous_link_are_paid_before_more_credit_comes
     payload = codec.message(b"x", to="/queues/orders")
     for number in range(2):
         assert len(driver.send(number, payload=payload, settled=True)) == 1
+    charges = []
+    if ends == "cut":
+        batch = driver.session.settle(1)
+        charges = [] if batch is None else [*batch.charges]
+    elif ends != "goes on":
+        driver.client(1, ends, **({"handle": 0, "closed": True} if ends == "detach" else {}))
     driver.tick()
+    charges += [charge for batch in driver.batches for charge in batch.charges]
+    assert sum(charge.messages for charge in charges) == 2
+    if ends != "goes on":
+        assert not driver.held
+        return
     assert driver.paid == 2
     ((request, _),) = driver.held.values()
-    assert (request.resources, request.messages, request.most) == ((ORDERS,), 1, 1)
-    (flow,) = [said for said in driver.to(CLIENT) if said.name == "flow"][-1:] or [None]
-    told = 2 if flow is None else flow["delivery_count"] + flow["link_credit"]
-    assert told <= 3
+    assert (request.resources, request.messages) == ((ORDERS,), 1)
+    assert driver.to(CLIENT) == []
     driver.resolve(1)
-    driver.tick()
-    assert driver.charged == 1
-    assert not driver.to(CLIENT)
-    driver.resolve(1)
-    assert driver.charged == 2
     (flow,) = driver.to(CLIENT)
-    assert flow["delivery_count"] + flow["link_credit"] == 4
+    assert flow["delivery_count"] + flow["link_credit"] == 3
+    assert driver.charged == 3
+    # Another one of its client is not known to be for anything else.
+    driver.sends(1, None, name="another")
+    (flow,) = driver.credit(170, handle=1)
+    assert flow["link_credit"] == 0
+    assert [each.resources for each, _ in driver.held.values()] == [(ORDERS,)]
 
 
-def test_what_settled_messages_owe_is_charged_at_the_end_of_their_link() -> None:
-    driver = Driver(hold, terms={ORDERS: REFUSED}).open().sends(0, None)
+def test_credit_that_was_paid_for_something_else_is_given_back() -> None:
+    driver = Driver(terms={ORDERS: REFUSED}).open().sends(0, None)
     driver.credit(170)
-    for number in range(2):
-        driver.send(number, payload=codec.message(b"x", to="/queues/orders"), settled=True)
-    driver.tick()
+    for number, queue in enumerate(("orders", "orders", "free", "free", "orders")):
+        driver.send(number, payload=codec.message(b"x", to=f"/queues/{queue}"), settled=True)
+        driver.tick()
     driver.client(1, "detach", handle=0, closed=True)
     driver.tick()
-    assert not driver.held
-    assert sum(charge.messages for batch in driver.batches for charge in batch.charges) == 2
+    assert driver.charged == 3
+    assert driver.paid == 5
 
 
 def test_settled_messages_to_elsewhere_get_all_credit() -> None:
