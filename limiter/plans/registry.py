@@ -17,8 +17,8 @@ missed earlier ones as well goes on as if they had not been, which may give it o
 **What a limit begins with.** Nobody who is below a limit may be refused because the limit is new, so a limiter begins
 full: that of a name which nobody has asked for, since it was idle all along, and that of a name which had no limit
 until now, since it was unlimited or limiting was switched off. What was stored, owed or open before counts no more.
-Only where ``shared`` is switched, the names were limited all along: by their own limits or by the total. Each of both
-goes on from what it was, or else every switch would give another burst.
+Only where ``shared`` is switched, or the pattern of a total is edited, the names were limited all along: by their own
+limits or by a total. Each of these goes on from what it was, or else every edit would give another burst.
 
 It reads no clock, is not made for several threads, and does not limit how long names are: protocols do.
 """

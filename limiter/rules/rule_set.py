@@ -253,11 +253,13 @@ class RuleSet:
         return self.match(resource).part(dimension) if self.limiting(resource) else None
 
     def limits_otherwise(self, resource: Resource, dimension: Dimension) -> bool:
-        """Say whether a total limits a name without a limit of its own, or limits of single names replace a total."""
+        """Say whether a total limits a name without a limit of its own, or other rules of its kind replace a total."""
         if not self.limiting(resource):
             return False
-        rule = self.pattern_rule(resource.name) if resource.kind == TOTAL else self.match_total(resource)
-        return rule is not None and rule.part(dimension) is not None
+        if resource.kind == TOTAL:
+            return self.limits_kind(limited_kind(resource))
+        total = self.match_total(resource)
+        return total is not None and total.part(dimension) is not None
 
     def limiting(self, resource: Resource) -> bool:
         """Say whether limiting is switched on for a resource; a total goes by the kind that it limits."""

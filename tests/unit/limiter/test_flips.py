@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +23,7 @@ TAKES_NS = 150 * MS
 ORDERS = Resource("topic", "orders")
 RATE = 10
 LARGEST = 3
-CALLERS = [Caller(f"10.0.0.{n}", f"group-{n % 3}", "main") for n in range(5)]
+CALLERS = [Caller(f"10.0.0.{n}", f"group-{n % 3}", "orders") for n in range(5)]
 KEYS = 5 + 3 + 1  # addresses, groups, and those that are not told apart
 PLAIN = Rule("topic", "*", RATE, break_s=0)
 
@@ -39,6 +40,7 @@ FLIPS: dict[str, tuple[Any, ...]] = {
     "rate_per_s": (RATE, RATE / 2),
     "break_s": (0, 0.2),
     "bytes_per_s": (None, 1_000_000),
+    "pattern": ("*", "o*", "or*"),
 }
 LARGEST_BURST = RATE * max(FLIPS["burst_s"])
 
@@ -57,6 +59,7 @@ class Restart:
 
 FLIP = st.one_of([st.builds(Flip, st.just(field), st.sampled_from(values)) for field, values in FLIPS.items()])
 TIMES = st.sampled_from([0, 0, 0, MS, 30 * MS, 400 * MS])
+STEP = st.tuples(TIMES, st.one_of(FLIP, FLIP, FLIP, st.builds(Restart)), st.integers(1, LARGEST))
 
 
 def flipped(rule: Rule, flip: Flip) -> Rule:
@@ -84,11 +87,17 @@ def flood(limits: Limits, now_ns: int, cost: int) -> int:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.tuples(TIMES, st.one_of(FLIP, FLIP, FLIP, st.builds(Restart)), st.integers(1, LARGEST)), max_size=8))
-@example([(0, Flip("fair_by", "client"), 1), (0, Flip("fair_by", None), 1)])
-@example([(0, Flip("shared", to=True), 1), (0, Flip("shared", to=False), 1)])
-def test_flips_of_any_field_pass_one_burst_and_no_more(steps: list[tuple[int, Flip | Restart, int]]) -> None:
-    rule = PLAIN
+@pytest.mark.parametrize("kind", ["topic", "listener"])
+@given(
+    steps=st.lists(
+        st.tuples(TIMES, st.one_of(FLIP, FLIP, FLIP, st.builds(Restart)), st.integers(1, LARGEST)), max_size=8
+    )
+)
+@example(steps=[(0, Flip("fair_by", "client"), 1), (0, Flip("fair_by", None), 1)])
+@example(steps=[(0, Flip("shared", to=True), 1), (0, Flip("shared", to=False), 1)])
+@example(steps=[(0, Flip("shared", to=True), 1), (0, Flip("pattern", "o*"), 1), (0, Flip("pattern", "*"), 1)])
+def test_flips_of_any_field_pass_one_burst_and_no_more(kind: str, steps: list[tuple[int, Flip | Restart, int]]) -> None:
+    rule = replace(PLAIN, kind=kind)
     limits = Limits(RuleSet((rule,)))
     now_ns = spent = 0
     fields = {step.field for _, step, _ in steps if isinstance(step, Flip)}
@@ -107,8 +116,10 @@ def test_flips_of_any_field_pass_one_burst_and_no_more(steps: list[tuple[int, Fl
             now_ns += TAKES_NS
             spent += passed
         spent += flood(limits, now_ns, cost)
-    # A limit of each name and one of all together are two, and each has its time and its burst.
-    bound = (RATE * now_ns / NS_PER_S + LARGEST_BURST) * (1 + ("shared" in fields))
+    # The limit of the name is one, and each total another, with its own time and burst.
+    patterns = {"*", *(step.to for _, step, _ in steps if isinstance(step, Flip) and step.field == "pattern")}
+    limits_in_all = 1 + len(patterns) if "shared" in fields else 1
+    bound = (RATE * now_ns / NS_PER_S + LARGEST_BURST) * limits_in_all
     assert spent <= math.ceil(bound) + (KEYS + 1) * LARGEST - 1
 
 
