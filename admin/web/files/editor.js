@@ -107,7 +107,7 @@ class Editor {
     this.controls = new Map();
     const shown = fieldsOf(this.kind, this.name, limit);
     for (const each of shown) this.controls.set(each.key, control(each, limit));
-    const further = shown.some((each) => each.telling && read(each, this.controls.get(each.key)) !== undefined) || !["reject", undefined].includes(limit.action);
+    const further = shown.some((each) => each.telling && read(each, this.controls.get(each.key)) !== undefined) || !["reject", null, undefined].includes(limit.action);
     const form = h(
       "form",
       {
