@@ -439,21 +439,13 @@ def test_form_has_no_fields_of_other_protocols(
     assert not only_topics & set(queue)
 
 
-def test_escape_leads_from_a_preview_to_the_form_and_does_not_discard_edits_at_once(form: Any) -> None:
+def test_escape_leads_from_a_preview_to_its_form_and_loses_no_edits(form: Any) -> None:
     rate = form.get_by_label("Rate, per second")
     rate.fill("77")
     form.get_by_role("button", name="Preview").click()
     expect(form.get_by_role("button", name="Apply")).to_be_focused()
     form.press("Escape")
     expect(rate).to_have_value("77")
-    form.press("Escape")
-    expect(form.locator(".problem")).to_have_text("Your changes are not applied. Press Escape again to discard them.")
-    expect(rate).to_have_value("77")
-    form.press("Escape")
-    expect(form).to_be_hidden()
-
-
-def test_escape_closes_a_form_without_edits(form: Any) -> None:
     form.press("Escape")
     expect(form).to_be_hidden()
 

@@ -78,6 +78,11 @@ def test_without_a_spool_and_with_nobody_who_waits_it_says_so(open_tab: OpenTab,
     expect(page.locator("main")).to_contain_text("There is no spool: /big: it may not be written")
 
 
+def test_who_waited_for_a_moment_is_no_bottleneck(open_tab: OpenTab, sluice: Sluice) -> None:
+    page = opened(open_tab, sluice, msgspec.structs.replace(FLOW, findings=()))
+    expect(page.locator(".findings")).to_have_text("None: whatever waited did so for moments only.")
+
+
 def test_a_purge_is_asked_for_and_tells_what_it_did(open_tab: OpenTab, sluice: Sluice) -> None:
     page = opened(open_tab, sluice)
     asked: list[str] = []

@@ -56,12 +56,9 @@ class Editor {
     this.name = name;
     /** @type {any} */
     this.entry = null;
-    this.dialog = openDialog(name === "*" ? `Default of ${kind}` : `${kind} ${name}`, { drawer: true, onclose, onescape: () => this.keeps() });
+    this.dialog = openDialog(name === "*" ? `Default of ${kind}` : `${kind} ${name}`, { drawer: true, onclose, onescape: () => this.leavesPreview() });
     /** @type {(() => void) | null} the way back to the form, while a preview is shown */
     this.back = null;
-    /** What the form said when it was shown, and whether somebody was told that it says something else. */
-    this.before = "";
-    this.warned = false;
     this.notice = h("div", { role: "alert" });
     this.content = h("div", {}, h("p", { class: "muted" }, "Loading…"));
     fill(this.dialog.body, this.notice, this.content);
@@ -153,7 +150,6 @@ class Editor {
     );
     fill(this.content, form);
     this.back = null;
-    this.before = JSON.stringify(this.body());
     (write.disabled ? this.dialog.element.querySelector("h2") : this.rate)?.focus();
     if (!write.disabled) this.rate.select();
   }
@@ -330,20 +326,14 @@ class Editor {
     apply.focus();
   }
 
-  /** @returns {boolean} whether Escape leaves the dialog open: it leads from a preview to the form, and edits need another. */
-  keeps() {
-    if (this.back) {
-      this.back();
-      return true;
-    }
-    if (this.warned || !this.before || JSON.stringify(this.body()) === this.before) return false;
-    this.warned = true;
-    showProblem(this.notice, "Your changes are not applied. Press Escape again to discard them.");
-    return true;
+  /** @returns {boolean} whether Escape has led from a preview to its form, so that no edits are lost at once. */
+  leavesPreview() {
+    const { back } = this;
+    back?.();
+    return Boolean(back);
   }
 
   clear() {
-    this.warned = false;
     showProblem(this.notice, "");
     for (const element of [this.rate, this.reason, this.ttl?.control, ...(this.controls?.values() ?? [])]) {
       if (element) setError(element, "");

@@ -15,7 +15,7 @@ const MOST = 50;
 const STATES = /** @type {Record<string, [string, string, string]>} */ ({
   running: ["running", "", "Nothing stops it."],
   throttled: ["throttled", "", "A limit makes its messages wait."],
-  flow: ["in flow", "warn", "It was stopped within the last seconds, since a later stage takes no more."],
+  flow: ["in flow", "", "It was stopped within the last seconds, since a later stage takes no more."],
   blocked: ["blocked", "bad", "An alarm stops it."],
 });
 /** Kinds of stages in the order in which messages go through them. */
@@ -121,7 +121,7 @@ export class FlowView {
   }
 
   showFlow(/** @type {any} */ flow) {
-    fill(this.findings, flow.findings.length ? flow.findings.map((/** @type {any} */ each) => h("li", {}, each.text)) : h("li", { class: "muted" }, "Nobody waits."));
+    fill(this.findings, flow.findings.length ? flow.findings.map((/** @type {any} */ each) => h("li", {}, each.text)) : h("li", { class: "muted" }, flow.connections.length ? "None: whatever waited did so for moments only." : "Nobody waits."));
     const states = STAGES.map(([kind, label]) => [label, flow.counts.filter((/** @type {any} */ each) => each.kind === kind && each.stages)]).filter(([, found]) => found.length);
     fill(
       this.stages,

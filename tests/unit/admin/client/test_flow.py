@@ -42,6 +42,8 @@ class TestFlow:
     def test_of_nobody_who_waits_says_so(self, api: Any, sluice: Sluice) -> None:
         api.answers["GET /flow"] = (200, {})
         assert sluice("flow").out.splitlines()[0] == "Nobody waits."
+        api.answers["GET /flow"] = (200, body(msgspec.structs.replace(FLOW, findings=())))
+        assert sluice("flow").out.splitlines()[0] == "No bottleneck: whatever waited did so for moments only."
 
     def test_prints_json_on_demand(self, api: Any, sluice: Sluice) -> None:
         api.answers["GET /flow"] = (200, body(FLOW))
