@@ -352,6 +352,8 @@ class Answers(Stream):
             if name.startswith(UNTOLD):
                 channel.named = name
             self._take_declared(channel, name)
+        elif method == wire.TX_COMMIT_OK:
+            channel.committing -= 1
         elif method == wire.BASIC_GET_EMPTY:
             if channel.getting:
                 channel.getting.popleft()
@@ -370,9 +372,13 @@ class Answers(Stream):
         if method == wire.BASIC_CONSUME_OK and channel.consuming:
             queue = channel.consuming.popleft()[0]
             channel.consumed = {arguments.short_string(): channel.resolve(queue)}
-            self.left(channel, method)
+            if not channel.committing:
+                self.left(channel, method)
         elif method == wire.QUEUE_DECLARE_OK:
             self._take_declared(channel, arguments.short_string())
+        elif method == wire.TX_COMMIT_OK:
+            channel.committing -= 1
+            self.left(channel, method)
         elif method == wire.CHANNEL_CLOSE:
             self.left(channel, method)
         elif method == wire.CHANNEL_CLOSE_OK:

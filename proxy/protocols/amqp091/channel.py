@@ -234,6 +234,8 @@ class Channel:
         confirms: once the client has asked for them.
         dead: one side has closed it and the other not agreed yet.
         transacts: what is published goes on only once it is committed.
+        committing: how many commits of the client's are not answered. RabbitMQ closes the connection for any method
+            that comes while it commits.
         consumed: the queues of its consumers, by their tags.
         following: the queues of those to come with a tag of ``consumed`` whose consumer has not ended yet, as
             far as the broker has said; until then what comes is charged to both.
@@ -264,6 +266,7 @@ class Channel:
     __slots__ = (
         "cancelling",
         "closes",
+        "committing",
         "confirms",
         "consumed",
         "consuming",
@@ -307,7 +310,7 @@ class Channel:
         self.recovered = 0
         self.declaring: deque[bytes] = deque()
         self.declared = self.named = self.latest = b""
-        self.runs_ahead_until_ns = 0
+        self.runs_ahead_until_ns = self.committing = 0
         self.waiting: dict[int, Waiting] = {}
         self.deliveries = Deliveries()
         self.takers: dict[bytes, list[tuple[str, bool]]] = {}

@@ -199,6 +199,8 @@ class Publishes(SpoolingStream):
             elif method == wire.TX_SELECT:
                 lane.channel.transacts = True
                 self._takers.transact(lane.channel, self._stages.now_ns)
+            elif method == wire.TX_COMMIT:
+                lane.channel.committing += 1
             elif method == wire.CHANNEL_CLOSE:
                 lane.channel.closes = True
                 self._marking.forget(lane.channel)
@@ -374,7 +376,7 @@ class Publishes(SpoolingStream):
         and it is closed behind the last that goes on. What has an effect on this channel only is dropped, and so is
         what was not committed.
         """
-        lane, number = channel.to_broker, channel.number
+        lane = channel.to_broker
         if channel.left or channel.dead:
             return
         if lane.shut or self._is_unfinished(lane):
@@ -384,10 +386,13 @@ class Publishes(SpoolingStream):
         if self._native is not None:
             self._native.forget(lane)
         channel.left, channel.confirms = True, None
-        after, lane.after = lane.after, deque()
-        last = max((at for at, item in enumerate(after) if _is_of_transaction(item)), default=-1)
+        last = max((at for at, item in enumerate(lane.after) if _is_of_transaction(item)), default=-1)
         if channel.transacts and last < 0:
+            # Nothing of it will be committed, and if the broker commits just now nothing may come before its answer.
             self.give_up(lane)
+            if channel.committing:
+                return
+        after, lane.after = lane.after, deque()
         for at, item in enumerate(after):
             uncommitted = channel.transacts and at > last
             if isinstance(item, Content):
@@ -405,11 +410,15 @@ class Publishes(SpoolingStream):
                     super()._set_aside(lane.barrier, frame)
         if lane.lines or lane.after:
             self.end_consumers(channel)
-            super()._set_aside(lane.barrier, wire.channel_close(number))
-            self._advance_after(lane)
-            self.flush()
-        else:
-            self.insert(lane, wire.channel_close(number))
+        self.close_left(channel)
+
+    def close_left(self, channel: Channel) -> None:
+        """Close a channel that the client has left behind the last that waits of it, or once that is committed."""
+        lane = channel.to_broker
+        if not channel.committing:
+            super()._set_aside(lane.barrier, wire.channel_close(channel.number))
+        self._advance_after(lane)
+        self.flush()
 
     def end_consumers(self, channel: Channel) -> None:
         """End the consumers of a channel, and have all go back to the queues that it was given."""

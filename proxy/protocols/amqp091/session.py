@@ -223,6 +223,8 @@ class AMQP091Session(Session):
             channel.dead = True
             self._publishes.give_up(channel.to_broker, methods=False)
             self._publishes.insert(channel.to_broker, wire.channel_close_ok(channel.number))
+        elif method == wire.TX_COMMIT_OK:
+            self._publishes.close_left(channel)
         else:
             self._publishes.end_consumers(channel)
 

@@ -92,6 +92,8 @@ BASIC_NACK: Final = method(BASIC, 120)
 CONFIRM_SELECT: Final = method(85, 10)
 TX: Final = 90
 TX_SELECT: Final = method(TX, 10)
+TX_COMMIT: Final = method(TX, 20)
+TX_COMMIT_OK: Final = method(TX, 21)
 
 #: A bit of ack and nack.
 MULTIPLE: Final = 1
