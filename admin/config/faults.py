@@ -143,17 +143,20 @@ def unknown_key(key: str, allowed: Iterable[str], *, prefix: str = "") -> str:
     return f"unknown; allowed here: {', '.join(names)}" if names else "unknown; nothing can be set here"
 
 
+_BARE_RATE: Final = re.compile(r"(?m)^\s*rate\s*=\s*([0-9.]+)/s\s*(#.*)?$")
 _JSON: Final = re.compile(r"\s*(\{|\[\s*\{)")
 _YAML: Final = re.compile(r"---|%YAML|\s*(- +)?[\w.\"'-]+:(\s|$)")
 
 
 def not_toml(text: str) -> str:
-    """Return a hint for a text that is in another format than TOML; empty if it is not known to be."""
+    """Return a hint for a text that is not TOML: what it looks like, and what to write; empty if that is not known."""
     remedy = "Sluice reads TOML, as in deploy/sluice.toml: [[limits]], and below it lines like rate = 500"
     if _JSON.match(text):
         return f"; this looks like JSON; {remedy}"
     first = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
-    return f"; this looks like YAML; {remedy}" if _YAML.match(first) else ""
+    if _YAML.match(first):
+        return f"; this looks like YAML; {remedy}"
+    return f'; write rate = {found[1]} or rate = "{found[1]}/s"' if (found := _BARE_RATE.search(text)) else ""
 
 
 def number_meant(text: str) -> str | None:

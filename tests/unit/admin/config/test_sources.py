@@ -431,6 +431,12 @@ def test_another_format_is_called_by_its_name(write: Write, text: str, language:
     assert f"; this looks like {language}; Sluice reads TOML" in line
 
 
+def test_a_rate_with_its_unit_and_without_quotes_is_told_how_to_write_it(write: Write) -> None:
+    with pytest.raises(SettingsError) as error:
+        load(write(LIMIT + "rate = 500/s # a second\n"), {}, Flags())
+    assert error.value.lines[0].endswith('; write rate = 500 or rate = "500/s"')
+
+
 def test_what_is_only_wrong_toml_is_not_taken_for_another_format(write: Write) -> None:
     with pytest.raises(SettingsError) as error:
         load(write("[limits\n"), {}, Flags())
