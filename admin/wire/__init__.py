@@ -727,6 +727,8 @@ class Totals(Answer, frozen=True, kw_only=True):
         frames: frames read, by the peer that sent them.
         closed: connections closed, by reason.
         undecodable: headers that the strict parser refused, by parser.
+        lost_messages: messages lost as their connection ended, though their client assumes them delivered.
+        lost_bytes: bytes of these, and of what clients had sent that left before it was read.
     """
 
     messages: Verdicts = Verdicts()
@@ -737,6 +739,8 @@ class Totals(Answer, frozen=True, kw_only=True):
     frames: Mapping[Direction, int] = {}
     closed: Mapping[str, int] = {}
     undecodable: Mapping[str, int] = {}
+    lost_messages: int = 0
+    lost_bytes: int = 0
 
 
 class Rates(Answer, frozen=True, kw_only=True):

@@ -108,6 +108,8 @@ class Status:
                 frames=snapshot.frames_total,
                 closed=_by_reason(snapshot.closed_total),
                 undecodable=snapshot.undecodable_total,
+                lost_messages=sum(snapshot.lost_messages.values()),
+                lost_bytes=sum(snapshot.lost_bytes.values()),
             ),
             rates=traffic.rates(),
             history=traffic.history(board.steps),

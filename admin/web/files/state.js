@@ -67,7 +67,11 @@ export class StateView {
         [each.listen, listenerText(each.name)].filter((text, index) => !index || text !== each.listen).join(", "),
         [h("span", { class: `dot ${each.reachable === false ? "bad" : each.backup ? "warn" : each.reachable ? "ok" : ""}`, "aria-hidden": "true" }), ` ${each.broker} ${each.reachable === false ? each.error || "unreachable" : each.reachable ? backupText(each) || "reachable" : "not tried yet"}, ${count(each.connections)} connections`],
       ])),
-      panel("Messages since the start", Object.entries(totals.messages).map(([verdict, amount]) => [verdict, `${count(Number(amount))} · ${rate(perS[verdict])}/s`])),
+      panel("Messages since the start", [
+        ...Object.entries(totals.messages).map(([verdict, amount]) => [verdict, `${count(Number(amount))} · ${rate(perS[verdict])}/s`]),
+        // What was never read is of no resource, and counted in bytes.
+        ...(totals.lost_bytes ? [["lost", `${count(totals.lost_messages)}, and with what was never read ${bytes(totals.lost_bytes)}`]] : []),
+      ]),
       panel("Data path", [
         ["Open connections", count(totals.connections_open)],
         ["Accepted", count(totals.connections)],
