@@ -94,6 +94,8 @@ BRIEF_NS: Final = 100_000_000
 #: How long a write to an unread client waits for what its kernel still sends: until nothing has come for LOOK_S, which
 #: is more than a round trip, and at most MOST_LOOKS times as long.
 LOOK_S: Final = 0.05
+#: How often a client that is not read is read ahead a little.
+KEEP_OPEN_S: Final = 0.4
 MOST_LOOKS: Final = 4
 #: So many times in its idle timeout a connection is looked at.
 _IDLE_LOOKS: Final = 4
@@ -241,6 +243,8 @@ NEXT: Final[dict[Doing, set[Doing]]] = {
 }
 
 
+#: Once a client's direction does this, it has ended.
+_PAST: Final = frozenset({Doing.KEEPING, Doing.ENDING, Doing.ENDED})
 #: As long as a client's direction does this, requests may be in its chunk that nobody has decided.
 _DECIDING: Final = frozenset({Doing.RELAYING, Doing.TURN, Doing.DECIDING, Doing.WRITING})
 
@@ -258,6 +262,7 @@ class Peer(Writer):
         "_came_bytes",
         "_chunk",
         "_connection",
+        "_keeps_open",
         "_large",
         "_look",
         "_looks_left",
@@ -287,6 +292,8 @@ class Peer(Writer):
         #: While a write waits for what is read ahead: when to look again, how often, and what has come since.
         self._look: Timer | None = None
         self._looks_left = self._came_bytes = 0
+        #: Looks after a client that is not read.
+        self._keeps_open: Timer | None = None
 
     def readable(self) -> None:
         """Read the peer and relay what it sent, if its direction waits for that."""
@@ -297,7 +304,7 @@ class Peer(Writer):
         if self.doing is not Doing.READING or self._connection.over:
             # Not looked at before: mostly a direction is back before there is more to read.
             self._unread_ns = self._services.now_ns()
-            self.want_no_more(EPOLLIN)
+            self.leave_unread()
             return
         self.doing = Doing.RELAYING
         if self._session.takes_turns(self.side) and self._connection.parting is None:
@@ -352,10 +359,31 @@ class Peer(Writer):
             self.want(EPOLLIN)
         return True
 
-    def read_ahead(self) -> int | None:
+    def leave_unread(self) -> None:
+        """Read nothing more for now, though there may be something."""
+        self.want_no_more(EPOLLIN)
+        if self.side is Side.CLIENT and self._keeps_open is None and not self._connection.over:
+            self._keeps_open = self._services.reactor.after(KEEP_OPEN_S, self._keep_open)
+
+    def _keep_open(self) -> None:
+        """Open the receive window of a client that is not read: its kernel gives a shut one up, and what it has.
+
+        It does so after TCP_USER_TIMEOUT, which py-amqp, and so Celery, sets to one second; of a client that has left,
+        after some minutes in any case.
+        """
+        self._keeps_open = None
+        connection = self._connection
+        if self.events & EPOLLIN or connection.over or connection.draining or self.doing in _PAST:
+            return
+        if self._look is None:
+            self.read_ahead(a_little=True)
+        if not self.wire.ended:
+            self._keeps_open = self._services.reactor.after(KEEP_OPEN_S, self._keep_open)
+
+    def read_ahead(self, *, a_little: bool = False) -> int | None:
         """Read a client on that its session does not want to read; return as ``Wire.read_ahead`` does."""
         try:
-            count = self.wire.read_ahead(self._services.ahead, self._services.reactor)
+            count = self.wire.read_ahead(self._services.ahead, self._services.reactor, a_little=a_little)
         except OSError as error:
             self._connection.client_failed(PeerError(self.side, error))
             return None
@@ -407,8 +435,9 @@ class Peer(Writer):
 
     def let_go(self) -> None:
         """Be done; nothing is called any more."""
-        if self._look is not None:
-            self._look.cancel()
+        for timer in (self._look, self._keeps_open):
+            if timer is not None:
+                timer.cancel()
         self.unwatch()
         self._give_back()
         # The two know each other. What a session remembers of unanswered requests can be a megabyte, and the garbage
@@ -448,7 +477,7 @@ class Peer(Writer):
         connection, session, side = self._connection, self._session, self.side
         if connection.must_wait(side):
             self.doing = Doing.READING
-            self.want_no_more(EPOLLIN)
+            self.leave_unread()
             return
         room = buffer = self._buffer = self._services.buffers.borrow(large=self._large and session.reads_fast(side))
         held_back = 0
@@ -932,7 +961,7 @@ class Connection:
         client = self.peers[Side.CLIENT]
         if client.doing is Doing.READING and self.must_wait(Side.CLIENT):
             # From now on it is not read, before it is told so.
-            client.want_no_more(EPOLLIN)
+            client.leave_unread()
         self._flush()
 
     def stream_ended(self, side: Side) -> None:
@@ -996,10 +1025,6 @@ class Connection:
         read_bytes, period_s = self.bytes_read[Side.CLIENT], self._timeouts.frame_s
         seen, self._frame_seen = self._frame_seen, None
         missing_bytes = self.session.missing_bytes(Side.CLIENT)
-        client = self.peers[Side.CLIENT]
-        if not client.events & EPOLLIN and client.doing not in {Doing.KEEPING, Doing.ENDED}:
-            # The kernel of a client that has left gives up after some minutes in which nothing of it is read.
-            client.read_ahead()
         if self._reads_client() and self.session.within_frame(Side.CLIENT):
             self._frame_seen = read_bytes + missing_bytes, read_bytes
             if seen is not None and seen[0] == self._frame_seen[0]:

@@ -95,11 +95,10 @@ class Wire:
     """
 
     ended = False
-    #: What was read ahead, whose it is counted as, who serves it, and whether no more may be read before it is gone.
+    #: What was read ahead, where that is counted, and who serves it.
     _ahead: bytes | bytearray = b""
     _ahead_of_all = ReadAhead()
     _ahead_reactor: Reactor
-    _ahead_full = False
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -169,13 +168,18 @@ class Wire:
         except (BlockingIOError, InterruptedError):
             return None
 
-    def read_ahead(self, of_all: ReadAhead, reactor: Reactor) -> int | None:
+    def read_ahead(self, of_all: ReadAhead, reactor: Reactor, *, a_little: bool = False) -> int | None:
         """Move what the kernel holds to memory; ``receive_into`` returns it before all that comes later.
 
         A peer that sends more than the receive window holds, and leaves, leaves the rest and its end in its own kernel,
         which forgets both as soon as something is written to it. So this comes before a write to a peer that is not
-        read. A peer that has sent as much as may be read ahead is alive: nothing more is read ahead of it before all of
-        that has been received.
+        read.
+
+        Args:
+            of_all: where it is counted.
+            reactor: serves the socket.
+            a_little: read no more than opens the receive window, and leave half of the room for what comes before a
+                write.
 
         Returns:
             How many bytes were read; None if nothing more will be, as the stream has ended or there is no room.
@@ -188,9 +192,9 @@ class Wire:
         assert isinstance(ahead, bytearray)  # noqa: S101 - as above
         self._ahead_of_all, self._ahead_reactor = of_all, reactor
         try:
-            while not self.ended and not self._ahead_full:
-                if len(ahead) >= of_all.MOST_BYTES or of_all.taken_bytes >= of_all.MOST_BYTES_IN_ALL:
-                    self._ahead_full = True
+            room = 2 if a_little else 1
+            while not self.ended and room * len(ahead) < of_all.MOST_BYTES:
+                if room * of_all.taken_bytes >= of_all.MOST_BYTES_IN_ALL or (a_little and len(ahead) > began):
                     break
                 chunk = self._sock.recv(of_all.CHUNK_BYTES)
                 self.ended = not chunk
@@ -213,7 +217,6 @@ class Wire:
         buffer[:count] = ahead[:count]
         del ahead[:count]
         self._ahead_of_all.taken_bytes -= count
-        self._ahead_full = self._ahead_full and bool(ahead)
         self._ahead_reactor.unread(self.fileno(), unread=bool(ahead))
         return count
 

@@ -83,16 +83,14 @@ class Tickets:
         self._count_lost(requests)
 
     def drop(self, *sides: Side, refusable: bool = False) -> None:
-        """Give up the held requests of these peers, or of both; with ``refusable`` only those that could be refused.
+        """Give up the held requests of these peers, or of both; with ``refusable`` only those that expect an answer.
 
         The last goes first, so that no handler passes on to a request what the one before it leaves.
         """
         for side in sides or self._held:
             held = self._held[side]
             if held:
-                self._held[side] = {
-                    key: one for key, one in held.items() if refusable and one[1].refusal == "impossible"
-                }
+                self._held[side] = {key: one for key, one in held.items() if refusable and one[1].refusal != "answered"}
                 self._drop([one for key, one in held.items() if key not in self._held[side]])
 
     def _claim_all(self, requests: Iterable[Request]) -> list[tuple[Ticket, Request, int]]:

@@ -281,7 +281,7 @@ class Session(ABC):
         """Say, from the end of that peer's stream on, whether it takes something for delivered that still waits here.
 
         First asked when the stream has ended: nothing is written to that peer any more then, and its held requests that
-        can be refused are given up. Asked again after every call, until nothing is kept.
+        expect an answer are given up. Asked again after every call, until nothing is kept.
         """
         del side
         return False

@@ -13,6 +13,7 @@ import msgspec
 from proxy.common.buffers import Gathering
 from proxy.deciding.batch import Request
 from proxy.protocols.base import Buffer
+from proxy.protocols.rocketmq.wire.codes import FLAG_ONEWAY
 from proxy.protocols.rocketmq.wire.header import Header
 from proxy.spool.segments import Piece
 
@@ -42,15 +43,16 @@ class Holding:
 
     Attributes:
         count: frames that are held.
+        oneways: how many of them expect no answer.
         size_bytes: what their copies take, those included that wait for a boundary.
         coming: the frame in the client's hand, if it is held: the rest of its body is added to its copy.
         waiting: copies that were released while another frame streamed through; they go on at its end.
     """
 
-    __slots__ = ("coming", "count", "size_bytes", "waiting")
+    __slots__ = ("coming", "count", "oneways", "size_bytes", "waiting")
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = self.oneways = 0
         self.size_bytes = 0
         self.coming: HeldFrame | None = None
         self.waiting: list[Piece] = []
@@ -65,6 +67,7 @@ class Holding:
         held = HeldFrame(header, bytearray(lead))
         held.data += piece
         self.count += 1
+        self.oneways += header.flag & FLAG_ONEWAY != 0
         self.size_bytes += len(held.data)
         return held
 
@@ -109,6 +112,7 @@ class Holding:
 
     def _let_go(self, held: HeldFrame) -> bytearray:
         self.count -= 1
+        self.oneways -= held.header.flag & FLAG_ONEWAY != 0
         data, held.data = held.data, bytearray()
         if held is self.coming:
             self.coming = None
@@ -120,6 +124,6 @@ class Holding:
 
     def end(self) -> None:
         """Forget everything: whoever waited for it is gone."""
-        self.count = self.size_bytes = 0
+        self.count = self.oneways = self.size_bytes = 0
         self.coming = None
         self.waiting.clear()

@@ -923,8 +923,9 @@ class Lines:
             for aside in line.front:
                 if aside.oneway:
                     if aside.state == _HELD and aside.request is not None and aside.request.refusal == "silent":
-                        # Its ticket is about to be dropped.
+                        # It is asked about again.
                         aside.request.returns = True
+                        self._context.give_up((aside.request,))
                         aside.state, aside.request = _WAITING, None
                     continue
                 if aside.state == _WAITING:

@@ -185,7 +185,8 @@ class RocketMQSession(Session):
         if isinstance(held, Aside):
             if self._lines is not None:
                 self._lines.resolved(request, held, refuse, now_ns)
-        elif not isinstance(held, HeldFrame):
+        elif not isinstance(held, HeldFrame) or not held.data:
+            # Or its client left in the middle of it.
             return
         elif refuse is None:
             self._requests.release(request, held, self._out[Side.BROKER])
@@ -241,21 +242,22 @@ class RocketMQSession(Session):
         return () if self._lines is None else self._lines.stages()
 
     def keeps(self, side: Side) -> bool:
-        """Say so of a client that has gone while oneway requests are put aside, which it takes for delivered."""
-        if self._lines is None or side is Side.BROKER or self._broker_ended:
+        """Say so of a client that has gone while its oneway requests wait, which it assumes delivered."""
+        lines, held = self._lines, self._requests.held
+        # Nothing can follow the part of a frame that has gone on.
+        if side is Side.BROKER or self._broker_ended or self._requests.is_cut:
             return False
         if not self._client_gone:
             self._client_gone = True
-            if self._requests.is_cut:
-                # Nothing can follow the part of a frame that has gone on.
-                self._lines.close(self._now_ns)
-            else:
-                self._lines.client_gone(self._now_ns)
-                if self._lines.keeps():
-                    # Its queues are for the other members of its groups, though this connection stays open.
-                    self._out[Side.BROKER] += self._requests.about.unregister()
-                    self._wake()
-        return self._lines.keeps()
+            if held.coming is not None and held.coming.aside is None and held.coming.request is None:
+                self._requests.give_up(held.coming)
+            if lines is not None:
+                lines.client_gone(self._now_ns)
+            if held.oneways or (lines is not None and lines.keeps()):
+                # Its queues are for the other members of its groups, though this connection stays open.
+                self._out[Side.BROKER] += self._requests.about.unregister()
+                self._wake()
+        return held.oneways > 0 or (lines is not None and lines.keeps())
 
     def _go_on(self, aside: Aside, data: Sequence[Piece]) -> None:
         self._requests.go_on(aside, data, self._out[Side.BROKER])

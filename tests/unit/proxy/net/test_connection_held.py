@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, Charge, Hold, Refuse, Request, Side, Ticket, Verdicts
 from proxy.deciding.pipeline import Handler, HandlerConfig, HandlerPlugin
-from proxy.net.connection import KEPT_S, LOOK_S, MOST_LOOKS
+from proxy.net.connection import KEEP_OPEN_S, KEPT_S, LOOK_S, MOST_LOOKS
 from proxy.net.sockets import ReadAhead
 from proxy.protocols.base import Buffer, Close, Protocol, Session, SessionContext
 
@@ -685,16 +686,29 @@ class TestClientsThatLeave:
         broker.end()
         await rig.until_closed("client_error")
 
-    async def test_one_that_is_never_written_to_is_read_before_its_kernel_gives_up(
+    async def test_one_that_is_never_written_to_is_read_a_little_so_that_its_kernel_does_not_give_up(
         self, rig: Rig, mock_clock: MockClock
     ) -> None:
         client, _, sent = await self.shut(rig)
         client.sock.close()
-        mock_clock.jump(60)
-        await rig.settle()
-        mock_clock.jump(60)
-        await rig.settle()
-        assert rig.path.server.services.ahead.taken_bytes == sent
+        ahead = rig.path.server.services.ahead
+        taken = []
+        while not taken or ahead.taken_bytes > taken[-1]:
+            taken.append(ahead.taken_bytes)
+            mock_clock.jump(KEEP_OPEN_S)
+            await rig.settle()
+        assert taken[-1] == sent
+        assert all(later - earlier <= ReadAhead.CHUNK_BYTES for earlier, later in pairwise(taken))
+
+    async def test_half_of_the_room_is_left_for_what_is_read_ahead_before_a_write(
+        self, rig: Rig, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(ReadAhead, "MOST_BYTES", 2 * ReadAhead.CHUNK_BYTES)
+        await self.shut(rig)
+        for _ in range(5):
+            mock_clock.jump(KEEP_OPEN_S)
+            await rig.settle()
+        assert ReadAhead.CHUNK_BYTES <= rig.path.server.services.ahead.taken_bytes < 2 * ReadAhead.CHUNK_BYTES
 
     async def test_an_alarm_is_told_to_a_client_once_it_is_read_ahead(self, rig: Rig, mock_clock: MockClock) -> None:
         client, broker = await rig.connect()

@@ -193,7 +193,7 @@ class ModelWire:
         del self._behind[:count]
         return count > 0
 
-    def read_ahead(self, of_all: object, reactor: ModelReactor) -> int | None:
+    def read_ahead(self, of_all: object, reactor: ModelReactor, *, a_little: bool = False) -> int | None:
         count = len(self.incoming)
         if self.is_full or (self.ended and not count):
             return None

@@ -277,3 +277,23 @@ def test_after_the_brokers_end_a_refusal_is_not_answered_any_more() -> None:
     play = Playbook(hold("a"))
     assert play >> Client(A) >> End(Side.BROKER) >> GiveUp(0)
     assert held_bytes(play) == 0
+
+
+def test_held_oneways_go_on_when_their_client_has_gone_and_nothing_else_does() -> None:
+    oneway = send("a", 3, flag=ONEWAY)
+    play = Playbook(hold("a"))
+    assert play >> Client(A + oneway)
+    session = session_of(play)
+    assert session.keeps(Side.CLIENT)
+    assert play >> Release(1) << ToBroker(oneway)
+    assert not session.keeps(Side.CLIENT)
+
+
+def test_a_held_oneway_whose_client_left_in_the_middle_of_it_does_not_go_on() -> None:
+    oneway = send("a", 3, body=b"x" * 1000, flag=ONEWAY)
+    play = Playbook(hold("a"))
+    assert play >> Client(oneway[:-10])
+    session = session_of(play)
+    assert not session.keeps(Side.CLIENT)
+    assert play >> Release(0)
+    assert held_bytes(play) == 0
