@@ -11,7 +11,6 @@ from limiter.buckets.fair import FairLimiter
 from limiter.buckets.limiter import LimiterState
 from limiter.deciding.limits import Caller, Decision, Denial, Held, Limits, ShadowDenial
 from limiter.plans import plans
-from limiter.plans.plans import Terms
 from limiter.rules.resource import CLIENT, LISTENER, PRODUCER_GROUP, TOTAL, Resource
 from limiter.rules.rule import Dimension, Rule
 from limiter.rules.rule_set import RuleSet
@@ -510,7 +509,8 @@ class TestDefaultActionOfEachProtocol:
 
     def test_who_is_limited_by_credit_gets_none_and_waits(self) -> None:
         limits = limits_by(self.LIMIT)
-        assert limits.terms((ORDERS,), ASKER) == Terms(delays=True)
+        terms = limits.terms((ORDERS,), ASKER)
+        assert (terms.delays, terms.refuses) == (True, False)
         assert limits.grant(0, (ORDERS,), self.ASKS_CREDIT, Credit(1, 10, 0)).messages == 10
         granted = limits.grant(0, (ORDERS,), self.ASKS_CREDIT, Credit(1, 10, 0))
         assert (granted.messages, len(granted.stops)) == (0, 1)
