@@ -186,6 +186,24 @@ def test_counts_of_the_page_are_those_of_the_metrics(
     assert sum(int(cell.replace(",", "")) for column in columns for cell in column) == 8 * 97
 
 
+def test_counts_of_an_hour_have_those_of_the_process_before(
+    start_sluice: StartSluice, open_tab: OpenTab, tmp_path: Path
+) -> None:
+    ends = {"passed": 0, "refused": 0}
+    for _ in range(2):
+        sluice = start_sluice(config=LIMITS, state_dir=tmp_path / "state")
+        with FrameClient(sluice.routes[0].listen) as client:
+            client.ask(*sends(150, "orders"))
+        ends["passed"] += counted(sluice, "orders", "pass")
+        ends["refused"] += counted(sluice, "orders", "refuse")
+        if ends["passed"] + ends["refused"] == 150:
+            sluice.process.stop()
+    assert sum(ends.values()) == 300
+    page = open_tab(sluice).open(address("orders", minutes="60"))
+    text = f"{ends['passed']} messages passed and {ends['refused']} were refused"
+    expect(region(page, "Messages per second").locator(".sum")).to_contain_text(text)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("how", [{}, {"state_dir": "off"}], ids=["with a log", "without"])
 def test_counts_are_those_of_the_metrics_after_five_minutes_under_load(
