@@ -73,6 +73,7 @@ async def test_every_counter_of_the_snapshot_is_there(
         ("sluice_rule_held_total", (("rule", "topic:orders"),)): 0,
         ("sluice_rule_held_total", (("rule", "retry_group:*"),)): 9,
         ("sluice_held_requests", ()): 8,
+        ("sluice_read_ahead_bytes", ()): 0,
         ("sluice_held_bytes", ()): 4096,
         ("sluice_hold_refused_total", (("bound", "max_held"),)): 6,
         ("sluice_limit_used_ratio", (("dimension", "messages"), *orders, ("window", "1s"))): 1.0,
