@@ -150,6 +150,47 @@ def test_messages_after_the_end_stay_in_the_queue_of_an_automatic_consumer(
         assert address == rabbitmq.address or _until(rabbitmq, slow, _HELD) == _HELD
 
 
+@pytest.mark.parametrize("kind", ["quorum", "stream"])
+def test_queue_of_any_kind_has_all_back_in_order(
+    rabbitmq: RabbitMQ, watcher: AmqpClient, addresses: tuple[str, str], kind: str
+) -> None:
+    """A stream takes nothing back, and refuses that for the whole connection."""
+    queue, slow = _name(kind), _name("slow")
+    watching = _declare(watcher, slow)
+    watcher.call(watching, "queue.declare", queue=queue, durable=True, arguments={"x-queue-type": kind})
+    _fill(watcher, queue, *(b"%d" % number for number in range(10)))
+    client = AmqpClient(addresses[1])
+    channel = client.open_channel(prefetch=4)
+    first = {"arguments": {"x-stream-offset": "first"}} if kind == "stream" else {}
+    client.call(channel, "basic.consume", queue=queue, **first)
+    for _ in range(4):
+        client.expect("basic.deliver")
+    _publish_held(client, channel, slow, 20)
+    client.abort()
+    assert _consumers_gone(watcher, queue)
+    if kind == "quorum":
+        assert _until(rabbitmq, queue, 10) == 10
+        assert rabbitmq.drain(queue) == [b"%d" % number for number in range(10)]
+    assert _until(rabbitmq, slow, 20) == 20
+
+
+def test_consumer_of_a_stream_ends_without_waiting(
+    rabbitmq: RabbitMQ, watcher: AmqpClient, addresses: tuple[str, str]
+) -> None:
+    queue = _name("sipped-stream")
+    watcher.call(
+        watcher.open_channel(), "queue.declare", queue=queue, durable=True, arguments={"x-queue-type": "stream"}
+    )
+    _fill(watcher, queue, *(b"%d" % number for number in range(20)))
+    client = AmqpClient(addresses[1])
+    channel = client.open_channel(prefetch=15)
+    client.call(channel, "basic.consume", queue=queue, consumer_tag="c", arguments={"x-stream-offset": "first"})
+    client.expect("basic.deliver")
+    client.call(channel, "basic.cancel", consumer_tag="c")
+    client.call(channel, "basic.qos", prefetch_count=1)
+    client.close()
+
+
 def _consumers_gone(watcher: AmqpClient, queue: str) -> bool:
     channel = watcher.open_channel()
     for _ in range(100):

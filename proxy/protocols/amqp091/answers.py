@@ -31,6 +31,8 @@ _ACK: Final = wire.BASIC_ACK
 _NACK: Final = wire.BASIC_NACK
 #: Those that must not overtake deliveries that wait.
 _BEHIND_DELIVERIES: Final = frozenset((wire.BASIC_CANCEL, wire.BASIC_CANCEL_OK, wire.BASIC_RECOVER_OK))
+#: Where a message lies in a stream, in its headers.
+_STREAM_FIELD: Final = b"\x0fx-stream-offset"
 #: What becomes of deliveries that the client has not been sent.
 _UNSENT: Final = frozenset((NEW, WAITING))
 #: So many bytes of headers in front of a mark count as a step: about a field.
@@ -369,17 +371,14 @@ class Answers(Stream):
 
     def _take_left(self, method: int, channel: Channel, arguments: Reader) -> None:
         """Take what the broker says on a channel that the client has left; the client does not hear it."""
-        if method == wire.BASIC_CONSUME_OK and channel.consuming:
-            queue = channel.consuming.popleft()[0]
-            channel.consumed = {arguments.short_string(): channel.resolve(queue)}
-            if not channel.committing:
-                self.left(channel, method)
-        elif method == wire.QUEUE_DECLARE_OK:
+        if method == wire.QUEUE_DECLARE_OK:
             self._take_declared(channel, arguments.short_string())
         elif method == wire.TX_COMMIT_OK:
             channel.committing -= 1
             self.left(channel, method)
-        elif method == wire.CHANNEL_CLOSE:
+        elif method == wire.CHANNEL_CLOSE or (
+            method == wire.CHANNEL_CLOSE_OK and channel.to_broker.shut and not channel.dead
+        ):
             self.left(channel, method)
         elif method == wire.CHANNEL_CLOSE_OK:
             # The agreement to the client's close may still wait for the end of a content.
@@ -403,8 +402,8 @@ class Answers(Stream):
     def _end_deliveries(self, lane: Lane, consumer: bytes) -> None:
         """Have nothing wait any more that is for a consumer which has ended.
 
-        It goes back to its queue. Where the broker expects no acks it would be lost there: it goes to the client at
-        once, and is charged.
+        It goes back to its queue. A stream keeps its messages, and takes none back. Where the broker expects no acks
+        a delivery would be lost there: it goes to the client at once, and is charged.
         """
         held: list[Request] = []
         passed: list[Request] = []
@@ -421,8 +420,10 @@ class Answers(Stream):
                     self.charges.append(Charge(content.resources, 1, content.size_bytes, consumes=True))
                     self._let_go(lane, content)
                 else:
+                    is_of_stream = _is_of_stream(content)
                     self._forget(content, held)
-                    self.given_back(lane.channel, content.tag)
+                    if not is_of_stream:
+                        self.given_back(lane.channel, content.tag)
             self._advance(line)
         self._give_up(held)
         if self.charges:
@@ -477,3 +478,9 @@ class Answers(Stream):
     def _make_request(self, content: Content) -> Request:
         """Make a request of a delivery."""
         return Request(content.resources, 1, content.size_bytes, "", "impossible", content.key, content, consumes=True)
+
+
+def _is_of_stream(content: Content) -> bool:
+    """Say whether a delivery is from a stream, which says so in the header."""
+    start, stop = wire.content_header_at(content.data)
+    return _STREAM_FIELD in content.data[start:stop]

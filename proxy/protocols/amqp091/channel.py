@@ -194,7 +194,7 @@ class Lane:
         lines: of contents that wait, by their keys; none is empty.
         after: methods that wait until all lines are empty, as their bytes and BEHIND or BARRIER, and what came after.
         ready: what may be written as soon as the stream stands where it can be: copies, and frames of our own.
-        shut: its channel is not open at the broker yet: nothing of it may go on.
+        shut: its channel is not open at the broker yet, or not again: nothing that waits may go on.
         behind: the owner of methods that wait for others only.
         barrier: the owner of methods that wait for all that waits.
     """

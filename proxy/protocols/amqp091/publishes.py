@@ -47,8 +47,9 @@ _GOES_ON: Final = frozenset(
         wire.BASIC_CANCEL,
     )
 )
-#: Classes of methods whose effect outlasts their channel: of exchanges, queues and transactions.
-_LASTING: Final = frozenset((40, 50, wire.TX))
+#: Classes of methods whose effect outlasts their channel: of exchanges and queues; and with those of transactions.
+_LASTING: Final = frozenset((40, 50))
+_IN_TRANSACTION: Final = _LASTING | {wire.TX}
 #: The queue from which direct replies come. Without a consumer of it, a request that names it is a fault.
 _REPLIES: Final = b"amq.rabbitmq.reply-to"
 #: Queues of such names are made by brokers only.
@@ -372,9 +373,9 @@ class Publishes(SpoolingStream):
     def leave(self, channel: Channel) -> None:
         """Have the broker take back all that a channel has that its client has left; what was published goes on.
 
-        A channel that nothing waits for is closed. Otherwise its consumers are cancelled and its deliveries given back,
-        and it is closed behind the last that goes on. What has an effect on this channel only is dropped, and so is
-        what was not committed.
+        The channel is closed. If something waits, it is opened once more for that, and closed behind it. What has an
+        effect on the client's channel only is dropped, and so is what was not committed. Where a commit waits, the
+        broker has the rest of the transaction: there only the consumers end at once.
         """
         lane = channel.to_broker
         if channel.left or channel.dead:
@@ -386,47 +387,60 @@ class Publishes(SpoolingStream):
         if self._native is not None:
             self._native.forget(lane)
         channel.left, channel.confirms = True, None
-        last = max((at for at, item in enumerate(lane.after) if _is_of_transaction(item)), default=-1)
-        if channel.transacts and last < 0:
-            # Nothing of it will be committed, and if the broker commits just now nothing may come before its answer.
-            self.give_up(lane)
-            if channel.committing:
-                return
         after, lane.after = lane.after, deque()
+        commit = max((at for at, item in enumerate(after) if _has(item, wire.TX_COMMIT)), default=-1)
+        begin = min((at for at, item in enumerate(after) if _has(item, wire.TX_SELECT)), default=-1)
+        stop = max(commit, begin) + 1 if channel.transacts else len(after)
+        if channel.transacts and not stop:
+            self.give_up(lane)
         for at, item in enumerate(after):
-            uncommitted = channel.transacts and at > last
             if isinstance(item, Content):
-                if uncommitted:
-                    self._forget_one(item)
-                else:
+                if at < stop:
                     lane.after.append(item)
+                else:
+                    self._forget_one(item)
                 continue
             self._set_aside_no_more(item[0])
-            for frame in wire.frames_of(item[0]):
-                method = wire.method_at(frame, wire.PREFIX_BYTES)[0]
-                if method in SETTLES and not uncommitted:
+            for frame in wire.frames_of(item[0]) if at < stop else ():
+                method = _method_of(frame)
+                if method in SETTLES:
                     self._let_go(lane, frame)
-                elif method >> 16 in _LASTING and not _is_exclusive(method, frame):
+                elif method >> 16 in (_LASTING if commit < 0 else _IN_TRANSACTION) and not _is_exclusive(method, frame):
                     super()._set_aside(lane.barrier, frame)
-        if lane.lines or lane.after:
-            self.end_consumers(channel)
-        self.close_left(channel)
+        close = wire.channel_close(channel.number)
+        if commit >= 0:
+            for tag in channel.consumed | channel.following:
+                self.insert(lane, wire.cancel(channel.number, tag))
+            self._advance_after(lane)
+            self.flush()
+        elif channel.committing:
+            # Nothing may come before the broker has committed.
+            return
+        elif lane.lines or lane.after:
+            self.insert(lane, close)
+            lane.shut = True
+            super()._set_aside(lane.barrier, close)
+        else:
+            self.insert(lane, close)
 
-    def close_left(self, channel: Channel) -> None:
-        """Close a channel that the client has left behind the last that waits of it, or once that is committed."""
-        lane = channel.to_broker
+    def committed(self, channel: Channel) -> None:
+        """Close a channel that the client has left, as all is committed."""
         if not channel.committing:
-            super()._set_aside(lane.barrier, wire.channel_close(channel.number))
+            super()._set_aside(channel.to_broker.barrier, wire.channel_close(channel.number))
+            self._advance_after(channel.to_broker)
+            self.flush()
+
+    def reopen(self, channel: Channel) -> None:
+        """Open a channel for what waits of it, as the broker has closed the client's."""
+        lane, number = channel.to_broker, channel.number
+        lane.shut = False
+        self._let_go(lane, wire.channel_open(number))
+        if _REPLIES in (channel.consumed | channel.following).values():
+            self._let_go(lane, wire.consume(number, _REPLIES))
+        for line in list(lane.lines.values()):
+            self._advance(line)
         self._advance_after(lane)
         self.flush()
-
-    def end_consumers(self, channel: Channel) -> None:
-        """End the consumers of a channel, and have all go back to the queues that it was given."""
-        lane, number = channel.to_broker, channel.number
-        for tag, queue in (channel.consumed | channel.following).items():
-            if queue != _REPLIES:
-                self.insert(lane, wire.cancel(number, tag))
-        self.insert(lane, wire.basic_recover(number, 1))
 
     def _is_unfinished(self, lane: Lane) -> bool:
         return lane.writing is not None and not lane.writing.done
@@ -794,8 +808,8 @@ def _method_of(frame: bytes) -> int:
     return method
 
 
-def _is_of_transaction(item: Content | tuple[bytes, int]) -> bool:
-    return isinstance(item, tuple) and any(_method_of(frame) >> 16 == wire.TX for frame in wire.frames_of(item[0]))
+def _has(item: Content | tuple[bytes, int], method: int) -> bool:
+    return isinstance(item, tuple) and method in map(_method_of, wire.frames_of(item[0]))
 
 
 def _queue_of(frame: bytes) -> tuple[bytes, int]:

@@ -221,12 +221,13 @@ class AMQP091Session(Session):
         """Do what the broker's word on a channel asks for that the client has left."""
         if method == wire.CHANNEL_CLOSE:
             channel.dead = True
-            self._publishes.give_up(channel.to_broker, methods=False)
+            # A close of it is on its way, or goes on now.
+            self._publishes.give_up(channel.to_broker, methods=channel.to_broker.shut)
             self._publishes.insert(channel.to_broker, wire.channel_close_ok(channel.number))
         elif method == wire.TX_COMMIT_OK:
-            self._publishes.close_left(channel)
+            self._publishes.committed(channel)
         else:
-            self._publishes.end_consumers(channel)
+            self._publishes.reopen(channel)
 
     def _queue_declared(self, queue: bytes, frame: bytes) -> None:
         self._publishes.declared(queue, frame)

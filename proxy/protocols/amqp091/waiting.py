@@ -313,6 +313,8 @@ class Waiting(Reading):
     def _advance(self, line: Line) -> None:
         """Let go on what nothing of the line is before any more."""
         lane = line.lane
+        if lane.shut:
+            return
         while line.advance():
             head = line.contents[0]
             if head.verdict == GRANTED:

@@ -610,6 +610,13 @@ def cancel(channel: int, consumer: bytes) -> bytes:
     return _method_frame(channel, Struct(">I").pack(BASIC_CANCEL) + _short_string(consumer) + bytes((CANCEL_NO_WAIT,)))
 
 
+def consume(channel: int, queue: bytes) -> bytes:
+    """Make a basic.consume that is not answered, of a consumer that acknowledges nothing."""
+    bits = bytes((CONSUME_NO_ACK | CONSUME_NO_WAIT,))
+    payload = Struct(">IH").pack(BASIC_CONSUME, 0) + _short_string(queue) + _short_string(b"") + bits + bytes(4)
+    return _method_frame(channel, payload)
+
+
 def queue_delete(channel: int, queue: bytes) -> bytes:
     """Make a queue.delete that is not answered."""
     return _method_frame(channel, Struct(">IH").pack(QUEUE_DELETE, 0) + _short_string(queue) + bytes((DELETE_NO_WAIT,)))

@@ -166,11 +166,12 @@ class Model:
     def close_all(self) -> None:
         """Have the client close what it still uses; either peer hears of each close."""
         driver = self.driver
-        for _ in range(3):
+        for _ in range(8):
             driver.give(CLIENT, interleaved(self.random, self.closed_by_client(last=True)))
-            driver.settle()
+            driver.settle(all_read=False)
             self.broker_reads()
             driver.give(BROKER, interleaved(self.random, self.closed_by_broker(last=True)))
+        driver.settle()
         self.client_reads()
         assert not (self.used | self.closes | self.hears_close | self.answers_close)
 
@@ -267,13 +268,13 @@ class Model:
         driver.alarm("")
         for side in Side:
             driver.give(side, coming[side])
-        driver.settle()
+        self.close_all()
         self.broker_reads()
         for channel in CONFIRMS:
             if self.unanswered[channel]:
                 driver.give(BROKER, frames.ack(channel, max(self.unanswered[channel]), multiple=True))
                 self.unanswered[channel].clear()
-        self.close_all()
+        self.client_reads()
 
     def use_disk(self, driver: SpooledDriver) -> None:
         """Let some time pass, and the disk do something."""

@@ -58,6 +58,15 @@ def leave(driver: Driver) -> bytes:
     return bytes(driver.written[BROKER])
 
 
+def go_on(driver: Driver, *channels: int) -> bytes:
+    """Have the broker agree that channels are closed, and all that is held go on; return what goes on."""
+    driver.forget()
+    for channel in channels or (1,):
+        driver.give(BROKER, frames.close_ok(channel))
+    driver.settle()
+    return bytes(driver.written[BROKER])
+
+
 # --- The connection -------------------------------------------------------------------------------
 
 
@@ -65,33 +74,31 @@ def test_consumers_end_at_once_and_what_they_have_goes_back() -> None:
     driver = consuming(1, 2)
     driver.give(CLIENT, publish(1))
     driver.give(BROKER, delivery(1) + delivery(1, 2))
-    # What holds nothing is closed, which gives all back, too.
-    held = quiet_cancel(1, "c") + frames.recover(1)
-    assert leave(driver) == held + frames.close(2) + frames.close(3)
-    driver.give(BROKER, frames.method(1, 60, 111) + frames.close_ok(2) + frames.close_ok(3))
-    driver.forget().settle()
-    assert driver.written[BROKER] == publish(1) + frames.close(1)
+    assert leave(driver) == frames.close(1) + frames.close(2) + frames.close(3)
+    # What is held has a channel of its own, which the broker knows to be open only then.
+    assert go_on(driver, 2, 3, 1) == frames.channel_open(1) + publish(1) + frames.close(1)
     assert not driver.session.keeps(CLIENT)
+    driver.forget().give(BROKER, frames.method(1, 20, 11, bytes(4)) + frames.close_ok(1))
+    assert not driver.written[BROKER]
 
 
-def test_a_consumer_ends_though_its_name_comes_later() -> None:
-    driver = Driver(hold).open()
-    driver.give(CLIENT, publish(1) + frames.subscribe(1, "work", ""))
-    assert leave(driver) == frames.recover(1)
-    driver.forget().give(BROKER, frames.consume_ok(1, "amq.ctag-1") + delivery(1, consumer="amq.ctag-1"))
-    assert driver.written[BROKER] == quiet_cancel(1, "amq.ctag-1") + frames.recover(1)
-    assert not driver.requests[1:]
+def test_what_may_go_on_waits_until_its_channel_is_open() -> None:
+    driver = consuming(1)
+    driver.give(CLIENT, publish(1) + publish(2))
+    leave(driver)
+    driver.forget().settle()
+    assert not driver.written[BROKER]
+    assert driver.session.keeps(CLIENT)
+    assert go_on(driver) == frames.channel_open(1) + publish(1) + publish(2) + frames.close(1)
 
 
 def test_what_was_acknowledged_does_not_go_back() -> None:
     driver = consuming(1)
     driver.give(BROKER, delivery(1) + delivery(2))
     driver.give(CLIENT, publish(1) + frames.declare(1) + frames.ack(1, 1) + frames.get(1, "work"))
-    gone = frames.ack(1, 1) + quiet_cancel(1, "c") + frames.recover(1)
-    assert leave(driver).startswith(gone)
-    driver.forget().settle()
+    assert leave(driver).startswith(frames.ack(1, 1) + frames.close(1))
     # Nobody waits for what was asked for.
-    assert driver.written[BROKER] == publish(1) + frames.declare(1) + frames.close(1)
+    assert go_on(driver) == frames.channel_open(1) + publish(1) + frames.declare(1) + frames.close(1)
 
 
 def test_deliveries_are_nobodys_any_more() -> None:
@@ -110,18 +117,15 @@ def test_deliveries_are_nobodys_any_more() -> None:
 def test_what_was_not_committed_is_not_sent(commits: bool) -> None:  # noqa: FBT001 - a parameter of the test
     driver = consuming(1)
     commit = tx(1, 20) if commits else b""
-    driver.give(CLIENT, tx(1, 10) + publish(1) + commit + publish(2) + frames.ack(1, 1) + frames.declare(2))
-    driver.give(CLIENT, publish(3, 2))
-    gone = leave(driver)
-    assert frames.ack(1, 1) not in gone
-    driver.settle()
-    sent = bytes(driver.written[BROKER])
-    assert publish(2) not in sent
-    assert publish(3, 2) in sent
-    assert (publish(1) + commit in sent) is commits
-    # While the broker commits, anything else is a fault.
-    assert (frames.close(1) in sent) is not commits
+    driver.give(CLIENT, tx(1, 10) + publish(1) + commit + publish(2) + frames.ack(1, 1) + publish(3, 2))
+    # What went before is in the broker's transaction, if that is to be committed: so the channel stays open.
+    assert leave(driver) == (quiet_cancel(1, "c") if commits else frames.close(1)) + frames.close(2) + frames.close(3)
+    sent = list(frames.read(go_on(driver, 2, 3)))
+    assert [each.channel for each in sent if each.channel == 2] == [2] * 5
+    first = list(frames.read(publish(1) + commit)) if commits else []
+    assert [each for each in sent if each.channel == 1] == first
     if commits:
+        # While the broker commits, anything else is a fault.
         driver.forget().give(BROKER, tx(1, 21))
         assert driver.written[BROKER] == frames.close(1)
 
@@ -138,8 +142,7 @@ def test_what_was_published_before_a_transaction_is_sent() -> None:
     driver = consuming()
     driver.give(CLIENT, publish(1) + tx(1, 10) + publish(2))
     leave(driver)
-    driver.forget().settle()
-    assert driver.written[BROKER] == publish(1) + tx(1, 10) + frames.close(1)
+    assert go_on(driver) == frames.channel_open(1) + publish(1) + frames.close(1)
 
 
 def test_exclusive_queues_end_and_what_is_held_for_them() -> None:
@@ -149,12 +152,11 @@ def test_exclusive_queues_end_and_what_is_held_for_them() -> None:
         driver.give(BROKER, frames.declare_ok(1, queue))
     driver.give(CLIENT, publish(1, key="mine") + publish(2, key="amq.gen-1") + publish(3, key="ours"))
     gone = leave(driver)
-    assert gone.startswith(frames.recover(1))
+    assert gone.startswith(frames.close(1))
     # By who owns them only: declared once more they are somebody else's, or made and deleted.
     deletes = declare(2, "mine too", 20) + delete(2, "mine too") + declare(2, "mine", 20) + delete(2, "mine")
     assert gone.endswith(frames.channel_open(2) + deletes + delete(2, "amq.gen-1") + frames.close(2))
-    driver.forget().settle()
-    assert driver.written[BROKER] == publish(3, key="ours") + frames.close(1)
+    assert go_on(driver) == frames.channel_open(1) + publish(3, key="ours") + frames.close(1)
 
 
 def test_an_exclusive_queue_ends_that_the_broker_makes_later() -> None:
@@ -172,14 +174,16 @@ def test_queues_that_are_not_the_clients_do_not_end() -> None:
     driver.give(BROKER, frames.close(1, 405) + frames.declare_ok(2, "seen") + frames.declare_ok(2, "former"))
     driver.give(CLIENT, frames.close_ok(1) + frames.method(2, 50, 40, b"\0\0" + frames.short("former") + b"\0"))
     driver.give(CLIENT, publish(1, 2, "theirs"))
-    assert leave(driver) == frames.recover(2)
+    assert leave(driver) == frames.close(2)
 
 
-def test_the_consumer_of_direct_replies_stays_or_requests_would_be_a_fault() -> None:
+def test_requests_have_a_consumer_of_direct_replies_or_they_would_be_a_fault() -> None:
     driver = Driver(hold).open()
     driver.give(CLIENT, frames.consume(1, "amq.rabbitmq.reply-to", "r") + publish(1))
     driver.give(BROKER, frames.consume_ok(1, "r"))
-    assert leave(driver) == frames.recover(1)
+    assert leave(driver) == frames.close(1)
+    go_on(driver)
+    assert [each.method for each in driver.to_broker()] == [(20, 10), (60, 20), (60, 40), (20, 40)]
 
 
 def test_nothing_is_kept_where_only_the_end_of_the_connection_ends_a_consumer() -> None:
@@ -194,13 +198,12 @@ def test_a_close_of_the_connection_is_agreed_to_at_once() -> None:
     driver.give(CLIENT, publish(1) + frames.close(0))
     assert driver.written[CLIENT] == frames.close_ok(0)
     assert driver.client_ended
-    assert driver.written[BROKER] == quiet_cancel(1, "c") + frames.recover(1) + frames.close(2) + frames.close(3)
+    assert driver.written[BROKER] == frames.close(1) + frames.close(2) + frames.close(3)
     # That its stream ends then says nothing new.
     driver.forget()
     assert driver.session.keeps(CLIENT)
     assert not driver.given_up
-    driver.settle()
-    assert driver.written[BROKER] == publish(1) + frames.close(1) + frames.close(0)
+    assert go_on(driver) == frames.channel_open(1) + publish(1) + frames.close(1) + frames.close(0)
 
 
 def test_a_close_of_the_connection_is_agreed_to_behind_a_frame_in_hand() -> None:
@@ -216,8 +219,7 @@ def test_what_would_be_confirmed_goes_on_behind_a_close() -> None:
     driver = Driver(hold).open([1], confirms=[1])
     driver.give(CLIENT, publish(1) + frames.close(0))
     assert driver.session.keeps(CLIENT)
-    driver.forget().settle()
-    assert driver.written[BROKER] == publish(1) + frames.close(1) + frames.close(0)
+    assert go_on(driver) == frames.channel_open(1) + publish(1) + frames.close(1) + frames.close(0)
 
 
 # --- A channel ------------------------------------------------------------------------------------
@@ -233,13 +235,13 @@ def closed() -> Driver:
 def test_a_close_of_a_channel_waits_for_nothing() -> None:
     driver = closed()
     assert driver.written[CLIENT] == frames.close_ok(1)
-    assert driver.written[BROKER] == quiet_cancel(1, "c") + frames.recover(1)
+    assert driver.written[BROKER] == frames.close(1)
     # The client hears nothing more of it.
     returned = b"".join(frames.returned(1, b"1"))
-    driver.forget().give(BROKER, delivery(1) + frames.method(1, 60, 111) + returned + delivery(1, 2))
+    driver.forget().give(BROKER, delivery(1) + returned + delivery(1, 2))
     assert driver.written[CLIENT] == delivery(1, 2)
-    driver.settle()
-    driver.forget().give(BROKER, frames.close_ok(1))
+    go_on(driver)
+    driver.forget().give(BROKER, frames.method(1, 20, 11, bytes(4)) + returned + frames.close_ok(1))
     assert not driver.written[CLIENT]
     driver.give(CLIENT, frames.channel_open(1))
     assert driver.written[BROKER] == frames.channel_open(1)
@@ -249,8 +251,7 @@ def test_a_number_is_used_again_once_it_is_free() -> None:
     driver = closed()
     driver.forget().give(CLIENT, frames.channel_open(1) + publish(2) + frames.declare(1))
     assert not driver.written[BROKER]
-    driver.settle()
-    assert driver.written[BROKER] == publish(1) + frames.close(1)
+    assert go_on(driver) == frames.channel_open(1) + publish(1) + frames.close(1)
     driver.forget().give(BROKER, frames.close_ok(1) + frames.method(1, 20, 11, bytes(4)))
     driver.settle()
     assert driver.written[BROKER] == frames.channel_open(1) + publish(2) + frames.declare(1)
@@ -259,22 +260,27 @@ def test_a_number_is_used_again_once_it_is_free() -> None:
     assert driver.written[CLIENT] == delivery(1)
 
 
-def test_a_fault_of_a_closed_channel_is_not_the_clients() -> None:
+@pytest.mark.parametrize("reopened", [False, True])
+def test_a_fault_of_a_closed_channel_is_not_the_clients(reopened: bool) -> None:  # noqa: FBT001 - as above
     driver = closed()
+    if reopened:
+        driver.give(BROKER, frames.close_ok(1))
     driver.forget().give(BROKER, frames.close(1, 404))
     assert not driver.written[CLIENT]
-    assert driver.written[BROKER] == frames.close(1) + frames.close_ok(1)
+    # It is closed once.
+    assert driver.written[BROKER] == frames.close(1) * reopened + frames.close_ok(1)
     assert driver.given_up
     driver.give(BROKER, frames.close_ok(1))
     assert driver.session.in_flight() == 0
+    driver.forget().give(CLIENT, frames.channel_open(1))
+    assert driver.written[BROKER] == frames.channel_open(1)
 
 
 def test_a_client_that_leaves_then_leaves_all_channels() -> None:
     driver = closed()
     driver.give(CLIENT, frames.channel_open(1) + frames.subscribe(1, "work", "d"))
     assert leave(driver) == frames.close(2) + frames.close(3)
-    driver.forget().settle()
-    assert driver.written[BROKER] == publish(1) + frames.close(1)
+    assert go_on(driver) == frames.channel_open(1) + publish(1) + frames.close(1)
 
 
 # --- A consumer -----------------------------------------------------------------------------------
@@ -312,3 +318,13 @@ def test_in_a_transaction_the_end_of_a_consumer_waits() -> None:
     assert not driver.written[CLIENT]
     driver.settle()
     assert driver.written[CLIENT] == delivery(1) + frames.cancel_ok(1, "c")
+
+
+def test_a_delivery_of_a_stream_does_not_go_back() -> None:
+    driver = consuming(1, limits=("delivery",))
+    begin, _, body = frames.deliver(1, 1, b"text", "c")
+    header = frames.frame(2, 1, frames.header(4, headers=frames.table({"x-stream-offset": "7"})[4:]))
+    driver.give(CLIENT, frames.cancel(1, "c"))
+    driver.forget().give(BROKER, begin + header + body + frames.cancel_ok(1, "c"))
+    assert driver.written[CLIENT] == frames.cancel_ok(1, "c")
+    assert not driver.written[BROKER]

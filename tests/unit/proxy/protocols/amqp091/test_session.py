@@ -256,7 +256,7 @@ def test_a_close_that_waits_goes_on_when_the_broker_closes_the_channel() -> None
     driver.give(CLIENT, publish(1) + frames.close(1))
     driver.forget()
     driver.give(BROKER, frames.close(1, 404))
-    assert driver.written[BROKER] == frames.close(1) + frames.close_ok(1)
+    assert driver.written[BROKER] == frames.close_ok(1)
     driver.give(BROKER, frames.close_ok(1))
     assert not driver.written[CLIENT]
     assert driver.session.in_flight() == 0
@@ -266,10 +266,19 @@ def test_a_close_of_the_clients_waits_for_all_that_was_published() -> None:
     driver = Driver(hold).open([1, 2])
     driver.give(CLIENT, publish(1) + publish(2, 2) + frames.close(1) + frames.close(0) + publish(3, 2))
     assert driver.written[CLIENT] == frames.close_ok(1) + frames.close_ok(0)
-    assert driver.written[BROKER] == frames.recover(1) + frames.recover(2)
+    assert driver.written[BROKER] == frames.close(1) + frames.close(2)
     assert driver.session.closing is CLIENT
-    driver.forget().settle()
-    assert driver.written[BROKER] == publish(1) + frames.close(1) + publish(2, 2) + frames.close(2) + frames.close(0)
+    driver.forget().give(BROKER, frames.close_ok(1) + frames.close_ok(2))
+    driver.settle()
+    again = [
+        frames.channel_open(1),
+        frames.channel_open(2),
+        publish(1),
+        frames.close(1),
+        publish(2, 2),
+        frames.close(2),
+    ]
+    assert driver.written[BROKER] == b"".join(again) + frames.close(0)
 
 
 @pytest.mark.parametrize("decide", [lambda _: None, hold])
@@ -290,9 +299,11 @@ def test_behind_a_close_of_the_clients_nothing_goes_on(decide: Decide) -> None:
     for frame in (publish(1), frames.close(0), *frames_behind):
         cut.give(CLIENT, frame)
     for driver in (whole, cut):
-        driver.settle()
         waited = decide is hold
-        left, closed = (frames.recover(1), frames.close(1)) if waited else (b"", b"")
+        if waited:
+            driver.give(BROKER, frames.close_ok(1))
+        driver.settle()
+        left, closed = (frames.close(1) + frames.channel_open(1), frames.close(1)) if waited else (b"", b"")
         assert driver.written[BROKER] == left + publish(1) + closed + frames.close(0)
         assert driver.session.between_frames(CLIENT)
 
@@ -333,8 +344,10 @@ def test_a_close_of_the_clients_does_not_wait_for_what_never_comes() -> None:
     body_at = len(b"".join(frames.publish(1, "", "other", b"text")[:2]))
     driver.give(CLIENT, publish(3, key="other") + b"".join(frames.publish(1, "", "other", b"text"))[:body_at])
     driver.forget().give(CLIENT, frames.close(0))
+    driver.give(BROKER, frames.close_ok(2))
     driver.settle()
-    assert driver.written[BROKER] == frames.recover(2) + publish(2, 2) + frames.close(2) + frames.close(0)
+    left = frames.close(2) + frames.channel_open(2)
+    assert driver.written[BROKER] == left + publish(2, 2) + frames.close(2) + frames.close(0)
 
 
 def test_what_a_client_takes_for_delivered_goes_on_when_it_has_gone() -> None:
@@ -344,9 +357,10 @@ def test_what_a_client_takes_for_delivered_goes_on_when_it_has_gone() -> None:
     assert driver.session.keeps(CLIENT)
     assert [request.refusal for request in driver.given_up] == ["answered"]
     driver.tick()
-    assert driver.written[BROKER] == frames.declare(2) + frames.recover(1) + frames.close(2) + frames.recover(3)
-    driver.forget().settle()
-    first = publish(1) + frames.declare(1)
+    assert driver.written[BROKER] == frames.declare(2) + frames.close(1) + frames.close(2) + frames.close(3)
+    driver.forget().give(BROKER, frames.close_ok(1) + frames.close_ok(2) + frames.close_ok(3))
+    driver.settle()
+    first = frames.channel_open(1) + frames.channel_open(3) + publish(1) + frames.declare(1)
     assert driver.written[BROKER] == first + publish(4, 3) + frames.close(3) + publish(2) + frames.close(1)
     assert not driver.session.keeps(CLIENT)
     assert driver.session.in_flight() == 0
