@@ -38,12 +38,13 @@ RECORDED: Final = [
     for group in yaml.safe_load(RULES[0].read_text(encoding="utf-8"))["groups"]
     for rule in group["rules"]
 ]
-#: Told only where a rule for AMQP asks for confirms after consume, where a listener has TLS, or while something waits.
+#: Told only where a rule asks for confirms after consume, behind a name server, with TLS, or while something waits.
 NOT_HERE: Final = frozenset(
     {
         "sluice_confirms_after_consume",
         "sluice_confirms_total",
         "sluice_oldest_waiting_age_seconds",
+        "sluice_routes_total",
         "sluice_tls_certificate_expiry_timestamp_seconds",
     }
 )
