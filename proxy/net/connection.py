@@ -334,7 +334,11 @@ class Peer(Writer):
         """Write nothing more to a client that does not take it, and read on; a broker's failure ends the connection."""
         if self.side is Side.BROKER:
             raise error
-        self._connection.client_failed(error)
+        if self.wire.ended:
+            # It has left, and all that it sent is here.
+            self.stop_writing()
+        else:
+            self._connection.client_failed(error)
 
     def must_read_first(self) -> bool:
         """Say whether a write waits, for a moment, since the client may have left unnoticed.

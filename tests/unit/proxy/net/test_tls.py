@@ -17,7 +17,7 @@ import pytest
 from certificates import HOST, Certificates
 
 from proxy.net.reactor import ROUND_NS, Reactor
-from proxy.net.sockets import Wire
+from proxy.net.sockets import ReadAhead, Wire
 from proxy.net.tls import BrokerTls, ClientTls, TlsError, TlsWire, name_in
 
 Versions = pytest.mark.parametrize("version", ["TLSv1.2", "TLSv1.3"])
@@ -425,3 +425,21 @@ class TestEnds:
 )
 def test_name_is_the_first_that_a_certificate_has(certificate: dict[str, object], name: str) -> None:
     assert name_in(certificate, b"the certificate" if certificate else b"") == name
+
+
+def test_what_was_read_ahead_is_decrypted_in_its_place(pair: MakePair) -> None:
+    both = pair()
+    both.shake_hands()
+    sent = bytes(range(256)) * 1000
+    both.far.setblocking(False)
+    size = both.far.send(sent)
+    of_all = ReadAhead()
+    both.wire.read_ahead(of_all, both.reactor)
+    assert of_all.taken_bytes > size
+    assert both.is_unread
+    received = b""
+    while (chunk := both.receive(1000)) is not None:
+        received += chunk
+        assert both.is_unread or len(received) == size
+    assert received == sent[:size]
+    assert of_all.taken_bytes == 0
