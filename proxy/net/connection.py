@@ -351,10 +351,12 @@ class Peer(Writer):
         if self.side is Side.BROKER or connection.parting is not None or connection.draining:
             return False
         if self._look is None:
-            # Where its session does not pause it, it may be read again in a moment.
-            is_paused = self.doing is Doing.READING or self.doing is Doing.PAUSED
-            if not is_paused and self._services.now_ns() - self._unread_ns < BRIEF_NS:
-                return False
+            if not connection.must_wait(Side.CLIENT):
+                # It is read, or will be in a moment.
+                if self.events & EPOLLIN or self.doing is Doing.READING or self.doing is Doing.RELAYING:
+                    return False
+                if self._services.now_ns() - self._unread_ns < BRIEF_NS:
+                    return False
             if not self.read_ahead():
                 return False
             self._looks_left, self._came_bytes = MOST_LOOKS, 0
@@ -962,10 +964,6 @@ class Connection:
         self.session.alarm(reason, now_ns)
         if not reason:
             self.stage.block(now_ns, on=False)
-        client = self.peers[Side.CLIENT]
-        if client.doing is Doing.READING and self.must_wait(Side.CLIENT):
-            # From now on it is not read, before it is told so.
-            client.leave_unread()
         self._flush()
 
     def stream_ended(self, side: Side) -> None:

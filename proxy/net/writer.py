@@ -4,7 +4,7 @@ What is to be written is the session's; when, is the connection's.
 """
 
 from collections.abc import Callable, Sequence
-from select import EPOLLIN, EPOLLOUT
+from select import EPOLLOUT
 
 from proxy.deciding.batch import Side
 from proxy.net.reactor import BROKER, CLIENT, Reactor, Watched
@@ -63,7 +63,7 @@ class Writer(Watched):
         if not self.busy:
             buffers = self._take(self.side)
             if buffers and not self.ended:
-                if not self.events & EPOLLIN and self.must_read_first():
+                if self.must_read_first():
                     self._rest, self.busy = buffers, True
                 else:
                     self._send(buffers)

@@ -170,7 +170,8 @@ class ModelWire:
         self.has_ended = self.is_broken = self.has_left = self.ended = False
         self.is_full = False
         self._reactor: ModelReactor
-        self.destroyed_bytes, self.destroyed_by_write = 0, False
+        self.destroyed_bytes = 0
+        self.is_paused: Callable[[], bool] = lambda: False
         self.room = 0
         self.written = bytearray()
         self.end_sent = False
@@ -242,7 +243,8 @@ class ModelWire:
         if self.is_broken:
             raise BrokenPipeError(32, "Broken pipe")
         if self.has_left:
-            self.destroyed_by_write = bool(self._behind)
+            paused = self.incoming and self.is_paused()
+            assert not (paused and self._behind) or self.is_full, "written to a client that had left"
             self.reset()
             return ()
         for first, buffer in enumerate(buffers):
@@ -514,6 +516,7 @@ class Schedule:
             on_over=self._over,
             half_closes=random.random() < 0.5,
         )
+        self.wires[Side.CLIENT].is_paused = self.is_paused
         self.connection.tasks = []
         self.connection.start()
 
@@ -548,13 +551,11 @@ class Schedule:
             client.has_ended = client.has_left = self.disturbed = True
 
     def is_paused(self) -> bool:
-        """Say whether the client's session does not want it read, and the driver has seen that there is something."""
+        """Say whether the client's session does not want it read."""
         connection = self.connection
         if connection.over or connection.parting is not None or connection.draining:
             return False
-        client = connection.peers[Side.CLIENT]
-        unread = len(self.wires[Side.CLIENT].incoming) > 0 and not client.events & EPOLLIN
-        return unread and client.doing in {Doing.READING, Doing.PAUSED} and not client.busy
+        return connection.must_wait(Side.CLIENT)
 
     def reset(self, side: Side) -> None:
         self.disturbed = True
@@ -619,10 +620,7 @@ class Schedule:
         """Let one thing happen."""
         chosen = self.random.random()
         side = self.random.choice(tuple(Side))
-        client, paused = self.wires[Side.CLIENT], self.is_paused()
-        client.destroyed_by_write = False
         self._step(chosen, side)
-        assert not client.destroyed_by_write or not paused or client.is_full, "written to a client that had left"
         self.check()
 
     def _step(self, chosen: float, side: Side) -> None:
