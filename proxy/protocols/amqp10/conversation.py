@@ -754,7 +754,8 @@ def _translate_flow(
         return changes
     if link.sender is not side:
         told = link.credit.to_sender()
-        if not link.credit.shaped:
+        # Several flows may have been read since: what the first said may be more than what is granted by now.
+        if not link.was_limited:
             return changes
     else:
         answer = link.flow_of_sender(delivery_count, credit, available, drains)

@@ -74,6 +74,17 @@ def test_no_more_is_given_back_than_was_charged() -> None:
     assert (back.messages, back.size_bytes) == (-prepaid, -100 * prepaid)
 
 
+@pytest.mark.parametrize("scan", ["python", "compiled"])
+def test_credit_that_is_given_and_taken_back_in_one_write_is_not_told_whole(scan: ScanName) -> None:
+    driver = Driver(hold, terms={DELIVERY: SHAPED}, options=AMQP10Options(scan=scan)).open().takes()
+    fields = {"next_incoming_id": 2**32 - 4, "incoming_window": 99, "next_outgoing_id": 10, "outgoing_window": 5}
+    flows = [
+        say(1, "flow", handle=0, delivery_count=2**32 - 5, link_credit=credit, **fields) for credit in (300, 0, 300, 0)
+    ]
+    driver.give(CLIENT, b"".join(flows))
+    assert [said["link_credit"] for said in driver.to(BROKER)] == [0] * 4
+
+
 # --- Copies ---------------------------------------------------------------------------------------
 
 OTHER = Resource("queue", "other")
