@@ -177,6 +177,8 @@ def test_deliveries_to_a_client_that_has_left_destroy_nothing_that_it_sent(amqp:
         client.call(consumer, "basic.consume", queue=work)
         client.send(*(publish(channel, queue, _BODY) for _ in range(messages)))
         theirs = feeding.open_channel()
+        # By then it is not read. Before that the broker itself loses what a client leaves unread.
+        _wait_until(lambda: rabbitmq.messages(queue) > 20)
         client.abort()
         for _ in range(50):
             feeding.publish(theirs, work, b"x")
@@ -203,24 +205,6 @@ def test_live_client_that_is_not_read_hears_heartbeats_and_deliveries(amqp: Slui
         assert client.heartbeats > 0
         assert client.end is None
         _wait_until(lambda: rabbitmq.messages(queue) >= messages)
-    assert rabbitmq.messages(queue) == messages
-
-
-def test_publisher_that_leaves_while_the_broker_has_an_alarm_loses_nothing(
-    start_sluice: StartSluice, start_rabbitmq: Callable[[], RabbitMQ]
-) -> None:
-    """The broker reads nothing then, and its heartbeats go on to the client."""
-    rabbitmq = start_rabbitmq()
-    listen = f"127.0.0.1:{free_port('127.0.0.1')}"
-    config = _AMQP.format(listen=listen, broker=rabbitmq.address)
-    sluice = start_sluice(routes=(Route(listen, rabbitmq.address),), config=config, covered=False)
-    queue, messages = "free", 3000
-    _declare(rabbitmq, queue)
-    rabbitmq.set_memory_alarm(on=True)
-    with _child(sluice.routes[0].listen, queue, heartbeat_s=2, messages=messages, end="exit"):
-        time.sleep(6)
-        rabbitmq.set_memory_alarm(on=False)
-    _wait_until(lambda: rabbitmq.messages(queue) >= messages)
     assert rabbitmq.messages(queue) == messages
 
 
