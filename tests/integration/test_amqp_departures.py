@@ -1,6 +1,7 @@
 """What the broker does with a client that leaves while its publishes wait at a limit: the same as directly."""
 
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -34,8 +35,22 @@ def _reads_no_more(client: AmqpClient) -> None:
     client._socket.shutdown(socket.SHUT_WR)
 
 
+def _resets(client: AmqpClient) -> None:
+    # All that was written is read before, or the reset may destroy it on its way.
+    time.sleep(0.5)
+    client._socket.shutdown(socket.SHUT_RD)
+    client._reader.join()
+    client._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client._socket.close()
+
+
 #: Of what is on its way when a client ends its stream without a close, RabbitMQ itself may lose some.
-_ENDS: dict[str, Leave] = {"fin": AmqpClient.abort, "half-close": _reads_no_more, "close": AmqpClient.close}
+_ENDS: dict[str, Leave] = {
+    "fin": AmqpClient.abort,
+    "half-close": _reads_no_more,
+    "close": AmqpClient.close,
+    "reset": _resets,
+}
 
 
 @pytest.fixture(scope="module")
