@@ -102,6 +102,7 @@ class Publishes(SpoolingStream):
         left: told of each channel that the client closes while something of it waits.
         leaves: told that the client closes the connection while something waits.
         exclusive: the client's exclusive queues, with the frames that declared them.
+        deleting: those that the broker is deleting since the client has left, by the channel in which that is done.
     """
 
     peer = "client"
@@ -119,6 +120,7 @@ class Publishes(SpoolingStream):
         self.left: Callable[[Channel], None] = lambda _: None
         self.leaves: Callable[[], None] = lambda: None
         self.exclusive: dict[bytes, bytes] = {}
+        self.deleting: dict[int, dict[bytes, bytes]] = {}
         self.published = False
         self._native = shared.native
         self._takers = shared.takers
@@ -263,7 +265,8 @@ class Publishes(SpoolingStream):
         # RabbitMQ leaves these two out.
         queue = queue.translate(None, b"\r\n")
         if method == wire.QUEUE_DELETE:
-            self.exclusive.pop(queue or channel.declared, None)
+            if not bits & wire.DELETE_ON_CONDITION:
+                self.exclusive.pop(queue or channel.declared, None)
             return
         answers = not bits & wire.DECLARE_NO_WAIT
         channel.declared = queue or (b"" if answers else UNTOLD)
@@ -472,8 +475,9 @@ class Publishes(SpoolingStream):
 
     def declared(self, queue: bytes, frame: bytes) -> None:
         """Remember an exclusive queue of the client's, and the frame that has declared it."""
-        if len(self.exclusive) < _MOST_EXCLUSIVE:
-            self.exclusive[queue] = frame
+        self.exclusive[queue] = frame
+        if len(self.exclusive) > _MOST_EXCLUSIVE:
+            del self.exclusive[next(iter(self.exclusive))]
 
     def delete_exclusive(self) -> None:
         """Delete the client's exclusive queues, as the broker does when their connection ends.
@@ -481,20 +485,28 @@ class Publishes(SpoolingStream):
         Only what is still the client's: declaring it once more fails where the name is another client's by now.
         """
         queues, self.exclusive = self.exclusive, {}
+        self._delete([queues] if queues else [])
+
+    def delete_apart(self, number: int) -> None:
+        """Delete each queue by itself of a channel that the broker has closed, as one of them was another's."""
+        queues = self.deleting.pop(number, {})
+        if len(queues) > 1:
+            self._delete([{queue: declares} for queue, declares in queues.items()])
+
+    def _delete(self, groups: Sequence[dict[bytes, bytes]]) -> None:
         free = (each for each in range(1, self._about.channel_max + 1) if each not in self._channels)
-        number = next(free, 0)
-        if not queues or not number:
-            return
-        channel = Channel(number)
-        self.opened(channel)
-        channel.left = True
-        frames = [wire.channel_open(number)]
-        for queue, declares in queues.items():
-            if not queue.startswith(_RESERVED):
-                frames.append(_declare_again(declares, number))
-            frames.append(wire.queue_delete(number, queue))
-        frames.append(wire.channel_close(number))
-        self.insert(channel.to_broker, b"".join(frames))
+        for queues, number in zip(groups, free, strict=False):
+            self.deleting[number] = queues
+            channel = Channel(number)
+            self.opened(channel)
+            channel.left = True
+            frames = [wire.channel_open(number)]
+            for queue, declares in queues.items():
+                if not queue.startswith(_RESERVED):
+                    frames.append(_declare_again(declares, number))
+                frames.append(wire.queue_delete(number, queue))
+            frames.append(wire.channel_close(number))
+            self.insert(channel.to_broker, b"".join(frames))
 
     def _check_unanswered(self, count: int) -> None:
         if count >= MOST_UNANSWERED:
@@ -644,6 +656,7 @@ class Publishes(SpoolingStream):
     def close_lane(self, number: int) -> None:
         """Forget a channel that is closed."""
         lane = self._lanes.get(number)
+        self.deleting.pop(number, None)
         if -number in self._lanes:
             # This number is its successor's.
             self.give_up(self._lanes.pop(-number))

@@ -224,6 +224,7 @@ class AMQP091Session(Session):
             # A close of it is on its way, or goes on now.
             self._publishes.give_up(channel.to_broker, methods=channel.to_broker.shut)
             self._publishes.insert(channel.to_broker, wire.channel_close_ok(channel.number))
+            self._publishes.delete_apart(channel.number)
         elif method == wire.TX_COMMIT_OK:
             self._publishes.committed(channel)
         else:
@@ -382,7 +383,8 @@ class AMQP091Session(Session):
         # What one stream reads may let the other go on.
         for stream in self._streams.values():
             stream.flush()
-        if self._agrees and self._answers.insert(None, wire.CLOSE_OK_FRAME):
+        # A client that connects again may declare the same queues.
+        if self._agrees and not self._publishes.deleting and self._answers.insert(None, wire.CLOSE_OK_FRAME):
             self._agrees = False
             self._about.closed_by = Side.CLIENT
             self._context.end_client()

@@ -106,6 +106,8 @@ GET_NO_ACK: Final = 1
 #: Bits of a queue that is only looked for, and of one that belongs to its connection.
 DECLARE_PASSIVE: Final = 1
 DECLARE_EXCLUSIVE: Final = 4
+#: Bits of a delete: only without consumers, only without messages.
+DELETE_ON_CONDITION: Final = 3
 #: A bit of each that keeps the broker from answering.
 DECLARE_NO_WAIT: Final = 16
 CONSUME_NO_WAIT: Final = 8

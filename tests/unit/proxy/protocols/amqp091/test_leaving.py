@@ -167,6 +167,27 @@ def test_an_exclusive_queue_ends_that_the_broker_makes_later() -> None:
     assert driver.written[BROKER] == frames.channel_open(2) + delete(2, "amq.gen-1") + frames.close(2)
 
 
+def test_an_exclusive_queue_that_is_anothers_by_now_keeps_no_other_from_its_end() -> None:
+    driver = Driver(hold).open([1])
+    driver.give(CLIENT, declare(1, "anothers", 20) + declare(1, "mine", 20) + publish(1))
+    leave(driver)
+    driver.forget().give(BROKER, frames.close(2, 405))
+    apart = (
+        frames.channel_open(number) + declare(number, queue, 20) + delete(number, queue) + frames.close(number)
+        for number, queue in ((3, "anothers"), (4, "mine"))
+    )
+    assert driver.written[BROKER] == frames.close_ok(2) + b"".join(apart)
+    driver.forget().give(BROKER, frames.close_ok(2) + frames.close(3, 405))
+    assert driver.written[BROKER] == frames.close_ok(3)
+
+
+def test_an_exclusive_queue_ends_that_the_client_may_not_have_deleted() -> None:
+    driver = Driver(hold).open([1])
+    driver.give(CLIENT, declare(1, "mine", 20) + frames.method(1, 50, 40, b"\0\0" + frames.short("mine") + b"\1"))
+    driver.give(CLIENT, publish(1))
+    assert leave(driver).endswith(declare(2, "mine", 20) + delete(2, "mine") + frames.close(2))
+
+
 def test_queues_that_are_not_the_clients_do_not_end() -> None:
     driver = Driver(hold).open([1, 2])
     # One that another client has, one that is only looked for, and one that was deleted.
@@ -204,6 +225,14 @@ def test_a_close_of_the_connection_is_agreed_to_at_once() -> None:
     assert driver.session.keeps(CLIENT)
     assert not driver.given_up
     assert go_on(driver) == frames.channel_open(1) + publish(1) + frames.close(1) + frames.close(0)
+
+
+def test_a_close_of_the_connection_is_agreed_to_once_its_exclusive_queues_are_deleted() -> None:
+    driver = Driver(hold).open([1])
+    driver.give(CLIENT, declare(1, "mine", 20) + publish(1) + frames.close(0))
+    assert not driver.written[CLIENT]
+    driver.give(BROKER, frames.close_ok(2))
+    assert driver.written[CLIENT] == frames.close_ok(0)
 
 
 def test_a_close_of_the_connection_is_agreed_to_behind_a_frame_in_hand() -> None:
