@@ -290,7 +290,7 @@ soak: parts ## brokers, clients and Sluice killed 200 times each; an hour
 rabbitmq4: parts $(PARTS)/rabbitmq4/.stamp $(PARTS)/suites/.stamp ## AMQP 1.0, and the quick tests of 0.9.1, with Debian 13's RabbitMQ 4; needs root
 	@sh tests/integration/packages.sh rabbitmq4
 	TESTED_RABBITMQ_ROOT=$(PARTS)/rabbitmq4/root $(BIN)/python -m pytest tests/integration/test_amqp_*.py tests/integration/test_confirm_*.py -m "not long"
-	$(BIN)/python -m pytest tests/integration -m rabbitmq4
+	$(BIN)/python -m pytest tests/integration -m "rabbitmq4 and not long"
 
 deploy: $(VENV_STAMP) $(DEPLOY_STAMPS) ## packages, unit, chart, rules and dashboard, each by its own validator
 	@sh tests/integration/packages.sh deploy

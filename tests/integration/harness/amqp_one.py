@@ -206,6 +206,7 @@ class AmqpOneClient:
         frame_bytes: the largest frame it takes.
         idle_s: the heartbeat it asks for; 0 is none.
         beating: whether it sends the heartbeats that the peer asks for.
+        source: the address that it connects from; empty is any.
 
     Attributes:
         opened: the peer's open.
@@ -224,6 +225,7 @@ class AmqpOneClient:
         frame_bytes: int = 65_536,
         idle_s: float = 0,
         beating: bool = True,
+        source: str = "",
     ) -> None:
         host, _, port = address.rpartition(":")
         self._changed = threading.Condition()
@@ -236,7 +238,7 @@ class AmqpOneClient:
         self._next_outgoing = self._next_delivery = 0
         self._incoming = 0
         self._may_send_to = 0
-        self._socket = socket.create_connection((host, int(port)), _PATIENCE_S)
+        self._socket = socket.create_connection((host, int(port)), _PATIENCE_S, (source, 0) if source else None)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = bytearray()
         try:
@@ -297,7 +299,15 @@ class AmqpOneClient:
         name = name or f"raw-{id(self)}-{handle}"
         self.send(frame("attach", name=name, handle=handle, role=False, source=source, target=target, **fields))
         attached = self.expect("attach", name=name)
-        return Sender(self, handle, attached["handle"], settled=settled)
+        theirs = attached["handle"]
+        with self._changed:
+            # The peer may have used its handle before, for a link that is over.
+            self._waiting = [
+                each
+                for each in self._waiting
+                if each.name != "flow" or each.get("handle") != theirs or each.at_s > attached.at_s
+            ]
+        return Sender(self, handle, theirs, settled=settled)
 
     def attach_receiver(self, address: str, *, name: str = "", **fields: Any) -> "Receiver":
         """Attach a link that consumes."""
