@@ -17,7 +17,7 @@ class _Between:
         connection = ConnectionInfo(1, "main", "default", "192.0.2.1:4000", "192.0.2.1", False)
         self.counters = WireCounters()
         self.woken = False
-        self.written = {side: bytearray() for side in Side}
+        self.written, self.unread = ({side: bytearray() for side in Side} for _ in range(2))
         self.now_ns = 1_000_000_000
         context = SessionContext(
             connection, self.counters, self._wake, False, lambda _: False, PROTOCOL.options(), hub=PROTOCOL.open_hub()
@@ -25,26 +25,34 @@ class _Between:
         self.session: Session = PROTOCOL.open_session(context)
 
     def give(self, side: Side, data: bytes, random: Random, longest: int) -> None:
-        while data:
-            assert not self.session.paused(side)
-            most = min(self.session.most_bytes(side), random.randint(1, longest))
-            back = self.session.take_back(side) if random.random() < 0.5 else b""
-            chunk, data = back + data[:most], data[most:]
-            room = bytearray(chunk)
-            batch = self.session.receive(side, memoryview(room), self.now_ns)
-            while True:
-                if batch is not None:
-                    batch.add_verdicts({})
-                    self.session.decided(batch, self.now_ns)
-                self._take()
-                if not self.woken:
-                    break
-                self.woken = False
-                batch = self.session.tick(self.now_ns)
-            # What is read next goes into the same room, so that whoever keeps a slice keeps nonsense.
-            room[:] = b"\xaa" * len(room)
-            if left := self.session.left_bytes(side):
-                data = chunk[len(chunk) - left :] + data
+        self.unread[side] += data
+        while self.unread[side] and not self.session.paused(side):
+            # While the other side waits for what this one says, it may read on after each byte.
+            self._read(side, random, 1 if self.unread[side.other] else longest)
+            while self.unread[side.other] and not self.session.paused(side.other):
+                self._read(side.other, random, longest)
+
+    def _read(self, side: Side, random: Random, longest: int) -> None:
+        unread = self.unread[side]
+        most = min(self.session.most_bytes(side), random.randint(1, longest))
+        back = self.session.take_back(side) if random.random() < 0.5 else b""
+        chunk = back + unread[:most]
+        del unread[:most]
+        room = bytearray(chunk)
+        batch = self.session.receive(side, memoryview(room), self.now_ns)
+        while True:
+            if batch is not None:
+                batch.add_verdicts({})
+                self.session.decided(batch, self.now_ns)
+            self._take()
+            if not self.woken:
+                break
+            self.woken = False
+            batch = self.session.tick(self.now_ns)
+        # What is read next goes into the same room, so that whoever keeps a slice keeps nonsense.
+        room[:] = b"\xaa" * len(room)
+        if left := self.session.left_bytes(side):
+            unread[:0] = chunk[len(chunk) - left :]
 
     def _wake(self) -> None:
         self.woken = True

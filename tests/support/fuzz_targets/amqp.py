@@ -51,18 +51,18 @@ def run(data: bytes) -> None:
     assert issubclass(version, AMQP091Session | AMQP10Session)
     _, *alone = _hear(version, said)
     assert found == alone, "not as it is alone"
-    closed, *written = found
-    for side, got in zip(Side, written, strict=True):
+    closed, written, unread = found
+    for side, got in written.items():
         if version is AMQP091Session:
             # What follows another version's header belongs to nobody.
             if said.said(Side.CLIENT).startswith(b"AMQP\0\0\x09\x01"):
-                amqp091.check_passed(side.other, said, got, closed)
+                amqp091.check_passed(side.other, said, bytes(got), closed)
             continue
-        amqp10.check_passed(side.other, said, got, closed)
+        amqp10.check_passed(side.other, said, bytes(got), closed, unread[side.other])
 
 
 def _hear(open_session: Callable[[SessionContext], Session], said: Conversation) -> tuple[Any, ...]:
-    """Have a session hear all: return it, why it closed, and what the client and the broker were given."""
+    """Have a session hear all: return it, why it closed, what each side was given, and what it did not read of each."""
     session = open_session(
         SessionContext(
             ConnectionInfo(1, "main", "default", "192.0.2.1:4000", "192.0.2.1"),
@@ -74,22 +74,23 @@ def _hear(open_session: Callable[[SessionContext], Session], said: Conversation)
             hub=PROTOCOL.open_hub(),
         )
     )
-    out = {side: bytearray() for side in Side}
+    out, unread = ({side: bytearray() for side in Side} for _ in range(2))
     closed = ""
     take = session.take
     try:
         for side, chunk in said.chunks():
-            rest = chunk
-            while rest:
-                room = bytearray(rest)
-                batch = session.receive(side, memoryview(room), 0)
-                if batch is not None:
-                    session.decided(batch, 0)
-                for each in Side:
-                    out[each] += conversation.written(take(each))
-                room[:] = b"\xaa" * len(room)
-                left = session.left_bytes(side)
-                rest = rest[len(rest) - left :] if left else b""
+            unread[side] += chunk
+            # What one side says may be what the other waits for.
+            for speaker in (side, side.other):
+                while unread[speaker] and not session.paused(speaker):
+                    room = bytearray(unread[speaker])
+                    batch = session.receive(speaker, memoryview(room), 0)
+                    if batch is not None:
+                        session.decided(batch, 0)
+                    for each in Side:
+                        out[each] += conversation.written(take(each))
+                    room[:] = b"\xaa" * len(room)
+                    del unread[speaker][: len(room) - session.left_bytes(speaker)]
         for side in Side:
             session.end(side, 0)
     except Close as close:
@@ -97,4 +98,4 @@ def _hear(open_session: Callable[[SessionContext], Session], said: Conversation)
     for each in Side:
         out[each] += conversation.written(take(each))
     session.close()
-    return session, closed, *(bytes(out[each]) for each in Side)
+    return session, closed, out, unread

@@ -199,16 +199,16 @@ def _pass_all(said: Conversation) -> None:
             driver.session.end(side, 0)
             driver.take()
         written = bytes(driver.total[side.other][written_before[side.other] :])
-        check_passed(side, said, written, driver.closed.reason if driver.closed else "")
+        check_passed(side, said, written, driver.closed.reason if driver.closed else "", driver.unread[side])
     leave(driver)
 
 
-def check_passed(side: Side, said: Conversation, written: bytes, closed: str) -> None:
-    """Hold what went on of one peer's stream against what it said.
+def check_passed(side: Side, said: Conversation, written: bytes, closed: str, unread: bytes | bytearray) -> None:
+    """Compare what was forwarded of one peer's stream with what it said and the session has read.
 
     A session waits for as much of a message as says where it goes, and others overtake it.
     """
-    came = said.said(side)
+    came = said.said(side) if closed else said.said(side).removesuffix(bytes(unread))
     if closed == "other_protocol":
         # The client hears with what it may begin.
         written = written.removesuffix(codec.SASL_HEADER)
