@@ -88,6 +88,8 @@ HALF_CLOSED_S: Final = 60.0
 KEPT_S: Final = 600.0
 #: A frame that comes as fast as this may take as long as it needs. A modem of 9600 bit/s is faster.
 MIN_FRAME_BYTES_PER_S: Final = 1024
+#: After so many halves of a heartbeat without a byte a client has left. RabbitMQ waits for two to three heartbeats.
+MOST_SILENT: Final = 6
 #: A client that is unread for no longer than this, as the broker takes no more or a decision is awaited, is written to
 #: as by a broker that is busy for a moment.
 BRIEF_NS: Final = 100_000_000
@@ -208,6 +210,7 @@ class Calls(NamedTuple):
     writer: Stage
     hear_of_writes: Callable[[bool], None]
     end_client: Callable[[], None]
+    client_silent: Callable[[], None]
 
 
 class Doing(Enum):
@@ -383,7 +386,9 @@ class Peer(Writer):
             return
         if self._look is None:
             self.read_ahead(a_little=True)
-        if not self.wire.ended:
+        if self.wire.ended:
+            connection.guard(connection.client_left)
+        else:
             self._keeps_open = self._services.reactor.after(KEEP_OPEN_S, self._keep_open)
 
     def read_ahead(self, *, a_little: bool = False) -> int | None:
@@ -411,7 +416,7 @@ class Peer(Writer):
             self._look.cancel()
             self._look = None
         # Whoever reads it next asks for that, and is then given what was read ahead.
-        self.want_no_more(EPOLLIN)
+        self.leave_unread()
         self.writable()
 
     def go_on(self) -> None:
@@ -521,7 +526,7 @@ class Peer(Writer):
             connection.guard(self.hear_out, room[:count])
         self._give_back()
         if count == 0:
-            self._stream_ended()
+            self.end_stream()
         else:
             self.doing = Doing.READING
             connection.progressed()
@@ -611,7 +616,8 @@ class Peer(Writer):
             self._services.buffers.give_back(self._buffer)
             self._buffer, self._chunk = None, _NOTHING
 
-    def _stream_ended(self) -> None:
+    def end_stream(self) -> None:
+        """Take note that the peer sends nothing more, and all of it was read."""
         connection, session = self._connection, self._session
         if connection.parting is not None or connection.ended is not None:
             self._pass_end_on()
@@ -719,6 +725,8 @@ class Connection:
         #: Who stalls it: what the client's direction waits for.
         self._stalled_by: Stage | None = None
         self._hears_of_writes = False
+        #: How often in a row nothing had come of the client, and how much had come before.
+        self._silent = self._came_bytes = 0
         self.peers: dict[Side, Peer] = {}
         calls = Calls(
             self._wake_up,
@@ -730,6 +738,7 @@ class Connection:
             self.writer,
             self._hear_of_writes,
             partial(services.reactor.soon, partial(self.guard, self._client_closed)),
+            partial(services.reactor.soon, partial(self.guard, self._client_silent)),
         )
         self.session = open_session(calls)
         wires = {Side.CLIENT: client, Side.BROKER: broker}
@@ -920,7 +929,7 @@ class Connection:
         if session.paused(side):
             return True
         if side is Side.CLIENT:
-            if self.stage.out_of_credit:
+            if self.stage.out_of_credit and not session.client_left:
                 return True
             if self.draining and session.between_frames(side):
                 return True
@@ -1096,6 +1105,31 @@ class Connection:
         if not self.over and self.parting is None:
             self.keep()
             self.peers[Side.CLIENT].end()
+
+    def _client_silent(self) -> None:
+        """Take a client that has sent nothing for too long for one that has left."""
+        if self.over or self.parting is not None:
+            return
+        client = self.peers[Side.CLIENT]
+        if not client.events & EPOLLIN and client.read_ahead() is None and not client.wire.ended:
+            # There is no room for what it may have sent.
+            return
+        unread_bytes = client.wire.unread_bytes()
+        came_bytes = self.bytes_read[Side.CLIENT] + unread_bytes
+        self._silent = self._silent + 1 if came_bytes == self._came_bytes else 0
+        self._came_bytes = came_bytes
+        if self._silent < MOST_SILENT:
+            return
+        if client.doing is Doing.READING and not unread_bytes:
+            self.client_failed(PeerError(Side.CLIENT, TimeoutError("no heartbeats")))
+            client.end_stream()
+        else:
+            self.client_left()
+
+    def client_left(self) -> None:
+        """Read all that is left of a client that has gone, however much waits: until then it has what it consumes."""
+        self.session.client_left = True
+        self.progressed()
 
     def begin(self, batch: Batch) -> Coroutine[Any, Any, None] | None:
         """Have the handlers decide one batch; returns what is to be awaited for that, if a lane is to be waited for."""

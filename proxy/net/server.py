@@ -453,6 +453,7 @@ class Server:
                 writer=calls.writer,
                 hear_of_writes=calls.hear_of_writes,
                 end_client=calls.end_client,
+                client_silent=calls.client_silent,
                 replayed=partial(_log_replayed, info),
                 terms=services.terms,
                 tightest=services.tightest,

@@ -196,6 +196,8 @@ class Session(ABC):
     #: Set by sessions that use ``tick`` from the start on; the driver then starts a task for it. For others it does so
     #: once they call their waker.
     ticks: bool = False
+    #: Set by the driver: the client has left, and what it has sent before is read to its end.
+    client_left: bool = False
 
     @property
     def closing(self) -> Side | None:
@@ -482,6 +484,7 @@ class SessionContext:
         hear_of_writes: has ``written`` called from now on, or no more. Nobody hears of writes at first.
         end_client: ends the stream to a client that has closed the connection, soon, and behind what is queued; what is
             kept of the client still goes on.
+        client_silent: says that nothing of the client was read for half of its heartbeat.
         replayed: writes down what became of a queue of an earlier process.
         terms: what the rules in force say to messages for some resources.
         tightest: what the tightest limit of any name of some kinds lets through; None if there is none.
@@ -511,6 +514,7 @@ class SessionContext:
     writer: Stage = field(default_factory=lambda: Stage("writer"))
     hear_of_writes: Callable[[bool], None] = lambda _: None
     end_client: Callable[[], None] = lambda: None
+    client_silent: Callable[[], None] = lambda: None
     replayed: Callable[[Replayed], None] = lambda _: None
     terms: TermsOf = no_terms
     tightest: Callable[[Collection[str]], Advance | None] = lambda _: None

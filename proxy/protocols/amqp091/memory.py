@@ -77,14 +77,14 @@ class Memory:
             for wake in wakers:
                 wake()
 
-    def is_full(self) -> bool:
-        """Say whether more should not be read.
+    def is_full(self, *, alone: bool = True) -> bool:
+        """Say whether more should not be read; unless ``alone``, only what all take counts.
 
         Once all take as much as they may, those do not read on who take more than an equal part of it. So who takes
         little waits for nobody else, and all take twice as much at most.
         """
         taken, hub = self.taken_bytes, self._hub
-        if taken > self._most_bytes:
+        if alone and taken > self._most_bytes:
             return True
         if hub.waiting_bytes > self._most_bytes_in_all < taken * hub.takers:
             hub.wakers[self._wake] = None

@@ -490,6 +490,9 @@ class AMQP091Session(Session):
 
     def _beat(self) -> None:
         """Send a heartbeat to who heard nothing for a while, though the other side is there."""
+        if Side.CLIENT not in self._heard and not self._gone:
+            # The broker does not notice, as it hears what was held.
+            self._context.client_silent()
         for side, stream in self._streams.items():
             there = side in self._heard or (self._gone and side is Side.CLIENT) or self.paused(side)
             if there and side.other not in self._written and side.other not in self._ended:
@@ -745,7 +748,7 @@ class AMQP091Session(Session):
         spool = self._context.spool
         if side is Side.CLIENT and spool is not None and spool.is_stopped and self._publishes.puts_aside():
             return True
-        return self._memory[side].is_full()
+        return self._memory[side].is_full(alone=not (self.client_left and side is Side.CLIENT))
 
     def in_flight(self) -> int:
         """Return what waits, and publishes that the broker has not confirmed."""

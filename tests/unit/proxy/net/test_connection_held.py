@@ -14,7 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, Charge, Hold, Refuse, Request, Side, Ticket, Verdicts
 from proxy.deciding.pipeline import Handler, HandlerConfig, HandlerPlugin
-from proxy.net.connection import KEEP_OPEN_S, KEPT_S, LOOK_S, MOST_LOOKS
+from proxy.net.connection import KEEP_OPEN_S, KEPT_S, LOOK_S, MOST_LOOKS, MOST_SILENT, Doing
 from proxy.net.sockets import ReadAhead
 from proxy.protocols.base import Buffer, Close, Protocol, Session, SessionContext
 
@@ -388,6 +388,62 @@ class Keeping(Holding):
 
     def written(self, side: Side, now_ns: int) -> None:
         self.writes.append(side)
+
+
+class ReadToItsEnd(Keeping):
+    """Reads all of a client that has left."""
+
+    def paused(self, side: Side) -> bool:
+        return not self.client_left and super().paused(side)
+
+
+class TestClientThatIsNotRead:
+    @pytest.fixture
+    async def rig(self, start_rig: StartRig, lines: Protocol, handlers: list[HandlerConfig]) -> Rig:
+        return await start_rig(protocol=replace(lines, open_session=ReadToItsEnd, half_closes=False), handlers=handlers)
+
+    @pytest.mark.parametrize("end", ["end", "reset"])
+    async def test_is_seen_to_leave(self, rig: Rig, holder: Holder, autojump_clock: MockClock, end: str) -> None:
+        client, _ = await rig.connect()
+        await client.send(b"1234567")
+        await wait_all_tasks_blocked()
+        assert len(holder.tickets) == 2
+        getattr(client, end)()
+        await trio.sleep(3 * KEEP_OPEN_S)
+        assert len(holder.tickets) == 7
+        (connection,) = rig.connections
+        assert connection.peers[Side.CLIENT].doing is Doing.KEEPING
+
+    async def test_has_left_if_nothing_comes_of_it_for_too_long(self, rig: Rig, holder: Holder) -> None:
+        client, broker = await rig.connect()
+        await client.send(b"123")
+        await wait_all_tasks_blocked()
+        (connection,) = rig.connections
+        for _ in range(MOST_SILENT + 1):
+            assert len(holder.tickets) == 2
+            connection.session.context.client_silent()
+            await wait_all_tasks_blocked()
+        assert len(holder.tickets) == 3
+        connection.session.context.client_silent()
+        await wait_all_tasks_blocked()
+        assert connection.peers[Side.CLIENT].doing is Doing.KEEPING
+        for ticket in holder.tickets:
+            ticket.resolve(None)
+        assert await broker.receive_to_end() == b"123"
+        broker.end()
+        await rig.until_closed("client_error")
+        assert await client.receive_to_end() == b""
+
+    async def test_is_there_while_anything_comes_of_it(self, rig: Rig, holder: Holder) -> None:
+        client, _ = await rig.connect()
+        await client.send(b"12")
+        (connection,) = rig.connections
+        for _ in range(2 * MOST_SILENT):
+            await wait_all_tasks_blocked()
+            await client.send(b"+")
+            connection.session.context.client_silent()
+        await wait_all_tasks_blocked()
+        assert len(holder.tickets) == 2
 
 
 class TestWhatCannotBeRefused:
