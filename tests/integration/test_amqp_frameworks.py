@@ -11,11 +11,20 @@ from harness.sidecar import Route, Sluice, StartSluice
 
 pytestmark = [pytest.mark.integration]
 
+_TASKS = 3000
+# It does not read all that a program gives at once.
 _CONFIG = """
 [[listeners]]
 listen = "{listen}"
 broker = "{broker}"
 protocol = "amqp091"
+options = {{ max_waiting_bytes = 65536 }}
+
+[[limits]]
+kind = "queue"
+name = "exits"
+rate = 300
+burst_s = 0.1
 
 [[limits]]
 kind = "queue"
@@ -70,6 +79,13 @@ def test_tasks_are_done_as_directly(rabbitmq: RabbitMQ, sluice: Sluice, client_h
     for kind in ("queue", "delivery"):
         assert metrics.total("sluice_requests_total", kind=kind, resource=f"held-{results}", verdict="pass") > 10
     assert metrics.total("sluice_rule_held_total") > 0
+
+
+def test_program_that_exits_at_once_has_given_its_tasks(rabbitmq: RabbitMQ, sluice: Sluice, client_home: Path) -> None:
+    command = _celery(sluice.routes[0].listen, "exits", "rpc://", "exits", str(_TASKS))
+    run_client(command, home=client_home, seconds=60)
+    sluice.wait_for_metrics(lambda metrics: metrics.total("sluice_connections") == 0)
+    assert rabbitmq.messages("exits") == _TASKS
 
 
 @pytest.mark.parametrize(("retry", "times"), [("retry", 4), ("", 1)], ids=["usual", "without_retry"])

@@ -534,7 +534,7 @@ class AmqpClient:
                 self._socket.sendall(HEARTBEAT)
 
     def _read(self) -> None:
-        reading = _Reading()
+        reading = EventReader()
         how = "end of stream"
         self._socket.settimeout(None)
         try:
@@ -572,7 +572,7 @@ class AmqpClient:
         return f"{self._ended or 'still open'}, the last that came: {shown}"
 
 
-class _Reading:
+class EventReader:
     """Puts what came together: frames to methods, and methods with their contents."""
 
     def __init__(self) -> None:
