@@ -3,6 +3,7 @@
 This is state and how long things are; what happens to it is in ``stream``.
 """
 
+from bisect import bisect_right
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
@@ -41,8 +42,8 @@ BARRIER: Final = 1
 MOST_UNANSWERED: Final = 1 << 16
 #: How many consumers of one channel are told apart, those included of whose end the broker says nothing.
 MOST_CONSUMERS: Final = 10_000
-#: How many deliveries of one channel are remembered as settled in front of which one is not.
-MOST_SETTLED: Final = 1024
+#: How many runs of settled deliveries of one channel are remembered: more than it has deliveries that are not settled.
+MOST_SETTLED: Final = 1 << 14
 #: How the names of queues begin that a broker makes: the name of one that nobody was told.
 UNTOLD: Final = b"amq.gen-"
 
@@ -62,37 +63,46 @@ class Tags:
         latest: the number of the last delivery that was read.
     """
 
-    __slots__ = ("_known_from", "_settled", "_upto", "latest")
+    __slots__ = ("_firsts", "_known_from", "_lasts", "_upto", "latest")
 
     def __init__(self, before: int) -> None:
         self.latest = self._upto = before
         self._known_from = before + 1
-        #: Those that are settled beyond ``_upto``, up to which all are.
-        self._settled: set[int] = set()
+        #: Beyond ``_upto``, up to which all are settled: where runs of settled ones begin and end, in order.
+        self._firsts: list[int] = []
+        self._lasts: list[int] = []
 
     def settle(self, tag: int, *, multiple: bool = False) -> None:
         """Note that a delivery is settled, or with ``multiple`` all up to it."""
-        settled = self._settled
+        firsts, lasts = self._firsts, self._lasts
         if tag <= self._upto:
             return
-        if tag == self._upto + 1 and not settled:
+        if not firsts and (multiple or tag == self._upto + 1):
             self._upto = tag
             return
+        at = bisect_right(firsts, tag)
         if multiple:
-            self._upto = tag
-            self._settled = {each for each in settled if each > tag} if settled else settled
+            self._upto = max(tag, lasts[at - 1]) if at else tag
+            del firsts[:at], lasts[:at]
+            at = 0
+        elif at and tag <= lasts[at - 1] + 1:
+            lasts[at - 1] = max(tag, lasts[at - 1])
         else:
-            settled.add(tag)
-            if len(settled) > MOST_SETTLED:
-                self.settle(sorted(settled)[MOST_SETTLED // 2], multiple=True)
-                self._known_from = self._upto + 1
-        while self._upto + 1 in self._settled:
-            self._upto += 1
-            self._settled.remove(self._upto)
+            firsts.insert(at, tag)
+            lasts.insert(at, tag)
+            at += 1
+        if 0 < at < len(firsts) and firsts[at] == lasts[at - 1] + 1:
+            del firsts[at], lasts[at - 1]
+        if firsts and firsts[0] == self._upto + 1:
+            self._upto = lasts[0]
+            del firsts[0], lasts[0]
+        if len(firsts) > MOST_SETTLED:
+            self.settle(lasts[MOST_SETTLED // 2], multiple=True)
+            self._known_from = self._upto + 1
 
     def is_open(self, tag: int) -> bool:
         """Say whether a delivery that was read is not settled."""
-        return self._upto < tag <= self.latest and tag not in self._settled
+        return self._upto < tag <= self.latest and self.last_open(tag) == tag
 
     def is_known(self, tag: int) -> bool:
         """Say whether it is certain what ``is_open`` says."""
@@ -100,8 +110,9 @@ class Tags:
 
     def last_open(self, upto: int) -> int:
         """Return the last delivery up to one that is not settled, or 0."""
-        while upto in self._settled:
-            upto -= 1
+        at = bisect_right(self._firsts, upto)
+        if at and upto <= self._lasts[at - 1]:
+            upto = self._firsts[at - 1] - 1
         return upto if upto > self._upto else 0
 
 

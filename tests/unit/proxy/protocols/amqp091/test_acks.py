@@ -180,16 +180,41 @@ def test_what_was_asked_for_is_answered_though_it_is_given_back() -> None:
     assert driver.written[CLIENT] == got(1) + RECOVER_OK
 
 
-def test_only_so_many_settled_deliveries_are_remembered() -> None:
+def test_only_so_many_runs_of_settled_deliveries_are_remembered() -> None:
     tags = Tags(0)
-    tags.latest = 3 * MOST_SETTLED
-    for tag in range(2, 3 * MOST_SETTLED):
+    tags.latest = 6 * MOST_SETTLED
+    for tag in range(2, 6 * MOST_SETTLED, 2):
         tags.settle(tag)
-        assert len(tags._settled) <= MOST_SETTLED
+    assert len(tags._firsts) == len(tags._lasts) <= MOST_SETTLED
     assert tags.last_open(tags.latest) == tags.latest
-    assert tags.last_open(tags.latest - 1) == 0
     assert not tags.is_known(1)
     assert tags.is_known(tags.latest)
+
+
+def test_a_delivery_is_open_however_many_after_it_are_settled() -> None:
+    tags = Tags(0)
+    tags.latest = 100_000
+    for tag in range(2, 100_000):
+        tags.settle(tag)
+    assert tags.is_open(1)
+    assert tags.is_known(1)
+    assert tags.last_open(99_999) == 1
+    tags.settle(1)
+    assert tags.last_open(tags.latest - 1) == 0
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_deliveries_are_open_until_they_are_settled_in_whatever_order(seed: int) -> None:
+    random, tags = Random(seed), Tags(0)
+    still_open = set(range(1, 61))
+    tags.latest = 60
+    while still_open:
+        tag, multiple = random.randint(1, 60), random.random() < 0.1
+        tags.settle(tag, multiple=multiple)
+        still_open -= set(range(1, tag + 1)) if multiple else {tag}
+        assert [each for each in range(62) if tags.is_open(each)] == sorted(still_open)
+        for each in range(61):
+            assert tags.last_open(each) == max((one for one in still_open if one <= each), default=0)
 
 
 class _World:
