@@ -266,7 +266,6 @@ class Peer(Writer):
         "_chunk",
         "_connection",
         "_keeps_open",
-        "_large",
         "_look",
         "_looks_left",
         "_observed",
@@ -288,9 +287,8 @@ class Peer(Writer):
         #: What was read into, and what is there to be relayed, until that is with the kernel.
         self._buffer: memoryview | None = None
         self._chunk = _NOTHING
-        self._large = False
         self.doing = Doing.READING
-        #: Since when there has been something to read, for a peer whose direction waits.
+        #: Since when it has not been read, though there may be something.
         self._unread_ns = 0
         #: While a write waits for what is read ahead: when to look again, how often, and what has come since.
         self._look: Timer | None = None
@@ -306,7 +304,6 @@ class Peer(Writer):
             return
         if self.doing is not Doing.READING or self._connection.over:
             # Not looked at before: mostly a direction is back before there is more to read.
-            self._unread_ns = self._services.now_ns()
             self.leave_unread()
             return
         self.doing = Doing.RELAYING
@@ -354,9 +351,10 @@ class Peer(Writer):
         if self.side is Side.BROKER or connection.parting is not None or connection.draining:
             return False
         if self._look is None:
-            if not connection.must_wait(Side.CLIENT):
-                # It is read, or will be in a moment.
-                if self.events & EPOLLIN or self.doing is Doing.READING or self.doing is Doing.RELAYING:
+            if not self._session.paused(Side.CLIENT):
+                is_read = self.events & EPOLLIN or self.doing is Doing.READING or self.doing is Doing.RELAYING
+                if is_read and not connection.must_wait(Side.CLIENT):
+                    # It is read, or will be in a moment.
                     return False
                 if self._services.now_ns() - self._unread_ns < BRIEF_NS:
                     return False
@@ -370,6 +368,8 @@ class Peer(Writer):
 
     def leave_unread(self) -> None:
         """Read nothing more for now, though there may be something."""
+        if self.events & EPOLLIN:
+            self._unread_ns = self._services.now_ns()
         self.want_no_more(EPOLLIN)
         if self.side is Side.CLIENT and self._keeps_open is None and not self._connection.over:
             self._keeps_open = self._services.reactor.after(KEEP_OPEN_S, self._keep_open)
@@ -973,6 +973,10 @@ class Connection:
         self.session.alarm(reason, now_ns)
         if not reason:
             self.stage.block(now_ns, on=False)
+        client = self.peers[Side.CLIENT]
+        if client.doing is Doing.READING and self.must_wait(Side.CLIENT):
+            # Not read from now on, so what it has sent is read ahead before it is told.
+            client.leave_unread()
         self._flush()
 
     def stream_ended(self, side: Side) -> None:

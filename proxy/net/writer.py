@@ -4,7 +4,7 @@ What is to be written is the session's; when, is the connection's.
 """
 
 from collections.abc import Callable, Sequence
-from select import EPOLLOUT
+from select import EPOLLIN, EPOLLOUT
 
 from proxy.deciding.batch import Side
 from proxy.net.reactor import BROKER, CLIENT, Reactor, Watched
@@ -35,7 +35,7 @@ class Writer(Watched):
         ended: the end of the stream was sent. What the session queues for this peer later is dropped.
     """
 
-    __slots__ = ("_ending", "_rest", "_take", "busy", "ended", "on_written", "side", "wire")
+    __slots__ = ("_ending", "_large", "_rest", "_take", "busy", "ended", "on_written", "side", "wire")
 
     def __init__(
         self,
@@ -51,6 +51,8 @@ class Writer(Watched):
         self.on_written: Callable[[Side], None] | None = None
         self._rest: Sequence[Buffer] = ()
         self._ending = False
+        #: The last read filled its buffer, so the kernel may hold more.
+        self._large = False
         self.busy = False
         self.ended = False
 
@@ -63,7 +65,8 @@ class Writer(Watched):
         if not self.busy:
             buffers = self._take(self.side)
             if buffers and not self.ended:
-                if self.must_read_first():
+                # Not asked of a peer whose kernel held nothing more a moment ago: it is asked for each write.
+                if (self._large or not self.events & EPOLLIN) and self.must_read_first():
                     self._rest, self.busy = buffers, True
                 else:
                     self._send(buffers)

@@ -551,11 +551,12 @@ class Schedule:
             client.has_ended = client.has_left = self.disturbed = True
 
     def is_paused(self) -> bool:
-        """Say whether the client's session does not want it read."""
+        """Say whether the client's session does not want it read, though its kernel may hold more."""
         connection = self.connection
         if connection.over or connection.parting is not None or connection.draining:
             return False
-        return connection.must_wait(Side.CLIENT)
+        client = connection.peers[Side.CLIENT]
+        return connection.session.paused(Side.CLIENT) and (client._large or not client.events & EPOLLIN)
 
     def reset(self, side: Side) -> None:
         self.disturbed = True
