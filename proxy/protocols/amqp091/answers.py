@@ -45,18 +45,20 @@ class _Delivery(Content):
 
     Attributes:
         method: the frame that begins it, as long as the chunk is in hand where it came.
-        tag: its number, if the client is to acknowledge it and the numbers of its channel are known; otherwise 0.
+        tag: its number, if those of its channel are known; otherwise 0.
+        automatic: the client does not acknowledge it, or its number is not known.
         consumer: the tag of the consumer that it is for, if deliveries are limited; otherwise empty.
         is_answer: to a request for one message.
     """
 
-    __slots__ = ("consumer", "is_answer", "method", "tag")
+    __slots__ = ("automatic", "consumer", "is_answer", "method", "tag")
 
     def __init__(self, lane: Lane, method: Buffer, *, is_answer: bool) -> None:
         super().__init__(lane)
         self.method = method
         self.is_answer = is_answer
         self.tag = 0
+        self.automatic = True
         self.consumer = b""
 
 
@@ -233,7 +235,9 @@ class Answers(Stream):
         arguments = Reader(buffer, position + _ARGUMENTS_AT, stop - 1)
         if method == _DELIVER:
             tag = content.consumer = arguments.short_string()
-            automatic = any([each for _, each in channel.takers.get(tag, ())])  # noqa: C419 - faster for so few
+            automatic = False
+            for _, each in channel.takers.get(tag, ()):
+                automatic = automatic or each
             queue = channel.consumed.get(tag, channel.latest)
             following = channel.following.get(tag)
             if following is not None:
@@ -258,11 +262,10 @@ class Answers(Stream):
             native = self._shared.native
             if native is not None and native.channels is not None:
                 native.channels.track(channel.number)
-        tags.latest = number
+        tags.latest = content.tag = number
+        content.automatic = automatic
         if automatic:
             tags.settle(number)
-        else:
-            content.tag = number
 
     def shown(self, channel: Channel) -> tuple[int, bool]:
         """Return the number of the last delivery that was sent to the client, and whether more wait.
@@ -284,7 +287,7 @@ class Answers(Stream):
         return tags.latest
 
     def _waiting_of(self, channel: Channel) -> Iterator[_Delivery]:
-        """Go through the deliveries of a channel that the client has to acknowledge and has not been sent, in order."""
+        """Go through the deliveries of a channel that the client has not been sent, in order."""
         lane = channel.to_client
         in_lines = (content for line in lane.lines.values() for content in line.contents)
         for content in chain(lane.ready, in_lines, lane.after, self._begun, self._begun_only):
@@ -302,7 +305,7 @@ class Answers(Stream):
         self._takers.give_back(channel, self._stages.now_ns)
         held: list[Request] = []
         for content in list(self._waiting_of(channel)):
-            if not content.is_answer:
+            if not content.automatic and not content.is_answer:
                 self._forget(content, held)
         if held:
             self._give_up(held)
@@ -314,7 +317,7 @@ class Answers(Stream):
         fate = super()._fate(content)
         if fate != WAITING or not isinstance(content, _Delivery) or content.is_answer:
             return fate
-        if 0 < content.tag <= content.lane.channel.recovered:
+        if not content.automatic and content.tag <= content.lane.channel.recovered:
             self._drop(content)
             return DROPPED
         return fate
@@ -412,7 +415,9 @@ class Answers(Stream):
             for content in contents:
                 if not isinstance(content, _Delivery) or content.consumer != consumer:
                     line.contents.append(content)
-                elif not content.tag:
+                elif content.automatic:
+                    # It overtakes others.
+                    content.tag = 0
                     if content.request is not None:
                         passed.append(content.request)
                         content.request = None

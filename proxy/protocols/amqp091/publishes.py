@@ -343,8 +343,10 @@ class Publishes(SpoolingStream):
             if tags.is_known(tag):
                 channel.doomed = True
                 self._takers.give_back(channel, now_ns)
+            if not waits or tag <= shown or (tag <= tags.latest and not tags.is_open(tag)):
+                return None
             # A number that the broker refuses, as it would this one if none was waiting here.
-            return wire.settling(method, channel.number, 0, bits ^ multiple) if waits and tag > shown else None
+            return wire.settling(method, channel.number, 0, bits ^ multiple)
         tags.settle(tag, multiple=multiple)
         if channel.deliveries.by_tag and not channel.doomed:
             self._takers.settled(method, channel, tag, bits, now_ns)

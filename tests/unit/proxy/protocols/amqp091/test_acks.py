@@ -329,3 +329,11 @@ def test_the_broker_settles_what_the_client_means(seed: int) -> None:
     assert sorted(world.sent) == sorted(world.unsettled)
     assert sorted([*world.acked, *world.automatic, *world.unsettled.values()]) == list(range(200))
     world.driver.session.close()
+
+
+def test_the_first_delivery_that_waits_tells_which_were_sent_though_it_needs_no_ack() -> None:
+    # Otherwise each ack would look through all of those.
+    driver = holding(deliver(1, 2), deliver(3, 4, consumer="a") + deliver(5))
+    session = driver.session
+    assert session._answers.shown(session._channels[1]) == (2, True)
+    assert said(driver, frames.ack(1, 0, multiple=True)) == frames.ack(1, 2, multiple=True)
