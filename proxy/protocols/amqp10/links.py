@@ -672,8 +672,7 @@ class Link:
     def swallowed(self) -> None:
         """Give the sender of a delivery that came, and does not go on, its credit again."""
         self.credit.swallowed()
-        if self.meters and self._unpaid is not None:
-            self._unpaid.take(1)
+        if self.meters:
             self._free += 1
 
     def completed(self, deliveries: int, size_bytes: int) -> None:
@@ -830,13 +829,16 @@ class Link:
         """Take the verdict on a delivery."""
         request, delivery.request = delivery.request, None
         self._shared.unblocked[self.sender][self.session] = None
-        if self.meters and self._unpaid is not None:
-            self._unpaid.did_no_harm()
         if refuse is not None and not self._may_swallow():
             refuse = None
             if request is not None:
                 # It goes on, and costs and counts what it would have if it had not been over a rule.
                 self._shared.charges.append(Charge(request.resources, 1, request.size_bytes, asks=delivery.asks))
+        if self.meters and self._unpaid is not None:
+            self._unpaid.did_no_harm()
+            if refuse is not None:
+                # Its sender gets the credit again. Nobody else may have it meanwhile.
+                self._unpaid.take(1)
         if refuse is None:
             delivery.fate = PASSES
             if delivery.complete:

@@ -255,6 +255,28 @@ def test_links_of_a_client_share_the_credit_that_is_not_paid(address: str | None
     assert [said["link_credit"] for said in other.credit(170, handle=1)] == [2]
 
 
+def test_messages_that_are_rejected_bring_their_sender_no_more_credit_than_they_used() -> None:
+    advance = Advance(1_000_000, 9, 20)
+    driver = Driver(terms={ORDERS: Terms(refuses=True, advance=advance)}, tightest=advance).open()
+    driver.sends(snd_settle_mode=2)
+    sent, most = 0, []
+    said = driver.credit(1000)
+    for turn in range(30):
+        driver.decide = refuse if turn > 10 else lambda _: None
+        limit = max(flow["delivery_count"] + flow["link_credit"] for flow in said if flow.name == "flow")
+        most.append(limit - sent)
+        transfers = [
+            say(1, "transfer", codec.message(b"x"), handle=0, delivery_id=number, delivery_tag=b"%d" % number)
+            for number in range(sent, limit)
+        ]
+        sent = limit
+        driver.forget()
+        driver.give(CLIENT, b"".join(transfers))
+        said = driver.to(CLIENT)
+    assert max(most) <= 20
+    assert sent > 200
+
+
 @pytest.mark.parametrize("scan", ["python", "compiled"])
 @pytest.mark.parametrize("longest", [1000, None])
 @pytest.mark.parametrize("name", ["flow", "disposition"])
