@@ -59,25 +59,19 @@ MAX_HEARTBEAT_BYTES: Final = 64 * 1024
 MAX_TRIES: Final = 8
 
 
-class _Heartbeat(msgspec.Struct, gc=False):
-    """The key of a heartbeat's body that says who the client is."""
-
-    clientID: str = ""  # noqa: N815 - the wire's name
-
-
 class _Group(msgspec.Struct, gc=False):
-    groupName: str = ""  # noqa: N815 - likewise
+    groupName: str = ""  # noqa: N815 - the wire's name
 
 
-class _Groups(_Heartbeat, gc=False):
-    """With the groups that the client is a member of."""
+class _Heartbeat(msgspec.Struct, gc=False):
+    """The keys of a heartbeat's body that say who the client is, and of which groups it is a member."""
 
+    clientID: str = ""  # noqa: N815 - likewise
     producerDataSet: list[_Group] | None = None  # noqa: N815 - likewise
     consumerDataSet: list[_Group] | None = None  # noqa: N815 - likewise
 
 
 _decode_heartbeat = msgspec.json.Decoder(_Heartbeat).decode
-_decode_groups = msgspec.json.Decoder(_Groups).decode
 #: How the header of a client that unregisters names a group that it sends for, and one that it consumes for.
 _GROUP_FIELDS: Final = ("producerGroup", "consumerGroup")
 #: Memberships that are remembered of one connection.
@@ -132,17 +126,15 @@ class AboutClient:
             return
         body, self._body = self._body, bytearray()
         self.listening = False
+        heard = _Heartbeat()
         with suppress(msgspec.DecodeError, ValueError, RecursionError):
-            heard = _decode_groups(body)
-            for field, groups in zip(_GROUP_FIELDS, (heard.producerDataSet, heard.consumerDataSet), strict=True):
-                for group in groups or ():
-                    if len(self._groups) < MAX_GROUPS and len(heard.clientID + group.groupName) <= 2 * MAX_NAME_CHARS:
-                        self._groups[heard.clientID, field, group.groupName] = None
+            heard = _decode_heartbeat(body)
+        for field, groups in zip(_GROUP_FIELDS, (heard.producerDataSet, heard.consumerDataSet), strict=True):
+            for group in groups or ():
+                if len(self._groups) < MAX_GROUPS and len(heard.clientID + group.groupName) <= 2 * MAX_NAME_CHARS:
+                    self._groups[heard.clientID, field, group.groupName] = None
         if self.wanted:
-            try:
-                self._learn(_decode_heartbeat(body).clientID)
-            except (msgspec.DecodeError, ValueError, RecursionError):
-                self._learn("")
+            self._learn(heard.clientID)
 
     def sign_off(self, header: bytes, header_type: int) -> None:
         """Take the header of a client that unregisters."""
