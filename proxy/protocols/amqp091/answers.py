@@ -7,18 +7,7 @@ from typing import Final
 
 from proxy.deciding.batch import Charge, Request
 from proxy.protocols.amqp091 import wire
-from proxy.protocols.amqp091.channel import (
-    DROPPED,
-    GRANTED,
-    NEW,
-    UNTOLD,
-    WAITING,
-    Channel,
-    Content,
-    Lane,
-    Method,
-    Tags,
-)
+from proxy.protocols.amqp091.channel import DROPPED, GRANTED, NEW, UNTOLD, WAITING, Channel, Content, Lane, Method, Tags
 from proxy.protocols.amqp091.memory import Memory
 from proxy.protocols.amqp091.reading import MOST_GATHERED_OF_BROKER_BYTES, Shared
 from proxy.protocols.amqp091.stream import Stream

@@ -13,15 +13,7 @@ from proxy.deciding.batch import Batch, Refuse, Request, Shadow, Side, Verdicts
 from proxy.protocols.amqp.names import Target, encoded
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.after_consume import Waiting
-from proxy.protocols.amqp091.channel import (
-    MOST_CONSUMERS,
-    MOST_UNANSWERED,
-    UNTOLD,
-    Channel,
-    Content,
-    Lane,
-    Method,
-)
+from proxy.protocols.amqp091.channel import MOST_CONSUMERS, MOST_UNANSWERED, UNTOLD, Channel, Content, Lane, Method
 from proxy.protocols.amqp091.confirms import Confirms
 from proxy.protocols.amqp091.marking import Marking
 from proxy.protocols.amqp091.memory import Memory

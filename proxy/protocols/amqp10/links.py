@@ -170,11 +170,9 @@ class Shared:
         if self._gathering is not None:
             self.context.room.give_back(self._gathering)
             self._gathering = None
-        for known in (self.to_ask, self.to_tell, self.due, self.forced, self.short, self.paid, self.keeping):
+        links = (self.to_ask, self.to_tell, self.due, self.starved, self.turning)
+        for known in (*links, self.forced, self.short, self.paid, self.keeping, self.orphaned):
             known.clear()
-        self.starved.clear()
-        self.turning.clear()
-        self.orphaned.clear()
         for kept in (self.requests, self.rejected, self.charges):
             kept.clear()
 
