@@ -34,7 +34,7 @@ from proxy.deciding.batch import (
 )
 from proxy.deciding.pipeline import Handler, HandlerConfig, HandlerPlugin, Pipeline
 from proxy.net import connection as connection_module
-from proxy.net.connection import HALF_CLOSED_S, OUTBOX_BYTES, PARTING_S
+from proxy.net.connection import HALF_CLOSED_S, LOOK_S, OUTBOX_BYTES, PARTING_S
 from proxy.net.server import ListenerConfig
 from proxy.net.sockets import Wire, format_address
 from proxy.protocols.amqp091 import PROTOCOL as AMQP091
@@ -570,7 +570,9 @@ class TestBackPressure:
         assert await broker.receive(102400) == FREE_KIB * 100
         assert rig.path.server.services.buffers.small_total > 0
 
-    async def test_session_may_pause_either_peer(self, start_rig: StartRig, lines: Protocol) -> None:
+    async def test_session_may_pause_either_peer(
+        self, start_rig: StartRig, lines: Protocol, mock_clock: MockClock
+    ) -> None:
         class Pausing(PlainSession):
             pausing: Side | None = None
 
@@ -588,6 +590,11 @@ class TestBackPressure:
             connection.session.pausing = side
             await peers[side].send(b"held")
             await peers[side.other].send(b"goes on")
+            await rig.settle()
+            # A client that is not read is written to once nothing more has come of it for a moment.
+            mock_clock.jump(2 * LOOK_S)
+            await rig.settle()
+            mock_clock.jump(2 * LOOK_S)
             assert await peers[side].receive(7) == b"goes on"
             await wait_all_tasks_blocked()
             assert peers[side.other].pending() == b""

@@ -248,12 +248,12 @@ class TestTerms:
         def says() -> Terms:
             return context.terms(context.connection, resources, False)
 
-        assert says() == Terms(delays=True)
+        assert says().delays
         versions = [context.rules_version()]
         for enabled in (False, True):
             await rig.path.apply(rig.path._rule_set.replace(enabled=enabled))
             versions.append(context.rules_version())
-            assert says() == Terms(delays=enabled)
+            assert says().delays is enabled
         assert len(set(versions)) == 3
 
     async def test_the_clock_changes_them(
