@@ -354,7 +354,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Metric(
             "sluice_oldest_waiting_age_seconds",
             "How long the oldest message of a resource has waited, held in memory or in the spool. Absent while none "
-            "waits. AMQP 1.0 senders that wait for credit have no message here.",
+            "waits. AMQP 1.0 senders that wait for credit do not count.",
             ("kind", "resource"),
         ),
     ] = {}
@@ -454,8 +454,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[str, int],
         Metric(
             "sluice_lost_messages_total",
-            "Messages lost as their connection ended, though their client assumes them delivered: publishes without "
-            "confirms, and oneways. What was not read yet is in sluice_lost_bytes_total only.",
+            "Messages lost when their connection ended, though their client assumes them delivered: publishes without "
+            "confirms, and oneways. Data that was not read yet is only in sluice_lost_bytes_total.",
             ("listener",),
             source="server.services.lost_messages",
         ),
@@ -464,7 +464,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[str, int],
         Metric(
             "sluice_lost_bytes_total",
-            "Bytes of lost messages, and of what clients had sent that left before it was read.",
+            "Bytes of lost messages, and bytes that clients had sent and that were not read before they left.",
             ("listener",),
             source="server.services.lost_bytes",
         ),
@@ -473,8 +473,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Metric(
             "sluice_read_ahead_bytes",
-            "Bytes in memory of clients that are not read for now, which were read ahead since something was to be "
-            "written to them: at most 16 MiB of a connection, and 128 MiB of all.",
+            "Bytes read ahead into memory from paused clients, so that a write to them destroys nothing. At most "
+            "16 MiB for each connection, and 128 MiB in total.",
             source="server.services.ahead.taken_bytes",
         ),
     ] = 0
@@ -606,8 +606,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         Mapping[str, int],
         Metric(
             "sluice_bottleneck_connections",
-            "Connections that wait, by the cause that `sluice flow` names. A connection that has to wait for the next "
-            "stage counts once it did so for a fifth of about the last minute.",
+            "Waiting connections, by the cause that `sluice flow` names. A connection that waits for the next stage "
+            "counts once it has waited for a fifth of about the last minute.",
             ("cause",),
         ),
     ] = {}

@@ -46,8 +46,10 @@ _IN_TRANSACTION: Final = _LASTING | {wire.TX}
 _REPLIES: Final = b"amq.rabbitmq.reply-to"
 #: Queues of such names are made by brokers only.
 _RESERVED: Final = b"amq."
-#: How many exclusive queues of a connection are remembered.
+#: How many exclusive queues of a connection are remembered, and up to which length of their declarations. All others
+#: end only with the connection to the broker.
 _MOST_EXCLUSIVE: Final = 10_000
+_MOST_DECLARE_BYTES: Final = 1024
 _ARGUMENTS_AT: Final = wire.PREFIX_BYTES + 4
 #: A publish names its exchange after two bytes that mean nothing.
 _EXCHANGE_AT: Final = _ARGUMENTS_AT + 2
@@ -263,6 +265,7 @@ class Publishes(SpoolingStream):
         answers = not bits & wire.DECLARE_NO_WAIT
         channel.declared = queue or (b"" if answers else UNTOLD)
         exclusive = bits & (wire.DECLARE_EXCLUSIVE | wire.DECLARE_PASSIVE) == wire.DECLARE_EXCLUSIVE
+        exclusive = exclusive and len(frame) <= _MOST_DECLARE_BYTES
         if answers:
             self._check_unanswered(len(channel.declaring))
             channel.declaring.append(frame if exclusive else b"")

@@ -188,6 +188,15 @@ def test_an_exclusive_queue_ends_that_the_client_may_not_have_deleted() -> None:
     assert leave(driver).endswith(declare(2, "mine", 20) + delete(2, "mine") + frames.close(2))
 
 
+def test_a_long_declaration_of_an_exclusive_queue_is_not_remembered() -> None:
+    # They would take a gigabyte of memory if a client declared many.
+    driver = Driver(hold).open([1])
+    arguments = frames.table({"note": "x" * 2000})
+    driver.give(CLIENT, frames.method(1, 50, 10, b"\0\0" + frames.short("mine") + bytes((4 | 16,)) + arguments))
+    driver.give(CLIENT, publish(1))
+    assert leave(driver).endswith(frames.close(1))
+
+
 def test_queues_that_are_not_the_clients_do_not_end() -> None:
     driver = Driver(hold).open([1, 2])
     # One that another client has, one that is only looked for, and one that was deleted.
