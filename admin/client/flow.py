@@ -50,7 +50,7 @@ def flow(api: Api, most: int, *, json: bool) -> str:
 
 def _flow(now: Flow) -> Iterator[str]:
     if not now.findings:
-        yield "No bottleneck: whatever waited did so for moments only." if now.connections else "Nobody waits."
+        yield "No bottleneck: connections waited only for moments." if now.connections else "Nobody waits."
     yield from (finding.text for finding in now.findings)
     yield ""
     for alarm in now.alarms:

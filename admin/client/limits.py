@@ -258,7 +258,7 @@ def misspelt(api: Api, written: Reply, kind: str, name: str) -> str:
         return ""
     names = [row.name for row in rows if row.exact and row.live is not None]
     near = [] if name in names else get_close_matches(name, names, 1, _NEAR)
-    return f"There is no traffic for {kind} {name} so far, but for {near[0]}: is that what you meant?" if near else ""
+    return f"There is no traffic for {kind} {name} yet. Did you mean {near[0]}?" if near else ""
 
 
 def answer(reply: Reply, *, dry_run: bool, json: bool) -> str:

@@ -80,7 +80,7 @@ def test_without_a_spool_and_with_nobody_who_waits_it_says_so(open_tab: OpenTab,
 
 def test_who_waited_for_a_moment_is_no_bottleneck(open_tab: OpenTab, sluice: Sluice) -> None:
     page = opened(open_tab, sluice, msgspec.structs.replace(FLOW, findings=()))
-    expect(page.locator(".findings")).to_have_text("None: whatever waited did so for moments only.")
+    expect(page.locator(".findings")).to_have_text("None: connections waited only for moments.")
 
 
 def test_a_purge_is_asked_for_and_tells_what_it_did(open_tab: OpenTab, sluice: Sluice) -> None:

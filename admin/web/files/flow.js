@@ -121,7 +121,7 @@ export class FlowView {
   }
 
   showFlow(/** @type {any} */ flow) {
-    fill(this.findings, flow.findings.length ? flow.findings.map((/** @type {any} */ each) => h("li", {}, each.text)) : h("li", { class: "muted" }, flow.connections.length ? "None: whatever waited did so for moments only." : "Nobody waits."));
+    fill(this.findings, flow.findings.length ? flow.findings.map((/** @type {any} */ each) => h("li", {}, each.text)) : h("li", { class: "muted" }, flow.connections.length ? "None: connections waited only for moments." : "Nobody waits."));
     const states = STAGES.map(([kind, label]) => [label, flow.counts.filter((/** @type {any} */ each) => each.kind === kind && each.stages)]).filter(([, found]) => found.length);
     fill(
       this.stages,

@@ -43,7 +43,7 @@ class TestFlow:
         api.answers["GET /flow"] = (200, {})
         assert sluice("flow").out.splitlines()[0] == "Nobody waits."
         api.answers["GET /flow"] = (200, body(msgspec.structs.replace(FLOW, findings=())))
-        assert sluice("flow").out.splitlines()[0] == "No bottleneck: whatever waited did so for moments only."
+        assert sluice("flow").out.splitlines()[0] == "No bottleneck: connections waited only for moments."
 
     def test_prints_json_on_demand(self, api: Any, sluice: Sluice) -> None:
         api.answers["GET /flow"] = (200, body(FLOW))

@@ -186,7 +186,7 @@ class TestSet:
         api.answers["GET /limits"] = (200, {"rows": [row("orders"), row("quiet", live=None)], "total": 2})
         ran = sluice("limits", "set", "topic", name, "5")
         assert ran.exit_code == 0
-        line = f"There is no traffic for topic {name} so far, but for {meant}: is that what you meant?"
+        line = f"There is no traffic for topic {name} yet. Did you mean {meant}?"
         assert (line in ran.out.splitlines()) is bool(meant)
         assert ("no traffic" in ran.out) is bool(meant)
 
