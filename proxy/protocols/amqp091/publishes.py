@@ -171,8 +171,7 @@ class Publishes(SpoolingStream):
                 self._take_consumer(method, lane, buffer, position, stop)
             else:
                 if (lane.channel.tags is not None or method in _RECOVERS) and method in SETTLES:
-                    arguments = Reader(buffer, position + _ARGUMENTS_AT, stop - 1)
-                    instead = self._take_settling(method, lane.channel, arguments)
+                    instead = self._take_settling(method, lane.channel, buffer[position + _ARGUMENTS_AT : stop - 1])
                     if instead is not None:
                         self._special = True
                         buffer, position, stop = instead, 0, len(instead)
@@ -305,7 +304,7 @@ class Publishes(SpoolingStream):
         self._special = True
         self._pass(asks, 0, len(asks), lane.behind)
 
-    def _take_settling(self, method: int, channel: Channel, arguments: Reader) -> bytes | None:
+    def _take_settling(self, method: int, channel: Channel, arguments: Buffer) -> bytes | None:
         """Take what a consumer says of its deliveries.
 
         It means none that wait here, which it has not been sent. The broker does not know that they wait.
@@ -321,8 +320,10 @@ class Publishes(SpoolingStream):
             self._check_unanswered(len(channel.recovering))
             channel.recovering.append(method == wire.BASIC_RECOVER)
             self._takers.give_back(channel, now_ns)
-            return None if method == wire.BASIC_RECOVER else wire.basic_recover(channel.number, arguments.octet())
-        tags, tag, bits = channel.tags, arguments.longlong(), arguments.octet()
+            if method == wire.BASIC_RECOVER:
+                return None
+            return wire.basic_recover(channel.number, Reader(arguments, 0, len(arguments)).octet())
+        tags, (tag, bits) = channel.tags, wire.settled_at(arguments)
         multiple = method != wire.BASIC_REJECT and bits & wire.MULTIPLE != 0
         is_all = multiple and not tag
         assert tags is not None  # noqa: S101 - as the caller has seen

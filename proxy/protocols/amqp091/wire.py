@@ -585,6 +585,7 @@ def with_header(content: bytes, start: int, stop: int, header: bytes) -> bytes:
 
 
 _ANSWER: Final = Struct(">BHIIQBB")
+_SETTLED: Final = Struct(">QB")
 
 
 def ack(channel: int, tag: int) -> bytes:
@@ -595,6 +596,18 @@ def ack(channel: int, tag: int) -> bytes:
 def nack(channel: int, tag: int) -> bytes:
     """Make a basic.nack of one message that is not requeued, as brokers send them to publishers."""
     return _ANSWER.pack(METHOD, channel, 13, BASIC_NACK, tag, 0, FRAME_END)
+
+
+def settled_at(arguments: Buffer) -> tuple[int, int]:
+    """Return the delivery tag and the bits of a basic.ack, basic.nack or basic.reject.
+
+    Raises:
+        Malformed: the arguments are too short.
+    """
+    if len(arguments) < _SETTLED.size:
+        raise Malformed(f"{_SETTLED.size} bytes of arguments are asked for, {len(arguments)} are there")
+    tag, bits = _SETTLED.unpack_from(arguments)
+    return tag, bits
 
 
 def settling(method: int, channel: int, tag: int, bits: int) -> bytes:
