@@ -425,9 +425,9 @@ class SpoolSettings(_Table):
         description="a queue has so many seconds' worth of what it takes and lets go in memory while memory is short",
     )
     recover: bool = Field(
-        False,
-        description="true: after a crash, messages whose senders expect no answer are sent, marked as possibly sent"
-        " before; false: they are counted and dropped",
+        True,
+        description="true: after a restart or a crash, messages on disk whose senders expect no answer are sent, marked"
+        " as possibly sent before; false: they are counted and dropped",
     )
 
 

@@ -339,8 +339,8 @@ def _spooled(plan: Plan, place: Place) -> str:
         return OFF + (f" ({spool.why})" if spool.why else "")
     bounds = f"{size_text(settings.memory_bytes)} in memory, {size_text(settings.max_disk_bytes)} on disk"
     age = f"for at most {settings.max_age_s:g} s" if settings.max_age_s else "however long it takes"
-    after = "sent again after a crash" if settings.recover else "dropped after a crash"
-    return f"{spool.directory}: {bounds}, {age}; what expects no answer is {after}"
+    after = "sent after a restart" if settings.recover else "dropped at a restart"
+    return f"{spool.directory}: {bounds}, {age}; messages on disk that expect no answer are {after}"
 
 
 def _alarms(settings: AlarmSettings) -> str:

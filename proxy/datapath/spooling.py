@@ -32,14 +32,14 @@ class SpoolConfig:
     Attributes:
         folder: made if it is not there; of this data path only.
         settings: bounds.
-        recover: what an earlier process left of messages that nobody sends again is to be sent on; if not, it is
-            counted and dropped.
+        recover: messages that an earlier process left and no client sends again are sent; if not, they are counted and
+            dropped.
         required: if the folder cannot be used, that is an error. Otherwise there is a log line, and no spool.
     """
 
     folder: Path
     settings: SpoolSettings = field(default_factory=SpoolSettings)
-    recover: bool = False
+    recover: bool = True
     required: bool = True
 
 

@@ -163,7 +163,7 @@ class SpoolFigures:
         spilled_total: written to disk.
         read_total: read from there.
         lost_total: could not be read.
-        dropped_total: were in a queue that was purged or closed.
+        dropped_total: were in a queue that was purged or closed, or left by an earlier process and not to be sent.
         recovered_total: were left by an earlier process.
         ended_total: taken out with an ending, by which one.
         disk_bytes: what the store uses of the disk, about.
@@ -310,6 +310,8 @@ class Spool:
         self._recovered = {queue: _Left(QueueName.read(queue.name), self._now_ns) for queue in queues}
         entries = sum(queue.count for queue in queues)
         dropped = found.dropped + found.recoverable - entries
+        self._pool.recovered_total += dropped
+        self._pool.dropped_total += dropped
         return Recovered(queues, entries, dropped, found.lost, found.damaged, found.is_full)
 
     # --- What the caller does ---------------------------------------------------------------------

@@ -179,7 +179,7 @@ class SpoolState(msgspec.Struct, frozen=True, kw_only=True):
         read_total: messages read from there.
         lost_total: messages that were damaged or missing on disk.
         dropped_total: messages dropped as they were purged, their connection ended, or nobody came to send them.
-        recovered_total: messages that an earlier process left to be sent.
+        recovered_total: messages that an earlier process left, sent or dropped since.
         expired_total: messages whose own time to live was over, so that they were not sent.
         too_old_total: messages that were older than the spool keeps them.
         resources: those with the most messages, at most as many as were asked for; empty in a Snapshot.

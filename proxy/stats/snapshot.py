@@ -692,7 +692,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         ),
         Metric(
             "sluice_spool_recovered_total",
-            "Messages that an earlier process left in the spool to be sent; they are not in sluice_spool_in_total.",
+            "Messages that an earlier process left in the spool; they are not in sluice_spool_in_total. Without "
+            "recover they are dropped.",
             (),
             _of_spool(lambda spool: spool.recovered_total),
         ),

@@ -298,17 +298,17 @@ def test_where_requests_are_put_aside_and_what_stops_publishers_is_always_said(w
 
     assert rows(LISTENER) == [
         (
-            "spool /srv/127.0.0.1-1/spool: 32.0 MiB in memory, 16.0 GiB on disk, for at most 86400 s; what expects no"
-            " answer is dropped after a crash"
+            "spool /srv/127.0.0.1-1/spool: 32.0 MiB in memory, 16.0 GiB on disk, for at most 86400 s; messages on"
+            " disk that expect no answer are sent after a restart"
         ),
         "flow credit 400 messages, 200 more after as many; to the spool's disk 4000 messages, 800 more after as many",
         "alarms publishers stop above 60% of memory, and below 1.00 GiB of free disk",
     ]
-    more = '[spool]\ndir = "/big"\nmax_age_s = 0\nrecover = true\n[alarms]\ndisk_free_bytes = 0\n'
+    more = '[spool]\ndir = "/big"\nmax_age_s = 0\nrecover = false\n[alarms]\ndisk_free_bytes = 0\n'
     spool, _, alarms = rows(more + LISTENER)
     assert spool == (
-        "spool /big: 32.0 MiB in memory, 16.0 GiB on disk, however long it takes; what expects no answer is sent again"
-        " after a crash"
+        "spool /big: 32.0 MiB in memory, 16.0 GiB on disk, however long it takes; messages on disk that"
+        " expect no answer are dropped at a restart"
     )
     assert alarms == "alarms publishers stop above 60% of memory"
     assert rows('[spool]\ndir = "off"\n' + LISTENER)[0] == "spool off"

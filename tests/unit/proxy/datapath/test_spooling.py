@@ -108,8 +108,11 @@ class TestEnding:
         put(opened(spooling).queue(NAME, lambda _: None), 3, recoverable=True)
         spooling.keep()
         await spooling.close()
-        for _ in range(2):
-            await (await open_in(folder)).close()
+        again = await open_in(folder, recover=False)
+        figures = opened(again).figures()
+        assert figures.recovered_total == figures.dropped_total == 3
+        await again.close()
+        await (await open_in(folder)).close()
         assert [(entry["to_send"], entry["dropped"]) for entry in log] == [(0, 3)]
 
     async def test_full_disk_is_told_of_and_keeps_nobody_from_opening(
