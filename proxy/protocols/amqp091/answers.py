@@ -99,8 +99,8 @@ class Answers(Stream):
         self.silent = False
         #: The reason of Sluice's own that the client was told, and not yet that it is over.
         self._told = b""
-        #: Some channel is open at the broker that the client has left.
-        self.has_left = False
+        #: Channels that are open at the broker though the client has left them.
+        self.left_channels: set[Channel] = set()
         self._names = shared.names
         self._channels = shared.channels
         self._about = shared.about
@@ -175,7 +175,7 @@ class Answers(Stream):
         native = self._shared.native
         # Deliveries that nobody limits are like any other bytes, as long as none waits from when somebody did.
         contents = not self.limited and not self.waiting
-        if native is None or native.channels is None or self.has_left or not (contents or native.confirms):
+        if native is None or native.channels is None or self.left_channels or not (contents or native.confirms):
             return position
         stop, frames, parts = native.channels.settle(chunk, position, contents)
         if stop == position:

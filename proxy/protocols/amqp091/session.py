@@ -175,8 +175,7 @@ class AMQP091Session(Session):
             self._publishes.close_lane(number)
             self._answers.close_lane(number)
             self._stages.forget(channel)
-            if channel.left:
-                self._answers.has_left = any(each.left for each in self._channels.values())
+            self._answers.left_channels.discard(channel)
             successor = channel.successor
             if successor is not None:
                 self._channels[number] = successor
@@ -196,7 +195,8 @@ class AMQP091Session(Session):
         self._takers.close(channel, self._stages.now_ns)
         self._answers.give_up(channel.to_client)
         self._publishes.leave(channel)
-        self._answers.has_left = self._answers.has_left or channel.left
+        if channel.left:
+            self._answers.left_channels.add(channel)
 
     def _client_leaves(self) -> None:
         """Have the broker take back what the client has, though what it published is still to go on.
