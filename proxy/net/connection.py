@@ -676,6 +676,44 @@ class Connection:
         half_closed_s: how long the peer that has not ended may be silent.
     """
 
+    #: A dict of so many attributes takes half a KiB more.
+    __slots__ = (
+        "__weakref__",
+        "_came_bytes",
+        "_client_failed",
+        "_deciding",
+        "_failed",
+        "_frame_seen",
+        "_had_gone",
+        "_half_closes",
+        "_hears_of_writes",
+        "_looks",
+        "_on_over",
+        "_scopes",
+        "_services",
+        "_silent",
+        "_stalled_by",
+        "_tickets",
+        "_ticking",
+        "_timeouts",
+        "_timer",
+        "_woken",
+        "broker_left",
+        "bytes_read",
+        "draining",
+        "ended",
+        "half_closed_s",
+        "info",
+        "opened_ns",
+        "over",
+        "parting",
+        "peers",
+        "read_ns",
+        "session",
+        "stage",
+        "writer",
+    )
+
     def __init__(
         self,
         info: ConnectionInfo,

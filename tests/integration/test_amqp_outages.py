@@ -214,10 +214,11 @@ def test_client_that_breaks_off_has_published_all(rabbitmq: RabbitMQ, sluice: Sl
 
 
 def test_client_that_closes_its_connection_has_published_all(rabbitmq: RabbitMQ, sluice: Sluice) -> None:
-    """As without Sluice: what was written before connection.close is stored when that is answered."""
+    """The close is answered at once, and what was written before it is stored as the limit admits it."""
     _declare(rabbitmq, "slow-closed")
     with AmqpClient(sluice.routes[0].listen) as client:
         client.send(*(publish(client.open_channel(), "slow-closed", b"x") for _ in range(_PLAIN)))
+    sluice.wait_for_metrics(lambda metrics: metrics.total("sluice_connections") == 0)
     assert rabbitmq.messages("slow-closed") == _PLAIN
 
 
