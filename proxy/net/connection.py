@@ -96,9 +96,9 @@ BRIEF_NS: Final = 100_000_000
 #: How long a write to an unread client waits for what its kernel still sends: until nothing has come for LOOK_S, which
 #: is more than a round trip, and at most MOST_LOOKS times as long.
 LOOK_S: Final = 0.05
+MOST_LOOKS: Final = 4
 #: How often a client that is not read is read ahead a little.
 KEEP_OPEN_S: Final = 0.4
-MOST_LOOKS: Final = 4
 #: So many times in its idle timeout a connection is looked at.
 _IDLE_LOOKS: Final = 4
 #: How long parting may take.

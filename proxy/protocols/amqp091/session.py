@@ -168,10 +168,7 @@ class AMQP091Session(Session):
         channel = self._channels.pop(number, None)
         if channel is not None:
             channel.dead = True
-            self._marking.forget(channel)
-            self._takers.close(channel, self._stages.now_ns)
-            if self._timed is not None and self._timed[0] is channel.confirms:
-                self._timed = None
+            self._end_consumers(channel)
             self._publishes.close_lane(number)
             self._answers.close_lane(number)
             self._stages.forget(channel)
@@ -182,6 +179,13 @@ class AMQP091Session(Session):
                 self._answers.open_lane(number, successor.to_client)
                 self._publishes.succeed(successor)
 
+    def _end_consumers(self, channel: Channel) -> None:
+        """Wait for no consumer of a channel any more, nor for a confirm on it that is timed."""
+        self._marking.forget(channel)
+        self._takers.close(channel, self._stages.now_ns)
+        if self._timed is not None and self._timed[0] is channel.confirms:
+            self._timed = None
+
     def _channel_left(self, channel: Channel) -> None:
         """Agree to the close of a channel of which something waits; it goes on without the client."""
         self._leave(channel)
@@ -189,10 +193,7 @@ class AMQP091Session(Session):
 
     def _leave(self, channel: Channel) -> None:
         """Have the broker take back what a channel has."""
-        if self._timed is not None and self._timed[0] is channel.confirms:
-            self._timed = None
-        self._marking.forget(channel)
-        self._takers.close(channel, self._stages.now_ns)
+        self._end_consumers(channel)
         self._answers.give_up(channel.to_client)
         self._publishes.leave(channel)
         if channel.left:
