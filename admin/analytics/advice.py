@@ -91,11 +91,11 @@ NEXT_TO_NOTHING: Final = 0.001
 NEAR_TIMES: Final = 0.8
 NEAR_SHARE: Final = 0.01
 """A limit is near where so much of it is asked for in so much of the time; see ``HourDemand.near_s``."""
-MOST_SHARE: Final = 0.5
+MAX_SHARE: Final = 0.5
 """Who has this share of what was refused asked for most."""
 LEAST_CALLERS: Final = 3
 """With fewer there are no others to protect."""
-MOST_MEMBERS: Final = 50
+MAX_MEMBERS: Final = 50
 """So many sidecars of a fleet are named."""
 STEPS: Final = (1.1, 1.25, 1.5, 2.0, RUNAWAY_TIMES)
 """Times what is needed: rates that are tried in turn."""
@@ -540,7 +540,7 @@ def _tops(demand: Demand) -> tuple[float | None, float | None]:
 
 def _own_share(demand: Demand) -> float:
     """Return which share of the demand the limit itself refused."""
-    if demand.storms.own_share < MOST_SHARE or not demand.messages:
+    if demand.storms.own_share < MAX_SHARE or not demand.messages:
         return 0.0
     return demand.refused_messages / demand.messages
 
@@ -561,7 +561,7 @@ def _most(demand: Demand) -> Most | None:
     found = [
         each
         for each in storms.most
-        if each.share >= MOST_SHARE
+        if each.share >= MAX_SHARE
         and LEAST_CALLERS <= each.callers <= MAX_FAIR_KEYS
         and each.fair_by != demand.kind
         and each.share < 1.0
@@ -726,7 +726,7 @@ def fleet(kind: str, name: str, members: Iterable[Advice]) -> Fleet:
         need_per_s=need,
         limit_per_s=None if None in limits else sum(limit for limit in limits if limit is not None),
         member_count=len(of),
-        members=tuple(sorted(found, key=lambda each: (-each.share, each.instance))[:MOST_MEMBERS]),
+        members=tuple(sorted(found, key=lambda each: (-each.share, each.instance))[:MAX_MEMBERS]),
     )
 
 

@@ -60,17 +60,17 @@ from admin.common.recommendations import ACTIONS, TO_DO, Period, Recommendation
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
 
-MOST_POINTS: Final = 1000
+MAX_POINTS: Final = 1000
 """Points of a curve."""
-_MOST_STORMS: Final = 20
-_MOST_CULPRITS: Final = 20
-_MOST_CURVES: Final = 6
-_MOST_INSTANCES: Final = 50
-_MOST_CHANGES: Final = 30
-_MOST_FLEETS: Final = 20
-_MOST_NEW: Final = 20
-_MOST_OF_WEEK: Final = 20
-MOST_RECOMMENDED: Final = 100
+_MAX_STORMS: Final = 20
+_MAX_CULPRITS: Final = 20
+_MAX_CURVES: Final = 6
+_MAX_INSTANCES: Final = 50
+_MAX_CHANGES: Final = 30
+_MAX_FLEETS: Final = 20
+_MAX_NEW: Final = 20
+_MAX_OF_WEEK: Final = 20
+MAX_RECOMMENDED: Final = 100
 _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
 """Steps that a curve may have."""
 _REACHED: Final = ("admitted", "shadowed", "bypassed", "exempt")
@@ -115,12 +115,12 @@ class Picked:
             ACTIONS.index(recommendation.action), -refused, *of,
         )  # fmt: skip
         self._first.append((key, recommendation))
-        if len(self._first) >= 20 * MOST_RECOMMENDED:
-            self._first = nsmallest(MOST_RECOMMENDED, self._first, key=itemgetter(0))
+        if len(self._first) >= 20 * MAX_RECOMMENDED:
+            self._first = nsmallest(MAX_RECOMMENDED, self._first, key=itemgetter(0))
 
     def first(self) -> list[Recommendation]:
         """Return those most worth doing: where something was refused first, by action; and those of storms."""
-        found = [each for _, each in nsmallest(MOST_RECOMMENDED, self._first, key=itemgetter(0))]
+        found = [each for _, each in nsmallest(MAX_RECOMMENDED, self._first, key=itemgetter(0))]
         return [*found, *(each for each in self._besides if each not in found)]
 
     @property
@@ -186,7 +186,7 @@ class Digest:
             period=Period(from_s=from_s, until_s=until_s),
             inputs=inputs,
             totals=Totals(**resources.sums, **unknown, **counts, recommendations=picked.counts, offered=picked.offered),
-            coverage=tuple(coverage[:_MOST_INSTANCES]),
+            coverage=tuple(coverage[:_MAX_INSTANCES]),
             instance_count=len(coverage),
             storms=tuple(storms),
             culprits=tuple(culprits),
@@ -241,7 +241,7 @@ class Digest:
             .withColumn("rank", F.row_number().over(whole.orderBy(F.desc("messages"), "start_s", *RESOURCE_KEY)))
             .withColumn("all", F.count(F.lit(1)).over(whole))
             .withColumn("open", F.sum(F.col("is_open").cast("int")).over(whole))
-            .where(F.col("rank") <= _MOST_STORMS)
+            .where(F.col("rank") <= _MAX_STORMS)
             .orderBy("shadow", "rank")
             .collect()
         )
@@ -269,8 +269,8 @@ class Digest:
         rows = refused.mapInArrow(_pick_culprits(_new_since_s(self._from_s, self._until_s)), in_spark(_JSON)).collect()
         parts = [msgspec.json.decode(row["json"], type=_Refused) for row in rows]
         return (
-            nsmallest(_MOST_CULPRITS, (each for part in parts for each in part.culprits), key=_most_refused),
-            nsmallest(_MOST_NEW, (each for part in parts for each in part.new), key=_most_messages),
+            nsmallest(_MAX_CULPRITS, (each for part in parts for each in part.culprits), key=_most_refused),
+            nsmallest(_MAX_NEW, (each for part in parts for each in part.new), key=_most_messages),
         )
 
     def _fleets(self, decided: "DataFrame") -> list[Fleet]:
@@ -280,7 +280,7 @@ class Digest:
             .agg(F.sum("need_per_s").alias("need"), F.count(F.lit(1)).alias("sidecars"))
             .where("sidecars > 1")
             .orderBy(F.desc("need"), "kind", "name")
-            .limit(_MOST_FLEETS)
+            .limit(_MAX_FLEETS)
         )
         # With all of their sidecars: they are added up.
         rows = (
@@ -314,7 +314,7 @@ class Digest:
         """Return the latest changes as they were written down."""
         names = [name for name in LimitChange.__struct_fields__ if name in LIMIT_CHANGES.names]
         read = self._read(LIMIT_CHANGES)
-        rows = read.orderBy(F.desc("at_s"), "instance", F.desc("n")).limit(_MOST_CHANGES).collect()
+        rows = read.orderBy(F.desc("at_s"), "instance", F.desc("n")).limit(_MAX_CHANGES).collect()
         return [LimitChange(**{name: row[name] for name in names}) for row in rows]
 
 
@@ -426,9 +426,9 @@ def _first(
     worst: Sequence[_Resource], of_week: Sequence[_Resource], new: Sequence[New]
 ) -> tuple[list[_Resource], list[_Resource], list[New]]:
     return (
-        nsmallest(_MOST_CURVES, worst, key=_worst),
-        nsmallest(_MOST_OF_WEEK, of_week, key=_of_week),
-        nsmallest(_MOST_NEW, new, key=_most_messages),
+        nsmallest(_MAX_CURVES, worst, key=_worst),
+        nsmallest(_MAX_OF_WEEK, of_week, key=_of_week),
+        nsmallest(_MAX_NEW, new, key=_most_messages),
     )
 
 
@@ -483,12 +483,12 @@ def _pick_culprits(since_s: int) -> Kernel:
             if first_s >= since_s:
                 new.append(New(**who, since_s=first_s, messages=messages))
             if len(culprits) >= 1000:
-                culprits = nsmallest(_MOST_CULPRITS, culprits, key=_most_refused)
+                culprits = nsmallest(_MAX_CULPRITS, culprits, key=_most_refused)
             if len(new) >= 1000:
-                new = nsmallest(_MOST_NEW, new, key=_most_messages)
+                new = nsmallest(_MAX_NEW, new, key=_most_messages)
         yield _json(
             _Refused(
-                nsmallest(_MOST_CULPRITS, culprits, key=_most_refused), nsmallest(_MOST_NEW, new, key=_most_messages)
+                nsmallest(_MAX_CULPRITS, culprits, key=_most_refused), nsmallest(_MAX_NEW, new, key=_most_messages)
             )
         )
 
@@ -593,4 +593,4 @@ def _point(at_s: int, sums: Sequence[Any], step_s: int) -> Point:
 
 def _step_s(length_s: int) -> int:
     """Return the smallest step with which a curve has no more points than there may be."""
-    return next((step for step in _STEPS_S if length_s <= step * (MOST_POINTS - 1)), _STEPS_S[-1])
+    return next((step for step in _STEPS_S if length_s <= step * (MAX_POINTS - 1)), _STEPS_S[-1])

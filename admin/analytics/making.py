@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from admin.analytics.job import Place, Wish
 
 RECOMMENDATIONS_JSON: Final = "recommendations.json"
-_MOST_SET_ASIDE: Final = 50
+_MAX_SET_ASIDE: Final = 50
 
 
 def make_report(
@@ -76,7 +76,7 @@ def make_report(
             read,
             records=read.records or sum(each.records for each in of_all),
             duplicates=read.duplicates or sum(each.copies for each in of_all),
-            set_aside=read.set_aside[:_MOST_SET_ASIDE],
+            set_aside=read.set_aside[:_MAX_SET_ASIDE],
             outside_files=found.outside,
         )
         findings = digest.findings(made_at, str(place.files), read, picked, recommended.decided)

@@ -57,12 +57,12 @@ Step = Callable[[str], object]
 """Is told what is being done, for people who wait."""
 _TASK_BYTES: Final = 32 * 1024 * 1024
 """Bytes of log for each task that adds up."""
-_MOST_TASKS: Final = 10_000
-_MOST_OF_DAY: Final = 100
+_MAX_TASKS: Final = 10_000
+_MAX_OF_DAY: Final = 100
 """Tasks that add up one day."""
 _PACKED_BYTES: Final = 8 * 1024 * 1024
 """Spark holds so much of what is packed at a time, for each task that reads it."""
-_MOST_NAMED: Final = 5
+_MAX_NAMED: Final = 5
 _KEY: Final = list(RESOURCE_KEY)
 _QUIET_SHARE: Final = 0.99
 """A second with less than this share of rate and capacity cannot empty a full bucket."""
@@ -91,7 +91,7 @@ def tasks_of(size_bytes: int, cores: int) -> int:
     """Return how many tasks to add up so much of the log in."""
     if size_bytes < FEW_BYTES // 10:
         return 1
-    return max(cores, min(_MOST_TASKS, -(-size_bytes // _TASK_BYTES)))
+    return max(cores, min(_MAX_TASKS, -(-size_bytes // _TASK_BYTES)))
 
 
 def make_tables(tools: Tools, found: Found, options: Options, wanted: Wanted) -> Inputs:
@@ -164,7 +164,7 @@ def make_tables(tools: Tools, found: Found, options: Options, wanted: Wanted) ->
 
 def _task(tasks: int) -> "Column":
     """Say which task adds up a resource's hour: one day is of some of many, so that each writes files of few days."""
-    of_day = min(tasks, _MOST_OF_DAY)
+    of_day = min(tasks, _MAX_OF_DAY)
     place = f"hour_s DIV {DAY_S} * {of_day} + pmod(hash({', '.join(RESOURCE_KEY)}, hour_s), {of_day})"
     return F.expr(f"CAST(pmod(coalesce({place}, 0), {tasks}) AS INT)")
 
@@ -233,7 +233,7 @@ def _why_nothing(first_s: int | None, last_s: int | None, found: Found, set_asid
         return [f"nothing to report: no record is of the time that was asked for; there are some from {there} UTC"]
     why = [
         f"{each.file}: {words.counted(each.lines, 'line') + ': ' if each.lines else ''}{each.reason}"
-        for each in set_aside[:_MOST_NAMED]
+        for each in set_aside[:_MAX_NAMED]
     ]
     return [*why, f"nothing to report: not one record of a rejection log in {words.counted(len(found.files), 'file')}"]
 

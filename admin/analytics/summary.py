@@ -17,10 +17,10 @@ from admin.analytics.findings import Findings, Share, Storm
 from admin.common.recommendations import TO_DO, Recommendation, refusals
 from admin.common.tables import Rows, printable
 
-_MOST_STORMS: Final = 10
-_MOST_CULPRITS: Final = 10
-_MOST_RECOMMENDED: Final = 15
-_MOST_OTHERS: Final = 5
+_MAX_STORMS: Final = 10
+_MAX_CULPRITS: Final = 10
+_MAX_RECOMMENDED: Final = 15
+_MAX_OTHERS: Final = 5
 """Rows of what is told in brief."""
 
 
@@ -40,7 +40,7 @@ def _parts(findings: Findings, html: Path) -> Iterator[RenderableType]:
         yield Text(f"Attention: {line}", style="yellow")
     if findings.storms:
         of_all = findings.totals.storms + findings.totals.shadow_storms
-        first = _first(min(len(findings.storms), _MOST_STORMS), of_all, "largest")
+        first = _first(min(len(findings.storms), _MAX_STORMS), of_all, "largest")
         shadow = f", {findings.totals.shadow_storms:,} of them in shadow" if findings.totals.shadow_storms else ""
         yield from _section(f"Storms{first}{shadow}", _storms(findings))
     if findings.culprits:
@@ -50,8 +50,8 @@ def _parts(findings: Findings, html: Path) -> Iterator[RenderableType]:
         for only_with, heading in (("lower", "could be lower"), ("raise", "could be higher")):
             if offered := [each for each in findings.recommendations if each.only_with == only_with]:
                 of_all = max(len(offered), findings.totals.offered.get(only_with, 0))
-                first = _first(min(len(offered), _MOST_OTHERS), of_all, "first")
-                yield from _section(f"Offered: {heading}{first}", _recommended(offered[:_MOST_OTHERS], findings))
+                first = _first(min(len(offered), _MAX_OTHERS), of_all, "first")
+                yield from _section(f"Offered: {heading}{first}", _recommended(offered[:_MAX_OTHERS], findings))
     if findings.tried:
         yield from _section("What other rates would have refused", _tried(findings))
     yield from _section("Next", Text("\n".join(_next(findings, html))))
@@ -107,7 +107,7 @@ def _storms(findings: Findings) -> Rows:
         ("resource", "sidecar", "from", "for", "refused", "peak", "clients", "users", "producer groups", "by", "limit"),
         (
             (*_storm(each, several=several), _todo(advice.get((each.instance, each.kind, each.name))))
-            for each in findings.storms[:_MOST_STORMS]
+            for each in findings.storms[:_MAX_STORMS]
         ),
         right=(4, 5),
     ).used()
@@ -157,7 +157,7 @@ def _culprits(findings: Findings) -> Rows:
                 words.amount(each.messages),
                 words.percent(each.share),
             )
-            for each in findings.culprits[:_MOST_CULPRITS]
+            for each in findings.culprits[:_MAX_CULPRITS]
         ),
         right=(6, 7),
     ).used()
@@ -165,7 +165,7 @@ def _culprits(findings: Findings) -> Rows:
 
 def _recommendations(findings: Findings) -> RenderableType:
     by_action = findings.totals.recommendations
-    matter = [each for each in findings.recommendations if _matters(each)][:_MOST_RECOMMENDED]
+    matter = [each for each in findings.recommendations if _matters(each)][:_MAX_RECOMMENDED]
     rest = []
     if (more := words.to_change(findings.totals) - sum(each.action in TO_DO for each in matter)) > 0:
         rest.append(f"{more:,} more to change")

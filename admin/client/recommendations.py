@@ -30,7 +30,7 @@ from limiter.rules.patterns import Pattern, glob_of, read_glob
 
 SUFFIX: Final = ".json"
 """A file of this name has recommendations; all others are TOML files of limits."""
-_MOST_BYTES: Final = 256 << 20
+_MAX_BYTES: Final = 256 << 20
 """A recommendation takes two kilobytes."""
 _LINES: Final = 20
 """So many of those left out for one reason are named."""
@@ -81,12 +81,12 @@ def read(file: str) -> RecommendationsFile:
     """
     try:
         with os.fdopen(open_to_read(Path(file)), "rb") as opened:
-            content = opened.read(_MOST_BYTES + 1)
+            content = opened.read(_MAX_BYTES + 1)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         raise RefusedError(f"{file}: cannot be read: {why}; name the recommendations.json of a report") from None
-    if len(content) > _MOST_BYTES:
-        raise RefusedError(f"{file}: is longer than {_MOST_BYTES >> 20} MiB; make a report of fewer sidecars' logs")
+    if len(content) > _MAX_BYTES:
+        raise RefusedError(f"{file}: is longer than {_MAX_BYTES >> 20} MiB; make a report of fewer sidecars' logs")
     try:
         found = msgspec.json.decode(content, type=_Head)
         if found.version == VERSION:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.measure import Measurement
 
 _GAP: Final = "   "
-_MOST_LAID_OUT: Final = 500
+_MAX_LAID_OUT: Final = 500
 """Rows that a terminal can show well; more of them scroll by, and whoever asked for them would rather not wait."""
 
 
@@ -58,7 +58,7 @@ class Rows:
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
         """Be laid out by rich where a terminal has to have room for it."""
-        if console.is_terminal and len(self.rows) <= _MOST_LAID_OUT:
+        if console.is_terminal and len(self.rows) <= _MAX_LAID_OUT:
             from rich.table import Table  # noqa: PLC0415 - takes its time, and most output goes without
             from rich.text import Text  # noqa: PLC0415 - as above
 

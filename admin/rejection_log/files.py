@@ -29,7 +29,7 @@ _QUIET_AGE_S: Final = 3600.0
 """A file with nothing but heartbeats in it is finished after so long."""
 _TRY_AGAIN_S: Final = 5.0
 """Another process in the folder is waited for, and asked so often."""
-_MOST_KEPT_BYTES: Final = 4 * 1024 * 1024
+_MAX_KEPT_BYTES: Final = 4 * 1024 * 1024
 """So much is kept for a folder that the process before has still."""
 _QUIET: Final = frozenset({"heartbeat"})
 
@@ -172,7 +172,7 @@ class LogFiles:
         self._retry_s = -_TRY_AGAIN_S
         self._wait_until_s = clock_s() + predecessor_s
         #: What is kept has to fit into one file: what recovery is told of it names that.
-        self._most_kept_bytes = min(_MOST_KEPT_BYTES, bounds.max_file_bytes // 2, bounds.max_total_bytes // 8)
+        self._most_kept_bytes = min(_MAX_KEPT_BYTES, bounds.max_file_bytes // 2, bounds.max_total_bytes // 8)
         self._closed = False
         self._ended = False
         self._handed_in: deque[Batch] = deque()

@@ -162,7 +162,7 @@ _PIECE_BYTES: Final = 1024 * 1024
 _LINE_BYTES: Final = 4 * _PIECE_BYTES
 """No record is so long; of a line that is only the end is read."""
 _RECORD_BYTES: Final = 4096
-_MOST_LINES: Final = 1_000_000
+_MAX_LINES: Final = 1_000_000
 _GZIP: Final = ".gz"
 _ENDINGS: Final = (".jsonl", f".jsonl{_GZIP}")
 _COLOURS: Final[dict[Tone, str]] = {"plain": "", "bad": "\x1b[31m", "good": "", "faint": "\x1b[2m"}
@@ -200,7 +200,7 @@ def tail(paths: Sequence[Path], lines: int = 10, follow: bool = False) -> int:  
             gone = error.errno in {errno.ENOENT, errno.ENOTDIR}
             words = "is not there" if gone else words_for(error)
             raise StartError(f"{printable(str(path))}: {words}") from None
-    lines = min(lines, _MOST_LINES)
+    lines = min(lines, _MAX_LINES)
     reader = _Reader()
     printer = _Printer()
     try:

@@ -52,9 +52,9 @@ NAME: Final = "hand-over.socket"
 
 _VERSION: Final = 1
 _LENGTH_BYTES: Final = 8
-_MOST_BYTES: Final = 512 * 1024 * 1024
+_MAX_BYTES: Final = 512 * 1024 * 1024
 #: The kernel passes no more at once (SCM_MAX_FD).
-_MOST_DESCRIPTORS: Final = 253
+_MAX_DESCRIPTORS: Final = 253
 #: To read edits may take a while; a process that hangs must not keep others from editing.
 _READY_S: Final = 60.0
 #: To close the spool and read the limits likewise; nobody is accepted meanwhile, nor by the one that runs.
@@ -122,7 +122,7 @@ class _Channel:
     async def receive(self, kind: type[_Message]) -> tuple[_Message, list[int]]:
         """Return a message and the descriptors that came with it; raises BrokenError."""
         head, descriptors = bytearray(), array.array("i")
-        room = socket.CMSG_SPACE(_MOST_DESCRIPTORS * descriptors.itemsize)
+        room = socket.CMSG_SPACE(_MAX_DESCRIPTORS * descriptors.itemsize)
         try:
             while len(head) < _LENGTH_BYTES:
                 data, passed, _, _ = await self._sock.recvmsg(_LENGTH_BYTES - len(head), room, socket.MSG_CMSG_CLOEXEC)
@@ -133,7 +133,7 @@ class _Channel:
                     raise BrokenError("it has gone")  # noqa: TRY301 - to give back what came
                 head += data
             size = int.from_bytes(head)
-            if size > _MOST_BYTES:
+            if size > _MAX_BYTES:
                 raise BrokenError("it sent what is no message")  # noqa: TRY301 - likewise
             body = bytearray()
             while len(body) < size:

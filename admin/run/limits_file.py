@@ -24,7 +24,7 @@ _VERSION: Final = 1
 _CHECKSUM_BYTES: Final = 4
 #: Some 130 bytes for each limiter that is not as good as new, of which there are no more than live ones. What is larger
 #: is cut off, and so damaged.
-_MOST_BYTES: Final = 256 * 1024 * 1024
+_MAX_BYTES: Final = 256 * 1024 * 1024
 _CLOCK: Final = (Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/time"))
 
 
@@ -86,7 +86,7 @@ def read(directory: Path) -> SavedLimits | None:
     path = directory / NAME
     try:
         with os.fdopen(open_to_read(path), "rb") as file:
-            return decode(file.read(_MOST_BYTES))
+            return decode(file.read(_MAX_BYTES))
     except FileNotFoundError:
         return None
     except (OSError, UnreadableError) as error:

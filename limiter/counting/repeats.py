@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from limiter.compiled import COMPILED
 
-MOST_IDS: Final = 65_536
+MAX_IDS: Final = 65_536
 """Remembered in both generations together, unless another bound is given."""
 HALF_NS: Final = 30_000_000_000
 """After so long the younger generation is the older one."""
@@ -57,7 +57,7 @@ class RefusedIds:
 
     __slots__ = ("_began_ns", "_half", "_new", "_old", "_unseen")
 
-    def __init__(self, most: int = MOST_IDS) -> None:
+    def __init__(self, most: int = MAX_IDS) -> None:
         self._half = most // 2
         #: Hashes: Python keys those of text and bytes anew in each process.
         self._new: set[int] = set()

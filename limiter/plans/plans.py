@@ -18,7 +18,7 @@ from limiter.rules.rule_set import RuleSet
 _MAX_REMEMBERED: Final = 16_384
 """Plans remembered of each sort. One that is not takes some ten microseconds to make."""
 
-_MOST_RESOURCES: Final = 8
+_MAX_RESOURCES: Final = 8
 """Plans for more are not remembered: clients may name many, and always others."""
 
 MESSAGES: Final = 0
@@ -359,7 +359,7 @@ class Plans:
             exempt = bool(resources) and all(self._rule_set.match(resource).exempt for resource in resources)
             parts = (part for resource in resources for part in self._of(resource))
             plan = Plan(parts, exempt=exempt, confirm=self._confirming(resources))
-            if len(resources) <= _MOST_RESOURCES:
+            if len(resources) <= _MAX_RESOURCES:
                 _remember(self.by_resources, resources, plan)
         return plan
 

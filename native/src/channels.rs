@@ -30,7 +30,7 @@ pub struct Channels {
 }
 
 /// Of the longest body, until somebody says otherwise.
-const MOST_BODY_BYTES: u64 = 1 << 40;
+const MAX_BODY_BYTES: u64 = 1 << 40;
 
 impl Channels {
     fn asker(&self, py: Python<'_>, key: &NewKey) -> PyResult<Asker> {
@@ -65,7 +65,7 @@ impl Channels {
             most_keys,
             producer_group: PyString::new(py, "").unbind(),
             frame_max,
-            most_body_bytes: MOST_BODY_BYTES,
+            most_body_bytes: MAX_BODY_BYTES,
         }
     }
 

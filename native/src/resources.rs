@@ -256,7 +256,7 @@ pub struct Resources {
 }
 
 /// Limiters looked at to make room for one.
-const MOST_LOOKS: usize = 16;
+const MAX_LOOKS: usize = 16;
 
 impl Resources {
     /// Find what requests of a name are for; a new one is made.
@@ -282,7 +282,7 @@ impl Resources {
 
     /// Forget a name, but none whose limiter was begun here.
     fn forget_one(&mut self, py: Python<'_>) {
-        for _ in 0..MOST_LOOKS {
+        for _ in 0..MAX_LOOKS {
             let Some(target) = self.all.pop_front() else { return };
             let mut looked_at = target.borrow_mut(py);
             if looked_at.begun.is_some() {
@@ -328,7 +328,7 @@ impl Resources {
     /// What became of one whose rule is no longer in force only Python can say: those that are met are `stale`.
     fn find_room(&mut self, py: Python<'_>, dimension: usize, now_ns: i64, stale: &mut Vec<(String, String)>) -> bool {
         let places = &mut self.places[dimension];
-        let looks = if places.no_room_ns == Some(now_ns) { 1 } else { MOST_LOOKS };
+        let looks = if places.no_room_ns == Some(now_ns) { 1 } else { MAX_LOOKS };
         for _ in 0..looks {
             if places.begun < places.most {
                 return true;
@@ -687,7 +687,7 @@ pub struct Callers {
 }
 
 /// More groups are forgotten.
-const MOST_GROUPS: usize = 64;
+const MAX_GROUPS: usize = 64;
 
 impl Callers {
     /// See to it that the limits of a producer group are those in force.
@@ -702,7 +702,7 @@ impl Callers {
         };
         let asked = Asked::read(limits_of.call1(py, (group,))?.bind(py), at)?;
         let mut callers = this.borrow_mut(py);
-        if callers.by_group.len() >= MOST_GROUPS {
+        if callers.by_group.len() >= MAX_GROUPS {
             callers.by_group.clear();
         }
         callers.by_group.insert(group.to_owned(), asked);

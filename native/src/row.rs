@@ -12,7 +12,7 @@ const HELD: usize = 2;
 const KEPT: i64 = 60;
 /// Of what was spent: the second under way has one, too.
 const SLOTS: usize = 61;
-const MOST_SENDERS: usize = 256;
+const MAX_SENDERS: usize = 256;
 const NOT_ASKED: i64 = -1;
 
 type Sums = [[i64; 3]; OUTCOMES];
@@ -60,7 +60,7 @@ impl Entry {
         if let Some((_, asked, of_them)) = self.asked.iter_mut().find(|(known, _, _)| known.is(sender)) {
             *asked += requests;
             *of_them += refused;
-        } else if self.asked.len() < MOST_SENDERS {
+        } else if self.asked.len() < MAX_SENDERS {
             self.asked.push((sender.clone_ref(py), requests, refused));
         } else {
             self.more = true;

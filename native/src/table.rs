@@ -20,14 +20,14 @@ pub struct Table {
 }
 
 /// More ranges are not kept.
-const MOST_SINGLES: usize = 4096;
+const MAX_SINGLES: usize = 4096;
 
 impl Table {
     /// The range from `start` to `stop`.
     pub fn range<'py>(&self, py: Python<'py>, start: u32, stop: u32) -> PyResult<Bound<'py, PyRange>> {
         let make = |start: usize, stop: usize| PyRange::new(py, isize::try_from(start)?, isize::try_from(stop)?);
         let (start, stop) = (start as usize, stop as usize);
-        if stop - start != 1 || start >= MOST_SINGLES {
+        if stop - start != 1 || start >= MAX_SINGLES {
             return make(start, stop);
         }
         let mut singles = self.singles.lock().unwrap_or_else(PoisonError::into_inner);

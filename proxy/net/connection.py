@@ -89,14 +89,14 @@ KEPT_S: Final = 600.0
 #: A frame that comes as fast as this may take as long as it needs. A modem of 9600 bit/s is faster.
 MIN_FRAME_BYTES_PER_S: Final = 1024
 #: After so many halves of a heartbeat without a byte a client has left. RabbitMQ waits for two to three heartbeats.
-MOST_SILENT: Final = 6
+MAX_SILENT: Final = 6
 #: A client that is unread for no longer than this, as the broker takes no more or a decision is awaited, is written to
 #: as by a broker that is busy for a moment.
 BRIEF_NS: Final = 100_000_000
 #: How long a write to an unread client waits for what its kernel still sends: until nothing has come for LOOK_S, which
-#: is more than a round trip, and at most MOST_LOOKS times as long.
+#: is more than a round trip, and at most MAX_LOOKS times as long.
 LOOK_S: Final = 0.05
-MOST_LOOKS: Final = 4
+MAX_LOOKS: Final = 4
 #: How often a client that is not read is read ahead a little.
 KEEP_OPEN_S: Final = 0.4
 #: So many times in its idle timeout a connection is looked at.
@@ -360,7 +360,7 @@ class Peer(Writer):
                     return False
             if not self.read_ahead():
                 return False
-            self._looks_left, self._came_bytes = MOST_LOOKS, 0
+            self._looks_left, self._came_bytes = MAX_LOOKS, 0
             self._look = self._services.reactor.after(LOOK_S, self._look_again)
             # What the client still has comes as it is read.
             self.want(EPOLLIN)
@@ -1160,7 +1160,7 @@ class Connection:
         came_bytes = self.bytes_read[Side.CLIENT] + unread_bytes
         self._silent = self._silent + 1 if came_bytes == self._came_bytes else 0
         self._came_bytes = came_bytes
-        if self._silent < MOST_SILENT:
+        if self._silent < MAX_SILENT:
             return
         if client.doing is Doing.READING and not unread_bytes:
             self.client_failed(PeerError(Side.CLIENT, TimeoutError("no heartbeats")))

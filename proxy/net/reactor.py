@@ -30,7 +30,7 @@ BROKER: Final = 0
 CLIENT: Final = 1
 FLOOD: Final = 2
 #: Sockets taken from the kernel at a time, by rank.
-_MOST_READY: Final = (128, 16, 1)
+_MAX_READY: Final = (128, 16, 1)
 ROUND_NS: Final = 1_000_000
 """How long sockets are served before all other tasks have their turn."""
 _FAILED: Final = EPOLLERR | EPOLLHUP
@@ -137,7 +137,7 @@ class Reactor:
     """
 
     def __init__(self) -> None:
-        self.epolls = tuple(select.epoll() for _ in _MOST_READY)
+        self.epolls = tuple(select.epoll() for _ in _MAX_READY)
         #: Ready if one of them is.
         self._epoll = select.epoll()
         for epoll in self.epolls:
@@ -207,7 +207,7 @@ class Reactor:
             await self._serve()
 
     async def _serve(self) -> None:
-        ranks = [(epoll.poll, most) for epoll, most in zip(self.epolls, _MOST_READY, strict=True)]
+        ranks = [(epoll.poll, most) for epoll, most in zip(self.epolls, _MAX_READY, strict=True)]
         watched_by_fd = self.watched
         ends_ns = silent = 0
         for poll, most in cycle(ranks):

@@ -77,9 +77,9 @@ class ReadAhead:
     """
 
     #: Of one connection: what the kernels of both ends hold of a client that has left, with Linux's own settings.
-    MOST_BYTES: Final = 16 * 1024 * 1024
+    MAX_BYTES: Final = 16 * 1024 * 1024
     #: Of all connections.
-    MOST_BYTES_IN_ALL: Final = 128 * 1024 * 1024
+    MAX_BYTES_IN_ALL: Final = 128 * 1024 * 1024
     #: What one read takes.
     CHUNK_BYTES: Final = 256 * 1024
 
@@ -193,8 +193,8 @@ class Wire:
         self._ahead_of_all, self._ahead_reactor = of_all, reactor
         try:
             room = 2 if a_little else 1
-            while not self.ended and room * len(ahead) < of_all.MOST_BYTES:
-                if room * of_all.taken_bytes >= of_all.MOST_BYTES_IN_ALL or (a_little and len(ahead) > began):
+            while not self.ended and room * len(ahead) < of_all.MAX_BYTES:
+                if room * of_all.taken_bytes >= of_all.MAX_BYTES_IN_ALL or (a_little and len(ahead) > began):
                     break
                 chunk = self._sock.recv(of_all.CHUNK_BYTES)
                 self.ended = not chunk

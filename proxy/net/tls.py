@@ -42,9 +42,9 @@ _SMALL_PIECE_BYTES: Final = 1024
 #: So much is encrypted for one write to the socket.
 _AHEAD_BYTES: Final = 128 * 1024
 #: Messages of TLS itself (key updates) that the peer has caused and does not read.
-_MOST_ANSWERS: Final = 64
+_MAX_ANSWERS: Final = 64
 #: What may lie here with them; what is written is at most half of it.
-_MOST_UNSENT_BYTES: Final = 2 * (_AHEAD_BYTES + _RECORD_BYTES)
+_MAX_UNSENT_BYTES: Final = 2 * (_AHEAD_BYTES + _RECORD_BYTES)
 _NOTHING_BUT_CIPHERTEXT: Final = (b"",)
 #: A name that is longer is cut, as the names of all scopes are.
 _NAME_CHARS: Final = 255
@@ -375,7 +375,7 @@ class TlsWire(Wire):
         self._unsent = [*self._unsent, self._outgoing.read()]
         with suppress(OSError):
             self._unsent = super().send_now(self._unsent)
-        if len(self._unsent) > _MOST_ANSWERS or sum(map(len, self._unsent)) > _MOST_UNSENT_BYTES:
+        if len(self._unsent) > _MAX_ANSWERS or sum(map(len, self._unsent)) > _MAX_UNSENT_BYTES:
             self._over = TlsError("it asks for new keys, and does not read the answers")
 
 

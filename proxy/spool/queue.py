@@ -38,8 +38,8 @@ from typing import Final, Literal, NamedTuple, Protocol
 
 from proxy.flow.credit import Stage
 from proxy.spool.segments import (
-    MOST_BYTES,
-    MOST_NAME_BYTES,
+    MAX_BYTES,
+    MAX_NAME_BYTES,
     RECORD_BYTES,
     Entry,
     Extent,
@@ -54,7 +54,7 @@ from proxy.spool.segments import (
 from proxy.spool.store import Read, Write
 
 _NS: Final = 1_000_000_000
-MOST_RUN_BYTES: Final = 64 * 1024
+MAX_RUN_BYTES: Final = 64 * 1024
 #: With less, reading and writing are mostly overhead.
 LEAST_RUN_BYTES: Final = 1024
 #: What a run costs in memory besides its bytes, about: measured with empty ones.
@@ -181,7 +181,7 @@ class Pool:
         self.bound_bytes = max(self._least_bytes, self.busy * 4 * (LEAST_RUN_BYTES + _OBJECT_BYTES))
         self.spill_bytes = self.bound_bytes // 2
         share = self.spill_bytes // (2 * max(1, self.busy)) - _OBJECT_BYTES
-        self.run_bytes = min(max(share, LEAST_RUN_BYTES), MOST_RUN_BYTES, max(1, self.bound_bytes // 8))
+        self.run_bytes = min(max(share, LEAST_RUN_BYTES), MAX_RUN_BYTES, max(1, self.bound_bytes // 8))
 
 
 class _Place(Enum):
@@ -377,8 +377,8 @@ class Queue:
         target_s: float,
         now_ns: int,
     ) -> None:
-        if len(name) > MOST_NAME_BYTES:
-            raise ValueError(f"a queue's name has {MOST_NAME_BYTES} bytes at most")
+        if len(name) > MAX_NAME_BYTES:
+            raise ValueError(f"a queue's name has {MAX_NAME_BYTES} bytes at most")
         self.number, self.name = number, name
         self._pool, self._orders, self.ready, self._lost, self.stage = pool, orders, ready, lost, stage
         self.on_lost: Callable[[Lost], object] | None = None
@@ -433,8 +433,8 @@ class Queue:
             struct.error: a number is too large.
         """
         size = len(content[0]) if len(content) == 1 else sum(map(len, content))
-        if size > MOST_BYTES or self.is_closed or self.is_recovered:
-            raise ValueError("an entry that is too large" if size > MOST_BYTES else "nothing can be put into it")
+        if size > MAX_BYTES or self.is_closed or self.is_recovered:
+            raise ValueError("an entry that is too large" if size > MAX_BYTES else "nothing can be put into it")
         is_large = size >= self._pool.run_bytes
         head = head_of(
             () if is_large else content,

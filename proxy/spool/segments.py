@@ -43,11 +43,11 @@ _CRC: Final = Struct("<I")
 _HEAD_BYTES: Final = _HEAD.size
 RECORD_BYTES: Final = _HEAD.size + _CRC.size
 #: What an entry may hold: its size is one of 32 bits, and a run is written whole.
-MOST_BYTES: Final = 1 << 30
+MAX_BYTES: Final = 1 << 30
 
 _RUN: Final = Struct("<8sQQqIIQQIH")
 RUN_BYTES: Final = _RUN.size + _CRC.size
-MOST_NAME_BYTES: Final = 0xFFFF
+MAX_NAME_BYTES: Final = 0xFFFF
 _USUAL_NAME_BYTES: Final = 256
 _LINE: Final = Struct("<IqI")
 #: segment, offset, length, entries, recoverable ones with the highest bit for a large one, bytes of their contents
@@ -321,7 +321,7 @@ class Ledger:
     """
 
     #: A line for each run written, and one for each deleted; then the file is made anew.
-    _MOST_BYTES: Final = 1 << 20
+    _MAX_BYTES: Final = 1 << 20
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -357,7 +357,7 @@ class Ledger:
         Raises:
             OSError: that was not possible; it will be tried again with the next.
         """
-        if self._torn or self._written_bytes > self._MOST_BYTES:
+        if self._torn or self._written_bytes > self._MAX_BYTES:
             self.rewrite()
         elif self._lines:
             data = b"".join(self._lines)
@@ -586,7 +586,7 @@ def _runs(folder: Folder, number: int, nonce: bytes) -> Iterator[tuple[Extent, R
         size, position = os.fstat(fd).st_size, 0
         while position < size:
             header = header_at(os.pread(fd, RUN_BYTES + _USUAL_NAME_BYTES, position), nonce) or header_at(
-                os.pread(fd, RUN_BYTES + MOST_NAME_BYTES, position), nonce
+                os.pread(fd, RUN_BYTES + MAX_NAME_BYTES, position), nonce
             )
             if header is None:
                 position = _search(fd, nonce, position + 1)

@@ -142,7 +142,7 @@ _GROUP_BYTES: Final = 1024 * 1024
 _RELEASED_TOGETHER: Final = 500
 #: Linux takes 1024 pieces in one call.
 _GROUP_PIECES: Final = 1000
-_MOST_OPEN: Final = 64
+_MAX_OPEN: Final = 64
 _BLOCK_BYTES: Final = 4096
 _PUNCH_HOLE_KEEP_SIZE: Final = 0x03
 
@@ -324,7 +324,7 @@ class Store:
         """
         fd = self._fds.get(number)
         if fd is None:
-            while len(self._fds) >= _MOST_OPEN:
+            while len(self._fds) >= _MAX_OPEN:
                 os.close(self._fds.popitem(last=False)[1])
             fd = self._folder.open(segment_name(number, self._segments[number].nonce), os.O_RDWR)
             self._fds[number] = fd

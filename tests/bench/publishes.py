@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 CHUNK_BYTES: Final = 256 * 1024
 METHOD, HEADER, BODY = 1, 2, 3
 FRAME_MAX: Final = 131_072
-MOST_KEYS, MOST_RUNS, MOST_PUBLISHES = 1024, 4096, 10_000
+MAX_KEYS, MAX_RUNS, MAX_PUBLISHES = 1024, 4096, 10_000
 KINDS: Final = ("queue", "exchange", "routing_key")
 
 
@@ -100,7 +100,7 @@ class Bench:
 
     def channels(self, *, confirms: bool = False) -> Any:
         """Return a connection with many channels that are plain."""
-        channels = self.module.Channels(self.limits.resources, KINDS, "", FRAME_MAX, MOST_KEYS)
+        channels = self.module.Channels(self.limits.resources, KINDS, "", FRAME_MAX, MAX_KEYS)
         for number in range(1, 65):
             channels.mark(number)
             if confirms:
@@ -120,7 +120,7 @@ def scanning(bench: Bench, chunk: bytes, count: int, *, decides: bool = False) -
     channels, view, now_ns = bench.channels(), memoryview(chunk), [0]
 
     def scan() -> None:
-        taken = channels.scan(view, 0, MOST_RUNS, MOST_PUBLISHES, False)
+        taken = channels.scan(view, 0, MAX_RUNS, MAX_PUBLISHES, False)
         if len(taken) != count:
             raise AssertionError(f"{len(taken)} of {count} were taken")
         if decides:
@@ -133,7 +133,7 @@ def scanning(bench: Bench, chunk: bytes, count: int, *, decides: bool = False) -
 
 def refusing(bench: Bench, chunk: bytes, count: int) -> Work:
     """Return what refuses all of a chunk that was scanned."""
-    taken = bench.channels(confirms=True).scan(memoryview(chunk), 0, MOST_RUNS, MOST_PUBLISHES, False)
+    taken = bench.channels(confirms=True).scan(memoryview(chunk), 0, MAX_RUNS, MAX_PUBLISHES, False)
     return lambda: (taken.kept(range(count), 0, len(chunk)), taken.refuse(range(count))), count
 
 
@@ -141,7 +141,7 @@ def settling(bench: Bench, step: int, *, differ: bool) -> Work:
     """Return what notes the publishes of a new channel as forwarded, and takes a confirm of every ``step`` of them."""
     channels = bench.channels(confirms=True)
     chunk, count = publishes(128)
-    taken = channels.scan(memoryview(chunk), 0, MOST_RUNS, MOST_PUBLISHES, False)
+    taken = channels.scan(memoryview(chunk), 0, MAX_RUNS, MAX_PUBLISHES, False)
     answers = memoryview(confirms(80, range(step, count + step, step), multiple=step > 1))
 
     def settle() -> None:

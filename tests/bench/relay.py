@@ -15,8 +15,8 @@ from time import perf_counter_ns
 import trio
 
 BUFFER_BYTES = 2 * 1024 * 1024
-MOST_READY = 128
-MOST_ACCEPTED = 64
+MAX_READY = 128
+MAX_ACCEPTED = 64
 ROUND_NS = 1_000_000
 """How long sockets are served before all other tasks have their turn."""
 FAILED = select.EPOLLERR | select.EPOLLHUP
@@ -62,7 +62,7 @@ class Relay:
         while True:
             await trio.lowlevel.wait_readable(self.epoll.fileno())
             ends_ns = perf_counter_ns() + ROUND_NS
-            for fd, events in self.epoll.poll(0, MOST_READY):
+            for fd, events in self.epoll.poll(0, MAX_READY):
                 if fd == self.listener.fileno():
                     self.accept()
                 elif end := self.ends.get(fd):
@@ -74,7 +74,7 @@ class Relay:
     def accept(self) -> None:
         """Take who waits, and begin to connect each to the broker."""
         with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
-            for _ in range(MOST_ACCEPTED):
+            for _ in range(MAX_ACCEPTED):
                 client, broker = End(self.listener.accept()[0]), End(socket.socket())
                 client.other, broker.other = broker, client
                 self.ends |= {client.fd: client, broker.fd: broker}

@@ -17,7 +17,7 @@ from limiter.compiled import COMPILED, VERSION
 from proxy.protocols.amqp10 import wire
 
 CHUNK_BYTES: Final = 256 * 1024
-MOST_RUNS: Final = 512
+MAX_RUNS: Final = 512
 FIRST_ID: Final = 1_000
 COPIES_KEY: Final = b"x-cc"
 #: What most clients send in front of the body: an empty header and some properties.
@@ -55,7 +55,7 @@ def scanning(module: Any, chunk: bytes, count: int, *, copies: bool = False) -> 
         links.mark(0, handle, None, copies)
 
     def scan() -> None:
-        if links.scan(view, 0, MOST_RUNS)[0] != len(view):
+        if links.scan(view, 0, MAX_RUNS)[0] != len(view):
             raise AssertionError("something was left")
 
     return scan, count

@@ -11,7 +11,7 @@ from fuzz_targets import NATIVE, TARGETS, load, run_counted
 from limiter.compiled import COMPILED
 
 _CORPUS = Path(__file__).with_name("corpus")
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 _NAMES = [name for name in TARGETS if COMPILED is not None or not name.endswith("_compiled")]
 
 
@@ -39,4 +39,4 @@ def test_what_it_begins_with(name: str) -> None:
 
 def test_the_corpus_is_small() -> None:
     assert {path.name for path in _CORPUS.iterdir()} <= {*TARGETS, *NATIVE}
-    assert sum(path.stat().st_size for path in _CORPUS.rglob("*") if path.is_file()) < _MOST_BYTES
+    assert sum(path.stat().st_size for path in _CORPUS.rglob("*") if path.is_file()) < _MAX_BYTES

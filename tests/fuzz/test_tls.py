@@ -13,7 +13,7 @@ from proxy.net.sockets import Wire
 from proxy.net.tls import ClientTls, TlsWire
 
 #: What a wire holds of what its peer sends, with OpenSSL's own: a few records.
-MOST_HELD_BYTES = 80_000
+MAX_HELD_BYTES = 80_000
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_handshake_that_is_not_as_it_should_be_fails_or_waits(
                     for part in _cut(random, words):
                         ends.say(part)
                         done = not ends.wire.handshake()
-                        assert ends.wire._incoming.pending < MOST_HELD_BYTES
+                        assert ends.wire._incoming.pending < MAX_HELD_BYTES
                         if done:
                             break
             # Whatever was changed, it is not taken for somebody else.
@@ -132,7 +132,7 @@ def test_records_that_are_not_as_they_should_be_bring_nothing_that_was_not_sent(
                     for part in _cut(random, records):
                         ends.say(part)
                         got += _received(ends.wire, random)
-                        assert ends.wire._incoming.pending < MOST_HELD_BYTES
+                        assert ends.wire._incoming.pending < MAX_HELD_BYTES
             assert sent.startswith(got)
 
 

@@ -629,10 +629,10 @@ _MANY: Final = 50_000
 _SLOW_SYNC_MS: Final = 200
 _AT_A_TIME: Final = 1000
 #: What a Sluice may grow by while so many pass whose consumers never answer, in bytes: nearly nothing of it waits.
-_MOST_GROWTH: Final = 40_000_000
+_MAX_GROWTH: Final = 40_000_000
 #: How many of a queue may wait, while what each takes is less than ``max_pending_bytes`` allows; and that option.
-_MOST_WINDOW: Final = 10_000
-_MOST_PENDING_BYTES: Final = 64 << 20
+_MAX_WINDOW: Final = 10_000
+_MAX_PENDING_BYTES: Final = 64 << 20
 #: With 16 on a channel their confirms would be left to the broker.
 _ON_A_CHANNEL: Final = 15
 _CHANNELS: Final = 700
@@ -674,7 +674,7 @@ def test_a_consumer_that_never_acknowledges_costs_neither_memory_nor_time(scene_
         assert sum(ways.values()) == _MANY
         assert ways["broker"] > 0.99 * _MANY
         assert most_pending <= 16
-        assert grown < _MOST_GROWTH
+        assert grown < _MAX_GROWTH
 
 
 @pytest.mark.long
@@ -694,13 +694,13 @@ def test_a_consumer_that_acknowledges_no_more_costs_bounded_memory(
             for channel in channels:
                 assert publisher.wait_for_confirms(channel).nacked == []
 
-        while each.ways().get("after_consume", 0) < 3 * _MOST_WINDOW:
+        while each.ways().get("after_consume", 0) < 3 * _MAX_WINDOW:
             _publish_many(publisher, channels, each.queue, 1)
             confirmed()
         before, first = each.ways(), _resident_bytes(process)
         consumer.stop()
         _publish_many(publisher, channels, each.queue, _ON_A_CHANNEL)
-        _wait_until(lambda: each.pending() >= _MOST_WINDOW, "as many pending as may be")
+        _wait_until(lambda: each.pending() >= _MAX_WINDOW, "as many pending as may be")
         grown = _resident_bytes(process) - first
         consumer.close()
         begun_s = time.monotonic()
@@ -708,6 +708,6 @@ def test_a_consumer_that_acknowledges_no_more_costs_bounded_memory(
         took_s = time.monotonic() - begun_s
         persisted = each.ways()["persisted"] - before.get("persisted", 0)
         print(f"{persisted} pending; {grown / 1e6:.0f} MB more; {took_s:.1f} s until they were published again")
-        assert persisted == _MOST_WINDOW
+        assert persisted == _MAX_WINDOW
         assert each.pending() == 0
-        assert grown < 2 * _MOST_PENDING_BYTES
+        assert grown < 2 * _MAX_PENDING_BYTES

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import trio
 
-_MOST_BYTES = 64 * 1024
+_MAX_BYTES = 64 * 1024
 
 
 class TlsStream(trio.abc.HalfCloseableStream):
@@ -48,7 +48,7 @@ class TlsStream(trio.abc.HalfCloseableStream):
             return aside
         while True:
             try:
-                return self._tls.read(max_bytes or _MOST_BYTES)
+                return self._tls.read(max_bytes or _MAX_BYTES)
             except ssl.SSLZeroReturnError:
                 return b""
             except ssl.SSLWantReadError:
@@ -59,7 +59,7 @@ class TlsStream(trio.abc.HalfCloseableStream):
         await self._shake_hands()
         # OpenSSL would drop what it finds as it looks for the other end's end.
         with suppress(ssl.SSLWantReadError, ssl.SSLZeroReturnError):
-            while some := self._tls.read(_MOST_BYTES):
+            while some := self._tls.read(_MAX_BYTES):
                 self._aside += some
         with suppress(ssl.SSLWantReadError):
             self._tls.unwrap()

@@ -10,7 +10,7 @@ from admin.analytics.page import limits
 from admin.analytics.page.charts import around, resource_words, when, whole
 from admin.analytics.page.markup import barred, broken, label, more, muted, named, table, text
 
-_MOST_STEPS: Final = 24
+_MAX_STEPS: Final = 24
 """Rows of the table beside a curve."""
 _RANGES: Final = (("7 d", "Last seven days", 7 * words.DAY_S), ("1 d", "Last day", words.DAY_S), ("1 h", "Last hour", words.HOUR_S))  # fmt: skip  # noqa: E501
 _MOVES: Final = (
@@ -304,7 +304,7 @@ def _sum(points: Sequence[Point], step_s: int, of: str) -> str:
 
 def _parts(points: tuple[Point, ...]) -> Iterable[tuple[Point, ...]]:
     """Cut a curve into as many parts as a table has room for."""
-    each = -(-len(points) // _MOST_STEPS) or 1
+    each = -(-len(points) // _MAX_STEPS) or 1
     return (points[at : at + each] for at in range(0, len(points), each))
 
 

@@ -14,7 +14,7 @@ _HEADER: Final = b"AMQP\x00\x00\x09\x01"
 _METHOD, _CONTENT, _BODY, _END = 1, 2, 3, b"\xce"
 _FRAME: Final = struct.Struct("!BHI")
 #: Longer than any that the demo gets.
-_MOST_FRAME_BYTES: Final = 131_072
+_MAX_FRAME_BYTES: Final = 131_072
 _READ_BYTES: Final = 64 * 1024
 _TEXT: Final = b"sluice demo " * 8
 _TIMEOUT_S: Final = 30.0
@@ -100,7 +100,7 @@ async def _open(stream: trio.SocketStream) -> None:
         _method(0, _START_OK, _long(named) + _short("PLAIN") + _long(b"\0guest\0guest") + _short("en_US"))
     )
     await _expect(stream, _TUNE)
-    await stream.send_all(_method(0, _TUNE_OK, struct.pack("!HIH", 2047, _MOST_FRAME_BYTES, 0)))
+    await stream.send_all(_method(0, _TUNE_OK, struct.pack("!HIH", 2047, _MAX_FRAME_BYTES, 0)))
     await _call(stream, 0, _OPEN, _short("/") + _short("") + b"\0", _OPEN_OK)
     await _call(stream, 1, _CHANNEL_OPEN, _short(""), _CHANNEL_OPEN_OK)
 
@@ -139,7 +139,7 @@ def _cut(data: bytearray) -> Iterator[_Frame]:
         while len(data) - at >= _FRAME.size:
             kind, _, size = _FRAME.unpack_from(data, at)
             end = at + _FRAME.size + size
-            if size > _MOST_FRAME_BYTES:
+            if size > _MAX_FRAME_BYTES:
                 raise OSError(f"a frame of {size} bytes")
             if end >= len(data):
                 break

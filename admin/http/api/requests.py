@@ -51,7 +51,7 @@ _EDITS: Final[Mapping[str, type[Any]]] = {
 _NAMED_KEYS: Final = 10
 _SHOWN_CHARS: Final = 100
 #: A batch with more commas than this cannot consist of ordinary edits, and is not parsed.
-_MOST_COMMAS: Final = MAX_EDITS * 40
+_MAX_COMMAS: Final = MAX_EDITS * 40
 _outer: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _array: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`")
@@ -411,7 +411,7 @@ async def _decoded_in_steps(body: bytes) -> Any:
     """Decode a long batch edit by edit; each edit, and each other value, may be as long as a body at most."""
     if len(body) <= MAX_BODY_BYTES:
         return _decoded(body)
-    if body.count(b",") > _MOST_COMMAS:
+    if body.count(b",") > _MAX_COMMAS:
         raise bad("", f"has more than {MAX_EDITS} edits, or more values than these can have")
     try:
         found: dict[str, Any] = dict(_outer.decode(body))

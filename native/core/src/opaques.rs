@@ -22,7 +22,7 @@ const LINE_BITS: u32 = 4;
 const LINE_MASK: usize = (1 << LINE_BITS) - 1;
 const FEWEST_SLOTS: usize = 64;
 /// An empty set with more slots than this gives them back: a connection was busy once, and may be idle now.
-const MOST_IDLE_SLOTS: usize = 4096;
+const MAX_IDLE_SLOTS: usize = 4096;
 
 impl Opaques {
     #[must_use]
@@ -156,7 +156,7 @@ impl Opaques {
         }
         let slot = self.slot(hole);
         self.slots[slot] = 0;
-        if self.len == 0 && self.slots.len() > MOST_IDLE_SLOTS {
+        if self.len == 0 && self.slots.len() > MAX_IDLE_SLOTS {
             self.slots = Vec::new();
         }
         true

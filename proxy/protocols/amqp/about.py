@@ -10,7 +10,7 @@ from limiter.rules.resource import USER, VHOST, Resource
 from proxy.protocols.amqp.names import DEFAULT_VHOST, MAX_NAME_BYTES, encoded
 from proxy.stats.snapshot import ClientDescription
 
-_MOST_CHARS: Final = 64
+_MAX_CHARS: Final = 64
 
 
 class Identity:
@@ -53,6 +53,6 @@ class Identity:
 
 def shown(said: bytes) -> str:
     """Make text of what a client says, short enough and printable."""
-    text = said[: 4 * _MOST_CHARS + 1].decode(errors="replace")
+    text = said[: 4 * _MAX_CHARS + 1].decode(errors="replace")
     text = "".join(each if each.isprintable() else "?" for each in text)
-    return text if len(text) <= _MOST_CHARS else text[: _MOST_CHARS - 1] + "…"
+    return text if len(text) <= _MAX_CHARS else text[: _MAX_CHARS - 1] + "…"

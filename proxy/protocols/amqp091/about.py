@@ -9,7 +9,7 @@ from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.wire import Malformed, Reader, read_texts, reads_true
 
 #: The greatest that a client may ask for.
-_MOST_CHANNELS: Final = 65535
+_MAX_CHANNELS: Final = 65535
 #: Of fewer that the broker offers none is withheld.
 _LEAST_CHANNELS: Final = 2
 
@@ -65,8 +65,8 @@ class AboutClient(Identity):
         elif method == wire.CONNECTION_TUNE_OK:
             if self.tuned_bytes:
                 return False
-            channels = arguments.short() or _MOST_CHANNELS
-            self.channel_max = min(channels, self._offered_channels or _MOST_CHANNELS)
+            channels = arguments.short() or _MAX_CHANNELS
+            self.channel_max = min(channels, self._offered_channels or _MAX_CHANNELS)
             most_bytes = arguments.long()
             if 0 < most_bytes <= wire.FRAME_BYTES:
                 raise Malformed(f"a tune-ok with frames of at most {most_bytes} bytes")
@@ -85,7 +85,7 @@ class AboutClient(Identity):
         Args:
             offer: the payload of a connection.tune.
         """
-        offered = Reader(offer, 4, len(offer)).short() or _MOST_CHANNELS
+        offered = Reader(offer, 4, len(offer)).short() or _MAX_CHANNELS
         if offered < _LEAST_CHANNELS or self.tuned_bytes:
             return offer
         self._withheld = True

@@ -48,7 +48,7 @@ nobody can expect an ack after; or there is nobody to wait for, for a reason tha
 
 #: How many messages of a destination may wait at first, and at most.
 FIRST_WINDOW: Final = 16
-MOST_WINDOW: Final = 10_000
+MAX_WINDOW: Final = 10_000
 #: A message that waits for longer than this part of its time is late.
 _SOON: Final = 5
 #: After so many messages that were consumed one is a sample of the broker, for the first few samples.
@@ -59,11 +59,11 @@ _SAMPLE_EACH_NS: Final = 1_000_000_000
 _MEAN_OF_SAMPLES: Final = 4
 _MEAN_OF_CONSUMED: Final = 16
 _FIRST_PAUSE_NS: Final = 1_000_000_000
-_MOST_PAUSE_NS: Final = 60 * _FIRST_PAUSE_NS
+_MAX_PAUSE_NS: Final = 60 * _FIRST_PAUSE_NS
 #: What a message that waits takes in memory besides its bytes, about.
 _OBJECT_BYTES: Final = 1536
 #: Destinations that are remembered; beyond it those of which nothing waits are forgotten, and their sums.
-MOST_DESTINATIONS: Final = 4096
+MAX_DESTINATIONS: Final = 4096
 #: How many are looked at when there are more.
 _LOOKED_AT: Final = 64
 _MS: Final = 1_000_000
@@ -280,7 +280,7 @@ class Destination:
         self._soon += 1
         if self._soon >= self.window:
             self._soon = 0
-            self.window = min(2 * self.window, MOST_WINDOW)
+            self.window = min(2 * self.window, MAX_WINDOW)
             if self._gains:
                 self._pause_ns = 0
 
@@ -311,7 +311,7 @@ class Destination:
     def pause(self, state: State, now_ns: int) -> None:
         """Have nothing wait for a while, unless that is so already."""
         if now_ns >= self._until_ns:
-            self._pause_ns = min(max(_FIRST_PAUSE_NS, 2 * self._pause_ns), _MOST_PAUSE_NS)
+            self._pause_ns = min(max(_FIRST_PAUSE_NS, 2 * self._pause_ns), _MAX_PAUSE_NS)
             self._until_ns = now_ns + self._pause_ns
             self._paused_as = state
 
@@ -403,7 +403,7 @@ class AfterConsume:
         """Return what is known of a destination; its name is one that consumers give if it is a queue."""
         destination = self._destinations.get(resource)
         if destination is None:
-            if len(self._destinations) >= MOST_DESTINATIONS:
+            if len(self._destinations) >= MAX_DESTINATIONS:
                 self._forget_some()
             consumers = self._consumers_of(resource.name) if is_queue else None
             destination = self._destinations[resource] = Destination(resource, consumers)

@@ -9,7 +9,7 @@ from proxy.deciding.batch import Charge, Request
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.channel import DROPPED, GRANTED, NEW, UNTOLD, WAITING, Channel, Content, Lane, Method, Tags
 from proxy.protocols.amqp091.memory import Memory
-from proxy.protocols.amqp091.reading import MOST_GATHERED_OF_BROKER_BYTES, Shared
+from proxy.protocols.amqp091.reading import MAX_GATHERED_OF_BROKER_BYTES, Shared
 from proxy.protocols.amqp091.stream import Stream
 from proxy.protocols.amqp091.wire import Malformed, Mark, Reader
 from proxy.protocols.base import Buffer
@@ -461,7 +461,7 @@ class Answers(Stream):
 
     def _most_gathered_bytes(self) -> int:
         """Return how long a method or a header may be, as the base class says."""
-        return MOST_GATHERED_OF_BROKER_BYTES
+        return MAX_GATHERED_OF_BROKER_BYTES
 
     def _limit(self, content: Content, keys: list[bytes]) -> bool:
         """Take a content, as the base class says."""

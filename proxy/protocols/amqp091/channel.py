@@ -39,11 +39,11 @@ BEHIND: Final = 0
 BARRIER: Final = 1
 
 #: How many requests of a client on one channel the broker may still have to answer that are remembered.
-MOST_UNANSWERED: Final = 1 << 16
+MAX_UNANSWERED: Final = 1 << 16
 #: How many consumers of one channel are told apart, those included of whose end the broker says nothing.
-MOST_CONSUMERS: Final = 10_000
+MAX_CONSUMERS: Final = 10_000
 #: How many runs of settled deliveries of one channel are remembered: more than it has deliveries that are not settled.
-MOST_SETTLED: Final = 1 << 14
+MAX_SETTLED: Final = 1 << 14
 #: How the names of queues begin that a broker makes: the name of one that nobody was told.
 UNTOLD: Final = b"amq.gen-"
 
@@ -96,8 +96,8 @@ class Tags:
         if firsts and firsts[0] == self._upto + 1:
             self._upto = lasts[0]
             del firsts[0], lasts[0]
-        if len(firsts) > MOST_SETTLED:
-            self.settle(lasts[MOST_SETTLED // 2], multiple=True)
+        if len(firsts) > MAX_SETTLED:
+            self.settle(lasts[MAX_SETTLED // 2], multiple=True)
             self._known_from = self._upto + 1
 
     def is_open(self, tag: int) -> bool:
@@ -251,7 +251,7 @@ class Channel:
         following: the queues of those to come with a tag of ``consumed`` whose consumer has not ended yet, as
             far as the broker has said; until then what comes is charged to both.
         consuming: the queues of its consumers that the broker has not agreed to yet, in order, whether the client
-            wants to hear of it, and whether they acknowledge nothing; at most MOST_UNANSWERED, as of the next two.
+            wants to hear of it, and whether they acknowledge nothing; at most MAX_UNANSWERED, as of the next two.
         cancelling: how many ends of a consumer, by its tag, the client does not want to hear of.
         getting: the queues it has asked for a message, in order, and whether without having to acknowledge it.
         tags: the numbers of its deliveries, once they may matter.

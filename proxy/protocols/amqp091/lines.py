@@ -21,15 +21,15 @@ from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.channel import ASKED, GRANTED, HELD, LATER, OBJECT_BYTES, REFUSED, WAITING, Content, Lane
 from proxy.protocols.amqp091.memory import Memory
 from proxy.spool.queue import Lost, Queue
-from proxy.spool.segments import MOST_BYTES, Entry, Piece
+from proxy.spool.segments import MAX_BYTES, Entry, Piece
 from proxy.spool.spool import QueueName, Spool
 
 #: What is asked of one line at once.
-MOST_OF_LINE: Final = 64
+MAX_OF_LINE: Final = 64
 #: What a line takes out of the spool before it is asked about; larger contents stay there.
 _WINDOW_BYTES: Final = 64 * 1024
 #: How many that have ended leave the spool in one go: each is answered.
-MOST_ENDED: Final = 1024
+MAX_ENDED: Final = 1024
 #: In the handle of an entry, above the client's number: it is charged to more than where it goes.
 _IS_COPIED: Final = 1 << 63
 _NS_PER_MS: Final = 1_000_000
@@ -57,7 +57,7 @@ class Line:
         self.key = key
         self.stage = stage
         self.contents: deque[Content] = deque()
-        self.most = MOST_OF_LINE
+        self.most = MAX_OF_LINE
         self.spools = self.is_refusable = False
 
     @property
@@ -91,7 +91,7 @@ class Line:
         """Have in front what can be asked about next; with ``GRANTED``, what goes on without.
 
         Returns:
-            How many have left the spool to be answered; with MOST_ENDED of them there may be more.
+            How many have left the spool to be answered; with MAX_ENDED of them there may be more.
         """
         del now_ns
         return 0
@@ -240,14 +240,14 @@ class SpoolLine(Line):
         contents, rest = self.contents, self._rest
         if len(contents) == 1 and not self.aside:
             first = contents[0]
-            is_large = _WINDOW_BYTES < len(first.data) <= MOST_BYTES
+            is_large = _WINDOW_BYTES < len(first.data) <= MAX_BYTES
             if is_large and first.done and not first.aside and first.verdict in {HELD, LATER, ASKED}:
                 self._put(first)
                 first.aside = True
         while rest:
             content = rest[0]
             if content.verdict != REFUSED:
-                if not content.done or content.verdict != LATER or len(content.data) > MOST_BYTES:
+                if not content.done or content.verdict != LATER or len(content.data) > MAX_BYTES:
                     return
                 self._memory.give_back(content.waiting_bytes() - len(content.data))
                 self._put(content)
@@ -279,7 +279,7 @@ class SpoolLine(Line):
         ended: list[Ended] = []
         ended_bytes = 0
         window_bytes = sum(len(content.data) for content in contents)
-        while queue is not None and queue.count and self._front() is None and len(ended) < MOST_ENDED:
+        while queue is not None and queue.count and self._front() is None and len(ended) < MAX_ENDED:
             waits = bool(contents) and contents[0].verdict != LATER
             is_full = waits or len(contents) >= self.most or window_bytes > _WINDOW_BYTES
             if is_full and not self._purged:
@@ -305,7 +305,7 @@ class SpoolLine(Line):
             content = self._restore(entry)
             if ending is not None:
                 content.verdict = GRANTED
-                self.most = min(2 * self.most, MOST_OF_LINE)
+                self.most = min(2 * self.most, MAX_OF_LINE)
                 self._owner.passes(content)
             if is_large and ending is None:
                 content.aside = True
@@ -354,7 +354,7 @@ class SpoolLine(Line):
     def asked(self, *, waits: bool) -> None:
         """Ask about more at once the next time if all goes on, and about less if one waits on."""
         if self.spools:
-            self.most = max(1, self.most // 2) if waits else min(2 * self.most, MOST_OF_LINE)
+            self.most = max(1, self.most // 2) if waits else min(2 * self.most, MAX_OF_LINE)
 
     def has_expired(self, content: Content, now_ns: int) -> bool:
         """Say whether one that was to wait has done so for longer than it is worth anything."""

@@ -20,11 +20,11 @@ from proxy.protocols.base import SessionContext
 
 #: Who has so many publishes unanswered on one channel does not wait for the disk each time: the broker writes many at
 #: once then, and confirms by consumers gain little for what they cost. Its publishes go on as they come.
-MOST_UNCONFIRMED: Final = 16
+MAX_UNCONFIRMED: Final = 16
 #: For so long after that, too; and publishes of a channel are left alone so long where nothing is to wait.
 _AHEAD_NS: Final = 1_000_000_000
 #: How many are answered, or published again, at once: some milliseconds.
-MOST_ANSWERED: Final = 512
+MAX_ANSWERED: Final = 512
 
 
 class Marking:
@@ -107,7 +107,7 @@ class Marking:
     def _runs_ahead(self, channel: Channel, now_ns: int) -> bool:
         """Say of a channel whether its client does not wait for single confirms, now or a moment ago."""
         confirms = channel.confirms
-        if confirms is not None and confirms.outstanding() + len(channel.waiting) >= MOST_UNCONFIRMED:
+        if confirms is not None and confirms.outstanding() + len(channel.waiting) >= MAX_UNCONFIRMED:
             self._leave_alone(channel, now_ns + _AHEAD_NS)
         return now_ns < channel.runs_ahead_until_ns
 
@@ -219,11 +219,11 @@ class Marking:
         """
         inbox = self._inbox
         late = inbox.all() if self._ends else inbox.due(now_ns)
-        for message in list(islice(late, MOST_ANSWERED)):
+        for message in list(islice(late, MAX_ANSWERED)):
             self._hub.fall_back(message, "parted" if self._ends else "late", now_ns)
         answers: dict[Channel, list[bytes]] = {}
         again: list[Waiting] = []
-        for _ in range(min(len(inbox.ended), MOST_ANSWERED)):
+        for _ in range(min(len(inbox.ended), MAX_ANSWERED)):
             message, outcome = inbox.ended.popleft()
             channel, sequence = message.channel, message.sequence
             if channel.waiting.pop(sequence, None) is None:

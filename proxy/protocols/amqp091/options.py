@@ -5,7 +5,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from proxy.protocols.amqp091.reading import MOST_BODY_BYTES, MOST_MESSAGE_BYTES
+from proxy.protocols.amqp091.reading import MAX_BODY_BYTES, MAX_MESSAGE_BYTES
 from proxy.protocols.options import Scan, Tls
 
 _MIB = 1024 * 1024
@@ -35,6 +35,6 @@ class AMQP091Options:
     tls: Tls = "refuse"
     max_waiting_bytes: Annotated[int, Ge(0)] = 16 * _MIB
     max_waiting_bytes_in_all: Annotated[int, Ge(0)] = 128 * _MIB
-    max_message_bytes: Annotated[int, Ge(1), Le(MOST_BODY_BYTES)] = MOST_MESSAGE_BYTES
+    max_message_bytes: Annotated[int, Ge(1), Le(MAX_BODY_BYTES)] = MAX_MESSAGE_BYTES
     max_pending_bytes: Annotated[int, Ge(0)] = 64 * _MIB
     scan: Scan = "auto"

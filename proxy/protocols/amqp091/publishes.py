@@ -13,12 +13,12 @@ from proxy.deciding.batch import Batch, Refuse, Request, Shadow, Side, Verdicts
 from proxy.protocols.amqp.names import Target, encoded
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.after_consume import Waiting
-from proxy.protocols.amqp091.channel import MOST_CONSUMERS, MOST_UNANSWERED, UNTOLD, Channel, Content, Lane, Method
+from proxy.protocols.amqp091.channel import MAX_CONSUMERS, MAX_UNANSWERED, UNTOLD, Channel, Content, Lane, Method
 from proxy.protocols.amqp091.confirms import Confirms
 from proxy.protocols.amqp091.marking import Marking
 from proxy.protocols.amqp091.memory import Memory
-from proxy.protocols.amqp091.reading import MOST_CHANNEL, MOST_CONTENTS, Shared
-from proxy.protocols.amqp091.scanning import MOST_RUNS, MOST_SCANNED, Gathered, Scanned
+from proxy.protocols.amqp091.reading import MAX_CHANNEL, MAX_CONTENTS, Shared
+from proxy.protocols.amqp091.scanning import MAX_RUNS, MAX_SCANNED, Gathered, Scanned
 from proxy.protocols.amqp091.spooling import SpoolingStream
 from proxy.protocols.amqp091.takers import SETTLES
 from proxy.protocols.amqp091.wire import Malformed, Reader
@@ -48,8 +48,8 @@ _REPLIES: Final = b"amq.rabbitmq.reply-to"
 _RESERVED: Final = b"amq."
 #: How many exclusive queues of a connection are remembered, and up to which length of their declarations. All others
 #: end only with the connection to the broker.
-_MOST_EXCLUSIVE: Final = 10_000
-_MOST_DECLARE_BYTES: Final = 1024
+_MAX_EXCLUSIVE: Final = 10_000
+_MAX_DECLARE_BYTES: Final = 1024
 _ARGUMENTS_AT: Final = wire.PREFIX_BYTES + 4
 #: A publish names its exchange after two bytes that mean nothing.
 _EXCHANGE_AT: Final = _ARGUMENTS_AT + 2
@@ -264,7 +264,7 @@ class Publishes(SpoolingStream):
         answers = not bits & wire.DECLARE_NO_WAIT
         channel.declared = queue or (b"" if answers else UNTOLD)
         exclusive = bits & (wire.DECLARE_EXCLUSIVE | wire.DECLARE_PASSIVE) == wire.DECLARE_EXCLUSIVE
-        exclusive = exclusive and len(frame) <= _MOST_DECLARE_BYTES
+        exclusive = exclusive and len(frame) <= _MAX_DECLARE_BYTES
         if answers:
             self._check_unanswered(len(channel.declaring))
             channel.declaring.append(frame if exclusive else b"")
@@ -283,8 +283,8 @@ class Publishes(SpoolingStream):
         bits = arguments.octet()
         wants = not bits & no_wait
         automatic = bits & wire.CONSUME_NO_ACK != 0
-        if begins and len(channel.consumed) >= MOST_CONSUMERS:
-            raise self._stop(wire.RESOURCE_ERROR, f"more than {MOST_CONSUMERS} consumers in one channel")
+        if begins and len(channel.consumed) >= MAX_CONSUMERS:
+            raise self._stop(wire.RESOURCE_ERROR, f"more than {MAX_CONSUMERS} consumers in one channel")
         if begins and not wants and tag:
             # RabbitMQ 3.10 fails where it is to answer this and a cancel follows at once.
             known = channel.following if tag in channel.consumed else channel.consumed
@@ -474,7 +474,7 @@ class Publishes(SpoolingStream):
     def declared(self, queue: bytes, frame: bytes) -> None:
         """Remember an exclusive queue of the client's, and the frame that has declared it."""
         self.exclusive[queue] = frame
-        if len(self.exclusive) > _MOST_EXCLUSIVE:
+        if len(self.exclusive) > _MAX_EXCLUSIVE:
             del self.exclusive[next(iter(self.exclusive))]
 
     def delete_exclusive(self) -> None:
@@ -507,7 +507,7 @@ class Publishes(SpoolingStream):
             self.insert(channel.to_broker, b"".join(frames))
 
     def _check_unanswered(self, count: int) -> None:
-        if count >= MOST_UNANSWERED:
+        if count >= MAX_UNANSWERED:
             raise self._stop(wire.RESOURCE_ERROR, f"more than {count} requests without waiting for an answer")
 
     # --- What the compiled part reads -------------------------------------------------------------
@@ -518,7 +518,7 @@ class Publishes(SpoolingStream):
         self._look_at_rules()
         if not self.last_channel and self._about.opened:
             # Until now the client may be anybody: nothing is limited, nor are frames longer than by default.
-            self.last_channel = self._about.own_channel - 1 if self._about.own_channel else MOST_CHANNEL
+            self.last_channel = self._about.own_channel - 1 if self._about.own_channel else MAX_CHANNEL
             if self._about.tuned_bytes:
                 self.most_payload_bytes = self._about.tuned_bytes - wire.FRAME_BYTES
         return super().feed(chunk)
@@ -551,8 +551,8 @@ class Publishes(SpoolingStream):
         else:
             native.look_again(_FEW_LANES)
         # Where something is held already, more may be, and each is a content then.
-        most = max(1, MOST_CONTENTS - len(self._begun)) if self.waiting else MOST_SCANNED
-        segment = native.channels.scan(chunk, position, MOST_RUNS - self._runs, most, self._names.with_keys)
+        most = max(1, MAX_CONTENTS - len(self._begun)) if self.waiting else MAX_SCANNED
+        segment = native.channels.scan(chunk, position, MAX_RUNS - self._runs, most, self._names.with_keys)
         stop = segment.stop
         if stop == position:
             return position
@@ -578,7 +578,7 @@ class Publishes(SpoolingStream):
             native.leave(content.lane)
             if stop > len(chunk):
                 self._frame_left_bytes, self._frame_owner = stop - len(chunk), content
-        if self._runs >= MOST_RUNS or len(segment) >= most:
+        if self._runs >= MAX_RUNS or len(segment) >= most:
             self.left_bytes = max(0, len(chunk) - stop)
         return stop
 

@@ -22,8 +22,8 @@ from proxy.protocols.base import Buffer, Close, nobody_waits
 from proxy.spool.spool import Spool
 
 #: After so many contents or steps the rest of a chunk is left for later: some milliseconds.
-MOST_CONTENTS: Final = 64
-MOST_STEPS: Final = 512
+MAX_CONTENTS: Final = 64
+MAX_STEPS: Final = 512
 #: A chunk of so many steps takes so little that larger ones keep nobody waiting; one of more than the other number
 #: takes long.
 _FEW_STEPS: Final = 64
@@ -31,18 +31,18 @@ _MANY_STEPS: Final = 127
 #: A routing key in CC or BCC is named, and has limits of its own.
 _STEPS_OF_KEY: Final = 4
 #: The longest method or header frame that is gathered, whatever the peers have agreed on. Bodies are not gathered.
-MOST_GATHERED_BYTES: Final = 1024 * 1024
+MAX_GATHERED_BYTES: Final = 1024 * 1024
 #: The same for the broker, which sends such frames as long as they are, whatever frame_max says: the header of a dead
 #: letter, for example, is longer than its publisher's was.
-MOST_GATHERED_OF_BROKER_BYTES: Final = 16 * MOST_GATHERED_BYTES
+MAX_GATHERED_OF_BROKER_BYTES: Final = 16 * MAX_GATHERED_BYTES
 #: A frame's beginning that is longer is not read once more with the next chunk.
-MOST_TAKEN_BACK_BYTES: Final = 4096
+MAX_TAKEN_BACK_BYTES: Final = 4096
 #: A body that says to be longer counts as none: it never comes.
-MOST_BODY_BYTES: Final = 1 << 40
+MAX_BODY_BYTES: Final = 1 << 40
 #: Likewise from clients, unless the options say otherwise: RabbitMQ closes the channel of one that announces more.
-MOST_MESSAGE_BYTES: Final = 128 * 1024 * 1024
+MAX_MESSAGE_BYTES: Final = 128 * 1024 * 1024
 #: Numbers of channels have two bytes.
-MOST_CHANNEL: Final = 65535
+MAX_CHANNEL: Final = 65535
 
 _METHOD: Final = wire.METHOD
 _HEADER: Final = wire.HEADER
@@ -82,7 +82,7 @@ class Shared:
     about: AboutClient = field(default_factory=AboutClient)
     channels: dict[int, Channel] = field(default_factory=dict)
     native: Native | None = None
-    max_message_bytes: int = MOST_MESSAGE_BYTES
+    max_message_bytes: int = MAX_MESSAGE_BYTES
     stages: Stages = field(default_factory=Stages)
     spool: Spool | None = None
     listener: str = ""
@@ -114,9 +114,9 @@ class Reading(ABC):
         self.code = wire.FRAME_ERROR
         self.left_bytes = 0
         self.most_payload_bytes = wire.DEFAULT_FRAME_MAX - _FRAME_BYTES
-        self.most_body_bytes = MOST_BODY_BYTES
+        self.most_body_bytes = MAX_BODY_BYTES
         self.finished = False
-        self.last_channel = MOST_CHANNEL
+        self.last_channel = MAX_CHANNEL
         #: Of the channels that are open; and of all others.
         self._lanes: dict[int, Lane] = {}
         self._nowhere = Channel(0).to_broker
@@ -185,7 +185,7 @@ class Reading(ABC):
 
     def _most_gathered_bytes(self) -> int:
         """Return how long the payload of a frame may be that is not a body."""
-        return min(self.most_payload_bytes, MOST_GATHERED_BYTES)
+        return min(self.most_payload_bytes, MAX_GATHERED_BYTES)
 
     def _scan(self, chunk: memoryview, position: int) -> int:
         """Take what the compiled part reads from a position on; return where it ends, which may be beyond the chunk."""
@@ -246,7 +246,7 @@ class Reading(ABC):
             self.frames += 1
             self._steps += 1
             position = stop
-            if len(begun) >= MOST_CONTENTS or self._steps >= MOST_STEPS:
+            if len(begun) >= MAX_CONTENTS or self._steps >= MAX_STEPS:
                 self.left_bytes = max(0, size - position)
                 return
         if position < size:
@@ -520,7 +520,7 @@ class Reading(ABC):
     def held_back(self) -> int:
         """Return the length of a frame's beginning; 0 if it is too long to be read once more."""
         count = len(self._beginning)
-        return count if count <= MOST_TAKEN_BACK_BYTES else 0
+        return count if count <= MAX_TAKEN_BACK_BYTES else 0
 
     def take_back(self) -> bytes:
         """Hand out that beginning."""

@@ -40,19 +40,19 @@ from proxy.spool.queue import Queue
 from proxy.spool.spool import QueueName, Spool
 
 #: So many queues are asked about at once: each may have a message in memory that is as large as messages get.
-_MOST_AT_ONCE: Final = 8
+_MAX_AT_ONCE: Final = 8
 #: So many messages of one queue are sent before another gets its turn.
-_MOST_IN_TURN: Final = 256
+_MAX_IN_TURN: Final = 256
 #: So much may be on its way to the broker's socket.
-_MOST_UNWRITTEN_BYTES: Final = 256 * 1024
+_MAX_UNWRITTEN_BYTES: Final = 256 * 1024
 #: Messages that have expired or cannot be read are dropped that many at a time.
-_MOST_DROPPED: Final = 1024
+_MAX_DROPPED: Final = 1024
 #: When to ask again what a handler does not decide.
 _AGAIN_NS: Final = 10_000_000
 #: With what a broker closes a connection that did no wrong: it shuts down, or was told to.
 _FORCED: Final = wire.CONNECTION_FORCED
 #: After so many connections that were closed over a queue, it is dropped.
-_MOST_FAILURES: Final = 3
+_MAX_FAILURES: Final = 3
 _KEY_BITS: Final = (1 << 62) - 1
 
 
@@ -172,7 +172,7 @@ class Replay:
     def _next(self, line: _Line, now_ns: int) -> Request | None:
         """Return the request for the first message of a queue that can be sent."""
         queue = line.queue
-        for _ in range(_MOST_DROPPED):
+        for _ in range(_MAX_DROPPED):
             entry = queue.head()
             if entry is None:
                 # All has gone, or it is on disk.
@@ -262,12 +262,12 @@ class Replay:
         if channel is not _Channel.OPEN:
             return False
         owner = self._owner
-        if owner is not None and owner.head is _Head.GRANTED and (self._turn < _MOST_IN_TURN or not self._others()):
+        if owner is not None and owner.head is _Head.GRANTED and (self._turn < _MAX_IN_TURN or not self._others()):
             return self._send_head(owner)
         if owner is not None:
             # It goes on, unless another one can and this one cannot for now, or has had its turn.
             is_done = not owner.queue.count
-            waits = owner.head in {_Head.HELD, _Head.READING} or self._turn >= _MOST_IN_TURN
+            waits = owner.head in {_Head.HELD, _Head.READING} or self._turn >= _MAX_IN_TURN
             if (is_done or (waits and self._others())) and self._send(wire.basic_qos(self.number)):
                 self._channel = _Channel.SETTLING
             return False
@@ -280,7 +280,7 @@ class Replay:
 
     def _send_head(self, line: _Line) -> bool:
         frames = line.frames
-        if self._unwritten_bytes >= _MOST_UNWRITTEN_BYTES or not self._send(frames):
+        if self._unwritten_bytes >= _MAX_UNWRITTEN_BYTES or not self._send(frames):
             return False
         self._unwritten_bytes += len(frames)
         self._turn += 1
@@ -360,7 +360,7 @@ class Replay:
         if code != _FORCED and suspect is not None:
             failures = self._failures.get(suspect.queue.number, 0) + 1
             self._failures[suspect.queue.number] = failures
-            if failures >= _MOST_FAILURES:
+            if failures >= _MAX_FAILURES:
                 self._drop(suspect, f"the broker closed {failures} connections over it: {code} {text}")
         self._channel, self._owner, self._answer = _Channel.DONE, None, b""
         self._unwritten_bytes = 0
@@ -418,7 +418,7 @@ class Replay:
 
     def _begin_some(self) -> None:
         """Begin to ask about as many queues as may be asked about."""
-        while self._later and len(self._lines) < _MOST_AT_ONCE:
+        while self._later and len(self._lines) < _MAX_AT_ONCE:
             line = self._later.popleft()
             line.queue.ready = partial(self._ready, line)
             self._lines.append(line)

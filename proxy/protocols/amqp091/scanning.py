@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from sluice_native import Channels, Publishes, Resources
 
 #: A chunk with publishes of more keys and channels is decided in parts: how long that takes shows only when it is done.
-MOST_RUNS: Final = 256
+MAX_RUNS: Final = 256
 #: Nor is it decided whole with more publishes.
-MOST_SCANNED: Final = 16_384
+MAX_SCANNED: Final = 16_384
 
 
 class NativeConfirms(Confirms):

@@ -22,7 +22,7 @@ from proxy.spool.segments import Piece
 from proxy.spool.spool import QueueName
 
 #: With more than that let go and not written, or answered and not read, nothing more comes out of the spool.
-_MOST_UNWRITTEN_BYTES: Final = 1024 * 1024
+_MAX_UNWRITTEN_BYTES: Final = 1024 * 1024
 #: What a line takes in memory besides its contents, about: its stage, and its queue in the spool.
 _LINE_BYTES: Final = 5 * 1024
 _NS: Final = 1_000_000_000
@@ -128,7 +128,7 @@ class SpoolingStream(Stream):
             self._let_old_go()
         # Once for all lines: it may take as long as there are answers that wait.
         unwritten_bytes = max(self._stages.unwritten_bytes, self.unread_bytes())
-        self._has_much_unwritten = unwritten_bytes > _MOST_UNWRITTEN_BYTES
+        self._has_much_unwritten = unwritten_bytes > _MAX_UNWRITTEN_BYTES
         return super().ask()
 
     def asked(self, batch: Batch, now_ns: int) -> None:

@@ -28,14 +28,14 @@ from proxy.protocols.amqp091.channel import (
     Lane,
     Method,
 )
-from proxy.protocols.amqp091.lines import MOST_ENDED, Line
+from proxy.protocols.amqp091.lines import MAX_ENDED, Line
 from proxy.protocols.amqp091.memory import Memory
 from proxy.protocols.amqp091.reading import Reading, Shared
 from proxy.protocols.base import Buffer
 from proxy.spool.segments import Piece
 
 #: What is asked at once, of all lines.
-MOST_ASKED: Final = 256
+MAX_ASKED: Final = 256
 #: When to ask again what a handler does not decide though nothing is before it.
 _AGAIN_NS: Final = 10_000_000
 
@@ -215,7 +215,7 @@ class Waiting(Reading):
         requests: list[Request] = []
         ended = 0
         for line in list(self._askable):
-            if len(requests) >= MOST_ASKED or ended >= MOST_ENDED:
+            if len(requests) >= MAX_ASKED or ended >= MAX_ENDED:
                 break
             if line not in self._askable:
                 continue
@@ -227,7 +227,7 @@ class Waiting(Reading):
             ended += of_line
             is_reading = not of_line and not line.contents
             self._advance(line)
-            if of_line >= MOST_ENDED:
+            if of_line >= MAX_ENDED:
                 self.let_ask(line)
             elif is_reading:
                 self._askable.pop(line, None)
@@ -239,7 +239,7 @@ class Waiting(Reading):
 
     def _ask_of(self, line: Line, requests: list[Request]) -> None:
         """Add requests for the first contents of a line."""
-        most = len(requests) + min(line.most, MOST_ASKED - len(requests))
+        most = len(requests) + min(line.most, MAX_ASKED - len(requests))
         for content in line.contents:
             if content.verdict == LATER:
                 if len(requests) >= most:

@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from proxy.protocols.amqp10.scanning import NativeScanner
 
 #: Of a connection, all sessions together.
-MOST_LINKS: Final = 16384
+MAX_LINKS: Final = 16384
 #: A longer name is known by a digest of it.
-_MOST_NAME_BYTES: Final = 64
+_MAX_NAME_BYTES: Final = 64
 
 #: For how long a delivery is waited for once a link has ended that it may belong to; and how exactly that is kept.
 _ORPHANED_NS: Final = 2_000_000_000
@@ -195,7 +195,7 @@ class Conversation:
             raise Malformed(f"an attach with handle {attached.handle}, which is in use")
         sender = side.other if attached.receiver else side
         name = attached.name
-        key = (name if len(name) <= _MOST_NAME_BYTES else blake2b(name, digest_size=32).digest() + b"\0", sender)
+        key = (name if len(name) <= _MAX_NAME_BYTES else blake2b(name, digest_size=32).digest() + b"\0", sender)
         waiting = half.awaited.get(key)
         if waiting:
             link = waiting.popleft()
@@ -203,8 +203,8 @@ class Conversation:
                 del half.awaited[key]
         else:
             shared = self._shared
-            if shared.links >= MOST_LINKS:
-                raise Close("too_many_links", f"the {side.value} attached more than {MOST_LINKS} links")
+            if shared.links >= MAX_LINKS:
+                raise Close("too_many_links", f"the {side.value} attached more than {MAX_LINKS} links")
             shared.links += 1
             link = Link(self, attached, side, shared)
             self.links[link] = None

@@ -87,23 +87,23 @@ from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT
 from proxy.protocols.base import Advance
 
 FIRST_WINDOW: Final = 2
-MOST_WINDOW: Final = 1 << 16
+MAX_WINDOW: Final = 1 << 16
 _SERIAL: Final = 1 << 32
 _HALF: Final = 1 << 31
-MOST_CREDIT: Final = _SERIAL - 1
+MAX_CREDIT: Final = _SERIAL - 1
 #: For how long a client's links to anything pay for what its last message was for.
 PAID_NS: Final = 10 * NS_PER_S
-_MOST_CLIENTS: Final = 4096
+_MAX_CLIENTS: Final = 4096
 
 
 def wrapped(number: int) -> int:
     """Return a number as it is on the wire, in 32 bits."""
-    return number & MOST_CREDIT
+    return number & MAX_CREDIT
 
 
 def unwrapped(serial: int, near: int) -> int:
     """Return the number that is on the wire as ``serial`` and closest to ``near`` (RFC 1982, 3.2)."""
-    return near + ((serial - near + _HALF) & MOST_CREDIT) - _HALF
+    return near + ((serial - near + _HALF) & MAX_CREDIT) - _HALF
 
 
 class Unpaid:
@@ -184,7 +184,7 @@ class UnpaidOfClients:
         key = address, resources
         unpaid = self._known.get(key)
         if unpaid is None:
-            if len(self._known) >= _MOST_CLIENTS:
+            if len(self._known) >= _MAX_CLIENTS:
                 self._known.popitem(last=False)
             unpaid = self._known[key] = Unpaid(now_ns)
         self._known.move_to_end(key)
@@ -345,7 +345,7 @@ class Credit:
             return LinkFlow(None if said is None else wrapped(said), self.granted - counted, self.draining)
         # As the receiver would say it if it had all that came.
         counted = min(self.sent, self.granted)
-        return LinkFlow(wrapped(counted + self.offset), min(self.granted - counted, MOST_CREDIT), self.draining)
+        return LinkFlow(wrapped(counted + self.offset), min(self.granted - counted, MAX_CREDIT), self.draining)
 
     @property
     def to_tell(self) -> bool:
@@ -500,7 +500,7 @@ class Credit:
                     self.granted -= counted - before
                     self.offset += counted - before
                 return None
-        return LinkFlow(wrapped(counted), min(max(0, self.limit - counted), MOST_CREDIT), drain)
+        return LinkFlow(wrapped(counted), min(max(0, self.limit - counted), MAX_CREDIT), drain)
 
     # What it costs.
 
@@ -534,7 +534,7 @@ class Credit:
     def _widen(self) -> None:
         """Let the sender have more at a time, if it used that much since the last time."""
         if self._used >= self.window:
-            self.window = min(2 * self.window, MOST_WINDOW)
+            self.window = min(2 * self.window, MAX_WINDOW)
             self._used = 0
 
     def _follow(self) -> None:

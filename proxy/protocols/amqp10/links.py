@@ -40,10 +40,10 @@ _SETTLED: Final = 1
 #: How fast the mean size follows: a new delivery counts for one in so many.
 _SIZES: Final = 8
 #: How many messages the links of a client may send that is not paid, where no limit of messages says less.
-_MOST_UNPAID: Final = 512
-_ANY: Final = Advance(_MOST_UNPAID * UPERMITS_PER_PERMIT, _MOST_UNPAID, _MOST_UNPAID)
+_MAX_UNPAID: Final = 512
+_ANY: Final = Advance(_MAX_UNPAID * UPERMITS_PER_PERMIT, _MAX_UNPAID, _MAX_UNPAID)
 #: Remembered for what messages are for that say so themselves.
-_MOST_TERMS: Final = 1024
+_MAX_TERMS: Final = 1024
 
 
 @dataclass(slots=True)
@@ -122,7 +122,7 @@ class Shared:
         """Return what the rules say to messages of the client for some resources."""
         terms = self._terms.get(resources)
         if terms is None:
-            if len(self._terms) >= _MOST_TERMS:
+            if len(self._terms) >= _MAX_TERMS:
                 self._terms.clear()
             terms = self._terms[resources] = self.context.terms(self.connection, resources, False)
         return terms

@@ -53,11 +53,11 @@ from typing import Final
 
 from .credit import unwrapped, wrapped
 
-MOST_BREAKS: Final = 8192
-MOST_INTERVALS: Final = 8192
-MOST_ABORTED: Final = 2048
+MAX_BREAKS: Final = 8192
+MAX_INTERVALS: Final = 8192
+MAX_ABORTED: Final = 2048
 #: Of what was aborted, so many are taken for settled at a time.
-_MOST_SETTLED: Final = 512
+_MAX_SETTLED: Final = 512
 _SERIAL: Final = 1 << 32
 
 
@@ -228,7 +228,7 @@ class Unsettled:
         self.count = 0
 
     def _bound(self) -> None:
-        if len(self._starts) > MOST_INTERVALS:
+        if len(self._starts) > MAX_INTERVALS:
             self.count += self._starts[1] - self._stops[0]
             del self._starts[1], self._stops[0]
 
@@ -289,7 +289,7 @@ class Renumbering:
     @property
     def full(self) -> bool:
         """Whether there are so many breaks that nothing may be swallowed for now."""
-        return len(self._afters) + self._reserved >= MOST_BREAKS
+        return len(self._afters) + self._reserved >= MAX_BREAKS
 
     def reserve(self) -> bool:
         """Return whether one more delivery may be swallowed; if so, ``swallow`` is to follow."""
@@ -300,7 +300,7 @@ class Renumbering:
 
     def _settle_aborted(self) -> None:
         """Take the oldest of what was aborted for settled: a receiver that answers it would have done so by now."""
-        oldest = self._aborted[:_MOST_SETTLED]
+        oldest = self._aborted[:_MAX_SETTLED]
         for number in oldest:
             self._unsettled.settle(number, number)
         del self._aborted[: len(oldest)]
@@ -429,7 +429,7 @@ class Renumbering:
             self.watched = None
         if not known and self._unsettled.any_within(number, number + 1):
             aborted.insert(at, number)
-            if len(aborted) >= MOST_ABORTED:
+            if len(aborted) >= MAX_ABORTED:
                 self._settle_aborted()
 
     def settled(self, first: int, last: int) -> int:
@@ -443,9 +443,9 @@ class Renumbering:
             del self._aborted[bisect_left(self._aborted, low) : bisect_right(self._aborted, high)]
         if removed and self._afters:
             self._forget()
-            if len(self._afters) >= MOST_BREAKS:
+            if len(self._afters) >= MAX_BREAKS:
                 self._freed += removed
-                if self._freed >= MOST_BREAKS // 8:
+                if self._freed >= MAX_BREAKS // 8:
                     self._compact()
         return removed
 
@@ -513,5 +513,5 @@ class Renumbering:
         ]
         kept.append(len(afters) - 1)
         afters[:], positions[:] = array("q", [afters[at] for at in kept]), array("q", [positions[at] for at in kept])
-        self._compact_at = min(max(64, 2 * len(kept)), MOST_BREAKS)
+        self._compact_at = min(max(64, 2 * len(kept)), MAX_BREAKS)
         self._freed = 0

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from proxy.protocols.amqp10.links import Link
 
 #: What a scan finds is told link by link and range by range: how long that takes shows only when it is done.
-MOST_RUNS: Final = 512
+MAX_RUNS: Final = 512
 #: Numbers of deliveries are counted on from 0 behind it.
 _HIGHEST: Final = (1 << 32) - 1
 
@@ -98,7 +98,7 @@ class NativeScanner:
             changed, self.changed = self.changed, {}
             for session in changed:
                 session.show(self)
-        stop, frames, moved, begun, disposed, flows = self._frames.scan(buffer, at, MOST_RUNS)
+        stop, frames, moved, begun, disposed, flows = self._frames.scan(buffer, at, MAX_RUNS)
         if not frames:
             return None
         links, sessions = self._links, self._sessions

@@ -15,7 +15,7 @@ from proxy.protocols.amqp10.conversation import Conversation, DispositionStep, M
 from proxy.protocols.amqp10.links import Delivery, Link, Shared
 from proxy.protocols.amqp10.options import AMQP10Options
 from proxy.protocols.amqp10.scanning import NativeScanner
-from proxy.protocols.amqp10.stream import MOST_WHOLE_BYTES, Flowed, Piece, Reader, Scanned, Step, Stream
+from proxy.protocols.amqp10.stream import MAX_WHOLE_BYTES, Flowed, Piece, Reader, Scanned, Step, Stream
 from proxy.protocols.amqp10.wire import Frame, Malformed, Performative
 from proxy.protocols.base import NO_BOUND, Buffer, Close, Description, Session, SessionContext
 from proxy.protocols.options import relays_unread, scans
@@ -25,7 +25,7 @@ _NS_PER_MS: Final = 1_000_000
 #: How often is looked for links that wait no more, or that wait for credit that is not paid.
 _SWEEP_NS: Final = 250_000_000
 #: Of a connection.
-MOST_SESSIONS: Final = 4096
+MAX_SESSIONS: Final = 4096
 #: No more often is looked whether a heartbeat is due, whatever a peer asks for.
 _LEAST_BEAT_NS: Final = 25_000_000
 _CLOSE: Final = b"\x00\x53\x18"
@@ -301,7 +301,7 @@ class AMQP10Session(Session, Reader):
         """Take a frame: those of sessions go to these; what is not known goes on."""
         side, code = stream.side, performative.code
         whole = len(data) == frame.size
-        if frame.size > max(begins, MOST_WHOLE_BYTES) and code != wire.TRANSFER:
+        if frame.size > max(begins, MAX_WHOLE_BYTES) and code != wire.TRANSFER:
             # It would go on while its beginning is kept back, or written anew: the other peer would take it for frames.
             raise Malformed(f"a frame of {frame.size} bytes with a payload that is no transfer")
         if not whole:
@@ -411,8 +411,8 @@ class AMQP10Session(Session, Reader):
             raise Malformed(f"a begin on channel {channel}, which is in use")
         remote = performative.ushort(0)
         if remote is None:
-            if len(self._sessions) >= MOST_SESSIONS:
-                raise Close("too_many_sessions", f"the {side.value} began more than {MOST_SESSIONS} sessions")
+            if len(self._sessions) >= MAX_SESSIONS:
+                raise Close("too_many_sessions", f"the {side.value} began more than {MAX_SESSIONS} sessions")
             session = Conversation(self._shared)
             self._sessions[session] = None
             self._unanswered[side].setdefault(channel, deque()).append(session)

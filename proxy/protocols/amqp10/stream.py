@@ -4,7 +4,7 @@ A chunk is read by ``feed``, which makes pieces of it, and written by ``write`` 
 of it is written, and numbers that are counted as frames go on (credit, transfer-ids, delivery-ids) do not change: a
 frame is rewritten with the numbers of the moment at which it goes on.
 
-Frames of up to MOST_WHOLE_BYTES are taken whole. Of longer ones the performative is, and the payload streams.
+Frames of up to MAX_WHOLE_BYTES are taken whole. Of longer ones the performative is, and the payload streams.
 
 Frames of our own go between two frames of the peer they seem to come from, never into one.
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from proxy.protocols.amqp10.scanning import NativeScanner
 
 #: A frame that is no longer is taken whole.
-MOST_WHOLE_BYTES: Final = 64 * 1024
+MAX_WHOLE_BYTES: Final = 64 * 1024
 #: After so many frames that were read one by one the rest of a chunk is left for later: some milliseconds.
-MOST_FRAMES: Final = 512
+MAX_FRAMES: Final = 512
 #: A chunk of so few frames takes so little that larger ones keep nobody waiting; one of more than the other takes long.
 _FEW_FRAMES: Final = 64
 _MANY_FRAMES: Final = 127
@@ -44,7 +44,7 @@ _SAID_STEPS: Final = 8
 #: How much is said of a flow.
 _SAID_OF_FLOW: Final = 4
 #: A frame's beginning that is longer is not read once more with the next chunk.
-_MOST_TAKEN_BACK_BYTES: Final = 4096
+_MAX_TAKEN_BACK_BYTES: Final = 4096
 _HEADER_BYTES: Final = wire.HEADER_BYTES
 _AMQP: Final = b"AMQP"
 _SERIALS: Final = (1 << 32) - 1
@@ -373,7 +373,7 @@ class Stream:
         try:
             at, stop = self._complete(chunk) if self._beginning else 0, len(chunk)
             while at < stop and self.close is None and not self.is_over:
-                if self._steps >= MOST_FRAMES or self.waits:
+                if self._steps >= MAX_FRAMES or self.waits:
                     self.left_bytes = stop - at
                     return
                 then = self._take(chunk, at, stop)
@@ -415,7 +415,7 @@ class Stream:
             return _HEADER_BYTES
         size = wire.frame_header(beginning, 0).size
         # Of a long one, what its performative may take: a little, or else twice as much each time.
-        return size if size <= MOST_WHOLE_BYTES else min(size, length + max(length, _MOST_TAKEN_BACK_BYTES))
+        return size if size <= MAX_WHOLE_BYTES else min(size, length + max(length, _MAX_TAKEN_BACK_BYTES))
 
     def _is_header(self, buffer: Buffer | bytearray, at: int) -> bool:
         return self.phase is not Phase.FRAMES and buffer[at : at + 4] == _AMQP
@@ -440,9 +440,9 @@ class Stream:
             raise self._too_long(size)
         ends = at + size
         whole = ends <= stop
-        if self.phase is Phase.SASL and size > MOST_WHOLE_BYTES:
-            raise Malformed(f"a frame of SASL of {size} bytes, {MOST_WHOLE_BYTES} may be")
-        if not whole and size <= MOST_WHOLE_BYTES:
+        if self.phase is Phase.SASL and size > MAX_WHOLE_BYTES:
+            raise Malformed(f"a frame of SASL of {size} bytes, {MAX_WHOLE_BYTES} may be")
+        if not whole and size <= MAX_WHOLE_BYTES:
             return at
         if frame.type != (wire.SASL if self.phase is Phase.SASL else wire.AMQP):
             raise Malformed(f"a frame of the type {frame.type} instead of {self.phase.value}")
@@ -648,7 +648,7 @@ class Stream:
     def held_back(self) -> int:
         """Return how long the beginning of a frame is that is held back, if it is worth while to read it once more."""
         length = len(self._beginning)
-        return length if length <= _MOST_TAKEN_BACK_BYTES else 0
+        return length if length <= _MAX_TAKEN_BACK_BYTES else 0
 
     def take_back(self) -> bytes:
         """Hand out that beginning."""

@@ -11,7 +11,7 @@ a queue of the spool, from where a few at a time are taken to be asked about. Ea
 - Who is held waits for a ticket. With ``spool = true`` that is the head alone: the others come back WAITING, and are
   asked about when it is resolved. If the rule does not say it, more of those that are asked about are held, as far as
   the bounds on held requests have room. Of what comes for a line that is there nobody is asked at all.
-- How many are asked about at once depends on how many passed the last time: 1 up to MOST_OF_LINE. A single one is not
+- How many are asked about at once depends on how many passed the last time: 1 up to MAX_OF_LINE. A single one is not
   taken out of the queue before it may go, nor is a large one: so what waits is in the spool, and nowhere else.
 - Whoever sends oneway takes that for delivered. So once a oneway is put aside nobody refuses it: it waits for as long
   as it takes, and goes on though its client has gone. When it is too old nobody is asked any more, and it goes first;
@@ -56,14 +56,14 @@ from proxy.spool.segments import Entry, Piece
 from proxy.spool.spool import QueueName, Spool
 
 #: What is asked at once, of one line and in all.
-MOST_OF_LINE: Final = 64
-MOST_ASKED: Final = 256
+MAX_OF_LINE: Final = 64
+MAX_ASKED: Final = 256
 #: What is larger is not taken out of the queue before it may go.
 _SMALL_BYTES: Final = 4096
 #: When to ask again what a handler does not decide though nothing is before it.
 _AGAIN_NS: Final = 10_000_000
 #: So many are refused or dropped at once.
-_MOST_PURGED: Final = 4096
+_MAX_PURGED: Final = 4096
 
 _ONEWAY: Final = codes.FLAG_ONEWAY
 #: What ends a transaction is not replayed: of its half message a new process knows nothing, and the broker asks again.
@@ -515,7 +515,7 @@ class Lines:
         if self.old_ns is not None and now_ns >= self.old_ns:
             self._let_old_go(charges)
         for line in list(self._askable):
-            if len(requests) >= MOST_ASKED:
+            if len(requests) >= MAX_ASKED:
                 self._context.wake()
                 break
             del self._askable[line]
@@ -533,7 +533,7 @@ class Lines:
                     overdue[len(requests)] = put_aside_in_vain(line.resources[0], TOO_OLD)
                     requests.append(self._request(aside))
             for asked, aside in enumerate(front):
-                if asked >= line.most or len(requests) >= MOST_ASKED:
+                if asked >= line.most or len(requests) >= MAX_ASKED:
                     break
                 if aside.state != _WAITING or aside.oneway is not front[0].oneway:
                     break
@@ -570,7 +570,7 @@ class Lines:
         """Take out of the queue what is to be asked about next; return what is too old, and is to be refused."""
         queue, front = line.queue, line.front
         overdue: list[Aside] = []
-        for _ in range(MOST_OF_LINE):
+        for _ in range(MAX_OF_LINE):
             entry = queue.head()
             if entry is None:
                 break
@@ -645,7 +645,7 @@ class Lines:
             if line.closed:
                 continue
             # What is replayed stays in the queue until it goes, so that nothing of it is ever lost.
-            line.most = 1 if line.replays else min(MOST_OF_LINE, max(1, 2 * count))
+            line.most = 1 if line.replays else min(MAX_OF_LINE, max(1, 2 * count))
             if line.front and line.front[0].state == _WAITING:
                 # Nothing is before it; whoever says so knows why, and is asked again soon.
                 self._askable[line] = None
@@ -885,7 +885,7 @@ class Lines:
     def _purge(self, line: Line, counted: int = 0) -> None:
         """Drop what is not wanted any more at the head of a queue, as far as it is in memory, and not too much."""
         queue = line.queue
-        for _ in range(_MOST_PURGED):
+        for _ in range(_MAX_PURGED):
             if not line.purged or not queue.count:
                 break
             if queue.head() is None:

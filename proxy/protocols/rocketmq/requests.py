@@ -57,7 +57,7 @@ _SLOW_STEPS: Final = FEW_STEPS
 #: Of one that is, so many bytes are a step: the fields of a binary header may be as short as six bytes.
 _BYTES_A_STEP: Final = 256
 #: After so many steps the rest of the chunk is left for later, so that others wait some milliseconds at most.
-_MOST_STEPS: Final = MAX_RUNS
+_MAX_STEPS: Final = MAX_RUNS
 #: Messages of a batch that take as long as a step.
 _MESSAGES_A_STEP: Final = 16
 _PREFIX_BYTES: Final = codes.PREFIX_BYTES
@@ -238,7 +238,7 @@ class RequestStream:
             # A client that is on trial is read frame by frame: that is what gets to know it.
             scanner, runs = self._scanner, 0
             while size - position >= _PREFIX_BYTES and not self.left_bytes:
-                if steps >= _MOST_STEPS or runs >= MAX_RUNS:
+                if steps >= _MAX_STEPS or runs >= MAX_RUNS:
                     self.left_bytes = size - position
                     break
                 if scanner is not None and not self._trial:
@@ -436,7 +436,7 @@ class RequestStream:
 
     def _read_batch(self, body: memoryview, steps: int) -> int | None:
         """Read on in a batch; return how many steps have been done then, or None if there is more to read."""
-        most = max(1, _MOST_STEPS - steps) * _MESSAGES_A_STEP
+        most = max(1, _MAX_STEPS - steps) * _MESSAGES_A_STEP
         if not self._reader.go_on(body, most):
             return None
         return steps + self._reader.effort // _MESSAGES_A_STEP

@@ -34,7 +34,7 @@ READ: Final = "d1c7a4be30f24a0f9a5e2f6f4a1c8e77"
 TOPIC: Final = "undisturbed"
 IDLE_CONNECTIONS: Final = 10_000
 #: The admin address takes so many; the process has some descriptors besides.
-MOST_DESCRIPTORS: Final = 256 + 100
+MAX_DESCRIPTORS: Final = 256 + 100
 _TIMEOUT_S: Final = 60.0
 #: Messages that must go through after an attack.
 _MORE: Final = 50
@@ -299,7 +299,7 @@ def test_ten_thousand_idle_connections_hold_up_nobody(
             if opened % 2000 == 0:
                 assert ask("/api/v1/whoami").json["name"] == "alice"
         before = traffic.stored
-        assert len(list(descriptors.iterdir())) < MOST_DESCRIPTORS
+        assert len(list(descriptors.iterdir())) < MAX_DESCRIPTORS
         assert ask("/healthz", token="").status == 200
         assert ask("/readyz", token="").status == 200
         assert ask("/api/v1/limits").status == 200

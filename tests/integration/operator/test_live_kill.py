@@ -17,8 +17,8 @@ from harness.live_child import NAMES_EACH, WRITERS
 pytestmark = pytest.mark.long
 
 KILLS = 200
-MOST_LINES = 60
-MOST_MS = 5
+MAX_LINES = 60
+MAX_MS = 5
 
 
 class Server:
@@ -102,9 +102,9 @@ def test_acknowledged_edits_survive_200_kills_and_no_other_is_there_by_half(tmp_
         assert told["set-aside"] == []
         witness.check(told["found"], told["audited"])
         # However busy the machine is: a number of lines, and then a part of the time that an edit takes.
-        for _ in range(chance.randrange(MOST_LINES)):
+        for _ in range(chance.randrange(MAX_LINES)):
             acknowledged += witness.hear(*server.line())
-        time.sleep(chance.uniform(0, MOST_MS) / 1000)
+        time.sleep(chance.uniform(0, MAX_MS) / 1000)
         os.kill(int(pid), signal.SIGKILL)
         while (heard := server.line())[0] != "over":
             acknowledged += witness.hear(*heard)

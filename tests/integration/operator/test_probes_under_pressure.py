@@ -24,7 +24,7 @@ PROBES: Final = 20
 #: As patient as the probes of the chart.
 PROBE_TIMEOUT_S: Final = 5.0
 _PAUSE_S: Final = 0.1
-_MOST_OPENED: Final = 50_000
+_MAX_OPENED: Final = 50_000
 _TIMEOUT_S: Final = 60.0
 
 HEAD: Final = "{method} {path} HTTP/1.1\r\nHost: {host}\r\n"
@@ -71,7 +71,7 @@ class Pressure:
                 connection.close()  # type: ignore[union-attr]  # all are sockets
 
     def _open(self, selector: selectors.BaseSelector) -> None:
-        if self.opened >= _MOST_OPENED:
+        if self.opened >= _MAX_OPENED:
             return
         self.opened += 1
         connection = socket.socket()

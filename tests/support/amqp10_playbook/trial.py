@@ -15,7 +15,7 @@ from . import codec
 from .peers import SERIAL, Link, Message, Peer, RuleBrokenError, Session, ahead, check
 
 #: Nobody needs half of it to come to rest.
-_MOST_ROUNDS = 3000
+_MAX_ROUNDS = 3000
 
 
 class Relay(Protocol):
@@ -342,7 +342,7 @@ class Trial:
 
     def _come_to_rest(self) -> None:
         """Send all that can be, settle all, until nothing moves."""
-        for _ in range(_MOST_ROUNDS):
+        for _ in range(_MAX_ROUNDS):
             busy = self._move()
             for peer, session, link in self._links(sends=True):
                 while peer.may_send(session, link):

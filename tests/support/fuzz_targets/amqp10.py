@@ -29,7 +29,7 @@ _HALF_A_SECOND_NS: Final = 500_000_000
 #: What a session may say of its own: at all, and for each frame and request.
 _OWN_BYTES, _FRAME_BYTES, _EACH_BYTES = 4000, 8, 200
 #: Of recorded frames that are put in, none is longer.
-_MOST_BYTES: Final = 400
+_MAX_BYTES: Final = 400
 
 _REASONS: Final = {
     "bad_frame",

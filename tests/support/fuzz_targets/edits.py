@@ -27,7 +27,7 @@ from fuzz_targets import Changed
 
 STEPS: Final = (4_000_000, 40_000)
 
-_MOST_REQUESTS: Final = 6
+_MAX_REQUESTS: Final = 6
 _NOW: Final = datetime(2026, 1, 2, 12, 0, tzinfo=UTC)
 _LIMITS: Final = (
     "topic:orders=500/s",
@@ -156,7 +156,7 @@ def run(data: bytes) -> None:
 
 
 def _asks(data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
-    for ask in data.split(b"\0")[:_MOST_REQUESTS]:
+    for ask in data.split(b"\0")[:_MAX_REQUESTS]:
         head, _, body = ask.partition(b"\n\n")
         first, *headers = head.split(b"\n")
         method, _, target = first.partition(b" ")

@@ -25,10 +25,10 @@ _WANTS_RESPONSES, _LATE, _HOLDS = 4, 8, 16
 #: Requests that Sluice answers itself.
 _OF_SLUICE: Final = {9002, 9003}
 #: Of frames that are put in, none is longer.
-_MOST_BYTES: Final = 600
+_MAX_BYTES: Final = 600
 
 BY_CLIENT: Final = (
-    *(frame for frame in distinct_frames("to_broker") if len(frame) <= _MOST_BYTES),
+    *(frame for frame in distinct_frames("to_broker") if len(frame) <= _MAX_BYTES),
     frames.send("orders", 2, binary=True),
     frames.send_batch("orders", 3, 4),
     frames.send_half("orders", 5),
@@ -42,7 +42,7 @@ BY_CLIENT: Final = (
     frames.end_transaction(0, 13),
 )
 BY_BROKER: Final = (
-    *(frame for frame in distinct_frames("to_client") if len(frame) <= _MOST_BYTES),
+    *(frame for frame in distinct_frames("to_client") if len(frame) <= _MAX_BYTES),
     frames.answer(2),
     frames.answer(4, body=frames.records(91, 100)),
     frames.stored(5, 0),
@@ -98,9 +98,9 @@ def seeds() -> Iterable[bytes]:
 def _some(stream: bytes) -> bytes:
     out = b""
     for frame in frames.split(stream):
-        if len(frame) <= _MOST_BYTES:
+        if len(frame) <= _MAX_BYTES:
             out += frame
-        if len(out) > 3 * _MOST_BYTES:
+        if len(out) > 3 * _MAX_BYTES:
             break
     return out
 

@@ -17,7 +17,7 @@ _LABEL_GAP: Final = 6
 _RIGHT: Final = 16
 _TOP: Final = 8
 _BOTTOM: Final = 22
-_MOST_TICKS: Final = 5
+_MAX_TICKS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ def _ticks(most: float) -> list[float]:
     """Return round values from 0 to above the largest one."""
     if most <= 0:
         return [0.0, 1.0]
-    rough = most / (_MOST_TICKS - 1)
+    rough = most / (_MAX_TICKS - 1)
     unit = 10 ** math.floor(math.log10(rough))
     step = next(factor * unit for factor in (1, 2, 2.5, 5, 10) if factor * unit >= rough)
     return [step * number for number in range(math.ceil(most / step - 1e-9) + 1)]

@@ -16,9 +16,9 @@ try:
 except ImportError as error:
     raise ImportError("the compiled part is not installed: make native") from error
 
-MOST_OWED: Final = 1000
-MOST_KEYS: Final = 100
-MOST_RUNS: Final = 100
+MAX_OWED: Final = 1000
+MAX_KEYS: Final = 100
+MAX_RUNS: Final = 100
 
 
 class Run(NamedTuple):
@@ -80,7 +80,7 @@ class Extension:
         self.owed = self.opaques()
         self.scanner = self.new_scanner()
 
-    def opaques(self, most: int = MOST_OWED, numbers: Iterable[int] = ()) -> sluice_native.Opaques:
+    def opaques(self, most: int = MAX_OWED, numbers: Iterable[int] = ()) -> sluice_native.Opaques:
         """Make a set of opaques."""
         opaques = sluice_native.Opaques(most)
         for number in numbers:
@@ -88,7 +88,7 @@ class Extension:
         return opaques
 
     def new_scanner(
-        self, most_keys: int = MOST_KEYS, owed: "sluice_native.Opaques | None" = None
+        self, most_keys: int = MAX_KEYS, owed: "sluice_native.Opaques | None" = None
     ) -> sluice_native.Scanner:
         """Make another scanner with the same table, and another set if one is given."""
         assert self.limits.resources is not None
@@ -98,13 +98,13 @@ class Extension:
         self, chunk: bytes | bytearray | memoryview, position: int = 0, max_length: int = MAX_FRAME_BYTES - 4
     ) -> sluice_native.Segment:
         """Scan with the one scanner."""
-        return self.scanner.scan(chunk, position, max_length, MOST_RUNS)
+        return self.scanner.scan(chunk, position, max_length, MAX_RUNS)
 
     def read(self, header: bytes, header_type: int) -> Reading | None:
         """Read one header; None if it is not plain."""
         word = (header_type << 24) | len(header)
         chunk = struct.pack(">iI", 4 + len(header), word) + header
-        segment = self.new_scanner().scan(chunk, 0, MAX_FRAME_BYTES - 4, MOST_RUNS)
+        segment = self.new_scanner().scan(chunk, 0, MAX_FRAME_BYTES - 4, MAX_RUNS)
         if not len(segment):
             assert (segment.stop, segment.runs) == (0, 0)
             return None

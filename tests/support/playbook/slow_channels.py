@@ -9,8 +9,8 @@ from typing import Any, Final
 from playbook import amqp_frames as frames
 
 #: Frames that a scan looks at while a header is missing.
-MOST_AHEAD: Final = 64
-MOST_PROPERTIES: Final = 4096
+MAX_AHEAD: Final = 64
+MAX_PROPERTIES: Final = 4096
 
 PUBLISH: Final = (60, 40)
 
@@ -125,7 +125,7 @@ class SlowChannels:
         """Take what a scan takes, all that came before it being undone with copies."""
         self.routing_keys = routing_keys
         best, taken = (deepcopy(self.all), Taken(position)), Taken(position)
-        while taken.frames - best[1].frames <= MOST_AHEAD:
+        while taken.frames - best[1].frames <= MAX_AHEAD:
             at = taken.stop
             if len(chunk) - at < frames.AROUND_BYTES:
                 break
@@ -179,7 +179,7 @@ class SlowChannels:
         assert known.method is not None
         class_id, weight, body, flags = struct.unpack_from(">HHQH", payload)
         properties = payload[14:]
-        _check((class_id, weight, flags & 1) == (60, 0, 0) and len(properties) <= MOST_PROPERTIES)
+        _check((class_id, weight, flags & 1) == (60, 0, 0) and len(properties) <= MAX_PROPERTIES)
         _check(body <= 1 << 40)
         _check(not flags & 1 << 13 or not (b"\x02CC" in properties or b"\x03BCC" in properties))
         resources, (first, end) = known.method

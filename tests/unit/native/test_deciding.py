@@ -60,7 +60,7 @@ RULES = (
 
 
 #: Producer groups that compiled code remembers of one client.
-MOST_GROUPS = 64
+MAX_GROUPS = 64
 ADMITTED = OUTCOMES.index("admitted")
 
 
@@ -383,7 +383,7 @@ def test_limits_of_more_producer_groups_than_are_remembered_are_asked_for_again(
 
     callers = sluice_native.Callers(limits_of)
     way = Compiled(RuleSet())
-    groups = [f"group{number}" for number in range(MOST_GROUPS)]
+    groups = [f"group{number}" for number in range(MAX_GROUPS)]
 
     def ask(*groups: str) -> list[str]:
         asked.clear()

@@ -15,7 +15,7 @@ from playbook.slow_links import SlowLinks, Taken
 from proxy.protocols.amqp10 import wire
 
 COPIES = b"x-cc"
-MOST_RUNS = 10_000
+MAX_RUNS = 10_000
 NUMBERS = 1 << 32
 TRANSFER, DISPOSITION = amqp.TRANSFER, amqp.DISPOSITION
 BODY = amqp.described(0x75, amqp.binary(b"hello"))
@@ -36,7 +36,7 @@ def _ids(ranges: list[tuple[int, int]]) -> list[int]:
 
 def taken_by(links: sluice_native.Links, chunk: bytes, position: int = 0) -> Taken:
     """Return all that is said of what was taken."""
-    stop, count, moved, begun, disposed, flows = links.scan(chunk, position, MOST_RUNS)
+    stop, count, moved, begun, disposed, flows = links.scan(chunk, position, MAX_RUNS)
     assert not flows
     taken = Taken(stop, count)
     for channel, handle, deliveries, size_bytes in moved:
@@ -417,11 +417,11 @@ def test_flows_behind_others_are_taken_with_what_they_say(seed: int) -> None:
         chunk += frame + between
     links = _takes_flows()
     for other in (b"", PLAIN, amqp.disposition(0, 7), _flow(random, 1)[0]):
-        stop, _, moved, _, disposed, found = links.scan(chunk + other, 0, MOST_RUNS)
+        stop, _, moved, _, disposed, found = links.scan(chunk + other, 0, MAX_RUNS)
         assert (stop, found) == (len(chunk), expected)
         assert (len(moved), len(disposed)) == (1, 1)
     assert links.scan(chunk, 0, 3)[5] == []
-    assert links_of(0).scan(chunk, 0, MOST_RUNS)[0] == len(before)
+    assert links_of(0).scan(chunk, 0, MAX_RUNS)[0] == len(before)
 
 
 @pytest.mark.parametrize(
@@ -439,17 +439,17 @@ def test_flows_behind_others_are_taken_with_what_they_say(seed: int) -> None:
 )
 def test_another_flow_is_not_taken(fields: list[bytes]) -> None:
     other = amqp.frame(0, amqp.performative(amqp.FLOW, *fields))
-    assert _takes_flows().scan(PLAIN + other, 0, MOST_RUNS)[0] == len(PLAIN)
+    assert _takes_flows().scan(PLAIN + other, 0, MAX_RUNS)[0] == len(PLAIN)
 
 
 def test_a_flow_of_a_session_that_is_left_is_not_taken() -> None:
     flow = _flow(Random(1), 0)[0]
     links = _takes_flows()
-    assert links.scan(flow, 0, MOST_RUNS)[0] == len(flow)
-    assert links.scan(flow[:-1], 0, MOST_RUNS)[0] == 0
-    assert links.scan(flow[:3] + bytes([flow[3] + 1]) + flow[4:] + b"x", 0, MOST_RUNS)[0] == 0
+    assert links.scan(flow, 0, MAX_RUNS)[0] == len(flow)
+    assert links.scan(flow[:-1], 0, MAX_RUNS)[0] == 0
+    assert links.scan(flow[:3] + bytes([flow[3] + 1]) + flow[4:] + b"x", 0, MAX_RUNS)[0] == 0
     links.leave(0)
-    assert links.scan(flow, 0, MOST_RUNS)[0] == 0
+    assert links.scan(flow, 0, MAX_RUNS)[0] == 0
 
 
 @given(st.integers(0, 2**32))

@@ -7,13 +7,13 @@ import sluice_native
 from hypothesis import given
 from hypothesis import strategies as st
 from playbook import amqp_frames as frames
-from playbook.slow_channels import MOST_AHEAD, Sent, SlowChannels, Taken
+from playbook.slow_channels import MAX_AHEAD, Sent, SlowChannels, Taken
 
 from limiter.deciding.limits import Limits
 from limiter.rules.rule_set import RuleSet
 
 KINDS = ("queue", "exchange", "routing_key")
-MOST_KEYS, MOST_RUNS = 1000, 1000
+MAX_KEYS, MAX_RUNS = 1000, 1000
 
 
 def channels_of(
@@ -22,7 +22,7 @@ def channels_of(
     """Return a connection with some channels that are plain."""
     resources = (Limits(RuleSet()) if limits is None else limits).resources
     assert resources is not None
-    channels = sluice_native.Channels(resources, KINDS, before_names, 131_072, MOST_KEYS)
+    channels = sluice_native.Channels(resources, KINDS, before_names, 131_072, MAX_KEYS)
     for channel in confirms:
         channels.select(channel)
     for channel in marked:
@@ -34,7 +34,7 @@ def scan(
     channels: sluice_native.Channels, chunk: bytes, position: int = 0, *, routing_keys: bool = False
 ) -> sluice_native.Publishes:
     """Scan a chunk."""
-    return channels.scan(chunk, position, MOST_RUNS, 10_000, routing_keys)
+    return channels.scan(chunk, position, MAX_RUNS, 10_000, routing_keys)
 
 
 def taken_by(publishes: sluice_native.Publishes) -> Taken:
@@ -174,7 +174,7 @@ def test_it_ends_where_no_publish_lacks_its_header() -> None:
 def test_no_scan_looks_far_for_a_header() -> None:
     channels = channels_of(1, 2)
     one, empty = frames.content(1, b"", b"a", b""), b"".join(frames.content(2, b"", b"b", b""))
-    for count, found in ((MOST_AHEAD // 2 - 1, MOST_AHEAD // 2), (MOST_AHEAD, 0)):
+    for count, found in ((MAX_AHEAD // 2 - 1, MAX_AHEAD // 2), (MAX_AHEAD, 0)):
         assert len(scan(channels, one[0] + empty * count + one[1])) == found
 
 

@@ -51,7 +51,7 @@ pub struct Channels {
 }
 
 /// When there are so many names, all are forgotten.
-const MOST_NAMED: usize = 1024;
+const MAX_NAMED: usize = 1024;
 
 impl Channels {
     /// `before_names`: how all names begin.
@@ -157,7 +157,7 @@ impl Channels {
     }
 
     pub fn name(&mut self, raw: &[u8]) {
-        if self.named.len() >= MOST_NAMED {
+        if self.named.len() >= MAX_NAMED {
             self.named.clear();
         }
         self.named.insert(raw.to_vec());

@@ -10,13 +10,13 @@ const CLASS_BASIC: u16 = 60;
 /// Class, weight, size of the body, and the flags that say what else there is.
 const HEADER_BYTES: usize = 14;
 /// Longer ones are not plain.
-const MOST_HEADER_BYTES: usize = 4096;
+const MAX_HEADER_BYTES: usize = 4096;
 /// The bits of the flags that another word of them follows, and that there is a table.
 const CONTINUED: u16 = 1;
 const TABLE: u16 = 1 << 13;
 const MANDATORY: u8 = 1;
 /// So many frames are looked at while some channel waits for a header.
-const MOST_AHEAD: usize = 64;
+const MAX_AHEAD: usize = 64;
 
 /// One publish that was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,7 +151,7 @@ impl Channels {
         let mut end = End { stop: position, frames: 0, publishes: 0, pieces: 0, runs: 0 };
         let (mut at, mut frames, mut waiting) = (position, 0, 0_usize);
         while let Some(frame) = Frame::at(chunk, at) {
-            if frame.size() > bounds.frame_max.saturating_sub(AROUND_BYTES) || frames - end.frames > MOST_AHEAD {
+            if frame.size() > bounds.frame_max.saturating_sub(AROUND_BYTES) || frames - end.frames > MAX_AHEAD {
                 break;
             }
             let is_taken = match frame.kind {
@@ -378,7 +378,7 @@ fn body_size(payload: &[u8]) -> Option<u64> {
     let is_plain = u16::from_be_bytes([class_high, class_low]) == CLASS_BASIC
         && (weight_high, weight_low) == (0, 0)
         && flags & CONTINUED == 0
-        && properties.len() <= MOST_HEADER_BYTES
+        && properties.len() <= MAX_HEADER_BYTES
         && (flags & TABLE == 0 || !may_copy(properties));
     is_plain.then_some(u64::from_be_bytes(size))
 }

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from admin.analytics.advice import (
-    MOST_MEMBERS,
+    MAX_MEMBERS,
     Advice,
     Candidate,
     Claim,
@@ -300,7 +300,7 @@ def test_of_a_large_fleet_all_are_added_up_and_the_first_are_named() -> None:
     one = decided(demand())
     found = fleet("topic", "orders", [msgspec.structs.replace(one, instance=f"{at:04}") for at in range(1000)])
     assert (found.need_per_s, found.limit_per_s, found.member_count) == (560_000, 300_000, 1000)
-    assert [each.instance for each in found.members] == [f"{at:04}" for at in range(MOST_MEMBERS)]
+    assert [each.instance for each in found.members] == [f"{at:04}" for at in range(MAX_MEMBERS)]
 
 
 def test_advice_is_the_same_after_it_was_written_down() -> None:

@@ -396,7 +396,7 @@ def test_pruning_does_not_go_with_recommendations(sluice: Sluice, file: Callable
 def test_a_file_that_is_longer_than_any_report_writes_is_not_read(
     sluice: Sluice, file: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_MOST_BYTES", 100)
+    monkeypatch.setattr(module, "_MAX_BYTES", 100)
     ran = sluice("limits", "apply", file(recommendation()))
     assert ran.exit_code == 2
     assert "is longer than 0 MiB; make a report of fewer sidecars' logs" in ran.err

@@ -438,10 +438,10 @@ STEPS = st.one_of(st.integers(0, 200 * MS), st.integers(0, 3 * NS_PER_S), st.sam
 CALLS = st.lists(st.tuples(STEPS, KEYS, COSTS), max_size=25)
 RATES = st.sampled_from([0, 0.01, 1, 7, 33.333333, 100, 5000])
 BREAKS = st.sampled_from([0, 0.3, 1, 2])
-MOST_KEYS = st.integers(1, 4)
+MAX_KEYS = st.integers(1, 4)
 
 
-@given(rate_per_s=RATES, break_s=BREAKS, most=MOST_KEYS, calls=CALLS)
+@given(rate_per_s=RATES, break_s=BREAKS, most=MAX_KEYS, calls=CALLS)
 def test_batch_is_its_single_calls_and_check_changes_nothing(
     rate_per_s: float, break_s: float, most: int, calls: list[tuple[int, str, list[int]]]
 ) -> None:
@@ -479,7 +479,7 @@ def test_batch_is_its_single_calls_and_check_changes_nothing(
     rate_per_s=RATES,
     burst_s=st.sampled_from([0.01, 0.5, 1, 3]),
     break_s=BREAKS,
-    most=MOST_KEYS,
+    most=MAX_KEYS,
     back_ns=st.integers(0, NS_PER_S),
     calls=CALLS,
 )

@@ -14,7 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, Charge, Hold, Refuse, Request, Side, Ticket, Verdicts
 from proxy.deciding.pipeline import Handler, HandlerConfig, HandlerPlugin
-from proxy.net.connection import KEEP_OPEN_S, KEPT_S, LOOK_S, MOST_LOOKS, MOST_SILENT, Doing
+from proxy.net.connection import KEEP_OPEN_S, KEPT_S, LOOK_S, MAX_LOOKS, MAX_SILENT, Doing
 from proxy.net.sockets import ReadAhead
 from proxy.protocols.base import Buffer, Close, Protocol, Session, SessionContext
 
@@ -419,7 +419,7 @@ class TestClientThatIsNotRead:
         await client.send(b"123")
         await wait_all_tasks_blocked()
         (connection,) = rig.connections
-        for _ in range(MOST_SILENT + 1):
+        for _ in range(MAX_SILENT + 1):
             assert len(holder.tickets) == 2
             connection.session.context.client_silent()
             await wait_all_tasks_blocked()
@@ -438,7 +438,7 @@ class TestClientThatIsNotRead:
         client, _ = await rig.connect()
         await client.send(b"12")
         (connection,) = rig.connections
-        for _ in range(2 * MOST_SILENT):
+        for _ in range(2 * MAX_SILENT):
             await wait_all_tasks_blocked()
             await client.send(b"+")
             connection.session.context.client_silent()
@@ -662,7 +662,7 @@ class TestClientsThatLeave:
     async def write_to_client(self, rig: Rig, broker: Peer, clock: MockClock) -> None:
         await broker.send(b"beat")
         await rig.settle()
-        for _ in range(MOST_LOOKS):
+        for _ in range(MAX_LOOKS):
             clock.jump(LOOK_S)
             await rig.settle()
 
@@ -704,7 +704,7 @@ class TestClientsThatLeave:
     async def test_a_client_that_goes_on_sending_is_read_ahead_up_to_a_bound_and_written_to_at_once_then(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(ReadAhead, "MOST_BYTES", 100_000)
+        monkeypatch.setattr(ReadAhead, "MAX_BYTES", 100_000)
         client, broker, _ = await self.shut(rig)
         await broker.send(b"beat")
         assert await client.receive(4) == b"beat"
@@ -719,7 +719,7 @@ class TestClientsThatLeave:
     async def test_what_is_read_ahead_is_bounded_for_all_together(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
     ) -> None:
-        monkeypatch.setattr(ReadAhead, "MOST_BYTES_IN_ALL", 100_000)
+        monkeypatch.setattr(ReadAhead, "MAX_BYTES_IN_ALL", 100_000)
         pairs = [await self.shut(rig) for _ in range(2)]
         for client, broker, _ in pairs:
             await self.write_to_client(rig, broker, mock_clock)
@@ -759,7 +759,7 @@ class TestClientsThatLeave:
     async def test_half_of_the_room_is_left_for_what_is_read_ahead_before_a_write(
         self, rig: Rig, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(ReadAhead, "MOST_BYTES", 2 * ReadAhead.CHUNK_BYTES)
+        monkeypatch.setattr(ReadAhead, "MAX_BYTES", 2 * ReadAhead.CHUNK_BYTES)
         await self.shut(rig)
         for _ in range(5):
             mock_clock.jump(KEEP_OPEN_S)
@@ -780,7 +780,7 @@ class TestClientsThatLeave:
         sent = client.send_now(bytes(8 * 1024 * 1024))
         client.sock.close()
         connection.alarm("memory")
-        for _ in range(MOST_LOOKS):
+        for _ in range(MAX_LOOKS):
             mock_clock.jump(LOOK_S)
             await rig.settle()
         await self.open_gate(rig)

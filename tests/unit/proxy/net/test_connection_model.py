@@ -162,7 +162,7 @@ class ModelWire:
     """
 
     WINDOW_BYTES = 16
-    MOST_AHEAD_BYTES = 64
+    MAX_AHEAD_BYTES = 64
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -200,7 +200,7 @@ class ModelWire:
             return None
         self.ahead += self.incoming
         self.incoming.clear()
-        self.is_full = len(self.ahead) > self.MOST_AHEAD_BYTES
+        self.is_full = len(self.ahead) > self.MAX_AHEAD_BYTES
         self._reactor = reactor
         if count:
             reactor.unread(self._fd, unread=True)

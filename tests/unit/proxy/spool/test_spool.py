@@ -8,7 +8,7 @@ from spool_disk import FakeDisk
 
 from proxy.flow.credit import STORE_CREDIT, Stage
 from proxy.spool.queue import Lost, Queue
-from proxy.spool.segments import MOST_BYTES, RECORD_BYTES
+from proxy.spool.segments import MAX_BYTES, RECORD_BYTES
 from proxy.spool.spool import Hooks, Spool, SpoolSettings
 from proxy.spool.store import Job
 
@@ -347,7 +347,7 @@ def test_nothing_is_popped_that_is_not_there(make: Callable[..., Made]) -> None:
 def test_what_is_too_large_is_refused_before_anything_is_kept(make: Callable[..., Made]) -> None:
     queue = make().queue()
     with pytest.raises(ValueError, match="too large"):
-        queue.append([memoryview(bytes(1 << 20))] * (MOST_BYTES // (1 << 20) + 1), 1, 0)
+        queue.append([memoryview(bytes(1 << 20))] * (MAX_BYTES // (1 << 20) + 1), 1, 0)
     assert queue.count == queue.memory_bytes == 0
 
 

@@ -11,7 +11,7 @@ from amqp_playbook.world import NACK, PERSIST, QUEUE, World
 from limiter.rules.resource import Resource
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.after_consume import FIRST_WINDOW, AfterConsume, Deliveries
-from proxy.protocols.amqp091.marking import MOST_UNCONFIRMED
+from proxy.protocols.amqp091.marking import MAX_UNCONFIRMED
 from proxy.protocols.amqp091.scanning import Gathered
 
 
@@ -708,7 +708,7 @@ def test_what_waits_is_bounded_in_memory() -> None:
 
 
 def test_names_of_clients_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.protocols.amqp091.after_consume.MOST_DESTINATIONS", 10)
+    monkeypatch.setattr("proxy.protocols.amqp091.after_consume.MAX_DESTINATIONS", 10)
     hub = AfterConsume()
     for number in range(100):
         hub.destination(Resource("queue", str(number)), is_queue=True)
@@ -717,7 +717,7 @@ def test_names_of_clients_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch
 
 
 def test_destinations_of_which_something_waits_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.protocols.amqp091.after_consume.MOST_DESTINATIONS", 10)
+    monkeypatch.setattr("proxy.protocols.amqp091.after_consume.MAX_DESTINATIONS", 10)
     rules = {f"exchange:{number}": PERSIST._replace(queues=1) for number in range(30)}
     world = World(rules, bindings={str(number): ("orders",) for number in range(30)})
     publisher, consumer = world.publisher(1, 2), world.consumer()
@@ -764,7 +764,7 @@ def test_all_consumers_of_a_channel_end_with_it_those_with_one_tag_too() -> None
 
 @pytest.mark.parametrize("ends", ["time", "drain", "ack"])
 def test_what_ends_at_once_is_answered_in_parts(monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
-    monkeypatch.setattr("proxy.protocols.amqp091.marking.MOST_ANSWERED", 4)
+    monkeypatch.setattr("proxy.protocols.amqp091.marking.MAX_ANSWERED", 4)
     world = World({"queue:orders": NACK})
     publisher, consumer = waiting(world, 10)
     publisher.woken = False
@@ -822,17 +822,17 @@ def test_publishes_of_who_does_not_wait_for_each_confirm_go_as_they_come(scan: s
     world = World()
     publisher, consumer = world.publisher(1, 2), world.consumer()
     data = frames.durable(1, "orders", b"x")
-    for _ in range(MOST_UNCONFIRMED):
+    for _ in range(MAX_UNCONFIRMED):
         publisher.give(CLIENT, data)
-    assert world.state().pending == MOST_UNCONFIRMED
+    assert world.state().pending == MAX_UNCONFIRMED
     world.broker.hear()
     publisher.give(CLIENT, data)
     publisher.give(CLIENT, data * 20)
     assert publisher.written[BROKER] == data * 21
     assert isinstance(publisher.batches[-1].requests, Gathered) is (scan == "compiled")
-    assert (world.state().pending, world.state().broker_total) == (MOST_UNCONFIRMED, 21)
+    assert (world.state().pending, world.state().broker_total) == (MAX_UNCONFIRMED, 21)
     # It is so for each channel.
-    for _ in range(MOST_UNCONFIRMED):
+    for _ in range(MAX_UNCONFIRMED):
         assert world.broker.deliver(consumer, 1, "c")
     consumer.give(CLIENT, frames.ack(1, 0, multiple=True))
     world.settle()
@@ -844,11 +844,11 @@ def test_publishes_of_who_does_not_wait_for_each_confirm_go_as_they_come(scan: s
     consumer.give(CLIENT, frames.ack(1, 0, multiple=True))
     world.settle()
     # And for a moment, even if it has heard of all meanwhile.
-    world.broker.confirm(publisher, 1, MOST_UNCONFIRMED + 21, multiple=True)
+    world.broker.confirm(publisher, 1, MAX_UNCONFIRMED + 21, multiple=True)
     publisher.forget()
     publisher.give(CLIENT, data)
     assert publisher.written[BROKER] == data
-    world.broker.confirm(publisher, 1, MOST_UNCONFIRMED + 22)
+    world.broker.confirm(publisher, 1, MAX_UNCONFIRMED + 22)
     world.pass_time(1.1)
     publisher.forget()
     publisher.give(CLIENT, data * 2)

@@ -18,7 +18,7 @@ from spool_disk import NONCE, FakeDisk
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Request, Verdict
 from proxy.protocols.amqp091.memory import Hub
-from proxy.protocols.amqp091.replay import _MOST_AT_ONCE, _MOST_IN_TURN
+from proxy.protocols.amqp091.replay import _MAX_AT_ONCE, _MAX_IN_TURN
 from proxy.protocols.base import Close
 from proxy.spool.segments import RECORD_BYTES, Extent, Found, FoundQueue, RunOnDisk, header_at
 from proxy.spool.spool import Hooks, QueueName, Spool, SpoolSettings
@@ -428,17 +428,17 @@ def test_what_is_held_waits_and_others_go_on(left: Left) -> None:
 
 
 def test_many_queues_take_turns(left: Left) -> None:
-    for name in range(2 * _MOST_AT_ONCE):
-        left.put(str(name), [publish(number, str(name)) for number in range(_MOST_IN_TURN + 10)])
+    for name in range(2 * _MAX_AT_ONCE):
+        left.put(str(name), [publish(number, str(name)) for number in range(_MAX_IN_TURN + 10)])
     left.crash()
     broker = connected(left).run()
     keys = [message.arguments[4:-1].decode() for message in broker.published]
     # Nobody waits until all of another queue has gone, and messages of a queue are in order.
-    assert len(set(keys[: 3 * _MOST_IN_TURN])) == 3
-    for name in range(2 * _MOST_AT_ONCE):
+    assert len(set(keys[: 3 * _MAX_IN_TURN])) == 3
+    for name in range(2 * _MAX_AT_ONCE):
         of_name = [int(m.body) for m in broker.published if m.arguments[4:-1].decode() == str(name)]
-        assert of_name == list(range(_MOST_IN_TURN + 10))
-    assert len(broker.driver.replayed) == 2 * _MOST_AT_ONCE
+        assert of_name == list(range(_MAX_IN_TURN + 10))
+    assert len(broker.driver.replayed) == 2 * _MAX_AT_ONCE
 
 
 # --- What messages look like ----------------------------------------------------------------------
@@ -708,7 +708,7 @@ def test_what_is_purged_is_not_sent(left: Left) -> None:
 
 
 def test_each_queue_is_given_back_once_though_one_was_purged_before_its_turn(left: Left) -> None:
-    names = [f"q{number}" for number in range(_MOST_AT_ONCE + 3)]
+    names = [f"q{number}" for number in range(_MAX_AT_ONCE + 3)]
     for name in names:
         left.put(name, [publish(number, name) for number in range(3)])
     left.crash()

@@ -8,8 +8,8 @@ from limiter.rules.resource import Resource
 from proxy.protocols.amqp091.channel import Channel, Content, Lane, Method
 from proxy.protocols.amqp091.memory import Hub
 from proxy.protocols.amqp091.options import AMQP091Options
-from proxy.protocols.amqp091.reading import MOST_CONTENTS
-from proxy.protocols.amqp091.scanning import MOST_RUNS
+from proxy.protocols.amqp091.reading import MAX_CONTENTS
+from proxy.protocols.amqp091.scanning import MAX_RUNS
 from proxy.protocols.amqp091.session import AMQP091Session
 from proxy.protocols.amqp091.stream import Stream
 from proxy.protocols.base import Close
@@ -501,7 +501,7 @@ def test_a_queue_is_declared_without_the_ends_of_lines_in_its_name() -> None:
 
 
 def test_a_channel_has_no_more_consumers_than_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.protocols.amqp091.publishes.MOST_CONSUMERS", 9)
+    monkeypatch.setattr("proxy.protocols.amqp091.publishes.MAX_CONSUMERS", 9)
     driver = Driver().open()
     for number in range(9):
         driver.give(CLIENT, frames.consume(1, "q", str(number), no_wait=True))
@@ -551,7 +551,7 @@ def test_a_queue_that_the_broker_names_has_that_name() -> None:
 def test_requests_without_end_that_the_broker_does_not_answer_end_the_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("proxy.protocols.amqp091.publishes.MOST_UNANSWERED", 9)
+    monkeypatch.setattr("proxy.protocols.amqp091.publishes.MAX_UNANSWERED", 9)
     for flood in (
         [frames.get(1, "q")] * 10,
         [frames.consume(1, "q", "")] * 10,
@@ -598,7 +598,7 @@ def test_much_is_read_in_parts(scan: str) -> None:
         data = publish(1) * 1000
     batch = driver.receive(CLIENT, data)
     assert batch is not None
-    assert len(batch.requests) == (MOST_CONTENTS if scan == "python" else MOST_RUNS)
+    assert len(batch.requests) == (MAX_CONTENTS if scan == "python" else MAX_RUNS)
     assert driver.session.takes_turns(CLIENT) is (scan == "python")
     driver.finish(batch)
     driver.give(CLIENT, driver.left[CLIENT])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.protocols.amqp10 import renumbering
-from proxy.protocols.amqp10.renumbering import MOST_BREAKS, Renumbering, Transfers, Unsettled
+from proxy.protocols.amqp10.renumbering import MAX_BREAKS, Renumbering, Transfers, Unsettled
 
 ALL = 0xFFFFFFFF
 NEAR_WRAP = [0, 1, 5, 1 << 31, (1 << 31) - 3, ALL, ALL - 1, ALL - 7]
@@ -146,19 +146,19 @@ class TestRenumbering:
             deliveries.swallow(at)
             deliveries.came(at + 1)
             at += 2
-        assert at == 2 * MOST_BREAKS
-        assert len(deliveries.back_ranges(0, MOST_BREAKS - 1)) == MOST_BREAKS
-        deliveries.settled(0, MOST_BREAKS)
+        assert at == 2 * MAX_BREAKS
+        assert len(deliveries.back_ranges(0, MAX_BREAKS - 1)) == MAX_BREAKS
+        deliveries.settled(0, MAX_BREAKS)
         assert not deliveries.full
-        assert deliveries.back_ranges(MOST_BREAKS - 1, MOST_BREAKS - 1) == [(2 * MOST_BREAKS - 1, 2 * MOST_BREAKS - 1)]
+        assert deliveries.back_ranges(MAX_BREAKS - 1, MAX_BREAKS - 1) == [(2 * MAX_BREAKS - 1, 2 * MAX_BREAKS - 1)]
 
     def test_what_is_settled_out_of_order_frees_what_is_full(self) -> None:
         deliveries = Renumbering()
-        for at in range(0, 2 * MOST_BREAKS, 2):
+        for at in range(0, 2 * MAX_BREAKS, 2):
             deliveries.swallow(at)
             deliveries.came(at + 1)
         assert deliveries.full
-        for at in range(101, 2 * MOST_BREAKS, 4):
+        for at in range(101, 2 * MAX_BREAKS, 4):
             deliveries.settled(at, at)
         assert not deliveries.full
         assert deliveries.back_ranges(0, 0) == [(1, 1)]
@@ -175,7 +175,7 @@ class TestRenumbering:
         assert deliveries.back_ranges(1, 4) == [(1, 1), (3, 4), (6, 6)]
 
     def test_nothing_is_left_of_so_many_breaks_that_no_more_may_be_swallowed(self) -> None:
-        deliveries, _ = numbering(0, ".x" * MOST_BREAKS)
+        deliveries, _ = numbering(0, ".x" * MAX_BREAKS)
         assert deliveries.full
         deliveries.forget_unsettled()
         assert not deliveries.full
@@ -193,7 +193,7 @@ class TestUnsettled:
         assert (unsettled.count, unsettled.lowest()) == (0, None)
 
     def test_it_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(renumbering, "MOST_INTERVALS", 4)
+        monkeypatch.setattr(renumbering, "MAX_INTERVALS", 4)
         unsettled = Unsettled()
         unsettled.add(0, 100)
         for at in range(1, 100, 2):
@@ -245,7 +245,7 @@ class TestTransfers:
 def test_what_was_aborted_and_never_answered_does_not_end_refusals() -> None:
     ids = Renumbering()
     number = 0
-    for _ in range(3 * renumbering.MOST_BREAKS):
+    for _ in range(3 * renumbering.MAX_BREAKS):
         assert ids.reserve()
         ids.swallow(number)
         ids.came(number + 1)

@@ -515,7 +515,7 @@ def test_no_frame_is_longer_than_the_other_peer_takes_because_its_numbers_are() 
 
 
 def test_what_cannot_be_swallowed_goes_on_and_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(renumbering, "MOST_BREAKS", 4)
+    monkeypatch.setattr(renumbering, "MAX_BREAKS", 4)
     driver = refused()
     for number in range(0, 8, 2):
         driver.decide = refuse
@@ -538,7 +538,7 @@ def test_what_cannot_be_swallowed_goes_on_and_is_charged(monkeypatch: pytest.Mon
 
 
 def test_no_more_is_swallowed_in_one_chunk_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(renumbering, "MOST_BREAKS", 4)
+    monkeypatch.setattr(renumbering, "MAX_BREAKS", 4)
     driver = refused()
     chunk = b"".join(say(1, "transfer", b"x", handle=0, delivery_id=number, delivery_tag=b"t") for number in range(10))
     driver.give(CLIENT, chunk)
@@ -1059,7 +1059,7 @@ def test_nobody_waits_for_long_for_what_a_link_had_sent_that_has_ended() -> None
 
 
 def test_too_many_sessions_end_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.protocols.amqp10.session.MOST_SESSIONS", 3)
+    monkeypatch.setattr("proxy.protocols.amqp10.session.MAX_SESSIONS", 3)
     driver = Driver().open()
     for channel in range(2, 6):
         driver.client(channel, "begin", next_outgoing_id=0, incoming_window=1, outgoing_window=1)
