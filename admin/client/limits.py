@@ -170,8 +170,6 @@ def _entry(entry: LimitEntry, etag: str) -> Iterator[str]:
         yield f"   further     {', '.join(f'{key} {value}' for key, value in rest.items())}"
     if entry.edit is not None:
         yield f"   edited      {standing(entry.edit)}"
-        if entry.edit.under is not None:
-            yield f"   then        {short(entry.edit.under.limit)}: {standing(entry.edit.under)}"
     if entry.configured is not None:
         yield f"   configured  {short(entry.configured.limit)} ({entry.configured.source})"
     yield f"   etag        {entry.etag or etag}"

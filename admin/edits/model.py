@@ -142,7 +142,6 @@ class ActiveEdit(msgspec.Struct, frozen=True, kw_only=True):
         expires_at: when it expires; None is never.
         limit: the limit as it was given; None for a switch.
         limiting: whether the switch is on; None for a limit.
-        under: the edit that is in force again when this one expires, if there is one. It has no end itself.
     """
 
     change_id: int
@@ -153,7 +152,6 @@ class ActiveEdit(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: str | None = None
     limit: LimitFields | None = None
     limiting: bool | None = None
-    under: "ActiveEdit | None" = None
 
 
 class RuleInForce(msgspec.Struct, frozen=True):

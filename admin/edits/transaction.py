@@ -134,16 +134,17 @@ class Transaction:
                 self._put("unset", path, None, None, author, durable=durable, reason=edit.reason)
 
     def expire(self, path: str) -> None:
-        """End an edit whose time is over; what it covered is in force again."""
+        """End an edit whose time is over: the configuration applies again, or a stored edit under a volatile one."""
         edit, stored = self._edit_at(path), self._stored_at(path)
         assert edit is not None  # noqa: S101 - asked for by who calls
+        durable = stored is not None and stored.change_id == edit.change_id
         self._put(
             "expire",
             path,
-            edit.under,
-            None if stored is None else stored.under,
+            None if durable else stored,
+            None,
             SLUICE,
-            durable=stored is not None and stored.change_id == edit.change_id,
+            durable=durable,
             reason=f"the time of change {edit.change_id} is over",
         )
 
@@ -154,10 +155,8 @@ class Transaction:
             EditError: that does not fit the configuration any more.
         """
         before = change.before
-        if before is not None and is_over(before, self._now):
-            before = before.under
         active = None
-        if before is not None:
+        if before is not None and not is_over(before, self._now):
             active = msgspec.structs.replace(
                 before,
                 change_id=self._number(),
@@ -294,9 +293,6 @@ class Transaction:
     ) -> None:
         """Put another edit in force: ``active`` now, ``stored`` after a restart; None reverts to the configuration."""
         before = self._edit_at(path)
-        if active is not None and action == "set":
-            active = _over(active, before)
-            stored = _over(active, self._stored_at(path))
         is_limit = path.startswith(LIMITS)
         if active is not None and is_limit and rule is None:
             try:
@@ -369,13 +365,6 @@ class Transaction:
             return {"limiting": self._state.switch(path.removeprefix(SWITCHES), self._edit_at(path)).limiting}
         rule = self._rule(path) or self._state.configured_rule(path)
         return None if rule is None else fields_of(rule)
-
-
-def _over(edit: ActiveEdit, before: ActiveEdit | None) -> ActiveEdit:
-    """Have a temporary edit leave what was in force for good before it."""
-    if edit.expires_at is None or before is None:
-        return msgspec.structs.replace(edit, under=None)
-    return msgspec.structs.replace(edit, under=before if before.expires_at is None else before.under)
 
 
 def _edit_error(error: FieldError, index: int) -> EditError:

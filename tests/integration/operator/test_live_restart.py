@@ -45,13 +45,13 @@ def test_edits_and_switches_stand_after_a_restart_and_what_is_over_does_not(star
         assert ask(sluice, "PUT", "switches/retry_group", {"limiting": False, "reason": "r"})[0] == 200
         sluice.process.kill()
     with start() as sluice:
-        assert (rate(sluice), rate(sluice, "long")) == (7, 9)
+        assert (rate(sluice), rate(sluice, "long")) == (5, 9)
         (off,) = [each for each in ask(sluice, "GET", "switches")[1]["switches"] if not each["limiting"]]
         assert off["kind"] == "retry_group"
         actions = [each["action"] for each in ask(sluice, "GET", "audit")[1]["changes"]]
         assert sorted(actions) == ["expire", "set", "set", "set", "set"]
-        assert ask(sluice, "DELETE", "limits/topic/orders")[0] == 200
-        assert rate(sluice) == 5
+        assert ask(sluice, "DELETE", "limits/topic/long")[0] == 200
+        assert rate(sluice, "long") == "unlimited"
 
 
 def test_a_damaged_journal_is_set_aside_and_the_configured_limits_hold(start: Process, tmp_path: Path) -> None:

@@ -37,7 +37,6 @@ class Held(NamedTuple):
 
     value: Any
     ends: datetime | None
-    under: Any
     number: int
 
 
@@ -86,20 +85,14 @@ class Edits(RuleBasedStateMachine):
         for name, held in list(self.held.items()):
             if held.ends is not None and held.ends <= self.now:
                 self.latest[name] = -1
-                if held.under is None:
-                    del self.held[name]
-                else:
-                    self.held[name] = held.under
+                del self.held[name]
 
     def hold(self, name: str, value: Any, ttl_s: int | None, number: int) -> None:
         before = self.held.get(name)
         ends = None if ttl_s is None else self.now + timedelta(seconds=ttl_s)
-        under = None
-        if ends is not None and before is not None:
-            under = before if before.ends is None else before.under
         self.history.append((number, name, before))
         self.latest[name] = number
-        self.held[name] = Held(value, ends, under, number)
+        self.held[name] = Held(value, ends, number)
 
     @rule(name=st.sampled_from(NAMES), rate=st.integers(0, 9), ttl_s=st.sampled_from([None, None, 5, 50]))
     def put(self, name: str, rate: int, ttl_s: int | None) -> None:
@@ -142,7 +135,7 @@ class Edits(RuleBasedStateMachine):
         self.end_what_is_over()
         assert force or self.latest[name] == number
         if before is not None and before.ends is not None and before.ends <= self.now:
-            before = before.under
+            before = None
         self.history.append((change.id, name, self.held.pop(name, None)))
         self.latest[name] = change.id
         if before is not None:
