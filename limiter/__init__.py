@@ -1,5 +1,4 @@
-"""What decides: token buckets, breakers, rules and the registry of live limiters.
+"""Decisions: token buckets, breakers, rules and the registry of live limiters.
 
-No sockets, no files, no protocols, no clock: every call that depends on time takes ``now_ns``,
-monotonic nanoseconds, as an argument.
+No sockets, files, protocols or clock: calls that depend on time take ``now_ns``, monotonic nanoseconds.
 """

@@ -1,7 +1,6 @@
-"""The compiled part of Sluice, the package ``sluice_native`` (folder ``native``), where it is installed.
+"""Finds the compiled part of Sluice, the package ``sluice_native`` (folder ``native``), where it is installed.
 
-It does what is done for every request: reads frames, decides and counts. Python can do all of it, more slowly; what
-both share has one description, ``sluice_native.pyi``.
+It reads frames, decides and counts. Python does the same, more slowly; ``sluice_native.pyi`` describes both.
 """
 
 from importlib import import_module
@@ -10,7 +9,7 @@ from types import ModuleType
 from typing import Final
 
 _MODULE: Final = "sluice_native"
-#: Which of its interfaces this is made for.
+# The interface that this is made for.
 _INTERFACE: Final = 10
 _OTHER_VERSION: Final = (
     "the compiled part that is installed belongs to another version of Sluice: build it again from the folder native"
@@ -18,7 +17,7 @@ _OTHER_VERSION: Final = (
 
 
 def find(module_name: str = _MODULE) -> tuple[ModuleType | None, str]:
-    """Return the compiled part, or None and why an installed one cannot be used; that is empty if there is none."""
+    """Return the compiled part, or None and why an installed one cannot be used (empty if there is none)."""
     try:
         module = import_module(module_name)
     except ImportError:

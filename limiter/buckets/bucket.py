@@ -1,28 +1,23 @@
 """The token bucket: permits that accrue with time, up to a burst, and may be borrowed once.
 
-It follows Guava's ``SmoothBursty``: nothing runs in the background, one call computes the refill from
-``now_ns``, and a request that finds something stored is admitted whatever it costs, leaving a debt that the
-next ones wait for. It never sleeps, reads no clock and does not know what a refusal does to later requests;
-that is the breaker's part, at the end of this module.
+It follows Guava's ``SmoothBursty``: no background work, one call computes the refill from ``now_ns``, and a request
+that finds permits in store is admitted whatever it costs, and leaves a debt. What a refusal does to later requests is
+the breaker's part, at the end of this module.
 
-The state is five integers, so that it can lie in shared memory: micro-permits (one permit is
-1 000 000) and nanoseconds. Guava's ``nextFreeTicketMicros`` is not stored but derived from the debt.
+The state is integers: micro-permits and nanoseconds. Guava's ``nextFreeTicketMicros`` is derived from the debt.
 
 **The bound.** Over any stretch of time the permits admitted are at most ::
 
     ceil(integral of the rate + capacity) + largest cost - 1
 
-because each admission needs a positive balance, so all *earlier* ones together cost less than integral +
-capacity; being whole permits, they cost at most its ceiling less one. The rounding up is real: half a
-permit is enough to admit a whole one. Guava also admits on a balance of exactly zero (its ``nextFree <=
-now``), which would add one more request to the bound; here zero admits nothing.
+since each admission needs a positive balance, so all *earlier* ones together cost less than integral + capacity. Half a
+permit is enough to admit a whole one, hence the ceiling. Guava also admits on a balance of zero, which would add one
+more request to the bound.
 
-**Edits.** The bound holds over changes of rate and capacity, too, with the largest capacity of that stretch; time at
-rate 0 counts as time at the rate that follows it. A raised limit leaves what a bucket of the new size would hold
-after the same permits: one that was full is full. A lowered one scales what is stored down in proportion, as Guava's
-``setRate`` does, so that nobody falls into debt by it; the part of what was missing that is cut off thereby is
-remembered as *forgiven*, and no raise gives it back before time has. So limits that go up and down in turn give
-nobody a second burst, and take nothing from who never used the first.
+**Edits.** The bound holds over changes of rate and capacity, with the largest capacity of that stretch. Time at rate 0
+counts at the rate that follows. After a raise, a full bucket is full. A lower limit scales the stored permits down, as
+Guava's ``setRate`` does, so it creates no debt. The missing permits that this cuts off are remembered as *forgiven*:
+no raise gives them back before time has. So alternating edits give nobody a second burst.
 """
 
 from limiter.buckets.cell import Cell
@@ -30,7 +25,7 @@ from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT
 
 
 class Bucket(Cell):
-    """One bucket: a rate, a capacity, what is stored and until when that is accounted for; as ``Cell`` says."""
+    """A rate, a capacity and a balance; the fields are those of ``Cell``."""
 
     __slots__ = ()
 
@@ -41,7 +36,7 @@ class Bucket(Cell):
         self.at_ns = now_ns
 
     def settled(self, now_ns: int) -> tuple[int, int]:
-        """Return what ``stored_upermits`` and ``at_ns`` are after a refill at ``now_ns``; changes nothing."""
+        """Return ``stored_upermits`` and ``at_ns`` after a refill at ``now_ns``; changes nothing."""
         stored = self.stored_upermits
         at_ns = self.at_ns
         if now_ns <= at_ns:
@@ -56,18 +51,15 @@ class Bucket(Cell):
         return stored, now_ns - leftover // rate
 
     def whole_permits(self) -> int:
-        """Return how many permits can be spent without leaving a debt. The caller has refilled."""
+        """Return how many permits can be spent without a debt. The caller has refilled."""
         return max(0, self.stored_upermits // UPERMITS_PER_PERMIT)
 
     def next_free_ns(self) -> int:
-        """Return when the debt, as last refilled, is paid: Guava's ``nextFreeTicket``. The rate must not be 0."""
+        """Return when the debt is paid: Guava's ``nextFreeTicket``. The caller has refilled; the rate is not 0."""
         return free_at_ns(self.stored_upermits, self.at_ns, self.rate_upermits_per_s)
 
     def full_at_ns(self) -> int | None:
-        """Return when the bucket is as good as new if nothing is spent: full, and nothing forgiven.
-
-        None if that never happens, as with a debt at rate 0.
-        """
+        """Return when the bucket is as new if nothing is spent; None if never, as with a debt at rate 0."""
         missing = self.capacity_upermits - self.stored_upermits + self.forgiven_upermits
         if missing <= 0:
             return self.at_ns
@@ -78,8 +70,7 @@ class Bucket(Cell):
     def set_rate(self, now_ns: int, rate_upermits_per_s: int, capacity_upermits: int) -> None:
         """Change rate and capacity from ``now_ns`` on; see "Edits" above.
 
-        From rate 0 the bucket has refilled meanwhile at the rate that comes. A lowered limit leaves a debt, which is in
-        permits, as it is: were it scaled down too, lowering and raising the limit in turn would forgive it.
+        A debt stays as it is: scaled down, lowering and raising the limit in turn would forgive it.
         """
         stored = self.refill(now_ns)
         missing = self.capacity_upermits - stored + self.forgiven_upermits
@@ -92,14 +83,14 @@ class Bucket(Cell):
         self.stored_upermits = stored = max(stored, capacity_upermits - missing)
         self.forgiven_upermits = missing - (capacity_upermits - stored)
         if self.rate_upermits_per_s or rate_upermits_per_s:
-            # The unaccounted time before now_ns belongs to the old rate: at the new one it could be worth far more.
+            # Time before now_ns belongs to the old rate: the new one could make it worth far more.
             self.at_ns = max(self.at_ns, now_ns)
         self.rate_upermits_per_s = rate_upermits_per_s
         self.capacity_upermits = capacity_upermits
 
 
 def free_at_ns(stored_upermits: int, at_ns: int, rate_upermits_per_s: int) -> int:
-    """Return the first nanosecond from ``at_ns`` on at which nothing is owed."""
+    """Return the first nanosecond from ``at_ns`` on without a debt."""
     return at_ns - (min(stored_upermits, 0) * NS_PER_S // rate_upermits_per_s)
 
 
@@ -114,15 +105,11 @@ def free_at_ns(stored_upermits: int, at_ns: int, rate_upermits_per_s: int) -> in
 #     open     now - next_free >= break    closed; the call is decided as in closed
 #     =======  ==========================  =====================================================
 #
-# ``next_free`` is when the bucket would admit again. With a break no longer than the burst the bucket is
-# full when the breaker closes, so a saturated limiter still admits its rate on average. A break of 0 never
-# opens: what remains is the plain bucket.
-#
-# The state is one integer: ``next_free`` as it was when the breaker opened, or None while it is closed. Nothing
-# has to happen for it to close; whether it is open is a question of ``now``. What "permits available" means
-# is the bucket's part, above.
+# ``next_free`` is when the bucket would admit again; its value when the breaker opened is the whole state, None while
+# closed. With a break no longer than the burst the bucket is full when the breaker closes, so a saturated limiter still
+# admits its rate on average. A break of 0 never opens.
 def is_open(next_free_ns: int | None, break_ns: int, now_ns: int) -> bool:
-    """Say whether a breaker in the state ``next_free_ns`` refuses everything at ``now_ns``."""
+    """Say whether a breaker refuses everything at ``now_ns``."""
     return next_free_ns is not None and now_ns - next_free_ns < break_ns
 
 

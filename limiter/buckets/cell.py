@@ -1,8 +1,7 @@
-"""The state of a bucket and its breaker, and what is done with it for each request that passes.
+"""The state of a bucket and its breaker, and the steps taken for each request that passes.
 
-This is the one layout that Python and the compiled part share: where ``sluice_native`` is installed its ``Cell`` is
-used, so that both decide by the same figures. That one keeps 64 bits of each, which is enough for what any rule allows;
-what is beyond becomes the nearest that they hold. The figures of the one below have no bound.
+Python and the compiled part share this layout: where ``sluice_native`` is installed, its ``Cell`` is used. That one
+keeps 64 bits of each figure, which is enough for any rule, and saturates beyond.
 """
 
 from typing import TYPE_CHECKING
@@ -12,18 +11,18 @@ from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT
 
 
 class Cell:
-    """What a limiter stores.
+    """The state of a limiter.
 
     Attributes:
         rate_upermits_per_s: refill in micro-permits per second; 0 never refills.
-        capacity_upermits: the most that is ever stored.
+        capacity_upermits: the most that can be stored.
         stored_upermits: the balance at ``at_ns``; negative is a debt.
         forgiven_upermits: how much more would be missing had the capacity never been lowered.
-        max_debt_upermits: the most that one request may leave owing.
-        at_ns: the time up to which refill is in ``stored_upermits``. It never moves back.
-        open_next_free_ns: the breaker's state: when the bucket would have admitted again as it opened; None is closed.
-        asked_ns: when it was last asked.
-        retired: it decides for nobody any more.
+        max_debt_upermits: the largest debt that one request may leave.
+        at_ns: the time of the balance. Never moves back.
+        open_next_free_ns: the breaker: when the bucket would have admitted again as it opened; None is closed.
+        asked_ns: when it was last used.
+        retired: another limiter has replaced it.
     """
 
     __slots__ = (
@@ -47,8 +46,9 @@ class Cell:
     def refill(self, now_ns: int) -> int:
         """Bring the balance up to ``now_ns`` and return it, in micro-permits.
 
-        Time that did not make a whole micro-permit stays unaccounted, so frequent calls lose nothing but the part of it
-        below one nanosecond. A clock that runs backwards refills nothing.
+        Time that did not make a whole micro-permit is kept, so frequent calls lose less than a nanosecond each. A clock
+        that
+        runs backwards refills nothing.
         """
         elapsed_ns = now_ns - self.at_ns
         if elapsed_ns <= 0:
@@ -69,12 +69,9 @@ class Cell:
         return stored
 
     def admits(self, now_ns: int, before: int, permits: int) -> bool:
-        """Bring the balance up to ``now_ns``; say whether requests that cost ``permits`` would surely be admitted.
+        """Refill; say whether requests that cost ``permits`` would surely be admitted.
 
-        Args:
-            now_ns: the time.
-            before: what all of them but the last cost.
-            permits: what all of them cost.
+        ``before`` is the cost of all but the last of them.
         """
         if self.open_next_free_ns is not None:
             return False
@@ -88,6 +85,6 @@ class Cell:
 
 
 PythonCell = Cell
-"""What is written here; where the compiled part is installed ``Cell`` is its."""
+"""The class above; ``Cell`` is the compiled one where it is installed."""
 if not TYPE_CHECKING and COMPILED is not None:
     Cell = COMPILED.Cell

@@ -1,4 +1,4 @@
-"""The kinds of limiters: which one a rule needs, and the change from one to another while it lives."""
+"""Which kind of limiter a rule needs, and the change of a live limiter from one kind to another."""
 
 from limiter.buckets.fair import FairLimiter
 from limiter.buckets.limiter import Limiter
@@ -17,20 +17,15 @@ def new_limiter(resource: Resource, rule: Rule, now_ns: int) -> Limiter:
 
 
 def put_in_force(limiter: Limiter, now_ns: int, rule: Rule) -> Limiter:
-    """Put another rule in force on a limiter, or, if that needs another kind, on one that takes its place.
+    """Switch a limiter to another rule, in place or by a successor of another kind.
 
-    A successor has the balance that the limiter would have under the new rule, never more, and every debt. Shares end:
-    what they hold and owe is in the total's balance. A fair limiter that takes over a debt admits nobody before that is
-    paid. Warming up begins cold; what a cold limiter stored counts as the permits that it would have
-    bought. Breakers are closed, and what is known of the last refusal stays.
-
-    Args:
-        limiter: the limiter; if another is returned it decides for nobody any more.
-        now_ns: from when on the rule is in force.
-        rule: a rule that limits.
+    A successor has the balance that the limiter would have under the new rule, and every debt; shares end in the total.
+    A
+    fair limiter with an inherited debt admits nobody until it is paid. A warm-up starts cold, and cold permits
+    count as the permits that they would have bought. Breakers close; the last refusal stays known.
 
     Returns:
-        The limiter that decides from now on, with the registry's bookkeeping as it was.
+        The limiter that decides from now on; if it is another, the old one is retired.
 
     Raises:
         ValueError: the rule does not limit.
@@ -44,9 +39,7 @@ def put_in_force(limiter: Limiter, now_ns: int, rule: Rule) -> Limiter:
 
 
 def begun_anew(limiter: Limiter, now_ns: int, rule: Rule) -> Limiter:
-    """Return a new limiter in the place of another: full and closed, without shares.
-
-    What is known of the last refusal stays, and the registry's bookkeeping.
+    """Return a limiter to replace another: full and closed, without shares.
 
     Raises:
         ValueError: the rule does not limit.

@@ -1,37 +1,33 @@
-"""Fair shares: one limit among several callers, so that one that floods does not starve the others.
+"""Fair shares: one limit split among its active callers, so that a flood from one does not starve the others.
 
-The limit itself is an ordinary bucket, the *total*, at the rule's rate R and capacity C. Each of the n *active*
-keys (a client, a producer group) has a *share*: a bucket at R / n and C / n that holds part of what the total
-holds. What the total holds beyond the shares is the *pool*, from which every key may borrow. A request spends ::
+The limit is an ordinary bucket, the *total*, with the rule's rate R and capacity C. Each of the n *active* keys (a
+client, a producer group) has a *share*: a bucket with R / n and C / n that holds part of the total. The rest of the
+total is the *pool*, from which every key may borrow. A request spends ::
 
     from      if                     takes off
     the share the share is positive  the share and the total
     the pool  the pool is positive   the total
 
-and is refused otherwise, which opens the breaker of that share alone. What a share cannot store flows into the
-pool, since the total goes on filling. A request may leave the pool owing what ``max_debt_s`` of the rule allows, and a
-share an n-th of that; one for which that is too little is refused alone (see ``limiter``).
+and is refused otherwise, which opens the breaker of that share alone. A full share's refill flows into the pool. A
+request may leave the pool with a debt of ``max_debt_s`` of the rule, and a share with an n-th of it. A request too
+large for that is refused alone (see ``limiter``).
 
-**Who is active.** A key asked within the last 10 s; at most ``max_fair_keys``, beyond them all are one more key,
-``_other``. A new key's share holds a single micro-permit: as good as nothing, but its first request is admitted and
-paid for later out of the share, so a newcomer need not find anything in the pool. A key that is no longer
-active leaves what it holds to the pool; one whose share owes, or whose breaker is open, stays active until that
-is over.
+**Active keys** have asked within the last 10 s. At most ``max_fair_keys`` are told apart, later ones share ``_other``.
+A new share holds one micro-permit, so its first request is admitted and paid for later from the share. An inactive key
+leaves its permits to the pool. A share with a debt or an open breaker stays active until that is over.
 
-Keys are what callers say of themselves. One that makes up keys takes as many shares as it has names for, up to all
-that are not in use; whoever comes after that shares ``_other`` with it. A client's address it can't make up.
+Keys are what callers claim, except for a client's address. A caller that invents keys can take all unused shares.
 
-**What is guaranteed.** Whatever others do, a share holds and admits at least what a bucket of its own with R / n and
-C / n would: min(demand, R / n). Over any stretch of time the permits admitted to all keys together are less than ::
+**Guarantee.** Whatever others do, a share admits at least what a bucket of its own with R / n and C / n would. All keys
+together admit less than ::
 
     integral of the rate + capacity + (n + 1) * largest cost
 
-because each of the shares and the pool may end in a debt of less than one request. Nothing is lost either: the
-total overflows only while nobody is refused, for an open share closes when the total is full, even before its break
-is over (reserves of quiet keys would otherwise leave too little room to store what accrues during a break).
+since each share and the pool may end in a debt of less than one request. An open share closes early when the total is
+full, so that nothing overflows while a caller is refused.
 
-Memory is bounded: ``max_fair_keys`` + 1 shares of some 150 bytes for each limiter of such a rule. Work that grows
-with n is done only where a share must look into the pool, or n changes.
+Memory: ``max_fair_keys`` + 1 shares of some 150 bytes a limiter. Work that grows with n happens only when a share needs
+the pool, or n changes.
 """
 
 from bisect import bisect_right
@@ -54,22 +50,22 @@ from limiter.rules.resource import Resource
 from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule, debt_upermits
 
 OTHER_KEY: Final = "_other"
-"""The key of all that come when ``max_fair_keys`` are told apart already, and of a debt that no key made."""
+"""The key of callers beyond ``max_fair_keys``, and of debts without a known key."""
 ACTIVE_NS: Final = 10 * NS_PER_S
-"""How long a key that asks no more counts among the active ones."""
+"""A key without requests for this long is no longer active."""
 
 _NEVER_NS: Final = 2**63
 
 
 class _Split(NamedTuple):
-    """What is admitted of some requests, and out of what.
+    """What is admitted of a batch, and from where.
 
     Attributes:
         admitted: how many from the front.
-        own: what they take of the share, in permits.
-        pooled: what they take of the pool.
-        stored: what that leaves in the share, in micro-permits.
-        pool: what it leaves in the pool.
+        own: permits taken from the share.
+        pooled: permits taken from the pool.
+        stored: micro-permits left in the share.
+        pool: micro-permits left in the pool.
     """
 
     admitted: int
@@ -80,15 +76,13 @@ class _Split(NamedTuple):
 
 
 class FairShare(Gate):
-    """One key's share of a fair limiter, which makes it.
-
-    As a live limiter it is good for decisions at the time at which it was asked for, not beyond.
+    """One key's share of a fair limiter. Valid for decisions at the time at which it was asked for.
 
     Attributes:
         key: who asks.
         seen_ns: when it last asked.
-        open_next_free_ns: as in ``Cell``; "free" is when the share or the pool would admit again. Without a break it is
-            kept too, so that while that is known nobody need look into the pool.
+        open_next_free_ns: as in ``Cell``, for share or pool. Also kept without a break, as it saves looking into the
+            pool.
     """
 
     __slots__ = ("key", "seen_ns", "total")
@@ -101,7 +95,7 @@ class FairShare(Gate):
         self.seen_ns = now_ns
 
     def admits(self, now_ns: int, before: int, permits: int) -> bool:
-        """Bring the balances up to ``now_ns``; say whether the share's own surely admits what costs ``permits``."""
+        """Refill; say whether the share alone surely admits requests that cost ``permits``."""
         self.total.refill(now_ns)
         return super().admits(now_ns, before, permits)
 
@@ -153,16 +147,14 @@ class FairShare(Gate):
             self.follow_debt(now_ns)
 
     def _admits_all(self, stored: int, costs: Sequence[int]) -> bool:
-        """Say whether the share's own admits all, which is known without looking at each."""
         left = stored - sum(costs) * UPERMITS_PER_PERMIT
         return stored > 0 and left + costs[-1] * UPERMITS_PER_PERMIT > 0 and left >= -self.max_debt_upermits
 
     def _split(self, now_ns: int, costs: Sequence[int]) -> _Split:
-        """Say what of some requests is admitted, and what each of share and pool gives for it."""
         count = len(costs)
         stored, pool = self.settled(now_ns)[0], self.total.pool_upermits(now_ns)
         max_debt, max_debt_of_pool = self.max_debt_upermits, self.rule.max_debt_upermits
-        # Where no debt is too great, which those of single permits never are, the share comes first and then the pool.
+        # Without too great a debt, which single permits never leave, the share comes first and then the pool.
         spent = list(accumulate(costs, initial=0))
         of_own = bisect_right(spent, (stored - 1) // UPERMITS_PER_PERMIT, 0, count)
         own = spent[of_own]
@@ -186,7 +178,7 @@ class FairShare(Gate):
         return _Split(admitted, own, pooled, stored, pool)
 
     def refuse(self, now_ns: int) -> int:
-        """Open the share's breaker and remember the refusal; the wait is right if no other key borrows or comes."""
+        """Open the share's breaker and remember the refusal. The wait assumes that no other key borrows or arrives."""
         total = self.total
         if not total.rate_upermits_per_s:
             wait_us = total.refuse_all_wait_us()
@@ -200,14 +192,14 @@ class FairShare(Gate):
         return wait_us
 
     def refuse_alone(self, now_ns: int, permits: int) -> int:
-        """Remember the refusal of a single request that costs too much; 1 s if its wait depends on other keys."""
+        """Remember the refusal of one request that costs too much; the wait is 1 s if it depends on other keys."""
         total = self.total
         total.last_refused_ns = now_ns
         total.last_wait_us = wait_us = self.wait_us_alone(now_ns, permits)
         return wait_us
 
     def charge(self, now_ns: int, permits: int) -> None:
-        """Debit ``permits`` after the fact from what would admit a request now, or else from the share."""
+        """Debit ``permits`` after the fact from whatever would admit a request now, or else from the share."""
         if permits < 0:
             raise ValueError(f"cannot spend {permits} permits: a cost is zero or more")
         stays_open = self._stays_open(now_ns)
@@ -224,7 +216,7 @@ class FairShare(Gate):
         return min(most, sum(self._afforded(now_ns, price)))
 
     def _afforded(self, now_ns: int, price: int) -> tuple[int, int]:
-        """Return how many requests of one price the share admits, and how many the pool."""
+        """Return how many requests the share admits, and how many the pool."""
         return (
             afforded(self.settled(now_ns)[0], self.max_debt_upermits, price),
             afforded(self.total.pool_upermits(now_ns), self.rule.max_debt_upermits, price),
@@ -240,7 +232,7 @@ class FairShare(Gate):
         self.spend(own * price)
 
     def give_back(self, now_ns: int, permits: int) -> None:
-        """Put back what was spent and not used: into the share, and what that cannot hold into the pool."""
+        """Put back unused permits: into the share, and the excess into the pool."""
         self.stored_upermits = min(self.capacity_upermits, self.refill(now_ns) + permits * UPERMITS_PER_PERMIT)
         self.total.give_back(now_ns, permits)
         if not self.rule.break_ns:
@@ -248,7 +240,7 @@ class FairShare(Gate):
             self.open_next_free_ns = None
 
     def wait_us_behind(self, now_ns: int, permits: int, cost: int = 1) -> int:
-        """Return how long a request would wait behind others of this key, if no other key borrows."""
+        """Return the wait of a request behind others of this key, if no other key borrows."""
         if not self.total.rate_upermits_per_s:
             return self.total.refuse_all_wait_us()
         needed = permits * UPERMITS_PER_PERMIT
@@ -263,19 +255,19 @@ class FairShare(Gate):
         return until_us(now_ns, self._ready_ns(now_ns, stored, at_ns, pool, needed))
 
     def _wait_us_of_large(self, now_ns: int, needed: int, price: int) -> int:
-        """Return how long a request would wait for whose debt something must be stored, behind others; roughly."""
+        """Return roughly the wait of a request that needs permits in store because of its size."""
         total = self.total
         stored, at_ns = self.settled(now_ns)
         floor = needed + max(1, price - self.max_debt_upermits)
         if stored >= floor or total.pool_upermits(now_ns) >= needed + max(1, price - total.rule.max_debt_upermits):
             return 0
         if not self.rate_upermits_per_s or floor > self.capacity_upermits:
-            # Only the pool can take it: what is in there depends on who else is active.
+            # Only the pool can take it, whose content depends on other keys.
             return REFUSE_ALL_WAIT_US
         return until_us(now_ns, at_ns - (-(floor - stored) * NS_PER_S // self.rate_upermits_per_s))
 
     def is_open(self, now_ns: int) -> bool:
-        """Say whether everything is refused at ``now_ns`` since it was before; it is not while the total is full."""
+        """Say whether the breaker is open at ``now_ns``; it is not while the total is full."""
         total = self.total
         return (
             is_open(self.open_next_free_ns, total.rule.break_ns, now_ns)
@@ -283,19 +275,19 @@ class FairShare(Gate):
         )
 
     def has_permits(self, now_ns: int) -> bool:
-        """Say whether the share or the pool has something in store, the breaker aside."""
+        """Say whether share or pool is positive, whatever the breaker says."""
         return self.settled(now_ns)[0] > 0 or self.total.pool_upermits(now_ns) > 0
 
     def ready_ns(self, now_ns: int) -> int:
-        """Return when a request would be admitted if no other key borrows, the breaker aside. Not at rate 0."""
+        """Return when a request would be admitted without a breaker if no other key borrows. Not at rate 0."""
         stored, at_ns = self.settled(now_ns)
         pool = self.total.pool_upermits(now_ns)
         return now_ns if stored > 0 or pool > 0 else self._ready_ns(now_ns, stored, at_ns, pool, 0)
 
     def active_until_ns(self) -> int | None:
-        """Return until when the key counts as active if it asks no more; None for ever (a debt at rate 0)."""
+        """Return until when the key is active without more requests; None for ever (a debt at rate 0)."""
         until_ns = self.seen_ns + ACTIVE_NS
-        # Back to what it was given at the start, so that keys that come and go wear nothing out of the pool.
+        # Back to the initial micro-permit, so that keys that come and go do not wear out the pool.
         missing = min(1, self.capacity_upermits) - self.stored_upermits
         if missing > 0:
             if not self.rate_upermits_per_s:
@@ -306,14 +298,14 @@ class FairShare(Gate):
         return until_ns
 
     def set_rate(self, now_ns: int, rate_upermits_per_s: int, capacity_upermits: int) -> None:
-        """Change rate and capacity: a lowered limit scales what is stored, what a raised one adds is the pool's."""
+        """Change rate and capacity. A lowered limit scales the stored permits; what a raised one adds is the pool's."""
         stored = self.refill(now_ns)
         if stored > 0 and capacity_upermits < self.capacity_upermits:
             self.stored_upermits = stored * capacity_upermits // self.capacity_upermits
         self.put(now_ns, rate_upermits_per_s, capacity_upermits)
 
     def resize(self, now_ns: int, rate_upermits_per_s: int, capacity_upermits: int) -> None:
-        """Take another part of the limit from ``now_ns`` on; what it cannot hold any more flows into the pool."""
+        """Change the share's part of the limit; the excess flows into the pool."""
         self.refill(now_ns)
         self.put(now_ns, rate_upermits_per_s, capacity_upermits)
         self.stored_upermits = min(self.stored_upermits, capacity_upermits)
@@ -322,7 +314,7 @@ class FairShare(Gate):
             self.open_next_free_ns = None
 
     def put(self, now_ns: int, rate_upermits_per_s: int, capacity_upermits: int) -> None:
-        """Have another part of the limit from ``now_ns`` on; the caller has refilled."""
+        """Set the share's part of the limit; the caller has refilled."""
         self.at_ns = max(self.at_ns, now_ns)
         self.rate_upermits_per_s = rate_upermits_per_s
         self.capacity_upermits = capacity_upermits
@@ -335,7 +327,7 @@ class FairShare(Gate):
         self._stays_open(now_ns)
 
     def follow_debt(self, now_ns: int) -> None:
-        """Let an open breaker follow a debt that has changed otherwise than by time."""
+        """Keep an open breaker open while a changed debt lasts."""
         if self.open_next_free_ns is not None:
             self.open_next_free_ns = max(self.open_next_free_ns, self.ready_ns(now_ns))
 
@@ -349,14 +341,12 @@ class FairShare(Gate):
         )
 
     def _stays_open(self, now_ns: int) -> bool:
-        """Close the breaker if it is time to; say whether it is still open."""
         if self.open_next_free_ns is not None and self.is_open(now_ns):
             return True
         self.open_next_free_ns = None
         return False
 
     def _wait_us(self, now_ns: int, next_free_ns: int, permits: int) -> int:
-        """Return the microseconds until the breaker closes, once ``permits`` are off the total."""
         total = self.total
         stored, at_ns = total.settled(now_ns)
         missing = total.capacity_upermits - stored + permits * UPERMITS_PER_PERMIT
@@ -365,15 +355,7 @@ class FairShare(Gate):
         return until_us(now_ns, max(next_free_ns, closes_ns))
 
     def _ready_ns(self, now_ns: int, stored: int, at_ns: int, pool: int, needed: int) -> int:
-        """Return when share and pool, as far as they are positive, hold more than ``needed`` if nobody else spends.
-
-        Args:
-            now_ns: the time.
-            stored: what the share holds, accounted until ``at_ns``.
-            at_ns: see there.
-            pool: what the pool holds at ``now_ns``.
-            needed: the micro-permits wanted; share and pool do not hold more than that now.
-        """
+        """Return when share and pool together exceed ``needed`` micro-permits if no other key spends."""
         total = self.total
         rate = self.rate_upermits_per_s
         shares = total.shares
@@ -381,10 +363,10 @@ class FairShare(Gate):
         if rate and self.capacity_upermits:
             ready_ns = at_ns - (-(needed + 1 - stored) * NS_PER_S // rate)
             shares = [share for share in shares if share is not self]
-        # Every bucket's balance is rounded down by up to a micro-permit, some to this key's favour and some not.
+        # Each balance is rounded down by up to a micro-permit.
         enough = needed + len(shares) + 2
         fill_ns = sorted(share.fills_in_ns(now_ns) for share in shares) if rate else []
-        # The pool grows by what no share takes; the more of them are full, the faster.
+        # The more shares are full, the faster the pool grows.
         pool_rate = total.rate_upermits_per_s - rate * len(total.shares)
         passed_ns = 0
         for end_ns in (*fill_ns, _NEVER_NS):
@@ -402,26 +384,24 @@ class FairShare(Gate):
         return max(ready_ns, now_ns)
 
     def fills_in_ns(self, now_ns: int) -> int:
-        """Return how long it takes to fill if nothing is spent. The rate must not be 0."""
+        """Return how long the share takes to fill; not at rate 0."""
         missing = self.capacity_upermits - self.settled(now_ns)[0]
         return -(-missing * NS_PER_S // self.rate_upermits_per_s)
 
 
 class FairLimiter(Limiter):
-    """The live limit of one resource, kept apart for those who ask. It is itself the total.
-
-    Who asks the limiter and not a share of it spends without regard to keys.
-    """
+    """The live limit of one resource with fair shares; itself the total. Requests on it directly ignore keys."""
 
     __slots__ = ("_look_ns", "_owes_together", "_shares")
 
     def __init__(self, resource: Resource, rule: Rule, now_ns: int) -> None:
         super().__init__(resource, rule, now_ns)
         self._shares: dict[str, FairShare] = {}
-        # It is not known which keys made the debt. Were new keys admitted on credit before it is paid, then switching
-        # ``fair_by`` off and on would admit a request of each key every time.
+        # The keys of the debt are unknown. Admitting new keys on credit would let toggling ``fair_by`` admit one
+        # request
+        # of each key every time.
         self._owes_together = False
-        # Before this no key ceases to be active.
+        # No key stops being active before this.
         self._look_ns = _NEVER_NS
 
     @property
@@ -430,15 +410,15 @@ class FairLimiter(Limiter):
         return list(self._shares.values())
 
     def share(self, key: str, now_ns: int) -> Gate:
-        """Return the share of a key that asks now, which makes the key active.
+        """Return the share of a key, which becomes active.
 
-        While a debt is unpaid that no key is known to have made, it is the limiter itself, which admits nothing.
+        While a debt without a known key is unpaid, it is the limiter itself, which admits nothing.
         """
         if self._owes_together:
             if self.refill(now_ns) <= 0:
                 return self
             self._owes_together, self.open_next_free_ns = False, None
-            # The total has paid all of it, so nobody may borrow that from the pool again.
+            # The total has paid all of it, so no key may borrow that from the pool again.
             if self._shares.pop(OTHER_KEY, None):
                 self._divide(now_ns)
         if now_ns >= self._look_ns:
@@ -453,14 +433,15 @@ class FairLimiter(Limiter):
         return share
 
     def pool_upermits(self, now_ns: int) -> int:
-        """Return what the total holds beyond the shares, in micro-permits; negative is a debt."""
+        """Return what the total holds beyond the shares; negative is a debt."""
         return self.settled(now_ns)[0] - sum(share.settled(now_ns)[0] for share in self._shares.values())
 
     def reconfigure(self, now_ns: int, rule: Rule) -> None:
-        """Put another rule in force; the shares follow as the total does.
+        """Switch to another rule; the shares follow the total.
 
-        A raised limit closes the breakers of the shares for which it leaves something, in them or in the pool.
-        Keys of another ``fair_by``, or beyond a lower ``max_fair_keys``, stay until they are no longer active.
+        A raised limit closes the breakers of shares that can spend again. Keys of another ``fair_by``, or beyond a
+        lower
+        ``max_fair_keys``, stay until they are inactive.
         """
         for share in self._shares.values():
             share.close_if_due(now_ns)
@@ -478,17 +459,17 @@ class FairLimiter(Limiter):
         self._look_again()
 
     def inherit(self, other: Bucket, now_ns: int) -> None:
-        """Store no more, and owe no less, than another bucket does; a debt is paid by the share of ``_other``."""
+        """Store no more and owe no less than another bucket; the share of ``_other`` pays the debt."""
         super().inherit(other, now_ns)
         self._settle(now_ns, -self.pool_upermits(now_ns))
 
     def debit(self, now_ns: int, upermits: int) -> None:
-        """Take off the balance what another process has spent; what the pool lacks for that, all shares give."""
+        """Take off what another process spent; all shares give what the pool lacks."""
         super().debit(now_ns, upermits)
         self._settle(now_ns, min(upermits, -self.pool_upermits(now_ns)))
 
     def _settle(self, now_ns: int, lacking: int) -> None:
-        """Take ``lacking`` micro-permits off the shares: in proportion to what they store, and then of ``_other``."""
+        """Take ``lacking`` micro-permits off the shares in proportion, and the rest off ``_other``."""
         if lacking <= 0:
             return
         stored = sum(max(0, share.refill(now_ns)) for share in self._shares.values())
@@ -503,27 +484,22 @@ class FairLimiter(Limiter):
         self._look_again()
 
     def put_back(self, shares: Iterable[tuple[str, int, int, int | None, int]]) -> None:
-        """Give keys the shares that they had in another process.
-
-        Args:
-            shares: of each its key, and what ``FairShare`` has as ``stored_upermits``, ``at_ns``,
-                ``open_next_free_ns`` and ``seen_ns``.
-        """
+        """Restore the shares that keys had in another process."""
         for key, stored_upermits, at_ns, open_next_free_ns, seen_ns in shares:
             share = self._shares[key] = FairShare(self, key, seen_ns)
             share.stored_upermits, share.at_ns, share.open_next_free_ns = stored_upermits, at_ns, open_next_free_ns
         rate, capacity = self._part()
         for share in self._shares.values():
-            # Nobody has asked yet: what each stores and owes is as it was.
+            # Nobody has asked yet, so balances stay as they were.
             share.put(share.at_ns, rate, capacity)
         other = self._shares.get(OTHER_KEY)
-        # With room for more keys, no key has made that debt.
+        # There is room for more keys, so no key made that debt.
         room = len(self._shares) <= self.rule.max_fair_keys
         self._owes_together = other is not None and other.stored_upermits < 0 and room
         self._look_again()
 
     def idle_at_ns(self) -> int | None:
-        """Return from when on the limiter is full, closed and without active keys if nothing asks it."""
+        """Return when the limiter is full, closed and without active keys if it is not used."""
         idle_at_ns = super().idle_at_ns()
         for share in self._shares.values():
             until_ns = share.active_until_ns()
@@ -549,7 +525,7 @@ class FairLimiter(Limiter):
             until_ns = share.active_until_ns()
             if until_ns is not None and until_ns <= now_ns:
                 del self._shares[key]
-                # Whoever still holds it finds nothing in it: what it held is in the pool now.
+                # A caller that still holds the share finds nothing in it.
                 share.resize(now_ns, 0, 0)
         if len(self._shares) < count:
             self._divide(now_ns)
@@ -557,9 +533,8 @@ class FairLimiter(Limiter):
             self._look_again()
 
     def _divide(self, now_ns: int) -> None:
-        """Give each share its part of the limit, after their number has changed."""
         self.refill(now_ns)
-        # Were the clock to run backwards, no share may take the same stretch of time as the total did before.
+        # If the clock ran backwards, no share may count time that the total has counted.
         now_ns = max(now_ns, self.at_ns)
         rate, capacity = self._part()
         for share in self._shares.values():
@@ -567,7 +542,6 @@ class FairLimiter(Limiter):
         self._look_again()
 
     def _part(self) -> tuple[int, int]:
-        """Return the rate and the capacity of each share."""
         count = max(1, len(self._shares))
         return self.rate_upermits_per_s // count, self.capacity_upermits // count
 

@@ -1,7 +1,6 @@
-"""What is saved of a limiter when another process takes its place: all that decides, and nothing else.
+"""The saved state of a limiter, for a restart or a take-over. Limiters that are as good as new are not saved.
 
-Times are of the monotonic clock, which all processes of one boot of a machine share. Only limiters that somebody could
-tell from new ones are saved, so there are never more of them than live ones.
+Times are of the monotonic clock, which all processes of one boot share.
 """
 
 from typing import Final, NamedTuple
@@ -14,11 +13,11 @@ from limiter.rules.resource import Resource
 from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
 
 LONGEST_DEBT_S: Final = 86_400
-"""So long a limit may be locked by what another process has left."""
+"""A saved debt locks a limit for at most this long."""
 
 
 class SavedShare(NamedTuple):
-    """One caller's share of a limiter; as ``FairShare`` has it."""
+    """One caller's share; the fields are those of ``FairShare``."""
 
     key: str
     stored_upermits: int
@@ -28,23 +27,13 @@ class SavedShare(NamedTuple):
 
 
 class SavedLimiter(NamedTuple):
-    """One limiter.
+    """One limiter. Fields without a description are those of ``Cell``, ``Limiter`` and ``WarmUpLimiter``.
 
     Attributes:
-        kind: of what is limited.
-        name: of what is limited.
-        rule: the bare name of the rule that was in force.
-        shared: it is what all names share for which there is no room under that rule.
-        rate_upermits_per_s: as in ``Cell``, like all without a description here.
-        capacity_upermits: likewise.
-        stored_upermits: likewise.
-        forgiven_upermits: likewise.
-        at_ns: likewise.
-        open_next_free_ns: likewise.
-        last_refused_ns: as in ``Limiter``.
-        last_wait_us: likewise.
-        cold_upermits: as in ``WarmUpLimiter``; 0 of others.
-        coldest_upermits: likewise.
+        kind: of the resource.
+        name: of the resource.
+        rule: the bare name of the active rule.
+        shared: it is the overflow limiter of that rule.
         shares: those of a ``FairLimiter``.
     """
 
@@ -66,23 +55,17 @@ class SavedLimiter(NamedTuple):
 
     @property
     def resource(self) -> Resource:
-        """What is limited."""
+        """The resource it limits."""
         return Resource(self.kind, self.name)
 
     def balance_upermits(self, now_ns: int) -> int:
-        """Return what would be stored at a time if nothing had been spent since."""
+        """Return the balance at a time if nothing had been spent since."""
         accrued = max(0, now_ns - self.at_ns) * self.rate_upermits_per_s // NS_PER_S
         return min(self.capacity_upermits, self.stored_upermits + accrued)
 
 
 def save(limiter: Limiter, now_ns: int, *, shared: bool) -> SavedLimiter | None:
-    """Return what is to be saved of a limiter; None if it is as good as a new one.
-
-    Args:
-        limiter: which.
-        now_ns: the time.
-        shared: as in ``SavedLimiter``.
-    """
+    """Return the state of a limiter, or None if it is as good as new; ``shared`` as in ``SavedLimiter``."""
     idle_at_ns = limiter.idle_at_ns()
     if idle_at_ns is not None and idle_at_ns <= now_ns:
         return None
@@ -111,18 +94,10 @@ def save(limiter: Limiter, now_ns: int, *, shared: bool) -> SavedLimiter | None:
 
 
 def restore(saved: SavedLimiter, rule: Rule, now_ns: int) -> Limiter:
-    """Return a limiter that goes on where another process's ended.
-
-    If that had another rule, this one comes into force now, as it does on a live limiter. Debts are bounded as
-    ``bound_debt`` says.
-
-    Args:
-        saved: what is saved of it.
-        rule: the rule that limits it now.
-        now_ns: the time.
+    """Return a limiter that continues a saved one, under the rule of now and with bounded debts.
 
     Raises:
-        ValueError: the rule does not limit, or no limiter was ever like this.
+        ValueError: the rule does not limit, or the figures are impossible.
     """
     times = (saved.at_ns, *(each for share in saved.shares for each in (share.at_ns, share.seen_ns)))
     if (
@@ -159,11 +134,7 @@ def restore(saved: SavedLimiter, rule: Rule, now_ns: int) -> Limiter:
 
 
 def bound_debt(limiter: Limiter, now_ns: int) -> None:
-    """Let nobody owe more than ``LONGEST_DEBT_S`` of the limit, whatever another process has left.
-
-    Debts of processes that are well are far below that. What a file says that was damaged, or written by somebody else,
-    must not lock a limit for ever.
-    """
+    """Reduce debts to ``LONGEST_DEBT_S`` of the limit, so that damaged state cannot lock a limit for ever."""
     most = (limiter.rate_upermits_per_s or UPERMITS_PER_PERMIT) * LONGEST_DEBT_S
     for bucket in (limiter, *(limiter.shares if isinstance(limiter, FairLimiter) else ())):
         bucket.stored_upermits = max(bucket.stored_upermits, -most)

@@ -1,23 +1,20 @@
 """Warm-up: a limit whose rate rises to the full one after idleness, after Guava's ``SmoothWarmingUp``.
 
-What stands behind the limit may be slow when cold: caches, connections, page cache. So a permit costs more *time*
-while the limiter is cold: up to three times (Guava's ``coldFactor``) what it costs when warm.
+A backend may be slow when cold. So a permit costs more *time* while the limiter is cold: up to three times (Guava's
+``coldFactor``) its warm price.
 
 In Guava's terms: a rate R and a warm-up of W seconds make ``maxPermits`` M = W * R, half of which is the threshold H.
 *Stored* permits measure coldness. Taking one of those above H costs ``1 / R * (1 + 2 * a / H)`` seconds, where a is
-how many lie above H; every other costs 1 / R. Time in which nothing is owed stores R permits per second, up to M. So
-it takes W seconds under load to warm up from M to H, and W seconds of idleness to get quite cold. It starts cold.
+how many lie above H; every other costs 1 / R. Idle time stores R permits per second, up to M. So it takes W seconds
+under load to warm up from M to H, and W idle seconds to cool down. It starts cold.
 
-Guava admits a request when nothing is owed, and has no burst. Here the idle time of up to ``burst_s`` is kept first
-and may be spent at once; only what exceeds it cools. With a burst of almost nothing it is Guava's.
+Guava has no burst. Here the first ``burst_s`` of idle time can be spent at once, and only the rest cools.
 
-The balance is therefore time. It is kept as what that time is worth when warm, in micro-permits, so that all else is
-a plain bucket: a permit takes one permit off when warm and up to three when cold. The price is a difference of
-two integers that depend on coldness only, so a batch costs to the micro-permit what its requests cost singly.
+The balance is time, kept as micro-permits at the warm price, so all else is a plain bucket. The price is a difference
+of two integers that depend on coldness only, so a batch costs exactly what its requests cost singly.
 
-**The bound.** The permits admitted are no more than a plain bucket's; and from cold no more than a third of the rate
-at first. What one request may leave owing is bounded by what it costs when warm, so that the same requests are too
-large when cold; a cold limiter takes up to three times as long to be paid.
+**The bound.** No more permits are admitted than by a plain bucket, and from cold at first no more than a third of the
+rate. The debt of one request is bounded at its warm price, so a cold limiter takes up to three times as long to pay it.
 """
 
 from bisect import bisect_left, bisect_right
@@ -49,7 +46,7 @@ class WarmUpLimiter(Limiter):
         self.cold_upermits = self.coldest_upermits
 
     def admits(self, now_ns: int, before: int, permits: int) -> bool:
-        """Bring the balance up to ``now_ns``; say whether requests that cost ``permits`` would surely be admitted."""
+        """Refill; say whether requests that cost ``permits`` would surely be admitted."""
         left = self.refill(now_ns) - self._price(self.cold_upermits, before)
         return left > 0 and left - (permits - before) * UPERMITS_PER_PERMIT >= -self.rule.max_debt_upermits
 
@@ -64,7 +61,7 @@ class WarmUpLimiter(Limiter):
         spent = [self._price(cold, permits) for permits in accumulate(costs, initial=0)]
         admitted = bisect_left(spent, stored, 0, len(costs))
         if admitted:
-            # It is the last one that leaves a debt. What it costs is counted as when warm.
+            # Only the last one may leave a debt. Its own cost counts at the warm price.
             most = (stored - spent[admitted - 1] + self.rule.max_debt_upermits) // UPERMITS_PER_PERMIT
             if costs[admitted - 1] > most:
                 return self._alone(now_ns, costs, admitted - 1, most)
@@ -87,11 +84,11 @@ class WarmUpLimiter(Limiter):
         return count
 
     def turn(self, price: int, waiting: int, lines: int) -> int:
-        """Return how many requests of one price are enough to be granted together, however cold it is."""
+        """Return how many requests of one price to grant together, however cold it is."""
         return max(1, super().turn(price, waiting, lines) // _COLD_FACTOR)
 
     def give_back(self, now_ns: int, permits: int) -> None:
-        """Put back what was spent and not used, at its price when warm; it has warmed nothing."""
+        """Put back unused permits at the warm price; they have warmed nothing."""
         super().give_back(now_ns, permits)
         self.cold_upermits = min(self.coldest_upermits, self.cold_upermits + permits * UPERMITS_PER_PERMIT)
 
@@ -100,25 +97,24 @@ class WarmUpLimiter(Limiter):
         return self._price(self._settled_cold(now_ns), permits)
 
     def refill(self, now_ns: int) -> int:
-        """Bring balance and coldness up to ``now_ns``; return the balance, in micro-permits worth of time."""
+        """Bring balance and coldness up to ``now_ns``; return the balance."""
         self.cold_upermits = self._settled_cold(now_ns)
         return super().refill(now_ns)
 
     def spend(self, permits: int) -> None:
-        """Take the price of ``permits`` off the balance, which may become a debt. The caller has refilled."""
+        """Take the price of ``permits`` off the balance. The caller has refilled."""
         self.stored_upermits -= self._price(self.cold_upermits, permits)
         self.cold_upermits = max(0, self.cold_upermits - permits * UPERMITS_PER_PERMIT)
 
     def whole_permits(self) -> int:
-        """Return how many permits can be spent without leaving a debt. The caller has refilled."""
+        """Return how many permits can be spent without a debt. The caller has refilled."""
         at_most = range(1, super().whole_permits() + 1)
         return bisect_right(at_most, self.stored_upermits, key=lambda permits: self._price(self.cold_upermits, permits))
 
     def reconfigure(self, now_ns: int, rule: Rule) -> None:
-        """Put another rule in force: it is as cold, in proportion, as it was, as Guava's ``setRate`` makes it.
+        """Switch to another rule: as cold in proportion as before, like Guava's ``setRate``; fully cold from rate 0.
 
-        From rate 0 it is quite cold. Under a rule without warm-up what is stored counts in permits: as many as it
-        would have bought.
+        Without warm-up the balance counts as the permits that it would have bought.
         """
         self.refill(now_ns)
         if not rule.warm_up_ns:
@@ -129,7 +125,7 @@ class WarmUpLimiter(Limiter):
         self.coldest_upermits = new
 
     def idle_at_ns(self) -> int | None:
-        """Return from when on the limiter is full, closed and cold if nothing asks it; None for never."""
+        """Return when the limiter is full, closed and cold if it is not used; None for never."""
         full_at_ns, idle_at_ns = self.full_at_ns(), super().idle_at_ns()
         if full_at_ns is None or idle_at_ns is None:
             return None
@@ -138,7 +134,7 @@ class WarmUpLimiter(Limiter):
         return max(idle_at_ns, cold_at_ns)
 
     def _settled_cold(self, now_ns: int) -> int:
-        """Return what ``cold_upermits`` is after a refill at ``now_ns``: what the balance cannot hold cools."""
+        """Return ``cold_upermits`` after a refill; time beyond a full balance cools."""
         if now_ns <= self.at_ns:
             return self.cold_upermits
         accrued = (now_ns - self.at_ns) * self.rate_upermits_per_s // NS_PER_S
@@ -146,14 +142,14 @@ class WarmUpLimiter(Limiter):
         return min(self.coldest_upermits, self.cold_upermits + excess)
 
     def _price(self, cold_upermits: int, permits: int) -> int:
-        """Return what ``permits`` cost from a coldness on, in micro-permits: Guava's ``storedPermitsToWaitTime``."""
+        """Return the price of ``permits`` in micro-permits: Guava's ``storedPermitsToWaitTime``."""
         taken = permits * UPERMITS_PER_PERMIT
         threshold = self.coldest_upermits // 2
         above = cold_upermits - threshold
         if above <= 0:
             return taken
         left = max(0, above - taken)
-        # The area under a line that falls from coldFactor to 1, as the difference of two triangles.
+        # The area under a line that falls from coldFactor to 1: the difference of two triangles.
         height = self.coldest_upermits - threshold
         steepness = _COLD_FACTOR - 1
         return taken + above * above * steepness // (2 * height) - left * left * steepness // (2 * height)

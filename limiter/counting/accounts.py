@@ -1,16 +1,15 @@
-"""The accounts of one data path: its rows, its seconds, and what each rule did.
+"""The counters of one data path: its rows, its seconds, and what each rule did.
 
-What became of requests is told once, with ``count``. The metrics, the page and the windows of usage are
-read from the rows; a second of the rejection log is what the rows have added to it.
+Each outcome is counted once, with ``count``. Metrics, page and usage are read from the rows; a second of the
+rejection log is what was added to them in it.
 
-Names come from clients, so places are bounded: so many names are *labelled*, which is to say shown, and so many others
-have a row. What is beyond is counted under ``_other``, and so is shown what has no label. Names that an operator's rule
-spells out always have both. A name stays once it is in; only when there is no room does a new one take the place of one
-that was silent for long, whose counts are folded into ``_other``, so that no sum ever falls. Scopes and totals have
-rows of their own for what their limits spend.
+Names come from clients, so rows are bounded: a number of names is *labelled*, that is, shown, and another number has a
+row. The rest is counted under ``_other``, where everything without a label is shown. Names spelled out in a rule always
+have both. When there is no room, a new name replaces one that was silent for long, whose counts are added to
+``_other``, so that no sum ever falls. Scopes and totals have rows for what their limits spend.
 
-Seconds are those of the wall clock; one in which it is set may be shorter. Nobody is handed any before he first asks.
-If he is late, a bounded number is kept, and the last one goes on.
+Seconds are those of the wall clock. Seconds are collected once somebody has asked for them. For a late reader a bounded
+number is kept, and the last one is prolonged.
 """
 
 from collections import OrderedDict
@@ -40,28 +39,28 @@ WINDOWS_S: Final = (1, 10, KEPT_S)
 
 _NS_PER_S: Final = 1_000_000_000
 _SILENT_S: Final = 600
-"""Silence after which a name may lose its place to a new one."""
+"""A name that was silent for this long may lose its row."""
 _LOOKS: Final = 4
-"""Places looked at for each new name while there is no room."""
+"""Rows looked at for each new name while there is no room."""
 _MIN_ROWS: Final = 10_000
 _PASSED_OVER: Final = 64
-"""Rows that are not asked for and are passed over in one step."""
+"""Unchanged rows passed over in one step."""
 _JITTER_NS: Final = 5_000_000
-"""The wall clock may be so much behind the monotonic one when a second ends by the latter."""
+"""How far the wall clock may be behind when a second ends by the monotonic one."""
 _KEPT_SPANS: Final = 60
-"""Seconds kept for a taker that is late."""
+"""Seconds kept for a late reader."""
 _KEPT_FULL: Final = 4
-"""What is kept for one holds at most so many times what one second may hold."""
+"""What is kept for a late reader holds at most this many times what one second may hold."""
 
 
 class LastStop(NamedTuple):
-    """When something of a resource was last stopped.
+    """The last refusal or hold of a resource.
 
     Attributes:
         refused_ns: monotonic time of the last refusal; None if there was none.
-        wait_us: the wait that was stated then, in microseconds.
-        rule: the name of the rule that refused it.
-        held_ns: monotonic time at which something was last held, or let go again; None if nothing was.
+        wait_us: the wait stated then, in microseconds.
+        rule: the name of the rule that refused.
+        held_ns: monotonic time of the last hold or release; None if there was none.
     """
 
     refused_ns: int | None
@@ -71,13 +70,13 @@ class LastStop(NamedTuple):
 
 
 NEVER: Final = LastStop(None, 0, "", None)
-"""Of what nothing was ever stopped."""
+"""A resource that was never stopped."""
 
 
 class Usage(NamedTuple):
-    """Shares of the permits that the rate allows in a window that were used in it; 1.0 is all of them.
+    """Permits used in a window as a share of what the rate allows; a burst or a debt makes it more than 1.0.
 
-    More than that is possible: a burst, or a debt. At rate 0 it is 1.0 if anything was asked, else 0.
+    At rate 0 it is 1.0 if anything was asked, else 0.
 
     Attributes:
         used_1s: in the last complete second.
@@ -91,11 +90,11 @@ class Usage(NamedTuple):
 
 
 RuleSums = Mapping[RejectionVerdict, tuple[int, int]]
-"""Requests and messages that a rule had a word with, by what it said."""
+"""Requests and messages by what a rule did to them."""
 
 
 class _Places:
-    """The rows of one sort; so many at most, and any number of pinned ones."""
+    """The rows of one sort: bounded, but for pinned ones."""
 
     __slots__ = ("most", "order", "rows", "silent_ns")
 
@@ -103,7 +102,7 @@ class _Places:
         self.most = most
         self.silent_ns = silent_s * _NS_PER_S
         self.rows: dict[Resource, Row] = {}
-        #: Those that are not pinned, in the order in which they are looked at for silent ones.
+        # Not pinned, in the order in which they are checked for silence.
         self.order: OrderedDict[Resource, Row] = OrderedDict()
 
     @property
@@ -115,11 +114,11 @@ class Accounts:
     """Counts by resource, by rule and by second.
 
     Args:
-        max_labels: names that are shown, pinned ones not counted; also rules.
-        max_keys: ways in which what rules said is told apart in a second; see ``Span.judge``.
-        max_resources: names told apart in a second that is handed out, pinned ones not counted.
+        max_labels: names that are shown, without pinned ones; also rules.
+        max_keys: distinct rule outcomes in a second; see ``Span.judge``.
+        max_resources: resources in a second that is handed out, without pinned ones.
         now_ns: monotonic time of the beginning.
-        wall_ns: tells nanoseconds since 1970 UTC; if not given, that is the monotonic time.
+        wall_ns: returns nanoseconds since 1970 UTC; by default the monotonic time.
 
     Attributes:
         rules: what each rule did, by its name.
@@ -142,7 +141,7 @@ class Accounts:
         self._labelled = _Places(max_labels, _SILENT_S)
         self._unlabelled = _Places(max_rows, _SILENT_S)
         self._scopes = _Places(max_rows, KEPT_S)
-        #: By kind: the row that is shared, and the row of all that were given up.
+        # By kind: the shared row, and the row of all that were retired.
         self._shared: dict[str, Row] = {}
         self._folded: dict[str, Row] = {}
         self.rules: dict[str, dict[RejectionVerdict, tuple[int, int]]] = {}
@@ -152,7 +151,7 @@ class Accounts:
         self._ahead_ns = 0 if wall_ns is None else wall_ns() - now_ns
         self._taking = False
         self._finished: list[Span] = []
-        #: Told by the second under way, and of later steps of the clock, by the next.
+        # Reported by the second under way; later steps of the clock by the next one.
         self._stepped_s = 0
         at_s = (now_ns + self._ahead_ns) // _NS_PER_S
         self._span = Span(at_s, at_s * _NS_PER_S - self._ahead_ns, 0, Second(0))
@@ -165,7 +164,6 @@ class Accounts:
         return self._span.second
 
     def _turn(self, now_ns: int) -> None:
-        """Begin another second."""
         span, ahead_ns = self._span, self._ahead_ns
         self._ahead_ns = 0 if self._wall_ns is None else self._wall_ns() - now_ns
         at_s, over_ns = divmod(now_ns + self._ahead_ns, _NS_PER_S)
@@ -179,7 +177,7 @@ class Accounts:
             if len(span):
                 most = _KEPT_FULL * (self._max_keys + self._max_resources)
                 if len(self._finished) >= _KEPT_SPANS or sum(map(len, self._finished)) >= most:
-                    # What would take time, and a place for every name, is to add one second to another.
+                    # Adding one second to another would take time, and a place for every name.
                     span.second.number = number
                     span.seconds = 1 + (now_ns - span.began_ns) // _NS_PER_S
                     return
@@ -190,7 +188,7 @@ class Accounts:
             self._retire_silent(self._labelled, now_ns)
 
     def take(self, now_ns: int, *, unfinished: bool) -> list[Span]:
-        """Hand out what is over, and with ``unfinished`` what is not: the rest of that second is one of its own."""
+        """Hand out complete seconds and, with ``unfinished``, the one under way; its rest is then one of its own."""
         taken, self._finished = self._finished, []
         if unfinished or not self._taking or now_ns >= self._ends_ns:
             self._turn(now_ns)
@@ -200,28 +198,27 @@ class Accounts:
         return taken
 
     def steps_of(self, taken: Iterable[Span]) -> Iterator[TrafficSecond | None]:
-        """Make plain data of what was handed out: each TrafficSecond comes after None for many short steps."""
+        """Turn seconds that were handed out into plain data, in short steps: None for each step before a result."""
         for span in taken:
             yield from span.steps(self._max_resources, self._pinned)
 
     def put_back(self, taken: Sequence[Span]) -> None:
-        """Take back what was handed out and came to nothing."""
+        """Take back seconds that could not be used."""
         self._finished[:0] = taken
 
     def row(self, resource: Resource, now_ns: int) -> Row:
         """Return the row of a resource, scope or total, or the one that it shares with others of its kind.
 
-        Whoever keeps it asks again when it is ``retired``, and if it is ``shared``.
+        Ask again when the row is ``retired``, and each time if it is ``shared``.
         """
         return self._labelled.rows.get(resource) or self._place(resource, now_ns)
 
     def _place(self, resource: Resource, now_ns: int) -> Row:
-        """Find a row that is not labelled, or make one."""
         row = self._scopes.rows.get(resource) or self._unlabelled.rows.get(resource)
         if row is not None:
             if resource.kind in UNCOUNTED or self._labelled.full:
                 return row
-            # There is a label for it by now. What it has counted stays under ``_other``.
+            # It has a label by now. What it has counted stays under ``_other``.
             del self._unlabelled.order[resource]
             self._retire(row, self._unlabelled)
         pinned, places = resource in self._pinned, self._scopes
@@ -231,7 +228,7 @@ class Accounts:
             places = self._unlabelled if self._labelled.full else self._labelled
         if places.full and not pinned:
             self._retire_silent(places, now_ns)
-        # Names come from clients: one that is called ``_other`` must not hide the counts of the others.
+        # A client's name ``_other`` must not hide the counts of the others.
         if resource.name == OTHER or (places.full and not pinned):
             if resource.kind not in self._shared:
                 self._shared[resource.kind] = Row(Resource(resource.kind, OTHER), shared=True)
@@ -243,9 +240,9 @@ class Accounts:
         return row
 
     def _retire_silent(self, places: _Places, now_ns: int) -> None:
-        """Retire those that are silent among the rows that were looked at longest ago.
+        """Retire silent rows among those checked longest ago.
 
-        But not in a second that goes on for a late taker: it would keep what all of them have added.
+        Not in a prolonged second: it would keep what all of them have added.
         """
         number = self._span.second.number
         for _ in range(min(_LOOKS, len(places.order)) if self._span.seconds == 1 else 0):
@@ -256,7 +253,7 @@ class Accounts:
                 places.order[resource] = row
 
     def _retire(self, row: Row, places: _Places) -> None:
-        """Give up the row of a name; what it has counted is shown under ``_other`` from now on."""
+        """Retire the row of a name; its counts are shown under ``_other``."""
         resource, row.retired = row.resource, True
         del places.rows[resource]
         folded = self._folded.setdefault(resource.kind, Row(Resource(resource.kind, OTHER)))
@@ -266,7 +263,7 @@ class Accounts:
             self._stops.pop(resource, None)
 
     def pin(self, resources: Iterable[Resource]) -> None:
-        """Tell these apart from now on, whatever the bounds; scopes and totals are not labelled for that."""
+        """Give these rows of their own, whatever the bounds; scopes and totals get no label."""
         for resource in resources:
             if resource.name == OTHER or resource in self._pinned:
                 continue
@@ -280,7 +277,7 @@ class Accounts:
                 self._labelled.rows[resource] = Row(resource)
 
     def unpin(self, resources: Iterable[Resource]) -> None:
-        """Tell these apart no longer than others; nothing is left of those that were never asked for."""
+        """Treat these like other names again; rows that were never used go."""
         for resource in self._pinned.intersection(resources):
             self._pinned.discard(resource)
             places = self._scopes if resource.kind in UNCOUNTED else self._labelled
@@ -291,21 +288,21 @@ class Accounts:
                 self._retire(row, places)
 
     def sender(self, address: str, language: str = "", user: str = "", product: str = "") -> Sender:
-        """Return who sends from there, as ``Sender`` says; the same for as long as anybody keeps it."""
+        """Return the ``Sender`` of a client; the same object while anybody keeps it."""
         who = (address, language, user, product)
         return self._senders.setdefault(who, Sender(*who))
 
     def count(
         self, now_ns: int, resources: Iterable[Resource], sender: Sender, what: Outcome | Judged, amount: Sums
     ) -> None:
-        """Add what became of some requests, or what a rule said to them, to each of their resources.
+        """Count an outcome, or what a rule did, for each of the requests' resources.
 
         Args:
             now_ns: the time.
-            resources: what they were for.
-            sender: who sent them; see ``sender``.
-            what: became of them; what is held is told again when it is known what becomes of it.
-            amount: of them; without a request for a cost that became known after it.
+            resources: of the requests.
+            sender: see ``sender``.
+            what: the outcome; held requests are counted again when they are resolved.
+            amount: of the requests; without a request for a cost that became known afterwards.
         """
         judged = what if isinstance(what, Judged) else None
         number = NUMBERS[what if not isinstance(what, Judged) else DID[what.verdict]]
@@ -328,9 +325,9 @@ class Accounts:
         return self.row(resource, now_ns).looks_until_ns > now_ns
 
     def repeat(self, now_ns: int, resources: Iterable[Resource], repeats: Repeats, *, refused: bool) -> None:
-        """Add, beside what became of some requests, which of them came again; arguments as in ``count``.
+        """Count which of the requests are repeats of refused ones; arguments as in ``count``.
 
-        If they were ``refused``, these may come again.
+        If they were ``refused``, their own repeats will be recognised.
         """
         second = self.at(now_ns)
         for resource in resources:
@@ -343,14 +340,14 @@ class Accounts:
     def _count_rule(self, judged: Judged, amount: Sums) -> None:
         rule = judged.rule
         if rule not in self.rules and len(self.rules) >= self._max_labels:
-            # Rules are an operator's, but there may be any number, and a handler may make up names of its own.
+            # There may be any number of rules, and handlers may make up names.
             rule = OTHER
         sums = self.rules.setdefault(rule, {})
         requests, messages = sums.get(judged.verdict, (0, 0))
         sums[judged.verdict] = (requests + amount[0], messages + amount[1])
 
     def let_go(self, now_ns: int, resources: Iterable[Resource]) -> None:
-        """Note that something is held no more, whatever became of it."""
+        """Note that something is no longer held."""
         for resource in resources:
             self._stop(resource, now_ns, None)
 
@@ -363,14 +360,12 @@ class Accounts:
             self._stops[name] = known._replace(held_ns=now_ns)
 
     def each(self, since_ns: int = 0) -> Iterator[tuple[Resource, Amounts] | None]:
-        """Yield what became of the requests of each resource, as it is shown, if it was asked for since then.
+        """Yield the counts of each resource that changed since then, under the name that is shown.
 
-        Each step is short: None stands for some that are not shown. Safe while they change between two steps: each is
-        of the moment at which it is yielded, but ``_other`` is of what was in it at the start, as what is folded into
-        it meanwhile is yielded under its own name.
+        Each step is short; None stands for rows without a result. Safe while counts change between two steps.
         """
         others: dict[str, Row] = {}
-        # References only: a tuple for each of many thousands would take its time.
+        # Only references, as a tuple for each of many thousands would take time.
         labelled, unlabelled = list(self._labelled.rows.values()), list(self._unlabelled.rows.values())
         for row in (*self._folded.values(), *self._shared.values()):
             _add(others, row)
@@ -390,23 +385,23 @@ class Accounts:
                 yield found
 
     def last_stop(self, resource: Resource) -> LastStop:
-        """Return when something of a resource was last stopped, under the name that ``each`` yields."""
+        """Return the last stop of a resource, under the name that ``each`` yields."""
         return self._stops.get(resource, NEVER)
 
     def spent(self) -> Iterator[Resource]:
-        """Yield everything whose limits have spent something since it has a row; safe as ``each`` is."""
+        """Yield everything whose limits have spent something; safe as ``each`` is."""
         for places in (self._labelled, self._unlabelled, self._scopes):
             yield from (row.resource for row in list(places.rows.values()) if row.spent_in >= 0)
 
     def usage(self, now_ns: int, resource: Resource, rule: Rule, dimension: Dimension) -> Usage | None:
-        """Return how much of a limit was used of late; None if nothing was asked of it in the last minute."""
+        """Return the usage of a limit; None if it was not asked in the last minute."""
         places = (self._labelled, self._unlabelled, self._scopes)
         row = next((places.rows[resource] for places in places if resource in places.rows), None)
         spent = None if row is None else row.used(self.at(now_ns).number, DIMENSIONS.index(dimension))
         return None if spent is None else _usage(spent, rule)
 
     def scopes(self, since_ns: int) -> Iterator[Resource | None]:
-        """Yield the scopes and totals whose limits have spent something since then, and None as ``each`` does."""
+        """Yield scopes and totals whose limits have spent something since then, with None as ``each`` does."""
         for number, row in enumerate(list(self._scopes.rows.values())):
             silent_s = self._span.second.number - row.spent_in
             if row.spent_in >= 0 and self._ends_ns - silent_s * _NS_PER_S > since_ns:
@@ -416,7 +411,6 @@ class Accounts:
 
 
 def _add(others: dict[str, Row], row: Row) -> None:
-    """Add what is in a row to what is shown under ``_other`` of its kind."""
     kind = row.resource.kind
     other = others.setdefault(kind, Row(Resource(kind, OTHER)))
     other.fold(row.totals())
@@ -424,12 +418,11 @@ def _add(others: dict[str, Row], row: Row) -> None:
 
 
 def _ended(amounts: Amounts) -> bool:
-    """Say whether it is known of some requests what became of them: before that their resource takes no name."""
+    """Only requests with a final outcome give their resource a name."""
     return any(any(amount) for number, amount in enumerate(amounts) if number != HELD)
 
 
 def _usage(spent: Sequence[int], rule: Rule) -> Usage:
-    """Return the shares of a rule's permits, of what ``Row.used`` says was spent."""
     shares, rate = [], rule.rate_upermits_per_s
     for window_s in WINDOWS_S:
         asked = [permits for permits in spent[-window_s:] if permits >= 0]

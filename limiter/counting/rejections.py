@@ -1,7 +1,6 @@
-"""What became of requests, second by second: the words of what the data path hands out for the rejection log.
+"""The counts of one second, as plain data for the rejection log.
 
-There is one entry for each resource, and one for each (resource, client, user, product, producer group, rule, verdict)
-that a rule had a word with. All of it is plain data, which can cross a process boundary.
+There is one entry for each resource, and one for each (resource, client, user, product, producer group, rule, verdict).
 """
 
 from typing import Annotated, Final, Literal, get_args
@@ -12,36 +11,36 @@ from limiter.rules.resource import Resource
 
 Outcome = Literal["admitted", "refused", "held", "shadowed", "bypassed", "exempt", "dropped"]
 """What became of requests. A held request is counted again when it is admitted, shadowed, refused or dropped; all
-other outcomes are counted once for each request. admitted + shadowed + bypassed + exempt went to the broker; with
-refused + dropped they are the demand. Who must wait for credit is held, with as many messages as it is then granted;
-these are admitted when they come, if they do. Requests are counted when they are decided: if a connection breaks, the
-broker may never have read its last ones, as without Sluice."""
+other outcomes are counted once. admitted + shadowed + bypassed + exempt went to the broker; with refused + dropped they
+are the demand. A request for credit is held with as many messages as it is then granted; the messages are admitted when
+they come. Requests are counted when they are decided: if a connection breaks, the broker may not have read the last
+ones.
+"""
 OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
-"""In the order in which they are numbered; see ``limiter.counting.row``."""
+"""In the order of their numbers; see ``limiter.counting.row``."""
 NUMBERS: Final = {outcome: number for number, outcome in enumerate(OUTCOMES)}
-"""Their numbers."""
 RejectionVerdict = Literal["refuse", "shadow", "hold"]
-"""What a rule can do to a request. One that is held may be refused later, and counts for both."""
+"""What a rule can do to a request. A held request may be refused later, and counts for both."""
 DID: Final[dict[RejectionVerdict, Outcome]] = {"refuse": "refused", "shadow": "shadowed", "hold": "held"}
-"""What becomes of a request to which a rule does something."""
+"""The outcome of a request by what a rule does to it."""
 
 OTHER: Final = "_other"
 """Stands for the names beyond a bound."""
 DEFAULT_TOLD_APART: Final = 2_500
-"""The bound on resources, and on entries of what rules said, unless another one is given."""
+"""Default bound on resources, and on entries of rules."""
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
-"""A number of one second or minute. A larger one would be a broken line, and sums of these cannot overflow."""
+"""Bounded so that sums cannot overflow."""
 
 
 class Amount(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """An amount of traffic; written as ``[requests, messages, bytes]``.
+    """Traffic, written as ``[requests, messages, bytes]``.
 
     Attributes:
         requests: of clients.
-        messages: a batch counts as those it holds.
-        size_bytes: on the wire, framing included; as limits count them, so that what consumes is charged by its answer.
+        messages: each message of a batch counts.
+        size_bytes: on the wire with framing, as limits count it; consumption is charged by its answer.
     """
 
     requests: Count = 0
@@ -55,18 +54,18 @@ def add_up(one: Amount, other: Amount) -> Amount:
 
 
 class ResourceSecond(msgspec.Struct, gc=False):
-    """What became of one resource's requests in one second.
+    """The counts of one resource in one second.
 
     Attributes:
-        resource: whose; the name is ``_other`` for all that are beyond the bound.
-        outcomes: what is zero is left out.
-        busy_answers: refusals that a client was told of; those of one-way requests are silent.
-        languages: requests and, of these, refused ones, by what clients say they are written in, as the protocol
-            spells it; empty where a client did not say, ``_other`` for what is beyond a bound of languages or clients.
-        clients: addresses of its clients; a bounded number of them.
-        more_clients: there were more than the bound.
-        repeated: of all outcomes together, what had been refused a moment ago, as its id tells, and came again.
-        identified: of the refused and dropped requests, so many have an id, and a repeat of them will be seen.
+        resource: the name is ``_other`` for those beyond the bound.
+        outcomes: without zeros.
+        busy_answers: refusals that were answered; those of one-way requests are silent.
+        languages: requests and refused ones by client language, as the protocol spells it; empty if unknown,
+            ``_other`` beyond a bound.
+        clients: addresses of its clients, up to a bound.
+        more_clients: there were more.
+        repeated: of all outcomes, repeats of messages that were refused a moment ago, by their id.
+        identified: refused and dropped requests with an id, whose repeats will be recognised.
     """
 
     resource: Resource
@@ -82,16 +81,20 @@ class ResourceSecond(msgspec.Struct, gc=False):
 class Rejection(msgspec.Struct, gc=False):
     """What one rule did to one client's requests for one resource in one second.
 
+    ``client``, ``producer_group``, ``user`` and ``product`` are ``_other`` beyond a bound, and but for ``client`` empty
+    if
+    unknown.
+
     Attributes:
         resource: what the requests were for.
-        client: the client's address; ``_other`` beyond the bound.
-        producer_group: as the protocol has it, or empty; ``_other`` beyond the bound.
+        client: the client's address.
+        producer_group: as the protocol has it.
         rule: name of the rule.
         verdict: what it did.
         amount: how much of that.
         wait_max_us: the longest wait stated, in microseconds; 0 for a verdict that states none.
-        user: that the client has logged in as, or empty; ``_other`` beyond the bound.
-        product: what the client says it is, with its version, or empty; ``_other`` beyond the bound.
+        user: login of the client.
+        product: name and version of the client.
     """
 
     resource: Resource
@@ -110,11 +113,11 @@ class TrafficSecond(msgspec.Struct, gc=False):
 
     Attributes:
         at_s: its beginning, in seconds since 1970 UTC.
-        resources: of which something was asked for.
+        resources: those with requests.
         rejections: in no order.
-        other: how often some requests were counted under ``_other`` because a bound was reached.
-        seconds: it is of so many seconds: more than one if nobody took any for long.
-        stepped_s: the wall clock was set forward by so much since the last one; below 0: back.
+        other: how often requests were counted under ``_other`` because of a bound.
+        seconds: its length; more than one if it was collected late.
+        stepped_s: how far the wall clock was set forward since the last one; negative: back.
     """
 
     at_s: int

@@ -54,14 +54,14 @@ class Second:
 
 
 class Entry:
-    """What was asked of one resource in one stretch of time; only its row makes it and adds to it.
+    """The counts of one resource in one stretch of time; only its row makes it and adds to it.
 
     Attributes:
         resource: whose.
-        told: refusals that the client was told of.
+        told: refusals that were answered.
         more: there were more senders than are told apart.
-        repeated: requests, messages and bytes of what came again after it had been refused a moment ago.
-        identified: refused requests of which a repeat will be seen.
+        repeated: requests, messages and bytes of repeats of refused messages.
+        identified: refused requests whose repeats will be recognised.
     """
 
     __slots__ = ("_figures", "_senders", "identified", "more", "repeated", "resource", "told")
@@ -82,8 +82,7 @@ class Entry:
     def asked(self) -> list[tuple[object, int, int]]:
         """Return (sender, requests, refused requests) in order of first appearance.
 
-        Requests that were held are in neither figure, though their sender is here. With ``more`` the last one is None:
-        all the other senders together.
+        Neither figure includes held requests. With ``more`` the last sender is None: all others together.
         """
         return [(sender, requests, refused) for sender, requests, refused in self._senders.values()]
 
@@ -95,12 +94,12 @@ class Row:
     """The counters of one resource.
 
     Attributes:
-        resource: whose, as given.
-        seen_ns: when something was added last; 0 if nothing was. May be set.
-        spent_in: number of the second in which permits were spent last; -1 if none were.
-        retired: it is kept no more: whoever has it is to ask for the resource's row again. Set by who keeps the rows.
-        shared: it stands for many names; whoever has it is to ask again each time, since a name may get its own.
-        looks_until_ns: until then it is worth while to look whether something comes again. May be set.
+        resource: as given.
+        seen_ns: when something was last added; 0 if nothing was. May be set.
+        spent_in: number of the second in which permits were last spent; -1 if none were.
+        retired: another row has replaced it; holders must ask again. Set by the owner of the rows.
+        shared: it stands for many names; holders must ask again each time.
+        looks_until_ns: until then repeats may come. May be set.
     """
 
     __slots__ = (
@@ -125,15 +124,15 @@ class Row:
         self.spent_in = -1
         self.retired = False
         self.looks_until_ns = 0
-        #: What its entry is of. Not the second itself: that would keep all that was asked for in it.
+        # The second of its entry; a reference to the second itself would keep everything in it.
         self._began: int | None = None
         self._figures = [0] * _FIGURES
-        #: By the sender's identity: the sender, its requests that were not held, and its refused ones.
+        # By identity of the sender: the sender, its requests that were not held, and its refused ones.
         self._senders: dict[int, list[Any]] = {}
         self._entry = PythonEntry(resource, self._figures, self._senders)
-        #: What was added before that.
+        # The counts before that.
         self._before = [0] * _FIGURES
-        #: By dimension, what was spent in ``spent_in`` and in the seconds before it, round and round; -1: not asked.
+        # By dimension, a ring of what was spent in ``spent_in`` and the seconds before; -1: not asked.
         self._rings: list[array[int] | None] = [None, None]
 
     def add(  # noqa: PLR0917 - by position, as it is called for each group of requests
@@ -147,17 +146,17 @@ class Row:
         size_bytes: int,
         told: int = 0,
     ) -> None:
-        """Add what became of some requests.
+        """Count an outcome of some requests.
 
         Args:
-            second: the one under way; later ones come later.
+            second: the one under way; never an earlier one than before.
             now_ns: the time.
-            sender: who sent them, any object but None. What is not the same object is another sender.
+            sender: any object but None; senders are told apart by identity.
             outcome: its number.
-            requests: how many; none for a cost that became known after its request.
+            requests: how many; 0 for a cost that became known after its request.
             messages: in them.
             size_bytes: of them.
-            told: so many of them were refused, and their client was told so.
+            told: how many refusals were answered.
         """
         self.seen_ns = now_ns
         if self._began != second.began:
@@ -174,14 +173,14 @@ class Row:
                 sent[2] += requests
 
     def repeat(self, second: Second, requests: int, messages: int, size_bytes: int, identified: int) -> None:
-        """Note, of requests that are added besides, what came again and what could be known again.
+        """Count repeats among requests that are counted elsewhere.
 
         Args:
             second: the one under way.
-            requests: how many had been refused a moment ago.
+            requests: repeats of refused requests.
             messages: in these.
             size_bytes: of these.
-            identified: so many were refused, and a repeat of them will be seen.
+            identified: refused requests whose repeats will be recognised.
         """
         if self._began != second.began:
             self._begin(second)
@@ -198,26 +197,25 @@ class Row:
         second.entries.append(self._entry)
 
     def _place(self, sender: object) -> list[Any]:
-        """Find room for a sender, or what it shares with others; that is last, since nobody gets a place after it."""
         if len(self._senders) < MAX_SENDERS:
             return self._senders.setdefault(id(sender), [sender, 0, 0])
         self._entry.more = True
         return self._senders.setdefault(_OTHERS, [None, 0, 0])
 
     def totals(self) -> list[tuple[int, int, int]]:
-        """Return requests, messages and bytes by the number of the outcome, since the start, this second included."""
+        """Return requests, messages and bytes by number of the outcome, since the start and including this second."""
         return amounts_of([*map(operator.add, self._before, self._figures)])
 
     def fold(self, amounts: Amounts) -> None:
-        """Add to the totals what another row has counted; to no second."""
+        """Add the counts of another row to the totals, but to no second."""
         self._before = [*map(operator.add, self._before, chain.from_iterable(amounts))]
 
     def spend(self, second: Second, dimension: int, permits: int) -> None:
-        """Note that something was asked in this second, and the permits that were spent for it; 0 is worth noting, too.
+        """Note a question to a limit in this second, and the permits spent; also 0.
 
         Args:
             second: the one under way; its number never falls.
-            dimension: which is limited, by its number in DIMENSIONS.
+            dimension: its number in DIMENSIONS.
             permits: how many; not negative.
         """
         number, ring = second.number, self._rings[dimension]
@@ -229,7 +227,6 @@ class Row:
         ring[at] = permits if ring[at] < 0 else ring[at] + permits
 
     def _turn(self, number: int) -> None:
-        """Begin with another second; in those since the last one nothing was asked."""
         for silent in range(max(self.spent_in + 1, number - KEPT_S), number + 1):
             for ring in self._rings:
                 if ring is not None:
@@ -237,14 +234,14 @@ class Row:
         self.spent_in = number
 
     def used(self, number: int, dimension: int) -> list[int] | None:
-        """Return the permits that were spent in each of the KEPT_S seconds before one, the oldest first.
+        """Return the permits spent in each of the KEPT_S seconds before one, the oldest first.
 
         Args:
-            number: of the second under way, which is in no figure. If permits were spent in a later one, it is that.
+            number: of the second under way, which is not included. If permits were spent in a later one, that one.
             dimension: as in ``spend``.
 
         Returns:
-            -1 for a second in which nothing was asked; None if nothing was in all of them.
+            -1 for a second without a question; None if there was none in any.
         """
         ring, silent = self._rings[dimension], max(0, number - self.spent_in)
         if ring is None or silent > KEPT_S:
@@ -255,11 +252,11 @@ class Row:
 
 
 def amounts_of(figures: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Put figures of each outcome in turn together."""
+    """Group a flat sequence of figures by outcome."""
     return list(zip(figures[0::3], figures[1::3], figures[2::3], strict=True))
 
 
 PythonSecond, PythonRow = Second, Row
-"""What is written here, as ``PythonEntry`` is; where the compiled part is installed the names above are its."""
+"""The classes above; where the compiled part is installed, ``Second`` and ``Row`` are its."""
 if not TYPE_CHECKING and COMPILED is not None:
     Second, Entry, Row = COMPILED.Second, COMPILED.Entry, COMPILED.Row

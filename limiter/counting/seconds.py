@@ -1,7 +1,7 @@
-"""What became of requests in one second, until it is handed out as plain data.
+"""The counts of one second, until they are handed out as plain data.
 
-What was asked of each resource comes from its row. Who was refused, held or shadowed is kept here, and bounded, since
-names come from clients; what is beyond a bound is counted under ``_other``, and no sum is ever short.
+The counts of each resource come from its row. Who was refused, held or shadowed is kept here, in bounded numbers, since
+names come from clients. The rest is counted under ``_other``, so sums are complete.
 """
 
 from collections.abc import Container, Iterator
@@ -28,7 +28,7 @@ MAX_LANGUAGES: Final = 16
 MAX_PRODUCTS: Final = 16
 """Products told apart for each client and second."""
 _MAX_OTHER_RULES: Final = 1000
-"""Rules told apart whose resources are not."""
+"""Rules told apart beyond the bound on resources."""
 _NOTHING: Final = Amount()
 
 Sums = tuple[int, int, int]
@@ -36,7 +36,7 @@ Sums = tuple[int, int, int]
 
 
 class Sender(msgspec.Struct, eq=False, weakref=True):
-    """Who asks: all connections from one address that say they are of one user, one language and one product."""
+    """All connections from one address with the same user, language and product."""
 
     address: str
     language: str = ""
@@ -45,18 +45,18 @@ class Sender(msgspec.Struct, eq=False, weakref=True):
 
 
 NOBODY: Final = Sender("")
-"""Of whom nothing is known."""
+"""A sender of whom nothing is known."""
 
 
 class Judged(NamedTuple):
-    """What a rule said to some requests.
+    """What a rule did to some requests.
 
     Attributes:
-        verdict: what it does to them.
+        verdict: what.
         rule: its name.
         producer_group: of the requests.
-        wait_us: the wait that is stated, in microseconds.
-        told: so many refusals are told to the client.
+        wait_us: the wait that was stated.
+        told: how many refusals were answered.
     """
 
     verdict: RejectionVerdict
@@ -67,7 +67,7 @@ class Judged(NamedTuple):
 
 
 class Span:
-    """One second of the wall clock, or a part of one, or several: at_s, seconds and stepped_s are as in TrafficSecond.
+    """One second of the wall clock, a part of one, or several; at_s, seconds and stepped_s are those of TrafficSecond.
 
     Attributes:
         began_ns: when it began, on the monotonic clock.
@@ -86,7 +86,7 @@ class Span:
         #: Requests, messages, bytes and the longest wait, by resource, client, user, product, producer group, rule and
         #: verdict.
         self._judged: dict[tuple[Resource, str, str, str, str, str, RejectionVerdict], list[int]] = {}
-        #: Products of each client. They are what clients say, so one client could use up the bound for all others.
+        # Products of each client: one client's claims must not use up the bound for all.
         self._products: dict[str, set[str]] = {}
 
     def __len__(self) -> int:
@@ -94,11 +94,11 @@ class Span:
         return len(self.second.entries) + len(self._judged)
 
     def judge(self, resource: Resource, sender: Sender, judged: Judged, amount: Sums, max_keys: int) -> None:
-        """Add what a rule said to requests for a resource, as its row calls it.
+        """Count what a rule did to requests for a resource, under the name of its row.
 
-        Of so many keys all is told apart. Beyond that client, user, product and producer group are ``_other``, then,
-        beyond twice as many, the resource's name, and in the end the rule. More than a few products of one client are
-        ``_other``, too.
+        Up to a bound, keys are complete. Beyond it client, user, product and producer group are ``_other``, beyond
+        twice the
+        bound the resource, too, and in the end the rule. So are all but a few products of one client.
         """
         verdict, rule, group, wait_us, _ = judged
         exact = (resource, sender.address, sender.user, sender.product, group, rule, verdict)
@@ -128,10 +128,7 @@ class Span:
         sums[3] = max(sums[3], wait_us)
 
     def steps(self, max_resources: int, pinned: Container[Resource]) -> Iterator[TrafficSecond | None]:
-        """Yield None many times, after short steps, and then the TrafficSecond.
-
-        So many resources are told apart in it, and the pinned ones.
-        """
+        """Yield None after each of many short steps, and then the TrafficSecond."""
         resources: dict[Resource, ResourceSecond] = {}
         other = self._other
         for entry in self.second.entries:
@@ -156,7 +153,7 @@ class Span:
         yield TrafficSecond(self.at_s, *told, other, self.seconds, self.stepped_s)
 
     def let_go(self) -> Iterator[None]:
-        """Forget it bit by bit: to free ten thousand resources at once takes 4 ms."""
+        """Free it bit by bit: ten thousand resources at once take 4 ms."""
         while len(self):
             del self.second.entries[-1:]
             if self._judged:
@@ -165,7 +162,6 @@ class Span:
 
 
 def _add(of: ResourceSecond, entry: Entry) -> None:
-    """Add what a row says to the plain data of its resource."""
     for outcome, amount in zip(OUTCOMES, entry.amounts(), strict=True):
         if any(amount):
             of.outcomes[outcome] = add_up(of.outcomes.get(outcome, _NOTHING), Amount(*amount))
@@ -175,7 +171,6 @@ def _add(of: ResourceSecond, entry: Entry) -> None:
     of.identified += entry.identified
     clients = dict.fromkeys(of.clients)
     for sender, requests, refused in entry.asked():
-        # Of those that a row does not tell apart nothing more is known.
         language = sender.language if isinstance(sender, Sender) else OTHER
         if isinstance(sender, Sender) and sender.address:
             clients[sender.address] = None

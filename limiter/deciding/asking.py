@@ -1,7 +1,7 @@
-"""Asking several limits together: all are checked before any is charged.
+"""Asking several limits together: all are checked before any is charged, so a refusal spends nothing in the others.
 
-What one refuses spends nothing in the others. Mostly all admit all, so that is asked first, and costs each limit
-little more than it would alone. Shadow rules are asked for what the enforcing ones admit, and restrict nothing.
+Mostly all admit all, so that is tried first. Shadow rules are asked about requests that the enforcing limits admit, and
+restrict nothing.
 """
 
 from collections import Counter
@@ -22,8 +22,8 @@ class Asking:
     """Asks limits together.
 
     Args:
-        delays: says who must wait.
-        accounts: where it is noted what limits spend.
+        delays: decides who must wait.
+        accounts: counts what limits spend.
     """
 
     def __init__(self, delays: Delays, accounts: Accounts) -> None:
@@ -41,7 +41,7 @@ class Asking:
         held: Held | None = None,
         doubled: bool = False,
     ) -> Decision:
-        """Check all, then commit all; of requests that arrive, or of one that is held already.
+        """Check all limits, then commit to all; for new requests or for a held one.
 
         Args:
             now_ns: the time.
@@ -49,12 +49,12 @@ class Asking:
             caller: who asks.
             messages: the costs of the requests in messages, in order; at least one.
             sizes: their costs in bytes; may be missing if no part limits bytes.
-            held: the request that is held.
+            held: the held request.
             doubled: two of the parts may be one limiter, which is then charged for both.
         """
         count = len(messages)
         costs_by_unit = (messages, permits_each(count), sizes)
-        # What is admitted whole is admitted for what comes before the last: that one may end in a debt.
+        # All but the last must fit into what is stored: the last may leave a debt.
         if count == 1:
             before, sums = _NOTHING, (messages[0], 1, sizes[0] if sizes else 0)
         else:
@@ -87,7 +87,6 @@ class Asking:
     def _ask_each(
         self, now_ns: int, asked: Sequence[Demand], caller: Caller, count: int, *, held: Held | None, doubled: bool
     ) -> Decision:
-        """Find the longest prefix that all admit, and what ends it."""
         if not caller.refusable:
             asked = [_within_reach(one) for one in asked]
         distinct = _distinct(asked) if doubled else asked
@@ -105,7 +104,6 @@ class Asking:
             else:
                 passing, _, alone = gate.check(now_ns, costs)
             if alone and waits and costs[passing] <= gate.rule.most_permits:
-                # It waits until there is enough.
                 alone = 0
             if passing < admitted:
                 admitted = passing
@@ -129,7 +127,7 @@ class Asking:
         if admitted == count:
             return all_pass(count)
         if large:
-            # Whatever else stops it: that it costs too much is nobody else's fault, so no breaker opens for it.
+            # Its own size stops it, so no other limit's breaker opens.
             (part, gate, costs), alone = large[0]
             cost = costs[admitted]
             stop = too_large(part, gate.rule, cost, gate.refuse_alone(now_ns, cost))
@@ -146,22 +144,22 @@ class Asking:
         *,
         held: Held | None,
     ) -> Granted:
-        """Grant as much as all limits have in store, the same to each; or nothing, if that is too little.
+        """Grant what all limits have in store, the same amount to each, or nothing if that is too little.
 
         Shadow rules restrict nothing; they are charged for what they have.
 
         Args:
             now_ns: the time.
-            plan: the limits of what credit is asked for.
+            plan: the limits of the resources.
             scoped: those of the caller's scopes.
             caller: who asks.
-            credit: for what.
+            credit: the permits asked for.
             held: the request, if it waits already.
         """
         parts = plan.enforcing + scoped.enforcing if scoped.enforcing else plan.enforcing
         shadows = plan.shadows + scoped.shadows
         alone = held is None and not plan.doubled and self._delays.nobody_is_before(now_ns)
-        # As a rule. All the rest is for those who wait, or would have to.
+        # The usual case. The rest is for requests that wait, or would have to.
         if alone and self._take_all(now_ns, parts, caller, credit):
             if shadows:
                 self._take_of_shadows(now_ns, shadows, caller, credit, credit.most)
@@ -185,7 +183,7 @@ class Asking:
         return Granted(messages)
 
     def _take_all(self, now_ns: int, parts: Sequence[ApplicableLimit], caller: Caller, credit: Credit) -> bool:
-        """Take all that is asked for, if all limits surely have it; else take nothing."""
+        """Take everything if all limits surely have it; else take nothing."""
         _, most, size_bytes = credit
         if most < credit.least:
             return False
@@ -226,7 +224,7 @@ class Asking:
     def _credit_demands(
         self, now_ns: int, parts: Sequence[ApplicableLimit], caller: Caller, credit: Credit
     ) -> list[CreditDemand]:
-        """Return which limits are to be asked, and what a permit costs there: no more than it ever admits at once."""
+        """Return the limits to ask and the price of a permit in each, at most what it can ever admit at once."""
         prices = (1, 1, credit.size_bytes)
         asked = []
         for part in parts:
@@ -238,13 +236,13 @@ class Asking:
         return asked
 
     def _stopped(self, now_ns: int, admitted: int, stoppers: Sequence[Demand], caller: Caller) -> Decision:
-        """Refuse in the name of those that stop the rest, or say that only delay rules do."""
+        """Refuse in the name of those that stop the rest, or report that only delay rules do."""
         stop: Denial | None = None
         for part, gate, _ in stoppers:
             if not part.waits(caller):
                 wait_us = gate.refuse(now_ns)
                 if part.delays:
-                    # Others may stand in line. A delay rule has no breaker that a refusal could open.
+                    # Others may wait in line. A delay rule has no breaker to open.
                     self._delays.refused(now_ns, part, gate)
                     wait_us = max(wait_us, self._delays.wait_us(now_ns, part, gate))
                 stop = stop or Denial(part.resource, gate.rule, wait_us)
@@ -262,7 +260,7 @@ class Asking:
         messages: Sequence[int],
         sizes: Sequence[int],
     ) -> tuple[ShadowDenial, ...]:
-        """Ask each shadow rule, as if it were the only one besides those that enforce; see ``ask``."""
+        """Ask each shadow rule as if it were the only one besides the enforcing ones; see ``ask``."""
         shades = []
         count = len(messages)
         for parts in shadows:
@@ -274,7 +272,7 @@ class Asking:
                 first = at + decision.admitted
                 at = first + decision.alone if decision.alone else count
                 shades.append(ShadowDenial(decision.stop.resource, decision.stop.rule.name, first, at))
-                # All of it passes, so all of it uses the limit.
+                # All of it passes, so all of it counts.
                 second, costs_by_unit = self._accounts.at(now_ns), (messages, permits_each(count), sizes)
                 for part in parts:
                     part.spend(second, now_ns, sum(costs_by_unit[part.unit][first:at]))
@@ -282,19 +280,18 @@ class Asking:
 
 
 def permits_each(count: int) -> Sequence[int]:
-    """Return the costs of so many requests that cost one permit each."""
+    """Return the costs of this many requests of one permit each."""
     return _ONES[count] if count < len(_ONES) else (1,) * count
 
 
 def _within_reach(demand: Demand) -> Demand:
-    """Return what is asked of a limit for those that cannot be refused: no more than it ever admits at once."""
+    """Cap the costs of requests that cannot be refused at what the limit can ever admit."""
     part, gate, costs = demand
     most = gate.rule.most_permits
     return demand if max(costs) <= most else (part, gate, [min(cost, most) for cost in costs])
 
 
 def _distinct_of_credit(asked: Sequence[CreditDemand]) -> list[CreditDemand]:
-    """Put together what is one limiter, likewise."""
     times = Counter(demand.gate for demand in asked)
     return [
         demand._replace(price=min(times[gate] * demand.price, gate.rule.most_permits))
@@ -303,7 +300,7 @@ def _distinct_of_credit(asked: Sequence[CreditDemand]) -> list[CreditDemand]:
 
 
 def _distinct(asked: Sequence[Demand]) -> list[Demand]:
-    """Put together what is one limiter: it is charged for all of them."""
+    """Merge parts that are one limiter: it is charged for all of them."""
     times = Counter(gate for _, gate, _ in asked)
     distinct: dict[Gate, Demand] = {}
     for part, gate, costs in asked:

@@ -1,7 +1,4 @@
-"""Which rules apply to a request, in which order, and why; with the live state of each.
-
-For people to read, so it may take its time: nothing of it is on the way of a request, and it creates no limiter.
-"""
+"""Which rules apply to a request, in which order and why, each with its live state. Creates no limiter."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -22,13 +19,13 @@ class Applied(NamedTuple):
 
     Attributes:
         resource: the resource, scope or total that it limits.
-        rule: the rule as it was written; its ``part(dimension)`` is the limit.
-        dimension: what it limits; ``messages`` where it limits nothing.
+        rule: as it was written; ``rule.part(dimension)`` is the limit.
+        dimension: ``messages`` where it limits nothing.
         limits: it limits now.
         why: why it applies, or why it limits nothing.
-        state: its live limiter, as it would answer the caller; None while no request has needed one.
+        state: its live limiter as the caller would find it; None if no request has needed one yet.
         held: requests that wait for it.
-        usage: how much of it was used; None if nothing was asked in the last minute.
+        usage: None if it was not asked in the last minute.
     """
 
     resource: Resource
@@ -95,7 +92,6 @@ def explain(
 
 
 def _why(rule: Rule) -> str:
-    """Say how a rule came to match."""
     pattern = rule.matches
     if pattern.text == DEFAULT_PATTERN:
         why = f"the default of every {rule.kind}"
@@ -109,7 +105,6 @@ def _why(rule: Rule) -> str:
 
 
 def _why_idle(rule_set: RuleSet, resource: Resource, rule: Rule, *, exempt: bool) -> str | None:
-    """Say why a rule that matches limits nothing; None if it limits."""
     if not rule_set.limiting(resource):
         return f"limiting of kind {rule.kind} is switched off" if rule_set.enabled else "limiting is switched off"
     if rule.action == "off":

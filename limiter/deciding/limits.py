@@ -1,11 +1,10 @@
-"""The limits in force: every live limiter, found and asked together.
+"""All live limits of a data path, found and asked together.
 
-Several limiters may apply to one request: that of each of its resources, those of the scopes it belongs to (its
-client's address, its producer group, its user, its listener), and the totals that any of these fall under; each in
-messages or requests, and in bytes. All that enforce are checked before any is charged, so what one refuses spends
-nothing in the others. Shadow rules are asked for what these admit, and restrict nothing.
+A request may meet several limiters: of each of its resources, of its scopes (client address, producer group, user,
+listener), and of the totals that these belong to; each in messages or requests, and in bytes. All enforcing limits are
+checked before any is charged, so a refusal spends nothing in the others. Shadow rules are asked for admitted requests.
 
-What only delay rules stop may be held: ``hold`` lets it wait in ``holding``, which comes back to ask for it.
+Requests that only delay rules stop may be held: ``hold`` puts them into ``holding``, which asks again later.
 """
 
 from collections import Counter
@@ -62,17 +61,17 @@ __all__ = [
 ]
 
 PlainLimit = tuple[Cell, Row, int]
-"""What compiled code needs of a limit: its state, the row of what is limited, and the unit of its costs."""
+"""A plain limit for the compiled part: its state, its row and the unit of its costs."""
 
 
 class PlainDefault(NamedTuple):
-    """What compiled code needs of what limits each name of a kind that has no rule of its own.
+    """The default limit of a kind's names, for the compiled part.
 
     Attributes:
         rule: the rule, with its one limit; None if the names are unlimited.
         bare_name: the rule's.
         unit: that of the costs.
-        ends: how names begin and end for which it may be otherwise.
+        ends: prefixes and suffixes of names that may fall under other rules.
     """
 
     rule: Rule | None
@@ -82,12 +81,12 @@ class PlainDefault(NamedTuple):
 
 
 class SavedLimits(NamedTuple):
-    """What all limits of a process are at one moment, for another one that goes on with them.
+    """The state of all limits of a process at one moment, for its successor.
 
     Attributes:
         at_ns: when, on the monotonic clock.
         limiters: those that are not as good as new, by dimension.
-        set_aside: what the process itself will still spend of them, for what it holds; the other one is not to.
+        set_aside: what the old process will still spend for what it holds; the successor must not.
     """
 
     at_ns: int
@@ -97,23 +96,23 @@ class SavedLimits(NamedTuple):
 
 _NS_PER_US: Final = 1_000
 _MAX_CALLERS: Final = 1024
-"""Callers whose limits compiled code remembers, all producer groups of a connection as one."""
+"""Callers remembered by the compiled part; all producer groups of a connection count as one."""
 _MORE_NAMES: Final = 100_000
-"""Names that compiled code remembers besides as many as may have limiters."""
+"""Names remembered by the compiled part, beyond those that may have limiters."""
 
 
 class Limits:
     """All limits of one data path.
 
     Args:
-        rule_set: the rules in force from the start.
-        max_live: how many limiters may live besides those that have a rule of their own, for each dimension.
-        accounts: where it is noted what limits spend; by default accounts of their own.
+        rule_set: the initial rules.
+        max_live: limiters of names without a rule of their own, for each dimension.
+        accounts: counts what limits spend; by default accounts of their own.
 
     Attributes:
-        holding: what is held.
-        resources: where compiled code finds the limits of what requests are for; None where there is none.
-        swaps: how often other rules came into force.
+        holding: the held requests.
+        resources: where the compiled part finds limits; None without it.
+        swaps: how often the rules changed.
     """
 
     def __init__(self, rule_set: RuleSet, max_live: int = DEFAULT_MAX_LIVE, accounts: Accounts | None = None) -> None:
@@ -129,7 +128,7 @@ class Limits:
         self.holding = Holding(self._ask_again, self._expire)
         self._delays = Delays(self.holding)
         self._asking = Asking(self._delays, self._accounts)
-        #: The time at which compiled code asks what is plain.
+        # The time at which the compiled part asks.
         self._now_ns = 0
         self.resources: Resources | None = None
         self._callers: dict[Caller, Callers] = {}
@@ -144,12 +143,12 @@ class Limits:
 
     @property
     def rule_set(self) -> RuleSet:
-        """The rules in force."""
+        """The active rules."""
         return self._registries["messages"].rule_set
 
     @property
     def live(self) -> int:
-        """How many limiters live, overflow limiters left aside."""
+        """How many limiters live, without overflow limiters."""
         return sum(registry.live for registry in self._registries.values()) + (
             0 if self.resources is None else sum(self.resources.begun)
         )
@@ -173,11 +172,11 @@ class Limits:
 
     @property
     def refused_by_bound(self) -> Counter[BoundName]:
-        """Requests refused because as many as allowed were held, by the handler's option that says how many."""
+        """Requests refused because too much was held, by the option that bounds it."""
         return self.holding.refused_by_bound
 
     def swap(self, rule_set: RuleSet, now_ns: int) -> None:
-        """Put another rule set in force from ``now_ns`` on; what is held is asked for anew."""
+        """Activate another rule set from ``now_ns`` on; held requests are asked for again."""
         self.swaps += 1
         self._tightest.clear()
         own = rule_set.own_since(self.rule_set)
@@ -194,15 +193,15 @@ class Limits:
     def admit(self, now_ns: int, caller: Caller, segment: "Segment | Publishes", first: int) -> int:
         """Admit what plain limits admit of a segment, as ``Segment.admit`` says.
 
-        What ``decide`` would do then is done by compiled code, on the same state.
+        The compiled part does what ``decide`` would, on the same state.
 
         Args:
             now_ns: the time.
             caller: who asks; the segment knows for which producer group.
-            segment: what was asked for.
+            segment: the requests.
             first: number of the run to begin with.
         """
-        # Were the clock to run backwards, nobody may be given the same stretch of time twice.
+        # If the clock ran backwards, no stretch of time may be refilled twice.
         if now_ns < self._now_ns:  # noqa: PLR1730 - max() is a call more for each segment
             now_ns = self._now_ns
         self._now_ns = now_ns
@@ -217,12 +216,12 @@ class Limits:
         return segment.admit(first, now_ns, self._accounts.at(now_ns), callers)
 
     def _plain_of(self, resources: tuple[Resource, ...]) -> tuple[PlainLimit, ...] | None:
-        """Return the limits of a request's own resources for compiled code; None if they are not plain."""
+        """Return the limits of a request's resources for the compiled part; None if they are not plain."""
         plan = self._plans.of(resources)
         return None if plan.exempt and self._plans.scoped else self._plain(plan)
 
     def _default_of(self, kind: str) -> PlainDefault | None:
-        """Return what limits each name of a kind that has no rule of its own, if it is plain; None if it is not."""
+        """Return a kind's default limit for the compiled part; None if it is not plain."""
         rule_set = self.rule_set
         rule, ends = rule_set.default(kind), rule_set.ends(kind)
         if ends is None or rule.exempt:
@@ -238,7 +237,7 @@ class Limits:
         return PlainDefault(part, part.bare_name, unit_of(dimension, part), ends)
 
     def _plain_of_caller(self, caller: Caller, producer_group: str) -> tuple[PlainLimit, ...] | None:
-        """Return the limits of a caller's scopes for compiled code; None if they are not plain."""
+        """Return the limits of a caller's scopes for the compiled part; None if they are not plain."""
         caller = caller._replace(producer_group=producer_group)
         return self._plain(self._plans.of_scopes(caller, NO_PLAN))
 
@@ -251,7 +250,7 @@ class Limits:
             if limiter is None:
                 continue
             if part.delays or type(limiter) is not Limiter or limiter.resource != part.resource:
-                # It holds, its price changes, it has shares, or many share it for want of room.
+                # It holds, its price changes, it has shares, or it is an overflow limiter.
                 return None
             found.append((limiter, part.row(self._now_ns), part.unit))
         return tuple(found)
@@ -264,17 +263,17 @@ class Limits:
         messages: Sequence[int],
         size_bytes: Callable[[], Sequence[int]],
     ) -> Decision:
-        """Admit the longest prefix that every limit admits; what follows is stopped by those that ended it.
+        """Admit the longest prefix that every limit admits; the limits that ended it stop the rest.
 
-        A prefix is exact: a limit that has stopped one request stops the rest of the same instant too, unless it
-        stopped that one alone, for what it costs: then what comes behind is to be asked for anew.
+        A limit that has stopped one request stops the rest of the same instant, unless it stopped that one for its
+        size: then ask again for those behind it.
 
         Args:
             now_ns: the time.
             resources: everything that each of the requests is charged to.
             caller: who asks.
             messages: the costs of the requests in messages, in order.
-            size_bytes: gives their costs in bytes; asked only if some rule limits bytes.
+            size_bytes: returns their costs in bytes; called only if some rule limits bytes.
         """
         plans = self._plans
         plan = plans.by_resources.get(resources) or plans.of(resources)
@@ -285,7 +284,7 @@ class Limits:
         part = plan.only
         if part is None or scoped.parts or not caller.refusable:
             return self._decide_together(now_ns, plan, caller, messages, size_bytes, scoped=scoped)
-        # One rule of the plain sort is all that most requests have: it costs little more than its limiter does.
+        # Most requests have one plain rule, and pay little more than its limiter costs.
         limiter = part.registry.get(part.resource, now_ns)
         if limiter is None or not count:
             return all_pass(count)
@@ -330,24 +329,23 @@ class Limits:
     def grant(
         self, now_ns: int, resources: tuple[Resource, ...], caller: Caller, credit: Credit, held: Held | None = None
     ) -> Granted:
-        """Grant some of the credit that is asked for, as ``Asking.grant``; what is granted is spent."""
+        """Grant credit as ``Asking.grant`` does; granted credit is spent."""
         plan, scoped = self._asked(resources, caller)
         if not plan.parts and not scoped.parts:
             return Granted(credit.most)
         return self._asking.grant(now_ns, plan, scoped, caller, credit, held=held)
 
     def _asked(self, resources: tuple[Resource, ...], caller: Caller) -> tuple[Plan, Plan]:
-        """Return the limits that a caller asks: those of the resources and those of the scopes."""
         plan = self._plans.of(resources)
         scoped = self._plans.of_scopes(caller, plan) if self._plans.scoped else NO_PLAN
         return plan.asked(caller.asks), scoped.asked(caller.asks)
 
     def hold_credit(self, now_ns: int, granted: Granted, held: Held) -> None:
-        """Let a request for credit wait of which nothing was granted."""
+        """Let a request for credit wait."""
         self._delays.hold_credit(now_ns, granted, held)
 
     def terms(self, resources: tuple[Resource, ...], caller: Caller) -> Terms:
-        """Return what the rules in force say to messages for some resources; see ``swaps``."""
+        """Return what the active rules say about messages for some resources; valid until ``swaps`` changes."""
         plan = self._plans.by_resources.get(resources) or self._plans.of(resources)
         terms = plan.terms
         if not self._plans.scoped:
@@ -358,22 +356,22 @@ class Limits:
         return Terms(terms.delays or more.delays, terms.refuses or more.refuses, most, terms.confirm, advance)
 
     def tightest(self, kinds: Collection[str]) -> Advance | None:
-        """Return what the tightest limit of any name of some kinds lets through."""
+        """Return the allowance of the tightest limit on any name of some kinds."""
         key = frozenset(kinds)
         if key not in self._tightest:
             self._tightest[key] = advance_of(rule for rule in self.rule_set.in_force if rule.kind in key)
         return self._tightest[key]
 
     def spools_behind(self, held: Held, leader: Held) -> bool:
-        """Say whether a request is to be put aside behind another; as ``Delays.spools_behind``."""
+        """As ``Delays.spools_behind``."""
         return self._delays.spools_behind(held, leader)
 
     def follow(self, now_ns: int, held: Held, leader: Held) -> Denial | None:
-        """Let a request wait for one that it must not overtake; as ``Delays.follow``."""
+        """As ``Delays.follow``."""
         return self._delays.follow(now_ns, held, leader)
 
     def _ask_again(self, held: Held, now_ns: int) -> Denial | Wait | None:
-        """Ask all limits of a held request for it; see Holding."""
+        """Ask all limits of a held request again; see ``Holding``."""
         caller = held.caller
         if held.credit is not None:
             granted = self.grant(now_ns, held.resources, caller, held.credit, held)
@@ -391,10 +389,7 @@ class Limits:
         return decision.stop
 
     def _expire(self, held: Held, now_ns: int) -> Denial | None:
-        """Do what a limit does when it refuses a request that has waited for it; see Holding.
-
-        What cannot be refused passes, and leaves a debt.
-        """
+        """Refuse a request that has waited too long; one that cannot be refused passes and leaves a debt."""
         if not held.caller.refusable:
             size_bytes = 0 if held.caller.by_answer else held.size_bytes
             self.charge(now_ns, held.resources, held.caller, held.messages, size_bytes, 1)
@@ -416,7 +411,7 @@ class Limits:
         size_bytes: int,
         requests: int = 0,
     ) -> None:
-        """Debit a cost after the fact from every limit that is asked, or give back what is negative.
+        """Debit a cost after the fact from every limit that applies; negative costs are given back.
 
         Args:
             now_ns: the time.
@@ -424,7 +419,7 @@ class Limits:
             caller: who asked.
             messages: the cost in messages.
             size_bytes: the cost in bytes.
-            requests: the cost in requests; none for those that were counted when they came.
+            requests: the cost in requests; 0 for those that were counted when they came.
         """
         costs = (messages, requests, size_bytes)
         plan, scoped = self._asked(resources, caller)
@@ -444,14 +439,14 @@ class Limits:
             self._delays.answered(now_ns, part, gate, caller, cost)
 
     def save(self, now_ns: int, ends_ns: int) -> Generator[None, None, SavedLimits]:
-        """Return, after many small steps, what another process needs in order to go on with all limits.
+        """Return the state of all limits for a successor, after many short steps.
 
-        Limits may be spent from between two steps: what is spent of one that was saved already, ``spent_since`` finds.
-        What is held here goes on waiting here, under the same limits: what it will cost is set aside for it.
+        Limits may be spent from between two steps; ``spent_since`` reports that. Held requests wait on here, and
+        their cost is set aside.
 
         Args:
             now_ns: the time.
-            ends_ns: when the last of what is held is let go or refused.
+            ends_ns: when the last held request is let go or refused.
         """
         limiters: dict[Dimension, list[SavedLimiter]] = {}
         for dimension, registry in self._registries.items():
@@ -479,10 +474,10 @@ class Limits:
         return aside
 
     def restore(self, saved: SavedLimits, now_ns: int) -> tuple[int, int]:
-        """Go on with another process's limits, before anybody asks for them.
+        """Continue another process's limits; call it before any request.
 
         Returns:
-            How many limiters go on, and how many do not: nothing limits them here, there is no room, or they are wrong.
+            How many limiters continue, and how many do not: unlimited here, no room, or impossible figures.
         """
         taken = left = 0
         for dimension, registry in self._registries.items():
@@ -500,7 +495,7 @@ class Limits:
         return taken, left
 
     def spent_since(self, saved: SavedLimits, now_ns: int) -> list[Spent]:
-        """Return what was spent since ``save`` said so, less what was set aside then."""
+        """Return what was spent since ``save``, less what was set aside then."""
         spent: Counter[Spent] = Counter()
         for dimension, registry in self._registries.items():
             for each in registry.spent_since(saved.limiters.get(dimension, ()), saved.at_ns, now_ns):
@@ -510,7 +505,7 @@ class Limits:
         return [each._replace(upermits=upermits) for each, upermits in spent.items() if upermits]
 
     def debit(self, spent: Iterable[Spent], now_ns: int) -> None:
-        """Take off the limits what another process has spent of them."""
+        """Debit what another process has spent."""
         for each in spent:
             limiter = self._registries[each.dimension].of(each, now_ns)
             if limiter is not None:
@@ -518,10 +513,10 @@ class Limits:
         self.holding.ask_all_soon(now_ns)
 
     def reset(self, kind: str, name: str, now_ns: int) -> Iterator[tuple[Dimension, LimiterState | None]]:
-        """Let the limiters of one name, of a total, or of all names under a pattern's rule begin anew, in small steps.
+        """Restart the limiters of one name, of a total, or of all names under a pattern's rule, in short steps.
 
         Yields:
-            What each was; None for a step that found none.
+            The state of each before; None for a step without one.
         """
         pattern = None if kind == TOTAL else Rule(kind, name, None)
         exact = None if pattern is None else pattern.exact_name
@@ -535,7 +530,7 @@ class Limits:
             self.holding.ask_all_soon(now_ns)
 
     def state(self, resource: Resource, now_ns: int, dimension: Dimension = "messages") -> LimiterState | None:
-        """Return the state of a resource's own limiter, or None if it has none; creates none."""
+        """Return the state of a resource's limiter, or None; creates none."""
         return self._registries[dimension].state(resource, now_ns)
 
     def each_state(self, now_ns: int) -> Iterator[LimiterState | None]:
@@ -554,12 +549,12 @@ class Limits:
         return used
 
     def usages(self, now_ns: int) -> Iterator[tuple[Resource, dict[Dimension, Usage]]]:
-        """Yield what ``used`` says of everything that has a limit; safe as ``each_state`` is."""
+        """Yield ``used`` of everything that has a limit; safe as ``each_state`` is."""
         for resource in self._accounts.spent():
             yield resource, self.used(resource, now_ns)
 
     def explain(self, now_ns: int, resources: Sequence[Resource], caller: Caller) -> tuple[Applied, ...]:
-        """Return every rule that a request would be asked by, in order; creates no limiter."""
+        """Return every rule that a request would meet, in order; creates no limiter."""
         return explain(
             now_ns, self.rule_set, self._registries, self._accounts, self.holding, resources=resources, caller=caller
         )

@@ -1,7 +1,6 @@
 """Plans: which limits apply to a request, worked out once for each set of resources and each caller.
 
-A plan is a matter of the rules alone: what is stored, held or open has no part in it. Plans are remembered as
-long as the rules that they are made of, as many as fit in a bound, since names and addresses come from clients.
+A plan depends on the rules alone. Plans are cached in bounded numbers, since names and addresses come from clients.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,23 +15,24 @@ from limiter.rules.rule import UPERMITS_PER_PERMIT, Dimension, FairBy, Rule
 from limiter.rules.rule_set import RuleSet
 
 _MAX_REMEMBERED: Final = 16_384
-"""Plans remembered of each sort. One that is not takes some ten microseconds to make."""
+"""Cached plans of each sort. Making one takes some ten microseconds."""
 
 _MAX_RESOURCES: Final = 8
-"""Plans for more are not remembered: clients may name many, and always others."""
+"""Plans for more resources are not cached: clients may name many, and always others."""
 
 MESSAGES: Final = 0
 REQUESTS: Final = 1
 BYTES: Final = 2
-"""Units of cost; also where the costs in that unit stand in a tuple of all three."""
+"""Units of cost, as indexes into a tuple of all three."""
 
 _NO_ROW: Final = Row(Resource("", ""))
 _NO_ROW.retired = True
 
 Asks = Literal["all", "delaying", "refusing"]
-"""Which rules decide: all that apply; those that hold what is over them; or the others, which refuse it, or shadow.
+"""Which rules to ask: all; those that hold requests; or the others, which refuse or shadow.
 
-Where a receiver says how many messages may come, the former decide how many, and the latter on each as it comes."""
+For receivers with credit, the first decide how much is granted, and the second on each message as it comes.
+"""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -43,14 +43,14 @@ class Caller(NamedTuple):
 
     Attributes:
         client: the client's IP address.
-        producer_group: the group it sends for, or empty.
+        producer_group: or empty.
         listener: the scope of its listener.
-        consumes: it takes messages; the scopes of those who send do not limit it.
-        by_answer: what it costs is known from its answer.
-        refusable: it can be refused. What cannot waits for as long as it takes, whatever the rules' action.
+        consumes: it takes messages; scopes of producers do not limit it.
+        by_answer: its answer tells its cost.
+        refusable: it can be refused. Otherwise it waits for as long as it takes, whatever the rules' action.
         scopes: others that its connection belongs to, such as its user, in the order in which they are asked.
         asks: which rules it asks.
-        may_wait: it can be held. What a rule would hold of it is refused else.
+        may_wait: it can be held. Otherwise delay rules refuse it.
     """
 
     client: str
@@ -64,7 +64,7 @@ class Caller(NamedTuple):
     may_wait: bool = True
 
     def share_key(self, fair_by: FairBy) -> str:
-        """Return whose share of a limit it takes; empty where that is not known."""
+        """Return whose share of a limit it takes; empty if unknown."""
         if fair_by == CLIENT:
             return self.client
         if fair_by == PRODUCER_GROUP:
@@ -73,7 +73,7 @@ class Caller(NamedTuple):
 
 
 def gate_of(limiter: Limiter, caller: Caller, now_ns: int) -> Gate:
-    """Return what decides for a caller: the limiter, or the caller's share of it."""
+    """Return the limiter, or the caller's share of it."""
     fair_by = limiter.rule.fair_by
     if fair_by is None:
         return limiter
@@ -81,14 +81,15 @@ def gate_of(limiter: Limiter, caller: Caller, now_ns: int) -> Gate:
 
 
 class Confirming(NamedTuple):
-    """Which messages their consumers confirm to the sender, in place of the broker.
+    """Which messages are confirmed by their consumers instead of the broker.
 
     Attributes:
-        below_bytes: those that are smaller than this, in bytes.
-        within_ns: how long the consumers have, in nanoseconds.
-        queues: how many queues each message goes to, and so how many acks confirm it; None if the rule does not say it.
-        persists: one that they do not confirm the broker is to store, and then confirms; otherwise the sender is told
-            that it failed.
+        below_bytes: those smaller than this.
+        within_ns: how long the consumers have.
+        queues: how many queues each message goes to, and so how many acks confirm it; None if the rule does not say.
+        persists: the broker stores and confirms a message that consumers do not confirm; else the sender is told that
+            it
+            failed.
     """
 
     below_bytes: int
@@ -98,12 +99,12 @@ class Confirming(NamedTuple):
 
 
 class Advance(NamedTuple):
-    """How many messages the tightest of some limits lets through.
+    """The allowance of the tightest limit.
 
     Attributes:
         rate: in micro-permits per second.
-        burst: at once.
-        most: at once, with all the debt that one message may leave; 0 if the limit admits nothing at all.
+        burst: messages at once.
+        most: messages at once, with all the debt that one may leave; 0 if the limit admits nothing.
     """
 
     rate: int
@@ -111,12 +112,12 @@ class Advance(NamedTuple):
     most: int
 
 
-#: Of limits that admit nothing: a refusal needs a message.
+# A limit that admits nothing: a refusal needs a message.
 _CLOSED: Final = Advance(UPERMITS_PER_PERMIT, 2, 0)
 
 
 def advance_of(rules: Iterable[Rule]) -> Advance | None:
-    """Return that of the tightest rule that limits messages; None if there is none."""
+    """Return the allowance of the tightest rule that limits messages, or None."""
     found: Advance | None = None
     for rule in rules:
         limit = None if rule.exempt or rule.action == "shadow" else rule.part("messages")
@@ -131,13 +132,13 @@ def advance_of(rules: Iterable[Rule]) -> Advance | None:
 
 
 class Terms(NamedTuple):
-    """What rules in force say to messages for some resources, before one comes.
+    """What active rules say about messages for some resources, before one comes.
 
     Attributes:
-        delays: some rule holds what is over it, so that credit for them is to be asked for.
-        refuses: some rule refuses what is over it, or shadows, so that each message is to be decided.
-        most_bytes: the largest message that the limits of bytes admit at once, in bytes; None is any.
-        confirm: which of them consumers confirm; None is none. It limits nothing.
+        delays: some rule holds messages, so their credit must be asked for.
+        refuses: some rule refuses or shadows, so each message must be decided.
+        most_bytes: the largest message that limits of bytes admit at once; None is any.
+        confirm: which messages consumers confirm; None is none. It limits nothing.
         advance: of the tightest limit of messages; None if there is none.
     """
 
@@ -157,15 +158,14 @@ NO_TERMS: Final = Terms()
 
 
 class QueueKey(NamedTuple):
-    """Where requests wait in line: for one limiter, or for one share of it.
+    """Identifies a line of waiting requests: one limiter, or one share of it.
 
-    It is what decides that has a line, not what is asked for: names come from clients, and where many share one
-    limiter or one share, a line for each would be asked in vain whenever one permit is there.
+    Not the resource: where many names share a limiter, a line for each would be asked in vain for every permit.
 
     Attributes:
         dimension: what the limiter limits.
-        resource: what the limiter stands under.
-        share: the key of the share; empty where no shares are kept apart.
+        resource: that of the limiter.
+        share: the key of the share; empty without shares.
     """
 
     dimension: Dimension
@@ -174,22 +174,22 @@ class QueueKey(NamedTuple):
 
 
 def unit_of(dimension: Dimension, rule: Rule) -> int:
-    """Return what a request costs under a rule that limits this dimension."""
+    """Return the unit of a request's cost under a rule of this dimension."""
     return BYTES if dimension == "bytes" else REQUESTS if rule.count == "requests" else MESSAGES
 
 
 class ApplicableLimit:
-    """One limit that applies: whose, in what, and where its limiter lives.
+    """One limit that applies to a request.
 
     Attributes:
-        registry: where.
+        registry: where its limiter lives.
         resource: the resource, scope or total that is limited.
         rule: the rule, with this dimension as its only limit.
-        unit: what a request costs there: its messages, one permit or its bytes.
+        unit: of a request's cost: messages, one permit or bytes.
         fair_by: whose shares are kept apart.
-        delays: some of what is over the limit waits: for credit, or as ``holds`` says.
+        delays: requests over the limit wait: for credit, or as ``holds`` says.
         holds: a request over the limit is held for a while.
-        by_answer: what is held costs nothing yet if it is charged by its answer.
+        by_answer: a held request that is charged by its answer costs nothing yet.
     """
 
     __slots__ = (
@@ -219,25 +219,25 @@ class ApplicableLimit:
         self._accounts = accounts
         self._dimension = registry.number
         self._row = _NO_ROW
-        #: Of the permits of which it was noted that they were spent, those that were given back since.
+        # Permits counted as spent that were given back since.
         self._unused = 0
 
     def waits(self, caller: Caller) -> bool:
-        """Say whether a request over the limit waits rather than being refused."""
+        """Say whether a request over the limit waits instead of being refused."""
         return (self.holds and caller.may_wait) or not caller.refusable
 
     def spend(self, second: Second, now_ns: int, permits: int) -> None:
-        """Note that something was asked in the second under way, and the permits that were spent for it."""
+        """Count a question and the permits spent in the second under way."""
         self.row(now_ns).spend(second, self._dimension, permits)
 
     def spend_on_credit(self, second: Second, now_ns: int, permits: int) -> None:
-        """Note the permits that were spent on credit. What is given back, below 0, comes off what is spent next."""
+        """Count permits spent on credit. Returned ones, below 0, are deducted from the next."""
         unused = self._unused - permits
         self._unused = max(0, unused)
         self.row(now_ns).spend(second, self._dimension, max(0, -unused))
 
     def row(self, now_ns: int) -> Row:
-        """Return the row of what is limited."""
+        """Return the row of the limited resource."""
         row = self._row
         if row.retired:
             row = self._accounts.row(self.resource, now_ns)
@@ -246,7 +246,7 @@ class ApplicableLimit:
         return row
 
     def line(self, gate: Gate) -> QueueKey:
-        """Return where requests wait for what decides."""
+        """Return the line of a caller's requests."""
         return QueueKey(self.registry.dimension, gate.resource, gate.key)
 
 
@@ -255,14 +255,13 @@ class Plan:
 
     Attributes:
         parts: all of them.
-        enforcing: those that stop what is over them.
-        shadows: the others; those of one rule and resource stand together.
-        only: the one part, if there is no other, and it is of the plain sort: it refuses and makes no difference
-            between callers, and its costs are messages or requests.
+        enforcing: those that stop requests.
+        shadows: the others; those of one rule and resource are adjacent.
+        only: the one part, if there is no other and it is plain: it refuses, has no shares and does not count bytes.
         doubled: two of the enforcing may be one limiter, which is then charged for both.
         has_bytes: some part limits bytes.
-        exempt: nothing limits what it is for, the scopes of the caller included.
-        terms: what it says to a message before it comes.
+        exempt: nothing limits its resources, nor the scopes of the caller.
+        terms: what it says about a message before it comes.
     """
 
     __slots__ = ("_asked", "doubled", "enforcing", "exempt", "has_bytes", "only", "parts", "shadows", "terms")
@@ -282,7 +281,7 @@ class Plan:
             first = self.parts[0]
             self.only = None if self.has_bytes or first.delays or first.fair_by is not None else first
         if len(self.enforcing) > 1:
-            # What the registry has no room for shares one limiter with others of its rule, as does all of one total.
+            # Overflow limiters and totals are shared by many names.
             rules = [(part.registry.dimension, id(part.rule)) for part in self.enforcing]
             self.doubled = len(set(rules)) < len(rules)
         self._asked: dict[Asks, Plan] = {}
@@ -321,12 +320,12 @@ class Plans:
     """The plans under one rule set.
 
     Args:
-        rule_set: the rules in force.
-        registries: where limiters live, by what they limit.
-        accounts: where it is noted what limits spend.
+        rule_set: the active rules.
+        registries: where limiters live, by dimension.
+        accounts: counts what limits spend.
 
     Attributes:
-        by_resources: the plans that ``of`` remembers; one that is not there must be asked for.
+        by_resources: the cached plans of ``of``.
         scoped: some rule limits scopes.
     """
 
@@ -349,11 +348,11 @@ class Plans:
         self.scoped = bool(rule_set.scopes)
         self.by_resources: dict[Sequence[Resource], Plan] = {}
         self._by_asker: dict[Caller, Plan] = {}
-        #: One part for each limit, whichever plans it stands in.
+        # One part for each limit, whatever plans it is in.
         self._parts: dict[tuple[Dimension, Resource], ApplicableLimit] = {}
 
     def of(self, resources: Sequence[Resource]) -> Plan:
-        """Return what applies to resources, given as a tuple."""
+        """Return the plan of a tuple of resources."""
         plan = self.by_resources.get(resources)
         if plan is None:
             exempt = bool(resources) and all(self._rule_set.match(resource).exempt for resource in resources)
@@ -364,7 +363,6 @@ class Plans:
         return plan
 
     def _confirming(self, resources: Sequence[Resource]) -> Confirming | None:
-        """Return what the first of some resources that has a rule for it says of confirms."""
         for resource in resources:
             rule = self._rule_set.match(resource)
             if rule.confirms_after_consume and self._rule_set.limiting(resource):
@@ -373,7 +371,7 @@ class Plans:
         return None
 
     def of_scopes(self, caller: Caller, plan: Plan) -> Plan:
-        """Return what applies to a caller besides the plan of what is asked for."""
+        """Return the limits of a caller's scopes, beside the plan of the resources."""
         if not self._scopes or caller.consumes or plan.exempt:
             return NO_PLAN
         scoped = self._by_asker.get(caller)
@@ -412,7 +410,7 @@ def _remember(memory: dict[K, V], key: K, value: V) -> None:
 
 
 def scopes(caller: Caller) -> Iterator[Resource]:
-    """Yield the scopes that a caller belongs to, in the order in which they are asked."""
+    """Yield the scopes of a caller, in the order in which they are asked."""
     if caller.client:
         yield Resource(CLIENT, caller.client)
     if caller.producer_group:

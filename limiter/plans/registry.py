@@ -1,26 +1,18 @@
 """The registry: from a resource to its live limiter, in bounded memory.
 
-Names come from clients, so anybody can make up a million of them. The registry holds at most ``max_live``
-limiters and evicts only those that are *idle*: full and closed at the time of the question (and cold, if they warm
-up, and without active keys, if they keep shares), so that nobody could tell them from new ones and eviction forgives
-no one. Resources with a rule of their own, totals among them, are an operator's choice: they are not evicted and
-stand outside the bound. While nothing can be evicted, the new names that a rule matches share one *overflow* limiter
-of that rule; for most names that is the kind's default. A name that gets a limiter after all takes along what is
-missing in the shared one, unless a swap has put it under another rule meanwhile: then it may get one more burst.
+Names come from clients, who can make up a million. The registry holds at most ``max_live`` limiters and evicts only
+*idle* ones, which nobody could tell from new ones: full, closed, cold and without active keys. So eviction forgives no
+debt. Resources with a rule of their own are not evicted and are outside the bound. While nothing can be evicted, new
+names share one *overflow* limiter for each rule. A name that gets a limiter later inherits what is missing in the
+overflow limiter, unless it is under another rule by then, which may give it one more burst.
 
-**Swaps.** A new rule set holds at once for everybody, but each limiter follows it only when it is next looked at. It
-then goes through the swaps that it missed, one by one, and ends as if it had been there: in a single step a limit that
-was lowered and raised again meanwhile would give more than it allowed, or less than the lowest that ever held. Where a
-rule needs another kind of limiter, one takes its place. The last few swaps are remembered for that; a limiter that
-missed earlier ones as well goes on as if they had not been, which may give it one more burst and never takes one away.
+**Swaps.** A new rule set is active at once, but a limiter follows when it is next used. It then goes through the
+missed swaps one by one: in a single step, a limit that was lowered and raised again would give too much or too little.
+The last few swaps are remembered. A limiter that missed earlier ones, too, may gain one burst, and never loses one.
 
-**What a limit begins with.** Nobody who is below a limit may be refused because the limit is new, so a limiter begins
-full: that of a name which nobody has asked for, since it was idle all along, and that of a name which had no limit
-until now, since it was unlimited or limiting was switched off. What was stored, owed or open before counts no more.
-Only where ``shared`` is switched, or the pattern of a total is edited, the names were limited all along: by their own
-limits or by a total. Each of these goes on from what it was, or else every edit would give another burst.
-
-It reads no clock, is not made for several threads, and does not limit how long names are: protocols do.
+**What a limit begins with.** Nobody below a limit may be refused because it is new, so a limiter begins full, also for
+a name that was unlimited until now. Only where ``shared`` is switched, or the pattern of a total is edited, were the
+names limited all along: their limiters continue, or each edit would give another burst.
 """
 
 import sys
@@ -45,15 +37,15 @@ OVERFLOW_NAME: Final = "_overflow"
 
 _LONG_AGO_NS: Final = -(2**63)
 _MAX_LOOKS: Final = 16
-"""Limiters looked at to make room for one: some 20 us, which each request for a new name costs while none is idle."""
+"""Limiters checked to make room for one: some 20 us for each new name while none is idle."""
 _SHOWN: Final = 64
-"""Names of limiters that compiled code is asked for at once."""
+"""Names that the compiled part is asked for at once."""
 _REMEMBERED: Final = 16
-"""Swaps that a limiter goes through step by step if it has missed them."""
+"""Swaps that a limiter goes through one by one."""
 
 
 class _Swap(NamedTuple):
-    """A rule set, and when it came into force; the epoch counts them."""
+    """A rule set and when it became active; the epoch counts them."""
 
     epoch: int
     at_ns: int
@@ -61,15 +53,11 @@ class _Swap(NamedTuple):
 
 
 class Spent(NamedTuple):
-    """What one process has spent of a limit, for another one that goes on with it.
+    """What one process has spent of a limit, for its successor. Other fields are those of ``SavedLimiter``.
 
     Attributes:
         dimension: which limit.
-        kind: of what is limited.
-        name: of what is limited.
-        rule: as in ``SavedLimiter``.
-        shared: likewise.
-        upermits: in micro-permits; negative is what was set aside and not spent.
+        upermits: micro-permits; negative was set aside and not spent.
     """
 
     dimension: Dimension
@@ -81,12 +69,12 @@ class Spent(NamedTuple):
 
 
 class Registry:
-    """All live limiters.
+    """All live limiters of one dimension.
 
     Args:
-        rule_set: the rules in force from the start.
-        max_live: how many limiters may live besides those that have a rule of their own.
-        dimension: which limit of the rules is kept here; a registry knows one.
+        rule_set: the initial rules.
+        max_live: limiters of names without a rule of their own.
+        dimension: which limit of the rules.
 
     Raises:
         ValueError: ``max_live`` is less than 1.
@@ -97,8 +85,8 @@ class Registry:
         number: that of the dimension.
         evicted_total: limiters evicted to make room.
         overflowed_total: lookups answered with an overflow limiter.
-        limiters: those that live here, by what they limit; only the registry changes it.
-        overflow: the overflow limiters, by the bare names of their rules; likewise.
+        limiters: by resource; only the registry changes it.
+        overflow: by the bare names of their rules; likewise.
     """
 
     def __init__(self, rule_set: RuleSet, max_live: int = DEFAULT_MAX_LIVE, dimension: Dimension = "messages") -> None:
@@ -109,38 +97,38 @@ class Registry:
         self.number = DIMENSIONS.index(dimension)
         self.evicted_total = 0
         self.overflowed_total = 0
-        #: Where compiled code begins limiters within the same bound.
+        # Where the compiled part begins limiters within the same bound.
         self._resources: Resources | None = None
         self.limiters: dict[Resource, Limiter] = {}
-        #: The resources of all live limiters, in the order in which they are looked at for eviction.
+        # Resources of live limiters, in the order in which eviction looks at them.
         self._order: deque[Resource] = deque()
         self._unpinned = 0
         self.overflow: dict[str, Limiter] = {}
         self._rule_set = rule_set
-        #: When room was looked for in vain. A chunk may have hundreds of new names: one look for all of them.
+        # When room was last looked for in vain: once for all new names of a chunk.
         self._no_room_ns = _LONG_AGO_NS
-        #: The number of swaps so far. A limiter keeps it, too; negated by ``~`` if it had no limit then.
+        # The number of swaps. A limiter has it, too; negated by ``~`` if it had no limit then.
         self._epoch = 0
         self._swaps: deque[_Swap] = deque(maxlen=_REMEMBERED)
-        # Were the clock to run backwards, nobody may be given the same stretch of time twice: new limiters and
-        # new rules count from the latest time ever seen.
+        # If the clock ran backwards, no stretch of time may be refilled twice: new limiters and rules count from the
+        # latest
+        # time seen.
         self._latest_ns = _LONG_AGO_NS
 
     @property
     def rule_set(self) -> RuleSet:
-        """The rules in force."""
+        """The active rules."""
         return self._rule_set
 
     @property
     def live(self) -> int:
-        """How many limiters live, those with a rule of their own included, overflow limiters not."""
+        """How many limiters live, without overflow limiters."""
         return len(self.limiters)
 
     def get(self, resource: Resource, now_ns: int) -> Limiter | None:
-        """Return the limiter that decides for a resource, or None if nothing limits it.
+        """Return the limiter of a resource, or None if it is not limited.
 
-        It is good for decisions at this ``now_ns``, however many others are asked for meanwhile. Keep no
-        reference beyond that: an evicted limiter decides for nobody.
+        Valid at this ``now_ns`` only: later it may be evicted.
         """
         if now_ns > self._latest_ns:  # noqa: PLR1730 - max() is a call more on the hottest path
             self._latest_ns = now_ns
@@ -157,7 +145,7 @@ class Registry:
         return limiter
 
     def _take_over(self, resource: Resource) -> Limiter | None:
-        """Take over the limiter that compiled code began for a name, if it did."""
+        """Take over the limiter that the compiled part began for a name, if it did."""
         taken = None if self._resources is None else self._resources.take(*resource, self.number)
         if taken is None:
             return None
@@ -171,42 +159,41 @@ class Registry:
         return limiter
 
     def _names(self) -> Iterator[Resource | None]:
-        """Yield what has a limiter, here or begun by compiled code, and None for some; each step is short."""
+        """Yield resources with a limiter, here or in the compiled part, and None for some steps; each step is short."""
         live = self.limiters.copy()
         yield from live
-        # From the newest on, so that what is begun meanwhile has no part in it.
+        # From the newest on, so that what begins meanwhile has no part in it.
         number = sys.maxsize
         while self._resources is not None and (names := self._resources.names_begun(self.number, number, _SHOWN)):
             for _, kind, name in names:
                 resource = Resource(kind, name)
-                # What was taken over before may still be among them.
+                # Those taken over before may still be among them.
                 yield None if resource in live else resource
             number = names[-1][0]
 
     def share_bound_with(self, resources: "Resources") -> None:
-        """Have compiled code begin limiters, within the same bound."""
+        """Let the compiled part begin limiters within the same bound."""
         self._resources = resources
         self._count(0)
 
     def _count(self, more: int) -> None:
-        """Note that there are more limiters of names without a rule of their own."""
         self._unpinned += more
         if self._resources is not None:
             self._resources.set_most_begun(self.number, max(0, self.max_live - self._unpinned))
 
     def swap(self, rule_set: RuleSet, now_ns: int, own: Mapping[Resource, bool] | None = None) -> None:
-        """Put another rule set in force from ``now_ns`` on.
+        """Activate another rule set from ``now_ns`` on.
 
-        Work for the names that get or lose a rule of their own, and for the overflow limiters in use.
+        The work grows with the names that get or lose a rule of their own, and with the overflow limiters in use.
 
         Args:
             rule_set: the rules.
             now_ns: the time.
-            own: ``own_since`` the rules in force, if it is known.
+            own: ``own_since`` the active rules, if known.
         """
         own = rule_set.own_since(self._rule_set) if own is None else own
         for resource in own:
-            # What compiled code begins has no rule of its own.
+            # The compiled part has none with a rule of its own.
             self.current(resource)
         at_ns = self._latest_ns = max(self._latest_ns, now_ns)
         self._rule_set = rule_set
@@ -228,7 +215,7 @@ class Registry:
         return rule.part(self.dimension) if rule is not None and limiting else None
 
     def reset(self, resource: Resource, now_ns: int) -> LimiterState | None:
-        """Let a resource's own limiter begin anew; return what it was, or None if there is none."""
+        """Restart a resource's limiter; return its state before, or None if it has none."""
         limiter = self.current(resource)
         if limiter is None:
             return None
@@ -238,10 +225,7 @@ class Registry:
         return before
 
     def reset_all_of(self, rule: Rule, now_ns: int) -> Iterator[LimiterState | None]:
-        """Let the limiters begin anew of all names for which the rule of that kind and pattern is in force.
-
-        That which names share for which there is no room is among them. As ``each_state``, in steps that are all short.
-        """
+        """Restart the limiters of all names under a pattern's rule, and its overflow limiter, in short steps."""
         for resource in self._names():
             if resource is None or resource.kind != rule.kind:
                 yield None
@@ -255,16 +239,15 @@ class Registry:
             yield limiter.state(at_ns)
 
     def state(self, resource: Resource, now_ns: int) -> LimiterState | None:
-        """Return the state of a resource's own limiter, or None if it has none; creates none."""
+        """Return the state of a resource's limiter, or None; creates none."""
         limiter = self.current(resource)
         return None if limiter is None else limiter.state(now_ns)
 
     def each_state(self, now_ns: int) -> Iterator[LimiterState | None]:
-        """Yield the states of all live limiters, then of the overflow limiters, in steps that are all short.
+        """Yield the states of all live limiters, then of the overflow limiters, in short steps.
 
-        Safe while the registry changes between two steps: None stands for what is evicted meanwhile or no longer
-        limited, and what is new is left out. Only references are copied at the start; each state is built when its turn
-        comes.
+        Safe while the registry changes between two steps: None stands for a limiter that is gone, and new ones are left
+        out.
         """
         for resource in self._names():
             yield None if resource is None else self.state(resource, now_ns)
@@ -273,11 +256,7 @@ class Registry:
             yield None if shared is None else shared.state(now_ns)
 
     def save(self, now_ns: int) -> Iterator[SavedLimiter | None]:
-        """Yield what another process needs in order to go on with all limiters, in steps as ``each_state`` has them.
-
-        A limiter that is spent from between two steps is saved as it is when its turn comes; None is also one that is
-        as good as new.
-        """
+        """Yield the state of each limiter at its turn, for a successor; None for one that is as good as new."""
         for resource in self._names():
             limiter = None if resource is None else self.current(resource)
             yield None if limiter is None else save(limiter, now_ns, shared=False)
@@ -286,13 +265,13 @@ class Registry:
             yield None if limiter is None else save(limiter, now_ns, shared=True)
 
     def restore(self, saved: SavedLimiter, now_ns: int) -> bool:
-        """Go on with another process's limiter, before anybody asks for it.
+        """Continue another process's limiter; call it before any request.
 
         Returns:
             Whether it is limited here, too, and there is room.
 
         Raises:
-            ValueError: no limiter was ever like this.
+            ValueError: the figures are impossible.
         """
         at_ns = self._latest_ns = max(self._latest_ns, now_ns)
         if saved.shared:
@@ -312,14 +291,14 @@ class Registry:
         return True
 
     def of(self, spent: Spent, now_ns: int) -> Limiter | None:
-        """Return the limiter of which another process has spent something; None if nothing limits that here."""
+        """Return the limiter from which another process has spent; None if nothing limits that here."""
         return self.overflow.get(spent.rule) if spent.shared else self.get(Resource(spent.kind, spent.name), now_ns)
 
     def spent_since(self, saved: Iterable[SavedLimiter], since_ns: int, now_ns: int) -> Iterator[Spent]:
-        """Yield what was spent since ``save`` was asked.
+        """Yield what was spent since ``save``.
 
         Args:
-            saved: what it said.
+            saved: the result of ``save``.
             since_ns: when that was.
             now_ns: the time.
         """
@@ -335,7 +314,7 @@ class Registry:
                 yield self.spent(limiter, upermits)
 
     def spent(self, limiter: Limiter, upermits: int) -> Spent:
-        """Return what was spent of one of the limiters here."""
+        """Return what was spent from one of the limiters here."""
         resource, rule = limiter.resource, limiter.rule.bare_name
         return Spent(self.dimension, *resource, rule, self.overflow.get(rule) is limiter, upermits)
 
@@ -350,7 +329,7 @@ class Registry:
         self.limiters[resource] = limiter
         self._order.append(resource)
         if not pinned:
-            # The name may have been served by the overflow limiter: what that one lacks, this one may have spent.
+            # The overflow limiter may have served the name, and so has spent what it lacks.
             overflow = self.overflow.get(rule.bare_name)
             if overflow is not None:
                 limiter.inherit(overflow, self._latest_ns)
@@ -358,7 +337,7 @@ class Registry:
         return limiter
 
     def current(self, resource: Resource) -> Limiter | None:
-        """Return the resource's limiter, led through the swaps it has missed; None without one, or without a limit."""
+        """Return a resource's limiter after the swaps it has missed; None without one, or without a limit."""
         limiter = self.limiters.get(resource) or self._take_over(resource)
         if limiter is None or limiter.epoch == self._epoch:
             return limiter
@@ -371,7 +350,7 @@ class Registry:
             rule = swap.rule_set.limit(resource, self.dimension)
             unlimited = rule is None
             if rule is None:
-                # Once it was without any limit it is not to go on.
+                # After a time without a limit it does not continue.
                 limiter.retired = limiter.retired or not swap.rule_set.limits_otherwise(resource, self.dimension)
             elif limiter.retired:
                 limiter = begun_anew(limiter, swap.at_ns, rule)
@@ -382,7 +361,7 @@ class Registry:
         return None if unlimited else limiter
 
     def _make_room(self, now_ns: int) -> bool:
-        """Evict until one more limiter fits within the bound; say whether it does."""
+        """Evict until there is room for one more limiter; return whether there is."""
         if now_ns == self._no_room_ns and not self._has_room():
             return False
         if self._resources is not None and not self._has_room():
@@ -408,7 +387,7 @@ class Registry:
         return self._unpinned + begun < self.max_live
 
     def _is_idle(self, resource: Resource, now_ns: int) -> bool:
-        """Say whether nobody could tell a resource's limiter from a new one, and nobody was handed it just now."""
+        """Say whether a resource's limiter is as good as new, and not in use at this instant."""
         limiter = self.current(resource)
         if limiter is None:
             return True

@@ -1,1 +1,1 @@
-"""What a rule says, which names it stands for, and the set of rules in force."""
+"""Rules: what each says, which names it matches, and the set that is active."""

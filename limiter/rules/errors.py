@@ -1,13 +1,13 @@
-"""The one error of rules: something an operator wrote cannot be."""
+"""The one error of rules."""
 
 
 class RuleError(ValueError):
-    """A rule, a pattern or a schedule that cannot be.
+    """A rule, a pattern or a schedule is not valid.
 
     Attributes:
         what: what is wrong, with the offending value.
         allowed: what would be right.
-        attribute: which attribute of the rule it is about, for whoever knows where that was written; or None.
+        attribute: the attribute of the rule, so that the caller can name the place; or None.
     """
 
     def __init__(self, what: str, allowed: str, attribute: str | None = None) -> None:

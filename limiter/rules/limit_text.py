@@ -1,7 +1,4 @@
-"""Limits as people write them in one word: ``KIND:NAME=RATE/s``, on a command line or in an environment.
-
-It reads the text alone; what else a rule can say is only in the file.
-"""
+"""Limits in one word, ``KIND:NAME=RATE/s``, as on a command line. Everything else a rule can say needs the file."""
 
 import re
 from collections.abc import Callable
@@ -19,13 +16,12 @@ _ALLOWED: Final = "KIND:NAME-or-glob=RATE/s, =0/s or =unlimited, with a number o
 
 
 def parse_limit(text: str, make: Callable[[str, str, float | None], Rule] = Rule, example: str = "") -> Rule:
-    """Read ``KIND:NAME-or-glob=RATE/s``, ``=0/s`` or ``=unlimited``, with all else as ``make`` sets it.
+    """Read ``KIND:NAME-or-glob=RATE/s``, ``=0/s`` or ``=unlimited``.
 
-    The name may hold ``:``, but neither ``=`` nor what separates limits in a list, ``,`` and white space: with
-    them, two limits in a row would be read as one with a strange name.
+    The name may contain ``:``, but not ``=``, ``,`` or white space, which separate limits in a list.
 
     Args:
-        text: what was written.
+        text: the limit.
         make: makes the rule of a kind, a pattern and a rate per second; None is unlimited.
         example: a limit for the error to show.
 
@@ -56,7 +52,6 @@ def parse_limit(text: str, make: Callable[[str, str, float | None], Rule] = Rule
 
 
 def _why_no_rate(text: str) -> str:
-    """Say what is wrong with the part behind the ``=``."""
     if _BARE_NUMBER.fullmatch(text):
         return f"the rate needs its unit: {text}/s"
     if _OTHER_UNIT.fullmatch(text):

@@ -1,15 +1,11 @@
-"""Patterns: which names a rule stands for, and how a name finds its most specific rule.
+"""Patterns: which names a rule matches, and how a name finds its most specific rule.
 
-There are two languages. Names of things are matched by globs: ``*`` any run of characters, ``?`` any one,
-``[abc]`` ``[a-z]`` ``[!x]`` one of a set. These characters never stand for themselves: what really is called
-``a*b`` is written ``a[*]b``, since a set of one character is that character, and a pattern of such characters
-alone is an exact name. Client addresses are matched by networks: ``10.0.0.0/8``, ``2001:db8::/32``, or a
-single address.
+Names are matched by globs: ``*`` any run of characters, ``?`` any one, ``[abc]`` ``[a-z]`` ``[!x]`` one of a set. A
+special character in a name is written as a set of one: ``a[*]b``. Client addresses are matched by networks:
+``10.0.0.0/8``, ``2001:db8::/32``, or a single address. ``*`` is the default in both.
 
-In both ``*`` is everything, the kind's default. The most specific wins: the exact name, then the pattern with
-most literal characters or the longest network prefix, then the default.
-
-Nothing here knows limits.
+The most specific pattern wins: the exact name, then the pattern with most literal characters or the longest prefix,
+then the default.
 """
 
 import fnmatch
@@ -23,7 +19,7 @@ from limiter.rules.errors import RuleError
 
 DEFAULT_PATTERN: Final = "*"
 _MAX_REMEMBERED: Final = 65_536
-"""Names whose match each matcher remembers; they come from clients."""
+"""Cached matches of each matcher; names come from clients."""
 
 T = TypeVar("T")
 _Network = IPv4Network | IPv6Network
@@ -33,12 +29,12 @@ _OCTETS: Final = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,3}){0,2})(?:\.\*)*\.?")
 
 
 class Pattern(NamedTuple):
-    """A pattern as read.
+    """A pattern.
 
     Attributes:
-        text: as written; of a network its one canonical spelling.
-        exact_name: the one name it stands for, or None if it may stand for several.
-        literals: how specific it is: characters that stand for themselves, or bits of the network's prefix.
+        text: as written; the canonical spelling of a network.
+        exact_name: the one name it matches, or None if it may match several.
+        literals: how specific it is: literal characters, or bits of the prefix.
         network: set if it is one.
     """
 
@@ -76,7 +72,7 @@ def read_glob(text: str) -> Pattern:
         if character in "*?":
             is_glob = True
         elif character == "[":
-            # As fnmatch reads it: a ] right after the opening or the ! belongs to the set.
+            # As in fnmatch, a ] right after the opening or the ! belongs to the set.
             first = at + 1 if text[at : at + 1] == "!" else at
             end = text.find("]", first + 1)
             if end < 0:
@@ -92,12 +88,12 @@ def read_glob(text: str) -> Pattern:
 
 
 def glob_of(name: str) -> str:
-    """Write a name as the glob that stands for it and for nothing else."""
+    """Return the glob that matches exactly this name."""
     return "".join(f"[{character}]" if character in "*?[" else character for character in name)
 
 
 def read_network(text: str) -> Pattern:
-    """Read a network of client addresses, a single address, or ``*``; IPv4 ones may be written as mapped into IPv6.
+    """Read a network of client addresses, a single address, or ``*``; also IPv4 mapped into IPv6.
 
     Raises:
         RuleError: it is none of these, or has bits set beyond its prefix.
@@ -112,7 +108,7 @@ def read_network(text: str) -> Pattern:
     if "/" in text and ip_address(text.partition("/")[0]) != network.network_address:
         raise RuleError(f"client {text!r} has address bits set beyond its prefix", str(network), "pattern")
     if isinstance(network, IPv6Network) and network.subnet_of(_MAPPED):
-        # Clients that come over such an address are known by the IPv4 one.
+        # Clients with such an address are known by the IPv4 one.
         mapped = int(network.network_address) - int(_MAPPED.network_address)
         network = IPv4Network((mapped, network.prefixlen - _MAPPED.prefixlen))
     if network.prefixlen == network.max_prefixlen:
@@ -122,7 +118,7 @@ def read_network(text: str) -> Pattern:
 
 
 def _network_meant(text: str) -> str | None:
-    """Return the network that was written as a glob: ``10.1.*`` is 10.1.0.0/16."""
+    """Return the network for a glob such as ``10.1.*``: 10.1.0.0/16."""
     found = _OCTETS.fullmatch(text)
     if found is None:
         return None
@@ -134,13 +130,7 @@ def _network_meant(text: str) -> str | None:
 
 
 class Matcher(Generic[T]):
-    """Finds the most specific of several patterns that match a name.
-
-    Of patterns that are equally specific the one given first wins.
-
-    Args:
-        patterns: each with what it stands for.
-    """
+    """Finds the most specific of several patterns, each given with its value; of equal ones the first."""
 
     def __init__(self, patterns: Iterable[tuple[Pattern, T]]) -> None:
         self.exact: dict[str, T] = {}
@@ -158,14 +148,14 @@ class Matcher(Generic[T]):
                 networks.setdefault((net.version, shift), {}).setdefault(int(net.network_address) >> shift, value)
             else:
                 globs.setdefault(pattern, value)
-        # The sort is stable: among equally literal patterns the order they were written in decides.
+        # The sort is stable, so the order in which they were written decides between equal ones.
         self._globs: tuple[tuple[Callable[[str], object], T], ...] = tuple(
             (_compiled(pattern.text), value)
             for pattern, value in sorted(globs.items(), key=lambda each: -each[0].literals)
         )
         literals = (_SPECIAL.split(pattern.text) for pattern in globs)
         self._ends = tuple({(each[0], each[-1]) for each in literals})
-        #: IP version, bits behind the prefix, and what stands for which prefix; the longest prefix first.
+        # IP version, host bits, and values by prefix; the longest prefix first.
         self._networks: tuple[tuple[int, int, dict[int, T]], ...] = tuple(
             (version, shift, values) for (version, shift), values in sorted(networks.items())
         )
@@ -173,11 +163,11 @@ class Matcher(Generic[T]):
 
     @property
     def ends(self) -> tuple[tuple[str, str], ...] | None:
-        """How names begin and end that a pattern may match besides the exact ones and the default; None if anyhow."""
+        """Prefixes and suffixes of names with a pattern other than the default; None if any name may have one."""
         return None if self._networks or ("", "") in self._ends else self._ends
 
     def match(self, name: str) -> T | None:
-        """Return what the most specific pattern stands for that matches, or None; the last answers are remembered."""
+        """Return the value of the most specific pattern that matches, or None."""
         found = self.exact.get(name)
         if found is not None:
             return found
@@ -208,7 +198,7 @@ class Matcher(Generic[T]):
         return None
 
     def in_order(self) -> Iterator[T]:
-        """Yield everything as ``match`` tries it; for people to read."""
+        """Yield all values in the order in which ``match`` tries them."""
         yield from self.exact.values()
         for _, value in self._globs:
             yield value
@@ -220,7 +210,7 @@ class Matcher(Generic[T]):
 
 @lru_cache(maxsize=256)
 def _address(name: str) -> IPv4Address | IPv6Address | None:
-    """Read an address; remembered, since a new client may be held against hundreds of networks."""
+    """Read an address; cached, as a new client may be compared with hundreds of networks."""
     try:
         return ip_address(name)
     except ValueError:
@@ -229,5 +219,5 @@ def _address(name: str) -> IPv4Address | IPv6Address | None:
 
 @lru_cache(maxsize=16_384)
 def _compiled(glob: str) -> Callable[[str], object]:
-    """Return what matches a glob. Compiling takes 0.1 ms, and rules stay when others change or the clock switches."""
+    """Compiling a glob takes 0.1 ms, and most rules stay when others change."""
     return re.compile(fnmatch.translate(glob)).match

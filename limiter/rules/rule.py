@@ -1,8 +1,7 @@
 """One rule: what it matches, how much it admits, and what happens above that.
 
-A rule names a kind of resource or scope, and a pattern. It may limit messages per second, bytes per second, or
-both: then both must admit, and a refusal spends from neither. What is written here is only what ought to be in
-force; which rule wins is ``rules``', the live state is the registry's.
+A rule names a kind and a pattern. It may limit messages or requests per second, bytes per second, or both: then both
+must admit, and a refusal spends from neither. ``rule_set`` decides which rule wins; the registry has the live state.
 """
 
 import re
@@ -18,25 +17,26 @@ UPERMITS_PER_PERMIT: Final = 1_000_000
 NS_PER_S: Final = 1_000_000_000
 
 Action = Literal["reject", "shadow", "delay", "off"]
-"""What happens above the limit: refuse; count what would be refused and let it pass; hold for a while, then refuse.
+"""What happens above the limit: refuse; pass and count what would be refused; hold for a while, then refuse.
 
-``off`` is no limit at all, with the figures kept for later."""
+``off`` is no limit, with the figures kept for later.
+"""
 ShownAction = Literal["reject", "shadow", "delay", "off", "default"]
-"""``default`` is no action of the rule's own where protocols differ: each connection gets its protocol's default."""
+"""``default``: the rule has no action, so each connection uses its protocol's default."""
 Count = Literal["messages", "requests"]
-"""What one permit stands for: a message, or a request however many messages it holds."""
+"""What one permit is: a message, or a request however many messages it holds."""
 FairBy = Literal["client", "producer_group", "certificate", "user"]
-"""Whose shares of one limit are kept apart."""
+"""Who gets a share of a fair limit."""
 Confirm = Literal["broker", "after_consume"]
-"""What a sender is told that its message is safe by: the broker, or the consumers, which have acknowledged it."""
+"""Who confirms a message to its sender: the broker, or the consumers by their acks."""
 Fallback = Literal["persist", "nack"]
-"""What becomes of a message that the consumers do not confirm: the broker is to store it, or the sender is told."""
+"""What happens to a message that the consumers do not confirm: the broker stores it, or the sender is told."""
 Dimension = Literal["messages", "bytes"]
-"""The two things that a rule can limit; the first counts requests if the rule says so."""
+"""What a rule limits; ``messages`` counts requests if the rule says so."""
 DIMENSIONS: Final[tuple[Dimension, ...]] = get_args(Dimension)
 
 MAX_RATE_PER_S: Final = 1_000_000_000
-"""With ``MAX_TIME_S`` as the burst this still fits a signed 64-bit integer of micro-permits."""
+"""With ``MAX_TIME_S`` as the burst this fits a signed 64-bit integer of micro-permits."""
 MAX_TIME_S: Final = 3600
 """The longest burst, break, debt, delay or warm-up, or wait for consumers, in seconds."""
 MAX_FAIR_KEYS: Final = 256
@@ -56,14 +56,14 @@ _BYTES_ALLOWED: Final = f"0 to {MAX_RATE_PER_S} bytes per second"
 
 
 class RuleKey(NamedTuple):
-    """What two rules of one source must not share.
+    """Identifies a rule within its source.
 
     Attributes:
         kind: the rule's kind.
-        pattern: the one name it stands for, or else the pattern as written.
+        pattern: the one name it matches, or else the pattern as written.
         exact: which of the two.
-        shared: whether it limits all that match together.
-        hours: when it holds.
+        shared: it limits all that match together.
+        hours: when it applies.
     """
 
     kind: str
@@ -75,62 +75,53 @@ class RuleKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The limit of what matches: each name of its own, or all names together.
+    """The limit of each name that matches, or of all names together.
 
     Attributes:
-        kind: the kind of resource, e.g. ``topic``, or one of ``SCOPES``, such as ``client``.
-        pattern: an exact name or a glob, of clients an address or a network; ``*`` is the kind's default.
+        kind: such as ``topic``, or one of ``SCOPES``, such as ``client``.
+        pattern: an exact name or a glob; for clients an address or a network; ``*`` is the kind's default.
         rate_per_s: permits per second, in steps of a millionth; 0 refuses everything, None is unlimited.
-        burst_s: how many seconds' worth of permits can be stored.
-        break_s: how long the breaker stays open after permits are available again, in seconds; 0 turns it off.
-            None is 1 s where a breaker does no harm, or the burst if that is shorter. Elsewhere it is 0: a scope or
-            a total that tripped would refuse every quiet resource, and neither holding nor warming up works against
-            an open breaker.
+        burst_s: seconds of permits that can be stored.
+        break_s: how long the breaker stays open after permits are available; 0 turns it off. None is 1 s, or the burst
+            if
+            that is shorter, and 0 for scopes, totals, delays and warm-ups: a scope that tripped would refuse every
+            quiet
+            resource, and neither holding nor warming up works against an open breaker.
         count: what a permit is.
-        bytes_per_s: a second limit, in bytes per second; None is unlimited.
-        bytes_burst_s: how many seconds' worth of bytes can be stored.
-        shared: all that match share one bucket; it stacks upon whatever limits each of them.
+        bytes_per_s: a second limit; None is unlimited.
+        bytes_burst_s: seconds of bytes that can be stored.
+        shared: all that match share one bucket, on top of the limit of each.
         action: what happens above the limit.
-        credit_waits: no action is written, and some connections are limited by credit: those wait for credit, and the
-            requests of all others meet ``action``.
-        max_debt_s: how many seconds' worth of permits one request may leave owing. One that would owe more is refused
-            alone. A single permit may always be owed.
-        max_delay_s: with action ``delay``, how long a request is held at most, in seconds.
-        spool: with action ``delay``, what of that may be put aside outside of memory, where there is a spool: all of it
-            if true, nothing if false; None is what the bounds on held requests have no room for.
+        credit_waits: no action is written: requests for credit wait, and all others meet ``action``.
+        max_debt_s: seconds of permits that one request may leave as debt. One that would owe more is refused alone. A
+            single permit may always be owed.
+        max_delay_s: with action ``delay``, how long a request is held at most.
+        spool: with action ``delay``, what may be spooled, if there is a spool: everything, nothing, or (None) what
+            exceeds
+            the bounds on held requests.
         busy_code: the protocol's number for the refusal; None leaves it to the protocol.
-        fair_by: whose shares of this limit are kept apart; None makes no difference between callers.
+        fair_by: who gets a share; None makes no difference between callers.
         max_fair_keys: how many are told apart; the rest share one share.
         warm_up_s: seconds in which the rate rises to the full one after idleness; 0 is always the full one.
-        confirm: what confirms a message to its sender: the broker, or the ack of those who consumed it. With ``off`` as
-            the action it is always the broker. It needs no limit, and has nothing to do with one.
-        confirm_below_bytes: with ``after_consume``, what is as large as this or larger the broker confirms, in bytes.
-        confirm_within_s: likewise, how long the consumers have, in seconds.
-        confirm_queues: likewise, how many queues each message goes to, and so how many acks confirm it; None is what
-            the protocol knows by itself.
-        fallback: likewise, what becomes of a message that the consumers do not confirm.
-        hours: when the rule holds; None is always. While it does not, it is as if it were not there.
+        confirm: who confirms a message to its sender; needs no limit. With the action ``off`` it is the broker.
+        confirm_below_bytes: the broker confirms messages of this size or larger.
+        confirm_within_s: how long the consumers have.
+        confirm_queues: how many queues each message goes to, and so how many acks confirm it; None if the protocol
+            knows.
+        fallback: for messages that the consumers do not confirm.
+        hours: when the rule applies; None is always.
         allow_under_limit: allow a break longer than the burst, which admits less than the rate on average.
-        exempt: what matches is never limited: not by this rule, nor by the scopes and totals it would belong to.
-        source: where the rule comes from, e.g. ``flag``, ``file:NAME``, ``built-in``; for people to read.
-        name: ``kind:pattern``, or ``total:kind:pattern`` if shared, and the hours if it has some: the rule's name in
-            answers, logs and metrics.
-        rate_upermits_per_s: the rate in micro-permits per second; 0 if unlimited.
-        capacity_upermits: the most that is stored, in micro-permits.
-        max_debt_upermits: the most that one request may leave owing, in micro-permits.
-        most_permits: what one request may cost to be ever admitted: with all of the burst and all of the debt.
-        burst_ns: ``burst_s`` in nanoseconds.
-        break_ns: the break in force, in nanoseconds.
-        max_debt_ns: ``max_debt_s`` in nanoseconds.
-        max_delay_ns: ``max_delay_s`` in nanoseconds.
-        warm_up_ns: ``warm_up_s`` in nanoseconds.
-        confirm_within_ns: ``confirm_within_s`` in nanoseconds.
+        exempt: matching names are never limited: not by this rule, nor by the scopes and totals of theirs.
+        source: where the rule comes from, such as ``flag``, ``file:NAME``, ``built-in``; for people to read.
+        name: ``kind:pattern``, or ``total:kind:pattern`` if shared, with the hours if any.
+        most_permits: the largest cost that can ever be admitted: all of the burst and all of the debt.
+        break_ns: the effective break.
         matches: the pattern as read.
         bytes_rule: the same rule with the bytes as its only limit; None if they are not limited.
-        key: what tells the rule from the others of its source.
+        key: identifies the rule within its source.
 
     Raises:
-        RuleError: some value, or their combination, is not allowed.
+        RuleError: a value, or a combination of values, is not allowed.
     """
 
     kind: str
@@ -207,25 +198,22 @@ class Rule:
         self._derive("bytes_rule", self._of_bytes())
 
     def __str__(self) -> str:
-        """Return the name and all that is admitted; of a rule with just a rate, what ``parse_limit`` reads."""
+        """Return name and limit; for a rule with just a rate, what ``parse_limit`` reads."""
         return f"{self.bare_name}={self.limit_text}"
 
     @property
     def bare_name(self) -> str:
-        """The name without the hours: rules that take turns share it."""
+        """The name without hours: rules that take turns share it."""
         return f"{TOTAL}:{self.target}" if self.shared else self.target
 
     @property
     def target(self) -> str:
-        """The kind and the pattern, ``topic:orders``; of a network in its canonical spelling."""
+        """Kind and pattern, ``topic:orders``; a network in its canonical spelling."""
         return f"{self.kind}:{self.matches.text}"
 
     @property
     def limit_text(self) -> str:
-        """All that is admitted, as people read it: ``500/s``, ``500 requests/s + 1048576 bytes/s``, ``unlimited``.
-
-        And ``exempt``.
-        """
+        """The limit as people read it: ``500/s``, ``500 requests/s + 1048576 bytes/s``, ``unlimited``, ``exempt``."""
         if self.exempt:
             return "exempt"
         texts = []
@@ -242,12 +230,12 @@ class Rule:
 
     @property
     def exact_name(self) -> str | None:
-        """The one name that the pattern stands for, or None if it may stand for several."""
+        """The one name that matches, or None if several may."""
         return self.matches.exact_name
 
     @property
     def limits(self) -> bool:
-        """Whether the rule limits anything: it is not off and not unlimited."""
+        """Whether it limits anything: it is not off and not unlimited."""
         return self.action != "off" and (self.rate_per_s is not None or self.bytes_per_s is not None)
 
     @property
@@ -257,16 +245,16 @@ class Rule:
 
     @property
     def confirms_after_consume(self) -> bool:
-        """Whether consumers confirm what it is for."""
+        """Whether consumers confirm messages."""
         return self.confirm == "after_consume" and self.action != "off"
 
     @property
     def break_in_force_s(self) -> float:
-        """The break that holds, in seconds, whether written or not."""
+        """The effective break in seconds, written or not."""
         return self.break_ns / NS_PER_S
 
     def part(self, dimension: Dimension) -> "Rule | None":
-        """Return the rule that limits one dimension, or None if that is not limited."""
+        """Return the rule that limits one dimension, or None."""
         if self.action == "off":
             return None
         if dimension == "bytes":
@@ -274,11 +262,10 @@ class Rule:
         return None if self.rate_per_s is None else self
 
     def applies_to(self, resource: Resource) -> bool:
-        """Say whether the pattern matches a resource of the kind, whatever the hours and other rules say."""
+        """Say whether a resource of the kind matches, whatever the hours and other rules say."""
         return self.kind == resource.kind and self.matches.stands_for(resource.name)
 
     def _checked_break_ns(self) -> int:
-        """Return the break that holds, in nanoseconds."""
         no_breaker = 'action "delay"' if self.action == "delay" else "warm_up_s" if self.warm_up_s else None
         if self.credit_waits:
             no_breaker = "no action, under which AMQP 1.0 waits for credit"
@@ -299,7 +286,7 @@ class Rule:
         return break_ns
 
     def _check_words(self) -> None:
-        """Refuse what is no word of its field, and fields that contradict each other."""
+        """Refuse invalid words, and fields that contradict each other."""
         words: tuple[tuple[str, object, tuple[str, ...]], ...] = (
             ("action", self.action, get_args(Action)),
             ("count", self.count, get_args(Count)),
@@ -360,7 +347,7 @@ class Rule:
         return self._scaled(attribute, MAX_TIME_S, NS_PER_S)
 
     def _scaled(self, attribute: str, most: int, scale: int) -> int:
-        """Return a number as an integer of its smallest unit; refuse what is none or out of range."""
+        """Return a number as an integer of its smallest unit; refuse other types and values out of range."""
         value: object = getattr(self, attribute)
         allowed = _RATES_ALLOWED if attribute == "rate_per_s" else f"0 to {most} seconds"
         # The comparison is false for NaN, too.
@@ -373,10 +360,10 @@ class Rule:
 
 
 def debt_upermits(rate_upermits_per_s: int, max_debt_ns: int) -> int:
-    """Return the most that one request may leave owing at a rate: never less than a permit, which passes any limit."""
+    """Return the largest debt of one request at a rate: at least a permit, which passes any limit."""
     return max(UPERMITS_PER_PERMIT, rate_upermits_per_s * max_debt_ns // NS_PER_S)
 
 
 def _in_bytes(text: str) -> str:
-    """Name the attributes from which a rule of bytes was made, in place of those that it has."""
+    """Name the attributes of which a rule of bytes was made."""
     return text.replace("rate_per_s", "bytes_per_s").replace("burst_s", "bytes_burst_s")

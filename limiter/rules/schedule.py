@@ -1,10 +1,7 @@
-"""Schedules: the hours at which a rule holds, by the clocks of some place.
+"""Schedules: the weekly hours at which a rule applies, by the clocks of a place.
 
-A rule holds while the clocks there show a time within its hours. So when clocks are put forward, hours that they
-skip do not come; when they are put back, hours that they show twice come twice.
-
-Everything here is a function of the moment it is asked about; what tells the time and wakes up when a rule
-begins or ceases to hold is the data path.
+A rule applies while the clocks there show a time within its hours. When clocks are put forward, skipped hours do not
+come; when they are put back, repeated hours come twice.
 """
 
 import re
@@ -21,20 +18,19 @@ DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 EVERY_DAY: Final = frozenset(range(len(DAYS)))
 _BETWEEN: Final = re.compile(r"([0-9]{2}):([0-9]{2})-([0-9]{2}):([0-9]{2})")
 _DAY_MINUTES: Final = 24 * 60
-#: The longest that one state can last: the one hour of the week is among those that the clocks skip.
+# The longest that one state can last: the one hour of the week is among those that the clocks skip.
 _LOOK_AHEAD: Final = timedelta(days=15)
 
 
 @dataclass(frozen=True)
 class Hours:
-    """Stretches of time that come back every week.
+    """Stretches of time that recur every week.
 
     Attributes:
         from_minute: minute of the day at which one begins, 0 to 1439.
-        to_minute: minute of the day before which it ends, 1 to 1440. Not after ``from_minute`` means the next day:
-            such a stretch belongs to the day on which it begins.
+        to_minute: minute of the day before which it ends, 1 to 1440. Not after ``from_minute`` means the next day.
         days: on which they begin, as indexes into DAYS.
-        time_zone: name of the place in the IANA database whose clocks count.
+        time_zone: a name of the IANA database.
     """
 
     from_minute: int
@@ -53,7 +49,7 @@ class Hours:
         return ZoneInfo(self.time_zone)
 
     def holds(self, at: datetime) -> bool:
-        """Say whether a moment lies within one of the stretches; ``at`` knows its time zone."""
+        """Say whether a moment, with its time zone, lies within one of the stretches."""
         local = at.astimezone(self._zone)
         minute, today = local.hour * 60 + local.minute, local.weekday()
         if self.from_minute < self.to_minute:
@@ -75,7 +71,7 @@ class Hours:
         return None
 
     def _next_edge(self, moment: datetime) -> datetime:
-        """Return when the clocks next show the begin or end of a stretch, or before that are put forward or back."""
+        """Return when the clocks next show a begin or end, or are put forward or back before that."""
         local = moment.astimezone(self._zone).replace(tzinfo=None)
         midnight = local.replace(hour=0, minute=0, second=0, microsecond=0)
         shown = min(
@@ -88,7 +84,7 @@ class Hours:
         offset = self._offset(moment)
         if self._offset(edge) == offset:
             return edge
-        # The clocks are put forward or back on the way, at a full second: halve until it is found.
+        # The clocks change on the way, at a full second: halve until it is found.
         before = moment.replace(microsecond=0)
         while edge - before > timedelta(seconds=1):
             middle = before + timedelta(seconds=(edge - before) // timedelta(seconds=2))
@@ -122,13 +118,12 @@ def read_hours(between: str | None, days: Iterable[str], time_zone: str) -> Hour
     try:
         ZoneInfo(time_zone)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        # A folder of the database is an OSError, a path out of it a ValueError.
+        # A folder of the database raises OSError, a path out of it ValueError.
         raise RuleError(f"time_zone {time_zone!r}", 'a name like "Europe/Berlin", or "UTC"', "time_zone") from None
     return Hours(from_minute, to_minute, frozenset(wanted) or EVERY_DAY, time_zone)
 
 
 def _read_between(text: str) -> tuple[int, int]:
-    """Return the minutes of the day from which and to which."""
     found = _BETWEEN.fullmatch(text)
     if found is None:
         raise RuleError(f"between {text!r}", "HH:MM-HH:MM, for example 09:00-18:00", "between")

@@ -1,7 +1,7 @@
 """Delays: who may wait for delay rules, for which, and for how long.
 
-It puts what the limits said into the words of the waiting room, which keeps order and time (``holding``), with
-regard to what answers still under way will cost (``ExpectedCosts``).
+It translates the limits' answers for the waiting room (``holding``), which keeps order and time, and takes into account
+what answers under way will cost (``ExpectedCosts``).
 """
 
 from collections import OrderedDict, deque
@@ -16,7 +16,7 @@ from limiter.waiting.lines import Credit, Denial, Held, ShadowDenial, Wait
 
 REGARD_NS: Final = 1_000_000_000
 _MAX_LINES: Final = 4_096
-"""Lines told apart; names come from clients. One that is forgotten starts anew with an answer of one permit."""
+"""Lines told apart; names come from clients. A forgotten one starts over with an answer of one permit."""
 
 
 class _Flow:
@@ -27,20 +27,19 @@ class _Flow:
         self.released_ns: deque[int] = deque()
 
 
-# What answers still under way are expected to cost.
+# The expected costs of answers under way.
 #
-# A request that asks for messages costs nothing itself; its answer does, and only when it is there. Were all that
-# are held let go as soon as a permit is stored, their answers together would cost many times what is. So
-# those that were let go are regarded as spending what the last answer did that brought anything, until an answer
-# comes or a second has passed without one: it may be a long poll on an empty queue.
+# A request for messages costs nothing itself, only its answer does. If all held ones were let go as soon as a permit is
+# stored, their answers would cost many times that. So each counts as spending what the last answer with messages did,
+# until its own answer comes or a second has passed: it may be a long poll on an empty queue.
 class ExpectedCosts:
-    """The expectations, by where the requests were held."""
+    """The expectations by line."""
 
     def __init__(self) -> None:
         self._flows: OrderedDict[QueueKey, _Flow] = OrderedDict()
 
     def ahead(self, line: QueueKey, now_ns: int) -> int:
-        """Return how many permits the answers under way are expected to cost."""
+        """Return the expected cost of the answers under way, in permits."""
         flow = self._flows.get(line)
         if flow is None:
             return 0
@@ -50,16 +49,16 @@ class ExpectedCosts:
         return len(released_ns) * flow.last_cost
 
     def regard_ends_ns(self, line: QueueKey) -> int | None:
-        """Return when the next request ceases to be regarded, or None if none is."""
+        """Return when the next request ceases to count, or None."""
         flow = self._flows.get(line)
         return flow.released_ns[0] + REGARD_NS if flow is not None and flow.released_ns else None
 
     def released(self, line: QueueKey, now_ns: int) -> None:
-        """Note that a held request was let go: its answer is under way."""
+        """Note that a held request was let go."""
         self._flow(line).released_ns.append(now_ns)
 
     def answered(self, line: QueueKey, cost: int) -> None:
-        """Note an answer; one that brought nothing says nothing about the others' cost."""
+        """Note an answer; an empty one says nothing about the cost of others."""
         flow = self._flow(line)
         if cost:
             flow.last_cost = cost
@@ -78,7 +77,7 @@ class ExpectedCosts:
 
 
 Demand = tuple[ApplicableLimit, Gate, Sequence[int]]
-"""One limit that was asked: which, what decides (its limiter, or the caller's share of it), the costs there."""
+"""One limit that was asked, its gate, and the costs there."""
 
 
 class CreditDemand(NamedTuple):
@@ -86,10 +85,10 @@ class CreditDemand(NamedTuple):
 
     Attributes:
         part: which.
-        gate: what decides.
-        price: what each permit costs there.
-        enough: how many permits are granted together once they are there.
-        left: how many more must be there, which are left to what may not wait.
+        gate: the limiter or share.
+        price: of each permit there.
+        enough: how many permits are granted together.
+        left: how many more must be there, for requests that may not wait.
     """
 
     part: ApplicableLimit
@@ -100,11 +99,11 @@ class CreditDemand(NamedTuple):
 
 
 class Granted(NamedTuple):
-    """What becomes of a request for credit.
+    """The answer to a request for credit.
 
     Attributes:
-        messages: permits that are granted.
-        stops: if none are, the limits that do not have enough.
+        messages: permits granted.
+        stops: the limits that do not have enough, if none are granted.
     """
 
     messages: int
@@ -112,15 +111,14 @@ class Granted(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What becomes of several requests that were asked for together.
+    """The answer to several requests that were asked for together.
 
     Attributes:
         admitted: how many from the front pass.
         stop: what stops the others; None if there are none.
         delays: the delay rules that stop the others, if nothing else does: they may be held.
-        shades: what shadow rules say to those that pass.
-        alone: only so many of the others are stopped, each because it costs too much; those behind them are to be asked
-            for anew. 0: all are stopped.
+        shades: what shadow rules say about those that pass.
+        alone: how many of the others are stopped, each for its size; ask again for those behind. 0: all are stopped.
     """
 
     admitted: int
@@ -131,11 +129,10 @@ class Decision(NamedTuple):
 
 
 _ALL_PASS: Final = tuple(Decision(count) for count in range(257))
-"""The usual answers, made once."""
 
 
 def all_pass(count: int) -> Decision:
-    """Return the decision that so many requests pass."""
+    """Return the decision that this many requests pass."""
     return _ALL_PASS[count] if count < len(_ALL_PASS) else Decision(count)
 
 
@@ -143,26 +140,22 @@ _NS_PER_US: Final = 1_000
 
 
 class Delays:
-    """What delay rules ask of the waiting room.
-
-    Args:
-        holding: the waiting room.
-    """
+    """Applies delay rules to the waiting room ``holding``."""
 
     def __init__(self, holding: Holding) -> None:
         self._holding = holding
         self._answers = ExpectedCosts()
-        #: When something was last refused that may not wait.
+        # When a request that may not wait was last refused.
         self._refused_ns: dict[QueueKey, int] = {}
         self._last_refused_ns = -REGARD_NS
-        #: All lines in which somebody waits; the usual question is whether there are any.
+        # All lines in which somebody waits; mostly there are none.
         self.lines = holding.lines
 
     def must_wait(self, now_ns: int, part: ApplicableLimit, gate: Gate, caller: Caller, *, held: Held | None) -> bool:
         """Say whether a request must wait for a delay rule, whatever its limiter has stored.
 
-        What may not wait has no place in line, and would never find anything while somebody stands there. So between
-        two who are let go it may take as much as one of them.
+        A request that may not wait has no place in line, and would never find permits while others wait. So between two
+        releases it may take as much as one of the line does.
         """
         if held is None:
             if not self.lines:
@@ -179,10 +172,7 @@ class Delays:
         return ahead > 0 and gate.wait_us_behind(now_ns, ahead) > 0
 
     def nobody_is_before(self, now_ns: int) -> bool:
-        """Say whether nobody waits for any limit, nor was refused of late since it may not wait.
-
-        Then who asks for credit is granted all that he asks for if it is there: see ``credit_of``.
-        """
+        """Say whether all available credit is granted: nobody waits, nor was lately refused unable to wait."""
         return not self.lines and self._last_refused_ns + REGARD_NS <= now_ns
 
     def credit_of(
@@ -190,14 +180,14 @@ class Delays:
     ) -> tuple[int, CreditDemand]:
         """Return how many permits a limit grants now, if it were alone, and when it does.
 
-        Who comes first takes what there is if nobody else waits, and else no more than a turn. What is less than a
-        turn is not granted; it is soon there. Where something was refused of late since it may not wait, a turn is left
-        to that: else it would find nothing for as long as somebody waits.
+        The first in line takes everything if nobody else waits, and else one turn; less than a turn is not granted. One
+        more
+        turn is left for requests that may not wait, if such were refused lately.
 
         Args:
             now_ns: the time.
             demand: the limit.
-            credit: what is asked for.
+            credit: the permits asked for.
             held: the request, if it waits already.
         """
         part, gate, price = demand[:3]
@@ -216,15 +206,15 @@ class Delays:
         return (0 if count < enough else enough if others else count), demand
 
     def hold_credit(self, now_ns: int, granted: Granted, held: Held) -> None:
-        """Let a request for credit wait of which nothing was granted."""
+        """Let a request for credit wait."""
         self._holding.hold(now_ns, held, self.credit_waits(now_ns, granted.stops, held), NEVER_NS)
 
     def credit_waits(self, now_ns: int, stops: Sequence[CreditDemand], held: Held) -> Wait:
-        """Say where a request for credit waits: where it is if it must, or else for the limit that takes longest."""
+        """Return where a request for credit waits: where it is if it must, or else for the slowest limit."""
         waits: list[Wait] = []
         for part, gate, price, enough, left in stops:
             key = part.line(gate)
-            # Once there is something beyond what all but the last cost, that one is admitted as well.
+            # With permits beyond the cost of all but the last, the last is admitted as well.
             behind = (enough + left - 1) * price
             wait_us = max(1, gate.wait_us_behind(now_ns, behind, price), gate.open_us(now_ns))
             waits.append(Wait(key, enough * price, now_ns + wait_us * _NS_PER_US, part.resource, gate.rule))
@@ -233,50 +223,50 @@ class Delays:
         return max(waits, key=self._ends_ns)
 
     def _ends_ns(self, wait: Wait) -> int:
-        """Return when it is somebody's turn, roughly: those who stand in line have theirs before."""
+        """Return roughly when its turn comes, after those in line."""
         line, rate = self.lines.get(wait.line), wait.rule.rate_upermits_per_s
         before = 0 if line is None else line.permits
         return wait.due_ns + (before * UPERMITS_PER_PERMIT * NS_PER_S // rate if rate else 0)
 
     def overtook(self, part: ApplicableLimit, gate: Gate, permits: int) -> None:
-        """Note that what may not wait was admitted, perhaps before those who stand in line."""
+        """Note that a request that may not wait was admitted, perhaps before those in line."""
         line = self.lines.get(part.line(gate))
         if line is not None:
             line.overtaken += permits
 
     def refused(self, now_ns: int, part: ApplicableLimit, gate: Gate) -> None:
-        """Note that something was refused since it may not wait."""
+        """Note that a request was refused that may not wait."""
         if len(self._refused_ns) >= _MAX_LINES:
             self._refused_ns.clear()
         self._refused_ns[part.line(gate)] = self._last_refused_ns = now_ns
 
     def given_back(self, now_ns: int, part: ApplicableLimit, gate: Gate) -> None:
-        """Note that there is more in store than was: it may be the turn of the next that waits."""
+        """Note that permits were returned: the next in line may have its turn."""
         if self.lines:
             self._holding.ask_soon(part.line(gate), now_ns)
 
     def wait_us(self, now_ns: int, part: ApplicableLimit, gate: Gate, cost: int = 1) -> int:
-        """Return how long a request would wait for one limit if it came now; 0 if not at all."""
+        """Return how long a request would wait for one limit; 0 if not at all."""
         line = self.lines.get(part.line(gate))
         return _wait_us(now_ns, gate, line.permits if line is not None else 0, cost)
 
     def hold(
         self, now_ns: int, decision: Decision, held: Held, behind: int, *, may_spool: bool = False
     ) -> Denial | None:
-        """Let a request that only delay rules stopped wait, unless that would take too long or too much is held.
+        """Let a request wait that only delay rules stopped, unless it would wait too long or too much is held.
 
-        One that costs more than its rule ever admits is refused alone: the stop says how much that is (``most``).
-
-        One that is charged by its answer waits until its deadline however long it would take: refused at once, a
-        consumer asks again a moment later, for as long as the debt of earlier answers lasts. One that cannot be refused
-        has no deadline.
+        A request that costs more than its rule ever admits is refused alone, with ``most`` in the stop. One that is
+        charged by
+        its answer waits until its deadline in any case, as a refused consumer would ask again at once. One that cannot
+        be
+        refused has no deadline.
 
         Args:
             now_ns: the time of the decision.
-            decision: which ``delays`` it.
-            held: the request; it is ``spooled`` then if it is to be put aside, with all that come behind it.
+            decision: its ``delays``.
+            held: the request; becomes ``spooled`` if it and all behind it are to be spooled.
             behind: how many of the same decision come after it; they are refused with it.
-            may_spool: it can be put aside, if its rule says so.
+            may_spool: it can be spooled, if its rule allows it.
 
         Returns:
             None if it waits, else what refuses it.
@@ -315,7 +305,7 @@ class Delays:
         return None
 
     def spools_behind(self, held: Held, leader: Held) -> bool:
-        """Say whether a request that can be put aside is to be, as it must not overtake a held one."""
+        """Say whether a request is to be spooled because it must not overtake a held one."""
         if leader.spooled:
             return True
         return leader.rule.spool is not False and self._holding.over_bound(held) is not None
@@ -330,7 +320,7 @@ class Delays:
         return None
 
     def still_waits(self, now_ns: int, delays: Sequence[Demand], held: Held) -> Denial | Wait:
-        """Say where a held request waits on: where it is if it must, or else for the one that takes longest."""
+        """Return where a held request waits on: where it is if it must, or else for the slowest limit."""
         waits = []
         for part, gate, costs in delays:
             rule = gate.rule
@@ -347,26 +337,25 @@ class Delays:
         return max(waits, key=lambda wait: wait.due_ns)
 
     def released(self, now_ns: int, asked: Sequence[Demand], caller: Caller) -> None:
-        """Note that a held request of a caller was let go: its answer may be under way."""
+        """Note that a held request was let go: its answer may be under way."""
         if caller.by_answer:
             for part, gate, _ in asked:
                 if part.by_answer:
                     self._answers.released(part.line(gate), now_ns)
 
     def answered(self, now_ns: int, part: ApplicableLimit, gate: Gate, caller: Caller, cost: int) -> None:
-        """Note what an answer cost: it may be the turn of the next that waits."""
+        """Note the cost of an answer: the next in line may have its turn."""
         if part.by_answer and caller.by_answer:
             line = part.line(gate)
             self._answers.answered(line, cost)
             self._holding.ask_soon(line, now_ns)
 
     def _ahead(self, now_ns: int, part: ApplicableLimit, caller: Caller, line: QueueKey) -> int:
-        """Return how many permits the answers under way are expected to cost one limit."""
         return self._answers.ahead(line, now_ns) if part.by_answer and caller.by_answer else 0
 
 
 def _wait_us(now_ns: int, gate: Gate, permits: int, cost: int) -> int:
-    """Return how long a request would wait behind others that cost ``permits``, and for a breaker that is open."""
+    """Return the wait behind others that cost ``permits``, and for an open breaker."""
     return max(gate.wait_us_behind(now_ns, permits, cost), gate.open_us(now_ns))
 
 

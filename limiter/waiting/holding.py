@@ -1,29 +1,25 @@
 """The waiting room: requests that are held until the limits admit them, or until they have waited too long.
 
-It keeps order and time, and knows neither limits nor clients nor a clock; it asks through a function.
+It keeps order and time, and asks the limits through a function.
 
 Order
 =====
-Each request waits in one *line*: that of the limiter, or of the share of it, which stopped it. Its number says
-when it came. Whoever comes to a line that has somebody in it goes behind; when the limiter admits again, the
-first in line is asked for anew, by *all* its limits. It passes, is refused, stays, or goes over to another line, where
-it stands by its number. Of all that wait, nobody but a limiter ever keeps the one that came first, so lines
-never wait for each other in a circle.
+Each request waits in one *line*: that of the limiter, or share, which stopped it. When the limiter admits again, the
+first in line is asked for by *all* its limits. It passes, is refused, stays, or moves to another line, where its number
+(its time of arrival) gives its place. Only a limiter can keep the request that came first of all, so lines never wait
+for each other in a circle.
 
-What shares a connection and an order key with a held request follows it: it is in no limiter's line, and asked only
-once those before it are gone.
+A request with the connection and order key of a held one follows it: it is in no line until those before it are gone.
 
 Time
 ====
-``next_due_ns`` says when something is to be done, ``release`` does it, and ``earlier`` is called when it has
-moved to an earlier time than was last said. A request that is still held at its deadline is refused; its permits
-are spent when it passes and not before. One that cannot be refused has no deadline, and counts for no bound: who
-holds it makes its sender wait. At the end of a drain it passes, but
-for what asks for credit, which waits on. One that is ``spooled`` counts for no bound either: of
-all that its session has put aside it is the only one here.
+``release`` does what is due at ``next_due_ns``; ``earlier`` is called when that has moved to an earlier time. A
+request is refused at its deadline; it spends only when it passes. One that cannot be refused has no deadline, and
+counts
+for no bound: its session stops reading from the sender. It passes at the end of a drain, unless it asks for credit. A
+``spooled`` one counts for no bound either: it stands for all that its session has spooled.
 
-Work is constant for each request but for heaps. What has gone stays in a heap until it is looked at, or until
-the heap is half of such.
+Work is constant for each request but for heaps. Entries that are gone are swept when they are half of a heap.
 """
 
 from collections import Counter, deque
@@ -37,25 +33,18 @@ from limiter.rules.rule import Rule
 from limiter.waiting.lines import SLACK, Denial, Held, Wait, WaitQueue
 
 RELEASED_AT_ONCE: Final = 32
-"""Requests asked for by one ``release``, so that it ends within a few milliseconds; what is left is due at once."""
+"""Requests asked for by one ``release``, so that it takes a few milliseconds; the rest is due at once."""
 _ENDS_BEFORE_NS: Final = 200_000_000
-"""How long before the end of a drain what is still held is refused, so that the refusals can be sent."""
+"""How long before the end of a drain held requests are refused, so that the refusals can be sent."""
 
 NEVER_NS: Final = 1 << 62
-"""Of what waits for ever, how long it is held at most."""
+"""The longest hold of a request without a deadline."""
 
 BoundName = Literal["max_held", "max_held_bytes", "max_held_per_connection", "max_held_bytes_per_connection"]
 
 
 class Bounds(NamedTuple):
-    """How much may be held.
-
-    Attributes:
-        requests: of all connections together.
-        size_bytes: of all connections together.
-        requests_per_connection: of one connection.
-        size_bytes_per_connection: of one connection.
-    """
+    """How much may be held, of all connections together and of each."""
 
     requests: int = 10_000
     size_bytes: int = 64 * 1024 * 1024
@@ -64,12 +53,7 @@ class Bounds(NamedTuple):
 
 
 class HeldNow(NamedTuple):
-    """What is held at this moment.
-
-    Attributes:
-        requests: how many.
-        size_bytes: how large they are together.
-    """
+    """What is held now."""
 
     requests: int
     size_bytes: int
@@ -83,18 +67,18 @@ class _Load:
 
 
 class Holding:
-    """All that is held.
+    """All held requests.
 
     Args:
-        ask: asks all limits of a held request for it: None if they admit it, which spends; what refuses it; or where
-            it waits.
-        expire: does what a limit does when a request that waits for it is refused, and says by what; None if it passes,
-            since nobody can refuse it.
+        ask: asks all limits for a held request: None if they admit it, which spends; what refuses it; or where it
+            waits.
+        expire: does what a limit does when it refuses a request that has waited, and returns the refusal; None if it
+            cannot be refused and passes.
 
     Attributes:
-        bounds: how much may be held from now on.
+        bounds: how much may be held.
         earlier: called when something is due earlier than ``next_due_ns`` last said.
-        refused_by_bound: requests refused because as many as allowed were held, by the bound's option.
+        refused_by_bound: requests refused because too much was held, by the bound's option.
     """
 
     def __init__(
@@ -106,13 +90,13 @@ class Holding:
         self._ask = ask
         self._expire = expire
         self._total = _Load()
-        #: Of those that cannot be refused.
+        # Those that cannot be refused.
         self._unbounded = _Load()
         self._connections: dict[int, _Load] = {}
         self.lines: dict[QueueKey, WaitQueue] = {}
-        #: By connection and order key, those that are held and what follows them, first the one that is asked for.
+        # By connection and order key: held requests and their followers, in order.
         self._orders: dict[tuple[int, str | int], deque[Held]] = {}
-        #: Those whose turn has come to be asked for, because nobody is before them any more.
+        # Those to ask for, because nobody is before them any more.
         self._turns: deque[Held] = deque()
         self._dues: list[tuple[int, int, WaitQueue]] = []
         self._deadlines: list[tuple[int, int, Held]] = []
@@ -123,7 +107,7 @@ class Holding:
 
     @property
     def now(self) -> HeldNow:
-        """What is held at this moment."""
+        """What is held now."""
         total, more = self._total, self._unbounded
         return HeldNow(total.requests + more.requests, total.size_bytes + more.size_bytes)
 
@@ -143,12 +127,12 @@ class Holding:
         return bound
 
     def hold(self, now_ns: int, held: Held, wait: Wait, max_delay_ns: int) -> None:
-        """Let a request wait in line, until ``max_delay_ns`` from now at the latest. ``over_bound`` was asked."""
+        """Let a request wait in line for up to ``max_delay_ns``. The caller has asked ``over_bound``."""
         self._take_in(held, wait.resource, wait.rule, now_ns + max_delay_ns)
         self._enter(held, wait)
 
     def last_before(self, connection: int, order_key: str | int | None) -> Held | None:
-        """Return the last held request that what has this order key must not overtake; None if there is none."""
+        """Return the last held request with this order key, or None."""
         if order_key is None or not self._orders:
             return None
         order = self._orders.get((connection, order_key))
@@ -159,7 +143,7 @@ class Holding:
         self._take_in(held, leader.resource, leader.rule, now_ns + leader.rule.max_delay_ns)
 
     def is_behind(self, key: QueueKey, number: int | None) -> bool:
-        """Say whether somebody waits in a line who came before that number, or anybody if it is None."""
+        """Say whether a request older than that number waits in a line, or any if it is None."""
         line = self.lines.get(key)
         if line is None:
             return False
@@ -167,42 +151,42 @@ class Holding:
         return first is not None and (number is None or first.number < number)
 
     def each(self) -> Iterator[Held]:
-        """Yield all that is held but for what asks for credit; not to be changed meanwhile."""
+        """Yield all held requests without those for credit."""
         return (held for _, _, held in self._deadlines if not held.gone)
 
     def waiting_for(self, resource: Resource, dimension: str) -> int:
-        """Return how many wait for a limit, of all its shares; walks over all lines."""
+        """Return how many wait for a limit and its shares; walks over all lines."""
         return sum(
             line.waiting for key, line in self.lines.items() if key.resource == resource and key.dimension == dimension
         )
 
     def drop(self, held: Held) -> None:
-        """Forget a request for which nobody waits any more; without effect if it is gone already."""
+        """Forget a request whose sender has gone; without effect if it is gone already."""
         if not held.gone:
             self._let_go(held)
 
     def ask_soon(self, key: QueueKey, now_ns: int) -> None:
-        """Ask for the first in a line at the next ``release``: what kept it may have changed."""
+        """Ask for the first in a line at the next ``release``, because its limit may have changed."""
         line = self.lines.get(key)
         if line is not None and line.due_ns > now_ns:
             self._arm(line, now_ns)
 
     def ask_all_soon(self, now_ns: int) -> None:
-        """Ask for the first in each line at the next ``release``: the rules have changed."""
+        """Ask for the first in each line at the next ``release``, because the rules have changed."""
         for key in self.lines:
             self.ask_soon(key, now_ns)
 
     def is_over(self, now_ns: int) -> bool:
-        """Say whether a drain has ended, so that what cannot be refused passes."""
+        """Say whether a drain has ended, so that requests pass that cannot be refused."""
         return self._ends_ns is not None and self._ends_ns <= now_ns
 
     def drain(self, ends_ns: int) -> None:
-        """Let nobody wait until ``ends_ns``: what is still held is refused a little before, or passes."""
+        """Let nobody wait beyond ``ends_ns``: held requests are refused a little before, or pass."""
         self._ends_ns = ends_ns - _ENDS_BEFORE_NS
         self._tell(self._ends_ns)
 
     def next_due_ns(self) -> int | None:
-        """Return when ``release`` has something to do, or None while nothing is held."""
+        """Return when ``release`` has something to do, or None."""
         self._said_ns = None
         if self.now.requests:
             dues, deadlines = self._dues, self._deadlines
@@ -221,7 +205,7 @@ class Holding:
         return self._said_ns
 
     def release(self, now_ns: int) -> None:
-        """Do what is due: ask for the first in each line whose limiter admits again, refuse those at their deadline."""
+        """Ask for the first in each line whose limiter admits again; refuse requests at their deadline."""
         left = RELEASED_AT_ONCE
         ends = self.is_over(now_ns)
         while left and self._turns:
@@ -243,7 +227,7 @@ class Holding:
                 self._finish(held, self._expire(held, now_ns))
 
     def _ask_line(self, line: WaitQueue, now_ns: int, left: int) -> int:
-        """Ask for those in a line, one after the other, until one stays; return how many may still be asked for."""
+        """Ask for those in a line until one stays; return how many more may be asked for."""
         stayed = False
         try:
             while left and not stayed and (held := line.first()) is not None:
@@ -251,7 +235,7 @@ class Holding:
                 self._ask_for(held, now_ns)
                 stayed = held.line is line
         finally:
-            # Those for whom there is no time now, or whom a failure kept from being asked for.
+            # Those for whom there is no time now, or whose turn failed.
             if line.waiting and not stayed:
                 self._arm(line, now_ns)
         return left
@@ -283,7 +267,6 @@ class Holding:
             self._tell(deadline_ns)
 
     def _loads(self, held: Held) -> Sequence[_Load]:
-        """Return where a request is counted."""
         if held.spooled or not held.caller.refusable:
             return (self._unbounded,)
         own = self._connections.get(held.connection)
@@ -307,7 +290,6 @@ class Holding:
             del self.lines[line.key]
 
     def _arm(self, line: WaitQueue, due_ns: int) -> None:
-        """Set when the first in a line is asked for."""
         line.due_ns = due_ns
         self._due_number += 1
         heappush(self._dues, (due_ns, self._due_number, line))
@@ -317,7 +299,7 @@ class Holding:
         self._tell(due_ns)
 
     def _finish(self, held: Held, stop: Denial | None) -> None:
-        """Resolve a request. What that leads to may change everything here but what has gone."""
+        """Resolve a request. The callback may change everything here."""
         self._let_go(held)
         held.resolved(stop)
 
@@ -337,7 +319,7 @@ class Holding:
             heapify(self._deadlines)
 
     def _advance(self, held: Held, key: tuple[int, str | int]) -> None:
-        """Give the next in an order its turn if it was the first that has gone."""
+        """Let the next in an order have its turn if the first has gone."""
         order = self._orders[key]
         was_first = order[0] is held
         while order and order[0].gone:
@@ -355,4 +337,4 @@ class Holding:
 
 
 def _nobody() -> None:
-    """Tell nobody that something is due earlier."""
+    """Do nothing."""

@@ -1,7 +1,4 @@
-"""Lines: what waits, and in which order, for one limiter or one share of it.
-
-The words of the waiting room, without its rules; those are ``holding``'s.
-"""
+"""Lines: requests that wait, in order, for one limiter or one share of it. The rules are in ``holding``."""
 
 from abc import ABC, abstractmethod
 from heapq import heapify, heappop, heappush
@@ -12,7 +9,7 @@ from limiter.rules.resource import Resource
 from limiter.rules.rule import Dimension, Rule
 
 SLACK: Final = 64
-"""What has gone is swept from a heap only if there is more than this of it."""
+"""A heap is swept only if it has more dead entries than this."""
 
 
 class Denial(NamedTuple):
@@ -20,11 +17,10 @@ class Denial(NamedTuple):
 
     Attributes:
         resource: the resource, scope or total that is limited.
-        rule: the rule in force for it.
-        wait_us: microseconds until a request would be admitted again.
-        most: the request can never be admitted, since it costs more than what the rule admits at once: so many
-            messages, or bytes. None: it can.
-        most_of: what ``most`` counts.
+        rule: its active rule.
+        wait_us: microseconds until a request would be admitted.
+        most: the most that the rule admits at once, if the request costs more and can never be admitted; else None.
+        most_of: the unit of ``most``.
     """
 
     resource: Resource
@@ -35,7 +31,7 @@ class Denial(NamedTuple):
 
 
 class ShadowDenial(NamedTuple):
-    """What a shadow rule would have refused.
+    """A refusal by a shadow rule.
 
     Attributes:
         resource: the resource, scope or total that it limits.
@@ -56,9 +52,9 @@ class Wait(NamedTuple):
     Attributes:
         line: of which limiter.
         cost: what it will cost there, in permits.
-        due_ns: when to ask for the first in line again.
+        due_ns: when to ask for the first in line.
         resource: whose limit it is.
-        rule: the rule in force for it.
+        rule: its active rule.
     """
 
     line: QueueKey
@@ -69,12 +65,12 @@ class Wait(NamedTuple):
 
 
 class Credit(NamedTuple):
-    """What is asked for before messages come.
+    """A request for credit.
 
     Attributes:
-        least: permits that are asked for at least.
-        most: permits that are asked for at most.
-        size_bytes: what each of them costs in bytes.
+        least: the fewest permits of use.
+        most: the most permits.
+        size_bytes: the cost of each in bytes.
     """
 
     least: int
@@ -83,27 +79,27 @@ class Credit(NamedTuple):
 
 
 class Held(ABC):
-    """One request that waits.
+    """One waiting request.
 
     Args:
         resources: everything it is charged to.
         caller: who asks.
         messages: its cost in messages.
         size_bytes: its size, which is its cost in bytes unless it is charged by its answer.
-        connection: whose it is, for the bounds and for the order.
+        connection: for the bounds and for the order.
         order_key: what it must not overtake there; None is nothing.
         since_ns: since when it waits, if it has waited elsewhere before; 0 is from now on.
-        credit: what it asks for, if that is credit. It has no size then, and its ``messages`` are what is granted.
+        credit: the credit it asks for. It has no size then, and its ``messages`` are what is granted.
 
     Attributes:
-        number: when it came, among all.
+        number: its place in the order of arrival.
         deadline_ns: when it is refused.
         resource: whose limit it waits for.
         rule: the rule that holds it.
         line: where it waits; None while it follows another.
         cost: what it will cost there.
         gone: it waits no more.
-        spooled: it is the first of those that its sender's session has put aside, so it counts for no bound.
+        spooled: it stands for all that its session has spooled, so it counts for no bound.
         shades: what shadow rules said when it passed.
     """
 
@@ -160,21 +156,21 @@ class Held(ABC):
 
     @abstractmethod
     def resolved(self, stop: Denial | None) -> None:
-        """Take note of the outcome: None if it passes, else what it is refused by.
+        """Take note of the outcome: None if it passes, else the refusal.
 
-        Called once, when it is held no more; never if it was dropped.
+        Called once, when it is no longer held; never if it was dropped.
         """
 
 
 class WaitQueue:
-    """Those that wait for one limiter, or for one share of it.
+    """The line of one limiter or share.
 
     Attributes:
         key: which.
         waiting: how many wait.
-        permits: what they will cost there together.
-        due_ns: when the first of them is to be asked for again.
-        overtaken: permits that what may not wait has spent since one of them was let go.
+        permits: their cost there.
+        due_ns: when to ask for the first of them.
+        overtaken: permits spent since the last release by requests that may not wait.
     """
 
     __slots__ = ("_heap", "due_ns", "key", "overtaken", "permits", "waiting")
@@ -188,7 +184,7 @@ class WaitQueue:
         self._heap: list[tuple[int, Held]] = []
 
     def first(self) -> Held | None:
-        """Return who came first of those that wait."""
+        """Return the first in line."""
         heap = self._heap
         while heap:
             held = heap[0][1]
@@ -198,14 +194,14 @@ class WaitQueue:
         return None
 
     def enter(self, held: Held, cost: int) -> None:
-        """Take a request in, at the place that its number gives it."""
+        """Add a request at the place of its number."""
         held.line, held.cost = self, cost
         self.waiting += 1
         self.permits += cost
         heappush(self._heap, (held.number, held))
 
     def leave(self, held: Held) -> None:
-        """Let a request go."""
+        """Remove a request."""
         held.line = None
         self.overtaken = 0
         self.waiting -= 1
