@@ -1,7 +1,7 @@
 """The protocol-neutral words between protocols and handlers: Request, Response, Charge, Batch, Verdict, Ticket.
 
-A protocol's session makes batches out of bytes and turns verdicts back into bytes; a handler sees only
-what is defined here. Nothing in this module knows a protocol, does I/O or reads a clock.
+Sessions make batches out of bytes and turn verdicts into bytes; handlers see only what is defined here. No protocol, no
+I/O and no clock.
 """
 
 from abc import abstractmethod
@@ -21,36 +21,31 @@ if TYPE_CHECKING:
 
 
 Refusal = Literal["answered", "silent", "impossible"]
-"""What a refusal is to a request: its client is told; its client chose not to be told; or it cannot be said at all, as
-the client believes that the broker has it. Nothing refuses the last: it passes, or waits."""
+"""What a refusal is to a request: its client is told; its client chose not to be told; or it is impossible, as the
+client believes that the broker has the message. Then it passes, or waits.
+"""
 Asks = plans.Asks
 """Which rules decide."""
 Admit = Callable[["Segment | Publishes", int], int]
-"""Admits, run by run from a number on, the requests of a segment; returns the first that is left."""
+"""Admits runs of a segment from a number on; returns the first run that is left."""
 Count = Callable[["Segment | Publishes", Sequence[int]], Sequence[int]]
-"""Counts the runs of a segment that have none of some frames, whose indexes ascend; returns those that are left, among
-them those of whose resource something was refused of late."""
+"""Counts the runs of a segment without some frames, whose indexes ascend; returns those that are left, including all
+that may be repeats.
+"""
 
 
-# Requests of a batch in groups that are decided alike, whether they are there as objects or in columns.
-#
-# What a batch costs to decide and to count grows with its groups, not with its requests.
+# Groups of requests that are decided alike, as objects or in columns: the cost of a batch grows with its groups.
 class Group(msgspec.Struct, gc=False):
-    """The requests of a batch that are decided alike: the same resources, asked for in the same way by the same group.
+    """The requests of a batch that are decided alike. Fields without a description are those of each request.
 
     Attributes:
         resources: everything they are charged to.
         producer_group: the group that sends them.
         indexes: of the requests in the batch, ascending.
         messages: their costs, in messages.
-        size_bytes: what their costs in bytes add up to, if that is known already.
-        consumes: as in each of them.
-        by_answer: likewise.
+        size_bytes: the sum of their costs in bytes, if known.
         refusable: a refusal is possible.
-        order_key: as in each of them.
-        asks: likewise.
-        may_wait: likewise.
-        most: likewise; above 0 if they ask for credit.
+        most: above 0 if they ask for credit.
     """
 
     resources: tuple[Resource, ...]
@@ -68,9 +63,9 @@ class Group(msgspec.Struct, gc=False):
 
 
 class Columns(Sequence["Request"]):
-    """Requests that are kept in columns: grouped as they were read, and made into objects only for who looks at one.
+    """Requests in columns, as they were scanned; made into objects only on demand.
 
-    Most of them can be decided and counted many at a time; what is left of them is given out in groups.
+    Most can be decided and counted many at a time; the rest is given out in groups.
 
     Attributes:
         left: how many groups were given out to be decided.
@@ -86,21 +81,21 @@ class Columns(Sequence["Request"]):
     def undecided(self, admit: "Admit") -> "Iterable[Group]":
         """Have ``admit`` decide what it can; return the groups that are left.
 
-        Each is to be decided before the next is taken, so that all come to their limits in the order of the wire.
+        Each is decided before the next is taken, so that limits see all requests in the order of the wire.
         """
 
     @abstractmethod
     def uncounted(self, count: "Count", verdicts: "Verdicts") -> "Iterable[Group]":
-        """Have ``count`` count what it can of those without a verdict; return the groups that are left."""
+        """Have ``count`` count those without a verdict; return the groups that are left."""
 
     @property
     @abstractmethod
     def refusable(self) -> bool:
-        """Whether a refusal is possible to all of them."""
+        """Whether all of them can be refused."""
 
     @abstractmethod
     def sizes(self, indexes: Sequence[int]) -> Sequence[int]:
-        """Return the bytes that some of them are on the wire, in the order of their indexes, which ascend."""
+        """Return the sizes of some of them, whose indexes ascend."""
 
     @abstractmethod
     def answered(self, indexes: Sequence[int]) -> int:
@@ -108,19 +103,17 @@ class Columns(Sequence["Request"]):
 
     @abstractmethod
     def repeats(self, indexes: Sequence[int], look: "Look") -> Repeats:
-        """Look which of some, whose indexes ascend, come again."""
+        """Find the repeats among some, whose indexes ascend."""
 
 
 def grouped(requests: "Sequence[Request]") -> Sequence[Group]:
-    """Put requests in groups, in order of first appearance.
+    """Group requests, in order of first appearance.
 
-    Those of an ``order_key`` that spans several groups stand alone: whether they must wait depends on what became of
-    those before them.
+    Those with an ``order_key`` that spans several groups stand alone: each depends on the outcome of those before it.
     """
     if len(requests) < 2:
         return [group_of(request, [0], [request.messages]) for request in requests]
     keys = list(map(_alike, requests))
-    #: Where the requests of an order key go.
     kept: dict[str | int, tuple[object, ...]] = {}
     spread: set[str | int | None] = set()
     for key, request in zip(keys, requests, strict=True):
@@ -153,7 +146,7 @@ def _alike(request: "Request") -> tuple[object, ...]:
 def group_of(
     request: "Request", indexes: Sequence[int], messages: Sequence[int], size_bytes: int | None = None
 ) -> Group:
-    """Return the group of requests that are decided as one of them is; the rest as in ``Group``."""
+    """Return a group of requests that are decided as one of them is; arguments as in ``Group``."""
     return Group(
         request.resources,
         request.producer_group,
@@ -171,25 +164,25 @@ def group_of(
 
 
 class MessageIds(Protocol):
-    """The ids that clients have given their messages, of the requests of the chunk in hand."""
+    """The ids that clients have given the messages of the current chunk."""
 
     @property
     def chunk(self) -> memoryview:
         """The chunk."""
 
     def message_id(self, request: "Request") -> bytes:
-        """Return the id of a request's message, the same however often its client sends it; empty if it has none."""
+        """Return the id of a request's message, the same for each repeat; empty without one."""
 
 
 class Look(NamedTuple):
-    """How to look whether requests of one resource come again.
+    """How to find repeats among requests of one resource.
 
     Attributes:
-        ids: of what was refused.
+        ids: of refused messages.
         key: hash of the resource.
         now_ns: the time.
-        refused: the requests are refused themselves; else they pass.
-        of: of their messages.
+        refused: the requests are refused themselves.
+        of: the ids of their messages.
     """
 
     ids: RefusedIds
@@ -199,7 +192,7 @@ class Look(NamedTuple):
     of: MessageIds
 
     def at_each(self, requests: "Iterable[Request]") -> Repeats:
-        """Look at one request after the other."""
+        """Look at each request."""
         repeated = messages = size_bytes = identified = 0
         ids, key, now_ns, refused, of = self
         see, id_of = ids.see, of.message_id
@@ -218,15 +211,15 @@ class Look(NamedTuple):
 
 
 class Side(Enum):
-    """One of the two peers of a proxied connection; also the direction of what comes *from* that peer."""
+    """One of the two peers of a connection; also the direction of what comes *from* it."""
 
     CLIENT = "client"
     BROKER = "broker"
 
-    # Members are singletons compared by identity; Enum's own hash is Python code, and costs several times a lookup.
+    # Enum's own hash is Python code, and costs several times a lookup.
     __hash__ = object.__hash__
 
-    #: The opposite peer. As an attribute: a property of an enum costs several times as much.
+    # The opposite peer. An attribute, as a property of an enum costs several times as much.
     other: "Side"
 
 
@@ -234,21 +227,20 @@ Side.CLIENT.other, Side.BROKER.other = Side.BROKER, Side.CLIENT
 
 
 class ConnectionInfo(msgspec.Struct, frozen=True):
-    """Who is on the other end; what handlers may decide by and operators see.
+    """The client of a connection, as handlers and operators see it.
 
     Attributes:
-        id: number of the connection, unique within one data path for its lifetime.
+        id: number of the connection, unique within one data path.
         listener: name of the listener that accepted it.
         scope: what the listener's limits are shared under; a VIP port names its main port's scope.
         peer: the client's ``address:port``, as in every log line about it.
-        address: the client's IP address alone; an IPv4 one that came over IPv6 in its IPv4 spelling.
-        exempt: the listener's configuration says that this client is not to be limited.
-        scopes: others that the connection belongs to, such as its user, as far as the session knows them: its batches
-            carry them.
-        spools: its session can put aside what of its client's requests waits, so these may get a Later.
-        tls: the version of TLS that ends here, such as ``TLSv1.3``; empty without.
-        certificate: the name in the certificate that the client has shown in it; empty without one.
-        local: the IP address that the client connected to, in the same spelling as ``address``.
+        address: the client's IP address; IPv4 mapped into IPv6 as IPv4.
+        exempt: the listener's configuration exempts this client.
+        scopes: others that the connection belongs to, such as its user; its batches carry them.
+        spools: its session can spool requests, so these may get a Later.
+        tls: the version of TLS, such as ``TLSv1.3``; empty without.
+        certificate: the name in the client's certificate; empty without one.
+        local: the IP address that the client connected to, spelled like ``address``.
     """
 
     id: int
@@ -268,26 +260,27 @@ class Request(msgspec.Struct, gc=False):
     """One limitable request of a client.
 
     Attributes:
-        resources: everything it is charged to; all must admit. Most often one; several where it names copies.
-        messages: its cost in messages (a batch counts as what it holds), at least 1; 0 if its answer is charged.
-        size_bytes: bytes on the wire, the frame's own framing included.
-        producer_group: the group that sends it, or empty where the protocol has none.
+        resources: everything it is charged to; all must admit. Mostly one.
+        messages: its cost in messages, at least 1; 0 if its answer is charged.
+        size_bytes: on the wire, with framing.
+        producer_group: the group that sends it, or empty.
         refusal: what a refusal is to it.
         order_key: requests of one connection with equal keys never overtake each other; None is independent.
         handle: belongs to the session, opaque to handlers. A verdict on it also covers bytes still to come.
-        consumes: it takes messages. Only its own resources limit it, not the scopes of those who send.
-        by_answer: what it costs is known from its answer, and comes as a Charge.
-        since_ns: since when it waits, in monotonic nanoseconds, if it was put aside; otherwise 0.
-        returns: if its ticket is dropped, it is asked about again, or another connection sends it: that is not counted.
-        most: it asks for credit: for permits of ``messages`` at least and so many at most, of ``size_bytes`` each,
-            before the messages come. Without a verdict all are granted. One that is held waits until some are there,
-            however long that takes, and its ``messages`` are what it is granted when its ticket is resolved. It cannot
-            be refused, and is not counted as admitted: what comes on credit is (``Paid``). 0: it is a request like any
-            other.
-        asks: which rules decide. Shadows never decide on credit.
-        may_wait: it can be held. What a rule would hold of one that cannot, it refuses; what cannot be refused either
-            passes, and is charged.
-        message_id: as in ``MessageIds``, once it is held; that is known before only of what is in hand.
+        consumes: it takes messages. Scopes of producers do not limit it.
+        by_answer: its answer tells its cost, and comes as a Charge.
+        since_ns: since when it waits, if it was spooled; otherwise 0.
+        returns: if its ticket is dropped, it comes again, perhaps on another connection: that is not counted.
+        most: it asks for credit: for ``messages`` permits at least and this many at most, of ``size_bytes`` each.
+            Without a
+            verdict all are granted. A held one waits for as long as it takes, and its ``messages`` are what it is
+            granted
+            when its ticket is resolved. It cannot be refused, and is not counted as admitted: ``Paid`` messages are. 0:
+            an
+            ordinary request.
+        asks: which rules decide. Shadow rules never decide on credit.
+        may_wait: it can be held. Otherwise delay rules refuse it; what cannot be refused either passes and is charged.
+        message_id: as in ``MessageIds``; set once it is held.
     """
 
     resources: tuple[Resource, ...]
@@ -311,10 +304,10 @@ class Response(msgspec.Struct, gc=False):
     """One answer of the broker, made only when some handler asks for responses.
 
     Attributes:
-        request_code: the protocol's number of the request that it answers, or None when that is not known.
-        resources: the resources of the request that it answers; empty when that request was not limitable.
+        request_code: the protocol's number of the request, or None if unknown.
+        resources: of the request; empty if it was not limitable.
         status: the protocol's own result code.
-        size_bytes: bytes on the wire, the frame's own framing included.
+        size_bytes: on the wire, with framing.
     """
 
     request_code: int | None
@@ -324,24 +317,24 @@ class Response(msgspec.Struct, gc=False):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What a handler decided about one request; a request without a verdict passes.
+    """A handler's decision about one request; a request without a verdict passes.
 
-    A request keeps the first Refuse it gets. Hold and Later give way to a Refuse, Shadow to all three. One that cannot
-    be refused gets none. One for credit gets a Grant or a Hold, which is the stronger, and no Later.
+    A request keeps the first Refuse. Hold and Later give way to a Refuse, Shadow to all three. One that cannot be
+    refused
+    gets none. A request for credit gets a Grant or a Hold, which is the stronger, and no Later.
     """
 
 
 class Refuse(Verdict, frozen=True):
-    """The request does not reach the broker; the session says so in the protocol's own words.
+    """The request does not reach the broker; the session answers it in the protocol's own words.
 
     Attributes:
         resource: the resource, scope or total whose limit refused it.
-        rule: name of the rule that refused it, for the log, the metric and the answer's remark.
+        rule: name of that rule, for log, metric and answer.
         wait_us: microseconds until the same request could be admitted, as far as is known.
         busy_code: the protocol's number to refuse it with; None leaves that to the protocol.
-        most: the request can never be admitted, since it costs more than what the rule admits at once: so many
-            messages, or bytes. None: it can.
-        most_of: what ``most`` counts.
+        most: the most that the rule admits at once, if the request costs more and can never be admitted; else None.
+        most_of: the unit of ``most``.
     """
 
     resource: Resource
@@ -353,7 +346,7 @@ class Refuse(Verdict, frozen=True):
 
 
 class Shadow(Verdict, frozen=True):
-    """The request passes, and is counted: a rule would refuse it if it were in earnest.
+    """The request passes, and is counted as one that a shadow rule would refuse.
 
     Attributes:
         resource: the resource, scope or total whose limit would have refused it.
@@ -365,19 +358,18 @@ class Shadow(Verdict, frozen=True):
 
 
 class Ticket:
-    """The claim of one held request: it is resolved once, to pass or to be refused, unless it is dropped before.
+    """The claim of one held request: resolved once, to pass or to be refused, unless it is dropped before.
 
-    The handler that made it resolves it; the driver attaches itself and tells the session. Both on the event
-    loop.
+    The handler that made it resolves it, on the event loop; the driver attaches itself and tells the session.
 
     Args:
-        on_dropped: told if nobody waits for the request any more: its client left, or another handler refused it.
+        on_dropped: called if its client left, or another handler refused it.
 
     Attributes:
         resolved: it has been.
-        refuse: how, once it has; None is pass.
-        shadow: if it passes, what a shadow rule says to it.
-        dropped: nobody waits any more; it will not be resolved.
+        refuse: how; None is pass.
+        shadow: if it passes, what a shadow rule says about it.
+        dropped: it will not be resolved.
     """
 
     __slots__ = ("_on_dropped", "_on_resolved", "dropped", "refuse", "resolved", "shadow")
@@ -391,14 +383,14 @@ class Ticket:
         self._on_resolved: Callable[[Ticket], None] | None = None
 
     def attach(self, on_resolved: "Callable[[Ticket], None]") -> None:
-        """Have a function called when the ticket is resolved, at once if it is already."""
+        """Call a function when the ticket is resolved, at once if it is already."""
         if self.resolved:
             on_resolved(self)
         elif not self.dropped:
             self._on_resolved = on_resolved
 
     def resolve(self, refuse: Refuse | None, shadow: Shadow | None = None) -> None:
-        """Say what becomes of the request; without effect once it was resolved or dropped."""
+        """Resolve the request; without effect once it was resolved or dropped."""
         if self.resolved or self.dropped:
             return
         self.resolved = True
@@ -410,7 +402,7 @@ class Ticket:
             on_resolved(self)
 
     def drop(self) -> None:
-        """Give the request up; without effect once it was resolved or dropped."""
+        """Give up the request; without effect once it was resolved or dropped."""
         if self.resolved or self.dropped:
             return
         self.dropped = True
@@ -421,13 +413,13 @@ class Ticket:
 
 
 class Hold(Verdict, frozen=True):
-    """The request waits in the session, in its own copy, until its ticket is resolved.
+    """The request waits in the session until its ticket is resolved.
 
     Attributes:
         resource: the resource, scope or total whose limit it waits for.
         rule: name of that rule.
         ticket: resolved by the handler.
-        spools: what its session gets of the same kind while it waits is to be put aside behind it, undecided.
+        spools: later requests of its kind are spooled behind it, undecided.
     """
 
     resource: Resource
@@ -437,35 +429,33 @@ class Hold(Verdict, frozen=True):
 
 
 Verdicts = Mapping[int, Verdict]
-"""Verdicts by the request's index in its batch. Requests that are not in it pass."""
+"""Verdicts by the request's index in its batch. Other requests pass."""
 
 NO_VERDICTS: Final[Verdicts] = {}
 
 
 def drop_tickets(verdicts: Verdicts) -> None:
-    """Drop the tickets among verdicts that come to nothing."""
+    """Drop the tickets among verdicts without effect."""
     for verdict in verdicts.values():
         if isinstance(verdict, Hold):
             verdict.ticket.drop()
 
 
 class Grant(Verdict, frozen=True):
-    """Of what a request for credit asks, only some is granted; it may ask for the rest anew.
+    """A request for credit gets only this many messages, at least one; it may ask for the rest again.
 
-    One that is held is granted what its ``messages`` say when it is resolved.
-
-    Attributes:
-        messages: how many; at least one.
+    A held one is granted its ``messages`` when it is resolved.
     """
 
     messages: int
 
 
 class Later(Verdict, frozen=True):
-    """The request is not decided: it comes again in a later batch, when the one that it stands behind is resolved.
+    """The request is not decided: it comes again in a later batch, when the held one before it is resolved.
 
-    For what cannot be refused, or can be put aside, and waits in the session in its own copy behind a held request with
-    its order key. So what waits for long costs its bytes and no ticket, and nothing is counted of it yet.
+    For requests that cannot be refused, or can be spooled, behind a held one with their order key. They cost their
+    bytes
+    and no ticket, and are not counted yet.
     """
 
 
@@ -473,16 +463,16 @@ LATER: Final = Later()
 
 
 class Charge(msgspec.Struct, gc=False):
-    """A cost that became known only after its request had been decided; it can no longer be refused.
+    """A cost that became known after its request had been decided; it cannot be refused.
 
     Attributes:
         resources: everything it is charged to.
-        messages: the cost in messages beyond what its request was decided by; negative is given back.
+        messages: the cost beyond what was decided; negative is given back.
         size_bytes: the cost in bytes beyond that; likewise.
         producer_group: as in the request.
-        consumes: its request consumes; an answer that brought nothing is a charge of 0.
+        consumes: its request consumes; an empty answer is a charge of 0.
         asks: which rules it is charged to.
-        counts: it is counted as admitted. What corrects a charge for credit is not.
+        counts: it is counted as admitted; a correction of credit is not.
     """
 
     resources: tuple[Resource, ...]
@@ -495,13 +485,13 @@ class Charge(msgspec.Struct, gc=False):
 
 
 class Paid(msgspec.Struct, gc=False):
-    """Messages that came on credit: nothing decides on them any more, and they are counted as admitted.
+    """Messages that came on credit: already decided, and counted as admitted.
 
     Attributes:
-        resources: what they are for.
-        requests: how many requests they are.
-        messages: how many messages.
-        size_bytes: bytes on the wire.
+        resources: of the messages.
+        requests: how many.
+        messages: in these.
+        size_bytes: on the wire.
         consumes: they are taken, not sent.
     """
 
@@ -516,14 +506,14 @@ class Batch:
     """The requests of one chunk from one peer, decided together.
 
     Attributes:
-        connection: whose requests they are.
+        connection: whose they are.
         side: the peer they came from.
         requests: in the order of the wire.
         charges: costs to be debited without a decision.
-        paid: what came on credit. Requests, charges and paid are not all empty.
-        ids: of its messages; None if its protocol has none, or they are not in hand.
-        verdicts: what the pipeline decided so far. Only the pipeline adds to it.
-        bypassed: names of the handlers that were skipped, with the reason.
+        paid: messages that came on credit.
+        ids: of its messages; None if there are none.
+        verdicts: of the pipeline so far; only the pipeline adds to it.
+        bypassed: handlers that were skipped, with the reason.
     """
 
     __slots__ = (
@@ -559,7 +549,7 @@ class Batch:
         self.ids = ids
         self.verdicts: dict[int, Verdict] = {}
         self.bypassed: dict[str, str] = {}
-        # As isinstance, which takes longer with an abstract class than most of what follows.
+        # isinstance with an abstract class takes longer than most of what follows.
         self._columns = cast("Columns", requests) if Columns in type(requests).__mro__ else None
         self._groups: Sequence[Group] | None = None
         self._distinct: Collection[Verdict] | None = None
@@ -567,18 +557,18 @@ class Batch:
 
     @property
     def spools(self) -> bool:
-        """Whether its session can put aside what waits of it, but for what takes messages."""
+        """Whether its session can spool its requests, except consuming ones."""
         return self.connection.spools and self.side is Side.CLIENT
 
     @property
     def came_back(self) -> bool:
-        """Whether it was put aside before; then all of it was."""
+        """Whether all of it was spooled before."""
         requests = self.requests
         return self._columns is None and self.connection.spools and len(requests) > 0 and requests[0].since_ns > 0
 
     @property
     def asks_credit_alone(self) -> bool:
-        """Whether all requests ask for credit, of which there is one at least."""
+        """Whether all requests ask for credit; at least one does."""
         alone = self._asks_credit_alone
         if alone is None:
             alone = self._columns is None and len(self.requests) > 0
@@ -591,27 +581,23 @@ class Batch:
 
     @property
     def distinct(self) -> Collection[Verdict]:
-        """The verdicts, each once: one often stands for a whole run of requests."""
+        """The distinct verdicts: one often stands for a whole run."""
         distinct = self._distinct
         if distinct is None:
             distinct = self._distinct = _distinct(self.verdicts)
         return distinct
 
     def groups(self) -> Sequence[Group]:
-        """Return the requests in groups that are decided alike, in order of first appearance.
-
-        Computed once: handlers and counters share it, so their cost grows with the distinct resources
-        of a chunk and not with its messages. See ``grouped``.
-        """
+        """Return groups of requests that are decided alike; see ``grouped``. Computed once."""
         groups = self._groups
         if groups is None:
-            # Shown only when complete: a handler on a thread may ask at the same time as the loop.
+            # Assigned when complete: a handler on a thread may ask at the same time as the loop.
             columns = self._columns
             groups = self._groups = grouped(self.requests) if columns is None else columns.groups()
         return groups
 
     def size_bytes(self, indexes: Sequence[int]) -> Sequence[int]:
-        """Return the costs of some requests in bytes: 0 for one that is charged by its answer."""
+        """Return costs in bytes: 0 for a request that is charged by its answer."""
         if self._columns is not None:
             return self._columns.sizes(indexes)
         requests = self.requests
@@ -623,9 +609,9 @@ class Batch:
         return 0 if self._columns is None else self._columns.left
 
     def undecided(self, admit: Admit) -> Iterable[Group]:
-        """Have ``admit`` decide what it can; return the groups that are left, as ``Columns.undecided`` says."""
+        """Have ``admit`` decide what it can; return the groups that are left, as ``Columns.undecided`` does."""
         if self._columns is None or self.verdicts or self._groups is not None:
-            # What has a verdict is not to be charged, and who asked for the groups had all requests looked at.
+            # With verdicts or groups present, each request must be looked at.
             return self.groups()
         return self._columns.undecided(admit)
 
@@ -636,7 +622,7 @@ class Batch:
         return self._columns.uncounted(count, self.verdicts)
 
     def sums_of(self, group: Group, indexes: Sequence[int]) -> tuple[int, int]:
-        """Return for some requests of a group what ``size_bytes`` adds up to, and how many expect an answer."""
+        """Return the sum of ``size_bytes`` of some requests of a group, and how many expect an answer."""
         requests, columns = self.requests, self._columns
         if columns is not None:
             known = group.size_bytes if len(indexes) == len(group.indexes) else None
@@ -644,7 +630,7 @@ class Batch:
         return sum(self.size_bytes(indexes)), sum([requests[index].refusal == "answered" for index in indexes])
 
     def repeats(self, group: Group, indexes: Sequence[int], ids: RefusedIds, now_ns: int, *, refused: bool) -> Repeats:
-        """Look which requests of a group, whose indexes ascend, come again, as ``Look`` says."""
+        """Find the repeats among some requests of a group, whose indexes ascend."""
         if self.ids is None:
             return NO_REPEATS
         look = Look(ids, hash(group.resources[0]), now_ns, refused, self.ids)
@@ -653,9 +639,9 @@ class Batch:
         return look.at_each([self.requests[index] for index in indexes])
 
     def add_verdicts(self, verdicts: Verdicts) -> None:
-        """Merge what one handler decided, as Verdict says; a ticket that gives way is dropped.
+        """Merge a handler's verdicts, as ``Verdict`` says; dropped verdicts drop their tickets.
 
-        Nothing is merged of an answer that is wrong in part.
+        Nothing is merged if one of them is wrong.
 
         Raises:
             IndexError: a verdict names a request that is not in the batch.
@@ -682,7 +668,7 @@ class Batch:
             self._merge(index, verdict)
 
     def refuse_all(self, refuse: Refuse) -> None:
-        """Refuse what nobody has refused yet."""
+        """Refuse all requests without a refusal."""
         all_refusable = self._all_refusable()
         for index in range(len(self.requests)):
             if all_refusable or self._may_be(index, refuse):
@@ -717,12 +703,12 @@ class Batch:
 
 
 def _distinct(verdicts: Verdicts) -> Collection[Verdict]:
-    """Return verdicts by what they are, not by what they say; without a step of the interpreter for each."""
+    """Return distinct verdicts by identity, without a step of the interpreter for each."""
     return dict(zip(map(id, verdicts.values()), verdicts.values(), strict=True)).values()
 
 
 def _weight(verdict: Verdict) -> int:
-    """Return which of two verdicts a request keeps: the greater, or of equals the first."""
+    """Return the precedence of a verdict: the greater wins, or of equals the first."""
     return next(weight for weight, kinds in enumerate(_WEIGHTS) if isinstance(verdict, kinds))
 
 
@@ -730,7 +716,7 @@ _WEIGHTS: Final[Sequence[type[Verdict] | tuple[type[Verdict], ...]]] = (Shadow, 
 
 
 def _check_verdict(verdict: object, verdicts: Verdicts) -> None:
-    """Refuse what a session could not make an answer of: it must be the handler's fault, not the connection's."""
+    """Raise for a verdict that a session could not answer with: the handler's fault, not the connection's."""
     if not isinstance(verdict, Verdict):
         index = next(index for index, each in verdicts.items() if each is verdict)
         raise TypeError(f"{verdict!r} is not a verdict for request {index}")

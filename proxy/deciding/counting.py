@@ -1,4 +1,4 @@
-"""Counts what was decided: runs of requests, each with one verdict, go to the accounts of one data path."""
+"""Counts decisions: runs of requests with one verdict go to the accounts of a data path."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -15,13 +15,13 @@ class Tally:
     """Counts the batches of all connections.
 
     Args:
-        accounts: told what became of requests.
+        accounts: counts outcomes.
 
     Attributes:
-        sender: as the accounts say who sends.
+        sender: as the accounts have it.
         held_requests: held now.
         held_bytes: their size on the wire.
-        repeated_requests: by kind of the resource, those that came again after they had been refused a moment ago.
+        repeated_requests: by kind of the resource, repeats of messages that were refused a moment ago.
     """
 
     def __init__(self, accounts: Accounts) -> None:
@@ -31,18 +31,18 @@ class Tally:
         self.held_bytes = 0
         self.repeated_requests: dict[str, int] = {}
         self._ids = RefusedIds()
-        #: By the identity of each request for credit that is held: by what, and how many messages were counted of it.
+        # By identity of each held request for credit: what holds it, and how many messages were counted.
         self._credit: dict[int, tuple[Judged, int]] = {}
 
     def count(self, batch: Batch, now_ns: int, sender: Sender) -> None:
-        """Count a batch whose verdicts are complete. Handlers that were bypassed make "bypassed" of "admitted".
+        """Count a batch with complete verdicts. "admitted" becomes "bypassed" if a handler was bypassed.
 
-        For each request with a Hold, ``resolved`` or ``dropped`` must follow once. One with a Later comes again.
+        Each request with a Hold needs one ``resolved`` or ``dropped``. One with a Later comes again.
         """
         tell, exempt = self._accounts.count, batch.connection.exempt
         passed: Outcome = "exempt" if exempt else "bypassed" if batch.bypassed else "admitted"
         if batch.asks_credit_alone:
-            # What comes on credit is counted, not the credit.
+            # Messages on credit are counted, not the credit.
             if batch.verdicts:
                 self._count_credit(range(len(batch.requests)), batch, now_ns, sender)
         elif batch.requests:
@@ -92,13 +92,11 @@ class Tally:
                 request.message_id = batch.ids.message_id(request)
 
     def _look(self, batch: Batch, group: Group, indexes: Sequence[int], now_ns: int, *, refused: bool) -> None:
-        """Look which requests of a group come again, if they may."""
         if batch.ids is not None and (refused or self._may_repeat(group.resources, now_ns)):
             repeats = batch.repeats(group, indexes, self._ids, now_ns, refused=refused)
             self._count_repeats(group.resources, repeats, now_ns, refused=refused)
 
     def _look_at_held(self, request: Request, now_ns: int, *, refused: bool) -> None:
-        """Look whether a request that was held comes again, now that it is known what becomes of it."""
         resources, message_id = request.resources, request.message_id
         if not message_id or not (refused or self._may_repeat(resources, now_ns)):
             return
@@ -116,7 +114,7 @@ class Tally:
         self._accounts.repeat(now_ns, resources, repeats, refused=refused and len(self._ids) > 0)
 
     def _count_credit(self, indexes: Sequence[int], batch: Batch, now_ns: int, sender: Sender) -> None:
-        """Count the requests for credit that must wait, as so many messages as they ask for at least."""
+        """Count requests for credit that must wait, with the fewest messages that they ask for."""
         for index in indexes:
             verdict, request = batch.verdicts.get(index), batch.requests[index]
             if isinstance(verdict, Hold):
@@ -126,16 +124,16 @@ class Tally:
                 self.held_requests += 1
 
     def _count_waited(self, batch: Batch, now_ns: int, sender: Sender) -> None:
-        """Count as held what was put aside and is decided now; what still waits is counted once that is over."""
+        """Count requests as held that were spooled and are decided now."""
         verdicts = batch.verdicts
         for index, request in enumerate(batch.requests):
             if request.since_ns and not isinstance(verdicts.get(index), Hold | Later):
                 self._count(request, "held", now_ns, sender)
 
     def resolved(self, request: Request, verdict: Refuse | Shadow | None, now_ns: int, sender: Sender) -> None:
-        """Count a request that was held, and now passes, though a shadow rule may say no, or is refused."""
+        """Count a held request that now passes, perhaps despite a shadow rule, or is refused."""
         if request.most:
-            # What it was granted beyond the least had to wait as well.
+            # Messages beyond the fewest had to wait as well.
             judged, counted = self._credit[id(request)]
             if request.messages > counted:
                 self._accounts.count(now_ns, request.resources, sender, judged, (0, request.messages - counted, 0))
@@ -146,7 +144,7 @@ class Tally:
         self._look_at_held(request, now_ns, refused=isinstance(verdict, Refuse))
 
     def dropped(self, request: Request, now_ns: int, sender: Sender) -> None:
-        """Count a request that was held when its client left; one that returns is only held no more."""
+        """Count a held request whose client left; one that returns is only no longer held."""
         if request.returns or request.most:
             self._release(request, now_ns)
         else:
@@ -154,13 +152,13 @@ class Tally:
             self._look_at_held(request, now_ns, refused=True)
 
     def passed_on(self, request: Request, now_ns: int, sender: Sender) -> None:
-        """Count a request that was held, and goes on all the same; what it costs is counted as a Charge."""
+        """Count a held request that is forwarded all the same; its cost is counted as a Charge."""
         self._release(request, now_ns)
         self._accounts.count(now_ns, request.resources, sender, "admitted", (1, 0, 0))
         self._look_at_held(request, now_ns, refused=False)
 
     def lost(self, requests: Iterable[Request], now_ns: int, sender: Sender) -> None:
-        """Count requests that were never decided, and whose session has given them up; one may stand for many."""
+        """Count requests that were given up undecided; one may stand for many."""
         for _, run in groupby(requests, key=id):
             alike = list(run)
             self._count(alike[0], "dropped", now_ns, sender, times=len(alike))
@@ -184,7 +182,7 @@ class Tally:
 
 
 def _word(verdict: Verdict | None, producer_group: str, answers: int, passed: Outcome) -> Outcome | Judged:
-    """Say what becomes of requests with a verdict; what a plug-in makes up lets them pass."""
+    """Return the outcome of a verdict; a plug-in's own kind passes."""
     match verdict:
         case Refuse():
             return Judged("refuse", verdict.rule, producer_group, verdict.wait_us, answers)
@@ -196,7 +194,7 @@ def _word(verdict: Verdict | None, producer_group: str, answers: int, passed: Ou
 
 
 def _runs(group: Group, batch: Batch) -> Iterator[tuple[Verdict | None, Sequence[int], int]]:
-    """Yield verdict, indexes and messages of requests in a row that have the same: one often stands for many."""
+    """Yield verdict, indexes and messages of adjacent requests with the same verdict."""
     indexes, first, messages = group.indexes, 0, 0
     if len(batch.distinct) == 1 and len(batch.verdicts) == len(batch.requests):
         yield batch.verdicts[indexes[0]], indexes, sum(group.messages)

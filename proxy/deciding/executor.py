@@ -1,10 +1,9 @@
 """The executor: bounded lanes on which handlers decide, and which bypass themselves rather than delay anyone.
 
-A lane is a trio task behind a bounded queue; one hop carries one batch. While the lane is idle a handler that does not
-await decides at once, without the hop: there is nobody to wait for. It is not a thread pool: measured, a hop
-to a trio task costs about 16 µs and one to a thread 219 µs. A threaded lane exists for handlers that block; its
-hop goes on to a worker thread. The queue is a deque and the hop a bare reschedule, because a memory channel with
-an event and a timeout for each batch took twice the processor time.
+A lane is a trio task behind a bounded queue; one hop carries one batch. On an idle lane, a handler that does not await
+decides at once, without the hop. A hop to a trio task costs about 16 µs and one to a thread 219 µs, so threaded lanes
+are for handlers that block. The queue is a deque and the hop a bare reschedule: a memory channel with an event and a
+timeout for each batch took twice the processor time.
 
 When a lane bypasses
     ====== =======================================================================================
@@ -14,10 +13,9 @@ When a lane bypasses
     error  the handler raised
     ====== =======================================================================================
 
-A busy loop is not a late lane. A lane serves all that is queued without yielding, or with one hop to its thread;
-its time runs from its turn on, not from the batch's arrival, if the loop came round to it only then; and who
-watches the deadlines lets it go on once more before judging. So only a lane that really waits or computes is
-late. Without this, flooding connections would switch the limiter off by their own load.
+A busy loop is not a late lane, or floods would switch the limiter off. A lane serves its whole queue without yielding,
+or with one hop to its thread. Its time runs from its turn on, and the watch of deadlines lets it run once more before
+judging.
 """
 
 import inspect
@@ -32,17 +30,17 @@ import trio
 from proxy.deciding.batch import Batch, Verdicts, drop_tickets
 
 Decide = Callable[[Batch, int], Verdicts | Awaitable[Verdicts]]
-"""What a lane runs for each batch, with the monotonic time in nanoseconds."""
+"""Decides on a batch, with the monotonic time in nanoseconds."""
 
 BypassReason = Literal["full", "late", "error"]
 
 
 @dataclass(frozen=True, slots=True)
 class Bypass:
-    """The handler was skipped for one batch.
+    """A handler was skipped for one batch.
 
     Attributes:
-        reason: why, as the metric's label.
+        reason: the metric's label.
         error: what the handler raised, for reason ``error``.
     """
 
@@ -57,7 +55,7 @@ class LaneStats:
     Attributes:
         depth: batches queued now.
         capacity: batches it can queue.
-        late: it is bypassed until a probe returns in time.
+        late: bypassed until a probe returns in time.
     """
 
     depth: int
@@ -66,26 +64,26 @@ class LaneStats:
 
 
 class Submission:
-    """One batch on its way through a lane, and the place where the verdicts are laid down."""
+    """One batch on its way through a lane, with the outcome."""
 
     __slots__ = ("batch", "begun", "deadline_s", "outcome", "overdue", "taken", "task")
 
     def __init__(self, batch: Batch | None, begun: Awaitable[Verdicts] | None = None) -> None:
-        #: None asks nothing: it is only waited for until its turn has come.
+        # None is no batch: only its turn is waited for.
         self.batch = batch
         self.deadline_s = 0.0
-        #: What the handler answered when it was asked at once, if that is still to be awaited.
+        # The handler's answer, if it is still to be awaited.
         self.begun = begun
         self.outcome: Verdicts | Bypass | None = None
-        #: The outcome as the waiting task was woken for it; what is laid down later comes to nothing.
+        # The outcome when the waiting task was woken; a later one has no effect.
         self.taken: Verdicts | Bypass | None = None
-        #: Its deadline passed before there was an outcome.
+        # Its deadline passed without an outcome.
         self.overdue = False
-        #: Who waits for the outcome; None before, and once nobody does any more.
+        # The task that waits for the outcome, if any.
         self.task: trio.lowlevel.Task | None = None
 
     def wake(self) -> None:
-        """Let the waiting task go on."""
+        """Wake the task that waits for the outcome."""
         if self.task is not None:
             task, self.task = self.task, None
             self.taken = self.outcome
@@ -96,11 +94,11 @@ class Lane:
     """One queue, the task that serves it, and the task that watches its deadlines.
 
     Args:
-        decide: called for each batch; its own time is not bounded, only the wait for it is.
+        decide: called for each batch; only the wait for it is bounded.
         capacity: batches that may be queued.
         deadline_s: seconds a batch waits for its verdict before it bypasses.
         threaded: run ``decide`` on a worker thread.
-        now_ns: the monotonic clock of the data path, in nanoseconds; a threaded lane reads it on its thread.
+        now_ns: the monotonic clock of the data path; a threaded lane reads it on its thread.
 
     Attributes:
         late: bypassed until a probe returns in time.
@@ -113,34 +111,33 @@ class Lane:
         self._decide = decide
         self._deadline_s = deadline_s
         self._threaded = threaded
-        #: Decide without a hop while the lane is idle: not on a thread, nor where the handler awaits.
+        # Whether to decide without a hop: not on a thread, nor where the handler awaits.
         self._at_once = not threaded
-        #: Batches since the serving task last had its turn: as many as may be queued. Those of one turn of the loop are
-        #: bounded by that, as a queue that is served once in a turn bounds them.
+        # Batches since the serving task last had its turn, bounded as a queue is that is served once in a turn of the
+        # loop.
         self._decided_at_once = 0
         self._now_ns = now_ns
         self._thread_limiter = trio.CapacityLimiter(1)
         self._capacity = capacity
         self._queue: deque[Submission] = deque()
-        #: The serving task while it waits for the queue to fill.
+        # The serving task while it waits for the queue to fill.
         self._server: trio.lowlevel.Task | None = None
-        #: When the serving task began with what is queued; None while it has not had its turn.
+        # When the serving task began with the queue; None while it has not had its turn.
         self._turn_s: float | None = None
         self._probe: Submission | None = None
-        #: What the thread has decided and the loop has not taken note of yet.
+        # Decided on the thread, and not yet seen by the loop.
         self._laid_down: deque[Submission] = deque()
         self._loop_told = False
-        # In the order of their deadlines. One task watches them all: a timer for each batch would cost more
-        # than the hop.
+        # In the order of their deadlines. One task watches all: a timer for each batch would cost more than the hop.
         self._waiting: deque[Submission] = deque()
         self._watch_idle = trio.lowlevel.ParkingLot()
 
     def stats(self) -> LaneStats:
-        """Return the figures of this moment."""
+        """Return the present figures."""
         return LaneStats(len(self._queue), self._capacity, self.late)
 
     def submit(self, batch: Batch) -> Verdicts | Bypass | Submission:
-        """Return what the handler decides, or the Bypass that stands in for it; or what ``outcome_of`` waits for."""
+        """Return the handler's verdicts, the Bypass in their place, or what ``outcome_of`` waits for."""
         if self.late:
             self._send_probe(batch)
             return Bypass("late")
@@ -148,14 +145,13 @@ class Lane:
         if self._server is not None and self._at_once and self._decided_at_once < self._capacity:
             self._decided_at_once += 1
             decided = self._decide_at_once(batch)
-            # As a rule; to ask an abstract class takes longer than most of what follows.
             if type(decided) is dict or not isinstance(decided, Awaitable):
                 return decided
             begun = decided
         return Submission(batch, begun)
 
     async def outcome_of(self, ticket: Submission) -> Verdicts | Bypass:
-        """Queue a batch; return what the handler decides, or the Bypass that stands in for it after the deadline."""
+        """Queue a batch; return the handler's verdicts, or the Bypass in their place after the deadline."""
         ticket.task = trio.lowlevel.current_task()
         ticket.deadline_s = trio.current_time() + self._deadline_s
         if not self._put(ticket):
@@ -173,7 +169,7 @@ class Lane:
         return ticket.taken if ticket.taken is not None else Bypass("late")
 
     async def turn(self) -> None:
-        """Return once the lane has served what is queued by now; a handler that hangs keeps it from that."""
+        """Return once the lane has served its present queue; not if a handler hangs."""
         ticket = Submission(None)
         ticket.task = trio.lowlevel.current_task()
         while not self._put(ticket):  # noqa: ASYNC110 - nobody says that there is room
@@ -186,7 +182,7 @@ class Lane:
         await trio.lowlevel.wait_task_rescheduled(cancelled)
 
     def _decide_at_once(self, batch: Batch) -> Verdicts | Bypass | Awaitable[Verdicts]:
-        """Decide on an idle lane without the hop to its task; one that awaits has all its batches hop from now on."""
+        """Decide on an idle lane without a hop; after a handler that awaits, all batches hop."""
         try:
             decided = self._decide(batch, self._now_ns())
             if type(decided) is dict:
@@ -201,15 +197,15 @@ class Lane:
             return Bypass("error", error)
 
     def _send_probe(self, batch: Batch) -> None:
-        """Queue a batch that already bypassed, to learn whether the lane answers in time again."""
+        """Queue a batch that was bypassed, to learn whether the lane answers in time again."""
         if self._probe is None:
-            # Known as the probe before it is queued: a thread may take it at once.
+            # Marked before it is queued: a thread may take it at once.
             self._probe = Submission(batch)
             if not self._put(self._probe):
                 self._probe = None
 
     def _put(self, ticket: Submission) -> bool:
-        """Queue a ticket and wake the serving task; say whether there was room."""
+        """Queue a ticket and wake the serving task; return whether there was room."""
         if len(self._queue) >= self._capacity:
             return False
         self._queue.append(ticket)
@@ -244,7 +240,6 @@ class Lane:
         return trio.lowlevel.Abort.SUCCEEDED
 
     async def _serve(self) -> None:
-        """Serve everything queued; if the handler does not await, without yielding."""
         while (ticket := self._next()) is not None:
             if ticket is self._probe:
                 self._watch_probe(ticket)
@@ -258,9 +253,9 @@ class Lane:
             self._finish(ticket)
 
     def _serve_on_thread(self, loop: trio.lowlevel.TrioToken) -> None:
-        """Serve everything queued on this thread, in one go: a hop for each batch would wait for the loop each time.
+        """Serve the queue on this thread in one go: a hop for each batch would wait for the loop each time.
 
-        An outcome counts once it is laid down, although the loop may come round to it only later.
+        An outcome counts once it is there, even if the loop sees it later.
         """
         while (ticket := self._next()) is not None:
             if ticket is self._probe:
@@ -271,18 +266,17 @@ class Lane:
                 ticket.outcome = Bypass("error", error)
             self._laid_down.append(ticket)
             if not self._loop_told:
-                # Not for each ticket: telling the loop gives up the interpreter's lock, and a busy loop hands it
-                # back only after 5 ms.
+                # Not for each ticket: telling the loop gives up the interpreter's lock.
                 self._loop_told = True
                 loop.run_sync_soon(self._finish_laid_down)
-        # What is queued from here on waits for the next hop, and that for the loop.
+        # From here on, what is queued waits for the next hop.
         self._turn_s = None
 
     def _ask(self, batch: Batch | None) -> Verdicts | Awaitable[Verdicts]:
         return {} if batch is None else self._decide(batch, self._now_ns())
 
     def _next(self) -> Submission | None:
-        """Take the next ticket off the queue, past those for which nobody waits any more."""
+        """Return the next ticket for which somebody waits."""
         while self._queue:
             ticket = self._queue.popleft()
             if ticket.task is not None or ticket is self._probe:
@@ -310,12 +304,12 @@ class Lane:
         self._watch_idle.unpark_all()
 
     def _watch_probe(self, probe: Submission) -> None:
-        """Count a probe's time from its turn: it may have been queued behind what made the lane late."""
+        """Measure a probe from its turn: it may have been queued behind the cause of the delay."""
         probe.deadline_s = trio.current_time() + self._deadline_s
         self._watch_for(probe)
 
     async def _watch(self) -> None:
-        """Bypass what has waited for its deadline."""
+        """Bypass batches past their deadline."""
         while True:
             self._forget_served()
             if not self._waiting:
@@ -325,7 +319,7 @@ class Lane:
             if now_s < self._waiting[0].deadline_s:
                 await trio.sleep_until(self._waiting[0].deadline_s)
                 continue
-            # A handler that has only yielded goes on in the next turn, and this task is back in the one after.
+            # A handler that only yielded goes on in the next turn, and this task in the one after.
             await trio.lowlevel.checkpoint()
             await trio.lowlevel.checkpoint()
             turn_s = self._turn_s
@@ -346,7 +340,7 @@ class Lane:
 
 
 def checked(decided: object) -> Verdicts:
-    """Return what a handler answered, if it is a mapping at all.
+    """Return a handler's answer if it is a mapping.
 
     Raises:
         TypeError: it is not.
@@ -377,12 +371,12 @@ class Executor:
         )
 
     def submit(self, batch: Batch) -> Verdicts | Bypass | Submission:
-        """Decide on the lane of the batch's connection: at once, or when ``outcome_of`` is awaited."""
+        """Decide on the lane of the batch's connection, at once if possible."""
         lanes = self.lanes
         return (lanes[0] if len(lanes) == 1 else self._lane(batch)).submit(batch)
 
     async def outcome_of(self, submission: Submission) -> Verdicts | Bypass:
-        """Wait for what could not be decided at once."""
+        """Wait for a decision that could not be made at once."""
         assert submission.batch is not None  # noqa: S101 - it asks something
         return await self._lane(submission.batch).outcome_of(submission)
 

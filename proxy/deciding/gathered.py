@@ -1,6 +1,6 @@
-"""The requests of one chunk in the order of the wire: those that a scan took in columns, and others one by one.
+"""The requests of one chunk in the order of the wire: scanned in columns, or read one by one.
 
-What was scanned becomes objects only if somebody looks at a single request. A protocol says what its scans take.
+Scanned frames become objects only if somebody looks at a single request.
 """
 
 from abc import abstractmethod
@@ -19,7 +19,7 @@ S = TypeVar("S", bound="Segment | Publishes")
 
 
 class Scanned(Generic[S]):
-    """A segment, and where in the chunk's requests it stands.
+    """A segment of scanned frames in a chunk.
 
     Args:
         segment: at least one frame.
@@ -51,17 +51,17 @@ class Scanned(Generic[S]):
         """Return how many of some requests, by their places in the segment, expect an answer."""
 
     def repeats(self, indexes: Sequence[int], look: Look) -> Repeats:
-        """Look which of some requests, by their places in the segment, come again; by default they have no ids."""
+        """Find the repeats among some requests, by their places in the segment; by default they have no ids."""
         del indexes, look
         return NO_REPEATS
 
     @property
     def refusable(self) -> bool:
-        """Whether a refusal is possible to all of them."""
+        """Whether all of them can be refused."""
         return True
 
     def of_run(self, run: int) -> tuple[Sequence[int], int]:
-        """Return which requests of the chunk are of a run, and what their sizes add up to."""
+        """Return the indexes of a run's requests, and the sum of their sizes."""
         first = self.first
         indexes, size_bytes = self.segment.run(run)
         if not first:
@@ -71,7 +71,7 @@ class Scanned(Generic[S]):
         return [index + first for index in indexes], size_bytes
 
     def within(self, indexes: Sequence[int], done: int) -> tuple[Sequence[int], int]:
-        """Return which of some requests are of this segment, by their places in it, and how many are done then.
+        """Return which of some requests are in this segment, and how many are done then.
 
         Args:
             indexes: of requests, ascending.
@@ -93,7 +93,7 @@ class Gathered(Columns, Generic[S]):
     """The requests of one chunk.
 
     Attributes:
-        scanned: how many of them a scan took.
+        scanned: how many of them were scanned.
         left: groups of these that could not be decided many at a time.
     """
 
@@ -103,7 +103,7 @@ class Gathered(Columns, Generic[S]):
         self._parts: list[Request | Scanned[S]] = []
         self._count = 0
         self.scanned = self.left = 0
-        #: All of them as objects, once somebody asked; the first of these.
+        # All of them as objects, once somebody has asked.
         self._made: list[list[Request]] = []
 
     def append(self, request: Request) -> None:
@@ -113,24 +113,24 @@ class Gathered(Columns, Generic[S]):
 
     @property
     def last(self) -> Request:
-        """Return the request that was added last, which was read by itself."""
+        """Return the request that was added last."""
         last = self._parts[-1]
         assert isinstance(last, Request)  # noqa: S101 - as the caller knows
         return last
 
     def extend(self, scanned: Scanned[S]) -> None:
-        """Add what a scan took, at least one frame, behind as many requests as there are."""
+        """Add a scan of at least one frame."""
         self._parts.append(scanned)
         self._count = scanned.stop
         self.scanned += len(scanned.segment)
 
     def simplest(self) -> Sequence[Request]:
-        """Return them as a list if all were read by themselves, else as columns."""
+        """Return a list if all were read by themselves, else columns."""
         return self if self.scanned else self._parts  # type: ignore[return-value] # nothing but requests then
 
     @property
     def parts(self) -> Sequence[Request | Scanned[S]]:
-        """Return what was added, in order."""
+        """What was added, in order."""
         return self._parts
 
     def __len__(self) -> int:
@@ -144,9 +144,9 @@ class Gathered(Columns, Generic[S]):
     def __getitem__(self, index: slice) -> Sequence[Request]: ...
 
     def __getitem__(self, index: int | slice) -> Request | Sequence[Request]:
-        """Return one request, or some. The first time all are made."""
+        """Return one request, or some; the first time all are made."""
         if not self._made:
-            # A handler on a thread may ask at the same time as the loop, and all must see the same objects.
+            # A handler on a thread and the loop must see the same objects.
             made = ((part,) if isinstance(part, Request) else part.requests() for part in self._parts)
             self._made.append(list(chain.from_iterable(made)))
         return self._made[0][index]
@@ -168,7 +168,7 @@ class Gathered(Columns, Generic[S]):
     def undecided(self, admit: Admit) -> Iterator[Group]:
         """Have ``admit`` decide what it can; return the groups that are left."""
         index = 0
-        # What was left may wait, and others may have to wait for it. Of one scan, no two runs have the same order key.
+        # Requests that are left may wait, and others behind them. No two runs of one scan have the same order key.
         ordered = False
         for part in self._parts:
             if isinstance(part, Request):
@@ -205,13 +205,13 @@ class Gathered(Columns, Generic[S]):
 
     @property
     def refusable(self) -> bool:
-        """Whether a refusal is possible to all of them."""
+        """Whether all of them can be refused."""
         return all(
             part.refusal != "impossible" if isinstance(part, Request) else part.refusable for part in self._parts
         )
 
     def sizes(self, indexes: Sequence[int]) -> Sequence[int]:
-        """Return the bytes that some requests cost, in the order of their indexes, which ascend."""
+        """Return the costs of some requests in bytes; their indexes ascend."""
         sizes: list[int] = []
         index = done = 0
         for part in self._parts:
@@ -243,7 +243,7 @@ class Gathered(Columns, Generic[S]):
         return count
 
     def repeats(self, indexes: Sequence[int], look: Look) -> Repeats:
-        """Look which of some requests, whose indexes ascend, come again."""
+        """Find the repeats among some requests, whose indexes ascend."""
         found = NO_REPEATS
         index = done = 0
         for part in self._parts:
@@ -261,6 +261,5 @@ class Gathered(Columns, Generic[S]):
 
 
 def _alone(request: Request, index: int) -> Group:
-    """Return the group of a request that was read by itself."""
     size_bytes = 0 if request.by_answer else request.size_bytes
     return group_of(request, range(index, index + 1), (request.messages,), size_bytes)

@@ -1,7 +1,7 @@
-"""The rate limiter as a handler: asks the limits, once per group of requests that are decided alike.
+"""The rate limiter as a handler: asks the limits once for each group of requests that are decided alike.
 
-What only delay rules stop waits in the limits' waiting room with a ticket; one task wakes up when something there is
-due. It knows no protocol; the decision itself is ``limiter``'s.
+Requests that only delay rules stop wait in the limits' waiting room with a ticket; one task wakes up when something
+there is due.
 """
 
 from collections.abc import Sequence
@@ -103,7 +103,7 @@ class _HeldRequest(Held):
 
 
 class RateLimit(Handler):
-    """Refuses or holds what is over any limit that applies to it; fails open.
+    """Refuses or holds requests over a limit; fails open.
 
     Args:
         options: how much may be held.
@@ -114,7 +114,7 @@ class RateLimit(Handler):
     """
 
     fails: ClassVar[Fails] = "open"
-    #: The limits are swapped, read and explained from the event loop, and tickets resolved there.
+    # Limits are swapped, read and explained on the event loop, and tickets resolved there.
     thread_safe: ClassVar[bool] = False
 
     def __init__(self, options: RateLimitOptions, services: HandlerServices) -> None:
@@ -132,7 +132,7 @@ class RateLimit(Handler):
         self.holding.earlier = self._wake_up
 
     def on_requests(self, batch: Batch, now_ns: int) -> Verdicts:
-        """Decide most of the requests at once, and each group of those that are left in one go."""
+        """Decide most of the requests at once, and the others in groups."""
         if batch.connection.exempt:
             return NO_VERDICTS
         verdicts: dict[int, Verdict] = {}
@@ -146,7 +146,7 @@ class RateLimit(Handler):
                     self._decide(batch, group, now_ns, verdicts, begun)
             for charge in batch.charges:
                 consumes = charge.consumes
-                # What corrects a charge for credit is no answer, and each message of it was charged as a request.
+                # A correction of credit is no answer, and each of its messages was charged as a request.
                 caller = caller_of(
                     connection,
                     charge.producer_group,
@@ -175,10 +175,10 @@ class RateLimit(Handler):
         verdicts: dict[int, Verdict],
         begun: set[tuple[tuple[Resource, ...], str]],
     ) -> None:
-        """Decide a group; ``begun`` has the resources and producer groups of what is put aside of the batch already."""
+        """Decide a group; ``begun`` has what was spooled of the batch already."""
         connection, indexes, messages = batch.connection, group.indexes, group.messages
         if batch.verdicts:
-            # What an earlier handler refused must not be charged, nor what comes again.
+            # A request refused by an earlier handler must not be charged, nor one that comes again.
             left = [at for at, index in enumerate(indexes) if not isinstance(batch.verdicts.get(index), Refuse | Later)]
             indexes, messages = [indexes[at] for at in left], [messages[at] for at in left]
             if not indexes:
@@ -204,7 +204,7 @@ class RateLimit(Handler):
             return
         if not group.refusable and self.holding.is_over(now_ns):
             if batch.came_back:
-                # It stays where it was put aside: all of it at once would be far above the limit.
+                # It stays spooled: all of it at once would be far above the limit.
                 verdicts.update(dict.fromkeys(indexes, LATER))
             return
         line = (group.resources, group.producer_group)
@@ -219,7 +219,7 @@ class RateLimit(Handler):
         while True:
             some = indexes
             decision = self._limits.decide(now_ns, group.resources, caller, messages, lambda: batch.size_bytes(some))  # noqa: B023 - asked within the call
-            # What is refused alone, for its size, stops nobody behind it.
+            # A request refused for its size stops nobody behind it.
             end = decision.admitted + decision.alone if decision.alone else len(indexes)
             if decision.stop is not None:
                 stopped = indexes[decision.admitted : end]
@@ -238,7 +238,7 @@ class RateLimit(Handler):
             indexes, messages = indexes[end:], messages[end:]
 
     def _grant_all(self, batch: Batch, now_ns: int, verdicts: dict[int, Verdict]) -> None:
-        """Decide requests for credit one by one, in the order of the wire; there are no others."""
+        """Decide requests for credit one by one, in the order of the wire."""
         connection = batch.connection
         caller, before = None, batch.requests[0]
         for index, request in enumerate(batch.requests):
@@ -260,7 +260,7 @@ class RateLimit(Handler):
                 verdicts[index] = verdict
 
     def _grant(self, connection: ConnectionInfo, request: Request, caller: Caller, now_ns: int) -> Verdict | None:
-        """Grant some of the credit that is asked for, or let it wait; None if all is granted."""
+        """Grant some credit, or let the request wait; None if all is granted."""
         credit = Credit(request.messages, request.most, request.size_bytes)
         granted = self._limits.grant(now_ns, request.resources, caller, credit)
         if granted.messages:
@@ -279,7 +279,7 @@ class RateLimit(Handler):
         now_ns: int,
         verdicts: dict[int, Verdict],
     ) -> None:
-        """Hold requests behind one that they must not overtake, or have those come again that can wait elsewhere."""
+        """Hold requests behind one that they must not overtake, or have them come again."""
         if not caller.refusable:
             verdicts.update(dict.fromkeys(indexes, LATER))
             return
@@ -302,10 +302,10 @@ class RateLimit(Handler):
         now_ns: int,
         verdicts: dict[int, Verdict],
     ) -> bool:
-        """Hold requests until one is refused; those behind it are, too, unless it was for its size alone.
+        """Hold requests until one is refused, with those behind it unless it was for its size.
 
         Returns:
-            Whether one of them is the first of what is to be put aside.
+            Whether one of them begins to be spooled.
         """
         may_spool = batch.spools and not caller.consumes
         for at, index in enumerate(stopped):
@@ -316,11 +316,11 @@ class RateLimit(Handler):
                 verdicts[index] = held.verdict
                 if caller.refusable and not held.spooled:
                     continue
-                # Its ticket is theirs, too: they come again when it is resolved.
+                # They come again when its ticket is resolved.
                 verdicts.update(dict.fromkeys(stopped[at + 1 :], LATER))
                 return held.spooled
             if stop.most is not None or held.since_ns:
-                # For its size, or since it has waited for too long: those behind it need not be refused for that.
+                # Refused for its size, or after waiting too long: those behind it need not be.
                 verdicts[index] = self.refuse(stop, caller.client, held.resources)
                 continue
             refuse = self.refuse(stop, caller.client, held.resources, 1 + behind)
@@ -330,12 +330,12 @@ class RateLimit(Handler):
         return False
 
     def refuse(self, stop: Denial, client: str, resources: Sequence[Resource], times: int = 1) -> Refuse:
-        """Make a refusal of a stop, and say so in the log at most once a second for each rule.
+        """Return a refusal, and log it at most once a second for each rule.
 
         Args:
             stop: what stops the request.
             client: who sent it.
-            resources: what the request is for, which may be another than what is limited.
+            resources: of the request, perhaps others than what is limited.
             times: how many requests are refused.
         """
         name = stop.rule.name
@@ -353,7 +353,7 @@ class RateLimit(Handler):
         return Refuse(stop.resource, name, stop.wait_us, stop.rule.busy_code, stop.most, stop.most_of)
 
     async def run(self) -> None:
-        """Release what is held when its time has come."""
+        """Release held requests when they are due."""
         while True:
             self._woken = trio.Event()
             due_ns = self.holding.next_due_ns()
@@ -365,12 +365,12 @@ class RateLimit(Handler):
                 with trio.move_on_after(wait_ns / 1e9):
                     await self._woken.wait()
             else:
-                # One turn of many: the others on the loop have theirs in between.
+                # Others on the loop have their turns in between.
                 await trio.lowlevel.checkpoint()
                 self.holding.release(self._now_ns())
 
     def drain(self, ends_ns: int) -> None:
-        """Let nothing be held for longer than until ``ends_ns``."""
+        """Hold nothing beyond ``ends_ns``."""
         self.holding.drain(ends_ns)
 
     def _wake_up(self) -> None:
@@ -378,7 +378,6 @@ class RateLimit(Handler):
 
 
 def _asked_alike(one: Request, other: Request) -> bool:
-    """Say whether one caller asks for both."""
     return (
         one.asks == other.asks
         and one.consumes is other.consumes
@@ -405,7 +404,7 @@ def caller_of(
 
 
 def _others(limited: Resource, resources: Sequence[Resource]) -> dict[str, str]:
-    """Return the request's own resources for the log, unless what is limited is the only one."""
+    """Return the request's own resources for the log, unless they are just the limited one."""
     own = ", ".join(str(resource) for resource in resources)
     return {} if own == str(limited) else {"for": own}
 

@@ -1,37 +1,29 @@
 """Alarms: memory or disk runs short, so publishers are blocked until there is enough again.
 
-States
-======
-Each alarm is told a figure from time to time, and then is *clear* or *stands*:
-
 ======= ======================================== ===========================================================
-state   figure                                   then
+state   figure                                   next
 ======= ======================================== ===========================================================
-clear   beyond the watermark                     it stands, from now on
-clear   any other, or unknown                    nothing
-stands  back to where it ends, or unknown        clear
-stands  any other                                nothing
+clear   beyond the watermark                     raised
+clear   any other, or unknown                    clear
+raised  back to where it ends, or unknown        clear
+raised  any other                                raised
 ======= ======================================== ===========================================================
 
 ==================== ============================== ============================== ============================
-alarm                the figure                     stands when it is              ends when it is
+alarm                figure                         raised when it is              ends when it is
 ==================== ============================== ============================== ============================
 ``MemoryAlarm``      bytes that Sluice uses         above ``watermark`` of limit   at most ``ends_at`` of limit
 ``DiskAlarm``        free bytes where the spool is, below ``least_bytes``          at least ``enough_bytes``
                      while something is in it
 ==================== ============================== ============================== ============================
 
-Between the two values lies the hysteresis: without it, publishers would be blocked and let go with each look. A figure
-that cannot be read is counted and keeps nobody blocked. If there is no limit, there is no alarm of memory.
+The hysteresis keeps publishers from being blocked and released with each look. An unknown figure blocks nobody.
 
-What Sluice uses is its resident set without what is free in there. CPython gives little back to the system: measured,
-200 000 held messages of 154 bytes made the resident set grow from 12 to 103 MiB, and when all had gone, it was 101.
-Were that the figure, the alarm would never end. So it is told how much the held messages take, too: as that falls, so
-much of the resident set is *spare*, until messages take it again or the resident set falls.
+Memory in use is the resident set without what is free in it: CPython gives little back to the system. (200 000 held
+messages of 154 bytes made the resident set grow from 12 to 103 MiB, and it stayed at 101 when they had gone.) As the
+held bytes fall, that much of the resident set counts as *spare*, until messages use it again or the resident set falls.
 
-While one stands, connections that publish are not read, and are told ``reason`` where their protocol can; connections
-that only consume go on, and so does what was read already. This module decides and says so. It reads no figures
-(``machine`` does) and knows no connections. Once a second is often enough to look.
+While an alarm is raised, publishing connections are not read, and get ``reason`` where their protocol has words for it.
 """
 
 from abc import ABC, abstractmethod
@@ -43,21 +35,21 @@ from proxy.flow.spells import Spells
 Scarce = Literal["memory", "disk"]
 
 WATERMARK: Final = 0.6
-"""RabbitMQ 4's ``vm_memory_high_watermark.relative``, of what may be used."""
+"""RabbitMQ 4's ``vm_memory_high_watermark.relative``: a share of the limit."""
 LEAST_FREE_BYTES: Final = 1024**3
 _MEMORY_ENDS_AT: Final = 0.95
-"""Of the watermark."""
+"""A share of the watermark."""
 _DISK_ENDS_AT: Final = 1.1
-"""Of the least that is to be free."""
+"""A multiple of the required free bytes."""
 _NS_PER_S: Final = 1_000_000_000
 
 
 class Change(NamedTuple):
-    """An alarm began to stand, or ended.
+    """An alarm was raised, or has ended.
 
     Attributes:
-        scarce: of what.
-        stands: whether it stands now.
+        scarce: which.
+        stands: whether it is raised now.
         text: the log line.
     """
 
@@ -70,8 +62,8 @@ class Alarm(ABC):
     """What all alarms have in common.
 
     Attributes:
-        scarce: what runs short if it stands.
-        spells: how often it stood, since when it does, and how long in all.
+        scarce: what runs short.
+        spells: how often and how long it was raised.
     """
 
     scarce: Scarce
@@ -87,7 +79,7 @@ class Alarm(ABC):
     @property
     @abstractmethod
     def banner(self) -> str:
-        """What an operator is shown while it stands: figures, and when it will end; empty if it does not."""
+        """The text for operators while it is raised: figures, and when it will end; else empty."""
 
     def _raise(self, now_ns: int) -> Change | None:
         if self.stands:
@@ -105,19 +97,19 @@ class Alarm(ABC):
 
 
 class MemoryAlarm(Alarm):
-    """Sluice uses too much of the memory that it may use.
+    """Sluice uses too much of its memory limit.
 
     Args:
-        watermark: the share of the limit above which it stands; above 0, at most 1.
+        watermark: the share of the limit above which it is raised; above 0, at most 1.
         ends_at: the share of the limit at which it ends; None is 95 % of the watermark.
 
     Raises:
-        ValueError: a share is not as said, or it would end above the watermark.
+        ValueError: a share is out of range, or ``ends_at`` is above the watermark.
 
     Attributes:
-        used_bytes: what was last used; None if that is unknown.
-        limit_bytes: what may be used; None if nothing says so.
-        spare_bytes: what is resident besides, and free.
+        used_bytes: None if unknown.
+        limit_bytes: None if there is no limit.
+        spare_bytes: resident, but free.
     """
 
     scarce = "memory"
@@ -138,10 +130,11 @@ class MemoryAlarm(Alarm):
 
         Args:
             now_ns: the time.
-            resident_bytes: Sluice's resident set; None if it is unknown.
-            held_bytes: what of it are messages that are held or under way, with what Python takes for each. What is
-                left out here makes the alarm end later.
-            limit_bytes: what may be used; None if nothing says so.
+            resident_bytes: Sluice's resident set; None if unknown.
+            held_bytes: messages in it that are held or under way, with Python's overhead. What is missing here delays
+                the
+                end of the alarm.
+            limit_bytes: None if there is no limit.
         """
         used_bytes = None if resident_bytes is None else self._without_spare(resident_bytes, held_bytes)
         self.used_bytes, self.limit_bytes = used_bytes, limit_bytes
@@ -155,7 +148,7 @@ class MemoryAlarm(Alarm):
 
     @property
     def watermark_bytes(self) -> int | None:
-        """Return above which use it stands; None if nothing says what may be used."""
+        """Return the use above which it is raised; None without a limit."""
         return None if self.limit_bytes is None else int(self.limit_bytes * self._watermark)
 
     def _without_spare(self, resident_bytes: int, held_bytes: int) -> int:
@@ -167,7 +160,7 @@ class MemoryAlarm(Alarm):
 
     @property
     def banner(self) -> str:
-        """As said there."""
+        """Return the text for operators."""
         if not self.stands or self.used_bytes is None or self.limit_bytes is None:
             return ""
         return (
@@ -178,17 +171,17 @@ class MemoryAlarm(Alarm):
 
 
 class DiskAlarm(Alarm):
-    """Too little is free where the spool is.
+    """Too little disk space is free for the spool.
 
     Args:
-        least_bytes: it stands when less is free.
-        enough_bytes: it ends when so much is free; None is 110 % of the former.
+        least_bytes: it is raised when less is free.
+        enough_bytes: it ends when this much is free; None is 110 % of ``least_bytes``.
 
     Raises:
-        ValueError: it would end below what makes it stand.
+        ValueError: ``enough_bytes`` is less than ``least_bytes``.
 
     Attributes:
-        free_bytes: what was last free; None if that is unknown.
+        free_bytes: None if unknown.
         least_bytes: as given.
     """
 
@@ -203,12 +196,12 @@ class DiskAlarm(Alarm):
         self.free_bytes: int | None = None
 
     def look(self, now_ns: int, free_bytes: int | None, *, is_used: bool = True) -> Change | None:
-        """Take the figure, of which None is unknown; return what has changed.
+        """Take the figure and return what has changed.
 
         Args:
             now_ns: the time.
-            free_bytes: what is free there.
-            is_used: something is in the spool. While nothing is, a full disk is nobody's concern here.
+            free_bytes: None if unknown.
+            is_used: something is in the spool; while it is empty, a full disk does not matter.
         """
         self.free_bytes = free_bytes
         if not is_used:
@@ -223,7 +216,7 @@ class DiskAlarm(Alarm):
 
     @property
     def banner(self) -> str:
-        """As said there."""
+        """Return the text for operators."""
         if not self.stands or self.free_bytes is None:
             return ""
         return (
@@ -233,16 +226,16 @@ class DiskAlarm(Alarm):
 
 
 def reason(alarms: Iterable[Alarm]) -> str:
-    """Return what publishers are told while alarms stand, well below 255 bytes; empty if none does.
+    """Return what publishers are told while alarms are raised, below 255 bytes; empty if none is.
 
-    It has RabbitMQ's words, which applications may look for, and says who speaks. Figures are not for clients.
+    It has RabbitMQ's words, which applications may look for, and no figures.
     """
     scarce = " & ".join(alarm.scarce for alarm in alarms if alarm.stands)
     return f"Sluice is low on {scarce}" if scarce else ""
 
 
 def size_text(size_bytes: float) -> str:
-    """Write a size with three digits or more: ``512 bytes``, ``1.50 GiB``."""
+    """Format a size: ``512 bytes``, ``1.50 GiB``."""
     if size_bytes < 1024:
         return f"{size_bytes:.0f} bytes"
     power = min(4, (int(size_bytes).bit_length() - 1) // 10)

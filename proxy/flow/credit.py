@@ -1,42 +1,31 @@
-"""Credit between stages: who sends knows how much more the next stage takes, so no queue grows without bound.
+"""Credit between stages: a sender knows how much more the next stage takes, so no queue grows without bound.
 
-A stage is a place where messages can really queue. They go from left to right, credit from right to left::
+A stage is a place where messages can queue. They go from left to right, credit from right to left::
 
     connection  →  channel  →  resource  →  writer
     (reads)                             →  store
 
-Whoever hands messages on calls ``send``; whoever has dealt with some of them calls ``ack``, and so gives credit back
-from time to time. A stage whose follower has no credit left for it is *out of credit*. It is never stopped by that: it
-hands on what it has. But it gives no credit itself until it has some again, so its own senders run out in turn, up to
-the connections; and those are the only ones that must look. **A connection asks ``out_of_credit`` after each batch that
-it has sent, and while that is so it does not read.** ``on_credit`` tells it when to go on.
+A stage calls ``send`` when it forwards messages, and ``ack`` when it has dealt with some, which gives credit back. A
+stage without credit from a follower is *out of credit*. It still forwards what it has, but gives no credit itself, so
+its own senders run out in turn, up to the connections. **A connection asks ``out_of_credit`` after each batch, and
+does not read while that is true.** ``on_credit`` tells it when to continue.
 
-This is what RabbitMQ's ``credit_flow.erl`` does (there ``out_of_credit`` is ``blocked/0`` and ``part`` ``peer_down/1``)
-with counts: ``send(to, n, …)`` is n messages at once, with the result of n single ones. Two things differ.
+This is RabbitMQ's ``credit_flow.erl`` (``out_of_credit`` is ``blocked/0``, ``part`` is ``peer_down/1``, ``stall`` is
+``block/1`` and ``unblock/1``) with counts: ``send(to, n, …)`` is n single sends. Two things differ: a grant arrives at
+once, as a call; and the state ``flow`` lasts a while from the *end* of the last block, not from its beginning.
 
-- A grant arrives at once, as a call, and not as a message some time later.
-- The state ``flow`` lasts a while from the *end* of the last block on; RabbitMQ counts from its beginning, so there a
-  stage that was blocked for long shows ``running`` in the moment in which it goes on.
-
-The balance
-===========
-What is under way when a stage runs out of credit still goes on. For each pair there is one *balance*, which then is
-below zero, as in RabbitMQ. Shown are its two sides, of which one is always 0: ``credit = max(0, balance)``, which is
-what may still be sent, and ``overdraft = max(0, -balance)``, which is what was sent without. A grant pays the overdraft
-first. Nothing is lost between them::
+For each pair there is one *balance*, which is below zero after sends without credit. Shown are
+``credit = max(0, balance)`` and ``overdraft = max(0, -balance)``::
 
     sent  =  initial - credit + overdraft + granted           acked  =  granted + deferred + more_after - until_grant
 
-Stalls
-======
-A count says nothing of a follower that takes no more at all for now: a socket that is full, a disk whose writes pile
-up. Whoever knows that says ``S.stall(F, on=True)``: S is out of credit then, whatever its balance is, until it says
-``on=False``. The counts go on as they do otherwise. ``credit_flow.erl`` has ``block/1`` and ``unblock/1`` for it.
+A follower that takes nothing for now (a full socket, a slow disk) is marked by ``S.stall(F, on=True)``: S is out of
+credit, whatever its balance, until ``on=False``.
 
 Transitions
 ===========
 For each pair of a sender S and its follower F: the balance ``b``, ``u`` acks until the next grant, ``d`` deferred, and
-whether it is stalled, ``s``. The follower's kind sets ``initial`` and ``more_after``; n is positive.
+``s``, whether it is stalled. The follower's kind sets ``initial`` and ``more_after``; n is positive.
 
 ========= ==================== =========================================================================================
 call      when                 then
@@ -49,50 +38,43 @@ S.send n  b <= 0               ``b -= n``
 F.ack n   n < u                ``u -= n``
 F.ack n   u <= n               ``g`` grants fall due, one for each ``more_after`` acks: ``u += g * more_after - n``.
                                F has credit: *bump* S by ``g * more_after``. Else: ``d += g * more_after``
-F.ack n   no pair              nothing: the sender has parted, so nobody is there to be given credit
+F.ack n   no pair              nothing: the sender has parted
 bump q    0 < b                ``b += q``
 bump q    b + q <= 0 or s      ``b += q``; F still blocks S
-bump q    b <= 0 < b + q       ``b += q``; F blocks S no more. If nobody else does, S has credit: whom S owes deferred
-                               grants is bumped by them now, and then ``S.on_credit()`` is called
+bump q    b <= 0 < b + q       ``b += q``; F blocks S no more. If nobody else does, S has credit: it bumps those it owes
+                               deferred grants, and then ``S.on_credit()`` is called
 stall on  0 < b, not s         ``s``; F blocks S. If nobody did before, S is out of credit
 stall on  b <= 0 or s          ``s``; F still blocks S
 stall off 0 < b, s             not s; F blocks S no more, and all else as in the last row of bump
 stall off b <= 0 or not s      not s
-part      a pair               S and F forget each other, with ``b``, ``u``, ``d`` and ``s``. If F blocked S: likewise
+part      a pair               S and F forget each other. If F blocked S: as in the last row of bump
 ========= ==================== =========================================================================================
 
-From ``1 <= more_after <= initial`` follows: once all that was sent is acked, all stalls are over, and no stage is out
-of credit for others, every balance is above zero. So where all work is done, nobody is out of credit.
+Since ``1 <= more_after <= initial``, every balance is above zero once all sent messages are acked and no stage is
+stalled.
 
 What an integrator must know
 ============================
-- All stages that know of each other are used by one thread; what another (the store's) has done is acked by this one.
-- Stages form no circle: what a stage sends never comes back to it. Else all may wait for each other.
-- Each message that was sent is acked once by the follower it was sent to, whatever became of it: written, refused,
-  expired, dropped; else its sender waits for ever. What was given to a follower that has parted needs no ack.
-- *Dealt with* is what the follower has got rid of, or has taken into a queue that has a bound of its own:
+- Stages that know each other are used by one thread, and form no circle.
+- Each message is acked once by its follower, whatever became of it. A follower that has parted owes no acks.
+- A message is dealt with when the follower has forwarded it, or has put it into a queue with a bound of its own:
 
   ========== =========================================================================================================
   follower   acks a message when
   ========== =========================================================================================================
-  channel    it has been handed on, answered, or put behind others that are held
-  resource   it is decided: handed to the writer, refused, held, or handed to the store. While the bound on what is
-             held is reached it is not acked; then the credit of those that send to it ends
+  channel    it is forwarded, answered, or put behind others that are held
+  resource   it is decided: handed to the writer, refused, held, or handed to the store; not while held messages are
+             at their bound
   writer     the socket has taken its last byte
   store      it is written, and synced where that was promised
   ========== =========================================================================================================
 
-- A connection that does not read hears nothing on any of its channels: no acks, no heartbeats. So it does not judge the
-  peer by its heartbeats meanwhile.
-- Each stall is ended by whoever began it, or with one of the two stages.
-- A stage that ends calls ``close``. What comes back later (a broker, a resource) is a new stage.
-- ``on_credit`` is called in the midst of an ``ack``, a ``part``, a ``close``, or a ``stall`` that ends. It may wake
-  somebody; it calls nothing of a stage.
+- A connection that does not read hears no heartbeats either, and must not judge the peer by them.
+- A stage that ends calls ``close``. A broker that comes back is a new stage.
+- ``on_credit`` is called inside ``ack``, ``part``, ``close`` and ``stall``, and must call nothing of a stage.
 
-Measured with CPython 3.11 by ``tests/bench/credit.py``: 0.3 µs for a send and its ack, 0.45 µs if each brings a grant,
-0.9 µs for a stall and its end.
-A stage of its own takes 136 bytes, a pair 136 or less. A stage with several followers or senders has a dict of them
-besides; while it is out of credit it has about 320 bytes more, and of those it keeps about 100 for its figures.
+A send and its ack take 0.3 µs, 0.45 µs with a grant (CPython 3.11, ``tests/bench/credit.py``). A stage takes 136 bytes,
+and so does a pair.
 """
 # ruff: noqa: SLF001 - a pair belongs to two stages, of which either changes the other's side; nobody else looks in
 
@@ -103,17 +85,19 @@ from proxy.flow.spells import Spells
 
 Kind = Literal["connection", "channel", "resource", "writer", "store"]
 State = Literal["running", "throttled", "flow", "blocked"]
-"""How a stage shows: ``throttled`` if a limit of Sluice's own makes something wait in it, ``flow`` if it is or lately
-was out of credit, ``blocked`` if an alarm stops it. The more far-reaching stand behind; of several the last shows."""
+"""How a stage shows: ``throttled`` if a limit of Sluice makes messages in it wait, ``flow`` if it is or recently was
+out
+of credit, ``blocked`` by an alarm. Of several the last shows.
+"""
 STATES: Final[tuple[State, ...]] = get_args(State)
 
 
 class Credit(NamedTuple):
-    """How much credit a stage gives each of its senders, in messages: at first, and again after so many acks.
+    """How much credit a stage gives each of its senders, in messages.
 
     Attributes:
         initial: at first.
-        more_after: after so many acks it gives as many more; 1 to ``initial``.
+        more_after: after this many acks it gives as many more; 1 to ``initial``.
     """
 
     initial: int
@@ -127,13 +111,13 @@ STORE_CREDIT: Final = Credit(4000, 800)
 _CREDITS: Final[Mapping[Kind, Credit]] = {"store": STORE_CREDIT}
 _BYTES_A_CREDIT: Final = 16 * 1024
 LATELY_NS: Final = 1_000_000_000
-"""A stage shows ``flow`` for so long after it was out of credit, and likewise ``throttled``."""
+"""How long a stage shows ``flow`` or ``throttled`` after it ended."""
 LATELY_OF_CONNECTIONS_NS: Final = 5_000_000_000
 """The same for connections."""
 
 
 class _Pair:
-    """What a sender and its follower count of each other; see the module's table."""
+    """The counts of a sender and its follower; see the module's table."""
 
     __slots__ = ("balance", "follower", "sender", "stalled", "until_grant")
 
@@ -145,23 +129,23 @@ class _Pair:
 
 
 _Pairs = _Pair | dict["Stage", _Pair] | None
-"""Most stages have one follower and one sender: a dict would take 224 bytes for it."""
+"""Most stages have one follower and one sender: a dict would take 224 bytes."""
 
 
 class StageFigures(NamedTuple):
-    """One stage at one time.
+    """One stage at one time; times include the current spell.
 
     Attributes:
-        kind: what kind of stage it is.
-        name: whose.
+        kind: of the stage.
+        name: of the stage.
         state: how it shows.
-        out_of_credit: it is so now; a stage in flow may have credit again.
+        out_of_credit: now; a stage in flow may have credit again.
         flow_total: how often it ran out of credit.
-        flow_ns: for how long together, until now.
-        throttled_total: how often a limit of Sluice's own began to make something wait in it.
-        throttled_ns: for how long together, until now.
-        blocked_total: how often an alarm began to stop it.
-        blocked_ns: for how long together, until now.
+        flow_ns: how long.
+        throttled_total: how often a limit of Sluice made something wait in it.
+        throttled_ns: how long.
+        blocked_total: how often an alarm stopped it.
+        blocked_ns: how long.
     """
 
     kind: Kind
@@ -177,18 +161,18 @@ class StageFigures(NamedTuple):
 
 
 class Stage:
-    """A place where messages can queue, with its credit from those it sends to and for those that send to it.
+    """A place where messages can queue, with its credit from followers and for senders.
 
     Counts are messages, times nanoseconds of one monotonic clock.
 
     Args:
         kind: which place.
-        name: whose, for people: a client's address, a channel's number, a resource's or a broker's name.
-        gives: what it gives to each of its senders; None is the usual for its kind.
-        on_credit: called when it has credit again after it had none; only a connection needs it.
+        name: for people: a client's address, a channel's number, a resource's or a broker's name.
+        gives: the credit for each of its senders; None is the usual for its kind.
+        on_credit: called when it has credit again; only a connection needs it.
 
     Raises:
-        ValueError: ``more_after`` of ``gives`` is not 1 to ``initial``: with that, a sender could wait for ever.
+        ValueError: ``more_after`` of ``gives`` is not 1 to ``initial``: a sender could wait for ever.
     """
 
     __slots__ = (
@@ -218,20 +202,20 @@ class Stage:
         self.on_credit = on_credit
         self._followers: _Pairs = None
         self._senders: _Pairs = None
-        #: The pair that it last sent by: as a rule the next batch goes there, too.
+        # The last pair used: mostly the next batch goes there, too.
         self._last: _Pair | None = None
-        #: Those whose credit is spent or that are stalled, while there are any.
+        # Followers whose credit is spent or that are stalled.
         self._blockers: dict[_Pair, None] | None = None
-        #: The last that gave credit again when all others had.
+        # The last follower to give credit again after all others.
         self._waited_for: _Pair | None = None
-        #: What it owes its senders, from when it is out of credit until it has some.
+        # Grants owed to senders until it has credit itself.
         self._deferred: dict[_Pair, int] | None = None
         self._flow: Spells | None = None
         self._throttled: Spells | None = None
         self._blocked: Spells | None = None
 
     def send(self, to: "Stage", count: int, now_ns: int) -> None:
-        """Note that ``count`` messages, one or more, go on to a follower, whether there is credit for them or not."""
+        """Note that ``count`` messages go to a follower, with credit or without."""
         pair = self._last
         if pair is None or pair.follower is not to:
             pair = self._last = self._find(to) or self._meet(to)
@@ -241,10 +225,9 @@ class Stage:
             self._block_by(pair, now_ns)
 
     def ack(self, sender: "Stage", count: int, now_ns: int) -> None:
-        """Note that ``count`` messages, one or more, of a sender are dealt with: it gets credit for them in time.
+        """Note that ``count`` messages of a sender are dealt with: it gets credit for them in time.
 
-        They are messages of which it has noted ``send``, and no more than those. Of a sender that has parted nothing
-        is noted.
+        No more than it has sent. Without effect for a sender that has parted.
         """
         pair = sender._last
         if pair is None or pair.follower is not self:
@@ -266,9 +249,9 @@ class Stage:
             self._deferred[pair] = self._deferred.get(pair, 0) + quantity
 
     def stall(self, follower: "Stage", now_ns: int, *, on: bool) -> None:
-        """Note that a follower takes no more for now, whatever credit there is for it, or does so again.
+        """Note that a follower takes nothing for now, whatever its credit, or does so again.
 
-        To say the same again changes nothing. Nothing need have been sent to it.
+        Repeating it changes nothing.
         """
         pair = self._find(follower)
         if pair is None:
@@ -285,10 +268,7 @@ class Stage:
                 self._unblock(pair, now_ns)
 
     def part(self, peer: "Stage", now_ns: int) -> None:
-        """Forget a peer, and let it forget this stage: one of both has ended, or they have no more to do together.
-
-        Called once, for either of the two. Who waited for the other waits no more.
-        """
+        """Forget a peer on both sides, because one of both has ended. Called once, for either of the two."""
         for sender, follower in ((self, peer), (peer, self)):
             pair = sender._find(follower)
             if pair is None:
@@ -305,7 +285,7 @@ class Stage:
                 sender._waited_for = None
 
     def close(self, now_ns: int) -> None:
-        """Part with all peers: the stage has ended. It refers to no other stage any more, and no other one to it."""
+        """Part with all peers: the stage has ended."""
         self.on_credit = None
         for pair in _each(self._senders):
             self.part(pair.sender, now_ns)
@@ -314,16 +294,16 @@ class Stage:
 
     @property
     def out_of_credit(self) -> bool:
-        """Whether the credit of some follower is spent, or it is stalled. A connection that is so does not read."""
+        """Whether the credit of some follower is spent, or it is stalled. A connection then does not read."""
         return self._blockers is not None
 
     def credit(self, to: "Stage") -> int:
-        """Return how much it may still send to a stage; 0 if its credit is spent."""
+        """Return how much more it may send to a stage."""
         pair = self._find(to)
         return to.gives.initial if pair is None else max(0, pair.balance)
 
     def under_way(self, to: "Stage") -> int:
-        """Return how much it has sent to a stage that this has not acked."""
+        """Return how much it has sent to a stage without an ack."""
         pair = self._find(to)
         if pair is None:
             return 0
@@ -331,36 +311,33 @@ class Stage:
         return initial - pair.balance - more_after + pair.until_grant - to.deferred(self)
 
     def deferred(self, sender: "Stage") -> int:
-        """Return how much credit it will give to a sender once it has some itself."""
+        """Return how much credit it owes a sender."""
         pair = sender._find(self)
         return self._deferred.get(pair, 0) if pair is not None and self._deferred is not None else 0
 
     def followers(self) -> tuple["Stage", ...]:
-        """Return those it has sent to, or was stalled by, and that have not parted."""
+        """Return its followers."""
         return tuple(pair.follower for pair in _each(self._followers))
 
     def waits_for(self) -> tuple["Stage", ...]:
-        """Return those that block it; if there are none, the one that it was out of credit for last."""
+        """Return those that block it, or else the last one that did."""
         if self._blockers is not None:
             return tuple(pair.follower for pair in self._blockers)
         return () if self._waited_for is None else (self._waited_for.follower,)
 
     def throttle(self, now_ns: int, *, on: bool) -> None:
-        """Note that from now on a limit of Sluice's own makes something of this stage wait, or does so no more.
+        """Note that a limit of Sluice makes messages of this stage wait, or no longer does.
 
-        It is so for the resource that has the limit, and for the channel, or else the connection, whose messages wait.
+        Set for the limit's resource, and for the channel, or else the connection, of the messages.
         """
         self._throttled = _switch(self._throttled, now_ns, on=on)
 
     def block(self, now_ns: int, *, on: bool) -> None:
-        """Note that from now on an alarm stops this stage, or does so no more.
-
-        Of a connection that is one of Sluice's alarms, of a writer one of the broker's.
-        """
+        """Note that an alarm, of Sluice or of the broker, stops this stage, or no longer does."""
         self._blocked = _switch(self._blocked, now_ns, on=on)
 
     def waited_until_ns(self, now_ns: int) -> int:
-        """Return when it was out of credit last: now if it is, 0 if it never was."""
+        """Return when it was last out of credit: now if it is, 0 if it never was."""
         if self._blockers is not None:
             return now_ns
         return 0 if self._flow is None else self._flow.ended_ns
@@ -370,7 +347,7 @@ class Stage:
 
         Args:
             now_ns: the time.
-            lately_ns: for how long it shows that it was in flow, or throttled; 0 is the usual for its kind.
+            lately_ns: how long ``flow`` and ``throttled`` show after they ended; 0 is the usual for its kind.
             least_share: it shows ``flow`` only if it was out of credit for this share of about the last minute.
         """
         if self._blocked is not None and self._blocked.since_ns is not None:
@@ -384,7 +361,7 @@ class Stage:
         return "running"
 
     def figures(self, now_ns: int) -> StageFigures:
-        """Return how it is and was."""
+        """Return its figures."""
         numbers: list[int] = []
         for spells in (self._flow, self._throttled, self._blocked):
             numbers += (0, 0) if spells is None else (spells.total, spells.together_ns(now_ns))
@@ -444,7 +421,7 @@ class Stage:
 
 
 def credit_for(size_bytes: int) -> int:
-    """Return how much credit a message takes that is put aside: one for each 16 KiB that it begins.
+    """Return the credit that a spooled message takes: one for each 16 KiB that it begins.
 
     RabbitMQ counts messages whatever their size; a few hundred of the largest would be gigabytes.
     """
@@ -467,7 +444,6 @@ def _each(pairs: _Pairs) -> tuple[_Pair, ...]:
 
 
 def _without(pairs: _Pairs, peer: Stage) -> _Pairs:
-    """Return the pairs without the one with a peer, which is there."""
     if not isinstance(pairs, dict):
         return None
     del pairs[peer]

@@ -1,15 +1,9 @@
-"""Which stage is the bottleneck, in words, from how the stages of a path show at one time.
+"""Which stage is the bottleneck, in words, from the states of the stages at one time.
 
-A stage in flow waits for a follower. If that is in flow, too, it waits in its turn. So the bottleneck is the first one
-that somebody in flow waits for and that is not in flow itself: it has work, and nobody keeps it from doing it. What
-that means is in ``CAUSES``, a table. A path branches: a connection has channels, a channel sends to several resources;
-so there can be several bottlenecks at a time, and many connections can share one. A finding counts the connections.
-Where nothing is in flow, only a limit can be the cause, or an alarm: what is throttled is found in the connection, in
-its channels, and in what has something of them under way. Or else Sluice itself: it may read and decide as fast as it
-can, so that nothing queues between stages, and still be slower than what comes. Then the event loop has no time to
-spare, and the cause is the same as where a connection waits for its turn to be decoded.
-
-It looks and says; it changes nothing. The stages are in ``credit``.
+A stage in flow waits for a follower, which may be in flow itself. The bottleneck is the first stage on a path that is
+waited for and not in flow. ``CAUSES`` is a table of what that means. Paths branch, and many connections can share a
+bottleneck; a finding counts the connections. Where nothing is in flow, the cause is a limit (throttled stages), an
+alarm, or Sluice itself: if its event loop has no time to spare, nothing queues between stages.
 """
 
 from typing import Final, NamedTuple
@@ -17,17 +11,17 @@ from typing import Final, NamedTuple
 from proxy.flow.credit import LATELY_NS, Kind, Stage, State
 
 _EXAMPLES: Final = 3
-"""So many bottlenecks of one cause are named."""
+"""How many bottlenecks of one cause are named."""
 
 
 class Cause(NamedTuple):
-    """A row of the table: it applies to where a path ends if all three conditions hold.
+    """A row of the table: it applies where a path ends if all three conditions are met.
 
     Attributes:
         name: one word, as a label of a metric.
-        waiting: of which kind the stage in flow is that waits; None if it does not matter, or if none waits.
-        at: of which kind the stage is that it waits for; None if it does not matter.
-        state: how that one shows; None if it does not matter.
+        waiting: the kind of the stage in flow that waits; None is any, or none.
+        at: the kind of the stage that it waits for; None is any.
+        state: how that one shows; None is any.
         says: what it means.
         do: what can be done about it.
     """
@@ -98,7 +92,7 @@ CAUSES: Final = (
         "Check that the compiled part is installed, spread clients over more sidecars, or give Sluice a faster CPU.",
     ),
 )
-"""The first row that applies is the cause. Findings that concern as many connections are in this order, too."""
+"""The first row that applies is the cause. Findings that affect as many connections are in this order, too."""
 _DECODING: Final = next(cause for cause in CAUSES if cause.name == "decoding")
 _OTHER: Final = Cause(
     "other", None, None, None, "the stage works more slowly than messages come", "Look at what the stage does."
@@ -106,15 +100,12 @@ _OTHER: Final = Cause(
 
 
 def cause_of(waiting: Kind | None, at: Kind, state: State) -> Cause | None:
-    """Return why a path goes no further, from how its end shows.
+    """Return the cause for the end of a path; None if nothing is wrong.
 
     Args:
         waiting: the kind of the last stage in flow; None if none is.
         at: the kind of the stage that it waits for, or that is looked at.
         state: how that one shows.
-
-    Returns:
-        None if nothing is wrong: nobody waits, and the stage is running or in flow.
     """
     if waiting is None and state in ("running", "flow"):
         return None
@@ -125,11 +116,11 @@ def cause_of(waiting: Kind | None, at: Kind, state: State) -> Cause | None:
 
 
 class Finding(NamedTuple):
-    """One cause, and whom it concerns.
+    """One cause, and whom it affects.
 
     Attributes:
         cause: the row of the table.
-        stages: how many of those looked at, connections as a rule, it concerns.
+        stages: how many of the stages that were looked at, mostly connections.
         at: the first few bottlenecks, such as ``writer 10.0.0.7:5672``.
         text: all of it as sentences.
     """
@@ -144,16 +135,15 @@ _Ends = dict[Cause, tuple[str, ...]]
 
 
 class Survey:
-    """Looks at many stages at one time; what is common to their paths is looked at once.
+    """Looks at many stages at one time; common parts of their paths are looked at once.
 
-    One piece of work is ``add``. It takes some microseconds for each pair on the way that was not looked at before, so
-    with very many connections others should have their turns in between.
+    ``add`` takes some microseconds for each new pair on the way.
 
     Args:
-        now_ns: the time, as in ``credit``.
-        is_saturated: the event loop has had no time to spare of late.
-        least_share: the share of about the last minute for which a stage must have been out of credit to count as one
-            in flow. Every busy sender is out of credit for a moment now and then.
+        now_ns: the time.
+        is_saturated: the event loop has had no time to spare lately.
+        least_share: the share of about the last minute for which a stage must have been out of credit to count as in
+            flow. Every busy sender is out of credit for a moment now and then.
     """
 
     def __init__(self, now_ns: int, *, is_saturated: bool = False, least_share: float = 0.0) -> None:
@@ -167,12 +157,12 @@ class Survey:
         self._looked_at: dict[str, int] = {}
 
     def add(self, stage: Stage, writer: Stage | None = None, *, is_read: bool = False) -> None:
-        """Look at a stage, a connection as a rule, and at all that it waits for.
+        """Look at a stage, mostly a connection, and at everything that it waits for.
 
         Args:
             stage: where to begin.
-            writer: what the path ends with; that it is blocked is said before anything waits for it.
-            is_read: something was read of late.
+            writer: the end of the path; a block of it is reported before anything waits for it.
+            is_read: something was read lately.
         """
         self._looked_at[stage.kind] = self._looked_at.get(stage.kind, 0) + 1
         ends = self._ends_of(stage)
@@ -180,7 +170,7 @@ class Survey:
         if writer is not None and not waits and writer.state(self._now_ns) == "blocked":
             ends = {}
             self._note(ends, None, writer, "blocked")
-        # Where nobody waits at this moment, what was waited for of late says less than that there is no time to spare.
+        # If nobody waits right now, a recent wait says less than a saturated loop.
         waits_not = not stage.out_of_credit and (not ends or self._state(stage) == "flow")
         if self._is_saturated and is_read and waits_not:
             ends = {_DECODING: ("the event loop",)}
@@ -189,7 +179,7 @@ class Survey:
         _merge(self._at, ends)
 
     def findings(self) -> tuple[Finding, ...]:
-        """Return what there is, that which concerns most stages first; empty if nobody waits for anything."""
+        """Return the findings, those that affect most stages first."""
         order = (*CAUSES, _OTHER)
         causes = sorted(self._counts, key=lambda cause: (-self._counts[cause], order.index(cause)))
         return tuple(self._finding(cause) for cause in causes)
@@ -208,23 +198,22 @@ class Survey:
         return stage.state(self._now_ns, least_share=self._least_share)
 
     def _ends_of(self, stage: Stage) -> _Ends:
-        """Return where the path of a stage ends that nobody is known to wait for."""
         state = self._state(stage)
         if state == "flow":
             behind = self._ends_behind(stage)
             if self._is_saturated or _DECODING not in behind:
                 return behind
-            # It had to wait for its turn for a moment, as whoever sends much does. If there is time to spare, what else
-            # makes something of it wait has more to say.
+            # Every busy sender waits for its turn for a moment. If there is time to spare, what else makes it wait says
+            # more.
             return self._ends_under_way(stage) or behind
         ends = self._ends.get(stage)
         if ends is None:
-            # Known before its followers are asked: stages in a circle, which there should not be, come to an end, too.
+            # Known before its followers are asked, so that a circle of stages would end, too.
             ends = self._ends[stage] = {}
             if state == "running":
                 _merge(ends, self._ends_under_way(stage))
             elif state == "throttled":
-                # Whose limit it is has more to say than whose messages it makes wait.
+                # The resource with the limit says more than the stage whose messages wait.
                 for follower in stage.followers():
                     if follower.state(self._now_ns) == state:
                         _merge(ends, self._ends_of(follower))
@@ -233,7 +222,6 @@ class Survey:
         return ends
 
     def _ends_under_way(self, stage: Stage) -> _Ends:
-        """Return where the paths end that something of a stage is on."""
         ends: _Ends = {}
         for follower in stage.followers():
             if follower.kind == "channel" or stage.under_way(follower):
@@ -243,8 +231,8 @@ class Survey:
     def _ends_behind(self, stage: Stage) -> _Ends:
         """Return where the path of a stage in flow ends.
 
-        Whether those that it waits for are in flow, too, is asked for the time at which it waited last. Stages show
-        ``flow`` for different times after it is over; without this, a moment later the first would be the bottleneck.
+        Followers are judged at the time at which the stage last waited: states last for different times after their
+        end.
         """
         ends = self._behind.get(stage)
         if ends is None:
@@ -260,7 +248,7 @@ class Survey:
                 if further:
                     _merge(ends, further)
                 else:
-                    # What one in flow waited for may have parted: then nobody keeps it from going on.
+                    # The follower may have parted: then nothing keeps the stage from continuing.
                     self._note(ends, stage.kind, follower, "running" if state == "flow" else state)
         return ends
 

@@ -1,11 +1,10 @@
-"""What the machine says of memory, disk and processor: what may be used, what this process uses, what is free.
+"""What the machine says of memory, disk and processor.
 
-Each function reads anew and returns None for what cannot be known; none raises. ``memory_limit`` takes about a
-millisecond and can change while the process runs; the others take some 10 µs. Linux only: elsewhere memory is unknown.
+Functions read anew, return None for what is unknown, and do not raise. ``memory_limit`` takes about a millisecond, the
+others some 10 µs. Linux only.
 
-In a container the machine's memory is not what may be used: the lowest limit counts, of the control group that this
-process is in and of all above it. Of groups above the container's own, version 1 tells the lowest limit; version 2
-hides them, so give the container itself a limit.
+In a container the lowest limit counts, of the process's control group and of all above it. Version 2 hides the groups
+above the container's own, so give the container itself a limit.
 """
 
 import os
@@ -20,10 +19,10 @@ _ESCAPED: Final = re.compile(r"\\([0-7]{3})")
 
 
 class MemoryLimit(NamedTuple):
-    """What may be used.
+    """The memory that may be used.
 
     Attributes:
-        limit_bytes: so much.
+        limit_bytes: how much.
         source: the file that says so.
     """
 
@@ -32,47 +31,33 @@ class MemoryLimit(NamedTuple):
 
 
 def memory_limit(root: Path = _ROOT) -> MemoryLimit | None:
-    """Return the lowest of the machine's memory and all limits of control groups that apply to this process.
+    """Return the lowest of the machine's memory and all limits of this process's control groups.
 
-    A group of version 2 that has ``memory.high`` is slowed down there until it uses less, so that counts, too.
-
-    Args:
-        root: where ``proc`` and ``sys`` are.
+    ``memory.high`` of version 2 counts, too: above it the group is slowed down. ``root`` has ``proc`` and ``sys``.
     """
     found = [MemoryLimit(limit_bytes, str(file)) for file, limit_bytes in _limits(root)]
     return min(found, default=None)
 
 
 def resident_bytes(root: Path = _ROOT) -> int | None:
-    """Return how much memory this process has in use: its resident set.
-
-    It includes pages of files that the process has mapped, but not what the kernel holds for its sockets and files.
-
-    Args:
-        root: where ``proc`` is.
-    """
+    """Return the resident set of this process, with pages of mapped files, without the kernel's buffers."""
     words = _read(root / "proc/self/statm").split()
     return int(words[1]) * _PAGE_BYTES if len(words) > 1 and words[1].isdecimal() else None
 
 
 def busy_ns(root: Path = _ROOT) -> int | None:
-    """Return for how long the thread that asks has run since it began, or was to run and had no processor.
+    """Return how long the calling thread has run, or was runnable without a processor, since it began.
 
-    Waiting for sockets, files or locks is not counted. So a share of all time near 1 means that the thread has none to
-    spare, whether it uses the processor itself, others do, or a control group's limit holds it back.
-
-    Args:
-        root: where ``proc`` is.
+    So a share near 1 means that it has no time to spare, whoever uses the processor.
     """
     words = _read(root / "proc/thread-self/schedstat").split()
     return int(words[0]) + int(words[1]) if len(words) > 1 and all(map(str.isdecimal, words)) else None
 
 
 def free_bytes(folder: Path) -> int | None:
-    """Return how much this process could still write where a folder is; None if the folder cannot be asked.
+    """Return how much this process could still write in a folder; None if unknown.
 
-    What is kept back for root is not counted. A quota counts if the file system shows it there, as XFS does with those
-    of folders. What evicts a pod for what it has written is not visible here.
+    Without root's reserve. A quota counts if the file system reports it, as XFS does for folders.
     """
     try:
         figures = os.statvfs(folder)
@@ -106,7 +91,7 @@ def _limits_of(folder: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _groups(root: Path) -> Iterator[tuple[int, str]]:
-    """Return the group that this process is in, of either version: see cgroups(7), /proc/pid/cgroup."""
+    """Return this process's group of either version: cgroups(7), /proc/pid/cgroup."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, colon, group = rest.partition(":")
@@ -117,10 +102,7 @@ def _groups(root: Path) -> Iterator[tuple[int, str]]:
 
 
 def _mounts(root: Path) -> Iterator[tuple[int, str, Path]]:
-    """Return where groups with memory are seen: the version, which group is the topmost there, and the folder.
-
-    See proc(5), /proc/pid/mountinfo.
-    """
+    """Return version, topmost visible group and folder of mounted memory groups: /proc/pid/mountinfo in proc(5)."""
     for line in _read(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         fields, of_type = before.split(), after.split()
@@ -133,10 +115,9 @@ def _mounts(root: Path) -> Iterator[tuple[int, str, Path]]:
 
 
 def _inside(group: str, mount_root: str) -> str:
-    """Return where a group is below the topmost one that is seen.
+    """Return a group's path below the topmost visible one; that one itself if the group is not below it.
 
-    It is that one itself where the group is not below it: a container that shares the host's namespace of groups, but
-    sees its own only, has the whole path as its group and a mount that begins there, or at a group above.
+    A container that shares the host's group namespace has a whole path as its group, and a mount that begins there.
     """
     top = mount_root.rstrip("/")
     if group == top or group.startswith(top + "/"):
@@ -146,7 +127,7 @@ def _inside(group: str, mount_root: str) -> str:
 
 
 def _up(mount: Path, inside: str) -> Iterator[Path]:
-    """Return the folder of a group, and those of all above it that are seen."""
+    """Return the folder of a group, and those of all visible groups above it."""
     folder = mount / inside
     yield folder
     while folder != mount:

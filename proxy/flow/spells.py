@@ -1,4 +1,4 @@
-"""How often something was so, and for how long: flow, a limit that holds, an alarm."""
+"""How often a state occurred, and for how long."""
 
 from math import exp
 from typing import Final
@@ -8,13 +8,11 @@ _FADES_NS: Final = 30_000_000_000
 
 
 class Spells:
-    """The times during which something was so.
-
-    Times are those of one monotonic clock, in nanoseconds.
+    """The spells of one state, in nanoseconds of one monotonic clock.
 
     Attributes:
-        total: how many there were, the current one included.
-        since_ns: when the current one began; None while there is none.
+        total: how many there were, with the current one.
+        since_ns: when the current one began; None if there is none.
         ended_ns: when the last one before it ended; 0 if there was none.
     """
 
@@ -24,20 +22,20 @@ class Spells:
         self.total = 0
         self.since_ns: int | None = None
         self.ended_ns = 0
-        #: What those that are over took together.
+        # Total length of those that have ended.
         self._before_ns = 0
         self._share = 0.0
         self._share_ns = 0
 
     def begin(self, now_ns: int) -> None:
-        """Note that it is so from now on, unless it was already."""
+        """Begin a spell, unless one is under way."""
         if self.since_ns is None:
             self._share, self._share_ns = self.share(now_ns), now_ns
             self.since_ns = now_ns
             self.total += 1
 
     def end(self, now_ns: int) -> None:
-        """Note that it is not so any more."""
+        """End the spell under way, if any."""
         if self.since_ns is not None:
             self._share, self._share_ns = self.share(now_ns), now_ns
             self._before_ns += now_ns - self.since_ns
@@ -45,14 +43,14 @@ class Spells:
             self.since_ns = None
 
     def together_ns(self, now_ns: int) -> int:
-        """Return how long it was so in all, the current spell included."""
+        """Return the total length, with the current spell."""
         return self._before_ns + (0 if self.since_ns is None else now_ns - self.since_ns)
 
     def share(self, now_ns: int) -> float:
-        """Return for which share of about the last minute it was so; recent time weighs more."""
+        """Return the share of about the last minute; recent time weighs more."""
         left = exp((self._share_ns - now_ns) / _FADES_NS)
         return self._share * left + (0.0 if self.since_ns is None else 1.0 - left)
 
     def lately(self, now_ns: int, within_ns: int) -> bool:
-        """Say whether it is so now, or was less than ``within_ns`` ago."""
+        """Say whether a spell is under way, or ended less than ``within_ns`` ago."""
         return self.since_ns is not None or (self.total > 0 and now_ns - self.ended_ns < within_ns)
