@@ -1,34 +1,28 @@
-"""One queue of the spool: what of it is in memory, what is on disk, and what has to be written or read next.
+"""One queue of the spool: what is in memory, what is on disk, and what must be written or read next. No I/O, no clock.
 
-Decisions and figures only; whom they are told is an argument, and so is the time.
+An entry is encoded once, as it would stand in a file. Adjacent entries form a *run*, the unit of all work: some 64 KiB
+in memory, written and read as it is. A run on disk takes 24 bytes of memory. From head to tail, a queue is::
 
-An entry is encoded once, when it is put in, as it would stand in a file. Entries that follow each other are a *run*,
-and all is done by runs: a run in memory is some 64 KiB that are written as they are, and what is read is used as it is.
-Of a run on disk 24 bytes are kept in memory, however many entries it has. A queue is, from its head to its tail::
+    head    runs in memory, or being read           entries are taken here
+    disk    runs on disk                            nothing in memory
+    tail    runs in memory, being written           entries are put in here
 
-    head    runs in memory, or being read           taken from here, read ahead to here
-    disk    runs on disk                            of entries here nothing is in memory
-    tail    runs in memory, being written           what comes is put here
+While everything fits into memory there is only a head. When the queue has more in memory than its target, and all
+queues together more than they should, new entries go to the tail, which is written run by run; then the end of the
+head, too, if the target has shrunk. A low head takes the next run from the disk, or from the tail. Runs that were read
+stay on disk until their last entry is taken, and are not written again.
 
-While all fits into memory there is a head only, and nothing is written. When the queue has more in memory than its
-target, and all queues together more than they should, what comes goes to the tail, which is written run by run; then
-the end of the head, too, if the target has become smaller. When the head runs low, it takes the next run from the
-disk, or the tail's where there is nothing on disk. What was read is not written again: the run still lies on disk
-until its last entry is taken.
+A large entry is a run of its own. Its index alone can be in memory, so the limiter can decide while its content is on
+disk.
 
-A large entry is a run of its own. Where its content is not wanted yet, its index is in memory alone: so the
-limiter can be asked about it while its 100 MB are on disk.
+The figures have RabbitMQ's four states:
 
-RabbitMQ's four states are all there, as figures:
-
-- alpha: content and index in memory; of what was read there is a copy on disk, too.
-- beta: content on disk, index in memory. A large entry, if it is not recoverable: what is on disk of its index nobody
-  will use.
-- gamma: content on disk, index in both. The same, if it is recoverable: the index on disk is what makes it so.
+- alpha: content and index in memory; after a read also on disk.
+- beta: content on disk, index in memory: a large entry that is not recoverable.
+- gamma: content on disk, index in both: a large entry that is recoverable.
 - delta: both on disk.
 
-What is small goes from alpha to delta and back: whoever has read its index has read its content. Beta and gamma are
-where large entries are that wait at the head, and nothing passes through them for its own sake.
+Small entries go from alpha to delta and back. Beta and gamma are for large entries at the head.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -55,25 +49,25 @@ from proxy.spool.store import Read, Write
 
 _NS: Final = 1_000_000_000
 MAX_RUN_BYTES: Final = 64 * 1024
-#: With less, reading and writing are mostly overhead.
+# With smaller runs, reading and writing are mostly overhead.
 LEAST_RUN_BYTES: Final = 1024
-#: What a run costs in memory besides its bytes, about: measured with empty ones.
+# The memory of a run besides its bytes, as measured with empty ones.
 _OBJECT_BYTES: Final = 400
-#: So much of the permitted rate is read ahead, when less than half of it is left.
+# Read ahead this share of the permitted rate, when less than half of it is left.
 _AHEAD_S: Final = 2
-#: By how much of the difference a measured rate moves in a second.
+# The share of the difference by which a measured rate moves in a second.
 _RATE_STEP: Final = 0.5
 
 Ending = Literal["expired", "too old"]
 
 
 class Lost(NamedTuple):
-    """Entries of a queue that were on disk and are damaged there, or gone.
+    """Entries that were on disk and are damaged or gone.
 
     Attributes:
         queue: whose they were.
         entries: how many.
-        handles: of those that are refusable, as far as they are known: there may be fewer.
+        handles: of the refusable ones, as far as known.
         reason: for a log line.
     """
 
@@ -110,13 +104,13 @@ class States:
 
 @dataclass(slots=True)
 class QueueFigures:
-    """What there is to say about a queue.
+    """Figures of a queue.
 
     Attributes:
         states: where its entries are.
-        memory_bytes: what it has in memory, with all that belongs to it.
-        target_bytes: what it should have at most, while all queues together are short of memory.
-        in_per_s: entries put in, as measured of late.
+        memory_bytes: in memory, with overhead.
+        target_bytes: the most it should have while memory is short.
+        in_per_s: entries put in, as measured lately.
         out_per_s: entries taken out, likewise.
     """
 
@@ -128,25 +122,26 @@ class QueueFigures:
 
 
 class Pool:
-    """The memory that all queues share.
+    """The memory that all queues share. Totals include closed queues.
 
     Args:
-        least_bytes: of memory, over which nothing more should come.
+        least_bytes: the bound on memory.
 
     Attributes:
-        bound_bytes: the same, or what so many queues need, if that is more: about 6 KB each.
-        memory_bytes: what all queues have in memory.
-        in_total: entries ever put into any queue, also those that are closed; likewise the others.
+        bound_bytes: the same, or more if there are so many queues that need about 6 KB each.
+        memory_bytes: of all queues.
+        in_total: entries put in.
         out_total: entries taken out by the caller.
         spilled_total: entries written to disk.
         read_total: entries read from there.
         dropped_total: entries of a queue that was purged or closed.
-        recovered_total: entries of an earlier process that were adopted; they are not among those put in.
-        ended_total: entries taken out with an ending, by which one.
-        spill_bytes: with less than this nothing needs to go to disk; the rest is for what is being written.
+        recovered_total: entries adopted from an earlier process; not in ``in_total``.
+        ended_total: entries taken out with an ending, by ending.
+        spill_bytes: below this nothing needs to go to disk; the rest is for what is being written.
         busy: queues that are not empty.
-        run_bytes: at which size a run is ended; an entry as large as this is a run of its own. Every queue has a run at
-            its head and one at its tail, which have to fit.
+        run_bytes: the size of a full run; a larger entry is a run of its own. The first and last run of every queue
+            must
+            fit.
         wanted_bytes: sum of what queues want to have in memory.
     """
 
@@ -176,7 +171,7 @@ class Pool:
         self.count_busy(0)
 
     def count_busy(self, change: int) -> None:
-        """Take note that a queue has become empty, or is not any more."""
+        """Count a queue that has become empty, or is not any more."""
         self.busy += change
         self.bound_bytes = max(self._least_bytes, self.busy * 4 * (LEAST_RUN_BYTES + _OBJECT_BYTES))
         self.spill_bytes = self.bound_bytes // 2
@@ -191,22 +186,22 @@ class _Place(Enum):
 
 
 class Run:
-    """Entries that follow each other, in memory or on the way from or to the disk. ``Queue`` alone changes it.
+    """Adjacent entries, in memory or on the way from or to the disk. Only ``Queue`` changes it.
 
     Attributes:
         queue: whose it is.
-        number: runs of a queue are numbered in their order.
-        data: records; of a large entry the head only. None while nothing has been read.
+        number: its place in the queue.
+        data: records; of a large entry only the head. None before it is read.
         content: of a large entry, if it is in memory.
-        position: where in the data the first entry begins that is left.
-        entries: how many are left; likewise the three that follow.
-        recoverable_bytes: of the contents of recoverable ones; of what was read from the disk it is not known.
-        body_bytes: what is left of the records.
-        extent: where it is on disk, if it is.
+        position: where the first remaining entry begins in the data.
+        entries: how many remain; likewise the next three.
+        recoverable_bytes: contents of recoverable ones; unknown after a read.
+        body_bytes: of the records.
+        extent: where it is on disk.
         written: with how many recoverable entries it was written there.
-        pending: what has been asked for and is not done.
+        pending: the job that is under way.
         demoted: it is to be on disk only, as soon as it is there.
-        sent: with how many entries its queue's stage has sent it to the store, which has not acked them.
+        sent: entries that its queue's stage has sent to the store without an ack so far.
     """
 
     __slots__ = (
@@ -243,11 +238,11 @@ class Run:
 
     @property
     def is_wanted(self) -> bool:
-        """Say whether there still is something in it."""
+        """Say whether anything remains in it."""
         return self.place is not _Place.GONE
 
     def write(self, clock_ns: int) -> Write:
-        """Return the job that writes what is left of it."""
+        """Return the job that writes the rest of it."""
         data = self.data
         assert data is not None  # noqa: S101 - what is to be written is in memory
         body = [memoryview(data)[self.position :], *(self.content or ())]
@@ -274,52 +269,53 @@ class Run:
 
 
 class Orders(Protocol):
-    """Whom a queue tells what has to be done."""
+    """What a queue orders to be done."""
 
     def write(self, run: Run) -> None:
-        """Write a run; ``Queue.written`` follows, unless it is not wanted any more."""
+        """Write a run; ``Queue.written`` follows, unless it is cancelled."""
 
     def cancel(self, run: Run) -> None:
-        """Take note that a run that was to be written is not wanted any more."""
+        """Cancel the writing of a run."""
 
     def read(self, run: Run, *, index_only: bool) -> None:
         """Read a run, or its first index; ``Queue.was_read`` follows."""
 
     def release(self, extents: Iterable[tuple[Extent, int]]) -> None:
-        """Delete runs on disk, each given with the recoverable entries it was written with; in another thread."""
+        """Delete runs on disk in another thread, each given with the recoverable entries it was written with."""
 
     def press(self) -> None:
-        """Take note that there is more in memory than there should be."""
+        """Note that more is in memory than there should be."""
 
     def ease(self) -> None:
-        """Take note that there is less in memory."""
+        """Note that less is in memory."""
 
     def gone(self, queue: "Queue") -> None:
-        """Forget a queue that is closed."""
+        """Forget a closed queue."""
 
 
 class Queue:
     """First in, first out. ``Spool.open`` makes it.
 
     Args:
-        number: of no other queue in the folder.
-        name: what is written beside its entries, for recovery: what the caller needs to know to replay them.
+        number: unique in the folder.
+        name: written with its entries: what the caller needs to replay them.
         pool: the memory it shares.
-        orders: whom it tells what to do.
+        orders: what it orders to be done.
         ready: called with the queue when ``head`` has returned None, or an entry without content that was then asked
-            for by ``fetch``, and it is worth asking again.
+            for
+            by ``fetch``, and it is worth asking again.
         lost: called when entries could not be read.
-        stage: the resource that it is the queue of; that of one queue only. None if nobody is to wait for its writes.
-        most_age_ns: from which age on its entries are too old; 0 for none.
-        target_s: of what goes in and out, so many seconds' worth may be in memory.
+        stage: the resource of this queue alone; None if nobody is to wait for its writes.
+        most_age_ns: from this age on entries are too old; 0 for none.
+        target_s: seconds of traffic that may be in memory.
 
     Attributes:
-        count: how many entries it has.
-        content_bytes: of all their contents.
-        ready: as it was given; it may be changed.
-        on_lost: told before ``lost`` is; None at first.
-        stage: as it was given.
-        is_recovered: it is from an earlier process: its entries have perhaps been sent on. Nothing can be put in.
+        count: entries in it.
+        content_bytes: of their contents.
+        ready: as given; may be changed.
+        on_lost: called before ``lost``; None at first.
+        stage: as given.
+        is_recovered: it is from an earlier process, which may have sent its entries. Nothing can be put in.
     """
 
     __slots__ = (
@@ -386,23 +382,23 @@ class Queue:
         self.count = self.content_bytes = self.memory_bytes = 0
         self.is_recovered = self.is_closed = False
         self._shift_ns = 0
-        # Lists, since they are short and there are many: an empty deque takes 760 bytes.
+        # Lists, since they are short and many: an empty deque takes 760 bytes.
         self._head: list[Run] = []
         self._disk = RunsOnDisk()
         self._disk_entries = self._disk_bytes = 0
         self._tail: list[Run] = []
-        #: The last run of head or tail, if more can be put into it.
+        # The last run of head or tail, while it is open.
         self._open: Run | None = None
         self._runs = 0
         self._entry: Entry | None = None
-        #: Somebody was told that the head is not there yet.
+        # The caller waits for the head.
         self._awaited = False
-        #: The first entry is to stay in memory.
+        # The first entry is to stay in memory.
         self._fetched = False
-        #: What the head has, or will have when it is read.
+        # In the head, or about to be read into it.
         self._ahead_bytes = 0
         self._in_total = self._out_total = self._in_bytes = self._out_bytes = 0
-        #: When rates were measured last, with the four totals of then; and what came out, each second.
+        # When rates were last measured, with the totals of that time; and the output of each second.
         self._measured = (now_ns, 0, 0, 0, 0)
         self._oldest_ns = now_ns
         self._rates = (0.0, 0.0, 0.0, 0.0)
@@ -410,7 +406,7 @@ class Queue:
         self.target_bytes = self._low_bytes = self._want_ahead_bytes = 0
         self._retarget()
 
-    # --- What the caller does ---------------------------------------------------------------------
+    # --- For the caller ---------------------------------------------------------------------------
 
     def append(
         self,
@@ -424,12 +420,12 @@ class Queue:
         is_refusable: bool = True,
         is_recoverable: bool = False,
     ) -> None:
-        """Put an entry in, at the end. See ``Entry`` for what the arguments are.
+        """Put an entry in at the end; for the arguments see ``Entry``.
 
-        Of what is large the pieces themselves are kept: they must not be changed any more.
+        The pieces of large content are kept and must not be changed.
 
         Raises:
-            ValueError: it is too large; or the queue is closed, or is one of an earlier process.
+            ValueError: it is too large; or the queue is closed, or of an earlier process.
             struct.error: a number is too large.
         """
         size = len(content[0]) if len(content) == 1 else sum(map(len, content))
@@ -486,9 +482,9 @@ class Queue:
             self._orders.press()
 
     def head(self) -> Entry | None:
-        """Return the entry at the head; None if there is none, or if it is still on disk.
+        """Return the entry at the head, perhaps without its content; None if the queue is empty, or it is on disk.
 
-        ``ready`` is called when it is there, if the queue is not empty. An entry may come without its content.
+        ``ready`` is called when it is there.
         """
         if self._entry is not None:
             return self._entry
@@ -510,8 +506,7 @@ class Queue:
     def oldest_ns(self) -> int:
         """When the entry at the head was put in.
 
-        While that is still on disk it is when the entry before it was, or, if there was none, when the queue was made:
-        nothing is read only to know it.
+        While it is on disk: when the one before it was, or when the queue was made.
         """
         run = self._head[0] if self._head else None
         if self._entry is not None or run is None or run.data is None or not run.entries:
@@ -528,7 +523,7 @@ class Queue:
         return "too old" if self._most_age_ns and now_ns - entry.entered_ns >= self._most_age_ns else None
 
     def fetch(self) -> None:
-        """Have the content of the entry at the head read, if it is not in memory; ``ready`` is called then."""
+        """Have the content of the head entry read, if it is not in memory; ``ready`` is called then."""
         if not self._settle_first():
             self._awaited = self.count > 0
             return
@@ -543,10 +538,10 @@ class Queue:
         """Take the entry at the head, with or without its content.
 
         Args:
-            ending: as ``ending`` said, if it is taken for that; it is counted.
+            ending: as ``ending`` returned it, if that is the reason; it is counted.
 
         Raises:
-            IndexError: there is none, or it is still on disk.
+            IndexError: there is none, or it is on disk.
         """
         entry = self._entry or self.head()
         if entry is None:
@@ -582,11 +577,11 @@ class Queue:
         return entry
 
     def purge(self) -> int:
-        """Drop all entries, and return how many they were. Whom this is to be told must be told one by one: by pop."""
+        """Drop all entries, and return how many. If clients must be told, use ``pop``."""
         count = self.count
         if self._disk:
             on_disk, self._disk = self._disk, RunsOnDisk()
-            # Whoever deletes them goes through them: there may be very many.
+            # Whoever deletes them iterates: there may be very many.
             self._orders.release((run.extent, run.recoverable) for run in on_disk)
         extents: list[tuple[Extent, int]] = []
         for run in (*self._head, *self._tail):
@@ -605,7 +600,7 @@ class Queue:
         return count
 
     def close(self) -> int:
-        """Drop all entries, as ``purge`` does, and forget the queue."""
+        """Drop all entries and forget the queue."""
         count = self.purge()
         self._pool.wanted_bytes -= self._wanted_bytes
         self._wanted_bytes = 0
@@ -632,10 +627,10 @@ class Queue:
         in_per_s, out_per_s, _, _ = self._rates
         return QueueFigures(states, self.memory_bytes, self.target_bytes, in_per_s, out_per_s)
 
-    # --- What the spool does ----------------------------------------------------------------------
+    # --- For the spool ----------------------------------------------------------------------------
 
     def adopt(self, found: FoundQueue, clock_ns: int) -> None:
-        """Take the runs of a queue of an earlier process. ``clock_ns`` makes a time of now one since 1970."""
+        """Take the runs of an earlier process. ``clock_ns`` plus a time of now is the time since 1970."""
         self.is_recovered = True
         self._shift_ns = found.clock_ns - clock_ns
         self._pool.count_busy(1)
@@ -647,7 +642,7 @@ class Queue:
         self._pool.recovered_total += self.count
 
     def measure(self, now_ns: int) -> None:
-        """Measure rates, if that is due, and work out the target anew. Call it about each second."""
+        """Measure rates, if due, and set the target. Called about each second."""
         then_ns, *before = self._measured
         passed_s = (now_ns - then_ns) / _NS
         if passed_s >= 1:
@@ -664,7 +659,7 @@ class Queue:
             self._refill()
 
     def _retarget(self) -> None:
-        """Work out the target from the rates as they were measured, and the memory as it is shared now."""
+        """Set the target from the measured rates and the shared memory."""
         pool = self._pool
         _, _, in_bytes, out_bytes = self._rates
         wanted_bytes = int(self._target_s * (in_bytes + out_bytes))
@@ -673,16 +668,16 @@ class Queue:
         if pool.wanted_bytes > pool.spill_bytes:
             wanted_bytes = wanted_bytes * pool.spill_bytes // pool.wanted_bytes
         self.target_bytes = max(wanted_bytes, 2 * pool.run_bytes)
-        # What is in memory besides must not be over the target because of it: it would be let go, and read again.
+        # The rest in memory must not exceed the target because of it: it would be dropped and read again.
         most_bytes = max(self.target_bytes // 2, self.target_bytes - 2 * pool.run_bytes)
         self._want_ahead_bytes = min(max(int(out_bytes * _AHEAD_S), pool.run_bytes), most_bytes)
         self._low_bytes = min(max(int(out_bytes * _AHEAD_S / 2), pool.run_bytes // 4), self._want_ahead_bytes)
 
     def shrink(self, most_bytes: int) -> int:
-        """Have put on disk what there is in memory over the target, from the tail on, but not much more than asked for.
+        """Move what exceeds the target to disk, from the tail on, but not much more than asked for.
 
         Returns:
-            how many bytes less it will have in memory.
+            How many bytes less it will have in memory.
         """
         self._retarget()
         excess_bytes = self.memory_bytes - self.target_bytes
@@ -694,7 +689,7 @@ class Queue:
             if less_bytes >= min(excess_bytes, most_bytes) or run.pending == "read":
                 break
             if index:
-                # A run that is needed for the target stays, or it would be read again at once; large ones are not.
+                # A run within the target stays, or it would be read again at once; large ones do not.
                 if not run.single and less_bytes + run.memory_bytes > excess_bytes:
                     break
             elif not run.single or run.content is None or self._fetched:
@@ -709,7 +704,7 @@ class Queue:
         return less_bytes
 
     def seal_tail(self) -> None:
-        """Have written what is in the last run of the tail, if that is worth while."""
+        """Have the last run of the tail written, if that is worth while."""
         run = self._open
         if run is not None and run.place is _Place.TAIL and run.body_bytes >= self._pool.run_bytes // 4:
             self._seal()
@@ -723,7 +718,7 @@ class Queue:
                 self._write(run)
 
     def written(self, run: Run, extent: Extent) -> None:
-        """Take note where a run was written."""
+        """Note where a run was written."""
         run.pending = None
         if run.place is _Place.GONE:
             self._orders.release([(extent, run.written)])
@@ -738,7 +733,7 @@ class Queue:
         self._settle_head()
 
     def was_read(self, run: Run, job: Read, reason: str) -> None:
-        """Take what was read of a run: less than there should be if it is damaged, and nothing if it cannot be read."""
+        """Take the result of a read: fewer entries if the run is damaged, none if it cannot be read."""
         run.pending = None
         if run.place is _Place.GONE:
             return
@@ -766,7 +761,7 @@ class Queue:
         else:
             self._charge(run, _OBJECT_BYTES + len(run.data or b""))
         if run is self._head[0]:
-            # What was said about it before may have been without its content.
+            # The caller may have seen it without its content.
             self._entry = None
         if not self.count:
             self._settle_first()
@@ -794,7 +789,6 @@ class Queue:
     # --- Runs -------------------------------------------------------------------------------------
 
     def _lose(self, run: Run, job: Read) -> None:
-        """Take what is left of a run that is damaged."""
         content_bytes = max(0, job.content_bytes)
         if run.single and not job.left and run.data is not None and not job.lost_handles and not self.is_recovered:
             entry = entry_at(run.data, run.position, whole=False)
@@ -808,7 +802,7 @@ class Queue:
             run.data, run.position, run.content, body_bytes = b"", 0, None, 0
         self._pool.read_total += job.left
         self._ahead_bytes += body_bytes - run.body_bytes
-        # How many of those that are left are recoverable matters no more: they are on disk.
+        # Which of those that remain are recoverable no longer matters: they are on disk.
         run.entries, run.body_bytes, run.content_bytes = job.left, body_bytes, content_bytes
         run.recoverable = min(run.recoverable, job.left)
         if not self.count:
@@ -839,7 +833,7 @@ class Queue:
         return run
 
     def _seal(self) -> None:
-        """Put no more into the run that is open."""
+        """Close the open run."""
         run, self._open = self._open, None
         if run is not None and run.place is _Place.TAIL:
             self._write(run)
@@ -855,7 +849,7 @@ class Queue:
         self._orders.read(run, index_only=index_only)
 
     def _settle_first(self) -> bool:
-        """Say whether the first entry, or its index, is in memory; if not, have it read. What is empty goes."""
+        """Say whether the first entry, or its index, is in memory; if not, have it read. Empty runs go."""
         head = self._head
         while head:
             run = head[0]
@@ -868,7 +862,6 @@ class Queue:
         return bool(self._head) and self._head[0].data is not None
 
     def _finish_first(self) -> None:
-        """Forget the first run, which is empty now."""
         run = self._head.pop(0)
         self._fetched = False
         if run is self._open:
@@ -879,7 +872,7 @@ class Queue:
             self._orders.release(extents)
 
     def _drop(self, run: Run, extents: list[tuple[Extent, int]]) -> None:
-        """Forget a run; where it is on disk is added to the extents that are to be deleted."""
+        """Forget a run; its place on disk is added to the extents to delete."""
         run.place = _Place.GONE
         self._charge(run, -run.memory_bytes)
         if run.extent is not None:
@@ -888,7 +881,7 @@ class Queue:
             self._orders.cancel(run)
 
     def _let_go(self, run: Run) -> RunOnDisk:
-        """Forget what a run has in memory: it is on disk."""
+        """Drop a run that is on disk from memory."""
         assert run.extent is not None  # noqa: S101 - its place there is what is kept
         run.place = _Place.GONE
         self._charge(run, -run.memory_bytes)
@@ -902,7 +895,7 @@ class Queue:
         self._ahead_bytes += run.body_bytes
 
     def _refill(self) -> None:
-        """Read ahead, or take what has not gone to disk yet."""
+        """Read ahead, or take runs that have not gone to disk yet."""
         self._retarget()
         while not self._head or self._ahead_bytes < self._want_ahead_bytes:
             if self._disk:
@@ -927,7 +920,7 @@ class Queue:
                 return
 
     def _settle_head(self) -> None:
-        """Let go of what is on disk and need not be in memory."""
+        """Drop runs on disk from memory that need not be there."""
         head = self._head
         while len(head) > 1 and head[-1].demoted and head[-1].extent is not None and head[-1].pending is None:
             run = head.pop()

@@ -1,22 +1,19 @@
-"""The spool's files: what an entry and a run of entries look like there, and what is left of them after damage.
+"""The spool's files: their format, and what can be read after damage. When they are written is ``store``'s.
 
-Here are the format and what reads a folder at the start. What is written when, and by whom, is ``store``'s.
-
-A segment file is a sequence of runs. A run is the entries of one queue that follow each other: a header, the queue's
-name, and a record for each entry. A record is a head of RECORD_BYTES and the content. So queues share files, and still
-a queue is read back in pieces of many entries::
+A segment file is a sequence of runs. A run holds adjacent entries of one queue: a header, the queue's name, and a
+record for each entry. A record is a head of RECORD_BYTES and the content. So queues share files, and are read back many
+entries at a time::
 
     run     nonce 8 | queue 8 | number 8 | clock 8 | entries 4 | recoverable 4 | recoverable's bytes 8
             | body's length 8 | body's crc 4 | name's length 2 | header's crc 4 | name | body
     record  handle 8 | entered_ns 8 | expires_ns 8 | messages 4 | cost_bytes 4 | size 4 | content's crc 4 | flags 1
             | head's crc 4 | content
 
-All numbers are little-endian. The nonce is drawn for each file and stands in its name: a header is found again behind a
-damaged one, and nobody who sends messages can write one. ``clock`` is what to add to a time in the run to get
-nanoseconds since 1970.
+Numbers are little-endian. The random nonce of a file is in its name, so that a header is found behind a damaged one,
+and no message can forge one. ``clock`` plus a time in the run is nanoseconds since 1970.
 
-The ledger is a file of its own, beside the segments: a line of 16 bytes for each change of the number of recoverable
-entries that a segment holds. So what is missing at the start can be counted, though it is not there to be asked.
+The ledger is a file of its own: 16 bytes for each change of the number of recoverable entries in a segment. So missing
+entries can be counted at the start.
 """
 
 import errno
@@ -34,7 +31,7 @@ from zlib import crc32
 
 Piece = bytes | bytearray | memoryview
 
-#: Nothing is answered if it is refused: it has to be sent on.
+# It has no answer to refuse it with: it has to be sent.
 _REFUSABLE: Final = 1
 _RECOVERABLE: Final = 2
 
@@ -42,7 +39,7 @@ _HEAD: Final = Struct("<QqqIIIIB")
 _CRC: Final = Struct("<I")
 _HEAD_BYTES: Final = _HEAD.size
 RECORD_BYTES: Final = _HEAD.size + _CRC.size
-#: What an entry may hold: its size is one of 32 bits, and a run is written whole.
+# The bound of an entry: its size has 32 bits, and a run is written whole.
 MAX_BYTES: Final = 1 << 30
 
 _RUN: Final = Struct("<8sQQqIIQQIH")
@@ -50,10 +47,10 @@ RUN_BYTES: Final = _RUN.size + _CRC.size
 MAX_NAME_BYTES: Final = 0xFFFF
 _USUAL_NAME_BYTES: Final = 256
 _LINE: Final = Struct("<IqI")
-#: segment, offset, length, entries, recoverable ones with the highest bit for a large one, bytes of their contents
+# segment, offset, length, entries, recoverable ones with the highest bit for a large one, bytes of their contents
 _ON_DISK: Final = Struct("<IIIIII")
 _SINGLE: Final = 1 << 31
-#: Big-endian, so that bytes sort as numbers do.
+# Big-endian, so that bytes sort as numbers do.
 _ORDER: Final = Struct(">Q")
 _SEARCHED_BYTES: Final = 1 << 20
 _NAME: Final = re.compile(r"(\d{10})-([0-9a-f]{16})\.segment")
@@ -62,18 +59,18 @@ _FULL_ERRORS: Final = {errno.ENOSPC, errno.EDQUOT}
 
 
 class Entry(NamedTuple):
-    """What a queue holds.
+    """An entry of a queue.
 
     Attributes:
         handle: the caller's number for it, up to 64 bits.
         entered_ns: when it was put in.
-        expires_ns: when it expires; 0 if it never does.
-        messages: what a limiter charges for it.
-        cost_bytes: likewise.
+        expires_ns: when it expires; 0 if never.
+        messages: its cost.
+        cost_bytes: its cost.
         size_bytes: of its content.
-        is_refusable: a refusal of it is answered.
+        is_refusable: its sender is told of a refusal.
         is_recoverable: it is replayed after a crash, if it was on disk.
-        content: its pieces, whose sum is the content; None while that is on disk only.
+        content: its pieces; None while they are on disk only.
     """
 
     handle: int
@@ -99,12 +96,12 @@ def head_of(  # noqa: PLR0917 - called for each entry, and keywords take time
     is_refusable: bool,
     is_recoverable: bool,
 ) -> bytes:
-    """Return the head of a record, RECORD_BYTES long; the content's pieces follow it.
+    """Return the head of a record, RECORD_BYTES long.
 
-    Of a large entry give no content, for a checksum would take long: ``with_crc`` is for another thread.
+    Give no content of a large entry, whose checksum takes long: ``with_crc`` is for another thread.
 
     Raises:
-        struct.error: a number is too large for its place.
+        struct.error: a number is too large.
     """
     crc = 0
     for piece in content:
@@ -125,10 +122,7 @@ def with_crc(head: Piece, content: Sequence[Piece]) -> bytes:
 
 
 def entry_at(data: Piece, position: int, content: tuple[Piece, ...] | None = None, *, whole: bool = True) -> Entry:
-    """Return the entry whose record begins there, with the content that follows if it is whole, or with the given one.
-
-    The head has been checked.
-    """
+    """Return the entry whose checked record begins there, with the content that follows, or with the given one."""
     handle, entered_ns, expires_ns, messages, cost_bytes, size, _, flags = _HEAD.unpack_from(data, position)
     if whole:
         start = position + RECORD_BYTES
@@ -147,7 +141,7 @@ def entry_at(data: Piece, position: int, content: tuple[Piece, ...] | None = Non
 
 
 def is_head(data: Piece, position: int) -> bool:
-    """Say whether the undamaged head of a record begins there."""
+    """Say whether an undamaged record head begins there."""
     end = position + _HEAD_BYTES
     if end + _CRC.size > len(data):
         return False
@@ -157,15 +151,14 @@ def is_head(data: Piece, position: int) -> bool:
 
 @dataclass(slots=True)
 class Salvage:
-    """What is left of the body of a run.
+    """The whole records of a run's body.
 
     Attributes:
-        body: the records that are whole, as they were.
+        body: the records.
         entries: how many.
         content_bytes: of their contents.
-        left_out: records that are whole but were not asked for.
-        lost_handles: of refusable entries whose content is damaged while their head is not. All others are known by
-            the run's number of entries only.
+        left_out: whole records that were not asked for.
+        lost_handles: of refusable entries with damaged content and a whole head.
     """
 
     body: bytes = b""
@@ -176,11 +169,10 @@ class Salvage:
 
 
 def salvage(body: Piece, *, recoverable_only: bool = False) -> Salvage:
-    """Return what is whole in the body of a run that may be damaged, cut short, or both.
+    """Return what is whole in a body that may be damaged or cut short.
 
-    A record whose content is damaged costs itself only, and so does one whose head is, if its length is to be
-    believed: if the head of another follows there, or the end. Else all behind it is lost. Nobody is left to whom what
-    only the recoverable ones are wanted of could be refused: of that no handles are given.
+    A damaged record costs itself only, unless its length is wrong: then all behind it is lost. With recoverable entries
+    only, there are no handles, as no sender is left to be told.
     """
     found, parts = Salvage(), []
     view, position, length = memoryview(body), 0, len(body)
@@ -206,7 +198,7 @@ def salvage(body: Piece, *, recoverable_only: bool = False) -> Salvage:
 
 
 class RunHeader(NamedTuple):
-    """What stands before a run. ``body_bytes`` and ``entries`` are as it was written, whatever is left of it."""
+    """The header of a run; ``body_bytes`` and ``entries`` are as written, whatever is left."""
 
     queue: int
     number: int
@@ -220,17 +212,17 @@ class RunHeader(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Return how many bytes the header takes with the name."""
+        """Return the size of the header with the name."""
         return RUN_BYTES + len(self.name)
 
     def pack(self, nonce: bytes) -> bytes:
-        """Return it as it is written into the file of that nonce."""
+        """Return its bytes in the file of that nonce."""
         fixed = _RUN.pack(nonce, *self[:-1], len(self.name))
         return fixed + _CRC.pack(crc32(self.name, crc32(fixed))) + self.name
 
 
 def header_at(data: Piece, nonce: bytes, position: int = 0) -> RunHeader | None:
-    """Return the header of the run that begins there, in a file of that nonce; None if none does, or a damaged one."""
+    """Return the header of the run that begins there, in a file of that nonce; None if it is damaged or not there."""
     if len(data) < position + RUN_BYTES:
         return None
     found, *numbers, name_bytes = _RUN.unpack_from(data, position)
@@ -244,7 +236,7 @@ def header_at(data: Piece, nonce: bytes, position: int = 0) -> RunHeader | None:
 
 
 class Extent(NamedTuple):
-    """Where a run lies: the number of its segment, and where its header begins; the length is that of all of it."""
+    """Where a run lies: its segment, the offset of its header, and the length of it all."""
 
     segment: int
     offset: int
@@ -257,10 +249,10 @@ def segment_name(number: int, nonce: bytes) -> str:
 
 
 class Folder:
-    """A folder of segments, which one process at a time has. Only its owner can read what is in it.
+    """A folder of segments, owned by one process at a time and readable by its owner only.
 
     Args:
-        path: made if it is not there; what is above it has to be.
+        path: made if missing; its parent must exist.
 
     Raises:
         BlockingIOError: another process has it.
@@ -283,7 +275,7 @@ class Folder:
         os.close(self._lock)
 
     def segments(self) -> list[tuple[int, bytes]]:
-        """Return number and nonce of each segment that is there, the oldest first."""
+        """Return number and nonce of each segment, the oldest first."""
         matches = [_NAME.fullmatch(each.name) for each in self.path.iterdir()]
         return sorted((int(match[1]), bytes.fromhex(match[2])) for match in matches if match)
 
@@ -305,9 +297,7 @@ class Folder:
 
 
 class Ledger:
-    """How many recoverable entries each segment holds, on disk too.
-
-    Lines are added at the end of the file only. Of a line that is torn nothing is taken.
+    """How many recoverable entries each segment holds. Lines are only appended; torn ones are ignored.
 
     Args:
         folder: where it is, or is made.
@@ -320,7 +310,7 @@ class Ledger:
         OSError: the file cannot be used.
     """
 
-    #: A line for each run written, and one for each deleted; then the file is made anew.
+    # At this size it is rewritten.
     _MAX_BYTES: Final = 1 << 20
 
     def __init__(self, folder: Folder) -> None:
@@ -340,22 +330,22 @@ class Ledger:
         self._torn = bool(len(data) % _LINE.size)
 
     def add(self, segment: int, change: int) -> None:
-        """Count recoverable entries of a segment: more, or less."""
+        """Count more, or fewer, recoverable entries in a segment."""
         if change:
             self.held[segment] = self.held.get(segment, 0) + change
             self._lines.append(_line(segment, change))
 
     def forget(self, segment: int) -> None:
-        """Take note that a segment is deleted, with what it holds still."""
+        """Count the deletion of a segment with everything in it."""
         held = self.held.pop(segment, 0)
         if held:
             self._lines.append(_line(segment, -held))
 
     def append(self, *, sync: bool = False) -> None:
-        """Write down what was counted since the last time.
+        """Write what was counted since the last time.
 
         Raises:
-            OSError: that was not possible; it will be tried again with the next.
+            OSError: it failed, and will be tried again with the next.
         """
         if self._torn or self._written_bytes > self._MAX_BYTES:
             self.rewrite()
@@ -371,13 +361,13 @@ class Ledger:
             os.fdatasync(self._fd)
 
     def replace(self, held: dict[int, int]) -> bool:
-        """Count this from now on, and write it anew: at once, or if the disk is full with what is next appended.
+        """Replace all counts, and write them at once, or with the next append if the disk is full.
 
         Returns:
-            whether it is written.
+            Whether they are written.
 
         Raises:
-            OSError: the file cannot be used, for another reason than a full disk.
+            OSError: the file cannot be used, but for a full disk.
         """
         self.held, self._lines = held, []
         try:
@@ -385,16 +375,16 @@ class Ledger:
         except OSError as error:
             if error.errno not in _FULL_ERRORS:
                 raise
-            # Nothing is to be added to what is there now.
+            # Nothing may be appended to the present content.
             self._torn = True
             return False
         return True
 
     def rewrite(self) -> None:
-        """Write all of it anew.
+        """Write all of it again.
 
         Raises:
-            OSError: that was not possible; the file is as before.
+            OSError: it failed; the file is as before.
         """
         temporary = f"{LEDGER}.new"
         data = b"".join(_line(segment, held) for segment, held in self.held.items() if held)
@@ -426,14 +416,14 @@ def _line(segment: int, change: int) -> bytes:
 
 
 class RunOnDisk(NamedTuple):
-    """What is kept in memory of a run that is on disk.
+    """A run that is on disk.
 
     Attributes:
         extent: where it is.
         entries: how many it has.
-        recoverable: how many of them were recoverable when it was written.
+        recoverable: how many were recoverable when it was written.
         content_bytes: of all contents.
-        is_single: it is one large entry, whose index can be read alone.
+        is_single: one large entry, whose index can be read alone.
     """
 
     extent: Extent
@@ -444,7 +434,7 @@ class RunOnDisk(NamedTuple):
 
 
 class RunsOnDisk:
-    """Runs in their order, 24 bytes each: there may be a million."""
+    """Runs in order, 24 bytes each: there may be a million."""
 
     __slots__ = ("_data", "_start")
 
@@ -462,7 +452,7 @@ class RunsOnDisk:
             yield _run_at(self._data, position)
 
     def first(self) -> RunOnDisk:
-        """Return the first one; there has to be one."""
+        """Return the first one; there must be one."""
         return _run_at(self._data, self._start)
 
     def append(self, run: RunOnDisk) -> None:
@@ -496,12 +486,12 @@ def _run_at(data: Piece, position: int) -> RunOnDisk:
 
 @dataclass(slots=True)
 class FoundQueue:
-    """A queue of which something is left to replay.
+    """A queue of an earlier process with entries to replay.
 
     Attributes:
-        name: as it was written.
+        name: as written.
         clock_ns: likewise.
-        runs: only recoverable entries that are whole are counted in them.
+        runs: with counts of whole recoverable entries only.
     """
 
     name: bytes
@@ -511,15 +501,15 @@ class FoundQueue:
 
 @dataclass(slots=True)
 class Found:
-    """What a folder holds at the start.
+    """The content of a folder at the start.
 
     Attributes:
-        queues: those with something to replay, by their numbers.
+        queues: those with entries to replay, by number.
         recoverable: how many entries can be replayed.
-        dropped: how many were on disk that nobody wants to be replayed.
-        lost: how many recoverable ones were on disk and are damaged, or gone with their file.
-        damaged: names of files in which something is damaged or which are missing.
-        is_full: the disk is so full that the ledger could not be written anew.
+        dropped: how many were not to be replayed.
+        lost: how many recoverable ones are damaged, or gone with their file.
+        damaged: names of damaged or missing files.
+        is_full: the disk is too full to rewrite the ledger.
     """
 
     queues: dict[int, FoundQueue] = field(default_factory=dict)
@@ -531,22 +521,22 @@ class Found:
 
 
 def look(folder: Folder, ledger: Ledger) -> Found:
-    """Read all segments of a folder and say what is in them. This takes as long as reading them does.
+    """Read all segments of a folder.
 
     Raises:
-        OSError: a file is there, and cannot be read.
+        OSError: a file cannot be read.
     """
     found = Found()
-    #: By queue, each run packed behind its number.
+    # By queue, each run packed behind its number.
     numbered: dict[int, list[bytes]] = {}
-    # From a ledger that is damaged itself nothing follows.
+    # A damaged ledger says nothing about files.
     expected = dict(ledger.held) if ledger.intact else {}
     if not ledger.intact:
         found.damaged.append(LEDGER)
     for number, nonce in folder.segments():
         whole, recoverable, lost = True, 0, 0
         for extent, header, salvaged in _runs(folder, number, nonce):
-            # Unless the ledger knows it, what is cut short at a file's end was being written when the process ended.
+            # Unless the ledger knows it, a run cut short at the end was being written when the process ended.
             is_torn = ledger.intact and extent.length < header.length + header.body_bytes
             whole &= salvaged is None or is_torn
             if salvaged is None:
@@ -558,12 +548,12 @@ def look(folder: Folder, ledger: Ledger) -> Found:
             recoverable += entries
             lost += 0 if is_torn else header.recoverable - entries
             if entries:
-                # The index of one that is damaged is not read alone: nobody knows how it lies there.
+                # The index of a damaged one is not read alone.
                 is_single = header.entries == 1 and salvaged is None
                 run = RunOnDisk(extent, entries, entries, content_bytes, is_single)
                 found.queues.setdefault(header.queue, FoundQueue(header.name, header.clock_ns))
                 numbered.setdefault(header.queue, []).append(_ORDER.pack(header.number) + _packed(run))
-        # The ledger also knows of runs whose header is gone; what it does not know of yet may be there, too.
+        # The ledger also counts runs whose header is gone, and may not count the latest.
         lost = max(lost, expected.pop(number, 0) - recoverable)
         found.recoverable += recoverable
         found.lost += lost
@@ -580,7 +570,7 @@ def look(folder: Folder, ledger: Ledger) -> Found:
 
 
 def _runs(folder: Folder, number: int, nonce: bytes) -> Iterator[tuple[Extent, RunHeader, Salvage | None]]:
-    """Yield the runs of a segment, each with what is left of it, or None if it is whole."""
+    """Yield the runs of a segment, each with its salvage, or None if it is whole."""
     fd = folder.open(segment_name(number, nonce), os.O_RDONLY)
     try:
         size, position = os.fstat(fd).st_size, 0
@@ -617,7 +607,7 @@ def _crc_of(fd: int, position: int, length: int) -> int | None:
 
 
 def _search(fd: int, nonce: bytes, position: int) -> int:
-    """Return where the nonce stands next in a file, or where the file ends."""
+    """Return where the nonce is next in a file, or the file's end."""
     while True:
         data = os.pread(fd, _SEARCHED_BYTES, position)
         at = data.find(nonce)

@@ -1,27 +1,22 @@
-"""All queues of the spool together: they share the memory, one store, and what happens when the disk fails.
+"""All queues of the spool together: they share the memory, one store, and the handling of disk failures.
 
-This is what the data path uses. All of it is called in the event loop, does no I/O itself and never blocks, but for
-``Spool.open`` and ``Spool.close``. How to use it:
+The data path uses it in the event loop; nothing here does I/O or blocks, except ``Spool.open`` and ``Spool.close``.
 
-- ``Spool.open`` in a thread, once; then ``tick`` ten times a second or so.
-- ``spool.queue(name, ...)`` for each channel or connection and resource. ``append`` what is to wait; ``head`` is what
-  to ask the limiter about; ``pop`` it when it may go. Where ``head`` returns None and the queue is not empty,
-  or an entry has no content after ``fetch``, ``ready`` says when to go on. An entry that is refused, or has expired,
-  needs no content.
-- Credit: the spool has a stage, ``store``. What a queue gives to be written, its own stage has sent there; when that
-  is on disk, it is acked. While memory or disk is short the stages of all queues are stalled by it. So whoever sends to
-  these stages, and looks for its credit, reads no more. What still comes is taken nevertheless: ``append`` refuses
-  nothing. ``flow`` tells the same.
-- ``alarm(reason)`` says that the disk takes no more, ``alarm(None)`` that it does again. Meanwhile all stays in
-  memory, in its order, and flow is stopped when that is full.
-- ``lost`` tells of entries that were damaged on disk. Its handles are of refusable ones only: refuse these. If there
-  are more entries than handles, nobody can say which of the others were refusable, unless none in the queue is: close
-  the channel, then its client sends again what was not confirmed.
-- ``fetch`` has a content read however large it is: ask for it when the entry may go, not before.
-- Queues that ``Spool.open`` has recovered are there to be taken from, as all others; give them your own ``ready`` and
-  ``on_lost``. What nobody takes for ``most_age_s`` is dropped by ``tick``.
-- Before an orderly end call ``keep``, while all queues are still there: what is recoverable is written, and stays on
-  disk though its queue is closed. Then ``Spool.close``. ``sync`` does the former only.
+- ``Spool.open`` in a thread, once; then ``tick`` about ten times a second.
+- ``spool.queue(name, ...)`` for each channel or connection and resource. ``append`` entries; ask the limiter about
+  ``head``; ``pop`` it when it may go. If ``head`` is None and the queue is not empty, or an entry has no content after
+  ``fetch``, wait for ``ready``. Ask for the content only when the entry may go.
+- Credit: a queue's stage sends to the stage ``store`` what is to be written, which is acked when it is on disk. While
+  memory or disk is short, the stages of all queues are stalled, so senders stop reading. ``append`` refuses nothing.
+  ``flow`` tells the same.
+- ``alarm(reason)`` says that the disk takes no more, ``alarm(None)`` that it does again. In between everything stays in
+  memory, in order.
+- ``lost`` tells of entries that were damaged on disk. Refuse its handles. If there are more entries than handles, close
+  the channel, unless nothing in the queue is refusable: then its client publishes unconfirmed messages again.
+- Recovered queues of ``Spool.open`` are used like others; give them your own ``ready`` and ``on_lost``. ``tick`` drops
+  those that nobody takes within ``most_age_s``.
+- Before an orderly end call ``keep`` while all queues are there: recoverable entries are written, and stay on disk
+  though their queues are closed. Then ``Spool.close``. ``sync`` only writes.
 """
 
 from collections import deque
@@ -39,21 +34,21 @@ from proxy.spool.segments import Extent, Found
 from proxy.spool.store import Disk, Job, Read, Release, Store, Sync, Write
 
 _NS: Final = 1_000_000_000
-#: How often to try again whether the disk takes something.
+# How often a failed disk is tried again.
 _RETRY_NS: Final = _NS
-#: So many queues are measured in a tick, so that it takes no longer with more of them.
+# Queues measured in a tick, so that its length is bounded.
 _MEASURED_IN_TICK: Final = 256
-#: What cannot be read with one of these is gone; all else may be well in a moment.
+# With these errors a run is gone; others may be temporary.
 _LOST_ERRORS: Final = {ENOENT, EIO, ESTALE}
 
 
 class QueueName(msgspec.Struct, frozen=True, array_like=True):
-    """What is written beside the entries of a queue, so that they can be replayed after a crash.
+    """Written with the entries of a queue, so that they can be replayed after a crash.
 
     Attributes:
         listener: through which they came.
-        kind: of the resource that they are for; the first one, if they are for several.
-        name: its name.
+        kind: of their resource, the first one if there are several.
+        name: of that resource.
         sender: whose they are, in the words of the protocol: only a connection of the same can replay them.
     """
 
@@ -68,7 +63,7 @@ class QueueName(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def read(cls, name: bytes) -> "QueueName":
-        """Return what was encoded; empty fields if it was something else."""
+        """Return the decoded name; empty fields if it was something else."""
         try:
             return msgspec.msgpack.decode(name, type=cls)
         except msgspec.DecodeError:
@@ -80,12 +75,12 @@ class SpoolSettings:
     """Bounds of the spool.
 
     Attributes:
-        memory_bytes: for what all queues have in memory. From half of it on, queues write what is over their target.
-        max_disk_bytes: for all files together.
+        memory_bytes: of all queues. From half of it on, queues write what exceeds their target.
+        max_disk_bytes: of all files.
         least_free_bytes: of the file system, left to others.
-        most_age_s: from which age on an entry is too old, as ``Queue.ending`` says; 0 for none. What an earlier process
-            left is dropped when nobody has taken it for so long.
-        target_s: a queue's target is so many seconds' worth of what goes in and out.
+        most_age_s: from this age on an entry is too old (``Queue.ending``); 0 for none. Recovered entries are dropped
+            when nobody has taken them for this long.
+        target_s: seconds of traffic that a queue may have in memory.
     """
 
     memory_bytes: int = 32 * 1024 * 1024
@@ -99,12 +94,11 @@ class Hooks(NamedTuple):
     """What the spool calls, in the event loop.
 
     Attributes:
-        flow: with True when it should be given no more for now, with False when it may again.
-        alarm: with the reason when the disk fails, with None when it works again.
-        lost: with entries that cannot be read.
-        busy: when ``is_idle`` is over, so that ``tick`` is to be called again.
-        unclaimed: with the number of queues of an earlier process, and of their entries, that were dropped since nobody
-            has taken them for ``most_age_s``.
+        flow: True when it should be given no more for now, False when it may again.
+        alarm: the reason when the disk fails, None when it works again.
+        lost: entries that cannot be read.
+        busy: ``is_idle`` is over, so ``tick`` must be called again.
+        unclaimed: how many queues of an earlier process, and entries, were dropped after ``most_age_s``.
     """
 
     flow: Callable[[bool], object]
@@ -115,7 +109,7 @@ class Hooks(NamedTuple):
 
 
 class _Left(NamedTuple):
-    """Of a queue that an earlier process left: its name, and since when it waits for somebody to replay it."""
+    """A queue of an earlier process: its name, and since when it waits to be replayed."""
 
     name: QueueName
     since_ns: int
@@ -125,15 +119,12 @@ class Recovered(NamedTuple):
     """What an earlier process left.
 
     Attributes:
-        queues: one for each of its queues with something to replay. Their entries come with ``head`` and ``pop`` as
-            others do, and may have been sent on already. They lie where they lay, and are not written anew.
+        queues: one for each with entries to replay, which may have been sent already.
         entries: how many there are to replay.
-        dropped: how many were found that nobody wants to be replayed, or that were not to be recovered.
-        lost: how many recoverable ones were on disk and are damaged or missing. What was in memory only, or just being
-            written when the process was killed, nobody knows.
-        damaged: names of the files that are damaged or missing.
-        is_full: the disk was too full to write down what is left. Until that is done, a next start may tell of entries
-            as lost that were told of now.
+        dropped: how many were not to be replayed.
+        lost: how many recoverable ones on disk are damaged or missing. Entries in memory are not known.
+        damaged: names of damaged or missing files.
+        is_full: the disk was too full for the ledger; a next start may report some losses again.
     """
 
     queues: list[Queue]
@@ -146,27 +137,26 @@ class Recovered(NamedTuple):
 
 @dataclass(slots=True)
 class SpoolFigures:
-    """Figures of all queues together.
+    """Figures of all queues together. Totals include closed queues; in + recovered = out + lost + dropped + present.
 
     Attributes:
         queues: how many there are.
         states: where their entries are.
-        memory_bytes: what they have in memory.
-        memory_limit_bytes: what they may have.
-        writing_bytes: what has been given to the store, and is not on disk yet.
+        memory_bytes: in memory.
+        memory_limit_bytes: the bound on that.
+        writing_bytes: given to the store, and not on disk yet.
         is_stopped: flow is stopped.
         stops_total: how often it was.
         alarm: why the disk takes no more, if so.
-        in_total: entries ever put in; likewise the others, also of queues that are closed. With those recovered they
-            are as many as were taken out, lost or dropped, and those that are there.
+        in_total: put in.
         out_total: taken out.
         spilled_total: written to disk.
         read_total: read from there.
         lost_total: could not be read.
-        dropped_total: were in a queue that was purged or closed, or left by an earlier process and not to be sent.
-        recovered_total: were left by an earlier process.
-        ended_total: taken out with an ending, by which one.
-        disk_bytes: what the store uses of the disk, about.
+        dropped_total: of a queue that was purged or closed, or of an earlier process and not to be sent.
+        recovered_total: left by an earlier process.
+        ended_total: taken out with an ending, by ending.
+        disk_bytes: used by the store, about.
     """
 
     queues: int
@@ -193,12 +183,12 @@ class Spool:
 
     Args:
         settings: bounds.
-        hooks: whom it tells what.
-        make_disk: makes the store, which calls what it is given with jobs that are done.
-        now_ns: the time, by the clock that all times here are of.
-        clock_ns: what to add to such a time to get nanoseconds since 1970.
+        hooks: what it calls.
+        make_disk: makes the store, which calls what it is given with finished jobs.
+        now_ns: the time, by the clock of all times here.
+        clock_ns: what to add to get nanoseconds since 1970.
         credit: what the store gives to the stages of queues.
-        time_ns: reads that clock; None makes the time of the last ``tick`` do for stages.
+        time_ns: reads that clock; by default the time of the last ``tick`` is used for stages.
 
     Attributes:
         settings: as given.
@@ -223,23 +213,23 @@ class Spool:
         self._pool = Pool(settings.memory_bytes)
         self._queues: dict[int, Queue] = {}
         self._next = 0
-        #: Those that are to be measured next.
+        # Those to be measured next.
         self._measured: deque[Queue] = deque()
         self._jobs: dict[Write | Read, Run] = {}
         self._writes: dict[Run, Write] = {}
         self._syncs: dict[Sync, Callable[[bool], object]] = {}
         self._writing_bytes = 0
-        #: What is to be written when the disk works again, and when to try.
+        # What to write when the disk works again, and when to try.
         self._waiting: deque[Run] = deque()
         self._unread: list[tuple[Run, bool]] = []
-        #: Why nothing can be written, why something cannot be read yet, and what was told of it.
+        # Why nothing can be written, why something cannot be read yet, and what was reported.
         self._alarm: str | None = None
         self._read_alarm: str | None = None
         self._told: str | None = None
         self._retry_ns = 0
-        #: What the disk is tried with after it has failed.
+        # The run with which a failed disk is tried.
         self._probe: Run | None = None
-        #: Those of an earlier process that nobody replays yet, first what has waited longest.
+        # Queues of an earlier process that nobody replays yet, the longest waiting first.
         self._recovered: dict[Queue, _Left] = {}
         self._stopped = self._keeps = False
         self._stops_total = self._lost_total = 0
@@ -259,18 +249,18 @@ class Spool:
         credit: Credit = STORE_CREDIT,
         time_ns: Callable[[], int] | None = None,
     ) -> tuple["Spool", Recovered]:
-        """Make a spool in a folder, and take over what an earlier process left there. Blocks: it reads all of it.
+        """Make a spool in a folder, with what an earlier process left there. Blocks.
 
         Args:
-            folder: made if it is not there.
+            folder: made if missing.
             settings: bounds.
-            hooks: whom it tells what.
-            post: calls in the event loop what it is given; called in another thread. ``TrioToken.run_sync_soon``.
+            hooks: what it calls.
+            post: called in another thread, calls its argument in the event loop: ``TrioToken.run_sync_soon``.
             now_ns: the time.
             clock_ns: what to add to it to get nanoseconds since 1970.
-            recover: entries that are recoverable are to be replayed; if not, they are counted and dropped.
+            recover: replay recoverable entries; otherwise they are counted and dropped.
             credit: what the store gives to the stages of queues.
-            time_ns: reads the clock, as said above.
+            time_ns: reads the clock, as above.
 
         Raises:
             BlockingIOError: another process uses the folder.
@@ -314,7 +304,7 @@ class Spool:
         self._pool.dropped_total += dropped
         return Recovered(queues, entries, dropped, found.lost, found.damaged, found.is_full)
 
-    # --- What the caller does ---------------------------------------------------------------------
+    # --- For the caller ---------------------------------------------------------------------------
 
     def queue(
         self,
@@ -324,14 +314,13 @@ class Spool:
         stage: Stage | None = None,
         lost: Callable[[Lost], object] | None = None,
     ) -> Queue:
-        """Make a queue; close it when it is not needed any more.
+        """Make a queue; close it when it is no longer needed.
 
         Args:
-            name: what is found again after a crash; it need not be its own.
-            ready: called when it is worth to ask again for the head.
-            stage: the resource that it is the queue of, and of no other queue: it sends to the store. Close it after
-                the queue.
-            lost: called with entries of it that cannot be read, before ``Hooks.lost`` is.
+            name: found again after a crash; need not be unique.
+            ready: called when it is worth asking again for the head.
+            stage: the resource of this queue alone. Close it after the queue.
+            lost: called with entries of it that cannot be read, before ``Hooks.lost``.
 
         Raises:
             ValueError: the name is too long.
@@ -364,36 +353,36 @@ class Spool:
 
     @property
     def is_idle(self) -> bool:
-        """Say whether there is nothing to do in ``tick``: no queue, and nothing to be tried again."""
+        """Say whether ``tick`` has nothing to do."""
         return not (self._queues or self._jobs or self._stopped or self._alarm or self._read_alarm)
 
     @property
     def is_stopped(self) -> bool:
-        """Say whether flow is stopped: nothing should be read that would have to be put into a queue."""
+        """Say whether flow is stopped: nothing should be read that would go into a queue."""
         return self._stopped
 
     def queues(self) -> list[Queue]:
-        """Return all queues of now, those of an earlier process among them."""
+        """Return all present queues, with those of an earlier process."""
         return list(self._queues.values())
 
     def has_recovered(self, wants: Callable[[QueueName], bool]) -> bool:
-        """Say whether ``take_recovered`` would hand out something now."""
+        """Say whether ``take_recovered`` would return something now."""
         return any(wants(left.name) for left in self._recovered.values())
 
     def take_recovered(self, wants: Callable[[QueueName], bool]) -> list[Queue]:
-        """Hand out queues of an earlier process, each to one taker, which gives back what it cannot replay."""
+        """Hand out queues of an earlier process, each to one taker, who gives back what it cannot replay."""
         taken = [queue for queue, left in self._recovered.items() if wants(left.name)]
         for queue in taken:
             del self._recovered[queue]
         return taken
 
     def give_back(self, queue: Queue) -> None:
-        """Let another one replay what is left of a queue of an earlier process."""
+        """Let another connection replay what is left of a queue of an earlier process."""
         queue.ready, queue.on_lost = _nobody, None
         self._recovered[queue] = _Left(QueueName.read(queue.name), self._time_ns())
 
     def tick(self, now_ns: int) -> None:
-        """Measure rates, put on disk what memory is short of, and try again what has failed."""
+        """Measure rates, move entries to disk if memory is short, and try again what has failed."""
         self._now_ns = now_ns
         for _ in range(min(_MEASURED_IN_TICK, len(self._queues))):
             if not self._measured:
@@ -422,7 +411,7 @@ class Spool:
             self._drop_unclaimed()
 
     def _drop_unclaimed(self) -> None:
-        """Drop what an earlier process left and nobody has taken for so long that all of it is too old."""
+        """Drop queues of an earlier process whose entries are all too old."""
         most_age_ns = round(self.settings.most_age_s * _NS)
         if not most_age_ns:
             return
@@ -437,10 +426,10 @@ class Spool:
             self._hooks.unclaimed(queues, entries)
 
     def sync(self, done: Callable[[bool], object]) -> None:
-        """Have all recoverable entries written that are in memory, and everything that was written survive a crash.
+        """Have all recoverable entries in memory written and synced.
 
         Args:
-            done: called when that is so, with True, or with False if the disk fails.
+            done: called then with True, or with False if the disk fails.
         """
         for queue in self._queues.values():
             queue.write_all()
@@ -449,30 +438,26 @@ class Spool:
         self._disk.submit(job)
 
     def keep(self) -> None:
-        """Have what is recoverable written, and leave it on disk from now on: its queues are about to be closed."""
+        """Have recoverable entries written, to stay on disk when their queues are closed."""
         self.sync(lambda _: None)
         self._keeps = True
 
     @property
     def keeps(self) -> bool:
-        """Whether what is recoverable stays on disk when its queue is closed."""
+        """Whether recoverable entries stay on disk when their queue is closed."""
         return self._keeps
 
     def close(self) -> None:
-        """End the store; what is on disk stays there for the next process. Blocks until what was given is written."""
+        """End the store; what is on disk stays there. Blocks until everything given is written."""
         self._disk.close()
 
     @property
     def memory_bytes(self) -> int:
-        """Return what all queues have in memory."""
+        """Return the memory of all queues."""
         return self._pool.memory_bytes
 
     def figures(self, states: States | None = None) -> SpoolFigures:
-        """Return figures of all queues together.
-
-        Args:
-            states: where their entries are; None asks each of them.
-        """
+        """Return figures of all queues; ``states`` saves asking each of them."""
         if states is None:
             states = States()
             for queue in self._queues.values():
@@ -498,7 +483,7 @@ class Spool:
             self._disk.used_bytes if isinstance(self._disk, Store) else 0,
         )
 
-    # --- What queues order ------------------------------------------------------------------------
+    # --- Orders of queues -------------------------------------------------------------------------
 
     def write(self, run: Run) -> None:
         """Have a run written, now or when the disk works again."""
@@ -512,7 +497,7 @@ class Spool:
             self._waiting.append(run)
 
     def cancel(self, run: Run) -> None:
-        """Spare the disk a run, if it is not too late."""
+        """Cancel the writing of a run, if it is not too late."""
         write = self._writes.get(run)
         if write is not None and not (self._keeps and run.recoverable):
             write.cancelled = True
@@ -544,17 +529,16 @@ class Spool:
         """Forget a queue."""
         self._queues.pop(queue.number, None)
         if queue.stage is not None:
-            # What it still had under way is of no interest to anybody.
+            # Its jobs under way have no effect.
             self.store.part(queue.stage, self._time_ns())
 
-    # --- What the store has done ------------------------------------------------------------------
+    # --- Results of the store ---------------------------------------------------------------------
 
     def completed(self, jobs: Iterable[Job]) -> None:
-        """Take jobs that are done. Called in the event loop.
+        """Take finished jobs. Called in the event loop.
 
         Raises:
-            Exception: one of those who are told has a fault, which is raised when all jobs are taken; of several faults
-                the first.
+            Exception: the first fault of a callback, after all jobs are taken.
         """
         faults: list[Exception] = []
         for job in jobs:
@@ -629,7 +613,7 @@ class Spool:
             else:
                 self._acknowledge(run)
         if self._probe is None:
-            # Nothing that waited is still there: the next that comes will tell.
+            # Nothing that waited is still there: the next write will tell.
             self._set_alarm(None)
 
     def _set_alarm(self, reason: str | None) -> None:
@@ -647,25 +631,25 @@ class Spool:
 
     def _tell_alarm(self) -> None:
         reason = self._alarm or self._read_alarm
-        # Whoever is told does not want to hear of every change of the reason.
+        # Not every change of the reason is worth a report.
         if (reason is None) is not (self._told is None):
             self._told = reason
             self._hooks.alarm(reason)
 
     def _relieve(self) -> None:
-        """Have queues put on disk what is over their targets."""
+        """Have queues move to disk what exceeds their targets."""
         for queue in list(self._queues.values()):
             excess_bytes = self._excess_bytes()
             if excess_bytes <= 0:
                 return
             queue.shrink(excess_bytes)
         if self._excess_bytes() > self._pool.spill_bytes // 2:
-            # There are so many queues that what each has at least is too much.
+            # There are so many queues that even the minimum of each is too much.
             for queue in list(self._queues.values()):
                 queue.seal_tail()
 
     def _excess_bytes(self) -> int:
-        """Return what is in memory over what should be, and is not on its way to the disk."""
+        """Return what is in memory beyond the bound, and not on its way to the disk."""
         pool = self._pool
         return pool.memory_bytes - pool.spill_bytes - self._writing_bytes
 
@@ -689,7 +673,7 @@ class Spool:
         self._hooks.lost(lost)
 
     def _acknowledge(self, run: Run) -> None:
-        """Take note that a run is written, or need not be."""
+        """Ack a run that is written, or need not be."""
         if run.sent and run.queue.stage is not None:
             self.store.ack(run.queue.stage, run.sent, self._time_ns())
             run.sent = 0
@@ -699,4 +683,4 @@ class Spool:
 
 
 def _nobody(_: Queue) -> None:
-    """Nobody waits for a queue until somebody says so."""
+    """Do nothing."""

@@ -1,14 +1,13 @@
 """The thread that does all reading and writing of the spool: one for all queues.
 
-Jobs go in from the event loop, and come back to it when they are done, through one callable. Nothing is decided here
-but where in which file something lies: when to write or to read, and what to do about a failure, is ``spool``'s.
+Jobs come from the event loop, and go back to it when they are done. Only the place in a file is decided here; when to
+write or read, and what to do about a failure, is ``spool``'s.
 
-What waits is done in groups: first the reads, since somebody is held up by them, then all writes in as few calls as
-possible, then what is not needed any more is deleted. Reads that follow each other in a file are one call.
+Waiting jobs are done in groups: first reads, which somebody waits for, then all writes in as few calls as possible,
+then deletions. Adjacent reads are one call.
 
-A file is deleted when nothing in it is needed. Until then the parts that are not needed are given back to the file
-system one by one (``FALLOC_FL_PUNCH_HOLE``), so a queue that stands still does not keep the disk full of what others
-had in the same file. Where a file system cannot do that, they go with the file.
+A file is deleted when nothing in it is needed. Until then unneeded parts are returned to the file system
+(``FALLOC_FL_PUNCH_HOLE``) where it can do that, so a queue that stands still does not keep the rest of a file on disk.
 """
 
 import ctypes
@@ -48,13 +47,13 @@ class Write:
     """Write a run behind all others.
 
     Attributes:
-        header: without the body's checksum, which is worked out.
-        body: not changed until the job is done. Of a large entry the head of its record, which still wants its
-            checksum, and the pieces of its content.
+        header: without the body's checksum.
+        body: not changed until the job is done. For a large entry the head of its record, without its checksum, and the
+            pieces of its content.
         is_single: it is a large entry.
-        cancelled: it is not needed any more; it is left out, if that is still possible.
-        extent: where it is, if it was written.
-        error: why it was not. It may have been left out because of an error before it.
+        cancelled: it is left out, if that is still possible.
+        extent: where it is, once written.
+        error: why it was not written, perhaps because of an error before it.
     """
 
     header: RunHeader
@@ -73,12 +72,12 @@ class Read:
         extent: all of it.
         name_bytes: the length of its queue's name.
         entries: how many it should have.
-        index_only: read the head of its first record and no more.
+        index_only: read only the head of its first record.
         recoverable_only: leave out all other entries.
-        data: what was read. The records begin at ``start``; those that are damaged are left out.
-        left: how many entries there are; fewer than expected if it is damaged.
+        data: the records begin at ``start``; damaged ones are left out.
+        left: how many entries there are.
         content_bytes: of those, if it is damaged or some were left out, else -1.
-        lost_handles: of refusable ones that are damaged, as far as they are known.
+        lost_handles: of refusable damaged ones, as far as known.
         error: why nothing was read.
     """
 
@@ -97,9 +96,9 @@ class Read:
 
 @dataclass(slots=True, eq=False)
 class Release:
-    """Delete runs: each is given with how many recoverable entries it was written with.
+    """Delete runs, each given with how many recoverable entries it was written with.
 
-    They are gone through in the thread, a part at a time, since there may be very many.
+    The thread iterates over them: there may be very many.
     """
 
     extents: Iterable[tuple[Extent, int]]
@@ -107,7 +106,7 @@ class Release:
 
 @dataclass(slots=True, eq=False)
 class Sync:
-    """Have all that was written before survive a loss of power, too."""
+    """Make everything written before survive a loss of power."""
 
     error: OSError | None = None
 
@@ -119,10 +118,10 @@ class Disk(Protocol):
     """What ``spool`` needs of the store."""
 
     def submit(self, job: Job) -> None:
-        """Take a job; it comes back when it is done, in any order, but writes in the order they were given."""
+        """Take a job; jobs return when they are done, in any order, but writes in the order given."""
 
     def close(self) -> None:
-        """Do all jobs that were given, and end; nothing comes back any more. Blocks."""
+        """Do all jobs, and end without returning any more. Blocks."""
 
 
 @dataclass(slots=True)
@@ -130,17 +129,17 @@ class _Segment:
     nonce: bytes
     size_bytes: int = 0
     live_bytes: int = 0
-    #: What was given back of it.
+    # The part of it that was returned.
     punched_bytes: int = 0
-    #: Of blocks that are needed in part, by their number: how many bytes are not.
+    # For each partly needed block, by number: how many bytes are not needed.
     edges: dict[int, int] = field(default_factory=dict)
 
 
 _SEGMENT_BYTES: Final = 16 * 1024 * 1024
 _GROUP_BYTES: Final = 1024 * 1024
-#: Giving back a part of a file takes about 20 us, and reads wait for that.
+# Returning a part of a file takes about 20 us, while reads wait.
 _RELEASED_TOGETHER: Final = 500
-#: Linux takes 1024 pieces in one call.
+# Linux takes 1024 pieces in one call.
 _GROUP_PIECES: Final = 1000
 _MAX_OPEN: Final = 64
 _BLOCK_BYTES: Final = 4096
@@ -148,19 +147,19 @@ _PUNCH_HOLE_KEEP_SIZE: Final = 0x03
 
 
 class Store:
-    """A folder of segments and the thread that has it to itself.
+    """A folder of segments and its thread.
 
     Args:
-        folder: made if it is not there.
-        most_bytes: of the disk for all that is spooled; over it, writes fail with ENOSPC.
-        least_free_bytes: what is left free of the file system for others; below it, likewise.
-        post: called in the thread, with what is then to be called in the event loop; such as
-            ``TrioToken.run_sync_soon``. A RuntimeError that it raises says that there is no event loop any more.
-        done: called in the event loop with jobs that are done.
-        segment_bytes: at what size a file is ended.
+        folder: made if missing.
+        most_bytes: of the disk for the spool; beyond it, writes fail with ENOSPC.
+        least_free_bytes: of the file system, left to others; likewise.
+        post: called in the thread with what to call in the event loop, such as ``TrioToken.run_sync_soon``. A
+            RuntimeError says that the event loop has ended.
+        done: called in the event loop with finished jobs.
+        segment_bytes: the size at which a file is finished.
 
     Attributes:
-        used_bytes: of the disk, about: counted by its thread, and read by anybody.
+        used_bytes: of the disk, about; readable from any thread.
 
     Raises:
         BlockingIOError: another process uses the folder.
@@ -189,9 +188,9 @@ class Store:
         self._segments: dict[int, _Segment] = {}
         self._current: int | None = None
         self._next = 0
-        #: The least recently used first.
+        # The least recently used first.
         self._fds: OrderedDict[int, int] = OrderedDict()
-        #: Of these a part is not synced; and whether the names in the folder are.
+        # Segments with unsynced parts; and whether the names in the folder are synced.
         self._dirty: set[int] = set()
         self._folder_dirty = False
         self._punches = True
@@ -200,7 +199,7 @@ class Store:
         self._thread = Thread(target=self._run, name="spool", daemon=True)
 
     def recover(self, *, adopt: bool) -> Found:
-        """Look at what an earlier process left, and keep what is to be replayed, or nothing. Before ``start``. Blocks.
+        """Find what an earlier process left, and keep what is to be replayed. Before ``start``. Blocks.
 
         Raises:
             OSError: a file can neither be read nor deleted.
@@ -226,7 +225,7 @@ class Store:
         return found
 
     def start(self) -> None:
-        """Begin to work. What an earlier process left and was not recovered stays as it is."""
+        """Begin to work. Files of an earlier process that were not recovered stay as they are."""
         self._thread.start()
 
     def submit(self, job: Job) -> None:
@@ -234,7 +233,7 @@ class Store:
         self._jobs.put(job)
 
     def close(self) -> None:
-        """Do all jobs that were given, and end, as ``Disk`` says; files in which nothing is needed are deleted."""
+        """Do all jobs and end, as ``Disk`` says; files without needed entries are deleted."""
         if self._closed:
             return
         self._closed = True
@@ -249,7 +248,7 @@ class Store:
     # --- In the thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
-        #: In the order they were given; syncs are among them, since they are for what was before.
+        # In the order given; syncs are among them, since they cover the writes before.
         writes: deque[Write | Sync] = deque()
         released: Iterator[tuple[Extent, int]] = iter(())
         ends = is_releasing = False
@@ -285,7 +284,7 @@ class Store:
     def _do(
         self, reads: list[Read], writes: list[Write], syncs: list[Sync], released: list[tuple[Extent, int]]
     ) -> None:
-        """Do jobs, and say so; whatever goes wrong is the error of a job."""
+        """Do jobs and return them; a failure is the error of a job."""
         try:
             self._read(reads)
             self._write([job for job in writes if not job.cancelled])
@@ -296,7 +295,7 @@ class Store:
         for extent, recoverable in released:
             self._ledger.add(extent.segment, -recoverable)
         try:
-            # Before anything is deleted: what is not on disk any more must not be counted as lost.
+            # Before any deletion: what is no longer on disk must not be counted as lost.
             self._ledger.append(sync=bool(syncs))
             if syncs:
                 self._sync()
@@ -347,7 +346,7 @@ class Store:
             self._read_group(group)
 
     def _read_group(self, group: list[Read]) -> None:
-        """Read runs that follow each other, or the index of one."""
+        """Read adjacent runs, or the index of one."""
         number, offset, length = group[0].extent
         if group[0].index_only:
             length = RUN_BYTES + group[0].name_bytes + RECORD_BYTES
@@ -427,7 +426,7 @@ class Store:
             self._current = None
 
     def _check_room(self, more_bytes: int) -> None:
-        """Raise an OSError if the disk has no room for so much more."""
+        """Raise an OSError if the disk has no room for this much."""
         self._count_use()
         stats = os.statvfs(self._folder.path)
         if self.used_bytes + more_bytes > self._most_bytes:
@@ -451,10 +450,10 @@ class Store:
         return self._current, self._segments[self._current], self._fd(self._current)
 
     def _end_current(self, fd: int, size_bytes: int) -> None:
-        """Write no more into a segment where writing failed: it is as long as before then."""
+        """Finish a segment in which a write failed, at its length before that."""
         number = self._current
         self._current = None
-        # What is behind that length is in no extent; if it stays, a start finds a run that was cut short.
+        # What is behind that length is in no extent; a start finds a run cut short.
         with suppress(OSError):
             os.ftruncate(fd, size_bytes)
         if number is not None and not self._segments[number].live_bytes:
@@ -488,7 +487,7 @@ class Store:
                     _punch(self._fd(extent.segment), start, end - start)
                     segment.punched_bytes += max(0, end // _BLOCK_BYTES - -(-start // _BLOCK_BYTES)) * _BLOCK_BYTES
                 except OSError as error:
-                    # Missing files were told of when they were read; and what is not given back now goes with its file.
+                    # Missing files were reported when they were read; unreturned parts go with their file.
                     self._punches = error.errno not in {errno.EOPNOTSUPP, errno.ENOSYS}
 
     def _delete(self, number: int) -> None:
@@ -509,7 +508,7 @@ def _follows(first: Extent, second: Extent) -> bool:
 
 
 def _read_all(fd: int, length: int, offset: int) -> bytes:
-    """Return so much of a file, or what there is of it.
+    """Return that part of a file, or what there is of it.
 
     Raises:
         OSError: it cannot be read.
@@ -524,7 +523,7 @@ def _read_all(fd: int, length: int, offset: int) -> bytes:
 
 
 def _behind(pieces: Sequence[Piece], count: int) -> list[Piece]:
-    """Return what is left of pieces behind their first bytes."""
+    """Return the pieces without their first bytes."""
     for index, piece in enumerate(pieces):
         length = len(piece)
         if count < length:
@@ -539,7 +538,7 @@ def _fail(group: Sequence[Write | Read], error: OSError) -> None:
 
 
 def _check(job: Read, data: bytes, nonce: bytes) -> None:
-    """Take what was read of a run, if it is whole, or what is left of it."""
+    """Take a run that was read, or what is whole in it."""
     start = RUN_BYTES + job.name_bytes
     job.data, job.start = data, start
     if job.index_only:
@@ -557,11 +556,11 @@ def _check(job: Read, data: bytes, nonce: bytes) -> None:
 
 
 def _unneeded(extent: Extent, edges: dict[int, int]) -> tuple[int, int]:
-    """Return from where to where nothing is needed, now that a run is not: with blocks that it shared with others.
+    """Return the range that is not needed, now that a run is not, with blocks that it shared.
 
     Args:
         extent: of the run.
-        edges: of blocks that are needed in part, how many bytes are not; counted on here.
+        edges: unneeded bytes of partly needed blocks; updated here.
     """
     start, end = extent.offset, extent.offset + extent.length
     first, last = start // _BLOCK_BYTES, (end - 1) // _BLOCK_BYTES
@@ -580,7 +579,7 @@ _fallocate: Final = getattr(_libc, "fallocate64", None) or getattr(_libc, "fallo
 
 
 def _punch(fd: int, offset: int, length: int) -> None:
-    """Give a part of a file back to the file system; what is read there are zeros.
+    """Return a part of a file to the file system; it reads as zeros.
 
     Raises:
         OSError: as fallocate(2) says.
