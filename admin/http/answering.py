@@ -62,8 +62,6 @@ Reason = Literal[
     "content_type",
     "body_size",
     "body_time",
-    "connections",
-    "busy",
     "evicted",
     "slow_head",
     "slow_reader",

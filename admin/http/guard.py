@@ -97,8 +97,6 @@ class Guard:
             self._check(request)
             access = self._keyring.access
             role, author = self._authenticate(request, access)
-            if author.name and (trust := scope["state"].get("trust")):
-                trust()
             body = await self._body(request, receive)
         except RefusedError as refused:
             self._refusals.count(refused.reason)

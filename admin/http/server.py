@@ -1,7 +1,7 @@
 """The admin address: page, API, metrics and probes over HTTP, in the process and the event loop of the sidecar.
 
 It sees the data path only through ``proxy.control``. Here its parts are put together; who may use it is
-``admin.http.auth`` and ``admin.http.guard``, how many at once ``admin.http.connections``.
+``admin.http.auth`` and ``admin.http.guard``, how many at once ``admin.http.http1``.
 """
 
 import socket
@@ -23,14 +23,17 @@ from admin.config.settings import AdminSettings
 from admin.http.answering import Refusals
 from admin.http.api.answers import failed, refused_by_router
 from admin.http.auth import ANYONE, Keyring, is_loopback
-from admin.http.connections import METRICS, PROBES, Connections, Room
 from admin.http.guard import Guard, Public
+from admin.http.http1 import MAX_CONNECTIONS, Http1Server
 from admin.http.tls import Certificate
 from admin.stats.health import Health
 from admin.stats.metrics import Family, counter, scrape
 from admin.wire import BASE
 from proxy.control import DataPath
 from proxy.net.sockets import Inherited
+
+PROBES: Final = frozenset({"/healthz", "/readyz"})
+METRICS: Final = "/metrics"
 
 #: Connections that arrive while the process is busy wait here, instead of for a retry by the client's system.
 _BACKLOG: Final = 1024
@@ -208,7 +211,7 @@ async def run(
     *,
     certificate: Certificate | None = None,
     refusals: Refusals | None = None,
-    room: Room | None = None,
+    max_connections: int = MAX_CONNECTIONS,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until cancelled; takes the socket over.
@@ -218,17 +221,17 @@ async def run(
         sock: from ``bind``.
         certificate: makes it HTTPS.
         refusals: where connections are counted that were not served.
-        room: how much at once.
+        max_connections: open at once.
         task_status: reports that requests are answered.
     """
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
-    connections = Connections(
+    http = Http1Server(
         app,
         tls=None if certificate is None else certificate.context,
         count=(refusals or Refusals()).count,
-        room=room,
+        max_connections=max_connections,
     )
-    await connections.serve(listener, task_status=task_status)
+    await http.serve(listener, task_status=task_status)
 
 
 def _names(settings: AdminSettings) -> list[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from admin.common.errors import StartError
-from admin.http.connections import Room
+from admin.http.http1 import MAX_CONNECTIONS
 
 #: Of each listener: its sockets, and one to try the broker with.
 _PER_LISTENER: Final = 3
@@ -14,7 +14,6 @@ _RESERVE: Final = 16
 #: Of what is left where there is little: the admin address answers however many clients there are.
 _ADMIN_SHARE: Final = 1 / 4
 _LEAST_ADMIN: Final = 4
-_MAX_ADMIN: Final = Room().connections
 
 
 class Descriptors(NamedTuple):
@@ -42,16 +41,16 @@ def share_descriptors(max_connections: int, listeners: int) -> Descriptors:
         StartError: the system allows so few that nobody could be served.
     """
     others = _in_use() + _RESERVE + _PER_LISTENER * listeners
-    needed = 2 * max_connections + _MAX_ADMIN + others
+    needed = 2 * max_connections + MAX_CONNECTIONS + others
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
-        return Descriptors(needed, max_connections, _MAX_ADMIN)
+        return Descriptors(needed, max_connections, MAX_CONNECTIONS)
     open_files = soft
     if soft < needed:
         open_files = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, hard))
     left = open_files - others
-    admin = min(_MAX_ADMIN, max(int(left * _ADMIN_SHARE), _LEAST_ADMIN))
+    admin = min(MAX_CONNECTIONS, max(int(left * _ADMIN_SHARE), _LEAST_ADMIN))
     clients = (left - admin) // 2
     if clients < 1:
         raise StartError(

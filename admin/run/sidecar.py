@@ -31,7 +31,6 @@ from admin.edits.store import DirectoryStore, Store
 from admin.http import api, server
 from admin.http.answering import Refusals
 from admin.http.auth import Keyring
-from admin.http.connections import Room
 from admin.rejection_log import places as log_places
 from admin.rejection_log.advice import Advice
 from admin.rejection_log.advice import usual as usual_report
@@ -395,7 +394,7 @@ async def _run(
                         bound.dup(),
                         certificate=plan.certificate,
                         refusals=refusals,
-                        room=Room.of(descriptors.admin),
+                        max_connections=descriptors.admin,
                         task_status=task_status,
                     )
 

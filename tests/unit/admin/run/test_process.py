@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from admin.common.errors import StartError
-from admin.http.connections import Room
+from admin.http.http1 import MAX_CONNECTIONS
 from admin.run import process
 from admin.run.process import Descriptors, share_descriptors
 
@@ -32,7 +32,7 @@ def test_enough_is_left_alone(limits: list[tuple[int, int]]) -> None:
 
 def test_the_soft_limit_is_raised_to_what_the_connections_need(limits: list[tuple[int, int]]) -> None:
     assert share_descriptors(1000, 1).clients >= 1000
-    assert limits[-1] == (2000 + Room().connections + OTHERS, 4096)
+    assert limits[-1] == (2000 + MAX_CONNECTIONS + OTHERS, 4096)
 
 
 @pytest.mark.parametrize("hard", [4096, 1024, 256, 64, 40])

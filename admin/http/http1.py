@@ -1,0 +1,337 @@
+"""HTTP/1.1 for an ASGI application on trio, with h11, and bounds on connections, on slow clients and on memory.
+
+Connections and unsent bytes have a bound. Above it, the connection without progress for the longest time is closed, one
+without a request first, so that a new connection always gets an answer. One read is served in each turn of the event
+loop, so that a flood of requests cannot hold up the data path. The first read of a connection does not queue behind
+later ones of other connections, as probes open a new connection each time.
+
+HTTP/2, WebSocket and upgrades are not supported.
+"""
+
+import errno
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Final
+from urllib.parse import unquote
+
+import h11
+import structlog
+import trio
+from starlette.types import ASGIApp, Message, Scope
+
+from admin.http.answering import Headers, problem
+from proxy.common.log_rate import LogRate
+from proxy.net.sockets import plain_address
+
+MAX_CONNECTIONS: Final = 256
+MAX_UNSENT_BYTES: Final = 64 * 1024 * 1024
+"""Of all answers together."""
+MAX_HEAD_BYTES: Final = 16 * 1024
+HEAD_TIMEOUT_S: Final = 10.0
+"""For a request's head from its first byte, for the first request of a connection, and for a TLS handshake."""
+KEEP_ALIVE_S: Final = 75.0
+WRITE_TIMEOUT_S: Final = 30.0
+"""A client that reads nothing for this long is disconnected."""
+
+_HEAD_FAULTS: Final = {
+    431: f"the request's head has more than {MAX_HEAD_BYTES} bytes",
+    501: "this transfer encoding is not supported; chunked is",
+}
+#: After the last answer, what the client still sends is read for this long: a reset would discard the answer.
+_LINGER_S: Final = 1.0
+_READ_BYTES: Final = 16 * 1024
+_WRITE_BYTES: Final = 64 * 1024
+_OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+_OUT_OF_DESCRIPTORS_PAUSE_S: Final = 0.1
+_GONE: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
+
+_log = structlog.get_logger(__name__)
+
+
+class Http1Server:
+    """Serves an application to a bounded number of connections.
+
+    Args:
+        app: answers the requests.
+        tls: makes it HTTPS.
+        count: called with the reason when a connection is closed: ``evicted``, ``slow_head``, ``slow_reader``,
+            ``handshake``.
+        max_connections: open at once.
+        max_unsent_bytes: of all answers together.
+
+    Attributes:
+        first: turns of the first read of each connection.
+        later: turns of all other reads.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        tls: ssl.SSLContext | None = None,
+        count: Callable[[str], None] = lambda _: None,
+        max_connections: int = MAX_CONNECTIONS,
+        max_unsent_bytes: int = MAX_UNSENT_BYTES,
+    ) -> None:
+        self.app = app
+        self.count = count
+        self.first, self.later = trio.StrictFIFOLock(), trio.StrictFIFOLock()
+        self._tls = tls
+        self._max_connections, self._max_unsent_bytes = max_connections, max_unsent_bytes
+        #: The longest without progress first.
+        self._open: dict[_Connection, None] = {}
+        self._log_rate = LogRate()
+
+    async def serve(
+        self, listener: trio.SocketListener, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Accept and answer until cancelled."""
+        async with trio.open_nursery() as nursery, listener:
+            task_status.started()
+            while True:
+                try:
+                    stream = await listener.accept()
+                except OSError as error:
+                    if error.errno not in _OUT_OF_DESCRIPTORS:
+                        raise
+                    await trio.sleep(_OUT_OF_DESCRIPTORS_PAUSE_S)
+                    continue
+                if len(self._open) >= self._max_connections:
+                    self._evict(next((each for each in self._open if not each.busy), next(iter(self._open))))
+                connection = _Connection(self, stream, self._tls)
+                self._open[connection] = None
+                nursery.start_soon(self._run, connection)
+
+    def progressed(self, connection: "_Connection") -> None:
+        """Bytes went to or came from this connection."""
+        if connection in self._open:
+            del self._open[connection]
+            self._open[connection] = None
+
+    def make_room(self, writer: "_Connection") -> None:
+        """Close connections that do not read their answers, while too much is unsent."""
+        while sum(each.unsent for each in self._open) > self._max_unsent_bytes:
+            victim = next((each for each in self._open if each.unsent and each is not writer), None)
+            if victim is None:
+                return
+            self._evict(victim)
+
+    def _evict(self, connection: "_Connection") -> None:
+        del self._open[connection]
+        self.count("evicted")
+        connection.scope.cancel()
+
+    async def _run(self, connection: "_Connection") -> None:
+        try:
+            await connection.run()
+        except Exception as error:  # noqa: BLE001 - the fault of one connection must not end the others
+            if (more := self._log_rate.take("connection", trio.current_time())) is not None:
+                _log.warning("admin connection failed", error=repr(error), more=more)
+        finally:
+            self._open.pop(connection, None)
+
+
+class _Connection:
+    """One connection, from its first byte to its last.
+
+    Attributes:
+        scope: its cancellation closes the connection.
+        busy: a request is under way.
+        unsent: bytes of an answer that the client has not read.
+    """
+
+    def __init__(self, server: Http1Server, transport: trio.SocketStream, tls: ssl.SSLContext | None) -> None:
+        self.scope = trio.CancelScope()
+        self.busy = False
+        self.unsent = 0
+        self._server = server
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
+        self._transport = transport
+        self._stream: trio.SocketStream | trio.SSLStream[trio.SocketStream] = transport
+        self._tls = tls
+        self._turns = server.first
+        self._start: Message | None = None
+        #: The status to answer with if the body is not valid HTTP.
+        self._body_fault: int | None = None
+        self._body_complete = self._left = False
+
+    async def run(self) -> None:
+        """Serve until either side closes."""
+        try:
+            with self.scope:
+                if await self._shake_hands():
+                    await self._serve()
+        except _GONE:
+            pass
+        finally:
+            self._transport.socket.close()
+
+    async def _shake_hands(self) -> bool:
+        if self._tls is None:
+            return True
+        with trio.move_on_after(HEAD_TIMEOUT_S), suppress(trio.BrokenResourceError):
+            await trio.lowlevel.wait_readable(self._transport.socket)
+            async with self._turns:
+                pass
+            self._stream = trio.SSLStream(self._transport, self._tls, server_side=True, https_compatible=True)
+            await self._stream.do_handshake()
+            return True
+        self._server.count("handshake")
+        return False
+
+    async def _serve(self) -> None:
+        socket = self._transport.socket
+        client, server = plain_address(socket.getpeername()), socket.getsockname()[:2]
+        timeout_s = HEAD_TIMEOUT_S
+        while (request := await self._next_request(timeout_s)) is not None:
+            self.busy = True
+            raw_path, _, query_string = request.target.partition(b"?")
+            await self._answer(
+                {
+                    "type": "http",
+                    "asgi": {"spec_version": "2.3", "version": "3.0"},
+                    "scheme": "http" if self._tls is None else "https",
+                    "client": client,
+                    "server": server,
+                    "root_path": "",
+                    "extensions": {},
+                    "method": request.method.decode("ascii").upper(),
+                    "http_version": request.http_version.decode("ascii"),
+                    "path": unquote(raw_path.decode("ascii")),
+                    "raw_path": raw_path,
+                    "query_string": query_string,
+                    "headers": list(request.headers),
+                    "state": {},
+                }
+            )
+            self.busy = False
+            if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
+                break
+            self._http.start_next_cycle()
+            timeout_s = KEEP_ALIVE_S
+        await self._linger()
+
+    async def _next_request(self, timeout_s: float) -> h11.Request | None:
+        """Return the head of the next request; None if there is none, or if it was refused."""
+        begun = False
+        with trio.move_on_after(timeout_s) as patience:
+            try:
+                while (event := self._http.next_event()) is h11.NEED_DATA:
+                    await self._receive()
+                    if not begun:
+                        patience.deadline = min(patience.deadline, trio.current_time() + HEAD_TIMEOUT_S)
+                        begun = True
+            except h11.RemoteProtocolError as error:
+                status = error.error_status_hint
+                await self._refuse(status, _HEAD_FAULTS.get(status, "this is not HTTP/1.1"))
+                return None
+            if not begun:
+                # It came in one piece with the request before it.
+                async with self._turns:
+                    pass
+            return event if isinstance(event, h11.Request) else None
+        if begun or timeout_s == HEAD_TIMEOUT_S:
+            self._server.count("slow_head")
+        return None
+
+    async def _receive(self) -> None:
+        data = await self._stream.receive_some(_READ_BYTES)
+        self._server.progressed(self)
+        async with self._turns:
+            self._turns = self._server.later
+        self._http.receive_data(bytes(data))
+
+    async def _answer(self, scope: Scope) -> None:
+        self._start, self._body_complete = None, False
+        await self._server.app(scope, self._asgi_receive, self._asgi_send)
+        if self._body_fault is not None and not self._left:
+            await self._refuse(self._body_fault, "the body is not valid HTTP/1.1")
+
+    async def _asgi_receive(self) -> Message:
+        """Return a piece of the body, and after the body wait until the client leaves."""
+        await trio.lowlevel.checkpoint()
+        try:
+            while not self._body_complete:
+                event = self._http.next_event()
+                if isinstance(event, h11.Data):
+                    return {"type": "http.request", "body": bytes(event.data), "more_body": True}
+                if isinstance(event, h11.EndOfMessage):
+                    self._body_complete = True
+                    return {"type": "http.request", "body": b"", "more_body": False}
+                if self._http.they_are_waiting_for_100_continue:
+                    await self._write(h11.InformationalResponse(status_code=100, headers=[]))
+                await self._receive()
+            while not self._http.trailing_data[1]:
+                if len(self._http.trailing_data[0]) > MAX_HEAD_BYTES:
+                    # Further requests stay in the socket. The next write notices that the client has left.
+                    await trio.sleep_forever()
+                await self._receive()
+        except h11.RemoteProtocolError as error:
+            self._body_fault = error.error_status_hint
+            self._left = self._http.trailing_data[1]
+        except trio.BrokenResourceError:
+            self._left = True
+        return {"type": "http.disconnect"}
+
+    async def _asgi_send(self, message: Message) -> None:
+        """Send the head with the first piece of the body: a write costs more than a copy."""
+        if message["type"] == "http.response.start":
+            self._start = message
+            return
+        events: list[h11.Event] = []
+        if self._start is not None:
+            events.append(_response(self._start["status"], list(self._start.get("headers", []))))
+            self._start = None
+        events.append(h11.Data(data=message.get("body", b"")))
+        if not message.get("more_body", False):
+            events.append(h11.EndOfMessage())
+        await self._write(*events)
+
+    async def _refuse(self, status: int, detail: str) -> None:
+        """Answer with a problem, and end the connection."""
+        if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            headers, body = problem(status, detail)
+            response = _response(status, [*headers, (b"connection", b"close")])
+            await self._write(response, h11.Data(data=body), h11.EndOfMessage())
+
+    async def _write(self, *events: h11.Event) -> None:
+        """Send all of it, or end the connection."""
+        # Passed through and not copied: a body can be large.
+        parts = [part for event in events for part in self._http.send_with_data_passthrough(event) or ()]
+        self.unsent = sum(map(len, parts))
+        if self.unsent <= _WRITE_BYTES:
+            parts = [b"".join(parts)]
+        else:
+            self._server.make_room(self)
+        try:
+            for part in parts:
+                view = memoryview(part)
+                for start in range(0, len(view), _WRITE_BYTES):
+                    piece = view[start : start + _WRITE_BYTES]
+                    with trio.fail_after(WRITE_TIMEOUT_S):
+                        await self._stream.send_all(piece)
+                    self.unsent -= len(piece)
+                    self._server.progressed(self)
+        except trio.TooSlowError:
+            self._server.count("slow_reader")
+            self.scope.cancel()
+        except _GONE:
+            self.scope.cancel()
+
+    async def _linger(self) -> None:
+        """End our side, and read on for a moment until the client ends its own."""
+        if self._tls is None:
+            # TLS cannot end one side alone. There the client knows from the length that the answer is complete.
+            with suppress(OSError):
+                self._transport.socket.shutdown(trio.socket.SHUT_WR)
+        with trio.move_on_after(_LINGER_S):
+            while await self._stream.receive_some(_READ_BYTES):
+                pass
+
+
+def _response(status: int, headers: Headers) -> h11.Response:
+    dated = [*headers, (b"date", formatdate(usegmt=True).encode())]
+    return h11.Response(status_code=status, reason=HTTPStatus(status).phrase, headers=dated)
