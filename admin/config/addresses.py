@@ -1,10 +1,7 @@
-"""TCP addresses as operators write them, ``host:port``, and whether two of them can be one and the same.
+"""TCP addresses as operators write them, ``host:port``, and whether two of them are the same. Nothing is looked up.
 
-That is told from their spelling alone; nothing is looked up. Two questions need two answers. ``reaches`` is about
-connecting: ``localhost`` is this machine in either family. ``collides`` is about listening: 127.0.0.1 and ::1 are two
-addresses there, and port 0 is always a free one.
-
-Apart from ``admin.config.settings``, so that a client of the API need not load the whole configuration's types.
+``reaches`` is about connecting: ``localhost`` is this machine in either family. ``collides`` is about listening:
+127.0.0.1 and ::1 differ, and port 0 is always free.
 """
 
 import ipaddress
@@ -14,7 +11,7 @@ from typing import Final, NamedTuple
 DEFAULT_ADMIN: Final = "127.0.0.1:9870"
 
 WILDCARDS: Final = frozenset({"0.0.0.0", "::", "*"})
-"""Hosts that stand for every address of this machine."""
+"""Hosts that mean every address of this machine."""
 
 
 class Endpoint(NamedTuple):
@@ -32,7 +29,7 @@ def parse_endpoint(value: object) -> Endpoint:
     """Read ``host:port``.
 
     Raises:
-        ValueError: with what is allowed, to be put behind the name of the place.
+        ValueError: with what is allowed.
     """
     if isinstance(value, Endpoint):
         return value
@@ -40,7 +37,7 @@ def parse_endpoint(value: object) -> Endpoint:
     if not isinstance(value, str):
         raise problem
     if "://" in value:
-        raise ValueError('must be "host:port" and no URL, for example "127.0.0.1:10911"')
+        raise ValueError('must be "host:port", not a URL, for example "127.0.0.1:10911"')
     host, colon, port_text = value.strip().rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -60,7 +57,7 @@ _IPV6: Final = 6
 
 
 def reaches(broker: Endpoint, listen: Endpoint) -> bool:
-    """Return whether a connection to ``broker`` arrives at what listens on ``listen``."""
+    """Return whether a connection to ``broker`` would arrive at ``listen``."""
     if broker.port != listen.port:
         return False
     hosts = {_canonical(broker.host), _canonical(listen.host)}
@@ -70,7 +67,7 @@ def reaches(broker: Endpoint, listen: Endpoint) -> bool:
 
 
 def collides(first: Endpoint, second: Endpoint) -> bool:
-    """Return whether the two cannot both be listened on."""
+    """Return whether it is impossible to listen on both."""
     if first.port != second.port or first.port == 0:
         return False
     one, other = _canonical(first.host), _canonical(second.host)
@@ -78,7 +75,7 @@ def collides(first: Endpoint, second: Endpoint) -> bool:
 
 
 def leaves_ipv4(listen: Endpoint, others: Iterable[Endpoint]) -> bool:
-    """Return whether what listens on ``[::]`` is to leave IPv4 to another address of its port."""
+    """Return whether a listener on ``[::]`` must leave IPv4 to another address with its port."""
     same_port = (each.host for each in others if each.port == listen.port and each.port)
     return any(_version(_canonical(host)) != _IPV6 for host in same_port)
 
@@ -94,7 +91,7 @@ def _covers(wide: str, narrow: str) -> bool:
 
 
 def _canonical(host: str) -> str:
-    """Return the one spelling of a host: addresses as ``ipaddress`` writes them, names in lower case."""
+    """Normalize a host."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

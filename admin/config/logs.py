@@ -1,7 +1,4 @@
-"""Structured logs to stderr: for people on a terminal, one JSON object a line otherwise.
-
-Nothing on the data path logs per message or per refusal; what is counted there is read from the metrics.
-"""
+"""Structured logs to stderr: readable text on a terminal, otherwise one JSON object a line."""
 
 import atexit
 import logging
@@ -17,22 +14,20 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from admin.common.tables import printable
 from admin.config.settings import LogSettings
 
-#: Lines that may wait for a slow reader.
+#: Lines that can wait for a slow reader.
 _QUEUED_LINES: Final = 10_000
 
 
-# Writes log lines on a thread of its own, so that whoever reads the log can neither stop nor end the sidecar.
-#
-# A full pipe blocks its writer, a closed one and a full disk raise; messages must not wait for either. Lines that
-# cannot be queued or written are dropped and counted.
 class LogWriter:
-    """A text stream, as far as loggers need one, whose ``write`` neither blocks nor raises.
+    """A text stream for loggers that writes on a thread, so that a full or closed pipe does not stop the sidecar.
+
+    ``write`` neither blocks nor raises. Lines that cannot be queued or written are dropped and counted.
 
     Args:
         stream: where the lines go.
 
     Attributes:
-        dropped_lines: lines that were lost so far.
+        dropped_lines: lines lost so far.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -42,7 +37,7 @@ class LogWriter:
         threading.Thread(target=self._run, name="log writer", daemon=True).start()
 
     def isatty(self) -> bool:
-        """Return whether people read the stream as it comes."""
+        """Return whether the stream is a terminal."""
         return self._stream.isatty()
 
     def write(self, text: str) -> int:
@@ -54,10 +49,10 @@ class LogWriter:
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing: every line is flushed once it is written."""
+        """Do nothing: every line is flushed when it is written."""
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until everything queued is written, but no longer than ``timeout_s``; for the end of the process."""
+        """Wait up to ``timeout_s`` until everything queued is written."""
         deadline_s = time.monotonic() + timeout_s
         with self._lines.all_tasks_done:
             while self._lines.unfinished_tasks:
@@ -73,13 +68,13 @@ class LogWriter:
                 self._stream.write(text)
                 self._stream.flush()
             except (OSError, ValueError):
-                # ValueError is Python's word for a stream that was closed on our side.
+                # ValueError: the stream was closed on our side.
                 self.dropped_lines += 1
             finally:
                 self._lines.task_done()
 
 
-#: How long the end of the process waits for its last lines to be read.
+#: How long the process waits at its end for the last lines to be written.
 _LAST_LINES_S: Final = 1.0
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -88,7 +83,7 @@ _writers: list[LogWriter] = []
 
 
 def start(settings: LogSettings) -> None:
-    """Log to stderr for as long as the process lives, through a writer that its reader cannot hold up."""
+    """Log to stderr, through a LogWriter."""
     writer = LogWriter(sys.stderr)
     _writers.append(writer)
     atexit.register(writer.drain, _LAST_LINES_S)
@@ -96,24 +91,18 @@ def start(settings: LogSettings) -> None:
 
 
 def change_level(settings: LogSettings) -> None:
-    """Go on with another level."""
+    """Change the level."""
     configure(settings, _writers[-1] if _writers else None)
 
 
 def dropped_lines() -> int:
-    """Return how many lines were lost because nobody read them or nothing took them."""
+    """Return how many lines were lost."""
     return sum(writer.dropped_lines for writer in _writers)
 
 
 def configure(settings: LogSettings, stream: TextIO | LogWriter | None = None) -> None:
-    """Set up structlog, and send what libraries log through it too.
-
-    Args:
-        settings: level and format.
-        stream: where to; stderr if not given.
-    """
+    """Set up structlog, also for what libraries log. The stream is stderr by default."""
     stream = stream or sys.stderr
-    # A LogWriter is as much of a text stream as loggers use.
     text = cast("TextIO", stream)
     human = settings.format == "human" or (settings.format == "auto" and stream.isatty())
     level = _LEVELS[settings.level]
@@ -138,18 +127,18 @@ def configure(settings: LogSettings, stream: TextIO | LogWriter | None = None) -
 
 
 def _printable(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Write names as they may be shown on a terminal; lists of them are shown by Python, which does so itself."""
+    """Escape control characters in names. Python itself escapes them in lists."""
     return {key: printable(value) if isinstance(value, str) else value for key, value in event.items()}
 
 
 def _lead(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Put what every line has in front."""
+    """Put the keys of every line first."""
     leading = {key: event[key] for key in ("timestamp", "level", "event") if key in event}
     return {**leading, **event}
 
 
 def _configure_libraries(shared: list[Processor], renderer: list[Processor], stream: TextIO, level: int) -> None:
-    """Let the standard library's loggers write the same lines, warnings and up."""
+    """Let the standard library's loggers write in the same format."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

@@ -1,7 +1,7 @@
 """Finds protocols and handlers by entry point, and reads their options into the types they declare.
 
-Anything installed beside Sluice can register under ``sluice.protocols`` (a ``proxy.protocols.base.Protocol``)
-or ``sluice.handlers`` (a ``proxy.deciding.pipeline.HandlerPlugin``). Sluice's own come in the same way.
+Any installed package can register under ``sluice.protocols`` (a ``proxy.protocols.base.Protocol``) or
+``sluice.handlers`` (a ``proxy.deciding.pipeline.HandlerPlugin``). Sluice's own come in the same way.
 """
 
 from collections.abc import Mapping
@@ -27,69 +27,59 @@ Plugin = TypeVar("Plugin", Protocol, HandlerPlugin)
 
 @cache
 def own_protocols() -> tuple[Protocol, ...]:
-    """Load the protocols that Sluice brings, that of listeners that name none first."""
+    """Load the protocols that Sluice brings, the default one first."""
     entries = [each for each in entry_points(group=PROTOCOL_GROUP) if each.dist and each.dist.name == DISTRIBUTION]
     return tuple(each.load() for each in sorted(entries, key=lambda each: (each.name != DEFAULT, each.name)))
 
 
 def protocol(name: str, place: Place, origins: Origins) -> Protocol:
-    """Load the protocol of that name.
+    """Load a protocol.
 
     Args:
-        name: as the configuration has it.
-        place: where the configuration has it, for errors.
-        origins: see ``place``.
+        name: as configured.
+        place: of the name, for errors.
+        origins: where each value came from.
 
     Raises:
-        SettingsError: it is not installed, cannot be imported, or is no Protocol.
+        SettingsError: it is not installed, cannot be imported, or is not a Protocol.
     """
-    return _load(Protocol, PROTOCOL_GROUP, name, place=place, origins=origins)
+    return _load(Protocol, PROTOCOL_GROUP, name, place, origins)
 
 
 def handler(name: str, place: Place, origins: Origins) -> HandlerPlugin:
-    """Load the handler of that name.
+    """Load a handler. The arguments are those of ``protocol``.
 
     Raises:
-        SettingsError: it is not installed, cannot be imported, or is no HandlerPlugin.
+        SettingsError: it is not installed, cannot be imported, or is not a HandlerPlugin.
     """
-    return _load(HandlerPlugin, HANDLER_GROUP, name, place=place, origins=origins)
+    return _load(HandlerPlugin, HANDLER_GROUP, name, place, origins)
 
 
 def options(declared: type[Any], given: Mapping[str, object], place: Place, origins: Origins) -> Any:
     """Read a table of options into the type that its plug-in declares.
 
-    Unknown keys are errors here even where the type itself would ignore them.
+    Unknown keys are errors even where the type itself would ignore them.
 
     Args:
         declared: a pydantic model or a dataclass.
         given: the table.
         place: of the table, for errors.
-        origins: see ``place``.
+        origins: where each value came from.
 
     Raises:
         SettingsError: with a line for each fault.
     """
-    problems = []
     names = _option_names(declared)
-    if names is not None:
-        problems = [origins.problem((*place, key), unknown_key(key, names)) for key in given if key not in names]
+    if names is not None and (unknown := [key for key in given if key not in names]):
+        raise SettingsError([origins.problem((*place, key), unknown_key(key, names)) for key in unknown])
     try:
-        value = TypeAdapter(declared).validate_python(dict(given))
+        return TypeAdapter(declared).validate_python(dict(given))
     except ValidationError as error:
-        surplus = {"extra_forbidden", "unexpected_keyword_argument"}
-        details = error.errors(include_url=False)
-        if any(detail["type"] not in surplus for detail in details) or not problems:
-            problems += [
-                line for line in describe(details, origins, model=declared, prefix=place) if line not in problems
-            ]
-        raise SettingsError(problems) from None
-    if problems:
-        raise SettingsError(problems)
-    return value
+        raise SettingsError(describe(error, origins, model=declared, prefix=place)) from None
 
 
 def _option_names(declared: type[Any]) -> set[str] | None:
-    """Return the keys an options type knows, or None where it takes any."""
+    """Return the keys of an options type, or None if it takes any."""
     if issubclass(declared, BaseModel):
         if declared.model_config.get("extra") == "allow":
             return None
@@ -97,19 +87,18 @@ def _option_names(declared: type[Any]) -> set[str] | None:
     return set(getattr(declared, "__dataclass_fields__", ()))
 
 
-def _load(expected: type[Plugin], group: str, name: str, *, place: Place, origins: Origins) -> Plugin:
+def _load(expected: type[Plugin], group: str, name: str, place: Place, origins: Origins) -> Plugin:
     what = group.removeprefix("sluice.").removesuffix("s")
     installed = {entry.name: entry for entry in entry_points(group=group)}
     entry = installed.get(name)
     if entry is None:
         raise SettingsError(origins.problem(place, f"{what} {unknown_key(name, installed)}", name))
-    source = f"{what} {show(name)} (entry point {entry.value!r}" + (
-        f" of {entry.dist.name} {entry.dist.version})" if entry.dist else ")"
-    )
+    of = f" of {entry.dist.name} {entry.dist.version}" if entry.dist else ""
+    source = f"{what} {show(name)} (entry point {entry.value!r}{of})"
     try:
         plugin = entry.load()
     except Exception as error:
-        # Somebody else's module may raise anything when it is imported.
+        # Another package's module may raise anything on import.
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise SettingsError(f"{source}: cannot be loaded: {reason}; reinstall or remove it") from error
     if not isinstance(plugin, expected):

@@ -1,7 +1,4 @@
-"""One rule and its written fields: checks what operators write in the file or in a live edit, and writes it back.
-
-How rules of several sources are laid over each other is ``admin.config.rulebook``.
-"""
+"""One rule and its written fields: reads and checks those of the file and of live edits, and writes them back."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -12,9 +9,9 @@ from pydantic import ValidationError
 from admin.config.faults import describe_fields, unknown_key
 from admin.config.limit_fields import FIELDS
 from admin.config.plugins import own_protocols
-from admin.config.settings import EDIT_KEY_HINTS, UNLIMITED, VALUE_HINTS, Limit, WrittenLimit
+from admin.config.settings import EDIT_KEY_HINTS, UNLIMITED, VALUE_HINTS, BaseLimit, WrittenLimit
 from limiter.rules.errors import RuleError
-from limiter.rules.patterns import DEFAULT_PATTERN, Matcher
+from limiter.rules.patterns import Matcher
 from limiter.rules.resource import CERTIFICATE, CLIENT, LISTENER, PRODUCER_GROUP, SCOPES, TOTAL, USER, VHOST
 from limiter.rules.rule import MAX_TIME_S, FairBy, Rule
 from limiter.rules.schedule import DAYS, EVERY_DAY, Hours, read_hours
@@ -30,22 +27,13 @@ SCOPE_KINDS: Final = (
 )
 """The kinds of scopes, in the order in which they are asked."""
 
-IDENTITY: Final = frozenset({"kind", "name", "shared", "between", "days", "time_zone"})
-"""The keys that tell a rule from others of its source."""
-
-#: Fields that a rule has under the same name.
+#: Fields that are attributes of Rule with the same name.
 _SAME: Final = frozenset(each.key for each in FIELDS) & Rule.__dataclass_fields__.keys()
-#: How attributes of a rule are called where operators write them, where that is another name.
+#: Keys of attributes that have another name in Rule.
 _KEYS: Final = {"rate_per_s": "rate", "pattern": "name"}
-#: What stands in for a faulty value where its default could make another one wrong: any break fits these.
-_HARMLESS: Final[Mapping[str, float]] = {"burst_s": MAX_TIME_S, "bytes_burst_s": MAX_TIME_S}
-#: Fields of which nothing is known without another one.
-_LEANING: Final[Mapping[str, tuple[str, ...]]] = {"shared": ("fair_by",)}
-#: The kinds that may be meant by words that are none, with any protocol.
+#: Kinds that may be meant by other words, with any protocol.
 _KINDS_MEANT: Final = dict.fromkeys(("address", "ip", "host", "network", "client_address"), (CLIENT,))
-#: What a rule is of whose kind is no word.
-_ANY_KIND: Final = "unknown"
-#: A glob's characters that never stand for themselves.
+#: Characters of a glob that need brackets to be literal.
 _SPECIAL: Final = frozenset("*?[")
 
 
@@ -53,8 +41,8 @@ class Target(NamedTuple):
     """What a limit is for, as edits address it: rules with hours of one name share it.
 
     Attributes:
-        kind: of what is limited, or ``total``.
-        name: the exact name or pattern in its one spelling; of a total ``KIND:PATTERN``.
+        kind: a kind, or ``total``.
+        name: the exact name or pattern, normalized; of a total ``KIND:PATTERN``.
     """
 
     kind: str
@@ -62,10 +50,10 @@ class Target(NamedTuple):
 
 
 class FieldError(Exception):
-    """What was written is no rule.
+    """The written fields do not make a rule.
 
     Attributes:
-        problems: each field, as it was written, with what is wrong; the empty field is all of it.
+        problems: each field with what is wrong. An empty field is the rule as a whole.
     """
 
     def __init__(self, problems: Iterable[tuple[str, str]]) -> None:
@@ -76,8 +64,8 @@ class FieldError(Exception):
 def scope_kinds_of(protocols: Iterable[Protocol]) -> tuple[Kind, ...]:
     """Return the kinds of scopes that some protocol has, in the order in which they are asked.
 
-    What their limits do by default is what those of everything do that is sent, if these are of one mind; else they
-    refuse, but protocols that give no credit by default do so here, too.
+    They delay by default if all kinds of sent messages do. Otherwise they reject, except on connections of protocols
+    that delay by default.
     """
     protocols = tuple(protocols)
     sent = [kind for kind in kinds_of(protocols) if not kind.consumes]
@@ -94,31 +82,31 @@ def scope_kinds_of(protocols: Iterable[Protocol]) -> tuple[Kind, ...]:
 
 
 def _grants(protocol: Protocol) -> bool:
-    """Say whether everything that is sent waits for credit by default."""
+    """Return whether everything that is sent waits for credit by default."""
     sent = [kind for kind in protocol.kinds if not kind.consumes]
     return bool(sent) and all(kind.by_credit and kind.action == "delay" for kind in sent)
 
 
 def longest_delay_s(kind: Kind, *, action: str, spool: bool | None) -> float:
-    """Return for how long a rule holds that does not say it.
+    """Return the default of ``max_delay_s``.
 
-    For what is put aside there is room to wait. But where clients are known to give up soon, and send again, it would
-    only fill with what nobody waits for.
+    Spooled messages have room to wait. But if clients give up soon and send again, the spool would only fill with
+    messages that no client waits for.
     """
     put_aside = spool and action == "delay" and not kind.consumes and kind.patience_s is None
     return float(MAX_TIME_S) if put_aside else kind.max_delay_s
 
 
 class RuleReader:
-    """Makes rules of what operators write.
+    """Makes rules from written fields.
 
     Args:
-        protocols: whose kinds there are, and who must be able to follow each rule.
-        scopes: those of the listeners; none leaves the names in rules of kind ``listener`` unchecked.
+        protocols: those of the listeners. Each must be able to follow the rules of its kinds.
+        scopes: those of the listeners; if empty, names in rules of kind ``listener`` are not checked.
 
     Attributes:
         protocols: as given.
-        kinds: all that there are, scopes included, by name.
+        kinds: all kinds, scopes included, by name.
     """
 
     def __init__(self, protocols: Sequence[Protocol], scopes: Iterable[str]) -> None:
@@ -128,11 +116,11 @@ class RuleReader:
         self._scopes = frozenset(scopes)
         self._meant = dict(_KINDS_MEANT)
         for word, meant in (pair for each in protocols for pair in each.kinds_meant.items()):
-            # What else a protocol knows by that word comes first.
+            # A protocol's own meaning of the word comes first.
             self._meant[word] = tuple(dict.fromkeys((*meant, *self._meant.get(word, ()))))
 
     def unknown(self, kind: str, allowed: Collection[str] = ()) -> str:
-        """Say that there is no such kind, and which one may have been meant; if none are given, all are allowed."""
+        """Say that a kind is unknown, and which one may have been meant. Without ``allowed`` all kinds are allowed."""
         allowed = allowed or self.kinds
         if not allowed:
             return f"unknown; {' and '.join(each.name for each in self.protocols)} can limit nothing"
@@ -149,25 +137,25 @@ class RuleReader:
         return unknown_key(kind, allowed)
 
     def no_kind(self, kind: str, allowed: Collection[str] = ()) -> str:
-        """Say the same in a sentence: which one may have been meant, or which ones there are."""
+        """Say the same as a sentence."""
         what = self.unknown(kind, allowed).removeprefix("unknown; ").replace("allowed here: ", "there are ", 1)
         return f'no kind "{kind}"; {what}'
 
-    def rule(self, kind: str, pattern: str, limit: Limit, source: str, *, shared: bool = False) -> Rule:
-        """Make the checked rule of a limit.
+    def rule(self, kind: str, pattern: str, limit: BaseLimit, source: str, *, shared: bool = False) -> Rule:
+        """Return the checked rule of a limit.
 
         Args:
-            kind: of what is limited; one that there is not is checked by no protocol.
+            kind: of what is limited, one of ``kinds``.
             pattern: as written.
             limit: the written fields.
             source: where it was written.
-            shared: it limits all that match together.
+            shared: one limit for all matching names together.
 
         Raises:
-            RuleError: it cannot be, no protocol can follow it, or no listener has the scope.
+            RuleError: values contradict each other, a protocol cannot follow it, or no listener has the scope.
         """
-        of = self.kinds.get(kind, Kind(kind, ""))
-        # What is not given may be the kind's to say.
+        of = self.kinds[kind]
+        # The kind has defaults for some fields.
         fields: dict[str, Any] = {
             key: getattr(of, key, None) if (value := getattr(limit, key)) is None else value
             for key in _SAME & type(limit).model_fields.keys()
@@ -184,46 +172,10 @@ class RuleReader:
             credit_waits=bool(of.credit_waits) and limit.action is None,
             **fields,
         )
-        return self.check(rule) if kind in self.kinds else rule
-
-    def salvage(
-        self, kind: str, pattern: str, limit: Limit, source: str, *, shared: bool = False
-    ) -> tuple[Rule | None, list[RuleError]]:
-        """Make the rule of a limit without the fields that are wrong; the arguments are those of ``rule``.
-
-        A kind that there is not is no error here: all that does not depend on it is checked.
-
-        Returns:
-            The rule, for no other use than to be told from others, or None if it is not known when or for what it
-            would hold; and each thing that is wrong.
-        """
-        errors: list[RuleError] = []
-        identified = True
-        while True:
-            try:
-                rule = self.rule(kind, pattern, limit, source, shared=shared)
-            except RuleError as error:
-                key = key_of(error)
-                identified = identified and key not in IDENTITY
-                if key == "kind":
-                    kind = _ANY_KIND
-                    continue
-                errors.append(error)
-                dropped = {key, *_LEANING.get(key, ())} & limit.model_fields_set
-                if key == "name" and pattern != DEFAULT_PATTERN:
-                    pattern = DEFAULT_PATTERN
-                elif key == "shared" and shared:
-                    shared = False
-                elif key not in dropped:
-                    return None, errors
-                fields = type(limit).model_fields
-                limit = limit.model_copy(update={each: _HARMLESS.get(each, fields[each].default) for each in dropped})
-                limit.model_fields_set.difference_update(dropped)
-            else:
-                return (rule if identified else None), errors
+        return self.check(rule)
 
     def check(self, rule: Rule) -> Rule:
-        """Return the rule if every protocol it is for can follow it.
+        """Return the rule if every protocol concerned can follow it.
 
         Raises:
             RuleError: one of them cannot, or no listener has the scope.
@@ -245,24 +197,24 @@ class RuleReader:
         return rule
 
     def target(self, kind: str, name: str) -> Target:
-        """Return what is addressed, in its one spelling.
+        """Return the normalized target.
 
         Raises:
-            FieldError: there is no such kind, or the name is none.
+            FieldError: unknown kind, or invalid name.
         """
         return target_of(self._unlimited(kind, name))
 
     def read(self, kind: str, name: str, fields: Mapping[str, Any], source: str) -> Rule:
-        """Make the checked rule of the fields of a live edit.
+        """Return the checked rule of a live edit.
 
         Args:
-            kind: of what is limited, or ``total``.
+            kind: a kind, or ``total``.
             name: exact name or pattern; of a total ``KIND:PATTERN``.
             fields: keys and values as in the file.
-            source: what the rule says of where it comes from.
+            source: the rule's source.
 
         Raises:
-            FieldError: with all that can be found wrong at once.
+            FieldError: with all faults that pydantic finds, or the first one of the rule.
         """
         named = self._unlimited(kind, name)
         try:
@@ -270,13 +222,13 @@ class RuleReader:
         except ValidationError as error:
             problems = describe_fields(error, model=WrittenLimit, hints=EDIT_KEY_HINTS, words=VALUE_HINTS)
             raise FieldError((field or "rate", what) for field, what in problems) from None
-        rule, errors = self.salvage(named.kind, named.pattern, limit, source, shared=named.shared)
-        if rule is None or errors:
-            raise FieldError(_field_problem(error) for error in errors)
-        return rule
+        try:
+            return self.rule(named.kind, named.pattern, limit, source, shared=named.shared)
+        except RuleError as error:
+            raise FieldError([_field_problem(error)]) from None
 
     def _unlimited(self, kind: str, name: str) -> Rule:
-        """Return an unlimited rule for what is addressed."""
+        """Return an unlimited rule for a target."""
         of, pattern, shared = kind, name, kind == TOTAL
         if shared:
             of, colon, pattern = name.partition(":")
@@ -292,7 +244,7 @@ class RuleReader:
 
 
 def _check_confirmed(rule: Rule, protocols: Sequence[Protocol]) -> None:
-    """Refuse to have consumers confirm what no protocol has them confirm."""
+    """Refuse ``after_consume`` for a kind without it in all protocols."""
     able = dict.fromkeys(kind.name for each in protocols for kind in each.kinds if kind.after_consume)
     if rule.kind not in able:
         names = " and ".join(protocol.name for protocol in protocols)
@@ -302,7 +254,7 @@ def _check_confirmed(rule: Rule, protocols: Sequence[Protocol]) -> None:
 
 
 def target_of(rule: Rule) -> Target:
-    """Return what a rule is for, in its one spelling."""
+    """Return a rule's normalized target."""
     exact = rule.exact_name
     text = rule.matches.text
     if exact is not None and exact != text:
@@ -311,7 +263,7 @@ def target_of(rule: Rule) -> Target:
 
 
 def fields_of(rule: Rule) -> dict[str, Any]:
-    """Return all fields of a rule as they would be written; what was left to a default has that, or None."""
+    """Return all fields of a rule as they would be written, with defaults filled in."""
     hours = rule.hours
     whole_day = hours is not None and (hours.from_minute, hours.to_minute) == (0, 24 * 60)
     otherwise = {
@@ -325,15 +277,15 @@ def fields_of(rule: Rule) -> dict[str, Any]:
 
 
 def written(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return of all fields of a limit those that would have to be written."""
+    """Return the fields of a limit that differ from their defaults."""
     return {each.key: value for each in FIELDS if (value := fields.get(each.key)) is not None and value != each.default}
 
 
 def patched(fields: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a limit with those of a merge patch; None takes one away.
+    """Return the fields of a limit after a merge patch; None removes a field.
 
-    What goes with another field only, and not with what that has become, is dropped unless the patch names it. So is a
-    longest delay where ``spool`` is switched: its default is another one then.
+    Fields that no longer go with another field are dropped unless the patch names them. So is ``max_delay_s`` if
+    ``spool`` changes, because its default changes.
     """
     found = {key: value for key, value in {**fields, **patch}.items() if value is not None}
     gone: set[str] = set()
@@ -348,18 +300,18 @@ def patched(fields: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, An
 
 
 def key_of(error: RuleError) -> str:
-    """Return the key that a rule's error is about, as operators write it; empty if it is about several."""
+    """Return the key that an error is about; empty if it is about several."""
     return _KEYS.get(error.attribute or "", error.attribute or "")
 
 
 def worded(error: RuleError) -> str:
-    """Return what a rule's error says, in the operators' words."""
+    """Return an error's text with the names of keys."""
     return str(error).replace("rate_per_s", "rate")
 
 
 def _field_problem(error: RuleError) -> tuple[str, str]:
     key = key_of(error)
-    # What is shared is said by the address.
+    # An edit's address says that it is shared.
     return "name" if key == "shared" else key, worded(error)
 
 
@@ -370,11 +322,11 @@ def _between(hours: Hours, *, whole_day: bool) -> str | None:
     return "-".join(f"{minute // 60:02}:{minute % 60:02}" for minute in times)
 
 
-def _hours(limit: Limit) -> Hours | None:
+def _hours(limit: BaseLimit) -> Hours | None:
     if not isinstance(limit, WrittenLimit):
         return None
     if limit.between is None and limit.days is None:
-        # It goes by no clock, and is checked all the same: hours may be added to it.
+        # Checked even without hours, which may be added later.
         read_hours("00:00-24:00", (), limit.time_zone)
         return None
     return read_hours(limit.between, limit.days or (), limit.time_zone)

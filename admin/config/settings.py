@@ -1,8 +1,6 @@
-"""The whole configuration as types: every key, what it means, its default and what is allowed.
+"""Every key of the configuration: its meaning, type, default and bounds.
 
-These models are the one place where a key is defined; the sample ``deploy/sluice.toml`` is tested against
-them. Where the values come from, and how an error names its place, is ``admin.config.sources``; what is made of them
-is ``admin.run.composition``.
+These models are the only definition of a key. Where values come from is ``admin.config.sources``.
 """
 
 import re
@@ -24,7 +22,6 @@ from pydantic import (
 )
 
 from admin.config.addresses import DEFAULT_ADMIN, Endpoint, parse_endpoint
-from admin.config.faults import number_meant
 from admin.config.limit_fields import FIELDS, LimitField
 from limiter.counting.rejections import DEFAULT_TOLD_APART
 from limiter.rules.errors import RuleError
@@ -35,6 +32,8 @@ DEFAULT_SCOPE = "default"
 
 OFF: Literal["off"] = "off"
 UNLIMITED: Literal["unlimited"] = "unlimited"
+
+_PER_SECOND: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)/s")
 
 
 def _parse_broker(value: object) -> Endpoint:
@@ -50,15 +49,8 @@ def _parse_admin(value: object) -> Endpoint | Literal["off"]:
     try:
         return parse_endpoint(value)
     except ValueError as error:
-        hint = (
-            "; this is the address that Sluice listens on. Commands that ask it take a URL: `sluice state --admin URL`"
-            if "://" in str(value)
-            else ""
-        )
+        hint = "; Sluice listens here. Commands take a URL: `sluice state --admin URL`" if "://" in str(value) else ""
         raise ValueError(f'{error}; or "off"{hint}') from None
-
-
-_PER_SECOND: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)/s")
 
 
 def _parse_rate(value: object) -> float | Literal["unlimited"]:
@@ -68,14 +60,12 @@ def _parse_rate(value: object) -> float | Literal["unlimited"]:
         # As flags, variables and commands have it.
         value = float(found[1])
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
-        meant = f"; write {number}" if isinstance(value, str) and (number := number_meant(value)) else ""
-        allowed = 'must be a number of at least 0 (messages per second, 0 refuses all) or "unlimited"'
-        raise ValueError(allowed + meant)
+        raise ValueError('must be messages per second, like 500 or "500/s" (0 refuses everything), or "unlimited"')
     return _unsigned_zero(float(value))
 
 
 def _unsigned_zero(value: float) -> float:
-    """Let -0.0, which is no less than 0, be what it means."""
+    """Turn -0.0 into 0.0."""
     return value + 0.0
 
 
@@ -106,6 +96,8 @@ Network = Annotated[IPv4Network | IPv6Network, PlainValidator(_parse_network), *
 Name = Annotated[str, Field(min_length=1, max_length=255)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_unsigned_zero)]
+Credit = Annotated[int, Field(ge=1, le=1_000_000)]
+StoreCredit = Annotated[int, Field(ge=1, le=10_000_000)]
 
 
 class _Table(BaseModel):
@@ -117,14 +109,13 @@ class ListenerSettings(_Table):
 
     name: Name | None = Field(None, description="name in logs and metrics; default: its address")
     listen: ListenAddress = Field(
-        description="address that clients connect to; [::] is every IPv6 and IPv4 address, or IPv6 alone if"
-        " another listener or the admin address has the port with IPv4"
+        description="address that clients connect to; [::] is all addresses, or only IPv6 if another one listens on the"
+        " port with IPv4"
     )
     broker: BrokerAddress = Field(description="address of the broker behind it")
     backup_brokers: list[BrokerAddress] = Field(
         default_factory=list,
-        description="addresses of brokers that clients are connected to while `broker` does not answer: the first that"
-        " does; they count as the same broker",
+        description="further addresses of the broker: while `broker` does not answer, the first that does is used",
     )
     protocol: Name = Field(DEFAULT, description="protocol of the clients")
     scope: Name = Field(
@@ -141,13 +132,12 @@ class ListenerSettings(_Table):
     )
     proxy_protocol_from: list[Network] = Field(
         default_factory=list,
-        description="addresses and networks of load balancers; each connection from there must begin with a header of"
-        " the PROXY protocol, v1 or v2, which says who the client is",
+        description="addresses and networks of load balancers; connections from there must begin with a PROXY header,"
+        " v1 or v2, which names the client",
     )
     send_proxy_protocol: Literal["v1", "v2"] | None = Field(
         None,
-        description="version of the PROXY protocol by which the broker is told who the client is; it must expect that."
-        " Default: none",
+        description="version of the PROXY header sent to the broker, which must expect it; default: none",
     )
     handshake_timeout_s: Positive = Field(
         10.0,
@@ -155,7 +145,7 @@ class ListenerSettings(_Table):
     )
     frame_timeout_s: Positive = Field(
         60.0,
-        description="seconds, up to twice as many, for a frame that a client has begun, if it comes below 1 KiB/s",
+        description="seconds (up to twice as many) for a client to complete a frame, if it sends less than 1 KiB/s",
     )
     idle_timeout_s: Positive | None = Field(
         None,
@@ -164,52 +154,51 @@ class ListenerSettings(_Table):
     write_timeout_s: Positive | None = Field(
         None,
         le=2_000_000,
-        description="seconds for which a client may take nothing of what is written to it; default: no bound for one"
-        " that is still there",
+        description="seconds after which a client that reads nothing is disconnected; default: no bound",
     )
     tls: Literal["refuse", "pass", "accept", "require"] | None = Field(
         None,
-        description="clients that begin with TLS: refuse closes their connection (the default), pass relays it unread,"
-        " without limits, accept ends their TLS here; require does so and serves no others",
+        description="clients that begin with TLS: refuse closes the connection (the default), pass relays it unread and"
+        " without limits, accept ends TLS here, require does so and refuses clients without TLS",
     )
     tls_certificate_file: Name | None = Field(
-        None, description="PEM file of the certificate that clients are shown, with its chain"
+        None, description="PEM file of Sluice's certificate for clients, with its chain"
     )
     tls_key_file: Name | None = Field(None, description="PEM file of the certificate's key")
     tls_client_ca_file: Name | None = Field(
-        None, description="PEM file of the authorities that issue clients' certificates; with it they are asked for one"
+        None, description="PEM file of the CAs of clients' certificates; with it, clients are asked for a certificate"
     )
     tls_client_certificate: Literal["require", "accept"] = Field(
-        "require", description="require: a client that shows none is not served; accept: it is"
+        "require", description="require: clients without a certificate are refused; accept: they are served"
     )
     tls_minimum_version: Literal["1.2", "1.3"] = Field("1.2", description="oldest version of TLS that clients may use")
     tls_ciphers: Name | None = Field(
-        None, description="ciphers of TLS 1.2, as `openssl ciphers` takes them; default: OpenSSL's own. Not of TLS 1.3"
+        None, description="ciphers of TLS 1.2 (not of 1.3), as for `openssl ciphers`; default: OpenSSL's own"
     )
     broker_tls: bool = Field(False, description="true: Sluice speaks TLS to the broker")
     broker_tls_ca_file: Name | None = Field(
-        None, description="PEM file of the authorities that may issue the broker's certificate; default: the system's"
+        None, description="PEM file of the CAs of the broker's certificate; default: the system's"
     )
     broker_tls_certificate_file: Name | None = Field(
-        None, description="PEM file of a certificate that the broker is shown, with its chain"
+        None, description="PEM file of Sluice's certificate for the broker, with its chain"
     )
     broker_tls_key_file: Name | None = Field(None, description="PEM file of that certificate's key")
     broker_tls_server_name: Name | None = Field(
-        None, description="name that the broker's certificate must be for; default: its own host, as configured"
+        None, description="name in the broker's certificate; default: the host of `broker`"
     )
     broker_tls_verify: bool = Field(
-        True, description="false: any certificate of the broker is taken, so whoever is in between can read along"
+        True, description="false: the broker's certificate is not checked, so anyone in between can read along"
     )
     options: dict[str, Any] = Field(default_factory=dict, description="the protocol's own options")
 
     @property
     def label(self) -> str:
-        """The listener's name, or its address where it was given none."""
+        """The listener's name, or its address if it has no name."""
         return self.name or str(self.listen)
 
 
 def _of_fields(base: type[_Table], *, named: bool) -> Any:
-    """Return a table with the fields of a limit; the named ones are for the limit of a name or a pattern."""
+    """Return a table with the fields of a limit: all but the named ones, or only these."""
     fields: dict[str, Any] = {
         each.key: (_annotation(each), Field(each.default, description=each.meaning))
         for each in FIELDS
@@ -232,8 +221,8 @@ else:
     _LimitFields = _of_fields(_Table, named=False)
 
 
-class Limit(_LimitFields):
-    """How much is admitted, and what happens above it."""
+class BaseLimit(_LimitFields):
+    """The fields of every limit, also of a default."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
@@ -247,56 +236,56 @@ class Limit(_LimitFields):
         return isinstance(self, WrittenLimit) and self.exempt
 
     @model_validator(mode="after")
-    def _limits_something(self) -> "Limit":
+    def _limits_something(self) -> "BaseLimit":
         limited = self.rate is not None or self.bytes_per_s is not None
-        # "broker" says something, too: of a limit whose after_consume is taken back it is all that is left.
+        # confirm = "broker" counts, too: it is what is left of a limit whose after_consume is taken back.
         if not limited and self.action != OFF and not self._is_exempt and "confirm" not in self.model_fields_set:
             raise ValueError('must have a rate or bytes_per_s, or action = "off", or confirm = "after_consume"')
         return self
 
 
 if TYPE_CHECKING:
-    _WrittenFields = Limit
+    _WrittenFields = BaseLimit
 else:
-    _WrittenFields = _of_fields(Limit, named=True)
+    _WrittenFields = _of_fields(BaseLimit, named=True)
 
 
 class WrittenLimit(_WrittenFields):
-    """All that can be said of the limit of one name or pattern: in the file, and in a live edit."""
+    """The limit of a name or a pattern, in the file or in a live edit."""
 
 
 class LimitSettings(WrittenLimit):
-    """A limit for one resource or scope, or for all whose names match a pattern: for each, or for all together."""
+    """The limit of a name, or of all names that match a pattern: for each, or for all together."""
 
     kind: Name = Field(description="a kind of resource or scope of the protocol, or client, listener")
     name: Name = Field(description="exact name, or pattern with * ? []; for clients an address, a network or *")
     shared: bool = Field(
-        False, description="true: one limit for all matching names together, in addition to each name's own"
+        False, description="true: one limit for all matching names together, in addition to the limit of each"
     )
 
 
 KEY_HINTS: Final = {
-    ("limits", "enabled"): 'unknown; write action = "off" for a limit that is kept but does not hold',
-    ("defaults", "enabled"): 'unknown; write action = "off" for a default that is kept but does not hold',
+    ("limits", "enabled"): 'unknown; action = "off" disables a limit',
+    ("defaults", "enabled"): 'unknown; action = "off" disables a default',
 } | {
-    ("defaults", key): 'not for a default, which holds always and for each; write it as [[limits]] with name = "*"'
-    for key in LimitSettings.model_fields.keys() - Limit.model_fields.keys()
+    ("defaults", key): 'not for a default; write [[limits]] with name = "*"'
+    for key in LimitSettings.model_fields.keys() - BaseLimit.model_fields.keys()
 }
-"""What to write instead of a key that is not there, by the first part of its place and the key."""
+"""What to write instead of some unknown keys, by the first part of their place and the key."""
 
 EDIT_KEY_HINTS: Final = {
-    "enabled": 'unknown; write action "off" for a limit that is kept but does not hold',
-    "kind": "no key of an edit; it is in the limit's address",
-    "name": "no key of an edit; it is in the limit's address",
-    "shared": "no key of an edit; what all have together is addressed as kind total, name KIND:PATTERN",
+    "enabled": 'unknown; action "off" disables a limit',
+    "kind": "not a key of an edit; it is in the limit's address",
+    "name": "not a key of an edit; it is in the limit's address",
+    "shared": "not a key of an edit; a shared limit has kind total and name KIND:PATTERN",
 }
 """The same for the keys of a live edit."""
 
 VALUE_HINTS: Final = {
-    ("exempt", "*"): "networks of clients are exempt by their listener: exempt = [...] in [[listeners]]",
+    ("exempt", "*"): "exempt networks are a key of [[listeners]]",
     ("count", "bytes"): "bytes are limited by bytes_per_s",
 } | {(each.key, word): f'did you mean "{meant}"?' for each in FIELDS for word, meant in each.meant.items()}
-"""What may have been meant by a value that a key does not take; ``*`` is any."""
+"""What may have been meant by a wrong value, by key and value; ``*`` is any value."""
 
 
 class HandlerSettings(_Table):
@@ -310,7 +299,7 @@ class HandlerSettings(_Table):
     capacity: int = Field(10_000, ge=1, description="batches that may wait on a lane; further ones bypass the handler")
     deadline_ms: Positive = Field(
         20.0,
-        description="milliseconds that a batch waits for its verdict; then it bypasses the handler",
+        description="milliseconds that a batch waits for its verdict; after that it bypasses the handler",
     )
     options: dict[str, Any] = Field(default_factory=dict, description="the handler's own options")
 
@@ -330,7 +319,7 @@ class AdminSettings(_Table):
     read_token: Name | None = Field(None, repr=False, description="one token that may only read; prefer the variable")
     allow_anyone: bool = Field(
         False,
-        description="true: start without a token even if other machines reach the address; they can then change limits",
+        description="true: allow an address that other machines reach without any token; they can then change limits",
     )
     allowed_hosts: list[Name] = Field(
         default_factory=list, description="host names of the address, in addition to localhost and IP addresses"
@@ -348,7 +337,7 @@ class LogSettings(_Table):
 
 
 class RejectionLogSettings(_Table):
-    """The log of refusals (whose, how many) and of all traffic at that time."""
+    """The log of refusals and of traffic, for `sluice report`."""
 
     dir: Name | None = Field(
         None, description='folder of the files; "off" disables the log; default: `rejections` in the state directory'
@@ -361,28 +350,28 @@ class RejectionLogSettings(_Table):
         60.0, ge=1, le=86_400, description="seconds after which a file with refusals or traffic is finished"
     )
     max_total_bytes: int = Field(
-        1024 * 1024 * 1024, ge=1024 * 1024, description="size of all files; above it the oldest are deleted"
+        1024 * 1024 * 1024, ge=1024 * 1024, description="size of all files together; above it the oldest are deleted"
     )
     max_keys_per_s: int = Field(
         DEFAULT_TOLD_APART,
         ge=1,
         le=1_000_000,
-        description="most distinct refusals recorded per second; the others are counted as _other",
+        description="refusals told apart per second; the others are counted as _other",
     )
     max_resources: int = Field(
         DEFAULT_TOLD_APART,
         ge=1,
         le=1_000_000,
-        description="most distinct resources recorded per minute; the others are counted as _other",
+        description="resources told apart per minute; the others are counted as _other",
     )
 
 
 class ReportSettings(_Table):
-    """The newest report, whose advice the page shows beside the figures of each resource."""
+    """The report whose advice the page shows."""
 
     recommendations: Name | None = Field(
         None,
-        description='its `recommendations.json`; "off": none; default: `report/recommendations.json` in the state'
+        description='its `recommendations.json`, or "off"; default: `report/recommendations.json` in the state'
         " directory, which `sluice report --out STATE_DIR/report` writes",
     )
 
@@ -395,57 +384,53 @@ class ReportSettings(_Table):
 
 
 class SpoolSettings(_Table):
-    """Where requests wait that are put aside, in memory and on disk: those of limits with ``spool``, and more."""
+    """Where requests wait that are over a limit with ``spool``: in memory and on disk."""
 
     dir: Name | None = Field(
         None,
-        description='folder of its files; "off": there is none, and what waits is held in memory only; default: `spool`'
-        " in the state directory",
+        description='folder of its files; "off": requests wait in memory only; default: `spool` in the state directory',
     )
     memory_bytes: int = Field(
         32 * 1024 * 1024,
         ge=1024 * 1024,
-        description="what it may have in memory; from half of it on, what is over the queues' targets goes to disk",
+        description="memory that it may use; from half of it on, messages beyond target_s go to disk",
     )
     max_disk_bytes: int = Field(
         16 * 1024 * 1024 * 1024,
         ge=64 * 1024 * 1024,
-        description="size of all its files; when they are full, messages wait in memory, and then clients are not read",
+        description="size of all its files; when full, messages wait in memory, and then clients are no longer read",
     )
     max_age_s: float = Field(
         86_400.0,
         ge=0,
         allow_inf_nan=False,
-        description="seconds after which a message is refused, or passes next if it cannot be refused; 0: never",
+        description="seconds after which a message is refused, or sent if it cannot be refused; 0: never",
     )
     target_s: float = Field(
         2.0,
         gt=0,
         le=3600,
-        description="a queue has so many seconds' worth of what it takes and lets go in memory while memory is short",
+        description="seconds of its traffic that a queue keeps in memory while memory is short",
     )
     recover: bool = Field(
         True,
         description="true: after a restart or a crash, messages on disk whose senders expect no answer are sent, marked"
-        " as possibly sent before; false: they are counted and dropped",
+        " as possible duplicates; false: they are counted and dropped",
     )
 
 
 class FlowSettings(_Table):
-    """How many messages each stage of Sluice may have under way to the next, as RabbitMQ's credit flow does it."""
+    """Credit between the stages of Sluice, as in RabbitMQ's credit flow."""
 
-    initial_credit: int = Field(400, ge=1, le=1_000_000, description="messages that a stage may send to the next one")
-    more_credit_after: int = Field(
-        200,
-        ge=1,
-        le=1_000_000,
-        description="messages dealt with after which it may send as many more; at most the former",
+    initial_credit: Credit = Field(400, description="messages that a stage may send to the next one")
+    more_credit_after: Credit = Field(
+        200, description="after this many processed messages it may send as many more; at most initial_credit"
     )
-    store_initial_credit: int = Field(
-        4000, ge=1, le=10_000_000, description="likewise, messages that a queue may give the spool's disk to write"
+    store_initial_credit: StoreCredit = Field(
+        4000, description="messages that a queue may give the spool's disk to write"
     )
-    store_more_credit_after: int = Field(
-        800, ge=1, le=10_000_000, description="likewise, messages written after which it may give as many more"
+    store_more_credit_after: StoreCredit = Field(
+        800, description="after this many written messages it may give as many more; at most store_initial_credit"
     )
 
     @model_validator(mode="after")
@@ -456,23 +441,23 @@ class FlowSettings(_Table):
         ):
             most = getattr(self, initial)
             if getattr(self, more) > most:
-                raise ValueError(f"must have {more} of at most {initial}, {most}: otherwise none ever comes back")
+                raise ValueError(f"must have {more} of at most {initial}, {most}; otherwise messages stop for good")
         return self
 
 
 class AlarmSettings(_Table):
-    """When Sluice stops those who publish, until there is enough memory and disk again."""
+    """When Sluice stops publishers until there is enough memory and disk again."""
 
     memory_high_watermark: float = Field(
         0.6,
         gt=0,
         le=1,
-        description="share of the memory that Sluice may use, by its container or the machine; above it, it stops them",
+        description="share of the memory of the container or machine, above which publishers are stopped",
     )
     disk_free_bytes: int = Field(
         1024 * 1024 * 1024,
         ge=0,
-        description="free bytes where the spool is, below which it stops them; 0: never",
+        description="free bytes on the spool's disk, below which publishers are stopped; 0: never",
     )
 
 
@@ -487,7 +472,7 @@ class BoundsSettings(_Table):
         1_000, ge=1, description="resources with their own metrics; the others are counted as _other"
     )
     buffer_budget_bytes: int = Field(
-        64 * 1024 * 1024, ge=1024 * 1024, description="read buffers of all connections; above it reads get smaller"
+        64 * 1024 * 1024, ge=1024 * 1024, description="bytes of all read buffers; above it reads get smaller"
     )
 
 
@@ -497,20 +482,20 @@ class Settings(_Table):
     limiting: bool = Field(True, description="false: everything passes, and is still counted")
     state_dir: Name | None = Field(
         None,
-        description='where live edits are stored; "off": they last until the restart; default: see `sluice run --help`',
+        description='directory of live edits; "off": they last until the restart; default: see `sluice run --help`',
     )
     grace_s: Seconds = Field(10.0, description="seconds that requests in flight have to finish on SIGTERM")
     take_over: bool = Field(
         False,
-        description="true: take listeners, edits and limits over from a process with the same state directory, which "
-        "then ends; false: do not start beside it",
+        description="true: take over listeners, edits and limits from a process with the same state directory, which then"
+        " ends; false: do not start beside it",
     )
     reload_on_change: bool = Field(
         False, description="true: reload when the configuration or its files change, as on SIGHUP"
     )
     listeners: list[ListenerSettings] = Field(default_factory=list)
     limits: list[LimitSettings] = Field(default_factory=list)
-    defaults: dict[str, Limit] = Field(
+    defaults: dict[str, BaseLimit] = Field(
         default_factory=dict, description="by kind: the limit of each name that no other limit matches"
     )
     handlers: list[HandlerSettings] = Field(default_factory=lambda: [HandlerSettings(name="rate_limit")])

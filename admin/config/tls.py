@@ -1,7 +1,6 @@
-"""TLS as it is configured: certificates, keys and authorities from files, read again without a connection noticing.
+"""TLS contexts from configured files, which can be read again while connections go on.
 
-For the admin address and, on either side of them, for listeners. Only TLS 1.2 and 1.3, without renegotiation and
-compression. What is wrong with a file is said with the key that names it. The sockets are not in here.
+For the admin address, and for listeners on both sides. TLS 1.2 and 1.3 only, without renegotiation and compression.
 """
 
 import grp
@@ -23,13 +22,13 @@ from proxy.net.tls import BrokerTls, ClientTls
 
 Side = Literal["client", "broker", "admin"]
 SOON: Final = timedelta(days=14)
-"""So long before a certificate ends it is warned of; the alert of ``deploy/prometheus`` says the same."""
+"""How long before its end a certificate is warned of. The alert in ``deploy/prometheus`` has the same time."""
 
 _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _ENDS_TLS: Final = ("accept", "require")
 _CLIENT_KEYS: Final = tuple(key for key in ListenerSettings.model_fields if key.startswith("tls_"))
 _BROKER_KEYS: Final = tuple(key for key in ListenerSettings.model_fields if key.startswith("broker_tls_"))
-#: Keys that name files of certificates: what those are, and to whom they are shown, if to anybody.
+#: Keys that name files of certificates, with what a reload calls them and the side that is shown them.
 _CERTIFICATES: Final[dict[str, tuple[str, Side | None]]] = {
     "tls_certificate_file": ("", "client"),
     "tls_client_ca_file": ("authorities of clients' certificates", None),
@@ -38,7 +37,7 @@ _CERTIFICATES: Final[dict[str, tuple[str, Side | None]]] = {
 }
 _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 _END: Final = "-----END CERTIFICATE-----"
-#: Tags of DER: a time with two digits for the year, with four, and what an explicit version is in (RFC 5280, 4.1).
+#: Tags of DER (RFC 5280, 4.1).
 _UTC_TIME: Final = 0x17
 _GENERALIZED_TIME: Final = 0x18
 _VERSION: Final = 0xA0
@@ -52,11 +51,11 @@ class NamedFile(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What was read again from the files of one listener.
+    """The result of reading a listener's files again.
 
     Attributes:
-        changed: what is not as it was, a line each.
-        put_in_force: has it hold for the connections to come.
+        changed: the files that changed, a line each.
+        put_in_force: uses them for new connections.
     """
 
     changed: tuple[str, ...]
@@ -64,13 +63,13 @@ class Reading(NamedTuple):
 
 
 class Expiry(NamedTuple):
-    """Until when a certificate holds.
+    """When a certificate expires.
 
     Attributes:
-        listener: whose it is; empty for the admin address.
-        side: to whom it is shown.
-        file: where it is.
-        ends: the first moment at which it, or one behind it in the file, does not hold any more.
+        listener: its listener; empty for the admin address.
+        side: who is shown it.
+        file: its file.
+        ends: the end of the file's certificate that expires first.
     """
 
     listener: str
@@ -80,7 +79,7 @@ class Expiry(NamedTuple):
 
 
 def new_context(protocol: ssl._SSLMethod) -> ssl.SSLContext:
-    """Return a context for one side, with what holds for all."""
+    """Return a context with the settings that all have."""
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
@@ -88,16 +87,16 @@ def new_context(protocol: ssl._SSLMethod) -> ssl.SSLContext:
 
 
 def load_certificate(context: ssl.SSLContext, certificate: NamedFile, key: NamedFile, origins: Origins) -> None:
-    """Have a context show a certificate.
+    """Load a certificate into a context.
 
     Args:
-        context: that is to show it.
+        context: to load it into.
         certificate: PEM, with the chain behind the certificate.
         key: PEM, not encrypted.
-        origins: what faults are named by.
+        origins: where each value came from.
 
     Raises:
-        SettingsError: the two are no certificate and its key.
+        SettingsError: the two are not a certificate and its key.
     """
 
     def problem(of: NamedFile, what: str) -> SettingsError:
@@ -115,18 +114,12 @@ def load_certificate(context: ssl.SSLContext, certificate: NamedFile, key: Named
             what = f"is not the key of {certificate.path}; name the key that goes with it"
             raise problem(key, what) from None
         if _holds(certificate.path, b"CERTIFICATE"):
-            raise problem(key, "has no key in it that can be read; name a PEM file with a private key") from None
-        raise problem(certificate, "has no certificate in it; name a PEM file with a certificate") from None
+            raise problem(key, "has no readable key; name a PEM file with a private key") from None
+        raise problem(certificate, "has no certificate; name a PEM file with a certificate") from None
 
 
 def expiry(listener: str, side: Side, file: str) -> tuple[Expiry, ...]:
-    """Return until when the certificates in a PEM file hold; nothing if that cannot be read.
-
-    Args:
-        listener: whose they are.
-        side: to whom they are shown.
-        file: where they are.
-    """
+    """Return when the certificates of a PEM file expire, or nothing if it cannot be read."""
     try:
         text = Path(file).read_text("ascii", errors="replace")
         ends = [_not_after(ssl.PEM_cert_to_DER_cert(_BEGIN + each.partition(_END)[0] + _END)) for each in _after(text)]
@@ -136,7 +129,7 @@ def expiry(listener: str, side: Side, file: str) -> tuple[Expiry, ...]:
 
 
 def digest(file: str) -> bytes:
-    """Return what tells the content of a file from another; nothing if it cannot be read."""
+    """Return a hash of a file's content; empty if it cannot be read."""
     try:
         return hashlib.sha256(Path(file).read_bytes()).digest()
     except (OSError, ValueError):
@@ -144,17 +137,17 @@ def digest(file: str) -> bytes:
 
 
 def renewed(whose: str, expiries: Iterable[Expiry]) -> str:
-    """Say that a certificate is another one.
+    """Say that a certificate was replaced.
 
     Args:
-        whose: it is.
-        expiries: until when those hold that are shown now, the one among them.
+        whose: its owner.
+        expiries: of the new certificate.
     """
     return f"certificate of {whose}" + "".join(f", valid until {each.ends:%Y-%m-%d}" for each in expiries)
 
 
 def expiry_warnings(expiries: Iterable[Expiry], now: datetime) -> Iterator[str]:
-    """Say which certificates have ended, or will soon."""
+    """Yield a warning for each certificate that has expired or soon will."""
     for each in expiries:
         if each.ends < now + SOON:
             whose = f"listener {each.listener}" if each.listener else "the admin address"
@@ -168,16 +161,16 @@ class ListenerTls:
     Args:
         settings: the listener's.
         place: of the listener in the configuration.
-        origins: what faults are named by.
+        origins: where each value came from.
 
     Attributes:
-        clients: for the data path; None if TLS with clients does not end here.
-        broker: likewise; None if the broker is spoken to without.
-        expiries: until when its own certificates hold, as far as that can be read.
-        digests: of the files with certificates, by the keys that name them.
+        clients: TLS with clients, or None.
+        broker: TLS with the broker, or None.
+        expiries: of Sluice's own certificates.
+        digests: hashes of the certificate files, by key.
 
     Raises:
-        SettingsError: keys are missing or contradict each other, or a file is wrong; with a line for each fault.
+        SettingsError: keys are missing or contradict each other, or a file is wrong.
     """
 
     def __init__(self, settings: ListenerSettings, place: Place, origins: Origins) -> None:
@@ -189,7 +182,7 @@ class ListenerTls:
             raise SettingsError(faults)
         self.clients: ClientTls | None = None
         self.broker: BrokerTls | None = None
-        # Before the files are read: what changes in between is reported by the next reload at the latest.
+        # Before the files are read, so that the next reload notices a change in between.
         self.digests = self._digested()
         if settings.tls in _ENDS_TLS:
             self.clients = ClientTls(self._client_context(), required=settings.tls == "require")
@@ -201,11 +194,10 @@ class ListenerTls:
         """Read all files again.
 
         Args:
-            just_read: of this listener, from a configuration that was read just now: if it says the same of TLS, then
-                its files are these and are not read once more.
+            just_read: this listener in a configuration that was just read. Used if its TLS settings are the same.
 
         Raises:
-            SettingsError: one is wrong now; what was read before goes on.
+            SettingsError: a file is wrong; the old ones stay in use.
         """
         read = just_read
         if read is None or read.said != self.said:
@@ -222,12 +214,12 @@ class ListenerTls:
 
     @property
     def said(self) -> dict[str, object]:
-        """What the listener says of TLS."""
+        """The listener's TLS settings."""
         return {key: getattr(self._settings, key) for key in ("tls", "broker_tls", *_CLIENT_KEYS, *_BROKER_KEYS)}
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Return the files that it is read from."""
+        """All its files."""
         settings = self._settings
         named = (
             *(settings.tls_certificate_file, settings.tls_key_file, settings.tls_client_ca_file),
@@ -236,12 +228,10 @@ class ListenerTls:
         return tuple(file for file in named if file is not None)
 
     def _digested(self) -> dict[str, bytes]:
-        """Return digests of the certificates, by the keys that name their files; a key goes with its certificate."""
         named = ((key, getattr(self._settings, key)) for key in _CERTIFICATES)
         return {key: digest(file) for key, file in named if file is not None}
 
     def _changed(self, digests: Mapping[str, bytes], expiries: Iterable[Expiry]) -> Iterator[str]:
-        """Say which files hold something else than what is in force."""
         whose = f"listener {self._settings.label}"
         for key, (what, side) in _CERTIFICATES.items():
             if digests.get(key) == self.digests.get(key):
@@ -260,22 +250,22 @@ class ListenerTls:
         return tuple(each for side, file in sides if file is not None for each in expiry(label, side, file))
 
     def _faults(self) -> Iterator[str]:
-        """Yield what keys are missing, or mean nothing: who has written them believes that they do."""
+        """Yield missing keys, and keys without effect, because their author relies on them."""
         settings = self._settings
         if settings.tls in _ENDS_TLS:
             if missing := [key for key in ("tls_certificate_file", "tls_key_file") if getattr(settings, key) is None]:
                 yield self._fault("tls", f"needs {' and '.join(missing)}")
             if "tls" in settings.options:
-                yield self._fault("tls", "goes with no options.tls, which is for TLS that does not end here")
+                yield self._fault("tls", "contradicts options.tls, which is for TLS that does not end here; remove one")
             if settings.tls_client_ca_file is None and "tls_client_certificate" in settings.model_fields_set:
                 yield self._fault("tls_client_certificate", "needs tls_client_ca_file")
         else:
             for key in _CLIENT_KEYS:
                 if key in settings.model_fields_set:
-                    yield self._fault(key, 'means nothing without tls = "accept" or "require"')
+                    yield self._fault(key, 'has no effect without tls = "accept" or "require"')
         if settings.broker_tls:
             if "pass" in {settings.tls, settings.options.get("tls")}:
-                yield self._fault("broker_tls", 'contradicts tls = "pass": what clients encrypt would be so twice')
+                yield self._fault("broker_tls", 'contradicts tls = "pass", which would be encrypted twice')
             if (settings.broker_tls_certificate_file is None) != (settings.broker_tls_key_file is None):
                 given, other = "certificate", "key"
                 if settings.broker_tls_certificate_file is None:
@@ -286,7 +276,7 @@ class ListenerTls:
         else:
             for key in _BROKER_KEYS:
                 if key in settings.model_fields_set:
-                    yield self._fault(key, "means nothing without broker_tls = true")
+                    yield self._fault(key, "has no effect without broker_tls = true")
 
     def _fault(self, key: str, what: str) -> str:
         return self._origins.problem((*self._place, key), what, getattr(self._settings, key))
@@ -298,14 +288,14 @@ class ListenerTls:
         settings = self._settings
         context = new_context(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = _VERSIONS[settings.tls_minimum_version]
-        # A client that sends and never reads would leave them unread: when it closes, the kernel would send a reset.
-        # And who resumes a session shows no certificate. Of TLS 1.2 Python cannot turn that off; a reload ends it.
+        # A client that never reads would leave tickets unread, and its close would become a reset. A resumed session
+        # also shows no certificate. Python cannot turn resumption of TLS 1.2 off; a reload ends it.
         context.num_tickets = 0
         if settings.tls_ciphers is not None:
             try:
                 context.set_ciphers(settings.tls_ciphers)
             except ssl.SSLError:
-                what = "names no cipher that there is; write them as `openssl ciphers` does"
+                what = "names no known cipher; write them as for `openssl ciphers`"
                 raise SettingsError(self._fault("tls_ciphers", what)) from None
         load_certificate(context, self._named("tls_certificate_file"), self._named("tls_key_file"), self._origins)
         if settings.tls_client_ca_file is not None:
@@ -335,12 +325,12 @@ class ListenerTls:
         try:
             context.load_verify_locations(cafile=named.path)
         except ssl.SSLError:
-            what = "has no certificate in it; name a PEM file with the certificates of authorities"
+            what = "has no certificate; name a PEM file with CA certificates"
             raise SettingsError(self._fault(key, what)) from None
 
 
 class _EncryptedError(Exception):
-    """The key wants a password."""
+    """The key needs a password."""
 
 
 def _no_password() -> str:
@@ -350,7 +340,7 @@ def _no_password() -> str:
 
 def _must_be_readable(named: NamedFile, origins: Origins) -> None:
     try:
-        with open(named.path, "rb"):  # noqa: PTH123 - a name that is no path at all must be an error here, too
+        with open(named.path, "rb"):  # noqa: PTH123 - an invalid path must be an error here, too
             pass
     except (OSError, ValueError) as error:
         reason = (getattr(error, "strerror", None) or str(error)).lower()
@@ -361,16 +351,14 @@ def _must_be_readable(named: NamedFile, origins: Origins) -> None:
 
 
 def _may_read(file: str) -> str:
-    """Say how the user of this process may read a file that it may not read now."""
-    user, group = os.geteuid(), os.getegid()
-    user_name, group_name = str(user), str(group)
-    # In a container neither need have a name.
+    """Say how this process could be allowed to read a file."""
+    user, group = str(os.geteuid()), str(os.getegid())
+    # In a container neither may have a name.
     with suppress(KeyError):
-        user_name = pwd.getpwuid(user).pw_name
+        user = pwd.getpwuid(os.geteuid()).pw_name
     with suppress(KeyError):
-        group_name = grp.getgrgid(group).gr_name
-    how = f"chgrp {group_name} {file} && chmod 640 {file}"
-    return f"this runs as user {user_name}, who has to be able to: {how}, and its folder likewise"
+        group = grp.getgrgid(os.getegid()).gr_name
+    return f"allow user {user} to read it: chgrp {group} {file} && chmod 640 {file}, and the same for its folder"
 
 
 def _holds(file: str, what: bytes) -> bool:
@@ -383,32 +371,31 @@ def _after(text: str) -> list[str]:
 
 
 def _not_after(certificate: bytes) -> datetime:
-    """Return the end of a certificate in DER, by the structure of RFC 5280, 4.1.
+    """Return the end of a certificate in DER (RFC 5280, 4.1).
 
     Raises:
-        ValueError: it has not that structure.
-        IndexError: likewise.
+        ValueError, IndexError: it does not have that structure.
     """
     _, start, _ = _element(certificate, 0)
     _, start, _ = _element(certificate, start)
     tag, _, end = _element(certificate, start)
-    # Serial number, algorithm, issuer; a version may stand before them.
+    # Serial number, algorithm, issuer; a version may come before them.
     for _ in range(3 if tag == _VERSION else 2):
         _, _, end = _element(certificate, end)
     _, start, _ = _element(certificate, end)
     _, _, end = _element(certificate, start)
     tag, start, end = _element(certificate, end)
     if tag not in {_UTC_TIME, _GENERALIZED_TIME}:
-        raise ValueError(f"tag {tag:#x} is no time")
+        raise ValueError(f"tag {tag:#x} is not a time")
     text = certificate[start:end].decode("ascii")
     if tag == _UTC_TIME:
-        # As RFC 5280, 4.1.2.5.1 says.
+        # RFC 5280, 4.1.2.5.1.
         text = ("19" if text[:2] >= "50" else "20") + text
     return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
 
 
 def _element(der: bytes, at: int) -> tuple[int, int, int]:
-    """Return the tag of an element of DER, where its content begins, and where it ends."""
+    """Return the tag of a DER element, and where its content begins and ends."""
     length, start = der[at + 1], at + 2
     if length >= 0x80:
         start += length - 0x80

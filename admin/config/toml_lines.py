@@ -1,7 +1,7 @@
-"""On which line of a TOML text does a key stand? ``tomllib`` does not say, and error messages should.
+"""Finds the line of each table and key of a TOML text, which ``tomllib`` does not tell.
 
-It finds tables and keys that begin a line. What is inside an inline table has no line of its own: ask for
-the nearest parent instead. The text must already have been read by ``tomllib``; this is no parser.
+It sees tables and keys that begin a line. For what is inside an inline table, ask for its nearest parent. It is not a
+parser: ``tomllib`` must have accepted the text.
 """
 
 import re
@@ -35,40 +35,27 @@ def find_lines(text: str) -> Mapping[Path, int]:
             array = _resolve(_split(match[1]), arrays)
             arrays[array] = arrays.get(array, -1) + 1
             table = (*array, arrays[array])
-            _note(array, number, lines)
-            lines[table] = number
         elif match := _TABLE.match(line):
             table = _resolve(_split(match[1]), arrays, whole=True)
-            _note(table, number, lines)
         elif match := _ASSIGNMENT.match(line):
-            path = table
-            for key in _split(match[1]):
-                path = (*path, key)
-                lines.setdefault(path, number)
+            key = (*table, *_split(match[1]))
+            for end in range(len(table) + 1, len(key) + 1):
+                lines.setdefault(key[:end], number)
             quotes = next((mark for mark in _MULTILINE if line.count(mark) % 2), None)
+            continue
+        for end in range(1, len(table) + 1):
+            lines.setdefault(table[:end], number)
     return lines
 
 
 def line_of(path: Path, lines: Mapping[Path, int]) -> int | None:
-    """Return the line of a path or of its nearest parent that has one."""
-    for length in range(len(path), 0, -1):
-        if (line := lines.get(path[:length])) is not None:
-            return line
-    return None
-
-
-def _note(path: Path, number: int, lines: dict[Path, int]) -> None:
-    """Give a table its line, and its parents too where this is the first that is heard of them."""
-    for length in range(1, len(path) + 1):
-        lines.setdefault(path[:length], number)
+    """Return the line of a path, or of its nearest parent that has one."""
+    return next((lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in lines), None)
 
 
 @lru_cache(maxsize=1024)
 def _split(dotted: str) -> tuple[str, ...]:
-    """Take a dotted key apart; tomllib knows the quoting. The same few keys come again in every limit.
-
-    What only looks like one, a line within a string of several, has no parts.
-    """
+    """Split a dotted key; empty if it only looks like one, inside a multi-line string."""
     keys = []
     try:
         value: object = tomllib.loads(f"{dotted} = 0")

@@ -189,33 +189,27 @@ def compose(configuration: Configuration) -> Plan:
     """Load the plug-ins and lay the rules over each other.
 
     Raises:
-        SettingsError: with a line for each fault.
+        SettingsError: with a line for each fault of listeners, handlers and admin address; if there is none, of rules.
     """
-    problems = list(configuration.problems)
+    problems: list[str] = []
     origins = configuration.origins
     settings = configuration.settings
-    faulty = configuration.faulty
     protocols = _protocols(configuration, problems)
     listeners = _listeners(configuration, protocols, problems)
     _check_addresses(configuration, problems)
     access, certificate = _admin(configuration, problems)
     handlers, handler_sources = _handlers(configuration, problems)
-    kinds_known = ("listeners",) not in faulty and all(each.protocol in protocols for each in settings.listeners)
+    if problems:
+        raise SettingsError(problems)
     if not protocols:
         # Rules can be checked before there is a listener.
         protocols = {DEFAULT: plugins.protocol(DEFAULT, ("listeners",), origins)}
     kinds = kinds_of(protocols.values())
-    places = [("listeners", index) for index in range(len(settings.listeners))]
-    scopes_known = ("listeners",) not in faulty and all((*place, "scope") not in faulty for place in places)
-    scopes = [listener.scope for listener in settings.listeners] if scopes_known else []
-    try:
-        book = rulebook.build(configuration, tuple(protocols.values()), scopes, kinds_known=kinds_known)
-    except SettingsError as error:
-        raise SettingsError(sorted((*problems, *error.lines), key=origins.line)) from None
-    if problems:
-        raise SettingsError(sorted(problems, key=origins.line))
+    scopes = [listener.scope for listener in settings.listeners]
+    book = rulebook.build(configuration, tuple(protocols.values()), scopes)
     rule_set = book.rule_set()
-    doubtful = lint.about(settings, rule_set, (*kinds, *scope_kinds_of(protocols.values())), origins, datetime.now(UTC))
+    all_kinds = (*kinds, *scope_kinds_of(protocols.values()))
+    doubtful = lint.warnings(settings, book, all_kinds, origins, datetime.now(UTC))
     doubtful += _doubts_of_listeners(listeners, origins)
     return Plan(
         settings,
@@ -246,7 +240,7 @@ def _protocols(configuration: Configuration, problems: list[str]) -> dict[str, P
     protocols: dict[str, Protocol] = {}
     for index, listener in enumerate(configuration.settings.listeners):
         place = ("listeners", index, "protocol")
-        if place in configuration.faulty or listener.protocol in protocols:
+        if listener.protocol in protocols:
             continue
         try:
             protocols[listener.protocol] = plugins.protocol(listener.protocol, place, configuration.origins)
@@ -258,19 +252,17 @@ def _protocols(configuration: Configuration, problems: list[str]) -> dict[str, P
 def _listeners(
     configuration: Configuration, protocols: Mapping[str, Protocol], problems: list[str]
 ) -> tuple[PlannedListener, ...]:
-    origins, faulty = configuration.origins, configuration.faulty
+    origins = configuration.origins
     planned = []
     labels: set[str] = set()
     for index, listener in enumerate(configuration.settings.listeners):
         place = ("listeners", index)
-        if (*place, "name" if listener.name else "listen") not in faulty:
-            if listener.label in labels:
-                problems.append(
-                    origins.problem((*place, "name"), "used by another listener too; choose another", listener.label)
-                )
-            labels.add(listener.label)
+        if listener.label in labels:
+            what = "used by another listener too; choose another"
+            problems.append(origins.problem((*place, "name"), what, listener.label))
+        labels.add(listener.label)
         protocol = protocols.get(listener.protocol)
-        if protocol is None or (*place, "protocol") in faulty:
+        if protocol is None:
             continue
         try:
             # Where TLS ends here, the protocol never sees it.
@@ -314,17 +306,16 @@ def _doubts_of_listeners(listeners: tuple[PlannedListener, ...], origins: Origin
 
 def _check_addresses(configuration: Configuration, problems: list[str]) -> None:
     """Refuse a broker that is Sluice itself, and addresses that cannot both be listened on."""
-    settings, origins, faulty = configuration.settings, configuration.origins, configuration.faulty
+    settings, origins = configuration.settings, configuration.origins
     for index, listener in enumerate(settings.listeners):
         here = ("listeners", index)
         backups = [((*here, "backup_brokers", number), each) for number, each in enumerate(listener.backup_brokers)]
         brokers: list[tuple[Place, Endpoint]] = [((*here, "broker"), listener.broker), *backups]
-        brokers = [(at, broker) for at, broker in brokers if at not in faulty]
         for number, (at, broker) in enumerate(brokers):
             if broker in (each for _, each in brokers[:number]):
                 problems.append(origins.problem(at, "stands there twice; remove one", str(broker)))
             for other, target in enumerate(settings.listeners):
-                if ("listeners", other, "listen") not in faulty and reaches(broker, target.listen):
+                if reaches(broker, target.listen):
                     there = origins.name(("listeners", other, "listen"), str(target.listen))
                     what = f"is where Sluice itself listens ({there}), so it would connect to itself without end"
                     problems.append(origins.problem(at, f"{what}; name the broker's own address", str(broker)))
@@ -334,7 +325,6 @@ def _check_addresses(configuration: Configuration, problems: list[str]) -> None:
     ]
     if settings.admin.listen != OFF:
         bound.append((("admin", "listen"), settings.admin.listen))
-    bound = [(place, address) for place, address in bound if place not in faulty]
     for index, (place, address) in enumerate(bound):
         for earlier, taken in bound[:index]:
             if collides(address, taken):
@@ -346,9 +336,6 @@ def _check_addresses(configuration: Configuration, problems: list[str]) -> None:
 def _admin(configuration: Configuration, problems: list[str]) -> tuple[Access, Certificate | None]:
     admin, origins = configuration.settings.admin, configuration.origins
     access, certificate = ANYONE, None
-    if ("admin",) in configuration.faulty or configuration.faulty.keys(("admin",)):
-        # Who may use it depends on nearly all keys together.
-        return access, certificate
     try:
         access = read_access(admin, origins)
     except SettingsError as error:
@@ -366,8 +353,6 @@ def _handlers(configuration: Configuration, problems: list[str]) -> tuple[tuple[
     sources: list[str] = []
     for index, handler in enumerate(configuration.settings.handlers):
         place = ("handlers", index)
-        if (*place, "name") in configuration.faulty:
-            continue
         if any(config.plugin.name == handler.name for config in configs):
             problems.append(origins.problem((*place, "name"), "stands in the pipeline twice; remove one", handler.name))
             continue

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from admin.common.environment import CLIENT_VARIABLES
 from admin.config.addresses import Endpoint
 from admin.config.plugins import own_protocols
-from admin.config.settings import HandlerSettings, Limit, LimitSettings, ListenerSettings, Settings
+from admin.config.settings import BaseLimit, HandlerSettings, LimitSettings, ListenerSettings, Settings
 from admin.config.sources import environment_names
 from limiter.rules.resource import SCOPES
 from proxy.deciding.rate_limit import PLUGIN
@@ -151,7 +151,7 @@ def _parts() -> Iterator[str]:
     for protocol in filter(attrgetter("kinds"), own_protocols()):
         yield f"Kinds of resources of protocol `{protocol.name}`, and what holds where no limit at all is given:"
         yield _kinds(protocol)
-    keys = ", ".join(map(code, Limit.model_fields))
+    keys = ", ".join(map(code, BaseLimit.model_fields))
     yield f"## `[defaults.KIND]`\n\nThe limit of each name that no other limit matches. Keys as above: {keys}."
     yield f"## `[[handlers]]`\n\n{head(HandlerSettings.__doc__)}"
     yield _keys(HandlerSettings)

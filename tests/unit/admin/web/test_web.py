@@ -7,7 +7,7 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from admin import web
-from admin.config.settings import Limit, WrittenLimit
+from admin.config.settings import BaseLimit, WrittenLimit
 from limiter.rules.resource import SCOPES, TOTAL
 
 _FILES = Path(web.__file__).parent / "files"
@@ -54,7 +54,7 @@ def test_the_form_has_all_fields_of_a_limit_besides_its_rate(client: TestClient)
     fields = json.loads(text.split("export const FIELDS = ")[1].split(";\n")[0])
     assert {each["key"] for each in fields} == WrittenLimit.model_fields.keys() - {"rate"}
     assert fields[0]["options"][2] == ["delay", "delay, then reject"]
-    assert {each["key"] for each in fields if each["named"]} == WrittenLimit.model_fields.keys() - Limit.model_fields
+    assert {each["key"] for each in fields if each["named"]} == WrittenLimit.model_fields.keys() - BaseLimit.model_fields
 
 
 def test_what_has_no_page_of_its_own_is_what_is_no_resource() -> None:
