@@ -29,12 +29,19 @@ _TABLE: Final = "must be a table"
 _TEXTS: Final = {
     "missing": "missing; it must be given",
     "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
     "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
     "int_from_float": "must be a whole number",
     "float_type": "must be a number",
+    "float_parsing": "must be a number",
     "string_type": "must be text in quotes",
     "string_too_short": "must not be empty",
-    "list_type": "must be an array; of tables: each in double brackets, like [[limits]]",
+    "too_short": "must not be empty",
+    "greater_than_equal": "must be at least {ge:.15g}",
+    "greater_than": "must be more than {gt:.15g}",
+    "less_than_equal": "must be at most {le:.15g}",
+    "list_type": "must be an array, for example [1, 2]; tables of an array have double brackets, like [[limits]]",
     "model_type": _TABLE,
     "dict_type": _TABLE,
     "dataclass_type": _TABLE,
@@ -200,7 +207,8 @@ def _text(detail: ErrorDetails, model: type[Any], hints: Mapping[tuple[str, str]
     if detail["type"] == "value_error":
         return str(detail["ctx"]["error"])
     message = detail["msg"].replace("Input should be", "must be", 1)
-    what = _TEXTS.get(detail["type"], message[:1].lower() + message[1:])
+    what = _TEXTS.get(detail["type"], message[:1].lower() + message[1:].replace("'", '"'))
+    what = what.format_map(detail.get("ctx", {})) if detail["type"] in _TEXTS else what
     hint = hints.get((str(key), str(detail["input"]).lower())) or hints.get((str(key), "*"))
     return f"{what}; {hint}" if hint else what
 

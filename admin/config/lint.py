@@ -83,6 +83,9 @@ def _of_limit(limit: BaseLimit, kind: Kind) -> Iterable[tuple[str, str]]:
         yield from ((key, "has no effect without a rate or bytes_per_s") for key in ("max_debt_s", "fair_by"))
     if not kind.refuses:
         yield from ((key, f"has no effect: {kind.waits}") for key in ("busy_code", "max_delay_s"))
+    elif kind.by_credit and action == "delay":
+        what = "has no effect: messages wait at their sender until the limit admits them"
+        yield from ((key, what) for key in ("max_delay_s", "spool"))
     if kind.consumes:
         yield "spool", "has no effect: only what is sent is spooled, not what is consumed"
     if action == "delay" and 0 in {limit.rate, limit.bytes_per_s}:

@@ -234,7 +234,7 @@ class RuleReader:
             of, colon, pattern = name.partition(":")
             if not (of and colon and pattern):
                 example = f"{next(iter(self.kinds), 'topic')}:orders-*"
-                raise FieldError([("name", f"{name!r} is no total; write KIND:PATTERN, for example {example}")])
+                raise FieldError([("name", f"{name!r} is not a total; write KIND:PATTERN, for example {example}")])
         if of not in self.kinds:
             raise FieldError([("name" if shared else "kind", self.no_kind(of))])
         try:

@@ -60,7 +60,7 @@ def _parse_rate(value: object) -> float | Literal["unlimited"]:
         # As flags, variables and commands have it.
         value = float(found[1])
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
-        raise ValueError('must be messages per second, like 500 or "500/s" (0 refuses everything), or "unlimited"')
+        raise ValueError('must be a number of at least 0 (messages per second, 0 refuses all) or "unlimited"')
     return _unsigned_zero(float(value))
 
 
@@ -487,8 +487,8 @@ class Settings(_Table):
     grace_s: Seconds = Field(10.0, description="seconds that requests in flight have to finish on SIGTERM")
     take_over: bool = Field(
         False,
-        description="true: take over listeners, edits and limits from a process with the same state directory, which then"
-        " ends; false: do not start beside it",
+        description="true: take over listeners, edits and limits from a process with the same state directory, which"
+        " then ends; false: do not start beside it",
     )
     reload_on_change: bool = Field(
         False, description="true: reload when the configuration or its files change, as on SIGHUP"

@@ -110,14 +110,5 @@ def test_an_unknown_option_is_an_error_whatever_the_type_would_do(declared: type
     assert caught.value.lines == ('sluice.toml:3: handlers[0].options.sped: unknown; did you mean "speed"?',)
 
 
-def test_unknown_and_wrong_options_are_both_named() -> None:
-    with pytest.raises(SettingsError) as caught:
-        plugins.options(Strict, {"speed": "x", "sped": 2}, PLACE, ORIGINS)
-    assert caught.value.lines == (
-        'sluice.toml:3: handlers[0].options.sped: unknown; did you mean "speed"?',
-        'sluice.toml:5: handlers[0].options.speed = "x": must be a whole number',
-    )
-
-
 def test_options_that_take_anything_take_anything() -> None:
     assert plugins.options(Open, {"x": 1}, PLACE, ORIGINS).model_extra == {"x": 1}

@@ -8,9 +8,9 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from admin.config.settings import (
+    BaseLimit,
     Endpoint,
     HandlerSettings,
-    Limit,
     LimitSettings,
     ListenerSettings,
     ReportSettings,
@@ -102,7 +102,7 @@ def test_the_sample_configuration_has_each_default_of_a_limit_somewhere() -> Non
         "fair_by",
         "exempt",
     }
-    for key, info in Limit.model_fields.items() | LimitSettings.model_fields.items():
+    for key, info in BaseLimit.model_fields.items() | LimitSettings.model_fields.items():
         if key not in shown_otherwise and info.default is not None and not info.is_required():
             assert any(limit.get(key) == info.default for limit in _limits(sample)), key
     topic, retry_group = sample["defaults"]["topic"], sample["defaults"]["retry_group"]

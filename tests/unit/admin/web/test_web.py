@@ -54,7 +54,9 @@ def test_the_form_has_all_fields_of_a_limit_besides_its_rate(client: TestClient)
     fields = json.loads(text.split("export const FIELDS = ")[1].split(";\n")[0])
     assert {each["key"] for each in fields} == WrittenLimit.model_fields.keys() - {"rate"}
     assert fields[0]["options"][2] == ["delay", "delay, then reject"]
-    assert {each["key"] for each in fields if each["named"]} == WrittenLimit.model_fields.keys() - BaseLimit.model_fields
+    assert {
+        each["key"] for each in fields if each["named"]
+    } == WrittenLimit.model_fields.keys() - BaseLimit.model_fields
 
 
 def test_what_has_no_page_of_its_own_is_what_is_no_resource() -> None:
