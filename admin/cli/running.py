@@ -119,7 +119,7 @@ def check(file: Annotated[FileName | None, Parameter(help="TOML file to validate
     Environment variables apply as in `sluice run --config FILE`.
     """
     from admin.config.sources import ENV_CONFIG, Flags, load  # noqa: PLC0415 - as in run
-    from admin.edits import places  # noqa: PLC0415 - as in run
+    from admin.edits import state_dir  # noqa: PLC0415 - as in run
     from admin.run import spool_place  # noqa: PLC0415 - as in run
     from admin.run.check import report, show  # noqa: PLC0415 - as in run
     from admin.run.composition import compose  # noqa: PLC0415 - as in run
@@ -130,7 +130,7 @@ def check(file: Annotated[FileName | None, Parameter(help="TOML file to validate
             " to read, as in `sluice check /etc/sluice/sluice.toml` (no file is looked for by itself)"
         )
     plan = compose(load(str(file or "") or None, os.environ, Flags()))
-    place = places.of(plan.settings, os.environ)
+    place = state_dir.of(plan.settings, os.environ)
     show(report(plan, datetime.now(UTC), place))
     spool = spool_place.of(plan.settings.spool, place.directory)
     warn((*plan.warnings(), *spool_place.unspooled(plan.rule_set, spool)))

@@ -7,7 +7,7 @@ them.
 """
 
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import partial
@@ -19,15 +19,14 @@ import structlog
 import trio
 
 from admin.common.clock import utc_now
-from admin.common.disk import words_for
 from admin.common.numbers import number
 from admin.config.rule_fields import RuleReader, Target
 from admin.config.rulebook import Rulebook
-from admin.edits.journal import Record
 from admin.edits.model import (
     LIMITS,
     MAX_REASON,
     SWITCHES,
+    ActiveEdit,
     Author,
     Change,
     ConflictError,
@@ -117,7 +116,7 @@ class EditService:
         ended = self._expired()
         self._state = ended.after()
         self._next_id += len(ended.changes)
-        store.owe(Record(ended.stored, tuple(ended.changes)))
+        self._ended_before = ended
         _log_changes(ended.changes)
 
     # --- reading
@@ -257,7 +256,7 @@ class EditService:
         """
 
         async def fill(transaction: Transaction) -> None:
-            change, later = await trio.to_thread.run_sync(self._find, change_id)
+            change, later = await trio.to_thread.run_sync(self._store.find, change_id)
             if change is None:
                 raise NotFoundError(f"there is no change {change_id}; it may be too old to be known")
             if not change.target.startswith((LIMITS, SWITCHES)) or change.action in {"expire", "reset"}:
@@ -386,7 +385,7 @@ class EditService:
         try:
             return await trio.to_thread.run_sync(search)
         except OSError as error:
-            raise StoreError(f"the audit trail cannot be read: {words_for(error)}") from None
+            raise StoreError(f"the audit trail cannot be read: {error}") from None
 
     def changes(self) -> AsyncIterator[Change]:
         """Follow changes as they are committed; a follower that does not keep up loses the oldest."""
@@ -412,7 +411,8 @@ class EditService:
         """
         self._apply, self._reset, self._purge = apply, reset, purge
         async with self._one_at_a_time:
-            await self._write_down_what_is_owed()
+            ended, self._ended_before = self._ended_before, self._transaction()
+            await self._save(ended.changes, ended.stored)
         task_status.started()
         while True:
             try:
@@ -421,7 +421,7 @@ class EditService:
                     with trio.CancelScope(shield=True):
                         await self._expire()
                         if self._store.error is not None:
-                            await self._write_down_what_is_owed()
+                            await self._save()
                 end = min(self._state.ends.values(), default=None)
                 sleep_s = _LONGEST_SLEEP_S if end is None else (end - self._clock()).total_seconds()
             except Exception as error:  # noqa: BLE001 - whatever it was, traffic and later edits go on
@@ -432,9 +432,9 @@ class EditService:
 
     # --- how
 
-    async def _write_down_what_is_owed(self) -> None:
-        """Write down what is in force and not on the disk, if that takes it by now."""
-        await trio.to_thread.run_sync(self._store.commit, Record(), ())
+    async def _save(self, changes: Sequence[Change] = (), edits: Mapping[str, ActiveEdit | None] = {}) -> None:
+        """Save what is in force already, now or with a later commit."""
+        await trio.to_thread.run_sync(partial(self._store.commit, changes, edits, required=False))
 
     async def _do(
         self,
@@ -498,16 +498,12 @@ class EditService:
         if not changes:
             return
         durable = tuple(change for change in changes if change.durable)
-        passing = tuple(change for change in changes if not change.durable)
-        record = Record(transaction.stored, durable)
-        if not needs_disk:
-            self._store.owe(record)
-            record = Record()
+        commit = partial(self._store.commit, changes, transaction.stored, required=needs_disk and bool(durable))
         try:
-            await trio.to_thread.run_sync(self._store.commit, record, passing)
+            await trio.to_thread.run_sync(commit)
         except OSError as error:
             raise StoreError(
-                f"the state directory does not take the edit: {words_for(error)}; nothing was changed. With volatile=1"
+                f"the state directory does not take the edit: {error}; nothing was changed. With volatile=1"
                 " it holds until the restart"
             ) from None
         # Written down, their ids are taken, whatever goes wrong from here on.
@@ -525,15 +521,6 @@ class EditService:
         _log_changes(changes)
         for follower in list(self._followers):
             follower.put(changes)
-
-    def _find(self, change_id: int) -> tuple[Change | None, int]:
-        """Return a change, and the id of the latest later one of the same target; 0 if there is none."""
-        latest: dict[str, int] = {}
-        for change in self._store.backwards(change_id):
-            if change.id == change_id:
-                return change, latest.get(change.target, 0)
-            latest.setdefault(change.target, change.id)
-        return None, 0
 
 
 def _log_changes(changes: Sequence[Change]) -> None:

@@ -1,276 +1,387 @@
-"""Stores live edits: the journal of active edits and the audit trail, in one directory.
+"""What survives a restart: active edits, the audit trail and the limiters' state, in one SQLite file.
 
-The journal makes a change durable, and it holds the change itself, so that the audit trail can be completed from it:
-one flush to the disk is enough for both. ``MemoryStore`` has neither. Everything here but the plain attributes blocks,
-and belongs on a thread once traffic flows.
+The file is ``state.db`` in the state directory. It has one writer: a lock keeps other processes out of the directory.
+Everything here blocks, so call it on a thread once traffic flows.
 """
 
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from datetime import UTC, datetime
+import sqlite3
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import msgspec
 import structlog
 
-from admin.common.disk import FileLock, LockedError, exposed_to, is_gone, words_for
-from admin.edits.audit import MAX_BYTES, AuditTrail, select
-from admin.edits.journal import Journal, Record
+from admin.common.clock import utc_now
+from admin.common.disk import FileLock, LockedError, exposed_to, fresh_name, words_for
+from admin.common.errors import StartError
+from admin.edits import import_journal
 from admin.edits.model import ActiveEdit, Change
+from admin.edits.state_dir import StateDir
 
 _log = structlog.get_logger(__name__)
 
-#: Changes remembered without a directory.
-_REMEMBERED: Final = 10_000
+NAME: Final = "state.db"
+MAX_CHANGES: Final = 100_000
+"""The audit trail keeps this many."""
 
 _LOCK: Final = "lock"
-_ID_DIGITS: Final = 20
+_MODE: Final = 0o700
+_FILE_MODE: Final = 0o600
+_FORMAT: Final = 1
+_BUSY_S: Final = 5.0
+_NO_PATH: Final = "is no path: it has a character that none may have"
+
+# A rollback journal, not WAL: SQLite then notices that its file was moved or removed. Truncating it with FULL syncs the
+# truncation, so a commit survives the loss of power.
+_SETUP: Final = f"""
+PRAGMA journal_mode = TRUNCATE;
+PRAGMA synchronous = FULL;
+CREATE TABLE IF NOT EXISTS edit(path TEXT PRIMARY KEY, body BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS change(id INTEGER PRIMARY KEY AUTOINCREMENT, target TEXT, by TEXT, body BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS change_of_target ON change(target);
+CREATE TABLE IF NOT EXISTS limiters(id INTEGER PRIMARY KEY, body BLOB NOT NULL);
+PRAGMA user_version = {_FORMAT};
+"""
+_AUDIT: Final = (
+    "SELECT body FROM change WHERE id < ? AND substr(target, 1, ?) = ? AND ? IN ('', by) ORDER BY id DESC LIMIT ?"
+)
+_LARGEST_ID: Final = (1 << 63) - 1
+_DAMAGE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_WORDS: Final = {
+    sqlite3.SQLITE_FULL: "there is no space left on the disk",
+    sqlite3.SQLITE_READONLY: "it may not be written",
+    sqlite3.SQLITE_READONLY_DBMOVED: "it is not there any more: put it back, or restart Sluice",
+    sqlite3.SQLITE_IOERR: "the disk reports an error",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
+    sqlite3.SQLITE_BUSY: "another program has it locked",
+}
+
+_change: Final = msgspec.json.Decoder(Change)
+_edit: Final = msgspec.json.Decoder(ActiveEdit)
 
 
-class DirectoryStore:
-    """The state directory of one process.
+class _DamagedError(Exception):
+    """The file is damaged or another version's; the message says which."""
+
+
+class Store:
+    """The state of one process.
 
     Args:
-        directory: where; it is there.
-        now: the wall clock.
-        audit_bytes: of one file of the audit trail.
-        lock: that of the process which has it and makes no changes any more, if this one takes its place.
+        directory: the state directory, which is there; None keeps everything in memory.
+        lock: the lock's descriptor, from the predecessor in a take-over.
+        error: why there is no directory, if there should be one.
 
     Attributes:
         directory: as given.
-        active: the edits that are written down, by path.
+        active: the active edits that are stored, by path.
         last_id: the highest id of any change so far.
         error: why nothing can be stored at the moment, for people; None if it can.
-        set_aside: damaged or foreign files found at the start, under their new names.
-        exposed: who else could write there at the start, and what to do, for people; None if nobody could.
+        set_aside: damaged files found at the start, under their new names.
+        exposed: who else could write in the directory at the start, and what to do; None if nobody could.
 
     Raises:
-        LockedError: another process has it.
+        LockedError: another process has the directory.
         OSError: it cannot be read or written.
     """
 
-    def __init__(
-        self, directory: Path, now: datetime, *, audit_bytes: int = MAX_BYTES, lock: int | None = None
-    ) -> None:
-        self.directory: Path | None = directory
-        self.error: str | None = None
-        self.place = directory
-        self.exposed = exposed_to(directory)
-        self._audit_bytes = audit_bytes
-        self._pending: list[Change] = []
-        self._owed = Record()
-        with ExitStack() as opened:
-            # The file says the highest id of a change that is written down nowhere else.
+    def __init__(self, directory: Path | None, *, lock: int | None = None, error: str | None = None) -> None:
+        self.directory = directory
+        self.error = error
+        self.set_aside: tuple[str, ...] = ()
+        self.exposed: str | None = None
+        # One connection for all threads: a reader must not see half of a commit.
+        self._mutex = threading.Lock()
+        self._unsaved: tuple[tuple[Change, ...], dict[str, ActiveEdit | None]] = (), {}
+        self._lock: FileLock | None = None
+        if directory is None:
+            self._db = _connect(":memory:")
+            self.active: Mapping[str, ActiveEdit] = {}
+        else:
+            self.exposed = exposed_to(directory)
             self._lock = FileLock(directory / _LOCK, inherited=lock)
-            opened.callback(self._lock.close)
-            text = self._lock.content().strip()
-            self.last_id = int(text) if text.isdigit() else 0
-            self._remember()
-            self._journal = Journal(directory, now.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ"))
-            opened.callback(self._journal.close)
-            self._trail = AuditTrail(directory, max_bytes=audit_bytes)
-            opened.callback(self._trail.close)
-            self._pending = self._trail.lacking(self._journal.unaudited)
-            self._journal.unaudited = []
-            if self._pending:
-                self._write_pending()
-            # All is well: it stays open.
-            opened.pop_all()
-        self.set_aside: tuple[str, ...] = () if self._journal.set_aside is None else (str(self._journal.set_aside),)
-        if self.set_aside:
-            _log.error(
-                "live edits were damaged or another version's: set aside; the configured limits hold",
-                file=self.set_aside[0],
-                reason=self._journal.damage,
-            )
-        self.last_id = max(self._journal.last_id, self._trail.last_id, self.last_id)
+            try:
+                self._db = self._open(directory / NAME)
+                self.active = _active(self._db)
+            except BaseException:
+                self._lock.close()
+                raise
+        self.last_id: int = self._db.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence").fetchone()[0]
 
     @property
     def lock(self) -> int:
-        """The descriptor of the lock, for a process that is to take this one's place."""
+        """The lock's descriptor, for a process that takes over."""
+        assert self._lock is not None  # noqa: S101 - only a directory is handed over
         return self._lock.fileno()
 
-    @property
-    def active(self) -> Mapping[str, ActiveEdit]:
-        """The edits that are written down, by path."""
-        return self._journal.active
-
-    def commit(self, record: Record, passing: Sequence[Change] = ()) -> None:
-        """Write changes down.
+    def commit(self, changes: Sequence[Change], edits: Mapping[str, ActiveEdit | None], *, required: bool) -> None:
+        """Save changes, and with them those that could not be saved before.
 
         Args:
-            record: what is durable when this returns.
-            passing: changes that are for the audit trail only, which a failing disk may lose.
+            changes: for the audit trail.
+            edits: the active edits that they leave, by path; None removes one.
+            required: they must be saved now; otherwise they are saved with the next commit that succeeds.
 
         Raises:
-            OSError: nothing of the record was written, or will ever be found.
+            OSError: they are required, and nothing was saved.
         """
-        owed = self._owed
-        everything = Record({**owed.written, **record.written}, (*owed.changes, *record.changes))
-        written = True
-        # After a failure even nothing is written, to see whether the disk works again.
-        if everything.changes or self.error is not None:
+        with self._mutex:
+            old_changes, old_edits = self._unsaved
+            all_changes, all_edits = (*old_changes, *changes), {**old_edits, **edits}
             try:
-                self._journal.append(everything)
-            except OSError as error:
-                if not self._written_after_all(everything, error):
-                    self._fail(error)
-                    if record.changes:
-                        raise
-                    written, everything = False, Record()
-            if written:
-                self._owed = Record()
-        self._pending = sorted((*self._pending, *everything.changes, *passing), key=_id)
-        self.last_id = max([self.last_id, *(change.id for change in self._pending)])
-        if not self._owed.changes:
-            # Else it waits for what is owed, so that the audit trail is in order.
-            self._write_pending()
-        if passing and self._pending:
-            try:
-                self._remember()
-            except OSError as error:
-                self._fail(error)
-        if not self._pending and self._journal.is_history:
-            try:
-                self._trail.sync()
-                self._journal.compact()
-            except OSError as error:
-                self._fail(error)
-                return
-        if written and not self._pending:
-            self._recovered()
-
-    def owe(self, record: Record) -> None:
-        """Write something down with the next commit that succeeds, since it is in force already."""
-        owed = self._owed
-        self._owed = Record({**owed.written, **record.written}, (*owed.changes, *record.changes))
-        self.last_id = max([self.last_id, *(change.id for change in record.changes)])
+                with self._db:
+                    self._db.execute("BEGIN IMMEDIATE")
+                    if not all_changes:
+                        # Write something, to learn whether the disk works.
+                        self._db.execute(f"PRAGMA user_version = {_FORMAT}")
+                    for path, edit in all_edits.items():
+                        if edit is None:
+                            self._db.execute("DELETE FROM edit WHERE path = ?", (path,))
+                        else:
+                            self._db.execute("REPLACE INTO edit VALUES (?, ?)", (path, msgspec.json.encode(edit)))
+                    self._db.executemany(
+                        "INSERT INTO change VALUES (?, ?, ?, ?)",
+                        ((each.id, each.target, each.by, msgspec.json.encode(each)) for each in all_changes),
+                    )
+                    last_id = max([self.last_id, *(each.id for each in changes)])
+                    self._db.execute("DELETE FROM change WHERE id <= ?", (last_id - MAX_CHANGES,))
+            except sqlite3.Error as error:
+                why = _reason(error)
+                if why != self.error:
+                    _log.error("live edits cannot be saved", state_dir=str(self.directory), error=why)
+                self.error = why
+                if required:
+                    raise OSError(why) from None
+                self._unsaved = all_changes, all_edits
+            else:
+                self._unsaved = (), {}
+                if self.error is not None and self.directory is not None:
+                    _log.info("live edits are saved again", state_dir=str(self.directory))
+                    self.error = None
+            if edits:
+                self.active = {path: edit for path, edit in {**self.active, **edits}.items() if edit is not None}
+            self.last_id = max([self.last_id, *(each.id for each in changes)])
 
     def audit(self, *, before: int | None, target: str, by: str, limit: int) -> tuple[Change, ...]:
-        """Return changes, the latest first.
+        """Return changes, the latest first; the arguments are those of ``EditService.audit``.
 
         Raises:
-            OSError: the audit trail cannot be read.
+            OSError: the file cannot be read.
         """
-        return tuple(select(self._backwards(), before=before, target=target, by=by, limit=limit))
+        below = _LARGEST_ID if before is None else before
+        with self._mutex:
+            unsaved = [
+                each
+                for each in reversed(self._unsaved[0])
+                if each.id < below and each.target.startswith(target) and by in {"", each.by}
+            ]
+            rows = self._query(_AUDIT, below, len(target), target, by, limit)
+        return (*unsaved, *(_change.decode(body) for (body,) in rows))[:limit]
 
-    def backwards(self, down_to: int) -> Iterator[Change]:
-        """Yield changes, the latest first, down to an id.
+    def find(self, change_id: int) -> tuple[Change | None, int]:
+        """Return a change, and the id of the latest later one of the same target; 0 if there is none.
 
         Raises:
-            OSError: the audit trail cannot be read.
+            OSError: the file cannot be read.
         """
-        for change in self._backwards():
-            if change.id < down_to:
-                return
-            yield change
+        with self._mutex:
+            rows = self._query("SELECT body FROM change WHERE id = ?", change_id)
+            if not rows:
+                return None, 0
+            change = _change.decode(rows[0][0])
+            later = "SELECT coalesce(max(id), 0) FROM change WHERE target = ? AND id > ?"
+            return change, self._query(later, change.target, change_id)[0][0]
 
-    def _backwards(self) -> Iterator[Change]:
-        ahead = {change.id: change for change in (*self._pending, *self._owed.changes)}
-        yield from sorted(ahead.values(), key=_id, reverse=True)
-        # What was written meanwhile is there twice.
-        yield from (change for change in self._trail.backwards() if change.id not in ahead)
+    def save_limiters(self, state: bytes) -> None:
+        """Save the encoded state of the limiters for the next start.
+
+        Raises:
+            OSError: it was not saved.
+        """
+        with self._mutex:
+            try:
+                with self._db:
+                    self._db.execute("REPLACE INTO limiters VALUES (1, ?)", (state,))
+            except sqlite3.Error as error:
+                raise OSError(_reason(error)) from None
+
+    def saved_limiters(self) -> bytes | None:
+        """Return the encoded state of the limiters at the last orderly end; None if there is none.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        with self._mutex:
+            rows = self._query("SELECT body FROM limiters")
+        return rows[0][0] if rows else None
 
     def close(self) -> None:
-        """Let others have the directory."""
-        self._journal.close()
-        self._trail.close()
-        self._lock.close()
+        """Let other processes have the directory. What is still being written is rolled back."""
+        self._db.interrupt()
+        with self._mutex:
+            self._db.close()
+        if self._lock is not None:
+            self._lock.close()
 
-    def _write_pending(self) -> None:
-        """Complete the audit trail; what cannot be written now is in the journal and is written later."""
+    def _query(self, sql: str, *values: object) -> list[Any]:
         try:
-            try:
-                self._trail.append(self._pending)
-            except OSError as error:
-                if not is_gone(error):
-                    raise
-                # Somebody took the file away, or rotating it failed half-way: another one is begun.
-                self._trail.close()
-                self._trail = AuditTrail(self.place, max_bytes=self._audit_bytes)
-                self._trail.append(self._pending)
-        except OSError as error:
-            self._fail(error)
-        else:
-            self._pending = []
+            return self._db.execute(sql, values).fetchall()
+        except sqlite3.Error as error:
+            raise OSError(_reason(error)) from None
 
-    def _written_after_all(self, record: Record, error: OSError) -> bool:
-        """If somebody removed the files, make them again; return whether the record is in them."""
-        if not is_gone(error):
-            return False
+    def _open(self, path: Path) -> sqlite3.Connection:
+        if not path.exists():
+            # Reasons and names of clients are private. SQLite gives its journal the same mode.
+            path.touch(_FILE_MODE)
         try:
-            if not self._lock.holds:
-                lock = FileLock(self.place / _LOCK)
-                self._lock.close()
-                self._lock = lock
-                self._remember()
-            self._journal.compact()
-            self._journal.append(record)
-        except (OSError, LockedError):
-            return False
-        return True
+            db = _connect(path)
+        except _DamagedError as damaged:
+            aside = self._quarantine(path)
+            _log.error(
+                "live edits were damaged or another version's: quarantined; the configured limits apply",
+                file=aside,
+                reason=str(damaged),
+            )
+            return self._open(path)
+        try:
+            self._import(db, path.parent)
+        except BaseException:
+            db.close()
+            raise
+        return db
 
-    def _remember(self) -> None:
-        # Of a fixed size: overwriting it needs no room on the disk.
-        self._lock.overwrite(b"%0*d\n" % (_ID_DIGITS, self.last_id))
+    def _quarantine(self, path: Path) -> str:
+        stamp = utc_now().strftime("%Y%m%dT%H%M%SZ")
+        aside = fresh_name(path.parent, f"{path.name}.damaged-{stamp}")
+        path.rename(aside)
+        # SQLite would roll the old file's journal back into the new file.
+        with suppress(FileNotFoundError):
+            path.with_name(f"{path.name}-journal").rename(f"{aside}-journal")
+        self.set_aside = (*self.set_aside, str(aside))
+        return str(aside)
 
-    def _fail(self, error: OSError) -> None:
-        words = words_for(error)
-        if words != self.error:
-            _log.error("live edits cannot be written down", state_dir=str(self.place), error=words)
-        self.error = words
+    def _import(self, db: sqlite3.Connection, directory: Path) -> None:
+        """Import the state of an older version, once."""
+        journal = directory / import_journal.JOURNAL
+        try:
+            active, last_id = import_journal.read_edits(directory)
+        except FileNotFoundError:
+            return
+        except (ValueError, msgspec.MsgspecError) as damaged:
+            aside = self._quarantine(journal)
+            _log.error(
+                "live edits of the previous version were damaged: quarantined; the configured limits apply",
+                file=aside,
+                reason=str(damaged),
+            )
+            return
+        if db.execute("SELECT count(*) FROM sqlite_sequence").fetchone() == (0,):
+            with db:
+                db.execute("BEGIN IMMEDIATE")
+                rows = ((path, msgspec.json.encode(edit)) for path, edit in active.items())
+                db.executemany("INSERT INTO edit VALUES (?, ?)", rows)
+                db.execute("INSERT INTO sqlite_sequence VALUES ('change', ?)", (last_id,))
+                limiters = import_journal.read_limiters(directory)
+                if limiters is not None:
+                    db.execute("INSERT INTO limiters VALUES (1, ?)", (limiters,))
+        journal.rename(journal.with_name(f"{journal.name}.imported"))
+        _log.info("live edits of the previous version were imported", state_dir=str(directory), edits=len(active))
 
-    def _recovered(self) -> None:
-        if self.error is not None:
-            _log.info("live edits are written down again", state_dir=str(self.place))
-        self.error = None
+
+def _connect(path: Path | str) -> sqlite3.Connection:
+    """Open the file, check it, and make its tables.
+
+    Raises:
+        _DamagedError: it is damaged or another version's.
+        OSError: it cannot be opened or written.
+    """
+    try:
+        db = sqlite3.connect(path, check_same_thread=False, timeout=_BUSY_S, isolation_level=None)
+    except sqlite3.Error as error:
+        raise OSError(f"{NAME}: {_reason(error)}") from None
+    try:
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        if version not in {0, _FORMAT}:
+            raise _DamagedError(f"it was written by another version of Sluice (format {version})")  # noqa: TRY301
+        (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise _DamagedError(found)  # noqa: TRY301 - as above, the connection is closed below
+        db.executescript(_SETUP)
+        _active(db)
+    except sqlite3.Error as error:
+        db.close()
+        if error.sqlite_errorcode & 0xFF in _DAMAGE:
+            raise _DamagedError(str(error)) from None
+        raise OSError(f"{NAME}: {_reason(error)}") from None
+    except msgspec.MsgspecError as error:
+        db.close()
+        raise _DamagedError(str(error)) from None
+    except BaseException:
+        db.close()
+        raise
+    return db
 
 
-class MemoryStore:
-    """Keeps live edits until the restart only.
+def _active(db: sqlite3.Connection) -> dict[str, ActiveEdit]:
+    return {path: _edit.decode(body) for path, body in db.execute("SELECT path, body FROM edit")}
+
+
+def _reason(error: sqlite3.Error) -> str:
+    code = getattr(error, "sqlite_errorcode", 0)
+    return _WORDS.get(code) or _WORDS.get(code & 0xFF) or str(error)
+
+
+def active_in(place: StateDir) -> tuple[Mapping[str, ActiveEdit], str | None]:
+    """Return the active edits in a state directory, which another process may have open, and what is wrong with it."""
+    if place.directory is None:
+        return {}, None
+    path = place.directory / NAME
+    try:
+        if not path.exists():
+            return import_journal.read_edits(place.directory)[0], None
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=_BUSY_S)) as db:
+            return _active(db), None
+    except FileNotFoundError:
+        return {}, None
+    except OSError as error:
+        return {}, words_for(error)
+    except sqlite3.Error as error:
+        return {}, f"{NAME}: {_reason(error)}"
+    except msgspec.MsgspecError as error:
+        return {}, f"{NAME}: {error}; it will be quarantined"
+    except ValueError as error:
+        return {}, _NO_PATH if "null" in str(error) else f"{import_journal.JOURNAL}: {error}; it will be quarantined"
+
+
+def open_store(place: StateDir, *, lock: int | None = None) -> Store:
+    """Open the store of a state directory. A default one that cannot be had keeps edits until the restart only.
 
     Args:
-        error: why there is no directory, if there should be one.
+        place: the state directory.
+        lock: as in ``Store``.
+
+    Raises:
+        StartError: another process has it, or it was configured and cannot be had.
     """
-
-    def __init__(self, error: str | None = None) -> None:
-        self.directory: Path | None = None
-        self.exposed: str | None = None
-        self.last_id = 0
-        self.error = error
-        self.set_aside: tuple[str, ...] = ()
-        self._changes: deque[Change] = deque(maxlen=_REMEMBERED)
-
-    @property
-    def active(self) -> Mapping[str, ActiveEdit]:
-        """Nothing is written down."""
-        return {}
-
-    def commit(self, record: Record, passing: Sequence[Change] = ()) -> None:
-        """Remember changes for the audit."""
-        new = sorted((*record.changes, *passing), key=_id)
-        self._changes += new
-        self.last_id = max([self.last_id, *(change.id for change in new)])
-
-    def owe(self, record: Record) -> None:
-        """Remember changes for the audit."""
-        self.commit(record)
-
-    def audit(self, *, before: int | None, target: str, by: str, limit: int) -> tuple[Change, ...]:
-        """Return changes, the latest first."""
-        return tuple(select(reversed(self._changes), before=before, target=target, by=by, limit=limit))
-
-    def backwards(self, down_to: int) -> Iterator[Change]:
-        """Yield changes, the latest first, down to an id."""
-        return (change for change in reversed(self._changes) if change.id >= down_to)
-
-    def close(self) -> None:
-        """Do nothing: there is no directory."""
-
-
-Store = DirectoryStore | MemoryStore
-
-
-def _id(change: Change) -> int:
-    return change.id
+    directory = place.directory
+    if directory is None:
+        return Store(None, error=place.why)
+    try:
+        directory.mkdir(mode=_MODE, parents=True, exist_ok=True)
+        return Store(directory, lock=lock)
+    except LockedError:
+        what = "is in use by another process: give each sidecar a --state-dir of its own, or --take-over to replace it"
+        raise StartError(f"state directory {directory}: {what}") from None
+    except ValueError:
+        raise StartError(f"state directory {str(directory)!r}: {_NO_PATH}") from None
+    except OSError as error:
+        why = words_for(error)
+        if error.filename is not None and Path(error.filename).parent == directory:
+            why = f"{Path(error.filename).name}: {why}"
+        if place.given:
+            what = 'make it writable for this user, choose another one, or "off" to keep edits until the restart only'
+            raise StartError(f"state directory {directory}: {why}; {what}") from None
+        return Store(None, error=f"{directory}: {why}; give --state-dir")

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from admin.common.disk import LockedError, words_for
 from admin.common.errors import SettingsError, StartError
 from admin.config.settings import OFF, RejectionLogSettings
-from admin.edits.places import usual_base
+from admin.edits.state_dir import usual_base
 from admin.rejection_log.folder import Folder
 
 FOLDER: Final = "rejections"

@@ -14,8 +14,9 @@ from admin.common.tables import Rows
 from admin.config.rule_fields import fields_of, scope_kinds_of, written
 from admin.config.settings import OFF
 from admin.edits.model import is_over
-from admin.edits.places import Place, active_in
 from admin.edits.state import State
+from admin.edits.state_dir import StateDir
+from admin.edits.store import active_in
 from admin.rejection_log import places as log_places
 from admin.rejection_log.advice import usual as usual_report
 from admin.run import spool_place
@@ -49,7 +50,7 @@ def show(renderable: RenderableType, stream: TextIO | None = None) -> None:
     print(text, file=stream, flush=True)
 
 
-def report(plan: Plan, now: datetime, place: Place | None = None) -> RenderableType:
+def report(plan: Plan, now: datetime, place: StateDir | None = None) -> RenderableType:
     """Lay out a plan.
 
     Args:
@@ -75,7 +76,7 @@ def report(plan: Plan, now: datetime, place: Place | None = None) -> RenderableT
     )
 
 
-def _edits(plan: Plan, place: Place, now: datetime) -> Text | None:
+def _edits(plan: Plan, place: StateDir, now: datetime) -> Text | None:
     """Show stored edits that are still active; nothing of the usual place if it has none."""
     active, problem = active_in(place)
     active = {path: each for path, each in active.items() if not is_over(each, now)}
@@ -198,7 +199,7 @@ def _waits(plan: Plan) -> Iterator[str]:
     return (f"{', '.join(names)}: {reason}." for reason, names in reasons.items() if names)
 
 
-def _rest(plan: Plan, place: Place | None) -> Iterator[tuple[str, str]]:
+def _rest(plan: Plan, place: StateDir | None) -> Iterator[tuple[str, str]]:
     settings = plan.settings
     yield "limiting", "on" if settings.limiting else OFF
     readers = dict.fromkeys((each.protocol.name, each.protocol.reads_by(each.options)) for each in plan.listeners)

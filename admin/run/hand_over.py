@@ -40,8 +40,8 @@ import trio
 
 from admin.common.errors import StartError
 from admin.edits.service import EditService
-from admin.edits.store import DirectoryStore
-from admin.run import limits_file
+from admin.edits.store import Store
+from admin.run import limiter_state
 from limiter.deciding.limits import SavedLimits, Spent
 from proxy.control import DataPath
 
@@ -179,8 +179,8 @@ class Predecessor:
         except (BrokenError, trio.TooSlowError) as error:
             raise _failed(error) from None
         try:
-            return limits_file.decode(left.limits)
-        except limits_file.UnreadableError as error:
+            return limiter_state.decode(left.limits)
+        except limiter_state.UnreadableError as error:
             _log.warning("the limits of the process before are not used; limits begin full", reason=str(error))
             return None
 
@@ -255,7 +255,7 @@ class HandOver:
 
     def __init__(  # noqa: PLR0917 - all that there is to hand over
         self,
-        store: DirectoryStore,
+        store: Store,
         admin: socket.socket | None,
         data_path: DataPath,
         edits: EditService,
@@ -277,9 +277,11 @@ class HandOver:
             try:
                 # Before there is a name by which anybody could connect.
                 os.fchmod(listening.fileno(), _MODE)
-                with _in_directory(self._store.place) as address:
+                directory = self._store.directory
+                assert directory is not None  # noqa: S101 - without one nobody can come
+                with _in_directory(directory) as address:
                     # Left by a process that has gone, or by the one whose place this one has taken.
-                    (self._store.place / NAME).unlink(missing_ok=True)
+                    (directory / NAME).unlink(missing_ok=True)
                     await listening.bind(address)
                 listening.listen(1)
             except OSError as error:
@@ -323,7 +325,7 @@ class HandOver:
         try:
             saved = await self._data_path.hand_over(self._grace_s)
             with trio.fail_after(_SERVES_S):
-                await channel.send(_Left(limits_file.encode(saved)))
+                await channel.send(_Left(limiter_state.encode(saved)))
                 await channel.receive(_Serves)
         except BaseException:
             with trio.CancelScope(shield=True):

@@ -19,15 +19,15 @@ from typing import Any, Final, NamedTuple
 import structlog
 import trio
 
-from admin.common.clock import utc_now
 from admin.common.errors import SettingsError, StartError, listen_error
 from admin.common.version import sluice_version
 from admin.config.addresses import Endpoint
 from admin.config.settings import OFF
-from admin.edits import places
+from admin.edits import state_dir
 from admin.edits.model import Author, FailedReload
 from admin.edits.service import EditService
-from admin.edits.store import DirectoryStore, Store
+from admin.edits.state_dir import StateDir
+from admin.edits.store import Store, open_store
 from admin.http import api, server
 from admin.http.answering import Refusals
 from admin.http.auth import Keyring
@@ -39,7 +39,7 @@ from admin.rejection_log.folder import Folder
 from admin.rejection_log.lately import Lately
 from admin.rejection_log.recorder import Recorder, instance_of
 from admin.rejection_log.recorder import families as log_families
-from admin.run import hand_over, limit_commands, limits_file, reload, service_manager, spool_place
+from admin.run import hand_over, limit_commands, limiter_state, reload, service_manager, spool_place
 from admin.run.composition import BUILT_IN, Plan
 from admin.run.hand_over import HandOver, Predecessor
 from admin.run.process import Descriptors, share_descriptors
@@ -196,12 +196,12 @@ async def run(
         StartError: an address, the state directory or a handful of open files can't be had, or the process that runs
             does not hand over.
     """
-    where = places.of(plan.settings, os.environ if environ is None else environ)
+    where = state_dir.of(plan.settings, os.environ if environ is None else environ)
     predecessor = await _predecessor(plan, where)
     with ExitStack() as ending:
         if predecessor is not None:
             ending.callback(predecessor.close)
-        store = places.open_store(where, utc_now(), lock=None if predecessor is None else predecessor.lock)
+        store = open_store(where, lock=None if predecessor is None else predecessor.lock)
         ending.callback(store.close)
         place = log_places.of(plan.settings.rejection_log, store.directory)
         spool = spool_place.prepare(spool_place.of(plan.settings.spool, store.directory))
@@ -228,7 +228,7 @@ async def run(
         )
 
 
-async def _predecessor(plan: Plan, where: places.Place) -> Predecessor | None:
+async def _predecessor(plan: Plan, where: StateDir) -> Predecessor | None:
     if not plan.settings.take_over:
         return None
     if where.directory is None:
@@ -256,8 +256,7 @@ class _Before(NamedTuple):
         """Have the process before accept nobody any more, and return the limits as it left them."""
         if self.predecessor is not None:
             return await self.predecessor.take()
-        directory = self.store.directory
-        return None if directory is None else await trio.to_thread.run_sync(limits_file.read, directory)
+        return await trio.to_thread.run_sync(limiter_state.load, self.store)
 
 
 class _Log(NamedTuple):
@@ -401,7 +400,7 @@ async def _run(
                 await operators.start(supervisor.keep, "admin address", partial(serve, sock))
             secure = plan.certificate is not None
             leave = None
-            if handed_over is not None and isinstance(before.store, DirectoryStore):
+            if handed_over is not None and before.store.directory is not None:
                 nursery.start_soon(_end_after, handed_over, operators.cancel_scope)
                 leave = HandOver(before.store, sock, data_path, edits, plan.settings.grace_s, handed_over)
                 await nursery.start(supervisor.keep, "hand-over", leave.run)
@@ -410,7 +409,7 @@ async def _run(
                 if handed_over is not None and handed_over.is_set() and leave is not None:
                     await leave.finish()
                 elif before.store.directory is not None:
-                    write = partial(limits_file.write, before.store.directory, await data_path.save_limits())
+                    write = partial(limiter_state.save, before.store, await data_path.save_limits())
                     with trio.move_on_after(_SAVE_LIMITS_S):
                         await trio.to_thread.run_sync(write, abandon_on_cancel=True)
 

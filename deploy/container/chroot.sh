@@ -120,7 +120,7 @@ if (contained touch /opt/sluice/written) 2>/dev/null; then
     exit 1
 fi
 (contained sluice limits set topic orders 5 --reason "kept in the one folder that is writable")
-[ -s "$root/var/lib/sluice/127.0.0.1-29911/edits.journal" ]
+[ -s "$root/var/lib/sluice/127.0.0.1-29911/state.db" ]
 kill -TERM "$sluice"
 wait "$sluice"
 echo "SIGTERM: drained, exit code 0"

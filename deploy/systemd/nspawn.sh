@@ -57,7 +57,7 @@ metric sluice_rejection_log_up | grep -q ' 1.0$'
 
 say "an edit is kept in the state directory"
 sluice limits set topic orders 5
-find /var/lib/sluice -name edits.journal -size +0 | grep .
+find /var/lib/sluice -name state.db -size +0 | grep .
 
 say "reload"
 sed -i 's/^rate = 2000 /rate = 1234 /' /etc/sluice/sluice.toml

@@ -56,9 +56,9 @@ def test_a_configuration_that_is_wrong_is_said_until_it_is_right(sidecar: Sluice
 def test_damaged_journal_is_named_after_the_start(
     start_sluice: StartSluice, open_tab: Callable[..., Any], tmp_path: Path
 ) -> None:
-    (tmp_path / "edits.journal").write_text("not a journal at all\n", encoding="utf-8")
+    (tmp_path / "state.db").write_text("not a journal at all\n", encoding="utf-8")
     page = open_tab(start_sluice(state_dir=tmp_path)).open()
-    expect(page.locator("#notices .banner").filter(has_text="set aside")).to_contain_text("edits.journal.")
+    expect(page.locator("#notices .banner").filter(has_text="set aside")).to_contain_text("state.db.")
 
 
 def test_edit_that_cannot_be_saved_is_offered_until_the_restart(

@@ -21,7 +21,8 @@ from harness.rabbitmq import RabbitMQ
 from harness.rocketmq import RocketMQ
 from harness.sidecar import Route, Sluice, run_sluice
 
-from admin.run import hand_over, limits_file
+from admin.edits.store import NAME
+from admin.run import hand_over
 
 pytestmark = pytest.mark.integration
 
@@ -234,13 +235,13 @@ def test_a_debt_outlives_a_restart(processes: Processes) -> None:
     assert -500 < stored_permits(processes.now) < -400
 
 
-def test_a_damaged_state_of_the_limits_is_a_warning_and_every_limit_begins_full(processes: Processes) -> None:
+def test_a_damaged_state_file_is_quarantined_and_every_limit_begins_full(processes: Processes) -> None:
     owe(processes.routes[0].listen)
     assert processes.now.stop() == 0
-    file = processes.directory / "state" / limits_file.NAME
-    file.write_bytes(file.read_bytes()[:-1])
+    file = processes.directory / "state" / NAME
+    file.write_bytes(b"x" * 8192)
     processes.now = processes.start()
-    assert "the limits' state of the process before is not used" in processes.now.process.tail()
+    assert f"{NAME}.damaged-" in processes.now.process.tail()
     with FrameClient(processes.routes[0].listen) as client:
         assert stored(client.ask(send("debts"))) == 1
 

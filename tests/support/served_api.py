@@ -15,7 +15,7 @@ from admin.common.clock import Clock
 from admin.config.sources import Flags, load
 from admin.edits.model import Author
 from admin.edits.service import EditService
-from admin.edits.store import MemoryStore
+from admin.edits.store import Store
 from admin.http.api import Services, application
 from admin.run.composition import compose
 from admin.stats import LiveStats
@@ -100,7 +100,7 @@ def as_author(app: Any, name: str = "alice") -> Callable[..., Any]:
 @pytest.fixture
 async def served(data_path: Any, write: Any, nursery: trio.Nursery) -> AsyncIterator[Served]:
     plan = compose(load(write(CONFIG), {}, Flags()))
-    desk = EditService(plan.rulebook, MemoryStore(), clock=midday)
+    desk = EditService(plan.rulebook, Store(None), clock=midday)
     await nursery.start(desk.run, data_path.apply, data_path.reset, data_path.purge)
     board = LiveStats(data_path, desk, Health(data_path), Clock(utc=midday))
     await nursery.start(board.run)

@@ -18,7 +18,7 @@ from admin.common.clock import Clock
 from admin.config.sources import Flags, load
 from admin.edits.model import Author
 from admin.edits.service import EditService
-from admin.edits.store import MemoryStore
+from admin.edits.store import Store
 from admin.http.api import Services, application
 from admin.run.composition import compose
 from admin.stats import LiveStats
@@ -190,7 +190,7 @@ def _asks(data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
 async def _answer_all(asks: list[tuple[dict[str, Any], bytes]]) -> None:
     """Ask an API of its own."""
     data_path: Any = _NoDataPath()
-    desk = EditService(_PLAN.rulebook, MemoryStore(), clock=lambda: _NOW)
+    desk = EditService(_PLAN.rulebook, Store(None), clock=lambda: _NOW)
     board = LiveStats(data_path, desk, Health(data_path), Clock(utc=lambda: _NOW))
     app = application(Services(data_path, desk, board, list))
     async with trio.open_nursery() as nursery:

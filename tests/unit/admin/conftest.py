@@ -321,3 +321,10 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], st
         return "sluice.toml"
 
     return write_text
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Path:
+    directory = tmp_path / "state"
+    directory.mkdir()
+    return directory

@@ -127,7 +127,7 @@ def test_state_says_what_an_operator_looks_for(api: Any, sluice: Sluice) -> None
                 "per_s_last_60s": 0.0,
                 "by": [{"handler": "rate_limit", "reason": "late", "total": 5}],
             },
-            "persistence": {"directory": None, "error": "disk full", "set_aside": ["edits.journal.damaged-1"]},
+            "persistence": {"directory": None, "error": "disk full", "set_aside": ["state.db.damaged-1"]},
             "edits": {
                 "standing": 2,
                 "expiring_next": {"target": "limits/topic/a", "expires_at": "2026-11-21T20:00:00Z"},
@@ -153,7 +153,7 @@ def test_state_says_what_an_operator_looks_for(api: Any, sluice: Sluice) -> None
     assert lines[6].startswith("edits        2 stand; topic a ends ")
     assert lines[7:] == [
         "kept in      memory: edits are lost at the restart; disk full",
-        "set aside    edits.journal.damaged-1",
+        "set aside    state.db.damaged-1",
         "recorded in  /var/lib/sluice/rejections; disk full",
         f"reload       FAILED by SIGHUP, {moment('2026-11-21T19:00:00Z')}: what was in force still is",
         "             sluice.toml:3: limits[0].rate: must be a number",

@@ -11,7 +11,7 @@ import trio
 from admin.config.rulebook import Rulebook
 from admin.config.sources import Flags, load
 from admin.edits.service import EditService
-from admin.edits.store import DirectoryStore, MemoryStore, Store
+from admin.edits.store import Store
 from admin.run.composition import compose
 from limiter.rules.rule_set import RuleSet
 
@@ -77,7 +77,7 @@ def open_desk(make_rulebook: MakeRulebook, clock: WallClock, applied: Applied) -
         text: str = "", *limits: str, directory: Path | None = None, store: Store | None = None
     ) -> AsyncIterator[EditService]:
         if store is None:
-            store = MemoryStore() if directory is None else DirectoryStore(directory, clock())
+            store = Store(directory)
         desk = EditService(make_rulebook(text, *limits), store, clock=clock)
         applied.rule_sets.clear()
         async with trio.open_nursery() as nursery:
@@ -87,10 +87,3 @@ def open_desk(make_rulebook: MakeRulebook, clock: WallClock, applied: Applied) -
         store.close()
 
     return run
-
-
-@pytest.fixture
-def state_dir(tmp_path: Path) -> Path:
-    directory = tmp_path / "state"
-    directory.mkdir()
-    return directory

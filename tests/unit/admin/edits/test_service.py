@@ -1,6 +1,3 @@
-import errno
-import os
-import shutil
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from itertools import pairwise
@@ -11,7 +8,6 @@ import pytest
 import structlog
 import trio
 
-from admin.common import disk
 from admin.config.rule_fields import RuleReader
 from admin.config.rulebook import Rulebook
 from admin.edits.model import (
@@ -30,7 +26,7 @@ from admin.edits.model import (
     UnsetSwitch,
 )
 from admin.edits.service import EditService, cleared_lines
-from admin.edits.store import DirectoryStore, MemoryStore
+from admin.edits.store import Store
 from limiter.rules.resource import Resource
 from proxy.control import Cleared
 
@@ -507,40 +503,46 @@ async def test_what_was_temporary_and_is_over_does_not_come_back_by_reverting(op
 # --- the disk
 
 
+AWAY = "it is not there any more: put it back, or restart Sluice"
+
+
+class Disk:
+    """Breaks and mends the state directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory, self._away = directory, directory.with_name("away")
+
+    def breaks(self) -> None:
+        self._directory.rename(self._away)
+
+    def is_mended(self) -> None:
+        self._away.rename(self._directory)
+
+
 @pytest.fixture
-def broken_disk(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Fails every write; what it returns mends it."""
-
-    def fail(*_: Any) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    def break_it() -> None:
-        monkeypatch.setattr(disk.os, "write", fail)
-
-    real = disk.os.write
-    break_it.mend = lambda: monkeypatch.setattr(disk.os, "write", real)  # type: ignore[attr-defined]
-    return break_it
+def disk(state_dir: Path) -> Disk:
+    return Disk(state_dir)
 
 
-async def test_a_full_disk_refuses_edits_but_not_volatile_ones_and_works_again_when_there_is_room(
-    open_desk: OpenDesk, state_dir: Path, broken_disk: Any
+async def test_a_broken_disk_refuses_edits_but_not_volatile_ones_and_works_again_when_it_is_mended(
+    open_desk: OpenDesk, state_dir: Path, disk: Disk
 ) -> None:
     async with open_desk(FILE, directory=state_dir) as desk:
         await desk.change([put(rate=7)], ALICE)
         etag = desk.etag
-        broken_disk()
+        disk.breaks()
         with structlog.testing.capture_logs() as logged:
             for _ in range(3):
-                with pytest.raises(StoreError, match=r"no space left on the disk.*volatile=1"):
+                with pytest.raises(StoreError, match=r"it is not there any more.*volatile=1"):
                     await desk.change([put(rate=8)], ALICE)
             with pytest.raises(EditError):
                 await desk.change([put(rate=-8)], ALICE)
         assert [entry["log_level"] for entry in logged] == ["error"]
-        assert (desk.etag, rate(desk), desk.persistence.error) == (etag, 7, "there is no space left on the disk")
+        assert (desk.etag, rate(desk), desk.persistence.error) == (etag, 7, AWAY)
         (change,) = await desk.change([put(rate=9)], ALICE, volatile=True)
         assert (change.id, change.durable, rate(desk)) == (2, False, 9)
         assert [each.id for each in await desk.audit()] == [2, 1]
-        broken_disk.mend()
+        disk.is_mended()
         (change,) = await desk.change([put("x", 1)], ALICE)
         assert (change.id, desk.persistence.error) == (3, None)
         assert [each.id for each in await desk.audit()] == [3, 2, 1]
@@ -548,64 +550,21 @@ async def test_a_full_disk_refuses_edits_but_not_volatile_ones_and_works_again_w
         assert (rate(desk), rate(desk, "x")) == (7, 1)
 
 
-async def test_ids_do_not_come_again_after_volatile_edits_on_a_full_disk(
-    open_desk: OpenDesk, state_dir: Path, broken_disk: Any
-) -> None:
-    async with open_desk(directory=state_dir) as desk:
-        broken_disk()
-        for number in range(3):
-            await desk.change([put(rate=number)], ALICE, volatile=True)
-    broken_disk.mend()
-    async with open_desk(directory=state_dir) as desk:
-        (change,) = await desk.change([put()], ALICE)
-        assert change.id == 4
-
-
-async def test_what_ends_on_a_full_disk_ends_and_is_written_down_later(
-    open_desk: OpenDesk, clock: Any, autojump_clock: object, state_dir: Path, broken_disk: Any
+async def test_what_ends_on_a_broken_disk_ends_and_is_written_down_later(
+    open_desk: OpenDesk, clock: Any, autojump_clock: object, state_dir: Path, disk: Disk
 ) -> None:
     async with open_desk(FILE, directory=state_dir) as desk:
         await desk.change([put(rate=7, ttl_s=5)], ALICE)
-        broken_disk()
+        disk.breaks()
         clock.advance(6)
         await anext(desk.changes())
         assert rate(desk) == 5
-        broken_disk.mend()
+        disk.is_mended()
         await desk.change([put("x", 1)], ALICE)
         assert [each.id for each in await desk.audit()] == [3, 2, 1]
     async with open_desk(FILE, directory=state_dir) as desk:
         assert [each.action for each in await desk.audit()] == ["set", "expire", "set"]
         assert rate(desk) == 5
-
-
-async def test_files_that_somebody_removed_are_made_again_with_what_stands(
-    open_desk: OpenDesk, state_dir: Path
-) -> None:
-    async with open_desk(FILE, directory=state_dir) as desk:
-        await desk.change([put(rate=7)], ALICE)
-        shutil.rmtree(state_dir)
-        with pytest.raises(StoreError, match="not there any more"):
-            await desk.change([put("x", 1)], ALICE)
-        os.mkdir(state_dir)  # noqa: PTH102 - nobody else runs
-        await desk.change([put("x", 2)], ALICE)
-    async with open_desk(FILE, directory=state_dir) as desk:
-        assert (rate(desk), rate(desk, "x")) == (7, 2)
-
-
-async def test_an_acknowledged_edit_whose_audit_line_was_lost_gets_it_at_the_next_start(
-    open_desk: OpenDesk, state_dir: Path
-) -> None:
-    async with open_desk(directory=state_dir) as desk:
-        for number in range(3):
-            await desk.change([put(rate=number)], ALICE)
-        told = await desk.audit()
-    trail = state_dir / "audit.jsonl"
-    whole = trail.read_bytes()
-    for lost in (b"", whole[:50], whole[: whole.index(b"\n") + 20]):
-        trail.write_bytes(lost)
-        async with open_desk(directory=state_dir) as desk:
-            assert await desk.audit() == told
-        assert trail.read_bytes() == whole
 
 
 async def test_a_state_directory_that_others_can_write_is_a_warning(open_desk: OpenDesk, state_dir: Path) -> None:
@@ -623,7 +582,7 @@ async def test_an_edit_that_the_configuration_has_no_place_for_stands_and_does_n
 ) -> None:
     async with open_desk(directory=state_dir) as desk:
         await desk.change([put("default", 5, "listener"), put("x", 1)], ALICE)
-    store = DirectoryStore(state_dir, desk._clock())
+    store = Store(state_dir)
     book = desk._state.rulebook
     elsewhere = Rulebook(RuleReader(book.reader.protocols, ["vip"]), [book.configured], enabled=True)
     desk = EditService(elsewhere, store)
@@ -646,15 +605,15 @@ async def test_a_follower_that_does_not_keep_up_loses_the_oldest(open_desk: Open
 # --- what goes wrong
 
 
-async def test_a_configuration_is_put_in_force_on_a_full_disk_and_told_of_later(
-    open_desk: OpenDesk, make_rulebook: Callable[..., Rulebook], state_dir: Path, broken_disk: Any
+async def test_a_configuration_is_put_in_force_on_a_broken_disk_and_told_of_later(
+    open_desk: OpenDesk, make_rulebook: Callable[..., Rulebook], state_dir: Path, disk: Disk
 ) -> None:
     held: list[bool] = []
     async with open_desk(FILE, directory=state_dir) as desk:
-        broken_disk()
+        disk.breaks()
         await desk.put_rulebook(make_rulebook("", "topic:orders=7/s"), ALICE, ["orders"], lambda: held.append(True))
         assert (rate(desk), held) == (7, [True])
-        broken_disk.mend()
+        disk.is_mended()
         await desk.change([put("other")], BOB)
         assert [(each.id, each.action) for each in await desk.audit()] == [(2, "set"), (1, "reload")]
 
@@ -687,7 +646,7 @@ async def test_an_end_that_cannot_be_put_in_force_is_tried_once_a_second(
                 enough.set()
             raise RuntimeError("no data path")
 
-    desk, began = EditService(make_rulebook(), MemoryStore(), clock=clock), clock()
+    desk, began = EditService(make_rulebook(), Store(None), clock=clock), clock()
     await nursery.start(desk.run, apply)
     await desk.change([put(ttl_s=1)], ALICE)
     clock.advance(2)
@@ -703,14 +662,14 @@ async def test_edits_that_are_written_down_but_not_put_in_force_are_named_and_ho
         await trio.lowlevel.checkpoint()
         raise RuntimeError("no data path")
 
-    store = DirectoryStore(state_dir, clock())
+    store = Store(state_dir)
     desk = EditService(make_rulebook(), store, clock=clock)
     await nursery.start(desk.run, apply)
     with structlog.testing.capture_logs() as logged, pytest.raises(RuntimeError, match="no data path"):
         await desk.change([put("orders", 7)], ALICE)
     assert [entry["changes"] for entry in logged if "changes" in entry] == [[1]]
     store.close()
-    store = DirectoryStore(state_dir, clock())
+    store = Store(state_dir)
     assert rate(EditService(make_rulebook(), store, clock=clock)) == 7
     store.close()
 

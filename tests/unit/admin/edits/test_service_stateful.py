@@ -16,7 +16,7 @@ from admin.config.rulebook import Rulebook
 from admin.config.sources import Flags, load
 from admin.edits.model import Author, ConflictError, NotFoundError, SetLimit, SetSwitch, UnsetLimit, UnsetSwitch
 from admin.edits.service import EditService
-from admin.edits.store import DirectoryStore
+from admin.edits.store import Store
 from admin.run.composition import compose
 from limiter.rules.resource import Resource
 from limiter.rules.rule_set import RuleSet
@@ -43,13 +43,13 @@ class Held(NamedTuple):
 class Edits(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self._folder = tempfile.TemporaryDirectory()
+        self._folder = tempfile.TemporaryDirectory(dir="/dev/shm")
         self.now = datetime(2026, 11, 21, tzinfo=UTC)
         self.book = 0
         self.held: dict[str, Held] = {}
         self.history: list[tuple[int, str, Held | None]] = []
         self.latest: dict[str, int] = {}
-        self.store = DirectoryStore(Path(self._folder.name), self.now)
+        self.store = Store(Path(self._folder.name))
         self._open()
 
     def _open(self) -> None:
@@ -148,7 +148,7 @@ class Edits(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         self.store.close()
-        self.store = DirectoryStore(Path(self._folder.name), self.now)
+        self.store = Store(Path(self._folder.name))
         self._open()
         self.do(lambda: trio.testing.wait_all_tasks_blocked(0.002))
         self.end_what_is_over()
@@ -190,4 +190,4 @@ def _counts(rule: Any) -> bool:
 
 
 TestEdits = Edits.TestCase
-TestEdits.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestEdits.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)

@@ -1,165 +1,160 @@
-import errno
 import os
 import re
-from datetime import UTC, datetime
+import shutil
+import sqlite3
+from collections.abc import Callable
 from pathlib import Path
+from zlib import crc32
 
+import msgspec
 import pytest
 import structlog
 
-from admin.common.disk import Appender, exposed_to
-from admin.edits import audit
-from admin.edits.journal import Record
+from admin.common.disk import exposed_to
+from admin.common.errors import StartError
+from admin.config.addresses import Endpoint
+from admin.edits import state_dir as state_dirs
 from admin.edits.model import ActiveEdit, Change
-from admin.edits.store import DirectoryStore, MemoryStore
+from admin.edits.state_dir import StateDir
+from admin.edits.store import NAME, Store, active_in, open_store
 
-NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 AT = "2026-11-21T12:00:00.000Z"
 PATH = "limits/topic/orders"
 
 
-def change(number: int, *, durable: bool = True) -> Change:
-    return Change(id=number, at=AT, by="alice", address="", action="set", target=PATH, durable=durable)
+def change(number: int, target: str = PATH) -> Change:
+    return Change(id=number, at=AT, by="alice", address="", action="set", target=target)
 
 
-def record(number: int) -> Record:
-    standing = ActiveEdit(change_id=number, at=AT, by="alice", address="", reason="", limit={"rate": number})
-    return Record({PATH: standing}, (change(number),))
+def active(number: int) -> ActiveEdit:
+    return ActiveEdit(change_id=number, at=AT, by="alice", address="", reason="", limit={"rate": number})
 
 
-def ids(store: DirectoryStore) -> list[int]:
+def commit(store: Store, number: int) -> None:
+    store.commit([change(number)], {PATH: active(number)}, required=True)
+
+
+def ids(store: Store) -> list[int]:
     return [each.id for each in store.audit(before=None, target="", by="", limit=100)]
 
 
-@pytest.mark.parametrize("line", [b'{"id":2,"at":"\xff"}', b"[" * 100_000, b"{", b"\0" * 50, b'{"id":"x"}'])
-def test_a_line_of_the_audit_trail_that_cannot_be_read_is_left_out(state_dir: Path, line: bytes) -> None:
-    store = DirectoryStore(state_dir, NOW)
-    store.commit(record(1))
+def test_everything_is_there_when_it_is_opened_again(state_dir: Path) -> None:
+    store = Store(state_dir)
+    commit(store, 1)
+    store.commit([change(2, "switches/all")], {"switches/all": None}, required=True)
+    store.save_limiters(b"state")
     store.close()
-    with (state_dir / "audit.jsonl").open("ab") as file:
-        file.write(line + b"\n")
-    store = DirectoryStore(state_dir, NOW)
-    store.commit(record(2))
+    store = Store(state_dir)
+    assert (ids(store), store.active, store.last_id) == ([2, 1], {PATH: active(1)}, 2)
+    assert store.saved_limiters() == b"state"
+    assert (state_dir / NAME).stat().st_mode & 0o777 == 0o600
+    assert active_in(StateDir(state_dir, given=True)) == ({PATH: active(1)}, None)
+    store.close()
+
+
+def test_a_change_is_found_with_the_latest_one_of_its_target() -> None:
+    store = Store(None)
+    for number, target in enumerate(["a", "b", "a", "a"], 1):
+        store.commit([change(number, target)], {}, required=True)
+    assert [store.find(number) for number in (1, 2, 7)] == [(change(1, "a"), 4), (change(2, "b"), 0), (None, 0)]
+    assert [each.id for each in store.audit(before=4, target="a", by="alice", limit=1)] == [3]
+    assert store.audit(before=None, target="", by="bob", limit=9) == ()
+
+
+def test_the_audit_trail_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("admin.edits.store.MAX_CHANGES", 3)
+    store = Store(None)
+    for number in range(1, 6):
+        commit(store, number)
+    assert ids(store) == [5, 4, 3]
+
+
+def cut(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def zeroed(data: bytes) -> bytes:
+    return data[:4096] + bytes(4096) + data[8192:]
+
+
+def text(_: bytes) -> bytes:
+    return b"not a database at all\n" * 100
+
+
+@pytest.mark.parametrize("damage", [cut, zeroed, text])
+def test_a_damaged_file_is_quarantined_and_named(state_dir: Path, damage: Callable[[bytes], bytes]) -> None:
+    store = Store(state_dir)
+    commit(store, 1)
+    store.close()
+    damaged = damage((state_dir / NAME).read_bytes())
+    (state_dir / NAME).write_bytes(damaged)
+    with structlog.testing.capture_logs() as logged:
+        store = Store(state_dir)
+    (aside,) = store.set_aside
+    assert Path(aside).read_bytes() == damaged
+    assert Path(aside).name.startswith(f"{NAME}.damaged-")
+    assert [(line["log_level"], line["file"]) for line in logged] == [("error", aside)]
+    assert (store.active, ids(store)) == ({}, [])
+    commit(store, 1)
+    store.close()
+
+
+@pytest.mark.parametrize("sql", ["PRAGMA user_version = 7", "UPDATE edit SET body = '{'"])
+def test_a_file_that_this_version_cannot_read_is_quarantined(state_dir: Path, sql: str) -> None:
+    store = Store(state_dir)
+    commit(store, 1)
+    store.close()
+    db = sqlite3.connect(state_dir / NAME)
+    with db:
+        db.execute(sql)
+    db.close()
+    store = Store(state_dir)
+    assert (len(store.set_aside), store.active) == (1, {})
+    store.close()
+
+
+@pytest.mark.parametrize("delete", [False, True])
+def test_a_directory_that_is_away_is_an_error_until_it_is_back(state_dir: Path, *, delete: bool) -> None:
+    store = Store(state_dir)
+    commit(store, 1)
+    away = state_dir.rename(state_dir.with_name("away"))
+    for _ in range(2):
+        with pytest.raises(OSError, match="it is not there any more: put it back, or restart Sluice"):
+            commit(store, 2)
+    assert (store.active[PATH].change_id, store.last_id) == (1, 1)
+    if delete:
+        shutil.rmtree(away)
+        return
+    away.rename(state_dir)
+    commit(store, 2)
+    assert (store.error, ids(store)) == (None, [2, 1])
+    store.close()
+
+
+def test_changes_that_need_no_disk_are_saved_later_in_order(state_dir: Path) -> None:
+    store = Store(state_dir)
+    away = state_dir.rename(state_dir.with_name("away"))
+    store.commit([change(1)], {}, required=False)
+    assert (ids(store), store.last_id) == ([1], 1)
+    away.rename(state_dir)
+    commit(store, 2)
+    store.close()
+    store = Store(state_dir)
     assert ids(store) == [2, 1]
     store.close()
-
-
-def test_an_audit_file_that_is_moved_away_is_begun_anew(state_dir: Path) -> None:
-    store = DirectoryStore(state_dir, NOW)
-    store.commit(record(1))
-    (state_dir / "audit.jsonl").rename(state_dir / "kept.jsonl")
-    store.commit(record(2))
-    assert store.error is None
-    assert ids(store) == [2]
-    store.close()
-
-
-def test_a_journal_that_is_removed_is_written_anew_with_all_that_stands(state_dir: Path) -> None:
-    store = DirectoryStore(state_dir, NOW)
-    store.commit(record(1))
-    (state_dir / "edits.journal").unlink()
-    other = Record({"switches/all": None}, (change(2),))
-    store.commit(other)
-    assert store.error is None
-    store.close()
-    again = DirectoryStore(state_dir, NOW)
-    assert again.active[PATH].change_id == 1
-    assert again.last_id == 2
-
-
-def test_a_rotation_that_fails_half_way_is_made_up_for(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = DirectoryStore(state_dir, NOW, audit_bytes=300)
-    store.commit(record(1))
-
-    def no_room(*_: object) -> Appender:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    errors = []
-    with monkeypatch.context() as patch:
-        patch.setattr(audit, "Appender", no_room)
-        store.commit(record(2))
-        errors.append(store.error)
-    store.commit(record(3))
-    assert [*errors, store.error] == ["there is no space left on the disk", None]
-    assert ids(store) == [3, 2, 1]
-
-
-def test_changes_keep_their_order_over_a_journal_that_fails(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = DirectoryStore(state_dir, NOW)
-
-    def broken(*_: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fdatasync", broken)
-        store.owe(record(1))
-        store.commit(Record(), [change(2, durable=False)])
-        assert ids(store) == [2, 1]
-    store.commit(record(3))
-    assert ids(store) == [3, 2, 1]
-    assert [each.id for each in store.backwards(2)] == [3, 2]
-    store.close()
-    assert ids(DirectoryStore(state_dir, NOW)) == [3, 2, 1]
-
-
-def test_what_is_wrong_with_a_journal_that_is_set_aside_is_said(state_dir: Path) -> None:
-    (state_dir / "edits.journal").write_bytes(b"sluice-edits 7\n")
-    with structlog.testing.capture_logs() as logged:
-        store = DirectoryStore(state_dir, NOW)
-    (entry,) = logged
-    assert entry["file"] == store.set_aside[0]
-    assert entry["reason"] == "it was written by another version of Sluice (format 7)"
-    store.close()
-
-
-@pytest.mark.parametrize("last", [0, 2])
-def test_after_an_audit_file_was_moved_away_older_changes_do_not_come_behind_newer_ones(
-    state_dir: Path, last: int
-) -> None:
-    store = DirectoryStore(state_dir, NOW)
-    store.commit(record(1))
-    (state_dir / "audit.jsonl").rename(state_dir / "kept.jsonl")
-    if last:
-        store.commit(record(last))
-    store.close()
-    store = DirectoryStore(state_dir, NOW)
-    assert ids(store) == [last or 1]
-    store.commit(record(3))
-    assert ids(store) == [3, last or 1]
-    store.close()
-
-
-@pytest.mark.parametrize("name", ["edits.journal", "audit.jsonl", "audit.jsonl.1"])
-def test_a_pipe_in_a_files_place_is_refused_and_nothing_stays_open(state_dir: Path, name: str) -> None:
-    os.mkfifo(state_dir / name)
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    with pytest.raises(OSError, match="no regular file") as error:
-        DirectoryStore(state_dir, NOW)
-    assert error.value.filename == str(state_dir / name)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
-
-
-def test_memory_remembers_the_highest_id_whatever_comes_after_it() -> None:
-    store = MemoryStore()
-    store.commit(record(2), [change(1)])
-    store.commit(Record())
-    assert store.last_id == 2
-    assert [each.id for each in store.backwards(1)] == [2, 1]
 
 
 @pytest.mark.parametrize(
     ("mode", "said"),
     [
-        (0o700, None),
         (0o755, None),
         (0o775, r"the group with gid \d+ can write there \(mode 0775\): chmod g-w /"),
-        (0o777, r"every user of this machine can write there \(mode 0777\): chmod o-w /"),
-        (0o1777, r"every user of this machine can write there \(mode 1777\)"),
+        (0o1777, r"every user of this machine can write there \(mode 1777\): chmod o-w /"),
     ],
 )
 def test_a_directory_that_others_can_write_is_told(state_dir: Path, mode: int, said: str | None) -> None:
     state_dir.chmod(mode)
-    store = DirectoryStore(state_dir, NOW)
+    store = Store(state_dir)
     store.close()
     assert store.exposed is None if said is None else re.match(said, store.exposed or "")
 
@@ -171,3 +166,70 @@ def test_a_directory_of_another_user_is_told(state_dir: Path, monkeypatch: pytes
         patch.setattr(Path, "stat", lambda _: owned)
         told = exposed_to(state_dir)
     assert told == f"it belongs to another user (uid {mine + 1}): chown it to this one (uid {mine})"
+
+
+# --- opening a place
+
+
+def test_a_given_directory_that_is_no_path_is_named() -> None:
+    place = state_dirs.find("/tmp/a\0b", {}, Endpoint("127.0.0.1", 10911))
+    with pytest.raises(StartError, match=r"a\\x00b.*is no path"):
+        open_store(place)
+    assert active_in(place) == ({}, "is no path: it has a character that none may have")
+
+
+@pytest.mark.parametrize("name", [NAME, "lock"])
+def test_a_file_that_cannot_be_had_is_named(state_dir: Path, name: str) -> None:
+    (state_dir / name).mkdir()
+    with pytest.raises(StartError, match=f"{name}: "):
+        open_store(StateDir(state_dir, given=True))
+    kept = open_store(StateDir(state_dir, given=False))
+    assert kept.directory is None
+    assert kept.error is not None
+    assert name in kept.error
+
+
+def test_a_second_process_is_kept_out_even_of_a_usual_place(state_dir: Path) -> None:
+    first = open_store(StateDir(state_dir, given=False))
+    with pytest.raises(StartError, match=r"in use by another process: .* or --take-over to replace it"):
+        open_store(StateDir(state_dir, given=False))
+    first.close()
+    open_store(StateDir(state_dir, given=False)).close()
+
+
+# --- the previous version's files
+
+
+def journal(*records: object) -> bytes:
+    bodies = [msgspec.json.encode(record) for record in records]
+    return b"sluice-edits 1\n" + b"".join(b"%08x %08x %s\n" % (len(body), crc32(body), body) for body in bodies)
+
+
+OLD = journal(
+    {"written": {PATH: active(1), "switches/all": active(2)}, "changes": [change(1), change(2)]},
+    {"written": {"switches/all": None}, "changes": [change(3)]},
+)
+
+
+@pytest.mark.parametrize("torn", [b"", b"0000012f 5f37"])
+def test_the_state_of_the_previous_version_is_imported_once(state_dir: Path, torn: bytes) -> None:
+    (state_dir / "edits.journal").write_bytes(OLD + torn)
+    (state_dir / "limits.state").write_bytes(b"state")
+    assert active_in(StateDir(state_dir, given=True)) == ({PATH: active(1)}, None)
+    store = Store(state_dir)
+    assert (store.active, store.last_id, store.saved_limiters()) == ({PATH: active(1)}, 3, b"state")
+    store.commit([change(4)], {PATH: None}, required=True)
+    store.close()
+    store = Store(state_dir)
+    assert (store.active, store.last_id) == ({}, 4)
+    assert (state_dir / "edits.journal.imported").exists()
+    store.close()
+
+
+@pytest.mark.parametrize("data", [OLD.replace(b'"rate":1', b'"rate":9'), b"", b"sluice-edits 7\n"])
+def test_a_damaged_journal_of_the_previous_version_is_quarantined(state_dir: Path, data: bytes) -> None:
+    (state_dir / "edits.journal").write_bytes(data)
+    store = Store(state_dir)
+    (aside,) = store.set_aside
+    assert (store.active, Path(aside).read_bytes()) == ({}, data)
+    store.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from admin.common.errors import StartError
 from admin.config.sources import Flags, load
 from admin.edits.model import Author, SetLimit
 from admin.edits.service import EditService
-from admin.edits.store import DirectoryStore
-from admin.run import hand_over, limits_file
+from admin.edits.store import Store
+from admin.run import hand_over, limiter_state
 from admin.run.composition import compose
 from admin.run.hand_over import HandOver
 from admin.run.sidecar import Supervisor
@@ -64,7 +63,8 @@ class Old:
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True)
-        self.store = DirectoryStore(directory, datetime.now(UTC))
+        self.directory = directory
+        self.store = Store(directory)
         plan = compose(load(None, {}, Flags(listen=["127.0.0.1:1"], broker=["127.0.0.1:2"])))
         self.edits = EditService(plan.rulebook, self.store)
         self.data_path: Any = Handing()
@@ -95,7 +95,7 @@ def close(predecessor: hand_over.Predecessor) -> None:
 async def test_sockets_lock_and_limits_go_over_and_what_is_spent_later_is_settled(
     old: Old, nursery: trio.Nursery
 ) -> None:
-    predecessor = await hand_over.reach(old.store.place)
+    predecessor = await hand_over.reach(old.directory)
     assert predecessor is not None
     (listening,) = predecessor.sockets
     assert listening.getsockname() == old.data_path.listening.getsockname()
@@ -118,7 +118,7 @@ async def test_sockets_lock_and_limits_go_over_and_what_is_spent_later_is_settle
 
 @pytest.mark.parametrize("taken", [False, True])
 async def test_one_that_leaves_before_it_serves_leaves_the_other_as_it_was(old: Old, taken: bool) -> None:  # noqa: FBT001 - a parameter
-    predecessor = await hand_over.reach(old.store.place)
+    predecessor = await hand_over.reach(old.directory)
     assert predecessor is not None
     if taken:
         await predecessor.take()
@@ -128,7 +128,7 @@ async def test_one_that_leaves_before_it_serves_leaves_the_other_as_it_was(old: 
         await old.edit()
     assert [line["log_level"] for line in logged if "take over" in line["event"]] == ["warning"]
     assert old.data_path.calls == (["hand over 3", "go on"] if taken else [])
-    again = await hand_over.reach(old.store.place)
+    again = await hand_over.reach(old.directory)
     assert again is not None
     close(again)
 
@@ -139,21 +139,21 @@ async def test_limits_that_cannot_be_written_are_a_warning_and_the_process_goes_
     def fail(_: SavedLimits) -> bytes:
         raise OverflowError("a figure has more than 64 bits")
 
-    monkeypatch.setattr(limits_file, "encode", fail)
-    predecessor = await hand_over.reach(old.store.place)
+    monkeypatch.setattr(limiter_state, "encode", fail)
+    predecessor = await hand_over.reach(old.directory)
     assert predecessor is not None
     with structlog.testing.capture_logs() as logged, pytest.raises(StartError, match="did not hand over"):
         await predecessor.take()
     assert [line["reason"] for line in logged if "take over" in line["event"]] == ["a figure has more than 64 bits"]
     assert old.data_path.calls == ["hand over 3", "go on"]
     close(predecessor)
-    again = await hand_over.reach(old.store.place)
+    again = await hand_over.reach(old.directory)
     assert again is not None
     close(again)
 
 
 async def test_no_edit_is_made_once_the_other_may_have_read_them(old: Old, nursery: trio.Nursery) -> None:
-    predecessor = await hand_over.reach(old.store.place)
+    predecessor = await hand_over.reach(old.directory)
     assert predecessor is not None
     nursery.start_soon(old.edit)
     await wait_all_tasks_blocked()
@@ -163,8 +163,8 @@ async def test_no_edit_is_made_once_the_other_may_have_read_them(old: Old, nurse
 
 
 async def test_limits_that_another_version_wrote_are_left_aside(old: Old, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits_file, "encode", lambda _: b"all new")
-    predecessor = await hand_over.reach(old.store.place)
+    monkeypatch.setattr(limiter_state, "encode", lambda _: b"all new")
+    predecessor = await hand_over.reach(old.directory)
     assert predecessor is not None
     with structlog.testing.capture_logs() as logged:
         assert await predecessor.take() is None
@@ -173,7 +173,7 @@ async def test_limits_that_another_version_wrote_are_left_aside(old: Old, monkey
 
 
 async def test_one_that_says_nothing_is_let_go_of(old: Old, autojump_clock: MockClock, nursery: trio.Nursery) -> None:
-    predecessor = await hand_over.reach(old.store.place)
+    predecessor = await hand_over.reach(old.directory)
     assert predecessor is not None
     await trio.sleep(61)
     with pytest.raises(StartError, match="did not hand over"):
@@ -186,7 +186,7 @@ async def test_one_that_hangs_as_it_hands_over_is_waited_for_a_minute_and_goes_o
     old: Old, autojump_clock: MockClock
 ) -> None:
     old.data_path.hangs = True
-    predecessor = await hand_over.reach(old.store.place)
+    predecessor = await hand_over.reach(old.directory)
     assert predecessor is not None
     with pytest.raises(StartError, match="did not hand over: it did not answer in time; it goes on if it can"):
         await predecessor.take()
@@ -194,7 +194,7 @@ async def test_one_that_hangs_as_it_hands_over_is_waited_for_a_minute_and_goes_o
     close(predecessor)
     # It finds that the other has gone once it hangs no more.
     await trio.sleep(3600)
-    again = await hand_over.reach(old.store.place)
+    again = await hand_over.reach(old.directory)
     assert again is not None
     assert old.data_path.calls == ["hand over 3", "go on"]
     close(again)
@@ -226,8 +226,8 @@ async def test_another_process_may_come_after_a_fault(
     old = Old(tmp_path / "state")
     await nursery.start(Supervisor().keep, "hand-over", old.leaving.run)
     with monkeypatch.context() as patched, structlog.testing.capture_logs() as logged:
-        patched.setattr(limits_file, "encode", fail)
-        first = await hand_over.reach(old.store.place)
+        patched.setattr(limiter_state, "encode", fail)
+        first = await hand_over.reach(old.directory)
         assert first is not None
         with pytest.raises(StartError, match="did not hand over"):
             await first.take()
@@ -237,7 +237,7 @@ async def test_another_process_may_come_after_a_fault(
     assert old.data_path.calls == ["hand over 3", "go on"]
     mock_clock.jump(1)
     await wait_all_tasks_blocked(0.01)
-    second = await hand_over.reach(old.store.place)
+    second = await hand_over.reach(old.directory)
     assert second is not None
     assert await second.take() == LIMITS
     close(second)
@@ -255,12 +255,12 @@ async def test_where_no_process_runs_there_is_nothing_to_take_over(old: Old, tmp
 
 
 async def test_the_socket_is_for_this_user_alone(old: Old) -> None:
-    assert (old.store.place / hand_over.NAME).stat().st_mode & 0o777 == 0o600
+    assert (old.directory / hand_over.NAME).stat().st_mode & 0o777 == 0o600
 
 
 async def test_a_directory_that_takes_no_socket_is_a_warning(old: Old, nursery: trio.Nursery) -> None:
-    (old.store.place / hand_over.NAME).unlink()
-    (old.store.place / hand_over.NAME).mkdir()
+    (old.directory / hand_over.NAME).unlink()
+    (old.directory / hand_over.NAME).mkdir()
     with structlog.testing.capture_logs() as logged:
         await nursery.start(HandOver(old.store, None, old.data_path, old.edits, 3.0, old.handed_over).run)
     assert [line["event"] for line in logged] == ["no other process can take over from this one"]

@@ -9,7 +9,7 @@ import trio
 
 from admin.config.sources import Flags, load
 from admin.edits.service import EditService
-from admin.edits.store import MemoryStore
+from admin.edits.store import Store
 from admin.run import limit_commands
 from admin.run.composition import compose
 from limiter.rules.resource import Resource
@@ -23,7 +23,7 @@ from proxy.stats.snapshot import ResourceState
 
 def desk(*limits: str, file: str | None = None) -> EditService:
     flags = Flags(listen=["127.0.0.1:1"], broker=["127.0.0.1:2"], limits=limits)
-    return EditService(compose(load(file, {}, flags)).rulebook, MemoryStore())
+    return EditService(compose(load(file, {}, flags)).rulebook, Store(None))
 
 
 async def _apply(_: RuleSet) -> None:

@@ -11,7 +11,7 @@ from certificates import Certificates
 from admin.config.sources import Flags, load
 from admin.edits.model import Author, ReloadError, ReloadReport
 from admin.edits.service import EditService
-from admin.edits.store import MemoryStore
+from admin.edits.store import Store
 from admin.http.auth import Keyring
 from admin.run import reload, sidecar
 from admin.run.composition import Plan, compose
@@ -33,7 +33,7 @@ def make(tmp_path: Path) -> Make:
             return compose(load(str(file), {}, pair))
 
         first = plan()
-        return reload.Reloader(plan, first, EditService(first.rulebook, MemoryStore()), Keyring(first.access))
+        return reload.Reloader(plan, first, EditService(first.rulebook, Store(None)), Keyring(first.access))
 
     return reloader
 
@@ -149,7 +149,7 @@ def authors() -> list[str]:
 @pytest.fixture
 def desk(authors: list[str]) -> EditService:
     plan = compose(load(None, {}, Flags(listen=["127.0.0.1:1"], broker=["127.0.0.1:2"])))
-    desk = EditService(plan.rulebook, MemoryStore())
+    desk = EditService(plan.rulebook, Store(None))
 
     async def read_again(author: Author, dry_run: bool) -> ReloadReport:  # noqa: FBT001 - EditService's own call
         assert not dry_run

@@ -13,7 +13,7 @@ from admin.common.clock import Clock
 from admin.config.sources import Flags, load
 from admin.edits.model import Author, SetLimit, SetSwitch
 from admin.edits.service import EditService
-from admin.edits.store import MemoryStore
+from admin.edits.store import Store
 from admin.run.composition import compose
 from admin.stats import ConnectionQuery, LiveStats, Query
 from admin.stats.health import Health
@@ -80,7 +80,7 @@ def time() -> Time:
 
 @pytest.fixture
 async def desk(data_path: Any, write: Any, nursery: Any) -> EditService:
-    desk = EditService(compose(load(write(CONFIG), {}, Flags())).rulebook, MemoryStore())
+    desk = EditService(compose(load(write(CONFIG), {}, Flags())).rulebook, Store(None))
     await nursery.start(desk.run, data_path.apply)
     return desk
 
