@@ -27,7 +27,7 @@ steps, which are applied when it does.
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from proxy.deciding.batch import Side
 from proxy.protocols.amqp10 import wire
@@ -40,14 +40,11 @@ from proxy.protocols.amqp10.links import (
     Link,
     Shared,
 )
-from proxy.protocols.amqp10.renumbering import Renumbering, Transfers
-from proxy.protocols.amqp10.scanning import reflow, renumber
-from proxy.protocols.amqp10.stream import Flowed, Piece, Scanned, Step, Stream
+from proxy.protocols.amqp10.parts import HalfPart, Outlet, Piece, SessionPart, Step
+from proxy.protocols.amqp10.scanning import Flowed, Scanned, reflow, renumber
+from proxy.protocols.amqp10.stream import Stream
 from proxy.protocols.amqp10.wire import Frame, Malformed, Performative
 from proxy.protocols.base import Buffer, Close
-
-if TYPE_CHECKING:
-    from proxy.protocols.amqp10.scanning import NativeScanner
 
 #: Of a connection, all sessions together.
 MAX_LINKS: Final = 16384
@@ -61,22 +58,18 @@ _ORPHANED_APART_NS: Final = 250_000_000
 Key = tuple[bytes, Side]
 
 
-class Half:
+class Half(HalfPart):
     """What one peer has of a session.
 
     Attributes:
-        channel: its number; None before it has begun.
         first_id: of its transfers, by its begin.
         told: its begin has gone on, and its end has not.
         ended: its end has been read.
         handles: its links.
         awaited: links that the other peer has attached and this one has not, by name and sender.
-        transfers: that it sends.
-        ids: of the deliveries that it sends.
         senders: links on which it sends.
         deciders: of these, those of which all deliveries are decided.
         deciding: its deliveries that are looked at and of which the last frame has not gone on.
-        kept: what it has sent behind a delivery that is not decided.
         undecided: its deliveries that wait for more of them.
         kept_bytes: since the first of these; at most so many as ``most_kept_bytes``.
         kept_transfers: likewise.
@@ -84,47 +77,31 @@ class Half:
 
     __slots__ = (
         "awaited",
-        "channel",
         "deciders",
         "deciding",
         "ended",
         "first_id",
         "handles",
-        "ids",
-        "kept",
         "kept_bytes",
         "kept_transfers",
         "most_kept_bytes",
         "senders",
         "told",
-        "transfers",
         "undecided",
     )
 
     def __init__(self) -> None:
-        self.channel: int | None = None
+        super().__init__()
         self.first_id = 0
         self.told = self.ended = False
         self.handles: dict[int, Link] = {}
         self.awaited: dict[Key, deque[Link]] = {}
-        self.transfers = Transfers()
-        self.ids = Renumbering()
         self.senders = self.deciders = self.deciding = 0
-        self.kept: deque[Piece] = deque()
         self.undecided: dict[Delivery, None] = {}
         self.kept_bytes = self.kept_transfers = self.most_kept_bytes = 0
 
-    def settle(self, first: int, last: int, *, receiver: bool) -> None:
-        """Take that some of its deliveries are settled, by their numbers as who says it counts."""
-        ids = self.ids
-        if receiver and not ids.plain:
-            for each in ids.back_ranges(first, last):
-                ids.settled(*each)
-        else:
-            ids.settled(first, last)
 
-
-class Conversation:
+class Conversation(SessionPart[Link]):
     """One session.
 
     Args:
@@ -135,7 +112,7 @@ class Conversation:
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self.halves = {side: Half() for side in Side}
+        self.halves: dict[Side, Half] = {side: Half() for side in Side}
         self.links: dict[Link, None] = {}
         #: Behind which of the client's deliveries a link has ended, and until when those before are waited for.
         self._orphaned: deque[tuple[int, int]] = deque()
@@ -323,14 +300,9 @@ class Conversation:
             link.flow_of_receiver(performative.uint(5), performative.uint(6), performative.boolean(8))
         return step
 
-    def tell(self, link: Link, stream: Stream) -> None:
-        """Tell a link's sender of its credit.
-
-        Args:
-            link: of this session.
-            stream: of the receiver, as whose frame it comes.
-        """
-        receiver = stream.side
+    def tell(self, link: Link, outlet: Outlet) -> None:
+        """Tell the sender of a link of its credit; the outlet is the receiver's."""
+        receiver = outlet.side
         half = self.halves[receiver]
         handle = link.handles[receiver]
         if link.flows and not link.credit.shaped and link.credit.granted == link.credit.limit:
@@ -340,7 +312,7 @@ class Conversation:
             return
         to_sender = link.credit.to_sender()
         self._tell_flow(
-            stream,
+            outlet,
             handle=handle,
             delivery_count=to_sender.delivery_count,
             link_credit=to_sender.credit,
@@ -351,40 +323,40 @@ class Conversation:
         """Take note that a transfer of that peer was swallowed: it takes it for a part of its window."""
         self._shared.short[self, side] = None
 
-    def tell_window(self, stream: Stream) -> bool:
+    def tell_window(self, outlet: Outlet) -> bool:
         """Tell the sender of what was swallowed of its window, if it could send no more without that.
 
         Args:
-            stream: of the receiver, as whose frame it comes.
+            outlet: of the receiver, as whose frame it comes.
 
         Returns:
             Whether it knows of all now.
         """
-        half, other = self.halves[stream.side], self.halves[stream.side.other]
+        half, other = self.halves[outlet.side], self.halves[outlet.side.other]
         if not other.transfers.to_tell or not half.told:
             return True
         if other.transfers.left():
             # A flow of a link is likely to say it.
             return False
-        self._tell_flow(stream)
+        self._tell_flow(outlet)
         return True
 
     def _tell_flow(
         self,
-        stream: Stream,
+        outlet: Outlet,
         *,
         handle: int | None = None,
         delivery_count: int | None = None,
         link_credit: int | None = None,
         drain: bool = False,
     ) -> None:
-        half, other = self.halves[stream.side], self.halves[stream.side.other]
+        half, other = self.halves[outlet.side], self.halves[outlet.side.other]
         assert half.channel is not None  # noqa: S101 - it has begun
         incoming_id = other.transfers.incoming_id()
         if incoming_id is None and other.told:
             # The receiver has not said it yet, though it knows it by now.
             incoming_id = other.first_id
-        stream.insert(
+        outlet.insert(
             wire.flow_frame(
                 half.channel,
                 next_incoming_id=incoming_id,
@@ -398,22 +370,17 @@ class Conversation:
             )
         )
 
-    def tell_rejected(self, delivery: Delivery, stream: Stream) -> None:
-        """Tell the sender of a delivery that it is rejected.
-
-        Args:
-            delivery: of this session; it was swallowed.
-            stream: of the receiver, as whose frame it comes.
-        """
-        half = self.halves[stream.side]
+    def tell_rejected(self, number: int, why: str, outlet: Outlet) -> None:
+        """Tell the sender of a swallowed delivery that it is rejected; the outlet is the receiver's."""
+        half = self.halves[outlet.side]
         if half.channel is None or not half.told:
             return
-        stream.insert(
+        outlet.insert(
             wire.disposition_frame(
                 half.channel,
                 receiver=True,
-                first=delivery.number,
-                state=wire.rejected(wire.RESOURCE_LIMIT_EXCEEDED, delivery.why),
+                first=number,
+                state=wire.rejected(wire.RESOURCE_LIMIT_EXCEEDED, why),
             )
         )
 
@@ -536,16 +503,13 @@ class Conversation:
         for scanner in self._shared.scanners.values():
             scanner.changed[self] = None
 
-    def show(self, scanner: "NativeScanner") -> None:
-        """Have a scanner take what is plain from now on, or leave it."""
-        half = self.halves[scanner.side]
+    def plain_channel(self, side: Side) -> tuple[int, bool] | None:
+        """Return a peer's channel, if it is open, and whether scans may take its transfers and dispositions."""
+        half = self.halves[side]
         if half.channel is None or half.ended:
-            return
-        # What counts differently is written with other numbers: see NumberedRun.
-        if not half.deciding and not half.kept:
-            scanner.know_session(half.channel, self)
-        else:
-            scanner.leave_session(half.channel)
+            return None
+        # Deliveries with other numbers are plain, too: see NumberedRun.
+        return half.channel, not half.deciding and not half.kept
 
     def _show(self, link: Link) -> None:
         """Have a scanner take what is plain of a link from now on, or leave it."""
@@ -707,27 +671,27 @@ class ScannedFlows(Step):
 
     __slots__ = ("_flows",)
 
-    def __init__(self, side: Side, flows: Sequence[Flowed]) -> None:
+    def __init__(self, side: Side, flows: Sequence[tuple[Conversation, Flowed]]) -> None:
         self.session = None
         self.side = side
-        self._flows: list[tuple[Flowed, Link | None]] = []
-        for flow in flows:
+        self._flows: list[tuple[Conversation, Flowed, Link | None]] = []
+        for session, flow in flows:
             handle = flow.numbers[4]
-            link = None if handle is None else flow.session.halves[side].handles.get(handle)
+            link = None if handle is None else session.halves[side].handles.get(handle)
             if link is not None:
                 link.flows += 1
                 if link.sender is not side:
                     link.flow_of_receiver(flow.numbers[5], flow.numbers[6], flow.drains)
-            self._flows.append((flow, link))
+            self._flows.append((session, flow, link))
 
     def apply(self, piece: Piece) -> bytes | None:
         """Translate them."""
         side, buffer, at = self.side, piece.buffer, piece.start
         parts: list[Buffer] = []
-        for flow, link in self._flows:
+        for session, flow, link in self._flows:
             if link is not None:
                 link.flows -= 1
-            changes = _translate_flow(flow.session, side, link, flow.numbers, drains=flow.drains)
+            changes = _translate_flow(session, side, link, flow.numbers, drains=flow.drains)
             if changes:
                 parts += (buffer[at : flow.start], reflow(buffer, flow.start, flow.stop, changes))
                 at = flow.stop
@@ -877,7 +841,7 @@ class DispositionStep(Step):
 
     def __init__(
         self,
-        session: Conversation,
+        session: SessionPart[Link],
         side: Side,
         channel: int,
         performative: Performative,
@@ -886,7 +850,7 @@ class DispositionStep(Step):
         most_bytes: int,
     ) -> None:
         self._most_bytes = most_bytes
-        self.session: Conversation = session
+        self.session: SessionPart[Link] = session
         self.side = side
         self._channel = channel
         self._performative = performative
@@ -941,7 +905,7 @@ class NumberedRun(Step):
 
     __slots__ = ("_most_bytes", "_scanned", "_sessions")
 
-    def __init__(self, side: Side, scanned: Scanned, sessions: Iterable[Conversation], most_bytes: int) -> None:
+    def __init__(self, side: Side, scanned: Scanned, sessions: Iterable[SessionPart[Link]], most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self.session = None
         self.side = side

@@ -11,7 +11,7 @@ client that have not said what they are for. What comes before is bounded by ``U
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from limiter.rules.resource import Resource
 from limiter.rules.rule import UPERMITS_PER_PERMIT
@@ -22,14 +22,12 @@ from proxy.protocols.amqp.names import EXCHANGE, QUEUE, ROUTING_KEY, Names
 from proxy.protocols.amqp10.address import Address, delivered, published, target_of
 from proxy.protocols.amqp10.credit import Credit, LinkFlow, Unpaid, UnpaidOfClients
 from proxy.protocols.amqp10.message import MAX_HEAD_BYTES, MessageHead, may_name_copies
+from proxy.protocols.amqp10.parts import LinkPart, SessionPart
+from proxy.protocols.amqp10.renumbering import Renumbering
+from proxy.protocols.amqp10.scanning import NativeScanner
 from proxy.protocols.amqp10.wire import Attached, CutOff, Malformed
 from proxy.protocols.base import NO_TERMS, Advance, Buffer, Close, SessionContext, Terms
 from proxy.stats.snapshot import LinkState
-
-if TYPE_CHECKING:
-    from proxy.protocols.amqp10.conversation import Conversation
-    from proxy.protocols.amqp10.renumbering import Renumbering
-    from proxy.protocols.amqp10.scanning import NativeScanner
 
 #: What becomes of a delivery: more of it has to come before it can be decided; it is to be decided; it goes on; or it
 #: is swallowed.
@@ -96,13 +94,13 @@ class Shared:
     clients: UnpaidOfClients = field(default_factory=UnpaidOfClients)
     starved: "dict[Link, None]" = field(default_factory=dict)
     turning: "dict[Link, None]" = field(default_factory=dict)
-    forced: "dict[Conversation, None]" = field(default_factory=dict)
+    forced: "dict[SessionPart[Link], None]" = field(default_factory=dict)
     charges: list[Charge] = field(default_factory=list)
     paid: dict[tuple[tuple[Resource, ...], bool], Paid] = field(default_factory=dict)
-    keeping: "dict[Conversation, None]" = field(default_factory=dict)
-    short: "dict[tuple[Conversation, Side], None]" = field(default_factory=dict)
-    unblocked: "dict[Side, dict[Conversation, None]]" = field(default_factory=dict)
-    orphaned: "dict[Conversation, None]" = field(default_factory=dict)
+    keeping: "dict[SessionPart[Link], None]" = field(default_factory=dict)
+    short: "dict[tuple[SessionPart[Link], Side], None]" = field(default_factory=dict)
+    unblocked: "dict[Side, dict[SessionPart[Link], None]]" = field(default_factory=dict)
+    orphaned: "dict[SessionPart[Link], None]" = field(default_factory=dict)
     tightest: Advance | None = None
     withheld: bool = False
     let_in: bool = False
@@ -111,8 +109,8 @@ class Shared:
     links: int = 0
     under_way: int = 0
     refused: int = 0
-    timed: "tuple[Renumbering, int] | None" = None
-    scanners: "dict[Side, NativeScanner]" = field(default_factory=dict)
+    timed: tuple[Renumbering, int] | None = None
+    scanners: dict[Side, NativeScanner] = field(default_factory=dict)
     _kept_bytes: int = 0
     _gathering: Gathering | None = None
     #: What rules say to what messages are for, as long as they are the same.
@@ -277,7 +275,7 @@ class Delivery:
         self.paid_for: tuple[Resource, ...] | None = None
 
 
-class Link:
+class Link(LinkPart):
     """One link.
 
     Args:
@@ -345,7 +343,7 @@ class Link:
         "used",
     )
 
-    def __init__(self, session: "Conversation", attached: Attached, side: Side, shared: Shared) -> None:
+    def __init__(self, session: "SessionPart[Link]", attached: Attached, side: Side, shared: Shared) -> None:
         self._shared = shared
         self.session = session
         self.sender = side.other if attached.receiver else side

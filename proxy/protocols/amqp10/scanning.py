@@ -7,22 +7,100 @@ Where it is not installed, or the options say ``python``, every frame is read on
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
+
+import msgspec
 
 from limiter.compiled import COMPILED
 from proxy.deciding.batch import Side
 from proxy.protocols.amqp10.message import COPIES
-from proxy.protocols.amqp10.stream import Flowed, Scanned
+from proxy.protocols.amqp10.parts import LinkPart, Piece, SessionPart, Step
 from proxy.protocols.base import Buffer
-
-if TYPE_CHECKING:
-    from proxy.protocols.amqp10.conversation import Conversation
-    from proxy.protocols.amqp10.links import Link
 
 #: What a scan finds is told link by link and range by range: how long that takes shows only when it is done.
 MAX_RUNS: Final = 512
 #: Numbers of deliveries are counted on from 0 behind it.
 _HIGHEST: Final = (1 << 32) - 1
+
+Ranges = Sequence[tuple[int, int]]
+"""Delivery-ids, from the first to the last of each range, both included."""
+
+
+class Flowed(msgspec.Struct, gc=False):
+    """A flow as compiled code returns it.
+
+    Attributes:
+        channel: of its session.
+        start: where its frame begins in the buffer.
+        stop: where it ends.
+        numbers: its first eight fields.
+        drains: the ninth.
+    """
+
+    channel: int
+    start: int
+    stop: int
+    numbers: Sequence[int | None]
+    drains: bool
+
+
+class Scanned(Step):
+    """A run of plain frames as compiled code returns it, and the flows behind it.
+
+    Args:
+        side: who sent them.
+        stop: where it ends in the buffer; it began where the scan did.
+        frames: how many, empty ones, dispositions and flows among them.
+        links: of the transfers, by link, each once: the link, its deliveries, and their frames' bytes.
+        sessions: likewise by session: the session, its transfers, the last delivery-id, and those of all that are
+            not settled, ascending. Each transfer is one delivery.
+        disposed: by disposition: of which session, whether the receiver says it, whether that settles, and which
+            deliveries; they may be in the run.
+        flows: what else it says; nothing of the run is behind the first of them.
+    """
+
+    __slots__ = ("disposed", "flows", "frames", "links", "sessions", "stop")
+
+    def __init__(  # noqa: PLR0917 - as compiled code returns them
+        self,
+        side: Side,
+        stop: int,
+        frames: int,
+        links: Sequence[tuple[LinkPart, int, int]],
+        sessions: Sequence[tuple[SessionPart[Any], int, int, Ranges]],
+        disposed: Sequence[tuple[SessionPart[Any], bool, bool, int, int]],
+        flows: Sequence[Flowed],
+    ) -> None:
+        self.session = None
+        self.side = side
+        self.stop = stop
+        self.frames = frames
+        self.links = links
+        self.sessions = sessions
+        self.disposed = disposed
+        self.flows = flows
+
+    def apply(self, piece: Piece) -> bytes | None:
+        """Count what is in the run."""
+        del piece
+        side = self.side
+        for session, transfers, last, unsettled in self.sessions:
+            half = session.halves[side]
+            half.transfers.came(transfers)
+            if side is Side.CLIENT:
+                for first, last_of_range in unsettled:
+                    half.ids.came(first, (last_of_range - first + 1) & _HIGHEST)
+                if unsettled:
+                    session.time(unsettled[-1][1])
+                if not unsettled or unsettled[-1][1] != last:
+                    half.ids.reached(last)
+        for link, deliveries, _ in self.links:
+            link.came(deliveries)
+        for session, receiver, settles, first, last in self.disposed:
+            # Of the broker's deliveries nobody keeps count.
+            if settles and receiver is (side is Side.BROKER):
+                session.halves[Side.CLIENT].settle(first, last, receiver=receiver)
+        return None
 
 
 class NativeScanner:
@@ -39,10 +117,10 @@ class NativeScanner:
     def __init__(self, side: Side) -> None:
         assert COMPILED is not None  # noqa: S101 - as who made this knows
         self.side = side
-        self.changed: dict[Conversation, None] = {}
+        self.changed: dict[SessionPart[Any], None] = {}
         self._frames = COMPILED.Links(COPIES)
-        self._links: dict[tuple[int, int], Link] = {}
-        self._sessions: dict[int, Conversation] = {}
+        self._links: dict[tuple[int, int], LinkPart] = {}
+        self._sessions: dict[int, SessionPart[Any]] = {}
 
     def take_flows(self) -> None:
         """Take flows from now on."""
@@ -52,7 +130,7 @@ class NativeScanner:
         """Take no longer frames from now on."""
         self._frames.most_frame_bytes = most_frame_bytes
 
-    def know_link(self, channel: int, handle: int, link: "Link", *, most_bytes: int | None, copies: bool) -> None:
+    def know_link(self, channel: int, handle: int, link: LinkPart, *, most_bytes: int | None, copies: bool) -> None:
         """Take transfers of a link from now on; no delivery of it is begun.
 
         Args:
@@ -70,7 +148,7 @@ class NativeScanner:
         if self._links.pop((channel, handle), None) is not None:
             self._frames.unmark(channel, handle)
 
-    def know_session(self, channel: int, session: "Conversation") -> None:
+    def know_session(self, channel: int, session: SessionPart[Any]) -> None:
         """Take dispositions of a session from now on, and transfers of its links."""
         self._sessions[channel] = session
         self._frames.begin(channel)
@@ -97,7 +175,13 @@ class NativeScanner:
         if self.changed:
             changed, self.changed = self.changed, {}
             for session in changed:
-                session.show(self)
+                known = session.plain_channel(self.side)
+                if known is not None:
+                    channel, plain = known
+                    if plain:
+                        self.know_session(channel, session)
+                    else:
+                        self.leave_session(channel)
         stop, frames, moved, begun, disposed, flows = self._frames.scan(buffer, at, MAX_RUNS)
         if not frames:
             return None
@@ -121,9 +205,7 @@ class NativeScanner:
             ]
             if disposed
             else (),
-            [Flowed(sessions[channel], start, stop, numbers, drains) for channel, start, stop, numbers, drains in flows]
-            if flows
-            else (),
+            [Flowed(*flow) for flow in flows] if flows else (),
         )
 
 

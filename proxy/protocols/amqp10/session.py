@@ -14,8 +14,9 @@ from proxy.protocols.amqp10.about import AboutClient
 from proxy.protocols.amqp10.conversation import Conversation, DispositionStep, Mark, NumberedRun, ScannedFlows
 from proxy.protocols.amqp10.links import Delivery, Link, Shared
 from proxy.protocols.amqp10.options import AMQP10Options
-from proxy.protocols.amqp10.scanning import NativeScanner
-from proxy.protocols.amqp10.stream import MAX_WHOLE_BYTES, Flowed, Piece, Reader, Scanned, Step, Stream
+from proxy.protocols.amqp10.parts import Piece, SessionPart, Step
+from proxy.protocols.amqp10.scanning import Flowed, NativeScanner, Scanned
+from proxy.protocols.amqp10.stream import MAX_WHOLE_BYTES, Reader, Stream
 from proxy.protocols.amqp10.wire import Frame, Malformed, Performative
 from proxy.protocols.base import NO_BOUND, Buffer, Close, Description, Session, SessionContext
 from proxy.protocols.options import relays_unread, scans
@@ -253,7 +254,7 @@ class AMQP10Session(Session, Reader):
             rejected, shared.rejected = shared.rejected, []
             for delivery in rejected:
                 link = delivery.link
-                link.session.tell_rejected(delivery, self._streams[link.sender.other])
+                link.session.tell_rejected(delivery.number, delivery.why, self._streams[link.sender.other])
         if shared.to_tell:
             links, shared.to_tell = shared.to_tell, {}
             for link in links:
@@ -361,7 +362,7 @@ class AMQP10Session(Session, Reader):
             link.begins(deliveries)
         for link, deliveries, size_bytes in links:
             link.completed(deliveries, size_bytes)
-        numbered: dict[Conversation, None] = {}
+        numbered: dict[SessionPart[Link], None] = {}
         for of_session in scanned.sessions:
             if not of_session[0].counts_alike:
                 numbered[of_session[0]] = None
@@ -372,7 +373,8 @@ class AMQP10Session(Session, Reader):
 
     def take_flows(self, stream: Stream, flows: Sequence[Flowed]) -> Step:
         """Take flows as compiled code has read them."""
-        return ScannedFlows(stream.side, flows)
+        channels = self._channels[stream.side]
+        return ScannedFlows(stream.side, [(channels[flow.channel], flow) for flow in flows])
 
     def _open(self, stream: Stream, performative: Performative) -> Step | None:
         side, shared = stream.side, self._shared

@@ -18,19 +18,14 @@ grows frame by frame.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Final
-
-import msgspec
+from typing import Any, Final
 
 from proxy.deciding.batch import Side
 from proxy.protocols.amqp10 import wire
+from proxy.protocols.amqp10.parts import LinkPart, Piece, SessionPart, Step
+from proxy.protocols.amqp10.scanning import Flowed, NativeScanner, Scanned
 from proxy.protocols.amqp10.wire import Frame, Malformed, Performative
 from proxy.protocols.base import NO_BOUND, Buffer, Close
-
-if TYPE_CHECKING:
-    from proxy.protocols.amqp10.conversation import Conversation
-    from proxy.protocols.amqp10.links import Link
-    from proxy.protocols.amqp10.scanning import NativeScanner
 
 #: A frame that is no longer is taken whole.
 MAX_WHOLE_BYTES: Final = 64 * 1024
@@ -47,129 +42,6 @@ _SAID_OF_FLOW: Final = 4
 _MAX_TAKEN_BACK_BYTES: Final = 4096
 _HEADER_BYTES: Final = wire.HEADER_BYTES
 _AMQP: Final = b"AMQP"
-_SERIALS: Final = (1 << 32) - 1
-
-Ranges = Sequence[tuple[int, int]]
-"""Delivery-ids, from the first to the last of each range, both included."""
-
-
-class Step(ABC):
-    """What becomes of a piece of a chunk, once it is written.
-
-    Attributes:
-        session: whose frames wait for each other; None is nobody's.
-        side: who sent it.
-        is_blocked: it cannot be written yet.
-    """
-
-    __slots__ = ("session", "side")
-
-    session: "Conversation | None"
-    side: Side
-
-    @property
-    def is_blocked(self) -> bool:
-        """Whether it is not decided."""
-        return False
-
-    @abstractmethod
-    def apply(self, piece: "Piece") -> bytes | None:
-        """Count what goes on; return the bytes in its place, none if it is swallowed, or None: as it came."""
-
-
-class Piece(msgspec.Struct, gc=False):
-    """Some bytes in their order.
-
-    Attributes:
-        buffer: where they are.
-        start: from where.
-        stop: to where.
-        step: what becomes of them.
-        is_last: they end a frame.
-    """
-
-    buffer: Buffer
-    start: int
-    stop: int
-    step: Step
-    is_last: bool = True
-
-
-class Flowed(msgspec.Struct, gc=False):
-    """A flow as compiled code returns it.
-
-    Attributes:
-        session: whose.
-        start: where its frame begins in the buffer.
-        stop: where it ends.
-        numbers: its first eight fields.
-        drains: the ninth.
-    """
-
-    session: "Conversation"
-    start: int
-    stop: int
-    numbers: "Sequence[int | None]"
-    drains: bool
-
-
-class Scanned(Step):
-    """A run of plain frames as compiled code returns it, and the flows behind it.
-
-    Args:
-        side: who sent them.
-        stop: where it ends in the buffer; it began where the scan did.
-        frames: how many, empty ones, dispositions and flows among them.
-        links: of the transfers, by link, each once: the link, its deliveries, and their frames' bytes.
-        sessions: likewise by session: the session, its transfers, the last delivery-id, and those of all that are
-            not settled, ascending. Each transfer is one delivery.
-        disposed: by disposition: of which session, whether the receiver says it, whether that settles, and which
-            deliveries; they may be in the run.
-        flows: what else it says; nothing of the run is behind the first of them.
-    """
-
-    __slots__ = ("disposed", "flows", "frames", "links", "sessions", "stop")
-
-    def __init__(  # noqa: PLR0917 - as compiled code returns them
-        self,
-        side: Side,
-        stop: int,
-        frames: int,
-        links: "Sequence[tuple[Link, int, int]]",
-        sessions: "Sequence[tuple[Conversation, int, int, Ranges]]",
-        disposed: "Sequence[tuple[Conversation, bool, bool, int, int]]",
-        flows: "Sequence[Flowed]",
-    ) -> None:
-        self.session = None
-        self.side = side
-        self.stop = stop
-        self.frames = frames
-        self.links = links
-        self.sessions = sessions
-        self.disposed = disposed
-        self.flows = flows
-
-    def apply(self, piece: "Piece") -> bytes | None:
-        """Count what is in the run."""
-        del piece
-        side = self.side
-        for session, transfers, last, unsettled in self.sessions:
-            half = session.halves[side]
-            half.transfers.came(transfers)
-            if side is Side.CLIENT:
-                for first, last_of_range in unsettled:
-                    half.ids.came(first, (last_of_range - first + 1) & _SERIALS)
-                if unsettled:
-                    session.time(unsettled[-1][1])
-                if not unsettled or unsettled[-1][1] != last:
-                    half.ids.reached(last)
-        for link, deliveries, _ in self.links:
-            link.came(deliveries)
-        for session, receiver, settles, first, last in self.disposed:
-            # Of the broker's deliveries nobody keeps count.
-            if settles and receiver is (side is Side.BROKER):
-                session.halves[Side.CLIENT].settle(first, last, receiver=receiver)
-        return None
 
 
 class Run(Step):
@@ -181,16 +53,16 @@ class Run(Step):
         self.session = None
         self.side = side
         #: Deliveries of which the first frame is among them, by link; and frames of transfers, by session.
-        self._came: dict[Link, int] = {}
-        self._transfers: dict[Conversation, int] = {}
+        self._came: dict[LinkPart, int] = {}
+        self._transfers: dict[SessionPart[Any], int] = {}
         #: Deliveries that follow each other, by session: the first, and how many.
-        self._unsettled: list[tuple[Conversation, int, int]] = []
-        self._settled: list[tuple[Conversation, bool, int, int]] = []
+        self._unsettled: list[tuple[SessionPart[Any], int, int]] = []
+        self._settled: list[tuple[SessionPart[Any], bool, int, int]] = []
         #: The last delivery that need not be unsettled, by session.
-        self._last: dict[Conversation, int] = {}
-        self._aborted: list[tuple[Conversation, int]] = []
+        self._last: dict[SessionPart[Any], int] = {}
+        self._aborted: list[tuple[SessionPart[Any], int]] = []
 
-    def add_transfer(self, session: "Conversation", link: "Link | None", number: int, *, settled: bool) -> None:
+    def add_transfer(self, session: SessionPart[Any], link: LinkPart | None, number: int, *, settled: bool) -> None:
         """Add a transfer.
 
         Args:
@@ -217,12 +89,12 @@ class Run(Step):
                     return
             unsettled.append((session, number, 1))
 
-    def add_aborted(self, session: "Conversation", number: int) -> None:
+    def add_aborted(self, session: SessionPart[Any], number: int) -> None:
         """Add that a delivery was aborted, by one of its transfers."""
         if self.side is Side.CLIENT:
             self._aborted.append((session, number))
 
-    def add_settled(self, session: "Conversation", first: int, last: int, *, receiver: bool) -> None:
+    def add_settled(self, session: SessionPart[Any], first: int, last: int, *, receiver: bool) -> None:
         """Add a disposition that settles."""
         self._settled.append((session, receiver, first, last))
 
@@ -336,7 +208,7 @@ class Stream:
         self.left_bytes = 0
         self.out: list[Buffer] = []
         self.scanner: NativeScanner | None = None
-        self.unblocked: dict[Conversation, None] = {}
+        self.unblocked: dict[SessionPart[Any], None] = {}
         self.is_opened = self.is_over = self.is_closed = self.waits = False
         self._reader = reader
         #: Of a frame that is not there as far as it has to be.
@@ -540,7 +412,7 @@ class Stream:
         """Write what becomes of the chunk in hand."""
         pieces, self._pieces, self._run = self._pieces, [], None
         side = self.side
-        keeping: dict[Conversation, None] = {}
+        keeping: dict[SessionPart[Any], None] = {}
         if self.unblocked:
             self.release()
         for piece in pieces:
