@@ -1,4 +1,4 @@
-"""What a client says of itself, and what it and the broker agree on."""
+"""Who the client is, and what it and the broker agree on."""
 
 from typing import Final
 
@@ -12,12 +12,11 @@ _RABBITMQ: Final = b"RabbitMQ"
 
 
 class AboutClient(Identity):
-    """One client, and what both peers have opened.
+    """One client and the opens of both peers.
 
     Attributes:
-        opened: what each peer has said in its open.
-        closed_by: which peer has closed the connection: the client once the broker has agreed; the broker as soon as it
-            says so.
+        opened: each peer's open.
+        closed_by: which peer has closed the connection: the client once the broker has agreed, the broker at once.
     """
 
     __slots__ = ("_closing", "closed_by", "opened")

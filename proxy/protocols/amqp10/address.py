@@ -1,47 +1,43 @@
 """What the addresses of links and messages stand for, in the words of ``proxy.protocols.amqp.names``.
 
-What RabbitMQ 4.0.5 makes of a target, as it was seen to do. Version 2 of its addresses:
+RabbitMQ 4.0.5 treats a target like this, as observed. Version 2 of its addresses:
 
-- ``/queues/:q``: the queue. It is percent-decoded (``%2F`` and ``%2f``; ``+`` stays). What would have to be encoded and
-  is not, is refused: ``/queues/a/b`` and ``/queues/ä``, too.
+- ``/queues/:q``: the queue, percent-decoded (``%2F`` and ``%2f``; ``+`` stays). Characters that would need encoding are
+  refused: ``/queues/a/b``, ``/queues/ä``.
 - ``/exchanges/:e/:k``: the exchange with the routing key, decoded likewise. ``/exchanges/:e`` and ``/exchanges/:e/``
   have an empty key, never the message's subject.
-- ``/exchanges//:k`` and ``/exchanges/amq.default/:k`` are refused, and encoded there is no such exchange: the default
-  exchange is reached as a queue only. Were it otherwise, it would be charged as the queue here.
-- A null address: each message's ``to``, which is one of these; any other, version 1 too, has the message rejected.
+- ``/exchanges//:k`` and ``/exchanges/amq.default/:k`` are refused: the default exchange is reached as a queue only.
+- A null address: each message's ``to``, in one of these forms; with any other the message is rejected.
 
-Version 1, which is on unless ``deprecated_features.permit.amqp_address_v1 = false``. Only ``%2F`` is decoded; ``%2f``
-and ``%41`` stand for themselves:
+Version 1, unless ``deprecated_features.permit.amqp_address_v1 = false``. Only ``%2F`` is decoded, not ``%2f`` or
+``%41``:
 
-- ``:q`` without a slash, ``/queue/:q``: a queue, which is declared; ``/amq/queue/:q``: a queue that is there.
-- ``/exchange/:e/:k``: the exchange with the key. Without a key, or with an empty one, the message's subject is the key.
+- ``:q`` without a slash and ``/queue/:q``: a queue, which is declared; ``/amq/queue/:q``: an existing queue.
+- ``/exchange/:e/:k``: the exchange with the key. Without a key, the message's subject is the key.
 - ``/topic/:k``: the exchange ``amq.topic`` with the key.
 - ``/queue``, and an empty string: the default exchange, with the message's subject as the key: the name of any queue.
-- ``$management``, ``$cbs``: queues of that name. ``/management`` is the node that declares things, if the link is one
-  of a pair, and else refused.
-- All else is refused.
+- ``$management``, ``$cbs``: queues of that name. ``/management`` is the management node if the link is one of a pair,
+  and else refused.
+- Everything else is refused.
 
-A target that is null itself ends the session; so do dynamic nodes (4.2 has dynamic sources). A message's own ``to``
-counts on a link without an address only. The annotations ``x-exchange`` and ``x-routing-key`` change nothing. ``x-cc``
-counts from 4.1.0 on, on all links: its strings are routing keys beside that of the address, in the same exchange. So
-``/queues/a`` with ``b`` in ``x-cc`` goes to both queues.
+A null target ends the session; so do dynamic nodes (4.2 has dynamic sources). A message's ``to`` counts only on a link
+without an address. ``x-exchange`` and ``x-routing-key`` change nothing. From 4.1.0 on the strings in ``x-cc`` are
+further routing keys in the same exchange, on all links: ``/queues/a`` with ``b`` in ``x-cc`` goes to both queues.
 
-Other things of 4.0.5 that matter here: it does not know aborted deliveries (2.6.14): what came of one is delivered, its
-delivery-count goes up by one. It does not ask that delivery-ids ascend. Its
-first transfer-id is 2^32 - 4 and its first delivery-count as a sender 2^32 - 5, so both wrap at once. Without SASL it
-answers with the header of SASL, and closes.
+Also of 4.0.5: aborted deliveries (2.6.14) are delivered as far as they came, and counted. Delivery-ids need not ascend.
+Its first transfer-id is 2^32 - 4 and its first delivery-count as a sender 2^32 - 5, so both wrap at once. Without SASL
+it answers with the header of SASL, and closes.
 
-As a source ``/queues/:q``, and of version 1 ``/queue/:q``, ``/amq/queue/:q`` and ``:q`` are the queue; ``/exchange/…``
-and ``/topic/…`` are a queue that the broker makes, ``amq.gen-…``, whose name its attach does not tell: it repeats the
-address. ``/exchanges/…`` is refused.
+As a source ``/queues/:q``, ``/queue/:q``, ``/amq/queue/:q`` and ``:q`` are the queue; ``/exchange/…`` and ``/topic/…``
+are a queue ``amq.gen-…`` of the broker's, whose name its attach does not tell. ``/exchanges/…`` is refused.
 
-The vhost is what stands behind ``vhost:`` in the hostname of ``open``, as it stands (``vhost:%2F`` is refused); any
-other hostname, or none, means the broker's default vhost. A hostname that is a symbol ends the connection.
+The vhost is what follows ``vhost:`` in the hostname of ``open``, not decoded (``vhost:%2F`` is refused); any other
+hostname means the default vhost. A hostname that is a symbol ends the connection.
 
-Only a broker whose open says that its product is RabbitMQ is read like this. All others have no vhosts, and an address
-is the name of a queue there, with whatever is in it. Seen of Artemis 2.44: ``$management``, ``/management``,
-``/queues/q`` and ``/topic/k`` are such names, without any decoding. An empty address is the anonymous terminus.
-``a::q`` is the queue ``q`` of the address ``a``, so ``a::a`` is ``a``. The subject and ``x-cc`` mean nothing.
+Only a broker whose open says that its product is RabbitMQ is read like this. Others have no vhosts, and an address is
+the name of a queue. Seen of Artemis 2.44: ``$management``, ``/queues/q`` and ``/topic/k`` are such names, without
+decoding. An empty address is the anonymous terminus. ``a::q`` is the queue ``q`` of the address ``a``, so ``a::a`` is
+``a``. The subject and ``x-cc`` mean nothing.
 """
 
 from typing import Final, Literal
@@ -55,10 +51,12 @@ from proxy.protocols.amqp10.message import MessageHead
 from proxy.protocols.amqp10.wire import Terminus
 
 KeyBy = Literal["address", "to", "subject", "nothing"]
-"""What says where the messages of a link go: its address; each one's own address; its exchange and each one's subject;
-or nothing, as it is not to be limited."""
+"""What tells where the messages of a link go: its address; each message's address; the link's exchange and each
+message's
+subject; or nothing, as it is not to be limited.
+"""
 
-#: How names begin that RabbitMQ gives to queues of its own making.
+# Prefix of the queues that RabbitMQ names itself.
 MADE_BY_BROKER: Final = b"amq.gen"
 _VHOST: Final = b"vhost:"
 _DEFAULT_EXCHANGES: Final = (b"", b"amq.default")
@@ -68,10 +66,10 @@ class Address(msgspec.Struct, frozen=True):
     """Where a link's messages go.
 
     Attributes:
-        by: what says so.
+        by: what tells it.
         exchange: empty is the default one, where routing keys are names of queues.
-        routing_key: empty unless the address says it.
-        plain: the addresses of messages are names of queues, as they stand: the broker is not RabbitMQ.
+        routing_key: empty unless the address has it.
+        plain: addresses of messages are names of queues: the broker is not RabbitMQ.
     """
 
     by: KeyBy = "address"
@@ -93,12 +91,10 @@ def vhost_of(hostname: bytes | None) -> bytes:
 
 
 def target_of(target: Terminus | None, *, plain: bool = False) -> Address:
-    """Return where messages go that are sent to a target, as its sender's attach has it.
-
-    The target of a dynamic node is that of the receiver's attach: before that, nothing.
+    """Return where messages for a target go; for a dynamic node this is known from the receiver's attach only.
 
     Args:
-        target: as the attach has it.
+        target: as the sender's attach has it.
         plain: the broker is not RabbitMQ.
     """
     if target is None:
@@ -111,14 +107,14 @@ def target_of(target: Terminus | None, *, plain: bool = False) -> Address:
 
 
 def address_of(address: bytes, *, plain: bool = False) -> Address:
-    """Return where an address leads that is there."""
+    """Return where an address leads."""
     if plain:
         return Address(routing_key=_plain(address), plain=True) if address else _TO_PLAIN
     if not address.startswith(b"/"):
         return _queue(_unescaped(address))
     _, node, *rest = address.split(b"/", 2)
     name = rest[0] if rest else b""
-    # What a broker refuses may be charged to anything that it could mean.
+    # A message that the broker refuses may be charged to anything.
     match node:
         case b"queues":
             return Address(routing_key=unquote_to_bytes(name))
@@ -142,7 +138,7 @@ def address_of(address: bytes, *, plain: bool = False) -> Address:
 
 
 def _queue(name: bytes) -> Address:
-    """Return a queue by version 1, where an empty name is none."""
+    """Return a queue of version 1; an empty name is none."""
     return Address(routing_key=name) if name else Address("subject")
 
 
@@ -151,7 +147,7 @@ def _exchange(exchange: bytes, key: bytes) -> Address:
 
 
 def _plain(address: bytes) -> bytes:
-    """Return the one name of a queue of Artemis that its address has as well."""
+    """Return one name for a queue of Artemis that has the name of its address."""
     name, separator, queue = address.partition(b"::")
     return name if separator and queue == name else address
 
@@ -161,15 +157,12 @@ def _unescaped(name: bytes) -> bytes:
 
 
 def published(names: Names, address: Address, head: MessageHead | None = None) -> tuple[Resource, ...]:
-    """Return what a message is charged to, without copies.
+    """Return what a message is charged to, without copies; nothing if it is not limited or does not tell.
 
     Args:
         names: of the connection.
         address: of its link.
-        head: its own; may be left out where ``address.by`` is "address".
-
-    Returns:
-        Nothing where it is not limited, or does not say where it is to go.
+        head: its own; needed where ``address.by`` is not "address".
     """
     if head is not None and address.by == "to":
         address = address_of(head.to, plain=address.plain) if head.to is not None else _TO
@@ -186,10 +179,9 @@ def published(names: Names, address: Address, head: MessageHead | None = None) -
 
 
 def source_of(source: Terminus | None, *, plain: bool = False) -> bytes | None:
-    """Return the name of the queue that a source stands for, None if it is nothing that is limited.
+    """Return the name of the queue that a source stands for; None if it is not limited.
 
-    Of one without a name that the client knows it is MADE_BY_BROKER. Of a dynamic one, it is as its sender's attach has
-    it: before that, None.
+    MADE_BY_BROKER if the client does not know the name; for a dynamic source it is in the sender's attach.
     """
     if source is None or source.address is None or source.coordinator:
         return None
@@ -216,6 +208,6 @@ def source_of(source: Terminus | None, *, plain: bool = False) -> bytes | None:
 
 
 def delivered(names: Names, source: Terminus | None, *, plain: bool = False) -> tuple[Resource, ...]:
-    """Return what deliveries from a source are charged to; nothing where they are not limited."""
+    """Return what deliveries from a source are charged to; nothing if they are not limited."""
     queue = source_of(source, plain=plain)
     return () if queue is None else names.delivery(queue)

@@ -1,27 +1,23 @@
 """One session of a connection (AMQP 1.0, 2.5): its channels, handles, links and numbers, as both peers use them.
 
-Sessions and links have two halves, one of each peer. Who begins, attaches, detaches or ends does so for its own half,
-with a number of its own:
+Sessions and links have two halves, one for each peer, which begins, attaches, detaches and ends its own:
 
 =========== ================== ===================================================================================
-half        what its peer says then
+half        its peer sends     then
 =========== ================== ===================================================================================
-session     begin              its channel is the session's: a new one's, or of the one that the other peer has begun,
-                               which it names (``remote-channel``)
-            end                its channel may be begun anew. All links are at an end
+session     begin              its channel is the session's: a new one's, or the one it names (``remote-channel``)
+            end                its channel is free. All links have ended
 link        attach             its handle is the link's: a new one's, or of the first that the other peer has attached
-                               with the same name and in the same direction, and that waits for an answer
-            detach             its handle may be attached anew. The link is at an end; what its sender had sent before
-                               still goes on
+                               with the same name and direction, and that waits for an answer
+            detach             its handle is free. The link has ended; deliveries sent before are forwarded
 =========== ================== ===================================================================================
 
-So ends and detaches may cross each other, and a name may be attached again before the other peer has detached it. A
-link that another session of the same client steals is one that the broker detaches.
+So ends and detaches may cross, and a name may be attached again before the other peer has detached it. A link that
+another session of the same client steals is one that the broker detaches.
 
-Frames are read in ``take_`` methods, which say what becomes of them: a ``Step``. What counts what goes on is in the
-steps, which are applied when it does.
+``take_`` methods read frames and return what becomes of them, a ``Step``, which counts when it is applied.
 
-**Kept back** are a session's frames of one peer behind a delivery that cannot be decided before more of it has come.
+**Kept back** are a session's frames behind a delivery that cannot be decided before more of it has come.
 """
 
 from collections import deque
@@ -46,12 +42,12 @@ from proxy.protocols.amqp10.stream import Stream
 from proxy.protocols.amqp10.wire import Frame, Malformed, Performative
 from proxy.protocols.base import Buffer, Close
 
-#: Of a connection, all sessions together.
+# Of all sessions of a connection.
 MAX_LINKS: Final = 16384
-#: A longer name is known by a digest of it.
+# Longer names are known by a digest.
 _MAX_NAME_BYTES: Final = 64
 
-#: For how long a delivery is waited for once a link has ended that it may belong to; and how exactly that is kept.
+# How long deliveries of an ended link are waited for, and how precisely.
 _ORPHANED_NS: Final = 2_000_000_000
 _ORPHANED_APART_NS: Final = 250_000_000
 
@@ -63,15 +59,15 @@ class Half(HalfPart):
 
     Attributes:
         first_id: of its transfers, by its begin.
-        told: its begin has gone on, and its end has not.
-        ended: its end has been read.
+        told: its begin was forwarded, and its end was not.
+        ended: its end was read.
         handles: its links.
-        awaited: links that the other peer has attached and this one has not, by name and sender.
-        senders: links on which it sends.
-        deciders: of these, those of which all deliveries are decided.
-        deciding: its deliveries that are looked at and of which the last frame has not gone on.
+        awaited: links that only the other peer has attached, by name and sender.
+        senders: how many links it sends on.
+        deciders: on how many of these all deliveries are decided.
+        deciding: how many of its deliveries are looked at and not forwarded completely.
         undecided: its deliveries that wait for more of them.
-        kept_bytes: since the first of these; at most so many as ``most_kept_bytes``.
+        kept_bytes: since the first of these, at most ``most_kept_bytes``.
         kept_transfers: likewise.
     """
 
@@ -102,11 +98,7 @@ class Half(HalfPart):
 
 
 class Conversation(SessionPart[Link]):
-    """One session.
-
-    Args:
-        shared: with the links of all others.
-    """
+    """One session; ``shared`` is common to all links of the connection."""
 
     __slots__ = ("_orphaned", "_shared", "halves", "links")
 
@@ -114,7 +106,7 @@ class Conversation(SessionPart[Link]):
         self._shared = shared
         self.halves: dict[Side, Half] = {side: Half() for side in Side}
         self.links: dict[Link, None] = {}
-        #: Behind which of the client's deliveries a link has ended, and until when those before are waited for.
+        # Places in the client's deliveries where a link has ended, and until when those before are waited for.
         self._orphaned: deque[tuple[int, int]] = deque()
 
     # --- Begin and end ----------------------------------------------------------------------------
@@ -157,7 +149,7 @@ class Conversation(SessionPart[Link]):
         return Mark(self, side, ended)
 
     def end_links(self) -> None:
-        """Let all links be at an end."""
+        """Note that all links have ended."""
         links, self.links = self.links, {}
         for link in links:
             self._end_link(link)
@@ -209,12 +201,12 @@ class Conversation(SessionPart[Link]):
             self.changed()
 
     def ask_terms(self) -> None:
-        """Ask what the rules say to all links."""
+        """Ask the rules about all links."""
         for link in self.links:
             self._ask_terms(link, link.ask_terms)
 
     def turn(self, link: Link) -> None:
-        """Have a link turn."""
+        """Have a link turn (see ``links``)."""
         self._ask_terms(link, link.turn)
 
     def _ask_terms(self, link: Link, ask: Callable[[], None]) -> None:
@@ -263,7 +255,7 @@ class Conversation(SessionPart[Link]):
             self._orphan(half.ids.reached_by())
 
     def _orphan(self, before: int) -> None:
-        """Take note that what is not settled may belong to a link that has ended: then it gets no answer."""
+        """Note that unsettled deliveries may belong to a link that has ended, and then get no answer."""
         shared, orphaned = self._shared, self._orphaned
         until_ns = shared.now_ns + _ORPHANED_NS
         if orphaned and until_ns - orphaned[-1][1] < _ORPHANED_APART_NS:
@@ -278,7 +270,7 @@ class Conversation(SessionPart[Link]):
         return self._orphaned[0][1]
 
     def abandon(self, now_ns: int) -> None:
-        """Wait no longer for those whose time is over."""
+        """Wait no longer for deliveries whose time is over."""
         orphaned, ids = self._orphaned, self.halves[Side.CLIENT].ids
         while orphaned and orphaned[0][1] <= now_ns:
             ids.abandon(orphaned.popleft()[0])
@@ -289,12 +281,12 @@ class Conversation(SessionPart[Link]):
     # --- Flows ------------------------------------------------------------------------------------
 
     def flow(self, side: Side, performative: Performative) -> Step:
-        """Take a flow of either peer: what it says of its credit is taken at once, so that more can be asked for."""
+        """Take a flow of either peer; its credit counts at once, so that more can be asked for."""
         if None in map(performative.uint, (1, 2, 3)):
             raise Malformed("a flow without next-outgoing-id or windows")
         handle = performative.uint(4)
         link = None if handle is None else self.halves[side].handles.get(handle)
-        # Reads all of it: one that is malformed is to have no effect.
+        # A malformed one must have no effect, so all of it is read first.
         step = FlowStep(self, side, link, performative)
         if link is not None and link.sender is not side:
             link.flow_of_receiver(performative.uint(5), performative.uint(6), performative.boolean(8))
@@ -306,7 +298,7 @@ class Conversation(SessionPart[Link]):
         half = self.halves[receiver]
         handle = link.handles[receiver]
         if link.flows and not link.credit.shaped and link.credit.granted == link.credit.limit:
-            # The receiver's own flow says it soon, as it came.
+            # The receiver's own flow tells it soon.
             return
         if handle is None or receiver not in link.told or not half.told:
             return
@@ -320,23 +312,20 @@ class Conversation(SessionPart[Link]):
         )
 
     def count_short(self, side: Side) -> None:
-        """Take note that a transfer of that peer was swallowed: it takes it for a part of its window."""
+        """Note that a transfer of that peer was swallowed, which it counts as part of its window."""
         self._shared.short[self, side] = None
 
     def tell_window(self, outlet: Outlet) -> bool:
-        """Tell the sender of what was swallowed of its window, if it could send no more without that.
-
-        Args:
-            outlet: of the receiver, as whose frame it comes.
+        """Tell the sender how much of its window was swallowed, if it could not send without that.
 
         Returns:
-            Whether it knows of all now.
+            Whether it knows of all now. The outlet is the receiver's.
         """
         half, other = self.halves[outlet.side], self.halves[outlet.side.other]
         if not other.transfers.to_tell or not half.told:
             return True
         if other.transfers.left():
-            # A flow of a link is likely to say it.
+            # A flow of a link is likely to tell it.
             return False
         self._tell_flow(outlet)
         return True
@@ -354,7 +343,7 @@ class Conversation(SessionPart[Link]):
         assert half.channel is not None  # noqa: S101 - it has begun
         incoming_id = other.transfers.incoming_id()
         if incoming_id is None and other.told:
-            # The receiver has not said it yet, though it knows it by now.
+            # The receiver has not told it yet, but knows it.
             incoming_id = other.first_id
         outlet.insert(
             wire.flow_frame(
@@ -387,7 +376,7 @@ class Conversation(SessionPart[Link]):
     # --- Transfers --------------------------------------------------------------------------------
 
     def is_plain(self, side: Side) -> bool:
-        """Say whether a peer's transfers go on as they came, but for those that are looked at."""
+        """Say whether a peer's transfers are forwarded unchanged, but for those that are looked at."""
         half = self.halves[side]
         return not half.deciders and not half.deciding and half.ids.plain and not half.kept
 
@@ -398,9 +387,9 @@ class Conversation(SessionPart[Link]):
         return halves[Side.CLIENT].ids.plain and halves[Side.BROKER].ids.plain
 
     def is_plain_disposition(self, side: Side, *, receiver: bool) -> bool:
-        """Say whether a peer's dispositions go on as they came."""
+        """Say whether a peer's dispositions are forwarded unchanged."""
         half = self.halves[side]
-        # What the other peer has sent changes its numbers only for what comes later.
+        # Numbers change only for later deliveries of the other peer.
         ids = self.halves[side.other].ids if receiver else half.ids
         if not ids.plain or half.kept or half.deciding:
             return False
@@ -419,7 +408,7 @@ class Conversation(SessionPart[Link]):
             data: the frame, as far as it has come.
 
         Returns:
-            The delivery if ``payload`` is to be told of the rest, and what becomes of the frame.
+            The delivery, if ``payload`` must be called with the rest, and what becomes of the frame.
         """
         side = stream.side
         half = self.halves[side]
@@ -427,9 +416,9 @@ class Conversation(SessionPart[Link]):
         link = None if handle is None else half.handles.get(handle)
         if link is None or link.sender is not side:
             raise Malformed(f"a transfer with handle {handle}, on which it does not send")
-        # Of what comes on a link that is at an end nobody hears any more.
+        # Nobody answers deliveries on a link that has ended.
         settled = performative.boolean(4) or link.gone
-        # RabbitMQ delivers what has come of an aborted delivery, so it counts like any other.
+        # RabbitMQ delivers an aborted delivery as far as it came, so it counts like any other.
         aborted = performative.boolean(9)
         is_last = aborted or not performative.boolean(5)
         delivery = link.delivery
@@ -442,7 +431,7 @@ class Conversation(SessionPart[Link]):
             copies = link.copies and link.may_name_copies(payload, is_last=is_last and len(data) == size_bytes)
             plain = not copies and (link.most_bytes is None or size_bytes <= link.most_bytes)
             if is_last and plain and self.is_plain(side):
-                # Most of all frames.
+                # The usual case.
                 link.completed(1, size_bytes)
                 stream.run.add_transfer(self, link, number, settled=settled)
                 if aborted:
@@ -474,14 +463,14 @@ class Conversation(SessionPart[Link]):
         )
 
     def payload(self, side: Side, delivery: Delivery, payload: Buffer, *, is_last: bool) -> Step:
-        """Take more of the payload of a long transfer; ``is_last`` says that it ends with that."""
+        """Take more of the payload of a long transfer; ``is_last`` ends it."""
         half = self.halves[side]
         self._decide(half, delivery, payload, is_last=is_last and delivery.complete)
         self._kept(half, len(payload))
         return PayloadStep(self, side, delivery)
 
     def time(self, number: int) -> None:
-        """Time a delivery of the client that goes on and is not settled, if none is."""
+        """Time a delivery of the client that is forwarded unsettled, unless another is being timed."""
         shared = self._shared
         if shared.timed is None:
             ids = self.halves[Side.CLIENT].ids
@@ -489,7 +478,6 @@ class Conversation(SessionPart[Link]):
             shared.timed = ids, shared.now_ns
 
     def _set_delivery(self, link: Link, delivery: Delivery | None) -> None:
-        """Take note of the delivery that is under way."""
         if link.sender is Side.CLIENT:
             self._shared.under_way += (delivery is not None) - (link.delivery is not None)
         if link.delivery is not delivery:
@@ -499,7 +487,7 @@ class Conversation(SessionPart[Link]):
     # --- Scans ------------------------------------------------------------------------------------
 
     def changed(self) -> None:
-        """Take note that it may have become plain, or not to be so any more."""
+        """Note that it may have become plain, or may no longer be."""
         for scanner in self._shared.scanners.values():
             scanner.changed[self] = None
 
@@ -512,7 +500,7 @@ class Conversation(SessionPart[Link]):
         return half.channel, not half.deciding and not half.kept
 
     def _show(self, link: Link) -> None:
-        """Have a scanner take what is plain of a link from now on, or leave it."""
+        """Tell the scanner whether it may take transfers of a link."""
         side = link.sender
         scanner, half, handle = self._shared.scanners.get(side), self.halves[side], link.handles[side]
         if scanner is None or half.channel is None or handle is None or half.handles.get(handle) is not link:
@@ -534,7 +522,7 @@ class Conversation(SessionPart[Link]):
         self._shared.keeping[self] = None
 
     def _decide(self, half: Half, delivery: Delivery, payload: Buffer, *, is_last: bool) -> None:
-        """Decide a delivery, or ask for that, as soon as enough is known of it."""
+        """Decide a delivery, or ask for a decision, as soon as enough is known."""
         if delivery.fate == UNDECIDED:
             delivery.link.decide(delivery, payload, is_last=is_last, must=False)
             if delivery.fate != UNDECIDED:
@@ -544,11 +532,11 @@ class Conversation(SessionPart[Link]):
         elif delivery.learns:
             delivery.link.learn(delivery, payload, is_last=is_last)
         elif delivery.fate == ASKED and delivery.request is not None:
-            # As long as it is not decided it is decided as what is known of it.
+            # Until it is decided, the request follows what is known.
             delivery.request.size_bytes = delivery.asked_bytes = delivery.size_bytes
 
     def _kept(self, half: Half, size_bytes: int, transfers: int = 0) -> None:
-        """Count what has to be kept back, if something has; if that is too much, decide by what is known."""
+        """Count what must be kept back; decide by what is known if that is too much."""
         if not half.undecided:
             return
         half.kept_transfers += transfers
@@ -576,18 +564,18 @@ class Conversation(SessionPart[Link]):
         self._keep_no_more(half)
 
     def look_at_window(self, side: Side) -> None:
-        """Have what is not decided be decided, if no more of it can come before what is kept back has gone on."""
+        """Have deliveries decided of which no more can come before what is kept back is forwarded."""
         half = self.halves[side]
         if half.undecided and half.transfers.left() <= half.kept_transfers:
             self._shared.forced[self] = None
 
     def pass_undecided(self, side: Side) -> None:
-        """Let all of a peer's go on that are not decided: it says no more."""
+        """Forward all undecided deliveries of a peer that says no more."""
         half = self.halves[side]
         self._pass_undecided(half, list(half.undecided))
 
     def _pass_undecided(self, half: Half, deliveries: list[Delivery]) -> None:
-        """Let deliveries go on that will never be complete: nobody makes messages of them."""
+        """Forward deliveries that will never be complete, and so never be messages."""
         for delivery in deliveries:
             if delivery.fate == UNDECIDED:
                 del half.undecided[delivery]
@@ -602,7 +590,7 @@ class Conversation(SessionPart[Link]):
         self.changed()
 
     def reject(self, delivery: Delivery) -> None:
-        """Have the sender of a delivery that was swallowed hear of that, and of the credit that it has again."""
+        """Have the sender of a swallowed delivery told of that, and of its returned credit."""
         shared, link = self._shared, delivery.link
         shared.to_tell[link] = None
         link.falls_due()
@@ -610,7 +598,7 @@ class Conversation(SessionPart[Link]):
             shared.rejected.append(delivery)
 
     def forget(self) -> None:
-        """Forget all."""
+        """Drop all references."""
         for half in self.halves.values():
             half.handles.clear()
             half.awaited.clear()
@@ -620,7 +608,7 @@ class Conversation(SessionPart[Link]):
 
 
 class Mark(Step):
-    """A frame that goes on as it came, and what follows from that."""
+    """A frame that is forwarded unchanged, and what follows from that."""
 
     __slots__ = ("_then",)
 
@@ -646,7 +634,7 @@ class FlowStep(Step):
         self.side = side
         self._link = link
         self._performative = performative
-        #: As they are numbered.
+        # By the fields' numbers.
         self._numbers = [performative.uint(number) for number in range(8)]
         self._drains = performative.boolean(8)
         if link is not None:
@@ -714,17 +702,17 @@ def _translate_flow(
     if to_outgoing_id != outgoing_id:
         changes[2] = wire.uint(to_outgoing_id)
     if link is None or (link.gone and not link.was_limited):
-        # A link that is at an end is granted nothing any more, though nothing limits it.
+        # A link that has ended is granted nothing any more, though nothing limits it.
         return changes
     if link.sender is not side:
         told = link.credit.to_sender()
-        # Several flows may have been read since: what the first said may be more than what is granted by now.
+        # Several flows may have been read since, so the first may ask for more than is granted now.
         if not link.was_limited:
             return changes
     else:
         answer = link.flow_of_sender(delivery_count, credit, available, drains)
         if answer is None:
-            # It says how much of the session it takes all the same (2.5.6), and may ask for an answer.
+            # It still tells the session's window (2.5.6), and may ask for an answer.
             return changes | dict.fromkeys(range(4, 9), wire.NULL)
         if not link.credit.shaped:
             return changes
@@ -739,7 +727,7 @@ def _translate_flow(
 
 
 class TransferStep(Step):
-    """A transfer of a session in which some are looked at, or were swallowed."""
+    """A transfer of a session with deliveries that are looked at or were swallowed."""
 
     __slots__ = ("_begins", "_delivery", "_frame", "_is_first", "_is_last", "_most_bytes", "_performative")
 
@@ -766,11 +754,11 @@ class TransferStep(Step):
 
     @property
     def is_blocked(self) -> bool:
-        """Whether it is not decided."""
+        """Whether it is not decided yet."""
         return self._delivery.fate in {UNDECIDED, ASKED}
 
     def apply(self, piece: Piece) -> bytes | None:
-        """Swallow it, or let it go on with the numbers that the other peer counts by."""
+        """Swallow it, or forward it with the receiver's numbers."""
         delivery, session = self._delivery, self.session
         half = session.halves[self.side]
         link, ids = delivery.link, half.ids
@@ -793,7 +781,7 @@ class TransferStep(Step):
         half.transfers.came()
         number = self._performative.uint(1)
         if self._is_first:
-            # Once it is settled nobody else remembers it.
+            # Once it is settled nobody else remembers the number.
             delivery.renumbered = ids.came(delivery.number, settled=delivery.settled)
         if self._performative.boolean(9):
             ids.aborted(delivery.number)
@@ -825,17 +813,17 @@ class PayloadStep(Step):
 
     @property
     def is_blocked(self) -> bool:
-        """Whether it is not decided."""
+        """Whether it is not decided yet."""
         return self._delivery.fate in {UNDECIDED, ASKED}
 
     def apply(self, piece: Piece) -> bytes | None:
-        """Go where its beginning went."""
+        """Share the fate of its beginning."""
         del piece
         return b"" if self._delivery.fate == SWALLOWED else None
 
 
 class DispositionStep(Step):
-    """A disposition of a session where deliveries were swallowed, or may be."""
+    """A disposition of a session in which deliveries were, or may be, swallowed."""
 
     __slots__ = ("_channel", "_most_bytes", "_performative", "_range", "_receiver", "_settles")
 
@@ -873,14 +861,14 @@ class DispositionStep(Step):
         return self._written(ranges)
 
     def translated(self) -> bytes | None:
-        """Translate it; what it settles is counted elsewhere."""
+        """Translate it without counting."""
         return self._written(self._ranges())
 
     def _ranges(self) -> list[tuple[int, int]]:
-        """Return its deliveries: what their receiver says of a range is cut where others were swallowed."""
+        """Return its deliveries in the other peer's numbers, cut where deliveries were swallowed."""
         halves, side = self.session.halves, self.side
         if self._receiver:
-            # However many that are: each has a delivery of a client that its broker answers.
+            # As many ranges as it takes: each has a delivery that the broker answers.
             return halves[side.other].ids.back_ranges(*self._range)
         return halves[side].ids.forward_ranges(*self._range)
 
@@ -894,13 +882,13 @@ class DispositionStep(Step):
 
 
 class NumberedRun(Step):
-    """Plain frames of sessions in which deliveries were swallowed before, as compiled code has taken them.
+    """Plain frames, as scanned, of sessions in which deliveries were swallowed before.
 
     Args:
         side: whose frames.
         scanned: what is counted of them.
         sessions: those sessions.
-        most_bytes: no longer frame may be written.
+        most_bytes: the longest frame that may be written.
     """
 
     __slots__ = ("_most_bytes", "_scanned", "_sessions")
@@ -925,7 +913,7 @@ class NumberedRun(Step):
             at, part = renumber(piece.buffer, at, stop, numbers, self._most_bytes)
             parts.append(part)
             if at < stop:
-                # It speaks of deliveries before the last that was swallowed, or would be longer.
+                # It refers to deliveries before the last swallowed one, or would become longer.
                 ends = at + wire.frame_header(piece.buffer, at).size
                 parts.append(self._translated(bytes(piece.buffer[at:ends])))
                 at = ends

@@ -1,27 +1,25 @@
-"""The credit of one link: what its receiver said, what of that the sender may use, and what each believes of it.
+"""The credit of one link: what its receiver gave, what the sender may use of it, and what each believes.
 
-A link has a sender and a receiver; either may be the client. The receiver says how many deliveries may come, in flows
-(AMQP 1.0, 2.6.7). The sender is told of less, and of the rest bit by bit as it is granted.
+Either peer may be the client. The receiver gives credit in flows (AMQP 1.0, 2.6.7). The sender is told of less, and of
+the rest bit by bit as it is granted.
 
 The numbers
 ===========
-What counts is never a credit, but the *delivery-limit*: delivery-count + link-credit. Deliveries and flows that cross
-on their way change the delivery-count, and so the credit; they do not change the limit. All numbers here are the
-*receiver's*. On the wire they are serial numbers of 32 bits (RFC 1982); here they are unwrapped, so that they compare
-as what they are: ``wrapped`` and ``unwrapped`` are between.
+The figure that counts is the *delivery-limit*, delivery-count + link-credit: deliveries and flows that cross change
+count and credit, but not the limit. All numbers here are the *receiver's*. On the wire they are 32-bit serial numbers
+(RFC 1982); here they are unwrapped (``wrapped`` and ``unwrapped`` convert).
 
 =========== ===========================================================================================================
 limit       delivery-count + link-credit of the receiver's last flow
 granted     what the sender may use of it: its own delivery-limit less the offset. At most ``limit``
-sent        delivery-count at the sender: deliveries that have come and were not swallowed, and credit that was drained
-offset      the sender's delivery-count - the receiver's. What the sender is told is higher by so much
-prepaid     of granted - sent, for how many permits are paid
+sent        delivery-count at the sender: deliveries that came and were not swallowed, and credit that was drained
+offset      the sender's delivery-count - the receiver's
+prepaid     how many permits are paid of granted - sent
 due         permits to be charged, or given back if it is negative; taken by ``take_due``
 =========== ===========================================================================================================
 
-Always: ``granted <= limit`` and ``0 <= prepaid <= max(0, granted - sent)``. ``granted + offset`` never sinks, but for a
-receiver that lowers its limit below it. What the sender uses beyond its credit is not stopped here: it is charged, and
-its receiver ends the link if it is beyond ``limit``, too.
+Always: ``granted <= limit`` and ``0 <= prepaid <= max(0, granted - sent)``. ``granted + offset`` sinks only if the
+receiver lowers its limit below it. Use beyond the credit is charged; beyond ``limit`` the receiver ends the link.
 
 Transitions
 ===========
@@ -36,46 +34,44 @@ grant n                                     ``k = min(n, limit - granted)``; ``g
 grant_all                                   ``granted = limit``; nothing is paid
 both               a drain is unanswered    nothing: see Draining
 came n                                      ``sent += n``; of them ``min(n, prepaid)`` are paid, the others go to due;
-                                            what is beyond granted is granted, up to the limit
+                                            those beyond granted are granted, up to the limit
 swallowed n        their first frames came  ``sent -= n, offset += n, prepaid += n``: the sender may use n more
-flow_of_sender     dc <= sent               nothing: it says what is known
+flow_of_sender     dc <= sent               nothing new
 dc, less offset    dc > sent                it threw credit away: ``sent = dc``; trim
 both drain         dc = granted < limit,    it had nothing more: ``offset -= limit - granted``,
                    dc > sent before         ``sent = granted = limit``
-both drain         sent < dc < granted, or  it had not heard of all that is granted, or answers late:
+both drain         sent < dc < granted, or  it had not heard of all grants, or answers late:
                    it is doubtful           ``offset += dc - sent, granted -= dc - sent``; sent stays
 repay                                       all of prepaid goes to due, negative
 ================== ======================== ===========================================================================
 
 Draining
 ========
-A receiver that drains wants the sender to use up all of its credit, or to throw it away. The sender is told to drain
-what is granted. What it answers goes on when
+A receiver that drains wants the sender to use all of its credit, or to throw it away. The sender is told to drain what
+is granted. Its answer is forwarded when
 
-- it is at the limit: that is the answer;
+- it is at the limit;
 - it is at what is granted, and it threw credit away: it has nothing more, so the receiver is told that it is at the
   limit. From there on the receiver's numbers are ahead: the offset sinks.
 
-In all other cases it used up what it had, or answers to what it was told before, so there may be more: that answer goes
-no further, and what it threw away can be granted anew. It is told to drain again with each grant. So nothing more is
-wanted or granted before it is where it was told to drain to: else each grant could cross the answer to the one before,
-for ever.
+Otherwise there may be more: the answer goes no further, what was thrown away can be granted again, and the sender is
+told to drain again with each grant. Nothing more is wanted or granted before it is where it was told to drain to, or
+grants and answers could cross for ever.
 
-Some senders, as Artemis, answer a drain late, throw away what they have got by then, and do not answer where all was
-used up. So where a sender throws credit away and was told to drain more often than it answered since the receiver's
-last flow, that is *doubtful*: there may be more, and it is granted anew. The answer to that one counts.
+Some senders, like Artemis, answer a drain late, throw away what they have got by then, and do not answer if all was
+used. So when a sender throws credit away, and was told to drain more often than it answered since the receiver's last
+flow, that is *doubtful*: it is granted again, and the answer to that counts.
 
-A delivery counts from its first frame on, be it aborted later. Senders count at the first frame or at the last: so no
-answer that is given between seems to throw credit away. One that is swallowed does not count from its first frame on:
-its receiver does not know of it, and hears the same count wherever its sender counts.
+A delivery counts from its first frame on, aborted or not; senders count at the first frame or at the last. A swallowed
+delivery does not count from its first frame on, so its receiver hears the same count either way.
 
-What is unused
-==============
-Credit cannot be taken back, since some clients cannot count below zero, and all of it may be used at any moment. So
-what was paid for it stays paid, however long it is idle. If it were given back, the idle credit of many links could be
-used at once, far above the limit. A link gets no more than its ``window`` at a time: a few at first, and twice as many
-when it used as many and had none left, or got at once all that it asked for, so that nobody else waits for that. A link
-that has credit and used none of it since the last grant does not ask for more.
+Unused credit
+=============
+Credit cannot be taken back, as some clients cannot count below zero. So what was paid for it stays paid: given back,
+the idle credit of many links could be used at once, far above the limit. A link gets no more than its ``window`` at a
+time: a few at first, and twice as many when it has used as many and had none left, or got at once all that it asked
+for.
+A link that used nothing since the last grant does not ask for more.
 """
 
 from collections import OrderedDict
@@ -91,7 +87,7 @@ MAX_WINDOW: Final = 1 << 16
 _SERIAL: Final = 1 << 32
 _HALF: Final = 1 << 31
 MAX_CREDIT: Final = _SERIAL - 1
-#: For how long a client's links to anything pay for what its last message was for.
+# How long a client's links pay for the resource of its last harmful message.
 PAID_NS: Final = 10 * NS_PER_S
 _MAX_CLIENTS: Final = 4096
 
@@ -102,20 +98,21 @@ def wrapped(number: int) -> int:
 
 
 def unwrapped(serial: int, near: int) -> int:
-    """Return the number that is on the wire as ``serial`` and closest to ``near`` (RFC 1982, 3.2)."""
+    """Return the number that is ``serial`` on the wire and closest to ``near`` (RFC 1982, 3.2)."""
     return near + ((serial - near + _HALF) & MAX_CREDIT) - _HALF
 
 
 class Unpaid:
-    """The credit that one client's links get although nobody knows yet what their messages cost.
+    """The credit of one client's links whose messages have unknown costs.
 
-    A message may say itself what it is for, or be settled where others are refused. All such credit may be used for one
-    limit at once. So there is no more of it than the tightest limit lets through, and it accrues no faster. It comes
-    back with each message that did no harm: it was decided by itself, or nothing limits it. While it comes back, there
-    may be as much as that limit admits with all the debt that it allows.
+    A message may tell its own address, or be settled where others are refused. All such credit may hit one limit at
+    once,
+    so it is bounded by the tightest limit and accrues at its rate. It returns with each message that did no harm:
+    decided by
+    itself, or not limited. Then up to that limit's debt may be out as well.
 
     Attributes:
-        paid_for: what the client's last message that did harm was for. For a while, credit is paid as for that.
+        paid_for: resources of the client's last harmful message; for a while, credit is paid as for these.
     """
 
     __slots__ = ("_advance", "_at_ns", "_capacity", "_paid_until_ns", "_stored", "paid_for")
@@ -129,7 +126,7 @@ class Unpaid:
         self.paid_for: tuple[Resource, ...] = ()
 
     def limit(self, advance: Advance) -> None:
-        """Have the tightest limit be another one; it is full."""
+        """Set the tightest limit; it starts full."""
         if advance != self._advance:
             used = self._capacity - self._stored
             self._advance, self._capacity = advance, advance.burst * UPERMITS_PER_PERMIT
@@ -144,23 +141,23 @@ class Unpaid:
         return max(0, self._stored) // UPERMITS_PER_PERMIT
 
     def pays(self, now_ns: int) -> bool:
-        """Return whether credit is to be paid as for what it was paid for last."""
+        """Return whether credit is paid as for ``paid_for``."""
         if now_ns >= self._paid_until_ns:
             self.paid_for = ()
         return bool(self.paid_for)
 
     def take(self, messages: int) -> None:
-        """Note that links have got more; negative is what they have no more, and did not use."""
+        """Note that links got more; negative is credit that they lost unused."""
         self._stored = min(self._capacity, self._stored - messages * UPERMITS_PER_PERMIT)
 
     def did_no_harm(self, messages: int = 1) -> None:
-        """Note that so many messages came that are paid otherwise, if at all."""
+        """Note messages that are paid otherwise, if at all."""
         most = self._advance.most * UPERMITS_PER_PERMIT
         self._capacity = min(max(self._capacity, most), self._capacity + messages * UPERMITS_PER_PERMIT)
         self.take(-messages)
 
     def did_harm(self, paid_for: tuple[Resource, ...], now_ns: int) -> None:
-        """Note that a message came, and was charged to that, which could not be refused any more."""
+        """Note a message that was charged to these resources and could not be refused."""
         self._capacity = self._advance.burst * UPERMITS_PER_PERMIT
         self._stored = min(self._capacity, self._stored)
         self.paid_for = paid_for
@@ -168,7 +165,7 @@ class Unpaid:
 
 
 class UnpaidOfClients:
-    """All of these, of the clients of one broker, however many connections they have and had."""
+    """The unpaid credit of all clients of one broker, for past and present connections."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[str, tuple[Resource, ...]], Unpaid] = OrderedDict()
@@ -178,7 +175,7 @@ class UnpaidOfClients:
 
         Args:
             address: the client's.
-            resources: what links are for; none if each message says that.
+            resources: of the links; none if each message tells them.
             now_ns: the time.
         """
         key = address, resources
@@ -199,7 +196,7 @@ class Hub:
 
 
 class LinkFlow(NamedTuple):
-    """What a flow says of a link, as it is on the wire.
+    """A flow of a link, as it is on the wire.
 
     Attributes:
         delivery_count: None while the receiver does not know it (2.6.7).
@@ -213,21 +210,19 @@ class LinkFlow(NamedTuple):
 
 
 class Credit:
-    """The credit of one link, from its attach to its detach.
-
-    What comes from the sender is told in the order of the wire, and so is what comes from the receiver.
+    """The credit of one link, from its attach to its detach. Calls follow the order of the wire.
 
     Attributes:
-        limit: the receiver's delivery-limit, unwrapped; see the module for this and the next three.
+        limit: see the module for this and the next three.
         granted: what the sender may use of it.
         sent: where the sender is.
-        offset: what is added to the receiver's numbers for the sender.
-        window: how much credit the sender may have that it does not use, in deliveries.
+        offset: what the sender's numbers are ahead.
+        window: the most unused credit of the sender, in deliveries.
         draining: the receiver wants its credit used up.
-        shaped: at some time the sender was told something else than the receiver said. Until then its flows go on as
-            they are.
-        available: what the sender last said that it has to send; None if it did not.
-        swallowing: a delivery that was ``swallowed`` has not come to its end. Its sender may not have counted it yet.
+        shaped: the sender was once told something else than the receiver said. Until then flows are forwarded
+            unchanged.
+        available: how much the sender last said it has to send; None if it did not.
+        swallowing: a swallowed delivery is still coming. Its sender may not have counted it yet.
     """
 
     __slots__ = (
@@ -254,11 +249,7 @@ class Credit:
     )
 
     def __init__(self, initial_delivery_count: int | None = None) -> None:
-        """Begin a link.
-
-        Args:
-            initial_delivery_count: of the sender's attach; None while only the receiver's was seen.
-        """
+        """Begin a link; ``initial_delivery_count`` is None while only the receiver's attach was seen."""
         self._attached = initial_delivery_count is not None
         self._initial = initial_delivery_count or 0
         self.limit = self.granted = self.sent = self._initial
@@ -268,32 +259,32 @@ class Credit:
         self.shaped = False
         self.swallowing = False
         self.available: int | None = None
-        #: The delivery-count that the receiver said last, unwrapped; None if it left it out.
+        # The receiver's last delivery-count, unwrapped; None if it left it out.
         self._said: int | None = None
         self._prepaid = 0
         self._due = 0
-        #: The delivery-limit that the sender was told last, in its own numbers, and the highest.
+        # The last delivery-limit that the sender was told, in its own numbers, and the highest.
         self._told = self._highest = self._initial
-        #: Where the sender was told to drain to, in its own numbers; None if it was not told to.
+        # Where the sender was told to drain to, in its own numbers, or None.
         self._drains_to: int | None = None
-        #: How often it was told so since the receiver's last flow, less its answers.
+        # How often it was told so since the receiver's last flow, less its answers.
         self._drains = 0
-        #: Deliveries since the window was changed.
+        # Deliveries since the window changed.
         self._used = 0
-        #: Nothing came since the last grant.
+        # Nothing came since the last grant.
         self._untouched = False
 
     def attached(self, initial_delivery_count: int) -> None:
-        """Take the sender's attach, where the receiver's came first. Flows of the receiver may have come before it."""
+        """Take the sender's attach, if the receiver's came first. Flows of the receiver may have come before it."""
         if self._attached:
             return
         self._attached = True
         if self._said is not None:
-            # The receiver named a number that it could not know yet. It stands, and is compared with this one.
+            # The receiver guessed a number, which is compared with this one.
             self.sent = self._initial = unwrapped(initial_delivery_count, self._said)
             self._trim()
             return
-        # What it said without a number counts from this one on.
+        # Flows without a number count from this one on.
         self._initial += initial_delivery_count
         self.sent += initial_delivery_count
         self.granted += initial_delivery_count
@@ -303,15 +294,15 @@ class Credit:
         if self._drains_to is not None:
             self._drains_to += initial_delivery_count
 
-    # What the receiver says, and what the sender is told.
+    # The receiver's flows, and what the sender is told.
 
     def flow_of_receiver(self, delivery_count: int | None, credit: int | None, drain: bool) -> None:  # noqa: FBT001
-        """Take the receiver's flow, as it is on the wire; a link-credit that is left out is none.
+        """Take the receiver's flow, as it is on the wire; without link-credit it is 0.
 
-        When it was asked for what is ``wanted`` now, ``to_sender`` is what goes on of it.
+        Ask for what is ``wanted`` then, and forward ``to_sender``.
         """
         if delivery_count is None:
-            # The sender takes it for the number that it began with (2.6.7).
+            # The sender takes it for its initial number (2.6.7).
             self._said = None
             counted = self._initial
         else:
@@ -327,7 +318,7 @@ class Credit:
             self._trim()
 
     def to_sender(self) -> LinkFlow:
-        """Return what the sender is told from now on, instead of the receiver's flow, or by a flow of Sluice's own."""
+        """Return what the sender is told instead of the receiver's flow, or by a flow of Sluice."""
         self._told = self.granted + self.offset
         self._highest = max(self._highest, self._told)
         if self.draining:
@@ -343,25 +334,25 @@ class Credit:
         if not self._attached:
             counted = self._initial
             return LinkFlow(None if said is None else wrapped(said), self.granted - counted, self.draining)
-        # As the receiver would say it if it had all that came.
+        # As the receiver would say it if it had everything that came.
         counted = min(self.sent, self.granted)
         return LinkFlow(wrapped(counted + self.offset), min(self.granted - counted, MAX_CREDIT), self.draining)
 
     @property
     def to_tell(self) -> bool:
-        """Whether the sender may use more than it was told: then it is to be sent a flow with ``to_sender``."""
+        """Whether the sender may use more than it was told: then it needs a flow with ``to_sender``."""
         return self.granted + self.offset > self._told
 
-    # What of it is granted.
+    # Grants.
 
     def wanted(self) -> int:
-        """Return for how many permits to ask now, where the link's credit is limited; 0 is none.
+        """Return how many permits to ask for now, where the link's credit is limited.
 
-        Not for each delivery: the sender may use up half of its window first.
+        Not for each delivery: the sender may use half of its window first.
         """
         left = self.limit - self.granted
         if left <= 0:
-            # Before all else: it is asked for each chunk, and each call in it would be a good part of that.
+            # First, as it is asked for each chunk.
             return 0
         unused, window = max(0, self.granted - self.sent), self.window
         if 2 * unused > window or (unused and self._untouched) or (self.draining and self._awaits_answer):
@@ -369,11 +360,11 @@ class Credit:
         return min(left, window - unused)
 
     def grant(self, permits: int, *, plenty: bool = False) -> bool:
-        """Let the sender use what was paid for; what the receiver does not want any more is given back.
+        """Let the sender use paid credit; permits that the receiver no longer wants are given back.
 
         Args:
             permits: how many.
-            plenty: these are all that it asked for, and it did not wait for them.
+            plenty: these are all that it asked for, and it did not wait.
 
         Returns:
             Whether there is something ``to_tell``.
@@ -389,12 +380,7 @@ class Credit:
         return self.to_tell
 
     def grant_some(self, most: int) -> int:
-        """Let the sender use some of what the receiver said, unpaid: what its deliveries cost is not known before.
-
-        It is to be called as ``grant_all``.
-
-        Args:
-            most: no more than that.
+        """Let the sender use up to ``most`` of the limit, unpaid, as their cost is unknown. Called as ``grant_all``.
 
         Returns:
             How many more it may use. There may be something ``to_tell``.
@@ -407,9 +393,9 @@ class Credit:
         return granted
 
     def grant_all(self) -> bool:
-        """Let the sender use all that the receiver said, unpaid: nothing limits the link.
+        """Let the sender use the whole limit, unpaid: nothing limits the link.
 
-        It is to be called again when deliveries came, or the sender's flow, as long as less is granted.
+        Call it again when deliveries or the sender's flow came, as long as less is granted.
 
         Returns:
             Whether there is something ``to_tell``.
@@ -420,14 +406,13 @@ class Credit:
 
     @property
     def _awaits_answer(self) -> bool:
-        """Whether the sender was told to drain, and is not where it is to be then."""
         drains_to = self._drains_to
         return self.draining and drains_to is not None and self.sent + self.offset < drains_to
 
-    # What the sender does.
+    # The sender's actions.
 
     def came(self, deliveries: int = 1) -> None:
-        """Count deliveries at their first frame; those too that are swallowed or aborted later."""
+        """Count deliveries at their first frame, also those that are swallowed or aborted later."""
         self.sent += deliveries
         prepaid = self._prepaid - deliveries
         if prepaid < 0:
@@ -442,11 +427,8 @@ class Credit:
             self._follow()
 
     def swallowed(self, deliveries: int = 1) -> None:
-        """Take back deliveries that came and do not go on, at their first frame.
-
-        The sender gets their credit again: there is something ``to_tell``.
-        """
-        # From here on its numbers differ, even before it is told of that.
+        """Take back swallowed deliveries, at their first frame; the sender gets their credit again (``to_tell``)."""
+        # From here on its numbers differ, even before it is told.
         self.shaped = True
         self.sent -= deliveries
         self.offset += deliveries
@@ -454,7 +436,7 @@ class Credit:
         self._trim()
 
     def beyond(self, deliveries: int) -> int:
-        """Return how many of some that are to come are beyond all that the sender was ever told."""
+        """Return how many of some deliveries to come exceed everything that the sender was ever told."""
         return max(0, self.sent + self.offset + deliveries - self._highest)
 
     def flow_of_sender(
@@ -467,7 +449,7 @@ class Credit:
         """Take the sender's flow, as it is on the wire.
 
         Returns:
-            What the receiver is told of the link instead; None if that would mislead it.
+            What the receiver is told instead; None if that would mislead it.
         """
         self.available = available
         if delivery_count is None:
@@ -488,62 +470,60 @@ class Credit:
             self._drains = 0 if doubtful else max(0, self._drains - 1)
         if drain and (counted < self.limit or doubtful):
             if not self.draining:
-                # It does not know yet that the receiver does not want that any more.
+                # It does not know yet that the receiver has lowered its limit.
                 drain = False
             elif threw_away and counted >= self.granted and not doubtful:
                 self.offset -= self.limit - counted
                 counted = self.sent = self.granted = self.limit
             else:
                 if threw_away:
-                    # The receiver does not hear of it, so it can be granted anew.
+                    # The receiver does not hear of it, so it can be granted again.
                     self.sent = before
                     self.granted -= counted - before
                     self.offset += counted - before
                 return None
         return LinkFlow(wrapped(counted), min(max(0, self.limit - counted), MAX_CREDIT), drain)
 
-    # What it costs.
+    # Its cost.
 
     @property
     def due(self) -> int:
-        """What ``take_due`` would hand out."""
+        """What ``take_due`` would return."""
         return self._due
 
     def take_due(self) -> int:
-        """Hand out, once, how many permits are to be charged beyond those asked for; negative is given back."""
+        """Return, once, how many permits to charge beyond those asked for; negative is given back."""
         due = self._due
         self._due = 0
         return due
 
     @property
     def prepaid(self) -> int:
-        """For how many deliveries still to come is paid."""
+        """How many deliveries to come are paid."""
         return self._prepaid
 
     @property
     def unpaid(self) -> int:
-        """How many deliveries may still come that are not paid."""
+        """How many deliveries may come that are not paid."""
         return max(0, self.granted - self.sent - self._prepaid)
 
     def repay(self) -> int:
-        """Take back what was paid for all that has not come; return what is due then, as ``take_due`` does."""
+        """Take back what was paid for deliveries that have not come; return what is due then, as ``take_due`` does."""
         self._due -= self._prepaid
         self._prepaid = 0
         return self.take_due()
 
     def _widen(self) -> None:
-        """Let the sender have more at a time, if it used that much since the last time."""
+        """Widen the window, if it was used up since the last time."""
         if self._used >= self.window:
             self.window = min(2 * self.window, MAX_WINDOW)
             self._used = 0
 
     def _follow(self) -> None:
-        """Grant what is used already."""
         if self.sent > self.granted:
             self.granted = max(self.granted, min(self.sent, self.limit))
 
     def _trim(self) -> None:
-        """Give back what was paid for credit that nobody has any more."""
         excess = self._prepaid - max(0, self.granted - self.sent)
         if excess > 0:
             self._prepaid -= excess

@@ -1,12 +1,11 @@
-"""The links of a connection: what each is limited as, the credit it asks for, and what its deliveries cost.
+"""The links of a connection: what limits each, the credit it asks for, and what its deliveries cost.
 
-A link has a sender and a receiver, either of which may be the client. Its receiver's credit reaches its sender as far
-as it is granted: see ``credit``. Where rules hold what is over them, permits are asked for before messages come; where
-rules refuse, or where a message has to be seen before anybody can say what it is for, each delivery is decided.
+The receiver's credit reaches the sender as far as it is granted (see ``credit``). Where rules delay, permits are asked
+for before messages come. Where rules refuse, or a message's own address counts, each delivery is decided.
 
-Settled deliveries cannot be refused. Where one comes on a link that has no credit for what it costs, it is charged at
-once, and the link *turns*: from then on it asks for credit for that before more comes, and so do all other links of its
-client that have not said what they are for. What comes before is bounded by ``Unpaid``.
+Settled deliveries cannot be refused. When one comes on a link without paid credit, it is charged at once, and the link
+*turns*: from then on it asks for credit for those resources first, and so do all other links of its client without
+resources of their own. What comes before that is bounded by ``Unpaid``.
 """
 
 from collections.abc import Sequence
@@ -29,18 +28,17 @@ from proxy.protocols.amqp10.wire import Attached, CutOff, Malformed
 from proxy.protocols.base import NO_TERMS, Advance, Buffer, Close, SessionContext, Terms
 from proxy.stats.snapshot import LinkState
 
-#: What becomes of a delivery: more of it has to come before it can be decided; it is to be decided; it goes on; or it
-#: is swallowed.
+# What becomes of a delivery: it waits for more of itself, is being decided, is forwarded, or is swallowed.
 UNDECIDED, ASKED, PASSES, SWALLOWED = range(4)
 _NOWHERE: Final = Address("nothing")
-#: In an attach: the sender settles all.
+# In an attach: the sender settles all.
 _SETTLED: Final = 1
-#: How fast the mean size follows: a new delivery counts for one in so many.
+# The weight of a new delivery in the mean size is one in this many.
 _SIZES: Final = 8
-#: How many messages the links of a client may send that is not paid, where no limit of messages says less.
+# Unpaid messages that the links of a client may send, where no limit of messages is lower.
 _MAX_UNPAID: Final = 512
 _ANY: Final = Advance(_MAX_UNPAID * UPERMITS_PER_PERMIT, _MAX_UNPAID, _MAX_UNPAID)
-#: Remembered for what messages are for that say so themselves.
+# Cached answers of rules to resources that messages name.
 _MAX_TERMS: Final = 1024
 
 
@@ -50,35 +48,35 @@ class Shared:
 
     Attributes:
         context: of the session.
-        connection: who the client is, as far as it has said so.
+        connection: the client, as far as it is known.
         names: of what messages are for.
-        now_ns: of the call in hand.
-        limits: any message of the client may be limited.
-        requests: deliveries that are to be decided.
+        now_ns: of the current call.
+        limits: some message of the client may be limited.
+        requests: deliveries to decide.
         to_ask: links that may want credit.
         to_tell: links whose sender may have to hear of credit.
-        rejected: deliveries that were swallowed, and whose sender is to hear of that.
+        rejected: swallowed deliveries whose sender must hear of that.
         due: links that may have something to charge.
-        clients: what links of all clients have that is not paid.
-        starved: links that want credit that is not paid, of which their client has no more.
+        clients: unpaid credit of all clients.
+        starved: links that want unpaid credit when their client has none left.
         turning: links that are to turn.
-        forced: sessions that can keep no more: what is not decided is to be decided by what is known of it.
-        charges: what is to be charged, besides.
-        paid: what came on credit.
-        keeping: sessions that have deliveries of which more has to come before they can be decided.
-        short: sessions whose sender may wait for a window that was used by what was swallowed; by the sender's side.
-        orphaned: sessions with a link that the client no longer has, and with deliveries that are not settled.
-        unblocked: by side, sessions where something was decided that may have been kept back.
-        tightest: what the tightest limit lets through that a message may be for.
-        withheld: no more credit is granted to what clients send.
+        forced: sessions that can keep no more: undecided deliveries are decided by what is known.
+        charges: other charges.
+        paid: messages that came on credit.
+        keeping: sessions with deliveries that need more bytes before they can be decided.
+        short: sessions, with the sender's side, whose window was used by swallowed transfers.
+        orphaned: sessions with unsettled deliveries of links that have ended.
+        unblocked: by side, sessions where kept frames may have been decided.
+        tightest: the allowance of the tightest limit that a message may hit.
+        withheld: producers get no more credit for now.
         let_in: the broker has opened the connection, too.
-        plain: it is not RabbitMQ, so addresses are names of queues.
-        rules_version: of the rules that terms were asked by.
+        plain: the broker is not RabbitMQ, so addresses are names of queues.
+        rules_version: of the rules that were asked.
         links: how many there are.
-        under_way: of the client's links, how many are within a delivery.
-        refused: deliveries that were swallowed.
+        under_way: how many of the client's links are within a delivery.
+        refused: swallowed deliveries.
         timed: the numbers among which one delivery of the client is watched, and since when.
-        scanners: compiled code that takes runs of plain frames of a peer, if there is any.
+        scanners: compiled scans of each peer's plain frames, if there are any.
     """
 
     context: SessionContext
@@ -113,11 +111,11 @@ class Shared:
     scanners: dict[Side, NativeScanner] = field(default_factory=dict)
     _kept_bytes: int = 0
     _gathering: Gathering | None = None
-    #: What rules say to what messages are for, as long as they are the same.
+    # The rules' answers for resources, until they change.
     _terms: dict[tuple[Resource, ...], Terms] = field(default_factory=dict)
 
     def terms(self, resources: tuple[Resource, ...]) -> Terms:
-        """Return what the rules say to messages of the client for some resources."""
+        """Return what the rules say about the client's messages for some resources."""
         terms = self._terms.get(resources)
         if terms is None:
             if len(self._terms) >= _MAX_TERMS:
@@ -126,14 +124,14 @@ class Shared:
         return terms
 
     def unpaid(self, resources: tuple[Resource, ...], terms: Terms) -> Unpaid:
-        """Return what the client's links have that is not paid: those for some resources, or for none."""
+        """Return the client's unpaid credit: of links with some resources, or without."""
         advance = terms.advance if resources else self.tightest
         unpaid = self.clients.of(self.connection.address, resources, self.now_ns)
         unpaid.limit(advance or _ANY)
         return unpaid
 
     def look_at_rules(self) -> None:
-        """Take note that rules have changed, or that it is known who the client is."""
+        """Note that rules have changed, or that the client is known now."""
         self._terms.clear()
         context = self.context
         self.names.with_keys = context.limits_kind(ROUTING_KEY)
@@ -146,7 +144,7 @@ class Shared:
             self.tightest = min(found, default=None)
 
     def keep(self, size_bytes: int) -> bool:
-        """Take room for frames that are kept back, or give some back; return whether there is room."""
+        """Take room for kept frames, or return it; say whether there is room."""
         self._kept_bytes += size_bytes
         room = self.context.room
         if self._kept_bytes <= SMALL_FRAME_BYTES:
@@ -159,12 +157,12 @@ class Shared:
         return room.grow(self._gathering, self._kept_bytes, self.now_ns)
 
     def _lose(self) -> None:
-        """Take note that others have the room now."""
+        """Note that others have the room now."""
         self.forced |= self.keeping
         self.context.wake()
 
     def forget(self) -> None:
-        """Give back the room, and forget all links."""
+        """Return the room, and drop all links."""
         if self._gathering is not None:
             self.context.room.give_back(self._gathering)
             self._gathering = None
@@ -186,7 +184,7 @@ class Shared:
         return bool(self.paid or self.due or self.charges)
 
     def take_charges(self) -> Sequence[Charge]:
-        """Hand out, once, what is to be charged."""
+        """Return, once, what is to be charged."""
         if self.due:
             self.charge_due()
         if not self.charges:
@@ -195,14 +193,14 @@ class Shared:
         return charges
 
     def take_paid(self) -> Sequence[Paid]:
-        """Hand out, once, what came on credit."""
+        """Return, once, what came on credit."""
         if not self.paid:
             return ()
         paid, self.paid = self.paid, {}
         return list(paid.values())
 
     def count(self, resources: tuple[Resource, ...], deliveries: int, size_bytes: int, *, consumes: bool) -> None:
-        """Count deliveries that nothing decides on any more."""
+        """Count deliveries that are not decided singly."""
         key = resources, consumes
         paid = self.paid.get(key)
         if paid is None:
@@ -213,27 +211,27 @@ class Shared:
 
 
 class Delivery:
-    """One delivery that takes several transfers, or that is decided.
+    """A delivery of several transfers, or one that is decided.
 
     Attributes:
         link: on which it comes.
-        number: its delivery-id, as its sender counts.
-        renumbered: likewise as its receiver counts, once its first frame has gone on.
-        settled: its sender has settled it; no refusal can be said.
+        number: its delivery-id, in its sender's numbers.
+        renumbered: the same in its receiver's, once its first frame was forwarded.
+        settled: its sender has settled it; a refusal cannot be told.
         size_bytes: of its frames so far.
         complete: all of them have been read.
         fate: what becomes of it.
         why: for its sender, if it is swallowed.
-        resources: what it is for, where it says so itself; of one that names copies, these.
-        head: what it says of that; None once nobody asks any more.
+        resources: those that it tells itself, or of its copies.
+        head: reads these; None once they are known.
         request: while it is decided.
-        asked: for what it was decided.
-        asked_bytes: as how many; 0 if nothing decided on it.
-        asks: which rules did.
-        looked_at: it was looked at before it went on.
-        paid_for: what its credit was paid for when it came, if for anything; None before.
+        asked: the resources it was decided for.
+        asked_bytes: the size it was decided with; 0 if it was not.
+        asks: which rules were asked.
+        looked_at: it was looked at before it was forwarded.
+        paid_for: the resources its credit was paid for when it came, if any; None before.
         finished: it was counted, and is paid as far as is known.
-        learns: it goes on, though it is not known where it is to go.
+        learns: it was forwarded before its resources were known.
     """
 
     __slots__ = (
@@ -280,32 +278,32 @@ class Link(LinkPart):
 
     Args:
         session: that it belongs to.
-        attached: what the peer says that attached first.
+        attached: the first peer's attach.
         side: that peer.
         shared: with all others of the connection.
 
     Attributes:
         session: as given.
         name: for people.
-        node: the address that it was attached to, for people; empty without one.
+        node: its address, for people; empty without one.
         sender: which peer sends on it.
-        handles: its number, by the peer that uses it; None while that has not attached, or has detached.
-        told: the peers whose attach has gone on, and whose detach has not.
-        gone: it is at an end.
+        handles: its numbers; None while that peer has not attached, or has detached.
+        told: the peers whose attach was forwarded, and whose detach was not.
+        gone: it has ended.
         credit: of the receiver.
         address: where messages of the client go.
-        resources: what its messages are for; none if each says that, or if it is not limited.
-        paid_for: what its credit is asked for: these, or once it has turned all that its last message was for.
-        terms: what the rules say to that.
+        resources: of its messages; none if each tells its own, or if it is not limited.
+        paid_for: the resources its credit is asked for: its own, or after a turn those of its client's last message.
+        terms: what the rules say about these.
         delays: credit is asked for.
-        meters: credit is not asked for, but there is only so much of it, as nobody knows what its messages cost.
+        meters: its credit is unpaid and bounded, as the cost of its messages is unknown.
         decides: all its deliveries are decided, or looked at.
-        most_bytes: larger ones are decided, if it is not None.
+        most_bytes: larger ones are decided; None is none.
         delivery: the one that is under way.
         request: for credit, while it is decided or held.
-        flows: of either peer, that have been read and have not gone on.
+        flows: of either peer, read and not forwarded yet.
         used: deliveries so far.
-        refused: of these, those that were swallowed.
+        refused: how many of these were swallowed.
     """
 
     __slots__ = (
@@ -362,19 +360,19 @@ class Link(LinkPart):
         self.delivery: Delivery | None = None
         self.request: Request | None = None
         self.flows = self.used = self.refused = 0
-        #: Deliveries that were read and have not come yet.
+        # Deliveries read whose ``came`` has not followed.
         self._begun = 0
-        #: Its node is one that the broker makes.
+        # Its node is made by the broker.
         self._is_made = False
-        #: Its sender settles all, so that none can be refused.
+        # Its sender settles all, so none can be refused.
         self._settles = False
-        #: What it has turned to, and what it is to turn to once all that was read has come; None is nothing.
+        # The resources it has turned to, and those it will turn to once everything read has come.
         self._turned: tuple[Resource, ...] = ()
         self._turns_to: tuple[Resource, ...] | None = None
-        #: Where credit is counted that is not paid, if it may have some. While it meters: how much it has not used.
+        # Where its unpaid credit is counted, if it may have some; and how much of it is unused while it meters.
         self._unpaid: Unpaid | None = None
         self._free = 0
-        #: For how many bytes a permit is paid, if bytes are limited at all; and the mean size of deliveries of late.
+        # The bytes that a permit pays for, if bytes are limited; and the mean size of recent deliveries.
         self._bytes = 0
         self._size_bytes = 0
         self._since_ns = 0
@@ -387,7 +385,7 @@ class Link(LinkPart):
     # --- Rules ------------------------------------------------------------------------------------
 
     def take_attach(self, side: Side, attached: Attached) -> None:
-        """Take what a peer says of it: the client's word counts, but for a node that the broker makes."""
+        """Take a peer's attach: the client's word counts, but for a node that the broker makes."""
         terminus = attached.source if self.consumes else attached.target
         if side is Side.BROKER and self.handles[Side.CLIENT] is not None and not self._is_made:
             return
@@ -403,16 +401,16 @@ class Link(LinkPart):
         self.ask_terms()
 
     def ask_terms(self, turned: tuple[Resource, ...] | None = None) -> None:
-        """Ask what the rules in force say. What they do not limit any more gets all the credit there is.
+        """Ask the active rules; a link that is no longer limited gets all its credit.
 
         Args:
-            turned: what it turns to; None is nothing else than before.
+            turned: the resources it turns to; None is no change.
         """
         shared = self._shared
-        # What came before is not charged to a rule that was not there.
+        # Earlier deliveries are not charged to a new rule.
         self.charge_due()
         if self.address.by == "address" and not self.consumes:
-            # With keys or without, as rules have it.
+            # With routing keys or without, as the rules need them.
             self.resources = published(shared.names, self.address)
         own = self._terms_of(self.resources)
         says, refuses = self._says, own.refuses and not self.consumes and not self._settles
@@ -426,7 +424,7 @@ class Link(LinkPart):
         terms = self._terms_of(turned) if turned else own
         if turned and not terms.delays and not terms.refuses:
             turned, terms = (), own
-        # What cannot be refused is shaped by all rules.
+        # Messages that cannot be refused are shaped by all rules.
         shapes = self.consumes or self._settles or bool(turned)
         delays = terms.delays or (shapes and terms.refuses)
         self._pay_for_others(turned, delays=delays)
@@ -444,7 +442,7 @@ class Link(LinkPart):
         return self._shared.context.terms(self._shared.connection, resources, self.consumes)
 
     def _pay_for_others(self, turned: tuple[Resource, ...], *, delays: bool) -> None:
-        """Have credit be asked for what it has turned to, or for its own, or not at all; give back what was paid."""
+        """Have credit asked for what it has turned to, for its own, or not at all; give back what was paid."""
         paid_for = turned or self.resources
         if (paid_for, delays, bool(turned)) != (self.paid_for, self.delays, bool(self._turned)):
             request, self.request = self.request, None
@@ -458,7 +456,7 @@ class Link(LinkPart):
         self.paid_for, self.delays, self._turned = paid_for, delays, turned
 
     def _meter(self, unpaid: Unpaid | None) -> None:
-        """Have its credit be counted as unpaid from now on, or no more."""
+        """Start or stop counting its credit as unpaid."""
         meters = unpaid is not None and not self.delays
         if unpaid is self._unpaid and meters is self.meters:
             return
@@ -470,24 +468,24 @@ class Link(LinkPart):
             unpaid.take(self._free)
 
     def turn(self) -> None:
-        """Ask for credit for what its last messages were for, before more come."""
+        """Ask for credit for the resources of its last messages, before more come."""
         turns_to, self._turns_to = self._turns_to, None
         if turns_to is not None and not self.gone and turns_to != self._turned:
             self.ask_terms(turns_to)
 
     @property
     def may_turn(self) -> bool:
-        """Whether all that was read has come, so that it is clear how it was paid."""
+        """Whether everything read has come, so that it is clear how it was paid."""
         return not self._begun
 
     @property
     def credit_for(self) -> tuple[Resource, ...]:
-        """What its credit is paid for; nothing if it is not paid."""
+        """The resources its credit is paid for, if it is."""
         return self.paid_for if self.delays else ()
 
     @property
     def was_limited(self) -> bool:
-        """Whether its sender gets, or ever got, less than its receiver says."""
+        """Whether its sender gets, or ever got, less than its receiver gave."""
         return self.delays or self.meters or self.credit.shaped
 
     @property
@@ -497,13 +495,13 @@ class Link(LinkPart):
 
     @property
     def _says(self) -> bool:
-        """Whether each message says itself what it is for."""
+        """Whether each message tells its own resources."""
         return self.address.by in {"to", "subject"}
 
     # --- Credit -----------------------------------------------------------------------------------
 
     def flow_of_receiver(self, delivery_count: int | None, credit: int | None, drain: bool) -> None:  # noqa: FBT001
-        """Take what the receiver says, as it is read; what is wanted then is asked for."""
+        """Take the receiver's credit as it is read; ask for what is wanted then."""
         self.credit.flow_of_receiver(delivery_count, credit, drain)
         self.falls_due()
         self.wants()
@@ -515,18 +513,18 @@ class Link(LinkPart):
         available: int | None,
         drain: bool,  # noqa: FBT001
     ) -> LinkFlow | None:
-        """Take what the sender says, as ``Credit`` does."""
+        """Take the sender's flow, as ``Credit`` does."""
         said = self.credit.flow_of_sender(delivery_count, credit, available, drain)
         self.falls_due()
         self.wants()
         return said
 
     def wants(self) -> None:
-        """Have the link ask for credit if it wants some; where none is to be asked for it gets what there is."""
+        """Have the link ask for credit if it wants some; without a limit it gets all there is."""
         if self.gone or self.request is not None or self._is_withheld():
             return
         if self.delays:
-            # Each look at it later costs more than this.
+            # A later look would cost more than this.
             if self.credit.wanted():
                 self._shared.to_ask[self] = None
         elif self.meters:
@@ -559,14 +557,14 @@ class Link(LinkPart):
         return self._shared.withheld and self.sender is Side.CLIENT
 
     def ask(self) -> Request | None:
-        """Return a request for credit if some is wanted; it is to be decided, and is open until then."""
+        """Return a request for credit, if some is wanted and none is open."""
         if self.request is not None or self.gone or self._is_withheld():
             return None
         wanted = self.credit.wanted() if self.delays else 0
         if not wanted:
             return None
         if self.terms.most_bytes is not None:
-            # No more than is charged at once: else more would be given back than was charged.
+            # No more than is charged at once, or more would be given back than was charged.
             self._pay_for(min(self._size_bytes, self.terms.most_bytes))
         self.request = Request(
             self.paid_for,
@@ -583,13 +581,13 @@ class Link(LinkPart):
         return self.request
 
     def hold(self, request: Request) -> None:
-        """Take note that a request waits; at the end of the link nobody waits for it any more."""
+        """Note that a request waits, until the link ends."""
         if self.gone:
             self._shared.context.give_up([request])
         self._since_ns = self._shared.now_ns
 
     def grant(self, request: Request, permits: int) -> None:
-        """Take what was granted to its request."""
+        """Take what its request was granted."""
         shared = self._shared
         if self.request is request:
             self.request = None
@@ -597,7 +595,7 @@ class Link(LinkPart):
         self._since_ns = 0
         as_asked = self.delays and request.resources == self.paid_for and request.asks == self.asks
         if self.gone or self._is_withheld() or not as_asked:
-            # Nobody is to use it, or it is paid for otherwise.
+            # Nobody uses it, or it is paid otherwise.
             shared.charges.append(
                 Charge(
                     request.resources,
@@ -617,12 +615,12 @@ class Link(LinkPart):
         self.wants()
 
     def falls_due(self) -> None:
-        """Have charged what is due, if anything is."""
+        """Have dues charged, if there are any."""
         if self.credit.due:
             self._shared.due[self] = None
 
     def charge_due(self) -> None:
-        """Charge what came without being paid, or give back what was not needed."""
+        """Charge unpaid deliveries, or give back unused payment."""
         due = self.credit.take_due()
         if due and self.delays:
             self._shared.charges.append(self._charge(due, due * self._bytes))
@@ -631,7 +629,7 @@ class Link(LinkPart):
         return Charge(self.paid_for, messages, size_bytes, consumes=self.consumes, asks=self.asks, counts=False)
 
     def _pay_for(self, size_bytes: int) -> None:
-        """Have a permit be paid for so many bytes, those too that are paid already."""
+        """Set how many bytes a permit pays for, also for those already paid."""
         prepaid = self.credit.prepaid
         if prepaid and self._bytes != size_bytes:
             self._shared.charges.append(self._charge(0, prepaid * (size_bytes - self._bytes)))
@@ -640,11 +638,11 @@ class Link(LinkPart):
     # --- Deliveries -------------------------------------------------------------------------------
 
     def begins(self, deliveries: int) -> None:
-        """Take note that deliveries are read; ``came`` follows.
+        """Note that deliveries were read; ``came`` follows.
 
         Raises:
-            Close: a client sends more than it was told that it may. Its receiver has given more than that, and would
-                take it: a way past all limits. None of them goes on, nor is any charged.
+            Close: a client exceeds all the credit it was told of. Its receiver has given more and would take it: a way
+                past all limits. None is forwarded or charged.
         """
         self._begun += deliveries
         if self.consumes or not self.credit.beyond(self._begun):
@@ -654,7 +652,7 @@ class Link(LinkPart):
             raise Close("transfer_limit_exceeded", f"the client has sent more on link {name} than it had credit for")
 
     def came(self, deliveries: int) -> None:
-        """Count deliveries whose first frame goes on, or is swallowed."""
+        """Count deliveries whose first frame is forwarded or swallowed."""
         self._begun -= deliveries
         self.credit.came(deliveries)
         self._free = max(0, self._free - deliveries)
@@ -662,24 +660,24 @@ class Link(LinkPart):
             self.falls_due()
             self.wants()
         elif self.credit.granted < self.credit.limit:
-            # It had to drain first what it was told of, or gets it bit by bit.
+            # It had to drain first, or gets its credit bit by bit.
             self.wants()
 
     def swallowed(self) -> None:
-        """Give the sender of a delivery that came, and does not go on, its credit again."""
+        """Return the credit of a delivery that is swallowed."""
         self.credit.swallowed()
         if self.meters:
             self._free += 1
 
     def completed(self, deliveries: int, size_bytes: int) -> None:
-        """Count whole deliveries that nothing decided on."""
+        """Count whole deliveries that were not decided singly."""
         self.used += deliveries
         if self.resources:
             self._shared.count(self.resources, deliveries, size_bytes, consumes=self.consumes)
             self._correct(deliveries, size_bytes)
 
     def _correct(self, deliveries: int, size_bytes: int) -> None:
-        """Charge what deliveries are beyond the size that was paid for."""
+        """Charge deliveries for the size beyond what was paid for."""
         if self.delays and self.terms.most_bytes is not None:
             mean = size_bytes // deliveries
             change = (mean - self._size_bytes) * min(deliveries, _SIZES) // _SIZES
@@ -688,7 +686,7 @@ class Link(LinkPart):
                 self._shared.charges.append(self._charge(0, size_bytes - deliveries * self._bytes))
 
     def may_name_copies(self, payload: Buffer, *, is_last: bool) -> bool:
-        """Say whether a delivery that begins may name copies of itself that are limited.
+        """Say whether a new delivery may name limited copies of itself.
 
         Args:
             payload: as far as it has come.
@@ -702,11 +700,11 @@ class Link(LinkPart):
         try:
             return not head.take(payload, last=False) or bool(head.copies)
         except Malformed:
-            # What is no section at all is for the broker to refuse.
+            # A malformed message is for the broker to refuse.
             return payload[0] == 0
 
     def looks_at(self, delivery: Delivery, *, names_copies: bool) -> bool:
-        """Say whether a delivery that begins has to be looked at before it goes on."""
+        """Say whether a new delivery must be looked at before it is forwarded."""
         if self._says or names_copies:
             delivery.head = MessageHead()
             return True
@@ -714,17 +712,17 @@ class Link(LinkPart):
 
     @property
     def keeps_bytes(self) -> int:
-        """How much may be kept back of a session for one of its deliveries."""
+        """How much of a session may be kept back for one of its deliveries."""
         return max(SMALL_FRAME_BYTES, self.most_bytes or 0)
 
     def decide(self, delivery: Delivery, payload: Buffer, *, is_last: bool, must: bool) -> None:
-        """Decide a delivery that is looked at, or ask for that, as soon as enough is known.
+        """Decide a delivery, or ask for a decision, as soon as enough is known.
 
         Args:
             delivery: of this link.
-            payload: what has come of it since the last time.
+            payload: what has come since the last call.
             is_last: it ends with that.
-            must: no more of it can be waited for.
+            must: it cannot wait for more.
         """
         terms, resources = self.terms, self.resources
         asks: Asks | None = "refusing" if self.decides and terms.refuses and not self._says else None
@@ -760,12 +758,12 @@ class Link(LinkPart):
             self.finish(delivery)
 
     def _named(self, head: MessageHead) -> tuple[Resource, ...]:
-        """Return what a message is for besides what its link is for."""
+        """Return the resources that a message adds to its link's."""
         resources = published(self._shared.names, self.address, head)
         return tuple(each for each in resources if each not in self.resources) if self.resources else resources
 
     def _ask_for(self, delivery: Delivery, resources: tuple[Resource, ...], asks: Asks) -> None:
-        """Have a delivery be decided; one that is settled passes."""
+        """Ask for a decision; a settled delivery passes."""
         if delivery.settled:
             delivery.fate = PASSES
             if self.decides and self.resources:
@@ -784,7 +782,7 @@ class Link(LinkPart):
         self._shared.requests.append(delivery.request)
 
     def _decide_unknown(self, delivery: Delivery, error: Malformed | None) -> None:
-        """Decide a delivery that does not say where it is to go: its broker could read it in another way.
+        """Decide a delivery that does not tell where it goes: its broker could read it in another way.
 
         Raises:
             Close: it cannot be read, so that it could be for anything, and it cannot be refused.
@@ -802,10 +800,10 @@ class Link(LinkPart):
             self.finish(delivery)
 
     def learn(self, delivery: Delivery, payload: Buffer, *, is_last: bool) -> None:
-        """Have a delivery be paid that had to go on before it said where it is to go, as soon as it does.
+        """Charge a forwarded delivery as soon as it tells where it goes.
 
         Raises:
-            Close: as before.
+            Close: as ``_decide_unknown``.
         """
         head = delivery.head
         assert head is not None  # noqa: S101 - else nobody asks
@@ -814,7 +812,7 @@ class Link(LinkPart):
                 delivery.learns = False
                 delivery.resources = self._named(head)
                 if delivery.finished:
-                    # Its frame had begun to go on, and is over by now.
+                    # Its frame was forwarded while it came, and has ended.
                     self._charge_late(delivery)
         except Malformed as error:
             if self._shared.limits:
@@ -828,12 +826,12 @@ class Link(LinkPart):
         if refuse is not None and not self._may_swallow():
             refuse = None
             if request is not None:
-                # It goes on, and costs and counts what it would have if it had not been over a rule.
+                # It is forwarded, and charged and counted as if it had been admitted.
                 self._shared.charges.append(Charge(request.resources, 1, request.size_bytes, asks=delivery.asks))
         if self.meters and self._unpaid is not None:
             self._unpaid.did_no_harm()
             if refuse is not None:
-                # Its sender gets the credit again. Nobody else may have it meanwhile.
+                # Its sender gets the credit back, and nobody else may have it.
                 self._unpaid.take(1)
         if refuse is None:
             delivery.fate = PASSES
@@ -848,7 +846,7 @@ class Link(LinkPart):
         self._swallow(delivery, f"SYSTEM_BUSY: {refuse.resource} {why}")
 
     def _may_swallow(self) -> bool:
-        """Return whether one more delivery may be swallowed: how many numbers are kept for that is bounded."""
+        """Return whether one more delivery may be swallowed: the numbers kept for that are bounded."""
         return self.session.halves[self.sender].ids.reserve()
 
     def _swallow(self, delivery: Delivery, why: str) -> None:
@@ -858,7 +856,7 @@ class Link(LinkPart):
         self.refused += 1
 
     def finish(self, delivery: Delivery) -> None:
-        """Count a delivery that goes on, and of which all has been read."""
+        """Count a complete delivery that is forwarded."""
         size_bytes, asked_bytes = delivery.size_bytes, delivery.asked_bytes
         named, asked = delivery.resources, delivery.asked
         if asked_bytes and size_bytes > asked_bytes:
@@ -879,11 +877,11 @@ class Link(LinkPart):
             if delivery.asks == "refusing":
                 self._correct(1, size_bytes)
             elif self.delays:
-                # It was paid for as credit before.
+                # It was paid for as credit.
                 self._shared.charges.append(self._charge(-1, -self._bytes))
 
     def _pay_late(self, delivery: Delivery) -> None:
-        """Have a delivery be paid that says itself what it is for."""
+        """Charge a delivery for the resources that it tells itself."""
         unpaid, named, decided = self._unpaid, delivery.resources, delivery.asked_bytes > 0
         paid_for = self.credit_for if delivery.paid_for is None else delivery.paid_for
         if paid_for:
@@ -891,7 +889,7 @@ class Link(LinkPart):
                 self._correct(1, delivery.size_bytes)
                 self._did_harm(named)
                 return
-            # As credit it was paid for something else, or it is paid twice.
+            # Its credit was paid for other resources, or it is paid twice.
             self._shared.charges.append(Charge(paid_for, -1, -self._bytes, counts=False))
         if decided:
             return
@@ -903,7 +901,7 @@ class Link(LinkPart):
             self._turn_to(())
 
     def _charge_late(self, delivery: Delivery) -> None:
-        """Charge a delivery that was not refused for what it says itself, and have credit be paid for that."""
+        """Charge a delivery that could not be refused, and have credit paid for its resources from now on."""
         named = delivery.resources
         if self._shared.terms(named).limits:
             self._shared.charges.append(Charge(named, 1, delivery.size_bytes, counts=False))
@@ -912,7 +910,7 @@ class Link(LinkPart):
     def _did_harm(self, resources: tuple[Resource, ...]) -> None:
         advance = self._shared.terms(resources).advance
         if self._says and advance is not None and not advance.most:
-            # All is refused there, so nothing that is paid for it would ever come.
+            # Everything is refused there, so credit for it would never be used.
             return
         if self._unpaid is not None:
             self._unpaid.did_harm(resources, self._shared.now_ns)
@@ -927,7 +925,7 @@ class Link(LinkPart):
     # --- Ends -------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Give back what was paid, and give up what is asked for: no more is to come."""
+        """Give back what was paid, and drop the request."""
         if self.gone:
             return
         self.gone = True
@@ -951,16 +949,16 @@ class Link(LinkPart):
 
     @property
     def limited_as(self) -> str:
-        """What it waits for, or would wait for; empty if that is not known."""
+        """What it waits for, or would wait for; empty if unknown."""
         resources = self.resources if self.request is None else self.request.resources
         return str(resources[0]) if resources else ""
 
     def since(self) -> tuple[bool, int]:
-        """Return what puts those first that wait for longest."""
+        """Return a key that sorts the longest waiting first."""
         return not self._since_ns, self._since_ns
 
     def state(self) -> LinkState:
-        """Describe it."""
+        """Return its state for operators."""
         credit = self.credit
         channel = self.session.halves[Side.CLIENT].channel
         waits_ns = self._shared.now_ns - self._since_ns if self._since_ns else 0
@@ -979,6 +977,6 @@ class Link(LinkPart):
 
 
 def _check_unread(error: Malformed) -> None:
-    """End the connection for a message that cannot be refused, unless it is cut off, so that nobody can read it."""
+    """Close the connection for an unreadable message that cannot be refused, unless it is cut off for everybody."""
     if not isinstance(error, CutOff):
         raise Close("unreadable_message", f"the client has sent {error}; settled ones cannot be refused") from None

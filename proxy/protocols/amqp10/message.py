@@ -1,8 +1,7 @@
-"""What a message says before its body: where it is to go, and where copies of it are to go.
+"""What a message says before its body: its address, and those of copies.
 
-RabbitMQ goes by ``to`` on a link without a target, by ``subject`` where an address of version 1 names an exchange alone
-or is ``/queue``, and from 4.1.0 on by the list ``x-cc`` of the message's annotations, whose routing keys count beside
-that of the address, on all links (4.0.5 lets it pass without a look).
+RabbitMQ uses ``to`` on a link without a target, ``subject`` where an address of version 1 names an exchange alone or is
+``/queue``, and from 4.1.0 on the list ``x-cc`` of the annotations, routing keys of copies on all links.
 """
 
 from typing import Final
@@ -11,32 +10,33 @@ from proxy.protocols.amqp10 import wire
 from proxy.protocols.amqp10.wire import CutOff, Malformed
 from proxy.protocols.base import Buffer
 
-#: Within how many bytes a message has said it; also what is kept of one that has not.
+# A message must have told it within this many bytes; also the bound on what is kept of one.
 MAX_HEAD_BYTES: Final = 1 << 16
-#: How many copies a message may name; each takes some microseconds.
+# Copies that a message may name; each takes some microseconds.
 MAX_COPIES: Final = 256
-#: In the annotations of a message: what it is copied to.
+# The annotation with the routing keys of copies.
 COPIES: Final = b"x-cc"
 _TO, _SUBJECT = 2, 3
 _SECTIONS: Final = range(wire.HEADER, wire.FOOTER + 1)
 
 
 def may_name_copies(payload: Buffer) -> bool:
-    """Say whether the payload of a delivery in one frame can name copies: nearly none does, and this is quick."""
+    """Say whether a one-frame delivery can name copies. Nearly none does, and this is quick."""
     return COPIES in (payload if isinstance(payload, bytes) else bytes(payload[:MAX_HEAD_BYTES]))
 
 
 class MessageHead:
     """Reads the sections of one message up to its body, from the payloads of its frames.
 
-    It is strict: a section that is not known, comes twice, or is not where it belongs (3.2) is malformed. A broker
-    could take it for another one than is taken here.
+    It is strict: a section that is unknown, repeated or out of place (3.2) is malformed, since a broker could read it
+    in
+    another way.
 
     Attributes:
-        known: all that is asked for was read; the rest of the message is not looked at.
-        to: where the message is to go, None if it does not say.
+        known: everything needed was read; the rest is not looked at.
+        to: the message's address, or None.
         subject: likewise.
-        copies: the routing keys of copies, each once.
+        copies: the distinct routing keys of copies.
     """
 
     __slots__ = ("_latest", "_passed_bytes", "_rest", "_wanted_bytes", "copies", "known", "subject", "to")
@@ -48,7 +48,7 @@ class MessageHead:
         self.copies: tuple[bytes, ...] = ()
         self._latest = 0
         self._passed_bytes = 0
-        # From the beginning of a section of which not all is there, and how much it takes to look again.
+        # An incomplete section, and how many bytes it needs for the next look.
         self._rest = bytearray()
         self._wanted_bytes = 0
 
@@ -63,7 +63,7 @@ class MessageHead:
             Whether all is known.
 
         Raises:
-            Malformed: the message cannot be read, has not said it within MAX_HEAD_BYTES, or names more than MAX_COPIES.
+            Malformed: it cannot be read, has not told it within MAX_HEAD_BYTES, or names more than MAX_COPIES.
         """
         known = self.known
         if known:
@@ -73,7 +73,6 @@ class MessageHead:
         if kept:
             self._rest += payload[: MAX_HEAD_BYTES + 1 - kept]
             data = self._rest
-            # The rest of it is not looked at.
             last = last and len(data) == kept + len(payload)
         read = 0
         if last or len(data) >= self._wanted_bytes:
@@ -93,7 +92,7 @@ class MessageHead:
         return False
 
     def _sections(self, data: Buffer | bytearray, *, last: bool) -> int:
-        """Read the sections that are all there, and return how many bytes they take."""
+        """Read the complete sections, and return their length."""
         at, stop = 0, len(data)
         try:
             while at < stop and not self.known:
@@ -127,7 +126,7 @@ class MessageHead:
         return ends
 
     def _read_annotations(self, annotations: bytes) -> None:
-        # Looking for the letters takes a fraction of what reading takes.
+        # Searching for the letters takes a fraction of reading.
         if COPIES not in annotations:
             return
         copies: dict[bytes, None] = {}

@@ -1,14 +1,12 @@
-"""The numbers that the two sides of a session count by, where not all that one sends reaches the other.
+"""The numbers of the two sides of a session, where not all deliveries of one reach the other.
 
-A session counts in two ways, either direction by itself (AMQP 1.0, 2.5.6 and 2.6.12), all serial numbers of 32 bits
-(RFC 1982) that begin anywhere:
+Each direction has two counts (AMQP 1.0, 2.5.6 and 2.6.12), 32-bit serial numbers (RFC 1982) that begin anywhere:
 
-- *transfer-ids*, one for each transfer frame. They are not on the wire but in next-outgoing-id and next-incoming-id,
-  from which the window follows. See ``Transfers``.
+- *transfer-ids*, one for each transfer frame; not on the wire, but in next-outgoing-id and next-incoming-id, which make
+  the window. See ``Transfers``.
 - *delivery-ids*, one for each delivery, in its first transfer and in dispositions. See ``Renumbering``.
 
-A delivery that is swallowed has numbers at the side that sent it, the *sender* here, and none at the other, the
-*receiver*. From then on they count differently.
+A swallowed delivery has numbers at its *sender*, and none at the *receiver*. From then on they count differently.
 
 Transfer-ids
 ============
@@ -16,34 +14,32 @@ Transfer-ids
 call             when                                then
 ================ =================================== ===============================================================
 begun            the sender's begin                  ``next_id`` is its next-outgoing-id
-came n           n transfers go on                   ``next_id += n``
-swallowed n      n do not                            ``offset += n``
-added n          n go on that did not come           ``next_id += n, offset -= n``
-flow_of_sender   the sender's flow                   ``next_id`` is its next-outgoing-id - offset, which goes on
-flow_of_receiver the receiver's begin, or its flow   its next-incoming-id + offset goes on: the sender's window ends
-                                                     later by what was swallowed
+came n           n transfers are forwarded           ``next_id += n``
+swallowed n      n are not                           ``offset += n``
+added n          n are forwarded that did not come   ``next_id += n, offset -= n``
+flow_of_sender   the sender's flow                   ``next_id`` is its next-outgoing-id - offset, which is forwarded
+flow_of_receiver the receiver's begin, or its flow   its next-incoming-id + offset is forwarded: the sender's window
+                                                     is longer by what was swallowed
 ================ =================================== ===============================================================
 
 Delivery-ids
 ============
-Both count alike, but for *breaks*: a break is a run of deliveries that were swallowed one behind the other. Behind a
-break the difference is larger by its length. Deliveries that the receiver speaks of are a range of its numbers; such a
-range is cut at each break in it, as the sender's numbers have a gap there. A range of the sender's becomes one of the
-receiver's, as the gap has none.
+A *break* is a run of adjacent swallowed deliveries; behind it the difference of both counts is larger by its length. A
+receiver's range of deliveries is cut at each break in it. A sender's range becomes one of the receiver's.
 
 =================== ============================================== ==============================================
 call                when                                           then
 =================== ============================================== ==============================================
-swallow             nothing went on since the last break           that is longer by one
+swallow             nothing was forwarded since the last break     that is longer by one
                     otherwise                                      a new break
-settled             all before the end of the first break are      that break is forgotten: those before it are
-                    settled                                        spoken of no more
+settled             all before the end of the first break are      that break is forgotten
+                    settled
                     there are many breaks                          those with nothing unsettled behind them, up to
                                                                    the next one, become one with that
-                    there are as many as are kept all the same     ``full``: nothing may be swallowed; what is over a
-                                                                   rule goes on, and is charged
-aborted             its sender has aborted a delivery              nobody waits for its answer; it may come, unless
-                                                                   there are many: then the oldest count as settled
+                    there are still too many                       ``full``: nothing may be swallowed; deliveries
+                                                                   over a rule are forwarded and charged
+aborted             its sender has aborted a delivery              its answer is not waited for; if there are many,
+                                                                   the oldest count as settled
 =================== ============================================== ==============================================
 """
 
@@ -56,17 +52,17 @@ from .credit import unwrapped, wrapped
 MAX_BREAKS: Final = 8192
 MAX_INTERVALS: Final = 8192
 MAX_ABORTED: Final = 2048
-#: Of what was aborted, so many are taken for settled at a time.
+# How many aborted deliveries count as settled at a time.
 _MAX_SETTLED: Final = 512
 _SERIAL: Final = 1 << 32
 
 
 class Transfers:
-    """The transfer-ids of one session in one direction, and the window that its receiver leaves.
+    """The transfer-ids of one session in one direction, and the receiver's window.
 
     Attributes:
-        next_id: the next transfer that goes on, in the receiver's numbers, unwrapped.
-        offset: how many were swallowed: the sender's numbers are higher by so much.
+        next_id: the next transfer to be forwarded, in the receiver's numbers, unwrapped.
+        offset: how many were swallowed, by which the sender's numbers are higher.
         incoming_window: of the receiver's last flow, or its begin; 0 before.
         outgoing_window: of the sender's last flow, or its begin.
     """
@@ -78,9 +74,9 @@ class Transfers:
         self.offset = 0
         self.incoming_window = 0
         self.outgoing_window = 0
-        #: The receiver's last next-incoming-id, unwrapped; None before it named one.
+        # The receiver's last next-incoming-id, unwrapped, or None.
         self._incoming_id: int | None = None
-        #: The first transfer that is beyond the window that the sender was told, in the sender's numbers.
+        # The first transfer beyond the window that the sender was told, in the sender's numbers.
         self._told = 0
 
     def begun(self, next_outgoing_id: int, outgoing_window: int) -> None:
@@ -89,49 +85,49 @@ class Transfers:
         self.outgoing_window = outgoing_window
 
     def came(self, transfers: int = 1) -> None:
-        """Count transfers that go on."""
+        """Count forwarded transfers."""
         self.next_id += transfers
 
     def swallowed(self, transfers: int = 1) -> None:
-        """Count transfers that came and do not go on."""
+        """Count transfers that are not forwarded."""
         self.offset += transfers
 
     def added(self, transfers: int) -> None:
-        """Count transfers that go on and did not come."""
+        """Count forwarded transfers that did not come."""
         self.next_id += transfers
         self.offset -= transfers
 
     def flow_of_sender(self, next_outgoing_id: int, outgoing_window: int) -> int:
-        """Take the sender's flow; return its next-outgoing-id for the receiver, which counts on from there (2.5.6)."""
+        """Take the sender's flow; return its next-outgoing-id for the receiver, which counts from there (2.5.6)."""
         self.outgoing_window = outgoing_window
         self.next_id = unwrapped(next_outgoing_id - self.offset, self.next_id)
         return wrapped(self.next_id)
 
     def flow_of_receiver(self, next_incoming_id: int | None, incoming_window: int) -> int | None:
-        """Take the receiver's flow, or its begin, where None is next-incoming-id; return that for the sender."""
+        """Take the receiver's flow, or its begin (without next-incoming-id); return that id for the sender."""
         self.incoming_window = incoming_window
         if next_incoming_id is None:
             self._incoming_id = None
             return self.incoming_id()
-        # As incoming_id does it, without a call more: most of all flows come here.
+        # As incoming_id does it, without a call.
         counted = self._incoming_id = unwrapped(next_incoming_id, self.next_id)
         self._told = counted + self.offset + incoming_window
         return wrapped(counted + self.offset) if self.offset else next_incoming_id
 
     def incoming_id(self) -> int | None:
-        """Return the next-incoming-id that the sender is told now: the receiver's last one."""
+        """Return the next-incoming-id for the sender: the receiver's last one."""
         counted = self._initial if self._incoming_id is None else self._incoming_id
         self._told = counted + self.offset + self.incoming_window
-        # What is left out the sender takes for the number that it began with.
+        # Left out, the sender takes it for its initial number.
         return None if self._incoming_id is None and not self.offset else wrapped(counted + self.offset)
 
     def outgoing_id(self) -> int:
-        """Return the next-outgoing-id that the receiver is to be told at this place of the stream."""
+        """Return the next-outgoing-id for the receiver at this place of the stream."""
         return wrapped(self.next_id)
 
     @property
     def to_tell(self) -> bool:
-        """Whether there were transfers swallowed that the sender still takes for a part of its window."""
+        """Whether the sender counts swallowed transfers as part of its window."""
         counted = self._initial if self._incoming_id is None else self._incoming_id
         return counted + self.offset + self.incoming_window > self._told
 
@@ -141,10 +137,9 @@ class Transfers:
 
 
 class Unsettled:
-    """Delivery-ids that went on and are not settled, as intervals: one, where all is settled in order.
+    """Unsettled delivery-ids as intervals: one, if all is settled in order.
 
-    It is bounded: where it would be more, the oldest intervals become one, with what was settled between them. Then a
-    few that are settled count as unsettled until all before them are.
+    Bounded: beyond that the oldest intervals are merged, so a few settled ids count as unsettled for a while.
     """
 
     __slots__ = ("_starts", "_stops", "count")
@@ -152,11 +147,11 @@ class Unsettled:
     def __init__(self) -> None:
         self._starts = array("q")
         self._stops = array("q")
-        #: How many there are.
+        # The sum.
         self.count = 0
 
     def add(self, first: int, count: int = 1) -> None:
-        """Add some that follow all others; such as do not are ignored."""
+        """Add some that follow all others; others are ignored."""
         starts, stops = self._starts, self._stops
         if stops and stops[-1] >= first:
             if stops[-1] > first:
@@ -169,7 +164,7 @@ class Unsettled:
         self.count += count
 
     def settle(self, first: int, last: int) -> int:
-        """Remove all from one to another, both included, however many numbers that are; return how many there were."""
+        """Remove all from ``first`` to ``last``; return how many there were."""
         starts, stops = self._starts, self._stops
         stop = last + 1
         # The first interval that ends behind the beginning, and the first that begins behind the end.
@@ -179,7 +174,7 @@ class Unsettled:
             return 0
         low, high = starts[at], stops[end - 1]
         if end - at == 1 and (first <= low or stop >= high):
-            # As a rule.
+            # The usual case.
             if stop < high:
                 starts[at] = stop
             elif first > low:
@@ -206,7 +201,7 @@ class Unsettled:
         return removed
 
     def any_within(self, first: int, stop: int) -> bool:
-        """Say whether one of them is at least ``first`` and below ``stop``."""
+        """Say whether one is at least ``first`` and below ``stop``."""
         at = bisect_right(self._stops, first)
         return at < len(self._starts) and self._starts[at] < stop
 
@@ -219,11 +214,11 @@ class Unsettled:
         return sum(stops[at:]) - sum(starts[at:]) - max(0, first - starts[at])
 
     def lowest(self) -> int | None:
-        """Return the lowest; None if there is none."""
+        """Return the lowest, or None."""
         return self._starts[0] if self._starts else None
 
     def clear(self) -> None:
-        """Forget all: nobody speaks of them any more."""
+        """Forget all."""
         del self._starts[:], self._stops[:]
         self.count = 0
 
@@ -234,17 +229,13 @@ class Unsettled:
 
 
 class Renumbering:
-    """The delivery-ids of one session in one direction.
-
-    The sender's numbers are those that come with its transfers, the receiver's those that these go on with. All are
-    taken and returned as they are on the wire.
+    """The delivery-ids of one session in one direction, as they are on the wire.
 
     Attributes:
-        plain: nothing was ever swallowed: both count alike, and all goes on as it is.
+        plain: nothing was ever swallowed, so both sides count alike.
         full: nothing may be swallowed for now.
-        watched: a delivery of which it is asked when it is settled, in the sender's numbers, unwrapped; None once it
-            is, or nobody waits for it any more.
-        answered: the last one that was watched has been settled.
+        watched: the delivery whose settlement is awaited, in the sender's numbers, unwrapped; or None.
+        answered: the last watched one was settled.
     """
 
     __slots__ = (
@@ -267,39 +258,39 @@ class Renumbering:
         self.plain = True
         self.watched: int | None = None
         self.answered = False
-        #: The sender's next number, unwrapped; None before its first.
+        # The sender's next number, unwrapped; None before its first.
         self._next: int | None = None
-        #: The difference of both before the first break.
+        # The difference before the first break.
         self._offset = 0
-        #: Of each break, the first number behind it: the receiver's, and the sender's.
+        # For each break the first number behind it: the receiver's, and the sender's.
         self._positions = array("q")
         self._afters = array("q")
-        #: When there are so many, those that nothing is between become one.
+        # At this number of breaks, those without unsettled deliveries between them are merged.
         self._compact_at = 64
-        #: How many were settled since it was full.
+        # Settled since it was full.
         self._freed = 0
-        #: Deliveries that are to be swallowed, and have not been yet.
+        # Deliveries about to be swallowed.
         self._reserved = 0
-        #: In the sender's numbers; and of these, in order, those that were aborted.
+        # In the sender's numbers; and of these, in order, those that were aborted.
         self._unsettled = Unsettled()
         self._aborted: list[int] = []
-        #: Nobody waits for those before.
+        # Nobody waits for earlier ones.
         self._abandoned: int | None = None
 
     @property
     def full(self) -> bool:
-        """Whether there are so many breaks that nothing may be swallowed for now."""
+        """Whether there are too many breaks for another."""
         return len(self._afters) + self._reserved >= MAX_BREAKS
 
     def reserve(self) -> bool:
-        """Return whether one more delivery may be swallowed; if so, ``swallow`` is to follow."""
+        """Return whether one more delivery may be swallowed; then ``swallow`` must follow."""
         if self.full:
             return False
         self._reserved += 1
         return True
 
     def _settle_aborted(self) -> None:
-        """Take the oldest of what was aborted for settled: a receiver that answers it would have done so by now."""
+        """Count the oldest aborted deliveries as settled: their receiver would have answered by now."""
         oldest = self._aborted[:_MAX_SETTLED]
         for number in oldest:
             self._unsettled.settle(number, number)
@@ -308,15 +299,15 @@ class Renumbering:
         if self._afters:
             self._compact()
 
-    # What comes from the sender.
+    # From the sender.
 
     def came(self, delivery_id: int, deliveries: int = 1, *, settled: bool = False) -> int:
-        """Take deliveries with numbers that follow each other and that go on; return the receiver's first.
+        """Count adjacent forwarded deliveries; return the receiver's number of the first.
 
         Args:
             delivery_id: the sender's number of the first.
             deliveries: how many.
-            settled: they are, by the sender; nobody speaks of them any more.
+            settled: by the sender, so nobody refers to them any more.
         """
         first = self._unwrap(delivery_id)
         self._next = max(self._next or first, first + deliveries)
@@ -325,12 +316,12 @@ class Renumbering:
         return wrapped(first - self._difference(first))
 
     def reached(self, delivery_id: int) -> None:
-        """Take that a delivery went on, and all before it: so the next is near, whether those were settled or not."""
+        """Note that a delivery and all before it were forwarded, settled or not."""
         near = self._next
         self._next = delivery_id + 1 if near is None else max(near, unwrapped(delivery_id, near) + 1)
 
     def swallow(self, delivery_id: int) -> None:
-        """Take a delivery that does not go on. It follows all others, and there was room for it: see ``reserve``."""
+        """Swallow the next delivery, after ``reserve``."""
         self._reserved = max(0, self._reserved - 1)
         number = self._unwrap(delivery_id)
         self._next = number + 1
@@ -346,12 +337,12 @@ class Renumbering:
         afters.append(number + 1)
 
     def forward(self, delivery_id: int) -> int:
-        """Return the receiver's number of a delivery that goes on, from the sender's."""
+        """Return the receiver's number of a forwarded delivery."""
         number = self._unwrap(delivery_id)
         return wrapped(number - self._difference(number))
 
     def forward_ranges(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Return the receiver's numbers of a range of the sender's, both ends included: one range, or none."""
+        """Return the receiver's numbers of a sender's range, ends included: one range, or none."""
         if self.plain:
             return [(first, last)]
         low, high = self._range(first, last, self._near())
@@ -360,10 +351,10 @@ class Renumbering:
         begin, stop = self._forwarded(low), self._forwarded(high + 1)
         return [(wrapped(begin), wrapped(stop - 1))] if begin < stop else []
 
-    # What comes from the receiver.
+    # From the receiver.
 
     def back_ranges(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Return the sender's numbers of a range of the receiver's, ends included, cut where some were swallowed."""
+        """Return the sender's numbers of a receiver's range, ends included, cut where some were swallowed."""
         if self.plain:
             return [(first, last)]
         near = self._near()
@@ -391,35 +382,35 @@ class Renumbering:
             return None, None, wrapped(self._offset)
         return wrapped(afters[-1]), wrapped(positions[-1]), wrapped(afters[-1] - positions[-1])
 
-    # What is settled.
+    # Settlement.
 
     @property
     def unsettled(self) -> int:
-        """How many deliveries went on and wait for an answer; a few more than that at times, see ``Unsettled``."""
+        """How many forwarded deliveries wait for an answer; at times a few more, see ``Unsettled``."""
         below = self._abandoned
         if below is None:
             return self._unsettled.count - len(self._aborted)
         return self._unsettled.count_from(below) - len(self._aborted) + bisect_left(self._aborted, below)
 
     def reached_by(self) -> int:
-        """Return what ``abandon`` takes: here, behind all deliveries so far."""
+        """Return the place behind all deliveries so far, for ``abandon``."""
         return self._near()
 
     def abandon(self, below: int) -> None:
-        """Have no deliveries before some place be waited for. What is said of them is translated all the same."""
+        """Wait for no deliveries before a place; dispositions of them are still translated."""
         self._abandoned = below
         if self.watched is not None and self.watched < below:
             self.watched = None
 
     def watch(self, delivery_id: int) -> None:
-        """Watch a delivery that has gone on, instead of any other."""
+        """Watch a forwarded delivery, instead of any other."""
         self.watched = self._unwrap(delivery_id)
         self.answered = False
 
     def aborted(self, delivery_id: int) -> None:
-        """Take that a delivery was aborted by its sender: it is settled by that, and many receivers do not answer it.
+        """Note that a delivery was aborted, which settles it; many receivers do not answer it.
 
-        Those that do speak of it by its number, so that is not forgotten.
+        Some do, by its number, so it is not forgotten.
         """
         number = self._unwrap(delivery_id)
         aborted = self._aborted
@@ -433,7 +424,7 @@ class Renumbering:
                 self._settle_aborted()
 
     def settled(self, first: int, last: int) -> int:
-        """Take that a range of the sender's numbers is settled, by either side; return how many were not before."""
+        """Settle a range of the sender's numbers; return how many were not before."""
         low, high = self._range(first, last, self._near())
         removed = self._unsettled.settle(low, high) if low <= high else 0
         if self.watched is not None and low <= self.watched <= high:
@@ -450,10 +441,7 @@ class Renumbering:
         return removed
 
     def forget_unsettled(self) -> None:
-        """Take that nobody waits for what is unsettled any more: no link is left that it could belong to.
-
-        What its receiver said of it before it heard of that may still come.
-        """
+        """Wait for nothing: no link is left. The receiver's earlier dispositions may still come."""
         self._unsettled.clear()
         self._aborted.clear()
         self.watched = None
@@ -469,7 +457,7 @@ class Renumbering:
     def _range(self, first: int, last: int, near: int) -> tuple[int, int]:
         """Unwrap a range, as far as there are deliveries; ``near`` is the first that has not come.
 
-        One of more than half of all numbers is empty to RFC 1982; it is taken at its word here.
+        A range of more than half of all numbers is empty by RFC 1982, but is taken literally here.
         """
         low = unwrapped(first, near)
         return low, min(low + (last - first) % _SERIAL, near - 1)
@@ -479,7 +467,6 @@ class Renumbering:
         return self._afters[at] - self._positions[at] if at >= 0 else self._offset
 
     def _difference(self, number: int) -> int:
-        """Return the difference of both numbers for one of the sender's that goes on."""
         afters = self._afters
         if not afters:
             return self._offset
@@ -488,23 +475,23 @@ class Renumbering:
         return self._behind(bisect_right(afters, number) - 1)
 
     def _forwarded(self, number: int) -> int:
-        """Return the receiver's number of the first delivery from one of the sender's on that went on."""
+        """Return the receiver's number of the first forwarded delivery from one of the sender's on."""
         at = bisect_right(self._afters, number)
         forwarded = number - self._behind(at - 1)
         return min(forwarded, self._positions[at]) if at < len(self._afters) else forwarded
 
     def _forget(self) -> None:
-        """Forget the breaks that nothing unsettled is before."""
+        """Forget breaks with nothing unsettled before them."""
         lowest = self._unsettled.lowest()
         afters = self._afters
-        # The last one tells where both count now.
+        # The last one holds the present difference.
         count = len(afters) if lowest is None else bisect_right(afters, lowest)
         if count:
             self._offset = self._behind(count - 1)
             del afters[:count], self._positions[:count]
 
     def _compact(self) -> None:
-        """Make breaks one that have nothing unsettled between them; the last stays, as more may come behind it."""
+        """Merge breaks with nothing unsettled between them; the last stays."""
         afters, positions = self._afters, self._positions
         kept = [
             at

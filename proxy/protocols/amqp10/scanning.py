@@ -1,9 +1,7 @@
-"""The scan of the compiled part, ``sluice_native`` (folder ``native``): all plain frames of a chunk in one call.
+"""The scan of the compiled part: all plain frames of a chunk in one call.
 
-What it takes must be what the session would call plain, had it read each frame itself: sessions and links say so when
-they become plain, and when they are no longer.
-
-Where it is not installed, or the options say ``python``, every frame is read one by one.
+It takes exactly what the session would call plain; sessions and links tell it when they become plain or cease to be.
+Without it, or with the option ``python``, every frame is read by itself.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,17 +15,17 @@ from proxy.protocols.amqp10.message import COPIES
 from proxy.protocols.amqp10.parts import LinkPart, Piece, SessionPart, Step
 from proxy.protocols.base import Buffer
 
-#: What a scan finds is told link by link and range by range: how long that takes shows only when it is done.
+# Bounds the time of one scan: results are listed by link and by range.
 MAX_RUNS: Final = 512
-#: Numbers of deliveries are counted on from 0 behind it.
+# Behind it, numbers of deliveries go on from 0.
 _HIGHEST: Final = (1 << 32) - 1
 
 Ranges = Sequence[tuple[int, int]]
-"""Delivery-ids, from the first to the last of each range, both included."""
+"""Ranges of delivery-ids, both ends included."""
 
 
 class Flowed(msgspec.Struct, gc=False):
-    """A flow as compiled code returns it.
+    """A scanned flow.
 
     Attributes:
         channel: of its session.
@@ -45,18 +43,20 @@ class Flowed(msgspec.Struct, gc=False):
 
 
 class Scanned(Step):
-    """A run of plain frames as compiled code returns it, and the flows behind it.
+    """A run of plain frames, and the flows behind it.
 
     Args:
         side: who sent them.
-        stop: where it ends in the buffer; it began where the scan did.
-        frames: how many, empty ones, dispositions and flows among them.
-        links: of the transfers, by link, each once: the link, its deliveries, and their frames' bytes.
-        sessions: likewise by session: the session, its transfers, the last delivery-id, and those of all that are
-            not settled, ascending. Each transfer is one delivery.
-        disposed: by disposition: of which session, whether the receiver says it, whether that settles, and which
-            deliveries; they may be in the run.
-        flows: what else it says; nothing of the run is behind the first of them.
+        stop: where it ends in the buffer.
+        frames: how many, with empty ones, dispositions and flows.
+        links: by link: its deliveries, and the bytes of their frames.
+        sessions: by session: its transfers, the last delivery-id, and the unsettled ones, ascending. Each transfer is
+            one
+            delivery.
+        disposed: by disposition: session, whether it is the receiver's, whether it settles, and which deliveries,
+            perhaps
+            of this run.
+        flows: behind everything else in the run.
     """
 
     __slots__ = ("disposed", "flows", "frames", "links", "sessions", "stop")
@@ -97,21 +97,18 @@ class Scanned(Step):
         for link, deliveries, _ in self.links:
             link.came(deliveries)
         for session, receiver, settles, first, last in self.disposed:
-            # Of the broker's deliveries nobody keeps count.
+            # The broker's deliveries are not counted.
             if settles and receiver is (side is Side.BROKER):
                 session.halves[Side.CLIENT].settle(first, last, receiver=receiver)
         return None
 
 
 class NativeScanner:
-    """Takes runs of plain frames of one peer's stream. Numbers of channels and handles are that peer's.
-
-    Args:
-        side: the peer.
+    """Takes runs of plain frames of one peer, with that peer's channels and handles.
 
     Attributes:
-        side: as given.
-        changed: sessions that are to say anew whether they are plain.
+        side: the peer.
+        changed: sessions to ask whether they are plain.
     """
 
     def __init__(self, side: Side) -> None:
@@ -131,25 +128,25 @@ class NativeScanner:
         self._frames.most_frame_bytes = most_frame_bytes
 
     def know_link(self, channel: int, handle: int, link: LinkPart, *, most_bytes: int | None, copies: bool) -> None:
-        """Take transfers of a link from now on; no delivery of it is begun.
+        """Take transfers of a link from now on; none of its deliveries is under way.
 
         Args:
             channel: of its session.
             handle: its number there.
-            link: what ``scan`` returns for it.
-            most_bytes: longer transfers are not plain, if it is not None.
+            link: returned by ``scan``.
+            most_bytes: longer transfers are not plain; None is no bound.
             copies: nor are messages that may name copies.
         """
         self._links[channel, handle] = link
         self._frames.mark(channel, handle, most_bytes, copies)
 
     def forget_link(self, channel: int, handle: int) -> None:
-        """Take transfers of a link no more; also of one that it was never told of."""
+        """Take no more transfers of a link, if it is known."""
         if self._links.pop((channel, handle), None) is not None:
             self._frames.unmark(channel, handle)
 
     def know_session(self, channel: int, session: SessionPart[Any]) -> None:
-        """Take dispositions of a session from now on, and transfers of its links."""
+        """Take dispositions of a session, and transfers of its links."""
         self._sessions[channel] = session
         self._frames.begin(channel)
 
@@ -165,13 +162,13 @@ class NativeScanner:
             self._links.pop((channel, handle), None)
 
     def forget(self) -> None:
-        """Forget all."""
+        """Drop all references."""
         self.changed.clear()
         self._links.clear()
         self._sessions.clear()
 
     def scan(self, buffer: Buffer, at: int) -> Scanned | None:
-        """Return the run that begins at a frame's first byte; None if that frame is not plain, or not all there."""
+        """Return the run that begins at a frame's first byte; None if that frame is not plain, or incomplete."""
         if self.changed:
             changed, self.changed = self.changed, {}
             for session in changed:
@@ -216,7 +213,7 @@ def renumber(
     sessions: Sequence[tuple[int, int | None, int, int | None, int]],
     most_bytes: int,
 ) -> tuple[int, bytes]:
-    """Write plain frames with other numbers of deliveries, as ``sluice_native.renumber`` does."""
+    """Write plain frames with other delivery-ids, as ``sluice_native.renumber`` does."""
     assert COMPILED is not None  # noqa: S101 - else nobody has taken them
     at, written = COMPILED.renumber(buffer, start, stop, sessions, most_bytes)
     return at, written

@@ -1,4 +1,4 @@
-"""One AMQP 1.0 connection, sans-IO: its streams, sessions and links, heartbeats and farewells of our own."""
+"""One AMQP 1.0 connection, sans-IO: its streams, sessions and links, heartbeats and closes of our own."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -23,17 +23,17 @@ from proxy.protocols.options import relays_unread, scans
 from proxy.stats.snapshot import MAX_LINKS_SHOWN, MAX_RESOURCES_SHOWN
 
 _NS_PER_MS: Final = 1_000_000
-#: How often is looked for links that wait no more, or that wait for credit that is not paid.
+# How often waiting links are looked at.
 _SWEEP_NS: Final = 250_000_000
-#: Of a connection.
+# Of a connection.
 MAX_SESSIONS: Final = 4096
-#: No more often is looked whether a heartbeat is due, whatever a peer asks for.
+# Heartbeats are sent no more often, whatever a peer asks for.
 _LEAST_BEAT_NS: Final = 25_000_000
 _CLOSE: Final = b"\x00\x53\x18"
 
 
 class Dropped(Step):
-    """What goes nowhere."""
+    """A frame that is not forwarded."""
 
     __slots__ = ()
 
@@ -48,11 +48,7 @@ class Dropped(Step):
 
 
 class AMQP10Session(Session, Reader):
-    """The session of one client's connection.
-
-    Args:
-        context: from the driver; its options are AMQP10Options.
-    """
+    """The session of one client's connection; its options are AMQP10Options."""
 
     ticks = True
 
@@ -70,23 +66,24 @@ class AMQP10Session(Session, Reader):
         if scans(options.scan):
             for side, stream in self._streams.items():
                 stream.scanner = self._shared.scanners[side] = NativeScanner(side)
-        #: Sessions that are not over; by each peer's channels; and those that wait for the other peer's begin, by the
-        #: channel of the one that has begun.
+        # Sessions that have not ended; by each peer's channels; and those that wait for the other peer's begin, by the
+        # channel of
+        # the first.
         self._sessions: dict[Conversation, None] = {}
         self._channels: dict[Side, dict[int, Conversation]] = {side: {} for side in Side}
         self._unanswered: dict[Side, dict[int, deque[Conversation]]] = {side: {} for side in Side}
-        #: Whose payload comes, by side, if it is to be told.
+        # The delivery whose payload comes, by side.
         self._payload: dict[Side, tuple[Conversation, Delivery] | None] = dict.fromkeys(Side)
-        #: The batch of a chunk that is written once it is decided.
+        # The batch of a chunk that is written once it is decided.
         self._in_hand: dict[Side, Batch | None] = dict.fromkeys(Side)
         self._unread = self._begun = False
         self._ended: set[Side] = set()
-        #: Since the last look: who was heard, and who was written to.
+        # Since the last tick: who was heard, and who was written to.
         self._heard: set[Side] = set()
         self._written: set[Side] = set()
         self._beats_ns: dict[Side, int] = {}
         self._sweep_ns: int | None = None
-        #: Links that have waited for credit since the last sweep; and what stands for what they wait for.
+        # Links that have waited for credit since the last sweep; and the stages of what they wait for.
         self._waiting: dict[Link, None] = {}
         self._stages: dict[str, Stage] = {}
         self._closes = False
@@ -96,7 +93,7 @@ class AMQP10Session(Session, Reader):
 
     @property
     def language(self) -> str:
-        """What the client says it is written in."""
+        """The client's language."""
         return self._about.language
 
     @property
@@ -140,11 +137,11 @@ class AMQP10Session(Session, Reader):
         return Batch(shared.connection, side, requests, shared.take_charges(), shared.take_paid())
 
     def _ask(self) -> list[Request]:
-        """Return what is to be decided now: deliveries, and credit that links want."""
+        """Return the requests to decide: deliveries, and credit that links want."""
         shared = self._shared
         requests, shared.requests = shared.requests, []
         if not shared.let_in:
-            # It takes no credit from others before.
+            # Not before, as it takes credit from others.
             return requests
         links, shared.to_ask = shared.to_ask, {}
         for link in links:
@@ -186,7 +183,7 @@ class AMQP10Session(Session, Reader):
         link.grant(request, permits)
 
     def _throttle(self, link: Link) -> None:
-        """Show that a link waits for a limit; that it does no more is seen by a sweep, as it waits again and again."""
+        """Show that a link waits for a limit; a sweep sees when it no longer does."""
         connection, now_ns = self._context.stage, self._shared.now_ns
         self._waiting[link] = None
         name = link.limited_as
@@ -206,7 +203,7 @@ class AMQP10Session(Session, Reader):
             self._context.wake()
 
     def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None:
-        """Take what was granted to a request that was held."""
+        """Take what a held request was granted."""
         del refuse
         self._shared.now_ns = now_ns
         link = request.handle
@@ -219,7 +216,7 @@ class AMQP10Session(Session, Reader):
         shared = self._shared
         if shared.due:
             shared.charge_due()
-        # Not without need: a tick takes longer than all that is done for a flow.
+        # Only if needed: a tick takes longer than a flow.
         if (shared.to_ask and shared.let_in) or shared.requests or shared.charges or shared.paid:
             self._context.wake()
 
@@ -238,7 +235,7 @@ class AMQP10Session(Session, Reader):
             self._tell()
 
     def _look_at_timed(self, side: Side) -> None:
-        """Take how long the broker took for the delivery that is timed, if that is settled."""
+        """Measure the broker's time for the timed delivery, once that is settled."""
         shared = self._shared
         assert shared.timed is not None  # noqa: S101 - as who calls this knows
         ids, since_ns = shared.timed
@@ -248,7 +245,7 @@ class AMQP10Session(Session, Reader):
                 self._context.counters.round_trip.observe(shared.now_ns - since_ns)
 
     def _tell(self) -> None:
-        """Tell senders what was refused, and what credit they have."""
+        """Tell senders of refusals and of their credit."""
         shared = self._shared
         if shared.rejected:
             rejected, shared.rejected = shared.rejected, []
@@ -266,7 +263,7 @@ class AMQP10Session(Session, Reader):
                     del shared.short[session, side]
 
     def _look_at_rules(self) -> None:
-        """Ask what rules say to all links, when they have changed."""
+        """Ask the rules about all links, if they have changed."""
         shared = self._shared
         version = self._context.rules_version()
         if version != shared.rules_version:
@@ -278,11 +275,11 @@ class AMQP10Session(Session, Reader):
     # --- Frames -----------------------------------------------------------------------------------
 
     def take_other_header(self, stream: Stream, header: bytes) -> Step | None:
-        """Say to a client what is spoken here; relay what a broker says to that."""
+        """Tell a client which version is spoken here; relay a broker's answer to that."""
         if stream.side is Side.BROKER:
             stream.close = Close("other_protocol", f"the broker began with {header!r}, which is not AMQP 1.0")
             return None
-        # As the specification has it (2.2), and without the broker: what it spoke then would not be decoded.
+        # As in 2.2, and without the broker, whose answer would not be decoded.
         self._streams[Side.BROKER].insert(wire.SASL_HEADER)
         what = "is AMQP 0.9.1: take the protocol amqp091 for its port, or amqp for both versions"
         if not header.startswith(b"AMQP\x00\x00\x09") and not header.startswith(b"AMQP\x01\x01"):
@@ -299,11 +296,11 @@ class AMQP10Session(Session, Reader):
     def take_frame(
         self, stream: Stream, frame: Frame, performative: Performative, begins: int, data: Buffer
     ) -> Step | None:
-        """Take a frame: those of sessions go to these; what is not known goes on."""
+        """Take a frame: sessions take theirs, unknown ones are forwarded."""
         side, code = stream.side, performative.code
         whole = len(data) == frame.size
         if frame.size > max(begins, MAX_WHOLE_BYTES) and code != wire.TRANSFER:
-            # It would go on while its beginning is kept back, or written anew: the other peer would take it for frames.
+            # It would be split or rewritten, and the other peer would misread it.
             raise Malformed(f"a frame of {frame.size} bytes with a payload that is no transfer")
         if not whole:
             self._payload[side] = None
@@ -320,7 +317,7 @@ class AMQP10Session(Session, Reader):
             return self._begin(side, frame.channel, performative)
         session = self._channels[side].get(frame.channel)
         if session is None:
-            # The other peer says what is wrong with it.
+            # The other peer reports the fault.
             return None
         if code == wire.TRANSFER:
             delivery, step = session.transfer(stream, frame, performative, begins, data)
@@ -356,7 +353,7 @@ class AMQP10Session(Session, Reader):
         return session.payload(stream.side, delivery, payload, is_last=is_last)
 
     def take_scanned(self, stream: Stream, scanned: Scanned) -> Step:
-        """Count what compiled code has taken; some of it may need other numbers."""
+        """Count a scanned run; some of it may need other numbers."""
         links = scanned.links
         for link, deliveries, _ in links:
             link.begins(deliveries)
@@ -372,7 +369,7 @@ class AMQP10Session(Session, Reader):
         return NumberedRun(stream.side, scanned, numbered, stream.most_frame_bytes) if numbered else scanned
 
     def take_flows(self, stream: Stream, flows: Sequence[Flowed]) -> Step:
-        """Take flows as compiled code has read them."""
+        """Take scanned flows."""
         channels = self._channels[stream.side]
         return ScannedFlows(stream.side, [(channels[flow.channel], flow) for flow in flows])
 
@@ -383,8 +380,9 @@ class AMQP10Session(Session, Reader):
         opened = wire.read_open(performative)
         self._about.open(side, opened)
         self._streams[side.other].bound_frames(max(opened.max_frame_bytes, wire.MIN_MAX_FRAME_BYTES))
-        # What addresses and hostname mean is known once the broker has said what it is. A client that has not been let
-        # in costs no memory either.
+        # Addresses and hostname are read once the broker has told its product. A client that is not let in also costs
+        # no
+        # memory.
         self._streams[Side.CLIENT].waits = Side.BROKER not in self._about.opened
         if self._about.is_open:
             shared.let_in = True
@@ -401,7 +399,7 @@ class AMQP10Session(Session, Reader):
         return Mark(None, side, stream.mark_opened)
 
     def _close(self, stream: Stream) -> None:
-        """Take note that a peer has said its last word, which has gone on."""
+        """Note that a peer's close was forwarded."""
         stream.is_closed = True
         self._about.close(stream.side)
         for session in self._sessions:
@@ -440,19 +438,19 @@ class AMQP10Session(Session, Reader):
             range_, most_bytes = (first, last), stream.most_frame_bytes
             return DispositionStep(session, side, channel, performative, range_, most_bytes=most_bytes)
         if performative.boolean(3) and receiver is (side is Side.BROKER):
-            # Those of the client's deliveries: of the broker's nobody keeps count.
+            # Deliveries of the client: the broker's are not counted.
             stream.run.add_settled(session, first, last, receiver=receiver)
         return None
 
     # --- Time -------------------------------------------------------------------------------------
 
     def _beat_ns(self, side: Side) -> int:
-        # Looked at twice as often as a heartbeat may be due.
+        # Twice as often as a heartbeat may be due.
         opened = self._about.opened[side]
         return max(_LEAST_BEAT_NS, (opened.idle_time_out_ms or 0) * _NS_PER_MS // 4)
 
     def next_tick_ns(self) -> int | None:
-        """Return when to look at heartbeats, or at links that wait."""
+        """Return when to look at heartbeats, or at waiting links."""
         times = [*self._beats_ns.values()]
         if self._sweep_ns is not None:
             times.append(self._sweep_ns)
@@ -460,7 +458,7 @@ class AMQP10Session(Session, Reader):
         return min(times, default=None)
 
     def tick(self, now_ns: int) -> Batch | None:
-        """Send heartbeats where they are due, and ask for credit."""
+        """Send due heartbeats, and ask for credit."""
         shared = self._shared
         shared.now_ns = now_ns
         self._look_at_rules()
@@ -493,13 +491,13 @@ class AMQP10Session(Session, Reader):
         self._sweep_ns = now_ns + _SWEEP_NS if shared.starved or self._stages else None
 
     def _turn(self) -> None:
-        """Have links turn of which all has come that was read."""
+        """Have links turn for which everything read has come."""
         for link in [link for link in self._shared.turning if link.may_turn]:
             del self._shared.turning[link]
             link.session.turn(link)
 
     def _look_at_stages(self, now_ns: int) -> None:
-        """Close the stages of what nothing has waited for since the last look."""
+        """Close the stages for which nothing has waited since the last look."""
         names = {link.limited_as for link in self._waiting}
         for name in [name for name in self._stages if name not in names]:
             self._stages.pop(name).close(now_ns)
@@ -508,11 +506,11 @@ class AMQP10Session(Session, Reader):
         self._waiting = {link: None for link in self._waiting if link.waits}
 
     def stages(self) -> Iterable[Stage]:
-        """Return the stages of what links wait for."""
+        """Return the stages that links wait for."""
         return list(self._stages.values())
 
     def _beat(self, side: Side) -> None:
-        """Send a heartbeat to a peer that heard nothing for a while, though the other one is there."""
+        """Send a heartbeat to a peer that has heard nothing for a while, if the other one is alive."""
         stream = self._streams[side.other]
         if side not in self._written and side.other in self._heard and stream.is_opened:
             stream.insert(wire.EMPTY_FRAME)
@@ -522,7 +520,7 @@ class AMQP10Session(Session, Reader):
     # --- Alarms -----------------------------------------------------------------------------------
 
     def alarm(self, reason: str, now_ns: int) -> None:
-        """Grant clients that send no more credit, or all that they may have had meanwhile."""
+        """Withhold credit from producers, or grant what they missed."""
         shared = self._shared
         if shared.connection.exempt:
             return
@@ -542,7 +540,7 @@ class AMQP10Session(Session, Reader):
     # --- Ends -------------------------------------------------------------------------------------
 
     def farewell(self, detail: str, now_ns: int) -> None:
-        """Queue a close for either peer that has opened the connection and heard none."""
+        """Queue a close for each peer that has opened the connection and heard none."""
         del now_ns
         for side in Side:
             stream = self._streams[side.other]
@@ -561,7 +559,7 @@ class AMQP10Session(Session, Reader):
         """Wait for the broker's agreement to our close."""
         if side is Side.CLIENT or not self._closes:
             return True
-        # It cannot be told from the same bytes in a payload; then the stream only ends sooner.
+        # The same bytes in a payload only end the stream sooner.
         self._last_heard = self._last_heard[1 - len(_CLOSE) :] + bytes(chunk)
         return _CLOSE in self._last_heard
 
@@ -571,14 +569,14 @@ class AMQP10Session(Session, Reader):
         return self._about.closed_by
 
     def end(self, side: Side, now_ns: int) -> None:
-        """Write what was held back of an unfinished frame."""
+        """Write an unfinished frame."""
         del now_ns
         self._ended.add(side)
         self._streams[side].end()
         self._streams[side].is_closed = True
 
     def settle(self, now_ns: int) -> Batch | None:
-        """End all links: they owe, and are given back, what they would if they had been detached."""
+        """End all links: they owe, and get back, what a detach would have settled."""
         self._shared.now_ns = now_ns
         for session in self._sessions:
             session.end_links()
@@ -586,7 +584,7 @@ class AMQP10Session(Session, Reader):
         return batch if batch.charges or batch.paid else None
 
     def close(self) -> None:
-        """Forget all: what goes round in circles would stay for long."""
+        """Drop all references, so that no cycles remain."""
         shared = self._shared
         for session in self._sessions:
             session.forget()
@@ -609,23 +607,23 @@ class AMQP10Session(Session, Reader):
     # --- For the driver ---------------------------------------------------------------------------
 
     def held_back(self, side: Side) -> int:
-        """Return the length of a frame's beginning, if it is worth while to read it once more."""
+        """Return the length of an incomplete frame, if it is worth reading again."""
         return self._streams[side].held_back()
 
     def take_back(self, side: Side) -> bytes:
-        """Hand out that beginning."""
+        """Return its bytes."""
         return self._streams[side].take_back()
 
     def takes_turns(self, side: Side) -> bool:
-        """Say so of a peer whose chunks take long."""
+        """Whether the peer's last chunk took long."""
         return self._streams[side].takes_turns()
 
     def reads_fast(self, side: Side) -> bool:
-        """Say so of what is relayed unread, and of streams whose last chunk was read in few steps."""
+        """Whether the peer is relayed unread, or its last chunk took few steps."""
         return self._unread or self._streams[side].reads_fast()
 
     def left_bytes(self, side: Side) -> int:
-        """Return what is left of a chunk with much in it."""
+        """Return how much is left of a chunk with many frames."""
         return self._streams[side].left_bytes
 
     def describe(self) -> Description:
@@ -644,7 +642,7 @@ class AMQP10Session(Session, Reader):
         )
 
     def take(self, side: Side) -> Sequence[Buffer]:
-        """Hand out what may be written now."""
+        """Return what may be written now."""
         out = self._streams[side.other].take()
         if out:
             self._written.add(side)
@@ -655,7 +653,7 @@ class AMQP10Session(Session, Reader):
         return self._streams[side.other].own_bytes
 
     def paused(self, side: Side) -> bool:
-        """Say so of a client that has said enough before the broker has let it in."""
+        """Whether a client must wait until the broker has let it in."""
         return side is Side.CLIENT and self._streams[side].waits
 
     def in_flight(self) -> int:
@@ -666,7 +664,7 @@ class AMQP10Session(Session, Reader):
         )
 
     def between_frames(self, side: Side) -> bool:
-        """Return whether that peer's stream may end here; of the client, not within a delivery either."""
+        """Return whether the peer's stream may end here; a client's not within a delivery."""
         if self._unread:
             return False
         if side is Side.CLIENT and self._shared.under_way:
@@ -674,11 +672,11 @@ class AMQP10Session(Session, Reader):
         return self._streams[side].is_between_frames()
 
     def within_frame(self, side: Side) -> bool:
-        """Return whether a frame of that peer has begun, whatever delivery it is of."""
+        """Return whether a frame of that peer has begun."""
         return not self._unread and not self._streams[side].is_between_frames()
 
     def missing_bytes(self, side: Side) -> int:
-        """Return what is missing of the client's frame in hand; the broker's and unread streams have no such bound."""
+        """Return what is missing of the client's current frame; others have no such bound."""
         if self._unread or side is Side.BROKER:
             return NO_BOUND
         return self._streams[side].missing_bytes()

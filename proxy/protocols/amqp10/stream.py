@@ -1,18 +1,17 @@
-"""One direction of a connection: cuts what a peer sends into frames, and writes what becomes of them in their order.
+"""One direction of a connection: cuts a peer's bytes into frames, and writes what becomes of them, in order.
 
-A chunk is read by ``feed``, which makes pieces of it, and written by ``write`` once it is decided. In between nothing
-of it is written, and numbers that are counted as frames go on (credit, transfer-ids, delivery-ids) do not change: a
-frame is rewritten with the numbers of the moment at which it goes on.
+``feed`` reads a chunk into pieces, and ``write`` writes it once it is decided. Numbers (credit, transfer-ids,
+delivery-ids) change only when frames are written, so a frame is rewritten with the numbers of that moment.
 
-Frames of up to MAX_WHOLE_BYTES are taken whole. Of longer ones the performative is, and the payload streams.
+Frames of up to MAX_WHOLE_BYTES are taken whole; of longer ones the payload streams. Frames of our own go between two
+frames of the peer they seem to come from.
 
-Frames of our own go between two frames of the peer they seem to come from, never into one.
-
-**Plain frames** go on as they came, whatever is decided about the chunk, and are most of all frames: empty ones,
-transfers of links on which nothing is decided for each delivery, in sessions where none was swallowed, and dispositions
-of such sessions. A run of them, one behind the other, is one step: its bytes, and its sums by link. Compiled code takes
-all of it in one call and with it the flows behind it, see ``scanning`` and ``Scanned``; in Python it is a ``Run`` that
-grows frame by frame.
+**Plain frames** are forwarded unchanged, whatever is decided about the chunk, and are the majority: empty ones,
+transfers
+of links without decisions for each delivery in sessions without swallowed ones, and dispositions of such sessions. A
+run
+of them is one step: its bytes, and sums by link. The compiled part takes it, and the flows behind it, in one call
+(``scanning``); in Python it is a ``Run`` that grows frame by frame.
 """
 
 from abc import ABC, abstractmethod
@@ -27,38 +26,38 @@ from proxy.protocols.amqp10.scanning import Flowed, NativeScanner, Scanned
 from proxy.protocols.amqp10.wire import Frame, Malformed, Performative
 from proxy.protocols.base import NO_BOUND, Buffer, Close
 
-#: A frame that is no longer is taken whole.
+# Frames up to this size are taken whole.
 MAX_WHOLE_BYTES: Final = 64 * 1024
-#: After so many frames that were read one by one the rest of a chunk is left for later: some milliseconds.
+# After this many single frames the rest of a chunk is left for later: some milliseconds.
 MAX_FRAMES: Final = 512
-#: A chunk of so few frames takes so little that larger ones keep nobody waiting; one of more than the other takes long.
+# A chunk with up to the first number of frames may be followed by larger ones; more than the second takes long.
 _FEW_FRAMES: Final = 64
 _MANY_FRAMES: Final = 127
-#: So much of what compiled code says of a run takes about as long as a frame that is read.
+# This many results of a scan take as long as reading a frame.
 _SAID_STEPS: Final = 8
-#: How much is said of a flow.
+# Results of a flow.
 _SAID_OF_FLOW: Final = 4
-#: A frame's beginning that is longer is not read once more with the next chunk.
+# A longer incomplete frame is not read again with the next chunk.
 _MAX_TAKEN_BACK_BYTES: Final = 4096
 _HEADER_BYTES: Final = wire.HEADER_BYTES
 _AMQP: Final = b"AMQP"
 
 
 class Run(Step):
-    """Plain frames that were read one by one, one behind the other."""
+    """Adjacent plain frames that were read one by one."""
 
     __slots__ = ("_aborted", "_came", "_last", "_settled", "_transfers", "_unsettled")
 
     def __init__(self, side: Side) -> None:
         self.session = None
         self.side = side
-        #: Deliveries of which the first frame is among them, by link; and frames of transfers, by session.
+        # New deliveries by link; transfers by session.
         self._came: dict[LinkPart, int] = {}
         self._transfers: dict[SessionPart[Any], int] = {}
-        #: Deliveries that follow each other, by session: the first, and how many.
+        # Adjacent deliveries by session: the first, and how many.
         self._unsettled: list[tuple[SessionPart[Any], int, int]] = []
         self._settled: list[tuple[SessionPart[Any], bool, int, int]] = []
-        #: The last delivery that need not be unsettled, by session.
+        # The last, perhaps settled, delivery by session.
         self._last: dict[SessionPart[Any], int] = {}
         self._aborted: list[tuple[SessionPart[Any], int]] = []
 
@@ -67,7 +66,7 @@ class Run(Step):
 
         Args:
             session: whose.
-            link: whose delivery begins with it; None if it goes on with one.
+            link: whose delivery begins with it; None if it continues one.
             number: the delivery's.
             settled: it is.
         """
@@ -90,7 +89,7 @@ class Run(Step):
             unsettled.append((session, number, 1))
 
     def add_aborted(self, session: SessionPart[Any], number: int) -> None:
-        """Add that a delivery was aborted, by one of its transfers."""
+        """Note that a delivery was aborted."""
         if self.side is Side.CLIENT:
             self._aborted.append((session, number))
 
@@ -121,7 +120,7 @@ class Run(Step):
 
 
 class Phase(Enum):
-    """What a peer sends next; ``_HEADERS`` says what follows which protocol header (2.2, 5.3.2)."""
+    """What a peer sends next; for the protocol headers see ``_HEADERS`` (2.2, 5.3.2)."""
 
     HEADER = "a protocol header"
     SASL = "frames of SASL, or the header of AMQP"
@@ -136,14 +135,14 @@ _HEADERS: Final = {
 
 
 class Reader(ABC):
-    """Takes the frames of both streams as they are read, and says what becomes of them.
+    """Takes the frames of both streams, and returns what becomes of them.
 
-    All may raise Malformed, and Close. Without a step a frame is plain; who takes it adds it to ``Stream.run``.
+    All may raise Malformed, and Close. Without a step a frame is plain; the reader adds it to ``Stream.run``.
     """
 
     @abstractmethod
     def take_other_header(self, stream: "Stream", header: bytes) -> Step | None:
-        """Take a protocol header that is not of this version, or not expected here."""
+        """Take an unexpected protocol header."""
 
     @abstractmethod
     def take_sasl(self, stream: "Stream", performative: Performative) -> Step | None:
@@ -158,22 +157,22 @@ class Reader(ABC):
         Args:
             stream: of which peer.
             frame: its header.
-            performative: what it says.
+            performative: its content.
             begins: where its payload begins, from its first byte.
-            data: the frame, or as much as is there: then ``take_payload`` follows.
+            data: the frame, or its beginning: then ``take_payload`` follows.
         """
 
     @abstractmethod
     def take_scanned(self, stream: "Stream", scanned: Scanned) -> Step:
-        """Take a run of plain frames; the flows behind it are taken by ``take_flows``."""
+        """Take a run of plain frames, without the flows behind it."""
 
     @abstractmethod
     def take_flows(self, stream: "Stream", flows: Sequence[Flowed]) -> Step:
-        """Take flows, one behind the other but for empty frames."""
+        """Take adjacent flows, with empty frames between them."""
 
     @abstractmethod
     def take_payload(self, stream: "Stream", payload: Buffer, *, is_last: bool) -> Step | None:
-        """Take more of the payload of the frame in hand."""
+        """Take more of the payload of the current frame."""
 
 
 class Stream:
@@ -186,17 +185,17 @@ class Stream:
     Attributes:
         side: as given.
         phase: what it sends next.
-        most_frame_bytes: the longest frame that the other peer takes; of the broker's only transfers are bounded.
-        frames: whole frames seen so far, or the beginnings of long ones.
-        close: set when the last chunk ended in something that is no frame; what came before it still goes on.
-        left_bytes: at the end of the last chunk that are to come again.
+        most_frame_bytes: the longest frame that the other peer takes; for the broker only transfers are bounded.
+        frames: frames seen so far.
+        close: set when the last chunk ended in an invalid frame; what came before is still forwarded.
+        left_bytes: how much of the last chunk must come again.
         out: what may be written to the other peer.
-        own_bytes: what frames of our own take that was not taken.
+        own_bytes: of our own frames in it.
         scanner: takes runs of plain frames, if there is one.
-        unblocked: sessions of which something was kept back that may be decided now.
-        is_opened: the peer's open has gone on.
-        is_over: its close was read: what comes behind it says nothing (2.4.3), and goes on unread.
-        is_closed: so has its close, or one of ours: nothing may follow.
+        unblocked: sessions whose kept frames may be decided now.
+        is_opened: the peer's open was forwarded.
+        is_over: its close was read: what follows has no meaning (2.4.3), and is forwarded unread.
+        is_closed: its close, or one of ours, was forwarded: nothing may follow.
     """
 
     def __init__(self, side: Side, reader: Reader) -> None:
@@ -211,22 +210,22 @@ class Stream:
         self.unblocked: dict[SessionPart[Any], None] = {}
         self.is_opened = self.is_over = self.is_closed = self.waits = False
         self._reader = reader
-        #: Of a frame that is not there as far as it has to be.
+        # An incomplete frame.
         self._beginning = bytearray()
-        #: Of the payload of the frame in hand, what is still to come.
+        # What is still to come of the current frame's payload.
         self._payload_left_bytes = 0
         self._pieces: list[Piece] = []
         self._run: Run | None = None
-        #: Frames of the last chunk that were read one by one.
+        # Frames of the last chunk that were read one by one.
         self._steps = 0
-        #: Where in it a scan has ended.
+        # Where the last scan ended.
         self._scanned = -1
-        #: The last bytes for ``out``, as long as they may grow: where they are, from and to.
+        # The last bytes for ``out``, while they may grow.
         self._buffer: Buffer = b""
         self._start = self._stop = 0
-        #: What is in ``out`` ends within a frame.
+        # ``out`` ends within a frame.
         self._is_within = False
-        #: Frames of our own that wait for its end.
+        # Our own frames that wait for its end.
         self._inserts: list[bytes] = []
         self.own_bytes = 0
 
@@ -239,7 +238,7 @@ class Stream:
             self.scanner.bound_frames(most_frame_bytes)
 
     def feed(self, chunk: memoryview) -> None:
-        """Read a chunk; ``write`` is to come before the next."""
+        """Read a chunk; ``write`` must follow."""
         self.left_bytes = self._steps = 0
         self._scanned = -1
         try:
@@ -261,7 +260,7 @@ class Stream:
             self.close = close
 
     def _complete(self, chunk: memoryview) -> int:
-        """Go on with a frame whose beginning is held back; return how much of the chunk belongs to it."""
+        """Complete the incomplete frame; return how much of the chunk belongs to it."""
         beginning = self._beginning
         at = 0
         while beginning and self.close is None:
@@ -278,7 +277,7 @@ class Stream:
         return at
 
     def _wanted_bytes(self) -> int:
-        """Return how long the beginning has to be for the next look at it."""
+        """Return how much of the incomplete frame is needed for the next look."""
         beginning = self._beginning
         length = len(beginning)
         if length < _HEADER_BYTES:
@@ -286,20 +285,20 @@ class Stream:
         if self._is_header(beginning, 0):
             return _HEADER_BYTES
         size = wire.frame_header(beginning, 0).size
-        # Of a long one, what its performative may take: a little, or else twice as much each time.
+        # For a long one, enough for its performative: a little more, then twice as much each time.
         return size if size <= MAX_WHOLE_BYTES else min(size, length + max(length, _MAX_TAKEN_BACK_BYTES))
 
     def _is_header(self, buffer: Buffer | bytearray, at: int) -> bool:
         return self.phase is not Phase.FRAMES and buffer[at : at + 4] == _AMQP
 
     def _take(self, buffer: Buffer, at: int, stop: int) -> int:
-        """Take what comes next; return where it ends, or where it begins if there is too little of it."""
+        """Take what comes next; return where it ends, or ``at`` if it is incomplete."""
         if self._payload_left_bytes:
             return self._take_payload(buffer, at, stop)
         if stop - at < _HEADER_BYTES:
             return at
         scanner = self.scanner
-        # Where a scan has ended nothing is plain, but for a frame behind very many runs.
+        # A scan ends at a frame that is not plain, or after very many runs.
         if scanner is not None and self.phase is Phase.FRAMES and at != self._scanned:
             scanned = scanner.scan(buffer, at)
             if scanned is not None:
@@ -328,7 +327,7 @@ class Stream:
         if performative is None:
             return at
         if size > self.most_frame_bytes and performative.code == wire.TRANSFER:
-            # Brokers cut transfers only: their other frames are as long as they are.
+            # Brokers split transfers only.
             raise self._too_long(size)
         self.frames += 1
         if self.phase is Phase.SASL:
@@ -354,7 +353,7 @@ class Stream:
             said += _SAID_OF_FLOW * len(flows)
             self._pieces.append(Piece(buffer, runs_to, stop, self._reader.take_flows(self, flows)))
         else:
-            # Behind flows there may be plain frames again.
+            # Plain frames may follow flows.
             self._scanned = stop
         self._steps += said // _SAID_STEPS
         return stop
@@ -365,7 +364,7 @@ class Stream:
         is_last = not self._payload_left_bytes
         step = self._reader.take_payload(self, buffer[at:stop], is_last=is_last)
         self._add(buffer, at, stop, step, is_last=is_last)
-        # Frames of our own that wait for its end go there: their numbers are those of that moment.
+        # Our own frames that wait for its end go there, with the numbers of that moment.
         self._run = None
         return stop
 
@@ -383,14 +382,14 @@ class Stream:
 
     @property
     def run(self) -> Run:
-        """The run that the frame in hand belongs to if it is plain."""
+        """The run for the current frame, if it is plain."""
         run = self._run
         if run is None:
             run = self._run = Run(self.side)
         return run
 
     def _add(self, buffer: Buffer, start: int, stop: int, step: Step | None, *, is_last: bool = True) -> None:
-        """Add a piece, or plain frames to the run in hand."""
+        """Add a piece, or extend the current run."""
         pieces = self._pieces
         if step is None:
             step = self.run
@@ -400,7 +399,7 @@ class Stream:
                     last.stop = stop
                     last.is_last = is_last
                     return
-                # What the frame counts is counted by the run before, of which it would be the continuation.
+                # The frame was counted by the run before, which this continues.
                 step = self._run = Run(self.side)
         else:
             self._run = None
@@ -409,7 +408,7 @@ class Stream:
     # --- Writing ----------------------------------------------------------------------------------
 
     def write(self) -> None:
-        """Write what becomes of the chunk in hand."""
+        """Write what becomes of the chunk."""
         pieces, self._pieces, self._run = self._pieces, [], None
         side = self.side
         keeping: dict[SessionPart[Any], None] = {}
@@ -430,13 +429,13 @@ class Stream:
         self._close_slice()
 
     def release(self) -> None:
-        """Write what was kept back, as far as it is decided."""
+        """Write kept pieces, as far as they are decided."""
         sessions = list(self.unblocked)
         self.unblocked.clear()
         for session in sessions:
             kept = session.halves[self.side].kept
             if self._is_within:
-                # More of that frame has to come first.
+                # The rest of that frame comes first.
                 self.unblocked[session] = None
                 continue
             while kept and not kept[0].step.is_blocked:
@@ -446,7 +445,6 @@ class Stream:
         self._close_slice()
 
     def _put(self, piece: Piece) -> None:
-        """Write what becomes of a piece, now."""
         instead = piece.step.apply(piece)
         if instead is None:
             if piece.buffer is self._buffer and piece.start == self._stop:
@@ -472,7 +470,7 @@ class Stream:
         self._start = self._stop = 0
 
     def insert(self, frame: bytes) -> None:
-        """Write a frame of our own, as soon as it does not come within another one."""
+        """Write a frame of our own, as soon as it is not within another."""
         if self.is_closed:
             return
         self._inserts.append(frame)
@@ -486,7 +484,7 @@ class Stream:
         self._inserts = []
 
     def take(self) -> list[Buffer]:
-        """Hand out what may be written."""
+        """Return what may be written."""
         if self._stop > self._start:
             self._close_slice()
         out = self.out
@@ -500,11 +498,11 @@ class Stream:
     # --- For the driver ---------------------------------------------------------------------------
 
     def mark_opened(self) -> None:
-        """Take note that the peer's open has gone on."""
+        """Note that the peer's open was forwarded."""
         self.is_opened = True
 
     def is_between_frames(self) -> bool:
-        """Say whether the peer has sent whole frames only."""
+        """Say whether the peer has sent only whole frames."""
         return not self._beginning and not self._payload_left_bytes
 
     def can_insert(self) -> bool:
@@ -512,18 +510,18 @@ class Stream:
         return not self._is_within
 
     def missing_bytes(self) -> int:
-        """Return how many bytes are missing of the frame in hand, as far as is known; or of the next one's header."""
+        """Return how many bytes the current frame, or the next one's header, lacks, as far as is known."""
         if self._payload_left_bytes:
             return self._payload_left_bytes
         return max(1, self._wanted_bytes() - len(self._beginning)) if self._beginning else _HEADER_BYTES
 
     def held_back(self) -> int:
-        """Return how long the beginning of a frame is that is held back, if it is worth while to read it once more."""
+        """Return the length of an incomplete frame, if it is worth reading again."""
         length = len(self._beginning)
         return length if length <= _MAX_TAKEN_BACK_BYTES else 0
 
     def take_back(self) -> bytes:
-        """Hand out that beginning."""
+        """Return its bytes."""
         beginning = bytes(self._beginning)
         self._beginning.clear()
         return beginning
@@ -533,11 +531,11 @@ class Stream:
         return self._steps > _MANY_FRAMES
 
     def reads_fast(self) -> bool:
-        """Say whether it took next to nothing."""
+        """Say whether it took few steps."""
         return self._steps <= _FEW_FRAMES
 
     def end(self) -> None:
-        """Write what is held back of an unfinished frame, at the end of the stream."""
+        """Write an incomplete frame, at the end of the stream."""
         if self._beginning and not self._is_within and self.close is None:
             self.out.append(bytes(self._beginning))
             self._beginning.clear()

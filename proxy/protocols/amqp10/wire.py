@@ -1,13 +1,11 @@
-"""AMQP 1.0 on the wire: frames, performatives, and what is read of them or written.
+"""AMQP 1.0 on the wire: frames, performatives, and what is read of them or written. Numbers of parts are OASIS's.
 
-Nothing here knows a connection. What is read comes from anybody: ``Malformed`` is the only error, and no value costs
-more than its bytes. Numbers of parts are those of the OASIS specification.
+Input comes from anybody: ``Malformed`` is the only error, and no value costs more than its bytes.
 
-A performative keeps its fields as they are encoded: what is not known goes on as it came, and so does its descriptor.
-RabbitMQ 4.0.5 takes a descriptor as a symbol or as a number of any type, and a map in place of a list of fields; it
-goes by a list's length and not by its count. So all descriptors of the one kind are known here, and what is no list,
-or a list whose count is not that of its fields, is malformed: read in another way than by the broker it would be a way
-past all limits.
+A performative keeps its fields encoded: unknown ones, and its descriptor, are forwarded unchanged. RabbitMQ 4.0.5 takes
+a descriptor as a symbol or a number of any type, and a map in place of a list; it uses a list's length and not its
+count. So all forms of a descriptor are known here, and anything but a list with a true count is malformed: read
+differently by the broker, it would be a way past all limits.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,10 +21,10 @@ from proxy.protocols.base import Buffer
 AMQP: Final = 0
 SASL: Final = 1
 
-#: Before a frame's body, at least.
+# The least data offset of a frame.
 HEADER_BYTES: Final = 8
 EMPTY_FRAME: Final = b"\x00\x00\x00\x08\x02\x00\x00\x00"
-#: What a frame may be before both sides have said what they take (2.4.1), and what each must take in any case.
+# The largest frame before both sides have told their own (2.4.1), and the least that each must take.
 MIN_MAX_FRAME_BYTES: Final = 512
 
 PROTOCOL_HEADER_BYTES: Final = 8
@@ -70,7 +68,7 @@ SASL_INIT: Final = 0x41
 SASL_CHALLENGE: Final = 0x42
 SASL_RESPONSE: Final = 0x43
 SASL_OUTCOME: Final = 0x44
-#: Of a symbol that is none of those below.
+# Of an unknown symbol.
 UNKNOWN: Final = -1
 
 _SYMBOLS: Final = {
@@ -113,7 +111,7 @@ _SYMBOLS: Final = {
 }
 
 NULL: Final = b"\x40"
-#: Settled states, as they are encoded.
+# Settled states, encoded.
 ACCEPTED_STATE: Final = b"\x00\x53\x24\x45"
 RELEASED_STATE: Final = b"\x00\x53\x26\x45"
 
@@ -122,13 +120,13 @@ DECODE_ERROR: Final = "amqp:decode-error"
 CONNECTION_FORCED: Final = "amqp:connection:forced"
 FRAMING_ERROR: Final = "amqp:connection:framing-error"
 
-#: No performative has half as many.
+# Twice the fields of any performative.
 MAX_FIELDS: Final = 64
-#: How long one may be: what of it is unsettled can be long in an attach.
+# The longest performative: an attach can list many unsettled deliveries.
 MAX_PERFORMATIVE_BYTES: Final = 1 << 20
-#: How many values of a list or a map are read where it matters what they are: each takes some tenths of a microsecond.
+# Values of a list or a map that are read, at some tenths of a microsecond each.
 MAX_VALUES: Final = 4096
-#: How many values may be described by one another; nobody needs two.
+# Nested descriptors; nobody needs two.
 MAX_DESCRIBED: Final = 16
 
 _u16_at: Final = Struct(">H").unpack_from
@@ -169,7 +167,7 @@ _BINARY32, _STRING32, _SYMBOL32 = 0xB0, 0xB1, 0xB3
 _LIST8, _MAP8, _LIST32, _MAP32 = 0xC0, 0xC1, 0xD0, 0xD1
 
 _BY_SIZE8, _BY_SIZE32, _BY_DESCRIPTOR, _NO_TYPE = -1, -2, -3, -4
-#: How many bytes follow a constructor, by the first half of it (1.2).
+# How many bytes follow a constructor, by its first half (1.2).
 _WIDTHS: Final = tuple(
     width
     for width in (
@@ -183,21 +181,21 @@ _WIDTH_OF: Final = (_BY_DESCRIPTOR, *_WIDTHS[1:])
 
 
 class Malformed(Exception):  # noqa: N818 - says what the bytes are
-    """Bytes that are not what their place asks for; the message says what was seen."""
+    """Bytes that are not valid in their place; the message says what was seen."""
 
 
 class CutOff(Malformed):
-    """A value that goes on behind what is there."""
+    """A value that is longer than what is there."""
 
 
 class Frame(msgspec.Struct, gc=False):
     """The header of a frame (2.3.1).
 
     Attributes:
-        size: of the whole frame in bytes, its header included.
-        doff: where its body begins, in bytes from the frame's first: what is before that is header.
+        size: of the whole frame in bytes.
+        doff: where its body begins, in bytes from the frame's first.
         type: AMQP, SASL, or another.
-        channel: its number; means nothing in a frame of SASL.
+        channel: means nothing in a frame of SASL.
     """
 
     size: int
@@ -207,10 +205,10 @@ class Frame(msgspec.Struct, gc=False):
 
 
 def frame_header(buffer: Buffer | bytearray, at: int) -> Frame:
-    """Read the header of a frame, of which 8 bytes are there.
+    """Read a frame's header of 8 bytes.
 
     Raises:
-        Malformed: it says that the frame is shorter than its header.
+        Malformed: the frame is shorter than its header.
     """
     size, doff, kind, channel = _header_at(buffer, at)
     doff *= 4
@@ -220,10 +218,10 @@ def frame_header(buffer: Buffer | bytearray, at: int) -> Frame:
 
 
 def skip(buffer: Buffer | bytearray, at: int, stop: int) -> int:
-    """Return where a value of any type ends; what is in a list, a map or an array is not looked at.
+    """Return where a value of any type ends; elements are not looked at.
 
     Raises:
-        Malformed: there is none, it is longer than what is there, or described too often.
+        Malformed: it is missing, too long, or described too often.
     """
     wanted = 1
     described = 0
@@ -244,7 +242,7 @@ def skip(buffer: Buffer | bytearray, at: int, stop: int) -> int:
                 raise CutOff("a value that ends too early")
             at += 4 + _u32_at(buffer, at)[0]
         elif width == _BY_DESCRIPTOR:
-            # Its descriptor comes first, then what it describes.
+            # The descriptor comes first, then the value.
             described += 1
             wanted += 2
             if described > MAX_DESCRIBED:
@@ -260,15 +258,15 @@ def skip(buffer: Buffer | bytearray, at: int, stop: int) -> int:
 class Performative:
     """A described list: a performative, or a source, a target, a state or an error in one.
 
-    Its fields are numbered from 0. Those that are left out are as null; to each method that reads one applies:
+    Fields are numbered from 0; missing ones are null. For each method that reads one:
 
     Raises:
         Malformed: the field is neither null nor of that type.
 
     Attributes:
-        code: the descriptor's number, UNKNOWN if it is a symbol that is not known here.
-        fields: as they are encoded.
-        stop: where it ends in the buffer that it was read from, which is where a payload begins.
+        code: the descriptor's number, UNKNOWN for an unknown symbol.
+        fields: encoded.
+        stop: where it ends in its buffer, and a payload begins.
     """
 
     __slots__ = ("_descriptor", "code", "fields", "stop")
@@ -342,7 +340,7 @@ class Performative:
         return self._variable(number, "symbol", _SYMBOL8, _SYMBOL32)
 
     def text(self, number: int) -> str | None:
-        """Return a string or a symbol for people, None if it is null; what is not UTF-8 is replaced."""
+        """Return a string or a symbol for people, None if it is null; invalid UTF-8 is replaced."""
         said = self.raw(number)
         if said == NULL:
             return None
@@ -376,7 +374,7 @@ class Performative:
         )
 
     def replaced(self, changes: Mapping[int, bytes]) -> bytes:
-        """Encode it anew, with some fields changed and nulls at its end left out."""
+        """Encode it with some fields changed, and without nulls at its end."""
         fields = self.fields
         if changes:
             fields = fields.copy()
@@ -393,14 +391,14 @@ def performative(buffer: Buffer | bytearray, start: int, stop: int, *, whole: bo
     Args:
         buffer: what it is in.
         start: where a frame's body begins.
-        stop: where the frame ends, or what is there of it.
-        whole: the former.
+        stop: where the frame, or what is there of it, ends.
+        whole: the frame is complete.
 
     Returns:
-        None if there is not all of it yet; to say so takes no longer the more there is.
+        None if it is incomplete, in constant time.
 
     Raises:
-        Malformed: it is no described list, or longer than the frame or than MAX_PERFORMATIVE_BYTES.
+        Malformed: it is not a described list, or longer than the frame or MAX_PERFORMATIVE_BYTES.
     """
     try:
         return _performative(buffer, start, stop)
@@ -451,12 +449,13 @@ def _performative(buffer: Buffer | bytearray, start: int, stop: int) -> Performa
 
 
 def descriptor(buffer: Buffer | bytearray, at: int, stop: int) -> tuple[int, int]:
-    """Return the number that a descriptor stands for, and where it ends.
+    """Return a descriptor's number, and where it ends.
 
     Raises:
-        Malformed: it is neither a number nor a symbol; CutOff: it goes on behind what is there.
+        Malformed: it is neither a number nor a symbol.
+        CutOff: it is incomplete.
     """
-    # Before it is all there, this says whether it can be one at all: nobody waits for a megabyte of it.
+    # Also says of an incomplete one whether it can be a descriptor: nobody waits for a megabyte of it.
     if at >= stop:
         raise CutOff("a descriptor that ends too early")
     constructor = buffer[at]
@@ -475,10 +474,11 @@ def descriptor(buffer: Buffer | bytearray, at: int, stop: int) -> tuple[int, int
 
 
 def ends(buffer: Buffer | bytearray, at: int, stop: int) -> int:
-    """Return where a list or a map will end, whether or not all of it is there.
+    """Return where a list or a map will end, complete or not.
 
     Raises:
-        Malformed: it is neither; CutOff: it has not said yet how long it is.
+        Malformed: it is neither.
+        CutOff: its length is incomplete.
     """
     if at >= stop:
         raise CutOff("a list or a map that ends too early")
@@ -498,19 +498,18 @@ def ends(buffer: Buffer | bytearray, at: int, stop: int) -> int:
 
 
 def _values(buffer: Buffer | bytearray, at: int, stop: int, count: int) -> list[bytes]:
-    """Return values that fill their place."""
     body = bytes(buffer[at:stop])
     at, size = 0, len(body)
     values = []
     try:
         for _ in range(count):
-            # As skip does it, without a call for what nearly all fields are.
+            # As skip does it, without a call for most fields.
             width = _WIDTH_OF[body[at]] if at < size else _NO_TYPE
             ends = at + 1 + width if width >= 0 else skip(body, at, size)
             values.append(body[at:ends])
             at = ends
     except CutOff as error:
-        # All of it is here: waiting for more would not help.
+        # Nothing more will come.
         raise Malformed(f"fewer than {count} values in a list or a map") from error
     if at != size:
         raise Malformed(f"{count} values in a list or a map take {at} bytes, {size} are there")
@@ -518,10 +517,10 @@ def _values(buffer: Buffer | bytearray, at: int, stop: int, count: int) -> list[
 
 
 def pairs(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Return keys and values of a map as they are encoded; a null is an empty one.
+    """Return keys and values of a map, encoded; null is an empty map.
 
     Raises:
-        Malformed: it is no map, or has more than MAX_VALUES.
+        Malformed: it is not a map, or has more than MAX_VALUES.
     """
     found = _compound(raw, _MAP8, _MAP32)
     if len(found) % 2:
@@ -530,10 +529,10 @@ def pairs(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def values(raw: bytes) -> list[bytes]:
-    """Return the values of a list as they are encoded; a null is an empty one, and so is what is no list.
+    """Return the values of a list, encoded; null and other types are an empty list.
 
     Raises:
-        Malformed: it has more than MAX_VALUES, or another number than it says.
+        Malformed: it has more than MAX_VALUES, or another count than it says.
     """
     return _compound(raw, _LIST8, _LIST32) if raw[0] in {_LIST8, _LIST32} else []
 
@@ -554,7 +553,7 @@ def _compound(raw: bytes, short: int, long: int) -> list[bytes]:
 
 
 def octets(raw: bytes) -> bytes | None:
-    """Return what is in a string or a symbol; None if it is something else."""
+    """Return the content of a string or a symbol; None for other types."""
     constructor = raw[0]
     if constructor in {_STRING8, _SYMBOL8}:
         return raw[2:]
@@ -564,7 +563,7 @@ def octets(raw: bytes) -> bytes | None:
 
 
 def list_of(fields: list[bytes]) -> bytes:
-    """Encode a list in its shortest form; nulls at its end are left out."""
+    """Encode a list in its shortest form, without nulls at its end."""
     count = len(fields)
     while count and fields[count - 1] == NULL:
         count -= 1
@@ -633,17 +632,16 @@ def frame(channel: int, body: bytes, payload: Buffer = b"") -> bytes:
 
 
 def frame_start(channel: int, body: bytes, payload_bytes: int) -> bytes:
-    """Make a frame up to its payload, which follows."""
+    """Make a frame up to its payload."""
     return _header(HEADER_BYTES + len(body) + payload_bytes, 2, AMQP, channel) + body
 
 
 def transfer_start(
     channel: int, performative: Performative, delivery_id: int, payload_bytes: int, most_bytes: int
 ) -> tuple[bytes, int]:
-    """Make a transfer with another delivery-id, up to its payload, which follows.
+    """Make a transfer with another delivery-id, up to its payload.
 
-    Numbers may take more bytes than before. Where that makes it longer than ``most_bytes``, its payload is made to come
-    with a transfer of its own.
+    Numbers may take more bytes. If it becomes longer than ``most_bytes``, its payload gets a transfer of its own.
 
     Returns:
         The bytes, and how many transfers they are.
@@ -658,7 +656,7 @@ def transfer_start(
 
 
 def disposition_of(channel: int, performative: Performative, first: int, last: int, most_bytes: int) -> bytes:
-    """Make a disposition with another range; a rejection that would be above ``most_bytes`` goes without its error."""
+    """Make a disposition with another range; a rejection longer than ``most_bytes`` loses its error."""
     changes = {_FIRST: uint(first), _LAST: uint(last)}
     body = performative.replaced(changes)
     state = performative.raw(_STATE)
@@ -681,7 +679,7 @@ def flow_frame(
     drain: bool = False,
     echo: bool = False,
 ) -> bytes:
-    """Make a flow (2.7.4), of the session alone if there is no handle."""
+    """Make a flow (2.7.4); without a handle it is the session's."""
     fields = (
         optional_uint(next_incoming_id),
         uint(incoming_window),
@@ -704,41 +702,31 @@ def disposition_frame(
 
     Args:
         channel: of the session.
-        receiver: it is said by the receiver of the deliveries.
+        receiver: it comes from the receiver of the deliveries.
         first: the number of the first delivery.
         last: of the last; None if there is one only.
         settled: they are.
-        state: of theirs, as it is encoded.
+        state: of theirs, encoded.
     """
     fields = (boolean(receiver), uint(first), optional_uint(last), boolean(settled), state)
     return frame(channel, composite(DISPOSITION, *fields))
 
 
-def detach_frame(channel: int, handle: int, *, closed: bool = True, why: bytes = NULL) -> bytes:
-    """Make a detach (2.7.7); ``why`` is an error as it is encoded."""
-    return frame(channel, composite(DETACH, uint(handle), boolean(closed), why))
-
-
-def end_frame(channel: int, why: bytes = NULL) -> bytes:
-    """Make an end (2.7.8); ``why`` is an error as it is encoded."""
-    return frame(channel, composite(END, why))
-
-
 def close_frame(why: bytes = NULL) -> bytes:
-    """Make a close (2.7.9); ``why`` is an error as it is encoded."""
+    """Make a close (2.7.9); ``why`` is an encoded error."""
     return frame(0, composite(CLOSE, why))
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """What an open says (2.7.1).
+    """An open (2.7.1).
 
     Attributes:
-        container: the peer's name for itself; likewise the next.
-        hostname: whom it wants to speak to; RabbitMQ's clients name the vhost there. None if it does not say.
+        container: the peer's name for itself.
+        hostname: whom it wants to speak to; RabbitMQ's clients name the vhost there. Or None.
         max_frame_bytes: the longest frame that it takes.
         channel_max: the highest channel that it takes.
         idle_time_out_ms: how long it waits for a sign of life; None is for ever.
-        properties: product, version, platform and others of the kind, those that are strings, by their names.
+        properties: its string properties, such as product, version and platform.
     """
 
     container: bytes
@@ -766,7 +754,7 @@ def read_open(open_: Performative) -> Opened:
         open_.octets(1),
         (1 << 32) - 1 if max_frame_bytes is None else max_frame_bytes,
         65535 if channel_max is None else channel_max,
-        # Nought means what leaving it out means, to all that were seen.
+        # To all brokers seen, 0 is the same as leaving it out.
         open_.uint(4) or None,
         properties,
     )
@@ -776,8 +764,8 @@ class Terminus(msgspec.Struct, frozen=True):
     """One end of a link: a source or a target (3.5.3, 3.5.4), or a coordinator of transactions (4.5.1).
 
     Attributes:
-        address: its node; None if there is none.
-        dynamic: the node is to be made, or was, by who answers.
+        address: its node, or None.
+        dynamic: the node is made by the answering peer.
         coordinator: it is one.
     """
 
@@ -787,16 +775,16 @@ class Terminus(msgspec.Struct, frozen=True):
 
 
 class Attached(msgspec.Struct, frozen=True):
-    """What an attach says (2.7.3).
+    """An attach (2.7.3).
 
     Attributes:
-        name: of the link, one for each direction between two containers.
-        handle: its number in the session, for who says it.
-        receiver: who says it is the receiver.
+        name: of the link, unique for each direction between two containers.
+        handle: its number for this peer.
+        receiver: this peer is the receiver.
         snd_settle_mode: 0 is unsettled, 1 settled, 2 both.
         rcv_settle_mode: 0 settles at once, 1 after the sender.
-        source: None if there is none.
-        target: likewise.
+        source: or None.
+        target: or None.
         initial_delivery_count: of a sender.
         max_message_size: in bytes; 0 is any.
     """
@@ -816,7 +804,7 @@ def read_attach(attach: Performative) -> Attached:
     """Read an attach.
 
     Raises:
-        Malformed: a field is of another type, or one is missing that must be there.
+        Malformed: a field is of another type, or a mandatory one is missing.
     """
     name, handle = attach.octets(0), attach.uint(1)
     if name is None or handle is None:
@@ -842,22 +830,22 @@ def _terminus(raw: bytes) -> Terminus | None:
     if node.code == COORDINATOR:
         return Terminus(coordinator=True)
     if node.code not in {SOURCE, TARGET}:
-        # Another specification's: what it is nobody can say here.
+        # A type of another specification.
         raise Malformed(f"a terminus of the descriptor 0x{node.code & 0xFFFF:02x}")
     return Terminus(node.octets(0), node.boolean(4))
 
 
 def _integer(raw: bytes) -> int:
-    """Return an integer of any type; 0 if it is something else."""
+    """Return an integer of any type; 0 for other types."""
     read = _integer_at.get(raw[0])
     return 0 if read is None else read(raw, 1)[0]
 
 
 def read_sasl_init(init: Performative) -> tuple[bytes, bytes]:
-    """Return by which mechanism a client signs in, and as whom if its first response says it (5.3.3.2).
+    """Return the mechanism of a client's login, and its user if the first response tells it (5.3.3.2).
 
     Raises:
-        Malformed: a field is of another type, or the response to AMQPLAIN is no table.
+        Malformed: a field is of another type, or the response to AMQPLAIN is not a table.
     """
     mechanism, response = init.symbol(0) or b"", init.binary(1) or b""
     user = b""
@@ -865,7 +853,7 @@ def read_sasl_init(init: Performative) -> tuple[bytes, bytes]:
         _, _, signed = response.partition(b"\0")
         user = signed.partition(b"\0")[0]
     elif mechanism == b"AMQPLAIN":
-        # RabbitMQ's own: a table of AMQP 0.9.1 without its length in front.
+        # RabbitMQ's own: an AMQP 0.9.1 table without its length.
         table = len(response).to_bytes(4, "big") + response
         try:
             user = amqp091.read_texts(amqp091.Reader(table, 0, len(table)), b"LOGIN").get(b"LOGIN", b"")
@@ -876,7 +864,7 @@ def read_sasl_init(init: Performative) -> tuple[bytes, bytes]:
     return mechanism, user[: amqp091.MAX_SHORT_BYTES]
 
 
-#: What stands before the user's name in SCRAM's first message: whether the channel is bound, and whom to act for.
+# SCRAM's prefix before the user's name: channel binding, and whom to act for.
 _BEFORE_USER: Final = 2
 
 

@@ -219,8 +219,6 @@ def test_frames_of_our_own_are_as_others_make_them() -> None:
     why = Described(ULong(0x1D), [Symbol("amqp:connection:forced"), "w" * 400])
     assert wire.close_frame(wire.error(wire.CONNECTION_FORCED, "w" * 400)) == codec.say(0, "close", error=why)
     assert wire.close_frame() == codec.say(0, "close")
-    assert wire.end_frame(9, wire.error(wire.CONNECTION_FORCED, "w" * 400)) == codec.say(9, "end", error=why)
-    assert wire.detach_frame(2, 5) == codec.say(2, "detach", handle=5, closed=True)
     transfer = codec.performative("transfer", handle=1, delivery_id=256, delivery_tag=b"t", settled=False)
     again = read(transfer).replaced({1: wire.uint(255)})
     payload = b"payload"
