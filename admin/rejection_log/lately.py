@@ -265,6 +265,7 @@ class Found:
         clients = sorted(
             self._clients.items(), key=lambda each: (-each[1].messages["refuse"], -each[1].requests, each[0])
         )
+        all_refused = sum(client.messages["refuse"] for client in self._clients.values())
         first = self._known.find(1)
         return ResourceHistory(
             kind=self.resource.kind,
@@ -290,12 +291,13 @@ class Found:
                     messages_refused=client.messages["refuse"],
                     messages_shadowed=client.messages["shadow"],
                     messages_held=client.messages["hold"],
+                    share=round(client.messages["refuse"] / all_refused, 4) if all_refused else 0,
                     last_at=_iso(client.last_s),
                 )
                 for key, client in clients[:SHOWN_CLIENTS]
             ),
             more_clients=max(0, len(clients) - SHOWN_CLIENTS),
-            messages_refused=sum(client.messages["refuse"] for client in self._clients.values()),
+            messages_refused=all_refused,
             others_together=self._others_together,
             bytes_read=reading.read_bytes,
             cut=reading.cut,

@@ -85,7 +85,7 @@ class Connections:
             seen = await choose(seen, lambda each: _holds(each.state, search))
         if query.resource:
             seen = await choose(seen, lambda each: _is_of(each.state, query.resource))
-        key, descending = _KEYS[query.sort], query.order == "desc"
+        key, descending = KEYS[query.sort], query.order == "desc"
         pace, now_ns, rows = Pace(), self._clock.now_ns(), []
         for each in await part_in_order(seen, key, query.offset, query.limit, descending=descending):
             rows.append(self._row(each, now_ns))
@@ -166,7 +166,7 @@ def _is_of(state: ConnectionState, resource: str) -> bool:
 
 
 #: Samples hold connections by their age, which is the order of their ids.
-_KEYS: Final[dict[wire.ConnectionColumn, Callable[[_Seen], Any]]] = {
+KEYS: Final[Mapping[str, Callable[[_Seen], Any]]] = {
     "id": lambda seen: seen.state.id,
     "peer": lambda seen: seen.state.peer,
     "client": lambda seen: seen.state.client.id,

@@ -18,7 +18,7 @@ import msgspec
 from admin import wire
 from admin.common.clock import Clock
 from admin.config.rulebook import BUILT_IN
-from admin.edits.model import LimitEntry
+from admin.edits.model import ActiveEdit, LimitEntry
 from limiter.counting.rejections import DID
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Dimension
@@ -412,11 +412,18 @@ class RowStats:
         seconds = window.seconds
         wait_ns = max(self.wait_until_ns - window.end_ns, 0)
         since_ns = self.waits_since_ns
+        per_s = rates(before[_MESSAGES], now[_MESSAGES], seconds) if self.counted else None
+        by_rule = _rule_rates(before[_RULE], now[_RULE], seconds) if self.rule else None
+        stopped = per_s or by_rule
+        refused_at, held_at = self._moment(clock, self.last_refused_ns), self._moment(clock, self.held_ns)
         return wire.LiveFigures(
             messages_total=wire.Verdicts(*self.messages) if self.counted else None,
-            messages_per_s=rates(before[_MESSAGES], now[_MESSAGES], seconds) if self.counted else None,
+            messages_per_s=per_s,
             requests_per_s=rates(before[_REQUESTS], now[_REQUESTS], seconds) if self.counted else None,
-            rule_messages_per_s=_rule_rates(before[_RULE], now[_RULE], seconds) if self.rule else None,
+            rule_messages_per_s=by_rule,
+            passed_per_s=None if per_s is None else round(per_s.passed + per_s.bypassed + per_s.exempt, 2),
+            refused_per_s=None if stopped is None else stopped.refused,
+            shadowed_per_s=None if stopped is None else stopped.shadowed,
             used=self.usage,
             used_ratio=self.used_ratio,
             limited=self.is_limited(window),
@@ -426,8 +433,9 @@ class RowStats:
             open=self.open and wait_ns > 0,
             wait_s=wait_ns / NS_PER_S,
             stored_permits=None if self.stored_permits is None else round(self.stored_permits, 3),
-            last_refused_at=self._moment(clock, self.last_refused_ns),
-            last_held_at=self._moment(clock, self.held_ns),
+            last_refused_at=refused_at,
+            last_held_at=held_at,
+            last_limited_at=max(filter(None, (refused_at, held_at)), default=None),
             last_wait_s=self.last_wait_us / 1e6,
             refused_by=self.last_refused_rule if self.last_refused_rule not in ("", rule) else None,
             state=self.state,
@@ -462,55 +470,55 @@ _FOR_GOOD: Final = "~"
 _BYPASSED: Final = VERDICTS.index("bypass")
 
 
-def sort_key(
-    column: wire.LimitColumn, rules: RuleSet, window: Window, *, descending: bool
-) -> Callable[[RowStats], Any] | None:
-    """Return what a column sorts by, which is what it shows; None is the order that rows have anyway.
+def sort_key(column: str, rules: RuleSet, window: Window, *, descending: bool) -> Callable[[RowStats], Any] | None:
+    """Return the key of a column; None is the order that rows have anyway.
 
     Of equal ones those that were asked for come first and Sluice's own rules last, whatever the direction: nobody
     looks for a default that nothing falls under, and still less for the name of the unreadable.
     """
-
-    def limit(row: RowStats) -> float:
-        if row.entry is not None:
-            rate = row.entry.limit.get("rate")
-            return float(rate) if isinstance(rate, int | float) else math.inf
-        rate_per_s = rules.match(Resource(row.kind, row.name)).rate_per_s
-        return math.inf if rate_per_s is None else rate_per_s
-
-    def rule(row: RowStats) -> str:
-        return row.entry.rule if row.entry is not None else rules.match(Resource(row.kind, row.name)).name
-
-    keys: dict[wire.LimitColumn, Callable[[RowStats], Any] | None] = {
-        "name": None,
-        "kind": lambda row: row.kind,
-        "limit": limit,
-        "rule": rule,
-        "passed": _moved(window, *_REACHED),
-        "refused": _moved(window, REFUSED),
-        "shadowed": _moved(window, SHADOWED),
-        "bypassed": _moved(window, _BYPASSED),
-        "used": lambda row: -1.0 if row.used_ratio is None else row.used_ratio,
-        "wait": lambda row: row.wait_until_ns,
-        "last_refused": lambda row: max(row.last_refused_ns or 0, row.held_ns),
-        "edited": lambda row: row.entry.edit.at if row.entry is not None and row.entry.edit else _NEVER,
-        "expires": _expires,
-    }
-    key = keys[column]
+    key = SORTED_BY[column]
     if key is None:
         return None
     sign = -1 if descending else 1
-    return lambda row: (key(row), sign * (2 if row.is_internal else row.seen_ns is None))
+    return lambda row: (key(row, rules, window), sign * (2 if row.is_internal else row.seen_ns is None))
 
 
-def _moved(window: Window, *verdicts: int) -> Callable[[RowStats], int]:
-    """Return what sorts by the messages of some verdicts in the window."""
-    return lambda row: sum(row.moved(verdict, window) for verdict in verdicts)
+def _limit(row: RowStats, rules: RuleSet, _: Window) -> float:
+    if row.entry is not None:
+        rate = row.entry.limit.get("rate")
+        return float(rate) if isinstance(rate, int | float) else math.inf
+    rate_per_s = rules.match(Resource(row.kind, row.name)).rate_per_s
+    return math.inf if rate_per_s is None else rate_per_s
 
 
-def _expires(row: RowStats) -> str:
-    edit = row.entry.edit if row.entry is not None else None
-    return edit.expires_at or _FOR_GOOD if edit is not None else _FOR_GOOD
+def _rule(row: RowStats, rules: RuleSet, _: Window) -> str:
+    return row.entry.rule if row.entry is not None else rules.match(Resource(row.kind, row.name)).name
+
+
+def _moved(*verdicts: int) -> Callable[[RowStats, RuleSet, Window], int]:
+    return lambda row, _, window: sum(row.moved(verdict, window) for verdict in verdicts)
+
+
+def _edit_of(row: RowStats) -> ActiveEdit | None:
+    return row.entry.edit if row.entry is not None else None
+
+
+SORTED_BY: Final[Mapping[str, Callable[[RowStats, RuleSet, Window], Any] | None]] = {
+    "name": None,
+    "kind": lambda row, *_: row.kind,
+    "limit": _limit,
+    "rule": _rule,
+    "passed": _moved(*_REACHED),
+    "refused": _moved(REFUSED),
+    "shadowed": _moved(SHADOWED),
+    "bypassed": _moved(_BYPASSED),
+    "used": lambda row, *_: -1.0 if row.used_ratio is None else row.used_ratio,
+    "wait": lambda row, *_: row.wait_until_ns,
+    "last_refused": lambda row, *_: max(row.last_refused_ns or 0, row.held_ns),
+    "edited": lambda row, *_: edit.at if (edit := _edit_of(row)) else _NEVER,
+    "expires": lambda row, *_: (edit.expires_at or _FOR_GOOD) if (edit := _edit_of(row)) else _FOR_GOOD,
+}
+"""Key of each column of ``columns.LIMITS`` that has an order; None is the order that rows have anyway."""
 
 
 # What is asked of the table: which rows, in which order, and which of them.

@@ -13,11 +13,13 @@ from functools import partial
 from importlib import resources
 from typing import Any, Final
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from admin.config.limit_fields import FIELDS, LimitField
+from admin.wire.columns import COLUMNS
 
 INDEX: Final = "index.html"
 PREFIX: Final = "/web/"
@@ -65,8 +67,11 @@ def _field(of: LimitField) -> dict[str, Any]:
 
 
 _FORM: Final = sorted((each for each in FIELDS if each.label), key=lambda each: each.place)
-_NO_FIELDS: Final = b"export const FIELDS = [];"
-_FIELDS: Final = b"export const FIELDS = %s;" % json.dumps([_field(each) for each in _FORM]).encode()
+#: Constants of the files that are filled in when they are served.
+_FILLED_IN: Final = {
+    b"export const FIELDS = [];": b"export const FIELDS = %s;" % json.dumps([_field(each) for each in _FORM]).encode(),
+    b"export const COLUMNS = {};": b"export const COLUMNS = %s;" % msgspec.json.encode(COLUMNS),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +104,9 @@ def files() -> dict[str, StaticFile]:
         for entry in resources.files(__name__).joinpath("files", folder).iterdir():
             suffix = entry.name[entry.name.rfind(".") :]
             if entry.is_file() and suffix in _TYPES:
-                body = entry.read_bytes().replace(_NO_FIELDS, _FIELDS)
+                body = entry.read_bytes()
+                for empty, filled in _FILLED_IN.items():
+                    body = body.replace(empty, filled)
                 digest = hashlib.sha256(body).hexdigest()[:32]
                 found[folder + entry.name] = StaticFile(body, _TYPES[suffix], f'"{digest}"')
     return found

@@ -21,6 +21,9 @@ from admin.edits.model import (
     Persistence,
     SwitchEntry,
 )
+from admin.wire.columns import ConnectionColumn as ConnectionColumn
+from admin.wire.columns import LimitColumn as LimitColumn
+from admin.wire.columns import Order as Order
 from limiter.rules.rule import Count, Dimension, ShownAction
 from proxy.flow.alarms import Scarce
 from proxy.flow.credit import Kind
@@ -42,25 +45,6 @@ MAX_EDITS: Final = 10_000
 
 Filter = Literal["limited", "edited", "near", "shadowed", "overridden"]
 """``overridden`` is another word for ``edited``."""
-Order = Literal["asc", "desc"]
-LimitColumn = Literal[
-    "name",
-    "kind",
-    "limit",
-    "rule",
-    "passed",
-    "refused",
-    "shadowed",
-    "bypassed",
-    "used",
-    "wait",
-    "last_refused",
-    "edited",
-    "expires",
-]
-ConnectionColumn = Literal[
-    "id", "peer", "client", "listener", "age", "state", "bytes", "requests", "refused", "in_flight", "spooled"
-]
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -142,6 +126,9 @@ class LiveFigures(Answer, frozen=True, kw_only=True):
         messages_per_s: the same per second.
         requests_per_s: requests by outcome; None likewise.
         rule_messages_per_s: what the rule of a scope or total did, if it is for that alone; None for all others.
+        passed_per_s: messages per second that reached the broker, bypassed and exempt ones too; None likewise.
+        refused_per_s: messages per second that were refused, by the rule of a scope or total; None if nobody counts.
+        shadowed_per_s: messages per second that a shadow rule would have refused, likewise.
         used: the share of the limit that was used, by dimension; 1.0 is all of it.
         used_ratio: the largest share used in the last ten seconds; None while nothing limits it.
         limited: something was refused or held, by any rule.
@@ -153,6 +140,7 @@ class LiveFigures(Answer, frozen=True, kw_only=True):
         stored_permits: permits available; negative is a debt; None while nothing limits it.
         last_refused_at: when a request was last refused; None if none was.
         last_held_at: when a request was last held; None if none was.
+        last_limited_at: the later of these two.
         last_wait_s: the wait stated in that refusal, in seconds.
         refused_by: the rule that refused it, if it was not the limit's own but that of a total, client, producer group
             or listener.
@@ -168,6 +156,9 @@ class LiveFigures(Answer, frozen=True, kw_only=True):
     rule_messages_per_s: RuleRates | None = None
     used: Mapping[Dimension, Usage] = {}
     used_ratio: float | None = None
+    passed_per_s: float | None = None
+    refused_per_s: float | None = None
+    shadowed_per_s: float | None = None
     limited: bool = False
     holding: bool = False
     would_refuse: bool = False
@@ -177,6 +168,7 @@ class LiveFigures(Answer, frozen=True, kw_only=True):
     stored_permits: float | None = None
     last_refused_at: str | None = None
     last_held_at: str | None = None
+    last_limited_at: str | None = None
     last_wait_s: float = 0
     refused_by: str | None = None
     state: StageWord = "running"
@@ -234,6 +226,7 @@ class RefusedClient(msgspec.Struct, frozen=True, kw_only=True):
         messages_shadowed: messages that passed, although a shadow rule would have refused them.
         messages_held: messages that were held back.
         last_at: when it happened last.
+        share: share of all refused messages.
     """
 
     client: str
@@ -246,6 +239,7 @@ class RefusedClient(msgspec.Struct, frozen=True, kw_only=True):
     messages_shadowed: int
     messages_held: int
     last_at: str
+    share: float = 0
 
 
 class ResourceHistory(Answer, frozen=True, kw_only=True):

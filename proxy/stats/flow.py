@@ -34,6 +34,7 @@ class StageState(msgspec.Struct, frozen=True, gc=False):
         blocked_total: how often an alarm stopped it.
         blocked_s: for how long together, in seconds.
         waits_for: names of the stages that it waits for, as ``KIND NAME``.
+        text: how often and for how long it was stopped, in words.
     """
 
     kind: Kind
@@ -46,6 +47,7 @@ class StageState(msgspec.Struct, frozen=True, gc=False):
     blocked_total: int = 0
     blocked_s: float = 0.0
     waits_for: tuple[str, ...] = ()
+    text: str = ""
 
 
 class AlarmState(msgspec.Struct, frozen=True):

@@ -185,6 +185,7 @@ class ConfirmState(msgspec.Struct, frozen=True, gc=False):
         broker_total: messages that went on as they came, so that the broker confirms them.
         persisted_total: messages that were not consumed in time, or could not be, and were published once more.
         nacked_total: likewise, and were refused.
+        by: who confirms what comes now, and why that is the broker, in words.
     """
 
     kind: str
@@ -198,6 +199,7 @@ class ConfirmState(msgspec.Struct, frozen=True, gc=False):
     broker_total: int
     persisted_total: int
     nacked_total: int
+    by: str = ""
 
 
 _ALWAYS_SHOWN: Final = frozenset(ending.verdict for ending in ENDINGS if ending.always_shown)

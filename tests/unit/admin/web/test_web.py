@@ -8,6 +8,7 @@ from starlette.testclient import TestClient
 
 from admin import web
 from admin.config.settings import BaseLimit, WrittenLimit
+from admin.wire.columns import COLUMNS
 from limiter.rules.resource import SCOPES, TOTAL
 
 _FILES = Path(web.__file__).parent / "files"
@@ -57,6 +58,14 @@ def test_the_form_has_all_fields_of_a_limit_besides_its_rate(client: TestClient)
     assert {
         each["key"] for each in fields if each["named"]
     } == WrittenLimit.model_fields.keys() - BaseLimit.model_fields
+
+
+def test_tables_have_the_columns_of_the_api(client: TestClient) -> None:
+    text = client.get("/web/columns.js").text
+    tables = json.loads(text.split("export const COLUMNS = ")[1].split(";\n")[0])
+    assert tables.keys() == COLUMNS.keys()
+    refused = next(each for each in tables["limits"] if each["name"] == "refused")
+    assert (refused["title"], refused["field"], refused["order"]) == ("Refused/s", "live.refused_per_s", "desc")
 
 
 def test_what_has_no_page_of_its_own_is_what_is_no_resource() -> None:

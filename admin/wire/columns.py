@@ -1,0 +1,281 @@
+"""The columns of every table that the page and the command line show: a new column is a row here.
+
+The page gets them as ``COLUMNS`` of ``columns.js``, the commands import them. The API takes the names of columns with
+an order as its ``sort`` words.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+Order = Literal["asc", "desc"]
+Format = Literal[
+    "name",
+    "text",
+    "list",
+    "state",
+    "client",
+    "links",
+    "history",
+    "flag",
+    "rate",
+    "count",
+    "share",
+    "bytes",
+    "seconds",
+    "milliseconds",
+    "age",
+    "time",
+]
+
+
+class Column(msgspec.Struct, frozen=True):
+    """One column of a table.
+
+    Attributes:
+        name: unique in its table; the API's ``sort`` word if the column has an order.
+        title: heading, as the page shows it; the command line shows it in lower case.
+        field: path of the field of the row, with dots. A mapping is shown as the sum of its values.
+        format: how the value is written. ``name`` is the row's kind and name, ``list`` values with commas, ``client``
+            and ``links`` the fields of a connection, ``history`` a small chart, ``age`` a time as how long ago it was.
+        unit: of the value, in words; empty if its format says it or there is none.
+        order: order of the first click; None if the table cannot be sorted by it.
+        help: explanation, shown on hover.
+        optional: shown only if a row has a value that is neither empty nor 0.
+        page: the page has such a column; otherwise it shows the value within another one, or not at all.
+        cli: the command line has such a column.
+    """
+
+    name: str
+    title: str
+    field: str
+    format: Format = "text"
+    unit: str = ""
+    order: Order | None = None
+    help: str = ""
+    optional: bool = False
+    page: bool = True
+    cli: bool = True
+
+
+_WINDOW: Final = "the last 10 s"
+_BURST: Final = "Permits that were stored before come on top, so it can exceed the limit for a while."
+
+LIMITS: Final = (
+    Column("kind", "Kind", "kind", order="asc", page=False),
+    Column("name", "Resource", "name", "name", order="asc"),
+    Column("limit", "Limit", "limit_text", order="desc"),
+    Column("action", "Action", "limit.action", help="What happens above the limit.", optional=True, page=False),
+    Column(
+        "passed",
+        "Passed/s",
+        "live.passed_per_s",
+        "rate",
+        "msg/s",
+        "desc",
+        f"Messages per second that passed, the mean of {_WINDOW}. {_BURST}",
+    ),
+    Column(
+        "refused",
+        "Refused/s",
+        "live.refused_per_s",
+        "rate",
+        "msg/s",
+        "desc",
+        f"Messages per second that were refused, the mean of {_WINDOW}.",
+    ),
+    Column(
+        "shadowed",
+        "Would refuse/s",
+        "live.shadowed_per_s",
+        "rate",
+        "msg/s",
+        "desc",
+        f"Messages per second that a shadow rule would have refused, the mean of {_WINDOW}. They passed.",
+        optional=True,
+    ),
+    Column(
+        "bypassed",
+        "Bypassed/s",
+        "live.messages_per_s.bypassed",
+        "rate",
+        "msg/s",
+        "desc",
+        f"Messages per second that passed because a handler was skipped, the mean of {_WINDOW}.",
+        optional=True,
+    ),
+    Column(
+        "used",
+        "Used",
+        "live.used_ratio",
+        "share",
+        order="desc",
+        help=f"Share of the limit that was used in {_WINDOW}, of messages or of bytes, whichever is more. {_BURST}",
+    ),
+    Column(
+        "wait",
+        "Wait",
+        "live.wait_s",
+        "seconds",
+        order="desc",
+        help="How long a request would wait now.",
+        optional=True,
+        page=False,
+    ),
+    Column("spooled", "Spooled", "live.spooled", "count", help="Messages in the spool.", optional=True, page=False),
+    Column("state", "State", "live.state", "state", help="What its queues wait for.", optional=True, page=False),
+    Column(
+        "oldest_wait",
+        "Oldest waits",
+        "live.oldest_wait_s",
+        "seconds",
+        help="How long its oldest message has waited, held in memory or in the spool.",
+        optional=True,
+        page=False,
+    ),
+    Column(
+        "history", "Last 5 min", "history", "history", help="Passed, and refused upon it: means of 5 s each.", cli=False
+    ),
+    Column(
+        "last_refused",
+        "Last limited",
+        "live.last_limited_at",
+        "age",
+        order="desc",
+        help="When something was last refused or held.",
+    ),
+    Column("rule", "Rule", "rule", order="asc"),
+    Column(
+        "refused_by",
+        "Refused by",
+        "live.refused_by",
+        help="The rule that refused last, if it was not the limit's own.",
+        optional=True,
+        page=False,
+    ),
+    Column("edited_by", "Edited by", "edit.by", optional=True, page=False),
+    Column("edited", "Edited", "edit.at", "age", order="desc", optional=True, page=False, cli=False),
+    Column("expires", "Until", "edit.expires_at", "time", order="asc", optional=True, page=False),
+)
+
+_PEER: Final = Column("peer", "Peer", "peer", order="asc")
+_FRAMES: Final = Column("requests", "Frames/s", "requests_per_s", "rate", "frames/s", "desc", cli=False)
+_REFUSED: Final = Column("refused", "Refused/s", "refused_per_s", "rate", "requests/s", "desc", cli=False)
+_STATE: Final = Column(
+    "state", "State", "stage.state", "state", order="desc", help="Whether it is read, or what it waits for."
+)
+
+CONNECTIONS: Final = (
+    Column("id", "ID", "id", "count", order="asc", page=False),
+    _PEER,
+    Column("client", "Client", "client", "client", order="asc"),
+    Column("listener", "Listener", "listener", order="asc", page=False),
+    Column("resources", "Resources", "resources", "list"),
+    _FRAMES,
+    Column("requests_total", "Frames", "requests_total", "count", page=False),
+    _REFUSED,
+    Column("refused_total", "Refused", "refused_total", "count", page=False),
+    Column("bytes", "Bytes/s", "bytes_per_s", "bytes", "bytes/s", "desc", cli=False),
+    Column("in_flight", "In flight", "in_flight", "count", order="desc", help="Requests without an answer yet."),
+    _STATE,
+    Column("spooled", "Spooled", "spooled", "count", order="desc", help="Messages in the spool.", optional=True),
+    Column("links", "Links", "links", "links", optional=True, page=False),
+    Column("broker", "Broker", "broker", optional=True, page=False),
+    Column("age", "Age", "age_s", "seconds", order="desc"),
+)
+
+LINKS: Final = (
+    Column("name", "Link", "name"),
+    Column("address", "Address", "address", page=False),
+    Column("sends", "Client sends", "sends", "flag", page=False),
+    Column("resource", "Resource", "resource"),
+    Column("credit", "Credit", "credit", "count", help="Messages that may come now."),
+    Column("withheld", "Withheld", "withheld", "count", help="Messages that the receiver would take beyond that."),
+    Column("used", "Used", "used", "count", help="Messages that came and were forwarded."),
+    Column("refused", "Refused", "refused", "count"),
+    Column("waits", "Waits", "waits_ms", "milliseconds", help="How long it has waited for credit."),
+)
+
+SENDERS: Final = (
+    Column("client", "Client", "client.id"),
+    Column("user", "User", "client.user", optional=True),
+    Column("product", "Product", "client.product", optional=True),
+    _FRAMES,
+    _REFUSED,
+    _STATE,
+    Column("age", "Connected for", "age_s", "seconds", order="desc"),
+)
+"""Connections of one resource."""
+
+REFUSED_CLIENTS: Final = (
+    Column("client", "Client", "client"),
+    Column("user", "User", "user", optional=True),
+    Column("product", "Product", "product", optional=True),
+    Column("producer_group", "Producer group", "producer_group", optional=True),
+    Column("refused", "Refused", "messages_refused", "count", "messages", optional=True),
+    Column("share", "Share", "share", "share", help="Share of all refused messages.", optional=True),
+    Column("shadowed", "Would be", "messages_shadowed", "count", "messages", optional=True),
+    Column("held", "Held", "messages_held", "count", "messages", optional=True),
+    Column("rules", "By", "rules", "list", optional=True),
+    Column("last", "Last", "last_at", "age"),
+)
+
+STAGES: Final = (
+    Column("name", "Stage", "name", "name"),
+    Column("state", "State", "state", "state"),
+    Column("text", "How often, how long", "text"),
+    Column("waits_for", "Waits for", "waits_for", "list", optional=True),
+)
+
+CONFIRMS: Final = (
+    Column("name", "Destination", "name", "name"),
+    Column("by", "Confirmed by", "by"),
+    Column("pending", "Waiting", "pending", "count"),
+    Column("oldest", "Oldest", "oldest_ms", "milliseconds"),
+    Column("window", "Window", "window", "count"),
+    Column("after_consume", "By consumers", "after_consume_total", "count"),
+    Column("broker", "By the broker", "broker_total", "count"),
+    Column("persisted", "Published again", "persisted_total", "count"),
+    Column("nacked", "Refused", "nacked_total", "count"),
+)
+
+SPOOLED: Final = (
+    Column("name", "Resource", "name", "name"),
+    Column("messages", "Messages", "messages", "count"),
+    Column("content", "Content", "content_bytes", "bytes"),
+    Column("memory", "In memory", "memory_bytes", "bytes"),
+    Column("alpha", "Alpha", "messages.alpha", "count", help="All in memory.", optional=True),
+    Column("beta", "Beta", "messages.beta", "count", help="Content on disk, index in memory.", optional=True),
+    Column("gamma", "Gamma", "messages.gamma", "count", help="Content on disk, index in both.", optional=True),
+    Column("delta", "Delta", "messages.delta", "count", help="All on disk.", optional=True),
+    Column("in", "In/s", "in_per_s", "rate", "msg/s"),
+    Column("out", "Out/s", "out_per_s", "rate", "msg/s"),
+    Column("queues", "Queues", "queues", "count"),
+    Column("recovered", "Recovered", "recovered", "count", help="Left by an earlier process.", optional=True),
+)
+
+COLUMNS: Final[Mapping[str, tuple[Column, ...]]] = {
+    "limits": LIMITS,
+    "connections": CONNECTIONS,
+    "links": LINKS,
+    "senders": SENDERS,
+    "refused_clients": REFUSED_CLIENTS,
+    "stages": STAGES,
+    "confirms": CONFIRMS,
+    "spooled": SPOOLED,
+}
+"""By table."""
+
+
+def sort_words(columns: tuple[Column, ...]) -> tuple[str, ...]:
+    """Return the names of the columns that a table can be sorted by."""
+    return tuple(column.name for column in columns if column.order is not None)
+
+
+if TYPE_CHECKING:
+    LimitColumn = str
+    ConnectionColumn = str
+else:
+    LimitColumn = Literal[sort_words(LIMITS)]
+    ConnectionColumn = Literal[sort_words(CONNECTIONS)]
