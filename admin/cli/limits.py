@@ -249,7 +249,7 @@ def explain(
     else:
         flag = "--admin" if ask.admin is not None else "--profile"
         raise SettingsError(f"{flag} and --config: give one of them; only one can be asked")
-    say(as_json(explanation) if ask.json else asking.text(explanation, live=config is None and not at))
+    say(as_json(explanation) if ask.json else asking.text(explanation))
     return 0
 
 

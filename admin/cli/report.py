@@ -205,7 +205,7 @@ def _own_log() -> list[Path]:
 
 def _age(folder: Path) -> str:
     """Say how long ago a log was written to; nothing if it has no files."""
-    from admin.client.words import span  # noqa: PLC0415 - as in report
+    from admin.common.numbers import span  # noqa: PLC0415 - as in report
 
     files = (file for file in folder.iterdir() if ".jsonl" in file.name)
     newest_s = max((file.stat().st_mtime for file in files), default=None)

@@ -6,27 +6,17 @@ from typing import Final, get_args
 
 from admin.client.api import Api, path
 from admin.client.limits import layout
-from admin.client.words import moment, short_span
-from admin.common.confirms import REASONS
+from admin.client.words import moment
 from admin.common.errors import SettingsError
-from admin.common.numbers import per_second
+from admin.common.numbers import per_second, short_span
 from admin.common.tables import printable
-from admin.wire import Alarm, Flow, PurgedSpool, Spool
+from admin.wire import Flow, PurgedSpool, Spool
+from admin.wire.sentences import state_word
 from proxy.flow.alarms import size_text
-from proxy.flow.credit import Kind, State
-from proxy.stats.flow import SpooledResource, SpoolPlace, SpoolState, StageState
+from proxy.stats.flow import SpooledResource, SpoolPlace, StageState
 from proxy.stats.snapshot import ConfirmState
 
 PLACES: Final[tuple[SpoolPlace, ...]] = get_args(SpoolPlace)
-_KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
-_STATES: Final[tuple[State, ...]] = ("blocked", "flow", "throttled", "running")
-_WORDS: Final[Mapping[State, str]] = {
-    "running": "running",
-    "flow": "in flow",
-    "throttled": "throttled",
-    "blocked": "blocked",
-}
-"""How a state is said."""
 _WAYS: Final = ("by consumers", "by broker", "persisted", "nacked")
 """What has confirmed messages, or refused them."""
 _WHERE: Final[Mapping[SpoolPlace, str]] = {
@@ -39,7 +29,7 @@ _WHERE: Final[Mapping[SpoolPlace, str]] = {
 
 def state(stage: StageState) -> str:
     """Write how a stage shows; nothing for one that is running."""
-    return "" if stage.state == "running" else _WORDS[stage.state]
+    return "" if stage.state == "running" else state_word(stage.state)
 
 
 def flow(api: Api, most: int, *, json: bool) -> str:
@@ -49,20 +39,12 @@ def flow(api: Api, most: int, *, json: bool) -> str:
 
 
 def _flow(now: Flow) -> Iterator[str]:
-    if not now.findings:
-        yield "No bottleneck: connections waited only for moments." if now.connections else "Nobody waits."
-    yield from (finding.text for finding in now.findings)
+    yield from now.sentences
     yield ""
     for alarm in now.alarms:
-        yield f"{alarm.scarce + ' alarm':<13} {_alarm(alarm)}"
-    if now.store is not None:
-        yield f"{'spool disk':<13} {_shown(now.store)}"
-    for kind in (kind for kind in _KINDS if kind != "store"):
-        counts = {each.state: each.stages for each in now.counts if each.kind == kind and each.stages}
-        if counts:
-            said = ", ".join(f"{counts[word]} {_WORDS[word]}" for word in _STATES if word in counts)
-            yield f"{_stages(kind):<13} {said}"
-    yield f"{'busy':<13} {now.busy_ratio:.0%} of the last second"
+        since = f" (since {moment(alarm.since)})" if alarm.since else ""
+        yield f"{alarm.scarce + ' alarm':<13} {alarm.status}{since}"
+    yield from (f"{each.name:<13} {each.text}" for each in now.details)
     rows = [
         (str(each.id) if number == 0 else "", each.listener if number == 0 else "", *_stage(stage))
         for each in now.connections
@@ -70,8 +52,7 @@ def _flow(now: Flow) -> Iterator[str]:
     ]
     if rows:
         yield ""
-        columns = ("id", "listener", "stage", "state", "in flow", "throttled", "blocked", "waits for")
-        yield layout(columns, rows, right=(0,))
+        yield layout(("id", "listener", "stage", "state", "how often, how long", "waits for"), rows, right=(0,))
     if now.more_connections:
         yield ""
         yield f"and {now.more_connections} more connections; --limit N shows more"
@@ -87,7 +68,7 @@ def _flow(now: Flow) -> Iterator[str]:
 def _confirmed(each: ConfirmState) -> tuple[str, ...]:
     return (
         f"{each.kind} {each.name}",
-        "consumers" if each.mode == "after_consume" else f"broker: {REASONS.get(each.reason, each.reason)}",
+        each.by,
         str(each.pending),
         _oldest(each) if each.pending else "",
         str(each.window),
@@ -99,50 +80,8 @@ def _oldest(each: ConfirmState) -> str:
     return f"{each.oldest_ms} ms" if each.oldest_ms < 1000 else short_span(each.oldest_ms / 1000)
 
 
-def _stages(kind: Kind) -> str:
-    return {"channel": "channels", "resource": "resources", "writer": "to brokers"}.get(kind, "connections")
-
-
-def _alarm(alarm: Alarm) -> str:
-    since = f" (since {moment(alarm.since)})" if alarm.since else ""
-    before = f"; it has stood {_times(alarm.total, alarm.stood_s)}" if alarm.total else ""
-    if alarm.stands:
-        return f"STANDS{since}: {alarm.text}"
-    if alarm.bytes_now is None or alarm.bytes_limit is None:
-        return f"none; what there is is not known{before}"
-    what = "used, alarm above" if alarm.scarce == "memory" else "free, alarm below"
-    return f"none: {size_text(alarm.bytes_now)} {what} {size_text(alarm.bytes_limit)}{before}"
-
-
-def _shown(stage: StageState) -> str:
-    times = [
-        f"{word} {_times(total, seconds)}"
-        for word, total, seconds in (
-            ("in flow", stage.flow_total, stage.flow_s),
-            ("throttled", stage.throttled_total, stage.throttled_s),
-            ("blocked", stage.blocked_total, stage.blocked_s),
-        )
-        if total
-    ]
-    return "; ".join([_WORDS[stage.state], *times])
-
-
 def _stage(stage: StageState) -> tuple[str, ...]:
-    return (
-        f"{stage.kind} {stage.name}".rstrip(),
-        _WORDS[stage.state],
-        _times(stage.flow_total, stage.flow_s),
-        _times(stage.throttled_total, stage.throttled_s),
-        _times(stage.blocked_total, stage.blocked_s),
-        ", ".join(stage.waits_for),
-    )
-
-
-def _times(total: int, seconds: float) -> str:
-    """Write how often and for how long; nothing for never."""
-    if not total:
-        return ""
-    return f"{total} time{'s' * (total != 1)}, {short_span(seconds)}"
+    return f"{stage.kind} {stage.name}".rstrip(), state_word(stage.state), stage.text, ", ".join(stage.waits_for)
 
 
 def spool(api: Api, most: int, *, json: bool) -> str:
@@ -152,17 +91,10 @@ def spool(api: Api, most: int, *, json: bool) -> str:
 
 
 def _spool(now: Spool) -> Iterator[str]:
-    holds, folder = now.holds, now.folder
+    yield from now.sentences
+    holds = now.holds
     if holds is None:
-        yield f"There is no spool{f': {folder.error}' if folder.error else ''}; what waits is held in memory."
         return
-    messages = sum(holds.messages.values())
-    size = size_text(sum(holds.content_bytes.values()))
-    yield f"{_count(messages, 'message')} of {size} in {_count(holds.queues, 'queue')}, in {folder.directory}"
-    if holds.alarm:
-        yield f"The disk takes no more: {holds.alarm}. What comes is held in memory until it does."
-    if holds.stopped:
-        yield "Memory is full: clients whose messages would be put aside are not read until some is free."
     yield ""
     yield layout(
         ("place", "messages", "content", "where"),
@@ -173,7 +105,7 @@ def _spool(now: Spool) -> Iterator[str]:
         right=(1, 2),
     )
     yield ""
-    yield from _figures(holds)
+    yield from (f"{each.name:<10} {each.text}" for each in now.details)
     if holds.resources:
         yield ""
         yield layout(
@@ -187,22 +119,6 @@ def _spool(now: Spool) -> Iterator[str]:
     if holds.more_resources:
         yield ""
         yield f"and {_count(holds.more_resources, 'more resource')}; --limit N shows more"
-
-
-def _figures(holds: SpoolState) -> Iterator[str]:
-    yield f"memory     {size_text(holds.memory_bytes)} of {size_text(holds.memory_limit_bytes)}"
-    writing = f", {size_text(holds.writing_bytes)} being written" if holds.writing_bytes else ""
-    yield f"disk       {size_text(holds.disk_bytes)} of {size_text(holds.disk_limit_bytes)}{writing}"
-    moved = f"{holds.in_total} in, {holds.out_total} out"
-    yield f"so far     {moved}, {holds.written_total} written, {holds.read_total} read"
-    what = (
-        (holds.lost_total, "lost on disk"),
-        (holds.expired_total, "expired"),
-        (holds.too_old_total, "too old"),
-        (holds.stops_total, "times stopped as memory was full"),
-    )
-    if said := ", ".join(f"{count} {word}" for count, word in what if count):
-        yield f"           {said}"
 
 
 def _resource(each: SpooledResource) -> tuple[str, ...]:

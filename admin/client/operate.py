@@ -7,8 +7,8 @@ from admin.client import NotFoundError
 from admin.client.api import Api, Reply, as_json, path
 from admin.client.flow import state as stage_state
 from admin.client.limits import batch, layout, listed
-from admin.client.words import change_lines, moment, short_span, span, standing, until
-from admin.common.numbers import per_second
+from admin.client.words import change_lines, moment, standing, until
+from admin.common.numbers import per_second, short_span, span
 from admin.common.tables import Rows
 from admin.edits.model import Change, ReloadReport
 from admin.edits.wording import difference, target

@@ -13,8 +13,8 @@ from rich.text import Text
 from admin.client import NoAnswerError
 from admin.client.limits import action, live_cells, spool_cells
 from admin.client.operate import limiting
-from admin.client.words import moment, span, until
-from admin.common.numbers import per_second
+from admin.client.words import moment, until
+from admin.common.numbers import per_second, span
 from admin.common.tables import printable
 from admin.wire import MAX_PAGE, LiveFigures, Row, State
 

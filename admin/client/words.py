@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from admin.client import RefusedError
+from admin.common.numbers import span
 from admin.edits.model import ActiveEdit, Change
 from admin.edits.wording import difference, target
 
@@ -66,21 +67,6 @@ def until(text: str, now: datetime | None = None) -> str:
     except (ValueError, TypeError):
         return text
     return f"{moment(text)} (in {span(max(0.0, left_s))})"
-
-
-def span(seconds: float) -> str:
-    """Write a length of time in one or two units."""
-    whole = round(seconds)
-    for unit, size, smaller, small in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
-        if whole >= size:
-            rest = whole % size // small
-            return f"{whole // size} {unit}" + (f" {rest} {smaller}" if rest else "")
-    return f"{whole} s"
-
-
-def short_span(seconds: float) -> str:
-    """Write a length of time that is mostly short, with tenths of a second."""
-    return span(seconds) if seconds >= 60 else f"{seconds:.1f} s"
 
 
 def change_lines(change: Change, *, dry_run: bool = False) -> Iterator[str]:

@@ -49,3 +49,18 @@ def percent(share: float) -> str:
     if 0.999 < share < 1:
         return ">99.9%"
     return f"{share * 100:.1f}".removesuffix(".0") + "%"
+
+
+def span(seconds: float) -> str:
+    """Write a length of time in one or two units."""
+    whole = round(seconds)
+    for unit, size, smaller, small in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if whole >= size:
+            rest = whole % size // small
+            return f"{whole // size} {unit}" + (f" {rest} {smaller}" if rest else "")
+    return f"{whole} s"
+
+
+def short_span(seconds: float) -> str:
+    """Write a length of time that is mostly short, with tenths of a second."""
+    return span(seconds) if seconds >= 60 else f"{seconds:.1f} s"

@@ -9,7 +9,6 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from admin.common.confirms import promise
 from admin.common.tables import Rows
 from admin.config.rule_fields import fields_of, scope_kinds_of, written
 from admin.config.settings import OFF
@@ -21,6 +20,7 @@ from admin.rejection_log import places as log_places
 from admin.rejection_log.advice import usual as usual_report
 from admin.run import spool_place
 from admin.run.composition import Plan
+from admin.wire.sentences import promise
 from limiter.rules.patterns import DEFAULT_PATTERN
 from limiter.rules.resource import CLIENT, LISTENER
 from limiter.rules.rule import Rule

@@ -9,6 +9,7 @@ import trio
 from admin import wire
 from admin.common.clock import Clock
 from admin.stats.rows import NS_PER_S, choose, part_in_order
+from admin.wire import sentences
 from proxy.common.cooperative import Pace
 from proxy.control import DataPath
 from proxy.flow.credit import STATES
@@ -143,8 +144,8 @@ class Connections:
             in_flight=state.in_flight,
             resources=state.resources,
             more_resources=state.more_resources,
-            stage=state.stage,
-            channels=state.channels,
+            stage=sentences.stage(state.stage),
+            channels=tuple(map(sentences.stage, state.channels)),
             spooled=state.spooled,
             links=state.links,
             more_links=state.more_links,

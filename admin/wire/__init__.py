@@ -29,6 +29,7 @@ from proxy.flow.alarms import Scarce
 from proxy.flow.credit import Kind
 from proxy.flow.credit import State as StageWord
 from proxy.stats.flow import ConnectionFlow, FlowFinding, SpoolState, StageState
+from proxy.stats.question import Detail
 from proxy.stats.snapshot import ClientDescription, ConfirmState, Direction, LinkState, Usage
 
 BASE: Final = "/api/v1"
@@ -540,6 +541,7 @@ class Alarm(Answer, frozen=True, kw_only=True):
         text: while it stands, what is the matter and when it ends.
         bytes_now: what Sluice uses of memory, or what is free on the disk; None if that is unknown.
         bytes_limit: above which, or below which for the disk, it stands; None if that is unknown.
+        status: all of it in words, whether it stands or not.
     """
 
     scarce: Scarce
@@ -550,6 +552,7 @@ class Alarm(Answer, frozen=True, kw_only=True):
     text: str = ""
     bytes_now: int | None = None
     bytes_limit: int | None = None
+    status: str = ""
 
 
 class StageCount(msgspec.Struct, frozen=True):
@@ -580,6 +583,8 @@ class Flow(Answer, frozen=True, kw_only=True):
         confirms: destinations whose messages consumers confirm by a rule, as far as something was published there:
             first those where the broker does so now all the same, then those with the most messages that wait.
         more_confirms: number of further ones.
+        sentences: the findings, or that there are none, in words.
+        details: stages by state, the spool's disk and the busy ratio, in words.
     """
 
     findings: tuple[FlowFinding, ...] = ()
@@ -591,6 +596,8 @@ class Flow(Answer, frozen=True, kw_only=True):
     busy_ratio: float = 0
     confirms: tuple[ConfirmState, ...] = ()
     more_confirms: int = 0
+    sentences: tuple[str, ...] = ()
+    details: tuple[Detail, ...] = ()
 
 
 class SpoolFolder(Answer, frozen=True):
@@ -611,10 +618,14 @@ class Spool(Answer, frozen=True):
     Attributes:
         folder: where.
         holds: what it holds; None if there is no spool.
+        sentences: how much there is and what is wrong, in words.
+        details: memory, disk and counts, in words.
     """
 
     folder: SpoolFolder = SpoolFolder()
     holds: SpoolState | None = None
+    sentences: tuple[str, ...] = ()
+    details: tuple[Detail, ...] = ()
 
 
 class PurgedSpool(Answer, frozen=True, kw_only=True):

@@ -103,6 +103,13 @@ class LimitView(msgspec.Struct, frozen=True):
     spool: bool | None = None
 
 
+class Detail(msgspec.Struct, frozen=True):
+    """One line about something: a short label, and what is to be said."""
+
+    name: str
+    text: str
+
+
 class ShareView(msgspec.Struct, frozen=True):
     """The live state of one caller's fair share of a limit.
 
@@ -149,6 +156,8 @@ class AppliedLimit(msgspec.Struct, frozen=True):
         state: the bucket's state, or None while no request has needed it.
         held: requests that wait for it now.
         usage: how much of it was used recently; None while no request has needed it.
+        text: what it admits, in words.
+        details: rule, reason, what happens above it, state and usage, in words.
     """
 
     kind: str
@@ -159,6 +168,8 @@ class AppliedLimit(msgspec.Struct, frozen=True):
     state: LimitState | None
     held: int
     usage: Usage | None
+    text: str = ""
+    details: tuple[Detail, ...] = ()
 
 
 class ConfirmView(msgspec.Struct, frozen=True):
@@ -173,6 +184,8 @@ class ConfirmView(msgspec.Struct, frozen=True):
             or refused.
         left_alone: why the broker confirms such messages all the same; empty if it does not.
         now: how it is at this moment; None if nothing was published of late.
+        text: who confirms such a message, and why, in words.
+        details: the promise, the state and the counts, in words.
     """
 
     rule: RuleView
@@ -182,6 +195,8 @@ class ConfirmView(msgspec.Struct, frozen=True):
     fallback: Fallback
     left_alone: str = ""
     now: ConfirmState | None = None
+    text: str = ""
+    details: tuple[Detail, ...] = ()
 
 
 class UnappliedRule(msgspec.Struct, frozen=True):
@@ -192,12 +207,14 @@ class UnappliedRule(msgspec.Struct, frozen=True):
         name: the name that it matches.
         why: why it does not apply.
         rule: the rule.
+        text: all of it in words.
     """
 
     kind: str
     name: str
     why: str
     rule: RuleView
+    text: str = ""
 
 
 class StandingRefusal(msgspec.Struct, frozen=True):
@@ -229,6 +246,8 @@ class Explanation(msgspec.Struct, frozen=True):
         waits: a sentence that says which of such requests wait, whatever the action, since no answer refuses them.
         by_credit: what waits has not been sent yet, as Sluice gives no credit for it.
         confirm: what confirms such a message to its publisher, if a rule says that its consumers do.
+        text: the question in words.
+        sentences: what holds for all of it, in words.
     """
 
     question: Question
@@ -244,3 +263,5 @@ class Explanation(msgspec.Struct, frozen=True):
     waits: str = ""
     by_credit: bool = False
     confirm: ConfirmView | None = None
+    text: str = ""
+    sentences: tuple[str, ...] = ()

@@ -81,6 +81,7 @@ from admin.wire import (
     Spool,
     Switches,
     WhoAmI,
+    sentences,
     usual_type,
 )
 from limiter.rules.patterns import DEFAULT_PATTERN, glob_of
@@ -446,7 +447,8 @@ class _Rules:
 
         The limits of the request in the order in which they are asked, each with its live state.
         """
-        return answer(await self._data_path.explain(Question(**query.model_dump())))
+        explanation = await self._data_path.explain(Question(**query.model_dump()))
+        return answer(sentences.explained(explanation, live=not query.at))
 
 
 class _Audit:
@@ -589,7 +591,7 @@ class _Flow:
         no more, and `blocked` if an alarm stops it.
         """
         flow, confirms = await self._data_path.flow(query.limit), await self._data_path.confirms()
-        return answer(flow_of(flow, confirms, query.limit, self._clock))
+        return answer(sentences.flow(flow_of(flow, confirms, query.limit, self._clock)))
 
     @endpoint("GET", "/spool", "What is put aside.", examples.SPOOL)
     async def get_spool(self, _: Request, query: FlowQuery) -> Response:
@@ -599,7 +601,7 @@ class _Flow:
         `alpha`: all of a message is in memory; `beta`: its content is on disk; `gamma`: its index is there, too;
         `delta`: nothing of it is in memory.
         """
-        return answer(Spool(self._folder(), await self._data_path.spool(query.limit)))
+        return answer(sentences.spool(Spool(self._folder(), await self._data_path.spool(query.limit))))
 
     @endpoint(
         "DELETE",

@@ -17,6 +17,7 @@ from admin.edits.model import (
     SwitchEntry,
     Written,
 )
+from admin.wire import sentences
 from proxy.stats.flow import ConnectionFlow, FlowFinding, SpooledResource, SpoolPlace, SpoolState, StageState
 from proxy.stats.question import AppliedLimit, Explanation, LimitState, LimitView, Question, RuleView
 from proxy.stats.snapshot import ClientDescription, ConfirmState, LinkState, Usage
@@ -139,24 +140,27 @@ RULES: Final = wire.RulePage(
     limit=100,
     rule_set_version=18,
 )
-EXPLANATION: Final = Explanation(
-    question=Question("topic", "orders", "10.1.2.3"),
-    rule_set_version=18,
-    limiting=True,
-    exempt_on=(),
-    limits=(
-        AppliedLimit(
-            kind="topic",
-            name="orders",
-            why="exact name",
-            rule=RuleView("topic:orders", "sluice.toml:12", "500/s", "reject", None),
-            limit=LimitView("messages", 500, 1, 1, 10, 5500, None, None, 0, None),
-            state=LimitState(stored_permits=0, open=True, wait_s=0.25, last_refused_s=1.5),
-            held=0,
-            usage=Usage(1.0, 0.97, 0.8),
+EXPLANATION: Final = sentences.explained(
+    Explanation(
+        question=Question("topic", "orders", "10.1.2.3"),
+        rule_set_version=18,
+        limiting=True,
+        exempt_on=(),
+        limits=(
+            AppliedLimit(
+                kind="topic",
+                name="orders",
+                why="exact name",
+                rule=RuleView("topic:orders", "sluice.toml:12", "500/s", "reject", None),
+                limit=LimitView("messages", 500, 1, 1, 10, 5500, None, None, 0, None),
+                state=LimitState(stored_permits=0, open=True, wait_s=0.25, last_refused_s=1.5),
+                held=0,
+                usage=Usage(1.0, 0.97, 0.8),
+            ),
         ),
+        unapplied=(),
     ),
-    unapplied=(),
+    live=True,
 )
 _GIB: Final = 1024**3
 _PUBLISHER: Final = StageState("connection", "41", "flow", 3, 2.5, waits_for=("resource topic orders",))
@@ -235,62 +239,66 @@ ADVICE: Final = wire.ResourceAdvice(
     edit={"rate": 650.0, "count": "messages", "reason": "Asked for 620/s at most. Confidence: high.", "ttl_s": None},
     why_not="",
 )
-FLOW: Final = wire.Flow(
-    findings=(
-        FlowFinding(
-            "disk",
-            1,
-            ("store spool",),
-            "1 connection waits for the spool's disk: it writes less than is to be spooled. Use a faster disk.",
+FLOW: Final = sentences.flow(
+    wire.Flow(
+        findings=(
+            FlowFinding(
+                "disk",
+                1,
+                ("store spool",),
+                "1 connection waits for the spool's disk: it writes less than is to be spooled. Use a faster disk.",
+            ),
         ),
-    ),
-    counts=(wire.StageCount("connection", "flow", 1), wire.StageCount("connection", "running", 11)),
-    connections=(
-        ConnectionFlow(
-            41,
-            "main",
-            _PUBLISHER,
-            (StageState("resource", "topic orders", "flow", 3, 2.5, waits_for=("store spool",)),),
+        counts=(wire.StageCount("connection", "flow", 1), wire.StageCount("connection", "running", 11)),
+        connections=(
+            ConnectionFlow(
+                41,
+                "main",
+                _PUBLISHER,
+                (StageState("resource", "topic orders", "flow", 3, 2.5, waits_for=("store spool",)),),
+            ),
         ),
-    ),
-    more_connections=0,
-    store=StageState("store", "spool"),
-    alarms=_ALARMS,
-    busy_ratio=0.25,
-    confirms=(
-        ConfirmState("exchange", "events", "broker", "behind", 12, 1_480, 16, 902_114, 40_310, 7, 0),
-        ConfirmState("queue", "orders", "after_consume", "", 310, 18, 2_048, 4_811_020, 65, 3, 0),
-    ),
+        more_connections=0,
+        store=StageState("store", "spool"),
+        alarms=_ALARMS,
+        busy_ratio=0.25,
+        confirms=(
+            ConfirmState("exchange", "events", "broker", "behind", 12, 1_480, 16, 902_114, 40_310, 7, 0),
+            ConfirmState("queue", "orders", "after_consume", "", 310, 18, 2_048, 4_811_020, 65, 3, 0),
+        ),
+    )
 )
 _MESSAGES: Final[dict[SpoolPlace, int]] = {"alpha": 800, "beta": 200, "gamma": 0, "delta": 49_000}
 _BYTES: Final[dict[SpoolPlace, int]] = {"alpha": 120_000, "beta": 30_000, "gamma": 0, "delta": 7_350_000}
-SPOOL: Final = wire.Spool(
-    wire.SpoolFolder("/var/lib/sluice/127.0.0.2-10911/spool"),
-    SpoolState(
-        queues=1,
-        messages=_MESSAGES,
-        content_bytes=_BYTES,
-        memory_bytes=480_000,
-        memory_limit_bytes=_GIB // 32,
-        disk_bytes=8_388_608,
-        disk_limit_bytes=16 * _GIB,
-        in_total=60_000,
-        out_total=10_000,
-        written_total=49_200,
-        resources=(
-            SpooledResource(
-                kind="topic",
-                name="orders",
-                queues=1,
-                messages=_MESSAGES,
-                content_bytes=_BYTES,
-                memory_bytes=480_000,
-                target_bytes=600_000,
-                in_per_s=5000.0,
-                out_per_s=500.0,
+SPOOL: Final = sentences.spool(
+    wire.Spool(
+        wire.SpoolFolder("/var/lib/sluice/127.0.0.2-10911/spool"),
+        SpoolState(
+            queues=1,
+            messages=_MESSAGES,
+            content_bytes=_BYTES,
+            memory_bytes=480_000,
+            memory_limit_bytes=_GIB // 32,
+            disk_bytes=8_388_608,
+            disk_limit_bytes=16 * _GIB,
+            in_total=60_000,
+            out_total=10_000,
+            written_total=49_200,
+            resources=(
+                SpooledResource(
+                    kind="topic",
+                    name="orders",
+                    queues=1,
+                    messages=_MESSAGES,
+                    content_bytes=_BYTES,
+                    memory_bytes=480_000,
+                    target_bytes=600_000,
+                    in_per_s=5000.0,
+                    out_per_s=500.0,
+                ),
             ),
         ),
-    ),
+    )
 )
 PURGED: Final = wire.PurgedSpool(kind="topic", name="orders", refused=49_950, dropped=50, change=18)
 CONNECTIONS: Final = wire.ConnectionPage(

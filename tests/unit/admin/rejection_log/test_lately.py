@@ -197,6 +197,7 @@ def test_who_was_refused_is_told_with_how_much_and_by_which_rule(log: Log) -> No
         messages_shadowed=0,
         messages_held=0,
         last_at=first.last_at,
+        share=0.7857,
     )
     assert first.last_at[11:19] == write_time_s(NOW_S - 8)
     assert (second.client, second.messages_refused) == ("10.0.0.1", 3)

@@ -7,7 +7,7 @@ import pytest
 import trio.testing
 
 from admin.edits.model import ReloadError
-from admin.wire import PROBLEM, ConnectionPage, State
+from admin.wire import PROBLEM, ConnectionPage, State, sentences
 from limiter.rules.rule_set import RuleSet
 from proxy.stats.question import Explanation, Question, QuestionError
 from proxy.stats.snapshot import ClientDescription, ConnectionState
@@ -136,7 +136,7 @@ async def test_rules_are_listed_as_they_are_tried(served: Any) -> None:
 async def test_an_explanation_reads_back(served: Any, explanation: Explanation) -> None:
     served.data_path.explanation = explanation
     answer = await served.get("explain?kind=topic&name=a%20%26%C3%A9&client=10.1.2.3")
-    assert msgspec.json.decode(answer.content, type=Explanation) == explanation
+    assert msgspec.json.decode(answer.content, type=Explanation) == sentences.explained(explanation, live=True)
     assert served.data_path.asked == [Question("topic", "a &é", "10.1.2.3")]
 
 

@@ -1,0 +1,359 @@
+"""Sentences of ``explain``, ``flow`` and ``spool``: made here once, so that page and commands only print them.
+
+Each function returns its argument with the texts filled in. ``sluice limits explain --config`` calls ``explained``
+itself, as no server is asked.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from admin.common import numbers
+from admin.common.numbers import measured, number, short_span
+from admin.wire import Alarm, Flow, Spool
+from limiter.rules.resource import SCOPES
+from limiter.rules.rule import DEFAULT_MAX_DEBT_S
+from proxy.flow.alarms import size_text
+from proxy.stats.flow import SpoolState, StageState
+from proxy.stats.question import (
+    AppliedLimit,
+    ConfirmView,
+    Detail,
+    Explanation,
+    LimitState,
+    ShareView,
+    UnappliedRule,
+)
+from proxy.stats.snapshot import ConfirmState
+
+replace = msgspec.structs.replace
+
+REASONS: Final[Mapping[str, str]] = {
+    "no_consumer": "no consumer of it is connected through Sluice",
+    "auto_ack": "a consumer of it acknowledges nothing",
+    "behind": "its consumers do not keep up",
+    "falls_back": "messages fell back just now",
+    "no_gain": "the broker confirms nearly as soon",
+    "memory": "waiting messages take all the memory that they may",
+}
+"""Why the broker confirms in place of the consumers, by ``ConfirmState.reason``."""
+_STAGES: Final = {
+    "connection": "connections",
+    "channel": "channels",
+    "resource": "resources",
+    "writer": "to brokers",
+}
+_STATES: Final = ("blocked", "flow", "throttled", "running")
+
+
+def state_word(state: str) -> str:
+    """Write the state of a stage."""
+    return "in flow" if state == "flow" else state
+
+
+# --- explain --------------------------------------------------------------------------------------
+
+
+def explained(explanation: Explanation, *, live: bool) -> Explanation:
+    """Fill in the texts of an explanation; ``live``: it is of now, so a limit without a state was never used."""
+    confirm = explanation.confirm
+    # The rule of the confirms has its own place.
+    confirming = None if confirm is None else confirm.rule
+    return replace(
+        explanation,
+        text=_question(explanation),
+        sentences=tuple(_general(explanation)),
+        limits=tuple(
+            replace(each, text=_admitted(each), details=tuple(_details(each, explanation, live=live)))
+            for each in explanation.limits
+        ),
+        unapplied=tuple(
+            replace(each, text=_unapplied(each)) for each in explanation.unapplied if each.rule != confirming
+        ),
+        confirm=None if confirm is None else _confirm(confirm, live=live),
+    )
+
+
+def _question(explanation: Explanation) -> str:
+    question = explanation.question
+    named = (
+        (question.kind, question.name),
+        ("client", question.client),
+        ("producer_group", question.producer_group),
+        ("certificate", question.certificate),
+        ("user", question.user),
+        ("vhost", question.vhost),
+        ("listener scope", question.listener),
+        ("at", question.at),
+    )
+    return ", ".join(f"{_spaced(word)} {name}" for word, name in named if name)
+
+
+def _general(explanation: Explanation) -> Iterator[str]:
+    if not explanation.limiting:
+        yield "Limiting is switched off: everything passes."
+    if explanation.exempt_on:
+        yield f"The client is exempt on listener {', '.join(explanation.exempt_on)}: nothing limits it there."
+    if explanation.ignored:
+        kind = explanation.question.kind
+        scopes = " or ".join(map(_spaced, explanation.ignored))
+        why = (
+            "this shows the limits of the scope alone"
+            if kind in SCOPES
+            else f"they limit what is sent, and a {_spaced(kind)} is what is consumed"
+        )
+        yield f"Limits of a {scopes} do not matter for it: {why}."
+    if explanation.waits and any(each.rule.action in {"reject", "delay", "default"} for each in explanation.limits):
+        yield f"{explanation.waits[0].upper()}{explanation.waits[1:]}."
+    for refusal in explanation.refusals:
+        where = ", ".join(refusal.listeners)
+        yield f"It is refused on listener {where} whatever the limits are: {refusal.rule}."
+    if not explanation.limits:
+        if explanation.refusals:
+            yield "No limit applies to it."
+        else:
+            yield "Nothing limits it." if explanation.unapplied else "No rule matches, so nothing limits it."
+
+
+def _unapplied(each: UnappliedRule) -> str:
+    rule = f"{each.rule.name} = {each.rule.limit} ({each.rule.source})"
+    return f"{_spaced(each.kind)} {each.name}: {rule}: {each.why}"
+
+
+def _details(limit: AppliedLimit, explanation: Explanation, *, live: bool) -> Iterator[Detail]:
+    rule = limit.rule
+    yield Detail("rule", f"{rule.name} = {rule.limit} ({rule.source})")
+    yield Detail("why", limit.why)
+    yield Detail("above", _above(limit, explanation))
+    if limit.state is not None:
+        yield Detail("now", _now(limit, limit.state))
+        yield from (Detail("share", f"of {share.key}: {_stored(limit, share)}") for share in limit.state.shares)
+    elif live:
+        yield Detail("now", "no request has needed it yet")
+    if limit.usage is not None:
+        windows = (("1 s", limit.usage.last_1s), ("10 s", limit.usage.last_10s), ("60 s", limit.usage.last_60s))
+        yield Detail("used", ", ".join(f"{share:.0%} over {window}" for window, share in windows))
+    if limit.held:
+        yield Detail("held", "1 request waits for it" if limit.held == 1 else f"{limit.held} requests wait for it")
+
+
+def _admitted(limit: AppliedLimit) -> str:
+    figures = limit.limit
+    if not figures.rate_per_s:
+        return f"no {figures.unit} at all"
+    parts = [f"{numbers.limit(figures.rate_per_s)} {figures.unit} per second", f"burst {number(figures.burst_s)} s"]
+    if figures.max_debt_s != DEFAULT_MAX_DEBT_S and figures.unit != "requests":
+        parts.append(f"at most {numbers.limit(figures.most_at_once)} in one request")
+    if figures.warm_up_s:
+        parts.append(f"warming up in {number(figures.warm_up_s)} s")
+    if figures.fair_by is not None:
+        parts.append(f"shared fairly by {_spaced(figures.fair_by)}")
+    return ", ".join(parts)
+
+
+def _above(limit: AppliedLimit, explanation: Explanation) -> str:
+    figures = limit.limit
+    refused = "refused" if figures.busy_code is None else f"refused with code {figures.busy_code}"
+    match limit.rule.action:
+        case "shadow":
+            return "passes, and is counted as what would be refused"
+        case action if explanation.by_credit and (action == "delay" or not explanation.refuses):
+            return "waits for credit until it is admitted" if figures.rate_per_s else "gets no credit"
+        case _ if not explanation.refuses:
+            return "held until it is admitted"
+        case "delay":
+            where = " in the spool" if figures.spool else ""
+            return f"held for up to {number(figures.max_delay_s or 0)} s{where}, then {refused}"
+        case "default":
+            return f"{refused}; with AMQP 1.0, waits for credit instead"
+        case _ if not figures.rate_per_s:
+            return f"everything is {refused}"
+        case _ if figures.break_s:
+            until = f"{number(figures.break_s)} s after permits are available again"
+            return f"{refused}, and so is everything else until {until}"
+        case _:
+            return refused
+
+
+def _now(limit: AppliedLimit, state: LimitState) -> str:
+    shadow = limit.rule.action == "shadow"
+    if state.last_refused_s is None:
+        refused = "nothing would have been refused so far" if shadow else "nothing refused so far"
+    else:
+        refused = f"{'would last have refused' if shadow else 'last refused'} {measured(state.last_refused_s)} s ago"
+    return f"{_stored(limit, state)}; {refused}"
+
+
+def _stored(limit: AppliedLimit, state: LimitState | ShareView) -> str:
+    unit = limit.limit.unit
+    shadow = limit.rule.action == "shadow"
+    refuses, admits = ("would refuse", "would admit") if shadow else ("refuses", "admits")
+    if not limit.limit.rate_per_s:
+        return f"{admits} nothing" if limit.rule.action == "delay" else f"{refuses} everything"
+    if state.open:
+        return f"{refuses} everything for another {measured(state.wait_s)} s"
+    if state.wait_s:
+        owed = f", {measured(-state.stored_permits)} {unit} owed" if state.stored_permits < 0 else ""
+        return f"{admits} again in {measured(state.wait_s)} s{owed}"
+    if state.stored_permits < 0:
+        # Only a share: what keeps it going is not its own.
+        return f"{measured(-state.stored_permits)} {unit} owed, {admits} what others leave over"
+    return f"{measured(state.stored_permits)} {unit} in store"
+
+
+def promise(*, below_bytes: int, within_s: float, queues: int, fallback: str) -> str:
+    """Say in a sentence what a rule with ``after_consume`` promises to publishers.
+
+    Args:
+        below_bytes: smaller messages are confirmed by consumers, in bytes.
+        within_s: how long they have, in seconds.
+        queues: to how many queues each message goes.
+        fallback: what becomes of a message that they do not confirm.
+    """
+    by = "its consumers have acknowledged it" if queues == 1 else f"consumers of {queues} queues have acknowledged it"
+    unless = "published again for the broker to confirm" if fallback == "persist" else "refused"
+    return (
+        f"a message below {number(below_bytes)} bytes is confirmed once {by} or the broker has stored it, never before;"
+        f" what consumers do not acknowledge within {number(within_s)} s is {unless}"
+    )
+
+
+def _confirm(confirm: ConfirmView, *, live: bool) -> ConfirmView:
+    rule = f"{confirm.rule.name} ({confirm.rule.source})"
+    if confirm.left_alone or confirm.queues is None:
+        text = f"The broker confirms it, although {rule} says after_consume: {confirm.left_alone}."
+        return replace(confirm, text=text)
+    promised = promise(
+        below_bytes=confirm.below_bytes, within_s=confirm.within_s, queues=confirm.queues, fallback=confirm.fallback
+    )
+    details = [Detail("promise", promised)]
+    now = confirm.now
+    if now is not None:
+        oldest = f", the oldest for {measured(now.oldest_ms / 1000)} s"
+        waiting = f"{now.pending} {'waits' if now.pending == 1 else 'wait'}{oldest}" if now.pending else "none waits"
+        details += [Detail("now", f"by {_confirmed_by(now)}; {waiting}"), Detail("so far", _ways(now))]
+    elif live:
+        details.append(Detail("now", "nothing was published recently"))
+    return replace(confirm, text=f"Confirmed by its consumers, as {rule} says:", details=tuple(details))
+
+
+def _confirmed_by(state: ConfirmState) -> str:
+    if state.mode == "after_consume":
+        return "consumers"
+    return f"broker: {REASONS.get(state.reason, state.reason)}"
+
+
+def _ways(state: ConfirmState) -> str:
+    counted = (
+        (state.after_consume_total, "by consumers"),
+        (state.broker_total, "by the broker"),
+        (state.persisted_total, "published again"),
+        (state.nacked_total, "refused"),
+    )
+    return ", ".join(f"{count} {way}" for count, way in counted if count) or "none"
+
+
+# --- flow -----------------------------------------------------------------------------------------
+
+
+def flow(now: Flow) -> Flow:
+    """Fill in the texts of what waits for what."""
+    connections = tuple(
+        replace(each, connection=stage(each.connection), others=tuple(map(stage, each.others)))
+        for each in now.connections
+    )
+    nobody = "No bottleneck: connections waited only for moments." if connections else "No connection waits."
+    return replace(
+        now,
+        sentences=tuple(each.text for each in now.findings) or (nobody,),
+        details=tuple(_flow_details(now)),
+        connections=connections,
+        store=None if now.store is None else stage(now.store),
+        alarms=tuple(replace(each, status=_alarm(each)) for each in now.alarms),
+        confirms=tuple(replace(each, by=_confirmed_by(each)) for each in now.confirms),
+    )
+
+
+def _flow_details(now: Flow) -> Iterator[Detail]:
+    if now.store is not None:
+        often = stage(now.store).text
+        yield Detail("spool disk", "; ".join(filter(None, (state_word(now.store.state), often))))
+    for kind, word in _STAGES.items():
+        counts = {each.state: each.stages for each in now.counts if each.kind == kind and each.stages}
+        if counts:
+            said = (f"{counts[state]} {state_word(state)}" for state in _STATES if state in counts)
+            yield Detail(word, ", ".join(said))
+    yield Detail("busy", f"{now.busy_ratio:.0%} of the last second")
+
+
+def stage(each: StageState) -> StageState:
+    """Fill in how often and for how long a stage was stopped."""
+    counted = (
+        ("in flow", each.flow_total, each.flow_s),
+        ("throttled", each.throttled_total, each.throttled_s),
+        ("blocked", each.blocked_total, each.blocked_s),
+    )
+    text = "; ".join(f"{word} {_times(total, seconds)}" for word, total, seconds in counted if total)
+    return replace(each, text=text) if text else each
+
+
+def _alarm(alarm: Alarm) -> str:
+    if alarm.stands:
+        return f"STANDS: {alarm.text}"
+    before = f"; it has stood {_times(alarm.total, alarm.stood_s)}" if alarm.total else ""
+    if alarm.bytes_now is None or alarm.bytes_limit is None:
+        return f"none; the figures are not known{before}"
+    what = "used, alarm above" if alarm.scarce == "memory" else "free, alarm below"
+    return f"none: {size_text(alarm.bytes_now)} {what} {size_text(alarm.bytes_limit)}{before}"
+
+
+# --- spool ----------------------------------------------------------------------------------------
+
+
+def spool(now: Spool) -> Spool:
+    """Fill in the texts of the spool."""
+    holds = now.holds
+    if holds is None:
+        why = f": {now.folder.error}" if now.folder.error else ""
+        return replace(now, sentences=(f"There is no spool{why}; messages that wait are held in memory.",))
+    return replace(now, sentences=tuple(_spool(holds, now.folder.directory)), details=tuple(_spool_details(holds)))
+
+
+def _spool(holds: SpoolState, directory: str | None) -> Sequence[str]:
+    size = size_text(sum(holds.content_bytes.values()))
+    messages, queues = _count(sum(holds.messages.values()), "message"), _count(holds.queues, "queue")
+    sentences = [f"{messages} of {size} in {queues}, in {directory}"]
+    if holds.alarm:
+        sentences.append(f"The disk takes no more: {holds.alarm}. New messages are held in memory until it does.")
+    if holds.stopped:
+        sentences.append("Memory is full: clients whose messages would be spooled are not read until some is free.")
+    return sentences
+
+
+def _spool_details(holds: SpoolState) -> Iterator[Detail]:
+    yield Detail("memory", f"{size_text(holds.memory_bytes)} of {size_text(holds.memory_limit_bytes)}")
+    writing = f", {size_text(holds.writing_bytes)} being written" if holds.writing_bytes else ""
+    yield Detail("disk", f"{size_text(holds.disk_bytes)} of {size_text(holds.disk_limit_bytes)}{writing}")
+    moved = f"{holds.in_total} in, {holds.out_total} out"
+    yield Detail("so far", f"{moved}, {holds.written_total} written, {holds.read_total} read")
+    ended = (
+        (holds.lost_total, "lost on disk"),
+        (holds.expired_total, "expired"),
+        (holds.too_old_total, "too old"),
+        (holds.stops_total, "times stopped as memory was full"),
+    )
+    if said := ", ".join(f"{count} {word}" for count, word in ended if count):
+        yield Detail("ended", said)
+
+
+def _times(total: int, seconds: float) -> str:
+    return f"{_count(total, 'time')}, {short_span(seconds)}"
+
+
+def _count(amount: int, what: str) -> str:
+    return f"{amount} {what}{'s' * (amount != 1)}"
+
+
+def _spaced(word: str) -> str:
+    return word.replace("_", " ")

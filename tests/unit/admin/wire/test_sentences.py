@@ -1,0 +1,246 @@
+"""What ``explain``, ``flow`` and ``spool`` say in words."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from admin.http.api.examples import FLOW, SPOOL
+from admin.wire import Flow, Spool, SpoolFolder, sentences
+from proxy.stats.question import ConfirmView, Explanation, LimitState, Question, RuleView, UnappliedRule
+from proxy.stats.snapshot import ConfirmState
+
+replace = msgspec.structs.replace
+
+
+def explained(explanation: Explanation, *, live: bool = True, **changes: Any) -> Explanation:
+    return sentences.explained(replace(explanation, **changes), live=live)
+
+
+def details(explanation: Explanation, word: str) -> list[str]:
+    return [each.text for limit in explanation.limits for each in limit.details if each.name == word]
+
+
+class TestExplained:
+    def test_says_which_limits_apply_why_and_in_which_state(self, explanation: Explanation) -> None:
+        whole = explained(explanation)
+        assert whole.text == "topic orders, client 10.1.2.3, producer group g, listener scope default"
+        assert whole.sentences == ()
+        assert [limit.text for limit in whole.limits] == [
+            "500 messages per second, burst 1 s",
+            "1048576 bytes per second, burst 2 s",
+            "9 requests per second, burst 1 s, warming up in 10 s",
+            "900 messages per second, burst 1 s, shared fairly by client",
+        ]
+        assert [(each.name, each.text) for each in whole.limits[0].details] == [
+            ("rule", "topic:orders = 500/s (sluice.toml:3)"),
+            ("why", "exact name"),
+            ("above", "refused, and so is everything else until 1 s after permits are available again"),
+            ("now", "refuses everything for another 0.25 s; last refused 1.5 s ago"),
+            ("used", "100% over 1 s, 80% over 10 s, 25% over 60 s"),
+        ]
+        assert details(whole, "above")[1:] == [
+            "held for up to 1.5 s, then refused with code 215",
+            "passes, and is counted as what would be refused",
+            "refused",
+        ]
+        assert details(whole, "now")[1:] == [
+            "admits again in 0.002 s, 2048 bytes owed; nothing refused so far",
+            "no request has needed it yet",
+            "300 messages in store; nothing refused so far",
+        ]
+        assert details(whole, "held") == ["3 requests wait for it"]
+        assert details(whole, "share") == [
+            "of 10.1.2.3: admits again in 0.01 s, 0.5 messages owed",
+            "of 10.1.2.4: 0.5 messages owed, admits what others leave over",
+            "of _other: 2.25 messages in store",
+        ]
+        assert [each.text for each in whole.unapplied] == [
+            "listener default: listener:default = 5/s (sluice.toml:25): not now: 18:00-20:00 UTC"
+        ]
+
+    def test_of_another_time_says_nothing_of_the_state(self, explanation: Explanation) -> None:
+        at = explained(explanation, live=False, question=Question("topic", "orders", at="2026-11-21T23:00Z"))
+        assert at.text == "topic orders, at 2026-11-21T23:00Z"
+        assert "no request has needed it yet" not in details(at, "now")
+
+    def test_says_first_what_holds_for_all_of_it(self, explanation: Explanation) -> None:
+        assert explained(explanation, limits=(), unapplied=()).sentences == ("No rule matches, so nothing limits it.",)
+        assert explained(explanation, limits=()).sentences == ("Nothing limits it.",)
+        assert explained(explanation, limiting=False, exempt_on=("main", "vip")).sentences == (
+            "Limiting is switched off: everything passes.",
+            "The client is exempt on listener main, vip: nothing limits it there.",
+        )
+        question = Question("subscription", "g@orders", "10.1.2.3", "g")
+        assert explained(explanation, question=question, ignored=("client", "producer_group")).sentences == (
+            (
+                "Limits of a client or producer group do not matter for it: they limit what is sent, and a subscription"
+                " is what is consumed."
+            ),
+        )
+
+    def test_says_what_waits_in_place_of_a_refusal(self, explanation: Explanation) -> None:
+        waits = "a publish without confirms cannot be refused: it waits"
+        assert explained(explanation, waits=waits).sentences == (f"A{waits[1:]}.",)
+        assert details(explained(explanation, refuses=False), "above")[:2] == ["held until it is admitted"] * 2
+        by_credit = details(explained(explanation, by_credit=True), "above")
+        assert by_credit[0].startswith("refused, ")
+        assert by_credit[1] == "waits for credit until it is admitted"
+        shadows = tuple(limit for limit in explanation.limits if limit.rule.action == "shadow")
+        assert explained(explanation, waits=waits, limits=shadows).sentences == ()
+
+    def test_says_how_a_limit_delays(self, explanation: Explanation) -> None:
+        delaying = explanation.limits[1]
+        spooled = replace(delaying, limit=replace(delaying.limit, spool=True, max_delay_s=3600))
+        assert details(explained(explanation, limits=(spooled,)), "above") == [
+            "held for up to 3600 s in the spool, then refused with code 215"
+        ]
+        zero = replace(delaying, limit=replace(delaying.limit, rate_per_s=0.0))
+        assert details(explained(explanation, limits=(zero,), by_credit=True), "above") == ["gets no credit"]
+
+    @pytest.mark.parametrize(
+        ("action", "above", "now"),
+        [
+            ("reject", "everything is refused", "refuses everything; last refused 1.5 s ago"),
+            (
+                "shadow",
+                "passes, and is counted as what would be refused",
+                "would refuse everything; would last have refused 1.5 s ago",
+            ),
+        ],
+    )
+    def test_a_limit_of_0_admits_nothing_ever(
+        self, explanation: Explanation, action: Any, above: str, now: str
+    ) -> None:
+        limit = explanation.limits[0]
+        zero = replace(limit, rule=replace(limit.rule, action=action), limit=replace(limit.limit, rate_per_s=0))
+        whole = explained(explanation, limits=(zero,))
+        assert whole.limits[0].text == "no messages at all"
+        assert (details(whole, "above"), details(whole, "now")) == ([above], [now])
+
+    @pytest.mark.parametrize(
+        ("state", "now"),
+        [
+            (
+                LimitState(0, True, 0.9, 0.1),
+                "would refuse everything for another 0.9 s; would last have refused 0.1 s ago",
+            ),
+            (
+                LimitState(-2, False, 0.5, 3),
+                "would admit again in 0.5 s, 2 messages owed; would last have refused 3 s ago",
+            ),
+            (LimitState(4, False, 0, None), "4 messages in store; nothing would have been refused so far"),
+        ],
+    )
+    def test_a_shadow_rule_refuses_nothing(self, explanation: Explanation, state: LimitState, now: str) -> None:
+        limit = explanation.limits[0]
+        shadow = replace(limit, rule=replace(limit.rule, action="shadow"), state=state)
+        assert details(explained(explanation, limits=(shadow,)), "now") == [now]
+
+
+class TestConfirms:
+    NOW = ConfirmState("queue", "orders", "after_consume", "", 7, 250, 64, 1000, 20, 3, 0)
+    VIEW = ConfirmView(
+        rule=RuleView("queue:orders", "sluice.toml:3", "unlimited", "reject", None),
+        below_bytes=4096,
+        within_s=5.0,
+        queues=1,
+        fallback="persist",
+        now=NOW,
+    )
+    EMPTY = Explanation(Question("queue", "orders"), 1, limiting=True, exempt_on=(), limits=(), unapplied=())
+
+    def confirm(self, *, live: bool = True, **changes: Any) -> ConfirmView:
+        found = explained(self.EMPTY, live=live, confirm=replace(self.VIEW, **changes)).confirm
+        assert found is not None
+        return found
+
+    def test_promise_and_state_are_said(self) -> None:
+        said = self.confirm()
+        assert said.text == "Confirmed by its consumers, as queue:orders (sluice.toml:3) says:"
+        assert [(each.name, each.text) for each in said.details] == [
+            (
+                "promise",
+                (
+                    "a message below 4096 bytes is confirmed once its consumers have acknowledged it or the broker has"
+                    " stored it, never before; what consumers do not acknowledge within 5 s is published again for the"
+                    " broker to confirm"
+                ),
+            ),
+            ("now", "by consumers; 7 wait, the oldest for 0.25 s"),
+            ("so far", "1000 by consumers, 20 by the broker, 3 published again"),
+        ]
+
+    @pytest.mark.parametrize(
+        ("reason", "why"), [("behind", "its consumers do not keep up"), ("something_new", "something_new")]
+    )
+    def test_why_the_broker_does_it_is_said(self, reason: str, why: str) -> None:
+        now = ConfirmState("queue", "orders", "broker", reason, 0, 0, 16, 0, 0, 0, 0)
+        assert [each.text for each in self.confirm(now=now).details[1:]] == [f"by broker: {why}; none waits", "none"]
+
+    def test_without_traffic_there_is_no_state(self) -> None:
+        assert [each.text for each in self.confirm(now=None).details[1:]] == ["nothing was published recently"]
+        assert self.confirm(now=None, live=False).details[1:] == ()
+
+    def test_why_it_is_left_alone_is_said(self) -> None:
+        said = self.confirm(queues=None, left_alone="confirm_queues does not say it")
+        assert said.text == (
+            "The broker confirms it, although queue:orders (sluice.toml:3) says after_consume: confirm_queues does not"
+            " say it."
+        )
+
+    def test_its_rule_is_not_among_those_that_do_not_apply(self) -> None:
+        rules = (self.VIEW.rule, RuleView("queue:o*", "sluice.toml:9", "5/s", "off", None))
+        unapplied = tuple(UnappliedRule("queue", "orders", "unlimited", rule) for rule in rules)
+        whole = explained(self.EMPTY, unapplied=unapplied, confirm=self.VIEW)
+        assert [each.text for each in whole.unapplied] == ["queue orders: queue:o* = 5/s (sluice.toml:9): unlimited"]
+
+
+class TestFlow:
+    def test_says_what_waits_and_how_often(self) -> None:
+        assert FLOW.sentences == (FLOW.findings[0].text,)
+        assert [(each.name, each.text) for each in FLOW.details] == [
+            ("spool disk", "running"),
+            ("connections", "1 in flow, 11 running"),
+            ("busy", "25% of the last second"),
+        ]
+        assert FLOW.connections[0].connection.text == "in flow 3 times, 2.5 s"
+        assert FLOW.alarms[0].status == "none: 128 MiB used, alarm above 1.00 GiB"
+        assert FLOW.alarms[1].status.startswith("STANDS: ")
+        assert [each.by for each in FLOW.confirms] == ["broker: its consumers do not keep up", "consumers"]
+
+    def test_without_a_bottleneck_says_so(self) -> None:
+        assert sentences.flow(Flow()).sentences == ("No connection waits.",)
+        calm = sentences.flow(replace(FLOW, findings=()))
+        assert calm.sentences == ("No bottleneck: connections waited only for moments.",)
+
+    def test_says_how_often_an_alarm_has_stood(self) -> None:
+        calm = replace(FLOW.alarms[0], total=2, stood_s=3.0)
+        assert sentences.flow(Flow(alarms=(calm,))).alarms[0].status.endswith("; it has stood 2 times, 3.0 s")
+        unknown = replace(calm, bytes_limit=None, total=0)
+        assert sentences.flow(Flow(alarms=(unknown,))).alarms[0].status == "none; the figures are not known"
+
+
+class TestSpool:
+    def test_says_how_much_there_is(self) -> None:
+        folder = "/var/lib/sluice/127.0.0.2-10911/spool"
+        assert SPOOL.sentences == (f"50000 messages of 7.15 MiB in 1 queue, in {folder}",)
+        assert [(each.name, each.text) for each in SPOOL.details] == [
+            ("memory", "469 KiB of 32.0 MiB"),
+            ("disk", "8.00 MiB of 16.0 GiB"),
+            ("so far", "60000 in, 10000 out, 49200 written, 0 read"),
+        ]
+
+    def test_says_what_is_wrong_with_it(self) -> None:
+        assert SPOOL.holds is not None
+        said = sentences.spool(
+            replace(SPOOL, holds=replace(SPOOL.holds, alarm="the disk is full", stopped=True, lost_total=2))
+        )
+        assert said.sentences[1].startswith("The disk takes no more: the disk is full.")
+        assert said.sentences[2].startswith("Memory is full: ")
+        assert said.details[-1].text == "2 lost on disk"
+
+    @pytest.mark.parametrize(("error", "why"), [(None, ""), ("it is not writable", ": it is not writable")])
+    def test_without_one_says_so(self, error: str | None, why: str) -> None:
+        said = sentences.spool(Spool(SpoolFolder(error=error)))
+        assert said.sentences == (f"There is no spool{why}; messages that wait are held in memory.",)
