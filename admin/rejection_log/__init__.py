@@ -1,7 +1,5 @@
-"""The rejection log: what was refused, by whom and how much, as files of JSON lines that are shipped and analysed.
+"""The rejection log: refusals by the second and all traffic, as files of JSON lines to ship and analyse.
 
-``records`` is the format. Each second ``recorder`` takes what the data path has counted; ``ledger`` makes records of it
-with ``aggregate`` and ``composing``; ``files`` writes them into a ``folder``, and what a crash would cost into a
-write-ahead file beside them (``write_ahead``), which ``recovery`` reads at the next start. ``tail`` shows a log to
-people.
+``records`` is the format. Once a second ``recorder`` takes the counts of the data path, ``composer`` makes records of
+them with ``totals``, and ``files`` appends them. ``tail``, ``history`` and ``sluice report`` read the log.
 """

@@ -1,7 +1,6 @@
-"""What the newest report recommends for one resource, read from its ``recommendations.json`` where somebody asks.
+"""What the newest report recommends for one resource, read from its ``recommendations.json``.
 
-The file has a line for each recommendation, as ``sluice report`` writes it, and may be large: it is read on a thread,
-in pieces, and only the lines of the resource are decoded.
+The file has a line for each recommendation and may be large: only the lines of the resource are decoded.
 """
 
 import os
@@ -19,7 +18,7 @@ from admin.common.disk import open_to_read, words_for
 from admin.common.recommendations import VERSION, Recommendation, RecommendationsFile
 from admin.config.settings import OFF, ReportSettings
 from admin.edits.model import LimitEntry
-from admin.rejection_log.lately import lines_with, needle_of, pieces
+from admin.rejection_log.history import lines_with, needle_of, pieces
 from admin.wire import ResourceAdvice
 from admin.wire.applying import beside_the_point, changed_since, fields_of, nothing_to_do, reason_of
 from limiter.rules.resource import Resource
@@ -35,7 +34,7 @@ _decoder: Final = msgspec.json.Decoder(Recommendation)
 
 
 class _NotWrittenByReportError(Exception):
-    """The file is none that a report wrote; its text says what is wrong."""
+    pass
 
 
 class _Found(NamedTuple):
@@ -43,14 +42,14 @@ class _Found(NamedTuple):
     recommendation: Recommendation | None
 
 
-class Advice:
-    """Answers what is recommended.
+class AdviceReader:
+    """Reads the recommendations for one sidecar.
 
     Args:
-        path: of the ``recommendations.json``; None looks for none.
+        path: the ``recommendations.json``; None: there is none.
         instance: name of this sidecar.
         clock: tells the time.
-        why: why none is looked for.
+        why: why there is none.
     """
 
     def __init__(self, path: Path | None = None, instance: str = "", clock: Clock | None = None, why: str = "") -> None:
@@ -59,12 +58,7 @@ class Advice:
         self._limiter = trio.CapacityLimiter(1)
 
     async def about(self, resource: Resource, entry: LimitEntry) -> ResourceAdvice:
-        """Return what is recommended for a resource.
-
-        Args:
-            resource: which one.
-            entry: its limit in force.
-        """
+        """Return what is recommended for a resource, whose limit in force is ``entry``."""
         path = self._path
         if path is None:
             return ResourceAdvice(problem=self._why)
@@ -94,7 +88,7 @@ class Advice:
         )
         if why_not:
             return msgspec.structs.replace(answer, why_not=why_not)
-        # For good, whatever was set for a while.
+        # A temporary edit ends with it.
         edit = {**fields_of(recommendation, entry), "reason": reason_of(recommendation), "ttl_s": None}
         return msgspec.structs.replace(answer, edit=edit)
 
@@ -112,12 +106,7 @@ class Advice:
 
 
 def usual(settings: ReportSettings, state_dir: Path | None) -> tuple[Path | None, str]:
-    """Return where the newest report's recommendations are looked for; None and why if nowhere.
-
-    Args:
-        settings: as configured.
-        state_dir: where live edits are kept; None if they are kept until the restart only.
-    """
+    """Return the path of the newest report's recommendations, or None and why; ``state_dir`` may be None."""
     if settings.recommendations == OFF:
         return None, ""
     if settings.recommendations is not None:
@@ -152,7 +141,7 @@ def _read(path: Path, instance: str, resource: Resource) -> _Found | str:
 
 def _head(line: bytes) -> RecommendationsFile:
     try:
-        # All but the recommendations, each of which has a line of its own.
+        # The recommendations follow, each on a line of its own.
         head = msgspec.json.decode(line.rstrip() + b"]}", type=RecommendationsFile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise _NotWrittenByReportError("is not as a report writes it") from None

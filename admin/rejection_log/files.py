@@ -1,209 +1,193 @@
-"""The log of one process on the disk: written a second at a time, finished by size or age, bounded in total.
+"""The rejection log on disk: JSON lines in one growing file per process, rotated by size or age, bounded in total.
 
-Nothing here raises for a disk: what it does not take is dropped and counted, and the next second is tried again. All
-of it blocks and belongs on a thread; the figures may be read from anywhere.
+Nothing here raises for a disk: records that it does not take are dropped and counted. What blocks belongs on a thread.
 """
 
 import errno
 import os
+import re
+import secrets
 import stat
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
+import msgspec
 import structlog
 
-from admin.common.disk import Appender, LockedError, is_gone, sync_directory, words_for
-from admin.rejection_log.composing import Batch, Piece
-from admin.rejection_log.figures import Figures, reason_of
-from admin.rejection_log.folder import FILE_MODE, FileName, Folder, finished_name, new_run, slug_of
-from admin.rejection_log.recovery import recover
+from admin.common.disk import open_to_read, words_for
+from proxy.stats.metric import Metric, Samples
 
 _log = structlog.get_logger(__name__)
 
+Lines = list[tuple[str, bytes]]
+"""Encoded records, each with its type."""
+
+_NAME: Final = re.compile(r"rejections-(?P<slug>.+)-(?P<run>[0-9a-f]{12})-(?P<number>\d{6,})\.jsonl(?:\.gz)?", re.ASCII)
+_UNFIT: Final = re.compile(r"[^A-Za-z0-9._]+")
+_SLUG_CHARACTERS: Final = 100
+_RUN_BYTES: Final = 6
+_FILE_MODE: Final = 0o640
+"""Log shippers may read the files as members of the group."""
+_FOLDER_MODE: Final = 0o750
 _QUIET_AGE_S: Final = 3600.0
-"""A file with nothing but heartbeats in it is finished after so long."""
-_TRY_AGAIN_S: Final = 5.0
-"""Another process in the folder is waited for, and asked so often."""
-_MAX_KEPT_BYTES: Final = 4 * 1024 * 1024
-"""So much is kept for a folder that the process before has still."""
-_QUIET: Final = frozenset({"heartbeat"})
+"""Age at which a file with nothing but heartbeats is finished."""
+_PIECE_BYTES: Final = 256 * 1024
+"""Written, or lost, at a time."""
+_LAST_BYTES: Final = 64 * 1024
+_REASONS: Final = {
+    errno.ENOSPC: "no_space",
+    errno.EDQUOT: "no_space",
+    errno.EROFS: "not_writable",
+    errno.EACCES: "not_writable",
+    errno.EPERM: "not_writable",
+    errno.ENOENT: "folder_gone",
+    errno.ESTALE: "folder_gone",
+    errno.ENOTDIR: "folder_gone",
+    errno.EEXIST: "folder_gone",
+}
+_LOST_REASONS: Final = ("error", "fault", "folder_gone", "no_space", "not_writable")
+"""Why a record was lost; ``fault``: it could not be made."""
+_TYPES: Final = ("heartbeat", "limit", "limit_change", "rejection", "traffic")
+
+
+def _each_of(words: Sequence[str]) -> Callable[[Mapping[str, int]], Samples]:
+    return lambda counts: [((), [(word, counts[word]) for word in words])]
+
+
+class Figures(msgspec.Struct):
+    """Counted since the start, as the metrics describe."""
+
+    records: Annotated[
+        Counter[str],
+        Metric("sluice_rejection_log_records_total", "Records written, by type.", ("type",), _each_of(_TYPES)),
+    ] = msgspec.field(default_factory=Counter)
+    bytes: Annotated[int, Metric("sluice_rejection_log_bytes_total", "Bytes written into log files.")] = 0
+    finished_files: Annotated[int, Metric("sluice_rejection_log_files_total", "Files finished.")] = 0
+    lost: Annotated[
+        Counter[str],
+        Metric(
+            "sluice_rejection_log_lost_records_total",
+            "Records that could not be made or written, by reason.",
+            ("reason",),
+            _each_of(_LOST_REASONS),
+        ),
+    ] = msgspec.field(default_factory=Counter)
+    disk_wait_s: Annotated[
+        float,
+        Metric(
+            "sluice_rejection_log_disk_wait_seconds",
+            "For how long the disk has not answered; 0 while nothing waits for it.",
+        ),
+    ] = 0.0
+    deleted_files: Annotated[
+        int,
+        Metric("sluice_rejection_log_deleted_files_total", "Files deleted because of rejection_log.max_total_bytes."),
+    ] = 0
+    deleted_bytes: Annotated[int, Metric("sluice_rejection_log_deleted_bytes_total", "Bytes of the files deleted.")] = 0
+    kept_bytes: Annotated[int, Metric("sluice_rejection_log_kept_bytes", "Bytes of all log files in the folder.")] = 0
+    clock_steps: Annotated[
+        int, Metric("sluice_rejection_log_clock_steps_total", "How often the wall clock was set.")
+    ] = 0
+    other_runs: Annotated[
+        int,
+        Metric(
+            "sluice_rejection_log_other_runs_total",
+            "Runs of requests that were counted under _other because a bound was reached.",
+        ),
+    ] = 0
+
+
+class FileName(NamedTuple):
+    """The parts of a log file's name: the instance as a slug, the run, and a number that counts up within the run."""
+
+    slug: str
+    run: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"rejections-{self.slug}-{self.run}-{self.number:06}.jsonl"
+
+
+def file_name(name: str) -> FileName | None:
+    """Read the name of a log file, compressed or not; None for other files."""
+    found = _NAME.fullmatch(name)
+    return None if found is None else FileName(found["slug"], found["run"], int(found["number"]))
+
+
+def new_run() -> str:
+    """Return a random name for a run."""
+    return secrets.token_hex(_RUN_BYTES)
+
+
+def make_folder(directory: Path) -> None:
+    """Make the folder and those above it that are missing.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    for each in [*reversed(directory.parents), directory]:
+        if each == directory or not each.exists():
+            each.mkdir(_FOLDER_MODE, exist_ok=True)
 
 
 class Bounds(NamedTuple):
-    """How much is written.
-
-    Attributes:
-        max_file_bytes: a file this long is finished.
-        max_file_age_s: so old, too.
-        max_total_bytes: all files together.
-    """
+    """Size and age at which a file is finished, and the size of all files together."""
 
     max_file_bytes: int
     max_file_age_s: float
     max_total_bytes: int
 
 
-class _Finished:
-    """The finished files in the folder, of whatever run: how many bytes they are, and which go when it is too many.
+class _Last(msgspec.Struct):
+    run: str
+    n: int
+    ends: bool = False
 
-    What has such a name and is no file of its own does not count, as it cannot be deleted as one.
 
-    Args:
-        folder: where.
-        max_total_bytes: all files together, those that are being written among them.
-        figures: what is deleted is counted there.
-    """
-
-    def __init__(self, folder: Folder, max_total_bytes: int, figures: Figures) -> None:
-        self._folder = folder
-        self._max_total_bytes = max_total_bytes
-        self._figures = figures
-        #: The oldest first: time of the last change, name and bytes.
-        self._files: list[tuple[int, str, int]] = []
-
-    def look(self) -> None:
-        """Look which there are.
-
-        Raises:
-            OSError: the folder cannot be read.
-        """
-        found = []
-        for name in self._folder.names():
-            if finished_name(name) is None:
-                continue
-            try:
-                status = (self._folder.path / name).lstat()
-            except FileNotFoundError:
-                continue
-            if stat.S_ISREG(status.st_mode):
-                found.append((status.st_mtime_ns, name, status.st_size))
-        self._files = sorted(found)
-
-    def delete_oldest(self, written_bytes: int) -> None:
-        """Delete the oldest until all together are few enough bytes.
-
-        Args:
-            written_bytes: of the files that are being written.
-
-        Raises:
-            OSError: one could not be deleted; the others were.
-        """
-        total = written_bytes + sum(size for _, _, size in self._files)
-        stay: list[tuple[int, str, int]] = []
-        failed: OSError | None = None
-        while self._files and total > self._max_total_bytes:
-            _, name, size = oldest = self._files.pop(0)
-            try:
-                (self._folder.path / name).unlink()
-            except FileNotFoundError:
-                pass
-            except OSError as error:
-                # One that cannot be deleted must not keep all others.
-                failed = error
-                stay.append(oldest)
-                continue
-            else:
-                self._figures.deleted_files += 1
-                self._figures.deleted_bytes += size
-            total -= size
-        self._files[:0] = stay
-        self._figures.kept_bytes = total
-        if failed is not None:
-            raise failed
+_last: Final = msgspec.json.Decoder(_Last)
 
 
 class LogFiles:
-    """The files of one process in one folder.
+    """Appends the records of one run.
 
     Args:
-        folder: where; taken already or not.
-        instance: its name becomes a part of the files' names.
-        run: whose records come first.
-        bounds: how much is written.
+        directory: of the log; made if it is missing, again whenever it is removed.
+        instance: name of the sidecar, part of the files' names.
+        run: likewise.
+        bounds: on sizes and age.
         clock_s: the monotonic clock, in seconds.
-        predecessor_s: so long the process whose place this one takes may have the folder still; 0 if there is none.
-            What comes meanwhile is kept in memory, within a bound.
 
     Attributes:
-        figures: what was done.
+        directory: as given.
+        run: as given.
+        figures: what was written, lost and deleted.
         error: why nothing is written now, for people; None if all is well.
-        number: of the log file that is written now, or comes next.
-        limits_lost: some of the records that could not be written say how the rules stand.
-        waiting: what comes is kept, as the process before has the folder still.
+        limits_lost: some of the lost records say how the rules stand.
     """
 
     def __init__(
-        self,
-        folder: Folder,
-        instance: str,
-        run: str,
-        bounds: Bounds,
-        clock_s: Callable[[], float] = time.monotonic,
-        *,
-        predecessor_s: float = 0.0,
+        self, directory: Path, instance: str, run: str, bounds: Bounds, clock_s: Callable[[], float] = time.monotonic
     ) -> None:
+        self.directory, self.run = directory, run
         self.figures = Figures()
         self.error: str | None = None
-        self.number = 1
         self.limits_lost = False
-        self.waiting = predecessor_s > 0
-        self._folder = folder
-        self._run = FileName(slug_of(instance), run, 1)
-        self._bounds = bounds
-        self._finished = _Finished(folder, bounds.max_total_bytes, self.figures)
-        self._clock_s = clock_s
-        self._one_at_a_time = threading.Lock()
-        self._file: Appender | None = None
+        slug = _UNFIT.sub("-", instance)[:_SLUG_CHARACTERS].strip("-.") or "sluice"
+        self._name = FileName(slug, run, 0)
+        # One file alone must not be all that is kept.
+        self._max_file_bytes = min(bounds.max_file_bytes, bounds.max_total_bytes // 4)
+        self._bounds, self._clock_s = bounds, clock_s
+        self._lock = threading.Lock()
+        self._descriptor: int | None = None
+        self._size = self._others_bytes = 0
         self._began_s = 0.0
-        self._types: set[str] = set()
-        self._ahead: Appender | None = None
-        #: The first line of the write-ahead file; and the same while it is not there.
-        self._header: bytes | None = None
-        self._begin: bytes | None = None
-        #: The folder is this one's, and what a killed process had left there is finished.
-        self._ready = False
-        #: The folder was lost; so far the files up to this number, which is not among them, had been finished.
-        self._lost_at: int | None = None
-        self._retry_s = -_TRY_AGAIN_S
-        self._wait_until_s = clock_s() + predecessor_s
-        #: What is kept has to fit into one file: what recovery is told of it names that.
-        self._most_kept_bytes = min(_MAX_KEPT_BYTES, bounds.max_file_bytes // 2, bounds.max_total_bytes // 8)
-        self._closed = False
-        self._ended = False
-        self._handed_in: deque[Batch] = deque()
+        self._is_quiet = True
+        self._handed_in: deque[Lines] = deque()
         self._busy_since_s: float | None = None
-
-    @property
-    def run(self) -> str:
-        """Whose records are taken: another's once somebody else has finished the files of the one before."""
-        return self._run.run
-
-    @property
-    def lost_records(self) -> int:
-        """How many could not be made or written."""
-        return self.figures.lost.total()
-
-    def prepare(self) -> bool:
-        """Take the folder and finish what a killed process left there; say whether it can be written to."""
-        with self._busy():
-            if self._must_wait():
-                return False
-            try:
-                self._have_folder()
-            except (OSError, LockedError) as error:
-                self._failed(error)
-                return False
-            self._went_well()
-            return True
-
-    def hand_in(self, batch: Batch) -> None:
-        """Take what is to be written; this alone does not block."""
-        self._handed_in.append(batch)
 
     @property
     def waits_s(self) -> float:
@@ -211,297 +195,159 @@ class LogFiles:
         since_s = self._busy_since_s
         return 0.0 if since_s is None else self._clock_s() - since_s
 
+    def hand_in(self, lines: Lines) -> None:
+        """Take records to be written; this alone does not block."""
+        self._handed_in.append(lines)
+
     def write(self) -> None:
-        """Write what was handed in, finish the file if it is time, and keep to the bounds."""
-        with self._busy():
-            if not self._must_wait():
-                self._write_all()
-
-    def _write_all(self) -> None:
-        while self._handed_in:
-            self._busy_since_s = self._clock_s()
-            self._write(self._handed_in.popleft())
-
-    @contextmanager
-    def _busy(self) -> Iterator[None]:
-        with self._one_at_a_time:
-            self._busy_since_s = self._clock_s()
-            try:
-                yield
-            finally:
-                self._busy_since_s = None
-
-    def _write(self, batch: Batch) -> None:
-        if self._closed:
-            self._lose(batch.records.pieces, "too_late")
-            return
-        if batch.run != self.run:
-            # Their numbers may be those of records that another process made in its place.
-            self._lose(batch.records.pieces, "locked")
-            return
-        error = self._write_records(batch)
-        self._ended = batch.last and error is None
-        if batch.run == self.run:
-            error = self._write_lines_ahead(batch) or error
-        error = self._keep_bounds() or error
-        if error is None:
-            self._went_well()
-        else:
-            self._failed(error)
+        """Write the records that were handed in; finish the file when it is due."""
+        with self._lock:
+            while self._handed_in:
+                self._busy_since_s = self._clock_s()
+                try:
+                    self._write(self._handed_in.popleft())
+                finally:
+                    self._busy_since_s = None
 
     def close(self) -> None:
-        """Finish the file; nothing is written after that."""
-        with self._busy():
-            if self._closed:
-                return
-            if self.waiting:
-                # It has waited in vain, if the folder is not free now.
-                self.waiting = False
-                self._write_all()
-            self._closed = True
-            if self._ahead is not None:
-                # As long as the log file lacks something of what it is about, the next start reads it.
-                if self._ended:
-                    with suppress(OSError):
-                        self._ahead.path.unlink()
-                self._ahead.close()
-            try:
-                self._finish()
-            except OSError as error:
-                self._failed(error)
-            self._forget_files()
-            self._folder.release()
+        """Finish the file."""
+        with self._lock:
+            self._finish()
 
-    # --- the folder
-
-    def _must_wait(self) -> bool:
-        """Say whether what comes is to be kept for now."""
-        if not self.waiting:
-            return False
+    def killed_run(self) -> tuple[str, int] | None:
+        """Return the run of this instance before this one and its last number, if it did not end in order."""
         try:
-            self._have_folder()
-        except LockedError:
-            kept = (piece for each in self._handed_in for piece in (*each.records.pieces, *each.write_ahead.pieces))
-            if self._clock_s() < self._wait_until_s and sum(len(data) for data, _ in kept) <= self._most_kept_bytes:
-                return True
-        except OSError:
-            # It is met with again at once, and told.
-            pass
-        self.waiting = False
-        return False
+            files = [each for each in self._files() if each[2][:1] == self._name[:1] and each[2].run != self.run]
+            if not files:
+                return None
+            with os.fdopen(open_to_read(self.directory / str(max(files)[2])), "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_BYTES))
+                record = _last.decode(file.read().rpartition(b"\n")[0].rpartition(b"\n")[2])
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return None
+        return None if record.ends else (record.run, record.n)
 
-    def _have_folder(self) -> None:
-        if not self._folder.held:
-            self._take_folder()
-        elif self._ready:
-            return
-        if self._lost_at is not None:
-            self._look_who_was_here(self._lost_at)
-        found = recover(self._folder, self.run)
-        self._ready = True
-        self.figures.finished_files += found.files
-        self.figures.torn_lines += found.torn_lines
-        self.figures.unsealed_runs = found.failed
-        if found.files:
-            _log.info(
-                "rejection log that was left unfinished is finished",
-                files=found.files,
-                records_of_its_last_minute=found.records,
-                torn_lines=found.torn_lines,
-            )
-        self._finished.look()
-
-    def _take_folder(self) -> None:
-        if self._ready:
-            self._ready, self._lost_at = False, self.number
-            self._forget_files()
-        # Another process is not asked every second, and what waits for it need not be either; but the process before
-        # is about to end.
-        if self.error is not None and self._clock_s() - self._retry_s < _TRY_AGAIN_S:
-            raise LockedError(self.error or "")
+    def _write(self, lines: Lines) -> None:
         try:
-            self._folder.take()
-        except LockedError:
-            self._retry_s = self._clock_s()
-            if self._lost_at is None:
-                raise
-            self._begin_run()
-            what = "the lock was removed, and another process has taken the folder; end one of the two, or give each"
-            raise LockedError(f"{self._folder.path}: {what} a rejection_log.dir of its own") from None
+            while lines:
+                piece, records = bytearray(), Counter[str]()
+                for type_, line in lines:
+                    if piece and len(piece) + len(line) > _PIECE_BYTES:
+                        break
+                    piece += line
+                    records[type_] += 1
+                self._append(piece)
+                del lines[: records.total()]
+                self._is_quiet &= records.keys() <= {"heartbeat"}
+                self.figures.records += records
+        except OSError as error:
+            self.figures.lost[_REASONS.get(error.errno or 0, "error")] += len(lines)
+            self.limits_lost |= any(type_ == "limit" for type_, _ in lines)
+            words = f"{self.directory}: {words_for(error)}"
+            if self.error is None:
+                what = "rejection log is not written; traffic goes on, and lost records are counted"
+                _log.error(what, reason=words)
+            self.error = words
+        else:
+            if self.error is not None:
+                _log.info("rejection log is written again", records_lost=self.figures.lost.total())
+                self.error = None
 
-    def _look_who_was_here(self, lost_at: int) -> None:
-        """See whether another process had the folder meanwhile: it has finished the files as a killed one's.
+    def _append(self, data: bytearray) -> None:
+        """Write whole lines, or none of them.
 
         Raises:
-            LockedError: so it is; what was in them goes on as another run.
+            OSError: they are not written.
         """
-        found = (finished_name(name) for name in self._folder.names())
-        if any(file is not None and file[:2] == self._run[:2] and file.number >= lost_at for file in found):
-            self._begin_run()
-            what = "the lock was removed, and another process finished the files; a new run begins"
-            raise LockedError(f"{self._folder.path}: {what}")
-        _log.warning("rejection log: the folder or its lock was removed; it is taken again", dir=str(self._folder.path))
-        self._lost_at = None
-
-    def _begin_run(self) -> None:
-        """Go on under another name: what counts up in a run would be in use twice."""
-        self._run = self._run._replace(run=new_run())
-        self.number = 1
-        self._header = self._begin = self._lost_at = None
-
-    def _forget_files(self) -> None:
-        """Let go of files that are in a folder that is gone, or finished."""
-        if self._file is not None:
-            self._file.close()
-            self._next_file()
-        if self._ahead is not None:
-            self._ahead.close()
-            self._ahead = None
-
-    def _next_file(self) -> None:
-        self._file = None
-        self._types.clear()
-        self.number += 1
-
-    # --- writing
-
-    def _write_records(self, batch: Batch) -> OSError | LockedError | None:
-        pieces = batch.records.pieces
-        while pieces:
+        if self._descriptor is None or self._is_due(len(data)) or self._is_gone():
+            self._begin_file(len(data))
+        descriptor = self._descriptor
+        assert descriptor is not None  # noqa: S101 - _begin_file opened it
+        try:
+            with memoryview(data) as rest:
+                at = 0
+                while at < len(rest):
+                    at += os.write(descriptor, rest[at:])
+        except OSError:
             try:
-                self._append(*pieces[0])
-            except (OSError, LockedError) as error:
-                if self._file is not None and isinstance(error, OSError) and is_gone(error):
-                    # The file is not there any more: the next one takes this, at once.
-                    self._file.close()
-                    self._next_file()
-                    try:
-                        self._append(*pieces[0])
-                    except (OSError, LockedError) as again:
-                        error = again
-                    else:
-                        pieces.pop(0)
-                        continue
-                self._lose(pieces, reason_of(error))
-                pieces.clear()
-                return error
-            pieces.pop(0)
-        return None
-
-    def _append(self, data: bytearray, records: Counter[str]) -> None:
-        self._have_folder()
-        if self._file is not None and self._file.size + len(data) > self._bounds.max_total_bytes // 2:
-            # Much comes at once, and the total is small: what is oldest makes room for it.
-            self._finish()
-            self._delete_oldest()
-        if self._file is None:
-            self._file = _new_file(self._folder.path / self._run._replace(number=self.number).open)
-            self._began_s = self._clock_s()
-        self._check_room(self._file, data)
-        self._file.append(data, durable=False)
-        self._types.update(records)
-        self.figures.records.update(records)
+                os.ftruncate(descriptor, self._size)
+            except OSError:
+                # Half a line ends the file, and readers leave it out.
+                self._close()
+            raise
+        self._size += len(data)
         self.figures.bytes += len(data)
+        self.figures.kept_bytes = self._others_bytes + self._size
 
-    def _check_room(self, file: Appender, data: bytearray) -> None:
-        """Refuse what cannot be within the bounds, as a file that cannot be finished grows on."""
-        if file.size + len(data) > self._bounds.max_total_bytes:
-            raise OSError(errno.EFBIG, "the file would be larger than max_total_bytes", str(file.path))
+    def _is_due(self, more_bytes: int) -> bool:
+        if not self._size:
+            return False
+        max_age_s = max(_QUIET_AGE_S, self._bounds.max_file_age_s) if self._is_quiet else self._bounds.max_file_age_s
+        return self._size + more_bytes > self._max_file_bytes or self._clock_s() - self._began_s >= max_age_s
 
-    def _write_lines_ahead(self, batch: Batch) -> OSError | LockedError | None:
-        if batch.begin is not None:
-            self._begin = self._header = batch.begin
-        if not batch.write_ahead.pieces:
-            return None
+    def _is_gone(self) -> bool:
+        """Say whether the file was removed or replaced, perhaps with its folder."""
+        assert self._descriptor is not None  # noqa: S101 - asked of an open file
         try:
-            self._have_folder()
-            if self._ahead is None:
-                path = self._folder.path / self._run.write_ahead
-                path.unlink(missing_ok=True)
-                self._ahead = _new_file(path)
-                self._begin = self._header
-            if self._begin is not None:
-                self._ahead.begin_anew()
-            for data, _ in batch.write_ahead.pieces:
-                if self._begin is not None:
-                    data[:0] = self._begin
-                self._check_room(self._ahead, data)
-                self._ahead.append(data, durable=False)
-                self._begin = None
-        except (OSError, LockedError) as error:
-            self.figures.lost_seconds += 1
-            if isinstance(error, OSError) and is_gone(error) and self._ahead is not None:
-                self._ahead.close()
-                self._ahead = None
-            return error
-        return None
-
-    # --- finishing and deleting
-
-    def _keep_bounds(self) -> OSError | None:
-        try:
-            if self._file is not None and self._is_due(self._file):
-                self._finish()
-            self._delete_oldest()
-        except OSError as error:
-            return error
-        return None
-
-    def _is_due(self, file: Appender) -> bool:
-        # One file alone must not be all there may be.
-        if file.size >= min(self._bounds.max_file_bytes, self._bounds.max_total_bytes // 4):
+            return not os.path.samestat((self.directory / str(self._name)).stat(), os.fstat(self._descriptor))
+        except OSError:
             return True
-        quiet = self._types <= _QUIET
-        return self._clock_s() - self._began_s >= (
-            max(_QUIET_AGE_S, self._bounds.max_file_age_s) if quiet else self._bounds.max_file_age_s
-        )
+
+    def _begin_file(self, more_bytes: int) -> None:
+        self._finish()
+        make_folder(self.directory)
+        self._delete_oldest(max(self._max_file_bytes, more_bytes))
+        name = self._name._replace(number=self._name.number + 1)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        self._descriptor = os.open(self.directory / str(name), flags, _FILE_MODE)
+        self._name, self._size, self._began_s, self._is_quiet = name, 0, self._clock_s(), True
 
     def _finish(self) -> None:
-        file = self._file
-        if file is None:
+        if self._descriptor is None:
             return
-        if not file.size:
-            file.path.unlink(missing_ok=True)
-            file.close()
-            self._next_file()
-            return
-        try:
-            file.sync()
-            name = self._run._replace(number=self.number).finished
-            file.path.rename(self._folder.path / name)
-        except OSError as error:
-            if is_gone(error):
-                file.close()
-                self._next_file()
-            raise
-        file.close()
-        self._next_file()
-        self.figures.finished_files += 1
-        sync_directory(self._folder.path)
-        self._finished.look()
+        if self._size:
+            self.figures.finished_files += 1
+        elif not self._is_gone():
+            (self.directory / str(self._name)).unlink(missing_ok=True)
+        self._close()
 
-    def _delete_oldest(self) -> None:
-        self._finished.delete_oldest(sum(file.size for file in (self._file, self._ahead) if file is not None))
+    def _close(self) -> None:
+        assert self._descriptor is not None  # noqa: S101 - only an open file is closed
+        os.close(self._descriptor)
+        self._descriptor = None
 
-    # --- how it goes
+    def _files(self) -> Iterator[tuple[int, int, FileName, str]]:
+        """Yield time of the last change, bytes, parsed name and path of each log file in the folder."""
+        for entry in os.scandir(self.directory):
+            if (name := file_name(entry.name)) is None:
+                continue
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            if stat.S_ISREG(status.st_mode):
+                yield status.st_mtime_ns, status.st_size, name, entry.path
 
-    def _lose(self, pieces: list[Piece], reason: str) -> None:
-        for _, records in pieces:
-            self.figures.lost[reason] += records.total()
-            self.limits_lost |= "limit" in records
+    def _delete_oldest(self, room_bytes: int) -> None:
+        """Delete the oldest files until there is room for another one within the bound.
 
-    def _failed(self, error: OSError | LockedError) -> None:
-        words = f"{self._folder.path}: {words_for(error)}" if isinstance(error, OSError) else str(error)
-        if self.error is None:
-            what = "rejection log is not written; traffic goes on, and what is lost is counted"
-            _log.error(what, reason=words)
-        self.error = words
-
-    def _went_well(self) -> None:
-        if self.error is not None:
-            _log.info("rejection log is written again", records_lost=self.lost_records)
-            self.error = None
-
-
-def _new_file(path: Path) -> Appender:
-    return Appender(path, mode=FILE_MODE, flags=os.O_EXCL)
+        Raises:
+            OSError: there is no room, as files cannot be deleted.
+        """
+        files = sorted(self._files())
+        total = room_bytes + sum(size for _, size, _, _ in files)
+        failed: OSError | None = None
+        for _, size, _, path in files:
+            if total <= self._bounds.max_total_bytes:
+                break
+            try:
+                Path(path).unlink(missing_ok=True)
+            except OSError as error:
+                failed = error
+                continue
+            self.figures.deleted_files += 1
+            self.figures.deleted_bytes += size
+            total -= size
+        self._others_bytes = total - room_bytes
+        if failed is not None and total > self._bounds.max_total_bytes:
+            raise failed

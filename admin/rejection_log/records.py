@@ -5,12 +5,14 @@ schema is tested against them. Times are whole seconds since 1970 UTC; ``null`` 
 
 Every record has ``instance``, ``run`` and a number ``n`` that counts up by one within a run. Two records with the same
 ``run`` and ``n`` are the same record, so a copied file changes no result. A record that could not be written uses up a
-number, so a gap shows that something was lost. If a process is killed, the next one writes the rest of its last minute,
-under the run and the numbers of the killed one. Within a version, fields may be added; a change of meaning needs a new
+number, so a gap shows that something was lost. Refusals are written every second, traffic and a heartbeat every ten
+seconds. A killed process loses what it had not written. Its run has no heartbeat with ``ends``, and the first heartbeat
+of the instance's next run names it (``killed_run``) with its last number (``killed_n``). Earlier versions of Sluice
+wrote traffic and heartbeats once a minute. Within a version, fields may be added; a change of meaning needs a new
 version.
 """
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -22,12 +24,11 @@ from limiter.rules.rule import Count as Counts
 VERSION: Final = 1
 """Of the schema."""
 _MOST: Final = 2**63 - 1
-"""Tables have numbers of 64 bits: one line with a greater one must not end a report."""
+"""The tables of a report have 64 bits: one line with a greater number must not end it."""
 _Moment = Annotated[int, msgspec.Meta(ge=0, le=LATEST_S)]
-"""Seconds since 1970; what ends soon after the latest is of the year 9999, too."""
 _Rate = Annotated[float, msgspec.Meta(ge=0, le=MAX_RATE_PER_S)]
 _Time = Annotated[float, msgspec.Meta(ge=0, le=MAX_TIME_S)]
-"""Rates and times as rules have them: a report makes rules of them again."""
+"""As in rules: a report makes rules of them again."""
 _Offset = Annotated[int, msgspec.Meta(ge=0, lt=60)]
 _Seconds = Annotated[tuple[Count, ...], msgspec.Meta(max_length=60)]
 
@@ -115,9 +116,10 @@ class LimitFields(Record, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
 
 
 class TrafficRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, tag="traffic", gc=False):
-    """What became of one resource's requests in the minute that begins at ``at_s``, and the limit at its end.
+    """What became of one resource's requests in a part of the minute that begins at ``at_s``, and the limit at its end.
 
-    Several records of the same resource and minute add up; the limit is that of the record with the greatest ``n``.
+    Several records of the same resource and minute add up, but for ``clients``: the limit and the clients are those of
+    the record with the greatest ``n``.
 
     Attributes:
         admitted: as ``Outcome``; each of these is ``[requests, messages, bytes]``.
@@ -131,7 +133,7 @@ class TrafficRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, 
         identified: refused and dropped requests with a message id, so that a repeat of theirs would be seen.
         busy_answers: refusals that were answered.
         languages: ``[requests, refused requests]`` by the language that clients name.
-        clients: distinct client addresses; a lower bound if ``more_clients``.
+        clients: distinct client addresses since the minute began; a lower bound if ``more_clients``.
         more_clients: there were more clients than are counted.
         second: offsets into the minute, 0 to 59, ascending, of the seconds with requests.
         second_admitted: messages that reached the broker, by second.
@@ -195,16 +197,19 @@ class LimitChangeRecord(Record, frozen=True, kw_only=True, omit_defaults=True, t
 
 
 class HeartbeatRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="heartbeat", gc=False):
-    """The sidecar was running in the minute that begins at ``at_s``, with or without traffic.
+    """The sidecar was running in the seconds from ``at_s`` on, with or without traffic; all of it is written.
 
     Attributes:
         version: of Sluice.
-        seconds: of the minute that were recorded, 1 to 60.
-        limiting: limiting was on at its end.
-        connections: open at its end.
-        bypassed_requests: in this minute, by ``handler/reason``.
-        other: runs of requests counted under ``_other`` in this minute, because a bound was reached.
+        seconds: recorded, 1 to 60.
+        limiting: limiting was on at their end.
+        connections: open at their end.
+        bypassed_requests: in this time, by ``handler/reason``.
+        other: runs of requests counted under ``_other`` in this time, because a bound was reached.
         lost_records: records of this run that could not be written, so far.
+        ends: the process ended in order, and this is its last record of traffic.
+        killed_run: run before this one that did not end in order, in the first heartbeat; empty if there is none.
+        killed_n: number of the last record of ``killed_run``.
     """
 
     version: str
@@ -214,6 +219,27 @@ class HeartbeatRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag
     bypassed_requests: dict[str, Count] = {}
     other: Count = 0
     lost_records: Count = 0
+    ends: bool = False
+    killed_run: str = ""
+    killed_n: Annotated[int, msgspec.Meta(ge=0, le=_MOST)] = 0
 
 
 AnyRecord = RejectionRecord | TrafficRecord | LimitRecord | LimitChangeRecord | HeartbeatRecord
+
+_encoder: Final = msgspec.json.Encoder()
+
+
+def line_of(record: msgspec.Struct) -> bytes:
+    """Write a record as a line of JSON; characters that UTF-8 cannot hold become question marks."""
+    try:
+        return _encoder.encode(record) + b"\n"
+    except UnicodeEncodeError:
+        return _encoder.encode(_clean(msgspec.to_builtins(record))) + b"\n"
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {_clean(key): _clean(inner) for key, inner in value.items()}
+    return [_clean(inner) for inner in value] if isinstance(value, list | tuple) else value

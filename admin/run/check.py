@@ -16,7 +16,7 @@ from admin.edits.model import is_over
 from admin.edits.state import State
 from admin.edits.state_dir import StateDir
 from admin.edits.store import active_in
-from admin.rejection_log import places as log_places
+from admin.rejection_log import location as log_location
 from admin.rejection_log.advice import usual as usual_report
 from admin.run import spool_place
 from admin.run.composition import Plan
@@ -212,7 +212,7 @@ def _rest(plan: Plan, place: StateDir | None) -> Iterator[tuple[str, str]]:
         yield "admin tokens", names or "none: everyone who reaches the address may do everything"
     if place is not None:
         kept = place.directory or f"none: edits are kept until the restart{_reason(place.why)}"
-        log = log_places.of(settings.rejection_log, place.directory)
+        log = log_location.of(settings.rejection_log, place.directory)
         spool = spool_place.of(settings.spool, place.directory)
         advice, why = usual_report(settings.report, place.directory)
         yield "state_dir", str(kept)

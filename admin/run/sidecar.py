@@ -31,12 +31,11 @@ from admin.edits.store import Store, open_store
 from admin.http import api, server
 from admin.http.answering import Refusals
 from admin.http.auth import Keyring
-from admin.rejection_log import places as log_places
-from admin.rejection_log.advice import Advice
+from admin.rejection_log import location as log_location
+from admin.rejection_log.advice import AdviceReader
 from admin.rejection_log.advice import usual as usual_report
 from admin.rejection_log.files import Bounds
-from admin.rejection_log.folder import Folder
-from admin.rejection_log.lately import Lately
+from admin.rejection_log.history import HistoryReader
 from admin.rejection_log.recorder import Recorder, instance_of
 from admin.rejection_log.recorder import families as log_families
 from admin.run import hand_over, limit_commands, limiter_state, reload, service_manager, spool_place
@@ -136,8 +135,6 @@ _LIMITS_SHOWN: Final = 20
 _EDITS_SHOWN: Final = 5
 #: A disk that hangs must not keep the process from ending.
 _SAVE_LIMITS_S: Final = 5.0
-#: After its drain the process before has so long to end before its folder of the rejection log is missed.
-_AFTER_DRAIN_S: Final = 60.0
 #: Room for fewer connections than this is worth a warning.
 _ROOMY_CONNECTIONS: Final = 1000
 
@@ -203,15 +200,12 @@ async def run(
             ending.callback(predecessor.close)
         store = open_store(where, lock=None if predecessor is None else predecessor.lock)
         ending.callback(store.close)
-        place = log_places.of(plan.settings.rejection_log, store.directory)
         spool = spool_place.prepare(spool_place.of(plan.settings.spool, store.directory))
-        folder, problem = log_places.take(place, predecessor=predecessor is not None)
-        if folder is not None:
-            ending.callback(folder.release)
+        folder, problem = log_location.prepare(log_location.of(plan.settings.rejection_log, store.directory))
         await _run(
             plan,
             EditService(plan.rulebook, store),
-            _Log(folder, problem, 0.0 if predecessor is None else plan.settings.grace_s + _AFTER_DRAIN_S),
+            _Log(folder, problem, takes_over=predecessor is not None),
             spool,
             usual_report(plan.settings.report, store.directory),
             before=_Before(
@@ -260,11 +254,11 @@ class _Before(NamedTuple):
 
 
 class _Log(NamedTuple):
-    """Where the rejection log goes, what is wrong with that, and how long a process before may have it still."""
+    """Where the rejection log goes, what is wrong with that, and whether a predecessor still writes there."""
 
-    folder: Folder | None
+    directory: Path | None
     problem: str | None
-    predecessor_s: float
+    takes_over: bool
 
 
 async def _run(
@@ -353,7 +347,7 @@ async def _run(
                     return [*in_force().warnings(), *edits.warnings(), *of_spool, *of_log, *supervisor.warnings()]
 
                 def rejection_log() -> RejectionLog:
-                    directory = None if log.folder is None else str(log.folder.path)
+                    directory = None if log.directory is None else str(log.directory)
                     return RejectionLog(directory, log.problem if recorder is None else recorder.error)
 
                 def failed_reload() -> FailedReload | None:
@@ -369,8 +363,8 @@ async def _run(
                     rejection_log,
                     failed_reload,
                     spool=lambda: folder,
-                    lately=Lately(None if recorder is None else recorder.directory, log.problem or ""),
-                    advice=Advice(report[0], instance, why=report[1]),
+                    history=HistoryReader(None if recorder is None else recorder.files.directory, log.problem or ""),
+                    advice=AdviceReader(report[0], instance, why=report[1]),
                 )
                 app = server.application(
                     data_path,
@@ -446,27 +440,27 @@ def _instance(plan: Plan, listen: Mapping[str, str]) -> str:
 
 
 def _recorder(plan: Plan, data_path: DataPath, edits: EditService, log: _Log, instance: str) -> Recorder | None:
-    if log.folder is None:
+    if log.directory is None:
         return None
     settings = plan.settings.rejection_log
     return Recorder(
         data_path,
         edits,
-        log.folder,
+        log.directory,
         instance=instance,
         bounds=Bounds(settings.max_file_bytes, settings.max_file_age_s, settings.max_total_bytes),
         max_resources=settings.max_resources,
         grace_s=plan.settings.grace_s,
-        predecessor_s=log.predecessor_s,
+        takes_over=log.takes_over,
         problem=log.problem,
     )
 
 
 def _say_where(log: _Log, instance: str) -> None:
-    if log.folder is None:
+    if log.directory is None:
         _log.info("rejection log is off", reason=log.problem or 'rejection_log.dir = "off"')
         return
-    _log.info("rejection log", dir=str(log.folder.path), instance=instance)
+    _log.info("rejection log", dir=str(log.directory), instance=instance)
     if log.problem is not None:
         _log.warning("rejection log is not written; traffic goes on", reason=log.problem)
 

@@ -29,7 +29,6 @@ from report import aligned
 
 from admin.edits.model import Change
 from admin.edits.service import EditService
-from admin.rejection_log import places
 from admin.rejection_log.files import Bounds
 from admin.rejection_log.recorder import Recorder
 from limiter.counting.seconds import Sender
@@ -234,7 +233,7 @@ def one_round(found: Found, given: argparse.Namespace) -> None:
 
 
 def size_bytes(folder: Path) -> int:
-    """Return how long the log is, the file being written included; not what is noted for a crash."""
+    """Return the bytes of the log."""
     return sum(file.stat().st_size for file in folder.rglob("*.jsonl*") if file.is_file())
 
 
@@ -292,12 +291,9 @@ def growth(refusals_per_s: float, topics: int, seconds: int) -> Growth:
 async def _grow(refusals_per_s: float, topics: int, seconds: int, scratch: Path) -> Growth:
     rule_set, clock = RuleSet((parse_limit(REFUSED),)), Clock()
     data_path = LocalDataPath(DataPathConfig((), (), rule_set), lambda: clock.now_ns, clock.wall)
-    folder, problem = places.take(places.LogPlace(scratch, given=True))
-    if folder is None:
-        raise BenchError(f"no log in {scratch}: {problem}")
     live = cast("EditService", NoEdits(rule_set))
     bounds = Bounds(64 * 1024 * 1024, 3600.0, 1024 * 1024 * 1024)
-    log = Recorder(data_path, live, folder, instance="bench", bounds=bounds, max_resources=10_000, wall_s=clock.wall_s)
+    log = Recorder(data_path, live, scratch, instance="bench", bounds=bounds, max_resources=10_000, wall_s=clock.wall_s)
     batches = _refused(topics, max(1, round(refusals_per_s / topics / TIMES_PER_S)))
     handed = 0
     await log._begin()
@@ -309,7 +305,7 @@ async def _grow(refusals_per_s: float, topics: int, seconds: int, scratch: Path)
             clock.now_ns += 1_000_000_000 // TIMES_PER_S
         await log._step()
     await log.finish()
-    lost = log.files.lost_records
+    lost = log.files.figures.lost.total()
     if lost or log.files.figures.other_runs:
         raise BenchError(f"{lost} records were lost, {log.files.figures.other_runs} counted together: {log.error}")
     return Growth(handed / seconds, size_bytes(scratch) / seconds)

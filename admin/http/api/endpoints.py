@@ -546,18 +546,18 @@ class _Resources:
     tag = "resources"
 
     def __init__(self, services: Services) -> None:
-        self._live, self._lately, self._advice = services.live, services.lately, services.advice
+        self._live, self._history, self._advice = services.live, services.history, services.advice
 
     @endpoint("GET", "/history/{kind}/{name:path}", "Its past.", examples.RESOURCE_HISTORY, in_path=ResourcePath)
     async def get_history(self, _: Request, query: HistoryQuery, kind: str, name: str) -> Response:
         """Read the last hour of a resource.
 
-        From the rejection log, with the minute under way: messages passed, refused and held, and the limit, over time;
-        and whose requests were refused. At most 64 MiB of the log are read, the latest first; `cut` says that this was
-        not all. An answer is given again for five seconds.
+        From the rejection log, which is ten seconds behind: messages passed, refused and held, and the limit, over
+        time; and whose requests were refused. At most 64 MiB of the log are read, the latest first; `cut` says that
+        this was not all. An answer is given again for five seconds.
         """
         check_kind(kind, self._live)
-        return encoded(msgspec.json.encode(await self._lately.of(Resource(kind, name), query.seconds)))
+        return encoded(msgspec.json.encode(await self._history.of(Resource(kind, name), query.seconds)))
 
     @endpoint("GET", "/advice/{kind}/{name:path}", "What is recommended.", examples.ADVICE, in_path=ResourcePath)
     async def get_advice(self, _: Request, __: Nothing, kind: str, name: str) -> Response:

@@ -33,7 +33,7 @@ from admin.edits.model import (
 from admin.edits.service import EditService
 from admin.http.api.answers import BadRequestError, bad
 from admin.http.guard import MAX_BODY_BYTES
-from admin.rejection_log.lately import MAX_SECONDS
+from admin.rejection_log.history import MAX_SECONDS
 from admin.stats import Query as BoardQuery
 from admin.wire import DEFAULT_PAGE, MAX_EDITS, MAX_PAGE, ConnectionColumn, FieldProblem, Filter, LimitColumn, Order
 from limiter.rules.resource import TOTAL

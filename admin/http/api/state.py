@@ -10,8 +10,8 @@ from admin.common.clock import Clock
 from admin.common.version import sluice_version
 from admin.edits.model import FailedReload, LimitEntry, SwitchEntry
 from admin.edits.service import EditService
-from admin.rejection_log.advice import Advice
-from admin.rejection_log.lately import Lately
+from admin.rejection_log.advice import AdviceReader
+from admin.rejection_log.history import HistoryReader
 from admin.stats import LiveStats
 from admin.stats.rows import NS_PER_S
 from admin.wire import (
@@ -53,7 +53,7 @@ class Services:
         rejection_log: where the rejection log is written, and what is wrong with it.
         failed_reload: what was wrong with the configuration at the last reload; None if nothing.
         spool: where requests are put aside.
-        lately: what became of resources of late.
+        history: the last hour of a resource.
         advice: what a report recommends.
     """
 
@@ -65,8 +65,8 @@ class Services:
     rejection_log: Callable[[], RejectionLog] = RejectionLog
     failed_reload: Callable[[], FailedReload | None] = lambda: None
     spool: Callable[[], SpoolFolder] = SpoolFolder
-    lately: Lately = field(default_factory=Lately)
-    advice: Advice = field(default_factory=Advice)
+    history: HistoryReader = field(default_factory=HistoryReader)
+    advice: AdviceReader = field(default_factory=AdviceReader)
 
 
 class Status:

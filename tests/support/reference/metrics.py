@@ -9,7 +9,7 @@ from prometheus_client.core import Metric
 
 from admin.http import server
 from admin.http.answering import Refusals
-from admin.rejection_log.figures import Figures
+from admin.rejection_log.files import Figures
 from admin.rejection_log.recorder import families as log_families
 from admin.run import reload
 from admin.stats.metrics import families, families_of

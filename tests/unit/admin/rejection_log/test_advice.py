@@ -14,7 +14,7 @@ from admin.common.clock import Clock
 from admin.common.recommendations import Period, Recommendation, RecommendationsFile
 from admin.config.settings import ReportSettings
 from admin.edits.model import LimitEntry
-from admin.rejection_log.advice import USUAL, Advice, usual
+from admin.rejection_log.advice import USUAL, AdviceReader, usual
 from limiter.rules.resource import Resource
 
 ORDERS = Resource("topic", "orders")
@@ -61,7 +61,7 @@ class File:
     async def about(self, resource: Resource = ORDERS, **limit: Any) -> Any:
         entry = msgspec.structs.replace(IN_FORCE, limit=IN_FORCE.limit | limit)
         clock = Clock(utc=lambda: datetime(2026, 1, 2, 5, tzinfo=UTC))
-        return await Advice(self.path, "broker-a", clock).about(resource, entry)
+        return await AdviceReader(self.path, "broker-a", clock).about(resource, entry)
 
 
 @pytest.fixture
@@ -183,11 +183,11 @@ async def test_a_disk_that_does_not_answer_is_told_of(
 
 
 async def test_where_none_is_looked_for_the_answer_says_why() -> None:
-    assert (await Advice().about(ORDERS, IN_FORCE)).problem == (
+    assert (await AdviceReader().about(ORDERS, IN_FORCE)).problem == (
         'no report is looked at: report.recommendations = "off"'
     )
     path, why = usual(ReportSettings(), None)
-    assert (await Advice(path, why=why).about(ORDERS, IN_FORCE)).problem == (
+    assert (await AdviceReader(path, why=why).about(ORDERS, IN_FORCE)).problem == (
         "no report is looked at: there is no state directory; give report.recommendations"
     )
 

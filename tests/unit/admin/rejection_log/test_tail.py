@@ -1,21 +1,23 @@
 import gzip
 import os
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import trio
 import trio.testing
+from log_traffic import rejection_of
 
 from admin.common.disk import open_to_read
 from admin.common.errors import StartError
 from admin.rejection_log import tail as module
-from admin.rejection_log.aggregate import Aggregate
-from admin.rejection_log.composing import Composer
-from admin.rejection_log.records import LimitChangeRecord
+from admin.rejection_log.composer import Composer
+from admin.rejection_log.files import Figures
+from admin.rejection_log.records import HeartbeatRecord, LimitChangeRecord, line_of
 from admin.rejection_log.tail import tail, worded
-from limiter.counting.rejections import Amount, Rejection
+from limiter.counting.rejections import Amount, Rejection, TrafficSecond
+from limiter.rules.rule_set import RuleSet
 
 RUN = "0123456789ab"
 NAME = f"rejections-a-{RUN}-{{:06}}.jsonl"
@@ -27,24 +29,19 @@ def _utc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "UTC")
 
 
-@pytest.fixture
-def lines(make_rejection: Callable[..., Rejection]) -> Callable[..., list[bytes]]:
-    """Makes so many refusals, a second apart."""
-
-    def make(count: int, *, instance: str = "a", run: str = RUN, begin_s: int = AT, client: str = "c") -> list[bytes]:
-        composer = Composer(instance, run)
-        return [
-            composer.rejection(begin_s + number, make_rejection(client=f"{client}{number}")) for number in range(count)
-        ]
-
-    return make
+def written(*rejections: Rejection, instance: str = "a", run: str = RUN, begin_s: int = AT) -> list[bytes]:
+    """Return refusals as lines, a second apart."""
+    composer = Composer(instance, run, max_resources=1, figures=Figures(), now_s=AT)
+    seconds = [TrafficSecond(begin_s + number, (), (each,), 0) for number, each in enumerate(rejections)]
+    return [line for _, line in composer.compose(seconds, RuleSet(()), AT)]
 
 
-Lines = Callable[..., list[bytes]]
+def lines(count: int, client: str = "c", **more: Any) -> list[bytes]:
+    return written(*(rejection_of(client=f"{client}{number}") for number in range(count)), **more)
 
 
 def test_a_time_that_no_calendar_has_is_a_line_that_cannot_be_read(
-    tmp_path: Path, lines: Lines, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     far, before, good = (b"".join(lines(1, begin_s=at_s)) for at_s in (10**17, -(10**12), AT))
     (tmp_path / "a.jsonl").write_bytes(far + before + good)
@@ -55,17 +52,16 @@ def test_a_time_that_no_calendar_has_is_a_line_that_cannot_be_read(
 
 
 def test_a_refusal_names_the_user_the_group_and_the_product_there_are(
-    tmp_path: Path, make_rejection: Callable[..., Rejection], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plain = make_rejection(client="c")
-    composer = Composer("a", RUN)
+    plain = rejection_of(client="c")
     named = [
         msgspec.structs.replace(plain, user=user, producer_group=group, product=product)
         for user in ("", "alice")
         for group in ("", "g")
         for product in ("", "pika 1.4.4")
     ]
-    (tmp_path / "a.jsonl").write_bytes(b"".join(composer.rejection(AT, each) for each in named))
+    (tmp_path / "a.jsonl").write_bytes(b"".join(written(*named)))
     assert tail([tmp_path]) == 0
     who = ["c", "c (pika 1.4.4)", "c (g)", "c (g, pika 1.4.4)"]
     who += ["c (alice)", "c (alice, pika 1.4.4)", "c (alice, g)", "c (alice, g, pika 1.4.4)"]
@@ -73,13 +69,10 @@ def test_a_refusal_names_the_user_the_group_and_the_product_there_are(
     assert shown == who
 
 
-def test_what_waited_for_credit_is_said_to_have_done_so(
-    tmp_path: Path, make_rejection: Callable[..., Rejection], capsys: pytest.CaptureFixture[str]
-) -> None:
-    held = msgspec.structs.replace(make_rejection(client="c"), verdict="hold", amount=Amount(3, 120, 0))
-    composer = Composer("a", RUN)
+def test_what_waited_for_credit_is_said_to_have_done_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    held = msgspec.structs.replace(rejection_of(client="c"), verdict="hold", amount=Amount(3, 120, 0))
     other = msgspec.structs.replace(held, amount=Amount(3, 120, 2048))
-    (tmp_path / "a.jsonl").write_bytes(b"".join(composer.rejection(AT, each) for each in (held, other)))
+    (tmp_path / "a.jsonl").write_bytes(b"".join(written(held, other)))
     assert tail([tmp_path]) == 0
     credit, kept = capsys.readouterr().out.splitlines()
     assert "3 requests" in credit
@@ -89,7 +82,7 @@ def test_what_waited_for_credit_is_said_to_have_done_so(
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
 def test_a_line_without_an_end_is_not_held_in_memory(
-    tmp_path: Path, lines: Lines, capsys: pytest.CaptureFixture[str], name: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_LINE_BYTES", 1000)
     monkeypatch.setattr(module, "_PIECE_BYTES", 1600)
@@ -111,8 +104,8 @@ def clients(text: str) -> list[str]:
     return [line.partition("from ")[2].split(" ")[0] for line in text.splitlines()]
 
 
-def test_the_last_records_are_shown_in_order_over_finished_packed_and_open_files(
-    tmp_path: Path, lines: Lines, capsys: pytest.CaptureFixture[str]
+def test_the_last_records_are_shown_in_order_over_packed_files_and_half_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     each = lines(9)
     (tmp_path / "sub").mkdir()
@@ -120,8 +113,8 @@ def test_the_last_records_are_shown_in_order_over_finished_packed_and_open_files
         packed.write(b"".join(each[:3]))
     (tmp_path / "sub" / NAME.format(2)).write_bytes(b"".join(each[3:6]))
     # Half a line is one that is being written.
-    (tmp_path / f".{NAME.format(3)}.open").write_bytes(b"".join(each[6:]) + b'{"type":')
-    (tmp_path / f".rejections-a-{RUN}.scratch").write_bytes(b"[]\n")
+    (tmp_path / NAME.format(3)).write_bytes(b"".join(each[6:]) + b'{"type":')
+    (tmp_path / ".hidden.jsonl").write_bytes(b"[]\n")
     assert tail([tmp_path], 8) == 0
     shown = capsys.readouterr()
     assert clients(shown.out) == [f"c{number}" for number in range(1, 9)]
@@ -133,7 +126,7 @@ def test_the_last_records_are_shown_in_order_over_finished_packed_and_open_files
 
 
 def test_old_files_are_not_read_for_a_few_lines(
-    tmp_path: Path, lines: Lines, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(1, 4):
         path = tmp_path / NAME.format(number)
@@ -153,9 +146,7 @@ def test_old_files_are_not_read_for_a_few_lines(
 
 
 @pytest.mark.parametrize("count", [1, 700, 100_000])
-def test_long_files_are_read_from_their_end(
-    tmp_path: Path, lines: Lines, capsys: pytest.CaptureFixture[str], count: int
-) -> None:
+def test_long_files_are_read_from_their_end(tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int) -> None:
     (tmp_path / NAME.format(1)).write_bytes(b"".join(lines(2000)))
     assert tail([tmp_path], count) == 0
     expected = [f"c{number}" for number in range(max(0, 2000 - count), 2000)]
@@ -163,7 +154,7 @@ def test_long_files_are_read_from_their_end(
 
 
 def test_a_copied_file_shows_nothing_twice_and_sidecars_are_named(
-    tmp_path: Path, lines: Lines, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("one.jsonl", "two.jsonl"):
         (tmp_path / name).write_bytes(b"".join(lines(2)))
@@ -178,7 +169,7 @@ def test_a_copied_file_shows_nothing_twice_and_sidecars_are_named(
     ]
 
 
-def test_what_cannot_be_read_is_counted(tmp_path: Path, lines: Lines, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_read_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     junk = [b"\0\xff\n", b"[" * 100_000 + b"\n", b'{"type":"new","v":2}\n', b'{"type":"x"}\n', b"\n"]
     newer = lines(1)[0].replace(b'"v":1', b'"v":2')
     (tmp_path / "a.jsonl").write_bytes(b"".join([*lines(1), *junk, newer]))
@@ -199,7 +190,7 @@ def test_a_path_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 
 def test_colours_are_for_terminals(
-    tmp_path: Path, lines: Lines, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.jsonl").write_bytes(b"".join(lines(1)))
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -212,45 +203,40 @@ def test_colours_are_for_terminals(
 
 
 def test_every_record_has_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    composer = Composer("a", RUN)
-    minute = Aggregate(AT - AT % 60, 1)
-    minute.other = 3
-    beat = composer.heartbeat(
-        minute, version="1", limiting=False, bypassed_requests={"rate_limit/late": 2}, lost_records=4
-    )
-    (tmp_path / "a.jsonl").write_bytes(beat)
+    figures: Any = {"seconds": 9, "limiting": False, "bypassed_requests": {"rate_limit/late": 2}, "other": 3}
+    end: Any = {"lost_records": 4, "ends": True, "killed_run": "f", "killed_n": 7}
+    beat = HeartbeatRecord(v=1, instance="a", run="r", n=1, at_s=AT, version="1", **figures, **end)
+    (tmp_path / "a.jsonl").write_bytes(line_of(beat))
     tail([tmp_path])
     assert capsys.readouterr().out == (
-        "2023-11-14 22:13:00  alive    Sluice 1, 0 connections, limiting OFF, 1 s recorded, 2 requests bypassed"
-        " rate_limit/late, 3 counted under _other, 4 records lost so far\n"
+        "2023-11-14 22:13:20  alive    Sluice 1, 0 connections, limiting OFF, 9 s recorded, 2 requests bypassed"
+        " rate_limit/late, 3 counted under _other, 4 records lost so far, run f was killed after record 7, ends\n"
     )
 
 
 def test_following_goes_on_across_rotation_cuts_and_new_files(
-    tmp_path: Path, lines: Lines, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     each = lines(8)
-    opened, finished = tmp_path / f".{NAME.format(1)}.open", tmp_path / NAME.format(1)
-    opened.write_bytes(each[0] + each[1][:7])
+    first, second = tmp_path / NAME.format(1), tmp_path / NAME.format(2)
+    first.write_bytes(each[0] + each[1][:7])
 
     def rest() -> None:
-        opened.write_bytes(each[0] + each[1])
+        first.write_bytes(each[0] + each[1])
 
     def rotate() -> None:
-        with opened.open("ab") as file:
+        with first.open("ab") as file:
             file.write(each[2])
-        opened.rename(finished)
-        (tmp_path / f".{NAME.format(2)}.open").write_bytes(each[3] + each[4][:9])
+        second.write_bytes(each[3] + each[4][:9])
 
     def cut() -> None:
         # What the disk did not take is cut off again.
-        (tmp_path / f".{NAME.format(2)}.open").write_bytes(each[3])
+        second.write_bytes(each[3])
 
     def pack() -> None:
-        with gzip.open(tmp_path / (NAME.format(1) + ".gz"), "wb") as packed:
-            packed.write(finished.read_bytes())
-        finished.unlink()
-        (tmp_path / f".{NAME.format(2)}.open").write_bytes(each[3] + each[5])
+        (tmp_path / (first.name + ".gz")).write_bytes(gzip.compress(first.read_bytes()))
+        first.unlink()
+        second.write_bytes(each[3] + each[5])
 
     steps = [rest, rotate, cut, pack]
 

@@ -13,10 +13,9 @@ from served_api import as_author, mount
 
 from admin.common.recommendations import Recommendation, RecommendationsFile
 from admin.http.api import application
-from admin.rejection_log.advice import Advice
-from admin.rejection_log.composing import line_of
-from admin.rejection_log.lately import Lately
-from admin.rejection_log.records import RejectionRecord
+from admin.rejection_log.advice import AdviceReader
+from admin.rejection_log.history import HistoryReader
+from admin.rejection_log.records import RejectionRecord, line_of
 from admin.wire import ConnectionPage, LimitPage, ResourceAdvice, ResourceHistory
 from proxy.stats.snapshot import ClientDescription, ConnectionState, LinkState
 
@@ -58,7 +57,7 @@ async def client(served: Any, tmp_path: Path) -> AsyncIterator[httpx2.AsyncClien
     head = msgspec.json.encode(RecommendationsFile(made_at="2026-01-02T03:04:05Z", instances=("me",)))
     path = tmp_path / "recommendations.json"
     path.write_bytes(head.removesuffix(b"]}") + b"\n" + msgspec.json.encode(advised) + b"\n]}\n")
-    services = replace(served.services, lately=Lately(tmp_path), advice=Advice(path, "me"))
+    services = replace(served.services, history=HistoryReader(tmp_path), advice=AdviceReader(path, "me"))
     transport = httpx2.ASGITransport(as_author(mount(application(services))))
     async with httpx2.AsyncClient(transport=transport, base_url="http://localhost/api/v1/", trust_env=False) as client:
         yield client

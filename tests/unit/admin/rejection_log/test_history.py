@@ -1,6 +1,5 @@
-"""What became of one resource of late: read from files as they are, also while they are written."""
+"""The last hour of a resource, read from files as they are, also while they are written."""
 
-import gzip
 import json
 import os
 from datetime import UTC, datetime
@@ -13,11 +12,10 @@ import trio
 import trio.testing
 
 from admin.common.clock import write_time
-from admin.rejection_log import lately, write_ahead
-from admin.rejection_log.composing import line_of
-from admin.rejection_log.folder import FileName
-from admin.rejection_log.lately import Lately, read
-from admin.rejection_log.records import HeartbeatRecord, LimitChangeRecord, RejectionRecord, TrafficRecord
+from admin.rejection_log import history as module
+from admin.rejection_log.files import FileName
+from admin.rejection_log.history import HistoryReader, read
+from admin.rejection_log.records import HeartbeatRecord, LimitChangeRecord, RejectionRecord, TrafficRecord, line_of
 from admin.wire import RefusedClient, ResourceHistory
 from limiter.counting.rejections import Amount
 from limiter.rules.resource import Resource
@@ -35,12 +33,8 @@ class Log:
         self.path = path
         self._numbers = iter(range(1, 1_000_000))
 
-    def name(self, number: int) -> FileName:
-        return FileName("broker-a", RUN, number)
-
-    def write(self, number: int, *records: msgspec.Struct, unfinished: bool = False, age_s: int = 0) -> Path:
-        name = self.name(number)
-        path = self.path / (name.open if unfinished else name.finished)
+    def write(self, number: int, *records: msgspec.Struct, age_s: int = 0) -> Path:
+        path = self.path / str(FileName("broker-a", RUN, number))
         path.write_bytes(b"".join(map(line_of, records)))
         os.utime(path, (NOW_S - age_s, NOW_S - age_s))
         return path
@@ -60,7 +54,7 @@ class Log:
         return record
 
     def alive(self, at_s: int, **fields: Any) -> HeartbeatRecord:
-        record: HeartbeatRecord = self._record(HeartbeatRecord, at_s, version="0", seconds=60, **fields)
+        record: HeartbeatRecord = self._record(HeartbeatRecord, at_s, **{"version": "0", "seconds": 60, **fields})
         return record
 
     def minute(self, at_s: int, passed: int = 0, refused: int = 0, **fields: Any) -> list[Any]:
@@ -120,10 +114,14 @@ def test_limit_is_that_of_its_time_to_the_second(log: Log) -> None:
     def change(at_s: int, **fields: Any) -> Any:
         return log._record(LimitChangeRecord, at_s, change_id=1, action="set", **fields)
 
-    minutes = [(180, 100.0), (120, 100.0), (60, 250.0)]
-    traffic = [record for ago_s, rate in minutes for record in log.minute(NOW_S - ago_s, 1, rate_per_s=rate)]
-    # The rule that holds may be a pattern's.
-    log.write(1, *traffic, change(NOW_S - 150, kind="topic", name="other"), change(NOW_S - 25, kind="topic", name="*"))
+    def part(ago_s: int, rate: float) -> Any:
+        at_s = NOW_S - ago_s
+        columns = {"second": (at_s % 60, at_s % 60 + 9), "second_admitted": (1, 1), "second_refused": (0, 0)}
+        return log.traffic(at_s - at_s % 60, rate_per_s=rate, **columns)
+
+    # The rule in force may be a pattern's.
+    changes = change(NOW_S - 150, kind="topic", name="other"), change(NOW_S - 25, kind="topic", name="*")
+    log.write(1, part(180, 100.0), part(40, 100.0), part(30, 250.0), part(20, 250.0), *changes)
     assert read(log.path, ORDERS, 180, NOW_S).limit == (100.0,) * 155 + (250.0,) * 25
 
 
@@ -141,7 +139,7 @@ def test_minutes_without_a_sign_of_life_are_unknown_and_not_nothing(log: Log) ->
 
 def test_a_file_that_is_being_written_is_read_up_to_its_last_whole_line(log: Log) -> None:
     log.write(1, *log.minute(NOW_S - 120, 5))
-    path = log.write(2, *log.minute(NOW_S - 60, 7), unfinished=True)
+    path = log.write(2, *log.minute(NOW_S - 60, 7))
     with path.open("ab") as file:
         file.write(line_of(log.traffic(NOW_S - 60))[:-20])
     os.utime(path, (NOW_S, NOW_S))
@@ -149,24 +147,14 @@ def test_a_file_that_is_being_written_is_read_up_to_its_last_whole_line(log: Log
     assert (history.passed[0], history.passed[60]) == (5.0, 7.0)
 
 
-def test_the_minute_under_way_is_read_from_what_is_kept_for_a_crash(log: Log) -> None:
-    header = write_ahead.Header(write_ahead.VERSION, "broker-a", RUN, "0", NOW_S, 9, 100)
-
-    def seen(name: str, at_s: int) -> write_ahead.Seen:
-        outcomes: Any = {"admitted": Amount(4, 8, 1), "refused": Amount(2, 2, 1)}
-        return write_ahead.Seen("topic", name, {"rate_per_s": 50.0}, at_s, outcomes, 2, {}, (), more_clients=False)
-
-    commit = write_ahead.Commit(0b111, 9, 1, 0, limiting=True, lost_records=0)
-    lines = (header, seen("orders", NOW_S), seen("other", NOW_S), commit, seen("orders", NOW_S + 2), commit)
-    path = log.path / log.name(0).write_ahead
-    path.write_bytes(b"".join(map(line_of, lines)))
-    os.utime(path, (NOW_S, NOW_S))
-    history = read(log.path, ORDERS, 60, NOW_S + 10)
-    assert history.passed[50:] == (8.0, 0.0, 8.0, *(None,) * 7)
-    assert (history.refused[50], history.limit[52]) == (2.0, 50.0)
-    # Once it has its records, these say the same.
-    log.write(1, *log.minute(NOW_S, 8, 2))
-    assert read(log.path, ORDERS, 60, NOW_S + 60).passed[:3] == (8.0, 0.0, 0.0)
+def test_the_minute_under_way_is_known_as_far_as_its_heartbeats_say(log: Log) -> None:
+    columns = {"second": (0, 2), "second_admitted": (8, 8), "second_refused": (2, 0)}
+    first = log.traffic(NOW_S, held=Amount(20, 20, 0), rate_per_s=50.0, **columns)
+    log.write(1, log.alive(NOW_S - 10, seconds=10), first, log.alive(NOW_S, seconds=10), log.refusal(NOW_S + 11))
+    history = read(log.path, ORDERS, 60, NOW_S + 15)
+    assert history.passed == (*(None,) * 35, *(0.0,) * 10, 8.0, 0.0, 8.0, *(0.0,) * 7, *(None,) * 5)
+    assert (history.refused[45], history.limit[47], set(history.held[45:55])) == (2.0, 50.0, {2.0})
+    assert history.messages_refused == 1
 
 
 def test_who_was_refused_is_told_with_how_much_and_by_which_rule(log: Log) -> None:
@@ -206,7 +194,7 @@ def test_who_was_refused_is_told_with_how_much_and_by_which_rule(log: Log) -> No
 
 
 def test_clients_beyond_the_bounds_are_counted_together(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lately, "MAX_CLIENTS", 150)
+    monkeypatch.setattr(module, "MAX_CLIENTS", 150)
     log.write(1, *(log.refusal(NOW_S - 9, client=f"10.0.{n // 200}.{n % 200}") for n in range(400)))
     history = read(log.path, ORDERS, 60, NOW_S)
     assert (len(history.clients), history.more_clients, history.messages_refused) == (100, 51, 400)
@@ -246,22 +234,15 @@ def test_of_too_large_a_log_the_latest_is_read_and_the_answer_says_so(log: Log) 
 
 def test_it_reads_so_long_at_most(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     log.write(1, *log.minute(NOW_S - 60, 5))
-    monkeypatch.setattr(lately, "MAX_S", -1.0)
+    monkeypatch.setattr(module, "MAX_S", -1.0)
     history = read(log.path, ORDERS, 60, NOW_S)
     assert (history.cut, known(history)) == (True, [])
 
 
-def test_it_reads_so_long_at_most_of_what_has_no_lines(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    packed = log.path / f"{log.name(1).finished}.gz"
-    packed.write_bytes(gzip.compress(b" " * 1_000_000))
-    os.utime(packed, (NOW_S, NOW_S))
-    monkeypatch.setattr(lately, "MAX_S", -1.0)
-    assert read(log.path, ORDERS, 60, NOW_S).cut
-
-
-def test_a_minute_under_way_that_cannot_be_read_is_a_problem_and_the_rest_is_read(log: Log) -> None:
+def test_a_file_that_cannot_be_read_is_a_problem_and_the_rest_is_read(log: Log) -> None:
     log.write(1, *log.minute(NOW_S - 60, 5))
-    path = log.path / log.name(0).write_ahead
+    path = log.write(2)
+    path.unlink()
     path.symlink_to("gone")
     assert (read(log.path, ORDERS, 60, NOW_S).passed[0], read(log.path, ORDERS, 60, NOW_S).problem) == (5.0, None)
     path.unlink()
@@ -275,20 +256,6 @@ def test_files_of_other_times_and_other_files_are_not_read(log: Log) -> None:
     (log.path / "notes.jsonl").write_bytes(line_of(log.refusal(NOW_S - 9)))
     history = read(log.path, ORDERS, 3600, NOW_S)
     assert (history.bytes_read, history.clients, known(history)) == (0, (), [])
-
-
-def test_a_compressed_file_is_read_once_although_the_other_is_still_there(log: Log) -> None:
-    path = log.write(1, *log.minute(NOW_S - 60, 5))
-    packed = path.with_suffix(".jsonl.gz")
-    packed.write_bytes(gzip.compress(path.read_bytes()))
-    os.utime(packed, (NOW_S, NOW_S))
-    assert read(log.path, ORDERS, 60, NOW_S).passed[0] == 5.0
-    path.unlink()
-    assert read(log.path, ORDERS, 60, NOW_S).passed[0] == 5.0
-    packed.write_bytes(packed.read_bytes()[:-9])
-    broken = read(log.path, ORDERS, 60, NOW_S)
-    assert broken.problem is not None
-    assert packed.name in broken.problem
 
 
 def test_lines_that_cannot_be_read_or_are_of_another_version_are_left_out(log: Log) -> None:
@@ -307,14 +274,14 @@ def test_resources_counted_together_are_told(log: Log) -> None:
 
 
 async def test_without_a_log_the_answer_says_why() -> None:
-    history = await Lately().of(ORDERS, 60)
+    history = await HistoryReader().of(ORDERS, 60)
     assert history.problem == "the rejection log is off, so nothing is known of the past"
     assert history.passed == (None,) * 60
-    assert (await Lately(None, "/x: no space left").of(ORDERS, 60)).problem == "/x: no space left"
+    assert (await HistoryReader(None, "/x: no space left").of(ORDERS, 60)).problem == "/x: no space left"
 
 
 async def test_a_folder_that_is_gone_is_a_problem_and_no_fault(tmp_path: Path) -> None:
-    history = await Lately(tmp_path / "gone").of(ORDERS, 60)
+    history = await HistoryReader(tmp_path / "gone").of(ORDERS, 60)
     assert history.problem is not None
     assert history.problem.startswith(f"{tmp_path / 'gone'}: ")
 
@@ -333,21 +300,21 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Resource]:
         at_work.clear()
         return found
 
-    monkeypatch.setattr(lately, "read", counted)
+    monkeypatch.setattr(module, "read", counted)
     return seen
 
 
 async def test_one_reads_at_a_time_and_an_answer_is_given_again_for_a_while(
     log: Log, reads: list[Resource], mock_clock: trio.testing.MockClock
 ) -> None:
-    service = Lately(log.path, wall_s=lambda: NOW_S)
+    service = HistoryReader(log.path, wall_s=lambda: NOW_S)
     async with trio.open_nursery() as nursery:
         for name in ("a", "b", "a", "b", "a"):
             nursery.start_soon(service.of, Resource("topic", name), 60)
     assert sorted(each.name for each in reads) == ["a", "b"]
     await service.of(Resource("topic", "a"), 120)
     assert len(reads) == 3
-    mock_clock.jump(lately.KEPT_S)
+    mock_clock.jump(module.KEPT_S)
     await service.of(Resource("topic", "a"), 60)
     assert len(reads) == 4
 
@@ -359,5 +326,5 @@ async def test_a_disk_that_does_not_answer_is_told_of(
         await trio.sleep_forever()
 
     monkeypatch.setattr(trio.to_thread, "run_sync", hangs)
-    history = await Lately(log.path).of(ORDERS, 60)
+    history = await HistoryReader(log.path).of(ORDERS, 60)
     assert history.problem == f"{log.path}: the disk has not answered for 15 s"
