@@ -291,7 +291,7 @@ class Persistence(msgspec.Struct, frozen=True):
     set_aside: tuple[str, ...] = ()
 
 
-class Problem(msgspec.Struct, frozen=True):
+class EditProblem(msgspec.Struct, frozen=True):
     """One fault in an edit.
 
     Attributes:
@@ -308,7 +308,7 @@ class Problem(msgspec.Struct, frozen=True):
 class EditError(Exception):
     """An edit is not valid; nothing was changed."""
 
-    def __init__(self, problems: tuple[Problem, ...]) -> None:
+    def __init__(self, problems: tuple[EditProblem, ...]) -> None:
         super().__init__("; ".join(f"{each.field}: {each.detail}" if each.field else each.detail for each in problems))
         self.problems = problems
 
@@ -334,7 +334,7 @@ class NotFoundError(Exception):
         problems: the fields whose values are not valid at all.
     """
 
-    def __init__(self, detail: str, problems: tuple[Problem, ...] = ()) -> None:
+    def __init__(self, detail: str, problems: tuple[EditProblem, ...] = ()) -> None:
         super().__init__(detail)
         self.problems = problems
 

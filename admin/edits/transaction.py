@@ -1,10 +1,8 @@
-"""Edits checked one after another, each against what those before it leave, before anything is written down.
-
-A ``Transaction`` lies over a ``State`` and changes nothing in it: what cannot be done as a whole is simply dropped.
-"""
+"""Edits checked one after another, each against the result of those before it, before anything is saved."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -13,6 +11,7 @@ import msgspec
 from admin.common.clock import write_time
 from admin.config.rule_fields import FieldError, Target, fields_of, patched, target_of, written
 from admin.config.rulebook import Rulebook
+from admin.edits.effective import EffectiveLimits
 from admin.edits.model import (
     ALL_KINDS,
     LIMITS,
@@ -26,10 +25,10 @@ from admin.edits.model import (
     Change,
     Edit,
     EditError,
+    EditProblem,
     LimitEntry,
     NotFoundError,
     PatchLimit,
-    Problem,
     SetLimit,
     SetSwitch,
     StaleError,
@@ -39,75 +38,66 @@ from admin.edits.model import (
     expiry,
     is_over,
     limit_path,
-    spool_path,
     switch_path,
     target_at,
 )
-from admin.edits.state import State
 from limiter.rules.rule import Rule
 
 MAX_NAME: Final = 255
 
 
 class Transaction:
-    """What is to be committed together.
+    """Changes that are committed together. It lies over the limits in force and changes nothing in them.
 
     Args:
-        state: what is in force.
-        stored: the edits that have been written down, by path.
+        before: the limits in force.
+        stored: the stored edits, by path.
         next_id: id of the first change.
         now: the wall clock.
 
     Attributes:
-        active: the active edits that change, by path; None for what is not edited any more.
-        rules: their rules, likewise; None also where an edit does not fit the configuration.
-        stored: what changes on the disk, as ``active``.
         changes: what was done, in order.
     """
 
-    def __init__(self, state: State, stored: Mapping[str, ActiveEdit], next_id: int, now: datetime) -> None:
-        self.active: dict[str, ActiveEdit | None] = {}
-        self.rules: dict[str, Rule | None] = {}
-        self.stored: dict[str, ActiveEdit | None] = {}
+    def __init__(self, before: EffectiveLimits, stored: Mapping[str, ActiveEdit], next_id: int, now: datetime) -> None:
         self.changes: list[Change] = []
-        self._state = state
-        self._stored_before = stored
-        self._next_id = next_id
-        self._now = now
-        self._at = write_time(now)
+        self._before = before
+        # By path; None: not edited any more, or for a rule also that the edit does not fit the configuration.
+        self._active: ChainMap[str, ActiveEdit | None] = ChainMap({}, dict(before.active))
+        self._rules: ChainMap[str, Rule | None] = ChainMap({}, dict(before.rules))
+        self._stored: ChainMap[str, ActiveEdit | None] = ChainMap({}, dict(stored))
+        self._next_id, self._now = next_id, now
 
-    def after(self, rulebook: Rulebook | None = None) -> State:
-        """Return the state once all of this is in force. With many limits it takes a while.
+    @property
+    def stored(self) -> Mapping[str, ActiveEdit | None]:
+        """The stored edits that change, by path; None removes one."""
+        return self._stored.maps[0]
 
-        It completes the changes that leave a name without a rule of its own: they say which rule is in force then.
+    def after(self, rulebook: Rulebook | None = None) -> EffectiveLimits:
+        """Return the limits once all of this is in force, over another configuration if one is given.
 
-        Args:
-            rulebook: a configuration that takes the place of the present one.
+        It completes the changes that leave a name without a rule of its own by the rule in force from then on.
         """
-        state = self._state
-        if not self.active and rulebook is None:
-            return state
-        active = {path: each for path, each in {**state.active, **self.active}.items() if each is not None}
-        rules = {}
-        if rulebook is None:
-            rules = {path: rule for path, rule in {**state.rules, **self.rules}.items() if rule is not None}
-        after = State(rulebook or state.rulebook, active, self._now, state, rules)
+        before = self._before
+        if not self._active.maps[0] and rulebook is None:
+            return before
+        active = {path: edit for path, edit in self._active.items() if edit is not None}
+        rules = {path: rule for path, rule in self._rules.items() if rule is not None} if rulebook is None else {}
+        after = EffectiveLimits(rulebook or before.rulebook, active, self._now, before, rules)
         for index, change in enumerate(self.changes):
             if change.new is None and change.target.startswith(LIMITS):
                 new_rule = after.rule_in_force(target_at(change.target))
                 self.changes[index] = msgspec.structs.replace(change, new_rule=new_rule)
         return after
 
-    # --- what can be done
-
     def edit(self, index: int, edit: Edit, author: Author, *, durable: bool) -> None:
         """Do one edit.
 
         Args:
-            index: its place among those asked for together.
-            edit: what is asked for.
-            author: by whom.
-            durable: whether it is to survive a restart.
+            index: its index in the batch.
+            edit: the edit.
+            author: who asks.
+            durable: whether it survives a restart.
 
         Raises:
             EditError, StaleError, NotFoundError: it cannot be done.
@@ -121,106 +111,79 @@ class Transaction:
             case UnsetLimit():
                 self._unset_limit(index, edit, author, durable=durable)
             case SetSwitch():
-                entry = self._switch(index, edit.kind)
-                _check_match(index, edit.if_match, entry)
+                _check_match(index, edit.if_match, self._switch(index, edit.kind))
                 active = self._new_edit(edit, author, limiting=edit.limiting)
-                self._put("set", switch_path(edit.kind), active, active, author, durable=durable)
+                self._put("set", switch_path(edit.kind), active, author, durable=durable)
             case UnsetSwitch():
                 entry = self._switch(index, edit.kind)
                 _check_match(index, edit.if_match, entry)
                 if entry.edit is None:
-                    raise NotFoundError(f"the switch of {edit.kind} stands as the configuration has it")
-                path = switch_path(edit.kind)
-                self._put("unset", path, None, None, author, durable=durable, reason=edit.reason)
+                    raise NotFoundError(f"the switch of {edit.kind} is not edited")
+                self._put("unset", switch_path(edit.kind), None, author, durable=durable, reason=edit.reason)
 
     def expire(self, path: str) -> None:
         """End an edit whose time is over: the configuration applies again, or a stored edit under a volatile one."""
-        edit, stored = self._edit_at(path), self._stored_at(path)
-        assert edit is not None  # noqa: S101 - asked for by who calls
+        edit, stored = self._active[path], self._stored.get(path)
+        assert edit is not None  # noqa: S101 - the caller has looked
         durable = stored is not None and stored.change_id == edit.change_id
-        self._put(
-            "expire",
-            path,
-            None if durable else stored,
-            None,
-            SLUICE,
-            durable=durable,
-            reason=f"the time of change {edit.change_id} is over",
-        )
+        reason = f"the time of change {edit.change_id} is over"
+        self._put("expire", path, None if durable else stored, SLUICE, durable=durable, reason=reason)
 
     def revert(self, change: Change, author: Author, reason: str) -> None:
-        """Put back what was in force before a change.
+        """Put back what was in force before a change; raises EditError if it does not fit the configuration."""
+        active = change.before
+        if active is not None:
+            if is_over(active, self._now):
+                active = None
+            else:
+                active = msgspec.structs.replace(
+                    active,
+                    change_id=self._next_change_id(),
+                    at=write_time(self._now),
+                    by=author.name,
+                    address=author.address,
+                    reason=reason or active.reason,
+                )
+        self._put("revert", change.target, active, author, durable=change.durable, reason=reason, reverts=change.id)
 
-        Raises:
-            EditError: that does not fit the configuration any more.
-        """
-        before = change.before
-        active = None
-        if before is not None and not is_over(before, self._now):
-            active = msgspec.structs.replace(
-                before,
-                change_id=self._number(),
-                at=self._at,
+    def note(self, action: Action, target: str, author: Author, **more: Any) -> None:
+        """Record something that changed no limit: a reload, or a purge of the spool."""
+        self.changes.append(
+            Change(
+                id=self._next_change_id(),
+                at=write_time(self._now),
                 by=author.name,
                 address=author.address,
-                reason=reason or before.reason,
+                action=action,
+                target=target,
+                **more,
             )
-        self._put(
-            "revert",
-            change.target,
-            active,
-            active,
-            author,
-            durable=change.durable,
-            reason=reason,
-            reverts=change.id,
         )
 
-    def note_reload(self, author: Author, details: Sequence[str], *, durable: bool) -> None:
-        """Record that another configuration was put in force."""
-        self._record("reload", "configuration", author, details=tuple(details), durable=durable)
-
-    def note_reset(self, target: Target, author: Author, details: Sequence[str], *, reason: str, durable: bool) -> None:
+    def note_reset(self, target: Target, author: Author, **more: Any) -> None:
         """Record that limiters began anew; the limit stays as it is."""
-        path = limit_path(target)
-        shown = self._shown(path)
-        rule = self._state.rule_in_force(target) if shown is None else None
-        self._record(
-            "reset",
-            path,
-            author,
-            old=shown,
-            new=shown,
-            old_rule=rule,
-            new_rule=rule,
-            reason=reason,
-            details=tuple(details),
-            durable=durable,
-        )
-
-    def note_purge(self, target: Target, author: Author, details: Sequence[str], *, reason: str, durable: bool) -> None:
-        """Record that what was put aside of a resource was refused and dropped."""
-        self._record("purge", spool_path(target), author, reason=reason, details=tuple(details), durable=durable)
+        shown = self._shown(limit_path(target))
+        rule = self._before.rule_in_force(target) if shown is None else None
+        self.note("reset", limit_path(target), author, old=shown, new=shown, old_rule=rule, new_rule=rule, **more)
 
     # --- how
 
     def _patch_limit(self, index: int, edit: PatchLimit, author: Author, *, durable: bool) -> None:
         try:
-            target = self._state.rulebook.reader.target(edit.kind, edit.name)
+            target = self._before.rulebook.reader.target(edit.kind, edit.name)
         except FieldError as error:
             raise _edit_error(error, index) from None
-        active = self._edit_at(limit_path(target))
+        active = self._active.get(limit_path(target))
+        entry = self._limit(target)
         if active is not None and active.limit is not None:
             base = active.limit
+        elif entry.configured is not None:
+            base = written(entry.configured.limit)
+        elif self._before.rule_in_force(target) is not None:
+            base = written(entry.limit)
         else:
-            entry = self._limit(target)
-            if entry.configured is not None:
-                base = written(entry.configured.limit)
-            elif self._state.rule_in_force(target) is not None:
-                base = written(entry.limit)
-            else:
-                # No rule says anything of it: what is not given is the kind's to say.
-                base = {}
+            # There is no rule for it: fields that are not given have the kind's defaults.
+            base = {}
         whole = SetLimit(
             kind=edit.kind,
             name=edit.name,
@@ -229,21 +192,23 @@ class Transaction:
             ttl_s=None if edit.ttl_s is msgspec.UNSET else edit.ttl_s,
             if_match=edit.if_match,
         )
-        ends = active.expires_at if edit.ttl_s is msgspec.UNSET and active is not None else None
-        self._set_limit(index, whole, author, durable=durable, ends=ends)
+        expires_at = active.expires_at if edit.ttl_s is msgspec.UNSET and active is not None else None
+        self._set_limit(index, whole, author, durable=durable, expires_at=expires_at)
 
-    def _set_limit(self, index: int, edit: SetLimit, author: Author, *, durable: bool, ends: str | None = None) -> None:
+    def _set_limit(
+        self, index: int, edit: SetLimit, author: Author, *, durable: bool, expires_at: str | None = None
+    ) -> None:
         active = self._new_edit(edit, author, limit=edit.limit)
-        if ends is not None:
-            active = msgspec.structs.replace(active, expires_at=ends)
+        if expires_at is not None:
+            active = msgspec.structs.replace(active, expires_at=expires_at)
         try:
             path = f"{LIMITS}{edit.kind}/{edit.name}"
-            rule = self._state.read(path, active)
+            rule = self._before.read(path, active)
             target = target_of(rule)
             if limit_path(target) != path:
                 # Another spelling of the same: it is the one that a restart reads.
                 path = limit_path(target)
-                rule = self._state.read(path, active)
+                rule = self._before.read(path, active)
         except FieldError as error:
             raise _edit_error(error, index) from None
         if edit.if_match is not None or edit.if_none_match:
@@ -251,26 +216,24 @@ class Transaction:
             _check_match(index, edit.if_match, entry)
             if edit.if_none_match and entry.edit is not None:
                 raise StaleError(index, entry.etag, f"it has been edited already: {_whose(entry)}")
-        self._put("set", path, active, active, author, durable=durable, rule=rule)
+        self._put("set", path, active, author, durable=durable, rule=rule)
 
     def _unset_limit(self, index: int, edit: UnsetLimit, author: Author, *, durable: bool) -> None:
         path = f"{LIMITS}{edit.kind}/{edit.name}"
-        if path not in self._state.idle:
-            try:
-                target = self._state.rulebook.reader.target(edit.kind, edit.name)
-            except FieldError as error:
-                raise NotFoundError(str(error), tuple(Problem(field, what) for field, what in error.problems)) from None
+        if path not in self._before.idle:
+            asked = self._before.limit(edit.kind, edit.name)
+            target = Target(asked.kind, asked.name)
             path = limit_path(target)
             entry = self._limit(target)
             _check_match(index, edit.if_match, entry)
             if entry.edit is None:
-                raise NotFoundError(f"no edit stands over {target.kind} {target.name}")
-        self._put("unset", path, None, None, author, durable=durable, reason=edit.reason)
+                raise NotFoundError(f"{target.kind} {target.name} is not edited")
+        self._put("unset", path, None, author, durable=durable, reason=edit.reason)
 
     def _new_edit(self, edit: SetLimit | SetSwitch, author: Author, **what: Any) -> ActiveEdit:
         return ActiveEdit(
-            change_id=self._number(),
-            at=self._at,
+            change_id=self._next_change_id(),
+            at=write_time(self._now),
             by=author.name,
             address=author.address,
             reason=edit.reason,
@@ -283,7 +246,6 @@ class Transaction:
         action: Action,
         path: str,
         active: ActiveEdit | None,
-        stored: ActiveEdit | None,
         author: Author,
         *,
         durable: bool,
@@ -291,26 +253,26 @@ class Transaction:
         reason: str | None = None,
         reverts: int | None = None,
     ) -> None:
-        """Put another edit in force: ``active`` now, ``stored`` after a restart; None reverts to the configuration."""
-        before = self._edit_at(path)
+        """Put another edit in force; None reverts to the configuration."""
+        before = self._active.get(path)
         is_limit = path.startswith(LIMITS)
         if active is not None and is_limit and rule is None:
             try:
-                rule = self._state.read(path, active)
+                rule = self._before.read(path, active)
             except FieldError as error:
-                # Time does not wait for an edit to be right; this one is active and does nothing.
+                # An edit that expires cannot be refused; what it uncovers is active and does nothing.
                 if action != "expire":
                     raise _edit_error(error, 0) from None
         old = self._shown(path)
-        # What is in force for a name that was set and unset in one go is not known before all of it is done.
-        has_none = is_limit and old is None and path not in self.rules
-        old_rule = self._state.rule_in_force(target_at(path)) if has_none else None
-        self.active[path] = active
+        # The rule in force for a name that is set and unset in one batch is not known before all of it is done.
+        has_none = is_limit and old is None and path not in self._rules.maps[0]
+        old_rule = self._before.rule_in_force(target_at(path)) if has_none else None
+        self._active[path] = active
         if is_limit:
-            self.rules[path] = rule
+            self._rules[path] = rule
         if durable:
-            self.stored[path] = stored
-        self._record(
+            self._stored[path] = active
+        self.note(
             action,
             path,
             author,
@@ -324,62 +286,46 @@ class Transaction:
             durable=durable,
         )
 
-    def _record(self, action: Action, target: str, author: Author, **more: Any) -> None:
-        self.changes.append(
-            Change(
-                id=self._number(),
-                at=self._at,
-                by=author.name,
-                address=author.address,
-                action=action,
-                target=target,
-                **more,
-            )
-        )
-
-    def _number(self) -> int:
+    def _next_change_id(self) -> int:
         return self._next_id + len(self.changes)
-
-    def _edit_at(self, path: str) -> ActiveEdit | None:
-        return self.active[path] if path in self.active else self._state.active.get(path)
-
-    def _stored_at(self, path: str) -> ActiveEdit | None:
-        return self.stored[path] if path in self.stored else self._stored_before.get(path)
-
-    def _rule(self, path: str) -> Rule | None:
-        return self.rules[path] if path in self.rules else self._state.rules.get(path)
 
     def _limit(self, target: Target) -> LimitEntry:
         path = limit_path(target)
-        return self._state.entry(target, self._rule(path), self._edit_at(path))
+        return self._before.entry(target, self._rules.get(path), self._active.get(path))
 
     def _switch(self, index: int, kind: str) -> SwitchEntry:
-        kinds = (ALL_KINDS, *self._state.rulebook.reader.kinds)
+        kinds = (ALL_KINDS, *self._before.rulebook.reader.kinds)
         if kind not in kinds:
-            raise EditError((Problem("kind", f"no such kind; there are {', '.join(kinds)}", index),))
-        return self._state.switch(kind, self._edit_at(switch_path(kind)))
+            raise EditError((EditProblem("kind", f"no such kind; there are {', '.join(kinds)}", index),))
+        return self._before.switch(kind, self._active.get(switch_path(kind)))
 
     def _shown(self, path: str) -> dict[str, Any] | None:
-        """Return what a change says of what is in force."""
+        """Return what a change says about the limit or switch in force."""
         if path.startswith(SWITCHES):
-            return {"limiting": self._state.switch(path.removeprefix(SWITCHES), self._edit_at(path)).limiting}
-        rule = self._rule(path) or self._state.configured_rule(path)
+            return {"limiting": self._before.switch(path.removeprefix(SWITCHES), self._active.get(path)).limiting}
+        rule = self._rules.get(path) or self._before.configured_rule(path)
         return None if rule is None else fields_of(rule)
 
 
+def check_reason(reason: str, index: int = 0) -> list[EditProblem]:
+    """Return what is wrong with a reason."""
+    if len(reason) <= MAX_REASON:
+        return []
+    return [EditProblem("reason", f"must be at most {MAX_REASON} characters", index)]
+
+
 def _edit_error(error: FieldError, index: int) -> EditError:
-    return EditError(tuple(Problem(field, what, index) for field, what in error.problems))
+    return EditError(tuple(EditProblem(field, what, index) for field, what in error.problems))
 
 
 def _check_bounds(index: int, edit: Edit) -> None:
-    problems = []
-    if len(edit.reason) > MAX_REASON:
-        problems.append(Problem("reason", f"must be at most {MAX_REASON} characters", index))
+    problems = check_reason(edit.reason, index)
     if isinstance(edit, SetLimit | PatchLimit | UnsetLimit) and len(edit.name) > MAX_NAME:
-        problems.append(Problem("name", f"must be at most {MAX_NAME} characters", index))
+        problems.append(EditProblem("name", f"must be at most {MAX_NAME} characters", index))
     ttl_s = edit.ttl_s if isinstance(edit, SetLimit | PatchLimit | SetSwitch) else None
     if isinstance(ttl_s, int | float) and not (math.isfinite(ttl_s) and 0 < ttl_s <= MAX_TTL_S):
-        problems.append(Problem("ttl_s", f"must be more than 0 and at most {MAX_TTL_S} seconds; found {ttl_s}", index))
+        what = f"must be more than 0 and at most {MAX_TTL_S} seconds; found {ttl_s}"
+        problems.append(EditProblem("ttl_s", what, index))
     if problems:
         raise EditError(tuple(problems))
 
@@ -388,7 +334,7 @@ def _check_match(index: int, if_match: str | None, entry: LimitEntry | SwitchEnt
     if if_match is None or if_match == entry.etag or (if_match == "*" and entry.edit is not None):
         return
     if if_match == "*":
-        raise StaleError(index, entry.etag, "no edit stands over the configuration")
+        raise StaleError(index, entry.etag, "it is not edited")
     raise StaleError(index, entry.etag, f"something else is in force: {_whose(entry)}")
 
 

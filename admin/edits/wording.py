@@ -1,25 +1,31 @@
-"""What a change did, in short words: for the command line, and for the log.
+"""What a change did, in short words: for the command line, and for the log."""
 
-Plain text of plain data; what reads and writes durations and rates on the command line is ``admin.client.words``.
-"""
-
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
+
+import structlog
 
 from admin.common import numbers
 from admin.common.numbers import number
 from admin.config.limit_fields import FIELDS
-from admin.edits.model import Change, RuleInForce
+from admin.edits.model import SWITCHES, Change, RuleInForce
 from limiter.rules.patterns import DEFAULT_PATTERN
+from proxy.control import Cleared
+from proxy.stats.flow import Purged
 
+_log = structlog.get_logger(__name__)
+
+#: Of a batch, this many changes have a line in the log each.
+_MAX_LOGGED: Final = 20
+
+#: The short form says them.
 _SMALL: Final = {"rate", "bytes_per_s", "count", "exempt"}
-"""What a limit's short form says already."""
+#: Nearly every limit has it.
 _NOT_SAID: Final = ("confirm", "broker")
-"""What is so of nearly every limit."""
 
 
 def short(limit: Mapping[str, Any] | None) -> str:
-    """Write a limit, or a switch, in short; all else that it says is ``further``."""
+    """Write a limit or a switch in short; ``further`` writes the rest."""
     if limit is None:
         return "none"
     if "limiting" in limit:
@@ -37,14 +43,13 @@ def short(limit: Mapping[str, Any] | None) -> str:
 
 
 def further(limit: Mapping[str, Any] | None) -> dict[str, str]:
-    """Write what a limit says besides its short form, as far as it matters beside the rest."""
+    """Write the fields of a limit that its short form leaves out, if they have an effect."""
     limit = limit or {}
     return {
         each.key: value_text(value)
         for each in FIELDS
         if each.key not in _SMALL
         and (value := limit.get(each.key)) is not None
-        # What is nothing by default, and what another field would have to give a meaning, is not worth a word.
         and (value or value != each.default)
         and (each.key, value) != _NOT_SAID
         and each.matters(limit)
@@ -81,26 +86,86 @@ def difference(change: Change) -> str:
 
 
 def sides(change: Change) -> tuple[str, str]:
-    """Write what was in force before a change, and what is since, in short."""
+    """Write the limits in force before and after a change, in short."""
     return _side(change.old, change.old_rule), _side(change.new, change.new_rule)
 
 
 def fields(change: Change) -> Iterator[str]:
-    """Write each field that a change changed, besides what the short form says: ``burst_s 1 → 2``."""
+    """Write each changed field that the short form leaves out: ``burst_s 1 → 2``."""
     if change.old is None or change.new is None:
         return
     before, after = further(change.old), further(change.new)
     for key in dict.fromkeys((*before, *after)):
-        # What matters only beside another field comes and goes with that; by itself it has not changed.
+        # A field that has an effect only beside another one comes and goes with that.
         if change.old.get(key) != change.new.get(key) and before.get(key) != after.get(key):
             otherwise = _NOT_SAID[1] if key == _NOT_SAID[0] else "not set"
             yield f"{key} {before.get(key, otherwise)} → {after.get(key, otherwise)}"
 
 
 def _side(limit: Mapping[str, Any] | None, rule: RuleInForce | None) -> str:
-    """Write a limit in short; where there is none of that very name, the one in force and whose it is."""
+    """Write a limit in short; without one of that very name, the one in force and its rule."""
     if limit is not None or rule is None:
         return short(limit)
-    # The kind is said already.
     pattern = rule.rule.partition(":")[2]
     return f"{rule.limit_text} (by {'the default' if pattern == DEFAULT_PATTERN else pattern})"
+
+
+def log_changes(changes: Sequence[Change]) -> None:
+    """Log each of the first changes, and the number of the others."""
+    edits = [change for change in changes if change.action != "reload"]
+    for change in edits[:_MAX_LOGGED]:
+        who = {"by": change.by, "change": change.id}
+        more = {"reason": change.reason, "address": change.address}
+        if change.action == "purge":
+            what, purged = target(change.target), "; ".join(change.details)
+            _log.info("spool purged", what=what, purged=purged, **who, **_given(more))
+            continue
+        before, after = sides(change)
+        event = "switch changed" if change.target.startswith(SWITCHES) else "limit changed"
+        more |= {
+            "cleared": "; ".join(change.details) if change.action == "reset" else "",
+            "fields": ", ".join(fields(change)).replace("→", "->"),
+            "until": change.expires_at or ("" if change.durable or change.new is None else "the restart"),
+        }
+        _log.info(
+            "edit expired" if change.action == "expire" else event,
+            action=change.action if change.reverts is None else f"revert of {change.reverts}",
+            what=target(change.target),
+            before=before,
+            after=after,
+            **who,
+            **_given(more),
+        )
+    if rest := edits[_MAX_LOGGED:]:
+        _log.info(
+            "more changes were made together; the audit trail has all of them",
+            more=len(rest),
+            by=", ".join(dict.fromkeys(change.by for change in rest)),
+            first_change=rest[0].id,
+            last_change=rest[-1].id,
+        )
+
+
+def _given(fields_: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in fields_.items() if value}
+
+
+def cleared_lines(cleared: Cleared) -> list[str]:
+    """Say what a reset cleared, a line each."""
+    if not cleared.limiters:
+        return ["nothing, since nobody has asked for it yet or it is not limited now"]
+    what = (
+        (cleared.limiters, "{} limiter{} full again"),
+        (cleared.debt_messages, "a debt of {} messages or requests"),
+        (cleared.debt_bytes, "a debt of {} bytes"),
+        (cleared.open_breakers, "{} open breaker{}"),
+        (cleared.shares, "{} fair share{}"),
+    )
+    return [text.format(number(amount), "s" * (amount != 1)) for amount, text in what if amount]
+
+
+def purged_lines(purged: Purged) -> list[str]:
+    """Say what a purge refused and dropped, a line each."""
+    what = ((purged.refused, "{} message{} refused"), (purged.dropped, "{} message{} dropped"))
+    said = [text.format(amount, "s" * (amount != 1)) for amount, text in what if amount]
+    return said or ["nothing, since nothing of it was put aside"]

@@ -12,8 +12,8 @@ from rich.text import Text
 from admin.common.tables import Rows
 from admin.config.rule_fields import fields_of, scope_kinds_of, written
 from admin.config.settings import OFF
+from admin.edits.effective import EffectiveLimits
 from admin.edits.model import is_over
-from admin.edits.state import State
 from admin.edits.state_dir import StateDir
 from admin.edits.store import active_in
 from admin.rejection_log import location as log_location
@@ -84,7 +84,7 @@ def _edits(plan: Plan, place: StateDir, now: datetime) -> Text | None:
         return None
     if place.directory is None:
         return Text("kept until the restart only")
-    drift = State(plan.rulebook, active, now).drift()
+    drift = EffectiveLimits(plan.rulebook, active, now).drift()
     lines = [f"kept in {place.directory}; active edits: {len(drift)}", *drift[:_MAX_EDITS_SHOWN]]
     if problem is not None:
         lines.append(problem)

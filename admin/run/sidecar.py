@@ -146,7 +146,7 @@ class Running:
     Attributes:
         data_path: the one interface to it.
         health: its readiness.
-        live: the limits in force, and the way to change them.
+        edits: the limits in force, and the way to change them.
         listen: the addresses that are listened on, by listener.
         admin: the admin address, or None when there is none.
         secure: it speaks HTTPS.
@@ -156,7 +156,7 @@ class Running:
 
     data_path: DataPath
     health: Health
-    live: EditService
+    edits: EditService
     listen: dict[str, str]
     admin: Endpoint | None
     secure: bool = False
@@ -521,7 +521,7 @@ def _status(running: Running) -> str:
 async def _reload_on_signal(signals: AsyncIterator[int], running: Running, manager: Manager) -> None:
     async for _ in signals:
         manager.reloading()
-        await reload_unattended(running.live, Author("SIGHUP"))
+        await reload_unattended(running.edits, Author("SIGHUP"))
         manager.ready(_status(running))
 
 
@@ -585,7 +585,7 @@ async def _announce(plan: Plan, running: Running) -> None:
         )
     defaults = ", ".join(str(rule) for rule in plan.defaults())
     _log.info("limits in force", limits=_given_limits(plan), defaults=defaults)
-    _announce_edits(running.live)
+    _announce_edits(running.edits)
     for line in plan.replaced:
         _log.info("setting replaced by the environment", setting=line)
     _log.info("sluice is up", version=sluice_version(), admin=running.admin_url or OFF)
@@ -595,19 +595,19 @@ async def _announce(plan: Plan, running: Running) -> None:
         _log.warning("runs as root, of whose rights it needs none: give it a user of its own")
 
 
-def _announce_edits(live: EditService) -> None:
+def _announce_edits(edits: EditService) -> None:
     """Say where live edits are kept, and how what they make of the limits differs from the configuration."""
-    kept = live.persistence
-    drift = live.drift()
+    kept = edits.persistence
+    drift = edits.drift()
     shown = drift[:_EDITS_SHOWN]
     if more := len(drift) - len(shown):
         shown.append(f"and {more} more")
     _log.info("live edits", state_dir=kept.directory or "none: edits are kept until the restart", edits=shown)
     if kept.directory is None and kept.error is not None:
         _log.warning("live edits are kept until the restart only", reason=kept.error)
-    if live.exposed is not None:
-        _log.warning(live.exposed)
-    for warning in live.idle():
+    if edits.exposed is not None:
+        _log.warning(edits.exposed)
+    for warning in edits.idle():
         _log.warning(warning)
 
 

@@ -8,8 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from admin.edits.model import ConflictError, EditError, NotFoundError, ReloadError, StaleError, StoreError
-from admin.edits.model import Problem as EditProblem
+from admin.edits.model import ConflictError, EditError, EditProblem, NotFoundError, ReloadError, StaleError, StoreError
 from admin.wire import PROBLEM, PROBLEMS, FieldProblem, Problem
 from proxy.common.cooperative import Pace
 from proxy.stats.question import QuestionError

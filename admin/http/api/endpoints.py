@@ -18,10 +18,10 @@ from admin.edits.model import (
     ALL_KINDS,
     Author,
     EditError,
+    EditProblem,
     LimitEntry,
     NotFoundError,
     PatchLimit,
-    Problem,
     SetLimit,
     SetSwitch,
     SwitchEntry,
@@ -380,7 +380,7 @@ class _Switches:
         for each in switches:
             if each.kind == kind:
                 return each
-        raise EditError((Problem("kind", self._live.reader.no_kind(kind, [each.kind for each in switches])),))
+        raise EditError((EditProblem("kind", self._live.reader.no_kind(kind, [each.kind for each in switches])),))
 
     async def _write(self, request: Request, edit: SetSwitch | UnsetSwitch, query: Write) -> Response:
         (change,) = await self._live.change([edit], _author(request), dry_run=query.dry_run, volatile=query.volatile)

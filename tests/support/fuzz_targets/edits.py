@@ -190,11 +190,11 @@ def _asks(data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
 async def _answer_all(asks: list[tuple[dict[str, Any], bytes]]) -> None:
     """Ask an API of its own."""
     data_path: Any = _NoDataPath()
-    desk = EditService(_PLAN.rulebook, Store(None), clock=lambda: _NOW)
-    board = LiveStats(data_path, desk, Health(data_path), Clock(utc=lambda: _NOW))
-    app = application(Services(data_path, desk, board, list))
+    edits = EditService(_PLAN.rulebook, Store(None), clock=lambda: _NOW)
+    board = LiveStats(data_path, edits, Health(data_path), Clock(utc=lambda: _NOW))
+    app = application(Services(data_path, edits, board, list))
     async with trio.open_nursery() as nursery:
-        await nursery.start(desk.run, data_path.apply, data_path.nothing, data_path.nothing)
+        await nursery.start(edits.run, data_path.apply, data_path.nothing, data_path.nothing)
         for scope, body in asks:
             await _answer(app, scope, body)
         nursery.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""A desk with a clock of its own, over real files or none."""
+"""A edits with a clock of its own, over real files or none."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -42,7 +42,7 @@ class Applied:
 
 
 MakeRulebook = Callable[..., Rulebook]
-OpenDesk = Callable[..., AbstractAsyncContextManager[EditService]]
+OpenEdits = Callable[..., AbstractAsyncContextManager[EditService]]
 
 
 @pytest.fixture
@@ -69,8 +69,8 @@ def make_rulebook(tmp_path: Path) -> MakeRulebook:
 
 
 @pytest.fixture
-def open_desk(make_rulebook: MakeRulebook, clock: WallClock, applied: Applied) -> OpenDesk:
-    """Runs a desk; ``directory`` is where it keeps edits, if it does."""
+def open_edits(make_rulebook: MakeRulebook, clock: WallClock, applied: Applied) -> OpenEdits:
+    """Runs a edits; ``directory`` is where it keeps edits, if it does."""
 
     @asynccontextmanager
     async def run(
@@ -78,11 +78,11 @@ def open_desk(make_rulebook: MakeRulebook, clock: WallClock, applied: Applied) -
     ) -> AsyncIterator[EditService]:
         if store is None:
             store = Store(directory)
-        desk = EditService(make_rulebook(text, *limits), store, clock=clock)
+        edits = EditService(make_rulebook(text, *limits), store, clock=clock)
         applied.rule_sets.clear()
         async with trio.open_nursery() as nursery:
-            await nursery.start(desk.run, applied)
-            yield desk
+            await nursery.start(edits.run, applied)
+            yield edits
             nursery.cancel_scope.cancel()
         store.close()
 

@@ -25,12 +25,13 @@ from admin.edits.model import (
     UnsetLimit,
     UnsetSwitch,
 )
-from admin.edits.service import EditService, cleared_lines
+from admin.edits.service import EditService
 from admin.edits.store import Store
+from admin.edits.wording import cleared_lines
 from limiter.rules.resource import Resource
 from proxy.control import Cleared
 
-OpenDesk = Callable[..., AbstractAsyncContextManager[EditService]]
+OpenEdits = Callable[..., AbstractAsyncContextManager[EditService]]
 ALICE, BOB = Author("alice", "10.0.0.1:5"), Author("bob")
 FILE = '[[limits]]\nkind = "topic"\nname = "orders"\nrate = 5\nburst_s = 3\n'
 
@@ -40,25 +41,25 @@ def put(name: str = "orders", rate: Any = 9, kind: str = "topic", **more: Any) -
     return SetLimit(kind=kind, name=name, limit=limit, **more)
 
 
-def rate(desk: EditService, name: str = "orders", kind: str = "topic") -> float | None:
-    return desk.rule_set.match(Resource(kind, name)).rate_per_s
+def rate(edits: EditService, name: str = "orders", kind: str = "topic") -> float | None:
+    return edits.rule_set.match(Resource(kind, name)).rate_per_s
 
 
 # --- limits
 
 
 async def test_an_edit_holds_once_it_is_answered_and_replaces_the_whole_limit(
-    open_desk: OpenDesk, applied: Any
+    open_edits: OpenEdits, applied: Any
 ) -> None:
-    async with open_desk(FILE) as desk:
-        (change,) = await desk.change([put(reason="why")], ALICE)
-        assert (applied.rule_sets[-1].match(Resource("topic", "orders")).rate_per_s, rate(desk)) == (9, 9)
+    async with open_edits(FILE) as edits:
+        (change,) = await edits.change([put(reason="why")], ALICE)
+        assert (applied.rule_sets[-1].match(Resource("topic", "orders")).rate_per_s, rate(edits)) == (9, 9)
         assert (change.id, change.by, change.address, change.reason) == (1, "alice", "10.0.0.1:5", "why")
         assert change.old is not None
         assert change.new is not None
         assert (change.old["rate"], change.old["burst_s"]) == (5, 3)
         assert (change.new["rate"], change.new["burst_s"]) == (9, 1)
-        entry = desk.limit("topic", "orders")
+        entry = edits.limit("topic", "orders")
         assert entry.configured is not None
         assert (entry.limit["rate"], entry.configured.limit["rate"], entry.source) == (9, 5, "live edit 1")
         assert entry.configured.source.endswith("sluice.toml:1")
@@ -71,23 +72,23 @@ def patch(name: str = "orders", kind: str = "topic", *, limit: dict[str, Any], *
 RICH = FILE + 'bytes_per_s = 1000\nfair_by = "client"\nbusy_code = 215\n'
 
 
-async def test_a_patch_changes_what_it_names_and_keeps_the_rest(open_desk: OpenDesk) -> None:
-    async with open_desk(RICH) as desk:
-        await desk.change([patch(limit={"rate": 900})], ALICE)
-        limit = desk.limit("topic", "orders").limit
+async def test_a_patch_changes_what_it_names_and_keeps_the_rest(open_edits: OpenEdits) -> None:
+    async with open_edits(RICH) as edits:
+        await edits.change([patch(limit={"rate": 900})], ALICE)
+        limit = edits.limit("topic", "orders").limit
         assert (limit["rate"], limit["burst_s"], limit["bytes_per_s"], limit["fair_by"], limit["busy_code"]) == (
             *(900, 3),
             *(1000, "client", 215),
         )
-        await desk.change([patch(limit={"bytes_per_s": None, "burst_s": 2})], ALICE)
-        limit = desk.limit("topic", "orders").limit
+        await edits.change([patch(limit={"bytes_per_s": None, "burst_s": 2})], ALICE)
+        limit = edits.limit("topic", "orders").limit
         assert (limit["rate"], limit["burst_s"], limit["bytes_per_s"], limit["fair_by"]) == (900, 2, None, "client")
 
 
-async def test_a_patch_of_a_name_without_a_rule_begins_with_the_one_in_force_for_it(open_desk: OpenDesk) -> None:
-    async with open_desk(RICH.replace('"orders"', '"ord*"')) as desk:
-        await desk.change([patch(limit={"rate": 9})], ALICE)
-        limit = desk.limit("topic", "orders").limit
+async def test_a_patch_of_a_name_without_a_rule_begins_with_the_one_in_force_for_it(open_edits: OpenEdits) -> None:
+    async with open_edits(RICH.replace('"orders"', '"ord*"')) as edits:
+        await edits.change([patch(limit={"rate": 9})], ALICE)
+        limit = edits.limit("topic", "orders").limit
         assert (limit["rate"], limit["bytes_per_s"], limit["busy_code"]) == (9, 1000, 215)
 
 
@@ -102,23 +103,23 @@ async def test_a_patch_of_a_name_without_a_rule_begins_with_the_one_in_force_for
     ],
 )
 async def test_a_patch_of_what_no_rule_matches_is_what_a_put_of_the_same_is(
-    open_desk: OpenDesk, kind: str, name: str, action: str, max_delay_s: float
+    open_edits: OpenEdits, kind: str, name: str, action: str, max_delay_s: float
 ) -> None:
-    async with open_desk(FILE) as desk:
-        await desk.change([patch(name, kind, limit={"rate": 9})], ALICE)
-        patched = desk.limit(kind, name).limit
-        await desk.change([UnsetLimit(kind=kind, name=name)], ALICE)
-        await desk.change([put(name, 9, kind)], ALICE)
-        assert patched == desk.limit(kind, name).limit
+    async with open_edits(FILE) as edits:
+        await edits.change([patch(name, kind, limit={"rate": 9})], ALICE)
+        patched = edits.limit(kind, name).limit
+        await edits.change([UnsetLimit(kind=kind, name=name)], ALICE)
+        await edits.change([put(name, 9, kind)], ALICE)
+        assert patched == edits.limit(kind, name).limit
         assert (patched["rate"], patched["action"], patched["max_delay_s"]) == (9, action, max_delay_s)
 
 
-async def test_a_patch_that_switches_the_spool_gives_the_longest_delay_its_default_again(open_desk: OpenDesk) -> None:
-    async with open_desk(FILE) as desk:
+async def test_a_patch_that_switches_the_spool_gives_the_longest_delay_its_default_again(open_edits: OpenEdits) -> None:
+    async with open_edits(FILE) as edits:
 
         async def after(**fields: Any) -> tuple[Any, Any]:
-            await desk.change([patch("pay", limit=fields)], ALICE)
-            limit = desk.limit("topic", "pay").limit
+            await edits.change([patch("pay", limit=fields)], ALICE)
+            limit = edits.limit("topic", "pay").limit
             return limit["spool"], limit["max_delay_s"]
 
         assert await after(rate=9, action="delay", max_delay_s=30) == (None, 30)
@@ -130,35 +131,35 @@ async def test_a_patch_that_switches_the_spool_gives_the_longest_delay_its_defau
 
 
 async def test_a_patch_ends_when_the_edit_before_it_would_have_unless_it_says_otherwise(
-    open_desk: OpenDesk, clock: Any
+    open_edits: OpenEdits, clock: Any
 ) -> None:
-    async with open_desk(FILE) as desk:
-        (first,) = await desk.change([put(ttl_s=60)], ALICE)
+    async with open_edits(FILE) as edits:
+        (first,) = await edits.change([put(ttl_s=60)], ALICE)
         clock.advance(20)
-        (kept,) = await desk.change([patch(limit={"rate": 10})], ALICE)
+        (kept,) = await edits.change([patch(limit={"rate": 10})], ALICE)
         assert kept.expires_at == first.expires_at
-        (longer,) = await desk.change([patch(limit={}, ttl_s=60)], ALICE)
+        (longer,) = await edits.change([patch(limit={}, ttl_s=60)], ALICE)
         assert longer.expires_at > (kept.expires_at or "")
-        (for_good,) = await desk.change([patch(limit={}, ttl_s=None)], ALICE)
+        (for_good,) = await edits.change([patch(limit={}, ttl_s=None)], ALICE)
         assert (for_good.expires_at, for_good.before and for_good.before.expires_at) == (None, longer.expires_at)
-        assert rate(desk) == 10
+        assert rate(edits) == 10
 
 
-async def test_a_rate_takes_the_place_of_exempt_and_the_other_way_round(open_desk: OpenDesk) -> None:
-    async with open_desk(RICH) as desk:
-        await desk.change([patch(limit={"exempt": True})], ALICE)
-        assert desk.limit("topic", "orders").limit_text == "exempt"
-        await desk.change([patch(limit={"rate": 7})], ALICE)
-        assert desk.limit("topic", "orders").limit_text == "7/s"
+async def test_a_rate_takes_the_place_of_exempt_and_the_other_way_round(open_edits: OpenEdits) -> None:
+    async with open_edits(RICH) as edits:
+        await edits.change([patch(limit={"exempt": True})], ALICE)
+        assert edits.limit("topic", "orders").limit_text == "exempt"
+        await edits.change([patch(limit={"rate": 7})], ALICE)
+        assert edits.limit("topic", "orders").limit_text == "7/s"
 
 
-async def test_a_patch_that_leaves_no_rule_names_the_field(open_desk: OpenDesk) -> None:
-    async with open_desk(FILE) as desk:
+async def test_a_patch_that_leaves_no_rule_names_the_field(open_edits: OpenEdits) -> None:
+    async with open_edits(FILE) as edits:
         with pytest.raises(EditError, match="burst_s"):
-            await desk.change([patch(limit={"burst_s": -1})], ALICE)
+            await edits.change([patch(limit={"burst_s": -1})], ALICE)
         with pytest.raises(EditError, match="kind"):
-            await desk.change([patch(kind="topics", limit={"rate": 1})], ALICE)
-        assert rate(desk) == 5
+            await edits.change([patch(kind="topics", limit={"rate": 1})], ALICE)
+        assert rate(edits) == 5
 
 
 def other(change: Change) -> list[tuple[str, str] | None]:
@@ -170,132 +171,132 @@ WIDE = '[[limits]]\nkind = "topic"\nname = "ord*"\nrate = 50\n[defaults.topic]\n
 ORD, REST = ("topic:ord*", "50/s"), ("topic:*", "70/s")
 
 
-async def test_a_change_names_the_rule_that_held_for_a_name_without_one(open_desk: OpenDesk) -> None:
-    async with open_desk(WIDE) as desk:
-        changes = await desk.change([put(), put("other"), put("orders-*"), put("*")], ALICE)
+async def test_a_change_names_the_rule_that_held_for_a_name_without_one(open_edits: OpenEdits) -> None:
+    async with open_edits(WIDE) as edits:
+        changes = await edits.change([put(), put("other"), put("orders-*"), put("*")], ALICE)
         assert [other(change) for change in changes] == [[ORD, None], [REST, None], [ORD, None], [None, None]]
         assert [change.old is None for change in changes] == [True, True, True, False]
         # What has a rule of its own by now needs no other one.
-        (again,) = await desk.change([put(rate=1)], ALICE)
+        (again,) = await edits.change([put(rate=1)], ALICE)
         assert other(again) == [None, None]
 
 
-async def test_a_change_names_the_rule_that_holds_when_the_last_of_its_own_is_gone(open_desk: OpenDesk) -> None:
-    async with open_desk(WIDE) as desk:
-        (first,) = await desk.change([put()], ALICE)
+async def test_a_change_names_the_rule_that_holds_when_the_last_of_its_own_is_gone(open_edits: OpenEdits) -> None:
+    async with open_edits(WIDE) as edits:
+        (first,) = await edits.change([put()], ALICE)
         unset = [UnsetLimit(kind="topic", name="orders")]
-        (would,) = await desk.change(unset, ALICE, dry_run=True)
-        (done,) = await desk.change(unset, ALICE)
-        (kept, *_) = await desk.audit()
+        (would,) = await edits.change(unset, ALICE, dry_run=True)
+        (done,) = await edits.change(unset, ALICE)
+        (kept, *_) = await edits.audit()
         assert other(would) == other(done) == other(kept) == [None, ORD]
-        await desk.change([put()], ALICE)
-        assert other(await desk.revert(first.id, ALICE, force=True)) == [None, ORD]
+        await edits.change([put()], ALICE)
+        assert other(await edits.revert(first.id, ALICE, force=True)) == [None, ORD]
 
 
-async def test_what_is_done_together_counts_for_what_holds_afterwards(open_desk: OpenDesk) -> None:
-    async with open_desk(WIDE) as desk:
-        await desk.change([put()], ALICE)
+async def test_what_is_done_together_counts_for_what_holds_afterwards(open_edits: OpenEdits) -> None:
+    async with open_edits(WIDE) as edits:
+        await edits.change([put()], ALICE)
         together = [UnsetLimit(kind="topic", name="orders"), put("orde*", 8)]
         for dry_run in (True, False):
-            unset, put_ = await desk.change(together, ALICE, dry_run=dry_run)
+            unset, put_ = await edits.change(together, ALICE, dry_run=dry_run)
             assert (other(unset), other(put_)) == ([None, ("topic:orde*", "8/s")], [ORD, None])
 
 
-async def test_what_is_set_and_unset_in_one_go_blames_no_rule_of_its_own(open_desk: OpenDesk) -> None:
-    async with open_desk(WIDE) as desk:
-        await desk.change([put()], ALICE)
-        _, last = await desk.change([UnsetLimit(kind="topic", name="orders"), put()], ALICE)
+async def test_what_is_set_and_unset_in_one_go_blames_no_rule_of_its_own(open_edits: OpenEdits) -> None:
+    async with open_edits(WIDE) as edits:
+        await edits.change([put()], ALICE)
+        _, last = await edits.change([UnsetLimit(kind="topic", name="orders"), put()], ALICE)
         assert other(last) == [None, None]
 
 
-async def test_what_no_rule_matches_and_a_total_have_none_that_other(open_desk: OpenDesk) -> None:
-    async with open_desk(FILE) as desk:
-        changes = await desk.change([put("x"), put("topic:a*", kind="total"), put("1.2.3.4", kind="client")], ALICE)
+async def test_what_no_rule_matches_and_a_total_have_none_that_other(open_edits: OpenEdits) -> None:
+    async with open_edits(FILE) as edits:
+        changes = await edits.change([put("x"), put("topic:a*", kind="total"), put("1.2.3.4", kind="client")], ALICE)
         assert [other(change) for change in changes] == [[None, None]] * 3
 
 
-async def test_the_end_of_an_edit_names_the_rule_that_holds_then(open_desk: OpenDesk, clock: Any) -> None:
-    async with open_desk(WIDE) as desk:
-        following = desk.changes()
-        await desk.change([put(ttl_s=5)], ALICE)
+async def test_the_end_of_an_edit_names_the_rule_that_holds_then(open_edits: OpenEdits, clock: Any) -> None:
+    async with open_edits(WIDE) as edits:
+        following = edits.changes()
+        await edits.change([put(ttl_s=5)], ALICE)
         await anext(following)
         clock.advance(6)
-        await desk.change([put("x")], ALICE)
+        await edits.change([put("x")], ALICE)
         expired = await anext(following)
         assert (expired.action, other(expired)) == ("expire", [None, ORD])
 
 
-async def test_a_rule_with_hours_held_only_at_its_hours(open_desk: OpenDesk, clock: Any) -> None:
+async def test_a_rule_with_hours_held_only_at_its_hours(open_edits: OpenEdits, clock: Any) -> None:
     at_noon = WIDE.replace("rate = 50", 'rate = 5\nbetween = "12:00-13:00"', 1)
-    async with open_desk(at_noon) as desk:
-        (noon,) = await desk.change([put()], ALICE, dry_run=True)
+    async with open_edits(at_noon) as edits:
+        (noon,) = await edits.change([put()], ALICE, dry_run=True)
         clock.advance(3600)
-        (later,) = await desk.change([put()], ALICE, dry_run=True)
+        (later,) = await edits.change([put()], ALICE, dry_run=True)
         assert (other(noon)[0], other(later)[0]) == (("topic:ord* 12:00-13:00 UTC", "5/s"), REST)
 
 
-async def test_undoing_the_last_edit_gives_exactly_the_configured_rules(open_desk: OpenDesk) -> None:
-    async with open_desk(FILE) as desk:
-        before, etag, entries = desk.rule_set.rules, desk.etag, desk.limits()
+async def test_undoing_the_last_edit_gives_exactly_the_configured_rules(open_edits: OpenEdits) -> None:
+    async with open_edits(FILE) as edits:
+        before, etag, entries = edits.rule_set.rules, edits.etag, edits.limits()
         names = [("topic", "orders"), ("topic", "*"), ("total", "topic:orders-*"), ("topic", "o*")]
-        await desk.change([put(name, number, kind) for number, (kind, name) in enumerate(names)], ALICE)
-        assert desk.etag != etag
-        await desk.change([UnsetLimit(kind=kind, name=name) for kind, name in names], ALICE)
-        assert (desk.rule_set.rules, desk.etag, desk.limits()) == (before, etag, entries)
+        await edits.change([put(name, number, kind) for number, (kind, name) in enumerate(names)], ALICE)
+        assert edits.etag != etag
+        await edits.change([UnsetLimit(kind=kind, name=name) for kind, name in names], ALICE)
+        assert (edits.rule_set.rules, edits.etag, edits.limits()) == (before, etag, entries)
 
 
-async def test_an_edit_alone_leaves_the_built_in_rates_of_everything_else(open_desk: OpenDesk) -> None:
-    async with open_desk() as desk:
-        await desk.change([put()], ALICE)
-        assert (rate(desk), rate(desk, "other"), rate(desk, "g", "retry_group")) == (9, 2000, 100)
-        await desk.change([put("*", "unlimited")], ALICE)
-        assert (rate(desk), rate(desk, "other"), rate(desk, "g", "retry_group")) == (9, None, 100)
+async def test_an_edit_alone_leaves_the_built_in_rates_of_everything_else(open_edits: OpenEdits) -> None:
+    async with open_edits() as edits:
+        await edits.change([put()], ALICE)
+        assert (rate(edits), rate(edits, "other"), rate(edits, "g", "retry_group")) == (9, 2000, 100)
+        await edits.change([put("*", "unlimited")], ALICE)
+        assert (rate(edits), rate(edits, "other"), rate(edits, "g", "retry_group")) == (9, None, 100)
 
 
-async def test_an_edit_with_hours_takes_only_its_hours(open_desk: OpenDesk, clock: Any) -> None:
-    async with open_desk(FILE) as desk:
-        await desk.change([put(limit={"between": "13:00-14:00"})], ALICE)
-        assert desk.limit("topic", "orders").limit["rate"] == 5
-        etag, entries = desk.etag, desk.limits()
-        assert desk.limits() is entries
+async def test_an_edit_with_hours_takes_only_its_hours(open_edits: OpenEdits, clock: Any) -> None:
+    async with open_edits(FILE) as edits:
+        await edits.change([put(limit={"between": "13:00-14:00"})], ALICE)
+        assert edits.limit("topic", "orders").limit["rate"] == 5
+        etag, entries = edits.etag, edits.limits()
+        assert edits.limits() is entries
         clock.advance(3600)
-        assert desk.limit("topic", "orders").limit["rate"] == 9
-        assert desk.etag != etag
+        assert edits.limit("topic", "orders").limit["rate"] == 9
+        assert edits.etag != etag
         clock.advance(3600)
-        assert desk.limit("topic", "orders").limit["rate"] == 5
-        assert desk.etag == etag
+        assert edits.limit("topic", "orders").limit["rate"] == 5
+        assert edits.etag == etag
 
 
-async def test_all_spellings_of_a_name_are_one_limit(open_desk: OpenDesk) -> None:
-    async with open_desk() as desk:
-        await desk.change([put("[o]rders", 5)], ALICE)
-        (change,) = await desk.change([put("orders", 6)], ALICE)
+async def test_all_spellings_of_a_name_are_one_limit(open_edits: OpenEdits) -> None:
+    async with open_edits() as edits:
+        await edits.change([put("[o]rders", 5)], ALICE)
+        (change,) = await edits.change([put("orders", 6)], ALICE)
         assert (change.target, change.before and change.before.change_id) == ("limits/topic/orders", 1)
-        await desk.change([put("a[*]b", 7)], ALICE)
-        assert (rate(desk, "a*b"), desk.limit("topic", "a[*]b").exact) == (7, True)
-        await desk.change([put("::ffff:10.0.0.1", 7, "client")], ALICE)
-        assert desk.limit("client", "10.0.0.1").limit["rate"] == 7
+        await edits.change([put("a[*]b", 7)], ALICE)
+        assert (rate(edits, "a*b"), edits.limit("topic", "a[*]b").exact) == (7, True)
+        await edits.change([put("::ffff:10.0.0.1", 7, "client")], ALICE)
+        assert edits.limit("client", "10.0.0.1").limit["rate"] == 7
 
 
 async def test_of_equally_literal_patterns_the_latest_edit_wins_also_after_a_restart(
-    open_desk: OpenDesk, state_dir: Path
+    open_edits: OpenEdits, state_dir: Path
 ) -> None:
-    async with open_desk(directory=state_dir) as desk:
-        await desk.change([put("ab*", 1)], ALICE)
-        await desk.change([put("*yz", 3)], ALICE)
-        assert rate(desk, "abyz") == 3
-    async with open_desk(directory=state_dir) as desk:
-        assert (rate(desk, "abyz"), rate(desk, "abc")) == (3, 1)
+    async with open_edits(directory=state_dir) as edits:
+        await edits.change([put("ab*", 1)], ALICE)
+        await edits.change([put("*yz", 3)], ALICE)
+        assert rate(edits, "abyz") == 3
+    async with open_edits(directory=state_dir) as edits:
+        assert (rate(edits, "abyz"), rate(edits, "abc")) == (3, 1)
 
 
-async def test_the_limit_of_a_name_without_a_rule_of_its_own_is_that_which_holds_for_it(open_desk: OpenDesk) -> None:
-    async with open_desk() as desk:
-        entry = desk.limit("topic", "whatever")
+async def test_the_limit_of_a_name_without_a_rule_of_its_own_is_that_which_holds_for_it(open_edits: OpenEdits) -> None:
+    async with open_edits() as edits:
+        entry = edits.limit("topic", "whatever")
         assert (entry.limit["rate"], entry.rule, entry.configured, entry.edit) == (2000, "topic:*", None, None)
-        assert entry not in desk.limits()
+        assert entry not in edits.limits()
         for kind, name in (("topics", "a"), ("topic", ""), ("total", "a"), ("total", "topic:a"), ("client", "x")):
             with pytest.raises(NotFoundError):
-                desk.limit(kind, name)
+                edits.limit(kind, name)
 
 
 @pytest.mark.parametrize(
@@ -314,63 +315,65 @@ async def test_the_limit_of_a_name_without_a_rule_of_its_own_is_that_which_holds
     ],
 )
 async def test_a_wrong_edit_names_its_field_and_undoes_those_with_it(
-    open_desk: OpenDesk, edit: Edit, field: str
+    open_edits: OpenEdits, edit: Edit, field: str
 ) -> None:
-    async with open_desk(FILE) as desk:
-        etag = desk.etag
+    async with open_edits(FILE) as edits:
+        etag = edits.etag
         with pytest.raises(EditError) as caught:
-            await desk.change([put("good", 1), edit], ALICE)
+            await edits.change([put("good", 1), edit], ALICE)
         assert {(problem.field, problem.edit) for problem in caught.value.problems} == {(field, 1)}
-        assert (desk.etag, rate(desk, "good")) == (etag, None)
+        assert (edits.etag, rate(edits, "good")) == (etag, None)
 
 
-async def test_each_edit_of_a_batch_sees_those_before_it(open_desk: OpenDesk) -> None:
-    async with open_desk() as desk:
-        first, second = await desk.change([put(rate=1), put(rate=2)], ALICE)
-        assert (first.id, second.id, second.old and second.old["rate"], rate(desk)) == (1, 2, 1, 2)
+async def test_each_edit_of_a_batch_sees_those_before_it(open_edits: OpenEdits) -> None:
+    async with open_edits() as edits:
+        first, second = await edits.change([put(rate=1), put(rate=2)], ALICE)
+        assert (first.id, second.id, second.old and second.old["rate"], rate(edits)) == (1, 2, 1, 2)
 
 
-async def test_a_dry_run_says_the_same_and_changes_nothing(open_desk: OpenDesk, applied: Any) -> None:
-    async with open_desk(FILE) as desk:
-        etag = desk.etag
-        (change,) = await desk.change([put()], ALICE, dry_run=True)
+async def test_a_dry_run_says_the_same_and_changes_nothing(open_edits: OpenEdits, applied: Any) -> None:
+    async with open_edits(FILE) as edits:
+        etag = edits.etag
+        (change,) = await edits.change([put()], ALICE, dry_run=True)
         assert (change.id, change.new and change.new["rate"]) == (0, 9)
-        assert (desk.etag, rate(desk), applied.rule_sets, await desk.audit()) == (etag, 5, [], ())
+        assert (edits.etag, rate(edits), applied.rule_sets, await edits.audit()) == (etag, 5, [], ())
 
 
-async def test_nothing_to_unset_is_not_found(open_desk: OpenDesk) -> None:
-    async with open_desk(FILE) as desk:
+async def test_nothing_to_unset_is_not_found(open_edits: OpenEdits) -> None:
+    async with open_edits(FILE) as edits:
         for edit in (UnsetLimit(kind="topic", name="orders"), UnsetSwitch(kind="all")):
             with pytest.raises(NotFoundError):
-                await desk.change([edit], ALICE)
+                await edits.change([edit], ALICE)
 
 
 # --- who was first
 
 
-async def test_of_two_writers_with_the_same_etag_one_is_told_whose_change_came_first(open_desk: OpenDesk) -> None:
-    async with open_desk(FILE) as desk:
-        etag = desk.limit("topic", "orders").etag
-        await desk.change([put(rate=1, if_match=etag)], ALICE)
+async def test_of_two_writers_with_the_same_etag_one_is_told_whose_change_came_first(open_edits: OpenEdits) -> None:
+    async with open_edits(FILE) as edits:
+        etag = edits.limit("topic", "orders").etag
+        await edits.change([put(rate=1, if_match=etag)], ALICE)
         with pytest.raises(StaleError, match=r"alice changed it at 2026-11-21T12:00:00.000Z, change 1") as caught:
-            await desk.change([put(rate=2, if_match=etag)], BOB)
-        assert caught.value.etag == desk.limit("topic", "orders").etag
-        await desk.change([put(rate=3, if_match=caught.value.etag)], BOB)
-        assert rate(desk) == 3
+            await edits.change([put(rate=2, if_match=etag)], BOB)
+        assert caught.value.etag == edits.limit("topic", "orders").etag
+        await edits.change([put(rate=3, if_match=caught.value.etag)], BOB)
+        assert rate(edits) == 3
 
 
 @pytest.mark.parametrize("whole", [False, True])
-async def test_of_many_writers_at_once_with_the_same_etag_exactly_one_wins(open_desk: OpenDesk, *, whole: bool) -> None:
-    async with open_desk(FILE) as desk:
-        etag = desk.etag if whole else desk.limit("topic", "orders").etag
+async def test_of_many_writers_at_once_with_the_same_etag_exactly_one_wins(
+    open_edits: OpenEdits, *, whole: bool
+) -> None:
+    async with open_edits(FILE) as edits:
+        etag = edits.etag if whole else edits.limit("topic", "orders").etag
         won: list[int] = []
 
         async def write(number: int) -> None:
             try:
                 if whole:
-                    await desk.change([put(f"t{number}", number)], ALICE, if_match=etag)
+                    await edits.change([put(f"t{number}", number)], ALICE, if_match=etag)
                 else:
-                    await desk.change([put(rate=number, if_match=etag)], ALICE)
+                    await edits.change([put(rate=number, if_match=etag)], ALICE)
             except StaleError:
                 return
             won.append(number)
@@ -379,125 +382,127 @@ async def test_of_many_writers_at_once_with_the_same_etag_exactly_one_wins(open_
             for number in range(20):
                 nursery.start_soon(write, number)
         assert len(won) == 1
-        assert rate(desk, f"t{won[0]}" if whole else "orders") == won[0]
+        assert rate(edits, f"t{won[0]}" if whole else "orders") == won[0]
 
 
-async def test_if_match_star_wants_an_edit_and_if_none_match_wants_none(open_desk: OpenDesk) -> None:
-    async with open_desk(FILE) as desk:
+async def test_if_match_star_wants_an_edit_and_if_none_match_wants_none(open_edits: OpenEdits) -> None:
+    async with open_edits(FILE) as edits:
         with pytest.raises(StaleError):
-            await desk.change([put(if_match="*")], ALICE)
-        await desk.change([put(if_none_match=True)], ALICE)
-        await desk.change([put(if_match="*")], ALICE)
+            await edits.change([put(if_match="*")], ALICE)
+        await edits.change([put(if_none_match=True)], ALICE)
+        await edits.change([put(if_match="*")], ALICE)
         with pytest.raises(StaleError, match="edited already"):
-            await desk.change([put(if_none_match=True)], ALICE)
+            await edits.change([put(if_none_match=True)], ALICE)
 
 
 # --- for a while
 
 
 async def test_an_edit_that_expires_reverts_to_the_configuration_whatever_it_replaced(
-    open_desk: OpenDesk, clock: Any, autojump_clock: object
+    open_edits: OpenEdits, clock: Any, autojump_clock: object
 ) -> None:
-    async with open_desk(FILE) as desk:
-        await desk.change([put(rate=7)], ALICE)
-        await desk.change([put(rate=8, ttl_s=10)], ALICE)
-        (change,) = await desk.change([put(rate=9, ttl_s=60)], ALICE)
-        assert (change.expires_at, rate(desk)) == ("2026-11-21T12:01:00.000Z", 9)
-        follower = desk.changes()
+    async with open_edits(FILE) as edits:
+        await edits.change([put(rate=7)], ALICE)
+        await edits.change([put(rate=8, ttl_s=10)], ALICE)
+        (change,) = await edits.change([put(rate=9, ttl_s=60)], ALICE)
+        assert (change.expires_at, rate(edits)) == ("2026-11-21T12:01:00.000Z", 9)
+        follower = edits.changes()
         clock.advance(60)
         expired = await anext(follower)
         assert (expired.action, expired.by, expired.old and expired.old["rate"]) == ("expire", "sluice", 9)
-        assert (rate(desk), desk.limit("topic", "orders").edit) == (5, None)
+        assert (rate(edits), edits.limit("topic", "orders").edit) == (5, None)
 
 
 async def test_a_volatile_edit_that_expires_uncovers_the_stored_one(
-    open_desk: OpenDesk, clock: Any, state_dir: Path
+    open_edits: OpenEdits, clock: Any, state_dir: Path
 ) -> None:
-    async with open_desk(FILE, directory=state_dir) as desk:
-        await desk.change([put(rate=7)], ALICE)
-        await desk.change([put(rate=8, ttl_s=10)], ALICE, volatile=True)
+    async with open_edits(FILE, directory=state_dir) as edits:
+        await edits.change([put(rate=7)], ALICE)
+        await edits.change([put(rate=8, ttl_s=10)], ALICE, volatile=True)
         clock.advance(11)
-        await desk.change([put("other", 1)], ALICE)
-        assert rate(desk) == 7
+        await edits.change([put("other", 1)], ALICE)
+        assert rate(edits) == 7
 
 
 async def test_what_ended_while_sluice_was_down_is_not_in_force_for_a_moment_and_is_told_of(
-    open_desk: OpenDesk, clock: Any, applied: Any, state_dir: Path
+    open_edits: OpenEdits, clock: Any, applied: Any, state_dir: Path
 ) -> None:
-    async with open_desk(FILE, directory=state_dir) as desk:
-        await desk.change([put(rate=7), put(rate=8, ttl_s=10), put("x", 1, ttl_s=10)], ALICE)
-        await desk.change([SetSwitch(kind="all", limiting=False, ttl_s=10)], ALICE)
+    async with open_edits(FILE, directory=state_dir) as edits:
+        await edits.change([put(rate=7), put(rate=8, ttl_s=10), put("x", 1, ttl_s=10)], ALICE)
+        await edits.change([SetSwitch(kind="all", limiting=False, ttl_s=10)], ALICE)
     clock.advance(10)
-    async with open_desk(FILE, directory=state_dir) as desk:
-        assert (rate(desk), rate(desk, "x"), desk.rule_set.enabled) == (5, None, True)
+    async with open_edits(FILE, directory=state_dir) as edits:
+        assert (rate(edits), rate(edits, "x"), edits.rule_set.enabled) == (5, None, True)
         await trio.testing.wait_all_tasks_blocked(0.05)
-        told = await desk.audit(by="sluice")
+        told = await edits.audit(by="sluice")
         assert sorted(change.target for change in told) == ["limits/topic/orders", "limits/topic/x", "switches/all"]
         assert all(each.enabled for each in applied.rule_sets)
-    async with open_desk(FILE, directory=state_dir) as desk:
+    async with open_edits(FILE, directory=state_dir) as edits:
         await trio.testing.wait_all_tasks_blocked(0.05)
-        assert len(await desk.audit(by="sluice")) == 3
+        assert len(await edits.audit(by="sluice")) == 3
 
 
 # --- switches
 
 
-async def test_switches_turn_all_or_one_kind_off_and_back(open_desk: OpenDesk) -> None:
-    async with open_desk() as desk:
-        (change,) = await desk.change([SetSwitch(kind="topic", limiting=False, reason="storm")], ALICE)
+async def test_switches_turn_all_or_one_kind_off_and_back(open_edits: OpenEdits) -> None:
+    async with open_edits() as edits:
+        (change,) = await edits.change([SetSwitch(kind="topic", limiting=False, reason="storm")], ALICE)
         assert (change.target, change.old, change.new) == ("switches/topic", {"limiting": True}, {"limiting": False})
-        assert desk.rule_set.off_kinds == {"topic"}
-        assert not next(each for each in desk.switches() if each.kind == "topic").limiting
-        await desk.change([SetSwitch(kind="all", limiting=False)], ALICE)
-        assert not desk.rule_set.enabled
-        await desk.change([UnsetSwitch(kind="all"), UnsetSwitch(kind="topic")], ALICE)
-        assert (desk.rule_set.enabled, desk.rule_set.off_kinds) == (True, frozenset())
+        assert edits.rule_set.off_kinds == {"topic"}
+        assert not next(each for each in edits.switches() if each.kind == "topic").limiting
+        await edits.change([SetSwitch(kind="all", limiting=False)], ALICE)
+        assert not edits.rule_set.enabled
+        await edits.change([UnsetSwitch(kind="all"), UnsetSwitch(kind="topic")], ALICE)
+        assert (edits.rule_set.enabled, edits.rule_set.off_kinds) == (True, frozenset())
 
 
 # --- undoing
 
 
-async def test_reverting_puts_back_what_stood(open_desk: OpenDesk) -> None:
-    async with open_desk(FILE) as desk:
-        await desk.change([put(rate=7, reason="first")], ALICE)
-        await desk.change([put(rate=8)], ALICE)
-        change = await desk.revert(2, BOB, reason="wrong")
-        assert (change.action, change.reverts, change.reason, rate(desk)) == ("revert", 2, "wrong", 7)
-        again = await desk.revert(change.id, BOB)
-        assert (again.reverts, rate(desk)) == (3, 8)
+async def test_reverting_puts_back_what_stood(open_edits: OpenEdits) -> None:
+    async with open_edits(FILE) as edits:
+        await edits.change([put(rate=7, reason="first")], ALICE)
+        await edits.change([put(rate=8)], ALICE)
+        change = await edits.revert(2, BOB, reason="wrong")
+        assert (change.action, change.reverts, change.reason, rate(edits)) == ("revert", 2, "wrong", 7)
+        again = await edits.revert(change.id, BOB)
+        assert (again.reverts, rate(edits)) == (3, 8)
 
 
-async def test_reverting_what_was_changed_since_is_a_conflict_unless_forced(open_desk: OpenDesk) -> None:
-    async with open_desk(FILE) as desk:
-        await desk.change([put(rate=7)], ALICE)
-        await desk.change([put(rate=8)], ALICE)
-        await desk.change([put("other", 1)], ALICE)
+async def test_reverting_what_was_changed_since_is_a_conflict_unless_forced(open_edits: OpenEdits) -> None:
+    async with open_edits(FILE) as edits:
+        await edits.change([put(rate=7)], ALICE)
+        await edits.change([put(rate=8)], ALICE)
+        await edits.change([put("other", 1)], ALICE)
         with pytest.raises(ConflictError, match="change 2 changed limits/topic/orders since"):
-            await desk.revert(1, BOB)
-        dry = await desk.revert(1, BOB, force=True, dry_run=True)
-        assert (dry.id, rate(desk)) == (0, 8)
-        await desk.revert(1, BOB, force=True)
-        assert rate(desk) == 5
+            await edits.revert(1, BOB)
+        dry = await edits.revert(1, BOB, force=True, dry_run=True)
+        assert (dry.id, rate(edits)) == (0, 8)
+        await edits.revert(1, BOB, force=True)
+        assert rate(edits) == 5
 
 
-async def test_only_edits_can_be_reverted(open_desk: OpenDesk, clock: Any, autojump_clock: object) -> None:
-    async with open_desk(FILE) as desk:
+async def test_only_edits_can_be_reverted(open_edits: OpenEdits, clock: Any, autojump_clock: object) -> None:
+    async with open_edits(FILE) as edits:
         with pytest.raises(NotFoundError, match="no change 7"):
-            await desk.revert(7, ALICE)
-        await desk.change([put(ttl_s=1)], ALICE)
+            await edits.revert(7, ALICE)
+        await edits.change([put(ttl_s=1)], ALICE)
         clock.advance(2)
-        await desk.change([put("x", 1)], ALICE)
+        await edits.change([put("x", 1)], ALICE)
         with pytest.raises(NotFoundError, match="nothing of change 2"):
-            await desk.revert(2, ALICE)
+            await edits.revert(2, ALICE)
 
 
-async def test_what_was_temporary_and_is_over_does_not_come_back_by_reverting(open_desk: OpenDesk, clock: Any) -> None:
-    async with open_desk(FILE) as desk:
-        await desk.change([put(rate=7, ttl_s=10)], ALICE)
-        await desk.change([put(rate=8)], ALICE)
+async def test_what_was_temporary_and_is_over_does_not_come_back_by_reverting(
+    open_edits: OpenEdits, clock: Any
+) -> None:
+    async with open_edits(FILE) as edits:
+        await edits.change([put(rate=7, ttl_s=10)], ALICE)
+        await edits.change([put(rate=8)], ALICE)
         clock.advance(20)
-        await desk.revert(2, ALICE)
-        assert rate(desk) == 5
+        await edits.revert(2, ALICE)
+        assert rate(edits) == 5
 
 
 # --- the disk
@@ -525,80 +530,80 @@ def disk(state_dir: Path) -> Disk:
 
 
 async def test_a_broken_disk_refuses_edits_but_not_volatile_ones_and_works_again_when_it_is_mended(
-    open_desk: OpenDesk, state_dir: Path, disk: Disk
+    open_edits: OpenEdits, state_dir: Path, disk: Disk
 ) -> None:
-    async with open_desk(FILE, directory=state_dir) as desk:
-        await desk.change([put(rate=7)], ALICE)
-        etag = desk.etag
+    async with open_edits(FILE, directory=state_dir) as edits:
+        await edits.change([put(rate=7)], ALICE)
+        etag = edits.etag
         disk.breaks()
         with structlog.testing.capture_logs() as logged:
             for _ in range(3):
                 with pytest.raises(StoreError, match=r"it is not there any more.*volatile=1"):
-                    await desk.change([put(rate=8)], ALICE)
+                    await edits.change([put(rate=8)], ALICE)
             with pytest.raises(EditError):
-                await desk.change([put(rate=-8)], ALICE)
+                await edits.change([put(rate=-8)], ALICE)
         assert [entry["log_level"] for entry in logged] == ["error"]
-        assert (desk.etag, rate(desk), desk.persistence.error) == (etag, 7, AWAY)
-        (change,) = await desk.change([put(rate=9)], ALICE, volatile=True)
-        assert (change.id, change.durable, rate(desk)) == (2, False, 9)
-        assert [each.id for each in await desk.audit()] == [2, 1]
+        assert (edits.etag, rate(edits), edits.persistence.error) == (etag, 7, AWAY)
+        (change,) = await edits.change([put(rate=9)], ALICE, volatile=True)
+        assert (change.id, change.durable, rate(edits)) == (2, False, 9)
+        assert [each.id for each in await edits.audit()] == [2, 1]
         disk.is_mended()
-        (change,) = await desk.change([put("x", 1)], ALICE)
-        assert (change.id, desk.persistence.error) == (3, None)
-        assert [each.id for each in await desk.audit()] == [3, 2, 1]
-    async with open_desk(FILE, directory=state_dir) as desk:
-        assert (rate(desk), rate(desk, "x")) == (7, 1)
+        (change,) = await edits.change([put("x", 1)], ALICE)
+        assert (change.id, edits.persistence.error) == (3, None)
+        assert [each.id for each in await edits.audit()] == [3, 2, 1]
+    async with open_edits(FILE, directory=state_dir) as edits:
+        assert (rate(edits), rate(edits, "x")) == (7, 1)
 
 
 async def test_what_ends_on_a_broken_disk_ends_and_is_written_down_later(
-    open_desk: OpenDesk, clock: Any, autojump_clock: object, state_dir: Path, disk: Disk
+    open_edits: OpenEdits, clock: Any, autojump_clock: object, state_dir: Path, disk: Disk
 ) -> None:
-    async with open_desk(FILE, directory=state_dir) as desk:
-        await desk.change([put(rate=7, ttl_s=5)], ALICE)
+    async with open_edits(FILE, directory=state_dir) as edits:
+        await edits.change([put(rate=7, ttl_s=5)], ALICE)
         disk.breaks()
         clock.advance(6)
-        await anext(desk.changes())
-        assert rate(desk) == 5
+        await anext(edits.changes())
+        assert rate(edits) == 5
         disk.is_mended()
-        await desk.change([put("x", 1)], ALICE)
-        assert [each.id for each in await desk.audit()] == [3, 2, 1]
-    async with open_desk(FILE, directory=state_dir) as desk:
-        assert [each.action for each in await desk.audit()] == ["set", "expire", "set"]
-        assert rate(desk) == 5
+        await edits.change([put("x", 1)], ALICE)
+        assert [each.id for each in await edits.audit()] == [3, 2, 1]
+    async with open_edits(FILE, directory=state_dir) as edits:
+        assert [each.action for each in await edits.audit()] == ["set", "expire", "set"]
+        assert rate(edits) == 5
 
 
-async def test_a_state_directory_that_others_can_write_is_a_warning(open_desk: OpenDesk, state_dir: Path) -> None:
+async def test_a_state_directory_that_others_can_write_is_a_warning(open_edits: OpenEdits, state_dir: Path) -> None:
     state_dir.chmod(0o777)  # noqa: ASYNC240 - at once
-    async with open_desk(directory=state_dir) as desk:
-        (warning,) = desk.warnings()
+    async with open_edits(directory=state_dir) as edits:
+        (warning,) = edits.warnings()
     assert warning == (
         f"state directory {state_dir}: every user of this machine can write there (mode 0777): chmod o-w {state_dir};"
-        " who writes there can change limits and have the listeners"
+        " anyone who can write there can change limits and take over the listening sockets"
     )
 
 
 async def test_an_edit_that_the_configuration_has_no_place_for_stands_and_does_nothing(
-    open_desk: OpenDesk, state_dir: Path
+    open_edits: OpenEdits, state_dir: Path
 ) -> None:
-    async with open_desk(directory=state_dir) as desk:
-        await desk.change([put("default", 5, "listener"), put("x", 1)], ALICE)
+    async with open_edits(directory=state_dir) as edits:
+        await edits.change([put("default", 5, "listener"), put("x", 1)], ALICE)
     store = Store(state_dir)
-    book = desk._state.rulebook
+    book = edits._limits.rulebook
     elsewhere = Rulebook(RuleReader(book.reader.protocols, ["vip"]), [book.configured], enabled=True)
-    desk = EditService(elsewhere, store)
-    (warning,) = desk.warnings()
-    assert warning.startswith("the edit of listener default stands and does nothing: name: rule listener:default")
-    assert (len(desk.drift()), rate(desk, "x")) == (2, 1)
+    edits = EditService(elsewhere, store)
+    (warning,) = edits.warnings()
+    assert warning.startswith("the edit of listener default has no effect: name: rule listener:default")
+    assert (len(edits.drift()), rate(edits, "x")) == (2, 1)
     store.close()
-    async with open_desk(directory=state_dir) as desk:
-        assert desk.warnings() == []
-        assert rate(desk, "default", "listener") == 5
+    async with open_edits(directory=state_dir) as edits:
+        assert edits.warnings() == []
+        assert rate(edits, "default", "listener") == 5
 
 
-async def test_a_follower_that_does_not_keep_up_loses_the_oldest(open_desk: OpenDesk) -> None:
-    async with open_desk() as desk:
-        follower = desk.changes()
-        await desk.change([put(f"t{number}", 1) for number in range(1_030)], ALICE)
+async def test_a_follower_that_does_not_keep_up_loses_the_oldest(open_edits: OpenEdits) -> None:
+    async with open_edits() as edits:
+        follower = edits.changes()
+        await edits.change([put(f"t{number}", 1) for number in range(1_030)], ALICE)
         assert (await anext(follower)).id == 7
 
 
@@ -606,30 +611,30 @@ async def test_a_follower_that_does_not_keep_up_loses_the_oldest(open_desk: Open
 
 
 async def test_a_configuration_is_put_in_force_on_a_broken_disk_and_told_of_later(
-    open_desk: OpenDesk, make_rulebook: Callable[..., Rulebook], state_dir: Path, disk: Disk
+    open_edits: OpenEdits, make_rulebook: Callable[..., Rulebook], state_dir: Path, disk: Disk
 ) -> None:
     held: list[bool] = []
-    async with open_desk(FILE, directory=state_dir) as desk:
+    async with open_edits(FILE, directory=state_dir) as edits:
         disk.breaks()
-        await desk.put_rulebook(make_rulebook("", "topic:orders=7/s"), ALICE, ["orders"], lambda: held.append(True))
-        assert (rate(desk), held) == (7, [True])
+        await edits.put_rulebook(make_rulebook("", "topic:orders=7/s"), ALICE, ["orders"], lambda: held.append(True))
+        assert (rate(edits), held) == (7, [True])
         disk.is_mended()
-        await desk.change([put("other")], BOB)
-        assert [(each.id, each.action) for each in await desk.audit()] == [(2, "set"), (1, "reload")]
+        await edits.change([put("other")], BOB)
+        assert [(each.id, each.action) for each in await edits.audit()] == [(2, "set"), (1, "reload")]
 
 
 async def test_who_asks_for_another_configuration_may_leave_and_it_is_put_in_force_whole(
-    open_desk: OpenDesk, make_rulebook: Callable[..., Rulebook]
+    open_edits: OpenEdits, make_rulebook: Callable[..., Rulebook]
 ) -> None:
     held: list[bool] = []
-    async with open_desk(FILE) as desk:
+    async with open_edits(FILE) as edits:
         async with trio.open_nursery() as nursery:
             rulebook = make_rulebook("", "topic:orders=7/s")
-            nursery.start_soon(desk.put_rulebook, rulebook, ALICE, ["orders"], lambda: held.append(True))
+            nursery.start_soon(edits.put_rulebook, rulebook, ALICE, ["orders"], lambda: held.append(True))
             await trio.testing.wait_all_tasks_blocked(0)
             nursery.cancel_scope.cancel()
-        await desk.change([put("other")], BOB)
-        assert (rate(desk), held) == (7, [True])
+        await edits.change([put("other")], BOB)
+        assert (rate(edits), held) == (7, [True])
 
 
 async def test_an_end_that_cannot_be_put_in_force_is_tried_once_a_second(
@@ -646,9 +651,9 @@ async def test_an_end_that_cannot_be_put_in_force_is_tried_once_a_second(
                 enough.set()
             raise RuntimeError("no data path")
 
-    desk, began = EditService(make_rulebook(), Store(None), clock=clock), clock()
-    await nursery.start(desk.run, apply)
-    await desk.change([put(ttl_s=1)], ALICE)
+    edits, began = EditService(make_rulebook(), Store(None), clock=clock), clock()
+    await nursery.start(edits.run, apply)
+    await edits.change([put(ttl_s=1)], ALICE)
     clock.advance(2)
     with structlog.testing.capture_logs():
         await enough.wait()
@@ -663,10 +668,10 @@ async def test_edits_that_are_written_down_but_not_put_in_force_are_named_and_ho
         raise RuntimeError("no data path")
 
     store = Store(state_dir)
-    desk = EditService(make_rulebook(), store, clock=clock)
-    await nursery.start(desk.run, apply)
+    edits = EditService(make_rulebook(), store, clock=clock)
+    await nursery.start(edits.run, apply)
     with structlog.testing.capture_logs() as logged, pytest.raises(RuntimeError, match="no data path"):
-        await desk.change([put("orders", 7)], ALICE)
+        await edits.change([put("orders", 7)], ALICE)
     assert [entry["changes"] for entry in logged if "changes" in entry] == [[1]]
     store.close()
     store = Store(state_dir)
@@ -675,21 +680,21 @@ async def test_edits_that_are_written_down_but_not_put_in_force_are_named_and_ho
 
 
 async def test_a_limit_whose_hours_have_not_come_shows_what_holds_instead_after_every_edit(
-    open_desk: OpenDesk,
+    open_edits: OpenEdits,
 ) -> None:
-    async with open_desk("[defaults.topic]\nrate = 5\n") as desk:
-        await desk.change([put("night", 1, limit={"between": "00:00-01:00"})], ALICE)
-        assert desk.limit("topic", "night").limit_text == "5/s"
-        await desk.change([put("*", 7)], ALICE)
-        entry = desk.limit("topic", "night")
+    async with open_edits("[defaults.topic]\nrate = 5\n") as edits:
+        await edits.change([put("night", 1, limit={"between": "00:00-01:00"})], ALICE)
+        assert edits.limit("topic", "night").limit_text == "5/s"
+        await edits.change([put("*", 7)], ALICE)
+        entry = edits.limit("topic", "night")
         assert entry.limit_text == "7/s"
-        await desk.change([put("night", 2, if_match=entry.etag)], ALICE)
-        assert desk.limit("topic", "night").limit_text == "2/s"
+        await edits.change([put("night", 2, if_match=entry.etag)], ALICE)
+        assert edits.limit("topic", "night").limit_text == "2/s"
 
 
 @pytest.mark.no_cover
-async def test_many_edits_hold_together_and_leave_others_their_turns(open_desk: OpenDesk) -> None:
-    async with open_desk(FILE) as desk:
+async def test_many_edits_hold_together_and_leave_others_their_turns(open_edits: OpenEdits) -> None:
+    async with open_edits(FILE) as edits:
         turns, done = 0, False
         seen: set[float | None] = set()
 
@@ -697,31 +702,31 @@ async def test_many_edits_hold_together_and_leave_others_their_turns(open_desk: 
             nonlocal turns
             while not done:
                 turns += 1
-                seen.add(rate(desk, "n0"))
-                assert rate(desk, "n0") == rate(desk, "n1999")
-                assert (desk.limit("topic", "n0").edit is None) == (desk.limit("topic", "n1999").edit is None)
+                seen.add(rate(edits, "n0"))
+                assert rate(edits, "n0") == rate(edits, "n1999")
+                assert (edits.limit("topic", "n0").edit is None) == (edits.limit("topic", "n1999").edit is None)
                 await trio.lowlevel.checkpoint()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(look)
-            await desk.change([put(f"n{number}") for number in range(2000)], ALICE)
+            await edits.change([put(f"n{number}") for number in range(2000)], ALICE)
             done = True
         assert turns > 50
         assert seen <= {None, 9}
-        edited = [each.name for each in desk.limits() if each.edit is not None]
+        edited = [each.name for each in edits.limits() if each.edit is not None]
         assert edited == [f"n{number}" for number in range(2000)]
 
 
-async def test_many_edits_at_once_leave_what_they_leave_one_by_one(open_desk: OpenDesk) -> None:
+async def test_many_edits_at_once_leave_what_they_leave_one_by_one(open_edits: OpenEdits) -> None:
     names = ["orders", "or*", "*", "[a]", "orders-[0-9]", *(f"n{number}" for number in range(20))]
-    edits: list[Edit] = [put(name, number) for number, name in enumerate(names, 1)]
-    edits += [UnsetLimit(kind="topic", name=name) for name in ("or*", "n3")]
+    asked: list[Edit] = [put(name, number) for number, name in enumerate(names, 1)]
+    asked += [UnsetLimit(kind="topic", name=name) for name in ("or*", "n3")]
     found = []
-    for groups in ([edits], [[edit] for edit in edits]):
-        async with open_desk(FILE) as desk:
+    for groups in ([asked], [[edit] for edit in asked]):
+        async with open_edits(FILE) as edits:
             for group in groups:
-                await desk.change(group, ALICE)
-            found.append((desk.etag, desk.limits(), desk.rule_set.in_match_order))
+                await edits.change(group, ALICE)
+            found.append((edits.etag, edits.limits(), edits.rule_set.in_match_order))
     assert found[0] == found[1]
 
 
@@ -733,17 +738,17 @@ def lines(logged: list[Any], *keys: str) -> list[tuple[Any, ...]]:
 
 
 async def test_every_change_is_a_line_of_the_log_with_who_what_before_and_after(
-    open_desk: OpenDesk, clock: Any
+    open_edits: OpenEdits, clock: Any
 ) -> None:
-    async with open_desk(FILE) as desk:
+    async with open_edits(FILE) as edits:
         with structlog.testing.capture_logs() as logged:
-            (change,) = await desk.change([put(reason="launch", limit={"burst_s": 2}, ttl_s=60)], ALICE)
-            await desk.change([SetSwitch(kind="all", limiting=False)], BOB)
-            await desk.change([UnsetSwitch(kind="all")], BOB)
+            (change,) = await edits.change([put(reason="launch", limit={"burst_s": 2}, ttl_s=60)], ALICE)
+            await edits.change([SetSwitch(kind="all", limiting=False)], BOB)
+            await edits.change([UnsetSwitch(kind="all")], BOB)
             clock.advance(61)
-            await desk.change([put("other")], BOB)
-            await desk.revert(3, ALICE, reason="oops")
-            await desk.change([put("never")], BOB, dry_run=True)
+            await edits.change([put("other")], BOB)
+            await edits.revert(3, ALICE, reason="oops")
+            await edits.change([put("never")], BOB, dry_run=True)
     assert lines(logged, "action", "what", "before", "after", "fields", "by", "address", "reason") == [
         ("limit changed", "set", "topic orders", "5/s", "9/s", "burst_s 3 -> 2", "alice", "10.0.0.1:5", "launch"),
         ("switch changed", "set", "switch all", "on", "off", None, "bob", None, None),
@@ -758,10 +763,10 @@ async def test_every_change_is_a_line_of_the_log_with_who_what_before_and_after(
     assert (logged[0]["change"], logged[0]["until"]) == (change.id, change.expires_at)
 
 
-async def test_a_batch_is_so_many_lines_and_then_how_many_more(open_desk: OpenDesk) -> None:
-    async with open_desk(FILE) as desk:
+async def test_a_batch_is_so_many_lines_and_then_how_many_more(open_edits: OpenEdits) -> None:
+    async with open_edits(FILE) as edits:
         with structlog.testing.capture_logs() as logged:
-            await desk.change([put(f"orders-{index}") for index in range(50)], ALICE)
+            await edits.change([put(f"orders-{index}") for index in range(50)], ALICE)
     assert [line["what"] for line in logged[:-1]] == [f"topic orders-{index}" for index in range(20)]
     assert {key: logged[-1][key] for key in ("more", "by", "first_change", "last_change")} == {
         "more": 30,

@@ -53,20 +53,20 @@ class Edits(RuleBasedStateMachine):
         self._open()
 
     def _open(self) -> None:
-        self.desk = EditService(BOOKS[self.book], self.store, clock=lambda: self.now)
+        self.edits = EditService(BOOKS[self.book], self.store, clock=lambda: self.now)
 
     def teardown(self) -> None:
         self.store.close()
         self._folder.cleanup()
 
     def do(self, what: Callable[[], Awaitable[Any]]) -> Any:
-        """Run the desk for one thing."""
+        """Run the edits for one thing."""
 
         async def run() -> Any:
             result: Any = None
             error: Exception | None = None
             async with trio.open_nursery() as nursery:
-                await nursery.start(self.desk.run, _apply)
+                await nursery.start(self.edits.run, _apply)
                 try:
                     result = await what()
                 except (NotFoundError, ConflictError) as refused:
@@ -97,14 +97,14 @@ class Edits(RuleBasedStateMachine):
     @rule(name=st.sampled_from(NAMES), rate=st.integers(0, 9), ttl_s=st.sampled_from([None, None, 5, 50]))
     def put(self, name: str, rate: int, ttl_s: int | None) -> None:
         edit = SetLimit(kind="topic", name=name, limit={"rate": rate}, ttl_s=ttl_s)
-        (change,) = self.do(lambda: self.desk.change([edit], _AUTHOR))
+        (change,) = self.do(lambda: self.edits.change([edit], _AUTHOR))
         self.end_what_is_over()
         self.hold(SPELLED.get(name, name), rate, ttl_s, change.id)
 
     @rule(kind=st.sampled_from(["all", "topic"]), limiting=st.booleans(), ttl_s=st.sampled_from([None, 5]))
     def switch(self, kind: str, limiting: bool, ttl_s: int | None) -> None:  # noqa: FBT001 - hypothesis' call
         edit = SetSwitch(kind=kind, limiting=limiting, ttl_s=ttl_s)
-        (change,) = self.do(lambda: self.desk.change([edit], _AUTHOR))
+        (change,) = self.do(lambda: self.edits.change([edit], _AUTHOR))
         self.end_what_is_over()
         self.hold(f"!{kind}", limiting, ttl_s, change.id)
 
@@ -112,7 +112,7 @@ class Edits(RuleBasedStateMachine):
     def unset(self, name: str) -> None:
         edit = UnsetSwitch(kind=name[1:]) if name[0] == "!" else UnsetLimit(kind="topic", name=name)
         try:
-            (change,) = self.do(lambda: self.desk.change([edit], _AUTHOR))
+            (change,) = self.do(lambda: self.edits.change([edit], _AUTHOR))
         except NotFoundError:
             self.end_what_is_over()
             assert name not in self.held
@@ -126,7 +126,7 @@ class Edits(RuleBasedStateMachine):
     def revert(self, pick: Any, force: bool) -> None:  # noqa: FBT001 - hypothesis' call
         number, name, before = pick.choice(self.history)
         try:
-            change = self.do(lambda: self.desk.revert(number, _AUTHOR, force=force))
+            change = self.do(lambda: self.edits.revert(number, _AUTHOR, force=force))
         except ConflictError:
             self.end_what_is_over()
             assert not force
@@ -155,9 +155,11 @@ class Edits(RuleBasedStateMachine):
 
     @rule(book=st.integers(0, 2))
     def reload(self, book: int) -> None:
-        self.do(lambda: self.desk.put_rulebook(BOOKS[book], _AUTHOR, ["changed"]))
+        self.do(lambda: self.edits.put_rulebook(BOOKS[book], _AUTHOR, ["changed"]))
         self.book = book
-        self.do(lambda: self.desk.change([SetLimit(kind="topic", name="zz", limit={"rate": 1})], _AUTHOR, dry_run=True))
+        self.do(
+            lambda: self.edits.change([SetLimit(kind="topic", name="zz", limit={"rate": 1})], _AUTHOR, dry_run=True)
+        )
         self.end_what_is_over()
 
     @invariant()
@@ -168,16 +170,16 @@ class Edits(RuleBasedStateMachine):
         rates: dict[str, float] = {rule.pattern: rule.rate_per_s or 0 for rule in configured.rules if _counts(rule)}
         rates |= {name: held.value for name, held in self.held.items() if name[0] != "!"}
         for name in ("a", "ab", "abc", "other"):
-            found = self.desk.rule_set.match(Resource("topic", name)).rate_per_s
+            found = self.edits.rule_set.match(Resource("topic", name)).rate_per_s
             own = [pattern for pattern in (name, "a*" if name[0] == "a" else "*", "*") if pattern in rates]
             assert found == (rates[own[0]] if own else None)
         off = {name for name, held in self.held.items() if name[0] == "!" and held.value is False}
-        assert self.desk.rule_set.enabled == ("!all" not in off)
-        assert self.desk.rule_set.off_kinds == ({"topic"} if "!topic" in off else set())
+        assert self.edits.rule_set.enabled == ("!all" not in off)
+        assert self.edits.rule_set.off_kinds == ({"topic"} if "!topic" in off else set())
         again = EditService(BOOKS[self.book], self.store, clock=lambda: self.now)
         for ordered in (set, _patterns):
-            assert ordered(again.rule_set.rules) == ordered(self.desk.rule_set.rules)
-        assert again.etag == self.desk.etag
+            assert ordered(again.rule_set.rules) == ordered(self.edits.rule_set.rules)
+        assert again.etag == self.edits.etag
 
 
 def _patterns(rules: Iterable[Any]) -> list[Any]:

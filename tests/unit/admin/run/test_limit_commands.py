@@ -21,7 +21,7 @@ from proxy.protocols.base import CommandRequest
 from proxy.stats.snapshot import ResourceState
 
 
-def desk(*limits: str, file: str | None = None) -> EditService:
+def edits(*limits: str, file: str | None = None) -> EditService:
     flags = Flags(listen=["127.0.0.1:1"], broker=["127.0.0.1:2"], limits=limits)
     return EditService(compose(load(file, {}, flags)).rulebook, Store(None))
 
@@ -35,7 +35,7 @@ def update(name: str, rate_per_s: float, kind: str = "retry_group") -> LimitComm
 
 
 async def test_an_update_changes_the_rate_keeps_the_rest_and_is_recorded(nursery: trio.Nursery) -> None:
-    live = desk("retry_group:*=5/s")
+    live = edits("retry_group:*=5/s")
     await nursery.start(live.run, _apply)
     assert (await limit_commands.update(live, update("billing", 9))).error == ""
     rule = live.rule_set.match(Resource("retry_group", "billing"))
@@ -46,7 +46,7 @@ async def test_an_update_changes_the_rate_keeps_the_rest_and_is_recorded(nursery
 
 
 async def test_a_wrong_update_is_answered_with_what_is_wrong(nursery: trio.Nursery) -> None:
-    live = desk()
+    live = edits()
     await nursery.start(live.run, _apply)
     for command, what in (
         (update("x", -1), "rate"),
@@ -60,7 +60,7 @@ async def test_a_wrong_update_is_answered_with_what_is_wrong(nursery: trio.Nurse
 
 
 async def test_a_fault_is_answered_and_commands_go_on(nursery: trio.Nursery, data_path: Any) -> None:
-    live = desk("topic:*=5/s")
+    live = edits("topic:*=5/s")
     broken = True
 
     async def apply(_: RuleSet) -> None:
@@ -83,7 +83,7 @@ async def test_a_fault_is_answered_and_commands_go_on(nursery: trio.Nursery, dat
 async def test_changes_are_made_in_the_order_in_which_they_came_and_a_view_sees_those_before_it(
     nursery: trio.Nursery, data_path: Any
 ) -> None:
-    live, commands = desk("topic:*=5/s"), LimitCommands()
+    live, commands = edits("topic:*=5/s"), LimitCommands()
     replies: list[LimitCommandReply] = []
     answered = trio.Event()
 
@@ -111,7 +111,7 @@ async def test_changes_are_made_in_the_order_in_which_they_came_and_a_view_sees_
 async def test_the_view_is_of_the_rules_that_hold_now_and_of_topics_only(data_path: Any, tmp_path: Path) -> None:
     text = '[[limits]]\nkind = "topic"\nname = "n*"\nrate = 7\nbetween = "00:00-12:00"\n[defaults.topic]\nrate = 5\n'
     (tmp_path / "sluice.toml").write_text(text, encoding="utf-8")
-    live = desk(file=str(tmp_path / "sluice.toml"))
+    live = edits(file=str(tmp_path / "sluice.toml"))
     states = [("topic", "night"), ("topic", "_other"), ("subscription", "s")]
     data_path.resources_now = [ResourceState(*state, None, {}, None, False, 0, None, 0) for state in states]
     for hour, rate in ((11, 7), (13, 5)):
@@ -138,5 +138,5 @@ async def test_a_view_that_is_cancelled_closes_what_it_goes_through(
     monkeypatch.setattr("proxy.common.cooperative.STRETCH_NS", 0)
     data_path.resources = resources
     with trio.CancelScope() as scope:
-        await limit_commands.view(data_path, desk("topic:*=5/s"), 0, 0)
+        await limit_commands.view(data_path, edits("topic:*=5/s"), 0, 0)
     assert closed

@@ -147,9 +147,9 @@ def authors() -> list[str]:
 
 
 @pytest.fixture
-def desk(authors: list[str]) -> EditService:
+def edits(authors: list[str]) -> EditService:
     plan = compose(load(None, {}, Flags(listen=["127.0.0.1:1"], broker=["127.0.0.1:2"])))
-    desk = EditService(plan.rulebook, Store(None))
+    edits = EditService(plan.rulebook, Store(None))
 
     async def read_again(author: Author, dry_run: bool) -> ReloadReport:  # noqa: FBT001 - EditService's own call
         assert not dry_run
@@ -157,19 +157,19 @@ def desk(authors: list[str]) -> EditService:
         authors.append(author.name)
         return ReloadReport(change=None, changed=(), needs_restart=(), warnings=(), hidden=())
 
-    desk.reloader = read_again
-    return desk
+    edits.reloader = read_again
+    return edits
 
 
 Start = Callable[..., Awaitable[None]]
 
 
 @pytest.fixture
-def start(nursery: trio.Nursery, desk: EditService, looks: Looks) -> Start:
+def start(nursery: trio.Nursery, edits: EditService, looks: Looks) -> Start:
     """Starts to watch files."""
 
     async def begin(*files: Path | trio.Path) -> None:
-        await nursery.start(partial(reload.reload_on_change, map(str, files), desk, sleep=looks.sleep))
+        await nursery.start(partial(reload.reload_on_change, map(str, files), edits, sleep=looks.sleep))
 
     return begin
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from admin.edits.state import EDIT_SOURCE
+from admin.edits.effective import EDIT_SOURCE
 from limiter.rules.rule import Rule
 from proxy.stats.snapshot import BUCKETS_S, Durations
 from proxy.stats.timing import Histogram
