@@ -1,7 +1,4 @@
-"""Who a client of either version is, as far as it says so.
-
-That decides nothing but the scopes ``user`` and ``vhost``; the broker checks it.
-"""
+"""Who a client of either version says it is: only its scopes depend on that, and the broker checks it."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -14,17 +11,15 @@ _MAX_CHARS: Final = 64
 
 
 class Identity:
-    """One client.
-
-    Args:
-        vhost: where it goes unless it says something else.
+    """One client; ``vhost`` is the default.
 
     Attributes:
         user: as it signs in; empty if the mechanism does not say.
-        vhost: where it goes.
-        language: what it is written in: what its platform begins with, as in ``Python 3.11.2``, without a version
-            since accounts are kept by it; empty until it says so.
-        product: its library or program with the version, as in ``amqplib 2.3.1``; empty until it says so.
+        vhost: as it opens.
+        language: the first word of its platform, as in ``Python 3.11.2``; empty until it is known. Without a version,
+            since
+            accounts are kept by it.
+        product: its library with the version, as in ``amqplib 2.3.1``; empty until it is known.
     """
 
     __slots__ = ("_library", "_name", "_version", "language", "product", "user", "vhost")
@@ -35,14 +30,14 @@ class Identity:
         self._library = self._version = self._name = self.language = self.product = ""
 
     def introduce(self, name: bytes, said: Mapping[bytes, bytes]) -> None:
-        """Take what it says of itself: how it is called, and its properties as both versions name them."""
+        """Take the connection's name and the client properties."""
         self._name = shown(name)
         self._library, self._version = shown(said.get(b"product", b"")), shown(said.get(b"version", b""))
         self.product = f"{self._library} {self._version}".strip()
         self.language = shown(said.get(b"platform", b"")).partition(" ")[0]
 
     def scopes(self) -> tuple[Resource, ...]:
-        """Return the scopes that its requests belong to."""
+        """Return the scopes of its requests."""
         vhost = Resource(VHOST, "/" if self.vhost == DEFAULT_VHOST else encoded(self.vhost[:MAX_NAME_BYTES]))
         return (Resource(USER, encoded(self.user[:MAX_NAME_BYTES])), vhost) if self.user else (vhost,)
 
@@ -52,7 +47,7 @@ class Identity:
 
 
 def shown(said: bytes) -> str:
-    """Make text of what a client says, short enough and printable."""
+    """Make a client's text short and printable."""
     text = said[: 4 * _MAX_CHARS + 1].decode(errors="replace")
     text = "".join(each if each.isprintable() else "?" for each in text)
     return text if len(text) <= _MAX_CHARS else text[: _MAX_CHARS - 1] + "…"

@@ -1,4 +1,4 @@
-"""Both versions of AMQP on one port, told apart by the header that each client begins with, as RabbitMQ does it."""
+"""Both versions of AMQP on one port, told apart by the client's protocol header, as in RabbitMQ."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,12 +22,12 @@ _HEADER_BYTES: Final = len(SASL_HEADER)
 
 @dataclass(frozen=True, slots=True)
 class AMQPOptions(AMQP091Options):
-    """What can be set for a listener of both versions; what waits in memory is of AMQP 0.9.1 alone."""
+    """Options of a listener of both versions; the bounds on waiting messages are those of AMQP 0.9.1 alone."""
 
 
 @dataclass
 class BothHub(Hub):
-    """What all sessions of one broker share, of either version.
+    """The sessions' shared state, of either version.
 
     Attributes:
         clients: what AMQP 1.0 remembers of clients.
@@ -37,22 +37,19 @@ class BothHub(Hub):
 
 
 class AMQPSession(Session):
-    """The session of a client that has not begun yet; with the first bytes it becomes that of the version they are of.
+    """A session that becomes that of one version with the client's first bytes: AMQP 1.0 only by its header.
 
-    What is neither is left to AMQP 0.9.1, as it knows what to do about TLS and about versions that nobody speaks.
-
-    Args:
-        context: from the driver; its options are AMQPOptions, its hub is a BothHub.
+    The context's options are AMQPOptions, its hub is a BothHub.
     """
 
     def __init__(self, context: SessionContext) -> None:
         self._first = context
-        #: What has come of a header that is not whole yet.
+        #: An incomplete header.
         self._begun = b""
         self._alarm = ""
 
     def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
-        """Take the beginning, and have what it is of take all of it."""
+        """Take the beginning, and give it to the version's session."""
         if side is Side.CLIENT:
             if self._begun:
                 chunk = memoryview(self._begun + chunk)
@@ -62,12 +59,12 @@ class AMQPSession(Session):
                 return None
             self._become(AMQP10Session if header in _HEADERS else AMQP091Session, now_ns)
         else:
-            # The client is to begin, so this is no answer to anything.
+            # A broker that speaks first answers nothing.
             self._begin_with_nothing(now_ns)
         return self.receive(side, chunk, now_ns)
 
     def end(self, side: Side, now_ns: int) -> None:
-        """Take the end of a stream that comes before anything else was said."""
+        """Take the end of a stream before the header."""
         self._begin_with_nothing(now_ns)
         self.end(side, now_ns)
 
@@ -78,7 +75,7 @@ class AMQPSession(Session):
             self.receive(Side.CLIENT, begun, now_ns)
 
     def _become(self, version: type[AMQP091Session | AMQP10Session], now_ns: int) -> None:
-        """Be a session of one version from now on: whoever holds this one need not know, and no call takes longer."""
+        """Become a session of one version: who holds this object need not know, and no call takes longer."""
         context, alarm = self._first, self._alarm
         self.__dict__.clear()
         self.__class__ = version  # type: ignore[assignment] # which is all that is to change
@@ -89,27 +86,27 @@ class AMQPSession(Session):
             self.alarm(alarm, now_ns)
 
     def alarm(self, reason: str, now_ns: int) -> None:
-        """Remember what is to be told to the session that this one becomes."""
+        """Remember an alarm for the session that this becomes."""
         del now_ns
         self._alarm = reason
 
     def take(self, side: Side) -> Sequence[Buffer]:
-        """Hand out nothing; of what this one has become, which writers call by this method as well, all there is."""
+        """Return nothing before the header. Writers keep this bound method, so it leads to the new class afterwards."""
         return () if type(self) is AMQPSession else self.take(side)
 
     def decided(self, batch: Batch, now_ns: int) -> None:
-        """Be told of nothing: nothing is asked before the beginning."""
+        """Do nothing: no batch was asked."""
 
     def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None:
-        """Be told of nothing, likewise."""
+        """Do nothing: no request is held."""
 
     def backlog_bytes(self, side: Side) -> int:
-        """Return 0: nothing waits."""
+        """Return 0."""
         del side
         return 0
 
     def in_flight(self) -> int:
-        """Return 0, likewise."""
+        """Return 0."""
         return 0
 
     def between_frames(self, side: Side) -> bool:
@@ -117,7 +114,7 @@ class AMQPSession(Session):
         return side is Side.BROKER or not self._begun
 
     def missing_bytes(self, side: Side) -> int:
-        """Return what is missing of the header."""
+        """Return the missing bytes of the header."""
         del side
         return _HEADER_BYTES - len(self._begun)
 

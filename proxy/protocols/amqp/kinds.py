@@ -1,4 +1,4 @@
-"""What both versions of AMQP limit, and what rules can say about it."""
+"""The kinds of resources that both versions of AMQP limit, and checks of rules for them."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -11,7 +11,7 @@ from proxy.protocols.amqp.names import DELIVERY, EXCHANGE, QUEUE, ROUTING_KEY
 from proxy.protocols.base import Kind
 
 SCOPES: Final = (USER, VHOST)
-#: Replies to who waits for one, in the default vhost and in others.
+# Direct replies, in the default vhost and in others.
 EXEMPT: Final = tuple(
     Rule(kind, name, None, exempt=True, source="built-in")
     for kind in (QUEUE, DELIVERY)
@@ -34,11 +34,11 @@ def kinds(
     """Return the kinds of one protocol.
 
     Args:
-        action: what limits of publishes do that do not say it.
-        waits: says which publishes cannot be refused, as ``Kind.waits``.
-        credit_waits: as ``Kind.credit_waits``, of publishes.
+        action: the default action for publishes.
+        waits: as ``Kind.waits``, for publishes.
+        credit_waits: as ``Kind.credit_waits``, for publishes.
         by_credit: as ``Kind.by_credit``.
-        after_consume: as ``Kind.after_consume``, of queues and exchanges.
+        after_consume: as ``Kind.after_consume``, for queues and exchanges.
     """
     published = partial(Kind, action=action, credit_waits=credit_waits, waits=waits, by_credit=by_credit)
     confirmed = partial(published, after_consume=after_consume)
@@ -62,13 +62,12 @@ def kinds(
     )
 
 
-# What a rule cannot say about AMQP; asked once for each when it is read.
 def check_rule(rule: Rule) -> None:
-    """Refuse a rule that cannot be followed, or that can never match.
+    """Refuse a rule that AMQP cannot follow, or that can never match.
 
     Raises:
-        RuleError: it has a ``busy_code``, for which no refusal has a place; it says of messages for one queue that
-            they go to several; it names a routing key without its exchange; or it is named by an address of AMQP 1.0.
+        RuleError: it has a ``busy_code``; it expects several queues for a kind queue; it names a routing key without an
+            exchange; or it is written as an address of AMQP 1.0.
     """
     if rule.busy_code is not None:
         raise RuleError(
@@ -98,7 +97,7 @@ def check_rule(rule: Rule) -> None:
 
 
 def _meant(rule: Rule) -> str:
-    """Return the ``kind:name`` of what an address leads to."""
+    """Return the ``kind:name`` that an address leads to."""
     _, node, *rest = rule.pattern.split("/", 2)
     name = rest[0] if rest else ""
     queue = DELIVERY if rule.kind == DELIVERY else QUEUE

@@ -1,7 +1,7 @@
-"""What a publish or a delivery is charged to: exchanges, queues and routing keys under the names that rules write.
+"""The resources that a publish or a delivery is charged to: exchanges, queues and routing keys.
 
-In vhost ``/`` names stand bare, as ``orders`` or ``events/eu.created``; in another one its name stands in front, as
-``tenant1/orders``. Each part is percent-encoded where it holds ``/`` or ``%``, or what is not printable or not UTF-8.
+In vhost ``/`` names are bare, as ``orders`` or ``events/eu.created``. In another one its name comes first, as
+``tenant1/orders``. Each part is percent-encoded where it has ``/``, ``%``, unprintable characters or invalid UTF-8.
 """
 
 from collections.abc import Iterable
@@ -19,9 +19,9 @@ ROUTING_KEY: Final = "routing_key"
 DELIVERY: Final = "delivery"
 
 DEFAULT_VHOST: Final = b"/"
-#: Names that are remembered per connection and direction; beyond it all are forgotten.
+#: Names remembered per connection and direction; beyond, all are forgotten.
 MAX_NAMES: Final = 1024
-#: The longest that a name is under AMQP 0.9.1, and that queues and exchanges of RabbitMQ have in any case.
+#: The longest name in AMQP 0.9.1, and of queues and exchanges in RabbitMQ.
 MAX_NAME_BYTES: Final = 255
 
 
@@ -34,20 +34,18 @@ def encoded(part: bytes) -> str:
 
 
 def _character(each: str) -> str:
-    # What is not UTF-8 is here as lone surrogates, which are not printable.
+    # Invalid UTF-8 is decoded to lone surrogates, which are not printable.
     if each.isprintable() and each not in "/%":
         return each
     return "".join(f"%{byte:02X}" for byte in each.encode(errors="surrogateescape"))
 
 
 class Target(msgspec.Struct, gc=False):
-    """Where publishes go that name the same exchange and routing key.
+    """The target of publishes with the same exchange and routing key.
 
     Attributes:
-        exchange: its name.
-        routing_key: likewise.
-        resources: what they are charged to, without copies.
-        key: equal for those that must not overtake each other in one channel.
+        resources: charged, without CC and BCC.
+        key: equal for publishes that must not overtake each other in one channel.
     """
 
     exchange: bytes
@@ -57,7 +55,7 @@ class Target(msgspec.Struct, gc=False):
 
 
 class Names:
-    """The names of one connection, made once each. Equal names share one tuple, which makes grouping cheap.
+    """The names of one connection. Equal names share one tuple, which makes grouping cheap.
 
     Attributes:
         with_keys: publishes to an exchange are charged to their routing key as well.
@@ -73,20 +71,15 @@ class Names:
 
     @property
     def before(self) -> str:
-        """How all names begin."""
+        """The prefix of all names."""
         return self._vhost
 
     def enter(self, vhost: bytes) -> None:
-        """Have all names from now on be those of a vhost."""
+        """Set the vhost of all names from now on."""
         self._vhost = "" if vhost == DEFAULT_VHOST else encoded(vhost[:MAX_NAME_BYTES]) + "/"
 
     def target(self, raw: bytes, exchange_bytes: int) -> Target:
-        """Return where a publish goes.
-
-        Args:
-            raw: exchange and routing key, as they are on the wire, each with its length in front.
-            exchange_bytes: how long the former is.
-        """
+        """Return the target of a publish from exchange and routing key as on the wire, each with its length."""
         known = self._targets[self.with_keys]
         target = known.get(raw)
         if target is None:
@@ -98,13 +91,13 @@ class Names:
         return target
 
     def published(self, exchange: bytes, routing_key: bytes) -> Target:
-        """Return where a publish goes; of names longer than one of AMQP 0.9.1 can be, the beginning counts."""
+        """Return the target of a publish of AMQP 1.0; names are cut to the maximum."""
         exchange, routing_key = exchange[:MAX_NAME_BYTES], routing_key[:MAX_NAME_BYTES]
         raw = b"%c%b%c%b" % (len(exchange), exchange, len(routing_key), routing_key)
         return self.target(raw, len(exchange))
 
     def with_copies(self, target: Target, keys: list[bytes]) -> tuple[Resource, ...]:
-        """Return what a publish is charged to that goes to other routing keys as well."""
+        """Return the resources of a publish with CC or BCC."""
         keys = [key[:MAX_NAME_BYTES] for key in keys]
         return tuple(dict.fromkeys((*target.resources, *self._charged_to(target.exchange, keys))))
 
@@ -119,7 +112,7 @@ class Names:
         return charged_to
 
     def delivery(self, queue: bytes) -> tuple[Resource, ...]:
-        """Return what deliveries of a queue are charged to; likewise."""
+        """Return the resources of deliveries from a queue."""
         queue = queue[:MAX_NAME_BYTES]
         resources = self._queues.get(queue)
         if resources is None:
@@ -134,11 +127,7 @@ class Names:
             known.clear()
 
     def shown(self, scanned: Iterable[Resource] = ()) -> tuple[tuple[str, ...], int]:
-        """Return the first MAX_RESOURCES_SHOWN as ``kind:name``, and how many others are remembered.
-
-        Args:
-            scanned: what scans remember.
-        """
+        """Return the first MAX_RESOURCES_SHOWN as ``kind:name``, with those of scans, and how many others there are."""
         resources = dict.fromkeys(
             each
             for known in (*self._targets[::-1], self._queues)

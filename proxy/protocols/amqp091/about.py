@@ -1,4 +1,4 @@
-"""What a client says of itself, and what it and the broker agree on, before anything else is said."""
+"""What the client says of itself, and what it and the broker agree on while the connection opens."""
 
 from typing import Final
 
@@ -8,9 +8,9 @@ from proxy.protocols.amqp.names import encoded
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.wire import Malformed, Reader, read_texts, reads_true
 
-#: The greatest that a client may ask for.
+#: The highest channel_max.
 _MAX_CHANNELS: Final = 65535
-#: Of fewer that the broker offers none is withheld.
+#: Below this, no channel is withheld.
 _LEAST_CHANNELS: Final = 2
 
 
@@ -18,14 +18,15 @@ class AboutClient(Identity):
     """One client.
 
     Attributes:
-        tuned_bytes: the longest frame that both agree to, its framing included; 0 until they do.
-        channel_max: how many channels the client may open; 0 until it is agreed on.
-        own_channel: the number of one of Sluice's own, which the client was not offered; 0 if there is none.
-        heartbeat_s: how often both want to hear something; 0 is never.
-        closed_by: which peer has closed the connection: the client once the broker has agreed; the broker as soon as it
-            says so, since one that shuts down does not always wait for the client's agreement.
-        opened: the broker has let the client in.
-        hears_blocked: the client can be told when it is to publish nothing more.
+        tuned_bytes: frame_max as agreed; 0 before.
+        channel_max: as agreed; 0 before.
+        own_channel: the number of Sluice's own channel, which the client was not offered; 0 for none.
+        heartbeat_s: as agreed; 0 for none.
+        closed_by: the peer that closed the connection. For the client once the broker has agreed; for the broker at
+            once,
+            since it may not wait for close-ok when it shuts down.
+        opened: connection.open-ok was seen.
+        hears_blocked: the client has the capability connection.blocked.
     """
 
     __slots__ = (
@@ -53,10 +54,7 @@ class AboutClient(Identity):
         self._offered_channels = 0
 
     def take(self, method: int, arguments: Reader) -> bool:
-        """Take a method of the client's; say whether it tells how long frames may be.
-
-        What is said once more means nothing: the broker ends the connection.
-        """
+        """Take a method of the client; return whether it is tune-ok. The broker refuses a repeated one."""
         if self.opened:
             self._take_close(Side.CLIENT, method)
         elif method == wire.CONNECTION_START_OK:
@@ -80,11 +78,7 @@ class AboutClient(Identity):
         return False
 
     def withhold(self, offer: bytes) -> bytes:
-        """Take a channel of those that the broker offers, and return its tune-ok for the client.
-
-        Args:
-            offer: the payload of a connection.tune.
-        """
+        """Return a tune for the client that offers one channel less; ``offer`` is the payload of the broker's."""
         offered = Reader(offer, 4, len(offer)).short() or _MAX_CHANNELS
         if offered < _LEAST_CHANNELS or self.tuned_bytes:
             return offer
@@ -92,11 +86,7 @@ class AboutClient(Identity):
         return offer[:4] + (offered - 1).to_bytes(2, "big") + offer[6:]
 
     def agree(self, agreement: bytes) -> bytes:
-        """Return the client's tune-ok for the broker, with the channel that it was not offered.
-
-        Args:
-            agreement: the payload, which was taken.
-        """
+        """Return the payload of a tune-ok for the broker, with the withheld channel added to the client's."""
         channels = Reader(agreement, 4, len(agreement)).short()
         if not self._withheld or not 0 < channels <= self._offered_channels:
             return agreement
@@ -104,11 +94,10 @@ class AboutClient(Identity):
         return agreement[:4] + self.own_channel.to_bytes(2, "big") + agreement[6:]
 
     def sender(self) -> tuple[str, str]:
-        """Return the vhost and the user, as they stand beside what is put aside."""
+        """Return vhost and user, which the spool records."""
         return encoded(self.vhost), encoded(self.user)
 
     def hear(self, method: int, arguments: Reader) -> None:
-        """Take a method of the broker's."""
         if method == wire.CONNECTION_TUNE:
             self._offered_channels = arguments.short()
         elif method == wire.CONNECTION_OPEN_OK:
@@ -138,5 +127,5 @@ class AboutClient(Identity):
             _, _, signed = arguments.long_string().partition(b"\0")
             self.user = signed.partition(b"\0")[0][: wire.MAX_SHORT_BYTES]
         elif mechanism == b"AMQPLAIN":
-            # A table without its length in front, which is that of the string.
+            # The string holds a table without its length.
             self.user = read_texts(arguments, b"LOGIN").get(b"LOGIN", b"")[: wire.MAX_SHORT_BYTES]

@@ -1,4 +1,4 @@
-"""Broker to client: confirms get the client's numbers, deliveries are limited, and all else passes."""
+"""Broker to client: confirms get the client's numbers, deliveries are limited, and everything else passes."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -7,10 +7,20 @@ from typing import Final
 
 from proxy.deciding.batch import Charge, Request
 from proxy.protocols.amqp091 import wire
-from proxy.protocols.amqp091.channel import DROPPED, GRANTED, NEW, UNTOLD, WAITING, Channel, Content, Lane, Method, Tags
+from proxy.protocols.amqp091.channel import (
+    DROPPED,
+    GENERATED,
+    GRANTED,
+    NEW,
+    WAITING,
+    Channel,
+    Content,
+    Lane,
+    Method,
+    Tags,
+)
 from proxy.protocols.amqp091.memory import Memory
-from proxy.protocols.amqp091.reading import MAX_GATHERED_OF_BROKER_BYTES, Shared
-from proxy.protocols.amqp091.stream import Stream
+from proxy.protocols.amqp091.stream import MAX_GATHERED_OF_BROKER_BYTES, Shared, Stream
 from proxy.protocols.amqp091.wire import Malformed, Mark, Reader
 from proxy.protocols.base import Buffer
 
@@ -18,26 +28,26 @@ _ARGUMENTS_AT: Final = wire.PREFIX_BYTES + 4
 _DELIVER: Final = wire.BASIC_DELIVER
 _ACK: Final = wire.BASIC_ACK
 _NACK: Final = wire.BASIC_NACK
-#: Those that must not overtake deliveries that wait.
+#: Methods that must not overtake waiting deliveries.
 _BEHIND_DELIVERIES: Final = frozenset((wire.BASIC_CANCEL, wire.BASIC_CANCEL_OK, wire.BASIC_RECOVER_OK))
-#: Where a message lies in a stream, in its headers.
+#: The header field of a message from a stream.
 _STREAM_FIELD: Final = b"\x0fx-stream-offset"
-#: What becomes of deliveries that the client has not been sent.
+#: The fate of deliveries that the client has not been sent.
 _UNSENT: Final = frozenset((NEW, WAITING))
-#: So many bytes of headers in front of a mark count as a step: about a field.
+#: Bytes of headers before a mark that count as one step: about a field.
 _BYTES_OF_STEP: Final = 8
 _method_at = wire.method_at
 
 
 class _Delivery(Content):
-    """One message for the client.
+    """A message for the client.
 
     Attributes:
-        method: the frame that begins it, as long as the chunk is in hand where it came.
-        tag: its number, if those of its channel are known; otherwise 0.
-        automatic: the client does not acknowledge it, or its number is not known.
-        consumer: the tag of the consumer that it is for, if deliveries are limited; otherwise empty.
-        is_answer: to a request for one message.
+        method: its first frame, valid while its chunk is current.
+        tag: its delivery tag, if those of the channel are tracked; otherwise 0.
+        automatic: the client does not acknowledge it, or its tag is unknown.
+        consumer: the consumer's tag, if deliveries are limited; otherwise empty.
+        is_answer: to a basic.get.
     """
 
     __slots__ = ("automatic", "consumer", "is_answer", "method", "tag")
@@ -54,27 +64,21 @@ class _Delivery(Content):
 class Answers(Stream):
     """The broker's stream.
 
-    Args:
-        memory: as for every stream.
-        shared: likewise.
-
     Attributes:
-        opened: told of each channel that the broker uses and nobody has opened.
         limited: some rule limits deliveries.
-        dies: told of each channel that the broker closes.
-        closed: told of each channel whose close the broker agrees to.
-        declared: told of each exclusive queue that the broker has made, with the frame that declared it.
-        given_back: told of each delivery, by its number, that is to go back to its queue.
-        left: told of what the broker says on a channel that the client has left, if something is to be done about it.
-        ends: told that the broker closes the connection, with the arguments of that.
-        own: told of each method on the channel that is Sluice's own, with its arguments.
-        withholds: asked whether there is to be such a channel.
-        reason: why the client is to publish nothing more for now, of Sluice's own; empty if it may. It is told as soon
-            as a frame can be written.
-        nacked: told of the publishes of a channel, by the client's numbers, of which it hears that they are refused.
-        returned: told of each marked publish that comes back, with its mark.
-        brokers_reason: likewise of the broker's, which it tells itself; None if the client may.
-        silent: the client is told nothing of this any more, since the connection is being closed.
+        dies: called when the broker closes a channel.
+        closed: called when the broker agrees to a channel's close.
+        declared: called with each exclusive queue that the broker has declared, and the client's frame.
+        given_back: called with the tag of each delivery that is to be requeued.
+        left: called with methods that need a reaction on a channel that the client has left.
+        ends: called when the broker closes the connection, with the arguments.
+        own: called with each method on Sluice's own channel, and its arguments.
+        withholds: returns whether Sluice needs such a channel.
+        reason: why Sluice blocks the client (connection.blocked), or empty. Sent at the next boundary.
+        nacked: called with the client's numbers of publishes that the broker refused.
+        returned: called with the mark of each marked publish that the broker returns.
+        brokers_reason: why the broker blocks the client, or None.
+        silent: the connection is being closed, so the client hears no more of this.
     """
 
     peer = "broker"
@@ -83,7 +87,6 @@ class Answers(Stream):
     def __init__(self, memory: Memory, shared: Shared) -> None:
         super().__init__(memory, shared)
         self.limited = False
-        self.opened: Callable[[Channel], None] = lambda _: None
         self.dies: Callable[[Channel], None] = lambda _: None
         self.closed: Callable[[int], None] = lambda _: None
         self.declared: Callable[[bytes, bytes], None] = lambda *_: None
@@ -97,23 +100,21 @@ class Answers(Stream):
         self.reason = b""
         self.brokers_reason: bytes | None = None
         self.silent = False
-        #: The reason of Sluice's own that the client was told, and not yet that it is over.
+        #: The reason that the client was told.
         self._told = b""
-        #: Channels that are open at the broker though the client has left them.
+        #: Channels that the client has left and that are open at the broker.
         self.left_channels: set[Channel] = set()
         self._names = shared.names
         self._channels = shared.channels
         self._about = shared.about
-        self._takers = shared.takers
+        self._consumers = shared.consumers
 
     def part(self) -> None:
-        """Forget all contents and channels, as the base class says, and the session."""
         super().part()
-        del self.opened, self.dies, self.closed, self.ends, self.own, self.withholds, self.nacked, self.returned
+        del self.dies, self.closed, self.ends, self.own, self.withholds, self.nacked, self.returned
         del self.declared, self.given_back, self.left
 
     def _take_method(self, method: int, buffer: Buffer, position: int, stop: int, number: int) -> None:
-        """Take a method frame, as the base class says."""
         if number == 0:
             if method == wire.CONNECTION_TUNE and self.withholds():
                 payload = self._about.withhold(bytes(buffer[position + wire.PREFIX_BYTES : stop - 1]))
@@ -133,7 +134,7 @@ class Answers(Stream):
                 self.brokers_reason = None
                 self._stages.block(on=False)
                 if self._told:
-                    # It is to wait all the same.
+                    # Sluice still blocks it.
                     self._special = True
                     frame = wire.connection_blocked(self._told)
                     self._pass(frame, 0, len(frame), None)
@@ -145,13 +146,10 @@ class Answers(Stream):
             self.own(method, Reader(buffer, position + _ARGUMENTS_AT, stop - 1))
             return
         channel = self._channels.get(number)
-        if method in {_DELIVER, wire.BASIC_GET_OK, wire.BASIC_RETURN}:
-            if channel is None:
-                channel = Channel(number)
-                self.opened(channel)
-            self._take_content(method, channel, buffer, position, stop)
-        elif channel is None:
+        if channel is None:
             self._pass(buffer, position, stop, None)
+        elif method in {_DELIVER, wire.BASIC_GET_OK, wire.BASIC_RETURN}:
+            self._take_content(method, channel, buffer, position, stop)
         elif channel.left:
             self._special = True
             self._take_left(method, channel, Reader(buffer, position + _ARGUMENTS_AT, stop - 1))
@@ -161,7 +159,6 @@ class Answers(Stream):
             self._take_other(method, channel, buffer, position, stop)
 
     def flush(self) -> None:
-        """Queue what is ready and can be written, and what the client is to be told of alarms."""
         super().flush()
         if self.reason == self._told or self.silent or not self.at_boundary():
             return
@@ -173,7 +170,7 @@ class Answers(Stream):
 
     def _scan(self, chunk: memoryview, position: int) -> int:
         native = self._shared.native
-        # Deliveries that nobody limits are like any other bytes, as long as none waits from when somebody did.
+        # Unlimited deliveries are like any other bytes, unless some wait from when they were limited.
         contents = not self.limited and not self.waiting
         if native is None or native.channels is None or self.left_channels or not (contents or native.confirms):
             return position
@@ -195,7 +192,7 @@ class Answers(Stream):
     def _take_confirm(self, method: int, channel: Channel, buffer: Buffer, position: int, stop: int) -> None:
         reader = Reader(buffer, position + _ARGUMENTS_AT, stop - 1)
         tag, multiple = reader.longlong(), reader.octet() & wire.MULTIPLE != 0
-        assert channel.confirms is not None  # noqa: S101 - only then it is a confirm
+        assert channel.confirms is not None  # noqa: S101 - the caller has checked
         refused = method == _NACK
         numbers = channel.confirms.answered(tag, multiple=multiple, refused=refused)
         if numbers is None:
@@ -217,21 +214,19 @@ class Answers(Stream):
         self._open_content(content, buffer, position, stop)
         if method == wire.BASIC_RETURN or channel.left:
             return
-        # All of one channel, whatever their consumer: the client may acknowledge them up to a number.
+        # One key for the channel, whatever the consumer: the client may acknowledge all up to a tag.
         content.key = channel.number
         if method == _DELIVER and not self.limited and channel.tags is None:
             return
         arguments = Reader(buffer, position + _ARGUMENTS_AT, stop - 1)
         if method == _DELIVER:
             tag = content.consumer = arguments.short_string()
-            automatic = False
-            for _, each in channel.takers.get(tag, ()):
-                automatic = automatic or each
-            queue = channel.consumed.get(tag, channel.latest)
-            following = channel.following.get(tag)
-            if following is not None:
-                # The former consumer may have ended without a word of the broker.
-                content.resources = self._names.delivery(channel.resolve(following))
+            consumers = channel.consumers.get(tag)
+            queue, automatic = (channel.latest, False) if consumers is None else consumers[0]
+            if consumers is not None and len(consumers) > 1:
+                # The broker may have ended the former one already.
+                automatic = automatic or consumers[-1].automatic
+                content.resources = self._names.delivery(channel.resolve(consumers[-1].queue))
         else:
             queue, automatic = channel.getting.popleft() if channel.getting else (b"", False)
         if self.limited or channel.tags is not None:
@@ -241,10 +236,10 @@ class Answers(Stream):
             if content.resources != charged_to:
                 content.resources = charged_to + content.resources
 
-    # --- Numbers of deliveries --------------------------------------------------------------------
+    # --- Delivery tags ----------------------------------------------------------------------------
 
     def _number(self, channel: Channel, content: _Delivery, number: int, *, automatic: bool) -> None:
-        """Note the number of a delivery; one that the client does not acknowledge is settled."""
+        """Track a delivery tag; one without acks counts as settled."""
         tags = channel.tags
         if tags is None:
             tags = channel.tags = Tags(number - 1)
@@ -257,17 +252,13 @@ class Answers(Stream):
             tags.settle(number)
 
     def shown(self, channel: Channel) -> tuple[int, bool]:
-        """Return the number of the last delivery that was sent to the client, and whether more wait.
-
-        Deliveries of the chunk in hand count as waiting until it is decided.
-        """
+        """Return the last tag sent to the client, and whether more wait, those of the current chunk included."""
         lane = channel.to_client
         waits = lane.lines or lane.ready or lane.after or self._begun or self._begun_only
         first = next(self._waiting_of(channel), None) if waits else None
         return (self._latest(channel), False) if first is None else (first.tag - 1, True)
 
     def _latest(self, channel: Channel) -> int:
-        """Return the number of the last delivery that was read."""
         tags, native = channel.tags, self._shared.native
         if tags is None:
             return 0
@@ -276,7 +267,7 @@ class Answers(Stream):
         return tags.latest
 
     def _waiting_of(self, channel: Channel) -> Iterator[_Delivery]:
-        """Go through the deliveries of a channel that the client has not been sent, in order."""
+        """Yield the deliveries that the client has not been sent, in order."""
         lane = channel.to_client
         in_lines = (content for line in lane.lines.values() for content in line.contents)
         for content in chain(lane.ready, in_lines, lane.after, self._begun, self._begun_only):
@@ -284,25 +275,19 @@ class Answers(Stream):
                 yield content
 
     def _recovered(self, channel: Channel) -> None:
-        """Forget deliveries that wait and were given back to the broker: they come again, with other numbers.
-
-        What the client has asked for goes on, as it waits for the answer.
-        """
+        """Forget waiting deliveries that the broker took back and sends again. The client still waits for a get-ok."""
         channel.recovered = self._latest(channel)
         if channel.tags is not None:
             channel.tags.settle(channel.recovered, multiple=True)
-        self._takers.give_back(channel, self._stages.now_ns)
-        held: list[Request] = []
+        self._consumers.give_back(channel, self._stages.now_ns)
         for content in list(self._waiting_of(channel)):
             if not content.automatic and not content.is_answer:
-                self._forget(content, held)
-        if held:
-            self._give_up(held)
+                self._forget(content)
         for line in list(channel.to_client.lines.values()):
             self._advance(line)
 
     def _fate(self, content: Content) -> int:
-        """Say what becomes of a content, as the base class says; what was given back to the broker does not wait."""
+        """Drop a delivery that would have to wait and that the broker has taken back."""
         fate = super()._fate(content)
         if fate != WAITING or not isinstance(content, _Delivery) or content.is_answer:
             return fate
@@ -321,10 +306,7 @@ class Answers(Stream):
                     return
             else:
                 tag = Reader(buffer, position + _ARGUMENTS_AT, stop - 1).short_string()
-                self._takers.end(channel, tag, self._stages.now_ns)
-                channel.consumed.pop(tag, None)
-                if tag in channel.following:
-                    channel.consumed[tag] = channel.following.pop(tag)
+                self._consumers.end(channel, tag, self._stages.now_ns)
                 if method == wire.BASIC_CANCEL_OK and self._is_unwanted(channel, tag):
                     self._special = True
                     if not channel.transacts:
@@ -335,15 +317,14 @@ class Answers(Stream):
         if method == wire.BASIC_CONSUME_OK and channel.consuming:
             tag = Reader(buffer, position + _ARGUMENTS_AT, stop - 1).short_string()
             queue, wants, automatic = channel.consuming.popleft()
-            channel.latest = channel.consumed[tag] = channel.resolve(queue)
-            self._takers.begin(channel, tag, channel.latest, automatic=automatic)
+            self._consumers.begin(channel, tag, channel.resolve(queue), automatic=automatic)
             if not wants:
                 self._special = True
                 return
         self._pass(buffer, position, stop, None)
         if method == wire.QUEUE_DECLARE_OK:
             name = Reader(buffer, position + _ARGUMENTS_AT, stop - 1).short_string()
-            if name.startswith(UNTOLD):
+            if name.startswith(GENERATED):
                 channel.named = name
             self._take_declared(channel, name)
         elif method == wire.TX_COMMIT_OK:
@@ -362,7 +343,7 @@ class Answers(Stream):
             self.declared(queue, declares)
 
     def _take_left(self, method: int, channel: Channel, arguments: Reader) -> None:
-        """Take what the broker says on a channel that the client has left; the client does not hear it."""
+        """Take a method on a channel that the client has left and does not hear."""
         if method == wire.QUEUE_DECLARE_OK:
             self._take_declared(channel, arguments.short_string())
         elif method == wire.TX_COMMIT_OK:
@@ -373,16 +354,13 @@ class Answers(Stream):
         ):
             self.left(channel, method)
         elif method == wire.CHANNEL_CLOSE_OK:
-            # The agreement to the client's close may still wait for the end of a content.
+            # The close-ok for the client may still wait for the end of a content.
             for frame in [item for item in channel.to_client.ready if isinstance(item, bytes)]:
                 self._pass(frame, 0, len(frame), None)
             self.closed(channel.number)
 
     def _method_goes(self, owner: Method, buffer: Buffer, start: int, stop: int) -> bool:
-        """Say whether methods go on now, as the base class says: the end of a consumer waits for no delivery.
-
-        In a transaction nothing can go back before it is committed, so there it waits.
-        """
+        """Let the end of a consumer overtake deliveries, except in a transaction, where nothing can be requeued."""
         lane = owner.lane
         ends = bool(lane.lines) and not lane.after and not lane.channel.transacts
         for frame in wire.frames_of(buffer[start:stop]) if ends else ():
@@ -392,12 +370,11 @@ class Answers(Stream):
         return ends or super()._method_goes(owner, buffer, start, stop)
 
     def _end_deliveries(self, lane: Lane, consumer: bytes) -> None:
-        """Have nothing wait any more that is for a consumer which has ended.
+        """Requeue the waiting deliveries of a consumer that has ended.
 
-        It goes back to its queue. A stream keeps its messages, and takes none back. Where the broker expects no acks
-        a delivery would be lost there: it goes to the client at once, and is charged.
+        A stream keeps its messages and takes none back. A delivery without acks would be lost, so it is forwarded at
+        once and charged.
         """
-        held: list[Request] = []
         passed: list[Request] = []
         for line in list(lane.lines.values()):
             contents, line.contents = line.contents, deque()
@@ -405,8 +382,7 @@ class Answers(Stream):
                 if not isinstance(content, _Delivery) or content.consumer != consumer:
                     line.contents.append(content)
                 elif content.automatic:
-                    # It overtakes others.
-                    content.tag = 0
+                    content.tag = 0  # it overtakes others
                     if content.request is not None:
                         passed.append(content.request)
                         content.request = None
@@ -415,25 +391,24 @@ class Answers(Stream):
                     self._let_go(lane, content)
                 else:
                     is_of_stream = _is_of_stream(content)
-                    self._forget(content, held)
+                    self._forget(content)
                     if not is_of_stream:
                         self.given_back(lane.channel, content.tag)
             self._advance(line)
-        self._give_up(held)
         if self.charges:
             self._shared.pass_on(passed)
             self._shared.wake()
 
     @staticmethod
     def _is_unwanted(channel: Channel, tag: bytes) -> bool:
-        """Say whether the client does not want to hear that a consumer has ended, and count that it has."""
+        """Say whether the client does not want a cancel-ok, and count it."""
         left = channel.cancelling.pop(tag, 0)
         if left > 1:
             channel.cancelling[tag] = left - 1
         return left > 0
 
     def _restore(self, content: Content, lead: Buffer, buffer: Buffer, position: int, stop: int) -> bytes:
-        """Restore the header of a message that is marked, and note who was given it."""
+        """Restore the header of a marked message, and take note of its consumer."""
         header = bytes(buffer[position + wire.PREFIX_BYTES : stop - 1])
         at = header.find(wire.CONFIRM_FIELD)
         if at < 0:
@@ -442,11 +417,11 @@ class Answers(Stream):
         try:
             mark = wire.read_mark(header)
         except Malformed:
-            # Whoever published it wrote that: its consumers are not to lose their connections over it.
+            # The publisher wrote that. Its consumers must not lose their connections over it.
             return b""
         if mark is None:
             return b""
-        assert isinstance(content, _Delivery)  # noqa: S101 - there is no other content from a broker
+        assert isinstance(content, _Delivery)  # noqa: S101 - brokers send no others
         method, channel = lead or content.method, content.lane.channel
         arguments, kind = Reader(method, _ARGUMENTS_AT, len(method) - 1), _method_at(method, wire.PREFIX_BYTES)[0]
         if kind == wire.BASIC_RETURN:
@@ -454,27 +429,23 @@ class Answers(Stream):
         else:
             consumer = arguments.short_string() if kind == _DELIVER else None
             number = arguments.longlong()
-            self._takers.delivered(channel, mark, consumer, number, self._stages.now_ns)
+            self._consumers.delivered(channel, mark, consumer, number, self._stages.now_ns)
             if channel.tags is None and channel.deliveries.by_tag:
                 self._number(channel, content, number, automatic=False)
         return wire.header_frame(channel.number, mark.header)
 
     def _most_gathered_bytes(self) -> int:
-        """Return how long a method or a header may be, as the base class says."""
         return MAX_GATHERED_OF_BROKER_BYTES
 
     def _limit(self, content: Content, keys: list[bytes]) -> bool:
-        """Take a content, as the base class says."""
         del keys
         lane = content.lane
         return not lane.after and content.key not in lane.lines
 
     def _make_request(self, content: Content) -> Request:
-        """Make a request of a delivery."""
         return Request(content.resources, 1, content.size_bytes, "", "impossible", content.key, content, consumes=True)
 
 
 def _is_of_stream(content: Content) -> bool:
-    """Say whether a delivery is from a stream, which says so in the header."""
     start, stop = wire.content_header_at(content.data)
     return _STREAM_FIELD in content.data[start:stop]

@@ -1,66 +1,65 @@
-"""One channel: what both of its streams know, and of each stream what is in hand, what waits and what may go on.
-
-This is state and how long things are; what happens to it is in ``stream``.
-"""
+"""The state of one channel and its two lanes. It imports no other module that acts on it."""
 
 from bisect import bisect_right
-from collections import deque
-from typing import TYPE_CHECKING, Final
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Final, NamedTuple
 
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Request
-from proxy.protocols.amqp091.after_consume import Deliveries, Waiting
+from proxy.flow.credit import Stage
 from proxy.protocols.amqp091.confirms import Confirms
 from proxy.spool.segments import Piece
 
-if TYPE_CHECKING:
-    from proxy.protocols.amqp091.lines import Line
-
-# What was decided of a content.
+# A content's verdict.
 GRANTED: Final = 0
 HELD: Final = 1
-#: Not decided: it is asked when those of its line that are before it have gone.
+#: Undecided: asked once the contents before it in its line are gone.
 LATER: Final = 2
 ASKED: Final = 3
 REFUSED: Final = 4
 
-# What becomes of a content's bytes.
-#: Not known: its beginning is in the chunk in hand, or its header is still to come.
+# The fate of a content's bytes.
+#: Undecided: it began in the current chunk, or its header has not arrived.
 NEW: Final = 0
 PASSING: Final = 1
-#: They are copied.
+#: Copied.
 WAITING: Final = 2
 DROPPED: Final = 3
 
-# Which methods wait in their lane.
-#: For other methods that wait.
+# What a method waits for in its lane.
+#: Other waiting methods.
 BEHIND: Final = 0
-#: And for all contents that wait.
+#: All waiting contents and methods.
 BARRIER: Final = 1
 
-#: How many requests of a client on one channel the broker may still have to answer that are remembered.
+#: Unanswered requests of a client per channel.
 MAX_UNANSWERED: Final = 1 << 16
-#: How many consumers of one channel are told apart, those included of whose end the broker says nothing.
+#: Consumers per channel, including those whose end the broker has not confirmed.
 MAX_CONSUMERS: Final = 10_000
-#: How many runs of settled deliveries of one channel are remembered: more than it has deliveries that are not settled.
+#: Runs of settled deliveries that are remembered per channel.
 MAX_SETTLED: Final = 1 << 14
-#: How the names of queues begin that a broker makes: the name of one that nobody was told.
-UNTOLD: Final = b"amq.gen-"
+#: The prefix of queue names that the broker generates.
+GENERATED: Final = b"amq.gen-"
 
-#: What an object that waits takes in memory, besides its bytes.
+#: Memory that a waiting object takes in addition to its bytes.
 OBJECT_BYTES: Final = 1024
+
+#: Contents of one line that are asked about in one batch.
+MAX_OF_LINE: Final = 64
 
 
 class Tags:
-    """The numbers of a channel's deliveries: which of them the broker still expects to be settled.
+    """The delivery tags that the broker still expects to be settled.
 
-    A delivery that nothing is known of counts as settled, so that it is never acknowledged by mistake.
+    Unknown deliveries count as settled, so that none is acknowledged by mistake.
 
     Args:
-        before: the number of the last delivery that nothing is known of.
+        before: the last tag before the known ones.
 
     Attributes:
-        latest: the number of the last delivery that was read.
+        latest: the last tag that was read.
     """
 
     __slots__ = ("_firsts", "_known_from", "_lasts", "_upto", "latest")
@@ -68,12 +67,11 @@ class Tags:
     def __init__(self, before: int) -> None:
         self.latest = self._upto = before
         self._known_from = before + 1
-        #: Beyond ``_upto``, up to which all are settled: where runs of settled ones begin and end, in order.
+        #: All deliveries up to ``_upto`` are settled. Beyond it, the runs of settled ones: first and last numbers.
         self._firsts: list[int] = []
         self._lasts: list[int] = []
 
     def settle(self, tag: int, *, multiple: bool = False) -> None:
-        """Note that a delivery is settled, or with ``multiple`` all up to it."""
         firsts, lasts = self._firsts, self._lasts
         if tag <= self._upto:
             return
@@ -101,28 +99,55 @@ class Tags:
             self._known_from = self._upto + 1
 
     def is_open(self, tag: int) -> bool:
-        """Say whether a delivery that was read is not settled."""
         return self._upto < tag <= self.latest and self.last_open(tag) == tag
 
     def is_known(self, tag: int) -> bool:
-        """Say whether it is certain what ``is_open`` says."""
+        """Say whether ``is_open`` is certain."""
         return not 0 < tag < self._known_from
 
     def last_open(self, upto: int) -> int:
-        """Return the last delivery up to one that is not settled, or 0."""
         at = bisect_right(self._firsts, upto)
         if at and upto <= self._lasts[at - 1]:
             upto = self._firsts[at - 1] - 1
         return upto if upto > self._upto else 0
 
 
-class Method:
-    """The owner of methods that may have to wait.
+class Delivery(NamedTuple):
+    """A delivered message that waits for its consumers.
 
     Attributes:
-        lane: where they belong.
-        waits: BEHIND or BARRIER.
+        number: its number in ``after_consume``.
+        queue: where it was consumed from.
     """
+
+    number: int
+    queue: bytes
+
+
+class Deliveries:
+    """Unsettled deliveries of waiting messages in one channel, by delivery tag."""
+
+    __slots__ = ("by_tag",)
+
+    def __init__(self) -> None:
+        self.by_tag: OrderedDict[int, Delivery] = OrderedDict()
+
+    def upto(self, tag: int, *, multiple: bool) -> list[int]:
+        """Return the tags that one ack or nack settles. With ``multiple``, tag 0 means all."""
+        if not multiple:
+            return [tag] if tag in self.by_tag else []
+        return list(takewhile(lambda each: not tag or each <= tag, self.by_tag))
+
+
+class Consumer(NamedTuple):
+    """A consumer; ``automatic``: it does not acknowledge."""
+
+    queue: bytes
+    automatic: bool
+
+
+class Method:
+    """The owner of methods that may have to wait; ``waits`` is BEHIND or BARRIER."""
 
     __slots__ = ("lane", "waits")
 
@@ -132,26 +157,23 @@ class Method:
 
 
 class Content:
-    """A method with content: what is published, delivered or returned.
+    """A method with content: a publish, a delivery or a returned message.
 
     Attributes:
-        lane: where it belongs.
-        left_bytes: of its body that are still to come; -1 until its header has come.
-        done: all of it has come.
-        verdict: what was decided of it.
-        fate: what becomes of its bytes.
+        left_bytes: of its body, still to come; -1 until the header has arrived.
+        done: all of it has arrived.
         resources: what it is charged to; empty if it is not limited.
-        size_bytes: with method, header and the framing of all.
-        key: those of one lane with the same one never overtake each other; None overtakes all.
-        number: of a publish with confirms, as the client counts; otherwise 0.
-        data: what has come of it so far, if it waits or its header is still to come.
+        size_bytes: with method, header and framing.
+        key: contents of one lane with the same key keep their order. One with None overtakes all.
+        number: the client's sequence number of a publish with confirms; otherwise 0.
+        data: its bytes so far, while it waits, is gathered or lacks its header.
         request: while it is held.
-        spools: what comes behind it is to be put aside.
+        spools: contents behind it are spooled.
         since_ns: when it began to wait; 0 if it does not.
-        expires_ns: when it is of no use any more, once that is known; 0 before.
+        expires_ns: when its TTL ends; 0 until it is known.
         aside: its bytes are in the spool, at the head of its line's queue.
-        gathers: it goes on as a whole, and is asked about when all of it has come; until then that is its ``data``.
-        marked: what goes instead of its bytes; empty if they do.
+        gathers: it is collected and forwarded as a whole.
+        marked: forwarded instead of its bytes, unless empty.
     """
 
     __slots__ = (
@@ -191,21 +213,92 @@ class Content:
         self.since_ns = self.expires_ns = 0
 
     def waiting_bytes(self) -> int:
-        """Return what it takes while it waits."""
         return len(self.data) + OBJECT_BYTES
+
+
+class Line:
+    """Contents of one lane with the same key, of which the first waits. All are in memory.
+
+    Attributes:
+        contents: in order. Some may be GRANTED or REFUSED and wait only for those before them.
+        most: how many to ask about at once.
+        is_refusable: the spooled contents can be refused.
+        spools: what arrives is spooled undecided.
+        aside: how many are in the spool only.
+    """
+
+    __slots__ = ("contents", "is_refusable", "key", "lane", "most", "spools", "stage")
+
+    def __init__(self, lane: "Lane", key: int, stage: Stage) -> None:
+        self.lane = lane
+        self.key = key
+        self.stage = stage
+        self.contents: deque[Content] = deque()
+        self.most = MAX_OF_LINE
+        self.spools = self.is_refusable = False
+
+    @property
+    def aside(self) -> int:
+        return 0
+
+    def append(self, content: Content) -> None:
+        self.contents.append(content)
+
+    def first(self) -> Content:
+        """Return one of its contents, perhaps without its bytes."""
+        return self.contents[0]
+
+    def in_memory(self) -> Sequence[Content]:
+        return tuple(self.contents)
+
+    def spool(self) -> None:
+        """Spool what arrives from now on."""
+
+    def advance(self) -> bool:
+        """Move contents to the front if there are any in memory; say whether there are."""
+        return bool(self.contents)
+
+    def settle(self) -> None:
+        """Move to the spool what can be moved."""
+
+    def refill(self, now_ns: int) -> int:
+        """Move to ``contents`` what can be asked about next.
+
+        Returns:
+            How many left the spool to be answered. With MAX_ENDED, call again.
+        """
+        del now_ns
+        return 0
+
+    def asked(self, *, waits: bool) -> None:
+        """Take note of a decision about some contents, and whether one of them waits on."""
+
+    def bring(self, content: Content) -> bool:
+        """Have all of a content in memory; False while it is being read from disk."""
+        del content
+        return True
+
+    def has_expired(self, content: Content, now_ns: int) -> bool:
+        del content, now_ns
+        return False
+
+    def forget(self, content: Content) -> None:
+        """Remove from the spool one of ``contents``."""
+
+    def close(self) -> None:
+        self.contents.clear()
 
 
 class Lane:
     """One channel in one direction.
 
     Attributes:
-        channel: whose it is.
-        content: whose frames are coming; it may be done.
-        writing: what was written last; if it is not done, nothing of this channel may be written but the rest of it.
-        lines: of contents that wait, by their keys; none is empty.
-        after: methods that wait until all lines are empty, as their bytes and BEHIND or BARRIER, and what came after.
-        ready: what may be written as soon as the stream stands where it can be: copies, and frames of our own.
-        shut: its channel is not open at the broker yet, or not again: nothing that waits may go on.
+        content: the content whose frames are arriving; it may be done.
+        writing: the content written last. Until it is done, only the rest of it may be written in this channel.
+        lines: waiting contents by key; none is empty.
+        after: methods that wait for the lines, as their bytes with BEHIND or BARRIER, and what arrived behind them.
+        ready: copies and frames of Sluice's own, to be written at the next boundary.
+        shut: the channel is not open at the broker yet, or not again: nothing that waits may be forwarded.
         behind: the owner of methods that wait for others only.
         barrier: the owner of methods that wait for all that waits.
     """
@@ -223,55 +316,45 @@ class Lane:
         self.behind = Method(self, BEHIND)
         self.barrier = Method(self, BARRIER)
 
-    def stirs(self) -> bool:
-        """Say whether something waits that what comes may have to wait for."""
-        return bool(self.lines) or bool(self.after)
+    def line_of(self, content: Content) -> Line | None:
+        return None if content.key is None else self.lines.get(content.key)
+
+    def is_within_content(self) -> bool:
+        return self.writing is not None and not self.writing.done
 
 
 class Channel:
     """One open channel.
 
-    Deliveries name a consumer and not its queue, which is found by what the broker answers, in its order: the client's
-    own methods may run ahead of it. So the end of a consumer is always answered, and its begin if the broker makes the
-    tag; what the client did not want to hear it does not hear.
-
-    A delivery of an unknown consumer, which no broker should send, is charged to the queue that was consumed last; what
-    comes from a queue that the broker has named without telling to ``amq.gen-``, as its name would begin.
+    Deliveries name a consumer, not its queue. The queue is known from the broker's answers, in their order, since the
+    client's own methods may run ahead of it. So Sluice has the broker answer every cancel, and every consume whose tag
+    the broker generates, and drops the answers that the client did not ask for.
 
     Attributes:
-        number: its number.
-        to_broker: its lane from the client.
-        to_client: its lane from the broker.
-        confirms: once the client has asked for them.
-        dead: one side has closed it and the other not agreed yet.
-        transacts: what is published goes on only once it is committed.
-        committing: how many commits of the client's are not answered. RabbitMQ closes the connection for any method
-            that comes while it commits.
-        consumed: the queues of its consumers, by their tags.
-        following: the queues of those to come with a tag of ``consumed`` whose consumer has not ended yet, as
-            far as the broker has said; until then what comes is charged to both.
-        consuming: the queues of its consumers that the broker has not agreed to yet, in order, whether the client
-            wants to hear of it, and whether they acknowledge nothing; at most MAX_UNANSWERED, as of the next two.
-        cancelling: how many ends of a consumer, by its tag, the client does not want to hear of.
-        getting: the queues it has asked for a message, in order, and whether without having to acknowledge it.
-        tags: the numbers of its deliveries, once they may matter.
-        recovering: the client's requests to give all deliveries back that the broker has not answered, and whether the
-            client expects the answer.
-        recovered: the number of the last delivery that was given back so.
-        declared: the queue that the client has declared last; empty if the broker is to name it.
-        named: the last name that a broker has made.
-        latest: the queue that was consumed last.
-        closes: the client wants it closed.
-        doomed: the broker is about to close it, as the client has settled a delivery that it may not.
-        left: the client takes it for closed. At the broker it is open until all has gone on that is held of it, and the
-            client hears nothing of that.
-        successor: the channel of this number that the client has opened since then.
-        declaring: of each declaration that the broker is to answer, in order, its frame if the queue is exclusive.
-        runs_ahead_until_ns: until then its publishes go on as they come, as the client waits for no single confirm.
-        waiting: publishes that wait for consumers, by the client's numbers.
-        deliveries: what its consumers were given of such publishes.
-        takers: its consumers by their tags, those with one tag in order: their queue's name, and whether they
-            acknowledge nothing.
+        dead: one peer has closed it and the other has not agreed yet.
+        transacts: tx.select was sent.
+        committing: unanswered commits. RabbitMQ closes the connection for a method that arrives while it commits.
+        consumers: by tag. A tag that is used again before the broker has confirmed the cancel has several, in order.
+        consuming: of each consume that awaits an answer: the queue, whether the client wants the answer, and whether
+            the consumer acknowledges nothing.
+        cancelling: how many cancel-ok per tag the client does not want.
+        getting: of each unanswered basic.get: the queue, and whether it is without acks.
+        tags: the delivery tags, once they matter.
+        recovering: of each unanswered basic.recover whether the client expects the answer.
+        recovered: the last tag that the broker took back for a recover.
+        declared: the queue that the client declared last; empty if the broker is to name it.
+        named: the last queue name that the broker generated.
+        latest: the queue consumed last.
+        takes_replies: it has had a consumer of direct replies.
+        closes: the client has sent channel.close.
+        doomed: the broker is about to close it, since the client settled an unknown delivery.
+        left: closed for the client, but open at the broker until what waits has been forwarded.
+        successor: the channel that the client has opened since with the same number.
+        declaring: of each unanswered declare: the frame if the queue is exclusive, otherwise empty.
+        runs_ahead_until_ns: until then publishes are forwarded as they come, since the client does not wait for single
+            confirms.
+        waiting: by the client's sequence number, the number of each publish that waits for consumers.
+        deliveries: messages that wait for this channel's consumers.
     """
 
     __slots__ = (
@@ -279,14 +362,13 @@ class Channel:
         "closes",
         "committing",
         "confirms",
-        "consumed",
+        "consumers",
         "consuming",
         "dead",
         "declared",
         "declaring",
         "deliveries",
         "doomed",
-        "following",
         "getting",
         "latest",
         "left",
@@ -297,7 +379,7 @@ class Channel:
         "runs_ahead_until_ns",
         "successor",
         "tags",
-        "takers",
+        "takes_replies",
         "to_broker",
         "to_client",
         "transacts",
@@ -309,10 +391,9 @@ class Channel:
         self.to_broker = Lane(self)
         self.to_client = Lane(self)
         self.confirms: Confirms | None = None
-        self.dead = self.transacts = self.closes = self.doomed = self.left = False
+        self.dead = self.transacts = self.closes = self.doomed = self.left = self.takes_replies = False
         self.successor: Channel | None = None
-        self.consumed: dict[bytes, bytes] = {}
-        self.following: dict[bytes, bytes] = {}
+        self.consumers: dict[bytes, list[Consumer]] = {}
         self.consuming: deque[tuple[bytes, bool, bool]] = deque()
         self.cancelling: dict[bytes, int] = {}
         self.getting: deque[tuple[bytes, bool]] = deque()
@@ -322,16 +403,15 @@ class Channel:
         self.declaring: deque[bytes] = deque()
         self.declared = self.named = self.latest = b""
         self.runs_ahead_until_ns = self.committing = 0
-        self.waiting: dict[int, Waiting] = {}
+        self.waiting: dict[int, int] = {}
         self.deliveries = Deliveries()
-        self.takers: dict[bytes, list[tuple[str, bool]]] = {}
 
     def resolve(self, queue: bytes) -> bytes:
-        """Return the queue that the broker takes for a name, which is empty if it was to make one."""
-        return queue or self.named or UNTOLD
+        """Return the broker's name of a queue; an empty name is the one that the broker was to generate."""
+        return queue or self.named or GENERATED
 
     def part(self) -> None:
-        """Forget what knows this channel; nothing of it is used any more."""
+        """Cut the reference cycles of a channel that is not used any more."""
         for lane in (self.to_broker, self.to_client):
             lane.content = lane.writing = None
             del lane.behind, lane.barrier, lane.channel

@@ -1,45 +1,38 @@
-"""The numbers of publishes on a confirm channel: those the client counts, and those the broker counts.
+"""Confirm numbers of one channel: the client's and the broker's.
 
-Both count from 1 since confirm.select. They differ once a publish was refused here, which the broker never saw, or
-overtaken by another. What the broker then says of several publishes at once is said of each by itself, since such an
-answer would cover what was refused, too; and only of those that nothing has been said of yet.
-
-What the broker says of some publishes is withheld, as somebody else answers them.
+Both count from 1 since confirm.select. They differ once a publish was refused, which the broker never saw, or was
+overtaken. From then on an answer of the broker to several publishes becomes one answer each, since a multiple one would
+cover refused publishes, too. Answers to some publishes are withheld, since Sluice answers those itself.
 """
 
 from collections.abc import Sequence
 
 
 class Confirms:
-    """The publishes of one channel.
-
-    Attributes:
-        numbered: the client's number of its latest publish.
-    """
+    """The publishes of one channel; ``numbered`` is the client's latest number."""
 
     __slots__ = ("_ahead", "_alike", "_first_open", "_numbers", "_sent", "_withheld", "numbered")
 
     def __init__(self) -> None:
         self.numbered = 0
-        #: How many have gone to the broker.
+        #: How many were forwarded.
         self._sent = 0
-        #: Up to this number both count alike; None while they always did.
+        #: Up to this number both are equal; None while they always were.
         self._alike: int | None = None
-        #: The client's numbers by the broker's, beyond that; negative while withheld, 0 once answered by somebody else.
+        #: Beyond, the client's number by the broker's: negative if withheld, 0 if Sluice has answered it.
         self._numbers: dict[int, int] = {}
         #: How many of these are not positive.
         self._withheld = 0
-        #: Of the broker's numbers: all before the first that is open are answered, and some ahead of it.
+        #: Of the broker's numbers, the first open one, and those answered beyond it.
         self._first_open = 1
         self._ahead: set[int] = set()
 
     def number(self) -> int:
-        """Return the client's number of the next publish."""
         self.numbered += 1
         return self.numbered
 
     def sent(self, number: int) -> None:
-        """Note that the publish with that number of the client's goes to the broker now."""
+        """Take note that the publish with that client's number is forwarded."""
         self._sent += 1
         if self._alike is None:
             if number == self._sent:
@@ -48,10 +41,7 @@ class Confirms:
         self._numbers[self._sent] = number
 
     def withhold(self) -> int:
-        """Have the client hear nothing of the latest that has gone to the broker, but for a nack; return its number.
-
-        That is the broker's number of it.
-        """
+        """Withhold the broker's ack, not its nack, of the latest publish; return the broker's number."""
         if self._alike is None:
             self._alike = self._sent - 1
             self._numbers[self._sent] = self._sent
@@ -60,39 +50,34 @@ class Confirms:
         return self._sent
 
     def settle(self, tag: int) -> None:
-        """Note that a publish that is withheld is answered: the client hears nothing of the broker's answer."""
+        """Drop the broker's answer to a withheld publish that Sluice has answered."""
         if self._numbers.get(tag, 0) < 0:
             self._numbers[tag] = 0
 
     def release(self, tag: int) -> None:
-        """Let the client hear what the broker says of a publish that is withheld."""
+        """Forward the broker's answer to a publish that was withheld."""
         number = self._numbers.get(tag, 0)
         if number < 0:
             self._numbers[tag] = -number
             self._withheld -= 1
 
     def outstanding(self) -> int:
-        """Return how many have gone to the broker and are not answered, without those that are withheld."""
+        """Return how many forwarded publishes are unanswered, withheld ones excluded."""
         return self._sent - self._first_open + 1 - len(self._ahead) - self._withheld
 
     def latest(self) -> int:
-        """Return the broker's number of the latest that has gone to it."""
+        """Return the broker's number of the latest publish."""
         return self._sent
 
     def is_open(self, tag: int) -> bool:
-        """Say whether nothing was said yet of the publish with that number of the broker's."""
+        """Say whether the publish with that broker's number is unanswered."""
         return tag >= self._first_open and tag not in self._ahead
 
     def answered(self, tag: int, *, multiple: bool, refused: bool = False) -> Sequence[int] | None:
-        """Take an ack or a nack of the broker's.
-
-        Args:
-            tag: the broker's number; with ``multiple`` 0 is all of them.
-            multiple: it is for all up to that number.
-            refused: it is a nack.
+        """Take an ack or nack (``refused``) of the broker. With ``multiple``, tag 0 means all.
 
         Returns:
-            The client's numbers that it is for, or None if it is right as it is.
+            The client's numbers that it is for, or None if it can be forwarded as it is.
         """
         alike = self._sent if self._alike is None else self._alike
         first, ahead = self._first_open, self._ahead
@@ -106,7 +91,7 @@ class Confirms:
             self._step()
             return None if tag <= alike else self._heard([tag], refused=refused)
         upto = min(tag, self._sent) if tag else self._sent
-        # Up to there all that the client has sent has gone to the broker.
+        # All that the client has sent up to there was forwarded.
         as_it_is = 0 < tag <= alike
         answered = [] if as_it_is else [each for each in range(first, upto + 1) if each not in ahead]
         if ahead:
@@ -120,7 +105,7 @@ class Confirms:
         )
 
     def _heard(self, tags: Sequence[int], *, refused: bool) -> list[int]:
-        """Return the client's numbers of what the broker has answered, as far as it is to hear of it."""
+        """Return the client's numbers of answered tags, as far as the client is to hear of them."""
         numbers = [self._numbers.pop(tag) for tag in tags]
         if not self._withheld:
             return numbers

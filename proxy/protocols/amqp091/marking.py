@@ -1,7 +1,7 @@
-"""A publisher's side of confirms by consumers: which of its publishes wait for them, and what it is told in the end.
+"""Confirms by consumers in one connection: its publishes that wait for them, and the acks of its own consumers.
 
-Such a publish goes on as transient, with a mark that is taken out again when it is delivered. What the broker says of
-it is withheld from the client, but for a nack.
+A publish that waits is forwarded as transient, with a mark that is removed when it is delivered. The broker's ack for
+it is withheld from the client; its nack is not.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,33 +11,35 @@ from typing import Final
 from limiter.plans.plans import Confirming
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import ConnectionInfo
-from proxy.protocols.amqp.names import MAX_NAMES, Target
+from proxy.protocols.amqp.names import MAX_NAMES, Names, Target
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.after_consume import AfterConsume, Destination, Inbox, Waiting
-from proxy.protocols.amqp091.channel import Channel
-from proxy.protocols.amqp091.wire import Malformed
+from proxy.protocols.amqp091.channel import Channel, Consumer
+from proxy.protocols.amqp091.wire import Malformed, Mark
 from proxy.protocols.base import SessionContext
 
-#: Who has so many publishes unanswered on one channel does not wait for the disk each time: the broker writes many at
-#: once then, and confirms by consumers gain little for what they cost. Its publishes go on as they come.
+#: A client with this many unconfirmed publishes in a channel does not wait for each fsync: the broker batches them, and
+#: confirms by consumers gain little. Its publishes are forwarded as they come.
 MAX_UNCONFIRMED: Final = 16
-#: For so long after that, too; and publishes of a channel are left alone so long where nothing is to wait.
+#: For how long such a channel's publishes are forwarded as they come, and those for a paused destination.
 _AHEAD_NS: Final = 1_000_000_000
-#: How many are answered, or published again, at once: some milliseconds.
+#: Messages answered or published again in one call: some milliseconds.
 MAX_ANSWERED: Final = 512
+
+#: The pseudo queue of direct replies. A request that names it is a fault without a consumer of it.
+REPLIES: Final = b"amq.rabbitmq.reply-to"
+#: A consumer's methods that settle deliveries.
+SETTLES: Final = frozenset(
+    (wire.BASIC_ACK, wire.BASIC_NACK, wire.BASIC_REJECT, wire.BASIC_RECOVER, wire.BASIC_RECOVER_ASYNC)
+)
 
 
 class Marking:
-    """The publishes of one connection that wait for consumers, or may be to.
-
-    Args:
-        context: of the session.
-        who: returns whose requests they are.
-        hub: of all sessions of the broker.
+    """The publishes of one connection that wait for consumers.
 
     Attributes:
-        active: some rule may want it.
-        take_all: has the compiled part read all publishes of a channel, or no more those that may wait.
+        active: some rule asks for confirms by consumers.
+        take_all: tells the compiled part to read all publishes of a channel, or only those that cannot wait.
     """
 
     def __init__(self, context: SessionContext, who: Callable[[], ConnectionInfo], hub: AfterConsume) -> None:
@@ -47,18 +49,17 @@ class Marking:
         self._who = who
         self._hub = hub
         self._inbox = Inbox(context.wake)
-        #: What the rules of that version say, by what a publish is charged to.
+        #: The rules of that version, by the resources of a publish.
         self._rules: dict[tuple[Resource, ...], Confirming | None] = {}
         self._version = -1
-        #: Channels of clients that do not wait for a confirm before they publish on.
+        #: Channels whose publishes are left alone for a while.
         self._ahead: dict[Channel, None] = {}
-        #: By channel the publish that shows how long the broker takes: its number, when it went on, and where.
+        #: By channel, the publish that samples the broker's latency: its tag, when it was forwarded, and where to.
         self._samples: dict[Channel, tuple[int, int, Destination]] = {}
-        #: Nothing new is to wait, and what does falls back.
+        #: No new message waits, and waiting ones fall back.
         self._ends = False
 
     def part(self) -> None:
-        """Forget who it is for."""
         self._ahead.clear()
         self._samples.clear()
         del self._who, self._context, self.take_all
@@ -66,7 +67,7 @@ class Marking:
     # --- What is published ------------------------------------------------------------------------
 
     def look(self) -> bool:
-        """Look whether the rules have changed; say whether that may make a difference."""
+        """Check for new rules; return whether they may make a difference."""
         context = self._context
         version, before = context.rules_version(), self.active
         self.active = context.after_consume()
@@ -85,11 +86,10 @@ class Marking:
         return self._rules[resources]
 
     def concerns(self, target: Target) -> bool:
-        """Say whether some rule is for what is published to a target."""
         return self._rule(target) is not None
 
     def may_wait(self, channel: Channel, target: Target, now_ns: int) -> bool:
-        """Say of a publish that begins to come whether it may be one that waits."""
+        """Say whether a publish that begins to arrive may wait."""
         if not self._can_wait(channel, target) or self._runs_ahead(channel, now_ns):
             return False
         until_ns = self._destination(target).paused_until_ns()
@@ -105,14 +105,12 @@ class Marking:
         return rule is not None and _queues(target, rule) > 0
 
     def _runs_ahead(self, channel: Channel, now_ns: int) -> bool:
-        """Say of a channel whether its client does not wait for single confirms, now or a moment ago."""
         confirms = channel.confirms
         if confirms is not None and confirms.outstanding() + len(channel.waiting) >= MAX_UNCONFIRMED:
             self._leave_alone(channel, now_ns + _AHEAD_NS)
         return now_ns < channel.runs_ahead_until_ns
 
     def _leave_alone(self, channel: Channel, until_ns: int) -> None:
-        """Have the publishes of a channel go as they come for a while."""
         channel.runs_ahead_until_ns = until_ns
         if channel not in self._ahead:
             self._ahead[channel] = None
@@ -122,41 +120,31 @@ class Marking:
         return self._hub.destination(target.resources[0], is_queue=not target.exchange)
 
     def look_at_channels(self, now_ns: int) -> None:
-        """See who waits for single confirms again, or may do so."""
         for channel in [each for each in self._ahead if not self._runs_ahead(each, now_ns)]:
             del self._ahead[channel]
             self.take_all(channel, False)
 
     def passed(self, target: Target, count: int) -> None:
-        """Count publishes with confirms that the compiled part has read, and that have gone on."""
+        """Count publishes with confirms that the compiled part has forwarded."""
         if self._rule(target) is not None:
             self._destination(target).broker_total += count
 
     def is_small(self, target: Target, body_bytes: int) -> bool:
-        """Say whether a publish with such a body is one of those that may wait."""
+        """Say whether a body is below the rule's ``below_bytes``."""
         rule = self._rule(target)
         return rule is not None and body_bytes < rule.below_bytes
 
     def mark(  # noqa: PLR0917 - two numbers of different things
         self, channel: Channel, target: Target, sequence: int, frames: bytes, most_payload_bytes: int, now_ns: int
     ) -> bytes:
-        """Take a publish with confirms that goes on to the broker.
+        """Return the marked frames to forward if a publish is to wait, otherwise empty.
 
-        Args:
-            channel: where.
-            target: to what.
-            sequence: the client's number of it.
-            frames: all of it; empty if it cannot wait.
-            most_payload_bytes: of one frame.
-            now_ns: on the monotonic clock.
-
-        Returns:
-            What is to go instead if it is to wait, and empty otherwise.
+        ``frames`` has all of it, or is empty if it cannot wait. ``sequence`` is the client's number.
         """
         if self._context.rules_version() != self._version:
             self._rules.clear()
         confirms, rule = channel.confirms, self._rule(target)
-        assert confirms is not None  # noqa: S101 - as it has confirms
+        assert confirms is not None  # noqa: S101 - it has a number
         confirms.sent(sequence)
         if rule is None:
             return b""
@@ -173,50 +161,41 @@ class Marking:
         queues = _queues(target, rule)
         message = Waiting(number, destination, self._inbox, channel, sequence, frames, now_ns, rule, queues)
         message.tag = confirms.withhold()
-        channel.waiting[sequence] = message
+        channel.waiting[sequence] = number
         hub.begin(message)
         return marked
 
-    # --- What the broker says ---------------------------------------------------------------------
+    # --- The broker's answers ---------------------------------------------------------------------
 
     def heard(self, now_ns: int) -> None:
-        """Look for answers to the samples, as the broker has said something."""
-        if not self._samples:
-            return
         for channel, (tag, since_ns, destination) in list(self._samples.items()):
-            assert channel.confirms is not None  # noqa: S101 - as it has confirms
+            assert channel.confirms is not None  # noqa: S101 - it had a number
             if not channel.confirms.is_open(tag):
                 del self._samples[channel]
                 destination.sampled(now_ns - since_ns, now_ns)
 
     def nacked(self, channel: Channel, sequences: Sequence[int]) -> None:
-        """Note that the client hears that the broker has refused some publishes."""
+        """Take the broker's nacks, which the client hears."""
         for sequence in sequences:
-            message = channel.waiting.pop(sequence, None)
-            if message is not None:
-                self._hub.forget(message)
+            self._hub.forget(self._hub.get(channel.waiting.pop(sequence, 0)))
 
     def returned(self, channel: Channel, mark: wire.Mark) -> None:
-        """Note that the broker could route a publish nowhere, and leave its confirm to the broker."""
+        """Leave the confirm of an unroutable publish to the broker."""
         message = self._hub.find(mark.maker, mark.number)
         if message is not None and message.channel is channel:
             del channel.waiting[message.sequence]
             self._hub.forget(message)
-            assert channel.confirms is not None  # noqa: S101 - as it has confirms
+            assert channel.confirms is not None  # noqa: S101 - it had a number
             channel.confirms.release(message.tag)
 
-    # --- What becomes of it -----------------------------------------------------------------------
+    # --- Outcomes ---------------------------------------------------------------------------------
 
     def due_ns(self) -> int | None:
-        """Return when ``answer`` is to be called, if nobody wakes the session before."""
+        """Return when the first message times out."""
         return self._inbox.due_ns()
 
     def answer(self, now_ns: int) -> tuple[dict[Channel, list[bytes]], list[Waiting]]:
-        """Be done with what waits no more, or for too long; if that is much the rest comes with the next call, soon.
-
-        Returns:
-            The answers for the client, by channel; and what is to be published again.
-        """
+        """Return the client's answers by channel, and the messages to publish again; at most MAX_ANSWERED per call."""
         inbox = self._inbox
         late = inbox.all() if self._ends else inbox.due(now_ns)
         for message in list(islice(late, MAX_ANSWERED)):
@@ -227,9 +206,9 @@ class Marking:
             message, outcome = inbox.ended.popleft()
             channel, sequence = message.channel, message.sequence
             if channel.waiting.pop(sequence, None) is None:
-                # The broker has refused it meanwhile, or the channel is closed.
+                # The broker has refused it, or the channel is closed.
                 continue
-            assert channel.confirms is not None  # noqa: S101 - as it has confirms
+            assert channel.confirms is not None  # noqa: S101 - it had a number
             channel.confirms.settle(message.tag)
             if outcome != "consumed" and message.persists:
                 again.append(message)
@@ -241,13 +220,13 @@ class Marking:
         return answers, again
 
     def end(self) -> None:
-        """Have all that waits fall back soon, and nothing wait any more: the connection is about to end."""
+        """Let waiting messages fall back soon, since the connection is about to end."""
         if not self._ends:
             self._ends = True
             self._context.wake()
 
     def forget_all(self) -> None:
-        """Forget all that waits: nothing was promised to a client that goes, or has gone."""
+        """Forget all waiting messages: nothing was promised to a client that has gone."""
         self._ends = True
         for message in list(self._inbox.all()):
             message.channel.waiting.pop(message.sequence, None)
@@ -257,16 +236,85 @@ class Marking:
         self._inbox.ended.clear()
 
     def forget(self, channel: Channel) -> None:
-        """Forget what waits in a channel that is closed: nothing was promised."""
-        for message in channel.waiting.values():
-            self._hub.forget(message)
+        """Forget the waiting messages of a closed channel."""
+        for number in channel.waiting.values():
+            self._hub.forget(self._hub.get(number))
         channel.waiting.clear()
         self._ahead.pop(channel, None)
         self._samples.pop(channel, None)
 
 
+class ConsumerAcks:
+    """The consumers of one connection, and their acks of messages that wait for them."""
+
+    def __init__(self, names: Names, hub: AfterConsume) -> None:
+        self._names = names
+        self._hub = hub
+
+    def _name(self, queue: bytes) -> str:
+        return self._names.delivery(queue)[0].name
+
+    def begin(self, channel: Channel, tag: bytes, queue: bytes, *, automatic: bool) -> None:
+        channel.consumers.setdefault(tag, []).append(Consumer(queue, automatic))
+        channel.latest = queue
+        channel.takes_replies = channel.takes_replies or queue == REPLIES
+        self._hub.add_consumer(self._name(queue), automatic=automatic)
+
+    def end(self, channel: Channel, tag: bytes, now_ns: int) -> None:
+        """Take the end of the consumer with that tag that began first."""
+        consumers = channel.consumers.get(tag)
+        if consumers:
+            self._remove(consumers.pop(0), now_ns)
+            if not consumers:
+                del channel.consumers[tag]
+
+    def _remove(self, consumer: Consumer, now_ns: int) -> None:
+        self._hub.remove_consumer(self._name(consumer.queue), now_ns, automatic=consumer.automatic)
+
+    def close(self, channel: Channel, now_ns: int) -> None:
+        """End the consumers of a channel; the broker requeues their deliveries."""
+        for consumers in channel.consumers.values():
+            for each in consumers:
+                self._remove(each, now_ns)
+        channel.consumers.clear()
+        self.give_back(channel, now_ns)
+
+    def give_back(self, channel: Channel, now_ns: int) -> None:
+        self._hub.given_back(channel.deliveries, list(channel.deliveries.by_tag), now_ns)
+
+    def delivered(self, channel: Channel, mark: Mark, consumer: bytes | None, tag: int, now_ns: int) -> None:
+        """Take the delivery of a marked message; ``consumer`` is None for a basic.get."""
+        message = self._hub.find(mark.maker, mark.number)
+        if message is None:
+            return
+        consumers = [] if consumer is None else channel.consumers.get(consumer, [])
+        if mark.died or channel.transacts or not consumers or any(each.automatic for each in consumers):
+            self._hub.fall_back(message, "undone", now_ns)
+        elif not channel.dead and not channel.left:
+            self._hub.delivered(message, channel.deliveries, tag, consumers[0].queue)
+
+    def transact(self, channel: Channel, now_ns: int) -> None:
+        """Give up waiting for acks that count only once they are committed."""
+        self._hub.rejected(channel.deliveries, list(channel.deliveries.by_tag), now_ns)
+
+    def settled(self, method: int, channel: Channel, tag: int, bits: int, now_ns: int) -> None:
+        deliveries, hub = channel.deliveries, self._hub
+        multiple = method != wire.BASIC_REJECT and bits & wire.MULTIPLE != 0
+        unknown = multiple and tag not in deliveries.by_tag
+        if unknown and any(each.automatic for consumers in channel.consumers.values() for each in consumers):
+            # It may be the tag of a delivery without acks, which the broker refuses.
+            return
+        tags = deliveries.upto(tag, multiple=multiple)
+        if method == wire.BASIC_ACK:
+            hub.acknowledged(deliveries, tags, now_ns)
+        elif bits & (wire.REJECT_REQUEUE if method == wire.BASIC_REJECT else wire.NACK_REQUEUE):
+            hub.given_back(deliveries, tags, now_ns)
+        else:
+            hub.rejected(deliveries, tags, now_ns)
+
+
 def _queues(target: Target, rule: Confirming) -> int:
-    """Return to how many queues a publish goes; 0 if that is not known."""
+    """Return how many queues a publish goes to; 0 if unknown."""
     return rule.queues or 0 if target.exchange else 1
 
 

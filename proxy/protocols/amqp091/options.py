@@ -5,7 +5,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from proxy.protocols.amqp091.reading import MAX_BODY_BYTES, MAX_MESSAGE_BYTES
+from proxy.protocols.amqp091.stream import MAX_BODY_BYTES, MAX_MESSAGE_BYTES
 from proxy.protocols.options import Scan, Tls
 
 _MIB = 1024 * 1024

@@ -1,11 +1,11 @@
-"""Client to broker: publishes are limited, and what must not overtake those that wait does not.
+"""Client to broker: publishes are limited, and other methods do not overtake those that wait.
 
-With confirms a publish that is refused is answered with a basic.nack; without, it can only wait.
+A refused publish with confirms is answered with basic.nack. One without confirms can only wait.
 """
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from limiter.rules.resource import Resource
@@ -13,20 +13,19 @@ from proxy.deciding.batch import Batch, Refuse, Request, Shadow, Side, Verdicts
 from proxy.protocols.amqp.names import Target, encoded
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.after_consume import Waiting
-from proxy.protocols.amqp091.channel import MAX_CONSUMERS, MAX_UNANSWERED, UNTOLD, Channel, Content, Lane, Method
+from proxy.protocols.amqp091.channel import GENERATED, MAX_CONSUMERS, MAX_UNANSWERED, Channel, Content, Lane, Method
 from proxy.protocols.amqp091.confirms import Confirms
-from proxy.protocols.amqp091.marking import Marking
+from proxy.protocols.amqp091.marking import REPLIES, SETTLES, Marking
 from proxy.protocols.amqp091.memory import Memory
-from proxy.protocols.amqp091.reading import MAX_CHANNEL, MAX_CONTENTS, Shared
 from proxy.protocols.amqp091.scanning import MAX_RUNS, MAX_SCANNED, Gathered, Scanned
 from proxy.protocols.amqp091.spooling import SpoolingStream
-from proxy.protocols.amqp091.takers import SETTLES
+from proxy.protocols.amqp091.stream import MAX_CHANNEL, MAX_CONTENTS, Shared
 from proxy.protocols.amqp091.wire import Malformed, Reader
 from proxy.protocols.base import Buffer
 from proxy.spool.segments import Piece
 from proxy.spool.spool import QueueName
 
-#: Those that go on while publishes of their channel wait.
+#: Methods that are forwarded while publishes of their channel wait.
 _GOES_ON: Final = frozenset(
     (
         wire.BASIC_ACK,
@@ -39,36 +38,29 @@ _GOES_ON: Final = frozenset(
         wire.BASIC_CANCEL,
     )
 )
-#: Classes of methods whose effect outlasts their channel: of exchanges and queues; and with those of transactions.
+#: Classes whose effect outlasts the channel: exchange and queue.
 _LASTING: Final = frozenset((40, 50))
 _IN_TRANSACTION: Final = _LASTING | {wire.TX}
-#: The queue from which direct replies come. Without a consumer of it, a request that names it is a fault.
-_REPLIES: Final = b"amq.rabbitmq.reply-to"
-#: Queues of such names are made by brokers only.
+#: Only brokers make queues with this prefix.
 _RESERVED: Final = b"amq."
-#: How many exclusive queues of a connection are remembered, and up to which length of their declarations. All others
-#: end only with the connection to the broker.
+#: Exclusive queues remembered per connection, and the longest declaration. All others end only with the connection to
+#: the broker.
 _MAX_EXCLUSIVE: Final = 10_000
 _MAX_DECLARE_BYTES: Final = 1024
 _ARGUMENTS_AT: Final = wire.PREFIX_BYTES + 4
-#: A publish names its exchange after two bytes that mean nothing.
+#: Two reserved bytes come first.
 _EXCHANGE_AT: Final = _ARGUMENTS_AT + 2
 _PUBLISH: Final = wire.BASIC_PUBLISH
-#: How many lanes that were not plain are looked at again, at the beginning of a chunk and in it.
+#: How many lanes that were not plain are checked again, at the beginning of a chunk and within it.
 _ALL_LANES: Final = 1 << 16
 _FEW_LANES: Final = 16
 _RECOVERS: Final = frozenset((wire.BASIC_RECOVER, wire.BASIC_RECOVER_ASYNC))
-#: Bounds the keys that nobody else has, for whatever keeps them.
+#: Keeps order keys within 62 bits.
 _KEY_BITS: Final = (1 << 62) - 1
 
 
 class _Publish(Content):
-    """One publish.
-
-    Attributes:
-        target: where it goes.
-        again: it was published before.
-    """
+    """One publish; ``again`` if it was published before."""
 
     __slots__ = ("again", "target")
 
@@ -82,21 +74,15 @@ class _Publish(Content):
 class Publishes(SpoolingStream):
     """The client's stream.
 
-    Args:
-        memory: as for every stream.
-        shared: likewise.
-        answer: sends a frame of our own to the client, in a channel.
-        marking: what of it waits for consumers.
-
     Attributes:
-        opened: told of each channel that the client opens.
-        closed: told of each channel whose close by the broker the client agrees to.
-        shown: returns the number of the last delivery of a channel that was sent to the client, and whether more wait.
-        published: the client has published something since it was let in.
-        left: told of each channel that the client closes while something of it waits.
-        leaves: told that the client closes the connection while something waits.
+        opened: called with each channel that the client opens.
+        closed: called when the client agrees to the broker's close of a channel.
+        shown: ``Answers.shown``.
+        published: the client has published something.
+        left: called when the client closes a channel while something of it waits.
+        leaves: called when the client closes the connection while something waits.
         exclusive: the client's exclusive queues, with the frames that declared them.
-        deleting: those that the broker is deleting since the client has left, by the channel in which that is done.
+        deleting: those that are being deleted since the client has left, by the channel in which that is done.
     """
 
     peer = "client"
@@ -117,26 +103,24 @@ class Publishes(SpoolingStream):
         self.deleting: dict[int, dict[bytes, bytes]] = {}
         self.published = False
         self._native = shared.native
-        self._takers = shared.takers
+        self._consumers = shared.consumers
         self._marking = marking
         marking.take_all = self._take_all
-        #: Until it is let in the client may use channel 0 only.
+        #: Until connection.open-ok the client may use channel 0 only.
         self.last_channel = 0
         self.most_body_bytes = shared.max_message_bytes
-        #: Of the chunk in hand, how many runs were scanned; None before the first scan.
+        #: Runs scanned of the current chunk; None before the first scan.
         self._runs: int | None = None
-        #: The client's last words, which wait for all that it has published before.
+        #: The client's connection.close, which waits for its publishes.
         self._last_words = b""
-        #: What was not complete then is forgotten.
+        #: Incomplete contents are forgotten since.
         self._completes = False
 
     def part(self) -> None:
-        """Forget all contents and channels, as the base class says, and the session."""
         super().part()
         del self.opened, self.closed, self.shown, self.left, self.leaves
 
     def _take_method(self, method: int, buffer: Buffer, position: int, stop: int, number: int) -> None:
-        """Take a method frame, as the base class says."""
         if number == 0:
             self._take_connection_method(method, buffer, position, stop)
             return
@@ -180,7 +164,7 @@ class Publishes(SpoolingStream):
         elif method == wire.CHANNEL_FLOW_OK:
             self._pass(buffer, position, stop, None)
         elif method == wire.CHANNEL_CLOSE_OK:
-            # Whatever came before it the broker has not looked at, but for a close.
+            # The broker has ignored what came before, except for a close.
             if lane.channel.dead:
                 for frame in [item for item in lane.ready if isinstance(item, bytes)]:
                     self._pass(frame, 0, len(frame), None)
@@ -194,7 +178,7 @@ class Publishes(SpoolingStream):
                     lane.channel.confirms = Confirms() if native is None else native.confirms_of(number)
             elif method == wire.TX_SELECT:
                 lane.channel.transacts = True
-                self._takers.transact(lane.channel, self._stages.now_ns)
+                self._consumers.transact(lane.channel, self._stages.now_ns)
             elif method == wire.TX_COMMIT:
                 lane.channel.committing += 1
             elif method == wire.CHANNEL_CLOSE:
@@ -230,11 +214,7 @@ class Publishes(SpoolingStream):
         self._pass(buffer, position, stop, None)
 
     def _take_behind_close(self, method: int, buffer: Buffer, position: int, stop: int) -> None:
-        """Take a method behind a close of either peer: only a client that agrees to the broker's says anything by it.
-
-        It comes behind the client's own close, too, where that waits: the broker would take what overtakes that for
-        something said on an open connection.
-        """
+        """Take a method behind either peer's close. Only close-ok counts; it stays behind the client's own close."""
         if method != wire.CONNECTION_CLOSE_OK or self._about.closed_by is not Side.BROKER:
             self._special = True
         elif self._last_words:
@@ -244,25 +224,24 @@ class Publishes(SpoolingStream):
             self._pass(buffer, position, stop, None)
 
     def _open_channel(self, number: int) -> None:
-        # What is one too many, whatever its number, the broker says.
+        # The broker refuses one too many.
         if len(self._channels) < self._about.channel_max:
             self.opened(Channel(number))
 
     def _take_queue(self, method: int, channel: Channel, frame: bytes) -> None:
-        """Take a method that declares or deletes a queue, or asks it for a message."""
         queue, bits = _queue_of(frame)
         if method == wire.BASIC_GET:
             self._check_unanswered(len(channel.getting))
             channel.getting.append((queue or channel.declared, bits & wire.GET_NO_ACK != 0))
             return
-        # RabbitMQ leaves these two out.
+        # RabbitMQ strips these two.
         queue = queue.translate(None, b"\r\n")
         if method == wire.QUEUE_DELETE:
             if not bits & wire.DELETE_ON_CONDITION:
                 self.exclusive.pop(queue or channel.declared, None)
             return
         answers = not bits & wire.DECLARE_NO_WAIT
-        channel.declared = queue or (b"" if answers else UNTOLD)
+        channel.declared = queue or (b"" if answers else GENERATED)
         exclusive = bits & (wire.DECLARE_EXCLUSIVE | wire.DECLARE_PASSIVE) == wire.DECLARE_EXCLUSIVE
         exclusive = exclusive and len(frame) <= _MAX_DECLARE_BYTES
         if answers:
@@ -272,7 +251,7 @@ class Publishes(SpoolingStream):
             self.declared(queue, frame)
 
     def _take_consumer(self, method: int, lane: Lane, buffer: Buffer, position: int, stop: int) -> None:
-        """Take a method that begins or ends a consumer, and have the broker answer it."""
+        """Take a consume or a cancel, and have the broker answer it."""
         channel, arguments = lane.channel, Reader(buffer, position + _ARGUMENTS_AT, stop - 1)
         begins = method == wire.BASIC_CONSUME
         no_wait = wire.CONSUME_NO_WAIT if begins else wire.CANCEL_NO_WAIT
@@ -283,13 +262,11 @@ class Publishes(SpoolingStream):
         bits = arguments.octet()
         wants = not bits & no_wait
         automatic = bits & wire.CONSUME_NO_ACK != 0
-        if begins and len(channel.consumed) >= MAX_CONSUMERS:
+        if begins and len(channel.consumers) >= MAX_CONSUMERS:
             raise self._stop(wire.RESOURCE_ERROR, f"more than {MAX_CONSUMERS} consumers in one channel")
         if begins and not wants and tag:
-            # RabbitMQ 3.10 fails where it is to answer this and a cancel follows at once.
-            known = channel.following if tag in channel.consumed else channel.consumed
-            channel.latest = known[tag] = channel.resolve(queue or channel.declared)
-            self._takers.begin(channel, tag, channel.latest, automatic=automatic)
+            # RabbitMQ 3.10 fails if it has to answer this and a cancel follows at once.
+            self._consumers.begin(channel, tag, channel.resolve(queue or channel.declared), automatic=automatic)
             wants = True
         elif begins:
             self._check_unanswered(len(channel.consuming))
@@ -305,30 +282,28 @@ class Publishes(SpoolingStream):
         self._pass(asks, 0, len(asks), lane.behind)
 
     def _take_settling(self, method: int, channel: Channel, arguments: Buffer) -> bytes | None:
-        """Take what a consumer says of its deliveries.
-
-        It means none that wait here, which it has not been sent. The broker does not know that they wait.
+        """Take an ack, nack, reject or recover, which must not settle deliveries that the client has not seen.
 
         Returns:
-            What goes on instead; None if it goes on as it came.
+            What to forward instead, or None.
         """
         if channel.dead or channel.closes:
             return None
         now_ns = self._stages.now_ns
         if method in _RECOVERS:
-            # The answer tells which deliveries were given back, so it is asked for.
+            # The answer tells which deliveries were requeued.
             self._check_unanswered(len(channel.recovering))
             channel.recovering.append(method == wire.BASIC_RECOVER)
-            self._takers.give_back(channel, now_ns)
+            self._consumers.give_back(channel, now_ns)
             if method == wire.BASIC_RECOVER:
                 return None
             return wire.basic_recover(channel.number, Reader(arguments, 0, len(arguments)).octet())
         tags, (tag, bits) = channel.tags, wire.settled_at(arguments)
         multiple = method != wire.BASIC_REJECT and bits & wire.MULTIPLE != 0
         is_all = multiple and not tag
-        assert tags is not None  # noqa: S101 - as the caller has seen
+        assert tags is not None  # noqa: S101 - the caller has checked
         if channel.recovering:
-            # All that the client was sent is given back.
+            # All that the client was sent is being requeued.
             return b"" if is_all else None
         shown, waits = self.shown(channel)
         if is_all:
@@ -338,51 +313,51 @@ class Publishes(SpoolingStream):
         elif not 0 < tag <= shown or not tags.is_open(tag):
             if tags.is_known(tag):
                 channel.doomed = True
-                self._takers.give_back(channel, now_ns)
+                self._consumers.give_back(channel, now_ns)
             if not waits or tag <= shown or (tag <= tags.latest and not tags.is_open(tag)):
                 return None
-            # A number that the broker refuses, as it would this one if none was waiting here.
+            # Tag 0, which the broker refuses as it would refuse this one if nothing waited here.
             return wire.settling(method, channel.number, 0, bits ^ multiple)
         tags.settle(tag, multiple=multiple)
         if channel.deliveries.by_tag and not channel.doomed:
-            self._takers.settled(method, channel, tag, bits, now_ns)
+            self._consumers.settled(method, channel, tag, bits, now_ns)
         return wire.settling(method, channel.number, tag, bits) if is_all and waits else None
 
     # --- What a client leaves behind --------------------------------------------------------------
 
     def _take_successor(self, method: int, former: Channel, frame: Buffer) -> None:
-        """Take the open of a channel whose number is still in use at the broker: it waits until that is free."""
+        """Let the open of a channel wait while its number is in use at the broker."""
         if method != wire.CHANNEL_OPEN:
             raise self._stop(wire.CHANNEL_ERROR, f"a method on channel {former.number}, which it has closed")
         former.successor = channel = Channel(former.number)
         lane = channel.to_broker
         lane.shut = True
-        # Where no frame of the client finds it, and all else does.
+        # The client's frames no longer reach the former lane there.
         self._lanes[-former.number] = former.to_broker
         self._lanes[former.number] = lane
         self._set_aside(lane.barrier, bytes(frame))
         self._special = True
 
     def succeed(self, channel: Channel) -> None:
-        """Let a channel open whose number is free now."""
+        """Open a channel whose number is free now."""
         channel.to_broker.shut = False
         self._advance_after(channel.to_broker)
         if channel.closes and channel.to_broker.after:
             self.left(channel)
         self.flush()
 
-    def leave(self, channel: Channel) -> None:
-        """Have the broker take back all that a channel has that its client has left; what was published goes on.
+    def leave(self, channel: Channel, consumers: Iterable[bytes]) -> None:
+        """Close a channel that its client has left, so that the broker requeues its deliveries.
 
-        The channel is closed. If something waits, it is opened once more for that, and closed behind it. What has an
-        effect on the client's channel only is dropped, and so is what was not committed. Where a commit waits, the
-        broker has the rest of the transaction: there only the consumers end at once.
+        If publishes wait, the channel is opened again for them and closed behind them. Waiting methods that affect only
+        the client's channel are dropped, and so is what was not committed. Where a commit waits, the broker has the
+        rest of the transaction: the channel stays open until then, and only its ``consumers`` are cancelled.
         """
         lane = channel.to_broker
         if channel.left or channel.dead:
             return
-        if lane.shut or self._is_unfinished(lane):
-            # It was never open, or nothing but the rest of a content can follow.
+        if lane.shut or lane.is_within_content():
+            # It was never open, or only the rest of a content could follow.
             self.give_up(lane)
             return
         if self._native is not None:
@@ -399,7 +374,7 @@ class Publishes(SpoolingStream):
                 if at < stop:
                     lane.after.append(item)
                 else:
-                    self._forget_one(item)
+                    self._forget(item)
                 continue
             self._set_aside_no_more(item[0])
             for frame in wire.frames_of(item[0]) if at < stop else ():
@@ -410,12 +385,12 @@ class Publishes(SpoolingStream):
                     super()._set_aside(lane.barrier, frame)
         close = wire.channel_close(channel.number)
         if commit >= 0:
-            for tag in channel.consumed | channel.following:
+            for tag in consumers:
                 self.insert(lane, wire.cancel(channel.number, tag))
             self._advance_after(lane)
             self.flush()
         elif channel.committing:
-            # Nothing may come before the broker has committed.
+            # Nothing may be sent before the broker has committed.
             return
         elif lane.lines or lane.after:
             self.insert(lane, close)
@@ -425,68 +400,62 @@ class Publishes(SpoolingStream):
             self.insert(lane, close)
 
     def committed(self, channel: Channel) -> None:
-        """Close a channel that the client has left, as all is committed."""
+        """Close a channel that the client has left, once all is committed."""
         if not channel.committing:
             super()._set_aside(channel.to_broker.barrier, wire.channel_close(channel.number))
             self._advance_after(channel.to_broker)
             self.flush()
 
     def reopen(self, channel: Channel) -> None:
-        """Open a channel for what waits of it, as the broker has closed the client's."""
+        """Open a channel again for what waits of it."""
         lane, number = channel.to_broker, channel.number
         lane.shut = False
         self._let_go(lane, wire.channel_open(number))
-        if _REPLIES in (channel.consumed | channel.following).values():
-            self._let_go(lane, wire.consume(number, _REPLIES))
+        if channel.takes_replies:
+            self._let_go(lane, wire.consume(number, REPLIES))
         for line in list(lane.lines.values()):
             self._advance(line)
         self._advance_after(lane)
         self.flush()
 
-    def _is_unfinished(self, lane: Lane) -> bool:
-        return lane.writing is not None and not lane.writing.done
-
     def cannot_leave(self) -> bool:
-        """Say whether a channel may have consumers that only the end of the connection ends: it is within a content."""
-        return any(lane.channel.latest and self._is_unfinished(lane) for lane in self._lanes.values())
+        """Say whether a channel with consumers cannot be closed, since it is within a content."""
+        return any(lane.channel.latest and lane.is_within_content() for lane in self._lanes.values())
 
     def forget_exclusive(self) -> None:
-        """Forget what waits for the client's exclusive queues, which end with it."""
-        held: list[Request] = []
+        """Forget what waits for the client's exclusive queues."""
         for lane in self._lanes.values():
             for line in list(lane.lines.values()):
                 if not self._is_for_exclusive(line.first()):
                     continue
                 for content in line.in_memory():
-                    self._forget(content, held)
+                    self._forget(content)
                 self._forget_aside(line)
                 self._advance(line)
             for item in lane.after:
                 if isinstance(item, Content) and self._is_for_exclusive(item):
-                    self._forget(item, held)
-        self._give_up(held)
+                    self._forget(item)
 
     def _is_for_exclusive(self, content: Content) -> bool:
-        assert isinstance(content, _Publish)  # noqa: S101 - there is no other content from a client
+        assert isinstance(content, _Publish)  # noqa: S101 - clients send no others
         target = content.target
         return not target.exchange and target.routing_key in self.exclusive and not self.is_copied(content)
 
     def declared(self, queue: bytes, frame: bytes) -> None:
-        """Remember an exclusive queue of the client's, and the frame that has declared it."""
         self.exclusive[queue] = frame
         if len(self.exclusive) > _MAX_EXCLUSIVE:
             del self.exclusive[next(iter(self.exclusive))]
 
     def delete_exclusive(self) -> None:
-        """Delete the client's exclusive queues, as the broker does when their connection ends.
+        """Delete the client's exclusive queues, as the broker does at the end of a connection.
 
-        Only what is still the client's: declaring it once more fails where the name is another client's by now.
+        Each is declared again first, which fails if the name belongs to another client by now.
         """
         queues, self.exclusive = self.exclusive, {}
         self._delete([queues] if queues else [])
 
     def delete_apart(self, number: int) -> None:
-        """Delete each queue by itself of a channel that the broker has closed, as one of them was another's."""
+        """Delete queues one by one after the broker closed their channel because one belonged to another client."""
         queues = self.deleting.pop(number, {})
         if len(queues) > 1:
             self._delete([{queue: declares} for queue, declares in queues.items()])
@@ -510,21 +479,20 @@ class Publishes(SpoolingStream):
         if count >= MAX_UNANSWERED:
             raise self._stop(wire.RESOURCE_ERROR, f"more than {count} requests without waiting for an answer")
 
-    # --- What the compiled part reads -------------------------------------------------------------
+    # --- The compiled part ------------------------------------------------------------------------
 
     def feed(self, chunk: memoryview) -> Sequence[Request]:
-        """Read the frames of one chunk, as the base class says."""
         self._runs = None
         self._look_at_rules()
         if not self.last_channel and self._about.opened:
-            # Until now the client may be anybody: nothing is limited, nor are frames longer than by default.
+            # Before, the client was not authenticated.
             self.last_channel = self._about.own_channel - 1 if self._about.own_channel else MAX_CHANNEL
             if self._about.tuned_bytes:
                 self.most_payload_bytes = self._about.tuned_bytes - wire.FRAME_BYTES
         return super().feed(chunk)
 
     def _look_at_rules(self) -> None:
-        """Have the compiled part read no publishes that a rule may have wait for consumers."""
+        """Let the compiled part skip publishes that may wait for consumers."""
         marking = self._marking
         if marking.look():
             self._take_named()
@@ -550,7 +518,7 @@ class Publishes(SpoolingStream):
             native.look_again(_ALL_LANES)
         else:
             native.look_again(_FEW_LANES)
-        # Where something is held already, more may be, and each is a content then.
+        # Where something waits already, more may have to, and each is a content then.
         most = max(1, MAX_CONTENTS - len(self._begun)) if self.waiting else MAX_SCANNED
         segment = native.channels.scan(chunk, position, MAX_RUNS - self._runs, most, self._names.with_keys)
         stop = segment.stop
@@ -583,7 +551,7 @@ class Publishes(SpoolingStream):
         return stop
 
     def _count_passed(self, scanned: Scanned) -> None:
-        """Count what goes on as it came of publishes that could have waited for consumers."""
+        """Count scanned publishes that could have waited for consumers."""
         segment = scanned.segment
         refused = Counter(segment.publish(index)[0] for index in scanned.refused)
         for run in range(segment.runs):
@@ -593,7 +561,6 @@ class Publishes(SpoolingStream):
                 self._marking.passed(self._names.target(raw, raw[0]), count)
 
     def scanned_names(self) -> Sequence[Resource]:
-        """Return what the publishes were for that scans remember."""
         channels = None if self._native is None else self._native.channels
         return () if channels is None else channels.names()
 
@@ -605,7 +572,7 @@ class Publishes(SpoolingStream):
         return content
 
     def _take_verdicts(self, batch: Batch) -> None:
-        """Note what was decided; what was scanned is cut at once if some of it is refused, and all else passes."""
+        """Cut refused publishes out of scanned ones if the others all pass."""
         requests, verdicts = batch.requests, batch.verdicts
         if isinstance(requests, Gathered):
             self._steps += requests.left
@@ -642,21 +609,18 @@ class Publishes(SpoolingStream):
                     self._answer(lane.channel, answers)
 
     def _leave(self, lane: Lane) -> None:
-        """Take note that a lane's publishes are not plain for now."""
+        """Stop the scan of a lane until it is plain again."""
         if self._native is not None and self._lanes.get(lane.channel.number) is lane and not lane.channel.left:
             self._native.leave(lane)
 
     def open_lane(self, number: int, lane: Lane) -> None:
-        """Take note of a channel that is open now."""
         super().open_lane(number, lane)
         self._leave(lane)
 
     def close_lane(self, number: int) -> None:
-        """Forget a channel that is closed."""
         lane = self._lanes.get(number)
         self.deleting.pop(number, None)
         if -number in self._lanes:
-            # This number is its successor's.
             self.give_up(self._lanes.pop(-number))
             return
         super().close_lane(number)
@@ -664,7 +628,6 @@ class Publishes(SpoolingStream):
             self._native.forget(lane)
 
     def give_up(self, lane: Lane, *, methods: bool = True) -> None:
-        """Forget all that waits in a lane, as the base class says."""
         self._leave(lane)
         super().give_up(lane, methods=methods)
 
@@ -687,7 +650,7 @@ class Publishes(SpoolingStream):
             self.left(owner.lane.channel)
 
     def _spell_out(self) -> None:
-        """Make contents of all that was scanned in the chunk in hand."""
+        """Make contents of all scanned publishes of the current chunk."""
         pieces, self._pieces = self._pieces, []
         for piece in pieces:
             if isinstance(piece[3], Scanned):
@@ -698,8 +661,7 @@ class Publishes(SpoolingStream):
         self._begun = []
 
     def _limit(self, content: Content, keys: list[bytes]) -> bool:
-        """Take a publish, as the base class says."""
-        assert isinstance(content, _Publish)  # noqa: S101 - there is no other content from a client
+        assert isinstance(content, _Publish)  # noqa: S101 - clients send no others
         lane, target = content.lane, content.target
         content.resources = self._names.with_copies(target, keys) if keys else target.resources
         content.key = hash((target.key, lane.channel.number)) & _KEY_BITS
@@ -709,21 +671,18 @@ class Publishes(SpoolingStream):
         return not lane.after and (line is None or (content.number > 0 and not line.spools))
 
     def name(self, content: Content) -> QueueName:
-        """Return what is written in the spool beside a content and those like it."""
         resource = self._goes_to(content)[0]
         sender = encoded(self._about.vhost), encoded(self._about.user)
         return QueueName(self._shared.listener, resource.kind, resource.name, sender)
 
     def is_copied(self, content: Content) -> bool:
-        """Say whether it goes to other routing keys, too."""
         return content.resources is not self._goes_to(content)
 
     def _goes_to(self, content: Content) -> tuple[Resource, ...]:
-        assert isinstance(content, _Publish)  # noqa: S101 - there is no other content from a client
+        assert isinstance(content, _Publish)  # noqa: S101 - clients send no others
         return content.target.resources
 
     def restore(self, like: Content, copied: Piece | None) -> Content:
-        """Make a content that goes where another one does, and to the routing keys that it names, if it does."""
         assert isinstance(like, _Publish)  # noqa: S101 - as above
         content = _Publish(like.lane)
         content.target, content.key = like.target, like.key
@@ -734,7 +693,6 @@ class Publishes(SpoolingStream):
         return content
 
     def _make_request(self, content: Content) -> Request:
-        """Make a request of a publish."""
         since_ns = content.since_ns if self._spool is not None else 0
         if since_ns and not content.spools:
             line = content.lane.lines.get(content.key or 0)
@@ -751,12 +709,11 @@ class Publishes(SpoolingStream):
         )
 
     def _still_gathers(self, content: Content) -> bool:
-        """Say so of publishes that are small enough to wait for consumers."""
         assert isinstance(content, _Publish)  # noqa: S101 - as above
         return self._marking.is_small(content.target, content.left_bytes)
 
     def _goes_on(self, content: Content, frames: Piece) -> None:
-        """Count a publish with confirms as the broker does, and mark it if it is to wait for consumers."""
+        """Number a publish with confirms, and mark it if it is to wait for consumers."""
         channel = content.lane.channel
         confirms, marking = channel.confirms, self._marking
         if not content.number or confirms is None:
@@ -770,20 +727,18 @@ class Publishes(SpoolingStream):
             confirms.sent(content.number)
 
     def publish_again(self, message: Waiting) -> None:
-        """Publish a message as it came that has waited for consumers."""
+        """Publish a message unmarked that has waited for consumers."""
         content = _Publish(message.channel.to_broker, again=True)
         content.number, content.size_bytes = message.sequence, len(message.frames)
         self._leave(content.lane)
         self._send_again(content, message.frames)
 
     def _refuse(self, content: Content) -> None:
-        """Answer a publish with confirms that is refused."""
         if content.number:
             channel = content.lane.channel
             self._answer(channel, wire.nack(channel.number, content.number))
 
     def flush(self) -> None:
-        """Queue what is ready and can be written, and the client's last words behind all of it."""
         super().flush()
         if self._last_words and not self._in_hand and not self._completes:
             self._completes = True
@@ -795,7 +750,7 @@ class Publishes(SpoolingStream):
             self._last_words = b""
 
     def awaits_answers(self) -> bool:
-        """Say whether the client waits for a confirm, or for the answer to a method that waits itself."""
+        """Say whether the client waits for a confirm, or for the answer to a waiting method."""
         return any(
             lane.after
             or lane.channel.waiting
@@ -806,7 +761,7 @@ class Publishes(SpoolingStream):
         )
 
     def outstanding(self) -> int:
-        """Return how many publishes wait for a confirm of the broker or of consumers."""
+        """Return how many publishes await a confirm by the broker or by consumers."""
         return sum(
             channel.confirms.outstanding() + len(channel.waiting)
             for channel in self._channels.values()
@@ -824,7 +779,7 @@ def _has(item: Content | tuple[bytes, int], method: int) -> bool:
 
 
 def _queue_of(frame: bytes) -> tuple[bytes, int]:
-    """Return the name of a queue, and the bits behind it, in a method that begins with both."""
+    """Return the queue name and the bits behind it."""
     arguments = Reader(frame, _ARGUMENTS_AT, len(frame) - 1)
     arguments.short()
     return arguments.short_string(), arguments.octet()
@@ -835,7 +790,7 @@ def _is_exclusive(method: int, frame: bytes) -> bool:
 
 
 def _declare_again(frame: bytes, number: int) -> bytes:
-    """Return the declaration of a queue, for another channel and without an answer."""
+    """Return a queue.declare for another channel, with no-wait."""
     bits_at = _ARGUMENTS_AT + 3 + frame[_ARGUMENTS_AT + 2]
     bits = bytes((frame[bits_at] | wire.DECLARE_NO_WAIT,))
     return b"".join((frame[:1], number.to_bytes(2, "big"), frame[3:bits_at], bits, frame[bits_at + 1 :]))

@@ -1,26 +1,25 @@
-"""Sends what an earlier process left in the spool: publishes that could not be confirmed, so nobody sends them again.
+"""Replays the publishes of an earlier process from the spool: those without confirms, which no client sends again.
 
-Queues are replayed by the next connection of the same user, vhost and listener, since Sluice has no credentials of its
-own. It has a channel of its own there, whose number the client was not offered (``about``), and of which the client
-sees nothing. Each message is marked by a header, as it may have been sent on before, and waits for limits as any other
-publish that cannot be refused. An entry leaves the spool when its bytes are handed on; so what is left when a
-connection ends is there for the next one.
+The next connection with the same user, vhost and listener does it, since Sluice has no credentials of its own. It has a
+channel of its own there, whose number the client was not offered (``about``) and of which it sees nothing. Messages get
+a header, as they may have been sent before, and wait for limits. An entry leaves the spool when it is written, so what
+is left when a connection ends stays for the next one.
 
-A broker closes a channel for what it cannot route, and does not say for which message. So all queues are asked about at
-once, but only one at a time sends: before the next one does, the broker has to answer a basic.qos, and has looked
-at all that came before. What is left of a queue for which it closed the channel is dropped.
+A broker closes the channel for a message that it refuses, without saying which. So all queues are asked about at once,
+but only one sends at a time: before the next one does, the broker has to answer a basic.qos. The rest of a queue for
+which it closed the channel is dropped.
 
 ========== ======================================= =============================================================
-channel    what is waited for                      then
+channel    waits for                               then
 ========== ======================================= =============================================================
-SHUT       a message that may go                   channel.open: OPENING
+SHUT       a message that may be sent              channel.open: OPENING
 OPENING    channel.open-ok                         OPEN
-OPEN       messages that may go                    sends those of the owner; basic.qos for another owner: SETTLING;
-                                                   channel.close if there is nothing left: CLOSING
+OPEN       messages that may be sent               sends those of the owner; basic.qos for another owner: SETTLING;
+                                                   channel.close if nothing is left: CLOSING
 SETTLING   basic.qos-ok                            OPEN, without an owner
 CLOSING    channel.close-ok                        DONE
-DONE       nothing any more
-any        channel.close of the broker's           channel.close-ok; the owner is dropped: SHUT, or DONE
+DONE
+any        channel.close of the broker             channel.close-ok; the owner is dropped: SHUT, or DONE
 ========== ======================================= =============================================================
 """
 
@@ -39,19 +38,19 @@ from proxy.protocols.base import Replayed, SessionContext
 from proxy.spool.queue import Queue
 from proxy.spool.spool import QueueName, Spool
 
-#: So many queues are asked about at once: each may have a message in memory that is as large as messages get.
+#: Queues asked about at once; each may have one message in memory.
 _MAX_AT_ONCE: Final = 8
-#: So many messages of one queue are sent before another gets its turn.
+#: Messages of one queue before another gets its turn.
 _MAX_IN_TURN: Final = 256
-#: So much may be on its way to the broker's socket.
+#: Bytes on their way to the broker's socket.
 _MAX_UNWRITTEN_BYTES: Final = 256 * 1024
-#: Messages that have expired or cannot be read are dropped that many at a time.
+#: Expired or unreadable messages dropped at a time.
 _MAX_DROPPED: Final = 1024
-#: When to ask again what a handler does not decide.
+#: When to ask again after a handler answered Later.
 _AGAIN_NS: Final = 10_000_000
-#: With what a broker closes a connection that did no wrong: it shuts down, or was told to.
+#: The code with which a broker closes a connection that did no wrong.
 _FORCED: Final = wire.CONNECTION_FORCED
-#: After so many connections that were closed over a queue, it is dropped.
+#: After this many connections closed over a queue, it is dropped.
 _MAX_FAILURES: Final = 3
 _KEY_BITS: Final = (1 << 62) - 1
 
@@ -70,13 +69,10 @@ class _Line:
     """One queue.
 
     Attributes:
-        queue: in the spool.
-        head: what is known of its first message.
-        request: for that one, while it is ASKED or HELD.
-        frames: what goes to the broker of it, from then on.
-        sent: how many messages were handed on; likewise the next two.
-        expired: whose own time to live was over.
-        dropped: that cannot be sent on this connection, or were purged.
+        head: the state of its first message.
+        request: for that message, while it is ASKED or HELD.
+        frames: of that message, to be sent.
+        dropped: messages that cannot be sent on this connection, or were purged.
     """
 
     __slots__ = ("dropped", "expired", "frames", "head", "name", "queue", "request", "sent")
@@ -91,7 +87,7 @@ class _Line:
 
 
 class _Channel(Enum):
-    """The module's docstring says what each waits for."""
+    """See the module's docstring."""
 
     SHUT = 1
     OPENING = 2
@@ -106,17 +102,15 @@ class Replay:
 
     Args:
         context: of its session, with a spool.
-        queues: taken of the spool's.
-        names: of what requests are charged to.
+        queues: taken from the spool.
         number: of the channel.
         most_payload_bytes: of one frame.
-        send: hands frames on to the broker, if it can be done now; says whether it was.
-        failures: how often connections were closed over queues, by their numbers; shared by all sessions.
+        send: writes frames to the broker if that is possible now; returns whether it was.
+        failures: how many connections the broker closed over a queue, by its number; of all sessions.
 
     Attributes:
-        number: as given.
-        batch: what is being decided.
-        again_ns: when to call ``ask`` though nobody was woken, or None.
+        batch: being decided.
+        again_ns: when to call ``ask`` without being woken, or None.
     """
 
     def __init__(
@@ -139,14 +133,14 @@ class Replay:
         self._names, self._most_payload_bytes = names, most_payload_bytes
         self._send, self._failures = send, failures
         self._channel = _Channel.SHUT
-        #: Those to come, and those that are asked about: in the order in which they get their turns.
+        #: Queues to come, and those being asked about in the order of their turns.
         self._later = deque(_Line(queue) for queue in queues)
         self._lines: deque[_Line] = deque()
-        #: Whose messages the broker looks at, or may still do, and how many it has been sent in this turn.
+        #: Whose messages the broker may still be looking at, and how many were sent in this turn.
         self._owner: _Line | None = None
         self._turn = 0
         self._unwritten_bytes = 0
-        #: What has to be said before anything else is.
+        #: To be sent before anything else.
         self._answer = b""
         self._is_stopped = False
         self._begin_some()
@@ -154,11 +148,9 @@ class Replay:
     # --- Deciding ---------------------------------------------------------------------------------
 
     def asks(self) -> bool:
-        """Say whether there is something to ask about."""
         return any(line.head is _Head.UNKNOWN for line in self._lines)
 
     def ask(self, now_ns: int) -> list[Request]:
-        """Return requests for what comes next of each queue, as far as that is known."""
         self.again_ns = None
         requests = []
         for line in list(self._lines):
@@ -175,7 +167,7 @@ class Replay:
         for _ in range(_MAX_DROPPED):
             entry = queue.head()
             if entry is None:
-                # All has gone, or it is on disk.
+                # The queue is empty, or its head is on disk.
                 line.head = _Head.READING
                 return None
             if queue.ending(now_ns) == "expired":
@@ -212,14 +204,13 @@ class Replay:
         return None
 
     def asked(self, batch: Batch, now_ns: int) -> None:
-        """Take the verdicts on what ``ask`` returned."""
         self.batch = None
         for index, request in enumerate(batch.requests):
             line, verdict = request.handle, batch.verdicts.get(index)
             if not isinstance(line, _Line):
                 continue
             if line.request is not request:
-                # Its queue was dropped or given back meanwhile.
+                # Its queue was dropped or returned.
                 if isinstance(verdict, Hold):
                     self._give_up((request,))
             elif isinstance(verdict, Hold):
@@ -232,7 +223,7 @@ class Replay:
         self.go_on()
 
     def resolved(self, request: Request) -> bool:
-        """Let a held message go; say whether it is one of these."""
+        """Send a held message; return whether it is one of these."""
         line = request.handle
         if not isinstance(line, _Line):
             return False
@@ -244,12 +235,11 @@ class Replay:
     # --- Sending ----------------------------------------------------------------------------------
 
     def go_on(self) -> None:
-        """Send what may go, and whatever has to come before or behind it."""
         while self._step():
             pass
 
     def _step(self) -> bool:
-        """Send one thing if there is one and it can be; say whether it was."""
+        """Send one thing if possible; return whether it was sent."""
         if self._answer and not self._send(self._answer):
             return False
         channel, self._answer = self._channel, b""
@@ -265,7 +255,7 @@ class Replay:
         if owner is not None and owner.head is _Head.GRANTED and (self._turn < _MAX_IN_TURN or not self._others()):
             return self._send_head(owner)
         if owner is not None:
-            # It goes on, unless another one can and this one cannot for now, or has had its turn.
+            # It continues unless another queue can send, and this one cannot or has had its turn.
             is_done = not owner.queue.count
             waits = owner.head in {_Head.HELD, _Head.READING} or self._turn >= _MAX_IN_TURN
             if (is_done or (waits and self._others())) and self._send(wire.basic_qos(self.number)):
@@ -291,25 +281,22 @@ class Replay:
         return True
 
     def _granted(self) -> _Line | None:
-        """Return the next whose first message may go."""
         return next((line for line in self._lines if line.head is _Head.GRANTED), None)
 
     def _others(self) -> bool:
         return any(line.head is _Head.GRANTED for line in self._lines if line is not self._owner)
 
     def _is_over(self) -> bool:
-        """Be done with queues of which nothing is left; say whether it was the last."""
+        """Finish empty queues; return whether none is left."""
         for line in list(self._lines):
             if not line.queue.count and line is not self._owner:
                 self._finish(line)
         return not self._lines
 
     def is_unwritten(self) -> bool:
-        """Say whether to tell when all that was sent is written."""
         return self._unwritten_bytes > 0
 
     def written(self) -> None:
-        """Take note that all that was sent is with the kernel."""
         if self._unwritten_bytes:
             self._unwritten_bytes = 0
             self._wake()
@@ -317,7 +304,6 @@ class Replay:
     # --- What the broker says ---------------------------------------------------------------------
 
     def hear(self, method: int, arguments: Reader) -> None:
-        """Take a method of the broker's on this channel."""
         if self._is_stopped:
             return
         channel = self._channel
@@ -349,12 +335,7 @@ class Replay:
     # --- Ends -------------------------------------------------------------------------------------
 
     def stop(self, code: int = _FORCED, text: str = "") -> None:
-        """Send nothing more, and let another connection replay what is left, as this one ends.
-
-        Args:
-            code: with which the broker ends it, if it does.
-            text: what it says.
-        """
+        """Leave the rest to another connection; ``code`` and ``text`` are the broker's if it closed this one."""
         self._is_stopped = True
         suspect = (self._owner or self._granted()) if self._channel is not _Channel.SHUT else None
         if code != _FORCED and suspect is not None:
@@ -377,7 +358,6 @@ class Replay:
             self._spool.give_back(line.queue)
 
     def purge(self, resource: Resource) -> int:
-        """Drop what is left for a resource; return how many messages that were."""
         count = 0
         for line in (*self._lines, *self._later):
             if (line.name.kind, line.name.name) == (resource.kind, resource.name):
@@ -389,13 +369,12 @@ class Replay:
         return count
 
     def _drop(self, line: _Line, reason: str) -> None:
-        """Drop what is left of a queue."""
         self._forget_head(line)
         dropped = line.queue.purge()
         self._finish(line, dropped, reason)
 
     def _finish(self, line: _Line, dropped: int = 0, reason: str = "") -> None:
-        """Be done with a queue of which nothing is left, and begin with another one."""
+        """Finish a queue, and begin with another one."""
         self._lines.remove(line)
         self._end(line, dropped, reason)
         self._begin_some()
@@ -417,7 +396,6 @@ class Replay:
         self._report(Replayed(line.name, line.sent, line.expired, line.dropped + dropped, left, reason))
 
     def _begin_some(self) -> None:
-        """Begin to ask about as many queues as may be asked about."""
         while self._later and len(self._lines) < _MAX_AT_ONCE:
             line = self._later.popleft()
             line.queue.ready = partial(self._ready, line)
@@ -425,11 +403,10 @@ class Replay:
             self._wake()
 
     def _ready(self, line: _Line, _: Queue) -> None:
-        """Take note that more of a queue has been read."""
         if line.head is _Head.READING:
             line.head = _Head.UNKNOWN
             self._wake()
 
 
 def _nobody(_: Queue) -> None:
-    """Nobody waits for a queue that is closed; what goes round in circles would stay for long."""
+    """Stands in for the callback of a closed queue, to cut a reference cycle."""

@@ -1,9 +1,7 @@
-"""The scan of the compiled part, ``sluice_native`` (folder ``native``): all plain publishes of a chunk in one call.
+"""The scan of the compiled part ``sluice_native``: all plain publishes of a chunk in one call.
 
-What it takes stays in columns as long as it passes, or is refused and answered. All else becomes the contents that it
-would be if it had been read frame by frame: what is held, what has more body to come, whatever somebody looks at.
-
-Where it is not installed, or the options say ``python``, every frame is read one by one.
+They stay in columns while they pass or are refused and answered. All others, such as held ones and those with more body
+to come, become the contents that they would be if they were read frame by frame.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,19 +20,14 @@ from proxy.protocols.base import Buffer
 if TYPE_CHECKING:
     from sluice_native import Channels, Publishes, Resources
 
-#: A chunk with publishes of more keys and channels is decided in parts: how long that takes shows only when it is done.
+#: A chunk with more runs of the same key and channel, or with more publishes, is decided in parts to bound the
+# latency.
 MAX_RUNS: Final = 256
-#: Nor is it decided whole with more publishes.
 MAX_SCANNED: Final = 16_384
 
 
 class NativeConfirms(Confirms):
-    """As ``Confirms``, where scans number publishes, too.
-
-    Args:
-        channels: of the connection.
-        channel: its number.
-    """
+    """``Confirms`` for a channel that scans number, too."""
 
     __slots__ = ("_channel", "_channels")
 
@@ -44,47 +37,35 @@ class NativeConfirms(Confirms):
         channels.select(channel)
 
     def number(self) -> int:
-        """Return the client's number of the next publish."""
         return self._channels.publish(self._channel)
 
     def sent(self, number: int) -> None:
-        """Note that the publish with that number of the client's goes to the broker now."""
         self._channels.forward(self._channel, number)
 
     def outstanding(self) -> int:
-        """Return how many have gone to the broker and are not answered."""
         return self._channels.unconfirmed(self._channel)
 
     def latest(self) -> int:
-        """Return the broker's number of the latest that has gone to it."""
         return self._channels.forwarded(self._channel)
 
     def is_open(self, tag: int) -> bool:
-        """Say whether nothing was said yet of the publish with that number of the broker's."""
         return self._channels.is_open(self._channel, tag)
 
     def withhold(self) -> int:
-        """Withhold what the broker says of the latest that has gone to it, as ``Confirms`` does."""
         return self._channels.withhold(self._channel)
 
     def settle(self, tag: int) -> None:
-        """Note that a publish that is withheld is answered."""
         self._channels.settle_withheld(self._channel, tag)
 
     def release(self, tag: int) -> None:
-        """Withhold what the broker says of it no more."""
         self._channels.release(self._channel, tag)
 
     def answered(self, tag: int, *, multiple: bool, refused: bool = False) -> Sequence[int] | None:
-        """Take an ack or a nack of the broker's, as ``Confirms`` does."""
         return self._channels.answered(self._channel, tag, multiple, refused)
 
 
 class Native:
-    """What the compiled part knows of one connection, and which of its channels it reads.
-
-    Args:
-        resources: where it finds the limits of what requests are for.
+    """The compiled part's view of one connection.
 
     Attributes:
         channels: once the vhost is known.
@@ -99,40 +80,38 @@ class Native:
         self._left: dict[Lane, None] = {}
 
     def enter(self, before_names: str) -> None:
-        """Begin to read, now that it is known how names begin."""
+        """Start to read, now that the vhost and so the prefix of names is known."""
         assert COMPILED is not None  # noqa: S101 - as who made this knows
         kinds = QUEUE, EXCHANGE, ROUTING_KEY
         self.channels = COMPILED.Channels(self._resources, kinds, before_names, DEFAULT_FRAME_MAX, MAX_NAMES)
 
     def confirms_of(self, number: int) -> Confirms:
-        """Return what counts the publishes of a channel from now on."""
         self.confirms = True
         return Confirms() if self.channels is None else NativeConfirms(self.channels, number)
 
     def name(self, key: bytes) -> None:
-        """Have it take publishes of a key, though some publishes with confirms are not for it."""
+        """Let it read publishes of a key that does not wait for consumers."""
         if self.channels is not None:
             self.channels.name(key)
 
     def take_all(self, number: int, *, on: bool) -> None:
-        """Have it take all publishes of a channel, or only those of keys that were named."""
+        """Let it read all publishes of a channel, or only those of named keys."""
         if self.channels is not None:
             self.channels.take_all(number, on)
 
     def leave(self, lane: Lane) -> None:
-        """Take no publishes of a lane until it is plain again."""
+        """Read no publishes of a lane until it is plain again."""
         if self.channels is not None:
             self._left[lane] = None
             self.channels.unmark(lane.channel.number)
 
     def forget(self, lane: Lane) -> None:
-        """Forget a lane whose channel is closed."""
         self._left.pop(lane, None)
         if self.channels is not None:
             self.channels.forget(lane.channel.number)
 
     def look_again(self, most: int) -> None:
-        """Take publishes of those lanes again that are plain, if so many at most are to be looked at."""
+        """Read lanes again that have become plain, unless more than ``most`` are to be checked."""
         if self.channels is None or len(self._left) > most:
             return
         for lane in [lane for lane in self._left if self._is_plain(lane)]:
@@ -141,26 +120,24 @@ class Native:
 
     def _is_plain(self, lane: Lane) -> bool:
         content, channel = lane.content, lane.channel
-        return (content is None or content.done) and not channel.dead and not lane.stirs() and not lane.ready
+        return (content is None or content.done) and not channel.dead and not (lane.lines or lane.after or lane.ready)
 
 
 class Scanned(gathered.Scanned["Publishes"]):
-    """The publishes that one scan took.
+    """The publishes of one scan.
 
     Args:
-        segment: as scanned.
+        segment: from the compiled part.
         first: how many requests of the chunk come before it.
-        chunk: where they are.
-        start: where it begins there.
-        lane_of: returns the lane from the client of a channel.
-        make_content: makes the content of a publish: its lane, and exchange and routing key as they are on the wire.
+        chunk: the chunk.
+        start: where the scan began in it.
+        lane_of: returns the lane of a channel number.
+        make_content: makes the content of a publish from its lane and its exchange and routing key as on the wire.
         make_request: makes the request of a content.
 
     Attributes:
-        chunk: as given.
-        start: as given.
-        refused: those that are, if all else passes.
-        passed: told once all else has gone on, if somebody wants to hear that.
+        refused: indexes of refused publishes, if all others pass.
+        passed: called when the others are forwarded, or None.
     """
 
     __slots__ = (
@@ -194,11 +171,10 @@ class Scanned(gathered.Scanned["Publishes"]):
         self._make_content = make_content
         self._make_request = make_request
         self._contents: dict[int, Content] = {}
-        #: It was passed on as it is, but for what was refused.
+        #: It was forwarded but for the refused publishes.
         self._goes_on = False
 
     def content(self, index: int) -> Content:
-        """Return the content of a publish, which is complete unless ``open`` says otherwise."""
         content = self._contents.get(index)
         if content is None:
             run, number, _, size_bytes = self.segment.publish(index)
@@ -210,7 +186,7 @@ class Scanned(gathered.Scanned["Publishes"]):
         return content
 
     def open(self) -> list[Content]:
-        """Return the contents of which more is to come; that of a frame that ends beyond the chunk is the last."""
+        """Return the incomplete contents; that of a frame that ends beyond the chunk is the last."""
         segment, contents = self.segment, []
         cut = segment.cut
         for _, index, rest in segment.open():
@@ -226,13 +202,12 @@ class Scanned(gathered.Scanned["Publishes"]):
         return contents
 
     def pass_on(self) -> None:
-        """Note that all goes on that is not refused."""
         self.segment.forward(self.refused)
         self._goes_on = True
         if self.passed is not None:
             self.passed(self)
         refused = set(self.refused)
-        # More of those that were open may be in the chunk, or come later.
+        # Open ones may continue in the chunk or later.
         for index, content in self._contents.items():
             if index not in refused:
                 content.fate = PASSING
@@ -240,7 +215,7 @@ class Scanned(gathered.Scanned["Publishes"]):
                     content.lane.writing = content
 
     def pieces(self) -> list[tuple[Buffer, int, int, Content]]:
-        """Return the bytes of all contents in order: where they are, from, to, and whose."""
+        """Return the bytes of all contents in order: buffer, from, to, content."""
         every, end = range(len(self.segment)), len(self.chunk)
         pieces = [
             (self.chunk, start, min(stop, end), self.content(index))
@@ -251,11 +226,11 @@ class Scanned(gathered.Scanned["Publishes"]):
         return pieces
 
     def kept(self, stop: int) -> list[tuple[int, int]]:
-        """Return what is left up to ``stop`` without those that are refused."""
+        """Return the spans up to ``stop`` without refused publishes."""
         return self.segment.kept(self.refused, self.start, stop)
 
     def refusals(self) -> Iterator[tuple[Lane, bytes, int]]:
-        """Return the answers to those that are refused, by lane, and how many there are; all of one go together."""
+        """Yield by lane the answers to refused publishes, and their number."""
         refused = set(self.refused)
         for index, content in self._contents.items():
             if index in refused:
@@ -271,7 +246,6 @@ class Scanned(gathered.Scanned["Publishes"]):
             yield lane, *self.segment.refuse(indexes)
 
     def last(self) -> Content:
-        """Return the content of the last."""
         index = len(self.segment) - 1
         content = self.content(index)
         if self._goes_on and index not in self.refused:
@@ -279,11 +253,9 @@ class Scanned(gathered.Scanned["Publishes"]):
         return content
 
     def requests(self) -> Iterator[Request]:
-        """Make the requests."""
         return (self._make_request(self.content(index)) for index in range(len(self.segment)))
 
     def group(self, run: int) -> Group:
-        """Return the requests of one run."""
         segment = self.segment
         resources, _ = segment.asker(run)
         at, size_bytes = self.of_run(run)
@@ -293,23 +265,21 @@ class Scanned(gathered.Scanned["Publishes"]):
         return Group(resources, "", at, permits_each(len(at)), size_bytes, refusable=refusable, order_key=key)
 
     def answered(self, indexes: Sequence[int]) -> int:
-        """Return how many of some publishes are answered."""
         return self.segment.numbered(indexes)
 
     @property
     def refusable(self) -> bool:
-        """Whether all are answered."""
         return all(self.segment.channel(run)[1] for run in range(self.segment.runs))
 
 
 class Gathered(gathered.Gathered["Publishes"]):
-    """The requests of one chunk, and what scans took."""
+    """The requests of one chunk, scanned ones included."""
 
     __slots__ = ()
 
 
 def last_handle(requests: Sequence[Request]) -> object:
-    """Return the handle of the last of some requests, without making objects of all."""
+    """Return the handle of the last request, without making objects of all."""
     if not isinstance(requests, Gathered):
         return requests[-1].handle
     last = requests.parts[-1]

@@ -1,7 +1,6 @@
-"""The stages of one connection that messages wait in, and the credit between them, as ``proxy.flow.credit`` has it.
+"""The stages of one connection and the credit between them, as defined in ``proxy.flow.credit``.
 
-A channel has one from when something of it first waits, and each of its lines has one. What goes on at once is not
-counted.
+A channel has a stage once something of it waits, and each of its lines has one. What passes at once is not counted.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,17 +10,17 @@ from proxy.protocols.amqp091.channel import Channel
 
 
 class Stages:
-    """All of one connection.
+    """The stages of one connection.
 
     Args:
-        connection: from the driver; it gives as much credit as the stages here do.
-        writer: of what goes to the broker, likewise.
-        hear_of_writes: has ``written`` called from now on, or no more.
-        wake: has the session looked at anew, once the spool takes more of a resource again.
+        connection: from the driver.
+        writer: of bytes to the broker, from the driver.
+        hear_of_writes: switches calls of ``written`` on and off.
+        wake: called once the spool accepts more of a resource.
 
     Attributes:
         now_ns: when the session was called last.
-        unwritten_bytes: of what has waited and was let go to the broker, and is not with the kernel yet.
+        unwritten_bytes: of messages that have waited and are not in the kernel's buffer yet.
     """
 
     __slots__ = (
@@ -54,18 +53,17 @@ class Stages:
         self._hears = False
         self._channels: dict[Channel, Stage] = {}
         self._resources: dict[Stage, Channel] = {}
-        #: How many messages of each were let go: those that the driver has not taken, and those that it has.
+        #: How many forwarded messages the driver has not taken, and how many it has.
         self._queued: dict[Stage, int] = {}
         self._taken: dict[Stage, int] = {}
 
     def all(self) -> Sequence[Stage]:
-        """Return those of channels and lines."""
         return [*self._channels.values(), *self._resources]
 
     # --- What waits -------------------------------------------------------------------------------
 
     def begin(self, channel: Channel, name: str) -> Stage:
-        """Return the stage of a resource of which something begins to wait for a limit in a channel."""
+        """Return the stage of a new line."""
         gives, now_ns = self._connection.gives, self.now_ns
         own = self._channels.get(channel)
         if own is None:
@@ -78,7 +76,7 @@ class Stages:
         return resource
 
     def waits(self, resource: Stage, size_bytes: int) -> None:
-        """Note that a message has come that waits. It is dealt with, unless the resource is out of credit itself."""
+        """Count a message that begins to wait. It is acked at once, unless the resource is out of credit."""
         count = credit_for(size_bytes)
         channel, connection, now_ns = self._channels[self._resources[resource]], self._connection, self.now_ns
         connection.send(channel, count, now_ns)
@@ -87,7 +85,7 @@ class Stages:
         channel.ack(connection, count, now_ns)
 
     def end(self, resource: Stage) -> None:
-        """Note that nothing waits in a line any more."""
+        """Close the stage of a line."""
         channel = self._resources.pop(resource)
         resource.close(self.now_ns)
         if not channel.to_broker.lines and not channel.to_client.lines:
@@ -97,7 +95,6 @@ class Stages:
         self._listen()
 
     def forget(self, channel: Channel) -> None:
-        """Close the stage of a channel that is closed."""
         stage = self._channels.pop(channel, None)
         if stage is not None:
             stage.close(self.now_ns)
@@ -105,14 +102,14 @@ class Stages:
     # --- What goes --------------------------------------------------------------------------------
 
     def goes(self, resource: Stage, size_bytes: int) -> None:
-        """Note that a message that has waited may go to the broker."""
+        """Count a message that has waited and may be written."""
         resource.send(self._writer, 1, self.now_ns)
         self._queued[resource] = self._queued.get(resource, 0) + 1
         self._queued_bytes += size_bytes
         self.unwritten_bytes += size_bytes
 
     def taken(self) -> None:
-        """Note that the driver has taken all that may go."""
+        """Take note that the driver has taken all output."""
         if self._queued:
             for resource, count in self._queued.items():
                 self._taken[resource] = self._taken.get(resource, 0) + count
@@ -120,7 +117,7 @@ class Stages:
             self._queued_bytes = 0
 
     def written(self) -> None:
-        """Note that all that the driver has taken is with the kernel."""
+        """Take note that all taken output is in the kernel's buffer."""
         taken, self._taken = self._taken, {}
         for resource, count in taken.items():
             self._writer.ack(resource, count, self.now_ns)
@@ -128,11 +125,11 @@ class Stages:
         self._listen()
 
     def block(self, *, on: bool) -> None:
-        """Note that the broker wants nothing more to be published for now, or does again."""
+        """Take note of connection.blocked or unblocked of the broker."""
         self._writer.block(self.now_ns, on=on)
 
     def is_behind(self, resource: Stage) -> bool:
-        """Say whether the broker takes no more of a resource for now."""
+        """Say whether the broker is behind with a resource."""
         return not resource.credit(self._writer)
 
     def _listen(self) -> None:

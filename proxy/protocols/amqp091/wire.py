@@ -1,7 +1,6 @@
-"""AMQP 0.9.1 on the wire: frames, the methods that matter here, and what is read of them or written.
+"""AMQP 0.9.1 on the wire: frames, and the methods that Sluice reads or writes.
 
-Nothing here knows a connection. What is read comes from anybody: ``Malformed`` is the only error, and no value costs
-more than its bytes.
+Input is not trusted: ``Malformed`` is the only error, and reading costs no more than the bytes are worth.
 """
 
 from collections.abc import Iterator
@@ -21,14 +20,14 @@ FRAME_TYPES: Final = frozenset((METHOD, HEADER, BODY, HEARTBEAT))
 PREFIX_BYTES: Final = 7
 FRAME_BYTES: Final = 8
 FRAME_END: Final = 0xCE
-#: What a frame may be before both sides have agreed on something else, its own framing included.
+#: frame_max before tune-ok, framing included.
 DEFAULT_FRAME_MAX: Final = 131072
 
 PROTOCOL_HEADER_BYTES: Final = 8
-#: Those that begin a connection of this version.
+#: Of this version.
 PROTOCOL_HEADERS: Final = (b"AMQP\x00\x00\x09\x01", b"AMQP\x01\x01\x00\x09")
 
-# Reply codes of close methods.
+# Reply codes.
 REPLY_SUCCESS: Final = 200
 CONNECTION_FORCED: Final = 320
 FRAME_ERROR: Final = 501
@@ -39,9 +38,9 @@ UNEXPECTED_FRAME: Final = 505
 RESOURCE_ERROR: Final = 506
 INTERNAL_ERROR: Final = 541
 
-#: Type, channel and payload length of a frame.
+#: Type, channel and payload length.
 prefix_at: Final = Struct(">BHI").unpack_from
-#: Class and method of a method frame's payload, as one number.
+#: Class and method as one number.
 method_at: Final = Struct(">I").unpack_from
 _u16_at: Final = Struct(">H").unpack_from
 _u32_at: Final = Struct(">I").unpack_from
@@ -49,7 +48,6 @@ _u64_at: Final = Struct(">Q").unpack_from
 
 
 def method(class_id: int, method_id: int) -> int:
-    """Return class and method as one number."""
     return class_id << 16 | method_id
 
 
@@ -95,20 +93,19 @@ TX_SELECT: Final = method(TX, 10)
 TX_COMMIT: Final = method(TX, 20)
 TX_COMMIT_OK: Final = method(TX, 21)
 
-#: A bit of ack and nack.
+#: Of ack and nack.
 MULTIPLE: Final = 1
-#: A bit of each that gives a delivery back to its queue.
+#: Requeue.
 NACK_REQUEUE: Final = 2
 REJECT_REQUEUE: Final = 1
-#: A bit of a consumer, or of a request for one message, that acknowledges nothing.
+#: No acks.
 CONSUME_NO_ACK: Final = 2
 GET_NO_ACK: Final = 1
-#: Bits of a queue that is only looked for, and of one that belongs to its connection.
 DECLARE_PASSIVE: Final = 1
 DECLARE_EXCLUSIVE: Final = 4
-#: Bits of a delete: only without consumers, only without messages.
+#: if-unused and if-empty.
 DELETE_ON_CONDITION: Final = 3
-#: A bit of each that keeps the broker from answering.
+#: Of each method: no answer.
 DECLARE_NO_WAIT: Final = 16
 CONSUME_NO_WAIT: Final = 8
 CANCEL_NO_WAIT: Final = 1
@@ -120,7 +117,7 @@ _FLAG_HEADERS: Final = 1 << 13
 _FLAG_DELIVERY_MODE: Final = 1 << 12
 _FLAG_MORE_FLAGS: Final = 1
 _CONTENT_HEADER_BYTES: Final = 14
-#: How long the values of a field table are, by their type; None is a length of four bytes and so many more.
+#: Lengths of field values by type; None means a length of four bytes and that many more.
 _FIELD_BYTES: Final[dict[int, int | None]] = {
     **dict.fromkeys(b"SxAF", None),
     **dict.fromkeys(b"tbB", 1),
@@ -134,25 +131,19 @@ _TABLE: Final = ord("F")
 _BOOLEAN: Final = ord("t")
 _ARRAY: Final = ord("A")
 _LONG_STRING: Final = ord("S")
-#: A routing key in CC or BCC is cut to what one elsewhere can be.
+#: The longest short string. A longer routing key in CC or BCC is cut.
 MAX_SHORT_BYTES: Final = 255
-#: How many fields are read, with the values of such arrays, and how many such keys: they take some microseconds each.
+#: Fields, including values in CC and BCC, and routing keys per message: each takes some microseconds.
 MAX_FIELDS: Final = 2048
 MAX_KEYS: Final = 256
 
 
 class Malformed(Exception):  # noqa: N818 - says what the bytes are
-    """Bytes that are not what their place asks for; the message says what was seen."""
+    """Invalid bytes; the message says what was seen."""
 
 
 class Reader:
-    """Reads the arguments of one method, or the properties of one content header, in order.
-
-    Args:
-        buffer: what they are in.
-        position: where the first begins.
-        stop: where the payload ends.
-    """
+    """Reads fields in order; ``stop`` is the end of the payload."""
 
     __slots__ = ("_buffer", "position", "stop")
 
@@ -162,7 +153,7 @@ class Reader:
         self.stop = stop
 
     def step(self, count: int) -> int:
-        """Step over some bytes; return where they began."""
+        """Skip some bytes; return where they began."""
         position = self.position
         if count > self.stop - position:
             raise Malformed(f"{count} bytes of an argument are asked for, {self.stop - position} are there")
@@ -170,52 +161,45 @@ class Reader:
         return position
 
     def octet(self) -> int:
-        """Read one byte."""
         return self._buffer[self.step(1)]
 
     def short(self) -> int:
-        """Read 16 bits."""
         value: int = _u16_at(self._buffer, self.step(2))[0]
         return value
 
     def long(self) -> int:
-        """Read 32 bits."""
         value: int = _u32_at(self._buffer, self.step(4))[0]
         return value
 
     def longlong(self) -> int:
-        """Read 64 bits."""
         value: int = _u64_at(self._buffer, self.step(8))[0]
         return value
 
     def raw(self, count: int) -> bytes:
-        """Read some bytes."""
         position = self.step(count)
         return bytes(self._buffer[position : position + count])
 
     def short_string(self) -> bytes:
-        """Read a string of 255 bytes at most."""
         return self.raw(self.octet())
 
     def long_string(self) -> bytes:
-        """Read a string with a length of four bytes."""
         return self.raw(self.long())
 
     def table(self) -> Iterator[tuple[bytes, int, "Reader"]]:
-        """Read a field table: names, types and readers of the values; what a value holds is not looked at."""
+        """Yield name, type and a reader of the value of each field."""
         inner = self.inner()
         for _ in inner.fields():
             name = inner.short_string()
             yield name, *inner.value()
 
     def array(self) -> Iterator[tuple[int, "Reader"]]:
-        """Read an array's values as those of a table."""
+        """Yield type and a reader of each value."""
         inner = self.inner()
         for _ in inner.fields():
             yield inner.value()
 
     def fields(self) -> Iterator[None]:
-        """Go on from field to field up to the end; they are for the caller to read."""
+        """Iterate to the end of a table; the caller reads the fields."""
         for _ in range(MAX_FIELDS):
             if self.position >= self.stop:
                 return
@@ -224,13 +208,13 @@ class Reader:
             raise Malformed(f"a table or an array of more than {MAX_FIELDS} fields")
 
     def inner(self) -> "Reader":
-        """Return a reader of what a length of four bytes stands in front of."""
+        """Return a reader of what a length of four bytes precedes."""
         length = self.long()
         begins = self.step(length)
         return Reader(self._buffer, begins, begins + length)
 
     def value(self) -> tuple[int, "Reader"]:
-        """Read a field's type; return it, and a reader of the value."""
+        """Return the type of a field, and a reader of the value."""
         kind = self.octet()
         if kind not in _FIELD_BYTES:
             raise Malformed(f"a field of the unknown type {chr(kind)!r}")
@@ -241,9 +225,9 @@ class Reader:
 
 
 def read_texts(reader: Reader, *names: bytes) -> dict[bytes, bytes]:
-    """Return the long strings among the fields of a table with some names; tables in tables are not looked at.
+    """Return the long strings in a table by name; nested tables are ignored.
 
-    Of several with one name the first counts, as it does to RabbitMQ, and it is empty if that is no long string.
+    Of several fields with one name the first counts, as in RabbitMQ. It is empty if it is not a long string.
     """
     found: dict[bytes, bytes] = {}
     for name, kind, value in reader.table():
@@ -253,7 +237,7 @@ def read_texts(reader: Reader, *names: bytes) -> dict[bytes, bytes]:
 
 
 def reads_true(reader: Reader, table: bytes, name: bytes) -> bool:
-    """Say whether a table in a table has a field that is true; of several with one name the first counts."""
+    """Say whether a field in a nested table is true; of several with one name the first counts."""
     for outer, kind, value in reader.table():
         if outer == table:
             if kind != _TABLE:
@@ -270,18 +254,12 @@ def read_content_header(
 ) -> tuple[int, int, list[bytes], int]:
     """Read the payload of a header frame.
 
-    Args:
-        buffer: what it is in.
-        start: where it begins.
-        stop: where it ends.
-        copies: look for routing keys; otherwise none are found, whatever its headers are.
-
     Returns:
-        Its class, the size of the body to come in bytes, the routing keys in CC and BCC, each once, and how many fields
-        were read to find them.
+        Its class, the size of the body in bytes, the routing keys in CC and BCC if ``copies``, and how many fields were
+        read to find them.
 
     Raises:
-        Malformed: it ends too early, or its headers cannot be read as far as they may hold such keys.
+        Malformed: it is too short, or its headers cannot be read as far as they may hold such keys.
     """
     if stop - start < _CONTENT_HEADER_BYTES:
         raise Malformed(f"a content header of {stop - start} bytes")
@@ -290,7 +268,7 @@ def read_content_header(
     flags: int = _u16_at(buffer, start + 12)[0]
     if not copies or not flags & _FLAG_HEADERS:
         return class_id, body_bytes, [], 0
-    # Looking for the letters takes a fraction of what reading takes.
+    # This takes a fraction of the time of reading.
     if b"CC" not in bytes(buffer[start + _CONTENT_HEADER_BYTES : stop]):
         return class_id, body_bytes, [], 0
     reader = Reader(buffer, start + _CONTENT_HEADER_BYTES, stop)
@@ -314,11 +292,10 @@ def read_content_header(
     return class_id, body_bytes, list(keys), fields
 
 
-#: What the properties are that come before the expiration, from that of content_type on: a short string, a table, or so
-#: many bytes.
+#: The properties before expiration: a short string, a table, or a number of bytes.
 _BEFORE_EXPIRATION: Final = ("short", "short", "long", 1, 1, "short", "short")
 _FLAG_EXPIRATION: Final = 1 << 8
-#: RabbitMQ takes no more than 2^32 ms.
+#: RabbitMQ's maximum is 2^32 ms.
 _EXPIRATION_DIGITS: Final = 10
 
 
@@ -329,11 +306,7 @@ def content_header_at(content: Buffer | bytearray) -> tuple[int, int]:
 
 
 def read_expiration(content: Buffer | bytearray) -> int | None:
-    """Return after how many milliseconds a content expires; None if it never does, or says it in no number.
-
-    Args:
-        content: its frames, from its method on.
-    """
+    """Return the expiration of a content in milliseconds, from its frames; None if it has none, or not a number."""
     try:
         start, stop = content_header_at(content)
         flags: int = _u16_at(content, start + 12)[0]
@@ -352,18 +325,18 @@ def read_expiration(content: Buffer | bytearray) -> int | None:
     return int(text) if text.isdigit() and len(text) <= _EXPIRATION_DIGITS else None
 
 
-#: The field that is put in front of the headers of a message that may have been sent on before.
+#: The header field of replayed messages, which may have been sent before.
 _MARK: Final = b"\x11x-sluice-replayedt\x01"
 
 
 class Publish(NamedTuple):
-    """A whole publish.
+    """A complete publish.
 
     Attributes:
-        target: exchange and routing key as they are on the wire, each with its length in front.
+        target: exchange and routing key as on the wire, with their lengths.
         keys: the routing keys in CC and BCC.
         header: the payload of its header frame.
-        body: all of it.
+        body: the complete body.
     """
 
     target: bytes
@@ -372,7 +345,7 @@ class Publish(NamedTuple):
     body: bytes
 
     def frames(self, channel: int, most_payload_bytes: int) -> bytes:
-        """Make its frames for another channel, marked as replayed, and neither mandatory nor immediate.
+        """Return its frames for another channel, marked as replayed, and neither mandatory nor immediate.
 
         It is not marked if its headers would then be too long for a frame.
 
@@ -394,10 +367,10 @@ class Publish(NamedTuple):
 
 
 def read_publish(data: bytes) -> Publish:
-    """Read the frames of a whole publish.
+    """Read the frames of a complete publish.
 
     Raises:
-        Malformed: they are something else, or cannot be read.
+        Malformed: they are something else.
     """
     payloads: dict[int, list[memoryview]] = {METHOD: [], HEADER: [], BODY: []}
     view, position, size = memoryview(data), 0, len(data)
@@ -425,7 +398,6 @@ def read_publish(data: bytes) -> Publish:
 
 
 def _marked(header: bytes) -> bytes:
-    """Return the payload of a header frame with the mark in front of its headers."""
     flags: int = _u16_at(header, _CONTENT_HEADER_BYTES - 2)[0]
     if flags & _FLAG_MORE_FLAGS:
         raise Malformed("a content header with properties that no message has")
@@ -444,24 +416,24 @@ def _marked(header: bytes) -> bytes:
     )
 
 
-#: The field in front of the headers of a message whose consumers confirm it.
+#: The header field of messages that wait for their consumers.
 CONFIRM_FIELD: Final = b"\x10x-sluice-confirm"
 _TRANSIENT: Final = 1
 _DURABLE: Final = 2
-#: Two numbers, and whether there were headers before; all in ASCII.
+#: Two hexadecimal numbers, and whether there were headers before.
 _CONFIRM_VALUE_BYTES: Final = 33
 _HEX: Final = frozenset(b"0123456789abcdef")
 _DEATHS: Final = b"\x07x-death"
 
 
 class Mark(NamedTuple):
-    """What a marked header says.
+    """The contents of a mark.
 
     Attributes:
-        header: the payload of its frame as it was before, but for what a broker has added to the headers since.
-        maker: the number of the process that has marked it.
+        header: the original payload of the header frame, but for fields that the broker has added.
+        maker: identifies the process that marked the message.
         number: that process's number of the message.
-        died: it was dead-lettered since, or may have been.
+        died: it was, or may have been, dead-lettered since.
     """
 
     header: bytes
@@ -471,7 +443,6 @@ class Mark(NamedTuple):
 
 
 def _headers_at(header: Buffer, flags: int) -> int:
-    """Return where the headers of a content header begin, or would."""
     reader = Reader(header, _CONTENT_HEADER_BYTES, len(header))
     if flags & _FLAG_CONTENT_TYPE:
         reader.short_string()
@@ -481,15 +452,10 @@ def _headers_at(header: Buffer, flags: int) -> int:
 
 
 def mark_header(header: bytes, maker: int, number: int) -> bytes | None:
-    """Make a message transient, and mark it so that ``read_mark`` restores it.
-
-    Args:
-        header: the payload of its header frame.
-        maker: of 64 bits.
-        number: likewise.
+    """Make a message transient and mark it, so that ``read_mark`` restores it.
 
     Returns:
-        The payload of another one; None if the message is not durable, expires of itself, is marked already, or was
+        The payload of its header frame; None if the message is not durable, has an expiration, is marked, or was
         dead-lettered before, which could not be told from later.
 
     Raises:
@@ -525,10 +491,7 @@ def mark_header(header: bytes, maker: int, number: int) -> bytes | None:
 
 
 def read_mark(header: bytes) -> Mark | None:
-    """Restore the header of a marked message; None if it is not marked, as nobody else may write such a field.
-
-    Args:
-        header: the payload of its header frame.
+    """Restore the header of a marked message; None if it is not marked.
 
     Raises:
         Malformed: the header cannot be read.
@@ -572,14 +535,7 @@ def read_mark(header: bytes) -> Mark | None:
 
 
 def with_header(content: bytes, start: int, stop: int, header: bytes) -> bytes:
-    """Return the frames of a content with another header.
-
-    Args:
-        content: its frames.
-        start: where the payload of its header begins in them.
-        stop: where it ends.
-        header: the payload that is to stand there.
-    """
+    """Replace the header payload in a content's frames, from ``start`` to ``stop``."""
     length = len(header).to_bytes(4, "big")
     return b"".join((content[: start - 4], length, header, content[stop:]))
 
@@ -589,17 +545,16 @@ _SETTLED: Final = Struct(">QB")
 
 
 def ack(channel: int, tag: int) -> bytes:
-    """Make a basic.ack of one message."""
     return _ANSWER.pack(METHOD, channel, 13, BASIC_ACK, tag, 0, FRAME_END)
 
 
 def nack(channel: int, tag: int) -> bytes:
-    """Make a basic.nack of one message that is not requeued, as brokers send them to publishers."""
+    """Brokers send it to publishers, without requeue."""
     return _ANSWER.pack(METHOD, channel, 13, BASIC_NACK, tag, 0, FRAME_END)
 
 
 def settled_at(arguments: Buffer) -> tuple[int, int]:
-    """Return the delivery tag and the bits of a basic.ack, basic.nack or basic.reject.
+    """Return delivery tag and bits of a basic.ack, nack or reject.
 
     Raises:
         Malformed: the arguments are too short.
@@ -611,34 +566,33 @@ def settled_at(arguments: Buffer) -> tuple[int, int]:
 
 
 def settling(method: int, channel: int, tag: int, bits: int) -> bytes:
-    """Make a basic.ack, basic.nack or basic.reject of a consumer."""
+    """Make a basic.ack, nack or reject of a consumer."""
     return _ANSWER.pack(METHOD, channel, 13, method, tag, bits, FRAME_END)
 
 
 def basic_recover(channel: int, bits: int) -> bytes:
-    """Make a basic.recover."""
     return _method_frame(channel, Struct(">IB").pack(BASIC_RECOVER, bits))
 
 
 def cancel(channel: int, consumer: bytes) -> bytes:
-    """Make a basic.cancel that is not answered."""
+    """Make a basic.cancel with no-wait."""
     return _method_frame(channel, Struct(">I").pack(BASIC_CANCEL) + _short_string(consumer) + bytes((CANCEL_NO_WAIT,)))
 
 
 def consume(channel: int, queue: bytes) -> bytes:
-    """Make a basic.consume that is not answered, of a consumer that acknowledges nothing."""
+    """Make a basic.consume with no-wait and no-ack."""
     bits = bytes((CONSUME_NO_ACK | CONSUME_NO_WAIT,))
     payload = Struct(">IH").pack(BASIC_CONSUME, 0) + _short_string(queue) + _short_string(b"") + bits + bytes(4)
     return _method_frame(channel, payload)
 
 
 def queue_delete(channel: int, queue: bytes) -> bytes:
-    """Make a queue.delete that is not answered."""
+    """Make a queue.delete with no-wait."""
     return _method_frame(channel, Struct(">IH").pack(QUEUE_DELETE, 0) + _short_string(queue) + bytes((DELETE_NO_WAIT,)))
 
 
 def frames_of(methods: Buffer) -> Iterator[bytes]:
-    """Cut whole frames apart."""
+    """Split frames."""
     position = 0
     while position < len(methods):
         stop = position + prefix_at(methods, position)[2] + FRAME_BYTES
@@ -647,7 +601,6 @@ def frames_of(methods: Buffer) -> Iterator[bytes]:
 
 
 def connection_close(code: int, text: str) -> bytes:
-    """Make a connection.close, which says why as RabbitMQ does where the peer is asked to go."""
     if code == CONNECTION_FORCED:
         text = f"CONNECTION_FORCED - {text}"
     payload = Struct(">IH").pack(CONNECTION_CLOSE, code) + _short_string(text.encode()) + bytes(4)
@@ -655,12 +608,11 @@ def connection_close(code: int, text: str) -> bytes:
 
 
 def connection_blocked(reason: bytes) -> bytes:
-    """Make a connection.blocked, which asks a client to publish nothing more; the reason is for people."""
     return _method_frame(0, Struct(">I").pack(CONNECTION_BLOCKED) + _short_string(reason))
 
 
 def _short_string(text: bytes) -> bytes:
-    """Write a short string; no character is cut in two."""
+    """Write a short string, cut between two characters if it is too long."""
     if len(text) > MAX_SHORT_BYTES:
         text = text[:MAX_SHORT_BYTES].decode(errors="ignore").encode()
     return bytes((len(text),)) + text
@@ -675,27 +627,23 @@ def _frame(kind: int, channel: int, payload: Buffer) -> bytes:
 
 
 def header_frame(channel: int, header: bytes) -> bytes:
-    """Make a content's header frame."""
     return _frame(HEADER, channel, header)
 
 
 def channel_open(channel: int) -> bytes:
-    """Make a channel.open."""
     return _method_frame(channel, Struct(">IB").pack(CHANNEL_OPEN, 0))
 
 
 def channel_close(channel: int) -> bytes:
-    """Make a channel.close for no fault."""
     return _method_frame(channel, Struct(">IHBHH").pack(CHANNEL_CLOSE, REPLY_SUCCESS, 0, 0, 0))
 
 
 def channel_close_ok(channel: int) -> bytes:
-    """Make the agreement to a channel.close."""
     return _method_frame(channel, Struct(">I").pack(CHANNEL_CLOSE_OK))
 
 
 def basic_qos(channel: int) -> bytes:
-    """Make a basic.qos that changes nothing: it is answered once all before it has been looked at."""
+    """Make a basic.qos that changes nothing. The answer shows that the broker has seen all before it."""
     return _method_frame(channel, Struct(">IIHB").pack(BASIC_QOS, 0, 0, 0))
 
 

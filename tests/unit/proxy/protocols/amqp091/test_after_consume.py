@@ -10,7 +10,8 @@ from amqp_playbook.world import NACK, PERSIST, QUEUE, World
 
 from limiter.rules.resource import Resource
 from proxy.protocols.amqp091 import wire
-from proxy.protocols.amqp091.after_consume import FIRST_WINDOW, AfterConsume, Deliveries
+from proxy.protocols.amqp091.after_consume import FIRST_WINDOW, AfterConsume
+from proxy.protocols.amqp091.channel import Deliveries
 from proxy.protocols.amqp091.marking import MAX_UNCONFIRMED
 from proxy.protocols.amqp091.scanning import Gathered
 

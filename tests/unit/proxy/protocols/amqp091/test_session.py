@@ -8,10 +8,9 @@ from limiter.rules.resource import Resource
 from proxy.protocols.amqp091.channel import Channel, Content, Lane, Method
 from proxy.protocols.amqp091.memory import Hub
 from proxy.protocols.amqp091.options import AMQP091Options
-from proxy.protocols.amqp091.reading import MAX_CONTENTS
+from proxy.protocols.amqp091.stream import MAX_CONTENTS, Stream
 from proxy.protocols.amqp091.scanning import MAX_RUNS
 from proxy.protocols.amqp091.session import AMQP091Session
-from proxy.protocols.amqp091.stream import Stream
 from proxy.protocols.base import Close
 from proxy.stats.snapshot import ClientDescription
 
@@ -515,7 +514,7 @@ def test_consumers_that_have_ended_are_forgotten() -> None:
         driver.give(CLIENT, frames.consume(1, "q", "", no_wait=True) + frames.cancel(1, "t", no_wait=True))
         driver.give(BROKER, frames.consume_ok(1, "t") + frames.cancel_ok(1, "t"))
     channel = driver.session._channels[1]
-    assert not channel.consumed
+    assert not channel.consumers
     assert not channel.consuming
     assert not channel.cancelling
     assert not driver.written[CLIENT]
