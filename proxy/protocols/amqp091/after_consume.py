@@ -29,10 +29,10 @@ per second. Consumers have to be faster by a fifth, otherwise the rule is not wo
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from random import SystemRandom
 from typing import Final, Literal
 
-from limiter.plans.plans import Confirming
 from limiter.rules.resource import Resource
 from proxy.protocols.amqp091.channel import Channel, Deliveries, Delivery
 from proxy.stats.snapshot import ConfirmState
@@ -65,6 +65,7 @@ _MS: Final = 1_000_000
 _BITS: Final = 64
 
 
+@dataclass(eq=False, slots=True)
 class Consumers:
     """The connected consumers of one queue.
 
@@ -74,13 +75,12 @@ class Consumers:
         destination: of publishes straight to the queue, if there were any.
     """
 
-    __slots__ = ("acknowledging", "automatic", "destination")
-
-    def __init__(self) -> None:
-        self.acknowledging = self.automatic = 0
-        self.destination: Destination | None = None
+    acknowledging: int = 0
+    automatic: int = 0
+    destination: "Destination | None" = None
 
 
+@dataclass(eq=False, slots=True)
 class Waiting:
     """One message that waits for its consumers.
 
@@ -92,58 +92,30 @@ class Waiting:
         since_ns: when it was forwarded.
         missing: how many queues' consumers are to acknowledge it.
         persists: it is published again if it falls back; otherwise refused.
-        acked: the queues whose consumers have, if more than one is needed.
+        acked: the queues whose consumers have.
         deliveries: where it is at a consumer, with the delivery tag.
     """
 
-    __slots__ = (
-        "acked",
-        "channel",
-        "deliveries",
-        "destination",
-        "ended",
-        "frames",
-        "inbox",
-        "missing",
-        "number",
-        "persists",
-        "sequence",
-        "since_ns",
-        "tag",
-        "within_ns",
-    )
-
-    def __init__(  # noqa: PLR0917 - all of one message
-        self,
-        number: int,
-        destination: "Destination",
-        inbox: "Inbox",
-        channel: Channel,
-        sequence: int,
-        frames: bytes,
-        since_ns: int,
-        confirming: Confirming,
-        queues: int,
-    ) -> None:
-        self.number = number
-        self.destination = destination
-        self.inbox = inbox
-        self.channel = channel
-        self.sequence = sequence
-        self.tag = 0
-        self.frames = frames
-        self.since_ns = since_ns
-        self.within_ns = confirming.within_ns
-        self.persists = confirming.persists
-        self.missing = queues
-        self.acked: set[bytes] | None = set() if queues > 1 else None
-        self.deliveries: list[tuple[Deliveries, int]] = []
-        self.ended = False
+    number: int
+    destination: "Destination"
+    inbox: "Inbox"
+    channel: Channel
+    sequence: int
+    tag: int
+    frames: bytes
+    since_ns: int
+    within_ns: int
+    persists: bool
+    missing: int
+    acked: set[bytes] = field(default_factory=set)
+    deliveries: list[tuple[Deliveries, int]] = field(default_factory=list)
+    ended: bool = False
 
     def size_bytes(self) -> int:
         return len(self.frames) + _OBJECT_BYTES
 
 
+@dataclass(eq=False, slots=True)
 class Destination:
     """A queue or exchange that is published to; ``consumers`` are those of a queue.
 
@@ -153,47 +125,30 @@ class Destination:
         after_consume_total: messages confirmed by their consumers; the other totals likewise.
     """
 
-    __slots__ = (
-        "_broker_ns",
-        "_consumed",
-        "_consumers_ns",
-        "_gains",
-        "_is_behind",
-        "_pause_ns",
-        "_paused_as",
-        "_sample_ns",
-        "_sampled",
-        "_samples",
-        "_soon",
-        "_until_ns",
-        "after_consume_total",
-        "broker_total",
-        "consumers",
-        "nacked_total",
-        "persisted_total",
-        "resource",
-        "waiting",
-        "window",
-    )
-
-    def __init__(self, resource: Resource, consumers: Consumers | None) -> None:
-        self.resource = resource
-        self.consumers = consumers
-        self.waiting: OrderedDict[int, Waiting] = OrderedDict()
-        self.window = FIRST_WINDOW
-        self.after_consume_total = self.broker_total = self.persisted_total = self.nacked_total = 0
-        #: Consumed soon since the window has its width.
-        self._soon = 0
-        # Since messages wait again: consumed ones and their mean latency; samples of the broker, when the last one
-        # began, how many have ended, and their mean latency; and whether consumers were seen to be faster.
-        self._consumed = self._consumers_ns = 0
-        self._samples = self._sample_ns = self._sampled = self._broker_ns = 0
-        self._gains = False
-        self._is_behind = False
-        # The current or last pause.
-        self._until_ns = 0
-        self._paused_as: State = "behind"
-        self._pause_ns = 0
+    resource: Resource
+    consumers: Consumers | None
+    waiting: OrderedDict[int, Waiting] = field(default_factory=OrderedDict)
+    window: int = FIRST_WINDOW
+    after_consume_total: int = 0
+    broker_total: int = 0
+    persisted_total: int = 0
+    nacked_total: int = 0
+    #: Consumed soon since the window has its width.
+    _soon: int = 0
+    # Since messages wait again: consumed ones and their mean latency; samples of the broker, when the last one began,
+    # how many have ended, and their mean latency; and whether consumers were seen to be faster.
+    _consumed: int = 0
+    _consumers_ns: int = 0
+    _samples: int = 0
+    _sample_ns: int = 0
+    _sampled: int = 0
+    _broker_ns: int = 0
+    _gains: bool = False
+    _is_behind: bool = False
+    # The current or last pause.
+    _until_ns: int = 0
+    _paused_as: State = "behind"
+    _pause_ns: int = 0
 
     def look(self, now_ns: int, *, is_full: bool) -> State:
         state = self._state(now_ns)
@@ -474,11 +429,10 @@ class AfterConsume:
                 # The same message was delivered twice.
                 continue
             message, queue = self._take_back(deliveries, tag)
-            if message.acked is not None:
-                # The broker may redeliver before it has heard of the ack.
-                message.acked.add(queue)
-                if len(message.acked) < message.missing:
-                    continue
+            # The broker may redeliver to a queue's consumers before it has heard of the ack.
+            message.acked.add(queue)
+            if len(message.acked) < message.missing:
+                continue
             destination = message.destination
             self.forget(message)
             destination.consumed(message, now_ns)

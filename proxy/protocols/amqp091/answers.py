@@ -1,7 +1,8 @@
 """Broker to client: confirms get the client's numbers, deliveries are limited, and everything else passes."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
@@ -20,8 +21,8 @@ from proxy.protocols.amqp091.channel import (
     Tags,
 )
 from proxy.protocols.amqp091.memory import Memory
-from proxy.protocols.amqp091.stream import MAX_GATHERED_OF_BROKER_BYTES, Shared, Stream
-from proxy.protocols.amqp091.wire import Malformed, Mark, Reader
+from proxy.protocols.amqp091.stream import MAX_GATHERED_OF_BROKER_BYTES, Owner, Shared, Stream
+from proxy.protocols.amqp091.wire import Malformed, Reader
 from proxy.protocols.base import Buffer
 
 _ARGUMENTS_AT: Final = wire.PREFIX_BYTES + 4
@@ -39,6 +40,7 @@ _BYTES_OF_STEP: Final = 8
 _method_at = wire.method_at
 
 
+@dataclass(eq=False, slots=True)
 class _Delivery(Content):
     """A message for the client.
 
@@ -50,15 +52,11 @@ class _Delivery(Content):
         is_answer: to a basic.get.
     """
 
-    __slots__ = ("automatic", "consumer", "is_answer", "method", "tag")
-
-    def __init__(self, lane: Lane, method: Buffer, *, is_answer: bool) -> None:
-        super().__init__(lane)
-        self.method = method
-        self.is_answer = is_answer
-        self.tag = 0
-        self.automatic = True
-        self.consumer = b""
+    method: Buffer = b""
+    is_answer: bool = False
+    tag: int = 0
+    automatic: bool = True
+    consumer: bytes = b""
 
 
 class Answers(Stream):
@@ -66,17 +64,7 @@ class Answers(Stream):
 
     Attributes:
         limited: some rule limits deliveries.
-        dies: called when the broker closes a channel.
-        closed: called when the broker agrees to a channel's close.
-        declared: called with each exclusive queue that the broker has declared, and the client's frame.
-        given_back: called with the tag of each delivery that is to be requeued.
-        left: called with methods that need a reaction on a channel that the client has left.
-        ends: called when the broker closes the connection, with the arguments.
-        own: called with each method on Sluice's own channel, and its arguments.
-        withholds: returns whether Sluice needs such a channel.
         reason: why Sluice blocks the client (connection.blocked), or empty. Sent at the next boundary.
-        nacked: called with the client's numbers of publishes that the broker refused.
-        returned: called with the mark of each marked publish that the broker returns.
         brokers_reason: why the broker blocks the client, or None.
         silent: the connection is being closed, so the client hears no more of this.
     """
@@ -84,19 +72,9 @@ class Answers(Stream):
     peer = "broker"
     reads_copies = False
 
-    def __init__(self, memory: Memory, shared: Shared) -> None:
-        super().__init__(memory, shared)
+    def __init__(self, memory: Memory, shared: Shared, owner: Owner) -> None:
+        super().__init__(memory, shared, owner)
         self.limited = False
-        self.dies: Callable[[Channel], None] = lambda _: None
-        self.closed: Callable[[int], None] = lambda _: None
-        self.declared: Callable[[bytes, bytes], None] = lambda *_: None
-        self.given_back: Callable[[Channel, int], None] = lambda *_: None
-        self.left: Callable[[Channel, int], None] = lambda *_: None
-        self.ends: Callable[[Reader], None] = lambda _: None
-        self.own: Callable[[int, Reader], None] = lambda *_: None
-        self.withholds: Callable[[], bool] = lambda: False
-        self.nacked: Callable[[Channel, Sequence[int]], None] = lambda *_: None
-        self.returned: Callable[[Channel, Mark], None] = lambda *_: None
         self.reason = b""
         self.brokers_reason: bytes | None = None
         self.silent = False
@@ -109,14 +87,9 @@ class Answers(Stream):
         self._about = shared.about
         self._consumers = shared.consumers
 
-    def part(self) -> None:
-        super().part()
-        del self.dies, self.closed, self.ends, self.own, self.withholds, self.nacked, self.returned
-        del self.declared, self.given_back, self.left
-
     def _take_method(self, method: int, buffer: Buffer, position: int, stop: int, number: int) -> None:
         if number == 0:
-            if method == wire.CONNECTION_TUNE and self.withholds():
+            if method == wire.CONNECTION_TUNE and self._owner.withholds():
                 payload = self._about.withhold(bytes(buffer[position + wire.PREFIX_BYTES : stop - 1]))
                 self._about.hear(method, Reader(payload, 4, len(payload)))
                 self._replace(buffer, position, stop, payload)
@@ -126,7 +99,7 @@ class Answers(Stream):
                 self.most_payload_bytes = self._about.tuned_bytes - wire.FRAME_BYTES
             if method == wire.CONNECTION_CLOSE:
                 self.silent = True
-                self.ends(Reader(buffer, position + _ARGUMENTS_AT, stop - 1))
+                self._owner.broker_ends(Reader(buffer, position + _ARGUMENTS_AT, stop - 1))
             elif method == wire.CONNECTION_BLOCKED:
                 self.brokers_reason = Reader(buffer, position + _ARGUMENTS_AT, stop - 1).short_string()
                 self._stages.block(on=True)
@@ -143,7 +116,7 @@ class Answers(Stream):
             return
         if number == self._about.own_channel:
             self._special = True
-            self.own(method, Reader(buffer, position + _ARGUMENTS_AT, stop - 1))
+            self._owner.hear_own(method, Reader(buffer, position + _ARGUMENTS_AT, stop - 1))
             return
         channel = self._channels.get(number)
         if channel is None:
@@ -202,12 +175,12 @@ class Answers(Stream):
         if numbers:
             make = wire.nack if refused else wire.ack
             if refused and channel.waiting:
-                self.nacked(channel, numbers)
+                self._shared.marking.nacked(channel, numbers)
             frames = b"".join([make(channel.number, each) for each in numbers])
             self._pass(frames, 0, len(frames), None)
 
     def _take_content(self, method: int, channel: Channel, buffer: Buffer, position: int, stop: int) -> None:
-        content = _Delivery(channel.to_client, buffer[position:stop], is_answer=method == wire.BASIC_GET_OK)
+        content = _Delivery(channel.to_client, method=buffer[position:stop], is_answer=method == wire.BASIC_GET_OK)
         if channel.left:
             content.fate = DROPPED
             self._special = True
@@ -333,14 +306,14 @@ class Answers(Stream):
             if channel.getting:
                 channel.getting.popleft()
         elif method == wire.CHANNEL_CLOSE:
-            self.dies(channel)
+            self._owner.channel_dies(channel)
         elif method == wire.CHANNEL_CLOSE_OK:
-            self.closed(channel.number)
+            self._owner.channel_closes(channel.number)
 
     def _take_declared(self, channel: Channel, queue: bytes) -> None:
         declares = channel.declaring.popleft() if channel.declaring else b""
         if declares:
-            self.declared(queue, declares)
+            self._owner.queue_declared(queue, declares)
 
     def _take_left(self, method: int, channel: Channel, arguments: Reader) -> None:
         """Take a method on a channel that the client has left and does not hear."""
@@ -348,16 +321,16 @@ class Answers(Stream):
             self._take_declared(channel, arguments.short_string())
         elif method == wire.TX_COMMIT_OK:
             channel.committing -= 1
-            self.left(channel, method)
+            self._owner.hear_left(channel, method)
         elif method == wire.CHANNEL_CLOSE or (
             method == wire.CHANNEL_CLOSE_OK and channel.to_broker.shut and not channel.dead
         ):
-            self.left(channel, method)
+            self._owner.hear_left(channel, method)
         elif method == wire.CHANNEL_CLOSE_OK:
             # The close-ok for the client may still wait for the end of a content.
             for frame in [item for item in channel.to_client.ready if isinstance(item, bytes)]:
                 self._pass(frame, 0, len(frame), None)
-            self.closed(channel.number)
+            self._owner.channel_closes(channel.number)
 
     def _method_goes(self, owner: Method, buffer: Buffer, start: int, stop: int) -> bool:
         """Let the end of a consumer overtake deliveries, except in a transaction, where nothing can be requeued."""
@@ -393,7 +366,7 @@ class Answers(Stream):
                     is_of_stream = _is_of_stream(content)
                     self._forget(content)
                     if not is_of_stream:
-                        self.given_back(lane.channel, content.tag)
+                        self._owner.requeue(lane.channel, content.tag)
             self._advance(line)
         if self.charges:
             self._shared.pass_on(passed)
@@ -425,7 +398,7 @@ class Answers(Stream):
         method, channel = lead or content.method, content.lane.channel
         arguments, kind = Reader(method, _ARGUMENTS_AT, len(method) - 1), _method_at(method, wire.PREFIX_BYTES)[0]
         if kind == wire.BASIC_RETURN:
-            self.returned(channel, mark)
+            self._shared.marking.returned(channel, mark)
         else:
             consumer = arguments.short_string() if kind == _DELIVER else None
             number = arguments.longlong()

@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Final, NamedTuple
 
@@ -124,13 +125,11 @@ class Delivery(NamedTuple):
     queue: bytes
 
 
+@dataclass(eq=False, slots=True)
 class Deliveries:
     """Unsettled deliveries of waiting messages in one channel, by delivery tag."""
 
-    __slots__ = ("by_tag",)
-
-    def __init__(self) -> None:
-        self.by_tag: OrderedDict[int, Delivery] = OrderedDict()
+    by_tag: OrderedDict[int, Delivery] = field(default_factory=OrderedDict)
 
     def upto(self, tag: int, *, multiple: bool) -> list[int]:
         """Return the tags that one ack or nack settles. With ``multiple``, tag 0 means all."""
@@ -146,16 +145,15 @@ class Consumer(NamedTuple):
     automatic: bool
 
 
+@dataclass(eq=False, slots=True)
 class Method:
     """The owner of methods that may have to wait; ``waits`` is BEHIND or BARRIER."""
 
-    __slots__ = ("lane", "waits")
-
-    def __init__(self, lane: "Lane", waits: int) -> None:
-        self.lane = lane
-        self.waits = waits
+    lane: "Lane"
+    waits: int
 
 
+@dataclass(eq=False, slots=True)
 class Content:
     """A method with content: a publish, a delivery or a returned message.
 
@@ -176,41 +174,23 @@ class Content:
         marked: forwarded instead of its bytes, unless empty.
     """
 
-    __slots__ = (
-        "aside",
-        "data",
-        "done",
-        "expires_ns",
-        "fate",
-        "gathers",
-        "key",
-        "lane",
-        "left_bytes",
-        "marked",
-        "number",
-        "request",
-        "resources",
-        "since_ns",
-        "size_bytes",
-        "spools",
-        "verdict",
-    )
-
-    def __init__(self, lane: "Lane") -> None:
-        self.lane = lane
-        self.left_bytes = -1
-        self.done = False
-        self.verdict = GRANTED
-        self.fate = NEW
-        self.resources: tuple[Resource, ...] = ()
-        self.size_bytes = 0
-        self.key: int | None = None
-        self.number = 0
-        self.data: Piece = b""
-        self.request: Request | None = None
-        self.spools = self.aside = self.gathers = False
-        self.marked = b""
-        self.since_ns = self.expires_ns = 0
+    lane: "Lane"
+    left_bytes: int = -1
+    done: bool = False
+    verdict: int = GRANTED
+    fate: int = NEW
+    resources: tuple[Resource, ...] = ()
+    size_bytes: int = 0
+    key: int | None = None
+    number: int = 0
+    data: Piece = b""
+    request: Request | None = None
+    spools: bool = False
+    aside: bool = False
+    gathers: bool = False
+    marked: bytes = b""
+    since_ns: int = 0
+    expires_ns: int = 0
 
     def waiting_bytes(self) -> int:
         return len(self.data) + OBJECT_BYTES
@@ -323,6 +303,7 @@ class Lane:
         return self.writing is not None and not self.writing.done
 
 
+@dataclass(eq=False, slots=True)
 class Channel:
     """One open channel.
 
@@ -357,54 +338,35 @@ class Channel:
         deliveries: messages that wait for this channel's consumers.
     """
 
-    __slots__ = (
-        "cancelling",
-        "closes",
-        "committing",
-        "confirms",
-        "consumers",
-        "consuming",
-        "dead",
-        "declared",
-        "declaring",
-        "deliveries",
-        "doomed",
-        "getting",
-        "latest",
-        "left",
-        "named",
-        "number",
-        "recovered",
-        "recovering",
-        "runs_ahead_until_ns",
-        "successor",
-        "tags",
-        "takes_replies",
-        "to_broker",
-        "to_client",
-        "transacts",
-        "waiting",
-    )
+    number: int
+    to_broker: Lane = field(init=False)
+    to_client: Lane = field(init=False)
+    confirms: Confirms | None = None
+    dead: bool = False
+    transacts: bool = False
+    committing: int = 0
+    consumers: dict[bytes, list[Consumer]] = field(default_factory=dict)
+    consuming: deque[tuple[bytes, bool, bool]] = field(default_factory=deque)
+    cancelling: dict[bytes, int] = field(default_factory=dict)
+    getting: deque[tuple[bytes, bool]] = field(default_factory=deque)
+    tags: Tags | None = None
+    recovering: deque[bool] = field(default_factory=deque)
+    recovered: int = 0
+    declared: bytes = b""
+    named: bytes = b""
+    latest: bytes = b""
+    takes_replies: bool = False
+    closes: bool = False
+    doomed: bool = False
+    left: bool = False
+    successor: "Channel | None" = None
+    declaring: deque[bytes] = field(default_factory=deque)
+    runs_ahead_until_ns: int = 0
+    waiting: dict[int, int] = field(default_factory=dict)
+    deliveries: Deliveries = field(default_factory=Deliveries)
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.to_broker = Lane(self)
-        self.to_client = Lane(self)
-        self.confirms: Confirms | None = None
-        self.dead = self.transacts = self.closes = self.doomed = self.left = self.takes_replies = False
-        self.successor: Channel | None = None
-        self.consumers: dict[bytes, list[Consumer]] = {}
-        self.consuming: deque[tuple[bytes, bool, bool]] = deque()
-        self.cancelling: dict[bytes, int] = {}
-        self.getting: deque[tuple[bytes, bool]] = deque()
-        self.tags: Tags | None = None
-        self.recovering: deque[bool] = deque()
-        self.recovered = 0
-        self.declaring: deque[bytes] = deque()
-        self.declared = self.named = self.latest = b""
-        self.runs_ahead_until_ns = self.committing = 0
-        self.waiting: dict[int, int] = {}
-        self.deliveries = Deliveries()
+    def __post_init__(self) -> None:
+        self.to_broker, self.to_client = Lane(self), Lane(self)
 
     def resolve(self, queue: bytes) -> bytes:
         """Return the broker's name of a queue; an empty name is the one that the broker was to generate."""

@@ -158,11 +158,13 @@ class Marking:
         if not marked:
             destination.broker_total += 1
             return b""
-        queues = _queues(target, rule)
-        message = Waiting(number, destination, self._inbox, channel, sequence, frames, now_ns, rule, queues)
-        message.tag = confirms.withhold()
         channel.waiting[sequence] = number
-        hub.begin(message)
+        hub.begin(
+            Waiting(
+                *(number, destination, self._inbox, channel, sequence, confirms.withhold()),
+                *(frames, now_ns, rule.within_ns, rule.persists, _queues(target, rule)),
+            )
+        )
         return marked
 
     # --- The broker's answers ---------------------------------------------------------------------

@@ -5,7 +5,8 @@ A refused publish with confirms is answered with basic.nack. One without confirm
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from limiter.rules.resource import Resource
@@ -15,11 +16,11 @@ from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.after_consume import Waiting
 from proxy.protocols.amqp091.channel import GENERATED, MAX_CONSUMERS, MAX_UNANSWERED, Channel, Content, Lane, Method
 from proxy.protocols.amqp091.confirms import Confirms
-from proxy.protocols.amqp091.marking import REPLIES, SETTLES, Marking
+from proxy.protocols.amqp091.marking import REPLIES, SETTLES
 from proxy.protocols.amqp091.memory import Memory
 from proxy.protocols.amqp091.scanning import MAX_RUNS, MAX_SCANNED, Gathered, Scanned
 from proxy.protocols.amqp091.spooling import SpoolingStream
-from proxy.protocols.amqp091.stream import MAX_CHANNEL, MAX_CONTENTS, Shared
+from proxy.protocols.amqp091.stream import MAX_CHANNEL, MAX_CONTENTS, Owner, Shared
 from proxy.protocols.amqp091.wire import Malformed, Reader
 from proxy.protocols.base import Buffer
 from proxy.spool.segments import Piece
@@ -59,53 +60,37 @@ _RECOVERS: Final = frozenset((wire.BASIC_RECOVER, wire.BASIC_RECOVER_ASYNC))
 _KEY_BITS: Final = (1 << 62) - 1
 
 
+@dataclass(eq=False, slots=True)
 class _Publish(Content):
     """One publish; ``again`` if it was published before."""
 
-    __slots__ = ("again", "target")
-
-    target: Target
-
-    def __init__(self, lane: Lane, *, again: bool = False) -> None:
-        super().__init__(lane)
-        self.again = again
+    target: Target = field(init=False)
+    again: bool = False
 
 
 class Publishes(SpoolingStream):
     """The client's stream.
 
     Attributes:
-        opened: called with each channel that the client opens.
-        closed: called when the client agrees to the broker's close of a channel.
-        shown: ``Answers.shown``.
         published: the client has published something.
-        left: called when the client closes a channel while something of it waits.
-        leaves: called when the client closes the connection while something waits.
         exclusive: the client's exclusive queues, with the frames that declared them.
         deleting: those that are being deleted since the client has left, by the channel in which that is done.
     """
 
     peer = "client"
 
-    def __init__(
-        self, memory: Memory, shared: Shared, answer: Callable[[Channel, bytes], None], marking: Marking
-    ) -> None:
-        super().__init__(memory, shared, answer)
+    def __init__(self, memory: Memory, shared: Shared, owner: Owner) -> None:
+        super().__init__(memory, shared, owner)
         self._names = shared.names
         self._channels = shared.channels
         self._about = shared.about
-        self.opened: Callable[[Channel], None] = lambda _: None
-        self.closed: Callable[[int], None] = lambda _: None
-        self.shown: Callable[[Channel], tuple[int, bool]] = lambda _: (0, False)
-        self.left: Callable[[Channel], None] = lambda _: None
-        self.leaves: Callable[[], None] = lambda: None
         self.exclusive: dict[bytes, bytes] = {}
         self.deleting: dict[int, dict[bytes, bytes]] = {}
         self.published = False
         self._native = shared.native
         self._consumers = shared.consumers
-        self._marking = marking
-        marking.take_all = self._take_all
+        self._marking = shared.marking
+        self._marking.take_all = self._take_all
         #: Until connection.open-ok the client may use channel 0 only.
         self.last_channel = 0
         self.most_body_bytes = shared.max_message_bytes
@@ -115,10 +100,6 @@ class Publishes(SpoolingStream):
         self._last_words = b""
         #: Incomplete contents are forgotten since.
         self._completes = False
-
-    def part(self) -> None:
-        super().part()
-        del self.opened, self.closed, self.shown, self.left, self.leaves
 
     def _take_method(self, method: int, buffer: Buffer, position: int, stop: int, number: int) -> None:
         if number == 0:
@@ -169,7 +150,7 @@ class Publishes(SpoolingStream):
                 for frame in [item for item in lane.ready if isinstance(item, bytes)]:
                     self._pass(frame, 0, len(frame), None)
                     self._special = True
-                self.closed(number)
+                self._owner.channel_closes(number)
             self._pass(buffer, position, stop, None)
         else:
             if method == wire.CONFIRM_SELECT:
@@ -226,7 +207,7 @@ class Publishes(SpoolingStream):
     def _open_channel(self, number: int) -> None:
         # The broker refuses one too many.
         if len(self._channels) < self._about.channel_max:
-            self.opened(Channel(number))
+            self._owner.channel_opens(Channel(number))
 
     def _take_queue(self, method: int, channel: Channel, frame: bytes) -> None:
         queue, bits = _queue_of(frame)
@@ -305,7 +286,7 @@ class Publishes(SpoolingStream):
         if channel.recovering:
             # All that the client was sent is being requeued.
             return b"" if is_all else None
-        shown, waits = self.shown(channel)
+        shown, waits = self._owner.shown(channel)
         if is_all:
             tag = tags.last_open(shown) if waits else shown
             if not tag:
@@ -343,7 +324,7 @@ class Publishes(SpoolingStream):
         channel.to_broker.shut = False
         self._advance_after(channel.to_broker)
         if channel.closes and channel.to_broker.after:
-            self.left(channel)
+            self._owner.channel_left(channel)
         self.flush()
 
     def leave(self, channel: Channel, consumers: Iterable[bytes]) -> None:
@@ -465,7 +446,7 @@ class Publishes(SpoolingStream):
         for queues, number in zip(groups, free, strict=False):
             self.deleting[number] = queues
             channel = Channel(number)
-            self.opened(channel)
+            self._owner.channel_opens(channel)
             channel.left = True
             frames = [wire.channel_open(number)]
             for queue, declares in queues.items():
@@ -606,7 +587,7 @@ class Publishes(SpoolingStream):
             for lane, answers, count in scanned.refusals():
                 if not lane.channel.dead:
                     self.refused += count
-                    self._answer(lane.channel, answers)
+                    self._owner.answer(lane.channel, answers)
 
     def _leave(self, lane: Lane) -> None:
         """Stop the scan of a lane until it is plain again."""
@@ -647,7 +628,7 @@ class Publishes(SpoolingStream):
             and not owner.lane.shut
             and wire.CHANNEL_CLOSE in map(_method_of, wire.frames_of(methods))
         ):
-            self.left(owner.lane.channel)
+            self._owner.channel_left(owner.lane.channel)
 
     def _spell_out(self) -> None:
         """Make contents of all scanned publishes of the current chunk."""
@@ -736,7 +717,7 @@ class Publishes(SpoolingStream):
     def _refuse(self, content: Content) -> None:
         if content.number:
             channel = content.lane.channel
-            self._answer(channel, wire.nack(channel.number, content.number))
+            self._owner.answer(channel, wire.nack(channel.number, content.number))
 
     def flush(self) -> None:
         super().flush()
@@ -744,7 +725,7 @@ class Publishes(SpoolingStream):
             self._completes = True
             self.forget_incomplete(refusable=False)
             if self.keeps():
-                self.leaves()
+                self._owner.client_leaves()
         if self._last_words and not self.waiting and not self._ready and self.at_boundary():
             self.out.append(self._last_words)
             self._last_words = b""

@@ -1,6 +1,6 @@
 """One AMQP 0.9.1 connection, sans-IO: the protocol header, the two streams, heartbeats, alarms, and how it ends."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import Final
@@ -35,23 +35,6 @@ _AMQP_1_0: Final = (b"AMQP\x03\x01\x00\x00", b"AMQP\x00\x01\x00\x00")
 _NS: Final = 1_000_000_000
 
 
-class _Listeners:
-    """Who is to be called after writes; the driver is asked while there is anyone."""
-
-    def __init__(self, hear_of_writes: Callable[[bool], None]) -> None:
-        self._hear_of_writes = hear_of_writes
-        self._who: set[str] = set()
-
-    def switch(self, who: str, on: bool) -> None:  # noqa: FBT001 - as SessionContext has it
-        before = bool(self._who)
-        if on:
-            self._who.add(who)
-        else:
-            self._who.discard(who)
-        if before is not bool(self._who):
-            self._hear_of_writes(not before)
-
-
 class AMQP091Session(Session):
     """The session of one client's connection; the context's options are AMQP091Options, its hub a ``memory.Hub``."""
 
@@ -73,13 +56,15 @@ class AMQP091Session(Session):
         self._consumers = ConsumerAcks(names, after_consume)
         resources = context.resources
         native = None if resources is None or not scans(options.scan) else Native(resources)
-        self._listeners = _Listeners(context.hear_of_writes)
-        self._stages = Stages(context.stage, context.writer, partial(self._listeners.switch, "stages"), context.wake)
+        #: Who is to be called after writes.
+        self._listeners: set[str] = set()
+        self._stages = Stages(context.stage, context.writer, partial(self._listen, "stages"), context.wake)
         shared = Shared(
             context.give_up,
             context.lose,
             context.wake,
             self._consumers,
+            self._marking,
             names,
             native=native,
             max_message_bytes=options.max_message_bytes,
@@ -89,24 +74,9 @@ class AMQP091Session(Session):
             pass_on=context.pass_on,
         )
         self._about, self._names, self._channels = shared.about, shared.names, shared.channels
-        self._answers = Answers(self._memory[Side.BROKER], shared)
-        self._publishes = Publishes(self._memory[Side.CLIENT], shared, self._answer, self._marking)
+        self._answers = Answers(self._memory[Side.BROKER], shared, self)
+        self._publishes = Publishes(self._memory[Side.CLIENT], shared, self)
         self._streams: dict[Side, Stream] = {Side.CLIENT: self._publishes, Side.BROKER: self._answers}
-        self._publishes.opened = self._channel_opens
-        self._publishes.shown = self._answers.shown
-        self._publishes.unread_bytes = partial(self.backlog_bytes, Side.CLIENT)
-        self._publishes.closed = self._answers.closed = self._channel_closes
-        self._answers.dies = self._channel_dies
-        self._answers.ends = self._broker_ends
-        self._answers.withholds = self._withholds
-        self._answers.own = self._hear_own
-        self._publishes.left = self._channel_left
-        self._publishes.leaves = self._client_leaves
-        self._answers.left = self._hear_left
-        self._answers.declared = self._queue_declared
-        self._answers.given_back = self._give_back
-        self._answers.nacked = self._marking.nacked
-        self._answers.returned = self._marking.returned
         self._replay: Replay | None = None
         self._replays_next = False
         #: Open batches of ``tick``, by side.
@@ -140,7 +110,7 @@ class AMQP091Session(Session):
 
     # --- Channels ---------------------------------------------------------------------------------
 
-    def _channel_opens(self, channel: Channel) -> None:
+    def channel_opens(self, channel: Channel) -> None:
         self._channels[channel.number] = channel
         self._publishes.open_lane(channel.number, channel.to_broker)
         self._answers.open_lane(channel.number, channel.to_client)
@@ -153,13 +123,13 @@ class AMQP091Session(Session):
         if self._timed is not None and self._timed[0] is channel.confirms:
             self._timed = None
 
-    def _channel_dies(self, channel: Channel) -> None:
+    def channel_dies(self, channel: Channel) -> None:
         """Take the broker's close of a channel. The broker still answers a close of the client's."""
         channel.dead = True
         self._end_consumers(channel)
         self._publishes.give_up(channel.to_broker, methods=False)
 
-    def _channel_closes(self, number: int) -> None:
+    def channel_closes(self, number: int) -> None:
         """Forget a channel that both peers have closed."""
         channel = self._channels.pop(number, None)
         if channel is not None:
@@ -175,7 +145,7 @@ class AMQP091Session(Session):
                 self._answers.open_lane(number, successor.to_client)
                 self._publishes.succeed(successor)
 
-    def _channel_left(self, channel: Channel) -> None:
+    def channel_left(self, channel: Channel) -> None:
         """Agree to the close of a channel whose publishes wait; they are forwarded without the client."""
         self._leave(channel)
         self._answers.insert(channel.to_client, wire.channel_close_ok(channel.number))
@@ -187,7 +157,7 @@ class AMQP091Session(Session):
         if channel.left:
             self._answers.left_channels.add(channel)
 
-    def _client_leaves(self) -> None:
+    def client_leaves(self) -> None:
         """End the client's side of the connection while its publishes are still to be forwarded."""
         self._gone = True
         answers, publishes = self._answers, self._publishes
@@ -203,7 +173,7 @@ class AMQP091Session(Session):
         self._agrees = publishes.finished
         self._context.wake()
 
-    def _hear_left(self, channel: Channel, method: int) -> None:
+    def hear_left(self, channel: Channel, method: int) -> None:
         """Take a method of the broker on a channel that the client has left."""
         if method == wire.CHANNEL_CLOSE:
             channel.dead = True
@@ -216,12 +186,12 @@ class AMQP091Session(Session):
         else:
             self._publishes.reopen(channel)
 
-    def _queue_declared(self, queue: bytes, frame: bytes) -> None:
+    def queue_declared(self, queue: bytes, frame: bytes) -> None:
         self._publishes.declared(queue, frame)
         if self._gone:
             self._publishes.delete_exclusive()
 
-    def _give_back(self, channel: Channel, tag: int) -> None:
+    def requeue(self, channel: Channel, tag: int) -> None:
         """Requeue a delivery that the client has not seen."""
         if channel.tags is not None:
             channel.tags.settle(tag)
@@ -229,7 +199,7 @@ class AMQP091Session(Session):
         frame = wire.settling(wire.BASIC_NACK, channel.number, tag, wire.NACK_REQUEUE)
         self._publishes.insert(channel.to_broker, frame)
 
-    def _broker_ends(self, arguments: Reader) -> None:
+    def broker_ends(self, arguments: Reader) -> None:
         if self._replay is not None:
             code, text = arguments.short(), arguments.short_string().decode(errors="replace")
             # Replays only publish: a close over another method is the client's fault.
@@ -240,9 +210,12 @@ class AMQP091Session(Session):
         self._publishes.give_up_all()
         self._answers.give_up_all()
 
-    def _answer(self, channel: Channel, frame: bytes) -> None:
+    def answer(self, channel: Channel, frame: bytes) -> None:
         if Side.BROKER not in self._ended and not channel.left:
             self._answers.insert(channel.to_client, frame)
+
+    def shown(self, channel: Channel) -> tuple[int, bool]:
+        return self._answers.shown(channel)
 
     # --- Chunks -----------------------------------------------------------------------------------
 
@@ -433,7 +406,7 @@ class AMQP091Session(Session):
         for message in again:
             self._publishes.publish_again(message)
         for channel, frames in answers.items():
-            self._answer(channel, b"".join(frames))
+            self.answer(channel, b"".join(frames))
         if again:
             self._flush()
 
@@ -444,6 +417,12 @@ class AMQP091Session(Session):
             if self._replay is not None:
                 self._replay.written()
         self._publishes.written()
+
+    def _listen(self, who: str, on: bool) -> None:  # noqa: FBT001 - as SessionContext has it
+        before = bool(self._listeners)
+        (self._listeners.add if on else self._listeners.discard)(who)
+        if before is not bool(self._listeners):
+            self._context.hear_of_writes(not before)
 
     # --- The spool --------------------------------------------------------------------------------
 
@@ -475,7 +454,7 @@ class AMQP091Session(Session):
 
     # --- Replay of an earlier process's spool ------------------------------------------------------
 
-    def _withholds(self) -> bool:
+    def withholds(self) -> bool:
         """Say whether a channel may be needed for a replay. An exempt connection would replay without limits."""
         spool, connection = self._context.spool, self._connection
         if spool is None or connection.exempt:
@@ -503,9 +482,9 @@ class AMQP091Session(Session):
 
     def _listen_for_replay(self) -> None:
         if self._replay is not None:
-            self._listeners.switch("replay", self._replay.is_unwritten())
+            self._listen("replay", self._replay.is_unwritten())
 
-    def _hear_own(self, method: int, arguments: Reader) -> None:
+    def hear_own(self, method: int, arguments: Reader) -> None:
         if self._replay is not None:
             self._replay.hear(method, arguments)
 
@@ -602,7 +581,7 @@ class AMQP091Session(Session):
             self._marking.forget_all()
             self._publishes.forget_incomplete(refusable=True)
             if self._publishes.keeps():
-                self._client_leaves()
+                self.client_leaves()
         return self._publishes.keeps()
 
     def end(self, side: Side, now_ns: int) -> None:
@@ -625,11 +604,12 @@ class AMQP091Session(Session):
             stream.forget_all()
         channels = list(self._channels.values())
         for channel in channels:
-            self._channel_closes(channel.number)
+            self.channel_closes(channel.number)
             channel.part()
         for stream in self._streams.values():
             stream.part()
         self._marking.part()
+        self._stages.part()
         for memory in self._memory.values():
             memory.forget()
         self._look_at_spool(self._stages.now_ns)

@@ -13,11 +13,11 @@ counted as given up.
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from limiter.rules.resource import Resource
-from proxy.deciding.batch import Batch, Charge, Request
+from proxy.deciding.batch import Batch, Charge, Request, Side
 from proxy.flow.credit import Stage
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.channel import (
@@ -36,7 +36,7 @@ from proxy.protocols.amqp091.channel import (
     Line,
 )
 from proxy.protocols.amqp091.memory import Memory
-from proxy.protocols.amqp091.stream import MAX_ENDED, Shared, Stream
+from proxy.protocols.amqp091.stream import MAX_ENDED, Owner, Shared, Stream
 from proxy.protocols.base import Close
 from proxy.spool.queue import Lost, Queue
 from proxy.spool.segments import MAX_BYTES, Entry, Piece
@@ -71,24 +71,17 @@ class SpoolingStream(Stream):
     """The client's stream.
 
     Attributes:
-        unread_bytes: returns how many bytes of answers the client has not read.
         old_ns: when to call ``ask`` since a held content reaches the maximum age, or None.
     """
 
-    def __init__(self, memory: Memory, shared: Shared, answer: Callable[[Channel, bytes], None]) -> None:
-        super().__init__(memory, shared)
-        self._answer = answer
+    def __init__(self, memory: Memory, shared: Shared, owner: Owner) -> None:
+        super().__init__(memory, shared, owner)
         self._spool = shared.spool
         self._most_age_ns = 0 if shared.spool is None else round(shared.spool.settings.most_age_s * _NS)
-        self.unread_bytes: Callable[[], int] = lambda: 0
         self.old_ns: int | None = None
         self._has_much_unwritten = False
         #: Damage in the spool that ends the connection.
         self._damage: Close | None = None
-
-    def part(self) -> None:
-        super().part()
-        del self._answer, self.unread_bytes
 
     # --- What publishes are -----------------------------------------------------------------------
 
@@ -159,7 +152,7 @@ class SpoolingStream(Stream):
         if self.old_ns is not None and self._stages.now_ns >= self.old_ns:
             self._let_old_go()
         # Once for all lines, as it takes time in proportion to the waiting answers.
-        unwritten_bytes = max(self._stages.unwritten_bytes, self.unread_bytes())
+        unwritten_bytes = max(self._stages.unwritten_bytes, self._owner.backlog_bytes(Side.CLIENT))
         self._has_much_unwritten = unwritten_bytes > _MAX_UNWRITTEN_BYTES
         return super().ask()
 
@@ -210,7 +203,7 @@ class SpoolingStream(Stream):
         """Answer a publish that is not forwarded. The broker would have acked an expired one."""
         if number and not channel.dead:
             self.refused += not expired
-            self._answer(channel, (wire.ack if expired else wire.nack)(channel.number, number))
+            self._owner.answer(channel, (wire.ack if expired else wire.nack)(channel.number, number))
 
     def _expire(self, line: Line, content: Content) -> None:
         self._say(line.lane.channel, content.number, expired=True)

@@ -60,6 +60,9 @@ class Stages:
     def all(self) -> Sequence[Stage]:
         return [*self._channels.values(), *self._resources]
 
+    def part(self) -> None:
+        del self._hear_of_writes
+
     # --- What waits -------------------------------------------------------------------------------
 
     def begin(self, channel: Channel, name: str) -> Stage:

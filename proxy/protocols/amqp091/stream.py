@@ -16,10 +16,10 @@ incomplete method and header frames are held back, and a method until the header
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from limiter.rules.resource import Resource
-from proxy.deciding.batch import Batch, Charge, Hold, Refuse, Request, Shadow, Verdict
+from proxy.deciding.batch import Batch, Charge, Hold, Refuse, Request, Shadow, Side, Verdict
 from proxy.protocols.amqp.names import Names
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.about import AboutClient
@@ -41,11 +41,11 @@ from proxy.protocols.amqp091.channel import (
     Line,
     Method,
 )
-from proxy.protocols.amqp091.marking import ConsumerAcks
+from proxy.protocols.amqp091.marking import ConsumerAcks, Marking
 from proxy.protocols.amqp091.memory import Memory
 from proxy.protocols.amqp091.scanning import Gathered, Native, Scanned
 from proxy.protocols.amqp091.stages import Stages
-from proxy.protocols.amqp091.wire import Malformed
+from proxy.protocols.amqp091.wire import Malformed, Reader
 from proxy.protocols.base import Buffer, Close, nobody_waits
 from proxy.spool.segments import Piece
 from proxy.spool.spool import Spool
@@ -104,6 +104,7 @@ class Shared:
     lose: Callable[[Sequence[Request]], None]
     wake: Callable[[], None]
     consumers: ConsumerAcks
+    marking: Marking
     names: Names = field(default_factory=Names)
     about: AboutClient = field(default_factory=AboutClient)
     channels: dict[int, Channel] = field(default_factory=dict)
@@ -115,12 +116,32 @@ class Shared:
     pass_on: Callable[[Sequence[Request]], None] = nobody_waits
 
 
+class Owner(Protocol):
+    """The session, as its streams see it; each of them calls what the other one has to know."""
+
+    def channel_opens(self, channel: Channel) -> None: ...
+    def channel_left(self, channel: Channel) -> None: ...
+    def channel_dies(self, channel: Channel) -> None: ...
+    def channel_closes(self, number: int) -> None: ...
+    def client_leaves(self) -> None: ...
+    def broker_ends(self, arguments: Reader) -> None: ...
+    def answer(self, channel: Channel, frame: bytes) -> None: ...
+    def requeue(self, channel: Channel, tag: int) -> None: ...
+    def shown(self, channel: Channel) -> tuple[int, bool]: ...
+    def queue_declared(self, queue: bytes, frame: bytes) -> None: ...
+    def hear_left(self, channel: Channel, method: int) -> None: ...
+    def hear_own(self, method: int, arguments: Reader) -> None: ...
+    def withholds(self) -> bool: ...
+    def backlog_bytes(self, side: Side) -> int: ...
+
+
 class Stream(ABC):
     """One peer's stream, on its way to the other peer.
 
     Args:
         memory: for copies of what waits.
         shared: with the other stream.
+        owner: the session.
 
     Attributes:
         frames: complete frames so far, including bodies that have begun.
@@ -144,7 +165,7 @@ class Stream(ABC):
     #: CC and BCC in its contents count.
     reads_copies = True
 
-    def __init__(self, memory: Memory, shared: Shared) -> None:
+    def __init__(self, memory: Memory, shared: Shared, owner: Owner) -> None:
         self.frames = 0
         self.close: Close | None = None
         self.code = wire.FRAME_ERROR
@@ -159,6 +180,7 @@ class Stream(ABC):
         self.charges: list[Charge] = []
         self._memory = memory
         self._shared = shared
+        self._owner = owner
         self._give_up: Callable[[Sequence[Request]], None] = shared.give_up
         self._stages = shared.stages
         #: Of open channels; and of all others.
@@ -557,6 +579,7 @@ class Stream(ABC):
         self._frame_owner = None
         self._beginning.clear()
         self._nowhere.channel.part()
+        del self._owner
 
     # --- For the driver ---------------------------------------------------------------------------
 

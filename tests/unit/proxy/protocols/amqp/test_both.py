@@ -90,23 +90,6 @@ def test_what_is_neither_is_treated_as_under_0_9_1() -> None:
     assert connection.written(CLIENT) == AMQP091_HEADER
 
 
-def test_before_the_header_is_whole_nothing_is_in_flight() -> None:
-    connection = Connection()
-    session = connection.session
-    assert session.between_frames(CLIENT)
-    connection.give(SASL_HEADER[:5])
-    assert (session.between_frames(CLIENT), session.between_frames(BROKER)) == (False, True)
-    assert (session.missing_bytes(CLIENT), session.in_flight(), session.backlog_bytes(BROKER)) == (3, 0, 0)
-    assert connection.written(BROKER) == connection.written(CLIENT) == b""
-
-
-def test_a_client_that_leaves_in_the_middle_of_the_header_has_said_that_much() -> None:
-    connection = Connection()
-    connection.give(SASL_HEADER[:5])
-    connection.session.end(CLIENT, 0)
-    assert connection.written(BROKER) == SASL_HEADER[:5]
-
-
 def test_a_broker_that_speaks_first_is_heard() -> None:
     connection = Connection()
     connection.give(SASL_HEADER[:5])

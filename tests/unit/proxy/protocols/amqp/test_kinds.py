@@ -1,6 +1,5 @@
 import pytest
 
-from admin.config.rule_fields import RuleReader
 from limiter.rules.errors import RuleError
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
@@ -75,14 +74,3 @@ def test_replies_are_exempt_in_all_vhosts(protocol: Protocol, kind: str, queue: 
     rules = RuleSet([*protocol.default_rules, Rule(kind, "*", 5)])
     for name in (queue, f"tenant1/{queue}"):
         assert rules.match(Resource(kind, name)).exempt
-
-
-@PROTOCOLS
-def test_who_writes_address_may_mean_a_queue(protocol: Protocol) -> None:
-    said = RuleReader([protocol], []).unknown("address")
-    assert said == 'unknown; did you mean "queue" or "exchange" or "client"?'
-
-
-def test_only_what_1_0_alone_limits_waits_for_credit() -> None:
-    waits = {protocol.name: {kind.by_credit for kind in protocol.kinds} for protocol in (AMQP091, AMQP10, BOTH)}
-    assert waits == {"amqp091": {False}, "amqp10": {True}, "amqp": {False}}

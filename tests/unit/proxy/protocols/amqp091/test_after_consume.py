@@ -5,13 +5,12 @@ from collections.abc import Callable
 import pytest
 from amqp_playbook import frames
 from amqp_playbook.broker import mode_of
-from amqp_playbook.driver import BROKER, CLIENT, Driver, hold
+from amqp_playbook.driver import BROKER, CLIENT, Driver
 from amqp_playbook.world import NACK, PERSIST, QUEUE, World
 
 from limiter.rules.resource import Resource
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.after_consume import FIRST_WINDOW, AfterConsume
-from proxy.protocols.amqp091.channel import Deliveries
 from proxy.protocols.amqp091.marking import MAX_UNCONFIRMED
 from proxy.protocols.amqp091.scanning import Gathered
 
@@ -71,38 +70,6 @@ def test_a_consumers_ack_confirms_a_publish() -> None:
     assert publisher.session.in_flight() == 0
     assert world.broker.acked == {b"hello": {"orders"}}
     assert world.state().after_consume_total == 1
-    world.close()
-
-
-def test_the_brokers_ack_may_come_after_the_consumers() -> None:
-    world = World()
-    publisher, consumer = world.publisher(), world.consumer()
-    publisher.give(CLIENT, frames.durable(1, "orders", b"0") + frames.durable(1, "orders", b"1"))
-    world.broker.deliver(consumer, 1, "c")
-    consumer.give(CLIENT, frames.ack(1, 1))
-    world.settle()
-    assert answers(publisher) == [("ack", 1)]
-    world.broker.confirm(publisher, 1, 2, multiple=True)
-    assert answers(publisher) == []
-    world.broker.deliver(consumer, 1, "c")
-    consumer.give(CLIENT, frames.ack(1, 0, multiple=True))
-    world.settle()
-    assert answers(publisher) == [("ack", 2)]
-    world.close()
-
-
-def test_one_ack_of_a_consumer_confirms_the_publishes_of_several_channels() -> None:
-    world = World()
-    publisher, consumer = world.publisher(1, 2), world.consumer()
-    for number in range(6):
-        publisher.give(CLIENT, frames.durable(number % 2 + 1, "orders", b"%d" % number))
-        world.broker.deliver(consumer, 1, "c")
-    consumer.give(CLIENT, frames.ack(1, 5, multiple=True))
-    world.settle()
-    assert sorted(answers(publisher)) == sorted([("ack", 1), ("ack", 2), ("ack", 3), ("ack", 1), ("ack", 2)])
-    consumer.give(CLIENT, frames.ack(1, 6))
-    world.settle()
-    assert answers(publisher) == [("ack", 3)]
     world.close()
 
 
@@ -176,15 +143,6 @@ def test_a_publish_without_confirms_or_in_a_transaction_goes_as_it_came() -> Non
     assert driver.written[BROKER] == data
 
 
-def test_a_header_that_would_not_fit_its_frame_goes_as_it_came() -> None:
-    world = World()
-    publisher, _ = world.publisher(), world.consumer()
-    data = frames.durable(1, "orders", b"x", headers=frames.short("a") + b"S" + frames.long(b"y" * 4040))
-    publisher.give(CLIENT, data)
-    assert publisher.written[BROKER] == data
-    assert world.state().broker_total == 1
-
-
 # --- What falls back ------------------------------------------------------------------------------
 
 
@@ -249,18 +207,6 @@ def test_what_falls_back_is_refused_if_the_rule_says_so(fails: Callable[[Driver,
     world.close()
 
 
-def test_an_ack_after_a_fall_back_says_nothing() -> None:
-    world = World()
-    publisher, consumer = waiting(world)
-    world.pass_time(5)
-    consumer.give(CLIENT, frames.ack(1, 1))
-    world.settle()
-    assert answers(publisher) == []
-    world.broker.confirm(publisher, 1)
-    assert answers(publisher) == [("ack", 1)]
-    world.close()
-
-
 def test_a_message_that_was_asked_for_falls_back() -> None:
     world = World()
     publisher, consumer = world.publisher(), world.consumer()
@@ -274,18 +220,6 @@ def test_a_message_that_was_asked_for_falls_back() -> None:
     world.broker.confirm(publisher, 1)
     assert answers(publisher) == [("ack", 1)]
     assert world.state().persisted_total == 1
-    world.close()
-
-
-def test_a_message_for_a_consumer_that_acknowledges_nothing_falls_back() -> None:
-    world = World()
-    publisher, _ = world.publisher(), world.consumer()
-    publisher.give(CLIENT, frames.durable(1, "orders", b"x"))
-    automatic = world.consumer(automatic=True)
-    world.broker.deliver(automatic, 1, "c")
-    world.settle()
-    assert world.state().persisted_total == 1
-    assert world.state().reason == "auto_ack"
     world.close()
 
 
@@ -308,13 +242,6 @@ def test_a_message_whose_consumer_begins_a_transaction_falls_back() -> None:
     world.settle()
     assert answers(publisher) == []
     assert world.state().persisted_total == 1
-
-
-def test_an_ack_behind_the_close_of_its_channel_says_nothing() -> None:
-    world = World()
-    _, consumer = waiting(world)
-    consumer.give(CLIENT, frames.close(1) + frames.ack(1, 1))
-    assert world.state().pending == 1
 
 
 def test_a_message_that_was_dead_lettered_falls_back() -> None:
@@ -348,17 +275,6 @@ def test_a_refusal_of_the_broker_reaches_the_client() -> None:
     assert answers(publisher) == []
 
 
-def test_a_refusal_of_the_broker_after_the_answer_is_withheld() -> None:
-    world = World()
-    publisher, consumer = world.publisher(), world.consumer()
-    publisher.give(CLIENT, frames.durable(1, "orders", b"0"))
-    world.broker.deliver(consumer, 1, "c")
-    consumer.give(CLIENT, frames.ack(1, 1))
-    world.settle()
-    world.broker.confirm(publisher, 1, nack=True)
-    assert answers(publisher) == [("ack", 1)]
-
-
 def test_a_publish_that_comes_back_is_restored_and_confirmed_by_the_broker() -> None:
     world = World()
     publisher, _ = world.publisher(), world.consumer("orders")
@@ -373,42 +289,6 @@ def test_a_publish_that_comes_back_is_restored_and_confirmed_by_the_broker() -> 
 
 
 # --- What goes on waiting -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "gives_back",
-    [
-        frames.reject(1, 1, requeue=True),
-        frames.give_back(1, 1),
-        frames.give_back(1, 0, multiple=True),
-        frames.recover(1),
-        frames.close(1),
-    ],
-)
-def test_a_message_that_is_given_back_goes_on_waiting(gives_back: bytes) -> None:
-    world = World()
-    publisher, consumer = waiting(world)
-    other = world.consumer()
-    consumer.give(CLIENT, gives_back)
-    world.settle()
-    assert answers(publisher) == []
-    assert world.broker.deliver(other, 1, "c")
-    other.give(CLIENT, frames.ack(1, 1))
-    world.settle()
-    assert answers(publisher) == [("ack", 1)]
-    assert world.state().persisted_total == 0
-    world.close()
-
-
-def test_a_message_of_a_consumer_that_is_lost_goes_on_waiting_for_another() -> None:
-    world = World()
-    publisher, consumer = waiting(world)
-    other = world.consumer()
-    world.broker.lose(consumer)
-    assert world.broker.deliver(other, 1, "c")
-    other.give(CLIENT, frames.ack(1, 1))
-    world.settle()
-    assert answers(publisher) == [("ack", 1)]
 
 
 def test_a_consumer_that_ends_can_still_acknowledge() -> None:
@@ -444,55 +324,7 @@ def test_what_goes_to_several_queues_is_confirmed_once_consumers_of_all_have_ack
     world.close()
 
 
-def test_one_queue_does_not_count_twice() -> None:
-    rules = {"exchange:events": PERSIST._replace(queues=2)}
-    world = World(rules, queues=("a", "b"), bindings={"events": ("a", "b")})
-    publisher, first, second = world.publisher(), world.consumer("a"), world.consumer("a")
-    publisher.give(CLIENT, frames.durable(1, "", b"x", "events"))
-    world.broker.deliver(first, 1, "c")
-    # The broker has not heard of the ack when the connection is lost.
-    first.give(CLIENT, frames.ack(1, 1))
-    first.written[BROKER].clear()
-    world.broker.lose(first)
-    world.broker.deliver(second, 1, "c")
-    second.give(CLIENT, frames.ack(1, 1))
-    world.settle()
-    assert answers(publisher) == []
-
-
 # --- Who is told nothing --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("ends", [frames.close(1), frames.close(0)])
-def test_a_client_that_closes_was_promised_nothing(ends: bytes) -> None:
-    world = World()
-    publisher, consumer = waiting(world)
-    publisher.give(CLIENT, ends)
-    consumer.give(CLIENT, frames.reject(1, 1, requeue=False))
-    world.settle()
-    assert answers(publisher) == []
-    assert world.is_empty()
-    assert not any(each.is_durable for each in world.broker.queues["orders"])
-    assert not world.broker.errors
-
-
-def test_a_channel_that_the_broker_closes_was_promised_nothing() -> None:
-    world = World()
-    publisher, consumer = waiting(world)
-    world.broker.close_channel(publisher, 1)
-    consumer.give(CLIENT, frames.ack(1, 1))
-    world.settle()
-    assert answers(publisher) == []
-    assert world.is_empty()
-
-
-def test_a_connection_that_is_lost_was_promised_nothing() -> None:
-    world = World()
-    publisher, consumer = waiting(world)
-    world.broker.lose(publisher)
-    assert world.is_empty()
-    consumer.give(CLIENT, frames.ack(1, 1))
-    world.close()
 
 
 # --- Other marks ----------------------------------------------------------------------------------
@@ -533,28 +365,7 @@ def test_a_message_with_more_headers_than_are_read_reaches_its_consumer_as_it_is
     assert consumer.written[CLIENT] == data
 
 
-def test_headers_in_front_of_a_mark_count_as_steps() -> None:
-    consumer = Driver().open(frame_max=wire.DEFAULT_FRAME_MAX)
-    fields = MANY[: 3 * (wire.MAX_FIELDS - 1)] + wire.CONFIRM_FIELD + b"V"
-    data = frames.with_header(1, frames.deliver(1, 1)[0], frames.header(1, headers=fields), b"x")
-    consumer.session.receive(BROKER, memoryview(3 * data), 0)
-    assert consumer.session.left_bytes(BROKER) > len(data)
-
-
 # --- Limits ---------------------------------------------------------------------------------------
-
-
-def test_a_publish_that_was_held_waits_for_its_consumers_once_it_goes() -> None:
-    world = World()
-    publisher, consumer = world.publisher(decide=hold), world.consumer()
-    publisher.give(CLIENT, frames.durable(1, "orders", b"x"))
-    assert not publisher.written[BROKER]
-    publisher.resolve()
-    world.broker.deliver(consumer, 1, "c")
-    consumer.give(CLIENT, frames.ack(1, 1))
-    world.settle()
-    assert answers(publisher) == [("ack", 1)]
-    world.close()
 
 
 def test_a_rule_holds_for_what_comes_from_now_on() -> None:
@@ -717,83 +528,6 @@ def test_names_of_clients_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch
     assert len(hub._consumers) <= 10
 
 
-def test_destinations_of_which_something_waits_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.protocols.amqp091.after_consume.MAX_DESTINATIONS", 10)
-    rules = {f"exchange:{number}": PERSIST._replace(queues=1) for number in range(30)}
-    world = World(rules, bindings={str(number): ("orders",) for number in range(30)})
-    publisher, consumer = world.publisher(1, 2), world.consumer()
-    for number in range(30):
-        publisher.give(CLIENT, frames.durable(number % 2 + 1, "", b"x", str(number)))
-    assert sum(state.pending for state in world.hub.after_consume.states(0)) == 30
-    for _ in range(30):
-        world.broker.deliver(consumer, 1, "c")
-    consumer.give(CLIENT, frames.ack(1, 0, multiple=True))
-    world.settle()
-    assert len(answers(publisher)) == 30
-    publisher.give(CLIENT, frames.durable(1, "", b"x", "0"))
-    hub = world.hub.after_consume
-    for number in range(100):
-        hub.destination(Resource("exchange", f"more {number}"), is_queue=False)
-    assert len(hub.states(0)) <= 10
-    assert world.state("exchange:0").pending == 1
-    world.close()
-
-
-def test_the_end_of_a_consumer_that_acknowledges_nothing_costs_nothing_of_what_waits() -> None:
-    world = World()
-    publisher, consumer = waiting(world)
-    automatic = world.consumer(automatic=True)
-    consumer.give(CLIENT, frames.cancel(1, "c"))
-    world.broker.hear()
-    world.broker.lose(automatic)
-    assert world.state().pending == 1
-    consumer.give(CLIENT, frames.ack(1, 1))
-    world.settle()
-    assert answers(publisher) == [("ack", 1)]
-    world.close()
-
-
-def test_all_consumers_of_a_channel_end_with_it_those_with_one_tag_too() -> None:
-    world = World()
-    consumer = world.connect(1)
-    consumer.give(CLIENT, frames.consume(1, "orders", "c", no_wait=True) * 3 + frames.subscribe(1, "orders", "d"))
-    world.broker.hear()
-    consumers = world.hub.after_consume._consumers["orders"]
-    assert (consumers.automatic, consumers.acknowledging) == (3, 1)
-    world.close()
-
-
-@pytest.mark.parametrize("ends", ["time", "drain", "ack"])
-def test_what_ends_at_once_is_answered_in_parts(monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
-    monkeypatch.setattr("proxy.protocols.amqp091.marking.MAX_ANSWERED", 4)
-    world = World({"queue:orders": NACK})
-    publisher, consumer = waiting(world, 10)
-    publisher.woken = False
-    if ends == "ack":
-        consumer.give(CLIENT, frames.ack(1, 0, multiple=True))
-    elif ends == "drain":
-        publisher.session.dismisses_client("", 0)
-    else:
-        publisher.now_ns = 5 * 10**9
-        publisher.woken = True
-    told = []
-    while publisher.woken:
-        publisher.tick()
-        told.append(len(answers(publisher)))
-    assert [count for count in told if count] == [4, 4, 2]
-    world.close()
-
-
-def test_an_answer_is_for_one_delivery_or_all_up_to_it() -> None:
-    deliveries = Deliveries()
-    for tag in (2, 3, 7):
-        deliveries.by_tag[tag] = None  # type: ignore[assignment]  # it is not looked at
-    assert deliveries.upto(3, multiple=False) == [3]
-    assert deliveries.upto(4, multiple=False) == []
-    assert deliveries.upto(4, multiple=True) == [2, 3]
-    assert deliveries.upto(0, multiple=True) == [2, 3, 7]
-
-
 def test_what_no_rule_is_for_is_scanned_all_the_same(scan: str) -> None:
     world = World(queues=("orders", "other"))
     publisher, _ = world.publisher(), world.consumer()
@@ -892,60 +626,3 @@ def test_what_the_broker_refuses_confirms_nothing_nor_does_what_comes_behind_it(
     consumer.give(BROKER, unmarked(4) + unmarked(5))
     consumer.give(CLIENT, wrong + frames.ack(1, 2) + frames.ack(1, 4, multiple=True) + frames.ack(1, 0, multiple=True))
     assert told(publisher) == [("ack", number) for number in right]
-
-
-@pytest.mark.parametrize("upto", [0, 4, 5])
-def test_an_ack_up_to_a_message_that_does_not_wait_confirms_those_before_it(upto: int) -> None:
-    world = World()
-    publisher, consumer = waiting(world, 3)
-    consumer.give(BROKER, unmarked(4) + unmarked(5))
-    consumer.give(CLIENT, frames.ack(1, 2))
-    consumer.give(CLIENT, frames.ack(1, upto, multiple=True))
-    assert told(publisher) == [("ack", 2), ("ack", 1), ("ack", 3)]
-
-
-def test_acks_of_earlier_deliveries_do_no_harm() -> None:
-    world = World()
-    consumer = world.consumer()
-    consumer.give(BROKER, unmarked(1) + unmarked(2))
-    world.broker.channels[consumer][1].delivered = 2
-    publisher = world.publisher()
-    publisher.give(CLIENT, frames.durable(1, "orders", b"0"))
-    assert world.broker.deliver(consumer, 1, "c")
-    consumer.give(CLIENT, frames.ack(1, 1) + frames.ack(1, 2, multiple=True))
-    assert told(publisher) == []
-    consumer.give(CLIENT, frames.ack(1, 3))
-    assert told(publisher) == [("ack", 1)]
-
-
-def test_acks_in_another_channel_or_one_that_was_closed_confirm_nothing() -> None:
-    world = World({"queue:orders": NACK})
-    publisher, consumer = waiting(world, 2)
-    consumer.give(CLIENT, frames.channel_open(2) + frames.ack(2, 1) + frames.ack(2, 2, multiple=True))
-    assert told(publisher) == []
-    world.broker.close_channel(consumer, 1)
-    consumer.give(CLIENT, frames.ack(1, 2, multiple=True) + frames.close_ok(1))
-    consumer.give(CLIENT, frames.channel_open(1) + frames.ack(1, 2, multiple=True) + frames.ack(1, 0, multiple=True))
-    assert told(publisher) == [("nack", 1), ("nack", 2)]
-
-
-def test_acks_of_what_was_given_back_confirm_nothing() -> None:
-    """Until the broker has answered, what it sends has numbers that it will not know any more."""
-    world = World()
-    publisher, consumer = waiting(world, 2)
-    publisher.give(CLIENT, frames.durable(1, "orders", b"more"))
-    consumer.give(CLIENT, frames.recover(1) + frames.ack(1, 2, multiple=True))
-    recovers = bytes(consumer.written[BROKER])
-    consumer.written[BROKER].clear()
-    assert world.broker.deliver(consumer, 1, "c")
-    consumer.give(CLIENT, frames.ack(1, 3) + frames.ack(1, 3, multiple=True))
-    assert told(publisher) == []
-    consumer.written[BROKER][:] = recovers[: len(frames.recover(1))]
-    world.broker.hear()
-    for _ in range(3):
-        assert world.broker.deliver(consumer, 1, "c")
-    consumer.give(CLIENT, frames.ack(1, 6, multiple=True))
-    assert told(publisher) == [("ack", 1), ("ack", 2), ("ack", 3)]
-    world.settle()
-    assert not world.broker.errors
-    world.close()

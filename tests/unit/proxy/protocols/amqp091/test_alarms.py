@@ -9,8 +9,6 @@ from amqp_playbook.driver import BROKER, CLIENT, Driver, hold
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from proxy.protocols.base import NO_BOUND
-
 LOW = "Sluice is low on memory"
 PUBLISH = b"".join(frames.publish(1, "", "orders", b"some text"))
 DELIVERY = b"".join(frames.deliver(1, 1, b"x" * 100))
@@ -44,17 +42,6 @@ def test_a_client_that_has_published_is_told_and_not_read_until_the_alarm_ends()
     assert driver.written[CLIENT] == frames.unblocked()
     assert driver.written[BROKER] == PUBLISH
     assert driver.stage.state(0) != "blocked"
-
-
-def test_a_client_that_publishes_first_while_an_alarm_stands_is_blocked_behind_what_was_read() -> None:
-    driver = Driver().open([1, 2])
-    driver.alarm(LOW)
-    assert not driver.written[CLIENT]
-    driver.give(CLIENT, frames.declare(1) + PUBLISH + PUBLISH)
-    assert driver.written[BROKER] == frames.declare(1) + PUBLISH + PUBLISH
-    assert driver.written[CLIENT] == frames.blocked(LOW)
-    driver.give(CLIENT, PUBLISH)
-    assert driver.unread[CLIENT] == PUBLISH
 
 
 def test_a_client_that_only_consumes_goes_on() -> None:
@@ -133,85 +120,7 @@ def test_a_publish_that_has_begun_is_read_to_its_end() -> None:
         assert driver.written[BROKER] == PUBLISH + frames.declare(2) + PUBLISH
 
 
-def test_a_first_publish_is_seen_wherever_it_is_cut() -> None:
-    for cut in range(1, len(PUBLISH)):
-        driver = Driver().open([1])
-        driver.alarm(LOW)
-        driver.give(CLIENT, PUBLISH[:cut])
-        driver.give(CLIENT, PUBLISH[cut:] + PUBLISH)
-        assert told(driver) == [LOW]
-        driver.give(CLIENT, PUBLISH)
-        # At most the chunk with which it was seen.
-        assert driver.written[BROKER] in (PUBLISH, PUBLISH + PUBLISH)
-        driver.alarm("")
-        assert driver.written[BROKER] == PUBLISH + PUBLISH + PUBLISH
-
-
-def test_a_client_is_told_between_two_frames() -> None:
-    for cut in range(1, len(DELIVERY)):
-        driver = publisher()
-        driver.give(BROKER, DELIVERY[:cut])
-        driver.alarm(LOW)
-        driver.give(BROKER, DELIVERY[cut:])
-        assert told(driver) == [LOW]
-        said = bytes(driver.written[CLIENT])
-        assert said.replace(frames.blocked(LOW), b"") == DELIVERY
-
-
-def test_what_ends_before_it_could_be_said_is_not_said() -> None:
-    driver = publisher()
-    driver.give(BROKER, DELIVERY[:-5])
-    driver.alarm(LOW)
-    driver.alarm("")
-    driver.give(BROKER, DELIVERY[-5:])
-    assert driver.written[CLIENT] == DELIVERY
-
-
-def test_a_reason_that_changes_is_told() -> None:
-    driver = publisher()
-    for reason in (LOW, LOW, f"{LOW} & disk", ""):
-        driver.alarm(reason)
-    assert told(driver) == [LOW, f"{LOW} & disk", None]
-
-
-def test_a_blocked_client_is_read_with_care_only_while_it_is_blocked() -> None:
-    driver = publisher()
-    assert driver.session.most_bytes(CLIENT) == NO_BOUND
-    driver.alarm(LOW)
-    assert driver.session.most_bytes(CLIENT) == 7
-    assert driver.session.most_bytes(BROKER) == NO_BOUND
-    driver.alarm("")
-    assert driver.session.most_bytes(CLIENT) == NO_BOUND
-
-
 # --- The broker's own -----------------------------------------------------------------------------
-
-
-def test_the_brokers_own_words_pass_and_are_seen() -> None:
-    driver = publisher()
-    driver.give(BROKER, frames.blocked("low on disk"))
-    assert driver.writer.state(0) == "blocked"
-    # The broker itself reads no more, and who consumes in another connection is none of its business.
-    assert not driver.session.paused(CLIENT)
-    driver.give(BROKER, frames.unblocked())
-    assert driver.writer.state(0) == "running"
-    assert driver.written[CLIENT] == frames.blocked("low on disk") + frames.unblocked()
-
-
-def test_a_client_hears_the_end_when_neither_stands() -> None:
-    theirs = "low on disk"
-    ours_first, theirs_first = publisher(), publisher()
-    ours_first.alarm(LOW)
-    ours_first.give(BROKER, frames.blocked(theirs))
-    ours_first.alarm("")
-    ours_first.give(BROKER, frames.unblocked())
-    assert told(ours_first) == [LOW, theirs, theirs, None]
-    theirs_first.give(BROKER, frames.blocked(theirs))
-    theirs_first.alarm(LOW)
-    theirs_first.give(BROKER, frames.unblocked())
-    assert theirs_first.session.paused(CLIENT)
-    theirs_first.alarm("")
-    assert told(theirs_first) == [theirs, LOW, LOW, None]
 
 
 @given(st.integers(0, 2**32), st.integers(1, 40))

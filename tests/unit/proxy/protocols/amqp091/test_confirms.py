@@ -9,21 +9,7 @@ from proxy.protocols.amqp091.confirms import Confirms
 from proxy.protocols.amqp091.scanning import Native
 
 
-def test_answers_are_right_as_they_are_while_all_that_was_published_went_on() -> None:
-    confirms = Confirms()
-    for _ in range(10):
-        confirms.sent(confirms.number())
-    assert confirms.answered(3, multiple=False) is None
-    assert confirms.answered(5, multiple=True) is None
-    assert confirms.outstanding() == 5
-    # The broker says nothing twice, and of nothing that it never got.
-    assert confirms.answered(3, multiple=False) == []
-    assert confirms.answered(11, multiple=False) == []
-    assert confirms.answered(0, multiple=True) == [6, 7, 8, 9, 10]
-    assert confirms.outstanding() == 0
-
-
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", range(15))
 def test_each_number_is_answered_once(seed: int) -> None:
     random = Random(seed)
     confirms = Confirms()
@@ -95,7 +81,7 @@ def test_an_ack_of_what_is_withheld_says_nothing_and_a_nack_does(scan: str) -> N
     assert confirms.outstanding() == 0
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", range(15))
 def test_what_is_withheld_is_kept_alike_by_both(seed: int) -> None:
     if not COMPILED:
         return

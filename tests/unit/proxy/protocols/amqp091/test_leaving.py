@@ -92,15 +92,6 @@ def test_what_may_go_on_waits_until_its_channel_is_open() -> None:
     assert go_on(driver) == frames.channel_open(1) + publish(1) + publish(2) + frames.close(1)
 
 
-def test_what_was_acknowledged_does_not_go_back() -> None:
-    driver = consuming(1)
-    driver.give(BROKER, delivery(1) + delivery(2))
-    driver.give(CLIENT, publish(1) + frames.declare(1) + frames.ack(1, 1) + frames.get(1, "work"))
-    assert leave(driver).startswith(frames.ack(1, 1) + frames.close(1))
-    # Nobody waits for what was asked for.
-    assert go_on(driver) == frames.channel_open(1) + publish(1) + frames.declare(1) + frames.close(1)
-
-
 def test_deliveries_are_nobodys_any_more() -> None:
     driver = consuming(1, decide=holds("orders", "work"), limits=("delivery",))
     driver.give(BROKER, delivery(1))
@@ -159,14 +150,6 @@ def test_exclusive_queues_end_and_what_is_held_for_them() -> None:
     assert go_on(driver) == frames.channel_open(1) + publish(3, key="ours") + frames.close(1)
 
 
-def test_an_exclusive_queue_ends_that_the_broker_makes_later() -> None:
-    driver = Driver(hold).open([1])
-    driver.give(CLIENT, declare(1, "", 4) + publish(1))
-    leave(driver)
-    driver.forget().give(BROKER, frames.declare_ok(1, "amq.gen-1"))
-    assert driver.written[BROKER] == frames.channel_open(2) + delete(2, "amq.gen-1") + frames.close(2)
-
-
 def test_an_exclusive_queue_that_is_anothers_by_now_keeps_no_other_from_its_end() -> None:
     driver = Driver(hold).open([1])
     driver.give(CLIENT, declare(1, "anothers", 20) + declare(1, "mine", 20) + publish(1))
@@ -179,22 +162,6 @@ def test_an_exclusive_queue_that_is_anothers_by_now_keeps_no_other_from_its_end(
     assert driver.written[BROKER] == frames.close_ok(2) + b"".join(apart)
     driver.forget().give(BROKER, frames.close_ok(2) + frames.close(3, 405))
     assert driver.written[BROKER] == frames.close_ok(3)
-
-
-def test_an_exclusive_queue_ends_that_the_client_may_not_have_deleted() -> None:
-    driver = Driver(hold).open([1])
-    driver.give(CLIENT, declare(1, "mine", 20) + frames.method(1, 50, 40, b"\0\0" + frames.short("mine") + b"\1"))
-    driver.give(CLIENT, publish(1))
-    assert leave(driver).endswith(declare(2, "mine", 20) + delete(2, "mine") + frames.close(2))
-
-
-def test_a_long_declaration_of_an_exclusive_queue_is_not_remembered() -> None:
-    # They would take a gigabyte of memory if a client declared many.
-    driver = Driver(hold).open([1])
-    arguments = frames.table({"note": "x" * 2000})
-    driver.give(CLIENT, frames.method(1, 50, 10, b"\0\0" + frames.short("mine") + bytes((4 | 16,)) + arguments))
-    driver.give(CLIENT, publish(1))
-    assert leave(driver).endswith(frames.close(1))
 
 
 def test_queues_that_are_not_the_clients_do_not_end() -> None:
@@ -242,22 +209,6 @@ def test_a_close_of_the_connection_is_agreed_to_once_its_exclusive_queues_are_de
     assert not driver.written[CLIENT]
     driver.give(BROKER, frames.close_ok(2))
     assert driver.written[CLIENT] == frames.close_ok(0)
-
-
-def test_a_close_of_the_connection_is_agreed_to_behind_a_frame_in_hand() -> None:
-    driver = consuming(1)
-    whole = b"".join(frames.deliver(1, 1, b"x" * 100, "c"))
-    driver.give(BROKER, whole[:-50])
-    driver.give(CLIENT, publish(1) + frames.close(0))
-    driver.give(BROKER, whole[-50:])
-    assert driver.written[CLIENT] == whole + frames.close_ok(0)
-
-
-def test_what_would_be_confirmed_goes_on_behind_a_close() -> None:
-    driver = Driver(hold).open([1], confirms=[1])
-    driver.give(CLIENT, publish(1) + frames.close(0))
-    assert driver.session.keeps(CLIENT)
-    assert go_on(driver) == frames.channel_open(1) + publish(1) + frames.close(1) + frames.close(0)
 
 
 # --- A channel ------------------------------------------------------------------------------------
@@ -312,13 +263,6 @@ def test_a_fault_of_a_closed_channel_is_not_the_clients(reopened: bool) -> None:
     assert driver.session.in_flight() == 0
     driver.forget().give(CLIENT, frames.channel_open(1))
     assert driver.written[BROKER] == frames.channel_open(1)
-
-
-def test_a_client_that_leaves_then_leaves_all_channels() -> None:
-    driver = closed()
-    driver.give(CLIENT, frames.channel_open(1) + frames.subscribe(1, "work", "d"))
-    assert leave(driver) == frames.close(2) + frames.close(3)
-    assert go_on(driver) == frames.channel_open(1) + publish(1) + frames.close(1)
 
 
 # --- A consumer -----------------------------------------------------------------------------------

@@ -9,12 +9,6 @@ def test_one_is_full_above_its_own_bound() -> None:
     assert memory.is_full()
 
 
-def test_who_takes_nothing_waits_for_nobody_else() -> None:
-    hub = Hub()
-    Memory(hub, 100, 10, lambda: None).take(11)
-    assert not Memory(hub, 100, 10, lambda: None).is_full()
-
-
 def test_who_takes_less_than_an_equal_part_waits_for_nobody_else() -> None:
     hub = Hub()
     large, small = (Memory(hub, 100, 10, lambda: None) for _ in range(2))
@@ -51,24 +45,3 @@ def test_there_is_a_bound_for_what_has_to_be_read_all_the_same() -> None:
     assert not memory.is_overfull()
     memory.take(1)
     assert memory.is_overfull()
-
-
-def test_there_is_one_for_all_together_as_well() -> None:
-    hub = Hub()
-    small, large = (Memory(hub, 1 << 30, 3 << 20, lambda: None) for _ in range(2))
-    small.take(2 << 20)
-    large.take(8 << 20)
-    assert large.is_overfull()
-    assert not small.is_overfull()
-    large.give_back(5 << 20)
-    assert not large.is_overfull()
-
-
-def test_who_is_gone_is_not_woken() -> None:
-    hub = Hub()
-    memory, other = (Memory(hub, 100, 10, lambda: None) for _ in range(2))
-    other.take(6)
-    memory.take(6)
-    assert memory.is_full()
-    memory.forget()
-    assert not hub.wakers

@@ -10,7 +10,6 @@ from random import Random
 import pytest
 from amqp_playbook import frames
 from amqp_playbook.driver import BROKER, CLIENT, Driver, hold
-from amqp_playbook.spooled import aside
 from hypothesis import given
 from hypothesis import strategies as st
 from spool_disk import NONCE, FakeDisk
@@ -283,21 +282,6 @@ def test_the_number_is_one_that_the_client_was_not_offered(
     assert broker.run().bodies() == [1]
 
 
-def test_a_greeting_is_changed_wherever_it_is_cut(left: Left) -> None:
-    left.put("orders", [publish(1)])
-    left.crash()
-    driver = Driver(spool=left.spool)
-    for side, data in (
-        (CLIENT, frames.HEADER),
-        (BROKER, frames.start() + frames.tune(2047)),
-        (CLIENT, frames.start_ok() + frames.tune_ok(2046) + frames.connection_open()),
-    ):
-        for octet in data:
-            driver.give(side, bytes((octet,)))
-    assert driver.written[CLIENT] == frames.start() + frames.tune(2046)
-    assert bytes(driver.written[BROKER]).endswith(frames.tune_ok(2047) + frames.connection_open())
-
-
 @pytest.mark.parametrize(("offers", "agrees"), [(1, 1), (2047, 0), (2047, 2047), (0, 0)])
 def test_where_no_number_is_certain_nothing_is_replayed(left: Left, offers: int, agrees: int) -> None:
     left.put("orders", [publish(1)])
@@ -322,28 +306,6 @@ def test_a_client_that_uses_the_number_all_the_same_has_done_wrong(left: Left) -
     broker.driver.session.farewell("", 0)
     broker.driver.session.close()
     assert left.spool.has_recovered(lambda _: True)
-
-
-@pytest.mark.parametrize("vhost", ["/", "tenant/1"])
-def test_what_a_session_has_put_aside_is_what_the_next_one_replays(left: Left, vhost: str) -> None:
-    driver = Driver(aside, spool=left.spool, limits=("routing_key",))
-    driver.later = lambda _: True
-    driver.open([1, 2], confirms=[2], vhost=vhost)
-    for number in range(100):
-        driver.give(CLIENT, publish(number, channel=1) + publish(number, channel=2))
-        driver.give(CLIENT, publish(100 + number, "k", 1, "events", headers={"CC": ["b"]} if number % 2 else None))
-        driver.tick()
-    left.crash()
-    again = Driver(spool=left.spool, limits=("routing_key",))
-    broker = connected(left, driver=again, vhost=vhost).run()
-    # What was at the head was being asked about, and what can be confirmed is sent again by its client.
-    assert sorted(broker.bodies()) == [*range(1, 100), *range(101, 200)]
-    assert [each for each in broker.bodies() if each < 100] == list(range(1, 100))
-    assert [each for each in broker.bodies() if each > 100] == list(range(101, 200))
-    vhosts = "" if vhost == "/" else "tenant%2F1/"
-    events = (f"exchange:{vhosts}events", f"routing_key:{vhosts}events/k")
-    charged_to = {tuple(map(str, request.resources)) for request in again.requests}
-    assert charged_to == {(f"queue:{vhosts}orders",), events, (*events, f"routing_key:{vhosts}events/b")}
 
 
 # --- Beside the client ----------------------------------------------------------------------------
@@ -450,17 +412,6 @@ def properties(broker: Broker) -> bytes:
     return message.header[12:]
 
 
-def test_the_mark_comes_before_other_headers_and_behind_what_comes_before_them(left: Left) -> None:
-    others: dict[str, str | list[str] | bytes] = {"a": "b", "x-sluice-replayed": b"t\0"}
-    left.put("orders", [publish(1, headers=others)])
-    left.crash()
-    inside = frames.table({"x-sluice-replayed": b"t\1"})[4:] + frames.table(others)[4:]
-    # Of two with one name the first counts for RabbitMQ.
-    assert properties(connected(left).run()) == (
-        (1 << 15 | 1 << 13).to_bytes(2) + frames.short("text/plain") + frames.long(inside)
-    )
-
-
 def test_all_other_properties_stay_where_they_are(left: Left) -> None:
     before, behind = frames.short("text/plain") + frames.short("gzip"), b"\2" + frames.short("id")
     flags = 1 << 15 | 1 << 14 | 1 << 12 | 1 << 7
@@ -484,28 +435,6 @@ def test_bodies_are_cut_as_this_connection_wants_them(left: Left) -> None:
     (message,) = broker.published
     assert message.body == body
     assert [length for kind, length in broker.frames if kind == 3] == [frames.FRAME_MAX - 8] * 4 + [20_000 - 4 * 4088]
-
-
-def test_headers_that_leave_no_room_for_the_mark_go_on_without_it(left: Left) -> None:
-    room = frames.FRAME_MAX - 8 - len(frames.short("text/plain")) - 14
-    fits = publish(1, headers={"a": "x" * (room - len(frames.table({"a": ""})))})
-    too_long = publish(2, headers={"a": "x" * (room - len(frames.table({"a": ""})) + 1)})
-    left.put("orders", [fits, too_long, publish(3)])
-    left.crash()
-    broker = connected(left).run()
-    assert broker.bodies() == [1, 3]
-    assert b"x-sluice-replayed" not in (broker.published[0].header or b"")
-    (told,) = broker.driver.replayed
-    assert told[1:] == (2, 0, 1, 0, "")
-
-
-def test_a_large_message_is_read_whole_from_disk() -> None:
-    left = Left(memory_bytes=1 << 16)
-    body = b"7" * 100_000
-    left.put("orders", [publish(1), b"".join(frames.publish(7, "", "orders", body)), publish(2)])
-    left.crash()
-    broker = connected(left).run()
-    assert [len(message.body) for message in broker.published] == [1, 100_000, 1]
 
 
 @pytest.mark.parametrize(
@@ -635,21 +564,6 @@ def test_nothing_is_sent_when_the_connection_is_ending(left: Left, end: str) -> 
     assert left.spool.has_recovered(lambda _: True)
 
 
-def test_what_is_decided_when_all_was_given_back_is_given_up(left: Left) -> None:
-    left.put("orders", [publish(1)])
-    left.crash()
-    driver = Driver(hold, spool=left.spool)
-    broker = connected(left, driver=driver)
-    batch = None
-    while batch is None:
-        left.disk.finish_all()
-        batch = driver.tick(finish=False)
-    driver.give(CLIENT, frames.close(0))
-    driver.finish_tick(batch)
-    assert len(driver.given_up) == 1
-    assert not broker.published
-
-
 def test_a_queue_over_which_connections_are_closed_is_dropped_in_the_end(left: Left) -> None:
     left.put("orders", [publish(number) for number in range(3)])
     left.crash()
@@ -671,24 +585,6 @@ def test_a_queue_over_which_connections_are_closed_is_dropped_in_the_end(left: L
     assert not hub.failures
 
 
-def test_a_second_crash_replays_some_again_and_loses_nothing(left: Left) -> None:
-    left.put("orders", [publish(number) for number in range(2000)])
-    left.crash()
-    broker = connected(left)
-    seen: list[int] = []
-    for _ in range(1500):
-        left.disk.finish_all()
-        broker.driver.tick()
-        broker.step()
-    seen += broker.bodies()
-    assert 500 < len(seen) < 2000
-    left.crash_as_it_is()
-    again = connected(left).run().bodies()
-    assert again == list(range(again[0], 2000))
-    assert again[0] <= len(seen)
-    assert set(seen) | set(again) == set(range(2000))
-
-
 def test_what_is_purged_is_not_sent(left: Left) -> None:
     for name in ("orders", "other"):
         left.put(name, [publish(number, name) for number in range(3)])
@@ -705,19 +601,6 @@ def test_what_is_purged_is_not_sent(left: Left) -> None:
         "other": (3, 0, 0, 0, ""),
     }
     assert left.entries() == 0
-
-
-def test_each_queue_is_given_back_once_though_one_was_purged_before_its_turn(left: Left) -> None:
-    names = [f"q{number}" for number in range(_MAX_AT_ONCE + 3)]
-    for name in names:
-        left.put(name, [publish(number, name) for number in range(3)])
-    left.crash()
-    driver = Driver(hold, spool=left.spool)
-    connected(left, driver=driver).run()
-    assert driver.session.purge(Resource("queue", names[-2]), 0) == (0, 3)
-    driver.session.close()
-    again = left.spool.take_recovered(lambda _: True)
-    assert sorted(QueueName.read(queue.name).name for queue in again) == sorted({*names} - {names[-2]})
 
 
 def test_a_client_that_is_exempt_replays_nothing(left: Left) -> None:

@@ -8,9 +8,9 @@ from limiter.rules.resource import Resource
 from proxy.protocols.amqp091.channel import Channel, Content, Lane, Method
 from proxy.protocols.amqp091.memory import Hub
 from proxy.protocols.amqp091.options import AMQP091Options
-from proxy.protocols.amqp091.stream import MAX_CONTENTS, Stream
 from proxy.protocols.amqp091.scanning import MAX_RUNS
 from proxy.protocols.amqp091.session import AMQP091Session
+from proxy.protocols.amqp091.stream import MAX_CONTENTS, Stream
 from proxy.protocols.base import Close
 from proxy.stats.snapshot import ClientDescription
 
@@ -110,36 +110,6 @@ def test_a_message_of_several_frames_is_not_within_a_frame_all_the_time() -> Non
     assert driver.session.within_frame(BROKER)
 
 
-def test_a_publish_that_was_released_before_its_end_goes_on_as_it_comes() -> None:
-    driver = Driver(hold).open([1, 2])
-    data = b"".join(frames.publish(1, "", "orders", b"x" * 10_000))
-    driver.give(CLIENT, data[:5000])
-    assert not driver.written[BROKER]
-    driver.resolve()
-    assert driver.written[BROKER] == data[:5000]
-    driver.give(CLIENT, data[5000:9000])
-    assert driver.written[BROKER] == data[:9000]
-    driver.give(CLIENT, data[9000:])
-    assert driver.written[BROKER] == data
-
-
-def test_nothing_is_written_into_a_frame_or_a_content_of_the_same_channel() -> None:
-    driver = Driver(hold).open([1, 2, 3])
-    driver.give(CLIENT, publish(1, 1) + publish(2, 2))
-    driver.decide = lambda _: None
-    big = b"".join(frames.publish(1, "", "other", b"x" * 6000))
-    driver.give(CLIENT, big[:1000])
-    driver.resolve()
-    driver.resolve()
-    assert driver.written[BROKER] == big[:1000]
-    # Between two frames another channel's may go on.
-    boundary = len(b"".join(frames.publish(1, "", "other", b"x" * 6000)[:3]))
-    driver.give(CLIENT, big[1000:boundary])
-    assert driver.written[BROKER] == big[:boundary] + publish(2, 2)
-    driver.give(CLIENT, big[boundary:])
-    assert driver.written[BROKER] == big[:boundary] + publish(2, 2) + big[boundary:] + publish(1, 1)
-
-
 # --- What a publish is charged to -----------------------------------------------------------------
 
 
@@ -197,21 +167,6 @@ def test_requests_are_those_of_user_and_vhost(vhost: str, name: str) -> None:
 
 
 # --- Order ----------------------------------------------------------------------------------------
-
-
-def test_one_destination_keeps_its_order_and_others_overtake() -> None:
-    driver = Driver(hold).open()
-    driver.give(CLIENT, publish(1))
-    driver.decide = lambda _: None
-    driver.give(CLIENT, publish(2, key="other") + publish(3) + publish(4))
-    assert bodies(driver.to_broker()) == [2]
-    driver.decide = hold
-    driver.resolve()
-    assert bodies(driver.to_broker()) == [2, 1]
-    driver.tick()
-    assert len(driver.held) == 1
-    driver.settle()
-    assert bodies(driver.to_broker()) == [2, 1, 3, 4]
 
 
 def test_a_method_waits_for_what_was_published_before_and_all_waits_behind_it() -> None:
@@ -316,39 +271,6 @@ def test_a_client_agrees_to_the_brokers_close_behind_its_own() -> None:
     assert driver.session.closing is BROKER
 
 
-def test_a_client_agrees_to_the_brokers_close_behind_its_own_that_waits_for_a_frame() -> None:
-    driver = Driver().open()
-    lead, header, body = frames.publish(1, "", "orders", b"text")
-    driver.give(CLIENT, lead + header + frames.close(0) + body[:-1])
-    driver.give(BROKER, frames.close(0, 320))
-    driver.give(CLIENT, body[-1:] + frames.close_ok(0))
-    assert driver.written[BROKER] == lead + header + body + frames.close(0) + frames.close_ok(0)
-
-
-@pytest.mark.parametrize("decide", [lambda _: None, hold])
-def test_of_a_content_whose_method_waits_at_the_end_nothing_goes_on(decide: Decide) -> None:
-    driver = Driver(decide).open()
-    lead, header, _ = frames.publish(1, "", "orders", b"text")
-    before = publish(1) if decide is hold else b""
-    driver.give(CLIENT, before + lead + header[:-1])
-    driver.session.end(CLIENT, 0)
-    driver.take()
-    assert not driver.written[BROKER]
-
-
-def test_a_close_of_the_clients_does_not_wait_for_what_never_comes() -> None:
-    driver = Driver(hold).open([1, 2])
-    driver.give(CLIENT, publish(1) + publish(2, 2))
-    driver.decide = lambda _: None
-    body_at = len(b"".join(frames.publish(1, "", "other", b"text")[:2]))
-    driver.give(CLIENT, publish(3, key="other") + b"".join(frames.publish(1, "", "other", b"text"))[:body_at])
-    driver.forget().give(CLIENT, frames.close(0))
-    driver.give(BROKER, frames.close_ok(2))
-    driver.settle()
-    left = frames.close(2) + frames.channel_open(2)
-    assert driver.written[BROKER] == left + publish(2, 2) + frames.close(2) + frames.close(0)
-
-
 def test_what_a_client_takes_for_delivered_goes_on_when_it_has_gone() -> None:
     driver = Driver(hold).open([1, 2, 3], confirms=[2])
     driver.give(CLIENT, publish(1) + frames.declare(1) + publish(2) + publish(3, 2) + frames.declare(2) + publish(4, 3))
@@ -365,17 +287,6 @@ def test_what_a_client_takes_for_delivered_goes_on_when_it_has_gone() -> None:
     assert driver.session.in_flight() == 0
 
 
-def test_nothing_is_kept_that_cannot_go_on() -> None:
-    driver = Driver(hold).open([1, 2])
-    driver.give(CLIENT, publish(1) + publish(2, 2))
-    driver.decide = lambda _: None
-    driver.give(CLIENT, publish(3, key="other")[:-1])
-    assert not driver.session.keeps(CLIENT)
-    assert len(driver.given_up) == 2
-    driver.take()
-    assert driver.written[BROKER] == publish(3, key="other")[:-1]
-
-
 # --- Confirms -------------------------------------------------------------------------------------
 
 
@@ -388,22 +299,6 @@ def test_confirms_get_the_clients_numbers() -> None:
     driver.forget().give(BROKER, frames.ack(1, 1) + frames.ack(1, 3, multiple=True))
     assert driver.written[CLIENT] == frames.ack(1, 1) + frames.ack(1, 3) + frames.ack(1, 4)
     assert driver.session.in_flight() == 0
-
-
-def test_a_refusal_waits_for_the_end_of_a_delivery_in_its_channel() -> None:
-    driver = Driver(refuse).open([1, 2], confirms=[1, 2])
-    delivery = b"".join(frames.deliver(1, 1, b"text"))
-    in_header, in_body = -len(frames.deliver(1, 1, b"text")[2]), -5
-    driver.give(BROKER, delivery[:in_header])
-    driver.give(CLIENT, publish(1) + publish(2, 2))
-    # Another channel's may go on between two frames.
-    assert driver.written[CLIENT] == delivery[:in_header] + frames.nack(2, 1)
-    driver.give(BROKER, delivery[in_header:in_body])
-    driver.give(CLIENT, publish(3, 2))
-    driver.give(BROKER, delivery[in_body:])
-    assert driver.written[CLIENT] == (
-        delivery[:in_header] + frames.nack(2, 1) + delivery[in_header:] + frames.nack(1, 1) + frames.nack(2, 2)
-    )
 
 
 # --- Deliveries -----------------------------------------------------------------------------------
@@ -435,13 +330,6 @@ def test_deliveries_of_a_channel_keep_their_order_and_their_place_among_methods(
     ]
     driver.forget().settle()
     assert driver.written[CLIENT] == delivery(3, 2)
-
-
-def test_deliveries_pass_while_nothing_limits_them() -> None:
-    driver = consumer(limits=())
-    driver.give(BROKER, delivery(1) + delivery(2, 2))
-    assert driver.written[CLIENT] == delivery(1) + delivery(2, 2)
-    assert not driver.requests
 
 
 def test_a_message_that_was_asked_for_is_a_delivery_of_its_queue() -> None:
@@ -490,13 +378,6 @@ def test_a_consumer_is_known_until_the_broker_says_that_it_has_ended(*, no_wait:
     driver.forget().give(CLIENT, frames.cancel(1, "c"))
     driver.give(BROKER, frames.cancel_ok(1, "c"))
     assert driver.written[CLIENT] == frames.cancel_ok(1, "c")
-
-
-def test_a_queue_is_declared_without_the_ends_of_lines_in_its_name() -> None:
-    driver = Driver(limits=("delivery",)).open()
-    driver.give(CLIENT, frames.declare(1, "or\r\nders") + frames.consume(1, "", "c"))
-    driver.give(BROKER, frames.declare_ok(1, "orders") + frames.consume_ok(1, "c"))
-    assert charged_to(driver) == ["delivery:orders"]
 
 
 def test_a_channel_has_no_more_consumers_than_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -629,34 +510,6 @@ def test_what_waits_can_go_on_though_the_memory_is_full_inside_another_content()
     assert len(driver.to_broker()) == 7
 
 
-def test_a_delivery_in_hand_ends_though_the_memory_is_full() -> None:
-    options = AMQP091Options(max_waiting_bytes=4000)
-    driver = Driver(hold, limits=["delivery"], options=options).open([1, 2])
-    driver.give(CLIENT, frames.consume(1, "q", "c"))
-    driver.give(BROKER, frames.consume_ok(1, "c"))
-    driver.forget()
-    returned = b"".join(frames.returned(1, b"x" * 40_000))
-    deliveries = b"".join(b"".join(frames.deliver(1, tag, b"y" * 1000)) for tag in range(1, 6))
-    driver.give(BROKER, deliveries + returned[:10_000])
-    driver.give(BROKER, returned[10_000:])
-    assert driver.session.paused(BROKER)
-    driver.settle()
-    assert len(driver.to_client()) == 6
-
-
-def test_not_all_is_read_for_what_cannot_go_on() -> None:
-    free = Resource("queue", "free")
-    options = AMQP091Options(max_waiting_bytes=4000)
-    driver = Driver(lambda request: None if free in request.resources else hold(request), options=options)
-    driver.open([1, 2])
-    driver.give(CLIENT, publish(1) + b"".join(frames.publish(1, "", "free", b"x" * 40_000)[:-1]))
-    driver.resolve()
-    for number in range(2000):
-        driver.give(CLIENT, b"".join(frames.publish(2, "", "orders", b"%d" % number + b"z" * 3000)))
-    assert driver.session.paused(CLIENT)
-    assert 1 << 20 < driver.session._memory[CLIENT].taken_bytes < 1_200_000
-
-
 def test_who_takes_only_the_beginning_of_a_publish_waits_for_nobody_else() -> None:
     hub = Hub(waiting_bytes=1 << 30)
     driver = Driver(hub=hub).open()
@@ -732,14 +585,6 @@ def test_nothing_but_channel_0_is_taken_before_the_connection_is_open(cut: int) 
     (said,) = driver.to_client()
     assert (said.method, said.arguments[:2]) == ((10, 50), (503).to_bytes(2))
     assert not driver.written[BROKER]
-
-
-def test_user_and_vhost_come_behind_the_scopes_that_a_connection_has() -> None:
-    certificate = Resource("certificate", "orders-service")
-    driver = Driver(scopes=(certificate,)).open()
-    driver.give(CLIENT, publish(1))
-    scopes = driver.batches[0].connection.scopes
-    assert scopes == (certificate, Resource("user", "guest"), Resource("vhost", "/"))
 
 
 def test_what_a_client_says_of_itself_once_more_means_nothing() -> None:

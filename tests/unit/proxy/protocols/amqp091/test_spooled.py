@@ -6,7 +6,7 @@ from struct import pack
 
 import pytest
 from amqp_playbook import frames
-from amqp_playbook.driver import BROKER, BUSY, CLIENT, Driver
+from amqp_playbook.driver import BROKER, CLIENT, Driver
 from amqp_playbook.spooled import NS, SpooledDriver, aside
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -185,16 +185,6 @@ def test_a_large_one_is_asked_about_while_it_lies_on_disk() -> None:
     assert bodies(driver)[1:] == [bytes(300_000)]
 
 
-def test_the_first_is_put_aside_itself_if_it_is_large() -> None:
-    driver = make()
-    publish(driver, [bytes(300_000), b"last"])
-    assert driver.session._publishes._memory.taken_bytes < 8_000
-    driver.resolve()
-    work(driver)
-    driver.resolve()
-    assert bodies(driver) == [bytes(300_000), b"last"]
-
-
 def test_requests_say_since_when_they_wait_and_how_much_they_cost() -> None:
     driver = make()
     driver.now_ns = 5
@@ -206,17 +196,6 @@ def test_requests_say_since_when_they_wait_and_how_much_they_cost() -> None:
     work(driver)
     assert [each.since_ns for each in driver.requests] == [0, 7]
     assert driver.requests[0].size_bytes == driver.requests[1].size_bytes - 1
-
-
-def test_more_is_asked_about_at_once_while_nothing_is_held() -> None:
-    driver = make()
-    publish(driver, numbered(1_000))
-    driver.decide = lambda _: None
-    driver.batches.clear()
-    driver.resolve()
-    work(driver)
-    assert [len(batch.requests) for batch in driver.batches][:8] == [1, 2, 4, 8, 16, 32, 64, 64]
-    assert bodies(driver) == numbered(1_000)
 
 
 def test_no_more_comes_out_than_the_broker_reads() -> None:
@@ -238,31 +217,7 @@ def test_no_more_comes_out_than_the_broker_reads() -> None:
     assert not driver.hears_of_writes
 
 
-def test_a_body_that_is_still_coming_goes_on_in_its_place() -> None:
-    driver = make()
-    publish(driver, [b"first", b"second"])
-    whole = b"".join(frames.publish(1, "", "orders", b"third" * 100))
-    driver.give(CLIENT, whole[:-30])
-    assert driver.put_aside() == 1
-    driver.decide = lambda _: None
-    driver.resolve()
-    work(driver)
-    driver.give(CLIENT, whole[-30:])
-    assert bodies(driver) == [b"first", b"second", b"third" * 100]
-
-
 # --- Methods --------------------------------------------------------------------------------------
-
-
-def test_what_must_not_overtake_waits_for_all_that_is_put_aside() -> None:
-    driver = make()
-    publish(driver, numbered(100))
-    driver.give(CLIENT, frames.ack(1, 1) + frames.declare(1) + frames.ack(1, 2))
-    publish(driver, [b"behind"], key="other")
-    assert [each.method for each in driver.to_broker()] == [ACK]
-    driver.settle()
-    methods = [each.method for each in driver.to_broker()]
-    assert methods == [ACK, *[(60, 40)] * 100, DECLARE, ACK, (60, 40)]
 
 
 def test_the_clients_last_word_waits_for_all_that_is_put_aside() -> None:
@@ -316,22 +271,6 @@ def test_nothing_is_left_when_the_connection_is_over() -> None:
 
 
 # --- What does not go on --------------------------------------------------------------------------
-
-
-def test_confirms_count_right_though_some_are_answered_here() -> None:
-    driver = make(confirms=(1,))
-    publish(driver, [b"0"])
-    driver.give(CLIENT, with_expiration(1, b"1", 1_000))
-    publish(driver, [b"2", b"3", b"4"])
-    driver.now_ns = 2 * NS
-    driver.decide = lambda request: BUSY if request.handle.number == 4 else None  # type: ignore[attr-defined]  # a content
-    driver.resolve()
-    work(driver)
-    assert bodies(driver) == [b"0", b"2", b"4"]
-    assert answers(driver) == [(ACK, 2), (NACK, 4)]
-    driver.forget()
-    driver.give(BROKER, frames.ack(1, 3, multiple=True))
-    assert answers(driver) == [(ACK, 1), (ACK, 3), (ACK, 5)]
 
 
 @pytest.mark.parametrize("confirms", [(), (1,)])
@@ -398,16 +337,6 @@ def test_a_purge_leaves_only_what_is_held(confirms: tuple[int, ...]) -> None:
     assert sorted(bodies(driver)) == sorted([b"0", b"new", *numbered(10)])
 
 
-def test_a_purge_drops_a_large_one_that_is_asked_about() -> None:
-    driver = make(confirms=(1,))
-    publish(driver, [bytes(300_000), b"1"])
-    assert driver.session.purge(ORDERS, driver.now_ns) == (2, 0)
-    work(driver)
-    assert answers(driver) == [(NACK, 1), (NACK, 2)]
-    assert len(driver.given_up) == 1
-    assert driver.session.in_flight() == 0
-
-
 def test_answers_that_nobody_reads_do_not_pile_up() -> None:
     driver = make(confirms=(1,))
     publish(driver, [b""] * 60_000)
@@ -453,23 +382,6 @@ def test_what_is_damaged_on_disk_is_sent_again_by_who_can(confirms: tuple[int, .
     assert went == sorted(went, key=int)
     assert len(driver.lost) == lost.entries
     assert driver.session.in_flight() == 0
-
-
-def test_a_large_one_that_is_damaged_while_it_is_to_go_is_nacked() -> None:
-    driver = make(confirms=(1,), settings=SpoolSettings(memory_bytes=100_000))
-    publish(driver, [b"0", bytes(300_000), b"2"])
-    driver.disk.finish_all()
-    driver.pass_time(1)
-    driver.disk.finish_all()
-    driver.resolve()
-    work(driver)
-    driver.resolve()
-    damage(driver, 0)
-    work(driver)
-    assert answers(driver) == [(NACK, 2)]
-    driver.settle()
-    assert bodies(driver) == [b"0", b"2"]
-    assert driver.session._publishes.waiting == 0
 
 
 # --- What others see ------------------------------------------------------------------------------
@@ -535,15 +447,3 @@ def test_what_is_not_to_be_put_aside_waits_in_memory() -> None:
     assert driver.spool.figures().states == States()
     driver.settle()
     assert bodies(driver) == numbered(50)
-
-
-def test_what_is_behind_a_method_is_asked_about_before_it_is_put_aside() -> None:
-    driver = make()
-    publish(driver, [b"0"])
-    driver.give(CLIENT, frames.declare(1))
-    publish(driver, numbered(10), key="other")
-    driver.decide = lambda _: None
-    driver.resolve()
-    assert driver.put_aside() == 0
-    work(driver)
-    assert bodies(driver) == [b"0", *numbered(10)]

@@ -13,9 +13,6 @@ from proxy.protocols.amqp091.wire import (
     CONNECTION_START_OK,
     Malformed,
     Reader,
-    ack,
-    connection_close,
-    nack,
     read_content_header,
     read_expiration,
 )
@@ -24,13 +21,6 @@ from proxy.stats.snapshot import ClientDescription
 
 def header(headers: bytes, flags: int = 1 << 13) -> bytes:
     return struct.pack(">HHQH", 60, 0, 7, flags) + headers
-
-
-def test_frames_of_our_own_are_as_others_make_them() -> None:
-    assert ack(3, 1 << 40) == frames.ack(3, 1 << 40)
-    assert nack(65535, 7) == frames.nack(65535, 7)
-    assert connection_close(320, "busy") == frames.close(0, 320, "CONNECTION_FORCED - busy")
-    assert connection_close(501, "ä" * 200) == frames.close(0, 501, "ä" * 127)
 
 
 def test_copies_are_found_among_fields_of_all_types() -> None:
@@ -102,16 +92,6 @@ def test_a_client_says_who_it_is(mechanism: str, response: bytes, user: bytes) -
     assert about.language == "Python"
     assert about.product == "pika 1.3.2?"
     assert about.describe() == ClientDescription("", "Python", "1.3.2?", "pika", user.decode())
-
-
-@pytest.mark.parametrize(
-    ("said", "product"), [({"product": "pika"}, "pika"), ({"version": "1.4.4"}, "1.4.4"), ({"platform": "Go"}, "")]
-)
-def test_a_client_may_leave_out_its_product_or_the_version(said: dict[str, str], product: str) -> None:
-    raw = frames.table(said) + frames.short("EXTERNAL") + frames.long(b"") + frames.short("en_US")
-    about = AboutClient()
-    about.take(CONNECTION_START_OK, Reader(raw, 0, len(raw)))
-    assert about.product == product
 
 
 def content_with(flags: int, properties: bytes) -> bytes:
