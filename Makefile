@@ -201,11 +201,11 @@ demo: $(RUN_STAMP) ## one runaway and several quiet topics, live, until Ctrl-C o
 	$(BIN)/sluice demo $(if $(SECONDS),--seconds $(SECONDS))
 
 demo-rocketmq: $(RUN_STAMP) $(PARTS)/rocketmq/.stamp ## the same with a real RocketMQ and its own load generator, until Ctrl-C or SECONDS=30
-	$(BIN)/python -m admin.demo.rocketmq --jars $(PARTS)/rocketmq/lib \
+	$(BIN)/python deploy/demo/demo.py rocketmq \
 		--log $(PARTS)/demo-rocketmq/log $(if $(SECONDS),--seconds $(SECONDS)) $(if $(WITHOUT),--without)
 
 demo-rabbitmq: $(RUN_STAMP) $(PARTS)/rabbitmq/.stamp ## the same with a real RabbitMQ and its own load generator
-	$(BIN)/python -m admin.demo.rabbitmq --jars $(PARTS)/rabbitmq/lib \
+	$(BIN)/python deploy/demo/demo.py rabbitmq \
 		--log $(PARTS)/demo-rabbitmq/log $(if $(SECONDS),--seconds $(SECONDS)) $(if $(WITHOUT),--without)
 
 test: lint types rust fast quick ## what CI runs: lint, types, Rust, unit and fuzz tests, and the quick ones of each real part

@@ -1,4 +1,1 @@
-"""Clients that show what Sluice does, before an embedded broker (``sluice demo``) or before a real RocketMQ.
-
-Not for production.
-"""
+"""``sluice demo``: clients that show what Sluice does, in front of an embedded broker. Not for production."""

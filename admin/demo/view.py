@@ -1,4 +1,4 @@
-"""How the demo looks: a live table on a terminal, a line a second elsewhere, a summary at the end."""
+"""How the demos look: a live table on a terminal, otherwise a line a second, and a summary at the end."""
 
 from collections.abc import Mapping, Sequence
 from math import inf
@@ -13,9 +13,8 @@ from admin.common.numbers import number
 from admin.demo.ledger import EDITED, WINDOW_S, Check, Ledger, TopicLoad
 
 _BAR_CELLS = 6
-#: Close enough that ten minutes' figures fit into 80 columns.
+#: So close that the figures of ten minutes fit into 80 columns.
 _PADDING = (0, 1, 0, 0)
-#: Wider than any table here.
 _UNBOUNDED_COLUMNS = 1000
 
 
@@ -27,8 +26,8 @@ def heading(
     Args:
         title: of the demo.
         admin_url: of Sluice's page; empty without Sluice.
-        rows: what is said, by a word of what it is about.
-        notes: what differs from the usual.
+        rows: further lines, each with its first word.
+        notes: differences from the usual.
     """
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
@@ -41,38 +40,25 @@ def heading(
 
 
 def live(ledger: Ledger, elapsed_s: float, seconds: float | None) -> RenderableType:
-    """Show rates and totals of this moment; a narrow terminal gets the rates alone."""
+    """Show rates and totals; a narrow terminal gets only the rates."""
     rows = []
     for load in ledger.loads:
         counts = ledger.counts[load.topic]
         sent, passed, refused = ledger.rates(load.topic)
-        rows.append(
-            (
-                _topic(load),
-                _per_second(sent),
-                _per_second(passed),
-                _refused(_per_second(refused)),
-                _bar(passed, refused),
-                f"{counts.sent:,}",
-                f"{counts.passed:,}",
-                _refused(f"{counts.refused:,}"),
-            )
-        )
+        rates = (_per_second(sent), _per_second(passed), _refused(_per_second(refused)), _bar(passed, refused))
+        rows.append((_topic(load), *rates, f"{counts.sent:,}", f"{counts.passed:,}", _refused(f"{counts.refused:,}")))
     columns = ("sent/s", "passed/s", "refused/s", "", "sent", "passed", "refused")
-    table = _FirstThatFits(
-        *(_table(ledger.kind, columns[: count - 1], [row[:count] for row in rows]) for count in (8, 5, 4))
-    )
+    tables = (_table(ledger.kind, columns[: count - 1], [row[:count] for row in rows]) for count in (8, 5, 4))
     left = "Ctrl-C ends it" if seconds is None else f"{max(0.0, seconds - elapsed_s):.0f} s to go"
     window = f"/s: mean of the last {WINDOW_S:g} s"
-    return Group(table, Text(f"{elapsed_s:.0f} s · {window} · ■ passed □ refused · {left}", style="dim"))
+    below = Text(f"{elapsed_s:.0f} s · {window} · ■ passed □ refused · {left}", style="dim")
+    return Group(_FirstThatFits(*tables), below)
 
 
 def line(ledger: Ledger, elapsed_s: float) -> str:
-    """Return the rates of this moment on one line, for logs and pipes."""
-    parts = []
-    for load in ledger.loads:
-        sent, passed, refused = ledger.rates(load.topic)
-        parts.append(f"{load.topic} {'/'.join(number(rate, 0) for rate in (sent, passed, refused))}")
+    """Return the rates on one line, for logs and pipes."""
+    rates = ((load.topic, ledger.rates(load.topic)) for load in ledger.loads)
+    parts = [f"{topic} {'/'.join(number(rate, 0) for rate in each)}" for topic, each in rates]
     return f"{elapsed_s:4.0f} s  sent/passed/refused per second: " + "  ".join(parts)
 
 
@@ -85,9 +71,9 @@ def summary(
     *,
     burst_s: float = 1.0,
 ) -> RenderableType:
-    """Show what clients saw beside what the broker stored, and the checks on them.
+    """Show what clients saw, what the broker stored, and the checks.
 
-    ``other`` is what got a strange answer or none. A narrow terminal does not get what can be worked out.
+    ``other`` are requests with another answer or none.
     """
     rows = []
     for load in ledger.loads:
@@ -106,28 +92,24 @@ def summary(
             )
         )
     columns = ("limit/s", "sent", "passed", "refused", "other", "stored", "stored/s")
-    table = _FirstThatFits(
-        _table(ledger.kind, columns, rows), _table(ledger.kind, columns[1:-1], [(row[0], *row[2:-1]) for row in rows])
-    )
-    results = [
-        Text.assemble(("✓ ", "bold green") if check.holds else ("✗ ", "bold red"), check.text) for check in checks
+    narrow = _table(ledger.kind, columns[1:-1], [(row[0], *row[2:-1]) for row in rows])
+    parts: list[RenderableType] = [
+        Text(f"\nafter {elapsed_s:.1f} s", style="bold"),
+        _FirstThatFits(_table(ledger.kind, columns, rows), narrow),
     ]
-    bounded = EDITED not in checks and elapsed_s and limit_per_s < inf
-    burst = [_burst(ledger.kind, limit_per_s, limit_per_s * burst_s, elapsed_s)] if bounded else []
-    return Group(Text(f"\nafter {elapsed_s:.1f} s", style="bold"), table, *burst, *results)
-
-
-def _burst(kind: str, limit_per_s: float, burst: float, elapsed_s: float) -> Text:
-    """Say why more than the limit was stored each second: in a short run the burst is a good part of all."""
-    limit, most = number(limit_per_s, grouped=True), number(limit_per_s + burst / elapsed_s, 1, grouped=True)
-    once = number(burst, grouped=True)
-    return Text(
-        f"A {kind} may store {limit}/s and one burst of {once}: up to {most}/s over {elapsed_s:.1f} s", style="dim"
-    )
+    if EDITED not in checks and elapsed_s and limit_per_s < inf:
+        # In a short run the burst is a large part of what was stored.
+        burst = limit_per_s * burst_s
+        most = number(limit_per_s + burst / elapsed_s, 1, grouped=True)
+        may = f"{number(limit_per_s, grouped=True)}/s and one burst of {number(burst, grouped=True)}"
+        parts.append(Text(f"A {ledger.kind} may store {may}: up to {most}/s over {elapsed_s:.1f} s", style="dim"))
+    marks = (("✓ ", "bold green") if check.holds else ("✗ ", "bold red") for check in checks)
+    parts += [Text.assemble(mark, check.text) for mark, check in zip(marks, checks, strict=True)]
+    return Group(*parts)
 
 
 class _FirstThatFits:
-    """The first of several tables that the terminal has room for, or the last: a figure cut short is a wrong one."""
+    """The first table that the terminal has room for, or the last one. Figures are never cut short."""
 
     def __init__(self, *tables: Table) -> None:
         self._tables = tables
@@ -141,10 +123,10 @@ class _FirstThatFits:
 
 
 def _table(kind: str, columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:
-    """Lay out rows that begin with a name; the column without a heading has the bars."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=_PADDING)
     table.add_column(kind, overflow="fold")
     for column in columns:
+        # The column of bars has no heading.
         table.add_column(column, justify="right" if column else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
@@ -167,6 +149,6 @@ def _bar(passed: float, refused: float) -> Text:
     answered = passed + refused
     if not answered:
         return Text()
-    # A single refusal in a long row must show: only nothing is shown as nothing.
+    # A single refusal must show.
     refused_cells = min(_BAR_CELLS, max(1 if refused else 0, round(_BAR_CELLS * refused / answered)))
     return Text.assemble(("■" * (_BAR_CELLS - refused_cells), "green"), ("□" * refused_cells, "red"))

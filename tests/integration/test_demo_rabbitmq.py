@@ -1,7 +1,4 @@
-"""``make demo-rabbitmq`` for real: what it tells, and that nothing is left of it.
-
-How a demo ends whose part dies, and what it shares with this one, is in ``test_demo_rocketmq.py``.
-"""
+"""``make demo-rabbitmq`` for real: what it prints, and that it leaves nothing."""
 
 import signal
 from collections.abc import Iterator

@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.paths import PARTS, required
+from harness.paths import ROOT
 from harness.process import ManagedProcess
 
 QUIET = ("orders", "payments", "invoices", "shipments", "audit")
@@ -36,13 +36,9 @@ class Demos:
         self.scratch.mkdir()
 
     def start(self, *arguments: str) -> ManagedProcess:
-        """Start one.
-
-        Raises:
-            MissingPartError: the broker or its load generator is not here.
-        """
-        jars = required(PARTS / self.broker / ".stamp", "make parts").parent / "lib"
-        command = [sys.executable, "-m", f"admin.demo.{self.broker}", "--jars", str(jars), "--log", str(self.log)]
+        """Start one."""
+        script = ROOT / "deploy" / "demo" / "demo.py"
+        command = [sys.executable, str(script), self.broker, "--log", str(self.log)]
         log, env = self.folder / "demo.log", {"TMPDIR": str(self.scratch)}
         demo = ManagedProcess("demo", [*command, *arguments], log=log, env=env, cwd=self.folder)
         self._started.callback(demo.kill)

@@ -5,6 +5,7 @@ import threading
 from typing import Final, Self
 
 import trio
+from storing_broker import StoringBroker
 
 from admin.demo.broker import Loopback, serve_broker
 from harness.ports import free_port
@@ -35,7 +36,7 @@ class EmbeddedBroker:
 
     def stored(self, topic: str) -> int:
         """Return how many messages a topic has been given so far."""
-        return self._loopback.stored(topic)
+        return self._loopback.broker.stored(topic)
 
     def create_topic(self, name: str) -> None:
         """Make a topic; some clients do not send to one that does not exist."""
@@ -43,7 +44,7 @@ class EmbeddedBroker:
 
     def advertise(self, address: str) -> None:
         """Name a ``host:port`` in routes from now on, such as a sidecar's."""
-        self._loopback.broker.advertise(address)
+        self._loopback.broker.advertised = address
 
     def __enter__(self) -> Self:
         """Start it; leaving the block stops it.
@@ -65,4 +66,4 @@ class EmbeddedBroker:
         self._token = trio.lowlevel.current_trio_token()
         with self._scope:
             async with trio.open_nursery() as nursery:
-                self._started.put(await nursery.start(serve_broker))
+                self._started.put(await nursery.start(serve_broker, 0, 0, StoringBroker()))

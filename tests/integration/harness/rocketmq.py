@@ -12,28 +12,48 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Self
 
-from admin.demo.real.broker import BROKER_HOST
-from admin.demo.rocketmq.broker import (
-    BROKER_MEMORY,
-    HA_OFFSET,
-    NAME_SERVER_MEMORY,
-    VIP_OFFSET,
-    broker_conf,
-    java,
-    name_server_conf,
-)
 from harness.java import compiled_java
-from harness.paths import ROCKETMQ, rocketmq_classpath
+from harness.paths import ROCKETMQ, program, rocketmq_classpath
 from harness.ports import free_port
 from harness.process import ManagedProcess
 from harness.remoting import RemotingClient
 
+BROKER_HOST = "127.0.0.1"
+# Of the broker's VIP channel and of its port for replicas, from its port.
+VIP_OFFSET, HA_OFFSET = -2, 1
+NAME_SERVER_MEMORY = ("-Xms64m", "-Xmx256m")
+BROKER_MEMORY = ("-Xms512m", "-Xmx1g", "-XX:MaxDirectMemorySize=1g")
+# What RocketMQ's own start scripts open to it.
+_JAVA_OPENS = (
+    "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-opens=java.base/java.nio=ALL-UNNAMED",
+    "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
+)
+# Quickly up on few cores.
+_JAVA_FAST = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
+_BROKER_CONF = """\
+brokerClusterName=DefaultCluster
+brokerName=broker-a
+brokerId=0
+brokerIP1={advertised_host}
+bindAddress={bound_host}
+listenPort={port}
+haListenPort={ha_port}
+storePathRootDir={store}
+storePathCommitLog={store}/commitlog
+mappedFileSizeConsumeQueue=600000
+maxHashSlotNum=4000
+maxIndexNum=1000
+timerWheelEnable=false
+transientStorePoolEnable=false
+autoCreateTopicEnable=true
+diskMaxUsedSpaceRatio=95
+"""
 # A loaded CI machine takes several times the usual six seconds.
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 120.0
 _ROUTE_TIMEOUT_S = 120.0
 _FILLED_AT_ONCE = 250
-# On top of what the demo's broker has.
 _SETTINGS = {
     "mappedFileSizeCommitLog": "16777216",
     "flushDiskType": "ASYNC_FLUSH",
@@ -45,6 +65,12 @@ _SETTINGS = {
     "messageDelayLevel": " ".join(["1s"] * 18),
 }
 _NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
+
+
+def java(classpath: str, home: Path, *options: str) -> list[str]:
+    """Return a command line up to the name of the class that is run; it leaves files in ``home`` only."""
+    here = (f"-Duser.home={home}", f"-Djava.io.tmpdir={home}")
+    return [program("java"), *_JAVA_FAST, *here, *_JAVA_OPENS, *options, "-cp", f"{home}:{classpath}"]
 
 
 class RocketMQ:
@@ -98,7 +124,9 @@ class RocketMQ:
             self._name_servers = {}
             for number, address in enumerate(self.namesrvs, 1):
                 namesrv_conf = home / f"namesrv-{number}.conf"
-                namesrv_conf.write_text(name_server_conf(_port_of(address)), encoding="utf-8")
+                namesrv_conf.write_text(
+                    f"listenPort={_port_of(address)}\nbindAddress={BROKER_HOST}\n", encoding="utf-8"
+                )
                 self._name_servers[address] = self._start(
                     *(home, f"namesrv-{number}", rocketmq_classpath(), (*NAME_SERVER_MEMORY, *java_options)),
                     *("namesrv.NamesrvStartup", "-c", str(namesrv_conf)),
@@ -106,7 +134,14 @@ class RocketMQ:
                 starting.callback(self._name_servers[address].kill)
             conf = home / "broker.conf"
             lines = [f"{key}={value}\n" for key, value in {**_SETTINGS, **settings}.items()]
-            conf.write_text(broker_conf(self.port, advertised_host, home) + "".join(lines), encoding="utf-8")
+            own = _BROKER_CONF.format(
+                advertised_host=advertised_host,
+                bound_host=BROKER_HOST,
+                port=self.port,
+                ha_port=self.port + HA_OFFSET,
+                store=home / "store",
+            )
+            conf.write_text(own + "".join(lines), encoding="utf-8")
             self._start_broker = partial(
                 self._start,
                 *(home, "broker", classpath, broker_options),

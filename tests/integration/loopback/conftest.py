@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,9 +32,3 @@ async def embedded(nursery: trio.Nursery) -> Iterator[Embedded]:
     """An embedded broker on free ports."""
     yield Embedded(await nursery.start(serve_broker))
     nursery.cancel_scope.cancel()
-
-
-@pytest.fixture
-def programs() -> Path:
-    """Where the client programs of these tests lie."""
-    return Path(__file__).parent / "clients"

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from harness.paths import PARTS, VENV_BIN, required
+from harness.paths import ROOT, VENV_BIN, required
 from harness.process import ManagedProcess
 from harness.prometheus import Prometheus
 from PIL import Image
@@ -44,7 +44,7 @@ def demo(folder: Path, name: str, *arguments: str) -> Iterator[tuple[ManagedProc
     record = folder / f"{name}.json"
     seconds = CALM_S + FLOOD_S + CALM_S
     command = [
-        *(sys.executable, "-m", "admin.demo.rocketmq", "--jars", str(PARTS / "rocketmq" / "lib"), "--no-browser"),
+        *(sys.executable, str(ROOT / "deploy" / "demo" / "demo.py"), "rocketmq", "--no-browser"),
         *("--log", str(folder / "log"), "--record", str(record), "--seconds", str(seconds)),
         *("--calm", str(CALM_S), "--calm-after", str(CALM_S), *arguments),
     ]

@@ -1,4 +1,3 @@
-import json
 import os
 import re
 import signal
@@ -59,14 +58,11 @@ async def test_state_is_kept_for_as_long_as_it_runs(monkeypatch: pytest.MonkeyPa
     def looked(*args: Any, **how: Any) -> Any:
         (folder,) = tmp_path.iterdir()
         seen["files"] = {path.name for path in folder.iterdir()}
-        _, recommendations = (folder / "report" / "recommendations.json").read_text().split('"recommendations":[')
-        seen["advised"] = [each["name"] for each in json.loads(f"[{recommendations.rsplit(']', 1)[0]}]")]
         return summary(*args, **how)
 
     monkeypatch.setattr(view, "summary", looked)
     await embedded.perform(seconds=0.5)
-    assert seen["files"] >= {"report", "rejections", "spool"}
-    assert seen["advised"] == [load.topic for load in embedded.LOADS]
+    assert seen["files"] >= {"rejections", "spool"}
     assert os.listdir(tmp_path) == []  # noqa: PTH208 - a pathlib iterator is one of blocking calls
 
 
@@ -117,10 +113,3 @@ async def test_a_port_that_is_to_be_had_is_taken(
     text = capsys.readouterr().out
     assert f"127.0.0.1:{reserved_address[1]}" in text
     assert "is taken" not in text
-
-
-def test_one_topic_runs_away_tenfold_and_the_others_stay_under_the_limit() -> None:
-    rates = {load.topic: load.rate_per_s for load in embedded.LOADS if not load.runaway}
-    (runaway,) = [load.rate_per_s for load in embedded.LOADS if load.runaway]
-    assert runaway == 10 * embedded.LIMIT_PER_S
-    assert all(rate < embedded.LIMIT_PER_S for rate in rates.values())

@@ -5,13 +5,13 @@ from rich.console import Console, RenderableType
 
 from admin.config.addresses import Endpoint
 from admin.demo import view
-from admin.demo.broker import Loopback
+from admin.demo.broker import Broker, Loopback
 from admin.demo.embedded import LOADS, heading
 from admin.demo.ledger import EDITED, Check, Counts, Ledger
 
 HEADING = heading(
     Endpoint("127.0.0.1", 10911),
-    Loopback("127.0.0.1:10912", "127.0.0.1:9876"),
+    Loopback(Broker(), "127.0.0.1:10912", "127.0.0.1:9876"),
     "http://127.0.0.1:9870/",
     ["port 1 is taken"],
 )

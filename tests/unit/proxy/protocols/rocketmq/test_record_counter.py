@@ -7,8 +7,9 @@ from harness.wire_bytes import count_records
 from hypothesis import given
 from hypothesis import strategies as st
 from playbook.frames import cut, records
+from stored_records import Message, encode_record
 
-from admin.demo.broker.store import Message, encode_record, pack_host
+from admin.demo.broker import pack_host
 from proxy.protocols.rocketmq.answers import MIN_RECORD_BYTES, RecordCounter
 
 

@@ -6,7 +6,7 @@ import trio
 
 from admin.config.settings import Endpoint
 from admin.demo.ledger import Counts, TopicLoad
-from admin.demo.load import Producer
+from admin.demo.producer import Producer
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Refuse
 from proxy.protocols.rocketmq.replies import busy_answer
@@ -107,7 +107,7 @@ async def test_a_connection_that_ends_is_said(nursery: trio.Nursery) -> None:
 
 
 async def test_a_connection_that_is_refused_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("admin.demo.client._CONNECT_FOR_S", 0)
+    monkeypatch.setattr("admin.demo.producer._CONNECT_FOR_S", 0)
     producer, counts = await run(Endpoint("127.0.0.1", 1), 10**9)
     assert producer.lost is not None
     assert counts.sent == 0

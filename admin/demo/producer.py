@@ -1,7 +1,6 @@
-"""A client of the demos: it sends at a steady rate, whatever the answers; how, is its protocol's.
+"""Clients of the demos: they send at a steady rate, whatever the answers, and count these.
 
-One connection per name. It does not slow down when refused, as a runaway would not, and it counts every answer by what
-it says. No retries: not a client to copy.
+A client does not slow down or retry when it is refused, as a runaway would not.
 """
 
 from abc import ABC, abstractmethod
@@ -12,28 +11,46 @@ from typing import Final, Literal
 import trio
 
 from admin.config.addresses import Endpoint
+from admin.demo.broker import VERSION, cut
 from admin.demo.ledger import Counts, TopicLoad
+from proxy.protocols.rocketmq.wire.codes import RequestCode, ResponseCode
+from proxy.protocols.rocketmq.wire.command import RemotingCommand, encode
 
 #: Messages that are due are written together this often.
 _TICK_S: Final = 0.02
-_MADE_UP_FOR_S: Final = 0.5
+_MAX_CATCH_UP_S: Final = 0.5
 _CONNECT_FOR_S: Final = 5.0
 _READ_BYTES: Final = 64 * 1024
+_BODY: Final = b"sluice demo " * 8
+#: Of RocketMQ's SendMessageRequestHeaderV2, besides topic, queue and body.
+_FIELDS: Final = {
+    "a": "sluice-demo",
+    "c": "TBW102",
+    "d": "4",
+    "f": "0",
+    "g": "0",
+    "h": "0",
+    "i": "",
+    "j": "0",
+    "k": "false",
+    "l": "16",
+    "m": "false",
+}
 
 Outcome = Literal["passed", "refused", "failed"]
 
 
 class Client(ABC):
-    """One name's client.
+    """The client of one topic or queue, on one connection.
 
     Args:
         load: what it sends.
         counts: where it counts.
-        observe: told of each answer how many seconds it took.
+        observe: called with the seconds that each answer took.
 
     Attributes:
         topic: where it sends.
-        lost: why the connection ended too early; None if it did not.
+        lost: why the connection ended too early, or None.
     """
 
     def __init__(self, load: TopicLoad, counts: Counts, observe: Callable[[float], None] | None = None) -> None:
@@ -48,21 +65,18 @@ class Client(ABC):
 
     @abstractmethod
     def message(self, number: int) -> bytes:
-        """Write a message; the number is the next one, from 1."""
+        """Return a message; numbers count from 1."""
 
     @abstractmethod
     def answers(self, data: bytearray) -> Iterable[tuple[int, Outcome]]:
-        """Take whole answers off the beginning of what has come; returns the messages' numbers and what they say."""
+        """Take whole answers off the front of ``data``; return message numbers and outcomes."""
 
     async def greet(self, stream: trio.SocketStream) -> None:
-        """Say what comes before messages, and wait for the answers to it."""
+        """Do what comes before messages."""
         del stream
 
     async def run(self, endpoint: Endpoint) -> None:
-        """Connect and send until ``stop``, then read until every request has its answer.
-
-        Should the connection end before that, ``lost`` says why.
-        """
+        """Connect and send until ``stop``, then read until every request has its answer."""
         try:
             async with await _connect(endpoint) as stream, trio.open_nursery() as nursery:
                 await self.greet(stream)
@@ -82,16 +96,16 @@ class Client(ABC):
         self._stopping.set()
 
     def waiting_up_to(self, number: int) -> list[int]:
-        """Return the messages without an answer up to this one."""
+        """Return the messages up to this one that have no answer."""
         return [each for each in self._waiting if each <= number]
 
     async def _send(self, stream: trio.SocketStream) -> None:
         started_s = trio.current_time()
-        sent = 0
+        rate, sent = self._load.rate_per_s, 0
         while not self._stopping.is_set():
-            # What a stall has kept it from sending for longer than this is left out: at once it would be a flood.
-            started_s = max(started_s, trio.current_time() - _MADE_UP_FOR_S - sent / self._load.rate_per_s)
-            due = int((trio.current_time() - started_s) * self._load.rate_per_s) - sent
+            # After a long stall the rest is skipped: all at once would be a flood.
+            started_s = max(started_s, trio.current_time() - _MAX_CATCH_UP_S - sent / rate)
+            due = int((trio.current_time() - started_s) * rate) - sent
             if due > 0:
                 numbers = range(sent + 1, sent + due + 1)
                 self._waiting.update(dict.fromkeys(numbers, trio.current_time()))
@@ -106,24 +120,48 @@ class Client(ABC):
         while chunk := await stream.receive_some(_READ_BYTES):
             data += chunk
             for number, outcome in self.answers(data):
-                self._count(number, outcome)
+                sent_s = self._waiting.pop(number, None)
+                if sent_s is None:
+                    # A second answer never counts as a success.
+                    self._counts.stray += 1
+                    continue
+                if self._observe is not None:
+                    self._observe(trio.current_time() - sent_s)
+                setattr(self._counts, outcome, getattr(self._counts, outcome) + 1)
             if not self._waiting:
                 self._answered.set()
         raise trio.BrokenResourceError
 
-    def _count(self, number: int, outcome: Outcome) -> None:
-        sent_s = self._waiting.pop(number, None)
-        if sent_s is None:
-            # An answer to nothing, or a second one: never counted as a success.
-            self._counts.stray += 1
-            return
-        if self._observe is not None:
-            self._observe(trio.current_time() - sent_s)
-        setattr(self._counts, outcome, getattr(self._counts, outcome) + 1)
+
+class Producer(Client):
+    """A RocketMQ producer without routes and name server."""
+
+    def message(self, number: int) -> bytes:
+        """Return a request to store a message."""
+        fields = {**_FIELDS, "b": self.topic, "e": str(number % 4)}
+        request = RemotingCommand(
+            code=RequestCode.SEND_MESSAGE_V2,
+            language="PYTHON",
+            version=VERSION,
+            opaque=number,
+            fields=fields,
+            body=_BODY,
+        )
+        return encode(request)
+
+    def answers(self, data: bytearray) -> Iterable[tuple[int, Outcome]]:
+        """Read frames."""
+        return [(answer.opaque, _outcome(answer)) for answer in cut(data)]
+
+
+def _outcome(answer: RemotingCommand) -> Outcome:
+    if answer.code == ResponseCode.SUCCESS:
+        return "passed"
+    return "refused" if answer.code == ResponseCode.SYSTEM_BUSY and "RateLimit" in (answer.remark or "") else "failed"
 
 
 async def _connect(endpoint: Endpoint) -> trio.SocketStream:
-    """Connect, as clients do, to what may not listen for a moment: Sluice does not while its broker does not answer."""
+    """Connect, and try again for a while: Sluice does not listen while its broker does not answer."""
     with trio.move_on_after(_CONNECT_FOR_S):
         while True:
             with suppress(OSError):

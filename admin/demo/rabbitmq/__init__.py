@@ -1,1 +1,0 @@
-"""``make demo-rabbitmq``: Sluice in front of a real RabbitMQ while one queue is flooded. Not for production."""

@@ -1,0 +1,291 @@
+"""``make demo-rocketmq`` and ``make demo-rabbitmq``: Sluice in front of a real broker while one topic is flooded.
+
+Brokers are started by the harness of the integration tests. Not for production.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import webbrowser
+from contextlib import ExitStack
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import Final
+
+import trio
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "integration"))
+
+from brokers import BROKERS, FloodedBroker  # noqa: E402 - needs the path
+from harness.ports import free_port  # noqa: E402
+from harness.process import ManagedProcess  # noqa: E402
+from harness.sidecar import Metrics, Sluice  # noqa: E402
+
+from admin.common.tables import Rows  # noqa: E402
+from admin.config.addresses import DEFAULT_ADMIN, parse_endpoint  # noqa: E402
+from admin.demo import view  # noqa: E402
+from admin.demo.ledger import EDITED, WINDOW_S, Check, Counts, Ledger, TopicLoad, held  # noqa: E402
+from admin.demo.stage import obey, send  # noqa: E402
+from admin.run.check import show  # noqa: E402
+
+LIMIT_PER_S: Final = 200.0
+#: With the usual second, the whole burst would reach this small broker at once and be a flood again.
+BURST_S: Final = 0.2
+FLOODED: Final = "runaway"
+QUIET: Final = (
+    TopicLoad("orders", 40),
+    TopicLoad("payments", 25),
+    TopicLoad("invoices", 15),
+    TopicLoad("shipments", 10),
+    TopicLoad("audit", 5),
+)
+#: Virtual machine and broker are slow at first. That does not count.
+_WARM_UP_S: Final = 4.0
+
+_CONFIG: Final = """\
+{listeners}
+[defaults.{kind}]
+rate = {limit:g}
+burst_s = {burst_s:g}
+break_s = {burst_s:g}
+
+[rejection_log]
+dir = {log}
+instance = "demo"
+"""
+_LISTENER: Final = '[[listeners]]\nlisten = "{0.listen}"\nbroker = "{0.broker}"\nprotocol = "{1}"\n'
+
+
+def main() -> int:
+    """Run the demo; returns 0 if all checks hold, 1 if not, 128 + N if signal N cut it short."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("broker", choices=BROKERS)
+    parser.add_argument("--log", type=Path, required=True, metavar="DIRECTORY", help="for the rejection log; emptied")
+    parser.add_argument("--seconds", type=float, default=inf, metavar="N", help="end after N seconds")
+    parser.add_argument("--calm", type=float, default=3.0, metavar="N", help="seconds before the flood (3)")
+    parser.add_argument("--calm-after", type=float, default=0.0, metavar="N", help="seconds after it (0)")
+    parser.add_argument("--without", dest="sluice", action="store_false", help="the same without Sluice")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write each second's figures here, as JSON")
+    parser.add_argument("--no-browser", dest="browser", action="store_false", help="do not open the page")
+    options = parser.parse_args()
+    # So that what was started is stopped.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        with tempfile.TemporaryDirectory(prefix="sluice-demo-") as folder, ExitStack() as stack:
+            show(Text(f"starting {options.broker}", style="dim"))
+            broker = BROKERS[options.broker](Path(folder), stack, behind_sluice=options.sluice)
+            broker.create([*(load.topic for load in QUIET), FLOODED])
+            sluice = _start_sluice(options, Path(folder), stack, broker) if options.sluice else None
+            return trio.run(Demo(options, broker, sluice).perform)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _start_sluice(options: argparse.Namespace, folder: Path, stack: ExitStack, broker: FloodedBroker) -> Sluice:
+    show(Text(f"starting sluice at {broker.clients}, where clients connect", style="dim"))
+    shutil.rmtree(options.log, ignore_errors=True)
+    options.log.mkdir(parents=True)
+    config = _CONFIG.format(
+        listeners="".join(_LISTENER.format(route, broker.protocol) for route in broker.routes),
+        kind=broker.kind,
+        limit=LIMIT_PER_S,
+        burst_s=BURST_S,
+        log=json.dumps(str(options.log.resolve())),
+    )
+    home = folder / "sluice"
+    home.mkdir()
+    return stack.enter_context(Sluice(home, broker.routes, config=config, admin=_admin(), covered=False))
+
+
+def _admin() -> str:
+    """Return the usual admin address, or another one if it is taken."""
+    usual = parse_endpoint(DEFAULT_ADMIN)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(usual)
+        except OSError:
+            return f"{usual.host}:{free_port(usual.host)}"
+    return DEFAULT_ADMIN
+
+
+class Demo:
+    """The clients, the flood, and what is seen of them."""
+
+    def __init__(self, options: argparse.Namespace, broker: FloodedBroker, sluice: Sluice | None) -> None:
+        self.options, self.broker, self.sluice = options, broker, sluice
+        # The flood has no rate of its own: it sends as fast as it is answered.
+        self.ledger = Ledger((*QUIET, TopicLoad(FLOODED, 0, runaway=True)), broker.kind)
+        self.waits: dict[str, list[float]] = {load.topic: [] for load in QUIET}
+        self.seen = {load.topic: Counts() for load in QUIET}
+        self.record: list[dict[str, object]] = []
+        self.flood: ManagedProcess | None = None
+        self.flood_began_s = self.flooded_s = 0.0
+        self.bypassed = 0
+        self.version: float | None = None
+
+    async def perform(self) -> int:
+        """Send, show what becomes of it, and return the exit code."""
+        exit_code = [1]
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async with trio.open_nursery() as nursery:
+                started, stopping = trio.Event(), trio.Event()
+                nursery.start_soon(obey, signals, started, stopping, nursery.cancel_scope, exit_code)
+                await self._warm_up()
+                started.set()
+                show(self._heading())
+                exit_code[0] = await self._play(stopping)
+                nursery.cancel_scope.cancel()
+        if self.sluice is not None:
+            log = self.options.log
+            show(Text(f"\nThe rejection log stays in {log} until the next run: .venv/bin/sluice report {log}"))
+        return exit_code[0]
+
+    def _heading(self) -> RenderableType:
+        broker, page = self.broker, ""
+        rows = [("way", f"clients → {broker.name} {broker.address}; without Sluice")]
+        if self.sluice is not None:
+            page = f"http://{self.sluice.admin}/"
+            at_once = f"{LIMIT_PER_S * BURST_S:g} at once after a pause"
+            rows = [
+                ("way", f"clients → sluice {broker.clients} → {broker.name} {broker.address}"),
+                ("limit", f"{LIMIT_PER_S:g} messages/s for each {broker.kind}, {at_once}"),
+            ]
+            if self.options.browser and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+                webbrowser.open(page)
+        rows += [
+            ("flood", f"{broker.kind} {FLOODED}, by {broker.generator}"),
+            ("join in", broker.join_in),
+            ("rates", f"mean of the last {WINDOW_S:g} s"),
+        ]
+        return view.heading(f"sluice before a real {broker.name}" if page else f"{broker.name} alone", page, rows)
+
+    async def _warm_up(self) -> None:
+        clients = [self.broker.client(load, Counts()) for load in QUIET]
+        async with trio.open_nursery() as nursery:
+            for client in clients:
+                nursery.start_soon(client.run, self.broker.clients)
+            await trio.sleep(_WARM_UP_S)
+            for client in clients:
+                client.stop()
+            nursery.cancel_scope.deadline = trio.current_time() + self.broker.last_answers_s
+
+    async def _play(self, stopping: trio.Event) -> int:
+        """Send until it is over, show the summary, and return the exit code."""
+        before = await self._stored()
+        clients = [self.broker.client(load, self.seen[load.topic], self.waits[load.topic].append) for load in QUIET]
+        seconds = None if self.options.seconds == inf else self.options.seconds
+        elapsed_s, lost = await send(
+            clients,
+            self.ledger,
+            self.broker.clients,
+            seconds,
+            stopping,
+            refresh_s=0.5,
+            look=self._look,
+            last_answers_s=self.broker.last_answers_s,
+        )
+        stored = {topic: count - before[topic] for topic, count in (await self._stored()).items()}
+        await self._count()
+        checks = [*self._checks(stored), *(Check(holds=False, text=line) for line in lost)]
+        limit_per_s = LIMIT_PER_S if self.sluice else inf
+        show(view.summary(self.ledger, stored, limit_per_s, elapsed_s, checks, burst_s=BURST_S))
+        show(_waits(self.waits, self.broker.kind))
+        if self.options.record is not None:
+            record = {"limit_per_s": LIMIT_PER_S, "flooded": FLOODED, "sluice": bool(self.sluice)}
+            self.options.record.write_text(json.dumps({**record, "seconds": self.record}), encoding="utf-8")
+        return 0 if all(each.holds for each in checks) else 1
+
+    async def _stored(self) -> dict[str, int]:
+        topics = [*self.seen, FLOODED]
+        return {topic: await trio.to_thread.run_sync(self.broker.stored, topic) for topic in topics}
+
+    async def _look(self, elapsed_s: float, over: bool) -> None:  # noqa: FBT001 - called by the stage
+        """Begin and end the flood, and bring the ledger up to date."""
+        if self.flood is None and not over and elapsed_s >= self.options.calm:
+            self.flood, self.flood_began_s = self.broker.flood(FLOODED), trio.current_time()
+        flooding = self.flood is not None and not self.flooded_s
+        if self.flood is not None and flooding and not self.flood.running:
+            raise self.flood.failure("ended too early")
+        if (
+            self.flood is not None
+            and flooding
+            and (over or elapsed_s >= self.options.seconds - self.options.calm_after)
+        ):
+            self.flooded_s = trio.current_time() - self.flood_began_s
+            await trio.to_thread.run_sync(self.flood.kill)
+        told = {topic: len(waits) for topic, waits in self.waits.items()}
+        await self._count()
+        if int(elapsed_s) > len(self.record):
+            counts = self.ledger.counts.items()
+            totals = {topic: [each.sent, each.passed, each.refused + each.failed] for topic, each in counts}
+            waits = {topic: self.waits[topic][told[topic] :] for topic in told}
+            self.record.append({"at_s": elapsed_s, "flooding": flooding, "counts": totals, "waits_s": waits})
+
+    async def _count(self) -> None:
+        counts = self.ledger.counts
+        if self.sluice is not None:
+            metrics: Metrics = await trio.to_thread.run_sync(self.sluice.metrics)
+            requests = partial(metrics.total, "sluice_requests_total", kind=self.broker.kind, resource=FLOODED)
+            refused = int(requests(verdict="refuse"))
+            counts[FLOODED] = Counts(int(requests()), int(requests()) - refused, refused)
+            self.bypassed = int(metrics.total("sluice_bypassed_total"))
+            version = metrics.total("sluice_rule_set_version")
+            self.version = self.version or version
+            self.ledger.edited = version != self.version
+        elif self.flood is not None:
+            passed = await trio.to_thread.run_sync(self.broker.stored, FLOODED)
+            refused = self.broker.failed(self.flood.lines)
+            counts[FLOODED] = Counts(passed + refused, passed, refused)
+        for topic, seen in self.seen.items():
+            # Without Sluice it is the broker that refuses.
+            refused, failed = (seen.refused, seen.failed) if self.sluice else (seen.failed, 0)
+            counts[topic] = Counts(seen.sent, seen.passed, refused, failed)
+
+    def _checks(self, stored: dict[str, int]) -> list[Check]:
+        kind, quiet = self.broker.kind, [self.ledger.counts[load.topic] for load in QUIET]
+        sent, refused, failed, unanswered = (
+            sum(getattr(each, key) for each in quiet) for key in ("sent", "refused", "failed", "unanswered")
+        )
+        answered = Check(not unanswered, f"every request for a quiet {kind} got its answer: {unanswered:,} did not")
+        if self.sluice is None:
+            lost = f"without Sluice, of {sent:,} messages for quiet {kind}s the broker refused {refused:,}"
+            return [answered, Check(holds=True, text=lost)]
+        if self.ledger.edited:
+            return [EDITED, answered]
+        kept = sum(stored[load.topic] for load in QUIET)
+        told = f"quiet {kind}s: {sent:,} sent, {refused:,} refused by Sluice, {kept:,} stored"
+        told += f"; {failed:,} refused by the broker, which was too slow" if failed else ""
+        burst = LIMIT_PER_S * BURST_S
+        allowed = int(LIMIT_PER_S * self.flooded_s + burst) + 1 + self.bypassed
+        bound = f"{LIMIT_PER_S:g}/s for {self.flooded_s:.1f} s, one burst of {burst:g}, one more"
+        bound += f", and {self.bypassed:,} that bypassed the limiter" if self.bypassed else ""
+        return [
+            Check(not refused and kept >= sent - failed - unanswered, told),
+            held(FLOODED, self.ledger.counts[FLOODED], stored[FLOODED], allowed, bound),
+            answered,
+        ]
+
+
+def _waits(found: dict[str, list[float]], kind: str) -> RenderableType:
+    """Show how long answers took, by topic or queue."""
+    rows = []
+    for topic, waits_s in found.items():
+        if ordered := sorted(waits_s):
+            at = (min(len(ordered) - 1, int(len(ordered) * share)) for share in (0.5, 0.99, 1))
+            rows.append((topic, *(f"{ordered[index] * 1000:,.1f} ms" for index in at)))
+    table = Rows((kind, "half within", "99% within", "slowest"), rows, right=(1, 2, 3))
+    return Group(Text("\nhow long answers took", style="bold"), table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
