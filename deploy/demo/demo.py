@@ -26,8 +26,9 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "integration"))
 
 from brokers import BROKERS, FloodedBroker  # noqa: E402 - needs the path
+from harness.paths import MissingPartError  # noqa: E402
 from harness.ports import free_port  # noqa: E402
-from harness.process import ManagedProcess  # noqa: E402
+from harness.process import ManagedProcess, ProcessFailedError  # noqa: E402
 from harness.sidecar import Metrics, Sluice  # noqa: E402
 
 from admin.common.tables import Rows  # noqa: E402
@@ -88,6 +89,18 @@ def main() -> int:
             return trio.run(Demo(options, broker, sluice).perform)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except (MissingPartError, ProcessFailedError) as error:
+        return _failed(error)
+    except BaseExceptionGroup as group:
+        failed, rest = group.split(ProcessFailedError)
+        if rest is not None or failed is None:
+            raise
+        return _failed(failed.exceptions[0])
+
+
+def _failed(error: BaseException) -> int:
+    sys.stderr.write(f"demo: {error}\n")
+    return 1
 
 
 def _start_sluice(options: argparse.Namespace, folder: Path, stack: ExitStack, broker: FloodedBroker) -> Sluice:
