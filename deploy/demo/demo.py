@@ -141,6 +141,7 @@ class Demo:
         self.waits: dict[str, list[float]] = {load.topic: [] for load in QUIET}
         self.seen = {load.topic: Counts() for load in QUIET}
         self.record: list[dict[str, object]] = []
+        self.told = dict.fromkeys(self.waits, 0)
         self.flood: ManagedProcess | None = None
         self.flood_began_s = self.flooded_s = 0.0
         self.bypassed = 0
@@ -236,12 +237,13 @@ class Demo:
         ):
             self.flooded_s = trio.current_time() - self.flood_began_s
             await trio.to_thread.run_sync(self.flood.kill)
-        told = {topic: len(waits) for topic, waits in self.waits.items()}
+            flooding = False
         await self._count()
         if int(elapsed_s) > len(self.record):
             counts = self.ledger.counts.items()
             totals = {topic: [each.sent, each.passed, each.refused + each.failed] for topic, each in counts}
-            waits = {topic: self.waits[topic][told[topic] :] for topic in told}
+            waits = {topic: found[self.told[topic] :] for topic, found in self.waits.items()}
+            self.told = {topic: len(found) for topic, found in self.waits.items()}
             self.record.append({"at_s": elapsed_s, "flooding": flooding, "counts": totals, "waits_s": waits})
 
     async def _count(self) -> None:
