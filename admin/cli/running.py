@@ -11,7 +11,7 @@ from admin.cli import protocol_words
 from admin.cli.options import FileName, Flag, Switch, warn
 from admin.common.errors import SettingsError
 from admin.config.addresses import DEFAULT_ADMIN
-from admin.run.garbage import short_pauses
+from admin.run.process import short_pauses
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "human", "json"]

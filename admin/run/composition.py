@@ -1,7 +1,6 @@
-"""What settings amount to: listeners with their protocols, the pipeline, and the rule set.
+"""Turns settings into a plan: listeners with their protocols, the pipeline, and the rule set. Starts nothing.
 
-Between the configuration and the data path: plug-ins are loaded and given their options, and what can only be
-checked with all of that at hand is checked. How rules come about is ``admin.config.rulebook``. Nothing is started here.
+It loads plug-ins and checks what can only be checked with them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -43,10 +42,7 @@ class PlannedListener:
     """One listener with its protocol loaded.
 
     Attributes:
-        settings: as configured.
-        protocol: the plug-in its name stands for.
         options: the protocol's own, in the type that it declares.
-        tls: with its clients and with its broker.
         source: where the listener was configured.
     """
 
@@ -59,22 +55,20 @@ class PlannedListener:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that would be in force.
+    """A checked configuration.
 
     Attributes:
-        settings: as configured.
-        listeners: in the order of the configuration.
         handlers: in the order in which they decide.
         handler_sources: where each handler was configured.
-        protocols: those of the listeners; the usual one where there is no listener.
-        kinds: the kinds of resources that the protocols make.
-        rulebook: the operator's rules over the protocols' own, for edits to be laid over them.
-        rule_set: what they amount to.
-        lint: what is allowed in the limits but probably not meant, a line each.
+        protocols: those of the listeners; the default one without listeners.
+        kinds: the kinds of resources of the protocols.
+        rulebook: the operator's rules over the protocols' defaults.
+        rule_set: the rules of the rulebook.
+        lint: warnings about the limits.
         access: who may use the admin address.
-        certificate: what makes the admin address HTTPS, if it is.
-        replaced: what the file says and the environment says otherwise, a line each.
-        files: those that all of it was read from.
+        certificate: of the admin address, if it speaks HTTPS.
+        replaced: settings in the file that the environment overrides, a line each.
+        files: all files that were read.
     """
 
     settings: Settings
@@ -102,11 +96,11 @@ class Plan:
         return leaves_ipv4(listen, [*others, *(each.settings.listen for each in self.listeners)])
 
     def data_path_config(self, spool_folder: Path | None = None, *, spool_required: bool = False) -> DataPathConfig:
-        """Return what a data path is built from.
+        """Return the configuration of the data path.
 
         Args:
-            spool_folder: where requests are put aside; None is nowhere.
-            spool_required: without that folder nothing is to start.
+            spool_folder: None is no spool.
+            spool_required: fail at the start if the folder cannot be used.
         """
         settings = self.settings
         bounds, spool, flow, alarms = settings.bounds, settings.spool, settings.flow, settings.alarms
@@ -150,7 +144,7 @@ class Plan:
                 SpoolSettings(
                     memory_bytes=spool.memory_bytes,
                     max_disk_bytes=spool.max_disk_bytes,
-                    # While the alarm stands, what is here already can still be written.
+                    # While the alarm is on, requests that are here already can still be written.
                     least_free_bytes=alarms.disk_free_bytes // 2,
                     most_age_s=spool.max_age_s,
                     target_s=spool.target_s,
@@ -166,7 +160,7 @@ class Plan:
         )
 
     def warnings(self) -> list[str]:
-        """Say what is allowed but probably not meant."""
+        """Return warnings about what is allowed but probably not meant."""
         found = []
         if not self.listeners:
             found.append("no listener: `sluice run` refuses it without --listen and --broker")
@@ -180,7 +174,7 @@ class Plan:
         return [*found, *self.access.warnings, *self.lint]
 
     def expiries(self) -> list[Expiry]:
-        """Return until when each of Sluice's own certificates holds, as far as that can be read."""
+        """Return when Sluice's own certificates end, as far as that can be read."""
         found = [each for listener in self.listeners for each in listener.tls.expiries]
         return found if self.certificate is None else [*found, *self.certificate.expiries]
 

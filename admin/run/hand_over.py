@@ -1,29 +1,27 @@
-"""One process takes the place of another that runs, and nobody is refused meanwhile, nor forgiven.
+"""Zero-downtime restart: a new process takes over the listening sockets and the limiter state.
 
-The one that runs listens on a Unix socket in its state directory, as HAProxy does with ``expose-fd listeners``; the new
-one, started with ``take_over``, comes there::
+No connection is refused and no debt is forgotten. The old process listens on a Unix socket in its state directory, as
+HAProxy does with ``expose-fd listeners``. The new one, started with ``take_over``, connects::
 
-    new                                                            running
+    new                                                  old
     reads its configuration
-    hello                                                       →
-                                                                ←  offer, with the listening sockets and the lock of the
-                                                                   state directory; from here on it makes no edits
-    reads the edits, binds what is new: all that can fail
-    ready                                                       →
-                                                                   accepts nobody any more, takes no further requests,
-                                                                   closes the spool
-                                                                ←  left: the limits as they are now
+    hello                                             →
+                                                      ←  offer, with the listening sockets and the state directory's
+                                                         lock; it makes no edits from here on
+    reads the edits, binds new sockets: this can fail
+    ready                                             →
+                                                         accepts no connections and requests, closes the spool
+                                                      ←  left: the limiter state
     opens the spool, accepts
-    serves                                                      →
-                                                                   closes the admin address, drains
-                                                                ←  spent: what it spent of the limits since
-                                                                   ends
+    serves                                            →
+                                                         closes the admin address, drains
+                                                      ←  spent: the permits spent since
+                                                         ends
 
-Whoever connects between the two waits in the backlog of the socket, which both have. If the connection breaks before
-"serves", the one that runs goes on: until "ready" nothing has happened there, and afterwards it accepts again. The
-first message of each side keeps its form in all versions; what limits look like has a version of its own.
-
-Who may connect there may have all of it: the socket is for the user of the service only.
+Clients that connect in between wait in the sockets' backlog. If the connection breaks before "serves", the old process
+continues: until "ready" nothing has changed there, and afterwards it accepts again. The first message of each side
+keeps its form in all versions; the limiter state has a version of its own. The socket is for the service's user only,
+as anyone who can connect gets everything.
 """
 
 import array
@@ -53,13 +51,13 @@ NAME: Final = "hand-over.socket"
 _VERSION: Final = 1
 _LENGTH_BYTES: Final = 8
 _MAX_BYTES: Final = 512 * 1024 * 1024
-#: The kernel passes no more at once (SCM_MAX_FD).
+#: The kernel's SCM_MAX_FD.
 _MAX_DESCRIPTORS: Final = 253
-#: To read edits may take a while; a process that hangs must not keep others from editing.
+#: The new process reads edits and binds. Edits wait meanwhile.
 _READY_S: Final = 60.0
-#: To close the spool and read the limits likewise; nobody is accepted meanwhile, nor by the one that runs.
+#: The old process closes the spool and encodes the limiter state. Connections wait meanwhile.
 _LEFT_S: Final = 60.0
-#: To try the brokers and open the spool likewise; meanwhile nobody is accepted.
+#: The new process tries the brokers and opens the spool. Connections wait meanwhile.
 _SERVES_S: Final = 30.0
 _MODE: Final = 0o600
 
@@ -71,7 +69,7 @@ class _Hello(msgspec.Struct, frozen=True):
 
 
 class _Offer(msgspec.Struct, frozen=True):
-    """The descriptors are those of the lock and then of the sockets."""
+    """Comes with the descriptors of the lock and then of the sockets."""
 
     version: int
     pid: int
@@ -94,11 +92,11 @@ class _SpentSince(msgspec.Struct, frozen=True):
 
 
 class BrokenError(Exception):
-    """The other process has gone, or says what this one does not understand."""
+    """The other process has gone, or sent something that is not a message."""
 
 
 class _Channel:
-    """A connection between the two processes: messages, and descriptors along with them."""
+    """Messages between the two processes, and descriptors along with them."""
 
     def __init__(self, sock: trio.socket.SocketType) -> None:
         self._sock = sock
@@ -130,16 +128,16 @@ class _Channel:
                     if level == socket.SOL_SOCKET and what == socket.SCM_RIGHTS:
                         descriptors.frombytes(rights[: len(rights) - len(rights) % descriptors.itemsize])
                 if not data:
-                    raise BrokenError("it has gone")  # noqa: TRY301 - to give back what came
+                    raise BrokenError("it has gone")  # noqa: TRY301 - to close the descriptors
                 head += data
             size = int.from_bytes(head)
             if size > _MAX_BYTES:
-                raise BrokenError("it sent what is no message")  # noqa: TRY301 - likewise
+                raise BrokenError("it sent no message")  # noqa: TRY301 - as above
             body = bytearray()
             while len(body) < size:
                 data = await self._sock.recv(min(size - len(body), 1024 * 1024))
                 if not data:
-                    raise BrokenError("it has gone")  # noqa: TRY301 - likewise
+                    raise BrokenError("it has gone")  # noqa: TRY301 - as above
                 body += data
             return msgspec.msgpack.decode(body, type=kind), descriptors.tolist()
         except (OSError, msgspec.MsgspecError) as error:
@@ -151,14 +149,7 @@ class _Channel:
 
 
 class Predecessor:
-    """The process whose place this one takes.
-
-    Args:
-        channel: the connection to it.
-        pid: its process.
-        lock: the lock of the state directory that both have now.
-        sockets: its listening sockets.
-    """
+    """The old process, in the new one. Both have ``lock``, the state directory's, and its listening ``sockets``."""
 
     def __init__(self, channel: _Channel, pid: int, lock: int, sockets: list[socket.socket]) -> None:
         self.pid = pid
@@ -167,10 +158,10 @@ class Predecessor:
         self._channel = channel
 
     async def take(self) -> SavedLimits | None:
-        """Have it accept nobody any more; return its limits, or None if they cannot be used here.
+        """Have it stop accepting; return its limiter state, or None if it cannot be used here.
 
         Raises:
-            StartError: it has gone, goes on itself, or does not answer.
+            StartError: it has gone, continues, or does not answer.
         """
         try:
             with trio.fail_after(_LEFT_S):
@@ -181,15 +172,11 @@ class Predecessor:
         try:
             return limiter_state.decode(left.limits)
         except limiter_state.UnreadableError as error:
-            _log.warning("the limits of the process before are not used; limits begin full", reason=str(error))
+            _log.warning("the limits of the old process are not used; limits begin full", reason=str(error))
             return None
 
     async def serve(self) -> None:
-        """Tell it that this process accepts clients.
-
-        Raises:
-            StartError: it has gone, or goes on itself.
-        """
+        """Tell it that this process accepts clients; raises StartError if it has gone."""
         try:
             await self._channel.send(_Serves())
         except BrokenError as error:
@@ -197,7 +184,7 @@ class Predecessor:
         _log.info("took over from the process before, which drains", pid=self.pid)
 
     async def settle(self, data_path: DataPath) -> None:
-        """Wait until it ends, and take off the limits what it spent of them meanwhile."""
+        """Wait until it ends, and debit the limits by what it spent meanwhile."""
         try:
             since, _ = await self._channel.receive(_SpentSince)
         except BrokenError:
@@ -210,15 +197,15 @@ class Predecessor:
             self._channel.close()
 
     def close(self) -> None:
-        """Leave everything to it."""
+        """End the conversation."""
         self._channel.close()
 
 
 async def reach(directory: Path) -> Predecessor | None:
-    """Ask the process that runs in a state directory for what it has; None if there is none.
+    """Connect to the process that runs in a state directory; None if there is none.
 
     Raises:
-        StartError: it does not answer as one does.
+        StartError: it does not answer as expected.
     """
     sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     channel = _Channel(sock)
@@ -242,18 +229,18 @@ async def reach(directory: Path) -> Predecessor | None:
 
 
 class HandOver:
-    """Leaves everything to a process that comes for it.
+    """Hands everything over to a new process, in the old one.
 
     Args:
         store: the state directory.
         admin: the socket of the admin address, if there is one.
-        data_path: what is left.
-        edits: what is to make no changes from then on.
+        data_path: whose listeners and limits are handed over.
+        edits: makes no changes from then on.
         grace_s: how long the drain may take.
-        handed_over: set once the other process serves.
+        handed_over: set once the new process serves.
     """
 
-    def __init__(  # noqa: PLR0917 - all that there is to hand over
+    def __init__(  # noqa: PLR0917 - one for each part that is handed over
         self,
         store: Store,
         admin: socket.socket | None,
@@ -271,16 +258,16 @@ class HandOver:
         self._successor: tuple[_Channel, SavedLimits] | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Wait for another process until cancelled; if nobody can come, that is a line in the log."""
+        """Wait for a new process until cancelled."""
         listening = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with listening:
             try:
-                # Before there is a name by which anybody could connect.
+                # Before it has a name.
                 os.fchmod(listening.fileno(), _MODE)
                 directory = self._store.directory
-                assert directory is not None  # noqa: S101 - without one nobody can come
+                assert directory is not None  # noqa: S101 - checked by the caller
                 with _in_directory(directory) as address:
-                    # Left by a process that has gone, or by the one whose place this one has taken.
+                    # Left by an earlier process.
                     (directory / NAME).unlink(missing_ok=True)
                     await listening.bind(address)
                 listening.listen(1)
@@ -298,7 +285,7 @@ class HandOver:
                     channel.close()
 
     async def finish(self) -> None:
-        """Tell the other process what was spent since, after the drain."""
+        """Tell the new process what was spent since, after the drain."""
         if self._successor is not None:
             channel, saved = self._successor
             with suppress(BrokenError), trio.move_on_after(1):
@@ -316,7 +303,7 @@ class HandOver:
                     await channel.receive(_Ready)
                 await self._leave_listeners_to(channel)
                 self._handed_over.set()
-                # What is written down from now on is the other one's.
+                # The new process makes the edits from now on.
                 await trio.sleep_forever()
         except (BrokenError, trio.TooSlowError, OverflowError) as error:
             _log.warning("another process came to take over and did not; this one goes on", reason=_reason(error))
@@ -349,7 +336,7 @@ def _close(descriptors: Iterable[int]) -> None:
 
 @contextmanager
 def _in_directory(directory: Path) -> Iterator[str]:
-    """Give the address of the socket: a path in its place may be longer than the 107 bytes that one may have."""
+    """Return a short address of the socket, as its path may be longer than the 107 bytes allowed."""
     descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{descriptor}/{NAME}"

@@ -1,7 +1,6 @@
 """Limit commands: clients view limits and change rates in the broker's own protocol.
 
-The listener decides which clients may, before a command comes here. A change is an edit like any other: stored,
-recorded, and undone in the same ways; its author is ``remote``.
+The listener decides which clients may. A change is an edit like any other; its author is ``remote``.
 """
 
 import time
@@ -18,7 +17,6 @@ from admin.edits.model import Author, EditError, LimitFields, NotFoundError, Set
 from admin.edits.service import EditService
 from limiter.rules.patterns import read_glob
 from limiter.rules.resource import Resource
-from proxy.common.cooperative import Pace
 from proxy.common.log_rate import LogRate
 from proxy.control import DataPath, LimitCommand, LimitCommandReply, ListedLimit
 
@@ -27,7 +25,7 @@ _log = structlog.get_logger(__name__)
 NAME: Final = "remote"
 """The author of such changes."""
 
-#: The data path counts all further names under this one.
+#: The data path counts names past its bound under this one.
 _OTHERS: Final = "_other"
 _NS_PER_MS: Final = 1_000_000
 _NS_PER_S: Final = 1_000_000_000
@@ -41,15 +39,7 @@ async def answer(
     wall_ns: Callable[[], int] = time.time_ns,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Answer commands until cancelled, in the order in which they came.
-
-    Args:
-        data_path: where they come from.
-        edits: what they are about.
-        now_ns: the monotonic clock of the data path.
-        wall_ns: nanoseconds since 1970.
-        task_status: reports that they are taken.
-    """
+    """Answer commands until cancelled, in the order in which they came."""
     log_rate = LogRate()
     async with data_path.limit_commands() as commands:
         task_status.started()
@@ -82,27 +72,28 @@ async def view(data_path: DataPath, edits: EditService, now_ns: int, since_1970_
         now_ns: the monotonic clock.
         since_1970_ns: added to the monotonic clock it gives nanoseconds since 1970.
     """
-    # Rules with hours hold by the wall clock.
+    # Rules with hours apply by the wall clock.
     rules = edits.rule_set.at(datetime.fromtimestamp((now_ns + since_1970_ns) / _NS_PER_S, UTC))
     shown = frozenset(kind.name for kind in edits.reader.kinds.values() if kind.in_commands)
-    pace = Pace()
-    found: dict[Resource, ListedLimit] = {}
-    for entry in edits.limits():
-        name = read_glob(entry.name).exact_name if entry.kind in shown else None
-        if name is not None:
-            resource = Resource(entry.kind, name)
-            found[resource] = ListedLimit(*resource, _rate(entry.limit), 0, 0)
-        await pace.keep()
-    async with aclosing(data_path.resources()) as states:
-        async for state in states:
-            if state.kind not in shown or state.name == _OTHERS:
-                continue
+    entries = edits.limits()
+    async with aclosing(data_path.resources()) as all_states:
+        states = [state async for state in all_states if state.kind in shown and state.name != _OTHERS]
+
+    def listed() -> dict[Resource, ListedLimit]:
+        found: dict[Resource, ListedLimit] = {}
+        for entry in entries:
+            name = read_glob(entry.name).exact_name if entry.kind in shown else None
+            if name is not None:
+                resource = Resource(entry.kind, name)
+                found[resource] = ListedLimit(*resource, _rate(entry.limit), 0, 0)
+        for state in states:
             resource = Resource(state.kind, state.name)
             refused_ns = state.last_refused_ns
             refused_ms = 0 if refused_ns is None else (refused_ns + since_1970_ns) // _NS_PER_MS
-            rate_per_s = rules.match(resource).rate_per_s
-            found[resource] = ListedLimit(*resource, rate_per_s, state.last_wait_us, refused_ms)
-            await pace.keep()
+            found[resource] = ListedLimit(*resource, rules.match(resource).rate_per_s, state.last_wait_us, refused_ms)
+        return found
+
+    found = await trio.to_thread.run_sync(listed)
     return LimitCommandReply(version=rules.version, limits=tuple(found.values()))
 
 

@@ -1,7 +1,6 @@
-"""The limiters' state as bytes: stored permits, debts, open breakers, fair shares. A restart forgets no debt.
+"""The limiter state as bytes, for a process that takes over or for the next start: a restart forgets no debt.
 
-It goes to a process that takes over, or at an orderly end into the state directory. Times are of the monotonic clock,
-so state from another boot or time namespace is not used. Every limiter then begins full.
+Times are of the monotonic clock, so state from another boot or time namespace is not used: limiters begin full.
 """
 
 import os
@@ -36,11 +35,7 @@ class UnreadableError(Exception):
 
 
 def encode(limits: SavedLimits) -> bytes:
-    """Return the state as bytes.
-
-    Raises:
-        OverflowError: a figure has more than 64 bits.
-    """
+    """Return the state as bytes; raises OverflowError if a figure has more than 64 bits."""
     body = msgspec.msgpack.encode(_State(_VERSION, clock(), limits))
     return crc32(body).to_bytes(_CHECKSUM_BYTES) + body
 

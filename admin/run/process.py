@@ -1,29 +1,32 @@
-"""What the sidecar asks of its own process: enough file descriptors, and how those that there are get shared out."""
+"""What the sidecar asks of its own process: file descriptors, and short pauses for garbage collection."""
 
+import gc
 import resource
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from admin.common.errors import StartError
 from admin.http.http1 import MAX_CONNECTIONS
 
-#: Of each listener: its sockets, and one to try the broker with.
+#: The sockets of a listener, and one to try the broker with.
 _PER_LISTENER: Final = 3
-#: Logs, configuration and names are read and written now and then; and the admin address listens.
+#: For logs, configuration and name look-ups, and the listening admin address.
 _RESERVE: Final = 16
-#: Of what is left where there is little: the admin address answers however many clients there are.
+#: The admin address answers however many clients there are.
 _ADMIN_SHARE: Final = 1 / 4
 _LEAST_ADMIN: Final = 4
 
 
-class Descriptors(NamedTuple):
-    """How the open files are shared out.
+#: The oldest generation; its collection is a full one.
+_FULL: Final = 2
+MIN_FROZEN: Final = 200_000
+"""Objects that may be frozen before all are looked at again: some dozen megabytes."""
 
-    Attributes:
-        open_files: how many the system allows.
-        clients: connections of clients that there is room for, each with one to the broker.
-        admin: connections to the admin address at once.
-    """
+
+class Descriptors(NamedTuple):
+    """How many open files the system allows, and how many connections of clients and to the admin address fit in."""
 
     open_files: int
     clients: int
@@ -31,14 +34,10 @@ class Descriptors(NamedTuple):
 
 
 def share_descriptors(max_connections: int, listeners: int) -> Descriptors:
-    """Allow this process as many open files as it may need, and share out what it gets.
-
-    Args:
-        max_connections: clients that may be connected at once.
-        listeners: how many there are.
+    """Raise the limit of open files as far as needed and allowed, and share them out.
 
     Raises:
-        StartError: the system allows so few that nobody could be served.
+        StartError: the system allows too few for a single client.
     """
     others = _in_use() + _RESERVE + _PER_LISTENER * listeners
     needed = 2 * max_connections + MAX_CONNECTIONS + others
@@ -62,5 +61,40 @@ def share_descriptors(max_connections: int, listeners: int) -> Descriptors:
 
 
 def _in_use() -> int:
-    # The directory that is read here is one of them.
+    # One of them is the directory that is read here.
     return len(list(Path("/proc/self/fd").iterdir())) - 1
+
+
+@contextmanager
+def short_pauses() -> Iterator[None]:
+    """Keep pauses of the garbage collector short from now on.
+
+    A full collection looks at every object: with ten thousand live limits that stops traffic for a tenth of a second.
+    So objects that survive one are frozen, and the next looks at new objects only. All are looked at again when as many
+    have been frozen as there were at the last such look, so that garbage in cycles at most doubles the memory.
+    """
+    gc.collect()
+    gc.freeze()
+    at_last_look, frozen_since, look_at_all = gc.get_freeze_count(), 0, False
+
+    def looked(phase: str, info: Mapping[str, Any]) -> None:
+        nonlocal at_last_look, frozen_since, look_at_all
+        if phase != "stop" or info["generation"] != _FULL:
+            return
+        frozen_since += len(gc.get_objects(_FULL))
+        gc.freeze()
+        if look_at_all:
+            at_last_look, frozen_since, look_at_all = gc.get_freeze_count(), 0, False
+        elif frozen_since >= max(at_last_look, MIN_FROZEN):
+            # Many have gone again since, without cycles. Counting takes milliseconds, so it is done only now.
+            frozen_since = max(gc.get_freeze_count() - at_last_look, 0)
+            if frozen_since >= max(at_last_look, MIN_FROZEN):
+                look_at_all = True
+                gc.unfreeze()
+
+    gc.callbacks.append(looked)
+    try:
+        yield
+    finally:
+        gc.callbacks.remove(looked)
+        gc.unfreeze()

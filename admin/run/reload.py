@@ -1,7 +1,6 @@
-"""Reloads: reads the configuration again while everything runs, on demand, on a signal or when its files change.
+"""Reads the configuration again on demand, on SIGHUP, or when its files change.
 
-The whole configuration is validated first; if anything in it is wrong, nothing changes. Flags and environment are
-those of the start.
+If anything in it is wrong, nothing changes. Flags and environment are those of the start.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -31,7 +30,7 @@ _log = structlog.get_logger(__name__)
 
 LOOK_EVERY_S: Final = 1.0
 
-#: Keys, and prefixes of keys, that take effect at once; changed limits and defaults are reported as rules.
+#: Keys and prefixes of keys that take effect at once; changed limits and defaults are reported as rules.
 _AT_ONCE: Final = ("limiting", "log.level", "limits", "defaults")
 #: Keys whose changes the keyring reports, without the secrets.
 _OF_TOKENS: Final = frozenset({"admin.token", "admin.read_token"})
@@ -40,15 +39,9 @@ _OF_TOKENS: Final = frozenset({"admin.token", "admin.read_token"})
 class Reloader:
     """Puts the present configuration in force; it is the ``reloader`` of an ``EditService``.
 
-    Args:
-        load: reads and checks the configuration.
-        plan: what is in force.
-        edits: puts limits in force.
-        keyring: the tokens.
-
     Attributes:
         plan: the configuration in force, apart from what needs a restart.
-        failed: what was wrong with the configuration at the last reload; None if nothing was.
+        failed: why the last reload failed; None if it did not.
     """
 
     def __init__(self, load: Callable[[], Plan], plan: Plan, edits: EditService, keyring: Keyring) -> None:
@@ -70,7 +63,7 @@ class Reloader:
             try:
                 new = await trio.to_thread.run_sync(self._load)
                 old = self.plan
-                # All are read before the first of them holds.
+                # All are read before the first is put in force.
                 just_read = {listener.settings.label: listener.tls for listener in new.listeners}
                 read = [
                     await trio.to_thread.run_sync(listener.tls.read, just_read.get(listener.settings.label))
@@ -112,12 +105,12 @@ class Reloader:
                 self._keyring.replace(new.access)
                 if new.settings.log.level != old.settings.log.level:
                     logs.change_level(new.settings.log)
-                # Its certificates are those that are shown.
+                # It has the certificates that are shown to clients.
                 self.plan = replace(new, certificate=old.certificate, listeners=old.listeners)
 
             change = None
             if report.changed or tokens:
-                # All of it in one moment: whoever asked may be gone before that.
+                # In one step, as the caller may be cancelled.
                 change = await self._edits.put_rulebook(new.rulebook, author, details, switch_over)
             else:
                 switch_over()
@@ -126,7 +119,7 @@ class Reloader:
             return done
 
     def _hidden(self, old: Plan, new: Plan) -> Iterator[str]:
-        """Name what is configured otherwise and does not hold."""
+        """Name configured limits that changed without effect."""
         edited = {limit_path(target_of(rule)): rule for rule in self._edits.edited_rules()}
         for key, before, after in _differing(_by_key(old.rulebook.configured), _by_key(new.rulebook.configured)):
             rule = after or before
@@ -140,7 +133,7 @@ class Reloader:
 
 
 def families(reloader: Reloader | None) -> Iterator[Family]:
-    """Yield what the metrics tell of reloads; nothing where nothing can be read again."""
+    """Yield the metrics of reloads; none if there is nothing to reload."""
     if reloader is not None:
         yield gauge(
             "sluice_reload_ok",
@@ -151,7 +144,7 @@ def families(reloader: Reloader | None) -> Iterator[Family]:
 
 
 def certificate_families(plan: Plan) -> Iterator[Family]:
-    """Yield what the metrics tell of certificates."""
+    """Yield the metrics of certificates."""
     yield gauge(
         "sluice_tls_certificate_expiry_timestamp_seconds",
         "When the certificate in force ends, or one of its chain does, in seconds since 1970: that shown to clients "
@@ -162,7 +155,7 @@ def certificate_families(plan: Plan) -> Iterator[Family]:
 
 
 async def reload_unattended(edits: EditService, author: Author) -> None:
-    """Read the configuration again where nobody waits for an answer; the log has what came of it."""
+    """Read the configuration again; the log has the result."""
     try:
         await edits.reload(author)
     except ReloadError:
@@ -180,14 +173,8 @@ async def reload_on_change(
 ) -> None:
     """Look at files until cancelled, and reload when one has changed and has not changed again since the last look.
 
-    This is for Kubernetes, which changes mounted ConfigMaps and Secrets and sends no signal. Waiting for a second look
-    keeps it from reading a file that is half written.
-
-    Args:
-        files: those that the configuration in force was read from.
-        edits: who reloads.
-        sleep: waits for so many seconds between two looks.
-        task_status: reports that it has looked once.
+    This is for Kubernetes, which changes mounted ConfigMaps and Secrets without a signal. The second look avoids half
+    written files.
     """
     look = partial(trio.to_thread.run_sync, partial(_look, tuple(files)))
     read = before = await look()
@@ -202,7 +189,7 @@ async def reload_on_change(
 
 
 def _look(files: tuple[str, ...]) -> list[tuple[int, int, int, int] | None]:
-    """Return what changes with the files. Links are followed: Kubernetes changes where they lead."""
+    """Return the files' identities. Links are followed: Kubernetes changes their targets."""
     return [_identity(Path(file)) for file in files]
 
 

@@ -1,9 +1,4 @@
-"""What a service manager and this process tell each other, by systemd's two protocols; others speak them, too.
-
-Sockets that were bound for it (``sd_listen_fds(3)``), and how it is (``sd_notify(3)``): that it serves, reloads, ends,
-and, if a watchdog wants to know, that it still turns. Where nobody wants to know, nothing is done. Both are a few lines
-each, so there is no library for them.
-"""
+"""systemd's protocols for services: passed sockets (``sd_listen_fds(3)``), status and watchdog (``sd_notify(3)``)."""
 
 import os
 import socket
@@ -20,21 +15,18 @@ from proxy.control import DataPath
 _log = structlog.get_logger(__name__)
 
 _FIRST_DESCRIPTOR: Final = 3
-#: While a manager cannot be told that the watchdog may wait, that is said so often.
+#: A watchdog message that cannot be sent is logged again after this time.
 _SAY_AGAIN_S: Final = 60.0
-#: A beat so much more often than the watchdog wants one; systemd recommends twice.
+#: Watchdog messages in the time that the manager allows; systemd recommends two.
 _BEATS: Final = 3
 _NOT_TOLD: Final = "the service manager was not told"
 
 
 def listening_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
-    """Return the TCP sockets that were passed to this process, and forget that they were.
-
-    Args:
-        environ: the environment, with LISTEN_PID and LISTEN_FDS if there are any.
+    """Return the TCP sockets that were passed to this process, and take LISTEN_PID and LISTEN_FDS out of ``environ``.
 
     Raises:
-        StartError: what was passed is no socket.
+        StartError: a descriptor is not a socket.
     """
     pid, count = environ.pop("LISTEN_PID", ""), environ.pop("LISTEN_FDS", "")
     environ.pop("LISTEN_FDNAMES", None)
@@ -60,33 +52,28 @@ def listening_sockets(environ: MutableMapping[str, str]) -> list[socket.socket]:
 
 
 class Manager:
-    """Whoever started this process and wants to know how it is.
-
-    Args:
-        environ: the environment, with NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID if there are any.
-    """
+    """The service manager that ``environ`` names by NOTIFY_SOCKET and WATCHDOG_USEC. Without one nothing is done."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._address = environ.get("NOTIFY_SOCKET", "")
         usec = environ.get("WATCHDOG_USEC", "")
         asked = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         self.watchdog_s: float | None = int(usec) / 1e6 if asked and usec.isdecimal() and int(usec) else None
-        """How long it waits for a beat at most; None if for none."""
 
     def ready(self, status: str) -> None:
-        """Say that everything listens, and how it is, for people."""
+        """Report that everything listens, with a status for people."""
         self._tell("READY=1", f"STATUS={status}")
 
     def reloading(self) -> None:
-        """Say that the configuration is being read; ``ready`` follows."""
+        """Report that the configuration is being read; ``ready`` follows."""
         self._tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self, status: str) -> None:
-        """Say that it is about to end."""
+        """Report the shutdown."""
         self._tell("STOPPING=1", f"STATUS={status}")
 
     async def watch(self, data_path: DataPath) -> None:
-        """Beat until cancelled, for as long as event loop and executor turn; nothing if nobody wants that."""
+        """Feed the watchdog until cancelled, as long as event loop and executor run."""
         if self.watchdog_s is None:
             return
         pause_s = self.watchdog_s / _BEATS

@@ -1,8 +1,8 @@
 """Builds limiter, proxy and admin from a plan and runs them in one nursery, until a signal ends it.
 
-The first SIGTERM or SIGINT drains: no new connections, what is in flight finishes within the grace period, and
-meanwhile the admin address goes on answering. The second ends everything at once, whatever it waits for. SIGHUP reads
-the configuration again. Another process can take this one's place meanwhile (``hand_over``); then this one drains, too.
+The first SIGTERM or SIGINT drains: no new connections, requests in flight finish within the grace period, and the admin
+address still answers. The second ends everything at once. SIGHUP reads the configuration again. A process that takes
+over (``hand_over``) makes this one drain, too.
 """
 
 import os
@@ -64,9 +64,8 @@ _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 60.0
 
 
-# Keeps the tasks of the admin side going: whatever goes wrong in one of them, traffic and the others go on.
 class Supervisor:
-    """Begins tasks again that fail, and says so."""
+    """Restarts tasks of the admin side that fail. Traffic and the other tasks go on."""
 
     def __init__(self) -> None:
         self._failures: dict[str, int] = {}
@@ -78,15 +77,12 @@ class Supervisor:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Run a task until cancelled.
+        """Run a task until cancelled; raises its exception if it fails before its first start.
 
         Args:
             name: of the task, for people.
-            run: the task; it takes ``task_status``, and can be begun again.
-            task_status: reports that it has started.
-
-        Raises:
-            Exception: what it raised before it had started the first time.
+            run: the task; it takes ``task_status``, and can be run again.
+            task_status: reports its first start.
         """
         status = _Status(task_status)
         pause_s = _FIRST_PAUSE_S
@@ -107,7 +103,7 @@ class Supervisor:
                 return
 
     def warnings(self) -> list[str]:
-        """Say which tasks failed since the start."""
+        """Name the tasks that failed since the start."""
         return [
             f"{name}: failed and was begun again{f', {count} times' if count > 1 else ''}; the log has the reason"
             for name, count in self._failures.items()
@@ -115,7 +111,7 @@ class Supervisor:
 
 
 class _Status(trio.TaskStatus[Any]):
-    """Hands on the first start only."""
+    """Forwards the first start only."""
 
     def __init__(self, status: trio.TaskStatus[Any]) -> None:
         self.started_once = False
@@ -129,9 +125,8 @@ class _Status(trio.TaskStatus[Any]):
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
-#: So many limits are written out at the start; a longer list is read with ``sluice check``.
+#: Limits and edits logged at the start.
 _LIMITS_SHOWN: Final = 20
-#: So many edits likewise.
 _EDITS_SHOWN: Final = 5
 #: A disk that hangs must not keep the process from ending.
 _SAVE_LIMITS_S: Final = 5.0
@@ -144,14 +139,10 @@ class Running:
     """A sidecar that serves.
 
     Attributes:
-        data_path: the one interface to it.
-        health: its readiness.
-        edits: the limits in force, and the way to change them.
-        listen: the addresses that are listened on, by listener.
-        admin: the admin address, or None when there is none.
+        listen: the addresses of the listeners, by name.
+        admin: the admin address, or None without one.
         secure: it speaks HTTPS.
-        rejection_log: what writes it, or None where there is none.
-        drained: called after a drain: keeps the limits' state for the next process.
+        drained: called after a drain: saves the limiter state for the next process.
     """
 
     data_path: DataPath
@@ -165,7 +156,7 @@ class Running:
 
     @property
     def admin_url(self) -> str | None:
-        """Where the admin address answers."""
+        """URL of the admin address."""
         return None if self.admin is None else f"http{'s' if self.secure else ''}://{self.admin}/"
 
 
@@ -182,16 +173,16 @@ async def run(
 
     Args:
         plan: what to serve.
-        load: reads and checks the configuration again; without it there is nothing to reload.
-        environ: where the usual place of the state directory is looked up; the process's own if not given.
-        sockets: bound for it by whoever started it.
-        handed_over: set once another process has taken this one's place; without it none can.
+        load: reads and checks the configuration again; without it there are no reloads.
+        environ: says where the default state directory is; the process's own if not given.
+        sockets: bound already by the service manager.
+        handed_over: set once another process has taken over; without it none can.
         task_status: reports that it serves.
 
     Raises:
         SettingsError: the handlers do not make a pipeline.
-        StartError: an address, the state directory or a handful of open files can't be had, or the process that runs
-            does not hand over.
+        StartError: an address, the state directory or a handful of open files can't be had, or the old process does not
+            hand over.
     """
     where = state_dir.of(plan.settings, os.environ if environ is None else environ)
     predecessor = await _predecessor(plan, where)
@@ -232,14 +223,7 @@ async def _predecessor(plan: Plan, where: StateDir) -> Predecessor | None:
 
 
 class _Before(NamedTuple):
-    """What is there from before this process.
-
-    Attributes:
-        store: the live edits.
-        predecessor: the process whose place this one takes; None if there is none.
-        sockets: those that are bound already.
-        hint: for who cannot have an address that is in use; empty if there is none.
-    """
+    """State and sockets from before this process. ``hint`` is for the error that an address is in use."""
 
     store: Store
     predecessor: Predecessor | None
@@ -247,7 +231,7 @@ class _Before(NamedTuple):
     hint: str
 
     async def take_over(self) -> SavedLimits | None:
-        """Have the process before accept nobody any more, and return the limits as it left them."""
+        """Have the old process stop accepting, and return the limiter state."""
         if self.predecessor is not None:
             return await self.predecessor.take()
         return await trio.to_thread.run_sync(limiter_state.load, self.store)
@@ -417,12 +401,12 @@ async def _run(
         if sock is not None:
             sock.close()
         if recorder is not None:
-            # Everybody else has ended: what they did last is in it.
+            # The other tasks have ended: their last records are in it.
             await recorder.finish()
 
 
 async def _open_nursery(*, task_status: trio.TaskStatus[trio.Nursery]) -> None:
-    """Run tasks that can be ended together, before all others."""
+    """Open a nursery that ends before the outer one."""
     async with trio.open_nursery() as nursery:
         task_status.started(nursery)
         await trio.sleep_forever()
@@ -475,27 +459,19 @@ def _say_spool(rule_set: RuleSet, spool: SpoolPlace) -> None:
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Return what ends something that has nothing to reload: SIGHUP too, unless it is ignored, as below ``nohup``."""
+    """Return the signals that end a command without a reload: SIGHUP too, unless it is ignored, as under ``nohup``."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [*STOP_SIGNALS] if ignored else [*STOP_SIGNALS, signal.SIGHUP]
 
 
 async def run_until_signal(plan: Plan, load: Callable[[], Plan] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT, or until another process serves in its place; SIGHUP reloads, always.
-
-    ``nohup`` ignores SIGHUP so that a terminal that goes away does not end the process. Here it ends nothing, and a
-    reload changes nothing but what was edited, so it is heard there, too, as ``systemctl reload`` and operators expect.
-
-    Args:
-        plan: what to serve.
-        load: reads and checks the configuration again.
+    """Serve until SIGTERM or SIGINT, or until another process has taken over; SIGHUP reloads, also under ``nohup``.
 
     Returns:
-        The process's exit code: 0 after a drain, 128 + the signal's number if a second one cut it short.
+        The exit code: 0 after a drain, 128 + the signal's number if a second one cut it short.
 
     Raises:
-        SettingsError: the handlers do not make a pipeline.
-        StartError: an address, the state directory or a handful of open files can't be had.
+        SettingsError, StartError: as ``run``.
     """
     sockets, manager = service_manager.listening_sockets(os.environ), Manager(os.environ)
     with trio.open_signal_receiver(*STOP_SIGNALS) as signals, trio.open_signal_receiver(signal.SIGHUP) as reloads:
@@ -509,7 +485,7 @@ async def run_until_signal(plan: Plan, load: Callable[[], Plan] | None = None) -
                 manager.ready(_status(running))
                 nursery.start_soon(manager.watch, running.data_path)
                 nursery.start_soon(_reload_on_signal, reloads, running, manager)
-            # Until here: a second signal is heard while all the rest ends, too.
+            # Only now: a second signal is heard while the rest ends, too.
             listening.cancel_scope.cancel()
         return stopped.exit_code
 
@@ -533,7 +509,7 @@ class _Stopped:
     handed_over: trio.Event = field(default_factory=trio.Event)
 
     def at_once(self, number: int) -> None:
-        """Note that a second signal cuts it short, and let nothing wait for a disk any more."""
+        """Note that a second signal cuts it short, and stop waiting for the disk."""
         _log.warning("stopped at once", signal=signal.Signals(number).name)
         self.exit_code = 128 + number
         if self.running is not None and self.running.rejection_log is not None:
@@ -596,7 +572,7 @@ async def _announce(plan: Plan, running: Running) -> None:
 
 
 def _announce_edits(edits: EditService) -> None:
-    """Say where live edits are kept, and how what they make of the limits differs from the configuration."""
+    """Log where live edits are kept, and how they differ from the configuration."""
     kept = edits.persistence
     drift = edits.drift()
     shown = drift[:_EDITS_SHOWN]
@@ -612,7 +588,7 @@ def _announce_edits(edits: EditService) -> None:
 
 
 def _given_limits(plan: Plan) -> list[str]:
-    """Return the operator's own limits, in the order in which they are tried."""
+    """Return the operator's own limits, in matching order."""
     given = [rule for rule in plan.rule_set.in_match_order if rule.source != BUILT_IN]
     shown = [_shown(rule) for rule in given[:_LIMITS_SHOWN]]
     if more := len(given) - len(shown):
@@ -621,7 +597,7 @@ def _given_limits(plan: Plan) -> list[str]:
 
 
 def _shown(rule: Rule) -> str:
-    """Return a rule in one line, with what makes it other than a plain limit at all times."""
+    """Return a rule in one line, with its action and hours if they are special."""
     besides: list[str] = [] if rule.action == "reject" else [rule.action]
     if rule.hours is not None:
         besides.append(str(rule.hours))

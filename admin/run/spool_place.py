@@ -1,7 +1,4 @@
-"""Where the spool is kept: the configured folder, its usual place, and what happens when it cannot be had.
-
-What is in the folder, and who may use it at a time, is ``proxy.spool``'s.
-"""
+"""Which folder the spool uses, and what happens if it cannot be used."""
 
 import errno
 import os
@@ -17,23 +14,15 @@ FOLDER: Final = "spool"
 """In the state directory."""
 
 HINT: Final = 'make it writable for this user, choose another folder, or "off" to hold in memory only'
-"""What to do about a folder that cannot be had."""
 
 _MODE: Final = 0o700
-#: So many rules are named.
 _SHOWN: Final = 5
-#: What passes: a sidecar must come up with a disk that is full.
+#: A sidecar starts on a full disk.
 _PASSING: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class SpoolPlace(NamedTuple):
-    """Where the spool is kept.
-
-    Attributes:
-        directory: None is no spool.
-        given: somebody asked for this one, or for none.
-        why: why there is none, if nobody asked for that.
-    """
+    """The spool's folder; None is no spool. ``given``: it was configured, or switched off. ``why`` there is none."""
 
     directory: Path | None
     given: bool
@@ -46,12 +35,7 @@ class SpoolPlace(NamedTuple):
 
 
 def of(settings: SpoolSettings, state_dir: Path | None) -> SpoolPlace:
-    """Return where the spool of a sidecar is kept.
-
-    Args:
-        settings: as configured.
-        state_dir: where its live edits are kept; None if they are kept until the restart only.
-    """
+    """Return the spool's folder as configured, by default in the state directory."""
     if settings.dir == OFF:
         return SpoolPlace(None, given=True)
     if settings.dir is not None:
@@ -62,10 +46,10 @@ def of(settings: SpoolSettings, state_dir: Path | None) -> SpoolPlace:
 
 
 def prepare(place: SpoolPlace) -> SpoolPlace:
-    """Make the folder, and look whether it can be used; return a place without one if it cannot.
+    """Make the folder; return a place without one if it cannot be used.
 
     Raises:
-        StartError: somebody asked for the folder, and it cannot be had.
+        StartError: it was configured, and it cannot be used.
     """
     directory = place.directory
     if directory is None:
@@ -85,7 +69,7 @@ def prepare(place: SpoolPlace) -> SpoolPlace:
 
 
 def unspooled(rule_set: RuleSet, place: SpoolPlace) -> list[str]:
-    """Say which rules would put requests aside if there were a spool."""
+    """Warn of rules that would spool requests if there were a spool."""
     names = [rule.name for rule in rule_set.rules if rule.spool and rule.action == "delay" and rule.limits]
     if place.directory is not None or not names:
         return []
