@@ -61,7 +61,7 @@ def test_flood_shows_in_its_row_and_in_the_header(
     expect(row.locator("td.refusing")).to_be_visible()
     expect(row.locator("td.limit")).to_have_text("200/s")
     expect(row.locator(".flag.bad")).to_be_visible()
-    expect(row.locator("td.last time")).to_have_text("now")
+    expect(row.locator("td.last_refused time")).to_have_text("now")
     expect(row.locator(".spark-refused")).to_have_attribute("d", re.compile(".+"))
     expect(page.locator("#strip .refusing")).to_be_visible()
 

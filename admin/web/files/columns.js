@@ -1,11 +1,11 @@
-/** The columns of all tables, by table: limits, connections, links, senders, refused_clients, stages, confirms, spooled. */
+/** The columns of the tables of limits, connections, links, senders, refused_clients, stages, confirms and spooled. */
 
 /**
  * @typedef {object} Column
  * @property {string} name the API's `sort` word if it has an order
  * @property {string} title
  * @property {string} field path of the row's field, with dots; a mapping is shown as the sum of its values
- * @property {string} format `name`, `text`, `list`, `state`, `client`, `links`, `history`, `flag`, `rate`, `count`, `share`, `bytes`, `seconds`, `milliseconds`, `age` or `time`
+ * @property {string} format one of `FORMATS` of parts.js, or `client`, `links` and `history`, which views make
  * @property {string} unit
  * @property {"asc" | "desc" | null} order of the first click; null does not sort
  * @property {string} help

@@ -1,376 +1,302 @@
-/**
- * Edits one limit: the fields, then what would change, then the change. A drawer beside the table, so that the figures
- * stay in sight.
- */
+/** Edits one limit in a drawer, so that the figures stay in sight: the fields, what would change, then the change. */
 
-import { ApiError, call, get, limitPath } from "./api.js";
-import { app, writing } from "./app.js";
-import { field, openDialog, reasonInput, select, setError, showProblem, ttlField } from "./dialog.js";
-import { fill, h } from "./dom.js";
-import { FIELDS, control, fieldElement, fieldsOf, inWords, read } from "./fields.js";
-import { ago, exact, left, limitText } from "./format.js";
-import { readNumber } from "./numbers.js";
-import { preview } from "./preview.js";
-import { nameOf, resourceLink } from "./router.js";
-import { done, quoted } from "./writes.js";
+import { ApiError, call, get, pathOf } from "./api.js";
+import { canWrite, nameOf, writing } from "./app.js";
+import { Preview, done } from "./changes.js";
+import {
+  Dialog,
+  Field,
+  Problem,
+  ReasonField,
+  TtlField,
+  readTtl,
+  takeFocus,
+  useAct,
+  useFocusOnError,
+} from "./dialogs.js";
+import { FIELDS, fieldsOf, inWords, readValue, shownValue } from "./fields.js";
+import { ago, exact, left, limitText, readNumber } from "./format.js";
+import { html, useEffect, useRef, useState } from "./html.js";
+import { Button, Facts, ResourceLink } from "./parts.js";
 
-/** Open the editor of a limit. */
-export function editLimit(/** @type {string} */ kind, /** @type {string} */ name, /** @type {() => void} */ onclose = () => {}) {
-  return new Editor(kind, name, onclose);
-}
+const NUMBERS = () => ["rate", ...FIELDS.filter((each) => each.input === "number").map((each) => each.key)];
+const WHAT_A_RESET_CLEARS =
+  "What is owed, open breakers and fair shares are cleared: the buckets are full again. The limit stays as it is.";
+export const resetText = html`<p>${WHAT_A_RESET_CLEARS}</p>`;
 
-/** Open the editor of a limit that is still to be named. */
-export function addLimit(/** @type {string[]} */ kinds, /** @type {string} */ name = "") {
-  const dialog = openDialog("New limit");
-  const kind = select(kinds.map((each) => [each, each]));
-  const text = h("input", { type: "text", required: true, value: name, autocomplete: "off", spellcheck: "false" });
-  const shared = h("input", { type: "checkbox" });
-  const sharedField = fieldElement(
-    { key: "shared", label: "One limit for all that match together, besides that of each", input: "check", otherwise: false, help: "" },
-    shared,
-  );
-  fill(
-    dialog.body,
-    h(
-      "form",
-      {
-        onsubmit: (/** @type {Event} */ event) => {
-          event.preventDefault();
-          dialog.close();
-          if (shared.checked) editLimit("total", `${kind.value}:${text.value}`);
-          else editLimit(kind.value, text.value);
-        },
-      },
-      field("Kind", kind),
-      field("Name or pattern", text, "An exact name, or a pattern with * ? []; of clients an address, a network or *."),
-      sharedField,
-      h("div", { class: "actions" }, h("button", { class: "button primary", type: "submit" }, "Set its limit…")),
-    ),
-  );
-  text.focus();
-}
+export function Editor({ kind, name, onclose }) {
+  const control = useRef({}).current;
+  const [entry, setEntry] = useState(null);
+  const [draft, setDraft] = useState(null);
+  const [problem, setProblem] = useState("");
+  const [errors, setErrors] = useState({});
+  /** What is asked for a last word: `{heading, content, label, act}`; the form waits behind it. */
+  const [asked, setAsked] = useState(null);
+  const path = pathOf("limits", kind, name);
 
-class Editor {
-  constructor(/** @type {string} */ kind, /** @type {string} */ name, /** @type {() => void} */ onclose) {
-    this.kind = kind;
-    this.name = name;
-    /** @type {any} */
-    this.entry = null;
-    this.dialog = openDialog(name === "*" ? `Default of ${kind}` : `${kind} ${name}`, { drawer: true, onclose, onescape: () => this.leavesPreview() });
-    /** @type {(() => void) | null} the way back to the form, while a preview is shown */
-    this.back = null;
-    this.notice = h("div", { role: "alert" });
-    this.content = h("div", {}, h("p", { class: "muted" }, "Loading…"));
-    fill(this.dialog.body, this.notice, this.content);
-    this.load();
-  }
-
-  get path() {
-    return limitPath(this.kind, this.name);
-  }
-
-  async load() {
+  const load = async () => {
     try {
-      const { body } = await get(this.path);
-      this.entry = body;
-      this.showForm(body.limit);
+      const found = await get(path);
+      setEntry(found);
+      setDraft(draftOf(kind, name, found));
+      setAsked(null);
     } catch (error) {
-      this.problem(error);
-      fill(this.content);
+      refused(error);
     }
-  }
+  };
+  useEffect(() => {
+    load();
+  }, []);
 
-  /** Show the fields, with these values. */
-  showForm(/** @type {Record<string, any>} */ limit, /** @type {string} */ reason = "") {
-    const write = writing();
-    this.reason = reasonInput({ value: reason, placeholder: "for the audit trail" });
-    this.rate = h("input", {
-      type: "text",
-      inputmode: "decimal",
-      autocomplete: "off",
-      value: limit.rate === "unlimited" || limit.rate === null || limit.rate === undefined ? "" : String(limit.rate),
-    });
-    this.unlimited = h("input", { type: "checkbox", checked: limit.rate === "unlimited" });
-    // A rate that is typed is meant, and so is a tick.
-    this.rate.addEventListener("input", () => {
-      this.unlimited.checked = false;
-    });
-    this.unlimited.addEventListener("change", () => {
-      if (this.unlimited.checked) this.rate.value = "";
-    });
-    const ends = this.entry.edit?.expires_at;
-    this.ttl = ttlField("", undefined, ends && `as it is: ${left(ends)}`);
-    /** @type {Map<string, any>} */
-    this.controls = new Map();
-    const shown = fieldsOf(this.kind, this.name, limit);
-    for (const each of shown) this.controls.set(each.key, control(each, limit));
-    const further = shown.some((each) => each.telling && read(each, this.controls.get(each.key)) !== undefined) || !["reject", null, undefined].includes(limit.action);
-    const form = h(
-      "form",
-      {
-        class: "editor",
-        novalidate: true,
-        onsubmit: (/** @type {Event} */ event) => {
-          event.preventDefault();
-          this.ask();
-        },
-      },
-      this.standing(),
-      app.canWrite() && this.ownText(),
-      h(
-        "fieldset",
-        { disabled: write.disabled },
-        h("legend", { class: "visually-hidden" }, "Limit"),
-        h(
-          "div",
-          { class: "rate-row" },
-          field("Rate, per second", this.rate, "0 refuses all."),
-          fieldElement({ key: "unlimited", label: "unlimited", input: "check", otherwise: false, help: "" }, this.unlimited),
-        ),
-        h(
-          "details",
-          { open: further },
-          h("summary", {}, "More"),
-          this.further(shown),
-        ),
-        field("Reason", this.reason),
-        this.ttl.element,
-      ),
-      h(
-        "div",
-        { class: "actions" },
-        h("button", { class: "button primary", type: "submit", ...write }, "Preview"),
-        h("button", { class: "button", type: "button", onclick: () => this.dialog.close() }, "Cancel"),
-        h("span", { class: "spacer" }),
-        h("button", { class: "button", type: "button", onclick: () => this.askReset(), ...write }, "Reset…"),
-        this.entry.edit && h("button", { class: "button", type: "button", onclick: () => this.askRevert(), ...write }, "Revert to file…"),
-      ),
-      !app.canWrite() && h("p", { class: "muted" }, "Your token may only read: sign in with another one to change this."),
-      h("p", {}, resourceLink(this.kind, this.entry.exact ? nameOf(this.name) : "", "What limits it and why, its figures, and who sends it", { onclick: () => this.dialog.close() })),
-    );
-    fill(this.content, form);
-    this.back = null;
-    (write.disabled ? this.dialog.element.querySelector("h2") : this.rate)?.focus();
-    if (!write.disabled) this.rate.select();
-  }
-
-  /** All fields but the rate; those that go with one value of another field are there while that has it. */
-  further(/** @type {any[]} */ shown) {
-    const elements = shown.map((each) => /** @type {const} */ ([each, fieldElement(each, this.controls?.get(each.key))]));
-    const show = () => {
-      for (const [{ onlyWith }, element] of elements) {
-        const other = onlyWith && this.controls?.get(onlyWith[0])?.value;
-        // An empty one is the default of the kind, whichever that is.
-        element.hidden = Boolean(other && other !== onlyWith[1]);
-      }
-    };
-    show();
-    return h("div", { class: "fields", onchange: show }, elements.map(([, element]) => element));
-  }
-
-  /** What is in force, where it comes from, and what the file says. */
-  standing() {
-    const { edit, configured, limit_text: text, rule, source } = this.entry;
-    return h(
-      "dl",
-      { class: "facts" },
-      h("dt", {}, "In force"),
-      h("dd", {}, h("b", {}, text), rule && h("span", { class: "muted" }, ` by ${rule}`)),
-      edit && [
-        h("dt", {}, "Edited"),
-        h(
-          "dd",
-          {},
-          h("span", { title: exact(edit.at) }, `by ${edit.by}, ${ago(edit.at)}`),
-          edit.expires_at && ` · ${left(edit.expires_at)}`,
-          edit.reason && h("q", {}, edit.reason),
-        ),
-      ],
-      (edit || source) && [
-        h("dt", {}, edit ? "File" : "Written"),
-        h("dd", {}, edit ? (configured ? `${limitText(configured.limit)} (${configured.source})` : "nothing for this very name") : source),
-      ],
-    );
-  }
-
-  /** What a limit of its own means, for a name that has none. */
-  ownText() {
-    const { edit, configured, rule } = this.entry;
-    if (edit || configured) return null;
-    const what = this.name === "*" ? `a default of ${this.kind}` : "a limit of its own";
-    return h("p", { class: "note" }, `This makes ${what}. `, rule ? [h("b", {}, rule), " stays as it is for all others."] : "No limit holds for it so far.");
-  }
-
-  /** @returns {Record<string, any>} the body of a PATCH: all fields that are shown, null for what is not set. */
-  body() {
-    /** @type {Record<string, any>} */
-    const body = { rate: null };
-    const rate = this.rate.value.trim();
-    if (this.unlimited.checked) body.rate = "unlimited";
-    else if (rate) body.rate = /^unlimited$/i.test(rate) ? "unlimited" : readNumber(rate, "rate").value;
-    for (const each of FIELDS) {
-      const element = this.controls?.get(each.key);
-      const value = element && read(each, element);
-      if (element) body[each.key] = value ?? null;
-    }
-    // The longest delay is another one by default if all is put aside: one that nobody has touched goes with that.
-    const was = this.entry.limit;
-    const changed = (/** @type {string} */ key) => body[key] !== undefined && body[key] !== (was[key] ?? null);
-    if (changed("spool") && !changed("max_delay_s")) body.max_delay_s = null;
-    // It is shown as it is in force, but belongs to the limit only beside one value of another field.
-    for (const { key, onlyWith } of FIELDS) {
-      const [other, wanted] = onlyWith ?? [];
-      const is = other && (body[other] ?? FIELDS.find((each) => each.key === other)?.otherwise);
-      if (is && is !== wanted) body[key] = null;
-    }
-    if (this.reason.value.trim()) body.reason = this.reason.value.trim();
-    const seconds = this.ttl?.seconds();
-    if (seconds !== undefined) body.ttl_s = seconds;
-    return body;
-  }
-
-  /** Say at each field that wants a number what is wrong with it. */
-  numbersAreRight() {
-    /** @type {[string, any][]} */
-    const numbers = FIELDS.filter((each) => each.input === "number").map((each) => [each.key, this.controls?.get(each.key)]);
-    let first = null;
-    const unlimited = this.unlimited.checked || this.rate.value.trim() || this.controls?.get("bytes_per_s")?.value.trim();
-    const [action, confirm, exempt] = ["action", "confirm", "exempt"].map((key) => this.controls?.get(key));
-    if (!unlimited && !exempt?.checked && action?.value !== "off" && confirm?.value !== "after_consume") {
-      setError(this.rate, "Enter a rate, tick unlimited, or limit the bytes per second.");
-      first = this.rate;
-    }
-    for (const [key, element] of [["rate", this.rate], ...numbers]) {
-      const text = element?.value.trim();
-      if (!text || (key === "rate" && /^unlimited$/i.test(text))) continue;
-      const { problem } = readNumber(text, key);
-      if (!problem) continue;
-      setError(element, problem);
-      element.closest("details")?.setAttribute("open", "");
-      first ??= element;
-    }
-    first?.focus();
-    return !first && Boolean(this.ttl?.check());
-  }
-
-  /** Ask what would change, and show it. */
-  async ask() {
-    this.clear();
-    if (!this.numbersAreRight()) return;
-    await this.foresee("Apply", "PATCH", { body: this.body() });
-  }
-
-  async askRevert() {
-    this.clear();
-    await this.foresee("Revert", "DELETE", { query: { reason: this.reason.value.trim() } });
-  }
-
-  /** Ask what a write would change, show that, and do it when told so. */
-  async foresee(/** @type {string} */ label, /** @type {string} */ method, /** @type {{body?: any, query?: Record<string, any>}} */ how) {
-    const write = (/** @type {Record<string, any>} */ query) => call(method, this.path, { ...how, query: { ...how.query, ...query }, etag: quoted(this.entry.etag) });
-    try {
-      const { body: change } = await write({ dry_run: 1 });
-      this.confirm("What would change", preview(change, this.entry), label, (volatile) => write({ volatile }));
-    } catch (error) {
-      this.problem(error);
-    }
-  }
-
-  /** Ask whether the buckets shall begin anew. */
-  askReset() {
-    this.clear();
-    const query = { reason: this.reason.value.trim() };
-    this.confirm(
-      "What a reset clears",
-      h("p", {}, "What is owed, open breakers and fair shares: the buckets are full again. The limit stays as it is."),
-      "Reset",
-      () => call("POST", `${this.path}:reset`, { query }),
-    );
-  }
-
-  /** Ask for a last word; the form waits behind it. */
-  confirm(/** @type {string} */ heading, /** @type {any} */ what, /** @type {string} */ label, /** @type {(volatile?: number) => Promise<any>} */ act) {
-    const form = this.content.firstElementChild;
-    const back = () => {
-      this.back = null;
-      this.clear();
-      fill(this.content, form);
-      this.rate.focus();
-    };
-    this.back = back;
-    const commit = async (/** @type {number | undefined} */ volatile) => {
-      apply.disabled = true;
-      try {
-        const { body } = await act(volatile);
-        this.dialog.close();
-        done(body);
-      } catch (error) {
-        apply.disabled = false;
-        if (error instanceof ApiError && (error.status === 400 || error.status === 422)) back();
-        this.problem(error);
-        if (error instanceof ApiError && error.status === 507) {
-          this.notice.append(h("button", { class: "button", type: "button", onclick: () => commit(1) }, `${label} until the restart only`));
-        }
-      }
-    };
-    const apply = h("button", { class: "button primary", type: "button", onclick: () => commit(undefined) }, label);
-    fill(
-      this.content,
-      h(
-        "section",
-        { class: "preview", "aria-label": heading },
-        what,
-        h("div", { class: "actions" }, apply, h("button", { class: "button", type: "button", onclick: back }, "Back")),
-      ),
-    );
-    apply.focus();
-  }
-
-  /** @returns {boolean} whether Escape has led from a preview to its form, so that no edits are lost at once. */
-  leavesPreview() {
-    const { back } = this;
-    back?.();
-    return Boolean(back);
-  }
-
-  clear() {
-    showProblem(this.notice, "");
-    for (const element of [this.rate, this.reason, this.ttl?.control, ...(this.controls?.values() ?? [])]) {
-      if (element) setError(element, "");
-    }
-  }
-
-  /** Put what is wrong where it belongs. */
-  async problem(/** @type {unknown} */ error) {
+  const back = () => {
+    setAsked(null);
+    setProblem("");
+    setErrors({});
+  };
+  const refused = async (error) => {
     if (!(error instanceof ApiError)) throw error;
-    if (error.status === 401) {
-      this.dialog.close();
-      return;
-    }
+    if (error.status === 401) return control.close();
     if (error.status === 412) {
-      await this.load();
-      showProblem(this.notice, `${error.message} Nothing was changed. What is shown now is in force.`);
-      return;
+      await load();
+      return setProblem(`${error.message} Nothing was changed. What is shown now is in force.`);
     }
-    const elsewhere = [];
-    let first = null;
-    for (const { field: key, detail } of error.errors) {
-      const element = this.controlOf(key);
-      if (element?.isConnected) {
-        setError(element, inWords(detail));
-        element.closest("details")?.setAttribute("open", "");
-        first ??= element;
-      } else elsewhere.push(key ? `${key}: ${detail}` : detail);
-    }
-    if (elsewhere.length || !first) showProblem(this.notice, inWords(elsewhere.join("; ") || error.message));
-    first?.focus();
-  }
+    if ([400, 422].includes(error.status)) setAsked(null);
+    const found = error.errors.map((each) => [each.field.split(".").pop(), each]);
+    const isShown = ([key]) => key && draft && key in draft;
+    setErrors(Object.fromEntries(found.filter(isShown).map(([key, { detail }]) => [key, inWords(detail)])));
+    const elsewhere = found.filter((each) => !isShown(each));
+    const texts = elsewhere.map(([, { field, detail }]) => (field ? `${field}: ${detail}` : detail));
+    setProblem(elsewhere.length || !found.length ? inWords(texts.join("; ") || error.message) : "");
+  };
 
-  /** @returns {any} */
-  controlOf(/** @type {string} */ key) {
-    const last = key.split(".").pop() ?? "";
-    /** @type {Record<string, any>} */
-    const fixed = { rate: this.rate, reason: this.reason, ttl_s: this.ttl?.control };
-    return fixed[last] ?? this.controls?.get(last);
+  /** Ask what a write would change, and show it. */
+  const foresee = async (label, method, { body, query = {} }) => {
+    const write = (how) => call(method, path, { body, query: { ...query, ...how }, etag: entry.etag });
+    try {
+      const content = html`<${Preview} change=${await write({ dry_run: 1 })} entry=${entry} />`;
+      setAsked({ heading: "What would change", content, label, act: (volatile) => write({ volatile }) });
+    } catch (error) {
+      await refused(error);
+    }
+  };
+  const query = { reason: draft?.reason.trim() };
+  const steps = {
+    preview() {
+      const faults = faultsOf(draft);
+      setProblem("");
+      setErrors(faults);
+      if (!Object.keys(faults).length) foresee("Apply", "PATCH", { body: bodyOf(draft, entry.limit) });
+    },
+    revert: () => foresee("Revert", "DELETE", { query }),
+    reset() {
+      const act = () => call("POST", `${path}:reset`, { query });
+      setAsked({ heading: "What a reset clears", content: resetText, label: "Reset", act });
+    },
+    cancel: () => control.close(),
+  };
+  const acting = useAct(
+    asked?.label,
+    async (volatile) => {
+      const change = await asked.act(volatile);
+      control.close();
+      done(change);
+    },
+    refused,
+  );
+  const onescape = () => asked && (back(), true);
+  const title = name === "*" ? `Default of ${kind}` : `${kind} ${name}`;
+  return html`<${Dialog} drawer title=${title} onclose=${onclose} onescape=${onescape} control=${control}>
+    <${Problem} text=${problem}>${asked && acting.offer}<//>
+    ${asked && html`<${LastWord} asked=${asked} acting=${acting} back=${back} />`}
+    ${!asked && draft && html`<${Form} ...${{ kind, name, entry, draft, setDraft, errors, steps }} />`}
+    ${!draft && !problem && html`<p class="muted">Loading…</p>`}
+  <//>`;
+}
+
+function LastWord({ asked, acting, back }) {
+  return html`<section class="preview" aria-label=${asked.heading}>
+    ${asked.content}
+    <div class="actions">
+      <button class="button primary" type="button" ref=${takeFocus} disabled=${acting.isActing} onClick=${acting.run}>
+        ${asked.label}
+      </button>
+      <${Button} onclick=${back}>Back<//>
+    </div>
+  </section>`;
+}
+
+function Form({ kind, name, entry, draft, setDraft, errors, steps }) {
+  const form = useRef();
+  useFocusOnError(form, errors);
+  const [isOpen] = useState(() => isTelling(kind, name, draft));
+  const set = (changes) => setDraft({ ...draft, ...changes });
+  const write = writing();
+  const sent = (event) => {
+    event.preventDefault();
+    steps.preview();
+  };
+  const asked = fieldsOf(kind, name, entry.limit).filter((field) => isAsked(field, draft));
+  const ends = entry.edit?.expires_at;
+  const isNamed = entry.exact ? nameOf(name) : "";
+  return html`<form class="editor" novalidate ref=${form} onSubmit=${sent}>
+    <${Standing} entry=${entry} />
+    ${canWrite() && html`<${FirstOfItsOwn} kind=${kind} name=${name} entry=${entry} />`}
+    <fieldset disabled=${write.disabled}>
+      <legend class="visually-hidden">Limit</legend>
+      <div class="rate-row">
+        <${Field}
+          label="Rate, per second"
+          help="0 refuses all."
+          error=${errors.rate}
+          value=${draft.rate}
+          onvalue=${(rate) => set({ rate, unlimited: false })}
+          input=${{ inputmode: "decimal", ref: write.disabled ? null : focusAndSelect }}
+        />
+        <${Field}
+          label="unlimited"
+          value=${draft.unlimited}
+          onvalue=${(unlimited) => set({ unlimited, rate: unlimited ? "" : draft.rate })}
+        />
+      </div>
+      <details open=${isOpen}>
+        <summary>More</summary>
+        <div class="fields">
+          ${asked.map(
+            ({ key, label, help, input, options }) => html`<${Field}
+              key=${key}
+              label=${label}
+              help=${help}
+              error=${errors[key]}
+              value=${draft[key]}
+              onvalue=${(value) => set({ [key]: value })}
+              options=${["choice", "boolean"].includes(input) ? (options ?? []) : null}
+              input=${input === "number" ? { inputmode: "decimal" } : null}
+            />`,
+          )}
+        </div>
+      </details>
+      <${ReasonField}
+        error=${errors.reason}
+        value=${draft.reason}
+        onvalue=${(reason) => set({ reason })}
+        input=${{ placeholder: "for the audit trail" }}
+      />
+      <${TtlField}
+        value=${draft.ttl_s}
+        onvalue=${(ttl) => set({ ttl_s: ttl })}
+        kept=${ends && `as it is: ${left(ends)}`}
+        error=${errors.ttl_s}
+      />
+    </fieldset>
+    <div class="actions">
+      <button class="button primary" type="submit" ...${write}>Preview</button>
+      <${Button} onclick=${steps.cancel}>Cancel<//>
+      <span class="spacer"></span>
+      <${Button} isWrite onclick=${steps.reset}>Reset…<//>
+      ${entry.edit && html`<${Button} isWrite onclick=${steps.revert}>Revert to file…<//>`}
+    </div>
+    ${!canWrite() && html`<p class="muted">Your token may only read: sign in with another one to change this.</p>`}
+    <p>
+      <${ResourceLink} kind=${kind} name=${isNamed} onClick=${steps.cancel}>
+        What limits it and why, its figures, and who sends it
+      <//>
+    </p>
+  </form>`;
+}
+
+function focusAndSelect(element) {
+  element?.focus();
+  element?.select();
+}
+
+/** What is in force, where it comes from, and what the file says. */
+function Standing({ entry }) {
+  const { edit, configured, limit_text: text, rule, source } = entry;
+  const facts = [["In force", html`<b>${text}</b>${rule && html`<span class="muted"> by ${rule}</span>`}`]];
+  if (edit) {
+    const end = edit.expires_at && ` · ${left(edit.expires_at)}`;
+    const by = html`<span title=${exact(edit.at)}>by ${edit.by}, ${ago(edit.at)}</span>`;
+    facts.push(["Edited", [by, end, edit.reason && html`<q>${edit.reason}</q>`]]);
+    const file = configured ? `${limitText(configured.limit)} (${configured.source})` : "nothing for this very name";
+    facts.push(["File", file]);
+  } else if (source) facts.push(["Written", source]);
+  return html`<${Facts} facts=${facts} />`;
+}
+
+/** What a limit of its own means, for a name that has none. */
+function FirstOfItsOwn({ kind, name, entry: { edit, configured, rule } }) {
+  if (edit || configured) return null;
+  return html`<p class="note">
+    This makes ${name === "*" ? `a default of ${kind}` : "a limit of its own"}.${" "}
+    ${rule ? html`<b>${rule}</b> stays as it is for all others.` : "No limit holds for it so far."}
+  </p>`;
+}
+
+// --- what is entered
+
+/** What the controls show of a limit, by field. */
+function draftOf(kind, name, { limit, edit }) {
+  const shown = fieldsOf(kind, name, limit).map((field) => [field.key, shownValue(field, limit)]);
+  return {
+    ...Object.fromEntries(shown),
+    rate: limit.rate === "unlimited" ? "" : String(limit.rate ?? ""),
+    unlimited: limit.rate === "unlimited",
+    reason: "",
+    ttl_s: { choice: edit?.expires_at ? "keep" : "", minutes: "" },
+  };
+}
+
+/** Whether a limit says more than its rate. */
+function isTelling(kind, name, draft) {
+  const says = (field) => field.telling && field.key in draft && readValue(field, draft[field.key]) !== undefined;
+  return FIELDS.some(says) || !["reject", "", undefined].includes(draft.action);
+}
+
+/** Whether a field says anything beside what is entered. An empty choice is the default of the kind. */
+function isAsked({ onlyWith }, draft) {
+  const other = onlyWith && draft[onlyWith[0]];
+  return !other || other === onlyWith[1];
+}
+
+/** What is wrong, by field. */
+function faultsOf(draft) {
+  const faults = {};
+  const rate = draft.rate.trim();
+  const isLimit = draft.unlimited || rate || draft.bytes_per_s?.trim();
+  if (!isLimit && !draft.exempt && draft.action !== "off" && draft.confirm !== "after_consume") {
+    faults.rate = "Enter a rate, tick unlimited, or limit the bytes per second.";
   }
+  for (const key of NUMBERS()) {
+    const text = draft[key]?.trim();
+    if (!text || (key === "rate" && /^unlimited$/i.test(text))) continue;
+    const { problem } = readNumber(text, key);
+    if (problem) faults[key] = problem;
+  }
+  const { problem } = readTtl(draft.ttl_s);
+  if (problem) faults.ttl_s = problem;
+  return faults;
+}
+
+/** The body of a PATCH: all fields that are shown, null for what is not set. `was`: the limit before. */
+function bodyOf(draft, was) {
+  const body = { rate: null };
+  const rate = draft.rate.trim();
+  if (draft.unlimited || /^unlimited$/i.test(rate)) body.rate = "unlimited";
+  else if (rate) body.rate = readNumber(rate, "rate").value;
+  for (const field of FIELDS) {
+    if (field.key in draft) body[field.key] = readValue(field, draft[field.key]) ?? null;
+  }
+  // The longest delay is another one by default if all is put aside: one that nobody has touched goes with that.
+  const isChanged = (key) => body[key] !== undefined && body[key] !== (was[key] ?? null);
+  if (isChanged("spool") && !isChanged("max_delay_s")) body.max_delay_s = null;
+  // It is shown as it is in force, but belongs to the limit only beside one value of another field.
+  for (const { key, onlyWith } of FIELDS) {
+    const [other, wanted] = onlyWith ?? [];
+    const is = other && (body[other] ?? FIELDS.find((each) => each.key === other)?.otherwise);
+    if (is && is !== wanted) body[key] = null;
+  }
+  if (draft.reason.trim()) body.reason = draft.reason.trim();
+  const { seconds } = readTtl(draft.ttl_s);
+  if (seconds !== undefined) body.ttl_s = seconds;
+  return body;
 }

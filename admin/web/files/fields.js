@@ -1,8 +1,6 @@
 /** The fields of a limit: what they are called, how they are entered, and what they are if nothing is said. */
 
-import { h } from "./dom.js";
-import { field, select } from "./dialog.js";
-import { readNumber } from "./numbers.js";
+import { readNumber } from "./format.js";
 
 /**
  * @typedef {object} FieldKind
@@ -23,62 +21,48 @@ import { readNumber } from "./numbers.js";
 /** @type {FieldKind[]} In order; whoever serves this file puts them in, from ``admin.config.limit_fields``. */
 export const FIELDS = [];
 
-/** @returns {boolean} whether a field says anything beside the others of a limit. */
-export function matters(/** @type {FieldKind} */ kind, /** @type {Record<string, any>} */ limit) {
+/** Whether a field says anything beside the others of a limit. */
+export function matters(kind, limit) {
   if (kind.onlyWith && limit[kind.onlyWith[0]] !== kind.onlyWith[1]) return false;
   return !kind.beside?.length || kind.beside.some((key) => (limit[key] ?? null) !== null);
 }
 
-/** @returns {FieldKind[]} the fields that a limit may have, each with the options that it may have; what it has stays. */
-export function fieldsOf(/** @type {string} */ kind, /** @type {string} */ name, /** @type {Record<string, any>} */ limit) {
+/** The fields that a limit may have, each with the options that it may have; what it has stays. */
+export function fieldsOf(kind, name, limit) {
   const of = kind === "total" ? name.split(":")[0] : kind;
-  return FIELDS.filter((each) => {
-    const is = limit[each.key] ?? null;
-    return (!each.named || (name !== "*" && kind !== "total")) && (!each.notOf?.includes(of) || (is !== null && is !== each.otherwise));
-  }).map((each) => ({ ...each, options: each.options?.filter(([word]) => !each.wordsNotOf?.[word]?.includes(of) || limit[each.key] === word) }));
+  const isOffered = (field) => {
+    if (field.named && (name === "*" || kind === "total")) return false;
+    return !field.notOf?.includes(of) || ![null, undefined, field.otherwise].includes(limit[field.key]);
+  };
+  const optionsOf = (field) =>
+    field.options?.filter(([word]) => !field.wordsNotOf?.[word]?.includes(of) || limit[field.key] === word);
+  return FIELDS.filter(isOffered).map((field) => ({ ...field, options: optionsOf(field) }));
 }
 
-/** @returns {string} what the API says of fields, in the words of the form: it writes them as the file does. */
-export function inWords(/** @type {string} */ text) {
-  const label = (/** @type {string} */ key) => FIELDS.find((each) => each.key === key)?.label;
+/** What the API says of fields, in the words of the form: it writes them as the file does. */
+export function inWords(text) {
+  const fieldOf = (key) => FIELDS.find((each) => each.key === key);
   const said = text.replace(/\b([a-z_]+) = "?([\w.]+)"?/g, (whole, key, value) => {
-    const option = FIELDS.find((each) => each.key === key)?.options?.find(([word]) => word === value);
-    return label(key) ? `“${label(key)}” set to “${option?.[1] ?? value}”` : whole;
+    const option = fieldOf(key)?.options?.find(([word]) => word === value);
+    return fieldOf(key)?.label ? `“${fieldOf(key).label}” set to “${option?.[1] ?? value}”` : whole;
   });
-  return said.replace(/\b[a-z]+(_[a-z]+)+\b/g, (key) => (label(key) ? `“${label(key)}”` : key));
+  return said.replace(/\b[a-z]+(_[a-z]+)+\b/g, (key) => (fieldOf(key)?.label ? `“${fieldOf(key).label}”` : key));
 }
 
-/** @returns {any} the control of a field, showing its value in a limit. */
-export function control(/** @type {FieldKind} */ kind, /** @type {Record<string, any>} */ limit) {
-  const value = limit[kind.key] ?? kind.otherwise;
-  if (kind.input === "check") return h("input", { type: "checkbox", checked: Boolean(value) });
-  if (kind.input === "choice" || kind.input === "boolean") return select(kind.options ?? [], String(value ?? ""));
-  const text = value === null || value === undefined ? "" : Array.isArray(value) ? value.join(", ") : String(value);
-  return h("input", { type: "text", value: text, inputmode: kind.input === "number" ? "decimal" : null, autocomplete: "off", spellcheck: "false" });
+/** What the control of a field shows of a limit: text, or a boolean for a check. */
+export function shownValue(field, limit) {
+  const value = limit[field.key] ?? field.otherwise;
+  if (field.input === "check") return Boolean(value);
+  return Array.isArray(value) ? value.join(", ") : String(value ?? "");
 }
 
-/** @returns {any} the field around its control. */
-export function fieldElement(/** @type {FieldKind} */ kind, /** @type {any} */ element) {
-  if (kind.input !== "check") return field(kind.label, element, kind.help);
-  const box = field("", element, kind.help);
-  box.classList.add("check");
-  const label = box.querySelector("label");
-  label.textContent = kind.label;
-  return box;
-}
-
-/**
- * Read a control.
- *
- * @returns {any} the value, or undefined for what need not be written; NaN for what is no number.
- */
-export function read(/** @type {FieldKind} */ kind, /** @type {any} */ element) {
-  if (kind.input === "check") return element.checked || undefined;
-  const text = element.value.trim();
+/** What a control says: undefined for what need not be written, NaN for what is no number. */
+export function readValue(field, shown) {
+  if (field.input === "check") return shown || undefined;
+  const text = shown.trim();
   if (!text) return undefined;
-  if (kind.input === "days") return text.split(/[\s,]+/);
-  if (kind.input === "boolean") return text === "true";
-  const value = kind.input === "number" ? readNumber(text, kind.key).value : text;
-  return value === kind.otherwise ? undefined : value;
+  if (field.input === "days") return text.split(/[\s,]+/);
+  if (field.input === "boolean") return text === "true";
+  const value = field.input === "number" ? readNumber(text, field.key).value : text;
+  return value === field.otherwise ? undefined : value;
 }
-

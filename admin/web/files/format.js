@@ -11,44 +11,39 @@ const clock = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
 let behindMs = 0;
 
 /** Go by the server's clock: relative times are about its moments. */
-export function setServerTime(/** @type {string | undefined} */ iso) {
+export function setServerTime(iso) {
   const at = Date.parse(iso ?? "");
   if (!Number.isNaN(at)) behindMs = at - Date.now();
 }
 
-/** @returns {number} milliseconds since 1970, by the server's clock. */
+/** Milliseconds since 1970, by the server's clock. */
 export function serverNow() {
   return Date.now() + behindMs;
 }
 
-/** A rate in a table: enough digits to compare, no more. */
-export function rate(/** @type {number | null | undefined} */ perSecond) {
+export function rate(perSecond) {
   if (perSecond === null || perSecond === undefined) return "–";
   if (perSecond === 0) return "0";
   if (perSecond < 0.05) return "<0.1";
   return perSecond < 10 ? tenths.format(perSecond) : whole.format(perSecond);
 }
 
-/** A whole figure, with separators. */
-export function count(/** @type {number} */ number) {
+export function count(number) {
   return whole.format(number);
 }
 
-/** A number as it was given. */
-export function number(/** @type {number} */ value) {
+export function number(value) {
   return exactNumber.format(value);
 }
 
-/** A share of one as per cent. */
-export function percent(/** @type {number | null | undefined} */ share) {
+export function percent(share) {
   if (share === null || share === undefined) return "–";
   const value = share * 100;
   if (value > 0 && value < 1) return "<1 %";
   return `${whole.format(value)} %`;
 }
 
-/** Bytes, in the unit that keeps them short. */
-export function bytes(/** @type {number} */ amount) {
+export function bytes(amount) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let unit = 0;
   let value = amount;
@@ -60,7 +55,7 @@ export function bytes(/** @type {number} */ amount) {
 }
 
 /** A wait, in the unit that keeps it short. */
-export function wait(/** @type {number} */ microseconds) {
+export function wait(microseconds) {
   if (!microseconds) return "–";
   if (microseconds < 1000) return `${whole.format(microseconds)} µs`;
   if (microseconds < 1_000_000) return `${whole.format(microseconds / 1000)} ms`;
@@ -68,7 +63,7 @@ export function wait(/** @type {number} */ microseconds) {
 }
 
 /** A length of time in its two largest units. */
-export function duration(/** @type {number} */ seconds) {
+export function duration(seconds) {
   const total = Math.max(0, Math.round(seconds));
   const parts = [
     [Math.floor(total / 86_400), "d"],
@@ -85,8 +80,7 @@ export function duration(/** @type {number} */ seconds) {
     .join(" ");
 }
 
-/** How long ago something was, in one unit. */
-export function ago(/** @type {string | null | undefined} */ iso) {
+export function ago(iso) {
   if (!iso) return "–";
   const seconds = Math.max(0, (serverNow() - Date.parse(iso)) / 1000);
   if (seconds < 2) return "now";
@@ -96,32 +90,27 @@ export function ago(/** @type {string | null | undefined} */ iso) {
   return `${Math.floor(seconds / 86_400)} d ago`;
 }
 
-/** How long it is until something happens. */
-export function left(/** @type {string} */ iso) {
+export function left(iso) {
   const seconds = (Date.parse(iso) - serverNow()) / 1000;
   return seconds <= 0 ? "ending" : `${duration(seconds)} left`;
 }
 
-/** A moment in full. */
-export function exact(/** @type {string | null | undefined} */ iso) {
+export function exact(iso) {
   return iso ? when.format(new Date(iso)) : "";
 }
 
-/** The time of day of a moment. */
-export function timeOfDay(/** @type {number} */ milliseconds) {
+export function timeOfDay(milliseconds) {
   return clock.format(new Date(milliseconds));
 }
 
-/** The value of a limit's field. */
-export function fieldValue(/** @type {any} */ value) {
+export function fieldValue(value) {
   if (value === null || value === undefined) return "not set";
   if (typeof value === "number") return number(value);
   if (typeof value === "boolean") return value ? "yes" : "no";
   return Array.isArray(value) ? value.join(", ") : String(value);
 }
 
-/** A limit, or a switch, in short. */
-export function limitText(/** @type {Record<string, any> | null | undefined} */ limit) {
+export function limitText(limit) {
   if (!limit) return "no rule of its own";
   if ("limiting" in limit) return limit.limiting ? "limiting on" : "limiting off";
   if (limit.exempt) return "exempt";
@@ -133,23 +122,39 @@ export function limitText(/** @type {Record<string, any> | null | undefined} */ 
   return parts.join(" · ") || "unlimited";
 }
 
-/** The limit of a row or an entry: in words for bytes, which nobody reads in ones. */
-export function shortLimit(/** @type {any} */ entry) {
+/** The limit of a row or an entry; bytes in a unit that people read. */
+export function shortLimit(entry) {
   const { limit } = entry;
   if (!limit?.bytes_per_s) return entry.limit_text || "–";
   return limitText({ rate: limit.rate, bytes_per_s: limit.bytes_per_s });
 }
 
+const PLAIN = /^-?(\d+(\.\d+)?|\.\d+)$/;
+const GROUPED = /^\d{1,3}([,_\s'’]\d{3})+(\.\d+)?$/;
+
 /**
- * What differs between two limits, field by field.
- *
- * @param {Record<string, any> | null | undefined} before
- * @param {Record<string, any> | null | undefined} after
- * @returns {{field: string, before: any, after: any}[]}
+ * Read a number that somebody typed. What could be meant in two ways is refused, with what to write instead: a comma
+ * separates thousands here and decimals there. Returns `{value, problem}`, of which value is NaN if there is a problem.
  */
-export function differences(before, after) {
-  const fields = new Set([...Object.keys(before ?? {}), ...Object.keys(after ?? {})]);
-  return [...fields]
-    .map((field) => ({ field, before: before?.[field] ?? null, after: after?.[field] ?? null }))
-    .filter((each) => JSON.stringify(each.before) !== JSON.stringify(each.after));
+export function readNumber(text, key = "") {
+  const isPerSecond = ["rate", "bytes_per_s"].includes(key);
+  const bare = isPerSecond ? text.trim().replace(/\s*\/\s*s$/i, "") : text.trim();
+  if (PLAIN.test(bare)) return { value: Number(bare), problem: "" };
+  const meant = meantBy(bare);
+  const problem = meant
+    ? `write ${meant}: digits and at most one point, nothing between them`
+    : "must be a number, written like 1000 or 2.5";
+  return { value: NaN, problem };
+}
+
+function meantBy(text) {
+  if (GROUPED.test(text)) return text.replaceAll(/[^\d.]/g, "");
+  if (/^\d+,\d+$/.test(text)) return text.replace(",", ".");
+  if (/^\d+(\.\d+)?e\+?\d+$/i.test(text) && Number(text) < 1e15) return String(Number(text));
+  return /^(\d+(?:\.\d+)?)\s*(s|min)$/i.exec(text)?.[1] ?? "";
+}
+
+/** What reached the broker, of counts or rates by outcome. */
+export function reached(verdicts) {
+  return verdicts.passed + verdicts.bypassed + verdicts.exempt;
 }

@@ -1,156 +1,199 @@
 /** Starts the page: who is asking, the stream of figures, and the view that the address names. */
 
-import { ApiError, get, onSignInNeeded } from "./api.js";
-import { app, announce, emit, on } from "./app.js";
+import { ApiError, Stream, get, onSignInNeeded } from "./api.js";
+import { announce, app, closeToast, hurry, link, nameOf, pageOf, place, redraw, startDrawing, toast } from "./app.js";
 import { AuditView } from "./audit.js";
-import { showBanners } from "./banners.js";
+import { changeLine } from "./changes.js";
 import { ConnectionsView } from "./connections.js";
-import { byId, h, fill, setAttribute } from "./dom.js";
 import { FlowView } from "./flow.js";
-import { serverNow, setServerTime } from "./format.js";
-import { showConnection, startHeader } from "./header.js";
-import { LimitsView } from "./limits.js";
-import { changeLine } from "./preview.js";
-import { revertChange } from "./reverts.js";
-import { nameOf, hasPage, link, place } from "./router.js";
-import { ResourceView } from "./resource.js";
+import { setServerTime } from "./format.js";
+import { Header, startTheme } from "./header.js";
+import { html, render, useEffect } from "./html.js";
+import { LimitsView, limitsQuery } from "./limits.js";
+import { OVERVIEW_QUERY, OverviewView } from "./overview.js";
+import { Button } from "./parts.js";
+import { ResourceView, resourceQuery } from "./resource.js";
 import { RulesView } from "./rules.js";
 import { signIn } from "./signin.js";
 import { StateView } from "./state.js";
-import { Stream } from "./stream.js";
-import { startTheme } from "./theme.js";
-import { toast } from "./toast.js";
 
-/** @type {Record<string, new () => any>} */
-const VIEWS = { limits: LimitsView, rules: RulesView, audit: AuditView, connections: ConnectionsView, flow: FlowView, state: StateView, resource: ResourceView };
-/** Views that want rows of the table. */
-const FOLLOWING = ["limits", "resource"];
-/** Views without the table still want the state and the changes; one row is the least that the API sends. */
+const TOLD_AFTER_MS = 1500;
+const AGAIN_AFTER_MS = 3000;
+/** Views without rows still want the state and the changes; one row is the least that the API sends. */
 const STATE_ONLY = { limit: 1, history: 0 };
+const VIEWS = {
+  overview: { title: "Overview", view: OverviewView, query: () => OVERVIEW_QUERY },
+  limits: { title: "Limits", view: LimitsView, query: limitsQuery },
+  rules: { title: "Rules", view: RulesView },
+  audit: { title: "Audit", view: AuditView },
+  connections: { title: "Connections", view: ConnectionsView },
+  flow: { title: "Flow", view: FlowView },
+  state: { title: "State", view: StateView },
+  resource: { title: "Resource", view: ResourceView, query: resourceQuery },
+};
 
-/** @type {any} */
-let view = null;
-let viewName = "";
 let followed = "";
-let wholeNext = true;
+let isWhole = true;
 
 const stream = new Stream({
   begin() {
-    wholeNext = true;
+    isWhole = true;
   },
   status(status) {
     if (status === "live") app.figuresAt = Date.now();
-    if (status === app.status) return;
     app.status = status;
-    emit("status", status);
+    redraw();
   },
   event(name, data) {
-    app.figuresAt = Date.now();
-    if (name === "limits") {
-      setServerTime(data.sampled_at);
-      if (FOLLOWING.includes(viewName)) view.take(data, wholeNext);
-      wholeNext = false;
-    } else if (name === "state") {
-      app.state = data;
-      emit("state", data);
-    } else if (name === "change") {
-      emit("change", data);
+    if (name === "limits") takeRows(data);
+    else if (name === "state") app.state = data;
+    else if (name === "change") {
+      app.changes += 1;
       // The answer to one's own change may come after this; only then is it known whose it was.
       setTimeout(() => {
         if (!app.ownChanges.has(data.id)) toast(`${data.by}: ${changeLine(data)}`, offerOf(data));
-      }, 1500);
-    } else if (name === "bye") emit("bye", data);
+      }, TOLD_AFTER_MS);
+    }
+    redraw();
   },
 });
 
+/** Take rows of the stream: all of them, or those that have changed. */
+function takeRows(data) {
+  const { rows } = app;
+  setServerTime(data.sampled_at);
+  rows.sampledS = Date.parse(data.sampled_at) / 1000;
+  if (isWhole) rows.byKey.clear();
+  for (const row of data.rows) rows.byKey.set(row.key, { ...rows.byKey.get(row.key), ...row });
+  const order = isWhole ? data.rows.map((row) => row.key) : data.order;
+  if (order) {
+    rows.order = order;
+    for (const key of rows.byKey.keys()) if (!order.includes(key)) rows.byKey.delete(key);
+  }
+  rows.total = data.total ?? rows.total;
+  rows.totals = data.totals ?? rows.totals;
+  rows.kinds = data.kinds ?? rows.kinds;
+  rows.isKnown = true;
+  isWhole = false;
+}
+
 /** The way to what somebody else has changed. */
-function offerOf(/** @type {any} */ change) {
-  const [, kind = "", pattern = ""] = /^limits\/([^/]+)\/(.*)$/su.exec(change.target) ?? [];
+function offerOf(change) {
+  const [, kind, pattern = ""] = /^limits\/([^/]+)\/(.*)$/su.exec(change.target) ?? [];
   const name = nameOf(pattern);
-  if (!hasPage(kind, name)) return null;
-  return { label: "Show", action: () => (location.hash = link("resource", { kind, name })) };
+  return pageOf(kind, name) && { label: "Show", action: () => (location.hash = link("resource", { kind, name })) };
+}
+
+/** What the address names: its view, and the name that the view is drawn anew for. */
+function shown() {
+  const { view, params } = place();
+  const name = view in VIEWS ? view : "overview";
+  const isResource = name === "resource" && params.get("name");
+  const title = isResource ? `${params.get("kind")} ${params.get("name")}` : VIEWS[name].title;
+  return { ...VIEWS[name], name, params, title };
 }
 
 function follow() {
-  const query = FOLLOWING.includes(viewName) ? view.query() : STATE_ONLY;
-  const wanted = JSON.stringify(query);
-  if (wanted === followed) return;
-  followed = wanted;
-  stream.open(query);
+  if (!app.whoami) return;
+  const { query = () => STATE_ONLY, params } = shown();
+  const wanted = query(params);
+  const text = JSON.stringify(wanted);
+  if (text === followed) return;
+  followed = text;
+  stream.open(wanted);
 }
+
+let lastName = "";
 
 function route() {
-  if (!app.whoami) return;
-  const { view: wanted, params } = place();
-  const name = wanted in VIEWS ? wanted : "limits";
-  const main = byId("main");
-  if (name === viewName) view.update(params);
-  else {
-    const first = !viewName;
-    view?.unmount?.();
-    viewName = name;
-    view = new VIEWS[name]();
-    for (const tab of byId("tabs").children) setAttribute(tab, "aria-current", tab.dataset.view === name ? "page" : null);
-    view.mount(main, params);
-    if (!first) {
-      scrollTo(0, 0);
-      main.focus({ preventScroll: true });
-      announce(`${view.title}`);
-    }
+  const { name, title } = shown();
+  if (lastName && name !== lastName) {
+    app.rows.isKnown = false;
+    app.rows.byKey.clear();
+    app.rows.order = [];
+    announce(title);
+    scrollTo(0, 0);
+    document.getElementById("main").focus({ preventScroll: true });
   }
-  title();
+  lastName = name;
   follow();
+  redraw();
 }
 
-function title() {
-  const off = app.state?.off?.length ? "⚠ LIMITING OFF · " : "";
-  const text = `${off}${view ? `${view.title} · ` : ""}Sluice`;
-  if (document.title !== text) document.title = text;
+function Page() {
+  const { name, view: View, params, title } = shown();
+  const off = app.state?.off.length ? "⚠ LIMITING OFF · " : "";
+  const isStale = ["offline", "reconnecting"].includes(app.status);
+  useEffect(() => {
+    document.title = `${off}${title} · Sluice`;
+    document.documentElement.classList.toggle("stale", isStale);
+  });
+  const skip = () => document.getElementById("main").focus();
+  return html`
+    <button type="button" class="skip" id="skip" onClick=${skip}>Skip to the content</button>
+    <${Header} view=${name} />
+    <p class="visually-hidden" role="status">${app.announcement}</p>
+    <main id="main" tabindex="-1">
+      ${app.whoami ? html`<${View} key=${name} params=${params} />` : html`<p class="empty">Loading…</p>`}
+    </main>
+    ${app.dialogs.map(({ id, content: Content }) => html`<${Content} key=${id} />`)}
+    <div class="toasts" role="region" aria-label="Messages">
+      ${app.toasts.map((each) => html`<${Toast} key=${each.id} of=${each} />`)}
+    </div>
+  `;
+}
+
+function Toast({ of }) {
+  const read = () => hurry(of, true);
+  const leave = () => hurry(of);
+  const act = () => {
+    closeToast(of);
+    of.offer.action();
+  };
+  return html`<div
+    class="toast ${of.manner}"
+    role=${of.manner === "error" ? "alert" : "status"}
+    onPointerEnter=${read}
+    onFocusIn=${read}
+    onPointerLeave=${leave}
+    onFocusOut=${leave}
+  >
+    <p>${of.text}</p>
+    ${of.offer && html`<${Button} manner="small" onclick=${act}>${of.offer.label}<//>`}
+    <${Button} manner="small plain" label="Close this message" onclick=${() => closeToast(of)}>✕<//>
+  </div>`;
 }
 
 /** Find out who is asking, and begin; or ask for a token. */
 async function begin() {
-  const before = app.whoami;
   try {
-    app.whoami = (await get("whoami")).body;
+    app.whoami = await get("whoami");
   } catch (error) {
     if (!(error instanceof ApiError) || error.status === 401) return;
     app.status = "offline";
-    emit("status", "offline");
-    setTimeout(begin, 3000);
+    redraw();
+    setTimeout(begin, AGAIN_AFTER_MS);
     return;
   }
-  // What may be pressed is settled when a view is made.
-  if (before && before.role !== app.whoami?.role) location.reload();
-  emit("whoami", app.whoami);
   followed = "";
   route();
 }
 
-document.addEventListener("keydown", (event) => {
-  const typing = event.target instanceof HTMLElement && event.target.closest("input, select, textarea, dialog");
-  if (event.key !== "/" || typing || event.ctrlKey || event.metaKey || event.altKey) return;
+/** `/` leads to the search. */
+function searchByKey(event) {
+  const isTyping = event.target instanceof HTMLElement && event.target.closest("input, select, textarea, dialog");
+  if (event.key !== "/" || isTyping || event.ctrlKey || event.metaKey || event.altKey) return;
   const search = document.querySelector("main input[type=search]");
-  if (search instanceof HTMLElement) {
-    search.focus();
-    event.preventDefault();
-  }
-});
-byId("skip").addEventListener("click", () => byId("main").focus());
-addEventListener("hashchange", route);
-on("state", title);
-on("status", (status) => {
-  document.documentElement.classList.toggle("stale", status === "offline" || status === "reconnecting");
-  showConnection();
-});
-on("overtaken", (change) => revertChange(change));
-onSignInNeeded(() => signIn(begin));
-setInterval(showConnection, 1000);
+  if (!search) return;
+  search.focus();
+  event.preventDefault();
+}
 
+document.addEventListener("keydown", searchByKey);
+addEventListener("hashchange", route);
+onSignInNeeded(() => signIn(begin));
+startDrawing(() => render(html`<${Page} />`, document.getElementById("page")));
+// What is said of moments goes on by itself.
+setInterval(redraw, 1000);
 startTheme();
-startHeader();
-showBanners();
-fill(byId("main"), h("p", { class: "empty" }, "Loading…"));
 begin();
-// For the tests and the curious: how old the figures are.
-Object.defineProperty(window, "sluice", { value: Object.freeze({ status: () => app.status, serverNow }) });

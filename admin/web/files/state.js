@@ -1,162 +1,175 @@
 /** The sidecar's own state: listeners, totals, lanes, switches, where edits are kept; and the reload. */
 
-import { ApiError, call, get } from "./api.js";
-import { app, backupText, listenerText, on, writing } from "./app.js";
-import { Chart } from "./chart.js";
-import { openDialog, showProblem } from "./dialog.js";
-import { fill, h } from "./dom.js";
+import { ApiError, call } from "./api.js";
+import { app, canWrite, failed, openDialog, switches, toast, useAnswer } from "./app.js";
+import { Lines } from "./changes.js";
+import { Dialog, Problem, useAct } from "./dialogs.js";
 import { ago, bytes, count, duration, exact, left, rate } from "./format.js";
-import { targetLink } from "./router.js";
-import { reached, stepsOf } from "./steps.js";
+import { html, useRef } from "./html.js";
+import { Button, Dot, Panel, Table, Tag, TargetLink, brokerState, cell, listenerText } from "./parts.js";
 import { switchOff, switchOn } from "./switches.js";
-import { toast } from "./toast.js";
-import { failed } from "./writes.js";
 
-const SHOWN_S = 300;
+const SWITCHES = [
+  { name: "kind", title: "Kind" },
+  { name: "limiting", title: "Limiting" },
+  { name: "file", title: "File" },
+  { name: "changed", title: "Changed" },
+];
 
-export class StateView {
-  title = "State";
-
-  mount(/** @type {Element} */ main) {
-    this.chart = new Chart("Messages per second", [
-      { label: "passed", name: "passed", filled: true },
-      { label: "refused", name: "refused", filled: true },
-    ]);
-    this.facts = h("div", { class: "panels" });
-    this.switches = h("tbody");
-    fill(
-      main,
-      h("div", { class: "heading" }, h("h1", {}, "State"), h("span", { class: "spacer" }), h("button", { type: "button", class: "button", onclick: reload, ...writing() }, "Reload the configuration…")),
-      h("section", { class: "panel wide", "aria-label": "Messages per second, last 5 minutes" }, h("h2", {}, "Messages per second, last 5 minutes"), this.chart.element),
-      this.facts,
-      h("section", { class: "panel wide" }, h("h2", {}, "Switches"), h("div", { class: "sheet" }, h("table", { class: "switches cards-on-phones" }, h("thead", {}, h("tr", {}, ["Kind", "Limiting", "File", "Changed", ""].map((text) => h("th", { scope: "col" }, text || h("span", { class: "visually-hidden" }, "Switch"))))), this.switches))),
-    );
-    const offs = [on("state", () => this.show()), on("change", () => this.load()), on("whoami", () => this.load())];
-    this.unmount = () => {
-      offs.forEach((off) => off());
-      this.chart?.close();
-    };
-    this.show();
-    this.load();
-  }
-
-  update() {}
-
-  async load() {
-    if (!app.whoami) return;
-    try {
-      const { body } = await get("switches");
-      fill(this.switches, body.switches.map(switchRow));
-    } catch (error) {
-      failed(error);
-    }
-  }
-
-  show() {
-    const { state } = app;
-    if (!state) return;
-    const { totals, rates, limiters, held, persistence, edits } = state;
-    const perS = rates.messages_per_s;
-    const { history } = state;
-    const untilS = Date.parse(history.until) / 1000;
-    const times = stepsOf(history).map((step) => (step.fromS + step.untilS) / 2);
-    this.chart?.show([times, history.passed, history.refused], untilS - SHOWN_S, untilS, `now ${rate(reached(perS))} passed and ${rate(perS.refused)} refused`);
-    fill(
-      this.facts,
-      panel("Listeners", state.listeners.map((/** @type {any} */ each) => [
-        [each.listen, listenerText(each.name)].filter((text, index) => !index || text !== each.listen).join(", "),
-        [h("span", { class: `dot ${each.reachable === false ? "bad" : each.backup ? "warn" : each.reachable ? "ok" : ""}`, "aria-hidden": "true" }), ` ${each.broker} ${each.reachable === false ? each.error || "unreachable" : each.reachable ? backupText(each) || "reachable" : "not tried yet"}, ${count(each.connections)} connections`],
-      ])),
-      panel("Messages since the start", [
-        ...Object.entries(totals.messages).map(([verdict, amount]) => [verdict, `${count(Number(amount))} · ${rate(perS[verdict])}/s`]),
-        // What was never read is of no resource, and counted in bytes.
-        ...(totals.lost_bytes ? [["lost", `${count(totals.lost_messages)}, and with what was never read ${bytes(totals.lost_bytes)}`]] : []),
-      ]),
-      panel("Data path", [
-        ["Open connections", count(totals.connections_open)],
-        ["Accepted", count(totals.connections)],
-        ["Read from clients", `${bytes(totals.bytes.client ?? 0)} · ${bytes(rates.bytes_per_s.client ?? 0)}/s`],
-        ["Read from the broker", `${bytes(totals.bytes.broker ?? 0)} · ${bytes(rates.bytes_per_s.broker ?? 0)}/s`],
-        ["Held now", `${count(held.requests)} requests, ${bytes(held.bytes)}`],
-        ["Live limiters", `${count(limiters.live)}${limiters.overflowed_total ? `, ${count(limiters.overflowed_total)} decisions shared past the bound` : ""}`],
-        ...state.lanes.map((/** @type {any} */ lane) => [`Lane of ${lane.handler}`, `${count(lane.queued)} of ${count(lane.capacity)} waiting${lane.late_lanes ? `, ${lane.late_lanes} late` : ""}`]),
-        ["Bypassed", `${count(state.bypassed.total)}${state.bypassed.by.map((/** @type {any} */ each) => `, ${each.reason} ${count(each.total)}`).join("")}`],
-      ]),
-      panel("Connections ended", Object.entries(totals.closed).map(([reason, amount]) => [reason, count(Number(amount))])),
-      panel("Edits", [
-        ["Standing", count(edits.standing)],
-        ["Next to expire", edits.expiring_next ? [targetLink(edits.expiring_next.target, edits.expiring_next.target), `, ${left(edits.expiring_next.expires_at)}`] : "none"],
-        ["Kept in", persistence.directory ?? "memory, until the restart"],
-        ...(persistence.error ? [["Problem", persistence.error]] : []),
-        ...(persistence.set_aside.length ? [["Set aside", persistence.set_aside.join(", ")]] : []),
-        ["Spool", state.spool.directory ?? state.spool.error ?? "off"],
-        ["Rule set", `version ${state.rule_set_version}`],
-      ]),
-      panel("Process", [
-        ["Version", state.version],
-        ["Started", h("time", { datetime: state.started_at }, exact(state.started_at))],
-        ["Up", duration(state.uptime_s)],
-        ["You are", app.whoami ? `${app.whoami.name}, ${app.whoami.role === "write" ? "may read and write" : "may only read"}` : "–"],
-        ...state.warnings.map((/** @type {string} */ line) => ["Warning", line]),
-      ]),
-    );
-  }
+export function StateView() {
+  const [entries] = useAnswer(switches, []);
+  const table = { name: "switches", columns: SWITCHES, rows: entries ?? [], cells: switchCells, action: "Switch" };
+  const { state } = app;
+  return html`
+    <div class="heading second">
+      <h1>State</h1>
+      <span class="spacer"></span>
+      <${Button} isWrite onclick=${askReload}>Reload the configuration…<//>
+    </div>
+    <div class="panels">${state && html`<${Panels} state=${state} />`}</div>
+    <${Panel} wide title="Switches">
+      <${Table} ...${table} />
+    <//>
+  `;
 }
 
-function panel(/** @type {string} */ title, /** @type {any[][]} */ facts) {
-  return h("section", { class: "panel" }, h("h2", {}, title), facts.length ? h("dl", { class: "facts" }, facts.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])) : h("p", { class: "faint" }, "none"));
+function Panels({ state }) {
+  return html`
+    <${Panel} title="Listeners" facts=${state.listeners.map(listenerFact)} />
+    <${Panel} title="Messages since the start" facts=${messageFacts(state)} />
+    <${Panel} title="Data path" facts=${dataPathFacts(state)} />
+    <${Panel}
+      title="Connections ended"
+      facts=${Object.entries(state.totals.closed).map(([reason, amount]) => [reason, count(amount)])}
+    />
+    <${Panel} title="Edits" facts=${editFacts(state)} />
+    <${Panel} title="Process" facts=${processFacts(state)} />
+  `;
 }
 
-function switchRow(/** @type {any} */ entry) {
-  const { edit } = entry;
-  const action = entry.limiting
-    ? h("button", { type: "button", class: "button small danger-quiet", "aria-label": `Switch limiting of ${entry.kind} off`, onclick: () => switchOff(entry.kind), ...writing() }, "Switch off…")
-    : h("button", { type: "button", class: "button small", "aria-label": `Switch limiting of ${entry.kind} back on`, onclick: () => switchOn(entry), ...writing() }, "Switch on…");
-  return h(
-    "tr",
-    {},
-    h("th", { scope: "row" }, entry.kind === "all" ? "everything" : entry.kind),
-    h("td", { "data-label": "Limiting" }, entry.limiting ? "on" : h("span", { class: "tag bad" }, "off")),
-    h("td", { "data-label": "File", class: `muted file ${entry.configured === entry.limiting ? "same" : ""}` }, h("span", { class: "narrow-only" }, "in the file: "), entry.configured ? "on" : "off"),
-    h("td", { "data-label": "Changed", class: `wrap ${edit ? "" : "same"}` }, edit ? [h("span", { title: exact(edit.at) }, `${edit.by}, ${ago(edit.at)}`), edit.expires_at && ` · ${left(edit.expires_at)}`, edit.reason && ` · ${edit.reason}`] : h("span", { class: "faint" }, "–")),
-    h("td", { class: "edit-cell" }, action),
-  );
+function listenerFact(listener) {
+  const { listen, broker, connections } = listener;
+  const name = listenerText(listener.name);
+  const { manner, text } = brokerState(listener);
+  return [
+    name === listen ? listen : `${listen}, ${name}`,
+    html`<${Dot} manner=${manner} /> ${broker} ${text}, ${count(connections)} connections`,
+  ];
+}
+
+function messageFacts({ totals, rates }) {
+  const perS = rates.messages_per_s;
+  const facts = Object.entries(totals.messages).map(([end, amount]) => [
+    end,
+    `${count(amount)} · ${rate(perS[end])}/s`,
+  ]);
+  // What was never read is of no resource, and counted in bytes.
+  const lost = `${count(totals.lost_messages)}, and with what was never read ${bytes(totals.lost_bytes)}`;
+  return totals.lost_bytes ? [...facts, ["lost", lost]] : facts;
+}
+
+function dataPathFacts({ totals, rates, held, limiters, lanes, bypassed }) {
+  const readFrom = (who) => `${bytes(totals.bytes[who] ?? 0)} · ${bytes(rates.bytes_per_s[who] ?? 0)}/s`;
+  const { live, overflowed_total: overflowed } = limiters;
+  const laneText = ({ queued, capacity, late_lanes: late }) =>
+    `${count(queued)} of ${count(capacity)} waiting${late ? `, ${late} late` : ""}`;
+  return [
+    ["Open connections", count(totals.connections_open)],
+    ["Accepted", count(totals.connections)],
+    ["Read from clients", readFrom("client")],
+    ["Read from the broker", readFrom("broker")],
+    ["Held now", `${count(held.requests)} requests, ${bytes(held.bytes)}`],
+    ["Live limiters", `${count(live)}${overflowed ? `, ${count(overflowed)} decisions shared past the bound` : ""}`],
+    ...lanes.map((lane) => [`Lane of ${lane.handler}`, laneText(lane)]),
+    [
+      "Bypassed",
+      [count(bypassed.total), ...bypassed.by.map((each) => `${each.reason} ${count(each.total)}`)].join(", "),
+    ],
+  ];
+}
+
+function editFacts({ edits, persistence, spool, rule_set_version: version }) {
+  const next = edits.expiring_next;
+  const { directory, error, set_aside: aside } = persistence;
+  return [
+    ["Standing", count(edits.standing)],
+    [
+      "Next to expire",
+      next ? html`<${TargetLink} target=${next.target}>${next.target}<//>, ${left(next.expires_at)}` : "none",
+    ],
+    ["Kept in", directory ?? "memory, until the restart"],
+    ...(error ? [["Problem", error]] : []),
+    ...(aside.length ? [["Set aside", aside.join(", ")]] : []),
+    ["Spool", spool.directory ?? spool.error ?? "off"],
+    ["Rule set", `version ${version}`],
+  ];
+}
+
+function processFacts({ version, started_at: startedAt, uptime_s: uptimeS, warnings }) {
+  const rights = canWrite() ? "may read and write" : "may only read";
+  return [
+    ["Version", version],
+    ["Started", html`<time datetime=${startedAt}>${exact(startedAt)}</time>`],
+    ["Up", duration(uptimeS)],
+    ["You are", `${app.whoami.name}, ${rights}`],
+    ...warnings.map((line) => ["Warning", line]),
+  ];
+}
+
+function switchCells(entry) {
+  const { kind, edit, limiting, configured } = entry;
+  const [word, act] = limiting ? ["off", () => switchOff(kind)] : ["on", () => switchOn(entry)];
+  const end = edit?.expires_at ? ` · ${left(edit.expires_at)}` : "";
+  const changed =
+    edit &&
+    html`<span title=${exact(edit.at)}>${edit.by}, ${ago(edit.at)}</span>${end}${edit.reason && ` · ${edit.reason}`}`;
+  const file = html`<span class="narrow-only">in the file: </span>${configured ? "on" : "off"}`;
+  const label = `Switch limiting of ${kind} ${limiting ? "off" : "back on"}`;
+  return {
+    kind: kind === "all" ? "everything" : kind,
+    limiting: limiting ? "on" : html`<${Tag} manner="bad">off<//>`,
+    file: cell(file, { class: configured === limiting ? "muted same" : "muted" }),
+    changed: cell(changed ?? undefined, { class: edit ? "wrap" : "wrap same" }),
+    action: html`<${Button} isWrite manner="small ${limiting ? "danger-quiet" : ""}" label=${label} onclick=${act}>
+      Switch ${word}…
+    <//>`,
+  };
 }
 
 /** Say what a reload would change, and do it when told so. */
-async function reload() {
-  let report;
+async function askReload() {
   try {
-    report = (await call("POST", "reload", { query: { dry_run: 1 } })).body;
+    const report = await call("POST", "reload", { query: { dry_run: 1 } });
+    openDialog((close) => html`<${Reload} report=${report} onclose=${close} />`);
   } catch (error) {
-    if (!(error instanceof ApiError)) throw error;
-    const dialog = openDialog("The configuration is wrong");
-    fill(dialog.body, h("p", {}, "Nothing was changed."), lines(error.errors.length ? error.errors.map((each) => each.detail) : [error.message]));
-    return;
+    if (!(error instanceof ApiError) || error.status === 401) return failed(error);
+    const texts = error.errors.length ? error.errors.map((each) => each.detail) : [error.message];
+    openDialog(
+      (close) => html`<${Dialog} title="The configuration is wrong" onclose=${close}>
+        <p>Nothing was changed.</p>
+        <${Lines} texts=${texts} />
+      <//>`,
+    );
   }
-  const dialog = openDialog("Reload the configuration");
-  const problem = h("div", { role: "alert" });
-  const act = async () => {
-    try {
-      await call("POST", "reload");
-      dialog.close();
-      toast("The configuration was reloaded.");
-    } catch (error) {
-      showProblem(problem, error instanceof Error ? error.message : "");
-    }
-  };
-  const apply = h("button", { type: "button", class: "button primary", disabled: !report.changed.length, onclick: act }, "Reload");
-  fill(
-    dialog.body,
-    problem,
-    report.changed.length ? [h("h3", {}, "Will hold at once"), lines(report.changed)] : h("p", {}, "Nothing would change."),
-    report.hidden.length > 0 && [h("h3", {}, "Changed, but an edit stands over it"), lines(report.hidden)],
-    report.needs_restart.length > 0 && [h("h3", {}, "Needs a restart"), lines(report.needs_restart)],
-    report.warnings.length > 0 && [h("h3", {}, "Warnings"), lines(report.warnings)],
-    h("div", { class: "actions" }, apply, h("button", { type: "button", class: "button", onclick: dialog.close }, "Cancel")),
-  );
 }
 
-function lines(/** @type {string[]} */ texts) {
-  return h("ul", { class: "details" }, texts.map((text) => h("li", {}, text)));
+function Reload({ report, onclose }) {
+  const control = useRef({}).current;
+  const acting = useAct("Reload", async () => {
+    await call("POST", "reload");
+    control.close();
+    toast("The configuration was reloaded.");
+  });
+  const section = (title, texts) => texts.length > 0 && html`<h3>${title}</h3><${Lines} texts=${texts} />`;
+  const isIdle = !report.changed.length;
+  return html`<${Dialog} title="Reload the configuration" onclose=${onclose} control=${control}>
+    <${Problem} text=${acting.problem} />
+    ${isIdle ? html`<p>Nothing would change.</p>` : section("Will hold at once", report.changed)}
+    ${section("Changed, but an edit stands over it", report.hidden)} ${section("Needs a restart", report.needs_restart)}
+    ${section("Warnings", report.warnings)}
+    <div class="actions">
+      <${Button} manner="primary" disabled=${isIdle || acting.isActing} onclick=${acting.run}>Reload<//>
+      <${Button} onclick=${() => control.close()}>Cancel<//>
+    </div>
+  <//>`;
 }

@@ -12,12 +12,14 @@
  * @property {boolean} drawn it is no longer nor shorter than a point of a graph may be
  */
 
-/** @returns {Step[]} the steps between readings of the counters. */
-export function stepsOf(/** @type {any} */ history) {
+import { reached } from "./format.js";
+
+/** The steps between readings of the counters. */
+export function stepsOf(history) {
   if (!history) return [];
   const { seconds } = history;
-  let untilS = Date.parse(history.until) / 1000 - seconds.reduce((/** @type {number} */ sum, /** @type {number} */ each) => sum + each, 0);
-  return seconds.map((/** @type {number} */ lasted, /** @type {number} */ index) => {
+  let untilS = Date.parse(history.until) / 1000 - seconds.reduce((sum, each) => sum + each, 0);
+  return seconds.map((lasted, index) => {
     const fromS = untilS;
     untilS += lasted;
     const counts = ["passed", "refused", "dropped"].map((end) => Math.round(history[end][index] * lasted));
@@ -25,26 +27,25 @@ export function stepsOf(/** @type {any} */ history) {
   });
 }
 
-/** @returns {Step[]} the steps of which the rejection log knows something. */
-function logged(/** @type {any} */ log) {
+function logged(log) {
   const beginS = Date.parse(log.begin_at) / 1000;
-  return log.passed.flatMap((/** @type {number | null} */ passed, /** @type {number} */ index) => {
+  return log.passed.flatMap((passed, index) => {
     if (passed === null) return [];
     // A log that is older than this page does not say how much of a step it knows.
     const seconds = log.seconds[index] ?? log.step_s;
     const fromS = beginS + index * log.step_s;
     const counts = [passed, log.refused[index], log.dropped[index] ?? 0].map((rate) => Math.round(rate * seconds));
-    return [step(fromS, fromS + seconds, counts, log.held[index], log.limit_count === "messages" ? log.limit[index] : null)];
+    return [
+      step(fromS, fromS + seconds, counts, log.held[index], log.limit_count === "messages" ? log.limit[index] : null),
+    ];
   });
 }
 
 /**
- * Put together what is known of a resource: by the log, and since its end by the counters.
+ * Put together what is known of a resource: by the log (the answer about the past), and since its end by the counters
+ * (the row of the table). Then come: when Sluice was started, when the row is of, what is wanted, and the limit.
  *
- * @param {any} log the answer about the past, if there is one
- * @param {any} row the resource's, if it has one
- * @param {{startedS: number, sampledS: number, fromS: number, limit: number | null}} now when Sluice was started, when the row
- *   is of, what is wanted, and the limit now
+ * @returns {Step[]}
  */
 export function allSteps(log, row, { startedS, sampledS, fromS, limit }) {
   const past = log ? logged(log) : [];
@@ -60,7 +61,17 @@ export function allSteps(log, row, { startedS, sampledS, fromS, limit }) {
     // All that happened before the oldest step happened since the start.
     const known = sumOf(counters);
     const beforeS = counters[0]?.fromS ?? sampledS;
-    if (startedS >= fromS && startedS < beforeS) counters.unshift({ ...step(startedS, beforeS, totals.map((total, index) => total - known[index]), null, null), drawn: false });
+    if (startedS >= fromS && startedS < beforeS)
+      counters.unshift({
+        ...step(
+          startedS,
+          beforeS,
+          totals.map((total, index) => total - known[index]),
+          null,
+          null,
+        ),
+        drawn: false,
+      });
   }
   const later = counters.filter((each) => each.untilS > endS);
   const [first] = later;
@@ -69,23 +80,24 @@ export function allSteps(log, row, { startedS, sampledS, fromS, limit }) {
     const [inLog, behind] = [past.filter((each) => each.untilS > startedS), later.slice(1)].map(sumOf);
     const whole = sumOf(counters);
     const share = (first.untilS - endS) / (first.untilS - first.fromS);
-    const rest = sumOf([first]).map((count, index) => (startedS >= fromS ? Math.max(0, Math.min(count, whole[index] - inLog[index] - behind[index])) : Math.round(count * share)));
+    const rest = sumOf([first]).map((count, index) =>
+      startedS >= fromS
+        ? Math.max(0, Math.min(count, whole[index] - inLog[index] - behind[index]))
+        : Math.round(count * share),
+    );
     later[0] = { ...step(endS, first.untilS, rest, null, first.limit), drawn: first.drawn };
   }
   return [...past, ...later].filter((each) => (each.fromS + each.untilS) / 2 >= fromS);
 }
 
-/** @returns {number} of counts or rates by outcome, those that reached the broker. */
-export function reached(/** @type {any} */ verdicts) {
-  return verdicts.passed + verdicts.bypassed + verdicts.exempt;
+/** Messages that passed, were refused and were dropped. */
+export function sumOf(steps) {
+  return steps.reduce(
+    (sums, each) => [sums[0] + each.passed, sums[1] + each.refused, sums[2] + each.dropped],
+    [0, 0, 0],
+  );
 }
 
-/** @returns {number[]} messages that passed, were refused and were dropped. */
-export function sumOf(/** @type {Step[]} */ steps) {
-  return steps.reduce((sums, each) => [sums[0] + each.passed, sums[1] + each.refused, sums[2] + each.dropped], [0, 0, 0]);
-}
-
-/** @returns {Step} */
-function step(/** @type {number} */ fromS, /** @type {number} */ untilS, /** @type {number[]} */ [passed, refused, dropped], /** @type {number | null} */ held, /** @type {number | null} */ limit) {
+function step(fromS, untilS, [passed, refused, dropped], held, limit) {
   return { fromS, untilS, passed, refused, dropped, held, limit, drawn: true };
 }

@@ -1,6 +1,6 @@
 import json
 import re
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 from starlette.applications import Starlette
@@ -21,7 +21,11 @@ def client() -> TestClient:
 
 def test_page_and_its_files_are_served_with_their_types(client: TestClient) -> None:
     expected = {"": "text/html", "web/base.css": "text/css", "web/main.js": "text/javascript", "web/icon.svg": "image/"}
-    expected |= {"web/vendor/uplot.js": "text/javascript", "web/vendor/uplot.css": "text/css"}
+    expected |= {
+        "web/vendor/preact.js": "text/javascript",
+        "web/vendor/uplot.js": "text/javascript",
+        "web/vendor/uplot.css": "text/css",
+    }
     for path, media_type in expected.items():
         answer = client.get(f"/{path}")
         assert answer.status_code == 200
@@ -43,9 +47,8 @@ def test_every_file_that_another_one_names_is_there() -> None:
     names = set(web.files())
     for name in names:
         text = (_FILES / name).read_text(encoding="utf-8")
-        for line in text.splitlines():
-            if line.startswith(("import ", "} from ")):
-                assert line.split('"./')[1].split('"')[0] in names, f"{name}: {line}"
+        for imported in re.findall(r"\bfrom ?\"\./([^\"]+)\"", text):
+            assert str(PurePosixPath(name).parent / imported) in names, f"{name}: {imported}"
         for part in text.split('"/web/')[1:]:
             assert part.split('"')[0] in names
 
@@ -69,7 +72,7 @@ def test_tables_have_the_columns_of_the_api(client: TestClient) -> None:
 
 
 def test_what_has_no_page_of_its_own_is_what_is_no_resource() -> None:
-    text = (_FILES / "router.js").read_text(encoding="utf-8")
+    text = (_FILES / "app.js").read_text(encoding="utf-8")
     assert set(json.loads(text.split("NO_RESOURCES = ")[1].split(";")[0])) == {*SCOPES, TOTAL}
 
 
@@ -78,6 +81,14 @@ def test_no_script_makes_markup_of_text() -> None:
         text = path.read_text(encoding="utf-8")
         for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
             assert word not in text, f"{path.name}: {word}"
+
+
+def test_no_export_is_left_over() -> None:
+    scripts = {path.name: path.read_text(encoding="utf-8") for path in _FILES.glob("*.js")}
+    for name, script in scripts.items():
+        for exported in re.findall(r"^export (?:async )?(?:function|const|class) (\w+)", script, re.MULTILINE):
+            others = "".join(other for path, other in scripts.items() if path != name)
+            assert re.search(rf"\b{exported}\b", others), f"{name}: nobody imports {exported}"
 
 
 def test_no_file_carries_inline_script_or_style() -> None:

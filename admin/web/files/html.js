@@ -1,0 +1,31 @@
+/** Preact with htm: `html` makes elements without a build step. What the server sends is text, never markup. */
+
+import { useState } from "./vendor/hooks.js";
+import htm from "./vendor/htm.js";
+import { h, options, render } from "./vendor/preact.js";
+
+export { useEffect, useLayoutEffect, useRef, useState } from "./vendor/hooks.js";
+export { render };
+
+export const html = htm.bind(h);
+
+// Names come from clients: what shows nothing, or turns the rest around, is written as an escape.
+const UNPRINTABLE = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu;
+
+options.vnode = (node) => {
+  if (node.type === null && typeof node.props === "string") node.props = node.props.replace(UNPRINTABLE, escaped);
+};
+
+function escaped(character) {
+  if (character === "\n" || character === "\t") return character;
+  const code = character.codePointAt(0);
+  return code < 0x100 ? `\\x${code.toString(16).padStart(2, "0")}` : `\\u${code.toString(16).padStart(4, "0")}`;
+}
+
+let ids = 0;
+
+/** An id that no other element has. Preact's own begin anew with each drawing of the whole page. */
+export function useId() {
+  const [id] = useState(() => `n${(ids += 1)}`);
+  return id;
+}
