@@ -46,6 +46,8 @@ define MAKE_VENV
 endef
 
 TESTED := proxy limiter admin native tests
+JAVASCRIPT := $(PARTS)/javascript/node_modules
+PAGE := admin/web/files
 
 .PHONY: help setup packages native no-native rust parts fuzz-long fuzz-corpus demo demo-rocketmq demo-rabbitmq pictures test test-all lint types fast unit fuzz quick browser operator spark stores integration soak soak-long rabbitmq4 deploy chroot dist coverage bench reference constraints format clean
 
@@ -126,6 +128,13 @@ $(PARTS)/rabbitmq4/.stamp:
 
 $(PARTS)/node/.stamp: tests/integration/clients/package.json
 	@$(CLEAR) && mkdir -p $(@D) && cp $< $(@D)
+	cd $(@D) && npm install --silent --no-audit --no-fund --no-package-lock
+	@touch $@
+
+# What formats and lints the page.
+$(PARTS)/javascript/.stamp: tests/support/javascript/package.json tests/support/javascript/eslint.config.js
+	@sh tests/integration/packages.sh javascript
+	@$(CLEAR) && mkdir -p $(@D) && cp $^ $(@D)
 	cd $(@D) && npm install --silent --no-audit --no-fund --no-package-lock
 	@touch $@
 
@@ -214,10 +223,12 @@ test: lint types rust fast quick ## what CI runs: lint, types, Rust, unit and fu
 test-all: export FUZZ_FACTOR ?= 2
 test-all: lint types rust fast rare deploy spark operator integration rabbitmq4 ## everything; an hour
 
-lint: $(VENV_STAMP) ## ruff, formatting, the import contracts
+lint: $(VENV_STAMP) $(PARTS)/javascript/.stamp ## ruff, formatting, the import contracts; Prettier and ESLint for the page
 	$(BIN)/ruff check $(TESTED)
 	$(BIN)/ruff format --check $(TESTED)
 	$(BIN)/lint-imports
+	$(JAVASCRIPT)/.bin/prettier --config $(PARTS)/javascript/package.json --log-level warn --check $(PAGE)/*.js $(PAGE)/*.css
+	$(JAVASCRIPT)/.bin/eslint --config $(PARTS)/javascript/eslint.config.js $(PAGE)/*.js
 
 types: $(VENV_STAMP) $(NATIVE) ## mypy --strict over the packages and the test harness
 	$(BIN)/mypy --strict
@@ -332,9 +343,10 @@ pictures: parts ## make the pictures of the README anew, from a real run; five m
 	@sh tests/integration/packages.sh browser spark
 	PYTHONPATH=tests/support:tests/integration $(BIN)/python -m pictures
 
-format: $(VENV_STAMP) ## apply the formatter and ruff's safe fixes
+format: $(VENV_STAMP) $(PARTS)/javascript/.stamp ## apply the formatters and ruff's safe fixes
 	$(BIN)/ruff format $(TESTED)
 	$(BIN)/ruff check --fix $(TESTED)
+	$(JAVASCRIPT)/.bin/prettier --config $(PARTS)/javascript/package.json --log-level warn --write $(PAGE)/*.js $(PAGE)/*.css
 
 # A fresh environment without pins gives the newest versions that pyproject.toml's ranges allow.
 constraints: ## refresh constraints.txt

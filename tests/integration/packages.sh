@@ -55,6 +55,10 @@ sys.exit(not os.path.exists(s.get_path("include") + "/Python.h"))' || need pytho
         command -v curl >/dev/null || need curl
         command -v openssl >/dev/null || need openssl
         ;;
+    javascript)
+        newer_than 18 "$(node --version 2>/dev/null)" || need nodejs
+        command -v npm >/dev/null || need npm
+        ;;
     browser)
         command -v chromium >/dev/null || need chromium
         ;;
@@ -89,7 +93,7 @@ sys.exit(not os.path.exists(s.get_path("include") + "/Python.h"))' || need pytho
         command -v systemd-nspawn >/dev/null || need systemd-container
         ;;
     *)
-        echo "packages.sh: unknown target $target; one of python, rocketmq, rabbitmq, rabbitmq4, integration, browser, spark, bench, toxiproxy, deploy, chroot" >&2
+        echo "packages.sh: unknown target $target; one of python, rocketmq, rabbitmq, rabbitmq4, integration, javascript, browser, spark, bench, toxiproxy, deploy, chroot" >&2
         exit 2
         ;;
     esac
