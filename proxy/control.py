@@ -1,18 +1,14 @@
-"""The one interface between the data path and everything an operator touches.
+"""The one interface between the data path and the operator's side; every type here is plain data.
 
-A RuleSet goes in, a Snapshot comes out, and there are events and a few commands with replies, in both directions:
-the admin side asks the data path, and what clients ask of an operator's side comes from there. The admin side
-uses nothing else of the data path, so that later several worker processes can stand behind the same words:
-every type here is plain data that can cross a process boundary.
+A RuleSet goes in, a Snapshot comes out; besides there are events, and commands with replies in both directions.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, Protocol
 
 import msgspec
 
-from limiter.buckets.limiter import LimiterState
 from limiter.counting.rejections import TrafficSecond
 from limiter.deciding.limits import SavedLimits, Spent
 from limiter.rules.rule_set import RuleSet
@@ -100,7 +96,7 @@ class LimitCommandReply(msgspec.Struct, frozen=True):
 
 
 class Cleared(msgspec.Struct, frozen=True):
-    """What was cleared when limiters began anew.
+    """What was cleared by a reset.
 
     Attributes:
         limiters: how many.
@@ -128,7 +124,7 @@ class DataPath(Protocol):
         """
 
     async def reset(self, kind: str, name: str) -> Cleared:
-        """Let limiters begin anew, full and closed, in small steps; each decides at every moment by one or the other.
+        """Reset limiters, so that they are full and closed.
 
         Args:
             kind: of what is limited, or ``total``.
@@ -140,42 +136,38 @@ class DataPath(Protocol):
         """Return the counters of this moment; they are the caller's own.
 
         Args:
-            whole: with ``resources``, ``rules`` and ``usage``, of which there may be many thousands; without them it
-                costs next to nothing.
+            whole: with the fields that have an entry for each resource, rule or connection; without, it is cheap.
         """
 
     async def totals(self) -> ResourceCounts:
-        """Return what the counts of all resources add up to, in small steps."""
+        """Return the sum of the counts of all resources."""
 
-    def limiters(self) -> AsyncGenerator[LimiterState, None]:
-        """Go through the live limiters in small steps, without holding up the data path; to be closed by the caller."""
-
-    def resources(self, since_ns: int = 0) -> AsyncGenerator[ResourceState, None]:
-        """Go through what was asked for since that monotonic time, in small steps; to be closed by the caller.
+    def resources(self, since_ns: int = 0) -> Iterator[ResourceState]:
+        """Go through what was asked for since that monotonic time; only on a thread of ``proxy.common.threads``.
 
         Args:
             since_ns: 0 is everything known.
         """
 
     async def connections(self) -> tuple[ConnectionState, ...]:
-        """Return the open connections, gathered in small steps."""
+        """Return the open connections."""
 
     async def close_connection(self, connection_id: int, reason: str) -> bool:
         """Close one connection; returns whether it was there."""
 
     async def flow(self, most_connections: int = 100) -> FlowState:
-        """Return what waits for what, and which stage is the bottleneck; gathered in small steps."""
+        """Return what waits for what, and which stage is the bottleneck."""
 
     async def confirms(self) -> tuple[ConfirmState, ...]:
-        """Return how messages are confirmed of which rules say that their consumers do that, by destination."""
+        """Return how messages are confirmed where a rule says ``after_consume``, by destination."""
 
     async def spool(self, most_resources: int = 100) -> SpoolState | None:
-        """Return what the spool holds, gathered in small steps; None if there is no spool."""
+        """Return what the spool holds; None if there is no spool."""
 
     async def purge(self, kind: str, name: str) -> Purged:
-        """Refuse what the spool holds of one resource, or drop it where nobody can be told, in small steps.
+        """Refuse what the spool holds of one resource, or drop messages whose senders expect no answer.
 
-        What comes meanwhile may be purged, too.
+        Messages that arrive during the purge may be purged as well.
 
         Raises:
             ValueError: there is no spool.
@@ -189,28 +181,23 @@ class DataPath(Protocol):
         """
 
     async def take_traffic(self, *, unfinished: bool = False) -> tuple[TrafficSecond, ...]:
-        """Return what became of requests in the seconds that are over and were not taken yet, in order.
+        """Return the outcomes of requests in complete seconds that were not taken yet, in order of time.
 
-        Recording begins with the first call. Seconds in which nothing was asked for are left out. A bounded number of
-        seconds is kept for a taker that is late: when they are full the last one goes on until somebody takes them.
-        The order is that of happening: if the wall clock is set back, so are the seconds. If it is cancelled nothing
-        is lost.
+        Recording begins with the first call. Seconds without requests are left out. A bounded number of seconds is
+        kept for a late caller; then the last one is prolonged. Nothing is lost if the call is cancelled.
 
         Args:
-            unfinished: the second under way, too, as far as it has come; its rest comes later as one of its own.
+            unfinished: with the current second so far; its rest is returned later as one of its own.
         """
 
     async def probe_brokers(self) -> tuple[BrokerReach, ...]:
         """Try to connect to each listener's broker."""
 
     def events(self) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
-        """Subscribe; a subscriber that does not keep up loses the oldest events, never the data path's time."""
+        """Subscribe; a slow subscriber loses the oldest events."""
 
     def limit_commands(self) -> AbstractAsyncContextManager[AsyncIterator[LimitCommand]]:
-        """Take what clients ask of Sluice itself; each is answered by ``reply``. There is one taker at most.
-
-        While nobody takes them, such requests go on to the broker as all others do.
-        """
+        """Take limit commands; each is answered by ``reply``. Without a taker they go to the broker. One at most."""
 
     async def reply(self, command_id: int, reply: LimitCommandReply) -> None:
         """Answer a command; one whose client has left is forgotten."""
@@ -219,33 +206,30 @@ class DataPath(Protocol):
         """Return the descriptors of the listening sockets, for another process."""
 
     async def hand_over(self, grace_s: float) -> SavedLimits:
-        """Stop accepting and take no further requests, close the spool, and return what all limits are then.
+        """Stop accepting connections and requests, close the spool, and return the state of all limits.
 
-        The sockets stay open: who connects waits for the process that has them, too. What is in flight and what is held
-        goes on; ``drain`` follows, or ``go_on``. While something is in the spool, all connections end at once, as they
-        do at the end of a drain: what waits there is the other process's.
+        The sockets stay open: new clients wait for the other process. Requests in flight or held are finished; call
+        ``drain`` or ``go_on`` next. If the spool is in use, all connections end at once, since the other process has
+        the spool's messages.
 
         Args:
-            grace_s: what ``drain`` will be given.
+            grace_s: the argument of ``drain``.
         """
 
     async def go_on(self) -> None:
-        """Accept clients again, and open the spool again: no other process took them."""
+        """Accept clients and open the spool again, after a ``hand_over`` that failed."""
 
     async def save_limits(self) -> SavedLimits:
-        """Return what all limits are now, after a drain."""
+        """Return the state of all limits, after a drain."""
 
     def spent_since(self, saved: SavedLimits) -> list[Spent]:
-        """Return what was spent of the limits since ``hand_over``, less what was set aside then."""
+        """Return what was spent of the limits since ``hand_over``, minus the reserve set aside then."""
 
     def debit(self, spent: Iterable[Spent]) -> None:
-        """Take off the limits what another process has spent of them, or give back what is negative."""
+        """Charge the limits for what another process has spent; negative amounts are given back."""
 
     async def turn(self) -> None:
-        """Return once the event loop and each lane of the executor have had a turn since now.
-
-        It does not return while one of them hangs.
-        """
+        """Return once the event loop and each lane of the executor have had a turn; never while one hangs."""
 
     async def drain(self, grace_s: float) -> None:
         """Stop accepting, let what is in flight finish, close; returns after ``grace_s`` seconds at the latest."""

@@ -4,8 +4,7 @@ The listener decides which clients may. A change is an edit like any other; its 
 """
 
 import time
-from collections.abc import Callable
-from contextlib import aclosing
+from collections.abc import Callable, Container, Iterable
 from datetime import UTC, datetime
 from typing import Final
 
@@ -13,11 +12,22 @@ import structlog
 import trio
 
 from admin.config.settings import UNLIMITED
-from admin.edits.model import Author, EditError, LimitFields, NotFoundError, SetLimit, StaleError, StoreError
+from admin.edits.model import (
+    Author,
+    EditError,
+    LimitEntry,
+    LimitFields,
+    NotFoundError,
+    SetLimit,
+    StaleError,
+    StoreError,
+)
 from admin.edits.service import EditService
 from limiter.rules.patterns import read_glob
 from limiter.rules.resource import Resource
+from limiter.rules.rule_set import RuleSet
 from proxy.common.log_rate import LogRate
+from proxy.common.threads import on_thread
 from proxy.control import DataPath, LimitCommand, LimitCommandReply, ListedLimit
 
 _log = structlog.get_logger(__name__)
@@ -75,25 +85,26 @@ async def view(data_path: DataPath, edits: EditService, now_ns: int, since_1970_
     # Rules with hours apply by the wall clock.
     rules = edits.rule_set.at(datetime.fromtimestamp((now_ns + since_1970_ns) / _NS_PER_S, UTC))
     shown = frozenset(kind.name for kind in edits.reader.kinds.values() if kind.in_commands)
-    entries = edits.limits()
-    async with aclosing(data_path.resources()) as all_states:
-        states = [state async for state in all_states if state.kind in shown and state.name != _OTHERS]
+    return await on_thread(_view, data_path, rules, edits.limits(), shown, since_1970_ns)
 
-    def listed() -> dict[Resource, ListedLimit]:
-        found: dict[Resource, ListedLimit] = {}
-        for entry in entries:
-            name = read_glob(entry.name).exact_name if entry.kind in shown else None
-            if name is not None:
-                resource = Resource(entry.kind, name)
-                found[resource] = ListedLimit(*resource, _rate(entry.limit), 0, 0)
-        for state in states:
-            resource = Resource(state.kind, state.name)
-            refused_ns = state.last_refused_ns
-            refused_ms = 0 if refused_ns is None else (refused_ns + since_1970_ns) // _NS_PER_MS
-            found[resource] = ListedLimit(*resource, rules.match(resource).rate_per_s, state.last_wait_us, refused_ms)
-        return found
 
-    found = await trio.to_thread.run_sync(listed)
+def _view(
+    data_path: DataPath, rules: RuleSet, entries: Iterable[LimitEntry], shown: Container[str], since_1970_ns: int
+) -> LimitCommandReply:
+    found: dict[Resource, ListedLimit] = {}
+    for entry in entries:
+        name = read_glob(entry.name).exact_name if entry.kind in shown else None
+        if name is not None:
+            resource = Resource(entry.kind, name)
+            found[resource] = ListedLimit(*resource, _rate(entry.limit), 0, 0)
+    for state in data_path.resources():
+        if state.kind not in shown or state.name == _OTHERS:
+            continue
+        resource = Resource(state.kind, state.name)
+        refused_ns = state.last_refused_ns
+        refused_ms = 0 if refused_ns is None else (refused_ns + since_1970_ns) // _NS_PER_MS
+        rate_per_s = rules.match(resource).rate_per_s
+        found[resource] = ListedLimit(*resource, rate_per_s, state.last_wait_us, refused_ms)
     return LimitCommandReply(version=rules.version, limits=tuple(found.values()))
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import resource
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,8 @@ _LEAST_ADMIN: Final = 4
 
 #: The oldest generation; its collection is a full one.
 _FULL: Final = 2
+_SWITCH_S: Final = 0.0005
+"""How long a thread may keep the event loop from running, in seconds; Python's default is 0.005."""
 MIN_FROZEN: Final = 200_000
 """Objects that may be frozen before all are looked at again: some dozen megabytes."""
 
@@ -67,12 +70,13 @@ def _in_use() -> int:
 
 @contextmanager
 def short_pauses() -> Iterator[None]:
-    """Keep pauses of the garbage collector short from now on.
+    """Keep pauses of the event loop short from now on: those for other threads, and those of the garbage collector.
 
     A full collection looks at every object: with ten thousand live limits that stops traffic for a tenth of a second.
     So objects that survive one are frozen, and the next looks at new objects only. All are looked at again when as many
     have been frozen as there were at the last such look, so that garbage in cycles at most doubles the memory.
     """
+    sys.setswitchinterval(_SWITCH_S)
     gc.collect()
     gc.freeze()
     at_last_look, frozen_since, look_at_all = gc.get_freeze_count(), 0, False

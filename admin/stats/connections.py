@@ -1,6 +1,6 @@
 """How fast each open connection is: two looks at the counters, some seconds apart, while somebody is interested."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -8,9 +8,9 @@ import trio
 
 from admin import wire
 from admin.common.clock import Clock
-from admin.stats.rows import NS_PER_S, choose, part_in_order
+from admin.stats.rows import NS_PER_S, part_in_order
 from admin.wire import sentences
-from proxy.common.cooperative import Pace
+from proxy.common.threads import on_thread
 from proxy.control import DataPath
 from proxy.flow.credit import STATES
 from proxy.stats.snapshot import ConnectionState, Direction
@@ -80,19 +80,18 @@ class Connections:
         """Return some of the connections."""
         self._asked_ns = self._clock.now_ns()
         await self.refresh()
-        seen = list(self._seen.values())
+        return await on_thread(self._page, list(self._seen.values()), query)
+
+    def _page(self, seen: list[_Seen], query: ConnectionQuery) -> wire.ConnectionPage:
         if query.search:
             search = query.search.casefold()
-            seen = await choose(seen, lambda each: _holds(each.state, search))
+            seen = [each for each in seen if _holds(each.state, search)]
         if query.resource:
-            seen = await choose(seen, lambda each: _is_of(each.state, query.resource))
-        key, descending = KEYS[query.sort], query.order == "desc"
-        pace, now_ns, rows = Pace(), self._clock.now_ns(), []
-        for each in await part_in_order(seen, key, query.offset, query.limit, descending=descending):
-            rows.append(self._row(each, now_ns))
-            await pace.keep()
+            seen = [each for each in seen if _is_of(each.state, query.resource)]
+        now_ns = self._clock.now_ns()
+        part = part_in_order(seen, KEYS[query.sort], query.offset, query.limit, descending=query.order == "desc")
         return wire.ConnectionPage(
-            rows=tuple(rows),
+            rows=tuple(self._row(each, now_ns) for each in part),
             total=len(seen),
             offset=query.offset,
             limit=query.limit,
@@ -117,12 +116,7 @@ class Connections:
             states = await self._data_path.connections()
             age_ns = _TOO_OLD_NS if self._sampled_ns is None else now_ns - self._sampled_ns
             before = self._seen if age_ns < _TOO_OLD_NS else {}
-            pace, seconds = Pace(), age_ns / NS_PER_S
-            seen: dict[int, _Seen] = {}
-            for state in states:
-                last = before.get(state.id)
-                seen[state.id] = _Seen(state, last.state if last is not None else None, seconds)
-                await pace.keep()
+            seen = await on_thread(_seen, states, before, age_ns / NS_PER_S)
             self._seen, self._sampled_ns = seen, now_ns
 
     def _row(self, seen: _Seen, now_ns: int) -> wire.ConnectionRow:
@@ -153,6 +147,11 @@ class Connections:
             certificate=state.certificate,
             broker=state.broker,
         )
+
+
+def _seen(states: Iterable[ConnectionState], before: Mapping[int, _Seen], seconds: float) -> dict[int, _Seen]:
+    lasts = ((state, before.get(state.id)) for state in states)
+    return {state.id: _Seen(state, None if last is None else last.state, seconds) for state, last in lasts}
 
 
 def _holds(state: ConnectionState, search: str) -> bool:

@@ -1,14 +1,11 @@
-"""The live statistics: samples the data path in steps, joins it with the limits, and answers what the table asks.
+"""The live statistics: samples the data path, joins it with the limits, and answers queries from the last sample.
 
-It is looked at once a second while somebody watches, and otherwise every five, so that a history is there when
-somebody comes. Nothing here holds the event loop for long, however many resources there are. What is asked of it
-is answered from the last sample; edits show at once.
+A sample is taken once a second while a client watches, and otherwise every five, for the history. Edits show at once.
 """
 
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
@@ -34,7 +31,6 @@ from admin.stats.rows import (
     RowStats,
     Steps,
     Window,
-    choose,
     counts_of,
     ends_of,
     in_alphabet,
@@ -44,7 +40,7 @@ from admin.stats.rows import (
     wanted,
 )
 from limiter.rules.rule_set import RuleSet
-from proxy.common.cooperative import Pace
+from proxy.common.threads import from_loop, on_thread
 from proxy.control import DataPath
 from proxy.stats.snapshot import BrokerReach, Direction, ResourceCounts, Snapshot
 
@@ -186,9 +182,8 @@ class LiveStats:
         self._pages: dict[Query, wire.LimitPage] = {}
         self._totals: wire.RowTotals | None = None
         self._pages_stamp: tuple[int, int, str] | None = None
+        # Whoever has it may touch the rows, on a thread as well.
         self._lock = trio.Lock()
-        self._joining = trio.Lock()
-        self._paging = trio.Lock()
         self._samples = 0
         self._sampled_ns = self._whole_ns = 0
         #: What figures are of, and when samples were taken since its beginning.
@@ -248,45 +243,43 @@ class LiveStats:
     async def query(self, query: Query) -> wire.LimitPage:
         """Return some rows of the table; all who ask the same of one sample share a page."""
         await self.fresh()
-        await self._join()
-        async with self._paging:
+        async with self._lock:
+            await self._join()
             stamp = (self._samples, self._joins, self._live.etag)
             if stamp != self._pages_stamp:
                 self._pages_stamp, self._totals = stamp, None
                 self._pages.clear()
             page = self._pages.get(query)
             if page is None:
-                page = await self._page(query)
+                page = await on_thread(self._page, query, self._live.rule_set)
                 if len(self._pages) < _MAX_PAGES:
                     self._pages[query] = page
             return page
 
-    async def _page(self, query: Query) -> wire.LimitPage:
-        chosen = await choose(self._by_name.copy(), wanted(query, self._window))
+    def _page(self, query: Query, rules: RuleSet) -> wire.LimitPage:
+        chosen = list(filter(wanted(query, self._window), self._by_name))
         descending = query.order == "desc"
-        key = sort_key(query.sort, self._live.rule_set, self._window, descending=descending)
-        pace = Pace()
-        rows = []
-        for row in await part_in_order(chosen, key, query.offset, query.limit, descending=descending):
-            rows.append(self._shown(row, history=query.history))
-            await pace.keep()
+        key = sort_key(query.sort, rules, self._window, descending=descending)
+        part = part_in_order(chosen, key, query.offset, query.limit, descending=descending)
         if self._totals is None:
-            self._totals = await self._count()
+            self._totals = self._count()
+        entries = from_loop((row, row.entry or self._limit_of(row)) for row in part)
+        rows = tuple(self._shown(row, entry, history=query.history) for row, entry in entries)
         kinds = tuple(switch.kind for switch in self._live.switches() if switch.kind != "all")
         return wire.LimitPage(
-            rows=tuple(rows),
+            rows=rows,
             total=len(chosen),
             offset=query.offset,
             limit=query.limit,
             totals=self._totals,
             kinds=kinds,
             sampled_at=self.clock.iso_of(self._sampled_ns),
-            rule_set_version=self._live.rule_set.version,
-            etag=self._live.etag,
+            rule_set_version=rules.version,
+            etag=self._pages_stamp[2] if self._pages_stamp else "",
         )
 
     async def sample(self) -> None:
-        """Look at the data path once, in short stretches."""
+        """Look at the data path once."""
         async with self._lock:
             await self._sample()
 
@@ -303,7 +296,8 @@ class LiveStats:
         await self._join()
         whole = first or now_ns - self._whole_ns >= _WHOLE_EVERY_NS
         back_ns = max(elapsed_ns + _MARGIN_NS, _SINCE_ALL_NS if whole else 0)
-        await self._sample_rows(0 if first else max(now_ns - back_ns, 0), window, whole=whole, first=first)
+        since_ns = 0 if first else max(now_ns - back_ns, 0)
+        await on_thread(self._sample_rows, since_ns, window, whole, first)
         if whole:
             self._whole_ns = now_ns
         self.traffic.sample(snapshot, totals, window)
@@ -313,7 +307,7 @@ class LiveStats:
         if first:
             self._point_ns, self.steps.until = now_ns, self.clock.iso_of(now_ns)
         elif now_ns - self._point_ns >= _POINT_NS:
-            await self._write_points(now_ns)
+            await on_thread(self._write_points, now_ns, self._rules_in_force())
         await self.connections.keep_sampling()
 
     @property
@@ -347,40 +341,36 @@ class LiveStats:
                 self.reaches = {reach.listener: reach for reach in await self._health.brokers()}
             await trio.sleep(_PROBE_S)
 
-    async def _sample_rows(self, since_ns: int, window: Window, *, whole: bool, first: bool) -> None:
+    def _sample_rows(self, since_ns: int, window: Window, whole: bool, first: bool) -> None:  # noqa: FBT001 - passed on by on_thread
         rows = self._rows
         seen: set[RowStats] = set()
-        # This goes in short stretches, and what is done with each is short.
-        async with aclosing(self._data_path.resources(since_ns)) as states:
-            async for state in states:
-                row = rows.get((state.kind, state.name)) or self._new_row(state.kind, state.name)
-                if row is not None:
-                    if row.seen_ns is None and not first and not self._forgot:
-                        row.begin_at_zero()
-                    row.sample(state, window)
-                    seen.add(row)
+        for state in self._data_path.resources(since_ns):
+            row = rows.get((state.kind, state.name)) or self._new_row(state.kind, state.name)
+            if row is not None:
+                if row.seen_ns is None and not first and not self._forgot:
+                    row.begin_at_zero()
+                row.sample(state, window)
+                seen.add(row)
         if whole:
-            await self._look_at_silent(seen, window.end_ns)
+            self._fade_silent(seen, window.end_ns)
 
-    async def _look_at_silent(self, seen: set[RowStats], now_ns: int) -> None:
-        full, pace = len(self._rows) >= MAX_ROWS, Pace(rests=True)
-        for row in list(self._rows.values()):
+    def _fade_silent(self, seen: set[RowStats], now_ns: int) -> None:
+        full = len(rows := list(self._rows.values())) >= MAX_ROWS
+        for row in rows:
             if row.seen_ns is not None and row not in seen:
                 if row.usage:
                     row.fade()
                 if row.entry is None and full and now_ns - row.seen_ns > _FORGET_NS:
                     self._drop(row)
                     self._forgot = True
-            await pace.keep()
 
-    async def _write_points(self, now_ns: int) -> None:
-        pace, point = Pace(rests=True), self.steps.written
-        for row in list(self._rows.values()):
+    def _write_points(self, now_ns: int, rules: RuleSet) -> None:
+        point = self.steps.written
+        for row in self._rows.values():
             row.write_point(point)
-            await pace.keep()
         self.traffic.write_point(point)
         seconds = (now_ns - self._point_ns) / NS_PER_S
-        self.steps.add(seconds, self._rules_in_force(), self.clock.iso_of(now_ns))
+        self.steps.add(seconds, rules, self.clock.iso_of(now_ns))
         self._point_ns = now_ns
 
     def _rules_in_force(self) -> RuleSet:
@@ -402,42 +392,37 @@ class LiveStats:
         del self._by_name[bisect_left(self._by_name, in_alphabet(row), key=in_alphabet)]
 
     async def _join(self) -> None:
-        """Bring the rows up to the limits that have rules of their own."""
-        async with self._joining:
-            entries = self._live.limits()
-            if entries is self._joined:
-                return
-            pace = Pace()
-            own: set[RowStats] = set()
-            for entry in entries:
-                row = self._rows.get((entry.kind, entry.name)) or self._new_row(entry.kind, entry.name, own=True)
-                if row is not None:
-                    row.entry = entry
-                    own.add(row)
-                await pace.keep()
-            for row in list(self._rows.values()):
-                if row.entry is not None and row not in own:
-                    row.entry = None
-                    if row.seen_ns is None:
-                        self._drop(row)
-                await pace.keep()
+        """Bring the rows up to the limits that have rules of their own; with the lock."""
+        entries = self._live.limits()
+        if entries is not self._joined:
+            await on_thread(self._join_rows, entries)
             self._joined = entries
             self._joins += 1
 
-    async def _count(self) -> wire.RowTotals:
-        rows = limited = overridden = near = shadowed = 0
-        pace, window = Pace(), self._window
-        for row in self._by_name.copy():
-            rows += 1
-            limited += row.is_limited(window)
-            overridden += row.is_edited
-            near += row.is_near
-            shadowed += row.is_shadowed(window)
-            await pace.keep()
-        return wire.RowTotals(rows, limited, overridden, near, shadowed)
+    def _join_rows(self, entries: Sequence[LimitEntry]) -> None:
+        own: set[RowStats] = set()
+        for entry in entries:
+            row = self._rows.get((entry.kind, entry.name)) or self._new_row(entry.kind, entry.name, own=True)
+            if row is not None:
+                row.entry = entry
+                own.add(row)
+        for row in list(self._rows.values()):
+            if row.entry is not None and row not in own:
+                row.entry = None
+                if row.seen_ns is None:
+                    self._drop(row)
 
-    def _shown(self, row: RowStats, *, history: bool) -> wire.Row:
-        entry = row.entry or self._limit_of(row)
+    def _count(self) -> wire.RowTotals:
+        rows, window = self._by_name, self._window
+        return wire.RowTotals(
+            rows=len(rows),
+            limited=sum(row.is_limited(window) for row in rows),
+            overridden=sum(row.is_edited for row in rows),
+            near=sum(row.is_near for row in rows),
+            shadowed=sum(row.is_shadowed(window) for row in rows),
+        )
+
+    def _shown(self, row: RowStats, entry: LimitEntry, *, history: bool) -> wire.Row:
         live = row.figures(self.clock, self._window, entry.rule)
         return row.row(entry, live, row.history(self.steps) if history else None)
 

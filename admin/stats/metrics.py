@@ -4,15 +4,12 @@ Name, labels and meaning of a metric stand beside its field, in the Snapshot for
 labels is bounded by the data path (``bounds.max_resource_labels``); what is beyond it arrives under the resource
 ``_other``. What other parts of the admin side count they hand in with each scrape, made by ``families_of``,
 ``counter`` and ``gauge``.
-
-With ten thousand resources a scrape is some tenths of a second's work. It is done on the event loop in short
-stretches: in a thread it would hold the interpreter, and the data path with it, for longer at a time.
 """
 
 import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -31,7 +28,7 @@ from prometheus_client.utils import floatToGoString
 from admin.common.tables import printable
 from admin.common.version import sluice_version
 from admin.config.logs import dropped_lines
-from proxy.common.cooperative import Pace, turn
+from proxy.common.threads import on_thread
 from proxy.control import DataPath
 from proxy.stats.metric import Samples, described, samples_of
 from proxy.stats.snapshot import BUCKETS_S, Durations, Snapshot
@@ -168,24 +165,26 @@ class _Alone(Collector):
 
 
 async def scrape(data_path: DataPath, accept: str, extra: Iterable[Family] = ()) -> tuple[list[bytes], str]:
-    """Take a snapshot and write it down.
+    """Take a snapshot and write it down, on a thread.
 
     Args:
         data_path: whose counters.
         accept: the request's Accept header; chooses between OpenMetrics and Prometheus' text format.
-        extra: what else there is to tell.
+        extra: other metrics; their samples must not change any more.
 
     Returns:
         The body, in pieces that may be sent one after the other, and its content type.
     """
-    await turn()
-    snapshot = await data_path.snapshot()
+    return await on_thread(_write, await data_path.snapshot(), accept, extra)
+
+
+def _write(snapshot: Snapshot, accept: str, extra: Iterable[Family]) -> tuple[list[bytes], str]:
     try:
         encode, content_type = choose_encoder(accept)
     except (TypeError, ValueError):
-        # The version asked for is none, and the library compares it with one.
+        # The library compares a malformed version with a number.
         encode, content_type = choose_encoder("")
-    pace, pieces, piece = Pace(rests=True), [], bytearray()
+    pieces, piece = [], bytearray()
     for family in chain(families(snapshot), extra):
         piece += encode(_Alone(family.metric)).removesuffix(_END)
         for text in family.texts:
@@ -193,19 +192,10 @@ async def scrape(data_path: DataPath, accept: str, extra: Iterable[Family] = ())
             if len(piece) >= _PIECE_BYTES:
                 pieces.append(bytes(piece))
                 piece.clear()
-            await pace.keep()
-        await pace.keep()
     for table in (snapshot.resources, snapshot.usage, snapshot.rules, snapshot.limits):
-        await _give_up(table)
+        while isinstance(table, dict) and table:
+            # To free ten thousand entries at once takes milliseconds, in which no other thread runs.
+            table.popitem()
     if content_type.startswith("application/openmetrics-text"):
         piece += _END
     return [*pieces, bytes(piece)], content_type
-
-
-async def _give_up(table: Mapping[Any, object]) -> None:
-    """Let go of what has many thousands of entries: all at once that takes milliseconds."""
-    if isinstance(table, dict):
-        pace = Pace(rests=True)
-        while table:
-            table.popitem()
-            await pace.keep()

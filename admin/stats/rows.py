@@ -3,14 +3,12 @@
 A row is a resource, a scope, a total or a pattern, what it did and what it does.
 """
 
-import heapq
 import math
 from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from operator import itemgetter
+from heapq import nlargest, nsmallest
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -23,7 +21,6 @@ from limiter.counting.rejections import DID
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Dimension
 from limiter.rules.rule_set import RuleSet
-from proxy.common.cooperative import Pace
 from proxy.flow.credit import State
 from proxy.stats.snapshot import ENDINGS, RequestVerdict, ResourceState, Usage
 
@@ -32,28 +29,16 @@ NS_PER_S = 1_000_000_000
 
 T = TypeVar("T")
 
-RUN: Final = 128
-"""Items that are filtered or sorted in one go."""
 
-
-# Long lists, filtered and sorted in short stretches: nobody waits for ten thousand rows.
-async def choose(items: Sequence[T], wanted: Callable[[T], bool]) -> list[T]:
-    """Return those of the items that are wanted, in their order."""
-    pace = Pace()
-    chosen: list[T] = []
-    for start in range(0, len(items), RUN):
-        chosen += filter(wanted, items[start : start + RUN])
-        await pace.keep()
-    return chosen
-
-
-async def part_in_order(
+def part_in_order(
     items: Sequence[T], key: Callable[[T], Any] | None, offset: int, limit: int, *, descending: bool
 ) -> Sequence[T]:
     """Return a part of the items in order; equal ones keep the order that they come in.
 
+    Only the first ones are put in order: to sort all of many thousands, no other thread could run for milliseconds.
+
     Args:
-        items: in order already of what decides between equal ones.
+        items: the items.
         key: what to sort by; None keeps the order.
         offset: of the first one that is returned.
         limit: how many are returned at most.
@@ -62,20 +47,7 @@ async def part_in_order(
     end = min(offset + limit, len(items))
     if key is None:
         return (items[::-1] if descending else items)[offset:end]
-    pace = Pace()
-    # Runs are well under a stretch each, and are merged only as far as somebody reads.
-    runs: list[list[tuple[Any, T]]] = []
-    for start in range(0, len(items), RUN):
-        run = [(key(item), item) for item in items[start : start + RUN]]
-        run.sort(key=itemgetter(0), reverse=descending)
-        runs.append(run)
-        await pace.keep()
-    merged = heapq.merge(*runs, key=itemgetter(0), reverse=descending)
-    part: list[T] = []
-    while len(part) < end:
-        part.extend(item for _, item in islice(merged, min(RUN // 2, end - len(part))))
-        await pace.keep()
-    return part[offset:]
+    return (nlargest if descending else nsmallest)(end, items, key)[offset:]
 
 
 POINTS: Final = 60

@@ -1,12 +1,12 @@
 """One data path: listeners, pipeline and live limiters of one process, behind ``control.DataPath``."""
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from itertools import chain
 from operator import attrgetter
 from typing import Any, Final, Literal, NamedTuple
 
@@ -16,19 +16,19 @@ import trio
 from limiter.buckets.limiter import LimiterState
 from limiter.counting.accounts import Accounts
 from limiter.counting.rejections import DEFAULT_TOLD_APART, TrafficSecond
+from limiter.counting.seconds import Span
 from limiter.deciding.limits import Limits, SavedLimits, Spent
 from limiter.plans.registry import DEFAULT_MAX_LIVE
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Dimension
 from limiter.rules.rule_set import RuleSet
 from proxy.common.buffers import BufferPool
-from proxy.common.cooperative import Pace, in_stretches
+from proxy.common.threads import in_pieces, on_thread
 from proxy.control import Cleared, DataPath, Event, LimitCommand, LimitCommandReply
 from proxy.datapath.alarm_watch import AlarmConfig, AlarmWatch
-from proxy.datapath.confirms import by_destination, told_apart
 from proxy.datapath.explanation import explain
 from proxy.datapath.overview import Overview, direction
-from proxy.datapath.pressure import Pressure
+from proxy.datapath.pressure import Pressure, by_destination, labelled_confirms
 from proxy.datapath.spooling import SpoolConfig, SpoolError, Spooling
 from proxy.deciding.batch import ConnectionInfo, Side
 from proxy.deciding.counting import Tally
@@ -292,7 +292,7 @@ class LocalDataPath(DataPath):
         self._services.spool = None
         await self._spooling.close()
         now_ns = self._now_ns()
-        return await in_stretches(self._limits.save(now_ns, now_ns + round(grace_s * _NS_PER_S)))
+        return await in_pieces(self._limits.save(now_ns, now_ns + round(grace_s * _NS_PER_S)))
 
     async def go_on(self) -> None:
         """Take ``hand_over`` back."""
@@ -305,7 +305,7 @@ class LocalDataPath(DataPath):
     async def save_limits(self) -> SavedLimits:
         """Return what all limits are now."""
         now_ns = self._now_ns()
-        return await in_stretches(self._limits.save(now_ns, now_ns))
+        return await in_pieces(self._limits.save(now_ns, now_ns))
 
     def spent_since(self, saved: SavedLimits) -> list[Spent]:
         """Return what was spent since then."""
@@ -336,12 +336,14 @@ class LocalDataPath(DataPath):
 
     async def reset(self, kind: str, name: str) -> Cleared:
         """Let limiters begin anew; see ``DataPath``."""
-        pace = Pace()
+        return await in_pieces(self._reset(kind, name))
+
+    def _reset(self, kind: str, name: str) -> Generator[None, None, Cleared]:
         cleared = Cleared()
         for dimension, state in self._limits.reset(kind, name, self._now_ns()):
             if state is not None:
                 cleared = _added(cleared, dimension, state)
-            await pace.keep()
+            yield
         return cleared
 
     async def _shrink_buffers(self) -> None:
@@ -373,10 +375,12 @@ class LocalDataPath(DataPath):
         (_log.warning if change.stands else _log.info)(change.text)
         self._emit("alarm", {"scarce": change.scarce, "stands": int(change.stands), "text": change.text})
         self.server.alarm = why = reason(self._alarm_watch.alarms)
-        pace = Pace()
+        await in_pieces(self._stop_publishers(why))
+
+    def _stop_publishers(self, why: str) -> Generator[None, None, None]:
         for connection in list(self.server.connections.values()):
             connection.alarm(why)
-            await pace.keep()
+            yield
 
     async def _follow_the_clock(self) -> None:
         """Switch rules with hours on and off when it is time."""
@@ -408,15 +412,10 @@ class LocalDataPath(DataPath):
 
     async def snapshot(self, *, whole: bool = True) -> Snapshot:
         """Return the counters of this moment."""
-        usage = await self._overview.usage(self._max_resource_labels) if whole else {}
-        resources = await self._overview.counts() if whole else {}
-        rules = await self._overview.rules() if whole else {}
+        many = await on_thread(self._overview.many, self._max_resource_labels) if whole else {}
         return Snapshot(
             **self._kept(),
-            resources=resources,
-            rules=rules,
-            usage=usage,
-            oldest_waiting=await self._overview.oldest_waiting(self._max_resource_labels) if whole else {},
+            **many,
             bypassed=self._pipeline.bypassed(),
             listeners=tuple(self._listener(config) for config in self.server.listeners),
             frames_total={direction(side): count for side, count in self._wire_counters.frames.items()},
@@ -430,7 +429,6 @@ class LocalDataPath(DataPath):
                 for name, lanes in self._pipeline.lanes().items()
             },
             off_kinds=tuple(sorted(self._limits.rule_set.off_kinds)),
-            limits=await self._overview.configured(self._max_resource_labels) if whole else {},
             alarms=self._pressure.alarms(),
             busy_ratio=self._busy_ratio,
             **await self._waits() if whole else {},
@@ -445,7 +443,7 @@ class LocalDataPath(DataPath):
             | {finding.cause.name: finding.stages for finding in surveyed.findings},
             "waited_seconds": await self._pressure.seconds(),
             "spool": await self._pressure.spool(0),
-            "confirms": told_apart(await self.confirms(), self._max_resource_labels),
+            "confirms": labelled_confirms(await self.confirms(), self._max_resource_labels),
         }
 
     def _kept(self) -> dict[str, Any]:
@@ -476,19 +474,15 @@ class LocalDataPath(DataPath):
 
     async def totals(self) -> ResourceCounts:
         """Return what the counts of all resources add up to."""
-        return await self._overview.totals()
+        return await on_thread(self._overview.totals)
 
-    def limiters(self) -> AsyncGenerator[LimiterState, None]:
-        """Go through the live limiters."""
-        return self._overview.limiters()
-
-    def resources(self, since_ns: int = 0) -> AsyncGenerator[ResourceState, None]:
-        """Go through what was asked for since then."""
+    def resources(self, since_ns: int = 0) -> Iterator[ResourceState]:
+        """Go through what was asked for since then, on a thread."""
         return self._overview.resources(since_ns)
 
     async def connections(self) -> tuple[ConnectionState, ...]:
         """Return the open connections."""
-        return await self._overview.connections()
+        return await on_thread(self._overview.connections)
 
     async def close_connection(self, connection_id: int, reason: str) -> bool:
         """Close one connection."""
@@ -524,14 +518,10 @@ class LocalDataPath(DataPath):
         """Return what became of requests in the seconds that are over."""
         taken = self._accounts.take(self._now_ns(), unfinished=unfinished)
         try:
-            seconds = await _in_steps(self._accounts.steps_of(taken))
+            return await on_thread(_traffic, self._accounts, taken)
         except BaseException:
             self._accounts.put_back(taken)
             raise
-        with trio.CancelScope(shield=True):
-            # From here on it is the caller's.
-            await _in_steps(chain.from_iterable(span.let_go() for span in taken))
-        return seconds
 
     async def probe_brokers(self) -> tuple[BrokerReach, ...]:
         """Try to connect to each listener's broker, all at once."""
@@ -610,13 +600,12 @@ def _busy_and_all_ns() -> tuple[int, int]:
     return time.thread_time_ns() if busy_ns is None else busy_ns, time.perf_counter_ns()
 
 
-async def _in_steps(steps: Iterable[TrafficSecond | None]) -> tuple[TrafficSecond, ...]:
-    pace, seconds = Pace(rests=True), []
-    for second in steps:
-        if second is not None:
-            seconds.append(second)
-        await pace.keep()
-    return tuple(seconds)
+def _traffic(accounts: Accounts, taken: list[Span]) -> tuple[TrafficSecond, ...]:
+    """Turn seconds into plain data, and free them here: the event loop would take milliseconds for it."""
+    seconds = tuple(second for second in accounts.steps_of(taken) if second is not None)
+    for span in taken:
+        deque(span.let_go(), maxlen=0)
+    return seconds
 
 
 def _added(cleared: Cleared, dimension: Dimension, state: LimiterState) -> Cleared:

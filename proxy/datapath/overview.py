@@ -1,25 +1,27 @@
-"""What an operator sees of a data path that runs: resources, limiters, connections, one after the other.
+"""What an operator sees of a data path: counts, limits, resources, connections.
 
-There may be many thousands, so all of it is gathered in short stretches, and safe while it changes in between:
-each item is of one moment, and not all of the same. Nothing here changes anything.
+All methods are for a thread of ``proxy.common.threads``; the event loop hands over live objects in pieces. Each item is
+of one moment, not all of the same one.
 """
 
 import math
-from collections.abc import AsyncGenerator, Callable
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Container, Iterator, Mapping
 from heapq import heappush, heapreplace
 from operator import itemgetter
-from typing import Final
+from typing import Any, Final, NamedTuple
+
+import trio
 
 from limiter.buckets.limiter import LimiterState
-from limiter.counting.accounts import NEVER, Accounts, RuleSums
+from limiter.counting import accounts
+from limiter.counting.accounts import NEVER, Accounts, LastStop, RuleSums
 from limiter.counting.rejections import DID, OTHER, OUTCOMES
 from limiter.counting.row import Amounts
 from limiter.deciding.limits import Limits
 from limiter.rules.resource import TOTAL, Resource
-from limiter.rules.rule import Dimension
-from proxy.common.cooperative import Pace
-from proxy.datapath.pressure import Aside, Pressure, stage_state, stages_beside
+from limiter.rules.rule import Dimension, Rule
+from proxy.common.threads import from_loop
+from proxy.datapath.pressure import Pressure, Waiting, stage_state, stages_beside
 from proxy.deciding.batch import Side
 from proxy.net.connection import Connection
 from proxy.net.server import Server
@@ -47,15 +49,7 @@ def direction(side: Side) -> Direction:
 
 
 class Overview:
-    """Looks over a data path.
-
-    Args:
-        limits: its limits.
-        accounts: its counts.
-        server: its connections.
-        pressure: its stages and its spool.
-        now_ns: its clock.
-    """
+    """Looks over a data path."""
 
     def __init__(
         self, limits: Limits, accounts: Accounts, server: Server, pressure: Pressure, now_ns: Callable[[], int]
@@ -66,44 +60,43 @@ class Overview:
         self._pressure = pressure
         self._now_ns = now_ns
 
-    async def counts(self) -> dict[tuple[str, str], ResourceCounts]:
+    def many(self, max_labels: int) -> dict[str, Any]:
+        """Return the fields of a ``Snapshot`` that have an entry for each resource, rule or limit."""
+        return {
+            "resources": self.counts(),
+            "rules": self.rules(),
+            "usage": self.usage(max_labels),
+            "oldest_waiting": self.oldest_waiting(max_labels),
+            "limits": self.configured(max_labels),
+        }
+
+    def counts(self) -> dict[tuple[str, str], ResourceCounts]:
         """Return what became of the requests of each resource, by (kind, name)."""
-        pace, counted = Pace(rests=True), {}
-        for found in self._accounts.each():
-            if found is not None:
-                resource, amounts = found
-                counted[resource.kind, resource.name] = _counts(amounts)
-            await pace.keep()
-        return counted
+        found = (each for each in from_loop(self._accounts.each()) if each is not None)
+        return {(resource.kind, resource.name): _counts(amounts) for resource, amounts in found}
 
-    async def rules(self) -> dict[str, RuleCounts]:
+    def rules(self) -> dict[str, RuleCounts]:
         """Return what each rule did, by its name."""
-        pace, counted = Pace(rests=True), {}
-        for name, sums in list(self._accounts.rules.items()):
-            counted[name] = _rule_counts(sums)
-            await pace.keep()
-        return counted
+        return {name: _rule_counts(sums.copy()) for name, sums in list(self._accounts.rules.items())}
 
-    async def totals(self) -> ResourceCounts:
+    def totals(self) -> ResourceCounts:
         """Return the sum over all resources."""
-        pace, totals = Pace(rests=True), _counts(((0, 0, 0),) * len(OUTCOMES))
-        for found in self._accounts.each():
+        totals = _counts(((0, 0, 0),) * len(OUTCOMES))
+        for found in from_loop(self._accounts.each()):
             if found is not None:
                 for verdict, number in _ENDINGS:
                     requests, messages, _ = found[1][number]
                     totals.requests[verdict] += requests
                     totals.messages[verdict] += messages
-            await pace.keep()
         return totals
 
-    async def usage(self, max_others: int) -> dict[tuple[str, str, Dimension], Usage]:
+    def usage(self, max_others: int) -> dict[tuple[str, str, Dimension], Usage]:
         """Return the usage of limits asked in the last minute: all with a rule of their own, the most used others."""
         rule_set = self._limits.rule_set
         usage: dict[tuple[str, str, Dimension], Usage] = {}
         # The least used first; of equal ones the latest.
         others: list[tuple[float, int, tuple[str, str, Dimension], Usage]] = []
-        pace = Pace(rests=True)
-        for number, (resource, usages) in enumerate(self._limits.usages(self._now_ns())):
+        for number, (resource, usages) in enumerate(from_loop(self._limits.usages(self._now_ns()))):
             for dimension, used in usages.items():
                 name = (resource.kind, resource.name, dimension)
                 if rule_set.has_own(resource):
@@ -112,17 +105,14 @@ class Overview:
                     heappush(others, (used.used_60s, -number, name, Usage(*used)))
                 elif others and used.used_60s > others[0][0]:
                     heapreplace(others, (used.used_60s, -number, name, Usage(*used)))
-            await pace.keep()
         while others:
-            # Taken out one by one: to let go of ten thousand at once takes milliseconds.
             _, _, name, figures = others.pop()
             usage[name] = figures
-            await pace.keep()
         return usage
 
-    async def configured(self, max_limits: int) -> dict[tuple[str, str, Dimension], Limit]:
+    def configured(self, max_limits: int) -> dict[tuple[str, str, Dimension], Limit]:
         """Return the limits in force, with those of exact names last; rules that are off or exempt limit nothing."""
-        pace, limits = Pace(rests=True), dict[tuple[str, str, Dimension], Limit]()
+        limits = dict[tuple[str, str, Dimension], Limit]()
         for rule in self._limits.rule_set.in_force:
             if len(limits) >= max_limits:
                 break
@@ -134,104 +124,112 @@ class Overview:
                 limits.setdefault((kind, name, "messages"), Limit(per_s, origin))
                 if rule.bytes_per_s is not None:
                     limits.setdefault((kind, name, "bytes"), Limit(rule.bytes_per_s, origin))
-            await pace.keep()
         return limits
 
-    async def oldest_waiting(self, max_names: int) -> dict[tuple[str, str], float]:
+    def oldest_waiting(self, max_names: int) -> dict[tuple[str, str], float]:
         """Return for how many seconds the oldest message of each resource waits; beyond the cap as ``_other``."""
         now_ns, ages = self._now_ns(), dict[tuple[str, str], float]()
-        oldest = sorted((await self._pressure.aside()).oldest_ns.items(), key=itemgetter(1))
+        oldest = sorted(trio.from_thread.run(self._pressure.waiting).oldest_ns.items(), key=itemgetter(1))
         for number, ((kind, name), since_ns) in enumerate(oldest):
             ages.setdefault((kind, name if number < max_names else OTHER), max(0.0, (now_ns - since_ns) / 1e9))
         return ages
 
-    async def limiters(self) -> AsyncGenerator[LimiterState, None]:
-        """Go through the live limiters."""
-        pace = Pace(rests=True)
-        for state in self._limits.each_state(self._now_ns()):
-            if state is not None:
-                yield state
-            await pace.keep()
-
-    async def resources(self, since_ns: int) -> AsyncGenerator[ResourceState, None]:
+    def resources(self, since_ns: int) -> Iterator[ResourceState]:
         """Go through what was asked for since then: resources as they are counted, then scopes and totals."""
-        pace, waiting = Pace(rests=True), await self._waited_for()
-        aside = await self._pressure.aside()
-        for kind, name in aside.oldest_ns:
-            # What waits is of interest however long ago it came.
+        waiting = trio.from_thread.run(self._pressure.waiting)
+        for look in from_loop(self._looks(since_ns, waiting)):
+            if look is not None:
+                yield look.state(waiting)
+
+    def _looks(self, since_ns: int, waiting: Waiting) -> Iterator["_Look | None"]:
+        held = {key.resource for key in self._limits.holding.lines}
+        for kind, name in waiting.oldest_ns:
+            # Resources with waiting messages are of interest however long ago these came.
             self._accounts.row(Resource(kind, name), self._now_ns()).seen_ns = self._now_ns()
-            await pace.keep()
+            yield None
         for found in self._accounts.each(since_ns):
-            if found is not None:
-                resource, amounts = found
-                yield self._resource(resource, _counts(amounts), waiting, aside)
-            await pace.keep()
+            yield None if found is None else self._look(found[0], found[1], held)
         for scope in self._accounts.scopes(since_ns):
-            if scope is not None:
-                yield self._resource(scope, None, waiting, aside)
-            await pace.keep()
+            yield None if scope is None else self._look(scope, None, held)
 
-    async def _waited_for(self) -> set[Resource]:
-        """Return what requests wait for at this moment."""
-        pace, waiting = Pace(rests=True), set()
-        for key in list(self._limits.holding.lines):
-            waiting.add(key.resource)
-            await pace.keep()
-        return waiting
-
-    def _resource(
-        self, resource: Resource, counts: ResourceCounts | None, waiting: AbstractSet[Resource], aside: Aside
-    ) -> ResourceState:
+    def _look(self, resource: Resource, amounts: Amounts | None, held: Container[Resource]) -> "_Look":
         limits, now_ns = self._limits, self._now_ns()
-        messages, size = limits.state(resource, now_ns), limits.state(resource, now_ns, "bytes")
-        states = [state for state in (messages, size) if state is not None]
-        used = {dimension: Usage(*usage) for dimension, usage in limits.used(resource, now_ns).items()}
+        rule = limits.rule_set.match(resource)
+        alone = amounts is None and (rule.shared or rule.exact_name is not None)
+        return _Look(
+            now_ns,
+            resource,
+            amounts,
+            limits.state(resource, now_ns),
+            limits.state(resource, now_ns, "bytes"),
+            limits.used(resource, now_ns),
+            rule,
+            self._accounts.last_stop(resource) if amounts is not None else NEVER,
+            rule.name if alone else "",
+            self._accounts.rules.get(rule.name, {}).copy() if alone else None,
+            is_held=resource in held,
+        )
+
+    def connections(self) -> tuple[ConnectionState, ...]:
+        """Return the open connections."""
+        waiting = trio.from_thread.run(self._pressure.waiting)
+        return tuple(from_loop(self._each_connection(waiting)))
+
+    def _each_connection(self, waiting: Waiting) -> Iterator[ConnectionState]:
+        for connection in self._pressure.each_connection():
+            several = self._server.watches[connection.info.listener].backups > 0
+            yield _connection(connection, waiting, self._now_ns(), several=several)
+
+
+class _Look(NamedTuple):
+    """What the event loop has of one resource or scope."""
+
+    now_ns: int
+    resource: Resource
+    amounts: Amounts | None
+    messages: LimiterState | None
+    size: LimiterState | None
+    used: Mapping[Dimension, accounts.Usage]
+    rule: Rule
+    stop: LastStop
+    own_rule: str
+    rule_sums: RuleSums | None
+    is_held: bool
+
+    def state(self, waiting: Waiting) -> ResourceState:
+        """Return it as operators see it."""
+        resource, stop = self.resource, self.stop
+        states = [state for state in (self.messages, self.size) if state is not None]
         refusals = [
             (each.last_refused_ns, each.last_wait_us, each.rule) for each in states if each.last_refused_ns is not None
         ]
-        rule = limits.rule_set.match(resource)
         shadowed_ns = None
-        if rule.action == "shadow":
-            # What it says stops nothing.
+        if self.rule.action == "shadow":
+            # It stops nothing.
             shadowed_ns = max((at_ns for at_ns, _, _ in refusals), default=None)
-            enforcing, refusals = [], []
-        else:
-            enforcing = states
-        stop = self._accounts.last_stop(resource) if counts is not None else NEVER
+            states, refusals = [], []
         last_refused_ns, last_wait_us, refused_by = max(refusals) if refusals else (None, 0, "")
         if stop.refused_ns is not None and (last_refused_ns is None or stop.refused_ns >= last_refused_ns):
             last_refused_ns, last_wait_us, refused_by = stop.refused_ns, stop.wait_us, stop.rule
-        alone = counts is None and (rule.shared or rule.exact_name is not None)
-        rule_sums = self._accounts.rules.get(rule.name) if alone else None
         return ResourceState(
             kind=resource.kind,
             name=resource.name,
-            counts=counts,
-            usage=used,
-            stored_permits=None if messages is None else messages.stored_permits,
-            open=any(state.open for state in enforcing),
-            wait_us=max((state.wait_us for state in enforcing), default=0),
+            counts=None if self.amounts is None else _counts(self.amounts),
+            usage={dimension: Usage(*usage) for dimension, usage in self.used.items()},
+            stored_permits=None if self.messages is None else self.messages.stored_permits,
+            open=any(state.open for state in states),
+            wait_us=max((state.wait_us for state in states), default=0),
             last_refused_ns=last_refused_ns,
             last_wait_us=last_wait_us,
             last_refused_rule=refused_by,
-            last_held_ns=now_ns if resource in waiting else stop.held_ns,
+            last_held_ns=self.now_ns if self.is_held else stop.held_ns,
             last_shadowed_ns=shadowed_ns,
-            rule=rule.name if alone else "",
-            rule_counts=None if rule_sums is None else _rule_counts(rule_sums),
-            state=aside.states.get(str(resource), "running"),
-            spooled=aside.by_resource.get(resource, 0),
-            waits_since_ns=aside.oldest_ns.get(resource),
+            rule=self.own_rule,
+            rule_counts=_rule_counts(self.rule_sums) if self.rule_sums else None,
+            state=waiting.states.get(str(resource), "running"),
+            spooled=waiting.by_resource.get(resource, 0),
+            waits_since_ns=waiting.oldest_ns.get(resource),
         )
-
-    async def connections(self) -> tuple[ConnectionState, ...]:
-        """Return the open connections."""
-        pace, states, aside = Pace(rests=True), [], await self._pressure.aside()
-        for connection in list(self._server.connections.values()):
-            if connection.info.id in self._server.connections:
-                several = self._server.watches[connection.info.listener].backups > 0
-                states.append(_connection(connection, aside, self._now_ns(), several=several))
-            await pace.keep()
-        return tuple(states)
 
 
 def _counts(amounts: Amounts) -> ResourceCounts:
@@ -249,7 +247,7 @@ def _rule_counts(sums: RuleSums) -> RuleCounts:
     )
 
 
-def _connection(connection: Connection, aside: Aside, now_ns: int, *, several: bool) -> ConnectionState:
+def _connection(connection: Connection, waiting: Waiting, now_ns: int, *, several: bool) -> ConnectionState:
     """Return how a connection is; ``several`` brokers are behind its listener."""
     info, session = connection.info, connection.session
     described = session.describe()
@@ -270,7 +268,7 @@ def _connection(connection: Connection, aside: Aside, now_ns: int, *, several: b
         more_resources=described.more_resources + len(described.resources) - len(shown),
         stage=stage_state(connection.stage, now_ns),
         channels=stages_beside(connection, now_ns),
-        spooled=sum(aside.by_stage.get(stage, 0) for stage in session.stages()),
+        spooled=sum(waiting.by_stage.get(stage, 0) for stage in session.stages()),
         links=described.links,
         more_links=described.more_links,
         tls=info.tls,

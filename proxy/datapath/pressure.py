@@ -1,17 +1,20 @@
-"""What an operator sees of back pressure: which stages wait, for what, since when; alarms; and what the spool holds.
+"""What an operator sees of back pressure: stages that wait, alarms, the spool, and confirms by consumers.
 
-It is gathered in short stretches, as all in ``overview`` is, and changes nothing, but for ``purge``.
+It is gathered on the event loop, in pieces.
 """
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import nlargest
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
+import msgspec
+
+from limiter.counting.rejections import OTHER
 from limiter.rules.resource import Resource
-from proxy.common.cooperative import Pace
+from proxy.common.threads import in_pieces
 from proxy.datapath.alarm_watch import AlarmWatch
 from proxy.datapath.spooling import Spooling
 from proxy.flow.alarms import Alarm, DiskAlarm, MemoryAlarm
@@ -34,6 +37,7 @@ from proxy.stats.flow import (
     SpoolState,
     StageState,
 )
+from proxy.stats.snapshot import ConfirmState
 
 _NS: Final = 1_000_000_000
 #: A connection that was out of credit for less of the last minute is no finding: it only had to wait for its turn.
@@ -88,13 +92,13 @@ class Surveyed(NamedTuple):
     waiting: dict[State, list[Connection]]
 
 
-class Aside(NamedTuple):
-    """What is put aside, or held in a line.
+class Waiting(NamedTuple):
+    """Messages that wait in the spool or are held.
 
     Attributes:
         by_stage: messages in the spool, by the stage of their queue.
-        by_resource: likewise, by resource.
-        states: of resources of which something waits, as ``kind:name``.
+        by_resource: messages in the spool, by resource.
+        states: of resources with waiting messages, as ``kind:name``.
         oldest_ns: since when the oldest message of a resource waits, in memory or in the spool.
     """
 
@@ -135,23 +139,25 @@ class Pressure:
         #: What was shown last: nothing falls because a connection ends while it is added up.
         self._seconds: dict[State, float] = dict.fromkeys(_SHOWN_FIRST, 0.0)
 
-    async def _connections(self) -> AsyncIterator[Connection]:
-        pace = Pace(rests=True)
+    def each_connection(self) -> Iterator[Connection]:
+        """Yield the open connections; they may end between two steps."""
         for connection in list(self._server.connections.values()):
             if connection.info.id in self._server.connections:
                 yield connection
-            await pace.keep()
 
     # --- Stages -----------------------------------------------------------------------------------
 
     async def survey(self) -> Surveyed:
         """Look at all stages."""
+        return await in_pieces(self._survey())
+
+    def _survey(self) -> Generator[None, None, Surveyed]:
         now_ns = self._now_ns()
         is_saturated = self._saturated.share(now_ns) >= LEAST_SHARE
         survey = Survey(now_ns, is_saturated=is_saturated, least_share=LEAST_SHARE)
         counts = Counter[tuple[Kind, State]]()
         waiting: dict[State, list[Connection]] = {state: [] for state in _SHOWN_FIRST}
-        async for connection in self._connections():
+        for connection in self.each_connection():
             stage = connection.stage
             state = stage.state(now_ns)
             counts["connection", state] += 1
@@ -160,6 +166,7 @@ class Pressure:
             for each in (*connection.session.stages(), connection.writer):
                 counts[each.kind, each.state(now_ns)] += 1
             survey.add(stage, connection.writer, is_read=now_ns - connection.read_ns < _NS)
+            yield
         if self._spooling.spool is not None:
             counts["store", self._spooling.spool.store.state(now_ns)] += 1
         return Surveyed(survey.findings(), counts, waiting)
@@ -167,34 +174,42 @@ class Pressure:
     async def flow(self, most_connections: int) -> FlowState:
         """Return what waits for what, as ``DataPath.flow`` says."""
         surveyed = await self.survey()
-        pace, shown = Pace(rests=True), []
         waiting = [connection for state in _SHOWN_FIRST for connection in surveyed.waiting[state]]
-        for connection in waiting[:most_connections]:
-            if connection.info.id in self._server.connections:
-                now_ns = self._now_ns()
-                info, own = connection.info, stage_state(connection.stage, now_ns)
-                shown.append(ConnectionFlow(info.id, info.listener, own, stages_beside(connection, now_ns)))
-            await pace.keep()
+        shown = await in_pieces(self._connection_flows(waiting[:most_connections]))
         spool = self._spooling.spool
         return FlowState(
             tuple(FlowFinding(each.cause.name, each.stages, each.at, each.text) for each in surveyed.findings),
             surveyed.counts,
-            tuple(shown),
+            shown,
             max(0, len(waiting) - most_connections),
             None if spool is None else stage_state(spool.store, self._now_ns()),
             self.alarms(),
             self._busy_ratio(),
         )
 
+    def _connection_flows(self, waiting: Iterable[Connection]) -> Generator[None, None, tuple[ConnectionFlow, ...]]:
+        shown = []
+        for connection in waiting:
+            if connection.info.id in self._server.connections:
+                now_ns = self._now_ns()
+                info, own = connection.info, stage_state(connection.stage, now_ns)
+                shown.append(ConnectionFlow(info.id, info.listener, own, stages_beside(connection, now_ns)))
+            yield
+        return tuple(shown)
+
     async def seconds(self) -> dict[State, float]:
         """Return for how long connections showed a state that is not running, all together; it never falls."""
+        return await in_pieces(self._add_seconds())
+
+    def _add_seconds(self) -> Generator[None, None, dict[State, float]]:
         ended = self._server.services.ended
         sums = dict(zip(_SHOWN_FIRST, (ended.flow_ns, ended.blocked_ns, ended.throttled_ns), strict=True))
-        async for connection in self._connections():
+        for connection in self.each_connection():
             figures = connection.stage.figures(self._now_ns())
             sums["flow"] += figures.flow_ns
             sums["blocked"] += figures.blocked_ns
             sums["throttled"] += figures.throttled_ns
+            yield
         for state, sum_ns in sums.items():
             self._seconds[state] = max(self._seconds[state], sum_ns / _NS)
         return dict(self._seconds)
@@ -233,28 +248,13 @@ class Pressure:
     async def spool(self, most_resources: int) -> SpoolState | None:
         """Return what the spool holds, as ``DataPath.spool`` says."""
         spool = self._spooling.spool
-        if spool is None:
-            return None
-        pace, sums, states = Pace(rests=True), dict[bytes, _Sum](), States()
-        for queue in spool.queues():
-            if not queue.is_closed:
-                its = sums.get(queue.name)
-                if its is None:
-                    its = sums[queue.name] = _Sum()
-                states.add(its.add(queue))
-            await pace.keep()
-        resources = dict[tuple[str, str], _Sum]()
-        for encoded, its in sums.items():
-            name = QueueName.read(encoded)
-            resources.setdefault((name.kind, name.name), _Sum()).add_sum(its)
-            await pace.keep()
-        most = nlargest(most_resources, resources.items(), key=lambda item: item[1].messages)
-        shown = tuple(its.state(kind, name) for (kind, name), its in most)
-        return _spool_state(spool, states, shown, len(resources) - len(shown))
+        return None if spool is None else await in_pieces(_add_queues(spool, most_resources))
 
-    async def aside(self) -> Aside:
-        """Return what is put aside or waits in a line."""
-        pace = Pace(rests=True)
+    async def waiting(self) -> Waiting:
+        """Return what waits in the spool or is held."""
+        return await in_pieces(self._add_waiting())
+
+    def _add_waiting(self) -> Generator[None, None, Waiting]:
         by_stage, by_name, states = dict[Stage, int](), Counter[bytes](), dict[str, State]()
         oldest_by_name, oldest_ns = dict[bytes, int](), dict[tuple[str, str], int]()
         for queue in () if self._spooling.spool is None else self._spooling.spool.queues():
@@ -263,21 +263,22 @@ class Pressure:
             by_name[queue.name] += queue.count
             if queue.count:
                 oldest_by_name[queue.name] = min(queue.oldest_ns, oldest_by_name.get(queue.name, queue.oldest_ns))
-            await pace.keep()
+            yield
         by_resource = Counter[tuple[str, str]]()
         for encoded, count in by_name.items():
             name = QueueName.read(encoded)
             by_resource[name.kind, name.name] += count
             if encoded in oldest_by_name:
                 _keep_oldest(oldest_ns, (name.kind, name.name), oldest_by_name[encoded])
-            await pace.keep()
-        async for connection in self._connections():
+            yield
+        for connection in self.each_connection():
             for resource, since_ns in connection.waiting():
                 _keep_oldest(oldest_ns, resource, since_ns)
             for stage in connection.session.stages():
                 if stage.kind == "resource":
                     states[stage.name] = worse(states.get(stage.name, "running"), stage.state(self._now_ns()))
-        return Aside(by_stage, by_resource, states, oldest_ns)
+            yield
+        return Waiting(by_stage, by_resource, states, oldest_ns)
 
     async def purge(self, resource: Resource) -> Purged:
         """Purge what the spool holds of a resource, as ``DataPath.purge`` says.
@@ -288,16 +289,67 @@ class Pressure:
         spool = self._spooling.spool
         if spool is None:
             raise ValueError(f"there is no spool, so nothing is held of {resource}")
+        return await in_pieces(self._purge(spool, resource))
+
+    def _purge(self, spool: Spool, resource: Resource) -> Generator[None, None, Purged]:
         refused = dropped = 0
-        pace = Pace()
         for connection in list(self._server.connections.values()):
             while any(purged := connection.purge(resource)):
                 refused, dropped = refused + purged[0], dropped + purged[1]
-                await pace.keep()
-            await pace.keep()
+                yield
+            yield
         for queue in spool.take_recovered(lambda name: (name.kind, name.name) == resource):
             dropped += queue.close()
         return Purged(refused, dropped)
+
+
+def by_destination(states: Iterable[ConfirmState]) -> tuple[ConfirmState, ...]:
+    """Return one state for each destination, in the order in which they first come: two brokers may have the same."""
+    found: dict[tuple[str, str], ConfirmState] = {}
+    for state in states:
+        other = found.get((state.kind, state.name))
+        found[state.kind, state.name] = state if other is None else _together(other, state)
+    return tuple(found.values())
+
+
+def labelled_confirms(states: Iterable[ConfirmState], most: int) -> tuple[ConfirmState, ...]:
+    """Return the first states, and those beyond ``most`` as one of the name ``_other`` for each kind."""
+    return by_destination(
+        state if number < most else msgspec.structs.replace(state, name=OTHER) for number, state in enumerate(states)
+    )
+
+
+def _together(one: ConfirmState, other: ConfirmState) -> ConfirmState:
+    by_broker = one if one.mode == "broker" else other
+    return ConfirmState(
+        kind=one.kind,
+        name=one.name,
+        mode=by_broker.mode,
+        reason=by_broker.reason,
+        pending=one.pending + other.pending,
+        oldest_ms=max(one.oldest_ms, other.oldest_ms),
+        window=one.window + other.window,
+        after_consume_total=one.after_consume_total + other.after_consume_total,
+        broker_total=one.broker_total + other.broker_total,
+        persisted_total=one.persisted_total + other.persisted_total,
+        nacked_total=one.nacked_total + other.nacked_total,
+    )
+
+
+def _add_queues(spool: Spool, most_resources: int) -> Generator[None, None, SpoolState]:
+    sums, states = dict[bytes, _Sum](), States()
+    for queue in spool.queues():
+        if not queue.is_closed:
+            states.add(sums.setdefault(queue.name, _Sum()).add(queue))
+        yield
+    resources = dict[tuple[str, str], _Sum]()
+    for encoded, its in sums.items():
+        name = QueueName.read(encoded)
+        resources.setdefault((name.kind, name.name), _Sum()).add_sum(its)
+        yield
+    most = nlargest(most_resources, resources.items(), key=lambda item: item[1].messages)
+    shown = tuple(its.state(kind, name) for (kind, name), its in most)
+    return _spool_state(spool, states, shown, len(resources) - len(shown))
 
 
 def _keep_oldest(oldest_ns: dict[tuple[str, str], int], name: tuple[str, str], since_ns: int) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ import trio
 from admin.config.settings import Endpoint
 from admin.http import server
 from admin.stats.health import Health
-from limiter.buckets.limiter import LimiterState
 from limiter.counting.rejections import TrafficSecond
 from limiter.rules.rule_set import RuleSet
 from proxy.control import Cleared, DataPath, Event, LimitCommand, LimitCommandReply
@@ -157,12 +156,8 @@ class FakeDataPath(DataPath):
             totals[1].update(counts.messages)
         return ResourceCounts(*map(dict, totals))
 
-    def limiters(self) -> AsyncGenerator[LimiterState, None]:
-        raise AssertionError("not asked for in these tests")
-
-    async def resources(self, since_ns: int = 0) -> AsyncGenerator[ResourceState, None]:
-        for each in self.resources_now:
-            yield each
+    def resources(self, since_ns: int = 0) -> Iterator[ResourceState]:
+        return iter(self.resources_now)
 
     async def connections(self) -> tuple[ConnectionState, ...]:
         return self.connections_now

@@ -1,4 +1,3 @@
-from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -117,23 +116,3 @@ async def test_the_view_is_of_the_rules_that_hold_now_and_of_topics_only(data_pa
         wall_ns = int(datetime(2026, 11, 21, hour, tzinfo=UTC).timestamp()) * 1_000_000_000
         reply = await limit_commands.view(data_path, live, 5, wall_ns - 5)
         assert {limit.name: limit.rate_per_s for limit in reply.limits} == {"night": rate}
-
-
-async def test_a_view_that_is_cancelled_closes_what_it_goes_through(data_path: Any) -> None:
-    closed = False
-
-    async def resources() -> AsyncGenerator[ResourceState, None]:
-        nonlocal closed
-        try:
-            while True:
-                # It is cancelled while it looks at what it was handed.
-                scope.cancel()
-                await trio.lowlevel.checkpoint()
-                yield ResourceState("topic", "orders", None, {}, None, False, 0, None, 0)
-        finally:
-            closed = True
-
-    data_path.resources = resources
-    with trio.CancelScope() as scope:
-        await limit_commands.view(data_path, edits("topic:*=5/s"), 0, 0)
-    assert closed

@@ -4,7 +4,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import trio
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
@@ -248,27 +247,6 @@ async def test_what_is_written_is_what_the_library_writes(
     assert [found["sluice_limit_used_ratio", "bytes", "topic", name, "1s"] for name in shown] == [
         usage["topic", name, "bytes"].last_1s for name in names
     ]
-
-
-async def test_a_scrape_gives_others_their_turns(data_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.common.cooperative.STRETCH_NS", 0)
-    counts = data_path.snapshot_now.resources["topic", "orders"]
-    resources = {("topic", str(number)): counts for number in range(1000)}
-    data_path.snapshot_now = msgspec.structs.replace(data_path.snapshot_now, resources=resources)
-    turns = 0
-
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await trio.lowlevel.checkpoint()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(count_turns)
-        await scrape(data_path, "")
-        nursery.cancel_scope.cancel()
-    # Requests and messages, each time with a turn in between.
-    assert turns >= 2 * 2 * 1000
 
 
 async def test_kinds_that_are_switched_off_are_named(data_path: Any) -> None:

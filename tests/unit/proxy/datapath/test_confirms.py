@@ -9,7 +9,7 @@ import msgspec
 import trio
 
 from limiter.rules.rule import Rule
-from proxy.datapath.confirms import by_destination, told_apart
+from proxy.datapath.pressure import by_destination, labelled_confirms
 from proxy.net.server import ListenerConfig
 from proxy.protocols.base import Kind, Protocol
 from proxy.stats.question import Question
@@ -33,7 +33,7 @@ def test_destinations_of_one_name_are_one() -> None:
 
 def test_what_is_beyond_the_label_cap_is_one_of_each_kind() -> None:
     exchange = msgspec.structs.replace(BEHIND, kind="exchange", name="events")
-    found = told_apart((*OTHERS, KEPT_UP, exchange), 2)
+    found = labelled_confirms((*OTHERS, KEPT_UP, exchange), 2)
     assert [(each.kind, each.name, each.pending) for each in found] == [
         ("queue", "q0", 16),
         ("queue", "q1", 16),

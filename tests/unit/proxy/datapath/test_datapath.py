@@ -18,6 +18,7 @@ from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
 from limiter.rules.schedule import read_hours
+from proxy.common.threads import on_thread
 from proxy.control import Cleared, DataPath, Event
 from proxy.datapath.datapath import _EVENTS_KEPT, DataPathConfig, LocalDataPath
 from proxy.deciding.batch import NO_VERDICTS, Batch, Side, Verdicts
@@ -30,7 +31,7 @@ from proxy.net.sockets import format_address
 from proxy.protocols.base import Protocol, Session, SessionContext
 from proxy.protocols.rocketmq import PROTOCOL
 from proxy.stats.question import Question, QuestionError
-from proxy.stats.snapshot import BrokerReach, LaneDepth, ListenerState, Usage
+from proxy.stats.snapshot import BrokerReach, LaneDepth, ListenerState, ResourceState, Usage
 
 if TYPE_CHECKING:
     from tests.unit.proxy.conftest import Rig, ScriptedBroker, StartRig
@@ -493,17 +494,12 @@ class TestDrain:
         await rig.until_closed("drained")
 
 
-class TestLimiters:
-    async def test_are_listed_with_their_state(self, rig: Rig) -> None:
-        client, broker = await rig.connect()
-        await client.send(b"a 1\nfree 1\nzero 1\n")
-        await broker.receive(11)
-        states = {state.resource.name: state async for state in rig.path.limiters()}
-        assert states.keys() == {"a", "zero"}
-        assert states["a"].stored_permits == 1
-        assert not states["a"].open
+async def resources(rig: Rig, since_ns: int = 0) -> list[ResourceState]:
+    return await on_thread(list, rig.path.resources(since_ns))
 
-    @pytest.mark.parametrize("how", ["listing", "snapshot", "resources"])
+
+class TestResources:
+    @pytest.mark.parametrize("how", ["snapshot", "resources"])
     async def test_looking_at_many_gives_others_their_turns(
         self,
         start_rig: StartRig,
@@ -512,7 +508,7 @@ class TestLimiters:
         monkeypatch: pytest.MonkeyPatch,
         how: str,
     ) -> None:
-        monkeypatch.setattr("proxy.common.cooperative.STRETCH_NS", 0)
+        monkeypatch.setattr("proxy.common.threads.PIECE_NS", 0)
         rig = await start_rig("line_topic:*=1000/s")
         client, broker = await rig.connect()
         sent = b"".join(b"t%d x\n" % number for number in range(1000))
@@ -529,10 +525,8 @@ class TestLimiters:
                 await trio.lowlevel.checkpoint()
 
         nursery.start_soon(count_turns)
-        if how == "listing":
-            assert len([state async for state in rig.path.limiters()]) == 1000
-        elif how == "resources":
-            assert len([state async for state in rig.path.resources()]) == 1000
+        if how == "resources":
+            assert len(await resources(rig)) == 1000
         else:
             assert len((await rig.snapshot()).usage) == 1000
         assert turns >= 999
@@ -545,7 +539,7 @@ class TestLimiters:
         await client.send(b"a 1\na 2\na 3\nfree 1\n")
         await broker.receive(15)
         mock_clock.jump(0.25)
-        states = {(each.kind, each.name): each async for each in rig.path.resources()}
+        states = {(each.kind, each.name): each for each in await resources(rig)}
         assert states.keys() == {("line_topic", "a"), ("line_topic", "free"), ("client", "127.0.0.1")}
         a, free, scope = states["line_topic", "a"], states["line_topic", "free"], states["client", "127.0.0.1"]
         assert a.counts is not None
@@ -557,8 +551,8 @@ class TestLimiters:
         mock_clock.jump(1)
         await client.send(b"free 2\n")
         await broker.receive(7)
-        assert {each.name async for each in rig.path.resources(later_ns)} == {"free", "127.0.0.1"}
-        used = [each.usage["messages"].last_10s async for each in rig.path.resources() if each.name == "a"]
+        assert {each.name for each in await resources(rig, later_ns)} == {"free", "127.0.0.1"}
+        used = [each.usage["messages"].last_10s for each in await resources(rig) if each.name == "a"]
         assert used == [0.1]
 
     async def test_a_refusal_by_another_rule_is_told_of_the_resource(self, start_rig: StartRig) -> None:
@@ -566,7 +560,7 @@ class TestLimiters:
         client, broker = await rig.connect()
         await client.send(b"a 1\na 2\na 3\n")
         await broker.receive(8)
-        states = {(each.kind, each.name): each async for each in rig.path.resources()}
+        states = {(each.kind, each.name): each for each in await resources(rig)}
         a, scope = states["line_topic", "a"], states["client", "127.0.0.1"]
         assert (a.last_refused_rule, a.open, a.wait_us) == ("client:127.0.0.1", False, 0)
         assert (a.last_refused_ns, a.last_wait_us) == (scope.last_refused_ns, scope.last_wait_us)
@@ -583,7 +577,7 @@ class TestLimiters:
         await client.send(b"dark 1\ndark 2\ndark 3\nslow 1\nslow 2\n")
         await until_held(rig, 1)
         await broker.receive(28)
-        states = {each.name: each async for each in rig.path.resources()}
+        states = {each.name: each for each in await resources(rig)}
         a, b = states["dark"], states["slow"]
         assert (a.open, a.wait_us, a.last_refused_ns, a.last_held_ns) == (False, 0, None, None)
         assert a.last_shadowed_ns is not None
@@ -597,19 +591,6 @@ class TestLimiters:
         assert await broker.receive(7) == b"zero 1\n"
         snapshot = await rig.snapshot()
         assert (snapshot.limiting, snapshot.off_kinds) == (True, (KIND,))
-
-    async def test_listing_survives_changes_meanwhile(self, start_rig: StartRig) -> None:
-        rig = await start_rig("line_topic:*=1000/s")
-        client, broker = await rig.connect()
-        sent = b"".join(b"t%d x\n" % number for number in range(300))
-        await client.send(sent)
-        await broker.receive(len(sent))
-        seen = 0
-        async for _ in rig.path.limiters():
-            seen += 1
-            if seen == 50:
-                await rig.path.apply(next_rules(rig, "line_topic:*=unlimited"))
-        assert seen == 50
 
 
 class TestProbe:

@@ -13,6 +13,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from limiter.rules.resource import Resource
+from proxy.common.threads import on_thread
 from proxy.datapath import datapath
 from proxy.datapath.spooling import SpoolConfig
 from proxy.deciding.batch import Side
@@ -380,7 +381,7 @@ class TestSpool:
         (shown,) = spool.resources
         assert (shown.kind, shown.name, shown.queues, shown.messages["alpha"]) == ("line_topic", "a", 2, 8)
         assert [each.spooled for each in await rig.path.connections()] == [3, 6]
-        (resource,) = [each async for each in rig.path.resources() if each.name == "a"]
+        (resource,) = [each for each in await on_thread(list, rig.path.resources()) if each.name == "a"]
         assert (resource.state, resource.spooled) == ("throttled", 8)
         assert metrics(await rig.snapshot())["sluice_spool_messages"]["alpha",] == 9
         assert (await rig.path.snapshot(whole=False)).spool is None
