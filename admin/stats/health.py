@@ -1,8 +1,4 @@
-"""Whether Sluice is ready for traffic, asked of the data path through its one interface.
-
-Ready means: the listeners listen, every broker accepts connections, and no drain has begun. Being alive needs
-no module: that the event loop answers is all there is to it.
-"""
+"""Whether Sluice is ready: listeners listen, every broker accepts connections, and no drain has begun."""
 
 from typing import TypedDict
 
@@ -37,8 +33,8 @@ class Readiness(TypedDict):
         listening: clients can connect, to every listener; a listener whose broker takes no connections does not listen.
         draining: a stop has begun.
         brokers: by listener.
-        alarms: those that stand, of memory and of disk, each with what is the matter. They stop only those who publish:
-            consumers go on, and it is they who make room again. So Sluice stays ready, as a RabbitMQ node does.
+        alarms: active alarms with their reasons. Sluice stays ready, as a RabbitMQ node does: only publishers are
+            stopped, and consumers make room.
     """
 
     ready: bool

@@ -1,4 +1,4 @@
-"""Looks once a second whether memory or disk runs short; what follows from that is the data path's."""
+"""Checks once a second whether memory or disk runs short; what follows is up to the data path."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ _LOOKS_PER_LIMIT: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class AlarmConfig:
-    """When alarms stand.
+    """Thresholds of the alarms.
 
     Attributes:
-        memory_watermark: Sluice uses more than this share of what it may use; above 0, at most 1.
-        disk_free_bytes: less is free where the spool is.
+        memory_watermark: largest share of the available memory; above 0, at most 1.
+        disk_free_bytes: least free space where the spool is.
     """
 
     memory_watermark: float = WATERMARK
@@ -29,14 +29,14 @@ class AlarmConfig:
 
 
 class AlarmWatch:
-    """Both alarms, and who looks.
+    """Both alarms, and the checks.
 
     Args:
-        config: when they stand.
-        folder: the spool's; None is no spool, and no alarm of the disk.
-        spool_is_used: says whether something is in it.
-        held_bytes: what messages that are held take in memory.
-        changed: told of each change; the next look is after it.
+        config: thresholds.
+        folder: the spool's; None: there is no spool, and no alarm of the disk.
+        spool_is_used: returns whether the spool holds anything.
+        held_bytes: returns the memory of held messages.
+        changed: called with each change; the next check follows it.
         now_ns: the monotonic clock, in nanoseconds.
 
     Raises:
@@ -61,15 +61,15 @@ class AlarmWatch:
 
     @property
     def alarms(self) -> tuple[Alarm, ...]:
-        """Return those there are."""
+        """Return the alarms there are."""
         return (self.memory,) if self.disk is None else (self.memory, self.disk)
 
     def forget_disk(self) -> None:
-        """Have no alarm of the disk, since there is no spool after all; before ``run``."""
+        """Drop the alarm of the disk, as there is no spool after all; before ``run``."""
         self.disk = None
 
     async def run(self) -> None:
-        """Look until cancelled. A disk that hangs keeps nobody from looking at the memory."""
+        """Check until cancelled. A disk that hangs does not delay the checks of memory."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_memory)
             if self.disk is not None and self._folder is not None:
@@ -96,6 +96,6 @@ class AlarmWatch:
 
     async def _tell(self, change: Change | None) -> None:
         if change is not None:
-            # One after the other: who is told later is told of the later state.
+            # In order, so that the last call has the last state.
             async with self._turn:
                 await self._changed(change)

@@ -95,12 +95,7 @@ class _Parts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CreditConfig:
-    """How much may be under way between two stages, as ``proxy.flow.credit`` says.
-
-    Attributes:
-        stages: what all but the store give.
-        store: what that gives.
-    """
+    """Credit between two stages; see ``proxy.flow.credit``. The store has its own."""
 
     stages: Credit = DEFAULT_CREDIT
     store: Credit = STORE_CREDIT
@@ -111,19 +106,19 @@ class DataPathConfig:
     """Everything a data path is built from.
 
     Attributes:
-        listeners: what to bind, and the broker behind each; names are unique.
-        handlers: the pipeline, first to decide first.
-        rule_set: in force from the start.
-        max_connections: clients beyond it are closed as soon as they are accepted.
-        room_for_connections: clients that there are file descriptors for; likewise. None is any number.
-        max_live_limiters: resources with a live limiter of their own, exact-name rules not counted.
-        max_resource_labels: resources told apart in the counts, exact-name rules not counted.
-        buffer_budget_bytes: read buffers, all connections together.
-        max_keys_per_s: refusals told apart in a second of the traffic taken, by client, group, rule and resource.
-        max_resources: resources told apart in a second of the traffic taken, exact-name rules not counted.
-        spool: where what waits is put aside; None is nowhere.
-        credit: how much may be under way between two stages.
-        alarms: when publishers are stopped, since memory or disk runs short.
+        listeners: addresses to bind, and the broker behind each; names are unique.
+        handlers: the pipeline, in order.
+        rule_set: the initial rules.
+        max_connections: further clients are closed as soon as they are accepted.
+        room_for_connections: the same, for the file descriptors there are; None is any number.
+        max_live_limiters: resources with a limiter of their own, without those of exact names.
+        max_resource_labels: resources told apart in the counts, without those of exact names.
+        buffer_budget_bytes: read buffers of all connections.
+        max_keys_per_s: refusals told apart in a second, by client, group, rule and resource.
+        max_resources: resources told apart in a second of traffic, without those of exact names.
+        spool: where waiting messages are spooled; None: there is no spool.
+        credit: credit between two stages.
+        alarms: when memory or disk runs short.
     """
 
     listeners: tuple[ListenerConfig, ...]
@@ -147,7 +142,7 @@ class LocalDataPath(DataPath):
     Args:
         config: what to build.
         now_ns: the monotonic clock, in nanoseconds.
-        wall_clock: tells the time of day, for rules with hours; what it returns knows its time zone.
+        wall_clock: the time of day with its time zone, for rules with hours.
 
     Raises:
         PipelineError: the handlers do not make a pipeline.
@@ -240,12 +235,12 @@ class LocalDataPath(DataPath):
         take_over: Callable[[], Awaitable[SavedLimits | None]] | None = None,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Bind, then serve until cancelled; started once all listeners are bound, and listen where the broker answers.
+        """Bind, then serve until cancelled; started once all listeners are bound.
 
         Args:
             inherited: sockets that are bound already.
-            take_over: called when there is nothing left but to accept clients and to open the spool; returns the limits
-                of the process before, which neither accepts clients nor has the spool any more.
+            take_over: called last before clients are accepted and the spool is opened; returns the limits of the old
+                process, which has stopped using both.
             task_status: reports that it serves.
 
         Raises:
@@ -286,7 +281,7 @@ class LocalDataPath(DataPath):
         return self.server.descriptors()
 
     async def hand_over(self, grace_s: float) -> SavedLimits:
-        """Leave clients and limits to another process; see ``DataPath``."""
+        """Hand clients and limits over; see ``DataPath``."""
         at_once = "another process of Sluice goes on" if self._spooling.is_used() else ""
         await self.server.hold(at_once=at_once)
         self._services.spool = None
@@ -308,11 +303,11 @@ class LocalDataPath(DataPath):
         return await in_pieces(self._limits.save(now_ns, now_ns))
 
     def spent_since(self, saved: SavedLimits) -> list[Spent]:
-        """Return what was spent since then."""
+        """See ``DataPath``."""
         return self._limits.spent_since(saved, self._now_ns())
 
     def debit(self, spent: Iterable[Spent]) -> None:
-        """Take off what another process has spent."""
+        """See ``DataPath``."""
         self._limits.debit(spent, self._now_ns())
 
     async def turn(self) -> None:
@@ -335,7 +330,7 @@ class LocalDataPath(DataPath):
         self._emit("rules", {"version": rule_set.version, "limiting": int(rule_set.enabled)})
 
     async def reset(self, kind: str, name: str) -> Cleared:
-        """Let limiters begin anew; see ``DataPath``."""
+        """Reset limiters; see ``DataPath``."""
         return await in_pieces(self._reset(kind, name))
 
     def _reset(self, kind: str, name: str) -> Generator[None, None, Cleared]:
@@ -347,7 +342,7 @@ class LocalDataPath(DataPath):
         return cleared
 
     async def _shrink_buffers(self) -> None:
-        """Give the memory of a load that is over back to the system."""
+        """Give the memory of past load back to the system."""
         while True:
             await trio.sleep(_SHRINK_EVERY_S)
             self._buffers.shrink()
@@ -364,14 +359,14 @@ class LocalDataPath(DataPath):
             earlier, before = before, now
 
     def _held_bytes(self) -> int:
-        """Return what messages that wait take in memory; never too much, since an alarm would end too early for it."""
+        """Return the memory of waiting messages; never too much, or an alarm would end too early."""
         spool = self._spooling.spool
         # Requests that are held may be among what sessions say.
         held_bytes = max(self._tally.held_bytes, self.server.held_bytes())
         return held_bytes + self._services.ahead.taken_bytes + (0 if spool is None else spool.memory_bytes)
 
     async def _alarm_changed(self, change: Change) -> None:
-        """Tell everybody that an alarm has begun to stand, or has ended."""
+        """Log an alarm that begins or ends, and stop publishers or let them go on."""
         (_log.warning if change.stands else _log.info)(change.text)
         self._emit("alarm", {"scarce": change.scarce, "stands": int(change.stands), "text": change.text})
         self.server.alarm = why = reason(self._alarm_watch.alarms)
@@ -383,7 +378,7 @@ class LocalDataPath(DataPath):
             yield
 
     async def _follow_the_clock(self) -> None:
-        """Switch rules with hours on and off when it is time."""
+        """Switch rules with hours on and off."""
         while True:
             self._switch_by_the_clock()
             self._rules_changed = trio.Event()
@@ -435,7 +430,7 @@ class LocalDataPath(DataPath):
         )
 
     async def _waits(self) -> dict[str, Any]:
-        """Return the fields of a Snapshot about stages and the spool: each of them is asked for these."""
+        """Return the fields of a Snapshot about stages and the spool."""
         surveyed = await self._pressure.survey()
         return {
             "stages": surveyed.counts,
@@ -447,7 +442,7 @@ class LocalDataPath(DataPath):
         }
 
     def _kept(self) -> dict[str, Any]:
-        """Return the fields of a Snapshot whose metric names the source, by their names."""
+        """Return the fields of a Snapshot whose metric names its source."""
         parts = _Parts(self._limits, self._tally, self._pipeline, self.server, self._wire_counters, self._timings)
         kept = {}
         for field, metric in described(Snapshot):
@@ -497,7 +492,7 @@ class LocalDataPath(DataPath):
         return await self._pressure.flow(most_connections)
 
     async def confirms(self) -> tuple[ConfirmState, ...]:
-        """Return how messages are confirmed of which rules say that their consumers do that."""
+        """Return how messages are confirmed where a rule says ``after_consume``."""
         return by_destination(self.server.confirm_states())
 
     async def spool(self, most_resources: int = 100) -> SpoolState | None:

@@ -1,7 +1,6 @@
-"""Explains what would limit a request: which limits, in which order, why, and the state they are in.
+"""Explains what would limit a request: which limits, in which order, why, and their state.
 
-A function of the limits and the listeners, for a running data path as well as for a configuration that is
-only being looked at. It changes nothing: what has no live state gets none.
+For a running data path as well as for a configuration file. It changes nothing and creates no limiter.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -56,10 +55,10 @@ def explain(
     Args:
         question: the request.
         limits: the limits in force.
-        listeners: that it may come through.
-        protocols: whose kinds its resource may be of, besides the scopes.
+        listeners: all listeners.
+        protocols: their protocols, for the kinds of resources.
         now_ns: the time.
-        confirms: how messages are confirmed of which rules say that their consumers do that.
+        confirms: how messages are confirmed where a rule says ``after_consume``.
 
     Raises:
         QuestionError: the question makes no sense.
@@ -129,7 +128,7 @@ def _confirm(
     *,
     exempt: bool,
 ) -> ConfirmView | None:
-    """Return what a rule says of messages that their consumers confirm, if one of the listeners has them do that."""
+    """Return what a rule with ``after_consume`` means here, if one of the listeners' protocols has it."""
     kinds = (kind for listener in through for kind in listener.protocol.kinds if kind.name == resource.kind)
     kind = next((kind for kind in kinds if kind.after_consume), None)
     rule = rule_set.match(resource)
@@ -155,7 +154,7 @@ def _confirm(
 
 
 def _caller(question: Question, kind: Kind) -> Caller:
-    """Return who asks for something of a kind."""
+    """Return the caller of a request for a kind."""
     scopes = tuple(Resource(scope, name) for scope in (CERTIFICATE, USER, VHOST) if (name := getattr(question, scope)))
     return Caller(question.client, question.producer_group, question.listener, kind.consumes, scopes=scopes)
 
@@ -163,7 +162,7 @@ def _caller(question: Question, kind: Kind) -> Caller:
 def _refusals(
     resource: Resource, through: Iterable[ListenerConfig], exempt_on: Sequence[str]
 ) -> tuple[StandingRefusal, ...]:
-    """Return what the listeners refuse whatever the limits are."""
+    """Return refusals that do not depend on limits."""
     found: dict[str, list[str]] = {}
     for listener in through:
         rule = listener.protocol.always_refuses(listener.options, resource)
@@ -197,7 +196,7 @@ def _understood(
 
 
 def _check_name(question: Question, protocols: Iterable[Protocol]) -> None:
-    """Refuse a name that no resource of its kind can have."""
+    """Raise QuestionError for a name that no resource of its kind can have."""
     pattern = "".join(f"[{character}]" if character in "*?[" else character for character in question.name)
     for protocol in protocols:
         if all(kind.name != question.kind for kind in protocol.kinds):
@@ -211,7 +210,7 @@ def _check_name(question: Question, protocols: Iterable[Protocol]) -> None:
 
 
 def _check_scopes(question: Question, protocols: Iterable[Protocol]) -> None:
-    """Refuse a scope that nothing of the kind in question can belong to."""
+    """Raise QuestionError for a scope that the kind in question does not have."""
     asked = [protocol for protocol in protocols if protocol.has(question.kind)]
     for scope in SCOPES:
         if getattr(question, scope) and not any(protocol.has(scope) for protocol in asked):
@@ -242,7 +241,7 @@ def _address(parameter: str, value: str) -> str:
 def _through(
     wanted: str, listeners: Sequence[ListenerConfig], parameter: str = "listener"
 ) -> tuple[ListenerConfig, ...]:
-    """Return the listeners that a request may come through: of a name or a scope, or all of them."""
+    """Return the listeners of a name or a scope, or all of them."""
     if not wanted:
         return tuple(listeners)
     through = tuple(listener for listener in listeners if listener.name == wanted) or tuple(
@@ -255,7 +254,7 @@ def _through(
 
 
 def _limit_view(rule: Rule, unit: Count | Literal["bytes"], *, spools: bool) -> LimitView:
-    """Return what a limit is made of: fields of the rule, unless something else holds than is written."""
+    """Return a limit's figures: those of the rule, as far as they have an effect."""
     fields: dict[str, Any] = {name: getattr(rule, name, None) for name in LimitView.__struct_fields__} | {
         "unit": unit,
         "rate_per_s": rule.rate_per_s or 0.0,

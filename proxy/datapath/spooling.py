@@ -1,7 +1,4 @@
-"""The spool of a data path: opens it before anybody connects, ticks it while there is something to do, and closes it.
-
-What it hears of the disk becomes log lines here, and how the store shows. What is put aside is the sessions' business.
-"""
+"""The spool of a data path: opens it before clients connect, ticks it, closes it, and logs what its disk does."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,14 +24,13 @@ _CLOSE_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class SpoolConfig:
-    """Where what waits is put aside.
+    """Where waiting messages are spooled.
 
     Attributes:
-        folder: made if it is not there; of this data path only.
+        folder: created if it is missing; of this data path only.
         settings: bounds.
-        recover: messages that an earlier process left and no client sends again are sent; if not, they are counted and
-            dropped.
-        required: if the folder cannot be used, that is an error. Otherwise there is a log line, and no spool.
+        recover: send what an earlier process left and no client sends again; otherwise it is counted and dropped.
+        required: a folder that cannot be used is an error; otherwise a log line, and there is no spool.
     """
 
     folder: Path
@@ -59,15 +55,15 @@ class Spooling:
     """Opens, ticks and closes the spool.
 
     Args:
-        config: None is no spool.
-        credit: what the store gives.
+        config: None: there is no spool.
+        credit: the store's.
         now_ns: the monotonic clock, in nanoseconds; callable from any thread.
         wall_ns: nanoseconds since 1970.
 
     Attributes:
         spool: None until it is open.
-        failure: why the disk takes nothing, or gives nothing; empty if it does.
-        failing: when that was so.
+        failure: why the disk fails; empty if it does not.
+        failing: when it failed.
     """
 
     def __init__(
@@ -86,7 +82,7 @@ class Spooling:
         self._log_rate = LogRate()
 
     async def open(self) -> Spool | None:
-        """Open it, in a thread: it may take a while to read what an earlier process left.
+        """Open it, on a thread: what an earlier process left may take a while to read.
 
         Raises:
             SpoolError: its folder cannot be used, and is required.
@@ -121,11 +117,11 @@ class Spooling:
         return spool
 
     def is_used(self) -> bool:
-        """Say whether something is in it, or is to be."""
+        """Return whether it holds anything, or is about to."""
         return self.spool is not None and not self.spool.is_idle
 
     async def run(self) -> None:
-        """Tick it until cancelled, while there is something to do; it may be closed and opened again meanwhile."""
+        """Tick it until cancelled, while it is in use; it may be closed and opened again in between."""
         while True:
             if self.spool is None or self.spool.is_idle:
                 self._wanted = trio.Event()
@@ -135,12 +131,12 @@ class Spooling:
             await trio.sleep(_TICK_S)
 
     def keep(self) -> None:
-        """Have what can be recovered stay on disk: all connections are about to end."""
+        """Keep on disk what can be recovered: all connections are about to end."""
         if self.spool is not None:
             self.spool.keep()
 
     async def close(self) -> None:
-        """Write what is to be written, and end it; whoever opened it calls this, cancelled or not."""
+        """Write everything, and close it; also when cancelled."""
         spool = self.spool
         if spool is not None:
             with trio.CancelScope(shield=True), trio.move_on_after(_CLOSE_S) as scope:
@@ -194,7 +190,7 @@ class Spooling:
 
 
 def _guarded(call: Callable[[], object]) -> None:
-    """Do what the store's thread asks for; a fault of whom a queue tells something must not end everything."""
+    """Make a call for the store's thread; a fault in it must not end the data path."""
     try:
         call()
     except Exception:  # noqa: BLE001 - whatever it is
@@ -202,7 +198,7 @@ def _guarded(call: Callable[[], object]) -> None:
 
 
 def _log_recovered(config: SpoolConfig, recovered: Recovered) -> None:
-    """Say what an earlier process left, if it left anything."""
+    """Log what an earlier process left."""
     if recovered.entries or recovered.dropped or recovered.lost or recovered.damaged or recovered.is_full:
         _log.warning(
             "an earlier process left messages in the spool",

@@ -1,7 +1,4 @@
-"""What an operator sees of back pressure: the states of stages, which of them is the bottleneck, alarms, the spool.
-
-Plain data, as in ``snapshot``; what makes it is in ``proxy.flow`` and ``proxy.spool``.
-"""
+"""What an operator sees of back pressure: states of stages, bottlenecks, alarms, the spool. Plain data."""
 
 from collections.abc import Mapping
 from typing import Final, Literal
@@ -15,8 +12,8 @@ MAX_STAGES_SHOWN: Final = 20
 """Of one connection."""
 
 SpoolPlace = Literal["alpha", "beta", "gamma", "delta"]
-"""Where an entry of the spool is, in RabbitMQ's words: alpha has content and index in memory, beta its content on disk,
-gamma its index on disk, too, and of delta both are on disk only."""
+"""Where an entry of the spool is, in RabbitMQ's words. alpha: all in memory; beta: content on disk; gamma: index, too,
+on disk; delta: all on disk only."""
 
 
 class StageState(msgspec.Struct, frozen=True, gc=False):

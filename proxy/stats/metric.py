@@ -1,7 +1,6 @@
 """The description of a metric, written beside the field that holds its values.
 
-``Annotated[int, Metric("sluice_evicted_total", "What it counts.")]`` is all that a scrape and the reference need to
-know of a field; whoever writes metrics goes through ``described``.
+A scrape and the reference are made from ``Annotated[int, Metric("sluice_evicted_total", "What it counts.")]``.
 """
 
 from collections.abc import Callable, Iterable, Iterator

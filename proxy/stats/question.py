@@ -1,7 +1,4 @@
-"""Why a request is limited as it is: the question, and the answer in full.
-
-Plain data that can cross a process boundary; who finds the answer is ``proxy.datapath.explanation``.
-"""
+"""Why a request is limited as it is: the question and the answer. ``proxy.datapath.explanation`` finds it."""
 
 from typing import Literal
 

@@ -1,7 +1,6 @@
-"""What the data path looks like at one moment: its counters, its listeners, its connections, its resources.
+"""The data path at one moment: counters, listeners, connections, resources. Plain data.
 
-Plain data that can cross a process boundary; how it is had is ``proxy.control``. What there are thousands of at a time
-holds no cycles, so the garbage collector need not look at it (``gc=False``).
+Structs of which there are thousands have no cycles, so the garbage collector skips them (``gc=False``).
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +21,7 @@ RuleVerdict = RejectionVerdict
 
 
 class Ending(NamedTuple):
-    """What can become of a request, in the words of all who tell it.
+    """An outcome of a request, with its words everywhere.
 
     Attributes:
         verdict: in the metrics.
@@ -262,10 +261,9 @@ def _by_place(value: Callable[[SpoolState], Mapping[SpoolPlace, int]]) -> Callab
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The counters, all data paths together. They are gathered in short stretches; each is of one moment.
+    """The counters. Fields are described by their metrics, in the order of ``/metrics``; here is the rest.
 
-    The metrics say what their fields are; here is what they do not say. Their order is that of ``/metrics``. What there
-    may be many thousands of has as many entries as the label cap says.
+    Tables by resource, rule or limit have at most as many entries as the label cap.
 
     Attributes:
         resources: counts by (kind, resource name); what is beyond the label cap is under the name ``_other``.
