@@ -1,4 +1,4 @@
-"""What an operator is told when something cannot be done: always lines of plain text, never a traceback.
+"""Errors for operators: lines of plain text, never a traceback.
 
 Each line says where (file and line, variable, flag or address), what was found there and what to do.
 """
@@ -20,7 +20,6 @@ class OperatorError(Exception):
     exit_code = 1
 
     def __init__(self, lines: str | Sequence[str]) -> None:
-        # Keys and values are shown as they were found: they must not give a terminal orders, nor break a line.
         self.lines = tuple(map(printable, (lines,) if isinstance(lines, str) else lines))
         super().__init__("\n".join(self.lines))
 
@@ -36,14 +35,7 @@ class StartError(OperatorError):
 
 
 def listen_error(what: str, address: str, error: OSError, *, hint: str = "") -> StartError:
-    """Say why an address could not be listened on, and what to do.
-
-    Args:
-        what: who wanted it, e.g. ``listener "main"``.
-        address: the ``host:port`` that was tried.
-        error: what the system answered.
-        hint: what else to know where the address is in use.
-    """
+    """Say why ``what`` cannot listen on an address, and what to do; ``hint`` is for an address in use."""
     why = {
         errno.EADDRINUSE: "; ".join(
             filter(None, ("it is in use", hint, "stop what listens there or choose another address"))

@@ -3,7 +3,7 @@
 import math
 from typing import Final
 
-#: From here on, and below the other one, a figure in full would be nothing but zeros.
+#: Larger and smaller figures are written with an exponent.
 _MOST: Final = 1e15
 _LEAST: Final = 1e-9
 
@@ -13,7 +13,7 @@ def number(value: float, decimals: int = 3, *, grouped: bool = False) -> str:
 
     Args:
         value: the figure.
-        decimals: so many at most; and so many digits that count (one at least) however many decimals that takes.
+        decimals: at most; below 1 it is the number of significant digits.
         grouped: with commas between thousands.
     """
     size = abs(value)

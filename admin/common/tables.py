@@ -1,9 +1,7 @@
-"""Tables for people: as wide as their contents where scripts read them, laid out by rich on a terminal.
+"""Tables for people: plain text in files and pipes, laid out by rich on a terminal.
 
-What is too wide for a terminal is written row by row there, each with its headings: columns of broken words are none.
-
-rich measures and wraps every cell, which is right for a screenful and takes seconds for thousands of rows; what is
-written to a file or a pipe is neither wrapped nor cut, so that two passes over the cells do.
+A table that is too wide for the terminal is written row by row with headings. rich takes seconds for thousands of rows,
+so files and pipes go without it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,17 +13,11 @@ if TYPE_CHECKING:
 
 _GAP: Final = "   "
 _MAX_LAID_OUT: Final = 500
-"""Rows that a terminal can show well; more of them scroll by, and whoever asked for them would rather not wait."""
+"""Rows that rich lays out on a terminal."""
 
 
 class Rows:
-    """A table of text.
-
-    Args:
-        columns: the headings; none makes a table without.
-        rows: the cells of each row, as many as there are columns.
-        right: indexes of columns whose cells stand at the right, as figures do.
-    """
+    """A table of text. ``columns`` are the headings, if any; ``right`` the indexes of right-aligned columns."""
 
     def __init__(self, columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> None:
         self.columns = tuple(columns)
@@ -57,7 +49,7 @@ class Rows:
         return blanks + cell if at in self.right else cell + blanks
 
     def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
-        """Be laid out by rich where a terminal has to have room for it."""
+        """Lay the table out for rich."""
         if console.is_terminal and len(self.rows) <= _MAX_LAID_OUT:
             from rich.table import Table  # noqa: PLC0415 - takes its time, and most output goes without
             from rich.text import Text  # noqa: PLC0415 - as above
@@ -76,7 +68,7 @@ class Rows:
                 heading = self.columns[at] if self.columns else ""
                 table.add_column(heading, overflow="fold", justify="right" if at in self.right else "left")
             for row in self.rows:
-                # As texts: a name in brackets is no markup.
+                # A name in brackets is not markup.
                 table.add_row(*map(Text, row))
             yield table
             return
@@ -92,7 +84,7 @@ class Rows:
         return sum(max(map(_width, cells)) + len(_GAP) for cells in zip(*rows, strict=True)) - len(_GAP)
 
     def _blocks(self) -> "Iterator[RenderableType]":
-        """Yield each row as its first cell, and below it the others with their headings."""
+        """Yield each row as its first cell, with the others and their headings below it."""
         from rich.padding import Padding  # noqa: PLC0415 - as above
         from rich.text import Text  # noqa: PLC0415 - as above
 
@@ -106,14 +98,14 @@ class Rows:
             yield Padding(rest, (0, 0, 0, len(_GAP)))
 
     def __rich_measure__(self, console: "Console", options: "ConsoleOptions") -> "Measurement":
-        """Ask for all there is."""
+        """Ask for the whole width."""
         from rich.measure import Measurement  # noqa: PLC0415 - as above
 
         return Measurement(1, options.max_width)
 
 
 def _folded(line: str, width: int) -> Iterable[str]:
-    """Break a line that is too long anywhere: rich would cut it."""
+    """Break a line that is too long, which rich would cut."""
     if _width(line) <= width:
         return (line,)
     from rich.cells import chop_cells  # noqa: PLC0415 - as above
@@ -122,7 +114,7 @@ def _folded(line: str, width: int) -> Iterable[str]:
 
 
 def printable(text: str) -> str:
-    """Write what cannot be printed as an escape: a name must not give a terminal orders, nor break a line."""
+    """Escape unprintable characters: a name must not control a terminal or break a line."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

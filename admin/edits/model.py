@@ -1,8 +1,7 @@
-"""Data types of live changes, as they are stored on disk and sent over HTTP.
+"""Types of edits, as they are stored and sent over HTTP.
 
-An *edit* is what somebody asks for. What it puts in force is an *active edit*, until it is undone, replaced or expires.
-Each is recorded as a *change*, with an id that counts up. Times are ISO 8601 in UTC with milliseconds, so that they
-survive a restart.
+An *edit* is a request. It becomes an *active edit* until it is undone, replaced or expires, and is recorded as a
+*change*, whose id counts up. Times are ISO 8601 in UTC with milliseconds.
 """
 
 from collections.abc import Mapping
@@ -18,9 +17,9 @@ ALL_KINDS: Final = "all"
 """The kind of the switch for all limiting."""
 
 MAX_REASON: Final = 1_000
-"""Most characters of a reason."""
+"""Characters of a reason."""
 MAX_TTL_S: Final = 10 * 366 * 86_400
-"""Ten years; edits that are to last longer have no end."""
+"""Ten years."""
 
 Action = Literal["set", "unset", "expire", "revert", "reload", "reset", "purge"]
 """What a change did. Sluice itself makes ``expire``; ``reset`` and ``purge`` change no limit."""
