@@ -217,9 +217,9 @@ demo-rabbitmq: $(RUN_STAMP) $(PARTS)/rabbitmq/.stamp ## the same with a real Rab
 	$(BIN)/python deploy/demo/demo.py rabbitmq \
 		--log $(PARTS)/demo-rabbitmq/log $(if $(SECONDS),--seconds $(SECONDS)) $(if $(WITHOUT),--without)
 
-test: lint types rust fast quick ## what CI runs: lint, types, Rust, unit and fuzz tests, and the quick ones of each real part
+test: lint types rust fast quick ## what CI runs, in twelve minutes: lint, types, Rust, unit and fuzz tests, and the quick ones of each real part
 
-# Generated cases, twice as many and drawn anew.
+# Of generated cases five times as many, drawn anew.
 test-all: export FUZZ_FACTOR ?= 2
 test-all: lint types rust fast rare deploy spark operator integration rabbitmq4 ## everything; an hour
 
@@ -265,17 +265,11 @@ fuzz-long: $(FUZZ_STAMP) $(NATIVE) ## coverage-guided fuzzing with libFuzzer (At
 fuzz-corpus: $(FUZZ_STAMP) $(NATIVE) ## make tests/fuzz/corpus anew from what fuzz-long has learnt
 	$(BIN)/python tests/fuzz/guided.py $(FUZZ_TARGETS) --minimise
 
-# What failed is tried once more, with nothing beside it: brokers, browsers and Spark share the cores with each other, and
-# some of their time-outs are their own. Both outcomes are printed.
-AGAIN := --last-failed --last-failed-no-failures none
-
 # Of each real part (Spark, Chromium, a sluice process, a broker with its clients) the tests that are not marked as long.
 quick: parts ## the quick tests with Spark, a browser, real brokers and real clients
 	@sh tests/integration/packages.sh spark
-	$(BIN)/python -m pytest tests/spark tests/integration tests/browser $(WITHOUT_LOAD) -m "not long and not alone and not rabbitmq4" -n 2 --dist loadfile --no-loadscope-reorder \
-		|| $(BIN)/python -m pytest tests/spark tests/integration tests/browser $(WITHOUT_LOAD) -m "not long and not alone and not rabbitmq4" $(AGAIN)
-	$(BIN)/python -m pytest tests/integration -m "alone and not long and not rabbitmq4" \
-		|| $(BIN)/python -m pytest tests/integration -m "alone and not long and not rabbitmq4" $(AGAIN)
+	$(BIN)/python -m pytest tests/spark tests/integration tests/browser -m "not long and not alone and not rabbitmq4" -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest tests/integration -m "alone and not long and not rabbitmq4"
 
 browser: setup ## the page in a real Chromium
 	$(BIN)/python -m pytest tests/browser

@@ -6,7 +6,6 @@ mod channels;
 mod indexes;
 mod links;
 mod opaques;
-mod publishes;
 mod refused_ids;
 mod resources;
 mod row;
@@ -26,13 +25,11 @@ mod sluice_native {
     #[pymodule_export]
     use crate::cell::Cell;
     #[pymodule_export]
-    use crate::channels::Channels;
+    use crate::channels::{Channels, Publishes};
     #[pymodule_export]
     use crate::links::{reflow, renumber, Links};
     #[pymodule_export]
     use crate::opaques::Opaques;
-    #[pymodule_export]
-    use crate::publishes::Publishes;
     #[pymodule_export]
     use crate::refused_ids::RefusedIds;
     #[pymodule_export]

@@ -19,13 +19,7 @@ KIB = 1 << 10
 
 
 class Asker:
-    """Asks the load generator.
-
-    Args:
-        control: port of the sink's counters.
-        seconds: length of a measurement.
-        warmup: seconds before it.
-    """
+    """Asks the load generator."""
 
     def __init__(self, control: int, seconds: float, warmup: float) -> None:
         self.control = control
@@ -35,14 +29,7 @@ class Asker:
     def measure(
         self, row: Row, running: Running, rate_per_s: float | None = None, *, known: bool = False
     ) -> Measurement:
-        """Put one row's question to one peer.
-
-        Args:
-            row: the question.
-            running: the peer.
-            rate_per_s: for a row that has no rate of its own.
-            known: all of the row's topics were sent through this process before.
-        """
+        """Put one row's question to one peer."""
         bypassed = running.bypassed()
         measurement = self._load(row, running, row.rate_per_s or rate_per_s, known=known)
         measurement["bypassed"] = dict(running.bypassed() - bypassed)
@@ -109,11 +96,7 @@ class Asker:
     def measure_loaded(
         self, row: Row, running: Running, saturation: float, haproxy: Running | None
     ) -> list[Measurement]:
-        """Measure round trips at a share of the peer's saturation, and HAProxy's at the same rate right after it.
-
-        Returns:
-            The peer's, with HAProxy's figures in it; then HAProxy's own, if it was asked.
-        """
+        """Measure round trips at a share of the peer's saturation, and HAProxy's at the same rate right after it."""
         assert row.kind == LOADED
         assert row.share is not None
         rate_per_s = max(LEAST_REQUESTS / self.seconds, saturation * row.share)

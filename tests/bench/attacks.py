@@ -22,6 +22,7 @@ import contextlib
 import os
 import random
 import resource
+import selectors
 import socket
 import struct
 import sys
@@ -37,22 +38,40 @@ from statistics import median
 from typing import Final
 
 import machine
-from beside_worst_headers import SORTS, start_brokers
 from peers import (
     LOAD_CORE,
     PROXY_CORE,
+    START_DEADLINE_S,
     BenchError,
+    listens,
     metrics_page,
     open_files,
     process,
     sluice_program,
 )
 from report import aligned
-from scrape_delay import Sender, child
+from scrape_delay import Sender, broker, child
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from playbook import frames
+
+#: Headers that are slow to read, each in its own way.
+WORST_HEADERS: Final = (
+    frames.send("a", body=bytes(64 << 10)),
+    frames.frame(b'{"code":34,' + b" " * 63_988 + b"?"),
+    frames.frame(b'{"code":34,"' + b'\\"' * 8186),
+    frames.frame(b'{"code":"310","x":[' + b"1," * 500 + b"1]}"),
+    frames.frame(
+        b'{"code":"310","extFields":{"b":"x"'
+        + (b',"' + b"\\n" * 20 + b'":1') * 18
+        + b'},"remark":"'
+        + b"x\\n" * 10_581
+        + b'"}'
+    ),
+    frames.send("a", body=bytes(256 << 10)),
+    frames.frame(b'{"code":310,"opaque":1,"extFields":{"b":"x"' + b',"b":"yy"' * 29_000 + b"}}"),
+)
 
 ALONE: Final = "alone"
 HAPROXY, SLUICE = "haproxy", "sluice"
@@ -99,14 +118,7 @@ rate = 1_000_000
 
 @dataclass(frozen=True)
 class Attack:
-    """One way to attack.
-
-    Attributes:
-        connections: opened before anything else and kept open; those that are closed are opened again by its steps.
-        first: what each of them begins with.
-        steps_per_s: how often a step is done; 0 is never.
-        step: does a piece of it, given the number of the step; returns whether it was turned away.
-    """
+    """One way to attack."""
 
     connections: int = 0
     first: bytes = b""
@@ -170,8 +182,7 @@ def _more_of_huge(attacker: Attacker, number: int) -> bool:
 
 
 def _bomb(attacker: Attacker, number: int) -> bool:
-    bombs = tuple(SORTS.values())
-    return attacker.send(number % len(attacker.peers), bombs[number % len(bombs)])
+    return attacker.send(number % len(attacker.peers), WORST_HEADERS[number % len(WORST_HEADERS)])
 
 
 def _garbage(attacker: Attacker, number: int) -> bool:
@@ -233,16 +244,7 @@ def attacker(connections: int, orders: Connection) -> None:
 
 @dataclass(frozen=True)
 class Measured:
-    """One proxy in one attack.
-
-    Attributes:
-        p50_ms: of the quiet client's round trips, from when they were due.
-        p99_ms: likewise.
-        less_ms: the p99 of what they took less waits.
-        done_per_s: what the attacker got done: connections opened, or steps.
-        failed: the share of that which failed.
-        resident_mib: memory of the proxy at the end.
-    """
+    """One proxy in one attack."""
 
     p50_ms: float
     p99_ms: float
@@ -286,6 +288,41 @@ def table(rounds: Rounds) -> str:
 def _ratios(measured: Sequence[Measured], base: Sequence[Measured]) -> str:
     ratios = [one.less_ms / other.less_ms for one, other in zip(measured, base, strict=False) if other.less_ms]
     return f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "-"
+
+
+def sink(port: int) -> None:
+    """Take connections and throw away what comes, for ever, in a process of its own."""
+    os.sched_setaffinity(0, {LOAD_CORE})
+    buffer = bytearray(1 << 20)
+    with socket.create_server(("127.0.0.1", port), backlog=1000) as listener, selectors.DefaultSelector() as selector:
+        selector.register(listener, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is listener:
+                    selector.register(listener.accept()[0], selectors.EVENT_READ)
+                elif isinstance(key.fileobj, socket.socket) and not _drained(key.fileobj, buffer):
+                    selector.unregister(key.fileobj)
+                    key.fileobj.close()
+
+
+def _drained(peer: socket.socket, buffer: bytearray) -> bool:
+    """Read what is there; returns whether more may come."""
+    try:
+        return bool(peer.recv_into(buffer))
+    except ConnectionResetError:
+        return False
+
+
+def start_brokers(stack: contextlib.ExitStack, upstream: int, drain: int) -> int:
+    """Start the embedded broker and the sink for as long as the stack; return the broker's pid."""
+    broker_pid = stack.enter_context(child(broker, upstream))
+    stack.enter_context(child(sink, drain))
+    deadline = time.monotonic() + START_DEADLINE_S
+    while not (listens(upstream) and listens(drain)):
+        if time.monotonic() > deadline:
+            raise BenchError("the embedded broker or the sink does not listen")
+        time.sleep(0.05)
+    return broker_pid
 
 
 def options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -341,11 +378,7 @@ def closed(port: int) -> dict[str, int]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure and print.
-
-    Raises:
-        BenchError: something does not start, or ends; or the quiet client was cut off.
-    """
+    """Measure and print."""
     given = options(arguments)
     machine.check()
     connections = connections_possible(given.connections)

@@ -82,16 +82,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Measured:
-    """One PerfTest.
-
-    Attributes:
-        confirmed_per_s: messages, the mean of its seconds once it is warm.
-        p50_ms: of the time from a publish to its confirm, the median of those seconds.
-        p99_ms: likewise.
-        after_share: of the publishes that were confirmed by the consumers' ack; None where Sluice does not.
-        syncs_each: fsyncs of the broker for each confirmed message; None where nothing counts them.
-        cpu_us: processor time of Sluice for each confirmed message; None without it.
-    """
+    """One PerfTest."""
 
     confirmed_per_s: float
     p50_ms: float
@@ -188,11 +179,7 @@ def empty(broker: RabbitMQ, queues: Sequence[str]) -> None:
 
 
 def measured(broker: RabbitMQ, way: Way, cell: Cell, given: argparse.Namespace, scratch: Path) -> Measured:
-    """Run one PerfTest.
-
-    Raises:
-        BenchError: it says nothing to go by.
-    """
+    """Run one PerfTest."""
     empty(broker, queue_names(max(given.queues)))
     arguments = [
         *("--size", str(given.size), "--flag", "persistent", "--confirm", str(cell.window), "--skip-binding-queues"),
@@ -226,11 +213,7 @@ def counted(sluice: Sluice) -> dict[str, float]:
 
 
 def confirms(lines: Sequence[str]) -> tuple[float, float, float]:
-    """Read what PerfTest printed of its warm seconds: confirmed messages a second, and p50 and p99 in ms.
-
-    Raises:
-        ValueError: nothing was confirmed, or it did not say.
-    """
+    """Read what PerfTest printed of its warm seconds: confirmed messages a second, and p50 and p99 in ms."""
     warm = load_generator.warm(lines)
     rates = [float(found[1]) for line in warm if (found := _CONFIRMED.search(line))]
     # In this order: min/median/75th/95th/99th, in microseconds.

@@ -38,13 +38,7 @@ Ask = Callable[[], object]
 
 @dataclass(frozen=True)
 class Case:
-    """One way to ask.
-
-    Attributes:
-        name: what is asked.
-        batch: how many requests a call decides.
-        make: sets it up.
-    """
+    """One way to ask."""
 
     name: str
     batch: int

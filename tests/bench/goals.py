@@ -16,19 +16,7 @@ _MINE = f"{LIMITED}-{{scan}}"
 
 @dataclass(frozen=True)
 class Goal:
-    """One figure that is wanted.
-
-    Attributes:
-        title: what is measured.
-        row: the row it is in.
-        figure: as the row's table calls it.
-        wanted: the bound by scan; None is reported only, and a scan that is not there is not asked.
-        at_most: the bound is an upper one; else a lower one.
-        line: the line of the table; that of Sluice with a limit, unless said.
-        of: the line whose figure it is divided by, if it is.
-        of_row: the row which that line is in, if it is another.
-        one_of: goals that share this word are met if one of them is.
-    """
+    """One figure that is wanted."""
 
     title: str
     row: str

@@ -20,14 +20,7 @@ _JAVA = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
 def ran(address: str, *arguments: str, seconds: int, scratch: Path) -> list[str]:
-    """Run PerfTest against ``host:port`` for so many seconds, and return the lines it printed.
-
-    It declares nothing, and publishes through the default exchange.
-
-    Raises:
-        MissingPartError: it is not here, or Java is not.
-        ProcessFailedError: it did not end in time.
-    """
+    """Run PerfTest against ``host:port`` for so many seconds, and return the lines it printed."""
     command = [
         *(program("java"), *_JAVA, "-cp", rabbitmq_classpath(), "com.rabbitmq.perf.PerfTest"),
         *("--uri", f"amqp://{address}", "--time", str(seconds), "--predeclared", "--exchange", ""),

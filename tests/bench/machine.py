@@ -56,10 +56,7 @@ def busy_share() -> float:
 
 
 def one_thread(prog: str, doc: str | None, *, is_compiled: bool) -> argparse.Namespace:
-    """Read the options of a bench of the compiled part, ``rounds``, ``seconds`` and ``json``; stay on one core.
-
-    Exits where they make no sense, or where the compiled part is not here.
-    """
+    """Read the options of a bench of the compiled part, ``rounds``, ``seconds`` and ``json``; stay on one core."""
     parser = argparse.ArgumentParser(prog=prog, description=doc)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.2, help="length of one measurement")

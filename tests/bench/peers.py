@@ -1,7 +1,4 @@
-"""What is measured, and its life as a process: build, start pinned, wait until it listens, end by pid.
-
-Which configurations of Sluice are measured is in ``sidecars``.
-"""
+"""What is measured, and its life as a process: build, start pinned, wait until it listens, end by pid."""
 
 import contextlib
 import http.client
@@ -54,16 +51,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Peer:
-    """One thing to put between the load and the sink.
-
-    Attributes:
-        command: makes the command line for a place; None for the direct way, which has no process.
-        needs: files or programs without which it cannot run.
-        install: how to get them.
-        limited: its verdicts come from Sluice, so its bypass counter is watched.
-        group: what rows call it; its own name if empty.
-        left_out: given a folder for scratch, says why it cannot be measured here, or None if it can.
-    """
+    """One thing to put between the load and the sink."""
 
     name: str
     command: Callable[[Place], list[str]] | None

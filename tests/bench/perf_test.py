@@ -77,14 +77,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Measured:
-    """One PerfTest.
-
-    Attributes:
-        received_per_s: messages that went all the way, the mean of its seconds once it is warm.
-        sent_per_s: likewise, what was published.
-        cpu_us: processor time of what stands between, for each message received; 0 if nothing does.
-        all_cpu_us: likewise, with the broker's and PerfTest's.
-    """
+    """One PerfTest."""
 
     received_per_s: float
     sent_per_s: float
@@ -148,11 +141,7 @@ def started(scratch: Path) -> Iterator[list[Way]]:
 
 
 def measured(way: Way, given: argparse.Namespace, scratch: Path, *, confirms: bool) -> Measured:
-    """Run one PerfTest.
-
-    Raises:
-        BenchError: it says nothing to go by.
-    """
+    """Run one PerfTest."""
     arguments = [
         *("--size", str(given.size), "--routing-key", QUEUE, "--queue", QUEUE, "--autoack"),
         *("--producers", str(given.producers), "--consumers", str(given.consumers)),
@@ -172,14 +161,7 @@ def measured(way: Way, given: argparse.Namespace, scratch: Path, *, confirms: bo
 
 
 def rates(lines: Sequence[str]) -> tuple[float, float, float]:
-    """Read what PerfTest printed.
-
-    Returns:
-        Messages a second: received and sent, the means of its seconds once it is warm, and received on average of all.
-
-    Raises:
-        ValueError: nothing was received, or it did not say.
-    """
+    """Read what PerfTest printed."""
     seconds = [dict(_RATE.findall(line)) for line in load_generator.warm(lines)]
     received = [float(each.get("received", 0)) for each in seconds]
     sent = [float(each.get("sent", 0)) for each in seconds]

@@ -1,9 +1,4 @@
-"""A TCP relay in trio that looks at nothing: what Sluice would cost if deciding were free.
-
-Run it as ``relay.py HOST:PORT HOST:PORT``: where it listens, and the broker behind it. One task serves all sockets, as
-Sluice's reactor does: the kernel is told once which sockets matter, and what is ready is read and written by plain
-calls. Its buffers are as large as Sluice's largest.
-"""
+"""A TCP relay in trio that looks at nothing: what Sluice would cost if deciding were free."""
 
 import contextlib
 import select
@@ -23,15 +18,7 @@ FAILED = select.EPOLLERR | select.EPOLLHUP
 
 
 class End:
-    """One socket of a connection.
-
-    Attributes:
-        other: the socket on the connection's other side; nothing is read from there while something waits here.
-        events: what the epoll watches it for.
-        rest: what the kernel has not taken yet; None if nothing waits.
-        buffer: what the rest lies in.
-        over: its stream has ended.
-    """
+    """One socket of a connection."""
 
     other: "End"
 

@@ -1,15 +1,4 @@
-"""What a report costs: time, processor and Spark's jobs for a small log and for one of five days, in one run.
-
-`sluice report` is run as people run it, with Spark's event log on. Beside it are the floor, a Spark that starts, counts
-one row and stops, as it comes and with Java's first compiler alone, which is enough for little work; and a count of the
-same log in plain Python, which gives no advice (see ``tests/support/log_truth``). CPU seconds are those of all
-processes, whoever their parent was in the end. Of these, tasks have what Spark says of its executors' threads, and
-Python workers what their processes took, looked at several times a second.
-
-``--growth`` puts reports of made-up logs next to DuckDB's tables as well, see ``report_growth.py``.
-
-Only ratios to the floor and to the count mean something on another machine, or on one with other work.
-"""
+"""What a report costs: time, processor and Spark's jobs for a small log and for one of five days, in one run."""
 
 import argparse
 import ctypes
@@ -51,20 +40,7 @@ print(count(Path(sys.argv[1])).records)
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one command.
-
-    Attributes:
-        wall_s: from its start to the end of the last of its processes.
-        cpu_s: of all of them.
-        peak_mib: resident memory, of all of them together, looked at several times a second.
-        python_workers_s: of this, in the Python processes of Spark's executors.
-        tasks_s: of this, in threads of tasks in Java.
-        jobs: of Spark.
-        executions: of Spark SQL.
-        stages: that ran.
-        tasks: that ran.
-        records: that a report understood, each once.
-    """
+    """Of one command."""
 
     wall_s: float
     cpu_s: float
@@ -150,12 +126,7 @@ def _logs(name: str, folder: Path) -> tuple[Path, str]:
 
 
 def floor(folder: Path, java: str = "") -> Cost:
-    """Measure a Spark that does next to nothing.
-
-    Args:
-        folder: for what it needs.
-        java: options of Java.
-    """
+    """Measure a Spark that does next to nothing."""
     conf = folder / "floor-conf"
     conf.mkdir(exist_ok=True)
     events = _fresh(folder / "events")
@@ -208,16 +179,7 @@ def _fresh(folder: Path) -> Path:
 
 
 def run(command: Sequence[str], events: Path | None, env: dict[str, str] | None = None) -> Cost:
-    """Run a command to its end, and that of all that it has started.
-
-    Args:
-        command: the command.
-        events: folder of Spark's event log; None if there is none.
-        env: variables on top of those of this process.
-
-    Raises:
-        RuntimeError: it failed; carries what it said.
-    """
+    """Run a command to its end, and that of all that it has started."""
     before = _children_s()
     began_s = time.monotonic()
     with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as said:
@@ -256,11 +218,7 @@ def _wait_for_orphans() -> None:
 
 
 class _Looking:
-    """Looks at the processes below one while they are there.
-
-    Attributes:
-        peak_mib: resident memory of all of them together, at its most.
-    """
+    """Looks at the processes below one while they are there."""
 
     def __init__(self, pid: int) -> None:
         self.peak_mib = 0.0

@@ -1,18 +1,5 @@
-"""How a report grows with the log: its tables and all of it, next to DuckDB, which makes the same tables, in one run.
-
-Both read the same files as they are, set bad lines aside, look for duplicates, and write the same tables as Parquet by
-day; the tests hold the results against each other. Each measurement is a process of its own.
-
-- ``duckdb``: the tables, with two threads and 2 GiB.
-- ``tables``: the same tables by Spark, in a session that has counted one row: what a report does up to the storms,
-  which it finds along with what it recommends, and which take DuckDB a tenth of its time.
-- ``report``: `sluice report` as people run it, with all that it recommends and its page, for which DuckDB does nothing,
-  less the floor: what a Spark takes to start, count one row and stop.
-
-Spark has two cores and a heap of ``--driver-memory``. Memory is the peak of resident memory, of all processes together.
-The exponent is of processor time over records: 1 is linear.
-
-On a machine with other work only the ratio means anything, and CPU seconds more than seconds.
+"""How a report grows with the log: its tables and all of it, next to DuckDB, which makes the same tables, in
+one run.
 """
 
 import argparse
@@ -37,16 +24,7 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True)
 class Measured:
-    """One run of one engine.
-
-    Attributes:
-        start_s: seconds until it was ready for work.
-        wall_s: seconds of work.
-        cpu_s: of all its processes, in work.
-        peak_mib: resident memory of all its processes.
-        records: that it understood, each once.
-        parts: seconds of single steps.
-    """
+    """One run of one engine."""
 
     start_s: float
     wall_s: float

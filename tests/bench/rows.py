@@ -42,28 +42,7 @@ SATURATION = "answered-64"
 
 @dataclass(frozen=True)
 class Row:
-    """One question put to peers.
-
-    Attributes:
-        name: as given on the command line.
-        kind: "flood" (nobody answers), "answered" (so many requests of a connection without an answer), "rtt" (round
-            trips at a rate or one at a time), "loaded" (round trips at a share of the peer's saturation), "accept",
-            "quiet" (one client's round trips, without and with a flood), "memory", "decisions", or of AMQP 0.9.1
-            "publishes" (nobody answers) and "confirms" (so many publishes of a connection without their confirm), or of
-            AMQP 1.0 "transfers" (as credit allows).
-        peers: whom it is put to; Sluice's names without their scan.
-        connections: how many carry the load.
-        frame_bytes: size of every frame; of every body in AMQP.
-        header: "json" or "binary".
-        topics: how many take turns; queues in AMQP 0.9.1, links of each connection in AMQP 1.0.
-        window: requests of a connection that may be without an answer, where they are answered.
-        rate_per_s: of an open loop; None in an rtt row means one request at a time.
-        share: of the peer's saturation, in a loaded row.
-        stretch: times as long as other measurements: where all connections in turn take long.
-        settled: transfers are, so that nobody answers them.
-        credit: of a link and of a session's window; what RabbitMQ grants if not said.
-        last: it leaves the peers larger than they were, so it comes after all others, in processes of its own.
-    """
+    """One question put to peers."""
 
     name: str
     kind: str

@@ -209,11 +209,7 @@ def row(name: str, trips: Sequence[float], bound_ms: float) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Measure and print.
-
-    Raises:
-        BenchError: something does not start, or ends.
-    """
+    """Measure and print."""
     given = options(arguments)
     listen, admin, upstream = range(given.base_port, given.base_port + 3)
     orders, theirs = multiprocessing.get_context("spawn").Pipe()

@@ -81,13 +81,7 @@ bytes_per_s = {PLENTY}
 
 @dataclass(frozen=True)
 class Sidecar:
-    """Starts Sluice with a configuration and a scan.
-
-    Attributes:
-        limits: TOML.
-        amqp: the same in AMQP's kinds; none if empty.
-        scan: "python" or "compiled".
-    """
+    """Starts Sluice with a configuration and a scan."""
 
     limits: str
     scan: str

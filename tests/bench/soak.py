@@ -111,14 +111,7 @@ class Trend:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a soak.
-
-    Attributes:
-        samples: of the process, in their order.
-        load: what the load counted.
-        counters: pairs that must be equal, by what they say.
-        idle: descriptors before the load and after it.
-    """
+    """What came of a soak."""
 
     plan: Plan
     samples: list[Sample]
@@ -178,11 +171,7 @@ class _Edits:
         self._edited: list[str] = []
 
     def make(self) -> None:
-        """Make one: a new one, or the oldest is taken back.
-
-        Raises:
-            BenchError: it was not taken.
-        """
+        """Make one: a new one, or the oldest is taken back."""
         if len(self._edited) >= _EDITED_AT_ONCE:
             self._write("DELETE", self._edited.pop(0))
             return
@@ -268,12 +257,7 @@ def _load(plan: Plan, target: int, seconds: float | None) -> list[str]:
 
 
 def soak(plan: Plan, scratch: Path, seconds: float | None) -> Outcome:
-    """Run it to its end, or for so many seconds.
-
-    Raises:
-        BenchError: it could not be run to its end.
-        ProcessFailedError: likewise.
-    """
+    """Run it to its end, or for so many seconds."""
     broker, listen, control = free_port(), free_port(), free_port()
     sink_command = [str(LOAD), "sink", "--listen", f"{_HOST}:{broker}", "--control", f"{_HOST}:{control}"]
     sink_command += ["--seconds", str(_SINK_S)]

@@ -51,13 +51,7 @@ _ONEWAY_SEND, _ANSWER = (310, 2), (0, 1)
 
 
 class Measured(NamedTuple):
-    """One measurement.
-
-    Attributes:
-        per_s: frames or handshakes a second.
-        cpu_us: processor time of the peer for each.
-        core: share of its core that the peer used.
-    """
+    """One measurement."""
 
     per_s: float
     cpu_us: float
@@ -237,11 +231,7 @@ def sluice(certificate: str) -> Peer:
 
 
 def measured(running: Running, receiving: subprocess.Popen[str], row: str, authority: str, seconds: float) -> Measured:
-    """Measure one peer in one row.
-
-    Raises:
-        BenchError: nothing came through, or the limiter was bypassed.
-    """
+    """Measure one peer in one row."""
     assert running.pid is not None
     with child("load", str(running.target), row, authority) as sending:
         assert sending.stdout is not None

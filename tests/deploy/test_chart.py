@@ -1,9 +1,7 @@
 """The Helm chart: what helm and the schemas of Kubernetes say of it, and that it deploys what it promises."""
 
 import hashlib
-import signal
 import subprocess
-import threading
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -93,17 +91,6 @@ def test_kubernetes_would_take_it(render: Render, arguments: tuple[str, ...], de
                 kubernetes_validate.validate(each, version, strict=True)
 
 
-def test_a_misspelt_field_would_be_seen(render: Render, definitions: dict[str, Any]) -> None:
-    monitor = one(render(*EVERYTHING), "ServiceMonitor")
-    monitor["spec"]["endpoints"][0]["intervall"] = "15s"
-    with pytest.raises(jsonschema.ValidationError, match="intervall"):
-        jsonschema.validate(monitor, definitions["ServiceMonitor"])
-    stateful = one(render(*BROKER), "StatefulSet")
-    stateful["spec"]["template"]["spec"]["initContainers"][0]["restartPolicies"] = "Always"
-    with pytest.raises(kubernetes_validate.ValidationError, match="restartPolicies"):
-        kubernetes_validate.validate(stateful, KUBERNETES[0], strict=True)
-
-
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
@@ -119,15 +106,6 @@ def test_a_wrong_value_is_refused_by_its_name(helm: Helm, wrong: str, complaint:
     done = helm("template", "mq", CHART, "--kube-version", "1.31.0", *BROKER, "--set", wrong)
     assert done.returncode != 0
     assert complaint in done.stderr
-
-
-def test_without_name_servers_there_is_no_broker(helm: Helm) -> None:
-    done = helm("template", "mq", CHART, "--kube-version", "1.31.0")
-    assert "broker.nameServers: give the name servers" in done.stderr
-
-
-def test_older_clusters_without_native_sidecars_are_refused(helm: Helm) -> None:
-    assert "incompatible" in helm("template", "mq", CHART, "--kube-version", "1.28.0", *BROKER).stderr
 
 
 def test_sluice_is_a_native_sidecar_that_listens_before_the_broker_starts(usual: list[Any]) -> None:
@@ -153,13 +131,6 @@ def test_it_may_do_nothing_that_it_need_not(render: Render, variant: str) -> Non
         assert {"memory"} <= set(container["resources"]["limits"])
         assert container["image"].endswith(f":{sluice_version()}")
     assert pod(objects)["automountServiceAccountToken"] is False
-
-
-def test_it_drains_before_it_is_killed(render: Render) -> None:
-    spec = pod(render(*BROKER, "--set", "graceSeconds=25"))
-    text = one(render(*BROKER, "--set", "graceSeconds=25"), "ConfigMap", "sluice")["data"]["sluice.toml"]
-    assert "grace_s = 25\n" in text
-    assert spec["terminationGracePeriodSeconds"] > 25
 
 
 SETTINGS: Final = ("--set-string", 'listeners[0].settings=exempt = ["10.2.0.0/16"]')
@@ -223,11 +194,6 @@ def test_a_changed_limit_or_token_restarts_nothing(render: Render, usual: list[A
     assert not [mount for mount in sidecar(usual)["volumeMounts"] if "subPath" in mount]
 
 
-def test_a_changed_broker_configuration_restarts_it(render: Render, usual: list[Any]) -> None:
-    changed = render(*BROKER, "--set", "broker.config=brokerId = 0\n")
-    assert one(changed, "StatefulSet") != one(usual, "StatefulSet")
-
-
 def test_sluice_is_given_digests_and_operators_the_tokens(usual: list[Any]) -> None:
     data = one(usual, "Secret")["stringData"]
     lines = [line.split() for line in data["tokens"].splitlines()]
@@ -243,15 +209,6 @@ def _digest(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def test_ones_own_secret_is_used_as_it_is(render: Render) -> None:
-    objects = render(*BROKER, "--set", "tokens.existingSecret=mine,serviceMonitor.enabled=true")
-    assert not [each for each in objects if each["kind"] == "Secret"]
-    (volume,) = (each for each in pod(objects)["volumes"] if each["name"] == "sluice-tokens")
-    assert volume["secret"]["secretName"] == "mine"
-    (endpoint,) = one(objects, "ServiceMonitor")["spec"]["endpoints"]
-    assert endpoint["authorization"]["credentials"] == {"name": "mine", "key": "metrics-token"}
-
-
 def test_the_broker_hides_behind_it(usual: list[Any]) -> None:
     text = one(usual, "ConfigMap", "broker")["data"]["broker.conf"]
     settings = dict(line.split(" = ", 1) for line in text.splitlines())
@@ -260,50 +217,6 @@ def test_the_broker_hides_behind_it(usual: list[Any]) -> None:
     assert "brokerIP1 = $POD_IP" in broker["args"][0]
     for probe in ("startupProbe", "livenessProbe"):
         assert broker[probe]["exec"]["command"][-1] == "exec 3<>/dev/tcp/127.0.0.1/10911"
-
-
-def test_the_brokers_java_is_told_to_end_whoever_started_it(usual: list[Any], tmp_path: Path) -> None:
-    (broker,) = pod(usual)["containers"]
-    command = broker["lifecycle"]["preStop"]["exec"]["command"]
-    # A stand-in for Java that bears its name, and a process table with nothing else in it.
-    java = tmp_path / "java"
-    java.symlink_to("/bin/sleep")
-    with subprocess.Popen([java, "60"]) as process:
-        (tmp_path / "proc").mkdir()
-        (tmp_path / "proc" / str(process.pid)).symlink_to(f"/proc/{process.pid}")
-        ended = threading.Thread(target=process.wait)
-        ended.start()
-        subprocess.run([*command[:2], command[2].replace("/proc/", f"{tmp_path}/proc/")], check=True, timeout=60)
-        ended.join()
-    assert process.returncode == -signal.SIGTERM
-
-
-def test_state_outlives_the_pod(usual: list[Any]) -> None:
-    claims = {each["metadata"]["name"] for each in one(usual, "StatefulSet")["spec"]["volumeClaimTemplates"]}
-    assert claims == {"store", "sluice-state"}
-    (mount,) = (each for each in sidecar(usual)["volumeMounts"] if each["name"] == "sluice-state")
-    # A pod's address changes with each of its lives; the usual folder is named after it.
-    assert f'state_dir = "{mount["mountPath"]}/state"' in one(usual, "ConfigMap", "sluice")["data"]["sluice.toml"]
-
-
-def test_the_spool_fits_its_volume_unless_the_configuration_says_how_large_it_is(render: Render) -> None:
-    def spool(*arguments: str) -> Any:
-        text = one(render(*BROKER, *arguments), "ConfigMap", "sluice")["data"]["sluice.toml"]
-        return tomllib.loads(text)["spool"]
-
-    assert spool() == {"max_disk_bytes": 4 * 1024**3}
-    assert spool("--set", "state.spoolBytes=1000000000") == {"max_disk_bytes": 1_000_000_000}
-    assert spool("--set", 'config=[spool]\ndir = "off"') == {"dir": "off"}
-
-
-def test_everything_that_selects_pods_selects_these(render: Render) -> None:
-    objects = render(*EVERYTHING)
-    labels = one(objects, "StatefulSet")["spec"]["template"]["metadata"]["labels"].items()
-    assert one(objects, "StatefulSet")["spec"]["selector"]["matchLabels"].items() <= labels
-    assert one(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"].items() <= labels
-    for service in (each for each in objects if each["kind"] == "Service"):
-        assert service["spec"]["selector"].items() <= labels
-    assert one(objects, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == {"tier": "brokers"}
 
 
 def test_the_network_lets_in_clients_replicas_and_who_may_look(render: Render, usual: list[Any]) -> None:
@@ -343,13 +256,6 @@ def test_rules_and_dashboard_are_those_that_are_tested(render: Render) -> None:
     assert one(objects, "ConfigMap", "dashboard")["data"]["sluice.json"].strip() == dashboard.strip()
 
 
-def test_a_certificate_makes_all_of_it_https(render: Render) -> None:
-    objects = render(*EVERYTHING)
-    assert all(sidecar(objects)[f"{probe}Probe"]["httpGet"]["scheme"] == "HTTPS" for probe in ("startup", "readiness"))
-    assert 'tls_key_file = "/etc/sluice-tls/tls.key"' in one(objects, "ConfigMap", "sluice")["data"]["sluice.toml"]
-    assert "/etc/sluice-tls" in {mount["mountPath"] for mount in sidecar(objects)["volumeMounts"]}
-
-
 def _merged(old: Any, patch: Any) -> Any:
     """Merge as `kubectl patch --type strategic` does it with what is in this patch: lists of named things by name."""
     if isinstance(old, dict) and isinstance(patch, dict):
@@ -368,16 +274,7 @@ def _documents(file: Path) -> list[Any]:
 
 
 class Example(NamedTuple):
-    """A broker that is there already, and what puts Sluice in front of it.
-
-    Attributes:
-        folder: below ``deploy/helm/examples``.
-        namespace: of all of it.
-        workload: the StatefulSet that is patched.
-        conf: the broker's own configuration file.
-        conf_object: the file with the new ConfigMap.
-        line: what that says in addition.
-    """
+    """A broker that is there already, and what puts Sluice in front of it."""
 
     folder: str
     namespace: str
@@ -435,34 +332,3 @@ def test_the_sidecar_is_put_into_a_broker_that_is_there(patch: Any, example: Exa
     assert mounts <= {volume["name"] for volume in is_now["volumes"]}
     (conf,) = (volume for volume in is_now["volumes"] if volume["name"] == "conf")
     assert conf == {"name": "conf", "configMap": {"name": f"{example.workload}-behind-sluice"}}
-
-
-def test_the_brokers_own_configuration_gets_one_line_more(example: Example) -> None:
-    was = one(_documents(example.path("before.yaml")), "ConfigMap")["data"][example.conf]
-    (document,) = _documents(example.path(example.conf_object))
-    assert document["data"][example.conf] == f"{was}{example.line}\n"
-
-
-def test_what_the_patch_refers_to_is_there(helm: Helm, patch: Any, example: Example) -> None:
-    values = example.path("values.yaml")
-    done = helm("template", "sluice", CHART, "-n", example.namespace, "--kube-version", "1.31.0", "-f", values)
-    made = {(each["kind"], each["metadata"]["name"]) for each in yaml.safe_load_all(done.stdout) if each}
-    volumes = patch["spec"]["template"]["spec"]["volumes"]
-    assert {("ConfigMap", each["configMap"]["name"]) for each in volumes[:1]} <= made
-    assert {("Secret", each["secret"]["secretName"]) for each in volumes if "secret" in each} <= made
-    pods = one(_documents(example.path("before.yaml")), "StatefulSet")["spec"]["template"]["metadata"]["labels"]
-    service = one([each for each in yaml.safe_load_all(done.stdout) if each], "Service", "admin")
-    assert service["spec"]["selector"].items() <= pods.items()
-    assert "StatefulSet" not in {kind for kind, _ in made}
-
-
-def test_the_commands_of_an_example_are_those_of_its_files(example: Example) -> None:
-    text = example.path("README.md").read_text(encoding="utf-8")
-    commands = [line.strip() for line in text.split("```")[1].replace("\\\n", "").splitlines() if line]
-    assert [command.split()[:2] for command in commands] == [
-        ["helm", "upgrade"],
-        ["kubectl", "apply"],
-        ["helm", "template"],
-        ["kubectl", "-n"],
-    ]
-    assert all(example.path(name).is_file() for name in ("values.yaml", example.conf_object, "before.yaml"))

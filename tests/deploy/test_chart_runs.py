@@ -56,18 +56,7 @@ class Volume:
 
 
 class Deployed(NamedTuple):
-    """A pod's sidecar that runs.
-
-    Attributes:
-        process: `sluice run` with the container's arguments.
-        config: the volume of its configuration.
-        tokens: the volume of its tokens.
-        secrets: the tokens themselves, as the chart's Secret has them.
-        admin: ``host:port`` of the admin address.
-        listen: where clients connect.
-        render: its configuration for other values.
-        container: the container, as rendered.
-    """
+    """A pod's sidecar that runs."""
 
     process: ManagedProcess
     config: Volume

@@ -3,7 +3,6 @@
 import re
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -26,12 +25,6 @@ def instructions(stage: int, word: str) -> list[str]:
     return [line.removeprefix(f"{word} ") for line in STAGES[stage].splitlines() if line.startswith(f"{word} ")]
 
 
-def test_what_builds_is_no_part_of_the_image() -> None:
-    assert [stage.splitlines()[0] for stage in STAGES] == ["${BASE} AS build", "${BASE}"]
-    assert instructions(1, "COPY")[1:] == ["--from=build /opt/sluice /opt/sluice"]
-    assert "pip" not in STAGES[1]
-
-
 @pytest.mark.parametrize("line", instructions(0, "COPY") + instructions(1, "COPY")[:1])
 def test_what_is_copied_is_there(line: str) -> None:
     *sources, _ = line.split()
@@ -51,21 +44,6 @@ def test_nothing_is_fetched_but_by_the_stages_scripts() -> None:
         "sh /tmp/runtime.sh && rm /tmp/runtime.sh",
     ]
     assert not [line for line in INSTRUCTIONS if line.startswith("ADD ")]
-
-
-def test_build_sh_is_called_with_words_that_it_takes() -> None:
-    build, chroot = ((CONTAINER / name).read_text(encoding="utf-8") for name in ("build.sh", "chroot.sh"))
-    taken = re.findall(r"^    (\w+)\) rust=", build, re.MULTILINE)
-    given = re.findall(r"build\.sh /src (\S+)$", chroot, re.MULTILINE)
-    (default,) = instructions(0, "ARG")
-    assert len(given) == 1
-    assert {*given, default.removeprefix("NATIVE=")} <= set(taken) == {"yes", "no"}
-
-
-@pytest.mark.parametrize("script", sorted(ROOT.glob("deploy/**/*.sh")), ids=lambda path: path.name)
-def test_scripts_can_be_read_by_any_shell(script: Path, run: Run) -> None:
-    run("dash", "-n", script)
-    assert script.read_text(encoding="utf-8").startswith("#!/bin/sh\n")
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 from harness.paths import ROOT, VENV_BIN
 
 from admin.cli import app
-from admin.config.sources import Flags, environment_names, load
+from admin.config.sources import Flags, load
 
 SYSTEMD: Final = ROOT / "deploy" / "systemd"
 UNIT: Final = SYSTEMD / "sluice.service"
@@ -61,17 +61,6 @@ def test_its_commands_are_sluices() -> None:
         app.parse_args(shlex.split(command), print_error=False, exit_on_error=False)
 
 
-def test_variables_that_are_named_are_settings() -> None:
-    named = re.findall(r"^#(SLUICE_\w+)=", (SYSTEMD / "sluice.default").read_text(encoding="utf-8"), re.MULTILINE)
-    assert named
-    assert set(named) <= set(environment_names())
-
-
-def test_it_may_open_as_many_files_as_it_will_ask_for() -> None:
-    (limit,) = settings("LimitNOFILE")
-    assert int(limit) > 2 * 10_000 + 1_000
-
-
 @pytest.fixture
 def root(run: Run, tmp_path: Path) -> Path:
     """A root directory with the layout, its user and its folders; only the owners are this test's own."""
@@ -98,13 +87,6 @@ def test_files_lie_where_a_debian_package_puts_them(root: Path) -> None:
     assert mentioned == {"/etc/sluice/sluice.toml"}
 
 
-def test_the_service_gets_a_user_without_a_shell(root: Path) -> None:
-    (line,) = [each for each in (root / "etc" / "passwd").read_text(encoding="utf-8").splitlines() if "sluice" in each]
-    name, _, _, _, _, home, shell = line.split(":")
-    assert (name, home, shell) == ("sluice", "/var/lib/sluice", "/usr/sbin/nologin")
-    assert settings("User") == settings("Group") == [name]
-
-
 def test_configuration_is_for_the_service_alone_and_state_is_its_own(root: Path, run: Run) -> None:
     (root / "etc" / "sluice" / "tokens").touch(mode=0o644)
     run(tool("systemd-tmpfiles"), f"--root={root}", "--create")
@@ -115,9 +97,3 @@ def test_configuration_is_for_the_service_alone_and_state_is_its_own(root: Path,
         "etc/sluice/tokens": "-rw-r-----",
     }
     assert mode(root / "var" / "lib" / "sluice") == "drwx------"
-
-
-def test_what_is_configured_already_is_left_alone(root: Path, run: Run) -> None:
-    (root / "etc" / "sluice" / "sluice.toml").write_text("mine", encoding="utf-8")
-    assert "kept: " in run("sh", SYSTEMD / "install.sh", root)
-    assert (root / "etc" / "sluice" / "sluice.toml").read_text(encoding="utf-8") == "mine"

@@ -1,7 +1,7 @@
 """What the integration tests share: one real broker, one sidecar in front of it, and ways to make more of both."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count
 from os import environ
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.artemis import Artemis, StartArtemis
+from harness.artemis import Artemis
 from harness.embedded import EmbeddedBroker
 from harness.frames import FrameClient
 from harness.one_broker import OneBroker
@@ -69,29 +69,51 @@ def java_classpath() -> str:
     return rocketmq_classpath()
 
 
-@pytest.fixture(scope="session")
-def start_rocketmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartRocketMQ]:
-    """Starts a name server with a broker on ports of their own; all are stopped after the session.
-
-    By default the broker advertises an address where nothing listens until a sidecar does; with
-    ``advertised_host="127.0.0.1"`` clients reach it without one.
-    """
+@contextmanager
+def _rocketmqs(homes: pytest.TempPathFactory) -> Iterator[StartRocketMQ]:
     with ExitStack() as running:
 
         def start(*, advertised_host: str = _SIDECAR_HOST, **how: Any) -> RocketMQ:
-            home = tmp_path_factory.mktemp("rocketmq") / "home"
-            return running.enter_context(RocketMQ(home, advertised_host=advertised_host, **how))
+            return running.enter_context(
+                RocketMQ(homes.mktemp("rocketmq") / "home", advertised_host=advertised_host, **how)
+            )
 
         yield start
 
 
+@contextmanager
+def _rabbitmqs(homes: pytest.TempPathFactory) -> Iterator[StartRabbitMQ]:
+    root = environ.get("TESTED_RABBITMQ_ROOT")
+    with ExitStack() as running:
+
+        def start(**how: Any) -> RabbitMQ:
+            how.setdefault("root", Path(root).absolute() if root else None)
+            return running.enter_context(RabbitMQ(homes.mktemp("rabbitmq") / "home", **how))
+
+        yield start
+
+
+# A broker of one module ends with it: an idle RocketMQ takes a twentieth of a core, and one that looks for transactions
+# all the time half of it.
+@pytest.fixture(scope="module")
+def start_rocketmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartRocketMQ]:
+    """Starts a name server with a broker on ports of their own; all are stopped after the module.
+
+    By default the broker advertises an address where nothing listens until a sidecar does; with
+    ``advertised_host="127.0.0.1"`` clients reach it without one.
+    """
+    with _rocketmqs(tmp_path_factory) as start:
+        yield start
+
+
 @pytest.fixture(scope="session")
-def rocketmq(start_rocketmq: StartRocketMQ) -> RocketMQ:
+def rocketmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMQ]:
     """The broker that most tests share; give topics and groups names of their own."""
-    return start_rocketmq()
+    with _rocketmqs(tmp_path_factory) as start:
+        yield start()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def start_slow_rocketmq(start_rocketmq: StartRocketMQ) -> StartRocketMQ:
     """Starts a broker whose disk takes 10 ms to flush and which has one thread for what is sent and sent back.
 
@@ -102,57 +124,42 @@ def start_slow_rocketmq(start_rocketmq: StartRocketMQ) -> StartRocketMQ:
     return partial(start_rocketmq, settings=settings, flush_ms=10)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def slow_rocketmq(start_slow_rocketmq: StartRocketMQ) -> RocketMQ:
     """Such a broker, which advertises an address where nothing listens: each test puts something there for itself."""
     return start_slow_rocketmq()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def start_rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartRabbitMQ]:
-    """Starts a RabbitMQ broker on ports of its own; all are ended after the session.
+    """Starts a RabbitMQ broker on ports of its own; all are ended after the module.
 
     With TESTED_RABBITMQ_ROOT in the environment it is the one of the Debian there: ``make rabbitmq4``.
     """
-    root = environ.get("TESTED_RABBITMQ_ROOT")
-    with ExitStack() as running:
-
-        def start(**how: Any) -> RabbitMQ:
-            home = tmp_path_factory.mktemp("rabbitmq") / "home"
-            how.setdefault("root", Path(root).absolute() if root else None)
-            return running.enter_context(RabbitMQ(home, **how))
-
+    with _rabbitmqs(tmp_path_factory) as start:
         yield start
 
 
 @pytest.fixture(scope="session")
-def rabbitmq(start_rabbitmq: StartRabbitMQ) -> RabbitMQ:
+def rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
     """The broker of most tests; give queues and exchanges names of their own."""
-    return start_rabbitmq()
+    with _rabbitmqs(tmp_path_factory) as start:
+        yield start()
 
 
 @pytest.fixture(scope="session")
-def start_artemis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartArtemis]:
-    """Starts an Artemis broker on a port of its own; all are ended after the session."""
-    with ExitStack() as running:
-
-        def start(**how: Any) -> Artemis:
-            return running.enter_context(Artemis(tmp_path_factory.mktemp("artemis") / "home", **how))
-
-        yield start
-
-
-@pytest.fixture(scope="session")
-def artemis(start_artemis: StartArtemis) -> Artemis:
+def artemis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Artemis]:
     """The broker of most tests of AMQP 1.0; give queues names of their own."""
-    return start_artemis()
+    with Artemis(tmp_path_factory.mktemp("artemis") / "home") as running:
+        yield running
 
 
 @pytest.fixture(scope="session")
-def rabbitmq4(start_rabbitmq: StartRabbitMQ) -> RabbitMQ:
+def rabbitmq4(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
     """A RabbitMQ 4, which speaks AMQP 1.0 as well."""
     root = required(PARTS / "rabbitmq4" / ".stamp", "make rabbitmq4").parent / "root"
-    return start_rabbitmq(root=root)
+    with _rabbitmqs(tmp_path_factory) as start:
+        yield start(root=root)
 
 
 @pytest.fixture(scope="session", params=["artemis", pytest.param("rabbitmq4", marks=[pytest.mark.rabbitmq4])], ids=str)
@@ -161,13 +168,8 @@ def one_broker(request: pytest.FixtureRequest) -> OneBroker:
     return OneBroker(request.getfixturevalue(request.param))
 
 
-@pytest.fixture(scope="session")
-def start_sluice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartSluice]:
-    """Starts sidecars; those still running are stopped after the session.
-
-    ``start(rocketmq, config=…)`` is a sidecar where clients look for that broker, VIP channel included;
-    ``start(routes=…)`` is one with listeners of one's own.
-    """
+@contextmanager
+def _sluices(homes: pytest.TempPathFactory) -> Iterator[StartSluice]:
     with ExitStack() as running:
 
         def start(rocketmq: RocketMQ | None = None, *, routes: tuple[Route, ...] = (), **how: object) -> Sluice:
@@ -176,15 +178,27 @@ def start_sluice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartSlui
                     Route(f"{rocketmq.advertised_host}:{port}", f"{rocketmq.host}:{port}")
                     for port in (rocketmq.port, rocketmq.vip_port)
                 )
-            return running.enter_context(Sluice(tmp_path_factory.mktemp("sluice"), routes, **how))
+            return running.enter_context(Sluice(homes.mktemp("sluice"), routes, **how))
 
         yield start
 
 
+@pytest.fixture(scope="module")
+def start_sluice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartSluice]:
+    """Starts sidecars; those still running are stopped after the module.
+
+    ``start(rocketmq, config=…)`` is a sidecar where clients look for that broker, VIP channel included;
+    ``start(routes=…)`` is one with listeners of one's own.
+    """
+    with _sluices(tmp_path_factory) as start:
+        yield start
+
+
 @pytest.fixture(scope="session")
-def sluice(start_sluice: StartSluice, rocketmq: RocketMQ) -> Sluice:
+def sluice(tmp_path_factory: pytest.TempPathFactory, rocketmq: RocketMQ) -> Iterator[Sluice]:
     """The sidecar in front of the shared broker, with limits for topics of certain names and for all retry groups."""
-    return start_sluice(rocketmq, config=_SHARED_LIMITS)
+    with _sluices(tmp_path_factory) as start:
+        yield start(rocketmq, config=_SHARED_LIMITS)
 
 
 @pytest.fixture(scope="module")

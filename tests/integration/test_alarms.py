@@ -37,12 +37,7 @@ def _alarm(sluice: Sluice, scarce: str) -> dict[str, Any]:
 
 
 class Alarming:
-    """A sidecar whose spool is on a disk of its own, which can be filled.
-
-    Attributes:
-        sluice: it.
-        address: where it listens.
-    """
+    """A sidecar whose spool is on a disk of its own, which can be filled."""
 
     def __init__(self, sluice: Sluice, disk: SmallDisk) -> None:
         self.sluice, self.address = sluice, sluice.routes[0].listen

@@ -1,8 +1,4 @@
-"""Whatever clients of AMQP 1.0 do, no more passes than a limit admits.
-
-Each run is a client with an address of its own, in front of a real broker. It has connections and links that come, send
-and sit idle, and that end in any way. It is judged by what the broker stored, or delivered, in the time that it took.
-"""
+"""Whatever clients of AMQP 1.0 do, no more passes than a limit admits."""
 
 import contextlib
 import socket
@@ -62,14 +58,7 @@ def sluice(request: pytest.FixtureRequest, start_sluice: StartSluice, one_broker
 
 @dataclass(eq=False)
 class Connection:
-    """One connection of a run.
-
-    Attributes:
-        links: each with the mode that the client announced for it, and whether messages say their queue themselves.
-        unsettled: deliveries that were sent so.
-        settled: how many were.
-        ended: it is over.
-    """
+    """One connection of a run."""
 
     client: AmqpOneClient
     links: list[tuple[Sender | Receiver, int | None, bool]] = field(default_factory=list)
@@ -87,13 +76,7 @@ class Connection:
 
 
 class Run:
-    """One client.
-
-    Attributes:
-        least: messages that must be stored in the end.
-        most: that may be.
-        metered: some of its links had credit that was not paid.
-    """
+    """One client."""
 
     def __init__(self, seed: int, broker: OneBroker, sluice: Sluice, what: str) -> None:
         self.random = Random(f"{seed} {what}")

@@ -135,6 +135,7 @@ def test_limited_link_keeps_its_limit_and_the_other_of_its_session_its_speed(
     assert metrics.total("sluice_requests_total", verdict="refuse") == 0
 
 
+@pytest.mark.long
 def test_two_links_of_a_session_one_of_them_limited(broker: OneBroker, sluice: Sluice, client_home: Path) -> None:
     seconds = 4
     for client in broker.clients:
@@ -155,6 +156,7 @@ def test_two_links_of_a_session_one_of_them_limited(broker: OneBroker, sluice: S
         _check_stored(broker, free, told[1])
 
 
+@pytest.mark.long
 def test_settled_messages_keep_the_limit_without_a_loss(broker: OneBroker, sluice: Sluice, client_home: Path) -> None:
     seconds = 3
     for client in sorted({*broker.clients} & {"proton", "rhea", "go"}):
@@ -197,6 +199,7 @@ def test_over_the_limit_with_reject_each_client_is_told_so(
         _check_stored(broker, beside, told[1])
 
 
+@pytest.mark.long
 def test_anonymous_link_is_told_of_the_queue_that_is_over_its_limit(
     broker: OneBroker, sluice: Sluice, client_home: Path
 ) -> None:
@@ -222,6 +225,7 @@ def test_anonymous_link_is_told_of_the_queue_that_is_over_its_limit(
         assert len(broker.take_all(free)) == told["sent"] // 2
 
 
+@pytest.mark.long
 def test_message_that_is_too_large_for_its_limit_is_refused(
     broker: OneBroker, sluice: Sluice, client_home: Path
 ) -> None:
@@ -291,6 +295,7 @@ def test_a_thousand_links_share_a_limit(rabbitmq4: RabbitMQ, start_sluice: Start
     assert len(broker.take_all(address)) == sum(report["sent"] for report in reports)
 
 
+@pytest.mark.long
 def test_links_that_come_sit_idle_and_go_leave_their_share_to_the_others(
     broker: OneBroker, sluice: Sluice, client_home: Path
 ) -> None:

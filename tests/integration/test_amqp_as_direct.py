@@ -74,13 +74,7 @@ def sluice(start_sluice: StartSluice, rabbitmq: RabbitMQ) -> Sluice:
 
 
 class Scene:
-    """One run of a scenario: directly, or through Sluice.
-
-    Args:
-        address: where its clients connect to.
-        rabbitmq: the broker.
-        limited: whether Sluice is there to refuse something.
-    """
+    """One run of a scenario: directly, or through Sluice."""
 
     def __init__(self, address: str, rabbitmq: RabbitMQ, *, limited: bool) -> None:
         self.address = address

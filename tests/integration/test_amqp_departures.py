@@ -103,68 +103,6 @@ def _publish_held(client: AmqpClient, channel: int, queue: str, messages: int = 
     client.send(*(publish(channel, queue, b"%d" % number) for number in range(messages)))
 
 
-@pytest.mark.parametrize("end", _ENDS)
-@pytest.mark.parametrize("together", [False, True])
-def test_client_that_has_left_consumes_nothing_more(
-    rabbitmq: RabbitMQ,
-    watcher: AmqpClient,
-    addresses: tuple[str, str],
-    end: str,
-    together: bool,  # noqa: FBT001 - a parameter of the test
-) -> None:
-    """Neither without acks nor with them; what it has not acknowledged is there again, in its place."""
-    seen = []
-    for address in addresses:
-        work, slow = _name("work"), _name("slow")
-        _declare(watcher, work, slow)
-        _fill(watcher, work, *(b"%d" % number for number in range(10)))
-        client = AmqpClient(address)
-        consumer = client.open_channel(prefetch=4)
-        client.call(consumer, "basic.consume", queue=work)
-        for _ in range(4):
-            first = client.expect("basic.deliver")
-        client.send(method(consumer, "basic.ack", delivery_tag=first["delivery_tag"] - 3, multiple=False))
-        client.expect("basic.deliver")
-        greedy, publisher = client.open_channel(), consumer if together else client.open_channel()
-        _publish_held(client, publisher, slow)
-        client.send(method(greedy, "basic.consume", queue=_declared(watcher, "other"), no_ack=True))
-        client.expect("basic.consume-ok", channel=greedy)
-        _ENDS[end](client)
-        back = _until(rabbitmq, work, 9)
-        _fill(watcher, work, b"later")
-        seen.append((back, rabbitmq.drain(work)))
-        client.abort()
-    assert seen[1] == seen[0]
-    assert seen[0][1] == [*(b"%d" % number for number in range(1, 10)), b"later"]
-
-
-def _declared(watcher: AmqpClient, what: str) -> str:
-    name = _name(what)
-    _declare(watcher, name)
-    return name
-
-
-@pytest.mark.parametrize("end", _ENDS)
-def test_messages_after_the_end_stay_in_the_queue_of_an_automatic_consumer(
-    rabbitmq: RabbitMQ, watcher: AmqpClient, addresses: tuple[str, str], end: str
-) -> None:
-    for address in addresses:
-        work, slow = _name("work"), _name("slow")
-        _declare(watcher, work, slow)
-        client = AmqpClient(address)
-        channel = client.open_channel()
-        client.call(channel, "basic.consume", queue=work, no_ack=True)
-        _publish_held(client, channel, slow)
-        client.call(channel, "basic.qos", prefetch_count=1)
-        _ENDS[end](client)
-        assert _consumers_gone(watcher, work)
-        _fill(watcher, work, *[b"x"] * 20)
-        assert rabbitmq.messages(work) == 20
-        client.abort()
-        # All that it had published is still stored.
-        assert address == rabbitmq.address or _until(rabbitmq, slow, _HELD) == _HELD
-
-
 @pytest.mark.parametrize("kind", ["quorum", "stream"])
 def test_queue_of_any_kind_has_all_back_in_order(
     rabbitmq: RabbitMQ, watcher: AmqpClient, addresses: tuple[str, str], kind: str
@@ -247,31 +185,6 @@ def test_exclusive_queue_ends_with_its_client_and_all_that_was_for_it(
         assert address == rabbitmq.address or _until(rabbitmq, shared, 10) == 10
         assert rabbitmq.messages(mine) == 0
         client.abort()
-
-
-@pytest.mark.parametrize("end", _ENDS)
-def test_of_a_transaction_only_what_was_committed_is_stored(
-    rabbitmq: RabbitMQ, watcher: AmqpClient, addresses: tuple[str, str], end: str
-) -> None:
-    seen = []
-    for address in addresses if end == "close" else addresses[1:]:
-        slow, work = _name("slow"), _name("work")
-        _declare(watcher, slow, work)
-        _fill(watcher, work, b"0", b"1", b"2")
-        client = AmqpClient(address)
-        channel = client.open_channel()
-        client.call(channel, "tx.select")
-        client.call(channel, "basic.consume", queue=work)
-        for _ in range(3):
-            client.expect("basic.deliver")
-        client.send(method(channel, "basic.ack", delivery_tag=1), publish(channel, slow, b"a"))
-        client.send(*[publish(channel, slow, b"b")] * 8, method(channel, "tx.commit"))
-        client.send(*[publish(channel, slow, b"c")] * 8, method(channel, "basic.ack", delivery_tag=2))
-        _ENDS[end](client)
-        work_left = _until(rabbitmq, work, 2)
-        seen.append((work_left, _until(rabbitmq, slow, 9), sorted(rabbitmq.drain(slow))))
-        client.abort()
-    assert seen == [(2, 9, [b"a", *[b"b"] * 8])] * len(seen)
 
 
 def test_end_of_a_consumer_waits_for_no_delivery(

@@ -1,19 +1,14 @@
-"""What keeps publishers from publishing is provoked, each cause by itself, and named.
-
-A flood of one client through Sluice to a real RabbitMQ; what stops it is a disk, a limit, a handler, a broker. What is
-asked is what an operator asks: ``/api/v1/flow``.
-"""
+"""What keeps publishers from publishing is provoked, each cause by itself, and named."""
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
 from harness.amqp import AmqpClient
 from harness.api import ask
 from harness.disks import SmallDisk, fill, slow_writes
-from harness.gate import Gate
 from harness.ports import free_port
 from harness.publisher import Publisher, read_numbered
 from harness.rabbitmq import RabbitMQ, StartRabbitMQ
@@ -96,35 +91,6 @@ def _check_stored(rabbitmq: RabbitMQ, queue: str, publisher: Publisher) -> None:
     assert stored == list(range(1, publisher.sent + 1))
 
 
-@pytest.mark.long
-def test_nothing_is_named_where_nothing_waits(start: Start, rabbitmq: RabbitMQ) -> None:
-    _declare(rabbitmq, "well")
-    with start() as sluice, AmqpClient(sluice.routes[0].listen) as client:
-        publisher = Publisher(client, "well", count=100)
-        publisher.join()
-        client.wait_for_confirms(publisher.channel)
-        assert _findings(sluice) == []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("confirms", [True, False], ids=["confirms", "no confirms"])
-def test_a_limit_is_named(start: Start, rabbitmq: RabbitMQ, *, confirms: bool) -> None:
-    queue = f"tiny-{confirms}"
-    _declare(rabbitmq, queue)
-    limit = '[[limits]]\nkind = "queue"\nname = "tiny*"\nrate = 100\naction = "delay"\nspool = true\n'
-    with start(limit) as sluice, AmqpClient(sluice.routes[0].listen) as client:
-        publisher = Publisher(client, queue, count=500, confirms=confirms)
-        found = _wait_for_cause(sluice, "limit")
-        assert found["at"] == [f"resource queue:{queue}"]
-        publisher.join()
-        status, answer = ask(sluice, "PUT", "limits/queue/tiny*", {"rate": "unlimited"})
-        assert status == 200, answer
-        if confirms:
-            assert client.wait_for_confirms(publisher.channel).nacked == []
-        _wait_until_well(sluice)
-    _check_stored(rabbitmq, queue, publisher)
-
-
 _SPOOLS = """
 [spool]
 memory_bytes = 1_048_576
@@ -148,26 +114,6 @@ def test_a_slow_disk_is_named(start: Start, rabbitmq: RabbitMQ) -> None:
         _wait_for_cause(sluice, "disk")
         # Its close would wait for all that was published.
         client.abort()
-
-
-@pytest.mark.long
-def test_a_broker_that_does_not_read_is_named(start: Start, rabbitmq: RabbitMQ) -> None:
-    _declare(rabbitmq, "not-read")
-    with (
-        Gate(rabbitmq.address) as gate,
-        start(broker=gate.address) as sluice,
-        AmqpClient(sluice.routes[0].listen) as client,
-    ):
-        publisher = Publisher(client, "not-read", confirms=False, size=10_000)
-        gate.shut()
-        found = _wait_for_cause(sluice, "broker")
-        assert "writer" in found["at"][0]
-        gate.open()
-        publisher.stop()
-        _wait_until_well(sluice)
-        # It has no confirms: what was written before the close is stored when that is answered.
-        client.close()
-    _check_stored(rabbitmq, "not-read", publisher)
 
 
 def test_an_alarm_of_the_broker_is_named(start: Start, rabbitmq: RabbitMQ) -> None:
@@ -209,47 +155,3 @@ def test_an_alarm_of_our_own_is_named(start: Start, rabbitmq: RabbitMQ, tmp_path
         assert ask(sluice, "PUT", "limits/queue/aside", {"rate": "unlimited"})[0] == 200
         _wait_until_well(sluice)
     _check_stored(rabbitmq, "alarm", publisher)
-
-
-@pytest.mark.long
-def test_a_slow_handler_is_named(start: Start, rabbitmq: RabbitMQ) -> None:
-    _declare(rabbitmq, "slow-handler")
-    handlers = """
-[[handlers]]
-name = "busy"
-lane = "thread"
-deadline_ms = 10_000
-options = { batch_ms = 20 }
-
-[[handlers]]
-name = "rate_limit"
-"""
-    with start(handlers) as sluice, AmqpClient(sluice.routes[0].listen) as client:
-        publisher = Publisher(client, "slow-handler")
-        found = _wait_for_cause(sluice, "deciding")
-        assert found["at"] == ["resource limiter"]
-        publisher.stop()
-        assert client.wait_for_confirms(publisher.channel).nacked == []
-        _wait_until_well(sluice)
-    _check_stored(rabbitmq, "slow-handler", publisher)
-
-
-@pytest.mark.long
-def test_slow_decoding_is_named(start: Start, rabbitmq: RabbitMQ) -> None:
-    """Several clients whose frames are read one by one, so that each waits for its turn."""
-    _declare(rabbitmq, *(f"decoded-{number}" for number in range(4)))
-    headers = {f"x-{number}": "value" for number in range(100)}
-    with ExitStack() as running:
-        sluice = running.enter_context(start(options='options = { scan = "python" }'))
-        publishers = []
-        for number in range(4):
-            client = running.enter_context(AmqpClient(sluice.routes[0].listen))
-            publishers.append(Publisher(client, f"decoded-{number}", headers=headers))
-        found = _wait_for_cause(sluice, "decoding")
-        assert found["at"] == ["channel decoding"]
-        for publisher in publishers:
-            publisher.stop()
-            assert publisher.client.wait_for_confirms(publisher.channel).nacked == []
-        _wait_until_well(sluice)
-    for number, publisher in enumerate(publishers):
-        _check_stored(rabbitmq, f"decoded-{number}", publisher)

@@ -136,15 +136,6 @@ def test_flood_without_confirms_is_slowed_and_loses_nothing(rabbitmq: RabbitMQ, 
     _check_flood(rabbitmq, sluice, action, 15_000)
 
 
-@pytest.mark.alone
-@pytest.mark.long
-@pytest.mark.parametrize("action", ["reject", "delay"])
-def test_long_flood_without_confirms_is_slowed_and_loses_nothing(
-    rabbitmq: RabbitMQ, sluice: Sluice, action: str
-) -> None:
-    _check_flood(rabbitmq, sluice, action, 100_000)
-
-
 def _refused(client: AmqpClient, over: threading.Event) -> None:
     channel = client.open_channel(confirms=True)
     while not over.is_set():
@@ -224,14 +215,6 @@ def _check_heartbeats(rabbitmq: RabbitMQ, sluice: Sluice, seconds: int) -> None:
 @pytest.mark.long
 def test_connections_without_traffic_stay_alive_for_a_minute(rabbitmq: RabbitMQ, sluice: Sluice) -> None:
     _check_heartbeats(rabbitmq, sluice, 60)
-
-
-@pytest.mark.alone
-@pytest.mark.long
-def test_client_that_is_gone_is_not_kept_alive(sluice: Sluice) -> None:
-    """One that sends no heartbeats, though it promised to, is ended as the broker would."""
-    with AmqpClient(sluice.routes[0].listen, heartbeat_s=4, beating=False) as client:
-        client.wait_for_end()
 
 
 _CONSUMED = 300

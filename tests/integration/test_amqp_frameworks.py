@@ -92,11 +92,11 @@ def test_program_that_exits_at_once_has_given_its_tasks(rabbitmq: RabbitMQ, slui
 def test_refused_task_is_published_at_each_retry(sluice: Sluice, client_home: Path, retry: str, times: int) -> None:
     def counted() -> tuple[float, float]:
         metrics = sluice.metrics()
-        refused = metrics.total("sluice_requests_total", resource="refused-tasks", verdict="refuse")
+        refused = metrics.total("sluice_requests_total", resource=f"refused-{retry}", verdict="refuse")
         return refused, metrics.total("sluice_connections_opened_total")
 
     before = counted()
-    command = _celery(sluice.routes[0].listen, "refused-tasks", "rpc://", "confirmed", "5", retry)
+    command = _celery(sluice.routes[0].listen, f"refused-{retry}", "rpc://", "confirmed", "5", retry)
     assert run_client(command, home=client_home, seconds=60) == ["OperationalError: "] * 5
     assert [after - earlier for after, earlier in zip(counted(), before, strict=True)] == [5 * times] * 2
 
@@ -117,7 +117,7 @@ def test_spring_shows_a_refusal_as_that_of_a_full_queue(rabbitmq: RabbitMQ, slui
     told = []
     for address, queue, refusing in (
         (rabbitmq.address, "direct-spring", "full"),
-        (sluice.routes[0].listen, "held-spring", "refused-tasks"),
+        (sluice.routes[0].listen, "held-spring", "refused-spring"),
     ):
         command = amqp_java("SpringClient.java", *address.split(":"), queue, refusing)
         told.append(run_client(command, home=client_home / queue, seconds=60))

@@ -1,9 +1,5 @@
-"""Clients that leave in every way while messages are held: what they leave behind is what they leave behind directly.
-
-A script is drawn from a seed: what a client publishes, takes and acknowledges, and how it leaves. It runs against the
-broker and through Sluice, with the compiled part and without. Each run notes which messages must be in the queues at
-the end, and which must not. The rules are the broker's own, with the exceptions of docs/rabbitmq.md: through Sluice, a
-publish whose confirm is outstanding when the client leaves may be stored or not, and one that was refused is not.
+"""Clients that leave in every way while messages are held: what they leave behind is what they leave behind
+directly.
 """
 
 import itertools
@@ -74,12 +70,7 @@ def sluice(start_sluice: StartSluice, rabbitmq: RabbitMQ) -> Sluice:
 
 @dataclass
 class _Message:
-    """One message of a run; its body begins with its number.
-
-    Attributes:
-        stays: it must be in its queue at the end; None: it may be.
-        sent: the client has received it.
-    """
+    """One message of a run; its body begins with its number."""
 
     queue: str
     stays: bool | None
@@ -180,15 +171,7 @@ def _matters(event: Event, channel: int, names: tuple[str, ...]) -> bool:
 
 @dataclass
 class _Channel:
-    """What one channel of the client has under way.
-
-    Attributes:
-        published: how many publishes were numbered for confirms.
-        pending: those that wait for theirs, by their numbers.
-        taken: deliveries that can be acknowledged, by their tags.
-        without_acks: the consumer tags that need no acknowledgement.
-        uncommitted: what a commit changes: messages, and whether they stay then.
-    """
+    """What one channel of the client has under way."""
 
     number: int
     confirms: bool
@@ -202,14 +185,7 @@ class _Channel:
 
 
 class _Run:
-    """One script at one address.
-
-    Args:
-        seed: what it is drawn from; nothing that is drawn depends on what the peer does.
-        name: of the address, and of the run's queues.
-        address: where the client connects to.
-        broker: the broker's own address.
-    """
+    """One script at one address."""
 
     def __init__(self, seed: int, name: str, address: str, broker: str) -> None:
         self.seed = seed

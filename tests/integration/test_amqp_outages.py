@@ -2,15 +2,14 @@
 
 import json
 import signal
-import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.amqp import PROTOCOL_HEADER, AmqpClient, AmqpError, publish
+from harness.amqp import AmqpClient, AmqpError, publish
 from harness.clients import amqp_java, amqp_node, amqp_python, start_client
 from harness.ports import free_port
 from harness.process import ManagedProcess
@@ -329,76 +328,3 @@ def test_clients_are_told_of_a_drain_as_of_a_broker_that_stops(
         assert told[0] == told[1], name
         log = "\n".join(through[name].lines)
         assert "320" in log, name
-
-
-_RECOVERING: dict[str, Callable[[], list[str]]] = {
-    "pika": lambda: amqp_python("pika_recovering.py"),
-    "aio-pika": lambda: amqp_python("aio_pika_recovering.py"),
-    "java": lambda: amqp_java("Recovering.java"),
-}
-_OUTAGE_S = 5.0
-
-
-def _state(client: ManagedProcess) -> dict[str, Any]:
-    reports = [line for line in client.lines if line.startswith("{")]
-    return dict(json.loads(reports[-1])) if reports else {"confirmed": 0, "consumed": 0, "connected": 0, "errors": {}}
-
-
-def _wait_for(clients: Sequence[ManagedProcess], condition: Callable[[dict[str, Any]], bool]) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    for client in clients:
-        while not condition(_state(client)):
-            if time.monotonic() > deadline or not client.running:
-                raise client.failure("what was waited for did not come")
-            time.sleep(0.1)
-
-
-@pytest.mark.long
-@pytest.mark.alone
-@pytest.mark.parametrize("end", [RabbitMQ.stop, RabbitMQ.kill], ids=["stopped", "killed"])
-def test_clients_recover_as_directly(
-    rabbitmq: RabbitMQ, both: tuple[str, str], client_home: Path, end: Callable[[RabbitMQ], None]
-) -> None:
-    suffix = f"{end.__name__}-{{name}}"
-    direct = _start_all(both[0], client_home / "direct", _RECOVERING, f"direct-{suffix}")
-    through = _start_all(both[1], client_home / "through", _RECOVERING, f"through-{suffix}")
-    clients = [*direct.values(), *through.values()]
-    try:
-        _wait_for(clients, lambda state: state["confirmed"] > 20 and state["consumed"] > 20)
-        end(rabbitmq)
-        time.sleep(_OUTAGE_S)
-        rabbitmq.start()
-        states = {client: _state(client) for client in clients}
-        for client, before in states.items():
-            _wait_for(
-                [client],
-                lambda state, before=before: (
-                    state["confirmed"] > before["confirmed"] + 50 and state["consumed"] > before["consumed"] + 50
-                ),
-            )
-    finally:
-        _kill_all(direct, through)
-    for name in _RECOVERING:
-        ours, theirs = _state(through[name]), _state(direct[name])
-        print(name, ours, theirs)
-        # Once before the outage, and once after it.
-        assert ours["connected"] == theirs["connected"] == 2, name
-
-
-@pytest.mark.long
-def test_connects_fail_at_once_while_the_broker_is_down(rabbitmq: RabbitMQ, sluice: Sluice) -> None:
-    host, _, port = sluice.routes[0].listen.rpartition(":")
-    rabbitmq.stop()
-    try:
-        for _ in range(20):
-            # Until it has noticed, it ends the connections that it takes.
-            with suppress(ConnectionError), socket.create_connection((host, int(port)), 10) as sock:
-                sock.sendall(PROTOCOL_HEADER)
-                assert sock.recv(1) == b""
-        sluice.wait_for_metrics(lambda metrics: metrics.total("sluice_listening") == 0)
-        with pytest.raises(ConnectionRefusedError):
-            AmqpClient(sluice.routes[0].listen)
-    finally:
-        rabbitmq.start()
-    _wait_until_listening(sluice)
-    AmqpClient(sluice.routes[0].listen).close()

@@ -1,8 +1,4 @@
-"""What is over the limit of AMQP publishers is put aside, and comes to the broker in the end: once, and in order.
-
-A flood is of ten times the limit. It takes six seconds, or as many as TESTED_FLOOD_S says, and ten times that to drain.
-With a minute, pytest has to be told to wait for so long: -o faulthandler_timeout=1800.
-"""
+"""What is over the limit of AMQP publishers is put aside, and comes to the broker in the end: once, and in order."""
 
 import json
 import os

@@ -1,7 +1,4 @@
-"""kill -9 while the spool is written and read, and damage to its files: what is lost is what the documentation says.
-
-Bodies say which life of Sluice they were published in, so that what one sends again is told from what it sent before.
-"""
+"""kill -9 while the spool is written and read, and damage to its files: what is lost is what the documentation says."""
 
 import json
 import re
@@ -43,14 +40,7 @@ rate = {rate_text}{action}
 
 
 class Lives:
-    """Sidecars one after the other, with the same address and the same state.
-
-    Args:
-        start_sluice: starts them.
-        folder: for their state.
-        listen: their address.
-        broker: behind them.
-    """
+    """Sidecars one after the other, with the same address and the same state."""
 
     def __init__(self, start_sluice: StartSluice, folder: Path, listen: str, broker: str) -> None:
         self._start, self._state, self._route = start_sluice, folder / "state", Route(listen, broker)
@@ -167,11 +157,7 @@ def test_killed_twenty_times_while_it_spills_and_reads_back(rabbitmq: RabbitMQ, 
 
 
 def _spill_and_kill(lives: Lives, queue: str, *, size: int = 1000, recover: bool = True) -> tuple[int, int]:
-    """Publish without confirms, and kill Sluice with most of it on disk.
-
-    Returns:
-        How many were published, and how many of them are on disk.
-    """
+    """Publish without confirms, and kill Sluice with most of it on disk."""
     sluice = lives.start(20, recover=recover)
     with AmqpClient(lives.address) as client:
         publisher = Publisher(client, queue, count=_MESSAGES, size=size, confirms=False)

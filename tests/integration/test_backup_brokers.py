@@ -8,7 +8,7 @@ from harness.ports import free_port
 from harness.rabbitmq import StartRabbitMQ
 from harness.sidecar import Sluice, StartSluice
 
-pytestmark = [pytest.mark.integration]
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 _PATIENCE_S, _POLL_S = 60.0, 0.1
 

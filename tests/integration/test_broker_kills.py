@@ -1,8 +1,4 @@
-"""Brokers killed ten times under load: clients come back as they do without Sluice, and nothing is left in it.
-
-How long a client saw nothing stored is printed for those behind Sluice and for those without it, of the same kills in
-the same run. No time is asserted: a client that comes back late has waited between two of its attempts.
-"""
+"""Brokers killed ten times under load: clients come back as they do without Sluice, and nothing is left in it."""
 
 import faulthandler
 import statistics
@@ -73,14 +69,7 @@ def _check(
     brokers: tuple[Callable[[], _Killed], ...],
     home: Path,
 ) -> None:
-    """Kill brokers ten times, and compare.
-
-    Args:
-        sluice: what is between.
-        kinds: by its name the commands of a client behind Sluice and of one without it.
-        brokers: what kills the broker, or that of either.
-        home: the clients' folder.
-    """
+    """Kill brokers ten times, and compare."""
     places = ("through Sluice", "directly")
     idle = sluice.descriptors()
     commands = {f"{kind} {place}": pair[nth] for kind, pair in kinds.items() for nth, place in enumerate(places)}

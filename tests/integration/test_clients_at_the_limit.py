@@ -41,17 +41,16 @@ def _node(*arguments: str, home: Path) -> list[str]:
     return node("flat_out_producer.js", *arguments)
 
 
-@pytest.fixture(params=[_java_json, _java_binary, _cpp, _node], ids=["java-json", "java-binary", "cpp", "node"])
+@pytest.fixture(
+    params=[_java_json, *(pytest.param(client, marks=[pytest.mark.long]) for client in (_java_binary, _cpp, _node))],
+    ids=["java-json", "java-binary", "cpp", "node"],
+)
 def client(request: pytest.FixtureRequest) -> Callable[..., list[str]]:
     return request.param
 
 
 def _names_the_code(counts: dict[str, Any]) -> bool:
-    """Whether the client tells refusals from other errors.
-
-    The C++ client does not: it reads a refusal as a missing route, and now and then it reports a missing route of
-    its own without having sent anything.
-    """
+    """Whether the client tells refusals from other errors."""
     return "refused" in counts
 
 

@@ -1,9 +1,4 @@
-"""Confirms after the consumers' ack, and all that takes its place where none can come: what pika is told, and why.
-
-``persist`` and ``nack`` in a queue's name say how its messages fall back. What a publisher is told comes of what a
-consumer does, or of what becomes of the message: its time would be over in an hour. Queues whose names begin with
-``soon`` are those where it is a second. What publishers see is in the table of docs/confirm-after-consume.md.
-"""
+"""Confirms after the consumers' ack, and all that takes its place where none can come: what pika is told, and why."""
 
 import json
 import signal
@@ -46,14 +41,7 @@ _WAYS: Final = ("after_consume", "broker", "persisted", "nacked")
 
 
 class Scene:
-    """One queue with its publishers and consumers: real clients, through Sluice unless said otherwise.
-
-    Args:
-        rabbitmq: the broker.
-        sluice: in front of it.
-        queue: the queue's name.
-        home: for the clients.
-    """
+    """One queue with its publishers and consumers: real clients, through Sluice unless said otherwise."""
 
     def __init__(self, rabbitmq: RabbitMQ, sluice: Sluice, queue: str, home: Path) -> None:
         self.rabbitmq, self.sluice, self.queue, self._home = rabbitmq, sluice, queue, home
@@ -312,16 +300,6 @@ def test_without_a_consumer_the_broker_confirms(scene: MakeScene) -> None:
 
 
 @pytest.mark.long
-def test_with_a_consumer_elsewhere_the_broker_confirms(scene: MakeScene) -> None:
-    each = scene("nack-elsewhere")
-    each.declare()
-    consumer = each.take("ack", direct=True)
-    assert each.publish("a") == ["acked"]
-    assert [one["body"] for one in seen(consumer, 1)] == ["a"]
-    assert each.ways() == {"broker": 1}
-
-
-@pytest.mark.long
 @_FALLBACKS
 def test_what_a_consumer_elsewhere_takes_falls_back_in_time(scene: MakeScene, fallback: str, told: str) -> None:
     """One here is seen, one that connects directly is not: it takes what comes, marked and transient."""
@@ -423,25 +401,6 @@ def test_what_a_cancelled_consumer_keeps_falls_back_in_time(scene: MakeScene, fa
 # --- What the broker says ------------------------------------------------------------------------------
 
 
-@pytest.mark.long
-def test_what_a_full_queue_refuses_is_refused(scene: MakeScene) -> None:
-    each = scene("persist-full")
-    each.declare(x_max_length=1, x_overflow="reject-publish")
-    each.block()
-    each.push("in the way")
-    assert each.publish("a") == ["nacked"]
-    assert each.ways() == {}
-    assert each.rabbitmq.drain(each.queue) == [b"in the way"]
-
-
-@pytest.mark.long
-def test_what_no_queue_takes_comes_back_as_it_was_sent(scene: MakeScene) -> None:
-    each = scene("nack-nowhere")
-    each.declare_exchange(each.queue)
-    assert each.publish("a", "b", exchange=each.queue) == ["returned", "returned"]
-    assert each.ways() == {}
-
-
 # --- Exchanges -----------------------------------------------------------------------------------------
 
 
@@ -453,27 +412,6 @@ def test_a_fanout_is_confirmed_once_every_queue_has_consumed_it(scene: MakeScene
     assert each.publish("a", exchange=each.queue) == ["acked"]
     assert [one["body"] for consumer in consumers for one in seen(consumer, 1)] == ["a", "a"]
     assert each.ways() == {"after_consume": 1}
-
-
-@pytest.mark.long
-@_FALLBACKS
-def test_a_fanout_falls_back_if_one_queue_does_not_consume_it(scene: MakeScene, fallback: str, told: str) -> None:
-    each = scene(f"soon-{fallback}-fan")
-    first, _ = (each.declare(f"{fallback}-fan-{number}", exchange=each.queue) for number in (1, 2))
-    consumer = each.take("ack", queue=first)
-    assert each.publish("a", exchange=each.queue) == [told]
-    copies = _copies(fallback)
-    assert [one["body"] for one in seen(consumer, copies)] == ["a"] * copies
-    assert each.ways() == {f"{fallback}ed": 1}
-
-
-@pytest.mark.long
-def test_an_exchange_whose_queues_are_not_known_is_left_alone(scene: MakeScene) -> None:
-    each = scene("unknown-fan")
-    queue = each.declare("unknown-1", exchange=each.queue)
-    each.take("keep", queue=queue)
-    assert each.publish("a", exchange=each.queue) == ["acked"]
-    assert each.ways().keys() <= {"broker"}
 
 
 # --- Publishers of each language -----------------------------------------------------------------------
@@ -493,12 +431,7 @@ _REFUSED, _OF = 100, 1000
 
 
 class Consumer:
-    """Acknowledges what it takes from a queue, but for a few, in a thread; the harness's own client.
-
-    Attributes:
-        taken: the bodies that it acknowledged.
-        refused: those that it did not want when they came first.
-    """
+    """Acknowledges what it takes from a queue, but for a few, in a thread; the harness's own client."""
 
     def __init__(self, address: str, queue: str) -> None:
         self._client = AmqpClient(address)
@@ -625,11 +558,7 @@ def test_when_the_broker_is_killed_its_publisher_was_told_nothing(
 
 # --- Bounds --------------------------------------------------------------------------------------------
 
-_MANY: Final = 50_000
 _SLOW_SYNC_MS: Final = 200
-_AT_A_TIME: Final = 1000
-#: What a Sluice may grow by while so many pass whose consumers never answer, in bytes: nearly nothing of it waits.
-_MAX_GROWTH: Final = 40_000_000
 #: How many of a queue may wait, while what each takes is less than ``max_pending_bytes`` allows; and that option.
 _MAX_WINDOW: Final = 10_000
 _MAX_PENDING_BYTES: Final = 64 << 20
@@ -651,30 +580,6 @@ def _publish_many(publisher: AmqpClient, channels: list[int], queue: str, on_eac
         for _ in range(on_each):
             publisher.number_publish(channel)
         publisher.send(*(publish(channel, queue, _BODY, delivery_mode=2) for _ in range(on_each)))
-
-
-@pytest.mark.long
-def test_a_consumer_that_never_acknowledges_costs_neither_memory_nor_time(scene_alone: Callable[..., Scene]) -> None:
-    each = scene_alone("soon-persist-many", covered=False)
-    each.declare()
-    listen, process = each.sluice.routes[0].listen, each.sluice.process
-    with AmqpClient(listen) as consumer, AmqpClient(listen) as publisher:
-        consumer.call(consumer.open_channel(), "basic.consume", queue=each.queue)
-        channel = publisher.open_channel(confirms=True)
-        first, most_pending, longest_s = _resident_bytes(process), 0, 0.0
-        for _ in range(_MANY // _AT_A_TIME):
-            begun_s = time.monotonic()
-            _publish_many(publisher, [channel], each.queue, _AT_A_TIME)
-            most_pending = max(most_pending, each.pending())
-            assert publisher.wait_for_confirms(channel).nacked == []
-            longest_s = max(longest_s, time.monotonic() - begun_s)
-        grown = _resident_bytes(process) - first
-        ways = each.ways()
-        print(f"pending: at most {most_pending}; {grown / 1e6:.0f} MB more; {longest_s:.1f} s at most; {ways}")
-        assert sum(ways.values()) == _MANY
-        assert ways["broker"] > 0.99 * _MANY
-        assert most_pending <= 16
-        assert grown < _MAX_GROWTH
 
 
 @pytest.mark.long

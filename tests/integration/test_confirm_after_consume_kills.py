@@ -1,9 +1,5 @@
-"""kill -9 of broker, Sluice, consumer or publisher: what was confirmed was consumed, or is in a durable queue on disk.
-
-What a consumer acknowledges it has written down before, and what was confirmed to a publisher that writes down after.
-In between are kills at random moments, of one process at a time; at the end of each block the broker is killed once
-more and started again, so that what is in its queues then is what was on its disk. A block is a seed: one that failed
-runs again by its name, and a long run goes on where it ended with ``-k '7-broker or 8-'``.
+"""kill -9 of broker, Sluice, consumer or publisher: what was confirmed was consumed, or is in a durable queue
+on disk.
 """
 
 import random
@@ -52,14 +48,7 @@ TARGETS: Final = ("broker", "sluice", "consumer", "publisher")
 
 
 class Stage:
-    """Publishers, Sluice, a broker and consumers, all of which can be killed; made anew for each block.
-
-    Args:
-        rabbitmq: the broker; its queues are emptied.
-        start: starts Sluice at an address given.
-        folder: for the records.
-        chance: what is random.
-    """
+    """Publishers, Sluice, a broker and consumers, all of which can be killed; made anew for each block."""
 
     def __init__(self, rabbitmq: RabbitMQ, start: Callable[[str], Sluice], folder: Path, chance: random.Random) -> None:
         self._rabbitmq, self._start, self._folder, self._chance = rabbitmq, start, folder, chance

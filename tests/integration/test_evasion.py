@@ -1,8 +1,4 @@
-"""Attacks on limits by way of the broker's own features, counted by the broker's own offsets.
-
-Whatever a client tries, a limited topic grows by the limit over the time, a burst and what one request costs at most.
-That an attack is one is shown by the same requests past the sidecar.
-"""
+"""Attacks on limits by way of the broker's own features, counted by the broker's own offsets."""
 
 import json
 import re

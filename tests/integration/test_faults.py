@@ -1,8 +1,4 @@
-"""Bad networks between client and Sluice, and between Sluice and broker: what clients are told stays true.
-
-Real clients send and consume all the while. What they saw stored is consumed, what they saw refused never is, all goes
-on once the network is well again, and nothing of it is left behind in Sluice.
-"""
+"""Bad networks between client and Sluice, and between Sluice and broker: what clients are told stays true."""
 
 import sys
 import time
@@ -42,13 +38,7 @@ _PLACES: Final = ("client-sluice", "sluice-broker")
 
 @dataclass(frozen=True)
 class _Fault:
-    """What a network does.
-
-    Attributes:
-        kind: toxiproxy's word.
-        attributes: of the toxic.
-        breaks: whether connections end by it.
-    """
+    """What a network does."""
 
     kind: str
     attributes: dict[str, int]
@@ -68,18 +58,12 @@ _FAULTS: Final = {
 }
 _QUICK: Final = {
     ("rocketmq", "reset", "client-sluice"),
-    ("rocketmq", "byte by byte", "sluice-broker"),
-    ("rabbitmq", "black hole", "sluice-broker"),
     ("rabbitmq", "cut after 5 kB", "client-sluice"),
 }
 
 
 class _Stage:
-    """A broker, Sluice before it, a bad network on either side of that, and clients that keep account.
-
-    Attributes:
-        idle: descriptors of Sluice before there was a client.
-    """
+    """A broker, Sluice before it, a bad network on either side of that, and clients that keep account."""
 
     def __init__(self, toxiproxy: Toxiproxy, sluice: Sluice, start: Callable[[], list[Ledger]]) -> None:
         self.toxiproxy, self.sluice = toxiproxy, sluice

@@ -93,15 +93,7 @@ class Processes:
 
 
 class Load:
-    """Clients on threads that send until they are stopped, and come again when their connection ends.
-
-    Attributes:
-        acknowledged: by topic, how many sends were.
-        refusals: how many were refused by a limit.
-        ended: connections that Sluice ended.
-        longest_s: what the answer to one request took at most, with its connect.
-        faults: what must not happen: connections that were refused, answers that no client expects.
-    """
+    """Clients on threads that send until they are stopped, and come again when their connection ends."""
 
     def __init__(self, address: str) -> None:
         self.address = address

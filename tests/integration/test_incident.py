@@ -1,9 +1,5 @@
-"""The incident that this project is about: what one consumer sends back makes the broker refuse everybody's messages.
-
-The broker takes what is sent and what is sent back with the same few threads. A send-back keeps its thread until the
-disk has flushed; when there are so many that they wait too long for a thread, the broker refuses what stands at the
-head of the queue, whatever topic it is for. Here it has one thread and a disk that takes 10 ms to flush, and half a
-second is too long.
+"""The incident that this project is about: what one consumer sends back makes the broker refuse everybody's
+messages.
 """
 
 from collections.abc import Callable

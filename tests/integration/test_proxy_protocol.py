@@ -25,7 +25,7 @@ def rabbitmq(start_rabbitmq: StartRabbitMQ) -> RabbitMQ:
     return start_rabbitmq(settings={"proxy_protocol": "true", "log.console.level": "debug"})
 
 
-@pytest.fixture(scope="module", params=["v1", "v2"])
+@pytest.fixture(scope="module", params=[pytest.param("v1", marks=[pytest.mark.long]), "v2"])
 def sluice(request: pytest.FixtureRequest, start_sluice: StartSluice, rabbitmq: RabbitMQ) -> Iterator[Sluice]:
     """Between the two; the second listener takes headers from nobody, the third is reached by IPv6."""
     listeners = "\n".join(

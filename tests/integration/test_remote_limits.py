@@ -55,7 +55,7 @@ def ask(client_home: Path) -> Ask:
     return run
 
 
-@pytest.fixture(params=["real", "embedded"])
+@pytest.fixture(params=[pytest.param("real", marks=[pytest.mark.long]), "embedded"])
 def broker_address(request: pytest.FixtureRequest) -> str:
     """``host:port`` of a broker; topics are made by what is first sent to them."""
     if request.param == "embedded":
@@ -162,7 +162,7 @@ def test_oneway_change_is_made_and_the_connection_goes_on(ask: Ask, start: Calla
     assert limits_of(answers[0])["remote-d"]["limitQps"] == 0
 
 
-@pytest.mark.parametrize("serialize", ["JSON", "ROCKETMQ"])
+@pytest.mark.parametrize("serialize", ["JSON", pytest.param("ROCKETMQ", marks=[pytest.mark.long])])
 def test_without_permission_nothing_is_changed_or_seen(
     serialize: str, ask: Ask, start: Callable[[str], Sluice], listen: str
 ) -> None:

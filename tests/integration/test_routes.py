@@ -73,11 +73,7 @@ class _Traps:
         self._stack.close()
 
     def wait_for_somebody(self) -> None:
-        """Wait until somebody connects to the broker's main port.
-
-        Raises:
-            TimeoutError: nobody did.
-        """
+        """Wait until somebody connects to the broker's main port."""
         main = self._listening[0]
         main.settimeout(_TAKING_S)
         main.accept()[0].close()
@@ -95,11 +91,7 @@ class _Traps:
 
 
 class _Routed:
-    """A broker with two name servers, a sidecar in front of all three, and nothing else that a client could reach.
-
-    Attributes:
-        namesrv: what a client knows.
-    """
+    """A broker with two name servers, a sidecar in front of all three, and nothing else that a client could reach."""
 
     def __init__(self, rocketmq: RocketMQ, start_sluice: StartSluice) -> None:
         self.rocketmq = rocketmq
@@ -144,7 +136,9 @@ def traps(routed: _Routed) -> Iterator[_Traps]:
         yield traps
 
 
-@pytest.mark.parametrize("client", _CLIENTS)
+@pytest.mark.parametrize(
+    "client", ["java", *(pytest.param(name, marks=[pytest.mark.long]) for name in _CLIENTS if name != "java")]
+)
 def test_clients_that_know_only_sluice_never_go_past_it(
     client: str, routed: _Routed, traps: _Traps, client_home: Path
 ) -> None:
@@ -212,7 +206,9 @@ def test_cpp_client_sends_back_to_the_address_in_the_message_past_sluice(
         consumer.kill()
 
 
-@pytest.mark.parametrize("client", ["java", "cpp", "node"])
+@pytest.mark.parametrize(
+    "client", ["cpp", *(pytest.param(name, marks=[pytest.mark.long]) for name in ("java", "node"))]
+)
 def test_clients_do_not_notice_that_the_first_name_server_has_died(
     client: str, routed: _Routed, traps: _Traps, client_home: Path
 ) -> None:

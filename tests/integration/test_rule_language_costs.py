@@ -1,8 +1,4 @@
-"""What a rule counts, when it holds, and how it refuses: frames through a sidecar to the embedded broker.
-
-Limits here take minutes to give back a permit, so that what passes depends on no clock: only what is stored, and the
-one request that the first fraction of a permit admits on credit if the frames arrive in more than one piece.
-"""
+"""What a rule counts, when it holds, and how it refuses: frames through a sidecar to the embedded broker."""
 
 import re
 from collections.abc import Iterator

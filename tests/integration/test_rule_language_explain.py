@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from harness.embedded import EmbeddedBroker
-from harness.frames import FrameClient, refused, send, sends, stored
+from harness.frames import FrameClient, refused, sends, stored
 from harness.sidecar import Sluice, StartSluice, run_sluice
 
 from admin.cli import main
@@ -159,39 +159,6 @@ def test_json_is_what_the_page_answers(sidecar: Sluice, capsys: pytest.CaptureFi
     ]
 
 
-def test_held_requests_are_counted(sidecar: Sluice) -> None:
-    # Not from where the other tests spend.
-    with FrameClient(sidecar.routes[1].listen, source="127.0.8.1") as client:
-        client.ask(send("held", batch=30))
-        client.write(*sends(3, "held"), free := send("free"))
-        client.read_until_answered(free)
-
-        limit, *_ = sidecar.explain(kind="topic", name="held")["limits"]
-
-    assert limit["held"] == 3
-    assert -20 <= limit["state"]["stored_permits"] < -19
-    assert limit["state"]["wait_s"] > 1900
-
-
-def test_exempt_client_is_said_to_be(sidecar: Sluice) -> None:
-    assert sidecar.explain(kind="topic", name="orders", client="127.0.9.1")["exempt_on"] == ["main"]
-    assert sidecar.explain(kind="topic", name="orders", client="127.0.9.1", listener="vip")["exempt_on"] == []
-
-
-def test_what_consumes_belongs_to_no_scope(sidecar: Sluice) -> None:
-    explanation = sidecar.explain(kind="subscription", name="billing@orders", client="127.0.0.1", listener="main")
-
-    assert [limit["rule"]["name"] for limit in explanation["limits"]] == ["subscription:billing@orders"]
-
-
-def test_what_is_unlimited_is_said_to_be(sidecar: Sluice) -> None:
-    explanation = sidecar.explain(kind="topic", name="audit")
-
-    # The listener's is asked all the same.
-    assert [limit["rule"]["name"] for limit in explanation["limits"]] == ["listener:orders-broker"]
-    assert [rule["why"] for rule in explanation["unapplied"]] == ["exact name; unlimited"]
-
-
 def test_wrong_question_is_one_line_that_names_what_is_wrong(
     sidecar: Sluice, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,16 +166,6 @@ def test_wrong_question_is_one_line_that_names_what_is_wrong(
 
     (line,) = capsys.readouterr().err.splitlines()
     assert "--listener: 'side' is neither a listener nor a scope; there are: main (scope orders-broker)" in line
-
-
-def test_nobody_at_the_address_is_one_line_that_says_what_to_do(
-    unreachable: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["limits", "explain", "topic", "orders", "--admin", unreachable]) == 1
-
-    (line,) = capsys.readouterr().err.splitlines()
-    assert unreachable in line
-    assert "--admin" in line
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,4 @@
-"""Fair shares of one limit: frames of a flood and of a small one through a sidecar to the embedded broker.
-
-The small one's time is what the limit has let through of the flood, not the clock: on a machine of any speed it asks
-for half of its share.
-"""
+"""Fair shares of one limit: frames of a flood and of a small one through a sidecar to the embedded broker."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,4 @@
-"""Rules that hold: frames through a sidecar to the embedded broker.
-
-"Never" stands for permits that take minutes to come back: what is held for them is held until the test has seen it.
-"""
+"""Rules that hold: frames through a sidecar to the embedded broker."""
 
 import re
 import signal

@@ -1,8 +1,4 @@
-"""Limits on who sends and through where, and how they stack: frames through a sidecar to the embedded broker.
-
-All of 127/8 is this machine on Linux, so that a client may come from many addresses. Each limit is ten permits that
-take minutes to come back; an eleventh request passes on the first fraction of one.
-"""
+"""Limits on who sends and through where, and how they stack: frames through a sidecar to the embedded broker."""
 
 import time
 from collections.abc import Callable, Iterator

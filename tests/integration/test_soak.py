@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.integration]
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 _SOAK = Path(__file__).parents[1] / "bench" / "soak.py"
 

@@ -118,7 +118,7 @@ def _publish(name: str, address: str, home: Path, *queues: str, seconds: int = _
     return run_client([*_AMQP[name](), host, port, str(seconds), *queues], home=home, seconds=seconds, **how)
 
 
-@pytest.mark.parametrize("client", _AMQP)
+@pytest.mark.parametrize("client", ["pika", pytest.param("java", marks=[pytest.mark.long])])
 @pytest.mark.parametrize("to_broker", ["plain", "TLS"])
 @pytest.mark.parametrize("to_sluice", ["plain", "TLS"])
 def test_limits_hold_with_tls_on_either_side(  # noqa: PLR0917 - fixtures

@@ -39,15 +39,7 @@ def tools(spark: SparkSession) -> Callable[[Path], Tools]:
 
 @dataclass(frozen=True)
 class Case:
-    """Logs as they come, and the report's tables of them.
-
-    Attributes:
-        logs: folder; in it one of each shape, and what is added to them.
-        records: clean ones.
-        soiled: what was added.
-        out: the tables.
-        inputs: what the job said it read.
-    """
+    """Logs as they come, and the report's tables of them."""
 
     logs: Path
     records: int

@@ -11,6 +11,8 @@ from log_maker.dirt import bad_lines
 
 from admin.analytics.tables import TABLES
 
+pytestmark = pytest.mark.long
+
 if TYPE_CHECKING:
     from conftest import Case
 

@@ -26,12 +26,7 @@ SHAPE = Shape(instances=2, resources=12, active=3, storms_per_minute=0.1, storm_
 
 @dataclass(frozen=True)
 class Logs:
-    """Logs of two sidecars in a tree, and the report of one process.
-
-    Attributes:
-        folder: of the logs.
-        out: of the report.
-    """
+    """Logs of two sidecars in a tree, and the report of one process."""
 
     folder: Path
     out: Path

@@ -25,13 +25,7 @@ _SPARK_S: Final = 580.0
 
 
 class Client:
-    """One client that goes on sending, whatever it is told.
-
-    Attributes:
-        stored: sends that reached the broker.
-        refused: sends that a limit refused.
-        refusals_s: when the first and the last refusal came, in seconds since 1970.
-    """
+    """One client that goes on sending, whatever it is told."""
 
     def __init__(self, address: str, source: str, group: str, topic: str, each_round: int) -> None:
         self.stored = self.refused = 0

@@ -1,8 +1,4 @@
-"""Logs whose truth is known, and the report's command: what it says, a count in plain Python says, too.
-
-The logs have copies, torn files, skewed clocks, gaps, lost records and a night in which clocks are set back; see
-``log_truth``.
-"""
+"""Logs whose truth is known, and the report's command: what it says, a count in plain Python says, too."""
 
 import json
 from dataclasses import dataclass, fields
@@ -21,14 +17,7 @@ _KNOWN: Final = tuple(each.name for each in fields(Truth))
 
 @dataclass(frozen=True)
 class Case:
-    """Logs and what is known of them.
-
-    Attributes:
-        made: what was planned.
-        counted: what is in the files, by the count.
-        findings: the report's JSON.
-        out: of the report.
-    """
+    """Logs and what is known of them."""
 
     made: Made
     counted: Truth

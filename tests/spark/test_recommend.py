@@ -23,6 +23,8 @@ from admin.analytics.tables import LIMIT_KEY, MINUTES, in_spark
 from admin.client.recommendations import read as read_file
 from admin.common.recommendations import Recommendation
 
+pytestmark = pytest.mark.long
+
 DAY_S = 86_400
 DAYS = 9
 """More than a week, so that several are replayed."""
@@ -122,7 +124,6 @@ def test_how_many_tasks_there_are_makes_no_difference(tables: Tools, recommended
     assert [row.asDict(recursive=True) for row in again.frame.orderBy("instance", "name").collect()] == before
 
 
-@pytest.mark.long
 def test_a_capacity_is_shared_out_among_the_limits_of_each_sidecar(tables: Tools) -> None:
     found = _by_name(
         recommend(tables, Options(capacity_per_s=200.0), find_instances(tables, Options(capacity_per_s=200.0)))
@@ -135,7 +136,6 @@ def test_a_capacity_is_shared_out_among_the_limits_of_each_sidecar(tables: Tools
     assert "fair share" in found["a", "tight"].evidence
 
 
-@pytest.mark.long
 def test_the_table_and_the_file_say_the_same_and_a_rerun_changes_nothing(tables: Tools, tmp_path: Path) -> None:
     path = tmp_path / "recommendations.json"
     written: list[bytes] = []
@@ -156,7 +156,6 @@ def test_the_table_and_the_file_say_the_same_and_a_rerun_changes_nothing(tables:
     assert json.loads(content)["period"] == {"from": MONDAY_S, "until": until_s}
 
 
-@pytest.mark.long
 def test_of_nothing_there_are_none(spark: SparkSession, tools: Callable[[Path], Any], tmp_path: Path) -> None:
     its = tools(tmp_path / "out")
     recommended = recommend(its, Options(), find_instances(its, Options()))

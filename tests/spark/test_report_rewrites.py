@@ -1,8 +1,4 @@
-"""A report that replaces one that is there: whatever is killed, whoever reads meanwhile, and whatever comes late.
-
-All by the command, as people and timers run it, and by readers that know nothing of Sluice: DuckDB over
-``<table>/dt=*/*.parquet``.
-"""
+"""A report that replaces one that is there: whatever is killed, whoever reads meanwhile, and whatever comes late."""
 
 import json
 import os
@@ -73,13 +69,7 @@ def _written(out: Path) -> dict[Path, int]:
 
 @dataclass(frozen=True)
 class Two:
-    """Two logs, the second with more of everything on each day, and the reports of both.
-
-    Attributes:
-        folder: with the logs in ``one`` and ``other``, and the reports in ``out-one`` and ``out-other``.
-        one: what its tables are.
-        other: likewise.
-    """
+    """Two logs, the second with more of everything on each day, and the reports of both."""
 
     folder: Path
     one: Brief
@@ -187,10 +177,7 @@ def test_readers_never_see_half_a_day(two: Two, tmp_path: Path) -> None:
 
 
 def _read(out: Path, table: str, seen: Counter[str]) -> dict[str, tuple[int, int]]:
-    """Read a table; of what was replaced between its name and its content, once more, as any reader must.
-
-    No more days can be replaced meanwhile than there are.
-    """
+    """Read a table; of what was replaced between its name and its content, once more, as any reader must."""
     for _ in range(DAYS + 2):
         try:
             found = days_of(out, table)

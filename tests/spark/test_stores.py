@@ -1,7 +1,4 @@
-"""Reports that read and write elsewhere: an object store by its own client, and HDFS, both on this machine.
-
-The truth of the logs is known, see ``log_truth``. Torn files are among them, which must be counted there as on a disk.
-"""
+"""Reports that read and write elsewhere: an object store by its own client, and HDFS, both on this machine."""
 
 import getpass
 import json
@@ -185,14 +182,7 @@ _STORES: Final = {"s3a": _running_s3, "hdfs": _running_hdfs}
 
 @dataclass(frozen=True)
 class Case:
-    """Logs in a store, and the report of them there.
-
-    Attributes:
-        store: with both of them.
-        made: what was planned of the logs.
-        folder: of the logs on this machine, and of what commands leave there.
-        findings: the report's JSON.
-    """
+    """Logs in a store, and the report of them there."""
 
     store: Store
     made: Made

@@ -18,6 +18,8 @@ from admin.analytics.report import Tools, find_instances, make_tables, recommend
 from admin.analytics.words import DAY_S, HOUR_S
 from admin.rejection_log.records import LimitChangeRecord
 
+pytestmark = pytest.mark.long
+
 if TYPE_CHECKING:
     from conftest import Case
 
@@ -51,7 +53,6 @@ def _storms(its: Tools) -> list[tuple[int, int, int]]:
     return sorted((row["start_s"], row["end_s"], row["messages"]) for row in rows)
 
 
-@pytest.mark.long
 def test_a_run_replaces_its_days_and_leaves_others(report: Report) -> None:
     report(_refusals(100, DAY_S + 100, 2 * DAY_S + 100))
     second_day = Wanted(since_s=DAY_S, until_s=2 * DAY_S)
@@ -68,7 +69,6 @@ def test_a_run_replaces_its_days_and_leaves_others(report: Report) -> None:
     assert its.store.read(tables.COVERAGE).count() == 1
 
 
-@pytest.mark.long
 def test_a_range_cuts_a_storm(report: Report) -> None:
     its = report(_refusals(*range(100, 200)), Wanted(since_s=120, until_s=150))
     assert _storms(its) == [(120, 150, 30)]
@@ -96,7 +96,6 @@ def _busy(shift: int) -> Run:
     return run
 
 
-@pytest.mark.long
 def test_hours_that_are_made_anew_leave_all_others_as_they_were(report: Report, tmp_path: Path) -> None:
     before, after = _busy(0), _busy(1)
     its = report(before)

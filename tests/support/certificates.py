@@ -22,11 +22,7 @@ _STORE: Final = BestAvailableEncryption(PASSWORD.encode())
 
 
 class Certificates:
-    """PEM files in a folder: ``ca.pem``, and for each name NAME.pem with its chain, NAME.key, and NAME-both.pem.
-
-    Args:
-        folder: where the files are written.
-    """
+    """PEM files in a folder: ``ca.pem``, and for each name NAME.pem with its chain, NAME.key, and NAME-both.pem."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -38,14 +34,7 @@ class Certificates:
         return str(self.folder / name)
 
     def issue(self, name: str, *identities: str, common_name: str | None = None, days: float = 90) -> None:
-        """Issue a certificate, in place of what is in its files; one of less than 0 days has expired.
-
-        Args:
-            name: of its files.
-            identities: host names, addresses or e-mail addresses that it is for.
-            common_name: of its subject.
-            days: how long it holds from now on.
-        """
+        """Issue a certificate, in place of what is in its files; one of less than 0 days has expired."""
         now = datetime.now(UTC)
         issued = self._authority.issue_cert(
             *identities,

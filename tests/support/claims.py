@@ -1,8 +1,4 @@
-"""What documentation says of commands, targets, metrics, paths and settings, held against the code.
-
-Each function reads a text and returns a line for each thing in it that is not so. They know Markdown as far as this
-project's pages go: fenced blocks, code within lines, links.
-"""
+"""What documentation says of commands, targets, metrics, paths and settings, held against the code."""
 
 import re
 import shlex
@@ -76,13 +72,7 @@ _PACKAGES: Final = frozenset({"sluice_lines", "sluice_native", "sluice_scan"})
 
 
 class _Texts(NamedTuple):
-    """A page, taken apart.
-
-    Attributes:
-        lines: the lines of its blocks of commands, those that go on joined.
-        toml: its blocks of TOML.
-        inline: the code within its lines.
-    """
+    """A page, taken apart."""
 
     lines: list[str]
     toml: list[str]

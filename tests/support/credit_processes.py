@@ -1,22 +1,11 @@
-"""RabbitMQ's flow control by credit, one message at a time: what the stages of ``proxy.flow.credit`` must come to.
-
-Written from the algorithm as it is documented, with processes that have a dictionary each and send each other messages;
-nothing is shared between two of them. It counts singly, so it is slow, and has no figures.
-"""
+"""RabbitMQ's flow control by credit, one message at a time: what the stages of ``proxy.flow.credit`` must come to."""
 
 from collections import defaultdict, deque
 from random import Random
 
 
 class Process:
-    """What one process knows. Names are those of the algorithm: *from* and *to* are where credit flows.
-
-    Attributes:
-        credit_from: by follower, how much it may still send there; below zero what it has sent without.
-        credit_to: by sender, after how many acks it grants more.
-        blocked: the followers that block it: one is there twice if its credit is spent and it is stalled.
-        deferred: grants that wait until nobody blocks it: to whom, and how much.
-    """
+    """What one process knows. Names are those of the algorithm: *from* and *to* are where credit flows."""
 
     def __init__(self) -> None:
         self.credit_from: dict[int, int] = {}
@@ -26,12 +15,7 @@ class Process:
 
 
 class Processes:
-    """All of them. A pid is a place in the list.
-
-    Args:
-        specs: of each, what it gives its senders: initial credit, and after how many acks as much more.
-        random: in which order grants arrive. Those from one process to another never overtake each other.
-    """
+    """All of them. A pid is a place in the list."""
 
     def __init__(self, specs: list[tuple[int, int]], random: Random) -> None:
         self._specs = specs

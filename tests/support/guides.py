@@ -7,12 +7,7 @@ from page_commands import files_of
 
 
 def write_package(text: str, folder: Path) -> None:
-    """Write a guide's files, and what names the package's entry points.
-
-    Args:
-        text: the guide, Markdown.
-        folder: a place on Python's path.
-    """
+    """Write a guide's files, and what names the package's entry points."""
     files = files_of(text)
     for name, content in files.items():
         (folder / name).write_text(content, encoding="utf-8")

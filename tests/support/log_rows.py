@@ -27,9 +27,8 @@ Rows = dict[str, list[dict[str, Any]]]
 
 
 class Asked(NamedTuple):
-    """What was asked for in one second: messages admitted and refused; of all, requests, bytes and repeated messages.
-
-    Requests are as many as messages where they are 0.
+    """What was asked for in one second: messages admitted and refused; of all, requests, bytes and repeated
+    messages.
     """
 
     admitted: int
@@ -55,12 +54,7 @@ class Limit:
 
 
 class Run:
-    """Makes the records of one sidecar's run, in ``records``.
-
-    Args:
-        instance: of the sidecar.
-        run: of the process.
-    """
+    """Makes the records of one sidecar's run, in ``records``."""
 
     def __init__(self, instance: str = "a", run: str = "r") -> None:
         self._head: dict[str, Any] = {"v": VERSION, "instance": instance, "run": run}

@@ -1,8 +1,4 @@
-"""The commands that pages show, in the order in which a reader types them, and which of them a test cannot run.
-
-``tests/integration/docs`` runs all others. A block without a language, or of ``sh`` or ``console``, is commands; where
-a line of it begins with ``$``, the lines without are what the command printed.
-"""
+"""The commands that pages show, in the order in which a reader types them, and which of them a test cannot run."""
 
 import re
 from collections.abc import Iterator
@@ -26,25 +22,14 @@ _FILE: Final = re.compile(r"^```(?:python|toml)\n# ([\w.]+)\n(.*?)^```$", re.DOT
 
 
 class Command(NamedTuple):
-    """One line of a block.
-
-    Attributes:
-        line: what is typed: continuations joined, without a comment.
-        shown: what the page says that it prints; nothing if it does not say.
-    """
+    """One line of a block."""
 
     line: str
     shown: tuple[str, ...] = ()
 
 
 class NotRun(NamedTuple):
-    """A command that a test cannot run.
-
-    Attributes:
-        line: as in ``Command``.
-        why: it cannot.
-        instead: what does it, or the like, in its place: a target of make, or a test.
-    """
+    """A command that a test cannot run."""
 
     line: str
     why: str
@@ -52,11 +37,7 @@ class NotRun(NamedTuple):
 
 
 def commands_of(text: str) -> Iterator[Command]:
-    """Find a page's commands.
-
-    Args:
-        text: the page, Markdown.
-    """
+    """Find a page's commands."""
     for language, block in BLOCK.findall(text):
         if language in SHELL:
             yield from _commands_of_block(re.sub(r" *\\\n *", " ", block).splitlines())

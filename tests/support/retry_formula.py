@@ -6,13 +6,7 @@ from collections.abc import Mapping
 def weights(
     languages: Mapping[str, tuple[int, int]], busy_answers: int, attempts: Mapping[str, int]
 ) -> dict[int, float]:
-    """Return which part of the refused requests makes how many attempts; the rest makes one.
-
-    Args:
-        languages: requests and refused requests, by language.
-        busy_answers: refusals that a client was told of.
-        attempts: how often clients try in all, by language.
-    """
+    """Return which part of the refused requests makes how many attempts; the rest makes one."""
     refused = sum(refused for _, refused in languages.values())
     found: dict[int, float] = {}
     for language, (_, count) in languages.items():

@@ -3,11 +3,8 @@
 use crate::json::{Reader, Value};
 use crate::opaques::Opaques;
 use crate::plain::{Loose, Plain, Span};
-use crate::scan::{prefix, PREFIX_BYTES};
+use crate::prefix::{prefix, PREFIX_BYTES, RESPONSE};
 use crate::templates::{Rules, Templates};
-
-/// The bit of `flag` that an answer has and a request has not.
-pub const RESPONSE: i32 = 1;
 
 /// Read the header of an answer, whose keys may be any.
 #[must_use]

@@ -1,7 +1,7 @@
 //! Binary headers of requests: fixed numbers, then fields of which each says its own length.
 
-use crate::answers::RESPONSE;
 use crate::plain::{Loose, Plain, Span};
+use crate::prefix::RESPONSE;
 use crate::table::{Table, Values};
 
 /// Headers with more fields are left to Python, which does not read them either.

@@ -1,6 +1,7 @@
 //! JSON headers of requests, read strictly: one pass over the tokens, no look back, nothing guessed.
 
 use crate::plain::{Loose, Plain, Span};
+use crate::prefix::RESPONSE;
 use crate::table::{Table, Values};
 
 /// Steps over the tokens of one header. Every method returns None where the header is not plain.
@@ -282,7 +283,7 @@ pub fn read<const LOOSE: bool>(header: &[u8], table: &Table) -> Option<(Plain, L
     let flag = flag.map_or(0, |(flag, _)| flag);
     let (code, _) = code?;
     let (opaque, opaque_at) = opaque?;
-    if flag & crate::answers::RESPONSE != 0 {
+    if flag & RESPONSE != 0 {
         return None;
     }
     let (number, entry) = table.entry_of(code)?;

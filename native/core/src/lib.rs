@@ -15,6 +15,7 @@ pub mod keys;
 pub mod message_id;
 pub mod opaques;
 pub mod plain;
+pub mod prefix;
 pub mod refused_ids;
 pub mod scan;
 pub mod table;

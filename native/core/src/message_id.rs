@@ -2,7 +2,7 @@
 //! says what that is and why; a test holds both equal.
 
 use crate::json::text_end;
-use crate::scan::HEADER_JSON;
+use crate::prefix::HEADER_JSON;
 
 /// What is searched for, and the byte of it that is rarest in a header, by its place.
 struct Mark(&'static [u8], usize);
@@ -68,7 +68,7 @@ pub fn message_id(header: &[u8], header_type: u32) -> Option<&[u8]> {
 #[cfg(test)]
 mod tests {
     use super::{message_id, Mark};
-    use crate::scan::HEADER_JSON;
+    use crate::prefix::HEADER_JSON;
 
     #[test]
     fn a_mark_is_found_wherever_it_stands() {

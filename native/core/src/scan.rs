@@ -3,27 +3,13 @@
 use crate::keys::Keys;
 use crate::opaques::Opaques;
 use crate::plain::{Loose, Plain};
+use crate::prefix::{prefix, HEADER_JSON, HEADER_LENGTH, PREFIX_BYTES};
 use crate::table::Table;
 use crate::templates::{Rules, Templates};
 use crate::{binary, json, message_id};
 
-/// Two words: the frame's length behind the first, and type and length of the header.
-pub const PREFIX_BYTES: usize = 8;
-const HEADER_LENGTH: u32 = 0x00ff_ffff;
-/// The type of a header that is JSON.
-pub const HEADER_JSON: u32 = 0;
 /// The bit of `flag` that a request has that gets no answer.
 const ONEWAY: i32 = 2;
-
-/// The two words of the frame at `at`, if they have come.
-#[inline]
-#[must_use]
-pub fn prefix(chunk: &[u8], at: usize) -> Option<(i32, u32)> {
-    let words = chunk.get(at..)?.first_chunk::<PREFIX_BYTES>()?;
-    let word = u64::from_be_bytes(*words);
-    #[allow(clippy::cast_possible_truncation)]
-    Some(((word >> 32) as i32, word as u32))
-}
 
 /// One frame that was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

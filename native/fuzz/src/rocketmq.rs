@@ -3,7 +3,8 @@
 //! The first two bytes say where the chunk is cut.
 
 use sluice_native_core::opaques::Opaques;
-use sluice_native_core::scan::{prefix, Bounds, Known, Scanner, Taken, HEADER_JSON, PREFIX_BYTES};
+use sluice_native_core::prefix::{prefix, HEADER_JSON, PREFIX_BYTES};
+use sluice_native_core::scan::{Bounds, Known, Scanner, Taken};
 use sluice_native_core::table::Table;
 use sluice_native_core::templates::Templates;
 use sluice_native_core::{answers, binary, json};

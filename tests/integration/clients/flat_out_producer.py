@@ -1,12 +1,4 @@
-"""Sends to several topics in turn with the C++ client that PyPI's rocketmq bundles, as fast as the answers come.
-
-In turn and not on a thread each: this client's threads trip over its own lock, and now and then report a missing
-route without having sent anything, whatever they are connected to.
-
-Arguments: name server, producer group, seconds, warm-up messages, topic… The warm-up goes to the last topic and is
-counted there; the seconds begin after it. Prints one line of JSON: for each topic what was stored and what failed
-with the first message of it. This client hides the code of a refusal behind an error of its own.
-"""
+"""Sends to several topics in turn with the C++ client that PyPI's rocketmq bundles, as fast as the answers come."""
 
 import json
 import sys

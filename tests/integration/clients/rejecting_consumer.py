@@ -1,10 +1,4 @@
-"""Sends back everything that comes for the first time, until it is ended; with the client of PyPI's rocketmq.
-
-Arguments: name server, consumer group, topic, threads that consume. Prints a line once it has started.
-
-The package's own subscribe() turns a callback's failure into a success by accident, so the callback is registered
-one floor below it, where its status counts.
-"""
+"""Sends back everything that comes for the first time, until it is ended; with the client of PyPI's rocketmq."""
 
 import signal
 import sys

@@ -1,8 +1,4 @@
-"""Consumes a topic with the C++ client that PyPI's rocketmq bundles, and notes when each message comes.
-
-Arguments: name server, consumer group, topic, messages to take, seconds at most. Prints one line of JSON: the time of
-each message's first delivery in milliseconds since 1970, and how many came again.
-"""
+"""Consumes a topic with the C++ client that PyPI's rocketmq bundles, and notes when each message comes."""
 
 import json
 import sys

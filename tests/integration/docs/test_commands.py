@@ -1,8 +1,4 @@
-"""Every command that a page shows, typed in the page's order against a `sluice run` with a broker behind it.
-
-What a reader would adapt is adapted: addresses are this machine's, `/opt/sluice` is the environment of the tests, and
-numbers of a change or an ETag are those of this run. What cannot be run here is in ``page_commands.NOT_RUN``.
-"""
+"""Every command that a page shows, typed in the page's order against a `sluice run` with a broker behind it."""
 
 import os
 import re
@@ -59,14 +55,7 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 class Reader:
-    """Types what a page says, in a folder of its own.
-
-    Args:
-        folder: where relative paths lead; the project's files are there, too.
-        sluice: the sidecar that the commands ask.
-        client: of the broker behind it.
-        broker: for those that start a sidecar themselves.
-    """
+    """Types what a page says, in a folder of its own."""
 
     def __init__(self, folder: Path, sluice: Sluice, client: FrameClient, broker: str) -> None:
         self._folder = folder

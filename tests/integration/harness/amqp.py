@@ -1,8 +1,4 @@
-"""A raw AMQP 0.9.1 client: one connection, whatever frames a test wants, in whatever order.
-
-Deliberately not the codec of the proxy: what checks it must not share its faults. What the peer sends is read by a
-thread of its own, so that a test can write for a long time without reading; another sends heartbeats.
-"""
+"""A raw AMQP 0.9.1 client: one connection, whatever frames a test wants, in whatever order."""
 
 import contextlib
 import socket
@@ -120,17 +116,7 @@ class AmqpError(RuntimeError):
 
 @dataclass(frozen=True)
 class Event:
-    """A method that the peer sent, with its content if it has one.
-
-    Attributes:
-        name: such as ``basic.ack``.
-        channel: 0 for what is about the connection.
-        arguments: by their names in the specification, with ``_``; strings are decoded.
-        properties: those of the content that are there.
-        body: the content's.
-        header: the payload of its content header, as it came.
-        at_s: when its last frame was read, by the monotonic clock.
-    """
+    """A method that the peer sent, with its content if it has one."""
 
     name: str
     channel: int
@@ -151,11 +137,7 @@ def frame(kind: int, channel: int, payload: bytes) -> bytes:
 
 
 def method(channel: int, name: str, **arguments: Any) -> bytes:
-    """Return the frame of a method; arguments that are not given are 0, empty or false.
-
-    Raises:
-        TypeError: the method has no argument of that name.
-    """
+    """Return the frame of a method; arguments that are not given are 0, empty or false."""
     layout = _BY_NAME[name]
     if unknown := arguments.keys() - {argument for argument, _ in layout.arguments}:
         raise TypeError(f"{name} has no {unknown}")
@@ -172,10 +154,7 @@ def method(channel: int, name: str, **arguments: Any) -> bytes:
 
 
 def content(channel: int, body: bytes, *, frame_max: int = 131_072, **properties: Any) -> bytes:
-    """Return the frames of a content: its header, and its body in as few frames as fit.
-
-    ``headers`` may be the bytes of a table's fields.
-    """
+    """Return the frames of a content: its header, and its body in as few frames as fit."""
     flags, values = 0, []
     for place, (name, kind) in enumerate(_PROPERTIES):
         if name in properties:
@@ -214,13 +193,7 @@ def split_frames(data: bytes) -> list[bytes]:
 
 @dataclass
 class Confirmed:
-    """The publishes of a confirm channel that were answered, by their numbers, which begin with 1.
-
-    Attributes:
-        acked: in the order of the answers, those of one ``multiple`` by their numbers.
-        nacked: likewise.
-        again: those that were answered more than once, or were never sent.
-    """
+    """The publishes of a confirm channel that were answered, by their numbers, which begin with 1."""
 
     acked: list[int] = field(default_factory=list)
     nacked: list[int] = field(default_factory=list)
@@ -255,25 +228,7 @@ class Confirmed:
 
 
 class AmqpClient:
-    """A connection that is open on both ends.
-
-    Args:
-        address: ``host:port`` of a broker, or of a proxy in front of it; an IPv6 address is in brackets.
-        vhost: the virtual host.
-        user: the user, whose password is the same word.
-        heartbeat_s: what it asks for; 0 is none.
-        frame_max: the largest frame it takes.
-        capabilities: what it says it can do.
-        beating: whether it sends the heartbeats that it promised.
-        source: the address of this machine that it connects from; empty is any.
-
-    Attributes:
-        tuned: the broker's ``connection.tune``.
-
-    Raises:
-        AmqpError: the peer refused, with what it said.
-        OSError: nothing answers there.
-    """
+    """A connection that is open on both ends."""
 
     def __init__(
         self,
@@ -335,11 +290,7 @@ class AmqpClient:
         return self._ended
 
     def send(self, *frames: bytes) -> None:
-        """Write bytes.
-
-        Raises:
-            AmqpError: the connection is gone.
-        """
+        """Write bytes."""
         data = b"".join(frames)
         try:
             with self._writing:
@@ -380,11 +331,7 @@ class AmqpClient:
         return number
 
     def call(self, channel: int, name: str, **arguments: Any) -> Event:
-        """Send a method and return the answer to it, an ``-ok`` (or get-empty).
-
-        Raises:
-            AmqpError: the peer closed the channel or the connection instead, or does not answer.
-        """
+        """Send a method and return the answer to it, an ``-ok`` (or get-empty)."""
         self.send(method(channel, name, **arguments))
         answers = (f"{name}-ok", "basic.get-empty") if name == "basic.get" else (f"{name}-ok",)
         ends = "channel.close", "connection.close"
@@ -397,11 +344,7 @@ class AmqpClient:
         return answer
 
     def expect(self, *names: str, channel: int | None = None, timeout_s: float = _PATIENCE_S) -> Event:
-        """Take the next event of one of those names out of what came, and return it; the others stay.
-
-        Raises:
-            AmqpError: it did not come, or the connection ended before.
-        """
+        """Take the next event of one of those names out of what came, and return it; the others stay."""
         return self.wait_for(
             lambda event: event.name in names and channel in {None, event.channel},
             what=f"{' or '.join(names)} on channel {channel}",
@@ -432,11 +375,7 @@ class AmqpClient:
                     raise AmqpError(f"no {what} within {timeout_s:g} s: {self._last()}")
 
     def wait_until(self, condition: Callable[[], bool], *, what: str, timeout_s: float = _PATIENCE_S) -> None:
-        """Wait until what has come makes a condition true; it is asked again whenever something came.
-
-        Raises:
-            AmqpError: it did not become true, or the connection ended before.
-        """
+        """Wait until what has come makes a condition true; it is asked again whenever something came."""
         with self._changed:
             self._changed.wait_for(lambda: condition() or self._ended is not None, timeout_s)
             if not condition():
@@ -451,11 +390,7 @@ class AmqpClient:
         return confirmed
 
     def wait_for_end(self, *, timeout_s: float = _PATIENCE_S) -> str:
-        """Wait until the connection has ended, and return how.
-
-        Raises:
-            AmqpError: it still stands.
-        """
+        """Wait until the connection has ended, and return how."""
         self.wait_until(lambda: self._ended is not None, what="ended", timeout_s=timeout_s)
         assert self._ended is not None
         return self._ended

@@ -1,8 +1,4 @@
-"""A raw AMQP 1.0 client: one connection, whatever frames a test wants, in whatever order.
-
-Deliberately not the codec of the proxy: what checks it must not share its faults. What the peer sends is read by a
-thread of its own.
-"""
+"""A raw AMQP 1.0 client: one connection, whatever frames a test wants, in whatever order."""
 
 import contextlib
 import itertools
@@ -52,15 +48,7 @@ class Described(NamedTuple):
 
 @dataclass(frozen=True)
 class Came:
-    """A frame that the peer sent.
-
-    Attributes:
-        name: such as ``transfer``; of a heartbeat it is ``heartbeat``.
-        channel: its channel.
-        fields: by their names in the specification, with ``_``; what was left out is not there.
-        payload: what stands behind the performative.
-        at_s: when it was read, by the monotonic clock.
-    """
+    """A frame that the peer sent."""
 
     name: str
     channel: int
@@ -122,11 +110,7 @@ def listed(*values: bytes) -> bytes:
 
 
 def frame(performative: str, channel: int = 0, payload: bytes = b"", /, **fields: Any) -> bytes:
-    """Return the bytes of a frame; fields that are not given are left out.
-
-    Raises:
-        TypeError: there is no such field.
-    """
+    """Return the bytes of a frame; fields that are not given are left out."""
     code, layout = _BY_NAME[performative]
     if unknown := fields.keys() - {field for field, _ in layout}:
         raise TypeError(f"{performative} has no {unknown}")
@@ -197,24 +181,7 @@ def _decoded(data: bytes, at: int) -> tuple[Any, int]:
 
 
 class AmqpOneClient:
-    """A connection that is open on both ends, with one session, which is channel 0.
-
-    Args:
-        address: ``host:port`` of a broker, or of a proxy in front of it.
-        user: the user, whose password is the same word; empty is ANONYMOUS.
-        hostname: of its open.
-        frame_bytes: the largest frame it takes.
-        idle_s: the heartbeat it asks for; 0 is none.
-        beating: whether it sends the heartbeats that the peer asks for.
-        source: the address that it connects from; empty is any.
-
-    Attributes:
-        opened: the peer's open.
-
-    Raises:
-        AmqpOneError: the peer refused.
-        OSError: nothing answers there.
-    """
+    """A connection that is open on both ends, with one session, which is channel 0."""
 
     def __init__(
         self,
@@ -278,11 +245,7 @@ class AmqpOneClient:
         return self._ended
 
     def send(self, *frames: bytes) -> None:
-        """Write bytes.
-
-        Raises:
-            AmqpOneError: the connection is gone.
-        """
+        """Write bytes."""
         try:
             with self._writing:
                 self._socket.sendall(b"".join(frames))
@@ -327,11 +290,7 @@ class AmqpOneClient:
         )
 
     def wait_for(self, wanted: Callable[[Came], bool], *, what: str, timeout_s: float = _PATIENCE_S) -> Came:
-        """Take the next frame of which something is true.
-
-        Raises:
-            AmqpOneError: the connection ended, or it did not come in time.
-        """
+        """Take the next frame of which something is true."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while True:
@@ -465,14 +424,7 @@ def _came(data: bytes) -> Came:
 
 
 class Sender:
-    """A link that publishes, made by `AmqpOneClient.attach_sender`.
-
-    Attributes:
-        handle: its own handle.
-        theirs: the peer's.
-        sent: deliveries that were completed, aborted ones among them.
-        limit: how many deliveries may be sent in all, by the peer's last flow.
-    """
+    """A link that publishes, made by `AmqpOneClient.attach_sender`."""
 
     def __init__(self, client: AmqpOneClient, handle: int, theirs: int, *, settled: bool) -> None:
         self.client, self.handle, self.theirs = client, handle, theirs
@@ -488,14 +440,7 @@ class Sender:
         return self.limit - self.sent
 
     def send(self, payload: bytes, *, frame_bytes: int = 0, aborted: bool = False, **fields: Any) -> int:
-        """Send a message as soon as there is credit, and return its delivery-id.
-
-        Args:
-            payload: the sections.
-            frame_bytes: the largest frame; 0 is one frame.
-            aborted: whether another frame is added that aborts it.
-            **fields: of its first transfer.
-        """
+        """Send a message as soon as there is credit, and return its delivery-id."""
         self.wait_for_credit()
         number = self.client.number_delivery()
         # No performative of a transfer that a test sends is longer.
@@ -533,13 +478,7 @@ class Sender:
 
 
 class Receiver:
-    """A link that consumes, made by `AmqpOneClient.attach_receiver`.
-
-    Attributes:
-        handle: its own handle.
-        theirs: the peer's.
-        count: its delivery-count.
-    """
+    """A link that consumes, made by `AmqpOneClient.attach_receiver`."""
 
     def __init__(self, client: AmqpOneClient, handle: int, theirs: int, count: int) -> None:
         self.client, self.handle, self.theirs, self.count = client, handle, theirs, count

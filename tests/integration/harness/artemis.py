@@ -1,6 +1,5 @@
 """A real Artemis broker for AMQP 1.0, as many as a test wants: on loopback, all in memory, and there in a second."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Self
 
@@ -15,19 +14,7 @@ _OPTIONS: Final = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
 class Artemis:
-    """A broker without users, running; a queue is made when it is first named.
-
-    Args:
-        home: a directory that does not exist yet.
-        acceptor: further settings of its acceptor, as ``maxFrameSize=512``.
-
-    Attributes:
-        address: ``host:port`` where it listens.
-
-    Raises:
-        MissingPartError: it is not here.
-        ProcessFailedError: it did not start.
-    """
+    """A broker without users, running; a queue is made when it is first named."""
 
     def __init__(self, home: Path, *, acceptor: str = "") -> None:
         home.mkdir(parents=True)
@@ -53,7 +40,3 @@ class Artemis:
     def __exit__(self, *exc_info: object) -> None:
         """End it."""
         self.close()
-
-
-StartArtemis = Callable[..., Artemis]
-"""The fixture ``start_artemis``: takes Artemis's keyword arguments."""

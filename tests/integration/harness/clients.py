@@ -83,11 +83,7 @@ def amqp_java(source: str, *arguments: str) -> list[str]:
 
 
 def amqp_one_client(name: str) -> list[str]:
-    """Return the command of a client for AMQP 1.0; what it is told stands in the README beside the clients.
-
-    Args:
-        name: ``proton``, ``rabbitmq`` (its Python client), ``rhea``, ``java`` (RabbitMQ's) or ``go`` (go-amqp).
-    """
+    """Return the command of a client for AMQP 1.0; what it is told stands in the README beside the clients."""
     if name == "rhea":
         required(PARTS / "node" / ".stamp", "make parts")
         return [program("node"), str(AMQP_ONE_CLIENTS / "rhea_client.js")]
@@ -101,15 +97,7 @@ def amqp_one_client(name: str) -> list[str]:
 
 
 def amqp_go(package: str = ".") -> list[str]:
-    """Build a client of amqp091-go, once in a run of the tests, and return its command.
-
-    Args:
-        package: its folder below that of the flat-out client.
-
-    Raises:
-        MissingPartError: there is no Go.
-        subprocess.CalledProcessError: it cannot be built; what the compiler says is on standard error.
-    """
+    """Build a client of amqp091-go, once in a run of the tests, and return its command."""
     return _built_go(AMQP_CLIENTS / "go", package)
 
 
@@ -126,15 +114,7 @@ def _built_go(sources: Path, package: str = ".") -> list[str]:
 
 
 def start_client(command: Sequence[str], *, home: Path) -> ManagedProcess:
-    """Start a client program that runs until it is ended; it is ready when it has printed ``started``.
-
-    Args:
-        command: from one of the functions above.
-        home: the directory it runs in, and its home.
-
-    Raises:
-        ProcessFailedError: it did not start.
-    """
+    """Start a client program that runs until it is ended; it is ready when it has printed ``started``."""
     home.mkdir(parents=True, exist_ok=True)
     process = ManagedProcess(Path(command[1]).name, command, log=home / "client.log", env=_environment(home), cwd=home)
     try:
@@ -146,17 +126,7 @@ def start_client(command: Sequence[str], *, home: Path) -> ManagedProcess:
 
 
 def run_client(command: Sequence[str], *, home: Path, seconds: float, env: Mapping[str, str] | None = None) -> Any:
-    """Run a client program to its end and return the report it prints as its last line.
-
-    Args:
-        command: from one of the functions above.
-        home: the directory it runs in, and its home.
-        seconds: how long it sends or waits by its own clock.
-        env: variables on top of the environment of the tests.
-
-    Raises:
-        ClientFailedError: it failed or did not end in time; the message shows its output.
-    """
+    """Run a client program to its end and return the report it prints as its last line."""
     home.mkdir(parents=True, exist_ok=True)
     try:
         done = subprocess.run(

@@ -1,12 +1,4 @@
-"""A publisher or a consumer of durable messages that keeps a record of them, made to be killed at any instant.
-
-    confirmed_child.py publish ADDRESS RECORD NAME EXCHANGE ROUTING_KEY
-    confirmed_child.py consume ADDRESS RECORD QUEUE HOLD_MS SEED
-
-The record has one id in each line: the publisher's those that were confirmed to it, the consumer's those of messages
-that it is about to acknowledge; a line is written before anything else is done, and stays when the process is killed.
-Bodies begin with their id, which is the publisher's name and a number. Both connect again and again, until killed.
-"""
+"""A publisher or a consumer of durable messages that keeps a record of them, made to be killed at any instant."""
 
 import contextlib
 import heapq

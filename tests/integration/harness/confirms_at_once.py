@@ -1,7 +1,4 @@
-"""Runs a `sluice` with a planted fault, to show that a test finds it: what is to wait for consumers does not.
-
-confirms_at_once.py SLUICE ARGUMENT…
-"""
+"""Runs a `sluice` with a planted fault, to show that a test finds it: what is to wait for consumers does not."""
 
 import runpy
 import sys

@@ -92,16 +92,7 @@ SLOW(fdatasync)
 
 
 class SmallDisk:
-    """A file system in memory of so many bytes, which one process and its children see, and which ends with them.
-
-    Args:
-        path: where it is; made if it is not there.
-        size_bytes: of the file system.
-
-    Attributes:
-        path: as given.
-        inside: what to put in front of a command that is to see it.
-    """
+    """A file system in memory of so many bytes, which one process and its children see, and which ends with them."""
 
     def __init__(self, path: Path, size_bytes: int) -> None:
         path.mkdir(parents=True, exist_ok=True)
@@ -142,25 +133,12 @@ def _library() -> Path:
 
 
 def slow_writes(each_ms: int) -> dict[str, str]:
-    """Return variables with which each write of the spool takes so many milliseconds longer.
-
-    Raises:
-        MissingPartError: there is no C compiler.
-    """
+    """Return variables with which each write of the spool takes so many milliseconds longer."""
     return {"LD_PRELOAD": str(_library()), "TESTED_WRITE_MS": str(each_ms)}
 
 
 def slow_syncs(each_ms: int, folder: Path, *, seen_at: Path) -> list[str]:
-    """Return what to put in front of a command each of whose fsync and fdatasync is to take so much longer.
-
-    Args:
-        each_ms: how much.
-        folder: where the library for that is made, and where they are counted.
-        seen_at: where the command sees the folder.
-
-    Raises:
-        MissingPartError: there is no C compiler.
-    """
+    """Return what to put in front of a command each of whose fsync and fdatasync is to take so much longer."""
     library = seen_at / _built(folder, _SLOW_SYNCS).name
     (folder / _SYNC_COUNT).write_bytes(bytes(8))
     counted = f"TESTED_SYNC_COUNT={seen_at / _SYNC_COUNT}"

@@ -15,12 +15,7 @@ _START_TIMEOUT_S: Final = 60.0
 
 
 class EmbeddedBroker:
-    """Runs while it is entered; topics are made by the first message that is sent to them.
-
-    Attributes:
-        address: ``host:port`` where it listens.
-        namesrv: ``host:port`` of its name server, whose routes name ``address`` unless it advertises another.
-    """
+    """Runs while it is entered; topics are made by the first message that is sent to them."""
 
     def __init__(self) -> None:
         self.address = self.namesrv = ""
@@ -47,11 +42,7 @@ class EmbeddedBroker:
         self._loopback.broker.advertised = address
 
     def __enter__(self) -> Self:
-        """Start it; leaving the block stops it.
-
-        Raises:
-            queue.Empty: it did not start; the thread's error is shown by Python.
-        """
+        """Start it; leaving the block stops it."""
         self._thread.start()
         self._loopback = self._started.get(timeout=_START_TIMEOUT_S)
         self.address, self.namesrv = self._loopback.broker_address, self._loopback.name_server_address

@@ -1,8 +1,4 @@
-"""A client that is told frame by frame what to say, and what RocketMQ's clients say in the proxy's own codec.
-
-For what no real client can be made to do at a given moment. Where the codec itself is in doubt, ``remoting`` has its
-own.
-"""
+"""A client that is told frame by frame what to say, and what RocketMQ's clients say in the proxy's own codec."""
 
 import itertools
 import socket
@@ -114,12 +110,7 @@ def refused(answers: Iterable[RemotingCommand]) -> list[RemotingCommand]:
 
 
 class FrameClient:
-    """One connection, blocking.
-
-    Args:
-        address: ``host:port``.
-        source: the address to come from; all of 127/8 is this machine's on Linux.
-    """
+    """One connection, blocking."""
 
     def __init__(self, address: str, *, source: str = "") -> None:
         host, _, port = address.rpartition(":")
@@ -130,12 +121,7 @@ class FrameClient:
         self._socket.sendall(b"".join(map(encode, commands)))
 
     def read(self, count: int = 1) -> list[RemotingCommand]:
-        """Return that many commands of the other side, in the order in which they come.
-
-        Raises:
-            ConnectionResetError: it closed the connection before.
-            TimeoutError: it was silent for a minute.
-        """
+        """Return that many commands of the other side, in the order in which they come."""
         return [self._read() for _ in range(count)]
 
     def ask(self, *commands: RemotingCommand) -> list[RemotingCommand]:
@@ -144,12 +130,7 @@ class FrameClient:
         return self.read(len(commands))
 
     def read_until_answered(self, request: RemotingCommand) -> list[RemotingCommand]:
-        """Return all that comes up to the answer to a request, that included.
-
-        Raises:
-            ConnectionResetError: the other side closed the connection before.
-            TimeoutError: it was silent for a minute.
-        """
+        """Return all that comes up to the answer to a request, that included."""
         commands = self.read()
         while commands[-1].opaque != request.opaque:
             commands += self.read()
@@ -191,10 +172,6 @@ class FrameClient:
 
 
 def spend_ten(client: FrameClient, topic: str) -> None:
-    """Spend ten permits, which is all that a limit has stored, and then the fraction of one that came back.
-
-    An eleventh request passes on that fraction. Sent with the others it might be read at the same moment, and be
-    refused or held until there is one.
-    """
+    """Spend ten permits, which is all that a limit has stored, and then the fraction of one that came back."""
     assert stored(client.ask(*sends(10, topic))) == 10
     assert stored(client.ask(send(topic))) == 1

@@ -9,14 +9,7 @@ _CHUNK_BYTES: Final = 262_144
 
 
 class Gate:
-    """Listens on a port of its own and relays to an address, each way in a thread, until it is closed.
-
-    Args:
-        address: ``host:port`` that it relays to.
-
-    Attributes:
-        address: ``host:port`` where it listens.
-    """
+    """Listens on a port of its own and relays to an address, each way in a thread, until it is closed."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")

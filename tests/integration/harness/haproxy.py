@@ -15,17 +15,7 @@ _POLL_S: Final = 0.05
 
 
 class HAProxy:
-    """A running HAProxy in TCP mode.
-
-    Args:
-        directory: where its configuration and log lie; there is none yet.
-        server: ``host:port`` behind it.
-        options: of its ``server`` line, such as ``send-proxy-v2``.
-        host: the address of this machine where it listens.
-
-    Attributes:
-        address: ``host:port`` where it listens.
-    """
+    """A running HAProxy in TCP mode."""
 
     def __init__(self, directory: Path, server: str, *options: str, host: str = _HOST) -> None:
         directory.mkdir(parents=True)

@@ -1,9 +1,4 @@
-"""What a client that sends and consumes for ever was told of each message, and what it got: by what it prints.
-
-Such a client prints a line for each: ``stored``, ``refused`` or ``unknown`` (nobody said, since the connection broke or
-the answer was too late) for what it sent and ``got`` for what it consumed, each with the message's id, which no other
-message of this client has, and the milliseconds since 1970.
-"""
+"""What a client that sends and consumes for ever was told of each message, and what it got: by what it prints."""
 
 import time
 from collections.abc import Callable
@@ -17,17 +12,7 @@ _STORED, _REFUSED, _UNKNOWN, _GOT = _WORDS = "stored", "refused", "unknown", "go
 
 
 class Ledger:
-    """Keeps account of one client.
-
-    Args:
-        name: what messages call it.
-        client: the process.
-
-    Attributes:
-        stored, refused, unknown: the ids of what became of messages so.
-        got: the ids that were consumed, once or several times.
-        stored_ms: when each was told of that was stored, in the order of the lines.
-    """
+    """Keeps account of one client."""
 
     def __init__(self, name: str, client: ManagedProcess) -> None:
         self.name, self.client = name, client
@@ -51,11 +36,7 @@ class Ledger:
         self._read = len(lines)
 
     def wait_for(self, condition: Callable[[], bool], what: str) -> None:
-        """Read on until a condition is true.
-
-        Raises:
-            ProcessFailedError: it did not become true.
-        """
+        """Read on until a condition is true."""
         deadline_s = time.monotonic() + _PATIENCE_S
         while True:
             self.look()
@@ -75,11 +56,7 @@ class Ledger:
         )
 
     def check(self) -> str:
-        """Check what was said against what came, once all has come that was stored so far; says how much it was.
-
-        Raises:
-            ProcessFailedError: something that was stored did not come.
-        """
+        """Check what was said against what came, once all has come that was stored so far; says how much it was."""
         self.look()
         stored = set(self.stored)
         self.wait_for(lambda: stored <= self.got, f"all consumed that was stored; {len(stored - self.got)} were not")

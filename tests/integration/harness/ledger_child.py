@@ -1,9 +1,4 @@
-"""Publishes with many confirms outstanding and consumes, for ever: the lines it prints are described in ``ledger``.
-
-    ledger_child.py ADDRESS QUEUE
-
-Both connect again and again; the publisher also does so when it has published for a while, after a proper goodbye.
-"""
+"""Publishes with many confirms outstanding and consumes, for ever: the lines it prints are described in ``ledger``."""
 
 import contextlib
 import itertools

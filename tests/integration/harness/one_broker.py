@@ -13,12 +13,7 @@ _QUIET_S: Final = 5.0
 
 
 class OneBroker:
-    """An Artemis or a RabbitMQ 4 that runs.
-
-    Attributes:
-        broker: which of them.
-        address: ``host:port`` where it listens.
-    """
+    """An Artemis or a RabbitMQ 4 that runs."""
 
     def __init__(self, broker: Artemis | RabbitMQ) -> None:
         self.broker = broker

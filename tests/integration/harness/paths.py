@@ -19,22 +19,14 @@ class MissingPartError(RuntimeError):
 
 
 def required(path: Path, command: str) -> Path:
-    """Return ``path``, which ``command`` makes.
-
-    Raises:
-        MissingPartError: it does not exist.
-    """
+    """Return ``path``, which ``command`` makes."""
     if not path.exists():
         raise MissingPartError(f"{path} is missing: run `{command}`")
     return path
 
 
 def program(name: str) -> str:
-    """Return the full path of a program of the system.
-
-    Raises:
-        MissingPartError: it is not on PATH.
-    """
+    """Return the full path of a program of the system."""
     found = shutil.which(name)
     if found is None:
         raise MissingPartError(f"{name} is not on PATH: run `make setup`")
@@ -42,25 +34,13 @@ def program(name: str) -> str:
 
 
 def rocketmq_classpath() -> str:
-    """Return the class path of RocketMQ's broker, tools and Java client, and of what they use (Guava among it).
-
-    Raises:
-        MissingPartError: the jars are not here.
-    """
+    """Return the class path of RocketMQ's broker, tools and Java client, and of what they use (Guava among it)."""
     required(PARTS / "rocketmq" / ".stamp", "make parts")
     return f"{PARTS / 'rocketmq' / 'lib'}/*"
 
 
 def rabbitmq_program(name: str, root: Path | None = None) -> str:
-    """Return the full path of one of RabbitMQ's programs: not the one on PATH, which changes the user.
-
-    Args:
-        name: the program's.
-        root: of the Debian that it is looked for in, and that its path begins at; this one without.
-
-    Raises:
-        MissingPartError: RabbitMQ is not installed.
-    """
+    """Return the full path of one of RabbitMQ's programs: not the one on PATH, which changes the user."""
     if root is None:
         return str(required(_RABBITMQ / name, "make parts` or `apt-get install rabbitmq-server"))
     required(root / (_RABBITMQ / name).relative_to("/"), "make rabbitmq4")
@@ -68,30 +48,18 @@ def rabbitmq_program(name: str, root: Path | None = None) -> str:
 
 
 def rabbitmq_classpath() -> str:
-    """Return the class path of RabbitMQ's Java client and its load generator, and of what they use (Gson among it).
-
-    Raises:
-        MissingPartError: the jars are not here.
-    """
+    """Return the class path of RabbitMQ's Java client and its load generator, and of what they use (Gson among it)."""
     required(PARTS / "rabbitmq" / ".stamp", "make parts")
     return f"{PARTS / 'rabbitmq' / 'lib'}/*"
 
 
 def artemis_classpath() -> str:
-    """Return the class path of the Artemis broker.
-
-    Raises:
-        MissingPartError: the jars are not here.
-    """
+    """Return the class path of the Artemis broker."""
     required(PARTS / "artemis" / ".stamp", "make parts")
     return f"{PARTS / 'artemis' / 'lib'}/*"
 
 
 def amqp_one_classpath() -> str:
-    """Return the class path of RabbitMQ's Java client for AMQP 1.0.
-
-    Raises:
-        MissingPartError: the jars are not here.
-    """
+    """Return the class path of RabbitMQ's Java client for AMQP 1.0."""
     required(PARTS / "amqp10" / ".stamp", "make parts")
     return f"{PARTS / 'amqp10' / 'lib'}/*"

@@ -18,14 +18,7 @@ _kept: list[ExitStack] = []
 
 
 def free_port(*hosts: str, offsets: Iterable[int] = (0,)) -> int:
-    """Return a port that is free on every host, together with its neighbours at ``offsets``.
-
-    All of them stay reserved for what this process starts, until it ends: other processes that ask for a free port
-    are given another, and who listens here with SO_REUSEADDR, as all servers do, may come and go.
-
-    Raises:
-        RuntimeError: none was found.
-    """
+    """Return a port that is free on every host, together with its neighbours at ``offsets``."""
     wanted = tuple(offsets)
     reason: OSError | None = None
     for port in itertools.islice(_candidates, len(_EVERY)):

@@ -1,7 +1,4 @@
-"""A child process whose output is kept, whose readiness is a line it prints, and which never outlives its owner.
-
-Not for programs that are simply run to their end: `subprocess.run` does that.
-"""
+"""A child process whose output is kept, whose readiness is a line it prints, and which never outlives its owner."""
 
 import contextlib
 import os
@@ -23,15 +20,7 @@ class ProcessFailedError(RuntimeError):
 
 
 class ManagedProcess:
-    """One running program in a process group of its own, its output copied to a log file.
-
-    Args:
-        name: what messages call it.
-        command: the program and its arguments.
-        log: the file that standard output and standard error go to.
-        env: variables on top of the environment of the tests.
-        cwd: the directory it runs in.
-    """
+    """One running program in a process group of its own, its output copied to a log file."""
 
     def __init__(
         self,
@@ -92,11 +81,7 @@ class ManagedProcess:
         )
 
     def wait_for_line(self, text: str, *, timeout_s: float) -> str:
-        """Wait until a line that contains ``text`` has been printed, and return it.
-
-        Raises:
-            ProcessFailedError: the process ended before, or ``timeout_s`` seconds went by.
-        """
+        """Wait until a line that contains ``text`` has been printed, and return it."""
 
         def found() -> str | None:
             return next((line for line in self._lines if text in line), None)
@@ -113,11 +98,7 @@ class ManagedProcess:
         self._popen.send_signal(number)
 
     def wait(self, *, timeout_s: float) -> int:
-        """Wait for its end and return its exit status.
-
-        Raises:
-            ProcessFailedError: it still runs after ``timeout_s`` seconds.
-        """
+        """Wait for its end and return its exit status."""
         try:
             status = self._popen.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -126,11 +107,7 @@ class ManagedProcess:
         return status
 
     def stop(self, *, timeout_s: float = 30.0) -> int:
-        """Ask it to end, wait for that, and return its exit status.
-
-        Raises:
-            ProcessFailedError: it had to be killed after ``timeout_s`` seconds.
-        """
+        """Ask it to end, wait for that, and return its exit status."""
         if self.running:
             self.signal(signal.SIGTERM)
         try:

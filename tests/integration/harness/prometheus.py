@@ -23,12 +23,7 @@ Found = TypeVar("Found", Vector, dict[str, str])
 
 
 class Prometheus:
-    """A running Prometheus.
-
-    Args:
-        directory: where its configuration and its data lie.
-        config: the configuration's text.
-    """
+    """A running Prometheus."""
 
     def __init__(self, directory: Path, config: str) -> None:
         file = directory / "prometheus.yml"
@@ -49,11 +44,7 @@ class Prometheus:
             raise
 
     def query(self, promql: str, *, at_s: float | None = None) -> Any:
-        """Return the result of an instant query; of now, or of another moment in seconds since 1970.
-
-        Raises:
-            urllib.error.HTTPError: it does not understand it.
-        """
+        """Return the result of an instant query; of now, or of another moment in seconds since 1970."""
         question = {"query": promql} if at_s is None else {"query": promql, "time": f"{at_s:.3f}"}
         url = f"http://{self.address}/api/v1/query?{urllib.parse.urlencode(question)}"
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
@@ -65,19 +56,11 @@ class Prometheus:
         return {frozenset(each["metric"].items()): float(each["value"][1]) for each in found}
 
     def wait_for(self, promql: str, condition: Callable[[Vector], bool]) -> Vector:
-        """Ask until the answer is as wanted, and return it.
-
-        Raises:
-            ProcessFailedError: it never was.
-        """
+        """Ask until the answer is as wanted, and return it."""
         return self._wait_for(promql, lambda: self.vector(promql), condition)
 
     def wait_for_errors(self, condition: Callable[[dict[str, str]], bool]) -> dict[str, str]:
-        """Ask until what the last scrapes failed of is as wanted, and return it by job; empty if they did not fail.
-
-        Raises:
-            ProcessFailedError: it never was.
-        """
+        """Ask until what the last scrapes failed of is as wanted, and return it by job; empty if they did not fail."""
         return self._wait_for("what the scrapes failed of", self._errors, condition)
 
     def _errors(self) -> dict[str, str]:
@@ -94,11 +77,7 @@ class Prometheus:
         return found
 
     def wait_for_value(self, promql: str, value: float) -> None:
-        """Ask until the answer is one sample of that value.
-
-        Raises:
-            ProcessFailedError: it never was.
-        """
+        """Ask until the answer is one sample of that value."""
 
         def is_it(found: Vector) -> bool:
             return len(found) == 1 and math.isclose(next(iter(found.values())), value, rel_tol=1e-6)

@@ -24,24 +24,7 @@ def read_numbered(bodies: Iterable[bytes]) -> list[Numbered]:
 
 
 class Publisher:
-    """Publishes on a channel of its own until it is stopped, has published enough, or its connection is gone.
-
-    Args:
-        client: the connection.
-        queue: its queue's name.
-        confirms: with publisher confirms.
-        count: how many at most.
-        per_s: how many a second; as fast as it can if that is 0.
-        size: bytes of a body, about.
-        epoch: a number that is in each body.
-        first: the number in its first body; in the others it goes on from there.
-        properties: of each message.
-
-    Attributes:
-        channel: its channel.
-        sent: how many were written.
-        error: why it could not go on, if so.
-    """
+    """Publishes on a channel of its own until it is stopped, has published enough, or its connection is gone."""
 
     def __init__(
         self,

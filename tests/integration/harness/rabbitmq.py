@@ -37,23 +37,7 @@ exec chroot . "$@"
 
 
 class RabbitMQ:
-    """A broker of one node with the user ``guest``, running; what it stores lies below ``home``.
-
-    Args:
-        home: a directory that does not exist yet.
-        settings: further lines of ``rabbitmq.conf``.
-        root: of another Debian, whose RabbitMQ runs in place of this one's; needs root.
-        sync_ms: how much longer each fsync takes, as on a slow disk.
-
-    Attributes:
-        host: the address where it listens.
-        port: the port where it listens for AMQP 0.9.1.
-        address: both, as ``host:port``.
-
-    Raises:
-        MissingPartError: RabbitMQ is not installed.
-        ProcessFailedError: it did not start.
-    """
+    """A broker of one node with the user ``guest``, running; what it stores lies below ``home``."""
 
     def __init__(
         self,
@@ -139,11 +123,7 @@ class RabbitMQ:
         self._broker.kill()
 
     def start(self) -> None:
-        """Start the broker again after `stop` or `kill`, on the same port.
-
-        Raises:
-            ProcessFailedError: it did not start.
-        """
+        """Start the broker again after `stop` or `kill`, on the same port."""
         self._broker = self._start()
 
     def messages(self, queue: str, *, vhost: str = "/") -> int:
@@ -160,11 +140,7 @@ class RabbitMQ:
             return [client.expect("basic.deliver", channel=channel).body for _ in range(wanted)]
 
     def ctl(self, *arguments: str) -> str:
-        """Run ``rabbitmqctl`` and return what it printed; takes some seconds.
-
-        Raises:
-            subprocess.CalledProcessError: it failed; what it said is in the error's notes.
-        """
+        """Run ``rabbitmqctl`` and return what it printed; takes some seconds."""
         done = subprocess.run(
             self._command(self._ctl_program, "--quiet", *arguments),
             stdin=subprocess.DEVNULL,

@@ -11,15 +11,7 @@ _READ: Final = 65_536
 
 
 class Recorder:
-    """A relay in front of one address, while it is entered.
-
-    Args:
-        upstream: ``host:port`` behind it.
-
-    Attributes:
-        address: ``host:port`` where it listens.
-        connections: of each connection, in the order they came, what was read: from the client or not, and the bytes.
-    """
+    """A relay in front of one address, while it is entered."""
 
     def __init__(self, upstream: str) -> None:
         host, _, port = upstream.rpartition(":")

@@ -1,7 +1,4 @@
-"""The least of RocketMQ's remoting protocol that the harness needs: asking a broker what it holds, filling topics.
-
-Deliberately not the codec of the proxy: what checks it must not share its faults.
-"""
+"""The least of RocketMQ's remoting protocol that the harness needs: asking a broker what it holds, filling topics."""
 
 import json
 import re
@@ -38,25 +35,14 @@ class Reply:
 
 
 class RemotingClient:
-    """One blocking connection that sends JSON requests.
-
-    Args:
-        host: the server's address.
-        port: the server's port.
-        timeout_s: how long any single read or write may take.
-    """
+    """One blocking connection that sends JSON requests."""
 
     def __init__(self, host: str, port: int, *, timeout_s: float = 60.0) -> None:
         self._socket = socket.create_connection((host, port), timeout_s)
         self._opaque = 0
 
     def call(self, code: int, fields: dict[str, str]) -> Reply:
-        """Send one request and return the answer.
-
-        Raises:
-            RemotingError: the answer's code is not SUCCESS.
-            OSError: the connection broke or was silent for too long.
-        """
+        """Send one request and return the answer."""
         self._write([(code, fields, b"")])
         answer = self._answer()
         if answer.header["code"] != _SUCCESS:
@@ -64,13 +50,7 @@ class RemotingClient:
         return answer
 
     def send(self, topic: str, messages: int) -> int:
-        """Send small messages to a topic, all in one go, and return how many of them were stored.
-
-        Each has a key that no other one of this connection has.
-
-        Raises:
-            OSError: the connection broke or was silent for too long.
-        """
+        """Send small messages to a topic, all in one go, and return how many of them were stored."""
         words = {"a": "harness", "b": topic, "c": "TBW102", "d": str(_QUEUES), "f": "0", "g": "1", "h": "0", "j": "0"}
         words |= {"k": "false", "m": "false"}
         self._write(

@@ -1,8 +1,4 @@
-"""Real RocketMQ name servers and a broker, as many as a test wants.
-
-The broker listens on 127.0.0.1 and may advertise another address, which is where a proxy then listens: the clients
-find it through the name server and need no setting.
-"""
+"""Real RocketMQ name servers and a broker, as many as a test wants."""
 
 import contextlib
 import time
@@ -74,27 +70,7 @@ def java(classpath: str, home: Path, *options: str) -> list[str]:
 
 
 class RocketMQ:
-    """One broker that runs, and the name servers that it is registered at.
-
-    Args:
-        home: an empty directory for its configuration, store and logs.
-        advertised_host: the address that clients are told; the broker itself is on 127.0.0.1.
-        settings: of the broker, on top of those that suit most tests.
-        flush_ms: what a flush of the broker's disk takes; None leaves the disk as it is.
-        java_options: of both Java machines.
-        name_servers: how many name servers there are.
-
-    Attributes:
-        namesrv: ``host:port`` of the first name server, what clients are configured with.
-        namesrvs: those of all.
-        host: where the broker really listens.
-        port: the broker's port, the same on the advertised address; the VIP channel's is ``vip_port``.
-        advertised_host: the address that clients connect to.
-
-    Raises:
-        MissingPartError: Java or the jars are not here.
-        ProcessFailedError: one of the two did not start.
-    """
+    """One broker that runs, and the name servers that it is registered at."""
 
     def __init__(
         self,
@@ -160,11 +136,7 @@ class RocketMQ:
         self._broker.kill()
 
     def start_broker(self) -> None:
-        """Start the broker again after `stop_broker` or `kill_broker`.
-
-        Raises:
-            ProcessFailedError: it did not start.
-        """
+        """Start the broker again after `stop_broker` or `kill_broker`."""
         self._broker = self._start_broker()
 
     def kill_name_server(self, address: str) -> None:
@@ -173,11 +145,7 @@ class RocketMQ:
             self._name_servers.pop(address).kill()
 
     def create_topic(self, topic: str) -> str:
-        """Make a topic, wait until all name servers that run know it, and return its name.
-
-        Raises:
-            TimeoutError: one of them did not hear of it.
-        """
+        """Make a topic, wait until all name servers that run know it, and return its name."""
         with self._to_broker() as broker:
             broker.create_topic(topic)
         deadline = time.monotonic() + _ROUTE_TIMEOUT_S

@@ -1,7 +1,4 @@
-"""As much of AMQP 0.9.1 as tens of thousands of channels need, which no broker of this machine would hold.
-
-Run as a program it is the broker: it prints its port, confirms what is published, and prints how much at SIGTERM.
-"""
+"""As much of AMQP 0.9.1 as tens of thousands of channels need, which no broker of this machine would hold."""
 
 import asyncio
 import signal
@@ -83,13 +80,7 @@ async def _serve() -> None:
 
 
 class ManyClients:
-    """Connections with confirm channels, all of them by one thread.
-
-    Args:
-        address: ``host:port``.
-        connections: how many.
-        channels: how many each has.
-    """
+    """Connections with confirm channels, all of them by one thread."""
 
     def __init__(self, address: str, connections: int, channels: int) -> None:
         self._host, _, port = address.rpartition(":")
@@ -99,12 +90,7 @@ class ManyClients:
         self._open: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def open(self) -> None:
-        """Open all of them, some at once.
-
-        Raises:
-            TimeoutError: that took too long.
-            OSError, asyncio.IncompleteReadError: one was refused, or ended.
-        """
+        """Open all of them, some at once."""
         some = asyncio.Semaphore(_OPENING_AT_ONCE)
 
         async def one() -> None:
@@ -115,11 +101,7 @@ class ManyClients:
             await asyncio.gather(*(one() for _ in range(self._wanted)))
 
     async def publish(self, queue: str) -> int:
-        """Publish once on each channel and return how many of all were acked; what else came is an error.
-
-        Raises:
-            TimeoutError: answers were missing.
-        """
+        """Publish once on each channel and return how many of all were acked; what else came is an error."""
         data = b"".join(publish(channel, queue) for channel in self._channels)
         for _, writer in self._open:
             writer.write(data)

@@ -46,11 +46,7 @@ class Metrics(dict[tuple[str, frozenset[tuple[str, str]]], float]):
 
 
 def sluice_command(*arguments: str, covered: bool = True) -> list[str]:
-    """Return the command line that runs `sluice`, without coverage if its speed or memory is the question.
-
-    Raises:
-        MissingPartError: it is not installed.
-    """
+    """Return the command line that runs `sluice`, without coverage if its speed or memory is the question."""
     script = required(VENV_BIN / "sluice", "make setup")
     if not (covered and _COVERED):
         return [str(script), *arguments]
@@ -64,11 +60,7 @@ def sluice_command(*arguments: str, covered: bool = True) -> list[str]:
 def run_sluice(
     *arguments: str, cwd: Path, timeout_s: float = 240.0, env: Mapping[str, str] = MappingProxyType({})
 ) -> subprocess.CompletedProcess[str]:
-    """Run `sluice` to its end and return its exit status and output; ``env`` comes on top of the tests' environment.
-
-    Raises:
-        subprocess.TimeoutExpired: it still ran after ``timeout_s`` seconds, and was killed.
-    """
+    """Run `sluice` to its end and return its exit status and output; ``env`` comes on top of the tests' environment."""
     return subprocess.run(
         [program("setpriv"), "--pdeathsig", "KILL", "--", *sluice_command(*arguments)],
         stdin=subprocess.DEVNULL,
@@ -83,29 +75,7 @@ def run_sluice(
 
 
 class Sluice:
-    """A running sidecar.
-
-    Args:
-        directory: where its log lies.
-        routes: its listeners and the brokers behind them.
-        limits: values of ``--limit``.
-        config: a configuration file's text; without listeners in it, those of ``routes`` are given as flags.
-        arguments: further arguments.
-        protocol: what the listeners of ``routes`` speak.
-        admin: ``host:port`` of its admin address; a free one if not given.
-        ready: wait until ``/readyz`` says yes; otherwise only until ``/healthz`` does.
-        env: variables on top of the environment of the tests.
-        inside: a command that runs the one behind it in a place of its own, such as a small disk.
-        covered: measure its coverage if the run of the tests asks for that.
-
-    Attributes:
-        process: the process.
-        routes: as given.
-        admin: ``host:port`` of its admin address.
-
-    Raises:
-        ProcessFailedError: it ended, or it did not become ready.
-    """
+    """A running sidecar."""
 
     def __init__(
         self,
@@ -147,11 +117,7 @@ class Sluice:
             raise
 
     def get(self, path: str) -> tuple[int, str]:
-        """Return status and body of a page of the admin address.
-
-        Raises:
-            OSError: nothing answers there.
-        """
+        """Return status and body of a page of the admin address."""
         try:
             with urllib.request.urlopen(f"http://{self.admin}{path}", timeout=_METRICS_TIMEOUT_S) as answer:
                 return answer.status, answer.read().decode()
@@ -160,11 +126,7 @@ class Sluice:
                 return error.code, error.read().decode()
 
     def explain(self, **question: str) -> Any:
-        """Return what the API says would limit a request: ``kind``, ``name``, and whatever else matters.
-
-        Raises:
-            ProcessFailedError: it does not understand the question.
-        """
+        """Return what the API says would limit a request: ``kind``, ``name``, and whatever else matters."""
         status, text = self.get(f"/api/v1/explain?{urllib.parse.urlencode(question)}")
         if status != 200:
             raise self.process.failure(f"/api/v1/explain answered {status}: {text}")
@@ -184,11 +146,7 @@ class Sluice:
         )
 
     def wait_for_metrics(self, condition: Callable[[Metrics], bool]) -> Metrics:
-        """Wait until ``/metrics`` says something, and return what it says then.
-
-        Raises:
-            ProcessFailedError: it never did.
-        """
+        """Wait until ``/metrics`` says something, and return what it says then."""
         deadline = time.monotonic() + _METRICS_TIMEOUT_S
         while not condition(metrics := self.metrics()):
             if time.monotonic() > deadline:
@@ -209,11 +167,7 @@ class Sluice:
         return sorted(str(name) for name in names if not name.name.startswith(".rejections-"))
 
     def wait_for_descriptors(self, before: int) -> int:
-        """Wait until it has no more files open than before it had clients, and return how many these are.
-
-        Raises:
-            ProcessFailedError: it keeps more.
-        """
+        """Wait until it has no more files open than before it had clients, and return how many these are."""
         # Sockets of the last questions to its admin address, and of brokers, are closed a moment after it says so.
         deadline = time.monotonic() + _METRICS_TIMEOUT_S
         while len(left := self._open_files()) > before:
@@ -223,14 +177,7 @@ class Sluice:
         return len(left)
 
     def end_with_nothing_left(self, *, descriptors: int) -> None:
-        """End it once all clients are gone, and check before that nothing of them is left.
-
-        Args:
-            descriptors: how many it had before there were any clients.
-
-        Raises:
-            ProcessFailedError: descriptors are left, or connections.
-        """
+        """End it once all clients are gone, and check before that nothing of them is left."""
         metrics = self.wait_for_metrics(lambda metrics: metrics.total("sluice_connections") == 0)
         opened = metrics.total("sluice_connections_opened_total")
         assert metrics.total("sluice_connections_closed_total") == opened

@@ -22,15 +22,7 @@ Direction = Literal["upstream", "downstream"]
 
 
 class Toxiproxy:
-    """A running toxiproxy; what it relays is in ``relay``.
-
-    Args:
-        folder: where its log lies.
-
-    Raises:
-        MissingPartError: it is not here.
-        ProcessFailedError: it did not start.
-    """
+    """A running toxiproxy; what it relays is in ``relay``."""
 
     def __init__(self, folder: Path) -> None:
         server = required(PARTS / "toxiproxy" / "server", "make parts")

@@ -32,11 +32,7 @@ def count_messages(body: bytes | memoryview) -> int:
 
 
 def encode_batch(messages: Iterable[BatchMessage]) -> bytes:
-    """Return the batch body that holds these messages.
-
-    Raises:
-        LocalProtocolError: the properties of one are longer than 32 767 bytes.
-    """
+    """Return the batch body that holds these messages."""
     parts: list[bytes] = []
     for message in messages:
         properties = message.properties.encode()
@@ -53,11 +49,7 @@ def encode_batch(messages: Iterable[BatchMessage]) -> bytes:
 
 
 def encode_properties(properties: Mapping[str, str]) -> str:
-    """Return properties as they travel.
-
-    Raises:
-        LocalProtocolError: a name or value holds one of the two separators.
-    """
+    """Return properties as they travel."""
     for text in (*properties.keys(), *properties.values()):
         if _NAME_END in text or _VALUE_END in text:
             raise LocalProtocolError("bad_properties", f"{text!r} holds a separator of the properties string")
@@ -65,11 +57,7 @@ def encode_properties(properties: Mapping[str, str]) -> str:
 
 
 def decode_all(data: bytes) -> Iterator[RemotingCommand]:
-    """Yield the commands of a whole number of frames.
-
-    Raises:
-        RemoteProtocolError: when it comes to something that is no frame.
-    """
+    """Yield the commands of a whole number of frames."""
     at = 0
     while at < len(data):
         end = at + 4 + int.from_bytes(data[at : at + 4], "big")

@@ -11,12 +11,7 @@ from admin.demo.broker import Loopback, serve_broker
 
 
 class Embedded:
-    """A running embedded broker and the clients that are to work against it.
-
-    Attributes:
-        loopback: the broker.
-        namesrv: ``host:port`` of its name server.
-    """
+    """A running embedded broker and the clients that are to work against it."""
 
     def __init__(self, loopback: Loopback) -> None:
         self.loopback = loopback

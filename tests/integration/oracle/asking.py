@@ -1,9 +1,4 @@
-"""Asks the broker's own code what it reads in a frame, and compares that with what the codec says.
-
-The rule: where the broker reads a limitable request, the codec names the same resource or says that it cannot
-read the header, which has a limit of its own; and where the strict reading answers, it agrees in everything.
-Where the broker closes the connection the codec may say what it likes, but it must not raise.
-"""
+"""Asks the broker's own code what it reads in a frame, and compares that with what the codec says."""
 
 import json
 import struct
@@ -34,12 +29,7 @@ def frame(header: bytes, header_type: int = 0, body: bytes = b"") -> bytes:
 
 
 class Oracle:
-    """A Java program with the broker's classes; a context manager.
-
-    Args:
-        classpath: where the broker's jars are.
-        home: a folder for what those classes like to write.
-    """
+    """A Java program with the broker's classes; a context manager."""
 
     def __init__(self, classpath: str, home: Path) -> None:
         self._errors = (home / "oracle.log").open("wb")
@@ -88,13 +78,7 @@ class Oracle:
 
 @dataclass
 class Comparison:
-    """What came out of comparing many headers.
-
-    Attributes:
-        counts: how many of each outcome, by a short phrase.
-        wrong: one line for each disagreement; the tests want it empty.
-        unparsed: limitable requests that the broker reads and the codec does not.
-    """
+    """What came out of comparing many headers."""
 
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
@@ -112,10 +96,7 @@ def compare(oracle: Oracle, headers: Iterable[tuple[bytes, int]], *, subscriptio
 
 
 def resource_of(reading: Reading, *, subscriptions: bool = False) -> tuple[str, str] | None:
-    """Return kind and name of the resource that the broker's reading stands for; None if it is not limitable.
-
-    A send without a topic, or with fields in which the broker finds no numbers, is refused by the broker itself.
-    """
+    """Return kind and name of the resource that the broker's reading stands for; None if it is not limitable."""
     if "code" not in reading or reading["response"] or "refused" in reading:
         return None
     if subscriptions and reading["code"] in CONSUMING:

@@ -1,7 +1,4 @@
-"""Makes headers up: mostly as clients write them, with tricks mixed in, or bytes of real ones changed.
-
-Every function takes its randomness as an argument, so that a seed or Hypothesis decides.
-"""
+"""Makes headers up: mostly as clients write them, with tricks mixed in, or bytes of real ones changed."""
 
 import struct
 from collections.abc import Sequence
@@ -57,13 +54,7 @@ _ODD_EXT = (
 
 
 class Tricks:
-    """Makes JSON headers.
-
-    Args:
-        random: decides everything.
-        level: how often tricks are played; at 0 hardly any header has one.
-        consuming: make requests that consume instead of sends.
-    """
+    """Makes JSON headers."""
 
     def __init__(self, random: Random, level: float, *, consuming: bool = False) -> None:
         self._random = random

@@ -15,18 +15,7 @@ SECOND_NS = 1_000_000_000
 
 
 class Between:
-    """Holds, grants in part, and refuses, as a random says; or lets all pass.
-
-    Args:
-        seed: of what it decides.
-        terms: what rules say, by resource.
-        scan: what reads plain frames; by default as the driver has it.
-        changes: the terms of one resource become those of another now and then.
-        refusals: the share of messages that are refused, of those that can be.
-
-    Attributes:
-        driver: calls the session.
-    """
+    """Holds, grants in part, and refuses, as a random says; or lets all pass."""
 
     def __init__(
         self,

@@ -1,8 +1,4 @@
-"""AMQP 1.0's types and frames, made and read apart from the code under test.
-
-Python's values stand for AMQP's: None, bool, str (string), bytes (binary), list, dict (map); the others are the classes
-below. Reading gives them back.
-"""
+"""AMQP 1.0's types and frames, made and read apart from the code under test."""
 
 import struct
 from collections.abc import Iterable, Iterator
@@ -268,15 +264,7 @@ def say(channel: int, name: str, payload: bytes = b"", /, **fields: Any) -> byte
 
 @dataclass
 class Said:
-    """A frame that was read.
-
-    Attributes:
-        channel: its number.
-        name: of its performative; empty in an empty frame.
-        fields: of it that are not null, by name.
-        payload: what comes behind it.
-        data: the whole frame.
-    """
+    """A frame that was read."""
 
     channel: int
     name: str

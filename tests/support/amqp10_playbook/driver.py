@@ -27,21 +27,7 @@ Decide = Callable[[Request], Verdict | None]
 
 
 class Driver:
-    """One session and what it writes.
-
-    Attributes:
-        written: to either side, that was not read.
-        terms: what rules say, by resource; those of a request are the first that has some.
-        version: of the rules.
-        unread: what a side has sent that is paused.
-        held: requests that are held with their tickets, in order.
-        given_up: those that the session gave up.
-        batches: all that were decided.
-        closed: the session's order to close.
-        counters: of what came, and how long answers took.
-        between: called between ``receive`` and ``decided``.
-        scan: what reads plain frames, unless options say it.
-    """
+    """One session and what it writes."""
 
     scan: ScanName = "auto"
 
@@ -230,14 +216,7 @@ class Driver:
     def open(
         self, hostname: str | None = None, user: str = "guest", broker: dict[str, Any] | None = None, **opens: Any
     ) -> "Driver":
-        """Have the connection opened, with the client's channel 1 and the broker's channel 5 for one session.
-
-        Args:
-            hostname: of the client's open.
-            user: who signs in.
-            broker: what the broker's open says besides.
-            opens: what the client's does.
-        """
+        """Have the connection opened, with the client's channel 1 and the broker's channel 5 for one session."""
         start = codec.SASL_HEADER + say(
             0, "sasl_init", mechanism="PLAIN", initial_response=b"\0" + user.encode() + b"\0pw"
         )

@@ -1,13 +1,4 @@
-"""Two model peers of AMQP 1.0, over bytes: each holds the other to the rules, and has all it does chosen by a test.
-
-What a peer hears and may not, raises ``RuleBrokenError``: frames longer than it takes, channels and handles that are
-not in use or are twice, transfers beyond its session window (2.5.6) or its link credit (2.6.7), delivery-ids that do
-not ascend by one, numbers in flows that are not those that were sent, a credit that sinks or turns negative, a delivery
-settled that never was. All numbers are compared as serial ones (RFC 1982).
-
-A peer's own receivers never take back credit nor window that they gave, so that nothing crosses on its way; and what is
-sent through one pipe arrives in its order. So every number that is heard can be held against one that is known.
-"""
+"""Two model peers of AMQP 1.0, over bytes: each holds the other to the rules, and has all it does chosen by a test."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -37,18 +28,7 @@ def ahead(serial: int, of: int) -> int:
 
 @dataclass
 class Message:
-    """A message to send, or that came.
-
-    Attributes:
-        payload: all of it.
-        settled: by its sender, when it is sent.
-        frame_bytes: of payload in each frame, at most.
-        aborts: after so many frames, if it is more than 0 and the message has more.
-        number: delivery-id, once it is sent.
-        outcome: what became of it, as its receiver says and its sender hears; ``settled`` if it was sent so,
-            ``aborted`` likewise.
-        detail: the description of the error of the outcome.
-    """
+    """A message to send, or that came."""
 
     payload: bytes = field(repr=False)
     settled: bool = False
@@ -61,28 +41,7 @@ class Message:
 
 @dataclass(eq=False)
 class Link:
-    """One peer's half of a link.
-
-    Attributes:
-        name: of the link.
-        handle: its own number.
-        sends: it is the sender.
-        address: of the broker's node.
-        mode: snd-settle-mode, if the client says one.
-        first: delivery-count that it begins with.
-        theirs: the other peer's number; None until that has attached, or has detached.
-        detached: it has.
-        count: delivery-count: of its own as a sender; as a receiver, what it makes of it.
-        limit: delivery-count + link-credit, as the receiver said last.
-        limits: all that a receiver said.
-        outbox: messages to send.
-        sent: those that were, with those that are under way.
-        received: those that came whole.
-        at: bytes of the first of the outbox that were sent; or, of what is received, that came.
-        frames: likewise.
-        drains: the receiver wants all credit used up or thrown away.
-        flows: sender's flows that a receiver heard.
-    """
+    """One peer's half of a link."""
 
     name: str
     handle: int
@@ -115,20 +74,7 @@ class Link:
 
 @dataclass(eq=False)
 class Session:
-    """One peer's half of a session.
-
-    Attributes:
-        channel: its own number.
-        theirs: the other peer's; None until that has begun, or has ended.
-        ended: it has.
-        outgoing_id: of its next transfer; ``incoming_id`` of the other's.
-        outgoing_limit: the first that it may not send, as the other said; ``incoming_limit`` is what it said itself.
-        first_id: its first transfer's.
-        delivery_id: of its next delivery; ``their_delivery_id`` of the other's, None before the first.
-        links: by its own handles; ``their_links`` by the other's.
-        unsettled: its deliveries that are not settled; ``to_settle`` the other's. Either has an outcome already
-            if that was said without settling it.
-    """
+    """One peer's half of a session."""
 
     channel: int
     outgoing_id: int
@@ -151,21 +97,7 @@ class Session:
 
 
 class Peer:
-    """A client, or a broker, which answers opens, begins, attaches, detaches, ends and closes by itself.
-
-    Args:
-        name: ``client`` or ``broker``.
-        max_frame_bytes: the longest frame that it takes.
-        hostname: of its open.
-        first: numbers begin there: transfers, and the counts of links; deliveries a little further on.
-        counts_at_last: as a sender it counts a delivery when it has sent its last frame, not its first.
-
-    Attributes:
-        out: what it has said and was not taken.
-        sessions: by its own channels.
-        heartbeats: empty frames that it has heard.
-        closed: it has heard a close; ``error`` is what that said.
-    """
+    """A client, or a broker, which answers opens, begins, attaches, detaches, ends and closes by itself."""
 
     def __init__(
         self,

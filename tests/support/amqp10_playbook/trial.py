@@ -1,9 +1,4 @@
-"""A client and a broker that do what a random says, through a relay; all that they may ask of each other is checked.
-
-Each step of a ``Trial`` is one act of one of them, or some bytes on their way: several sessions, links in both
-directions, messages in one frame and in many, settled and not, aborted; drains. In the end all comes to rest, and what
-was sent is held against what came: in order, once, and as its sender was told.
-"""
+"""A client and a broker that do what a random says, through a relay; all that they may ask of each other is checked."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,13 +51,7 @@ class Direct:
 
 @dataclass(frozen=True)
 class Addresses:
-    """Of links.
-
-    Attributes:
-        targets: that the client sends to; None is an anonymous one.
-        to: where its messages go then.
-        sources: that it takes from.
-    """
+    """Of links."""
 
     targets: tuple[str | None, ...] = ("/queues/orders", "/queues/free", None)
     to: tuple[str, ...] = ("/queues/orders", "/queues/free")
@@ -79,15 +68,7 @@ ADDRESSES = Addresses()
 
 
 class Trial:
-    """One connection.
-
-    Args:
-        seed: of all that is random.
-        relay: between the peers.
-        addresses: of links.
-        refused: says of the text of a rejection whether it is the relay's; the message must not have come then.
-        closes: links are detached and sessions ended while messages are under way. What was sent then may be lost.
-    """
+    """One connection."""
 
     def __init__(
         self,

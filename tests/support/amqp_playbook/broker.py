@@ -56,15 +56,7 @@ class Channel:
 
 
 class ModelBroker:
-    """The broker of some sessions.
-
-    Attributes:
-        queues: what is in them.
-        bindings: of exchanges, to queues.
-        written: bodies of durable messages that were on disk once.
-        acked: how often consumers have acknowledged a body, by queue.
-        errors: what a real broker would close a channel for.
-    """
+    """The broker of some sessions."""
 
     def __init__(
         self, queues: tuple[str, ...] = ("orders",), bindings: dict[str, tuple[str, ...]] | None = None

@@ -30,24 +30,7 @@ Decide = Callable[[Request], Verdict | None]
 
 
 class Driver:
-    """One session and what it writes.
-
-    Attributes:
-        written: to either side.
-        writes: the sockets take everything at once.
-        later: says of what is behind a held request whether it is decided later.
-        held: requests that are held with their tickets, in order.
-        given_up: those that the session gave up.
-        lost: those that it gave up before they were decided.
-        replayed: what became of queues of an earlier process.
-        client_ended: the stream to the client was to end, though not all that it sent has gone on.
-        writes: the broker's socket takes everything at once.
-        requests: all that were decided.
-        batches: likewise.
-        scans: new sessions have the compiled part read what it can.
-        confirming: what a rule says of the confirms of what is published, by what it is charged to, as ``kind:name``.
-        rules_version: to be counted up when that is changed.
-    """
+    """One session and what it writes."""
 
     scans = False
 
@@ -270,10 +253,7 @@ class Driver:
         self._decide(batch)
 
     def settle(self, *, all_read: bool = True) -> None:
-        """Let all that is held go on, and all that was behind it, with nothing decided any more.
-
-        All is read then, unless it waits for an answer of the broker's.
-        """
+        """Let all that is held go on, and all that was behind it, with nothing decided any more."""
         self.decide = lambda _: None
         while self.held or self.woken:
             if self.held:

@@ -78,14 +78,7 @@ def publish(channel: int, exchange: str | bytes, key: str | bytes, body: bytes =
 
 
 def header(size: int, *, mode: int | None = 2, headers: bytes | None = None, **others: bytes) -> bytes:
-    """Return the payload of a header frame.
-
-    Args:
-        size: of the body.
-        mode: the delivery mode, if there is one.
-        headers: the fields of the table, if there is one.
-        others: other properties, as they are on the wire, by names out of PROPERTIES.
-    """
+    """Return the payload of a header frame."""
     if mode is not None:
         others["delivery_mode"] = bytes((mode,))
     if headers is not None:

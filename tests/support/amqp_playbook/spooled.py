@@ -15,13 +15,7 @@ NS = 1_000_000_000
 
 
 class SpooledDriver(Driver):
-    """A driver whose handlers have everything put aside behind what they hold.
-
-    Attributes:
-        disk: of the spool.
-        spool: of the session.
-        damaged: what the spool has lost.
-    """
+    """A driver whose handlers have everything put aside behind what they hold."""
 
     disk: FakeDisk
 

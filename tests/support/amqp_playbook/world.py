@@ -18,15 +18,7 @@ QUEUE = {"queue:orders": PERSIST}
 
 
 class World:
-    """A broker, and sessions that share a hub.
-
-    Attributes:
-        hub: of the sessions.
-        broker: of the connections.
-        rules: of all sessions.
-        drivers: them.
-        now_ns: of all.
-    """
+    """A broker, and sessions that share a hub."""
 
     def __init__(
         self,

@@ -8,10 +8,7 @@ from admin.analytics import tables
 
 
 def unequal(ours: Path, theirs: Path) -> dict[str, tuple[int, int]]:
-    """Return, of each table, how many rows only the one and only the other has; of equal tables nothing.
-
-    Rows that are there twice count twice.
-    """
+    """Return, of each table, how many rows only the one and only the other has; of equal tables nothing."""
     found = {}
     with duckdb.connect() as engine:
         for table in tables.BY_DAY:

@@ -53,12 +53,7 @@ _GOOD: Final = f"""
 
 
 def load(duck: duckdb.DuckDBPyConnection, files: Sequence[Path]) -> tuple[int, int]:
-    """Make the tables ``records`` and ``copies``; return how many lines were bad, and how many records duplicates.
-
-    Args:
-        duck: a connection.
-        files: of the log.
-    """
+    """Make the tables ``records`` and ``copies``; return how many lines were bad, and how many records duplicates."""
     columns = ", ".join(f"'{name}': '{kind}'" for name, kind in _COLUMNS.items())
     duck.execute(
         "CREATE OR REPLACE TABLE lines AS SELECT * FROM read_json(?, format = 'newline_delimited', "

@@ -220,14 +220,7 @@ def _statements(gap_s: int) -> Iterator[tuple[str, str]]:
 
 
 def write(duck: duckdb.DuckDBPyConnection, out: Path, done: Callable[[str], None], gap_s: int = 30) -> None:
-    """Write the tables from ``records`` as Parquet by day; hours are made from the minutes that were written.
-
-    Args:
-        duck: a connection.
-        out: directory for the tables.
-        done: is told of each table.
-        gap_s: of storms.
-    """
+    """Write the tables from ``records`` as Parquet by day; hours are made from the minutes that were written."""
     for name, statement in _statements(gap_s):
         if not name:
             duck.execute(statement)
@@ -246,14 +239,8 @@ def write(duck: duckdb.DuckDBPyConnection, out: Path, done: Callable[[str], None
 def differences(
     duck: duckdb.DuckDBPyConnection, name: str, out: Path, columns: tuple[str, ...], where: str = "true"
 ) -> list[tuple[object, ...]]:
-    """Return rows that are in only one of both tables, with the side first, or not as often in the other; some of them.
-
-    Args:
-        duck: a connection with the tables.
-        name: of the table.
-        out: Spark's tables.
-        columns: those that are compared.
-        where: which of Spark's rows.
+    """Return rows that are in only one of both tables, with the side first, or not as often in the other; some
+    of them.
     """
     kinds = {str(row[0]): str(row[1]) for row in duck.execute(f"DESCRIBE duck_{name}").fetchall()}
     same = ", ".join(

@@ -1,13 +1,4 @@
-"""Targets of coverage-guided fuzzing: each is a module with what is tried, and what to begin with.
-
-``make fuzz-long`` has libFuzzer draw inputs for each, and keeps those that reach code that no other has reached; see
-``tests/fuzz/guided.py``. What it found so far is in ``tests/fuzz/corpus`` and is tried by every run of the fuzz tests.
-
-A module has ``run(data)``, which raises if something is wrong; ``seeds()``, from which the drawing starts; and, where
-plain changes of bytes would seldom come far, ``mutated(data, most_bytes, changed, random)``. What compares the compiled
-part with Python is called like what it shares its inputs with. Nothing here imports
-Atheris, so that whatever was found can be tried without it.
-"""
+"""Targets of coverage-guided fuzzing: each is a module with what is tried, and what to begin with."""
 
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
@@ -28,15 +19,7 @@ class Mutate(Protocol):
 
 
 class Target(NamedTuple):
-    """A target.
-
-    Attributes:
-        run: tries one input; raises AssertionError, or what must not be raised.
-        seeds: what to begin with.
-        mutated: changes an input; None leaves that to libFuzzer.
-        corpus: whose inputs it begins with, in the tree: a target's that reads them alike, or its own.
-        steps: how many steps of the interpreter may be taken in all cases, and how many for each byte.
-    """
+    """A target."""
 
     run: Callable[[bytes], None]
     seeds: Callable[[], Iterable[bytes]]

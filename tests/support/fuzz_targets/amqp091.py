@@ -1,8 +1,4 @@
-"""An AMQP 0.9.1 session: nothing but Close comes of any bytes, and where nothing is limited all goes on as it came.
-
-Otherwise some is refused and held: then what goes on is bounded, what is passed does not depend on the chunks, and in
-the end nothing is kept.
-"""
+"""An AMQP 0.9.1 session: nothing but Close comes of any bytes, and where nothing is limited all goes on as it came."""
 
 import zlib
 from collections import Counter
@@ -206,10 +202,7 @@ def _pass_all(said: Conversation) -> None:
 
 
 def check_passed(side: Side, said: Conversation, written: bytes, closed: str) -> None:
-    """Hold what went on of one peer's stream against what it said.
-
-    Contents of which too little has come to decide wait, and others overtake them, but none of the same channel.
-    """
+    """Hold what went on of one peer's stream against what it said."""
     came, heard = said.said(side), said.said(side.other)
     if closed and came.startswith(written):
         # What is no frame, and belongs to no channel, may have begun to go on.
@@ -279,15 +272,7 @@ def _answered(frame: bytes) -> bytes:
 
 
 class Came(NamedTuple):
-    """What came of a conversation.
-
-    Attributes:
-        closed: why the connection was closed; empty if it was not.
-        to_broker: what the broker was given.
-        to_client: the frames that the client was given: a confirm of ours may stand before or behind what the broker
-            says in the same chunk.
-        asked: resources, messages and bytes of the requests.
-    """
+    """What came of a conversation."""
 
     closed: str
     to_broker: bytes

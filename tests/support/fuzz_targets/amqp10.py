@@ -1,7 +1,4 @@
-"""An AMQP 1.0 session: nothing but Close comes of any bytes, and where nothing is limited all goes on as it came.
-
-Otherwise credit is held and granted in part, and some messages are refused: then what goes on is bounded.
-"""
+"""An AMQP 1.0 session: nothing but Close comes of any bytes, and where nothing is limited all goes on as it came."""
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -204,10 +201,7 @@ def _pass_all(said: Conversation) -> None:
 
 
 def check_passed(side: Side, said: Conversation, written: bytes, closed: str, unread: bytes | bytearray) -> None:
-    """Compare what was forwarded of one peer's stream with what it said and the session has read.
-
-    A session waits for as much of a message as says where it goes, and others overtake it.
-    """
+    """Compare what was forwarded of one peer's stream with what it said and the session has read."""
     came = said.said(side) if closed else said.said(side).removesuffix(bytes(unread))
     if closed == "other_protocol":
         # The client hears with what it may begin.
@@ -265,13 +259,7 @@ def _terms(said: Conversation) -> Mapping[Resource, Terms]:
 
 
 class Came(NamedTuple):
-    """What came of a conversation.
-
-    Attributes:
-        closed: why the connection was closed; empty if it was not.
-        total: what either peer was given.
-        counted: what was asked and counted.
-    """
+    """What came of a conversation."""
 
     closed: str
     total: Mapping[Side, bytes]

@@ -1,7 +1,4 @@
-"""The text of a configuration file: it is put in force as it says, or an error names what is wrong with it.
-
-It is read, composed and laid out as ``sluice check`` does it; nothing is listened on.
-"""
+"""The text of a configuration file: it is put in force as it says, or an error names what is wrong with it."""
 
 import io
 import tempfile

@@ -1,8 +1,4 @@
-"""What two peers say in turn, as bytes that libFuzzer can change; and changes that leave frames whole.
-
-An input is one byte of options, whose meaning is the target's, two of a seed, and then steps: one byte of who speaks
-and in what chunks, two of a length, and what is said. Any bytes are a conversation.
-"""
+"""What two peers say in turn, as bytes that libFuzzer can change; and changes that leave frames whole."""
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,13 +20,7 @@ WHOLE, SINGLE = 0, 1
 
 
 class Step(NamedTuple):
-    """What one peer says.
-
-    Attributes:
-        side: who.
-        cut: in what chunks.
-        data: what.
-    """
+    """What one peer says."""
 
     side: Side
     cut: int
@@ -49,13 +39,7 @@ class Step(NamedTuple):
 
 
 class Conversation(NamedTuple):
-    """What both say.
-
-    Attributes:
-        options: of the target's.
-        seed: of what is random.
-        steps: in turn.
-    """
+    """What both say."""
 
     options: int
     seed: int
@@ -123,17 +107,7 @@ def mutate(
     mended: Mended,
     known: Mapping[Side, Sequence[bytes]],
 ) -> bytes:
-    """Change what is said frame by frame: leave out, repeat, move, put in known ones, change what is in one.
-
-    Args:
-        data: an input.
-        most_bytes: that may come of it.
-        changed: libFuzzer's changes.
-        random: of what is chosen.
-        split: for the protocol.
-        mended: likewise.
-        known: frames that each peer may say.
-    """
+    """Change what is said frame by frame: leave out, repeat, move, put in known ones, change what is in one."""
     conversation = read(data)
     if conversation is None or not conversation.steps or random.random() < 0.3:
         return changed(data, most_bytes)

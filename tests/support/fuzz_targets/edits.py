@@ -1,7 +1,5 @@
-"""Requests of the HTTP API that read and change limits: each is answered, and whatever is wrong is the client's fault.
-
-An input is some requests, with a byte of zero between them: a line with method and path, lines with headers, an empty
-line, and a body.
+"""Requests of the HTTP API that read and change limits: each is answered, and whatever is wrong is the
+client's fault.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""A session with RocketMQ's name server: what clients send goes on as it came, and of answers only addresses change.
-
-It makes no difference in what chunks they come; and what is written of a body can be read, and written, again.
-"""
+"""A session with RocketMQ's name server: what clients send goes on as it came, and of answers only addresses change."""
 
 import json
 from collections.abc import Iterable

@@ -1,8 +1,4 @@
-"""A RocketMQ session: whatever comes in whatever chunks, it does what a model says that sees the streams as a whole.
-
-The model is the fuzz tests' (``playbook.trial``): the broker gets all that is not refused and the client all that the
-broker says, each refused request has one answer between two of the broker's frames, and what is kept is bounded.
-"""
+"""A RocketMQ session: whatever comes in whatever chunks, it does what a model says that sees the streams as a whole."""
 
 import struct
 from collections.abc import Iterable

@@ -16,13 +16,7 @@ BAD_LINES: Final = 13
 
 @dataclass(frozen=True)
 class Soiled:
-    """What was added.
-
-    Attributes:
-        duplicates: records that are there once more.
-        bad_lines: that are no records.
-        records: new ones.
-    """
+    """What was added."""
 
     duplicates: int
     bad_lines: int
@@ -30,13 +24,7 @@ class Soiled:
 
 
 def soil(folder: Path, made: Made, gap_s: int = 30) -> Soiled:
-    """Add to logs what must change no result, and some records at the edge.
-
-    Args:
-        folder: of the logs; what is added lies in ``folder/more`` and below.
-        made: the logs.
-        gap_s: of storms.
-    """
+    """Add to logs what must change no result, and some records at the edge."""
     more = folder / "more" / "deeper"
     more.mkdir(parents=True)
     first = made.files[0]

@@ -24,14 +24,7 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Made:
-    """What was written.
-
-    Attributes:
-        files: in order of instance and time.
-        records: in all of them.
-        size_bytes: likewise.
-        until_s: end of the last hour.
-    """
+    """What was written."""
 
     files: tuple[Path, ...]
     records: int
@@ -49,17 +42,7 @@ def make(
     lines: int = 100_000,
     name: str = "broker",
 ) -> Made:
-    """Write logs of at least so many records, whole hours of all instances.
-
-    Args:
-        folder: for the files; made if it is not there.
-        shape: of the traffic.
-        records: at least so many.
-        start_s: beginning, a whole hour.
-        seed: another one makes other logs.
-        lines: of a file, at most about so many.
-        name: beginning of the instances' names.
-    """
+    """Write logs of at least so many records, whole hours of all instances."""
     folder.mkdir(parents=True, exist_ok=True)
     instances = [
         _Instance(folder, shape, number, name=name, seed=seed, start_s=start_s, lines=lines)

@@ -6,17 +6,7 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Shape:
-    """How traffic looks like.
-
-    Attributes:
-        instances: sidecars.
-        resources: of each of them.
-        active: resources with traffic in an average minute of one sidecar.
-        storms_per_minute: that begin, of one sidecar, on average.
-        storm_s: how long one lasts on average.
-        clients: how many take part in a storm, at most.
-        hot_clients: so many are refused all of the time at the first resource.
-    """
+    """How traffic looks like."""
 
     instances: int = 3
     resources: int = 1000

@@ -18,14 +18,7 @@ _CHUNK: Final = 1 << 16
 
 
 def count(folder: Path, *, gap_s: int = 30, since_s: int | None = None, until_s: int | None = None) -> Truth:
-    """Count what is in a folder of logs.
-
-    Args:
-        folder: with all folders in it; what begins with a dot or an underscore is not there.
-        gap_s: refusals further apart are two storms.
-        since_s: records before it are left out; None leaves out none.
-        until_s: records from then on are left out; None leaves out none.
-    """
+    """Count what is in a folder of logs."""
     counting = _Counting()
     damaged = set[str]()
     for file in sorted(folder.rglob("*.jsonl*")):
@@ -41,11 +34,7 @@ def count(folder: Path, *, gap_s: int = 30, since_s: int | None = None, until_s:
 
 
 class _Lines:
-    """The lines of a file, as far as they can be read.
-
-    Attributes:
-        damaged: the rest could not be unpacked.
-    """
+    """The lines of a file, as far as they can be read."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

@@ -1,15 +1,4 @@
-"""The logs: a plan of five days, written down as four sidecars would have, and then spoiled as the world does.
-
-All times are UTC. In the night to the third day clocks of Europe are set back, which must change nothing. What is
-known of the logs is added up from the plan, storm by storm and minute by minute, never from what was written.
-
-| sidecar | what is special |
-|---|---|
-| `east-1` | a flood by eight clients over a midnight; it restarts in the middle of another storm; edited limits |
-| `east-2` | storms of single seconds, exactly the gap apart and one second more; it is down for a while |
-| `west-1` | limits that only shadow; a topic with every character; files that were lost; one comes a day late |
-| `west-2` | its clock is 433 s ahead of that by which files are shipped, and is set back by two minutes once |
-"""
+"""The logs: a plan of five days, written down as four sidecars would have, and then spoiled as the world does."""
 
 import gzip
 import json
@@ -55,16 +44,7 @@ _EACH: Final = 300
 
 @dataclass(frozen=True)
 class Plan:
-    """How much there is to be.
-
-    Attributes:
-        minutes: around each midnight, and around the end of summer time, that sidecars are up, to either side; 720 is
-            all the time. At least 10.
-        steady: topics of each sidecar that are asked for every second.
-        storms: more of them, around each of these times and of each sidecar, where ``minutes`` are 60 and more; each
-            lasts some minutes.
-        file_minutes: of a file.
-    """
+    """How much there is to be."""
 
     minutes: int = 10
     steady: int = 2
@@ -78,16 +58,7 @@ BIG: Final = Plan(minutes=720, steady=6, storms=24, file_minutes=60)
 
 @dataclass(frozen=True)
 class Made:
-    """What was written.
-
-    Attributes:
-        folder: of the logs, with a folder for each day and in it one for each sidecar.
-        truth: of the plan; of storms, totals and percentiles that of all resources, of ``p99_per_s`` of steady ones.
-        duplicates: records that are there once more.
-        late: a file with records of the day before its folder's.
-        flood: the one of eight clients.
-        limits: in force at the end, by resource: those that were edited.
-    """
+    """What was written."""
 
     folder: Path
     truth: Truth
@@ -98,12 +69,7 @@ class Made:
 
 
 def make(folder: Path, plan: Plan = Plan()) -> Made:
-    """Write the logs.
-
-    Args:
-        folder: for them; made if it is not there.
-        plan: how much.
-    """
+    """Write the logs."""
     known = _Known()
     sidecars = [_Sidecar(folder, plan, name, known) for name in (EAST_1, EAST_2, WEST_1, WEST_2)]
     for sidecar in sidecars:
@@ -151,20 +117,7 @@ def _total(of: Counter[tuple[str, int]]) -> dict[str, Amount]:
 
 @dataclass(frozen=True)
 class _Storm:
-    """A storm that is to be.
-
-    Attributes:
-        name: of the topic.
-        start_s: its first second, by the sidecar's clock.
-        seconds: how many seconds refuse something.
-        every_s: from one of these to the next.
-        shares: messages refused in each of them, by client.
-        shadow: they were not.
-        admitted: messages, in each of these seconds.
-        rate: of the limit.
-        user: of all clients.
-        without: no second of these.
-    """
+    """A storm that is to be."""
 
     name: str
     start_s: int
@@ -477,10 +430,7 @@ class _Sidecar:
 
 
 class _Steady:
-    """A topic that is asked for every second: usually for ``low`` messages, each 33rd second for ``high`` ones.
-
-    So 3% of its seconds have ``high``, and so has the 99th percentile.
-    """
+    """A topic that is asked for every second: usually for ``low`` messages, each 33rd second for ``high`` ones."""
 
     def __init__(self, number: int) -> None:
         self.name = f"steady-{number}"

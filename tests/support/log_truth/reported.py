@@ -13,12 +13,7 @@ _OUTCOMES: Final = ("admitted", "refused", "held", "shadowed", "bypassed", "exem
 
 
 def reported(out: Path, findings: dict[str, Any]) -> Truth:
-    """Return what a report says.
-
-    Args:
-        out: of the report.
-        findings: its JSON.
-    """
+    """Return what a report says."""
     inputs, coverage = findings["inputs"], findings["coverage"]
     # Lines of a file that are no records are set aside, too; of a file that is damaged no number of lines is known.
     damaged = frozenset(Path(each["file"]).name for each in inputs["set_aside"] if not each.get("lines"))
@@ -88,12 +83,7 @@ GROUP BY ALL"""
 
 
 def p99_per_s(out: Path, *, by_minutes: bool = False) -> dict[Resource, float]:
-    """Return the 99th percentile of what was asked for in a second, by resource, as ``Truth`` has it.
-
-    Args:
-        out: of the report.
-        by_minutes: from the seconds of ``minutes``; otherwise from the histograms in ``hours``.
-    """
+    """Return the 99th percentile of what was asked for in a second, by resource, as ``Truth`` has it."""
     tables = {name: _table(out, name) for name in ("minutes", "hours", "coverage")}
     seconds = defaultdict[Resource, Counter[float]](Counter)
     with duckdb.connect() as duck:
@@ -117,15 +107,7 @@ def p99_per_s(out: Path, *, by_minutes: bool = False) -> dict[Resource, float]:
 
 
 def days_of(out: Path, table: str) -> dict[str, tuple[int, int]]:
-    """Return what the rows of each day of a table are, in brief: how many, and a sum that hardly any others have.
-
-    Args:
-        out: of the report.
-        table: its name.
-
-    Raises:
-        duckdb.Error: it cannot be read.
-    """
+    """Return what the rows of each day of a table are, in brief: how many, and a sum that hardly any others have."""
     with duckdb.connect() as duck:
         # The order within a map says nothing.
         maps = "EXCLUDE (languages)" if table in {"minutes", "hours"} else ""

@@ -10,16 +10,7 @@ Amount = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Storm:
-    """Refusals of one resource, each at most the gap after the one before.
-
-    Attributes:
-        resource: of which.
-        shadow: nothing was refused: a limit that only shadows would have.
-        start_s: its first second.
-        end_s: end of its last one.
-        messages: refused.
-        clients: messages by client, in order of their names.
-    """
+    """Refusals of one resource, each at most the gap after the one before."""
 
     resource: Resource
     shadow: bool
@@ -31,20 +22,7 @@ class Storm:
 
 @dataclass(frozen=True)
 class Truth:
-    """What is in a log.
-
-    Attributes:
-        records: each once.
-        bad_lines: that are no records.
-        damaged: names of files that break off in the middle of what is compressed, or are not compressed at all.
-        storms: all of them.
-        totals: by resource and outcome; what is 0 is left out.
-        p99_per_s: messages asked for in a second: 99th percentile over all seconds that were observed, interpolated. A
-            plan knows that of steady topics only.
-        minutes: with a heartbeat, by instance.
-        gap_minutes: without one, between the first and the last, by instance.
-        lost_records: by instance.
-    """
+    """What is in a log."""
 
     records: int = 0
     bad_lines: int = 0

@@ -1,8 +1,4 @@
-"""Makes all pictures of the README and the guides from a real run; ``make pictures``.
-
-The run is that of ``make demo-rocketmq``, once with Sluice and once without: a real RocketMQ, flooded by its own
-benchmark producer. Nothing is drawn that was not measured in it.
-"""
+"""Makes all pictures of the README and the guides from a real run; ``make pictures``."""
 
 from pathlib import Path
 from typing import Final

@@ -22,14 +22,7 @@ _MAX_TICKS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line or area.
-
-    Attributes:
-        name: for the legend; none keeps it out of that.
-        colour: CSS.
-        points: seconds and values; nan is a gap.
-        dashed: a line that is a bound and not a measurement; never stacked.
-    """
+    """One line or area."""
 
     name: str
     colour: str
@@ -39,19 +32,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """How it is drawn.
-
-    Attributes:
-        width: in pixels.
-        height: in pixels, without the legend.
-        span_s: the seconds that it is about.
-        value: writes a value of the scale.
-        stacked: areas upon each other; otherwise lines.
-        fill: opacity below a line.
-        most: where the scale ends at least.
-        shaded_s: a time that stands out.
-        left: where the scale stands, in pixels; further to the right where its values need the room.
-    """
+    """How it is drawn."""
 
     width: int
     height: int

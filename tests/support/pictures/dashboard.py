@@ -32,14 +32,7 @@ _SHADES: Final = re.compile(r"^(?:super-light|light|semi-dark|dark)-")
 
 
 class Source:
-    """A Prometheus, asked as Grafana asks.
-
-    Args:
-        address: its ``host:port``.
-        from_s: the first moment that is shown, in seconds since 1970.
-        until_s: the last.
-        rate_interval: what ``$__rate_interval`` stands for.
-    """
+    """A Prometheus, asked as Grafana asks."""
 
     def __init__(self, address: str, from_s: float, until_s: float, rate_interval: str) -> None:
         self.from_s, self.until_s = from_s, until_s
@@ -72,12 +65,7 @@ class Source:
 
 
 def draw(source: Source, looked_at_s: float) -> str:
-    """Return the picture as a page.
-
-    Args:
-        source: who is asked.
-        looked_at_s: the moment, since 1970, of the panels that show a single figure.
-    """
+    """Return the picture as a page."""
     panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
     cells = []
     for panel in panels:

@@ -1,8 +1,4 @@
-"""AMQP 1.0 values and frames for tests, built byte by byte and read in the plainest way.
-
-Deliberately not the proxy's own codec: what tests it must not share its faults. Numbers of parts are those of the
-specification.
-"""
+"""AMQP 1.0 values and frames for tests, built byte by byte and read in the plainest way."""
 
 import struct
 from collections.abc import Callable, Sequence

@@ -1,7 +1,4 @@
-"""AMQP 0.9.1 frames for tests, built byte by byte.
-
-Deliberately not the proxy's own codec: what tests it must not share its faults.
-"""
+"""AMQP 0.9.1 frames for tests, built byte by byte."""
 
 import struct
 from collections.abc import Iterator

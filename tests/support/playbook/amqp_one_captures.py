@@ -10,12 +10,7 @@ _FOLDER = Path(__file__).parents[2] / "captures" / "amqp10"
 
 @dataclass(frozen=True)
 class OneCapture:
-    """One connection.
-
-    Attributes:
-        name: the client's, the broker's, and what it did.
-        steps: what came, from which side; in turn.
-    """
+    """One connection."""
 
     name: str
     steps: tuple[tuple[Side, bytes], ...]

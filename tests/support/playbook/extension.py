@@ -65,14 +65,7 @@ class Reading(NamedTuple):
 
 
 class Extension:
-    """The extension with a table of its own, so that it has read nothing yet.
-
-    Attributes:
-        table: as Sluice makes it.
-        owed: what the scanners note in.
-        limits: where they find what requests are for.
-        scanner: one of them.
-    """
+    """The extension with a table of its own, so that it has read nothing yet."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits(RuleSet())

@@ -1,7 +1,4 @@
-"""RocketMQ frames for tests, built byte by byte.
-
-Deliberately not the proxy's own codec: what tests it must not share its faults.
-"""
+"""RocketMQ frames for tests, built byte by byte."""
 
 import json
 import struct

@@ -1,8 +1,4 @@
-"""A trial in which requests are also held, and resolved at random times; see ``trial``.
-
-Its model: what reaches the broker is made of two sequences, each in its own order. One is what passed, in the order
-of the wire; the other is what was released, in the order of its release.
-"""
+"""A trial in which requests are also held, and resolved at random times; see ``trial``."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,14 +17,7 @@ Choice = Literal["pass", "refuse", "hold"]
 
 @dataclass
 class HoldingTrial(Trial):
-    """One connection on which requests may be held.
-
-    Attributes:
-        chooses: the verdict on the request with this number.
-        pending: the held requests that nobody has resolved yet, by number.
-        released: numbers of those that went on, in the order of their release.
-        refused: numbers of all that were refused, in the order in which they were.
-    """
+    """One connection on which requests may be held."""
 
     refuses: Callable[[int], bool] = lambda _: False
     chooses: Callable[[int], Choice] = lambda _: "pass"
@@ -119,11 +108,7 @@ class HoldingTrial(Trial):
         assert self.session.in_flight() >= held.count
 
     def check_resolved(self, messages: Callable[[bytes], int]) -> None:
-        """Hold what both peers were given against the model; everything was sent whole and is resolved.
-
-        Args:
-            messages: how many a frame holds that is no refusal's.
-        """
+        """Hold what both peers were given against the model; everything was sent whole and is resolved."""
         data = bytes(self.sent[Side.CLIENT])
         seen, broken = read_stream(data)
         assert not broken

@@ -1,11 +1,4 @@
-"""A playbook for sessions: an event goes in, the expected outputs are written behind it.
-
-    assert Playbook(refuse("a")) >> Client(send("a") + send("b")) << ToBroker(send("b")) << ToClient(busy("a"))
-
-``>>`` plays an event as the driver would: the batch is decided, both sides are taken, and the buffer of the
-chunk is overwritten, as the driver's next read would. Before that everything the last event gave must have been
-expected with ``<<``.
-"""
+"""A playbook for sessions: an event goes in, the expected outputs are written behind it."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextvars import ContextVar
@@ -204,11 +197,7 @@ def open_session(
     hub: Transactions | None = None,
     **options: Any,
 ) -> Session:
-    """Return the session of a new RocketMQ connection.
-
-    ``limited`` are kinds that a rule limits besides sends. With a ``reading`` other than "as it comes" the client has
-    been on trial already.
-    """
+    """Return the session of a new RocketMQ connection."""
     reading = reading or READ_BY.get()
     if reading != "as it comes":
         options["scan"] = reading
@@ -234,26 +223,7 @@ def open_session(
 
 
 class Playbook:
-    """One RocketMQ session under test.
-
-    Args:
-        decide: sets the verdicts of every batch.
-        wants_responses: whether some handler asks for responses.
-        asked: what becomes of requests to Sluice itself.
-        options: of the listener, and the kinds that are ``limited``.
-
-    Attributes:
-        asks: what the client asked of Sluice itself so far.
-        session: the session.
-        counters: what it counts into.
-        requests: all limitable requests so far.
-        held: those of them that were held, resolved or not.
-        charges: all later charges so far.
-        refused_by: the rules of what the session itself refused.
-        last_slices: the very objects that the last event gave, by the peer they are for.
-        given: all that was given so far, by the peer it is for.
-        now_ns: what time it is for the session, set by a test.
-    """
+    """One RocketMQ session under test."""
 
     def __init__(
         self,

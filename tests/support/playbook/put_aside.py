@@ -31,12 +31,7 @@ NS_PER_S = 1_000_000_000
 
 
 class Shared:
-    """What all connections share.
-
-    Attributes:
-        now_ns: the time.
-        woken: connections whose ``tick`` is to be called.
-    """
+    """What all connections share."""
 
     def __init__(self, *rules: Rule, options: RateLimitOptions | None = None, **settings: float) -> None:
         self.now_ns = 1_000 * NS_PER_S
@@ -99,14 +94,7 @@ class Shared:
 
 
 class Connection:
-    """One connection.
-
-    Attributes:
-        given: all that was written so far, by the peer it is for.
-        refused: opaques of requests that the client was told are refused, in order.
-        lost: requests that were given up undecided.
-        slow: the broker's socket takes nothing.
-    """
+    """One connection."""
 
     def __init__(
         self, shared: Shared, number: int = 1, *, on_trial: bool = True, listener: str = "main", **options: Any

@@ -1,9 +1,4 @@
-"""A session under random conditions, held against a model that sees the whole stream at once.
-
-The model knows frames and verdicts and nothing of chunks, so that whatever it says must hold for any chunking
-and any interleaving of the two directions. After every step the trial also checks what must always be true: our
-own answers only in gaps, and nothing held back beyond the stated bounds.
-"""
+"""A session under random conditions, held against a model that sees the whole stream at once."""
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -32,13 +27,7 @@ _POISON = 0xEE
 
 
 class Seen(NamedTuple):
-    """One frame of the client's stream, as far as it has come.
-
-    Attributes:
-        start: offset of its first byte.
-        stop: offset of its end, which may not have come.
-        header: None while it has not come completely; of a batch, while not all of the frame has.
-    """
+    """One frame of the client's stream, as far as it has come."""
 
     start: int
     stop: int
@@ -98,19 +87,7 @@ def random_pieces(data: bytes, random: Random, longest: int) -> Iterator[bytes]:
 
 @dataclass
 class Trial:
-    """One connection.
-
-    Attributes:
-        refuses: the verdicts.
-        reading: how the client's stream is read; None leaves that to the test.
-        sent: what either peer has sent so far.
-        received: what either peer was given so far.
-        own: opaques of the busy answers that the client was given.
-        all_requests: everything that handlers were asked about.
-        charged: messages charged later, by resources.
-        forbidden: numbers of the requests that the session itself refused.
-        closed: the reason for which the session ended the connection.
-    """
+    """One connection."""
 
     refuses: Refuses
     wants_responses: bool = False

@@ -25,14 +25,7 @@ STORM_S: Final = 20
 
 
 class SmallLog:
-    """Makes the records of one sidecar's run.
-
-    Args:
-        instance: of the sidecar.
-        run: of the process.
-        minutes: of the log; floods are in the third and in the last.
-        topic: that is flooded.
-    """
+    """Makes the records of one sidecar's run."""
 
     def __init__(
         self, *, instance: str = "small-1", run: str = "0123456789ab", minutes: int = 10, topic: str = "orders"

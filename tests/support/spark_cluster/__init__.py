@@ -1,7 +1,4 @@
-"""A real Spark cluster on loopback, for tests: a standalone master and its workers, stopped with the block.
-
-Nothing here knows reports.
-"""
+"""A real Spark cluster on loopback, for tests: a standalone master and its workers, stopped with the block."""
 
 import json
 import os
@@ -38,13 +35,7 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster that runs.
-
-    Attributes:
-        url: of the master.
-        web: of the master's page.
-        environment: for who starts jobs on it.
-    """
+    """A cluster that runs."""
 
     url: str
     web: str
@@ -58,15 +49,7 @@ class Cluster:
 
 @contextmanager
 def running_cluster(folder: Path, workers: int = 2) -> Iterator[Cluster]:
-    """Start a master and its workers, each with a core, and wait until they know each other.
-
-    Args:
-        folder: for logs and for what executors write.
-        workers: how many.
-
-    Raises:
-        ProcessFailedError: one of them did not start; carries the end of its log.
-    """
+    """Start a master and its workers, each with a core, and wait until they know each other."""
     environment = {
         "SPARK_HOME": str(SPARK_HOME),
         "SPARK_LOCAL_IP": LOOPBACK,

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::confirms::Confirms;
-use super::publishes::Scan;
+use crate::keys::Keys;
 
 /// Where the contents of one channel stand, between two frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,6 +32,29 @@ pub struct Channel {
     pub confirms: Option<Confirms>,
     /// Publishes are taken whatever their key.
     pub takes_all: bool,
+}
+
+/// What is remembered between chunks.
+#[derive(Debug, Default)]
+pub struct Scan {
+    pub(super) before_names: String,
+    pub(super) keys: Keys,
+    pub(super) routing_keys: bool,
+    pub(super) number: u64,
+    /// Of this scan, by key and channel.
+    pub(super) runs: HashMap<(usize, u16), u32>,
+    /// Places of channels with an open content.
+    pub(super) open: Vec<usize>,
+    /// Places of channels that changed since a scan could have ended.
+    pub(super) changed: Vec<usize>,
+    /// How many publishes the last chunk had.
+    pub(super) expected: usize,
+}
+
+impl Scan {
+    pub fn new(before_names: String) -> Self {
+        Self { before_names, ..Self::default() }
+    }
 }
 
 /// The channels of one connection, by number.

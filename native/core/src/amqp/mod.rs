@@ -7,9 +7,10 @@ mod channel;
 mod confirms;
 mod frame;
 mod publishes;
+mod settling;
 #[cfg(test)]
 mod tests;
 
 pub use channel::Channels;
-pub use confirms::{write_refusal, Part};
 pub use publishes::{Bounds, NewKey, Open, Piece, Publish, Run, Taken};
+pub use settling::{write_refusal, Part};

@@ -1,10 +1,7 @@
 //! Takes the plain publishes at the front of a chunk, and says by what they are charged.
 
-use std::collections::HashMap;
-
 use super::channel::{Channel, Channels, Stage};
 use super::frame::{self, Frame, AROUND_BYTES};
-use crate::keys::Keys;
 
 const CLASS_BASIC: u16 = 60;
 /// Class, weight, size of the body, and the flags that say what else there is.
@@ -101,29 +98,6 @@ pub struct Bounds {
     pub most_publishes: usize,
     /// What goes to an exchange is for its routing key, too.
     pub routing_keys: bool,
-}
-
-/// What is remembered between chunks.
-#[derive(Debug, Default)]
-pub struct Scan {
-    before_names: String,
-    keys: Keys,
-    routing_keys: bool,
-    number: u64,
-    /// Of this scan, by key and channel.
-    runs: HashMap<(usize, u16), u32>,
-    /// Places of channels with an open content.
-    open: Vec<usize>,
-    /// Places of channels that changed since a scan could have ended.
-    changed: Vec<usize>,
-    /// How many publishes the last chunk had.
-    expected: usize,
-}
-
-impl Scan {
-    pub fn new(before_names: String) -> Self {
-        Self { before_names, ..Self::default() }
-    }
 }
 
 /// Where a scan could have ended last: how much it had taken.

@@ -1,6 +1,5 @@
 //! AMQP 0.9.1, as far as the bench speaks it: publishes, how a connection begins on either side, confirms, and consuming.
 
-use std::collections::{BTreeSet, VecDeque};
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
@@ -30,12 +29,7 @@ const OPEN: u32 = method(10, 40);
 const OPEN_OK: u32 = method(10, 41);
 const CHANNEL_OPEN: u32 = method(20, 10);
 const CHANNEL_OPEN_OK: u32 = method(20, 11);
-const QOS: u32 = method(60, 10);
-const QOS_OK: u32 = method(60, 11);
-const CONSUME: u32 = method(60, 20);
-const CONSUME_OK: u32 = method(60, 21);
 const PUBLISH: u32 = method(60, 40);
-const DELIVER: u32 = method(60, 60);
 const ACK: u32 = method(60, 80);
 const NACK: u32 = method(60, 120);
 const SELECT: u32 = method(85, 10);
@@ -360,167 +354,6 @@ impl Confirms {
     }
 }
 
-/// A client that publishes to queues and consumes on one channel.
-pub struct Client {
-    /// Of the frame that is not whole yet.
-    bytes: Vec<u8>,
-    publishes: Vec<Vec<u8>>,
-    /// Publishes to each queue so far.
-    sent: Vec<u64>,
-    turn: usize,
-    /// All publishes up to this one were answered, and these beyond it.
-    confirmed: u64,
-    confirmed_beyond: BTreeSet<u64>,
-    pub refused: u64,
-    pub received: u64,
-    /// Deliveries that were acked, and the tags of the others.
-    acked: u64,
-    unacked: VecDeque<u64>,
-    /// Of the delivery that is coming: its tag, and the bytes of its body that are not here.
-    coming: Option<(u64, u64)>,
-}
-
-impl Client {
-    /// Begin on a new connection that still blocks; deliveries of a queue come if it says which, and how many unacked.
-    pub fn sign_in(
-        stream: &mut TcpStream,
-        queues: &[&str],
-        confirms: bool,
-        consuming: Option<(&str, u16)>,
-        body_bytes: usize,
-    ) -> io::Result<Self> {
-        sign_in(stream, confirms)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        if let Some((queue, prefetch)) = consuming {
-            let mut arguments = vec![0; 7];
-            arguments[4..6].copy_from_slice(&prefetch.to_be_bytes());
-            say(stream, CHANNEL, QOS, &arguments)?;
-            expect(stream, QOS_OK)?;
-            let mut arguments = vec![0, 0];
-            push_short_string(&mut arguments, queue);
-            push_short_string(&mut arguments, "bench");
-            arguments.extend([0; 5]); // acks are sent; no arguments
-            say(stream, CHANNEL, CONSUME, &arguments)?;
-            expect(stream, CONSUME_OK)?;
-        }
-        stream.set_read_timeout(None)?;
-        Ok(Self {
-            bytes: Vec::new(),
-            publishes: queues.iter().map(|queue| publish_to(queue, body_bytes)).collect(),
-            sent: vec![0; queues.len()],
-            turn: 0,
-            confirmed: 0,
-            confirmed_beyond: BTreeSet::new(),
-            refused: 0,
-            received: 0,
-            acked: 0,
-            unacked: VecDeque::new(),
-            coming: None,
-        })
-    }
-
-    pub fn sent(&self, queue: usize) -> u64 {
-        self.sent[queue]
-    }
-
-    /// Publishes that were answered.
-    pub fn answered(&self) -> u64 {
-        self.confirmed + self.confirmed_beyond.len() as u64
-    }
-
-    /// Append publishes to the queues in turn until so many bytes are there; `may` says whether a queue gets one more.
-    pub fn produce(&mut self, out: &mut Vec<u8>, bytes: usize, may: impl Fn(usize, u64) -> bool) {
-        let mut idle = 0;
-        while out.len() < bytes && idle < self.publishes.len() {
-            let queue = self.turn;
-            self.turn = (self.turn + 1) % self.publishes.len();
-            if may(queue, self.sent[queue]) {
-                out.extend(&self.publishes[queue]);
-                self.sent[queue] += 1;
-                idle = 0;
-            } else {
-                idle += 1;
-            }
-        }
-    }
-
-    /// Take what came.
-    pub fn take(&mut self, chunk: &[u8]) -> Result<(), String> {
-        let mut bytes = std::mem::take(&mut self.bytes);
-        bytes.extend(chunk);
-        let mut left = &bytes[..];
-        while left.len() >= PREFIX_BYTES {
-            let Some((frame, rest)) = left.split_at_checked(frame_bytes(left)?) else {
-                break;
-            };
-            self.hear(frame)
-                .map_err(|reason| format!("{reason}: {:?}", String::from_utf8_lossy(frame)))?;
-            left = rest;
-        }
-        self.bytes.extend(left);
-        Ok(())
-    }
-
-    /// Ack what came, each delivery by itself, until so many were since the beginning.
-    pub fn accept(&mut self, most: u64, out: &mut Vec<u8>) {
-        while self.acked < most {
-            let Some(tag) = self.unacked.pop_front() else { break };
-            self.acked += 1;
-            push_ack(out, tag, false);
-        }
-    }
-
-    fn hear(&mut self, frame: &[u8]) -> Result<(), &'static str> {
-        let payload = &frame[PREFIX_BYTES..frame.len() - 1];
-        match (frame[0], &mut self.coming) {
-            (CONTENT, Some((_, left))) => {
-                let size = payload.get(4..).and_then(<[u8]>::first_chunk);
-                *left = u64::from_be_bytes(*size.ok_or("a content without its size")?);
-            }
-            (BODY, Some((_, left))) => *left = left.saturating_sub(payload.len() as u64),
-            (HEARTBEAT, _) => return Ok(()),
-            _ => return self.hear_method(frame),
-        }
-        if let Some((tag, 0)) = self.coming {
-            self.coming = None;
-            self.received += 1;
-            self.unacked.push_back(tag);
-        }
-        Ok(())
-    }
-
-    fn hear_method(&mut self, frame: &[u8]) -> Result<(), &'static str> {
-        let number = |bytes: Option<&[u8; 8]>| {
-            bytes
-                .map(|bytes| u64::from_be_bytes(*bytes))
-                .ok_or("a number is missing")
-        };
-        match method_of(frame) {
-            Some((DELIVER, [name, rest @ ..])) => {
-                let tag = number(rest.get(usize::from(*name)..).and_then(<[u8]>::first_chunk))?;
-                // Until its content says how long the body is.
-                self.coming = Some((tag, u64::MAX));
-            }
-            Some((method @ (ACK | NACK), arguments)) => {
-                let tag = number(arguments.first_chunk())?;
-                let before = self.answered();
-                if arguments.get(8).is_some_and(|flags| flags & 1 == 1) {
-                    self.confirmed = self.confirmed.max(tag);
-                    self.confirmed_beyond = self.confirmed_beyond.split_off(&(tag + 1));
-                } else {
-                    self.confirmed_beyond.insert(tag);
-                }
-                while self.confirmed_beyond.remove(&(self.confirmed + 1)) {
-                    self.confirmed += 1;
-                }
-                self.refused += if method == NACK { self.answered() - before } else { 0 };
-            }
-            _ => return Err("something that the bench does not use"),
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
@@ -587,51 +420,6 @@ mod tests {
             }
             assert_eq!(found, [(1, false), (4, false), (1, true)]);
         }
-    }
-
-    #[test]
-    fn a_client_counts_confirms_in_any_order_and_acks_deliveries() {
-        let mut client = Client {
-            bytes: Vec::new(),
-            publishes: vec![publish_to("a", 3), publish_to("b", 3)],
-            sent: vec![0, 0],
-            turn: 0,
-            confirmed: 0,
-            confirmed_beyond: BTreeSet::new(),
-            refused: 0,
-            received: 0,
-            acked: 0,
-            unacked: VecDeque::new(),
-            coming: None,
-        };
-        let mut out = Vec::new();
-        client.produce(&mut out, 1000, |queue, sent| queue == 0 || sent < 2);
-        assert_eq!(client.sent(1), 2);
-        assert!(client.sent(0) > 2);
-        let mut stream = Vec::new();
-        push_ack(&mut stream, 3, false);
-        push_ack(&mut stream, 2, true);
-        push_method(&mut stream, CHANNEL, NACK, &[0, 0, 0, 0, 0, 0, 0, 5, 0]);
-        push_method(
-            &mut stream,
-            CHANNEL,
-            DELIVER,
-            &[&b"\x01c"[..], &[0, 0, 0, 0, 0, 0, 0, 9], b"\0\0\x01q"].concat(),
-        );
-        stream.extend(&publish_to("a", 3)[publish_to("a", 3).len() - 60..]);
-        let content = stream.len() - 60;
-        assert_eq!(stream[content], CONTENT);
-        for chunk in stream.chunks(5) {
-            client.take(chunk).unwrap();
-        }
-        let mut acks = Vec::new();
-        client.accept(0, &mut acks);
-        assert!(acks.is_empty());
-        client.accept(2, &mut acks);
-        assert_eq!((client.answered(), client.refused, client.received), (4, 1, 1));
-        let mut expected = Vec::new();
-        push_ack(&mut expected, 9, false);
-        assert_eq!(acks, expected);
     }
 
     #[test]

@@ -2,7 +2,6 @@
 //!
 //! Section numbers are those of the OASIS specification, part 2.
 
-use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
@@ -242,19 +241,10 @@ impl Cutter {
 #[derive(Clone, Debug)]
 pub struct Link {
     pub address: String,
-    pub way: Way,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Way {
-    /// The client sends.
-    Out { settled: bool },
-    /// The client receives, with so much credit for what it has not accepted, and accepts each delivery by itself.
-    In { credit: u32 },
+    pub settled: bool,
 }
 
 struct ClientLink {
-    way: Way,
     attached: bool,
     /// All of a transfer: its delivery-id and delivery-tag are set in each.
     transfer: Vec<u8>,
@@ -265,8 +255,6 @@ struct ClientLink {
     count: u32,
     /// delivery-count and link-credit added, as the receiver said last.
     limit: u32,
-    /// Of the deliveries received, those that were accepted.
-    accepted: u32,
 }
 
 /// A client's connection with one session: what it may send, and what it hears.
@@ -276,17 +264,9 @@ pub struct Client {
     next_outgoing_id: u32,
     /// Below this the session's transfers must stay, 2.5.6.
     window_end: u32,
-    next_incoming_id: u32,
-    /// Transfers that may come until the window is said anew.
-    incoming_left: u32,
     /// Deliveries that were answered, and those of them that were not accepted.
     pub answered: u64,
     pub refused: u64,
-    /// Deliveries that came, and those of them that were accepted.
-    pub received: u64,
-    accepted: u64,
-    /// The others: of which link, and their ids unless they are settled.
-    unaccepted: VecDeque<(u32, Option<u32>)>,
     turn: usize,
 }
 
@@ -330,7 +310,7 @@ impl Client {
             .map_err(io::Error::other)?
             .expect("it was looked for");
         let begun = |number| begun.needed(number).map_err(io::Error::other);
-        let mut client = Self::new(begun(1)?, begun(2)?);
+        let mut client = Self::new(begun(2)?);
         out.clear();
         for link in links {
             client.attach(link, body_bytes, &mut out);
@@ -340,19 +320,14 @@ impl Client {
         Ok(client)
     }
 
-    fn new(next_incoming_id: u32, window: u32) -> Self {
+    fn new(window: u32) -> Self {
         Self {
             cutter: Cutter::default(),
             links: Vec::new(),
             next_outgoing_id: 0,
             window_end: window,
-            next_incoming_id,
-            incoming_left: WIDE,
             answered: 0,
             refused: 0,
-            received: 0,
-            accepted: 0,
-            unaccepted: VecDeque::new(),
             turn: 0,
         }
     }
@@ -360,37 +335,25 @@ impl Client {
     fn attach(&mut self, link: &Link, body_bytes: usize, out: &mut Vec<u8>) {
         let handle = u8::try_from(self.links.len()).expect("few links");
         let address = Fields::default().string(&link.address);
-        let receiving = matches!(link.way, Way::In { .. });
-        let settling = [0x50, u8::from(link.way == (Way::Out { settled: true }))];
         let fields = Fields::default()
             .string(&format!("link-{handle}"))
             .handle(handle)
-            .boolean(receiving)
-            .raw(&settling)
+            .boolean(false)
+            .raw(&[0x50, u8::from(link.settled)])
             .raw(&[0x50, 0])
-            .raw(&if receiving {
-                address.described(SOURCE)
-            } else {
-                Fields::default().described(SOURCE)
-            })
-            .raw(&if receiving {
-                Fields::default().described(TARGET)
-            } else {
-                address.described(TARGET)
-            })
+            .raw(&Fields::default().described(SOURCE))
+            .raw(&address.described(TARGET))
             .null()
             .null();
-        push(out, ATTACH, &if receiving { fields } else { fields.uint(0) });
-        let (transfer, id_at, tag_at) = transfer(handle, link.way == (Way::Out { settled: true }), body_bytes);
+        push(out, ATTACH, &fields.uint(0));
+        let (transfer, id_at, tag_at) = transfer(handle, link.settled, body_bytes);
         self.links.push(ClientLink {
-            way: link.way,
             attached: false,
             transfer,
             id_at,
             tag_at,
             count: 0,
             limit: 0,
-            accepted: 0,
         });
     }
 
@@ -409,11 +372,6 @@ impl Client {
         u64::from(self.next_outgoing_id)
     }
 
-    /// Deliveries sent on a link so far.
-    pub fn count(&self, link: usize) -> u32 {
-        self.links[link].count
-    }
-
     /// Append transfers of the links in turn, until so many bytes are there; `may` says whether a link
     /// may send one after so many.
     pub fn produce(&mut self, out: &mut Vec<u8>, bytes: usize, may: impl Fn(usize, u64) -> bool) {
@@ -424,8 +382,7 @@ impl Client {
             let window = self.window_end.wrapping_sub(self.next_outgoing_id);
             let link = &mut self.links[number];
             let credit = link.limit.wrapping_sub(link.count);
-            let sends = matches!(link.way, Way::Out { .. });
-            if !sends || window == 0 || credit == 0 || !may(number, u64::from(link.count)) {
+            if window == 0 || credit == 0 || !may(number, u64::from(link.count)) {
                 idle += 1;
                 continue;
             }
@@ -440,29 +397,21 @@ impl Client {
         }
     }
 
-    /// Take what came, and append what is to be said to it at once; deliveries are accepted by `accept`.
-    pub fn take(&mut self, chunk: &[u8], out: &mut Vec<u8>) -> Result<(), String> {
+    /// Take what came.
+    pub fn take(&mut self, chunk: &[u8]) -> Result<(), String> {
         let mut cutter = std::mem::take(&mut self.cutter);
         let taken = cutter.cut(chunk, |frame| match Performative::of(frame)? {
             None => Ok(()),
-            Some(said) => self.hear(&said, out),
+            Some(said) => self.hear(&said),
         });
         self.cutter = cutter;
         taken.map_err(|reason| format!("{reason}; it ends with {:?}", String::from_utf8_lossy(tail(chunk))))
     }
 
-    fn hear(&mut self, said: &Performative, out: &mut Vec<u8>) -> Result<(), &'static str> {
+    fn hear(&mut self, said: &Performative) -> Result<(), &'static str> {
         match said.code {
             ATTACH => {
-                let way = self.link(said.needed(1)?)?;
-                way.attached = true;
-                if let Way::In { credit } = way.way {
-                    way.count = said.uint(9).unwrap_or(0);
-                    way.accepted = way.count;
-                    way.limit = way.count.wrapping_add(credit);
-                    let handle = said.needed(1)?;
-                    self.say_credit(handle, out)?;
-                }
+                self.link(said.needed(1)?)?.attached = true;
             }
             FLOW => {
                 let known = said.uint(0).unwrap_or(0);
@@ -471,15 +420,13 @@ impl Client {
                     let count = said.uint(5).unwrap_or(0);
                     let credit = said.uint(6).unwrap_or(0);
                     let link = self.link(handle)?;
-                    if matches!(link.way, Way::Out { .. }) {
-                        // What is in flight may be beyond a limit that was lowered.
-                        let limit = count.wrapping_add(credit);
-                        link.limit = if limit.wrapping_sub(link.count) > WIDE {
-                            link.count
-                        } else {
-                            limit
-                        };
-                    }
+                    // What is in flight may be beyond a limit that was lowered.
+                    let limit = count.wrapping_add(credit);
+                    link.limit = if limit.wrapping_sub(link.count) > WIDE {
+                        link.count
+                    } else {
+                        limit
+                    };
                 }
             }
             DISPOSITION => {
@@ -490,68 +437,11 @@ impl Client {
                     self.refused += count;
                 }
             }
-            TRANSFER => self.receive(said)?,
             CLOSE => return Err("the connection was closed"),
             END => return Err("the session was ended"),
             DETACH => return Err("a link was detached"),
             _ => return Err("something that the bench does not use"),
         }
-        Ok(())
-    }
-
-    /// Take a delivery of one frame.
-    fn receive(&mut self, said: &Performative) -> Result<(), &'static str> {
-        let handle = said.needed(0)?;
-        if said.boolean(5) {
-            return Err("a delivery of several frames");
-        }
-        self.next_incoming_id = self.next_incoming_id.wrapping_add(1);
-        self.incoming_left -= 1;
-        self.received += 1;
-        let link = self.link(handle)?;
-        if !matches!(link.way, Way::In { .. }) {
-            return Err("a delivery on a link that sends");
-        }
-        link.count = link.count.wrapping_add(1);
-        let id = if said.boolean(4) { None } else { Some(said.needed(1)?) };
-        self.unaccepted.push_back((handle, id));
-        Ok(())
-    }
-
-    /// Accept what came, until so many deliveries were since the beginning, and give credit for more.
-    pub fn accept(&mut self, most: u64, out: &mut Vec<u8>) -> Result<(), &'static str> {
-        while self.accepted < most {
-            let Some((handle, id)) = self.unaccepted.pop_front() else {
-                break;
-            };
-            self.accepted += 1;
-            if let Some(id) = id {
-                push_disposition(out, true, id, id);
-            }
-            let link = self.link(handle)?;
-            link.accepted = link.accepted.wrapping_add(1);
-            let Way::In { credit } = link.way else { continue };
-            if link.limit.wrapping_sub(link.accepted) <= credit / 2 {
-                link.limit = link.accepted.wrapping_add(credit);
-                self.say_credit(handle, out)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn say_credit(&mut self, handle: u32, out: &mut Vec<u8>) -> Result<(), &'static str> {
-        self.incoming_left = WIDE;
-        let (next_incoming_id, next_outgoing_id) = (self.next_incoming_id, self.next_outgoing_id);
-        let link = self.link(handle)?;
-        let fields = Fields::default()
-            .uint(next_incoming_id)
-            .uint(WIDE)
-            .uint(next_outgoing_id)
-            .uint(WIDE)
-            .uint(handle)
-            .uint(link.count)
-            .uint(link.limit.wrapping_sub(link.count));
-        push(out, FLOW, &fields);
         Ok(())
     }
 
@@ -873,14 +763,14 @@ mod tests {
         (0..2)
             .map(|number| Link {
                 address: format!("/queues/q{number}"),
-                way: Way::Out { settled },
+                settled,
             })
             .collect()
     }
 
     /// A client and a broker whose session has two links.
     fn begun(settled: bool) -> (Client, Broker) {
-        let (mut client, mut broker) = (Client::new(0, RABBIT.window), Broker::new(RABBIT));
+        let (mut client, mut broker) = (Client::new(RABBIT.window), Broker::new(RABBIT));
         broker.in_frames = true;
         let (mut said, mut answers) = (Vec::new(), Vec::new());
         for link in links(settled) {
@@ -888,7 +778,7 @@ mod tests {
         }
         assert!(!client.ready());
         assert_eq!(broker.take(&said, &mut answers), Ok(Came::default()));
-        client.take(&answers, &mut Vec::new()).unwrap();
+        client.take(&answers).unwrap();
         assert!(client.ready());
         (client, broker)
     }
@@ -914,7 +804,7 @@ mod tests {
         while !client.ready() {
             let mut buffer = [0; 100];
             let read = stream.read(&mut buffer).unwrap();
-            client.take(&buffer[..read], &mut Vec::new()).unwrap();
+            client.take(&buffer[..read]).unwrap();
         }
         drop(stream);
         assert_eq!(serving.join().unwrap(), 2);
@@ -939,7 +829,7 @@ mod tests {
             }
         );
         assert!(!broker.at_boundary());
-        client.take(&answers, &mut Vec::new()).unwrap();
+        client.take(&answers).unwrap();
         assert_eq!((client.answered, client.refused), (200, 0));
         let mut more = Vec::new();
         client.produce(&mut more, usize::MAX, |_, _| true);
@@ -962,28 +852,6 @@ mod tests {
     }
 
     #[test]
-    fn credit_is_given_for_what_was_accepted() {
-        let mut client = Client::new(0, RABBIT.window);
-        let link = Link {
-            address: "/queues/q".into(),
-            way: Way::In { credit: 4 },
-        };
-        client.attach(&link, 3, &mut Vec::new());
-        client.links[0].limit = 4;
-        let mut out = Vec::new();
-        for _ in 0..4 {
-            client.take(&transfer(0, false, 3).0, &mut out).unwrap();
-        }
-        client.accept(1, &mut out).unwrap();
-        assert_eq!((client.received, client.accepted, client.links[0].limit), (4, 1, 4));
-        let mut expected = Vec::new();
-        push_disposition(&mut expected, true, 0, 0);
-        assert_eq!(out, expected);
-        client.accept(u64::MAX, &mut out).unwrap();
-        assert_eq!((client.accepted, client.links[0].limit), (4, 8));
-    }
-
-    #[test]
     fn frames_are_cut_in_chunks_of_any_size() {
         let mut stream = Vec::new();
         push_disposition(&mut stream, true, 0, 9);
@@ -992,7 +860,7 @@ mod tests {
         for step in [1, 7, 8, 9, 30, 1000] {
             let (mut client, _) = begun(false);
             for chunk in stream.chunks(step) {
-                client.take(chunk, &mut Vec::new()).unwrap();
+                client.take(chunk).unwrap();
             }
             assert_eq!((client.answered, client.refused), (11, 0));
             assert!(client.cutter.rest.is_empty());

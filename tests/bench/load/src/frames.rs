@@ -272,15 +272,6 @@ mod tests {
     }
 
     #[test]
-    fn block_takes_topics_in_turn_and_ends_after_a_round() {
-        let shape = Shape::new(536, Header::Json, 3).unwrap();
-        let block = shape.block(2000);
-        assert_eq!(block.len(), 6 * 536);
-        assert_eq!(block[536..2 * 536], shape.request(1, FIRST_OPAQUE + 1));
-        assert_eq!(block[3 * 536..4 * 536], shape.request(0, FIRST_OPAQUE + 3));
-    }
-
-    #[test]
     fn too_small_and_too_large_frames_are_refused() {
         for size in [0, 100, MAX_FRAME_BYTES + 1] {
             assert!(Shape::new(size, Header::Json, 1).is_err());

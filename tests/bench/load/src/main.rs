@@ -17,7 +17,6 @@ mod poller;
 mod quiet;
 mod rtt;
 mod scanner;
-mod shared;
 mod sink;
 mod soak;
 mod transfers;
@@ -35,8 +34,6 @@ usage: load sink  --listen ADDR --control ADDR [--protocol PROTOCOL] [--swallow]
        load accept --target ADDR [--at-once N] [FRAMES] [--warmup S] [--seconds S] [--pid PID]
        load quiet --target ADDR --control ADDR [--connections N] [FRAMES] [--warmup S] [--seconds S] [--pid PID]
 FRAMES: [--size BYTES] [--header json|binary] [--topics N]
-       load shared --target ADDR --protocol amqp091|amqp10 [--send QUEUES] [--batches QUEUE] [--receive QUEUE]
-                  [--pace QUEUE=PER_SECOND] [--size BYTES] [--warmup S] [--seconds S] [--count N]
        load soak  --target ADDR --frames N --connections N --names N [--each N] [--window N] [--lasting N] [--at-once N]
                   [--size BYTES] [--seconds S]
 PROTOCOL: rocketmq (if not said), amqp091 or amqp10. --size is of a body in AMQP, and --topics are queues: those of all
@@ -52,7 +49,6 @@ fn main() -> ExitCode {
         "rtt" => rtt::run,
         "accept" => accept::run,
         "quiet" => quiet::run,
-        "shared" => shared::run,
         "soak" => soak::run,
         _ => {
             eprintln!("{USAGE}");

@@ -6,7 +6,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use crate::amqp10::{Client, Link, Way};
+use crate::amqp10::{Client, Link};
 use crate::args::Args;
 use crate::counters::{Control, Counters, connect};
 use crate::cpu::CpuTime;
@@ -51,7 +51,7 @@ pub fn run(mut args: Args) -> Result<(), String> {
     let links: Vec<Link> = (0..links)
         .map(|number| Link {
             address: format!("/queues/{}", topic_name(number)),
-            way: Way::Out { settled },
+            settled,
         })
         .collect();
 
@@ -206,7 +206,7 @@ impl Sender {
         if readable {
             match self.stream.read(buffer) {
                 Ok(0) => return Err("it was closed by the other side".into()),
-                Ok(read) => self.client.take(&buffer[..read], &mut self.unsent)?,
+                Ok(read) => self.client.take(&buffer[..read])?,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(error) => return Err(format!("it broke: {error}")),
             }

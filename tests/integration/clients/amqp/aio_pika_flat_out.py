@@ -1,8 +1,5 @@
-"""Publishes to several queues at once with aio-pika over one channel, with many publishes waiting for their confirms.
-
-Arguments: host, port, seconds, queue… The body of a message is its number, for each queue from 0. Prints one line of
-JSON: for each queue the numbers that were acked, those that were nacked, and what else went wrong. With
-DELIVERY_MODE=2 in the environment messages are persistent; AT_ONCE is how many publishes to all queues wait at a time.
+"""Publishes to several queues at once with aio-pika over one channel, with many publishes waiting for their
+confirms.
 """
 
 import asyncio

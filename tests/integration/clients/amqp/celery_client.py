@@ -1,13 +1,4 @@
-"""Celery's worker, and programs that give it tasks.
-
-Arguments: host, port, queue, where results are (``rpc://`` or ``file://`` and a folder), and one of these:
-
-- ``worker``: says ``started`` once it consumes, and works until it is ended.
-- ``calls``: has tasks done of every kind that these results can tell of, and prints their results.
-- ``exits`` and a number: gives so many tasks without waiting for anything, and its process ends at once.
-- ``confirmed`` and a number: gives so many tasks with ``confirm_publish``, and prints the error of each, if any. It
-  tries again as Celery does by default if there is a further argument, and not if that is empty.
-"""
+"""Celery's worker, and programs that give it tasks."""
 
 import json
 import os

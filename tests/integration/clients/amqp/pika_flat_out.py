@@ -1,10 +1,4 @@
-"""Publishes to several queues in turn with pika's blocking connection, each publish waiting for its confirm.
-
-Arguments: host, port, seconds, queue… The body of a message is its number, for each queue from 0. Prints one line of
-JSON: for each queue the numbers that were acked, those that were nacked, and what else went wrong. With
-DELIVERY_MODE=2 in the environment messages are persistent. With TLS_CA, the PEM file of an authority, it speaks TLS,
-and with TLS_CERTIFICATE, that of a certificate with its key, it shows that.
-"""
+"""Publishes to several queues in turn with pika's blocking connection, each publish waiting for its confirm."""
 
 import json
 import os

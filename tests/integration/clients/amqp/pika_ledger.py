@@ -1,8 +1,4 @@
-"""Publishes with confirms and consumes with pika for ever: the lines it prints are described in harness/ledger.py.
-
-Arguments: host, port, queue. Each of the two has a connection of its own, and connects again as pika's documentation
-shows; one message is published at a time.
-"""
+"""Publishes with confirms and consumes with pika for ever: the lines it prints are described in harness/ledger.py."""
 
 import itertools
 import sys

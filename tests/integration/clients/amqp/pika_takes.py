@@ -1,20 +1,4 @@
-"""Takes messages from a queue with pika and does one thing or another with them, until it is killed.
-
-Arguments: host, port, queue, prefetch, what to do:
-
-    ack, ack-later      acknowledge, at once or after 0.3 s
-    requeue, recover    give it back when it comes for the first time, and acknowledge it when it is redelivered
-    reject, nack        have it dropped when it comes for the first time; acknowledge another one with this body
-    transaction         acknowledge within a transaction
-    keep                nothing
-    auto                consume without acknowledgements
-    get, get-auto       ask again and again, and acknowledge; or without acknowledgements
-    cancel, close       keep the first, and then cancel the consumer, or close the channel
-    vanish              keep the first, and end without a word
-
-Prints ``started`` when it consumes, and one line of JSON for each message: ``body``, ``redelivered``, ``mode`` (its
-delivery mode), ``headers``, and ``seconds`` since it started.
-"""
+"""Takes messages from a queue with pika and does one thing or another with them, until it is killed."""
 
 import json
 import os

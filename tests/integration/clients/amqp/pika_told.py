@@ -1,8 +1,4 @@
-"""Publishes durable messages one after the other with pika's blocking connection, each waiting for its confirm.
-
-Arguments: host, port, exchange, routing key, body… Prints ``started``, and then one line of JSON: for each message what
-pika says of it ("acked", "nacked", "returned", "returned otherwise than it was sent", or the name of an exception).
-"""
+"""Publishes durable messages one after the other with pika's blocking connection, each waiting for its confirm."""
 
 import json
 import sys

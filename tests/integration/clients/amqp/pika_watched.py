@@ -1,9 +1,4 @@
-"""Shows what pika's blocking connection tells its user, until the connection is gone.
-
-Arguments: host, port, a queue, a queue that refuses. It publishes to the second one, and then to a queue that does not
-exist, as mandatory; says ``started``; and then publishes to the first one every 50 ms. Prints a line of JSON for
-everything that it is told: what it was about, the exception's class, its text.
-"""
+"""Shows what pika's blocking connection tells its user, until the connection is gone."""
 
 import json
 import sys

@@ -1,8 +1,4 @@
-"""Publishes to several queues in turn with py-amqp, each publish waiting for its confirm.
-
-Arguments: host, port, seconds, queue… The body of a message is its number, for each queue from 0. Prints one line of
-JSON: for each queue the numbers that were acked, those that were nacked, and what else went wrong.
-"""
+"""Publishes to several queues in turn with py-amqp, each publish waiting for its confirm."""
 
 import json
 import sys

@@ -1,8 +1,4 @@
-"""Publishes and consumes with rabbitmq-amqp-python-client, as the README says.
-
-Its own publish waits for each answer; here its senders are given messages as long as they have credit, and its
-connection waits.
-"""
+"""Publishes and consumes with rabbitmq-amqp-python-client, as the README says."""
 
 import hashlib
 import json
