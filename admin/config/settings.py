@@ -278,6 +278,7 @@ EDIT_KEY_HINTS: Final = {
     "kind": "not a key of an edit; it is in the limit's address",
     "name": "not a key of an edit; it is in the limit's address",
     "shared": "not a key of an edit; a shared limit has kind total and name KIND:PATTERN",
+    "ttl": 'unknown; did you mean "ttl_s"?',
 }
 """The same for the keys of a live edit."""
 

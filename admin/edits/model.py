@@ -6,7 +6,7 @@ An *edit* is a request. It becomes an *active edit* until it is undone, replaced
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -46,6 +46,12 @@ class Author(msgspec.Struct, frozen=True):
 SLUICE: Final = Author("sluice")
 
 
+Name = Annotated[str, msgspec.Meta(min_length=1)]
+Reason = Annotated[str, msgspec.Meta(max_length=MAX_REASON, description="why, for the audit trail")]
+Ttl = Annotated[float, msgspec.Meta(gt=0, le=MAX_TTL_S)]
+TtlS = Annotated[Ttl | None, msgspec.Meta(description="seconds until the edit expires; default: never")]
+
+
 class SetLimit(msgspec.Struct, frozen=True, kw_only=True, tag="set_limit", forbid_unknown_fields=True):
     """Put a limit in force in place of the configured one.
 
@@ -53,17 +59,15 @@ class SetLimit(msgspec.Struct, frozen=True, kw_only=True, tag="set_limit", forbi
         kind: kind of resource or scope, or ``total``.
         name: exact name or pattern, as in the file.
         limit: the whole limit; nothing is kept of the previous one.
-        reason: why, for the audit trail.
-        ttl_s: seconds until the edit expires; None never does.
         if_match: the limit's ETag must be this one, or the edit is refused; ``*`` needs an active edit.
         if_none_match: refuse the edit if the limit has been edited already.
     """
 
     kind: str
-    name: str
+    name: Name
     limit: LimitFields
-    reason: str = ""
-    ttl_s: float | None = None
+    reason: Reason = ""
+    ttl_s: TtlS = None
     if_match: str | None = None
     if_none_match: bool = False
 
@@ -78,15 +82,14 @@ class PatchLimit(msgspec.Struct, frozen=True, kw_only=True):
         kind: as in SetLimit.
         name: as in SetLimit.
         limit: the fields to change; None removes a field.
-        reason: as in SetLimit.
         ttl_s: as in SetLimit; if not given, the edit expires when the active one would have.
         if_match: as in SetLimit.
     """
 
     kind: str
-    name: str
+    name: Name
     limit: LimitFields
-    reason: str = ""
+    reason: Reason = ""
     ttl_s: float | msgspec.UnsetType | None = msgspec.UNSET
     if_match: str | None = None
 
@@ -95,8 +98,8 @@ class UnsetLimit(msgspec.Struct, frozen=True, kw_only=True, tag="unset_limit", f
     """Revert a limit to the configuration."""
 
     kind: str
-    name: str
-    reason: str = ""
+    name: Name
+    reason: Reason = ""
     if_match: str | None = None
 
 
@@ -106,15 +109,13 @@ class SetSwitch(msgspec.Struct, frozen=True, kw_only=True, tag="set_switch", for
     Attributes:
         kind: one kind, or ``all``.
         limiting: False lets everything pass and only counts it.
-        reason: as in SetLimit.
-        ttl_s: as in SetLimit.
         if_match: as in SetLimit.
     """
 
     kind: str
     limiting: bool
-    reason: str = ""
-    ttl_s: float | None = None
+    reason: Reason = ""
+    ttl_s: TtlS = None
     if_match: str | None = None
 
 
@@ -122,7 +123,7 @@ class UnsetSwitch(msgspec.Struct, frozen=True, kw_only=True, tag="unset_switch",
     """Revert a switch to the configuration."""
 
     kind: str
-    reason: str = ""
+    reason: Reason = ""
     if_match: str | None = None
 
 

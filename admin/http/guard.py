@@ -1,45 +1,42 @@
-"""The guard in front of the admin address: it finds out whose request it is, and refuses what must not get through.
+"""The guard: ASGI middleware that authenticates each request to the admin address, and refuses what is not allowed.
 
-It is ASGI middleware around the whole application, and checks in this order: the path, the Host (against DNS
-rebinding), Origin and Sec-Fetch-Site (against scripts of other pages), the token, its role, the content type, the body.
-A request that gets through has its author in ``request.state.author``, its role in ``request.state.role``, and its body
-in memory.
+It checks in this order: the path, the Host (against DNS rebinding), Origin and Sec-Fetch-Site (against scripts of other
+pages), the token, its role, the content type, the body. A request that passes has its author in
+``request.state.author``, its role in ``request.state.role``, and its body in memory.
 
-Whether a path needs a token is decided on the same string that the router uses, by a list of the few paths that need
-none. Another spelling of a path is not on the list.
+Only the paths of a short list need no token. They are compared with the string that the router uses, so another
+spelling of a path is not on the list.
 """
 
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote_to_bytes, urlsplit
 
 import structlog
 import trio
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from admin.edits.model import Author
-from admin.http.answering import API, Answer, Reason, Refusals, RefusedError, replay
 from admin.http.auth import LOCAL, Access, Keyring, Role
+from admin.http.refusals import NO_STORE, SECURITY_HEADERS, Headers, Reason, Refusals, RefusedError, problem
 from admin.wire import BASE
 from proxy.common.log_rate import LogRate
 from proxy.net.sockets import format_address
 
 MAX_BODY_BYTES: Final = 64 * 1024
-"""Of a body, and of each edit in a batch; this much is decoded at once."""
 MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
-"""Of a batch of edits."""
 BODY_TIMEOUT_S: Final = 10.0
 """For the whole body, from the end of the request's head."""
 
+_API: Final = "/api/"
 _BATCH: Final = f"{BASE}/limits:batch"
+#: Batches in memory at once: each can be large.
+_MAX_BATCHES: Final = 4
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-#: How many reads compute at the same time: each takes a slice of every turn of the event loop.
-_READS_AT_ONCE: Final = 8
-#: Reading the audit trail waits for a disk. If the disk hangs, other reads must still be answered.
-_AUDIT: Final = f"{BASE}/audit"
 _BEARER: Final = re.compile(rb"bearer +([!-~]+) *", re.IGNORECASE)
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
@@ -87,56 +84,50 @@ class Guard:
         self._hosts = frozenset({"localhost", *(_bare(host) for host in allowed_hosts)})
         self._refusals = refusals
         self._log_rate = LogRate()
-        self._reads = trio.CapacityLimiter(_READS_AT_ONCE)
+        self._batches = trio.CapacityLimiter(_MAX_BATCHES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or refuse it."""
-        answer = Answer(scope, send)
         request = _Request(scope)
         try:
             self._check(request)
             access = self._keyring.access
             role, author = self._authenticate(request, access)
-            body = await self._body(request, receive)
+            async with self._batches if request.path == _BATCH else nullcontext():
+                body = await self._body(request, receive)
+                # None: the client left before the end of its body.
+                if body is not None:
+                    state: dict[str, object] = {"author": author, "role": role, "authentication": bool(access.tokens)}
+                    await self._pass(request, _replay(body, receive), send, access, state)
         except RefusedError as refused:
             self._refusals.count(refused.reason)
-            self._say(refused, scope)
-            await answer.refuse(refused)
-            return
-        if body is None:
-            # The client left before the end of its body.
-            return
-        inner = {
-            **scope,
-            "method": "GET" if request.method == "HEAD" else request.method,
-            "state": {**scope["state"], "author": author, "role": role, "authentication": bool(access.tokens)},
-        }
-        await self._pass(request, inner, replay(body, receive), answer, access)
+            self._log_refusal(refused, request)
+            headers, body = problem(refused.status, refused.detail, refused.field)
+            # The client may still be sending a body that is not read.
+            headers += [*refused.headers, (b"connection", b"close")]
+            await send({"type": "http.response.start", "status": refused.status, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
 
     async def _pass(
-        self, request: "_Request", scope: Scope, receive: Receive, answer: "Answer", access: Access
+        self, request: "_Request", receive: Receive, send: Send, access: Access, state: dict[str, object]
     ) -> None:
-        keyring = self._keyring
-
         def still_allowed() -> bool:
-            now = keyring.access
+            now = self._keyring.access
             return now is access or request.path in self._public.probes or _same(request, now, access)
 
-        answer.still_allowed = still_allowed
-        computes = request.path.startswith(API) and not request.path.startswith(_AUDIT)
-        if computes and request.method in _SAFE:
-            # Released with the head of the answer: a stream of events computes little and never ends.
-            await self._reads.acquire_on_behalf_of(answer)
-            answer.limiter = self._reads
+        answer = _Answer(request.scope, send, still_allowed)
+        inner = {
+            **request.scope,
+            "method": "GET" if request.method == "HEAD" else request.method,
+            "state": {**request.scope["state"], **state},
+        }
         try:
-            await self._app(scope, receive, answer.send)
+            await self._app(inner, receive, answer.send)
         except Exception as error:  # noqa: BLE001 - whatever it was, the client gets an answer and the log the reason
             more = self._log_rate.take("failed", trio.current_time())
             if more is not None:
                 _log.error("admin request failed", path=request.path, error=repr(error), more_since_last_line=more)
             await answer.fail()
-        finally:
-            answer.give_back()
 
     def _check(self, request: "_Request") -> None:
         """Refuse what no honest client sends.
@@ -245,19 +236,65 @@ class Guard:
             )
         return bytes(body)
 
-    def _say(self, refused: RefusedError, scope: Scope) -> None:
+    def _log_refusal(self, refused: RefusedError, request: "_Request") -> None:
         """Log a failed authentication, at a bounded rate."""
         if refused.status not in (401, 403):
             return
         more = self._log_rate.take(refused.reason, trio.current_time())
         if more is not None:
-            _log.warning("admin request refused", reason=refused.reason, peer=_peer(scope), more_since_last_line=more)
+            _log.warning("admin request refused", reason=refused.reason, peer=request.peer, more_since_last_line=more)
+
+
+class _Answer:
+    """Sends an answer with the headers that every answer has, and nothing after its end."""
+
+    def __init__(self, scope: Scope, send: Send, still_allowed: Callable[[], bool]) -> None:
+        self._scope, self._send, self._still_allowed = scope, send, still_allowed
+        self._started = self._ended = False
+
+    async def send(self, message: Message) -> None:
+        if self._ended:
+            return
+        if message["type"] == "http.response.start":
+            self._started = True
+            message = {**message, "headers": self._with_headers(message.get("headers", []))}
+        elif message["type"] == "http.response.body":
+            if self._scope["method"] == "HEAD" or not self._still_allowed():
+                message = {"type": "http.response.body", "body": b"", "more_body": False}
+            self._ended = not message.get("more_body", False)
+        await self._send(message)
+
+    async def fail(self) -> None:
+        """Answer with 500; the server breaks off an answer that has begun."""
+        if not self._started:
+            headers, body = problem(500, "internal error; the log has the reason")
+            await self._send({"type": "http.response.start", "status": 500, "headers": headers})
+            await self._send({"type": "http.response.body", "body": body})
+
+    def _with_headers(self, given: Iterable[tuple[bytes, bytes]]) -> Headers:
+        headers = [(bytes(name), bytes(value)) for name, value in given]
+        present = {name.lower() for name, _ in headers}
+        headers += [header for header in SECURITY_HEADERS if header[0] not in present]
+        if NO_STORE[0] not in present and self._scope["path"].startswith(_API):
+            headers.append(NO_STORE)
+        return headers
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Give the application the body; after that it is told when the client leaves."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return again
 
 
 class _Request:
     """What the guard needs to know about a request."""
 
     def __init__(self, scope: Scope) -> None:
+        self.scope = scope
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.peer = _peer(scope)

@@ -22,7 +22,7 @@ import structlog
 import trio
 from starlette.types import ASGIApp, Message, Scope
 
-from admin.http.answering import Headers, problem
+from admin.http.refusals import Headers, problem
 from proxy.common.log_rate import LogRate
 from proxy.net.sockets import plain_address
 

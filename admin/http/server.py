@@ -20,11 +20,11 @@ from admin import web
 from admin.common.errors import StartError, listen_error
 from admin.config.addresses import Endpoint
 from admin.config.settings import AdminSettings
-from admin.http.answering import Refusals
 from admin.http.api.answers import failed, refused_by_router
 from admin.http.auth import ANYONE, Keyring, is_loopback
 from admin.http.guard import Guard, Public
 from admin.http.http1 import MAX_CONNECTIONS, Http1Server
+from admin.http.refusals import Refusals
 from admin.http.tls import Certificate
 from admin.stats.health import Health
 from admin.stats.metrics import Family, counter, scrape

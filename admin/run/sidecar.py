@@ -29,8 +29,8 @@ from admin.edits.service import EditService
 from admin.edits.state_dir import StateDir
 from admin.edits.store import Store, open_store
 from admin.http import api, server
-from admin.http.answering import Refusals
 from admin.http.auth import Keyring
+from admin.http.refusals import Refusals
 from admin.rejection_log import location as log_location
 from admin.rejection_log.advice import AdviceReader
 from admin.rejection_log.advice import usual as usual_report

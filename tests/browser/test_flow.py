@@ -7,11 +7,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from api_examples import CONNECTIONS, FLOW, PURGED, SPOOL
 from harness.frames import FrameClient, send
 from harness.sidecar import Sluice, StartSluice
 from playwright.sync_api import Page, Route, expect
-
-from admin.http.api.examples import CONNECTIONS, FLOW, PURGED, SPOOL
 
 OpenTab = Callable[..., Any]
 #: A name that is markup, for whoever writes it as such.

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from api_examples import RESOURCE_HISTORY
 from axe_playwright_python.sync_playwright import Axe
 from harness.frames import FrameClient, sends
 from harness.sidecar import Sluice, StartSluice
@@ -17,7 +18,6 @@ from playwright.sync_api import Page, expect
 
 from admin.common.clock import write_time
 from admin.common.recommendations import Backtest, Period, Recommendation, RecommendationsFile, Replay, WhatIf
-from admin.http.api.examples import RESOURCE_HISTORY
 from admin.wire import ResourceHistory
 
 OpenTab = Callable[..., Any]

@@ -1,20 +1,26 @@
 """Answers: bodies as JSON, entity tags, and problems in place of errors."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
+import trio
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from admin.edits.model import ConflictError, EditError, EditProblem, NotFoundError, ReloadError, StaleError, StoreError
 from admin.wire import PROBLEM, PROBLEMS, FieldProblem, Problem
-from proxy.common.cooperative import Pace
 from proxy.stats.question import QuestionError
 
 NO_STORE = {"cache-control": "no-store"}
 EDIT_ERRORS = (EditError, StaleError, NotFoundError, ConflictError, StoreError, ReloadError, QuestionError)
+
+
+T = TypeVar("T")
+_LONG: Final = 50
+_encoder: Final = msgspec.json.Encoder()
+_threads: Final = trio.CapacityLimiter(2)
 
 
 class BadRequestError(Exception):
@@ -34,46 +40,49 @@ def bad(field: str, detail: str) -> BadRequestError:
     return BadRequestError(FieldProblem(field, detail))
 
 
-def answer(body: object, *, etag: str | None = None) -> Response:
+class Tagged(NamedTuple, Generic[T]):
+    """A body with its entity tag.
+
+    Attributes:
+        body: a struct.
+        etag: without quotes; None if another write has changed it already.
+    """
+
+    body: T
+    etag: str | None
+
+
+async def encode(body: msgspec.Struct) -> bytes:
+    """Encode as JSON, a long list row by row on a thread: one call would hold the interpreter's lock all the time."""
+    fields = body.__struct_fields__
+    long = [name for name in fields if isinstance(getattr(body, name), tuple) and len(getattr(body, name)) > _LONG]
+    return await trio.to_thread.run_sync(_encode_rows, body, long, limiter=_threads) if long else _encoder.encode(body)
+
+
+def _encode_rows(body: msgspec.Struct, long: Collection[str]) -> bytes:
+    fields = {name: getattr(body, name) for name in body.__struct_fields__}
+    for name in long:
+        fields[name] = [msgspec.Raw(_encoder.encode(row)) for row in fields[name]]
+    return _encoder.encode(fields)
+
+
+async def answer(body: msgspec.Struct, *, etag: str | None = None, store: bool = False) -> Response:
     """Answer with JSON.
 
     Args:
-        body: anything that msgspec encodes.
+        body: what to encode.
         etag: its entity tag, without quotes.
+        store: the client may keep it, and ask whether it has changed.
     """
-    return encoded(msgspec.json.encode(body), etag=etag)
-
-
-def encoded(body: bytes, *, etag: str | None = None) -> Response:
-    """Answer with a body that is JSON already."""
-    headers = NO_STORE if etag is None else {"cache-control": "no-cache", "etag": f'"{etag}"'}
-    return Response(body, headers=headers, media_type="application/json")
+    headers = {"cache-control": "no-cache"} if store else dict(NO_STORE)
+    if etag is not None:
+        headers["etag"] = f'"{etag}"'
+    return Response(await encode(body), headers=headers, media_type="application/json")
 
 
 def unchanged(etag: str) -> Response:
     """Answer that the client's copy is current."""
     return Response(status_code=304, headers={"cache-control": "no-cache", "etag": f'"{etag}"'})
-
-
-async def encode_page(page: msgspec.Struct, rows: str) -> bytes:
-    """Encode a page in steps, so that a long one does not hold up the data path.
-
-    Args:
-        page: what to encode.
-        rows: the name of its field with the rows.
-    """
-    fields = {name: getattr(page, name) for name in page.__struct_fields__}
-    fields[rows] = await encode_rows(fields[rows])
-    return msgspec.json.encode(fields)
-
-
-async def encode_rows(rows: Iterable[Any]) -> list[msgspec.Raw]:
-    """Encode many rows in steps."""
-    pace, raw = Pace(), []
-    for row in rows:
-        raw.append(msgspec.Raw(msgspec.json.encode(row)))
-        await pace.keep()
-    return raw
 
 
 def problem(

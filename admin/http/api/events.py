@@ -12,12 +12,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from admin import wire
-from admin.http.api.answers import encode_page, problem
+from admin.http.api.answers import encode, problem
 from admin.http.api.requests import LimitsQuery, board_query
 from admin.http.api.state import Services, Status
 from admin.stats import LiveStats
 from admin.stats import Query as BoardQuery
-from proxy.common.cooperative import Pace, turn
 
 MAX_STREAMS: Final = 64
 RETRY_AFTER_S: Final = 5
@@ -52,10 +51,8 @@ class Stream:
 
     async def news(self) -> bytes:
         """Return what changed since the last call, as events; empty if nothing did."""
-        # All streams wake at the same moment, and must not hold up the data path together.
-        await turn()
         page = await self._board.query(self._query)
-        parts = [await (_first(page) if self._page is None else _changed(self._page, page))]
+        parts = [event("limits", await encode(page)) if self._page is None else _changed(self._page, page)]
         self._page = page
         new, self._changes_seen = self._board.changes_since(self._changes_seen), self._board.changed
         parts += [event("change", msgspec.json.encode(change)) for change in new]
@@ -68,18 +65,9 @@ class Stream:
         return b"".join(parts)
 
 
-async def _first(page: wire.LimitPage) -> bytes:
-    return event("limits", await encode_page(page, "rows"))
-
-
-async def _changed(before: wire.LimitPage, page: wire.LimitPage) -> bytes:
-    pace = Pace()
-    rows: list[msgspec.Raw] = []
+def _changed(before: wire.LimitPage, page: wire.LimitPage) -> bytes:
     known = {row.key: row for row in before.rows}
-    for row in page.rows:
-        if members := _difference(known.get(row.key), row):
-            rows.append(msgspec.Raw(msgspec.json.encode(members)))
-        await pace.keep()
+    rows = [members for row in page.rows if (members := _difference(known.get(row.key), row))]
     news: dict[str, Any] = {}
     order = [row.key for row in page.rows]
     if order != [row.key for row in before.rows]:
@@ -126,28 +114,30 @@ class _EventResponse(Response):
 
     media_type = wire.EVENT_STREAM
 
-    def __init__(self, stream: Stream, board: LiveStats, streams: set[Stream]) -> None:
+    def __init__(self, stream: Stream, board: LiveStats, events: "Events") -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         # A stream has no length.
         del self.headers["content-length"]
-        self._stream, self._board, self._streams = stream, board, streams
+        self._stream, self._board, self._events = stream, board, events
 
     async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
         """Send events."""
-        self._streams.add(self._stream)
+        self._events.open.add(self._stream)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_until_left, receive, nursery.cancel_scope)
                 await self._send_all(send)
                 nursery.cancel_scope.cancel()
         finally:
-            self._streams.discard(self._stream)
+            self._events.open.discard(self._stream)
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         silent_since = trio.current_time()
         while not self._stream.ends:
-            news = await self._stream.news()
+            # All streams wake at the same moment, and must not hold up the data path together.
+            async with self._events.turns:
+                news = await self._stream.news()
             if not news and trio.current_time() - silent_since >= HEARTBEAT_S:
                 news = _ALIVE
             if news:
@@ -178,12 +168,13 @@ class Events:
 
     def __init__(self, services: Services, status: Status) -> None:
         self._services, self._status = services, status
-        self._open: set[Stream] = set()
+        self.open: set[Stream] = set()
+        self.turns = trio.StrictFIFOLock()
 
     def follow(self, query: LimitsQuery) -> Response:
         """Answer with a stream, unless there are too many."""
-        if len(self._open) >= MAX_STREAMS:
+        if len(self.open) >= MAX_STREAMS:
             detail = f"{MAX_STREAMS} streams are open, which is all; close one, or ask again later"
             return problem(503, detail, headers={"retry-after": str(RETRY_AFTER_S)})
         stream = Stream(self._services, self._status, board_query(query, self._services.live))
-        return _EventResponse(stream, self._services.board, self._open)
+        return _EventResponse(stream, self._services.board, self)

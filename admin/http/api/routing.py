@@ -1,16 +1,18 @@
-"""Endpoints as methods of a class: they answer requests, with every error as a problem, and describe themselves.
+"""Endpoints as methods of a class: each describes itself for the OpenAPI document, and every error is a problem.
 
-The OpenAPI document is made from the same description. Unknown parameters, and parameters given twice, are refused.
+Unknown parameters, and parameters given twice, are refused.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+import re
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from inspect import cleandoc, signature
-from typing import Any, Final, Literal, Protocol
+from inspect import Parameter, cleandoc, signature
+from typing import Any, Final, Literal, Protocol, get_args
 
-from pydantic import ValidationError
+import msgspec
+import trio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -18,35 +20,23 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
-from admin.config.faults import describe_fields, show
-from admin.http.api.answers import EDIT_ERRORS, BadRequestError, bad, failed, refused, refused_by_router
-from admin.http.api.requests import Nothing, Parameters
-from admin.wire import FieldProblem
-from proxy.common.cooperative import turn
+from admin.http.api.answers import (
+    EDIT_ERRORS,
+    BadRequestError,
+    Tagged,
+    answer,
+    bad,
+    failed,
+    refused,
+    refused_by_router,
+    unchanged,
+)
+from admin.http.api.requests import Parameters, read_tags, validated
 
 Tags = Literal["", "list", "read", "write", "batch"]
+Handler = Callable[..., Awaitable[Any]]
 
 _CAUGHT: Final = (BadRequestError, *EDIT_ERRORS)
-
-
-@dataclass(frozen=True, slots=True)
-class Body:
-    """The body of a request, for the document.
-
-    Attributes:
-        schema: the name of its schema.
-        what: its description.
-        example: an example.
-        required: whether a request must have it.
-    """
-
-    schema: str
-    what: str
-    example: Mapping[str, Any]
-    required: bool = True
-
-
-Handler = Callable[..., Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +46,17 @@ class Endpoint:
     Attributes:
         method: of HTTP.
         path: below ``/api/v1``.
-        handler: gets its resource, the request, the query, and the values of the path in the order of ``in_path``.
+        handler: gets its resource, the request, the query, and the values of the path.
         summary: what it is for.
         description: the rest that there is to say.
-        answer: what it answers.
-        example: of the answer, which always has its type; of a stream, its text.
+        answer: the type of the answer; None for a stream of events.
         in_path: the parameters of the path.
         query: the parameters of the query.
-        body: of the request.
-        tags: entity tags: the answer of a ``list`` has one; of a ``read`` it is 304 for who has it; a ``write`` may
-            expect one; a ``batch`` may expect that of the list.
-        problems: statuses besides those that all else here says: 404 if the path names something, 404, 412 and 507 of
-            a ``write`` or a ``batch``.
+        body: the type of the request's body.
+        example: of the request's body.
+        tags: entity tags: the answer of a ``list`` has one; a ``read`` is answered with 304 if the client has it; a
+            ``write`` may expect one; a ``batch`` may expect that of the list.
+        problems: further statuses: 404 if the path names something, and 404, 412 and 507 of a write are understood.
     """
 
     method: str
@@ -75,11 +64,11 @@ class Endpoint:
     handler: Handler
     summary: str
     description: str
-    answer: str
-    example: object
-    in_path: type[Parameters]
+    answer: type[msgspec.Struct] | None
+    in_path: type[msgspec.Struct]
     query: type[Parameters]
-    body: Body | None
+    body: type[msgspec.Struct] | None
+    example: Mapping[str, Any] | None
     tags: Tags
     problems: tuple[int, ...]
 
@@ -87,26 +76,44 @@ class Endpoint:
 def endpoint(
     method: str,
     path: str,
-    answer: str,
-    example: object,
     *,
-    in_path: type[Parameters] = Nothing,
-    body: Body | None = None,
+    body: type[msgspec.Struct] | None = None,
+    example: Mapping[str, Any] | None = None,
     tags: Tags = "",
     problems: tuple[int, ...] = (),
 ) -> Callable[[Handler], Endpoint]:
     """Make an endpoint of a method; the arguments are those of ``Endpoint``.
 
-    The docstring is its summary and its description, and the type of the third argument says what the query has.
+    The docstring is its summary and its description, and the annotations are its parameters and its answer.
     """
 
     def made(handler: Handler) -> Endpoint:
         summary, _, description = cleandoc(handler.__doc__ or "").partition("\n\n")
-        query = list(signature(handler).parameters.values())[2].annotation
-        words = summary.removesuffix("."), " ".join(description.split()), answer
-        return Endpoint(method, path, handler, *words, example, in_path, query, body, tags, problems)
+        given = signature(handler)
+        _, _, query, *values = given.parameters.values()
+        returned = given.return_annotation
+        return Endpoint(
+            method,
+            path,
+            handler,
+            summary.removesuffix("."),
+            " ".join(description.split()),
+            None if returned is Response else (*get_args(returned), returned)[0],
+            path_of(path, values),
+            query.annotation,
+            body,
+            example,
+            tags,
+            problems,
+        )
 
     return made
+
+
+def path_of(path: str, values: list[Parameter]) -> type[msgspec.Struct]:
+    """Make the type of a path's parameters, in their order, from those of a handler."""
+    names = re.findall(r"{(\w+)", path)
+    return msgspec.defstruct("Path", [(name, each.annotation) for name, each in zip(names, values, strict=False)])
 
 
 class EndpointRoute(Route):
@@ -117,26 +124,42 @@ class EndpointRoute(Route):
         tag: the chapter of the document that it stands in.
     """
 
-    def __init__(self, about: Endpoint, name: str, resource: "Resource") -> None:
+    def __init__(self, about: Endpoint, name: str, resource: "Resource", turns: trio.StrictFIFOLock) -> None:
         super().__init__(about.path, about.handler, methods=[about.method], name=name)
         # Without HEAD, which Starlette adds.
         self.methods = {about.method}
         self.about, self.tag = about, resource.tag
         self._handler = partial(about.handler, resource)
+        self._turns = turns
         self.app = self._answer
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, about = Request(scope, receive, send), self.about
         try:
             await _check(request, takes_nothing=about.method != "GET" and about.body is None)
-            in_path = _validated(about.in_path, request.path_params)
-            query = _validated(about.query, dict(request.query_params) if scope["query_string"] else {})
-            response = await self._handler(request, query, *vars(in_path).values())
+            in_path = validated(request.path_params, about.in_path, text=True)
+            query = validated(dict(request.query_params), about.query, text=True)
+            response = await self._respond(
+                request, await self._handler(request, query, *msgspec.structs.astuple(in_path))
+            )
         except _CAUGHT as error:
             response = refused(error, batch=about.tags == "batch")
-        # Edits that were committed together are done at the same moment, but are not all answered in one turn.
-        await turn()
+        # Edits that are committed together are done at the same moment. They are answered one in each turn of the loop.
+        async with self._turns:
+            pass
         await response(scope, receive, send)
+
+    async def _respond(self, request: Request, result: Any) -> Response:
+        if isinstance(result, Response):
+            return result
+        if not isinstance(result, Tagged):
+            return await answer(result)
+        body, etag = result
+        if self.about.tags == "read" and etag is not None:
+            tags = read_tags(request, "if-none-match")
+            if tags is not None and tags.names(etag):
+                return unchanged(etag)
+        return await answer(body, etag=etag, store=self.about.tags != "list" and etag is not None)
 
 
 class Resource(Protocol):
@@ -148,12 +171,10 @@ class Resource(Protocol):
 
 
 def serve(*resources: Resource) -> Starlette:
-    """Make the application, to be mounted at ``/api/v1``.
-
-    Its requests come from the guard, with ``author``, ``role`` and ``authentication`` in their state.
-    """
+    """Make the application, to be mounted at ``/api/v1``."""
+    turns = trio.StrictFIFOLock()
     routes = [
-        EndpointRoute(about, name, resource)
+        EndpointRoute(about, name, resource, turns)
         for resource in resources
         for name, about in vars(type(resource)).items()
         if isinstance(about, Endpoint)
@@ -184,38 +205,10 @@ async def _check(request: Request, *, takes_nothing: bool) -> None:
     Raises:
         BadRequestError: a parameter is given twice, or there is a body where none is expected.
     """
-    if request.scope["query_string"]:
-        given: set[str] = set()
-        for name, _ in request.query_params.multi_items():
-            if name in given:
-                raise bad(name, "given more than once")
-            given.add(name)
+    given: set[str] = set()
+    for name, _ in request.query_params.multi_items():
+        if name in given:
+            raise bad(name, "given more than once")
+        given.add(name)
     if takes_nothing and await request.body():
         raise bad("body", "no body is taken here; what there is to say goes into the query")
-
-
-def _validated(model: type[Parameters], found: Mapping[str, Any]) -> Parameters:
-    try:
-        return model.model_validate(found)
-    except ValidationError as error:
-        raise BadRequestError(*_problems(error, model)) from None
-
-
-def _problems(error: ValidationError, model: type[Parameters]) -> Iterator[FieldProblem]:
-    """Say what is wrong as of a configuration, but that all is text here, and what is empty is not given."""
-    details = error.errors(include_url=False)
-    for detail, (field, what) in zip(details, describe_fields(error, model=model), strict=True):
-        match detail["type"]:
-            case "extra_forbidden":
-                said = what.replace("unknown", "unknown parameter", 1)
-            case "string_too_short":
-                said = "missing; it must be given"
-            case "string_too_long":
-                said = what.partition("; found")[0]
-            case "bool_parsing":
-                said = f"must be 1 or 0; found {show(detail['input'])}"
-            case "int_parsing" | "int_parsing_size":
-                said = f"must be a whole number; found {show(detail['input'])}"
-            case _:
-                said = what
-        yield FieldProblem(field, said)

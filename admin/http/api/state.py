@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
+import trio
 
 from admin.common.clock import Clock
 from admin.common.version import sluice_version
@@ -30,7 +31,6 @@ from admin.wire import (
     Totals,
     Verdicts,
 )
-from proxy.common.cooperative import Pace
 from proxy.control import DataPath
 from proxy.stats.flow import AlarmState, FlowState
 from proxy.stats.snapshot import ConfirmState, Snapshot
@@ -155,28 +155,18 @@ class Status:
         )
 
     async def _standing(self, switches: Sequence[SwitchEntry]) -> Edits:
-        """Count the edits in force, and find the one that expires next."""
+        """Count the edits, and find the one that expires next."""
         limits, etag = self._services.live.limits(), self._services.live.etag
-        if self._edits is not None and self._edits[0] is limits and self._edits[1] == etag:
-            return self._edits[2]
-        standing = 0
-        ends: list[tuple[str, str]] = []
-        pace = Pace()
-        for entry in limits:
-            if entry.edit is not None:
-                standing += 1
-                if entry.edit.expires_at is not None:
-                    ends.append((entry.edit.expires_at, f"limits/{entry.kind}/{entry.name}"))
-            await pace.keep()
-        for switch in switches:
-            if switch.edit is not None:
-                standing += 1
-                if switch.edit.expires_at is not None:
-                    ends.append((switch.edit.expires_at, f"switches/{switch.kind}"))
-        first = min(ends, default=None)
-        edits = Edits(standing, None if first is None else Expiring(first[1], first[0]))
-        self._edits = (limits, etag, edits)
-        return edits
+        if self._edits is None or self._edits[0] is not limits or self._edits[1] != etag:
+            self._edits = (limits, etag, await trio.to_thread.run_sync(_count, limits, switches))
+        return self._edits[2]
+
+
+def _count(limits: Sequence[LimitEntry], switches: Sequence[SwitchEntry]) -> Edits:
+    edits = {f"limits/{each.kind}/{each.name}": each.edit for each in limits if each.edit is not None}
+    edits |= {f"switches/{each.kind}": each.edit for each in switches if each.edit is not None}
+    first = min(((edit.expires_at, target) for target, edit in edits.items() if edit.expires_at), default=None)
+    return Edits(len(edits), None if first is None else Expiring(first[1], first[0]))
 
 
 def alarm_of(alarm: AlarmState, clock: Clock) -> Alarm:

@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from api_examples import FLOW, SPOOL
 
-from admin.http.api.examples import FLOW, SPOOL
 from admin.wire import Spool, sentences
 
 Sluice = Callable[..., Any]

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from api_examples import CONNECTIONS, STATE
 
 from admin.cli import main
 from admin.client.words import moment
-from admin.http.api.examples import CONNECTIONS, STATE
 
 Make = Callable[..., dict[str, Any]]
 Sluice = Callable[..., Any]

@@ -9,15 +9,15 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import MockClock
 
 from admin import web
 from admin.config.faults import Origins
 from admin.config.settings import AdminSettings
 from admin.http import server
-from admin.http.answering import Refusals
 from admin.http.auth import Access, Keyring, read_access
 from admin.http.guard import BODY_TIMEOUT_S, MAX_BATCH_BYTES, MAX_BODY_BYTES, Guard, Public
+from admin.http.refusals import Refusals
 from admin.stats.health import Health
 from admin.wire import usual_type
 
@@ -423,39 +423,6 @@ async def test_failed_authentications_are_logged_with_the_peer_at_a_bounded_rate
     assert len(logged) <= 2
     assert (logged[0]["peer"], logged[0]["reason"]) == ("192.0.2.9:4711", "wrong_token")
     assert "Bearer" not in str(logged)
-
-
-async def test_reads_beyond_a_few_wait_for_their_turn(ask: Asking, nursery: trio.Nursery) -> None:
-    go = trio.Event()
-
-    async def slow(_: Scope, __: Receive, send: Send) -> None:
-        await go.wait()
-        await ask._hello({}, fed(), send)
-
-    ask.answer = slow
-    for _ in range(20):
-        nursery.start_soon(ask)
-    await wait_all_tasks_blocked()
-    assert len(ask.passed) == 8
-    go.set()
-    await wait_all_tasks_blocked()
-    assert len(ask.passed) == 20
-
-
-async def test_reads_of_the_audit_trail_which_wait_for_a_disk_keep_no_others_waiting(
-    ask: Asking, nursery: trio.Nursery
-) -> None:
-    async def app(scope: Scope, _: Receive, send: Send) -> None:
-        if "audit" in scope["path"]:
-            await trio.sleep_forever()
-        await ask._hello({}, fed(), send)
-
-    ask.answer = app
-    for number in range(20):
-        nursery.start_soon(ask, f"/api/v1/audit/{number}")
-    await wait_all_tasks_blocked()
-    assert (await ask("/api/v1/state")).status == 200
-    nursery.cancel_scope.cancel()
 
 
 _PAGES = {route.path for route in web.routes()}

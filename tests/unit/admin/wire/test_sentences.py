@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from api_examples import FLOW, SPOOL
 
-from admin.http.api.examples import FLOW, SPOOL
 from admin.wire import Flow, Spool, SpoolFolder, sentences
 from proxy.stats.question import ConfirmView, Explanation, LimitState, Question, RuleView, UnappliedRule
 from proxy.stats.snapshot import ConfirmState

@@ -9,16 +9,9 @@ import jsonschema_rs
 import pytest
 import schemathesis
 
-from admin.http.api import Services, application, document, examples
+from admin.http.api import Services, application, document
 from admin.stats import LiveStats
 from admin.stats.health import Health
-
-BODIES = {
-    "PutLimit": examples.PUT_LIMIT,
-    "PutSwitch": examples.PUT_SWITCH,
-    "Revert": examples.REVERT,
-    "Batch": examples.BATCH,
-}
 
 
 @pytest.fixture
@@ -77,19 +70,15 @@ def test_every_reference_leads_somewhere_and_every_schema_is_used(openapi: dict[
 def test_every_schema_is_a_schema(openapi: dict[str, Any]) -> None:
     for name, schema in openapi["components"]["schemas"].items():
         jsonschema_rs.meta.validate(schema)
-        assert schema.get("description") or name in BODIES, name
+        assert schema.get("description"), name
 
 
-def test_every_example_is_valid(openapi: dict[str, Any]) -> None:
-    for path, method, operation in operations(openapi):
-        for status, response in operation["responses"].items():
-            for media_type, content in response.get("content", {}).items():
-                assert "example" in content, (path, method, status)
-                if media_type != "text/event-stream":
-                    validator(openapi, content["schema"]).validate(content["example"])
-        if (body := operation.get("requestBody")) is not None:
-            content = body["content"]["application/json"]
-            validator(openapi, content["schema"]).validate(content["example"])
+def test_every_example_of_a_body_is_valid(openapi: dict[str, Any]) -> None:
+    bodies = [operation["requestBody"] for _, _, operation in operations(openapi) if "requestBody" in operation]
+    assert len(bodies) == 7
+    for body in bodies:
+        content = body["content"]["application/json"]
+        validator(openapi, content["schema"]).validate(content["example"])
 
 
 def test_every_problem_says_its_status(openapi: dict[str, Any]) -> None:
@@ -97,7 +86,6 @@ def test_every_problem_says_its_status(openapi: dict[str, Any]) -> None:
         for status, response in operation["responses"].items():
             if int(status) >= 400:
                 assert response["content"].keys() == {"application/problem+json"}, (path, method, status)
-                assert response["content"]["application/problem+json"]["example"]["status"] == int(status)
 
 
 def test_the_document_is_one_that_tools_read(openapi: dict[str, Any]) -> None:

@@ -3,8 +3,8 @@
 from typing import Any
 
 import msgspec
+from api_examples import FLOW, SPOOL
 
-from admin.http.api.examples import FLOW, SPOOL
 from admin.wire import PROBLEM, Flow, Spool, State
 from proxy.stats.flow import AlarmState, ConnectionFlow, FlowFinding, FlowState, StageState
 
