@@ -1,8 +1,7 @@
-"""Who may use the admin address: tokens with a name and a role, and the rule that there must be some.
+"""Who may use the admin address: tokens with a name and a role.
 
-Tokens come from ``admin.token_file``, one ``NAME ROLE TOKEN`` in a line, and from ``admin.token`` and
+Tokens come from ``admin.token_file``, one ``NAME ROLE TOKEN`` a line, and from ``admin.token`` and
 ``admin.read_token``. Only their SHA-256 is kept, so that neither a log line nor a debugger can show one.
-``admin.http.guard`` asks for them.
 """
 
 import hashlib
@@ -22,7 +21,7 @@ from admin.config.settings import OFF, AdminSettings
 Role = Literal["read", "write"]
 
 MIN_TOKEN_LENGTH: Final = 24
-"""In characters; as hexadecimal digits these are 96 bits, which nobody can guess."""
+"""As hexadecimal digits these are 96 bits."""
 
 TOKEN, READ_TOKEN = "token", "read_token"
 LOCAL: Final = "local"
@@ -41,14 +40,7 @@ _MAX_FILE_BYTES: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token, without its text.
-
-    Attributes:
-        name: who has it, for the audit trail.
-        role: read, or write, which reads too.
-        digest: the SHA-256 of its text.
-        source: where it was configured.
-    """
+    """One token: its owner's name, its role (write includes read), the SHA-256 of its text, where it is configured."""
 
     name: str
     role: Role
@@ -58,21 +50,13 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may use the admin address.
-
-    Attributes:
-        tokens: a request needs one of them; if there are none, every request is allowed.
-        warnings: what is allowed but probably not meant, one line each.
-    """
+    """Who may use the admin address: with a token, or everybody if there are none."""
 
     tokens: tuple[Token, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def find(self, text: bytes) -> Token | None:
-        """Return the token with this text.
-
-        All are compared, by digests and in constant time, so a wrong token takes as long as a right one.
-        """
+        """Return the token with this text; in constant time, so that a wrong token takes as long as a right one."""
         digest = hashlib.sha256(text).digest()
         found = None
         for token in self.tokens:
@@ -82,33 +66,23 @@ class Access:
 
 
 ANYONE: Final = Access()
-"""Everybody may do everything."""
 
 
 class Keyring:
-    """The access in force, which a reload replaces as a whole.
-
-    Args:
-        access: what holds from the start.
-    """
+    """The current access, which a reload replaces as a whole."""
 
     def __init__(self, access: Access = ANYONE) -> None:
-        self._access = access
-
-    @property
-    def access(self) -> Access:
-        """What holds now."""
-        return self._access
+        self.access = access
 
     def replace(self, access: Access) -> list[str]:
-        """Replace the access from the very next request on; returns what changed, as ``compare`` does."""
+        """Replace the access from the next request on; returns what changed, as ``compare`` does."""
         changed = self.compare(access)
-        self._access = access
+        self.access = access
         return changed
 
     def compare(self, access: Access) -> list[str]:
-        """Say what would change with another access, one line each, by names only."""
-        old = {token.name: token for token in self._access.tokens}
+        """Return what would change with another access, one line each, by names only."""
+        old = {token.name: token for token in self.access.tokens}
         new = {token.name: token for token in access.tokens}
         changed = [f"token {name}: removed" for name in old if name not in new]
         for name, token in new.items():
@@ -175,10 +149,7 @@ def read_access(settings: AdminSettings, origins: Origins) -> Access:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach this address: 127.0.0.0/8, ::1, or localhost by name.
-
-    What the name stands for is only known once it is bound; ``admin.http.server.bind`` checks that.
-    """
+    """Return whether only this machine reaches this address; ``server.bind`` checks what a name stands for."""
     if host == "localhost":
         return True
     try:
@@ -224,11 +195,6 @@ def _read_file(file: str, origins: Origins, problems: list[str], warnings: list[
 
 
 def _read_line(line: bytes, where: str) -> Token | None:
-    """Read one line of the file; None if there is no token on it.
-
-    Raises:
-        ValueError: with what is wrong, to be put behind the name of the place.
-    """
     try:
         words = line.decode("ascii").split()
     except UnicodeDecodeError:
@@ -253,11 +219,6 @@ def _read_line(line: bytes, where: str) -> Token | None:
 
 
 def _digest(text: str) -> bytes:
-    """Return the digest of a token as it was written, itself or as ``sha256:`` and its digest.
-
-    Raises:
-        ValueError: with what is wrong; it does not show the token.
-    """
     if text.startswith(_DIGEST_PREFIX):
         digest = text.removeprefix(_DIGEST_PREFIX)
         if not _DIGEST.fullmatch(digest):
@@ -273,7 +234,6 @@ def _digest(text: str) -> bytes:
 
 
 def _repeated(tokens: list[Token]) -> list[str]:
-    """Find names and tokens that occur twice: the audit trail could not tell their owners apart."""
     problems = []
     names: dict[str, Token] = {}
     digests: dict[bytes, Token] = {}

@@ -47,27 +47,14 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Public:
-    """The paths that need no token.
-
-    Attributes:
-        pages: as the router has them; a link from another site may lead there.
-        probes: the others.
-    """
+    """The paths that need no token: pages, to which a link from another site may lead, and probes."""
 
     pages: frozenset[str] = frozenset()
     probes: frozenset[str] = frozenset()
 
 
 class Guard:
-    """The middleware.
-
-    Args:
-        app: what is behind it.
-        keyring: who may do what.
-        public: the paths that need no token.
-        allowed_hosts: names under which the address is reached, besides localhost and addresses.
-        refusals: where refusals are counted.
-    """
+    """The middleware. ``allowed_hosts`` are names of the address besides localhost and IP addresses."""
 
     def __init__(
         self,
@@ -130,11 +117,6 @@ class Guard:
             await answer.fail()
 
     def _check(self, request: "_Request") -> None:
-        """Refuse what no honest client sends.
-
-        Raises:
-            RefusedError: with what is wrong.
-        """
         if not request.path.startswith("/") or not request.is_utf8:
             raise RefusedError("path", 400, "the request's target must be a path in UTF-8, percent-encoded")
         if _CONTROL.search(request.path):
@@ -161,11 +143,6 @@ class Guard:
             raise RefusedError("origin", 403, "this is not for scripts of other sites", field="sec-fetch-site")
 
     def _authenticate(self, request: "_Request", access: Access) -> tuple[Role, Author]:
-        """Find out whose request it is.
-
-        Raises:
-            RefusedError: it has no token, a wrong one, or one that may only read.
-        """
         if request.path in self._public.pages or request.path in self._public.probes:
             return "read", Author("", request.peer)
         if not access.tokens:
@@ -201,11 +178,7 @@ class Guard:
         return token.role, Author(token.name, request.peer)
 
     async def _body(self, request: "_Request", receive: Receive) -> bytes | None:
-        """Read the whole body; None if the client left.
-
-        Raises:
-            RefusedError: it is too large, too slow, or not JSON.
-        """
+        """Read the whole body; None if the client left."""
         most = MAX_BATCH_BYTES if request.path == _BATCH else MAX_BODY_BYTES
         too_large = RefusedError("body_size", 413, f"a body has at most {most} bytes", field="body")
         length = request.only(b"content-length", "body_size", 400)
@@ -308,11 +281,7 @@ class _Request:
         return [value for key, value in self._headers if key.lower() == name]
 
     def only(self, name: bytes, reason: Reason, status: int) -> str:
-        """Return the one header of that name, empty if there is none.
-
-        Raises:
-            RefusedError: there are several: another reader of the request may go by another one.
-        """
+        """Return the one header of that name, empty if there is none; a proxy in front may read another of several."""
         values = self.all(name)
         if len(values) > 1:
             text = name.decode()

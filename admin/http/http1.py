@@ -57,14 +57,13 @@ class Http1Server:
     Args:
         app: answers the requests.
         tls: makes it HTTPS.
-        count: called with the reason when a connection is closed: ``evicted``, ``slow_head``, ``slow_reader``,
+        count: called with the reason for which a connection is closed: ``evicted``, ``slow_head``, ``slow_reader``,
             ``handshake``.
         max_connections: open at once.
         max_unsent_bytes: of all answers together.
 
     Attributes:
-        first: turns of the first read of each connection.
-        later: turns of all other reads.
+        first, later: turns of the first read of each connection, and of all other reads.
     """
 
     def __init__(

@@ -1,8 +1,4 @@
-"""The admin address: page, API, metrics and probes over HTTP, in the process and the event loop of the sidecar.
-
-It sees the data path only through ``proxy.control``. Here its parts are put together; who may use it is
-``admin.http.auth`` and ``admin.http.guard``, how many at once ``admin.http.http1``.
-"""
+"""The admin address: page, API, metrics and probes, behind ``admin.http.guard`` and on ``admin.http.http1``."""
 
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -49,17 +45,7 @@ def application(
     refusals: Refusals | None = None,
     extra: Callable[[], Iterable[Family]] = tuple,
 ) -> ASGIApp:
-    """Make the ASGI application.
-
-    Args:
-        data_path: where the metrics come from.
-        health: answers the probes.
-        keyring: who may do what; default: everybody may do everything.
-        settings: the names of the host, and whether metrics need a token; default: the settings' defaults.
-        api: served below ``/api/v1``.
-        refusals: where refusals are counted.
-        extra: makes further metrics for each scrape.
-    """
+    """Make the ASGI application; ``api`` is served below ``/api/v1``, ``extra`` makes further metrics."""
     keyring = keyring or Keyring(ANYONE)
     settings = settings or AdminSettings()
     refusals = refusals or Refusals()
@@ -103,13 +89,7 @@ def application(
 
 
 class _Scrapes:
-    """Makes scrapes one at a time, since each takes a slice of every turn of the event loop.
-
-    Requests that arrive during a scrape share the next one, so that nobody waits for more than two.
-
-    Args:
-        make: makes a scrape for an ``Accept`` header; returns its pieces and its content type.
-    """
+    """Makes scrapes one at a time. Requests that arrive during one share the next."""
 
     def __init__(self, make: Callable[[str], Awaitable[tuple[list[bytes], str]]]) -> None:
         self._make = make
@@ -160,11 +140,11 @@ def bind(
         endpoint: the address.
         anyone: whether other machines may reach it.
         inherited: sockets that are bound already.
-        hint: what else to know where the address is in use.
-        v6only: ``::`` does not serve IPv4, as another address has the port there.
+        hint: appended to the error if the address is in use.
+        v6only: ``::`` does not serve IPv4.
 
     Raises:
-        StartError: the address is taken, not of this machine, or not permitted; or others reach it who must not.
+        StartError: the address cannot be had, or others would reach it without a token.
     """
     family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
     given = None if inherited is None else _take(inherited, family, endpoint)
@@ -190,11 +170,11 @@ def bind(
 
 
 def _take(inherited: Inherited, family: int, endpoint: Endpoint) -> socket.socket | None:
-    """Return the inherited socket of an address; one that is bound knows no name for it."""
+    """Return the inherited socket of an address, which may be a name."""
     try:
         found = socket.getaddrinfo(*endpoint, family, socket.SOCK_STREAM)
     except OSError:
-        # To bind it will fail, too, and is said then.
+        # Binding reports it.
         return None
     return inherited.take(family, (str(found[0][4][0]), endpoint.port))
 
@@ -214,16 +194,7 @@ async def run(
     max_connections: int = MAX_CONNECTIONS,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until cancelled; takes the socket over.
-
-    Args:
-        app: what to serve.
-        sock: from ``bind``.
-        certificate: makes it HTTPS.
-        refusals: where connections are counted that were not served.
-        max_connections: open at once.
-        task_status: reports that requests are answered.
-    """
+    """Serve on a socket from ``bind`` until cancelled, and close it."""
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
     http = Http1Server(
         app,

@@ -1,7 +1,4 @@
-"""TLS of the admin address: the certificate from its files, read again on a reload without a connection noticing.
-
-HTTP/1.1 only. Clients show no certificate; who they are says their token.
-"""
+"""TLS of the admin address: a certificate that a reload reads again. Clients have tokens, not certificates."""
 
 import ssl
 from collections.abc import Iterator
@@ -17,19 +14,14 @@ _ALPN: Final = ["http/1.1"]
 
 
 class Certificate:
-    """A certificate with its key, as it is in two files.
-
-    Args:
-        certificate_file: PEM, with the chain behind the certificate.
-        key_file: PEM, not encrypted.
-        origins: what faults are named by.
+    """A certificate with its chain, and its unencrypted key, from two PEM files.
 
     Attributes:
-        context: for the admin address; ``reload`` changes it for the connections to come.
-        expiries: until when it holds, if that can be read.
+        context: ``reload`` changes it for later connections.
+        expiries: when it expires, if that can be read.
 
     Raises:
-        SettingsError: the two are no certificate and its key.
+        SettingsError: the two are not a certificate and its key.
     """
 
     def __init__(self, certificate_file: str, key_file: str, origins: Origins) -> None:
@@ -43,7 +35,7 @@ class Certificate:
         self.expiries = expiry("", "admin", certificate_file)
 
     def changed(self) -> Iterator[str]:
-        """Say whether there is another certificate in the file than the one in force."""
+        """Yield a line if the file has another certificate now."""
         file = self._certificate.path
         if digest(file) != self._digest:
             yield renewed("the admin address", expiry("", "admin", file))
@@ -52,9 +44,9 @@ class Certificate:
         """Read both files again.
 
         Raises:
-            SettingsError: they are wrong now; what was read before goes on.
+            SettingsError: they are wrong now; the previous certificate stays.
         """
-        # Tried on another context first: a failure in the middle could leave half of the new one in the live one.
+        # Tried on another context first: a failure could leave half of the new one in the live one.
         self._load(new_context(ssl.PROTOCOL_TLS_SERVER))
         self._digest = digest(self._certificate.path)
         self._load(self.context)
@@ -68,7 +60,7 @@ def read_certificate(settings: AdminSettings, origins: Origins) -> Certificate |
     """Return the certificate that is configured, if one is.
 
     Raises:
-        SettingsError: one of the two files is not given, or they are no certificate and its key.
+        SettingsError: one of the two files is not given, or they are not a certificate and its key.
     """
     if settings.listen == OFF:
         return None

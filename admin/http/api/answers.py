@@ -67,13 +67,7 @@ def _encode_rows(body: msgspec.Struct, long: Collection[str]) -> bytes:
 
 
 async def answer(body: msgspec.Struct, *, etag: str | None = None, store: bool = False) -> Response:
-    """Answer with JSON.
-
-    Args:
-        body: what to encode.
-        etag: its entity tag, without quotes.
-        store: the client may keep it, and ask whether it has changed.
-    """
+    """Answer with JSON. With ``store``, the client may keep it and ask whether the entity tag has changed."""
     headers = {"cache-control": "no-cache"} if store else dict(NO_STORE)
     if etag is not None:
         headers["etag"] = f'"{etag}"'
@@ -94,16 +88,7 @@ def problem(
     kind: str = "",
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Answer with a problem.
-
-    Args:
-        status: of HTTP.
-        detail: what is wrong and what to do.
-        errors: what is wrong with which field.
-        etag: for a stale write, the current entity tag.
-        kind: the last part of the type's URI; default: the usual type of the status.
-        headers: further headers.
-    """
+    """Answer with a problem. ``kind`` is the last part of its type's URI, by default the usual type of the status."""
     body = Problem(
         type=PROBLEMS + kind if kind else "",
         status=status,
@@ -118,15 +103,7 @@ def problem(
 
 
 def refused_by_router(error: Exception, *, not_found: str) -> Response:
-    """Answer to an unknown path, or to a method that is not allowed.
-
-    Args:
-        error: Starlette's HTTPException.
-        not_found: what to say about an unknown path.
-
-    Raises:
-        Exception: the error itself, if it is another one.
-    """
+    """Answer to an unknown path, or to a method that is not allowed."""
     if not isinstance(error, HTTPException):
         raise error
     details = {404: not_found, 405: "this cannot be done here"}
@@ -139,15 +116,7 @@ async def failed(_: Request, __: Exception) -> Response:
 
 
 def refused(error: Exception, *, batch: bool = False) -> Response:
-    """Answer with the problem for an error.
-
-    Args:
-        error: BadRequestError, or one of EDIT_ERRORS.
-        batch: the request has several edits, so that fields need the index of the edit.
-
-    Raises:
-        Exception: the error itself, if it is another one.
-    """
+    """Answer with the problem of a BadRequestError or one of EDIT_ERRORS; in a batch, fields name the edit."""
     match error:
         case BadRequestError():
             return problem(400, _first(error.problems), error.problems)

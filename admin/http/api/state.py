@@ -42,20 +42,7 @@ def _none() -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What the endpoints use.
-
-    Attributes:
-        data_path: the one interface to it.
-        live: the limits in force, and the way to change them.
-        board: their live figures; it must be running.
-        warnings: what is valid in the configuration, but probably not meant.
-        instance: the name of this sidecar among others.
-        rejection_log: where the rejection log is written, and what is wrong with it.
-        failed_reload: what was wrong with the configuration at the last reload; None if nothing.
-        spool: where requests are put aside.
-        history: the last hour of a resource.
-        advice: what a report recommends.
-    """
+    """What the endpoints use; ``live`` and ``board`` must be running."""
 
     data_path: DataPath
     live: EditService

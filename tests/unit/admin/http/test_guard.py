@@ -128,16 +128,77 @@ def ask() -> Asking:
     return Asking()
 
 
-def refused(answer: Answer, status: int) -> str:
-    """Check that it is a refusal in the form of all refusals, and return what it says."""
-    assert answer.status == status, answer
-    assert answer.passed == []
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert answer.problem["status"] == status
+PUT = {"method": "PUT", "headers": {"content-type": "application/json"}}
+CASES: list[tuple[int, str, dict[str, Any]]] = [
+    (401, "no_token", {"headers": {"authorization": ""}}),
+    *(
+        (401, "wrong_token", {"headers": {"authorization": value}})
+        for value in (f"Bearer {WRITE}x", f"Bearer {WRITE[:-1]}", f"Basic {WRITE}", WRITE, "Bearer  ")
+    ),
+    (401, "wrong_token", {"more": [("authorization", f"Bearer {READ}")]}),
+    *(
+        (403, "role", {"method": method, "headers": {"authorization": f"Bearer {READ}"}})
+        for method in ("PUT", "POST", "DELETE", "PATCH", "TRACE", "BREW")
+    ),
+    *(
+        (421, "host", {"headers": {"host": host}, "target": "/healthz"})
+        for host in ("evil.example", "127.0.0.1.evil.example", "", "127.0.0.1:x", "a@127.0.0.1", "[::1")
+    ),
+    (400, "host", {"more": [("host", "127.0.0.1")]}),
+    *(
+        (403, "origin", {"headers": {"origin": origin}})
+        for origin in (
+            *("http://evil.example", "null", "http://127.0.0.1:9871", "http://127.0.0.1", "http://127.0.0.1:9870/"),
+            *("ftp://127.0.0.1:9870", "http://user@127.0.0.1:9870", "http://[::1"),
+        )
+    ),
+    (403, "origin", {"headers": {"sec-fetch-site": "cross-site"}, "method": "POST"}),
+    (403, "origin", {"headers": {"sec-fetch-site": "same-site"}}),
+    (403, "origin", {"headers": {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}}),
+    (400, "path", {"target": "/api/v1/limits/topic/a%01b"}),
+    (400, "path", {"target": "/api/v1/limits/topic/a%7F"}),
+    (400, "path", {"target": "/api/v1/limits/topic/%ff"}),
+    (400, "path", {"target": "/api/v1/limits/topic/%ed%a0%80"}),
+    (415, "content_type", {"method": "PUT", "headers": {"content-type": "text/plain"}, "receive": [b"{}"]}),
+    (415, "content_type", {"method": "PUT", "headers": {"content-type": "application/jsonx"}, "receive": [b"{}"]}),
+    (415, "content_type", {"method": "PUT", "receive": [b"{}"]}),
+    (400, "body_size", {"method": "PUT", "headers": {"content-length": "5", "transfer-encoding": "chunked"}}),
+    (413, "body_size", {"method": "PUT", "headers": {"content-length": "9" * 40}}),
+    (413, "body_size", {**PUT, "receive": [bytes(MAX_BODY_BYTES), b"x"]}),
+]
+
+
+@pytest.mark.parametrize(("status", "reason", "how"), CASES)
+async def test_a_refusal_has_a_status_and_a_reason_and_closes(
+    ask: Asking, status: int, reason: str, how: dict[str, Any], autojump_clock: MockClock
+) -> None:
+    del autojump_clock
+    answer = await ask(**{**how, "receive": fed(*how.get("receive", ()), ends=status == 415)})
+    assert (answer.status, answer.problem["status"], answer.passed) == (status, status, [])
+    assert (answer.headers["content-type"], answer.headers["connection"]) == ("application/problem+json", "close")
     assert answer.problem["type"] == usual_type(status).type
-    assert "default-src 'none'" in answer.headers["content-security-policy"]
-    assert answer.headers["connection"] == "close"
-    return str(answer.problem["detail"])
+    assert ask.refusals.by_reason == {reason: 1}
+    assert WRITE.encode() not in answer.body
+    assert ("www-authenticate" in answer.headers) == (status == 401 or reason == "role")
+
+
+@pytest.mark.parametrize(
+    ("target", "method", "headers"),
+    [
+        ("/api/v1/limits", "GET", {"authorization": f"bearer   {READ}"}),
+        ("/api/v1/limits", "OPTIONS", {"authorization": f"Bearer {READ}"}),
+        ("/", "GET", {"authorization": ""}),
+        ("/healthz", "HEAD", {"authorization": ""}),
+        ("/", "GET", {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}),
+        ("/api/v1/limits", "DELETE", {}),
+        *(("/", "GET", {"host": host}) for host in ("LOCALHOST:1", "192.0.2.1:9870", "[::1]", "sluice.example:443")),
+        ("/", "POST", {"origin": "http://127.0.0.1:9870", "sec-fetch-site": "same-origin"}),
+        ("/", "POST", {"origin": "https://localhost", "host": "localhost:443"}),
+        ("/", "POST", {"origin": "http://[::1]:7", "host": "[::1]:7"}),
+    ],
+)
+async def test_what_is_allowed_passes(target: str, method: str, headers: dict[str, str]) -> None:
+    assert (await Asking(hosts=["Sluice.Example."])(target, method, headers=headers)).status == 200
 
 
 async def test_a_write_token_may_write_and_is_the_author(ask: Asking) -> None:
@@ -150,56 +211,6 @@ async def test_a_write_token_may_write_and_is_the_author(ask: Asking) -> None:
     assert state["authentication"] is True
 
 
-@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS"])
-async def test_a_read_token_may_read(ask: Asking, method: str) -> None:
-    answer = await ask(method=method, headers={"authorization": f"bearer   {READ}"})
-    assert answer.status == 200
-    assert answer.passed[0]["state"]["role"] == "read"
-
-
-@pytest.mark.parametrize("method", ["PUT", "POST", "DELETE", "PATCH", "TRACE", "CONNECT", "BREW"])
-async def test_a_read_token_may_do_nothing_else(ask: Asking, method: str) -> None:
-    answer = await ask(method=method, headers={"authorization": f"Bearer {READ}"})
-    assert refused(answer, 403) == "the token read_token may only read"
-    assert ask.refusals.by_reason == {"role": 1}
-
-
-async def test_without_a_token_it_says_which_header_is_wanted(ask: Asking) -> None:
-    answer = await ask(headers={"authorization": ""})
-    assert refused(answer, 401) == "a token is wanted: Authorization: Bearer TOKEN"
-    assert answer.headers["www-authenticate"] == 'Bearer realm="sluice"'
-    assert answer.problem["errors"][0]["field"] == "authorization"
-    assert ask.refusals.by_reason == {"no_token": 1}
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        f"Bearer {WRITE}x",
-        f"Bearer {WRITE[:-1]}",
-        f"Basic {WRITE}",
-        WRITE,
-        "Bearer",
-        "Bearer  ",
-        f"Bearer {WRITE} {READ}",
-    ],
-)
-async def test_a_wrong_token_is_refused(ask: Asking, value: str) -> None:
-    answer = await ask(headers={"authorization": value})
-    assert WRITE not in refused(answer, 401)
-    assert 'error="invalid_token"' in answer.headers["www-authenticate"]
-    assert ask.refusals.by_reason == {"wrong_token": 1}
-
-
-async def test_two_authorizations_are_refused_even_if_one_is_right(ask: Asking) -> None:
-    refused(await ask(more=[("authorization", f"Bearer {READ}")]), 401)
-
-
-@pytest.mark.parametrize("path", ["/", "/web/app.js", "/healthz"])
-async def test_pages_and_probes_want_no_token(ask: Asking, path: str) -> None:
-    assert (await ask(path, headers={"authorization": ""})).status == 200
-
-
 async def test_without_any_token_configured_all_is_allowed_to_local() -> None:
     answer = await Asking(Access())(method="DELETE", headers={"authorization": ""})
     state = answer.passed[0]["state"]
@@ -210,16 +221,11 @@ async def test_a_reload_of_tokens_holds_for_the_next_request(ask: Asking) -> Non
     new = "another-token-for-the-tests"
     changed = ask.keyring.replace(read_access(AdminSettings(token=new), Origins(None, {}, {})))
     assert changed == ["token read_token: removed", "token token: another one (write)"]
-    refused(await ask(), 401)
+    assert (await ask()).status == 401
     assert (await ask(headers={"authorization": f"Bearer {new}"})).status == 200
 
 
-async def test_a_body_of_two_lengths_is_refused_and_the_connection_closed(ask: Asking) -> None:
-    headers = {"content-length": "5", "transfer-encoding": "chunked"}
-    assert "exclude each other" in refused(await ask(method="PUT", headers=headers), 400)
-
-
-async def test_a_stream_ends_when_its_token_is_taken_back(ask: Asking) -> None:
+async def test_a_stream_ends_when_its_token_is_revoked(ask: Asking) -> None:
     async def stream(_: Scope, __: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"one ", "more_body": True})
@@ -231,105 +237,13 @@ async def test_a_stream_ends_when_its_token_is_taken_back(ask: Asking) -> None:
     assert (await ask()).body == b"one "
 
 
-@pytest.mark.parametrize(
-    "host",
-    ["localhost", "LOCALHOST:1", "127.0.0.1", "192.0.2.1:9870", "[::1]", "[2001:db8::1]:80", "sluice.example:443"],
-)
-async def test_addresses_and_configured_names_are_hosts(host: str) -> None:
-    assert (await Asking(hosts=["Sluice.Example."])(headers={"host": host})).status == 200
-
-
-@pytest.mark.parametrize(
-    "host",
-    ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "", "127.0.0.1:x", "a@127.0.0.1", "[::1"],
-)
-async def test_other_hosts_are_misdirected(ask: Asking, host: str) -> None:
-    assert "admin.allowed_hosts" in refused(await ask("/healthz", headers={"host": host}), 421)
-    assert ask.refusals.by_reason == {"host": 1}
-
-
-async def test_two_hosts_are_refused(ask: Asking) -> None:
-    refused(await ask(more=[("host", "127.0.0.1")]), 400)
-
-
-@pytest.mark.parametrize(
-    ("origin", "host"),
-    [
-        ("http://127.0.0.1:9870", "127.0.0.1:9870"),
-        ("https://localhost", "localhost:443"),
-        ("http://localhost:80", "localhost"),
-        ("http://LOCALHOST:7", "localhost:7"),
-        ("http://[::1]:7", "[::1]:7"),
-    ],
-)
-async def test_the_pages_own_origin_is_allowed(ask: Asking, origin: str, host: str) -> None:
-    headers = {"origin": origin, "host": host, "sec-fetch-site": "same-origin"}
-    assert (await ask(method="DELETE", headers=headers)).status == 200
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"origin": "http://evil.example"},
-        {"origin": "null"},
-        {"origin": "http://127.0.0.1:9871"},
-        {"origin": "http://127.0.0.1"},
-        {"origin": "http://127.0.0.1:9870/"},
-        {"origin": "ftp://127.0.0.1:9870"},
-        {"origin": "http://user@127.0.0.1:9870"},
-        {"origin": "http://[::1"},
-        {"sec-fetch-site": "cross-site"},
-        {"sec-fetch-site": "same-site"},
-        {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"},
-    ],
-)
-@pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_scripts_of_other_sites_are_refused(ask: Asking, headers: dict[str, str], method: str) -> None:
-    assert refused(await ask(method=method, headers=headers), 403) == "this is not for scripts of other sites"
-    assert ask.refusals.by_reason == {"origin": 1}
-
-
-async def test_a_link_of_another_site_may_lead_to_the_page(ask: Asking) -> None:
-    headers = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
-    assert (await ask("/", headers=headers)).status == 200
-
-
-@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonx"])
-async def test_a_write_with_a_body_must_be_json(ask: Asking, content_type: str) -> None:
-    refused(await ask(method="PUT", headers={"content-type": content_type}, receive=fed(b"{}")), 415)
-
-
-async def test_a_write_without_a_body_needs_no_content_type(ask: Asking) -> None:
-    assert (await ask(method="DELETE")).status == 200
-
-
-async def test_a_body_may_have_its_bound(ask: Asking) -> None:
-    answer = await ask(
-        method="PUT", headers={"content-type": "application/json"}, receive=fed(bytes(MAX_BODY_BYTES - 1), b"x")
-    )
-    assert (answer.status, len(answer.given[0])) == (200, MAX_BODY_BYTES)
-
-
-async def test_a_batch_may_be_larger(ask: Asking) -> None:
+async def test_a_body_may_have_its_bound_and_a_batch_may_be_larger(ask: Asking) -> None:
+    answer = await ask(**PUT, receive=fed(bytes(MAX_BODY_BYTES - 1), b"x"))
+    assert (answer.status, len(answer.given[-1])) == (200, MAX_BODY_BYTES)
     pieces = [bytes(MAX_BODY_BYTES)] * (MAX_BATCH_BYTES // MAX_BODY_BYTES)
-    batch = "/api/v1/limits:batch"
-    answer = await ask(batch, method="POST", headers={"content-type": "application/json"}, receive=fed(*pieces))
-    assert (answer.status, len(answer.given[0])) == (200, MAX_BATCH_BYTES)
-    assert (await ask(batch, method="POST", receive=fed(*pieces, b"x"))).status == 413
-
-
-async def test_a_body_above_its_bound_is_refused_while_it_comes(ask: Asking, autojump_clock: MockClock) -> None:
-    del autojump_clock
-    refused(await ask(method="PUT", receive=fed(bytes(MAX_BODY_BYTES), b"x", ends=False)), 413)
-    assert ask.refusals.by_reason == {"body_size": 1}
-
-
-@pytest.mark.parametrize("length", [str(MAX_BODY_BYTES + 1), "9" * 40])
-async def test_a_body_that_announces_itself_as_too_large_is_not_waited_for(
-    ask: Asking, length: str, autojump_clock: MockClock
-) -> None:
-    del autojump_clock
-    refused(await ask(method="PUT", headers={"content-length": length}, receive=fed(ends=False)), 413)
+    answer = await ask("/api/v1/limits:batch", "POST", headers=PUT["headers"], receive=fed(*pieces))
+    assert (answer.status, len(answer.given[-1])) == (200, MAX_BATCH_BYTES)
+    assert (await ask("/api/v1/limits:batch", "POST", receive=fed(*pieces, b"x"))).status == 413
 
 
 async def test_a_slow_body_is_cut(ask: Asking, autojump_clock: MockClock) -> None:
@@ -338,14 +252,13 @@ async def test_a_slow_body_is_cut(ask: Asking, autojump_clock: MockClock) -> Non
         return {"type": "http.request", "body": b"{", "more_body": True}
 
     began = trio.current_time()
-    refused(await ask(method="PUT", receive=dripping), 408)
-    # One more second is given to the client to read the answer.
-    assert BODY_TIMEOUT_S <= trio.current_time() - began <= BODY_TIMEOUT_S + 1
+    assert (await ask(method="PUT", receive=dripping)).status == 408
+    assert trio.current_time() - began == pytest.approx(BODY_TIMEOUT_S)
     assert ask.refusals.by_reason == {"body_time": 1}
     del autojump_clock
 
 
-async def test_who_leaves_in_the_middle_of_a_body_is_not_answered(ask: Asking) -> None:
+async def test_a_client_that_leaves_in_the_middle_of_a_body_is_not_answered(ask: Asking) -> None:
     async def leaving() -> Message:
         return {"type": "http.disconnect"}
 
@@ -353,17 +266,10 @@ async def test_who_leaves_in_the_middle_of_a_body_is_not_answered(ask: Asking) -
     assert (answer.status, answer.passed) == (0, [])
 
 
-async def test_a_body_is_not_read_before_its_author_is_known(ask: Asking, autojump_clock: MockClock) -> None:
-    del autojump_clock
-    refused(await ask(method="PUT", headers={"authorization": ""}, receive=fed(bytes(1000), ends=False)), 401)
-
-
 async def test_every_answer_has_the_security_headers(ask: Asking) -> None:
     headers = (await ask()).headers
-    assert headers["content-security-policy"] == (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
+    assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["referrer-policy"] == "no-referrer"
     assert headers["cross-origin-opener-policy"] == headers["cross-origin-resource-policy"] == "same-origin"
@@ -376,35 +282,19 @@ async def test_a_head_request_has_the_head_of_the_answer_only(ask: Asking) -> No
     assert (answer.status, answer.body, answer.passed[0]["method"]) == (200, b"", "GET")
 
 
-@pytest.mark.parametrize("path", ["/api/v1/limits/topic/a%{:02X}b", "/api/v1/limits/topic/a%{:02X}"])
-async def test_control_characters_in_a_path_are_refused_alike(ask: Asking, path: str) -> None:
-    for code in (*range(32), 127):
-        answer = await ask(path.format(code), "PUT")
-        assert refused(answer, 400) == "no name has control characters, and this path has one"
-        assert [each["field"] for each in answer.problem["errors"]] == ["name"]
+async def test_a_failing_application_is_answered_and_logged_at_a_bounded_rate(
+    ask: Asking, autojump_clock: MockClock
+) -> None:
+    del autojump_clock
 
-
-async def test_a_failing_application_is_answered_and_logged_once(ask: Asking) -> None:
     async def failing(*_: object) -> None:
         raise KeyError("secret detail")
 
     ask.answer = failing
     with structlog.testing.capture_logs() as logged:
-        answer = await ask()
-    assert (answer.status, answer.problem["detail"]) == (500, "internal error; the log has the reason")
-    assert [entry["event"] for entry in logged] == ["admin request failed"]
-
-
-async def test_failures_of_the_application_are_logged_at_a_bounded_rate(ask: Asking, autojump_clock: MockClock) -> None:
-    del autojump_clock
-
-    async def failing(*_: object) -> None:
-        raise KeyError
-
-    ask.answer = failing
-    with structlog.testing.capture_logs() as logged:
         for number in range(100):
-            assert (await ask(f"/api/v1/limits/topic/{number}")).status == 500
+            answer = await ask(f"/api/v1/limits/topic/{number}")
+            assert (answer.status, answer.problem["detail"]) == (500, "internal error; the log has the reason")
         await trio.sleep(1)
         await ask()
     assert [(entry["event"], entry["more_since_last_line"]) for entry in logged] == [
@@ -508,8 +398,3 @@ async def test_names_with_any_printable_characters_reach_the_api_with_a_token(as
     name = "a//b/../cé%2e?#<b>"
     answer = await ask(f"/api/v1/limits/topic/{quote(name, safe='')}")
     assert answer.passed[0]["path"] == f"/api/v1/limits/topic/{name}"
-
-
-@pytest.mark.parametrize("target", ["/api/v1/limits/topic/%ff", "/api/v1/limits/topic/%ed%a0%80"])
-async def test_a_path_that_is_not_utf8_is_refused(ask: Asking, target: str) -> None:
-    refused(await ask(target), 400)

@@ -134,23 +134,6 @@ async def test_who_says_nothing_is_cut(server: Server, autojump_clock: MockClock
     assert server.counted == {"slow_head": 1}
 
 
-async def test_a_head_that_drips_is_cut(server: Server, autojump_clock: MockClock, nursery: trio.Nursery) -> None:
-    del autojump_clock
-    stream = await server.connect()
-
-    async def drip() -> None:
-        with suppress(trio.BrokenResourceError):
-            while True:
-                await stream.send_all(b"G")
-                await trio.sleep(1)
-
-    began = trio.current_time()
-    nursery.start_soon(drip)
-    assert await rest(stream) == b""
-    assert trio.current_time() - began <= HEAD_TIMEOUT_S + 1
-    nursery.cancel_scope.cancel()
-
-
 async def test_a_connection_is_kept_for_the_next_request_for_a_while(server: Server, autojump_clock: MockClock) -> None:
     del autojump_clock
     stream = await server.connect(GET)
@@ -168,19 +151,6 @@ async def test_who_does_not_read_its_answer_is_cut(server: Server, autojump_cloc
     assert len(await rest(stream)) < LARGE_BYTES
     assert server.counted == {"slow_reader": 1}
     assert trio.current_time() - began == pytest.approx(WRITE_TIMEOUT_S + 1)
-
-
-async def test_the_one_that_waited_longest_makes_room(server: Server) -> None:
-    streams = [await server.connect() for _ in range(MOST)]
-    await streams[0].send_all(GET)
-    await answer(streams[0])
-    late = await server.connect(GET)
-    assert await answer(late)
-    assert await rest(streams[1]) == b""
-    for stream in (streams[0], *streams[2:]):
-        await stream.send_all(GET)
-        assert await answer(stream)
-    assert server.counted == {"evicted": 1}
 
 
 @pytest.mark.parametrize(

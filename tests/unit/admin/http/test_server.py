@@ -3,7 +3,6 @@ import socket
 from typing import Any
 
 import pytest
-import structlog
 import trio
 
 from admin.common.errors import StartError
@@ -35,22 +34,10 @@ def asked(served: Endpoint) -> Served:
     return Served(served)
 
 
-async def test_metrics_are_served(asked: Served) -> None:
-    status, headers, body = await asked.ask("/metrics")
-    assert status == 200
-    assert headers["content-type"].startswith("text/plain; version=0.0.4")
-    assert b'sluice_requests_total{kind="topic",resource="orders",verdict="refuse"} 3.0' in body
-
-
 async def test_metrics_are_served_as_openmetrics_to_who_asks(asked: Served) -> None:
     _, headers, body = await asked.ask("/metrics", accept="application/openmetrics-text; version=1.0.0")
     assert headers["content-type"].startswith("application/openmetrics-text")
     assert body.endswith(b"# EOF\n")
-
-
-async def test_being_alive_is_answering(asked: Served) -> None:
-    status, _, body = await asked.ask("/healthz")
-    assert (status, json.loads(body)) == (200, {"alive": True})
 
 
 async def test_readiness_is_the_status_and_the_body(asked: Served, data_path: Any) -> None:
@@ -63,13 +50,6 @@ async def test_an_unready_sidecar_answers_503_and_says_which_part_it_is(asked: S
     status, _, body = await asked.ask("/readyz")
     assert status == 503
     assert json.loads(body)["brokers"]["main"]["error"] == "Connection refused"
-
-
-async def test_the_root_is_the_page_with_its_policy(asked: Served) -> None:
-    status, headers, body = await asked.ask("/")
-    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
-    assert b"<title>" in body
-    assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")
 
 
 @pytest.mark.parametrize(
@@ -93,24 +73,6 @@ async def test_what_is_not_there_is_refused(asked: Served, method: str, path: st
     status, headers, body = await asked.ask(path, method)
     assert (status, headers["content-type"]) == (expected, "application/problem+json")
     assert json.loads(body)["status"] == expected
-
-
-async def test_the_server_does_not_name_its_software(asked: Served) -> None:
-    _, headers, _ = await asked.ask("/healthz")
-    assert "server" not in headers
-
-
-async def test_a_failing_answer_is_logged_and_harms_nothing(
-    asked: Served, data_path: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
-    snapshot, data_path.snapshot_now = data_path.snapshot_now, None
-    with structlog.testing.capture_logs() as logged:
-        status, _, body = await asked.ask("/metrics")
-    assert (status, json.loads(body)["detail"]) == (500, "internal error; the log has the reason")
-    assert [(entry["event"], entry["path"]) for entry in logged] == [("admin request failed", "/metrics")]
-    data_path.snapshot_now = snapshot
-    assert (await asked.ask("/metrics"))[0] == 200
-    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_name_that_turns_out_to_be_reached_by_others_is_refused() -> None:

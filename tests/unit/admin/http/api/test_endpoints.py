@@ -6,10 +6,8 @@ import msgspec
 import pytest
 import trio.testing
 
-from admin.edits.model import ReloadError
 from admin.wire import PROBLEM, ConnectionPage, State, sentences
-from limiter.rules.rule_set import RuleSet
-from proxy.stats.question import Explanation, Question, QuestionError
+from proxy.stats.question import Explanation, Question
 from proxy.stats.snapshot import ClientDescription, ConnectionState
 
 
@@ -55,13 +53,6 @@ async def test_limiting_is_switched_off_and_back(served: Any) -> None:
 async def test_a_wrong_switch_is_a_problem(served: Any, body: Any, field: str) -> None:
     answer = await served.put("switches/all", body)
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (400, field)
-
-
-async def test_there_is_no_switch_for_what_is_no_kind(served: Any) -> None:
-    answer = await served.get("switches/topci")
-    assert (answer.status_code, answer.headers["content-type"]) == (404, PROBLEM)
-    assert 'did you mean "topic"?' in answer.json()["detail"]
-    assert (await served.put("switches/topci", {"limiting": False})).status_code == 404
 
 
 async def test_a_switch_that_the_client_has_is_not_sent_again(served: Any) -> None:
@@ -156,12 +147,6 @@ async def test_a_wrong_question_names_the_parameter(served: Any, query: str, fie
     assert served.data_path.asked == []
 
 
-async def test_a_question_that_makes_no_sense_is_a_problem(served: Any) -> None:
-    served.data_path.explanation = QuestionError("client", "'x' is not an IP address")
-    answer = await served.get("explain?kind=topic&name=a&client=x")
-    assert answer.json()["errors"] == [{"field": "client", "detail": "'x' is not an IP address"}]
-
-
 async def test_the_state_reads_back(served: Any) -> None:
     served.warnings.append("something to think about")
     await trio.testing.wait_all_tasks_blocked()
@@ -205,15 +190,3 @@ async def test_nothing_else_is_in_the_query(served: Any) -> None:
     for path in ("state", "whoami", "switches", "switches/all", "limits/topic/orders", "defaults", "audit/1"):
         answer = await served.get(f"{path}?x=1")
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (400, "x"), path
-
-
-async def test_a_reload_without_a_configuration_is_told(served: Any) -> None:
-    assert isinstance(served.desk.rule_set, RuleSet)
-
-    async def reload(author: Any, dry_run: bool) -> Any:  # noqa: FBT001 - as the desk calls it
-        raise ReloadError(("sluice.toml:3: limits[0].rate: wrong",))
-
-    served.desk.reloader = reload
-    answer = await served.ask("POST", "reload?dry_run=1")
-    assert answer.status_code == 409
-    assert answer.json()["errors"] == [{"field": "", "detail": "sluice.toml:3: limits[0].rate: wrong"}]

@@ -44,12 +44,6 @@ async def test_an_edit_answers_the_change_and_is_in_force(served: Any) -> None:
     assert served.data_path.applied[-1].version == served.desk.rule_set.version
 
 
-async def test_a_limit_is_put_whole(served: Any) -> None:
-    await served.put("limits/topic/orders", {"rate": 10, "burst_s": 5})
-    await served.put("limits/topic/orders", {"rate": 20})
-    assert (await served.get("limits/topic/orders")).json()["limit"]["burst_s"] == 1
-
-
 async def test_a_limit_is_patched_and_answered_as_it_now_is(served: Any) -> None:
     await served.put("limits/topic/orders", {"rate": 10, "burst_s": 5, "ttl_s": 60})
     answer = await served.ask("PATCH", "limits/topic/orders", json={"rate": 20, "reason": "why"})
@@ -82,19 +76,6 @@ async def test_a_reset_says_what_it_cleared_and_is_audited(served: Any) -> None:
     assert (await served.ask("POST", f"audit/{change['id']}/revert")).status_code == 404
 
 
-async def test_a_reset_of_a_pattern_wants_a_rule_of_it(served: Any) -> None:
-    assert (await served.ask("POST", "limits/topic/nobody-*:reset")).status_code == 404
-    assert (await served.ask("POST", "limits/topics/orders:reset")).status_code == 404
-    await served.put("limits/topic/some-*", {"rate": 5})
-    assert (await served.ask("POST", f"limits/topic/{quote('some-*')}:reset")).status_code == 200
-
-
-async def test_a_dry_run_changes_nothing(served: Any) -> None:
-    answer = await served.put("limits/topic/orders?dry_run=1", {"rate": 10})
-    assert (answer.status_code, answer.json()["id"]) == (200, 0)
-    assert (await served.get("limits/topic/orders")).json()["limit"]["rate"] == 500
-
-
 async def test_an_edit_is_reverted_and_then_there_is_none(served: Any) -> None:
     await served.put("limits/topic/orders", {"rate": 10})
     answer = await served.ask("DELETE", "limits/topic/orders?reason=enough")
@@ -114,12 +95,6 @@ async def test_a_name_may_have_any_characters(served: Any, name: str) -> None:
         return
     assert answer.json()["target"] == f"limits/topic/{name}"
     assert (await served.get(path)).json()["name"] == name
-
-
-async def test_dots_alone_are_reached_by_a_batch(served: Any) -> None:
-    edits = [{"type": "set_limit", "kind": "topic", "name": "..", "limit": {"rate": 1}}]
-    answer = await served.ask("POST", "limits:batch", json={"edits": edits})
-    assert answer.json()["changes"][0]["target"] == "limits/topic/.."
 
 
 @pytest.mark.parametrize(
@@ -370,30 +345,6 @@ async def test_a_write_answers_with_the_tag_of_what_it_left(served: Any) -> None
     assert off.headers["etag"] == (await served.get("switches/topic")).headers["etag"]
 
 
-@pytest.mark.parametrize("where", ["limits?kind=banana", "rules?kind=banana", "events?kind=banana"])
-async def test_a_kind_that_is_none_is_refused(served: Any, where: str) -> None:
-    answer = await served.get(where)
-    assert answer.status_code == 400
-    assert fields(answer) == ["kind"]
-    assert answer.json()["errors"][0]["detail"].startswith('no kind "banana"; there are certificate, client')
-
-
-async def test_edited_is_a_filter_by_either_word(served: Any) -> None:
-    await served.put("limits/topic/orders", {"rate": 10})
-    for word in ("edited", "overridden"):
-        rows = (await served.get(f"limits?filter={word}")).json()["rows"]
-        assert [row["name"] for row in rows] == ["orders"]
-
-
-async def test_a_write_answers_with_the_limit_as_it_is_now(served: Any) -> None:
-    answer = await served.put("limits/topic/orders", {"rate": 10})
-    now = await served.get("limits/topic/orders")
-    assert answer.json()["limit"] == now.json()
-    assert answer.headers["etag"] == now.headers["etag"]
-    dry = await served.put("limits/topic/orders?dry_run=1", {"rate": 20})
-    assert dry.json()["limit"] is None
-
-
 async def test_the_type_of_a_problem_leads_to_its_entry(served: Any) -> None:
     refused = await served.put("limits/topic/orders", {"rate": 10}, headers={"If-Match": '"other"'})
     assert refused.json()["type"] == "/api/v1/problems/stale"
@@ -412,11 +363,6 @@ async def test_a_body_that_nobody_would_read_is_refused(served: Any, method: str
     assert fields(answer) == ["body"]
     assert "no body" in answer.json()["detail"]
     assert await served.desk.audit() == ()
-
-
-async def test_what_can_be_done_with_a_path_is_said_of_its_own_pattern(served: Any) -> None:
-    answer = await served.ask("OPTIONS", "limits/topic/orders:reset")
-    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
 
 
 async def test_more_keys_than_a_limit_has_are_not_looked_at(served: Any) -> None:
