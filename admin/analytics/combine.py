@@ -184,7 +184,9 @@ class _Hour:
                 continue
             numbers.add(record.n)
             of = type(record)
-            last_s = record.at_s + (MINUTE_S - 1 if of is TrafficRecord or of is HeartbeatRecord else 0)
+            last_s = record.at_s
+            if of is TrafficRecord or of is HeartbeatRecord:
+                last_s += MINUTE_S - 1 - record.at_s % MINUTE_S
             if last_s > newest_s:
                 run[1][1] = last_s
             if isinstance(record, RejectionRecord):
@@ -391,7 +393,8 @@ def _minute(records: Sequence[TrafficRecord]) -> TrafficRecord:
         busy_answers=sum(record.busy_answers for record in records),
         languages={language: (requests, refused) for language, (requests, refused) in languages.items()},
         clients=max(record.clients for record in records),
-        more_clients=True,
+        # Within a run, clients are those of the minute so far.
+        more_clients=any(record.more_clients for record in records) or len({record.run for record in records}) > 1,
         second=second,
         second_admitted=admitted,
         second_refused=refused,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 from admin.analytics.findings import SetAside
 from admin.analytics.words import counted
 from admin.common.errors import StartError
-from admin.rejection_log.folder import finished_name
+from admin.rejection_log.files import file_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -194,7 +194,7 @@ def _is_outside(file: File, root: str, since_s: int | None, until_s: int | None)
     below = file.path.removeprefix(root)
     folder, _, name = below.rpartition("/")
     # Sluice's own names have a random part, which may look like anything.
-    dates = _DATE.findall(folder if finished_name(name.removesuffix(".gz")) else below)
+    dates = _DATE.findall(folder if file_name(name.removesuffix(".gz")) else below)
     if not dates:
         return False
     try:

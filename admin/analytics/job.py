@@ -117,7 +117,7 @@ def _console() -> "Console":
 
 
 def _usual_logs() -> tuple[str, ...]:
-    from admin.rejection_log.places import usual_logs  # noqa: PLC0415 - as above
+    from admin.rejection_log.location import usual_logs  # noqa: PLC0415 - as above
 
     return tuple(map(str, usual_logs()))
 

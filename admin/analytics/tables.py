@@ -166,7 +166,7 @@ MINUTES: Final = Table(
 ``refused_peak_per_s`` are of its busiest second. ``second_shadowed`` is what limits that only shadow would have
 refused, and ``second_repeated`` what had been refused a moment before and came again. The limit is the one at the
 end of the minute. Several records of the minute add up; ``clients`` is then the largest of them, and ``more_clients``
-is set."""
+is set if they are of several runs."""
 HOURS: Final = Table(
     "hours",
     (

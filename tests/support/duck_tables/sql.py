@@ -46,6 +46,7 @@ CREATE OR REPLACE TEMP VIEW flat AS SELECT {_KEY}, at_s AS minute_s, run, n,
 FROM records WHERE type = 'traffic'"""
 _AS_LONG: Final = "if(len(second_repeated) > 0, second_repeated, [0 FOR _ IN second])"
 _IF_ANY: Final = "if(list_sum(second_repeated) > 0, second_repeated, []::BIGINT[])"
+_LAST_S: Final = "if(type IN ('traffic', 'heartbeat'), at_s - at_s % 60 + 59, at_s)"
 _SEVERAL: Final = f"""
 CREATE OR REPLACE TEMP TABLE several AS
 SELECT {_KEY}, at_s AS minute_s FROM records WHERE type = 'traffic' GROUP BY ALL HAVING count(*) > 1"""
@@ -55,7 +56,7 @@ WITH parts AS (SELECT flat.* REPLACE ({_AS_LONG} AS second_repeated)
     FROM flat SEMI JOIN several USING ({_KEY}, minute_s)),
 totals AS (SELECT {_KEY}, minute_s, {_names(_AMOUNTS, "sum({0})::BIGINT AS {0}")},
     sum(identified)::BIGINT AS identified, sum(busy_answers)::BIGINT AS busy_answers, max(clients) AS clients,
-    true AS more_clients,
+    bool_or(more_clients) OR count(DISTINCT run) > 1 AS more_clients,
     arg_max({{{_names(_LIMIT, "'{0}': {0}")}}}, (n, run)) AS last FROM parts GROUP BY {_KEY}, minute_s),
 spoken AS (SELECT {_KEY}, minute_s, e.key AS language, sum(e.value.requests)::BIGINT AS requests,
     sum(e.value.refused)::BIGINT AS refused
@@ -151,7 +152,7 @@ WITH of_storm AS (SELECT r.*, s.shadow, s.start_s, coalesce(producer_group, '') 
 storms AS (SELECT {_STORM_KEY}, start_s, max(at_s) + 1 AS end_s, {_names(_WHAT, "sum({0})::BIGINT AS {0}")},
     max(wait_max_us) AS wait_max_us, count(*) AS refused_seconds, max(messages) AS peak_per_s,
     arg_max(at_s, (messages, -at_s)) AS peak_at_s FROM refused_seconds GROUP BY {_STORM_KEY}, start_s),
-newest AS (SELECT instance, max(at_s + CASE WHEN type IN ('traffic', 'heartbeat') THEN 59 ELSE 0 END) AS newest_s
+newest AS (SELECT instance, max({_LAST_S}) AS newest_s
     FROM records GROUP BY instance)
 SELECT {_STORM_KEY}, start_s, end_s, {_names(_WHAT)}, wait_max_us, refused_seconds, peak_per_s, peak_at_s,
     of_rules.entries AS rules, of_clients.entries AS clients, of_clients.names AS client_count,
@@ -175,7 +176,7 @@ FROM records WHERE type = 'limit_change'"""
 _COVERAGE: Final = f"""
 WITH hourly AS (SELECT *, at_s - at_s % 3600 AS hour_s FROM records),
 numbers AS (SELECT instance, run, hour_s, count(*) AS records, min(n) AS first_n, max(n) AS last_n,
-    max(at_s + CASE WHEN type IN ('traffic', 'heartbeat') THEN 59 ELSE 0 END) AS newest_s FROM hourly GROUP BY ALL),
+    max({_LAST_S}) AS newest_s FROM hourly GROUP BY ALL),
 beats AS (SELECT instance, run, hour_s, at_s - at_s % 60 AS minute_s, sum(seconds) AS seconds,
     bool_and(coalesce(limiting, true)) AS limiting, max(coalesce(connections, 0)) AS connections,
     sum(coalesce(list_sum(map_values(bypassed_requests)), 0)) AS bypassed, sum(coalesce(other, 0)) AS other,
