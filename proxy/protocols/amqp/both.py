@@ -22,7 +22,7 @@ _HEADER_BYTES: Final = len(SASL_HEADER)
 
 @dataclass(frozen=True, slots=True)
 class AMQPOptions(AMQP091Options):
-    """Options of a listener of both versions; the bounds on waiting messages are those of AMQP 0.9.1 alone."""
+    """Options of a listener of both versions. The bounds on waiting messages are those of AMQP 0.9.1 alone."""
 
 
 @dataclass

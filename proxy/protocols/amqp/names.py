@@ -19,7 +19,7 @@ ROUTING_KEY: Final = "routing_key"
 DELIVERY: Final = "delivery"
 
 DEFAULT_VHOST: Final = b"/"
-#: Names remembered per connection and direction; beyond, all are forgotten.
+#: Names remembered per connection and direction. Beyond, all are forgotten.
 MAX_NAMES: Final = 1024
 #: The longest name in AMQP 0.9.1, and of queues and exchanges in RabbitMQ.
 MAX_NAME_BYTES: Final = 255
@@ -91,7 +91,7 @@ class Names:
         return target
 
     def published(self, exchange: bytes, routing_key: bytes) -> Target:
-        """Return the target of a publish of AMQP 1.0; names are cut to the maximum."""
+        """Return the target of a publish of AMQP 1.0. Names are cut to the maximum."""
         exchange, routing_key = exchange[:MAX_NAME_BYTES], routing_key[:MAX_NAME_BYTES]
         raw = b"%c%b%c%b" % (len(exchange), exchange, len(routing_key), routing_key)
         return self.target(raw, len(exchange))

@@ -54,7 +54,7 @@ class AboutClient(Identity):
         self._offered_channels = 0
 
     def take(self, method: int, arguments: Reader) -> bool:
-        """Take a method of the client; return whether it is tune-ok. The broker refuses a repeated one."""
+        """Take a method of the client. Return whether it is tune-ok. The broker refuses a repeated one."""
         if self.opened:
             self._take_close(Side.CLIENT, method)
         elif method == wire.CONNECTION_START_OK:

@@ -47,7 +47,7 @@ FIRST_WINDOW: Final = 16
 MAX_WINDOW: Final = 10_000
 #: A message is soon if it waits for less than this part of its time.
 _SOON: Final = 5
-#: One sample of the broker per so many consumed messages, for the first few samples; then by time.
+#: One sample of the broker per so many consumed messages, for the first few samples, later by time.
 _BETWEEN_SAMPLES: Final = 4
 _FIRST_SAMPLES: Final = 4
 _SAMPLE_EACH_NS: Final = 1_000_000_000
@@ -232,7 +232,7 @@ class Inbox:
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self.ended: deque[tuple[Waiting, Outcome]] = deque()
-        #: By how long they may wait; the oldest first.
+        #: By how long they may wait, the oldest first.
         self._waiting: dict[int, OrderedDict[int, Waiting]] = {}
 
     def add(self, message: Waiting) -> None:

@@ -212,7 +212,7 @@ class Answers(Stream):
     # --- Delivery tags ----------------------------------------------------------------------------
 
     def _number(self, channel: Channel, content: _Delivery, number: int, *, automatic: bool) -> None:
-        """Track a delivery tag; one without acks counts as settled."""
+        """Track a delivery tag. One without acks counts as settled."""
         tags = channel.tags
         if tags is None:
             tags = channel.tags = Tags(number - 1)

@@ -235,7 +235,7 @@ class Line:
         """Spool what arrives from now on."""
 
     def advance(self) -> bool:
-        """Move contents to the front if there are any in memory; say whether there are."""
+        """Move contents to the front if there are any in memory. Say whether there are."""
         return bool(self.contents)
 
     def settle(self) -> None:
@@ -369,7 +369,7 @@ class Channel:
         self.to_broker, self.to_client = Lane(self), Lane(self)
 
     def resolve(self, queue: bytes) -> bytes:
-        """Return the broker's name of a queue; an empty name is the one that the broker was to generate."""
+        """Return the broker's name of a queue. An empty name is the one that the broker was to generate."""
         return queue or self.named or GENERATED
 
     def part(self) -> None:

@@ -41,7 +41,7 @@ class Confirms:
         self._numbers[self._sent] = number
 
     def withhold(self) -> int:
-        """Withhold the broker's ack, not its nack, of the latest publish; return the broker's number."""
+        """Withhold the broker's ack, not its nack, of the latest publish. Return the broker's number."""
         if self._alike is None:
             self._alike = self._sent - 1
             self._numbers[self._sent] = self._sent

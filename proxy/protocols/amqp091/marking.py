@@ -67,7 +67,7 @@ class Marking:
     # --- What is published ------------------------------------------------------------------------
 
     def look(self) -> bool:
-        """Check for new rules; return whether they may make a difference."""
+        """Check for new rules. Return whether they may make a difference."""
         context = self._context
         version, before = context.rules_version(), self.active
         self.active = context.after_consume()
@@ -197,7 +197,7 @@ class Marking:
         return self._inbox.due_ns()
 
     def answer(self, now_ns: int) -> tuple[dict[Channel, list[bytes]], list[Waiting]]:
-        """Return the client's answers by channel, and the messages to publish again; at most MAX_ANSWERED per call."""
+        """Return the client's answers by channel, and the messages to publish again. At most MAX_ANSWERED per call."""
         inbox = self._inbox
         late = inbox.all() if self._ends else inbox.due(now_ns)
         for message in list(islice(late, MAX_ANSWERED)):
@@ -274,7 +274,7 @@ class ConsumerAcks:
         self._hub.remove_consumer(self._name(consumer.queue), now_ns, automatic=consumer.automatic)
 
     def close(self, channel: Channel, now_ns: int) -> None:
-        """End the consumers of a channel; the broker requeues their deliveries."""
+        """End the consumers of a channel. The broker requeues their deliveries."""
         for consumers in channel.consumers.values():
             for each in consumers:
                 self._remove(each, now_ns)
@@ -321,7 +321,7 @@ def _queues(target: Target, rule: Confirming) -> int:
 
 
 def _marked(frames: bytes, maker: int, number: int, most_payload_bytes: int) -> bytes:
-    """Return the frames of a marked publish; empty if it cannot be marked."""
+    """Return the frames of a marked publish. Empty if it cannot be marked."""
     try:
         start, stop = wire.content_header_at(frames)
         header = wire.mark_header(frames[start:stop], maker, number)

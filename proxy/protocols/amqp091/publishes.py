@@ -195,7 +195,7 @@ class Publishes(SpoolingStream):
         self._pass(buffer, position, stop, None)
 
     def _take_behind_close(self, method: int, buffer: Buffer, position: int, stop: int) -> None:
-        """Take a method behind either peer's close. Only close-ok counts; it stays behind the client's own close."""
+        """Take a method behind either peer's close. Only close-ok counts. It stays behind the client's own close."""
         if method != wire.CONNECTION_CLOSE_OK or self._about.closed_by is not Side.BROKER:
             self._special = True
         elif self._last_words:

@@ -38,7 +38,7 @@ from proxy.protocols.base import Replayed, SessionContext
 from proxy.spool.queue import Queue
 from proxy.spool.spool import QueueName, Spool
 
-#: Queues asked about at once; each may have one message in memory.
+#: Queues asked about at once. Each may have one message in memory.
 _MAX_AT_ONCE: Final = 8
 #: Messages of one queue before another gets its turn.
 _MAX_IN_TURN: Final = 256
@@ -223,7 +223,7 @@ class Replay:
         self.go_on()
 
     def resolved(self, request: Request) -> bool:
-        """Send a held message; return whether it is one of these."""
+        """Send a held message. Return whether it is one of these."""
         line = request.handle
         if not isinstance(line, _Line):
             return False
@@ -239,7 +239,7 @@ class Replay:
             pass
 
     def _step(self) -> bool:
-        """Send one thing if possible; return whether it was sent."""
+        """Send one thing if possible. Return whether it was sent."""
         if self._answer and not self._send(self._answer):
             return False
         channel, self._answer = self._channel, b""
@@ -287,7 +287,7 @@ class Replay:
         return any(line.head is _Head.GRANTED for line in self._lines if line is not self._owner)
 
     def _is_over(self) -> bool:
-        """Finish empty queues; return whether none is left."""
+        """Finish empty queues. Return whether none is left."""
         for line in list(self._lines):
             if not line.queue.count and line is not self._owner:
                 self._finish(line)

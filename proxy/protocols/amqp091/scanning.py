@@ -186,7 +186,7 @@ class Scanned(gathered.Scanned["Publishes"]):
         return content
 
     def open(self) -> list[Content]:
-        """Return the incomplete contents; that of a frame that ends beyond the chunk is the last."""
+        """Return the incomplete contents. That of a frame that ends beyond the chunk is the last."""
         segment, contents = self.segment, []
         cut = segment.cut
         for _, index, rest in segment.open():

@@ -36,7 +36,7 @@ _NS: Final = 1_000_000_000
 
 
 class AMQP091Session(Session):
-    """The session of one client's connection; the context's options are AMQP091Options, its hub a ``memory.Hub``."""
+    """The session of one client's connection. The context's options are AMQP091Options, its hub a ``memory.Hub``."""
 
     ticks = True
 
@@ -91,7 +91,7 @@ class AMQP091Session(Session):
         #: connection.open-ok was seen, and spooled messages of an earlier process were looked for.
         self._begun = False
         self._ended: set[Side] = set()
-        #: The client has gone or has closed the connection while its publishes wait; and Sluice is to send close-ok.
+        #: The client has gone or has closed the connection while its publishes wait, and Sluice is to send close-ok.
         self._gone = self._agrees = False
         #: Since the last heartbeat: who was heard, and who was written to.
         self._heard: set[Side] = set()
@@ -99,12 +99,12 @@ class AMQP091Session(Session):
         self._heartbeat_ns: int | None = None
         #: The publish that is timed: its confirms, the broker's number, and when it was forwarded.
         self._timed: tuple[Confirms, int, int] | None = None
-        #: The reason of the current alarm; the client is not read because of it.
+        #: The reason of the current alarm. The client is not read because of it.
         self._alarm = b""
         self._blocked = self._waits_for_spool = False
         #: Contents that had begun then, which are read to their ends; None while a frame is incomplete.
         self._to_finish: list[Content] | None = None
-        #: Sluice has sent connection.close to the broker; the last bytes received since.
+        #: Sluice has sent connection.close to the broker. The last bytes received since.
         self._closes = False
         self._last_heard = b""
 
@@ -146,7 +146,7 @@ class AMQP091Session(Session):
                 self._publishes.succeed(successor)
 
     def channel_left(self, channel: Channel) -> None:
-        """Agree to the close of a channel whose publishes wait; they are forwarded without the client."""
+        """Agree to the close of a channel whose publishes wait. They are forwarded without the client."""
         self._leave(channel)
         self._answers.insert(channel.to_client, wire.channel_close_ok(channel.number))
 
@@ -265,7 +265,7 @@ class AMQP091Session(Session):
         return None
 
     def _begin(self, chunk: memoryview) -> memoryview:
-        """Take the protocol header; return the rest of the chunk."""
+        """Take the protocol header. Return the rest of the chunk."""
         if self._foreign:
             return chunk[:0]
         if not self._header:
@@ -550,7 +550,7 @@ class AMQP091Session(Session):
         failed = self._publishes.close is not None
         code = self._publishes.code if failed else wire.CONNECTION_FORCED
         if not self._about.opened:
-            # Before open-ok a client understands a close; a broker expects none.
+            # Before open-ok a client understands a close. A broker expects none.
             if failed and self._about.vhost and Side.BROKER not in self._ended:
                 self._answers.insert(None, wire.connection_close(code, detail))
             return

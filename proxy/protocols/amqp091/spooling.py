@@ -460,7 +460,7 @@ class SpoolLine(Line):
         return self._purged
 
     def drop(self) -> tuple[int, int]:
-        """Drop all entries; return how many there were, and their bytes."""
+        """Drop all entries. Return how many there were, and their bytes."""
         queue, front, count = self._queue, self._front(), self.aside
         if queue is None:
             return 0, 0

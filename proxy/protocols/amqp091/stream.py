@@ -117,7 +117,7 @@ class Shared:
 
 
 class Owner(Protocol):
-    """The session, as its streams see it; each of them calls what the other one has to know."""
+    """The session, as its streams see it. Each of them calls what the other one has to know."""
 
     def channel_opens(self, channel: Channel) -> None: ...
     def channel_left(self, channel: Channel) -> None: ...
@@ -183,10 +183,10 @@ class Stream(ABC):
         self._owner = owner
         self._give_up: Callable[[Sequence[Request]], None] = shared.give_up
         self._stages = shared.stages
-        #: Of open channels; and of all others.
+        #: Of open channels, and the lane of all others.
         self._lanes: dict[int, Lane] = {}
         self._nowhere = Channel(0).to_broker
-        #: An incomplete frame; the remaining bytes of a body frame, and its content.
+        #: An incomplete frame. The remaining bytes of a body frame, and its content.
         self._beginning = bytearray()
         self._frame_left_bytes = 0
         self._frame_owner: Content | None = None
@@ -203,7 +203,7 @@ class Stream(ABC):
         self._requests = Gathered()
         #: It is not forwarded as one slice, whatever the verdicts.
         self._special = False
-        #: Lanes with something ready; lines to be asked about; lines that also wait for writes.
+        #: Lanes with something ready. Lines to be asked about. Lines that also wait for writes.
         self._ready: dict[Lane, None] = {}
         self._askable: dict[Line, None] = {}
         self._behind: dict[Line, None] = {}
@@ -247,12 +247,12 @@ class Stream(ABC):
         return min(self.most_payload_bytes, MAX_GATHERED_BYTES)
 
     def _scan(self, chunk: memoryview, position: int) -> int:
-        """Let the compiled part read from a position; return where it stopped, which may be beyond the chunk."""
+        """Let the compiled part read from a position. Return where it stopped, which may be beyond the chunk."""
         del chunk
         return position
 
     def _goes_on(self, content: Content, frames: Piece) -> None:  # noqa: B027 - for publishes only
-        """Take note that a content begins to be written; a gathered one, with its frames, may get ``marked``."""
+        """Take note that a content begins to be written. A gathered one, with its frames, may get ``marked``."""
 
     def _refuse(self, content: Content) -> None:  # noqa: B027 - for publishes only
         """Answer a content that is refused."""
@@ -279,7 +279,7 @@ class Stream(ABC):
     # --- Reading ----------------------------------------------------------------------------------
 
     def feed(self, chunk: memoryview) -> Sequence[Request]:
-        """Read one chunk; return the requests to decide. ``pass_on`` must follow before the next chunk."""
+        """Read one chunk. Return the requests to decide. ``pass_on`` must follow before the next chunk."""
         self._in_hand = True
         self._special = False
         self.left_bytes = 0
@@ -333,7 +333,7 @@ class Stream(ABC):
             self._beginning += chunk[position:]
 
     def _continue_frame(self, chunk: memoryview) -> int:
-        """Continue the frame that earlier chunks began; return where it ends, or the chunk's end."""
+        """Continue the frame that earlier chunks began. Return where it ends, or the chunk's end."""
         beginning = self._beginning
         position = 0
         if len(beginning) < _PREFIX_BYTES:
@@ -498,7 +498,7 @@ class Stream(ABC):
             self._special = True
 
     def _continue_body(self, chunk: memoryview, buffer: memoryview | None = None, offset: int = 0) -> int:
-        """Continue a body frame at the beginning of a chunk, which is ``buffer`` from ``offset`` on; return its end."""
+        """Continue a body frame at the beginning of a chunk, which is ``buffer`` from ``offset`` on. Return its end."""
         content = self._frame_owner
         assert content is not None  # noqa: S101 - whose bytes are left
         count = min(self._frame_left_bytes, len(chunk))
@@ -547,7 +547,7 @@ class Stream(ABC):
         self._pass(buffer, position, stop, content)
 
     def _gather(self, content: Content, buffer: Buffer, position: int, stop: int) -> None:
-        """Collect a content that is forwarded as a whole; it begins once it is complete."""
+        """Collect a content that is forwarded as a whole. It begins once it is complete."""
         self._memory.take(stop - position + (0 if content.data else OBJECT_BYTES))
         self._special = True
         if isinstance(content.data, bytearray):
@@ -681,7 +681,7 @@ class Stream(ABC):
             out.append(run[run_start:run_stop])
 
     def _method_goes(self, owner: Method, buffer: Buffer, start: int, stop: int) -> bool:
-        """Say whether methods are forwarded now; otherwise let them wait."""
+        """Say whether methods are forwarded now. Otherwise let them wait."""
         lane = owner.lane
         if not lane.after and (owner.waits != BARRIER or not lane.lines):
             return True
@@ -689,7 +689,7 @@ class Stream(ABC):
         return False
 
     def _content_goes(self, content: Content, buffer: Buffer, start: int, stop: int) -> bool:
-        """Say whether bytes of a content are forwarded now; otherwise drop them, or copy them if it waits."""
+        """Say whether bytes of a content are forwarded now. Otherwise drop them, or copy them if it waits."""
         fate = content.fate
         if fate == NEW:
             if content.left_bytes < 0:
@@ -807,7 +807,7 @@ class Stream(ABC):
             self.let_ask(line)
 
     def _waits_no_more(self, content: Content) -> Piece:
-        """Release a waiting content; return its bytes."""
+        """Release a waiting content. Return its bytes."""
         self.waiting -= 1
         self._memory.give_back(content.waiting_bytes())
         data, content.data = content.data, b""
@@ -1120,7 +1120,7 @@ class Stream(ABC):
         return bool(self.waiting or self._ready)
 
     def forget_all(self) -> None:
-        """Forget all that waits; the driver has dropped the tickets."""
+        """Forget all that waits. The driver has dropped the tickets."""
         self._give_up = lambda _: None
         self.give_up_all()
         for content in list(self._begun_only):

@@ -139,7 +139,7 @@ MAX_KEYS: Final = 256
 
 
 class Malformed(Exception):  # noqa: N818 - says what the bytes are
-    """Invalid bytes; the message says what was seen."""
+    """Invalid bytes. The message says what was seen."""
 
 
 class Reader:
@@ -153,7 +153,7 @@ class Reader:
         self.stop = stop
 
     def step(self, count: int) -> int:
-        """Skip some bytes; return where they began."""
+        """Skip some bytes. Return where they began."""
         position = self.position
         if count > self.stop - position:
             raise Malformed(f"{count} bytes of an argument are asked for, {self.stop - position} are there")
@@ -199,7 +199,7 @@ class Reader:
             yield inner.value()
 
     def fields(self) -> Iterator[None]:
-        """Iterate to the end of a table; the caller reads the fields."""
+        """Iterate to the end of a table. The caller reads the fields."""
         for _ in range(MAX_FIELDS):
             if self.position >= self.stop:
                 return
@@ -225,7 +225,7 @@ class Reader:
 
 
 def read_texts(reader: Reader, *names: bytes) -> dict[bytes, bytes]:
-    """Return the long strings in a table by name; nested tables are ignored.
+    """Return the long strings in a table by name. Nested tables are ignored.
 
     Of several fields with one name the first counts, as in RabbitMQ. It is empty if it is not a long string.
     """
@@ -237,7 +237,7 @@ def read_texts(reader: Reader, *names: bytes) -> dict[bytes, bytes]:
 
 
 def reads_true(reader: Reader, table: bytes, name: bytes) -> bool:
-    """Say whether a field in a nested table is true; of several with one name the first counts."""
+    """Say whether a field in a nested table is true. Of several with one name the first counts."""
     for outer, kind, value in reader.table():
         if outer == table:
             if kind != _TABLE:

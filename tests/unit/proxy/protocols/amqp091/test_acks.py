@@ -9,7 +9,7 @@ from amqp_playbook import frames
 from amqp_playbook.driver import BROKER, CLIENT, Driver, hold
 
 from proxy.deciding.batch import Request, Verdict
-from proxy.protocols.amqp091.channel import MAX_SETTLED, Tags
+from proxy.protocols.amqp091.channel import Tags
 
 RECOVER_OK = frames.method(1, 60, 111)
 RECOVER_ASYNC = frames.method(1, 60, 100, b"\1")
@@ -120,17 +120,6 @@ def test_what_was_asked_for_is_answered_though_it_is_given_back() -> None:
     driver.give(BROKER, got(1) + RECOVER_OK)
     driver.settle()
     assert driver.written[CLIENT] == got(1) + RECOVER_OK
-
-
-def test_only_so_many_runs_of_settled_deliveries_are_remembered() -> None:
-    tags = Tags(0)
-    tags.latest = 6 * MAX_SETTLED
-    for tag in range(2, 6 * MAX_SETTLED, 2):
-        tags.settle(tag)
-    assert len(tags._firsts) == len(tags._lasts) <= MAX_SETTLED
-    assert tags.last_open(tags.latest) == tags.latest
-    assert not tags.is_known(1)
-    assert tags.is_known(tags.latest)
 
 
 @pytest.mark.parametrize("seed", range(15))

@@ -207,22 +207,6 @@ def test_what_falls_back_is_refused_if_the_rule_says_so(fails: Callable[[Driver,
     world.close()
 
 
-def test_a_message_that_was_asked_for_falls_back() -> None:
-    world = World()
-    publisher, consumer = world.publisher(), world.consumer()
-    publisher.give(CLIENT, frames.durable(1, "orders", b"x"))
-    consumer.give(CLIENT, frames.get(1, "orders"))
-    world.broker.confirm(publisher, 1)
-    (message,) = delivered(consumer)
-    assert message.header == frames.header(1)
-    consumer.give(CLIENT, frames.ack(1, 1))
-    world.settle()
-    world.broker.confirm(publisher, 1)
-    assert answers(publisher) == [("ack", 1)]
-    assert world.state().persisted_total == 1
-    world.close()
-
-
 def test_a_message_in_a_transaction_of_its_consumer_falls_back() -> None:
     world = World()
     publisher, consumer = world.publisher(), world.consumer()
@@ -230,15 +214,6 @@ def test_a_message_in_a_transaction_of_its_consumer_falls_back() -> None:
     publisher.give(CLIENT, frames.durable(1, "orders", b"x"))
     world.broker.deliver(consumer, 1, "c")
     consumer.give(CLIENT, frames.ack(1, 1))
-    world.settle()
-    assert answers(publisher) == []
-    assert world.state().persisted_total == 1
-
-
-def test_a_message_whose_consumer_begins_a_transaction_falls_back() -> None:
-    world = World()
-    publisher, consumer = waiting(world)
-    consumer.give(CLIENT, frames.method(1, 90, 10) + frames.ack(1, 1) + frames.method(1, 90, 30))
     world.settle()
     assert answers(publisher) == []
     assert world.state().persisted_total == 1
@@ -260,19 +235,6 @@ def test_a_message_that_was_dead_lettered_falls_back() -> None:
     assert world.state().persisted_total == 1
     (message,) = delivered(consumer)
     assert message.header == frames.header(1, headers=death)
-
-
-def test_a_refusal_of_the_broker_reaches_the_client() -> None:
-    world = World()
-    publisher, consumer = waiting(world, 0)
-    publisher.give(CLIENT, frames.durable(1, "orders", b"0") + frames.durable(1, "orders", b"1"))
-    world.broker.confirm(publisher, 1, 2, multiple=True, nack=True)
-    assert answers(publisher) == [("nack", 1), ("nack", 2)]
-    assert world.is_empty()
-    world.broker.deliver(consumer, 1, "c")
-    consumer.give(CLIENT, frames.ack(1, 1))
-    world.settle()
-    assert answers(publisher) == []
 
 
 def test_a_publish_that_comes_back_is_restored_and_confirmed_by_the_broker() -> None:
@@ -366,25 +328,6 @@ def test_a_message_with_more_headers_than_are_read_reaches_its_consumer_as_it_is
 
 
 # --- Limits ---------------------------------------------------------------------------------------
-
-
-def test_a_rule_holds_for_what_comes_from_now_on() -> None:
-    world = World()
-    publisher, consumer = waiting(world)
-    del world.rules["queue:orders"]
-    publisher.rules_version += 1
-    publisher.give(CLIENT, frames.durable(1, "orders", b"1"))
-    world.broker.confirm(publisher, 1)
-    assert answers(publisher) == [("ack", 2)]
-    consumer.give(CLIENT, frames.ack(1, 1))
-    world.settle()
-    assert answers(publisher) == [("ack", 1)]
-    world.rules["queue:orders"] = PERSIST
-    publisher.rules_version += 1
-    publisher.give(CLIENT, frames.durable(1, "orders", b"2"))
-    world.broker.confirm(publisher, 1)
-    assert answers(publisher) == []
-    world.close()
 
 
 # --- Whether messages wait ------------------------------------------------------------------------
@@ -509,16 +452,6 @@ def test_the_broker_confirms_what_it_confirms_nearly_as_soon(scan: str) -> None:
     world.close()
 
 
-def test_what_waits_is_bounded_in_memory() -> None:
-    world = World(max_pending_bytes=4000)
-    publisher, _ = world.publisher(), world.consumer()
-    for _ in range(10):
-        publisher.give(CLIENT, frames.durable(1, "orders", b"x" * 1000))
-    state = world.state()
-    assert (state.pending, state.reason) == (2, "memory")
-    world.close()
-
-
 def test_names_of_clients_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.protocols.amqp091.after_consume.MAX_DESTINATIONS", 10)
     hub = AfterConsume()
@@ -604,25 +537,3 @@ def told(publisher: Driver) -> list[tuple[str, int]]:
     while publisher.woken:
         publisher.tick()
     return answers(publisher)
-
-
-@pytest.mark.parametrize(
-    ("right", "wrong"),
-    [
-        ([], frames.ack(1, 7, multiple=True)),
-        ([], frames.ack(1, 7)),
-        ([], frames.ack(1, 0)),
-        ([1], frames.ack(1, 1) * 2),
-        ([3], frames.ack(1, 3) + frames.ack(1, 3, multiple=True)),
-        ([], frames.ack(1, 5) + frames.ack(1, 5, multiple=True)),
-        ([1, 2], frames.ack(1, 2, multiple=True) * 2),
-        ([], frames.give_back(1, 7, multiple=True, requeue=False)),
-        ([], frames.reject(1, 7, requeue=False)),
-    ],
-)
-def test_what_the_broker_refuses_confirms_nothing_nor_does_what_comes_behind_it(right: list[int], wrong: bytes) -> None:
-    world = World({"queue:orders": NACK})
-    publisher, consumer = waiting(world, 3)
-    consumer.give(BROKER, unmarked(4) + unmarked(5))
-    consumer.give(CLIENT, wrong + frames.ack(1, 2) + frames.ack(1, 4, multiple=True) + frames.ack(1, 0, multiple=True))
-    assert told(publisher) == [("ack", number) for number in right]

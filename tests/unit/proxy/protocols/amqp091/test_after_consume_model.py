@@ -12,9 +12,6 @@ from amqp_playbook import frames
 from amqp_playbook.broker import mode_of
 from amqp_playbook.driver import BUSY, CLIENT, ORDERS, Driver
 from amqp_playbook.world import NS, World
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from proxy.deciding.batch import Hold, Request, Ticket, Verdict
 from proxy.protocols.amqp091 import wire
@@ -46,11 +43,10 @@ class Publisher:
 WRONG = ("zero", "beyond", "settled")
 
 
-class AfterConsumeMachine(RuleBasedStateMachine):
+class Machine:
     """Does all that can happen."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.rules = {"queue:orders": RULE, "exchange:events": RULE._replace(queues=2)}
         self.world = World(self.rules, queues=QUEUES, bindings={"events": QUEUES}, max_pending_bytes=60_000)
         self.rules = self.world.rules
@@ -77,8 +73,7 @@ class AfterConsumeMachine(RuleBasedStateMachine):
     def connect_publisher(self) -> None:
         self.publishers.append(Publisher(self.world.publisher(*CHANNELS, decide=self._decide)))
 
-    @rule(queue=st.sampled_from(QUEUES), automatic=st.sampled_from((False,) * 9 + (True,)))
-    def connect_consumer(self, queue: str, automatic: bool) -> None:  # noqa: FBT001 - as Hypothesis gives it
+    def connect_consumer(self, queue: str, automatic: bool) -> None:  # noqa: FBT001 - drawn by chance
         self.consumers = [driver for driver in self.consumers if self.takes(driver) or self.unacked[driver]]
         if len(self.consumers) < 5:
             driver = self.world.consumer(queue, automatic=automatic)
@@ -87,17 +82,7 @@ class AfterConsumeMachine(RuleBasedStateMachine):
 
     # --- Publishing -------------------------------------------------------------------------------
 
-    @rule(
-        which=st.integers(0, 10),
-        channel=st.sampled_from(CHANNELS),
-        exchange=st.sampled_from(("", "", "events")),
-        count=st.integers(1, 12),
-        mode=st.sampled_from((2, 2, 2, 1, None)),
-        headers=st.sampled_from((None, *HEADERS)),
-        cut=st.integers(1, 400),
-        verdict=st.sampled_from(("pass",) * 6 + ("hold", "refuse")),
-    )
-    def publish(  # noqa: PLR0917 - as Hypothesis gives them
+    def publish(  # noqa: PLR0917 - drawn by chance
         self,
         which: int,
         channel: int,
@@ -121,26 +106,17 @@ class AfterConsumeMachine(RuleBasedStateMachine):
         publisher.driver.give(CLIENT, data[:cut])
         publisher.driver.give(CLIENT, data[cut:])
 
-    @rule(which=st.integers(0, 10), refuses=st.booleans())
-    def resolve(self, which: int, refuses: bool) -> None:  # noqa: FBT001 - as Hypothesis gives it
+    def resolve(self, which: int, refuses: bool) -> None:  # noqa: FBT001 - drawn by chance
         driver = self.publishers[which % len(self.publishers)].driver
         self.verdict = "pass"
         if driver.held:
             driver.resolve(refuse=BUSY if refuses else None)
 
-    @rule(
-        which=st.integers(0, 10),
-        channel=st.sampled_from(CHANNELS),
-        count=st.integers(1, 20),
-        multiple=st.booleans(),
-        nack=st.sampled_from((False,) * 9 + (True,)),
-    )
-    def confirm(self, which: int, channel: int, count: int, multiple: bool, nack: bool) -> None:  # noqa: FBT001 - likewise
+    def confirm(self, which: int, channel: int, count: int, multiple: bool, nack: bool) -> None:  # noqa: FBT001 - drawn by chance
         publisher = self.publishers[which % len(self.publishers)]
         if channel not in publisher.closed:
             self.world.broker.confirm(publisher.driver, channel, count, multiple=multiple, nack=nack)
 
-    @rule(which=st.integers(0, 10), channel=st.sampled_from(CHANNELS), index=st.integers(0, 50))
     def confirm_out_of_order(self, which: int, channel: int, index: int) -> None:
         publisher = self.publishers[which % len(self.publishers)]
         self.world.broker.hear()
@@ -151,8 +127,6 @@ class AfterConsumeMachine(RuleBasedStateMachine):
 
     # --- Consuming --------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.consumers)
-    @rule(which=st.integers(0, 10), count=st.integers(1, 20))
     def deliver(self, which: int, count: int) -> None:
         driver = self.consumers[which % len(self.consumers)]
         broker = self.world.broker
@@ -179,14 +153,7 @@ class AfterConsumeMachine(RuleBasedStateMachine):
                 self.unacked[driver][tag] = message.body, queue
         driver.written[CLIENT].clear()
 
-    @precondition(lambda self: self.consumers)
-    @rule(
-        which=st.integers(0, 10),
-        at=st.integers(0, 30),
-        multiple=st.booleans(),
-        what=st.sampled_from(("ack", "ack", "ack", "reject", "requeue", "nack", "recover")),
-    )
-    def settle_delivery(self, which: int, at: int, multiple: bool, what: str) -> None:  # noqa: FBT001 - likewise
+    def settle_delivery(self, which: int, at: int, multiple: bool, what: str) -> None:  # noqa: FBT001 - drawn by chance
         driver = self.consumers[which % len(self.consumers)]
         channel = self.world.broker.channels[driver].get(1)
         unacked = self.unacked[driver]
@@ -211,9 +178,7 @@ class AfterConsumeMachine(RuleBasedStateMachine):
         self.world.broker.hear()
         self._hear(driver)
 
-    @precondition(lambda self: self.consumers)
-    @rule(which=st.integers(0, 10), at=st.integers(0, 30), multiple=st.booleans(), what=st.sampled_from(WRONG))
-    def settle_wrongly(self, which: int, at: int, multiple: bool, what: str) -> None:  # noqa: FBT001 - likewise
+    def settle_wrongly(self, which: int, at: int, multiple: bool, what: str) -> None:  # noqa: FBT001 - drawn by chance
         """Have a client settle what it may not: the broker closes the channel, and what comes behind is nothing."""
         driver = self.consumers[which % len(self.consumers)]
         broker = self.world.broker
@@ -233,8 +198,6 @@ class AfterConsumeMachine(RuleBasedStateMachine):
         driver.give(CLIENT, frames.close_ok(1))
         self.consumers.remove(driver)
 
-    @precondition(lambda self: self.consumers)
-    @rule(which=st.integers(0, 10), how=st.sampled_from(("lost", "channel", "cancel", "fault", *["nothing"] * 3)))
     def end_consumer(self, which: int, how: str) -> None:
         driver = self.consumers[which % len(self.consumers)]
         broker = self.world.broker
@@ -261,11 +224,6 @@ class AfterConsumeMachine(RuleBasedStateMachine):
 
     # --- Ends -------------------------------------------------------------------------------------
 
-    @rule(
-        which=st.integers(0, 10),
-        channel=st.sampled_from(CHANNELS),
-        how=st.sampled_from(("lost", "lost", "close", "fault", "drain", *["nothing"] * 3)),
-    )
     def end_publisher(self, which: int, channel: int, how: str) -> None:
         publisher = self.publishers[which % len(self.publishers)]
         broker, driver = self.world.broker, publisher.driver
@@ -293,12 +251,10 @@ class AfterConsumeMachine(RuleBasedStateMachine):
             self.world.settle()
             driver.written[CLIENT].clear()
 
-    @rule(seconds=st.sampled_from((0.01, 0.01, 0.5, 1.5, 6.0, 70.0)))
     def pass_time(self, seconds: float) -> None:
         self.world.pass_time(seconds)
 
-    @rule(on=st.sampled_from((True,) * 6 + (False,)), persists=st.booleans())
-    def change_rules(self, on: bool, persists: bool) -> None:  # noqa: FBT001 - likewise
+    def change_rules(self, on: bool, persists: bool) -> None:  # noqa: FBT001 - drawn by chance
         self.rules.clear()
         if on:
             changed = RULE._replace(persists=persists)
@@ -329,7 +285,6 @@ class AfterConsumeMachine(RuleBasedStateMachine):
                     assert consumed or body in broker.written, f"{body!r} was neither written nor consumed"
         publisher.driver.written[CLIENT].clear()
 
-    @invariant()
     def keeps_its_promise(self) -> None:
         self.world.settle()
         for publisher in self.publishers:
@@ -363,20 +318,11 @@ class AfterConsumeMachine(RuleBasedStateMachine):
         self.world.close()
 
 
-def test_the_promise_is_kept_whatever_happens() -> None:
-    run_state_machine_as_test(
-        AfterConsumeMachine,
-        settings=settings(
-            max_examples=15, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
-    )
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_the_promise_is_kept_when_most_is_consumed(seed: int) -> None:
-    """Do likewise, mostly what happens most: it is published, confirmed, delivered and acknowledged."""
+@pytest.mark.parametrize("seed", range(20))
+def test_the_promise_is_kept_whatever_happens(seed: int) -> None:
+    """Mostly publish, confirm, deliver and acknowledge."""
     random = Random(seed)
-    machine = AfterConsumeMachine()
+    machine = Machine()
     for _ in range(250):
         which, channel, dice = random.randrange(10), random.choice(CHANNELS), random.random()
         some, queue = random.randint(1, 6), random.choice(QUEUES)
@@ -384,7 +330,7 @@ def test_the_promise_is_kept_when_most_is_consumed(seed: int) -> None:
             machine.connect_consumer(queue, random.random() < 0.02)
         elif dice < 0.24:
             verdict, exchange = random.choice(("pass",) * 8 + ("hold", "refuse")), random.choice(("", "events"))
-            mode, headers = random.choice((2, 2, 2, 2, 1)), random.choice(HEADERS)
+            mode, headers = random.choice((2, 2, 2, 2, 1, None)), random.choice((None, *HEADERS))
             machine.publish(which, channel, exchange, some, mode, headers, random.randint(1, 400), verdict)
         elif dice < 0.36:
             machine.confirm(which, channel, 2 * some, random.random() < 0.5, random.random() < 0.05)
@@ -398,7 +344,7 @@ def test_the_promise_is_kept_when_most_is_consumed(seed: int) -> None:
             what = random.choice(("ack",) * 30 + ("reject", "nack", "requeue", "requeue", "recover"))
             machine.settle_delivery(which, random.choice((0, 3, -1, -1)), random.random() < 0.8, what)
         elif dice < 0.97:
-            machine.pass_time(random.choice((0.001, 0.01, 0.2) * 4 + (1.5, 6.0)))
+            machine.pass_time(random.choice((0.001, 0.01, 0.2) * 4 + (1.5, 6.0, 70.0)))
         elif random.random() < 0.2:
             machine.settle_wrongly(which, some, random.random() < 0.7, random.choice(WRONG))
         elif random.random() < 0.4:

@@ -84,14 +84,6 @@ def test_an_exempt_client_goes_on() -> None:
     assert not driver.written[CLIENT]
 
 
-def test_nothing_is_said_before_a_connection_is_open() -> None:
-    driver = Driver()
-    driver.alarm(LOW)
-    driver.give(CLIENT, frames.greeting())
-    driver.give(BROKER, frames.welcome())
-    assert driver.written[CLIENT] == frames.welcome()
-
-
 def test_a_broker_hears_heartbeats_while_its_client_is_not_read() -> None:
     driver = publisher(heartbeat_s=10)
     driver.alarm(LOW)
@@ -150,18 +142,6 @@ def test_what_a_client_was_told_last_is_true(seed: int, longest: int) -> None:
 
 
 # --- Ends -----------------------------------------------------------------------------------------
-
-
-def test_a_close_of_a_blocked_client_is_answered_when_it_is_read() -> None:
-    driver = publisher()
-    driver.alarm(LOW)
-    driver.forget().give(CLIENT, frames.close(0))
-    assert not driver.written[BROKER]
-    driver.alarm("")
-    assert driver.written[BROKER] == frames.close(0)
-    driver.give(BROKER, frames.close_ok(0))
-    assert driver.written[CLIENT] == frames.unblocked() + frames.close_ok(0)
-    assert driver.session.closing is CLIENT
 
 
 def test_nothing_is_said_behind_a_last_word() -> None:

@@ -129,13 +129,6 @@ def test_nothing_comes_before_the_broker_has_committed() -> None:
     assert driver.written[BROKER] == frames.close(1)
 
 
-def test_what_was_published_before_a_transaction_is_sent() -> None:
-    driver = consuming()
-    driver.give(CLIENT, publish(1) + tx(1, 10) + publish(2))
-    leave(driver)
-    assert go_on(driver) == frames.channel_open(1) + publish(1) + frames.close(1)
-
-
 def test_exclusive_queues_end_and_what_is_held_for_them() -> None:
     driver = Driver(hold).open([1])
     driver.give(CLIENT, declare(1, "mine", 4) + declare(1, "", 4) + declare(1, "ours", 0) + declare(1, "mine too", 20))
@@ -162,16 +155,6 @@ def test_an_exclusive_queue_that_is_anothers_by_now_keeps_no_other_from_its_end(
     assert driver.written[BROKER] == frames.close_ok(2) + b"".join(apart)
     driver.forget().give(BROKER, frames.close_ok(2) + frames.close(3, 405))
     assert driver.written[BROKER] == frames.close_ok(3)
-
-
-def test_queues_that_are_not_the_clients_do_not_end() -> None:
-    driver = Driver(hold).open([1, 2])
-    # One that another client has, one that is only looked for, and one that was deleted.
-    driver.give(CLIENT, declare(1, "theirs", 4) + declare(2, "seen", 5) + declare(2, "former", 4))
-    driver.give(BROKER, frames.close(1, 405) + frames.declare_ok(2, "seen") + frames.declare_ok(2, "former"))
-    driver.give(CLIENT, frames.close_ok(1) + frames.method(2, 50, 40, b"\0\0" + frames.short("former") + b"\0"))
-    driver.give(CLIENT, publish(1, 2, "theirs"))
-    assert leave(driver) == frames.close(2)
 
 
 def test_requests_have_a_consumer_of_direct_replies_or_they_would_be_a_fault() -> None:

@@ -1,7 +1,5 @@
 """What an earlier process left in the spool is sent by the next connection of the same user, vhost and listener."""
 
-import gc
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
@@ -406,26 +404,6 @@ def test_many_queues_take_turns(left: Left) -> None:
 # --- What messages look like ----------------------------------------------------------------------
 
 
-def properties(broker: Broker) -> bytes:
-    (message,) = broker.published
-    assert message.header is not None
-    return message.header[12:]
-
-
-def test_all_other_properties_stay_where_they_are(left: Left) -> None:
-    before, behind = frames.short("text/plain") + frames.short("gzip"), b"\2" + frames.short("id")
-    flags = 1 << 15 | 1 << 14 | 1 << 12 | 1 << 7
-    begin = frames.method(7, 60, 40, b"\0\0" + frames.short("") + frames.short("orders") + b"\3")
-    header = b"\0\x3c\0\0" + bytes(8) + flags.to_bytes(2) + before + behind
-    left.put("orders", [begin + frames.frame(2, 7, header)])
-    left.crash()
-    (message,) = connected(left).run().published
-    mark = frames.table({"x-sluice-replayed": b"t\1"})
-    assert message.header == header[:12] + (flags | 1 << 13).to_bytes(2) + before + mark + behind
-    # Neither mandatory nor immediate: nobody would hear of it, and a broker may close the connection over it.
-    assert message.arguments.endswith(b"\0")
-
-
 def test_bodies_are_cut_as_this_connection_wants_them(left: Left) -> None:
     body = b"1" * 20_000
     whole = b"".join(frames.publish(7, "", "orders", body, body_bytes=10_000))
@@ -513,22 +491,6 @@ def test_a_connection_that_ends_gives_back_what_is_left(left: Left) -> None:
     (told,) = first.driver.replayed
     assert told[1:] == (1, 0, 0, 2, "")
     assert connected(left).run().bodies() == [1, 2]
-
-
-def test_nothing_of_a_replay_lives_on_after_its_session(left: Left) -> None:
-    for name in ("orders", "held"):
-        left.put(name, [publish(number, name) for number in range(3)])
-    left.crash()
-    driver = Driver(lambda request: hold(request) if "held" in str(request.resources) else None, spool=left.spool)
-    connected(left, driver=driver).run()
-    alive = weakref.ref(driver.session._replay)
-    gc.disable()
-    try:
-        driver.session.close()
-        del driver
-        assert alive() is None
-    finally:
-        gc.enable()
 
 
 @pytest.mark.parametrize("end", ["close", "gone", "ended", "farewell", "broker", "header"])

@@ -216,25 +216,6 @@ def test_a_close_that_waits_goes_on_when_the_broker_closes_the_channel() -> None
     assert driver.session.in_flight() == 0
 
 
-def test_a_close_of_the_clients_waits_for_all_that_was_published() -> None:
-    driver = Driver(hold).open([1, 2])
-    driver.give(CLIENT, publish(1) + publish(2, 2) + frames.close(1) + frames.close(0) + publish(3, 2))
-    assert driver.written[CLIENT] == frames.close_ok(1) + frames.close_ok(0)
-    assert driver.written[BROKER] == frames.close(1) + frames.close(2)
-    assert driver.session.closing is CLIENT
-    driver.forget().give(BROKER, frames.close_ok(1) + frames.close_ok(2))
-    driver.settle()
-    again = [
-        frames.channel_open(1),
-        frames.channel_open(2),
-        publish(1),
-        frames.close(1),
-        publish(2, 2),
-        frames.close(2),
-    ]
-    assert driver.written[BROKER] == b"".join(again) + frames.close(0)
-
-
 @pytest.mark.parametrize("decide", [lambda _: None, hold])
 def test_behind_a_close_of_the_clients_nothing_goes_on(decide: Decide) -> None:
     frames_behind = (
@@ -313,23 +294,6 @@ def consumer(*, limits: tuple[str, ...] = ("delivery",)) -> Driver:
 
 def delivery(number: int, channel: int = 1) -> bytes:
     return b"".join(frames.deliver(channel, number, b"%d" % number, "c" if channel == 1 else "d"))
-
-
-def test_deliveries_of_a_channel_keep_their_order_and_their_place_among_methods() -> None:
-    driver = consumer()
-    cancel_ok = frames.method(1, 60, 31, frames.short("c"))
-    declare_ok = frames.method(1, 50, 11, frames.short("q") + bytes(8))
-    returned = b"".join(frames.returned(1, b"text"))
-    driver.give(BROKER, delivery(1) + delivery(2) + cancel_ok + declare_ok + returned + delivery(3, 2))
-    # Nobody could give back what the broker expects no ack of.
-    assert driver.written[CLIENT] == delivery(1) + delivery(2) + cancel_ok + declare_ok + returned
-    assert [(str(each.resources[0]), each.refusal, each.consumes) for each in driver.requests] == [
-        ("delivery:tenant1/orders", "impossible", True),
-        ("delivery:tenant1/orders", "impossible", True),
-        ("delivery:tenant1/other", "impossible", True),
-    ]
-    driver.forget().settle()
-    assert driver.written[CLIENT] == delivery(3, 2)
 
 
 def test_a_message_that_was_asked_for_is_a_delivery_of_its_queue() -> None:
@@ -483,31 +447,6 @@ def test_much_is_read_in_parts(scan: str) -> None:
     driver.finish(batch)
     driver.give(CLIENT, driver.left[CLIENT])
     assert driver.written[BROKER] == data
-
-
-def test_what_waits_can_go_on_though_the_memory_is_full_inside_another_content() -> None:
-    free = Resource("queue", "free")
-    options = AMQP091Options(max_waiting_bytes=4000)
-    driver = Driver(lambda request: None if free in request.resources else hold(request), options=options)
-    driver.open([1, 2])
-    large = b"".join(frames.publish(1, "", "free", b"x" * 40_000))
-    held = [publish(number, channel=1) for number in range(3)] + [publish(number, channel=2) for number in range(3)]
-    session = driver.session
-    driver.give(CLIENT, b"".join(held) + large[:10_000])
-    assert driver.held
-    # A frame is in hand, and no heartbeat can go before its end.
-    assert not session.paused(CLIENT)
-    rest = large[10_000:]
-    most = session.most_bytes(CLIENT)
-    assert most < 4096
-    driver.give(CLIENT, rest[:most])
-    assert session.paused(CLIENT)
-    assert session.missing_bytes(CLIENT) == 7
-    driver.give(CLIENT, rest[most:])
-    driver.settle()
-    assert session.in_flight() == 0
-    assert driver.written[BROKER].startswith(large[:10_000])
-    assert len(driver.to_broker()) == 7
 
 
 def test_who_takes_only_the_beginning_of_a_publish_waits_for_nobody_else() -> None:

@@ -168,23 +168,6 @@ def test_a_client_that_puts_aside_is_not_read_while_the_spool_is_full_however_ma
     assert not driver.session.paused(CLIENT)
 
 
-def test_a_large_one_is_asked_about_while_it_lies_on_disk() -> None:
-    driver = make(settings=SpoolSettings(memory_bytes=200_000))
-    publish(driver, [b"first", b"%s" % bytes(300_000), b"last"])
-    work(driver)
-    driver.resolve()
-    driver.pass_time(1)
-    work(driver)
-    (request, _) = next(iter(driver.held.values()))
-    assert request.size_bytes > 300_000
-    assert driver.spool.figures().states.gamma == 1
-    assert driver.put_aside() == 2
-    driver.resolve()
-    assert bodies(driver) == [b"first"]
-    work(driver)
-    assert bodies(driver)[1:] == [bytes(300_000)]
-
-
 def test_requests_say_since_when_they_wait_and_how_much_they_cost() -> None:
     driver = make()
     driver.now_ns = 5
@@ -218,17 +201,6 @@ def test_no_more_comes_out_than_the_broker_reads() -> None:
 
 
 # --- Methods --------------------------------------------------------------------------------------
-
-
-def test_the_clients_last_word_waits_for_all_that_is_put_aside() -> None:
-    driver = make()
-    publish(driver, numbered(100))
-    driver.give(CLIENT, frames.close(0))
-    assert [each.method for each in driver.to_client()] == [(10, 51)]
-    assert [each.method for each in driver.to_broker()] == [(20, 40), (20, 40)]
-    driver.forget().give(BROKER, frames.close_ok(1))
-    driver.settle()
-    assert [each.method for each in driver.to_broker()] == [(20, 10), *[(60, 40)] * 100, (20, 40), (10, 50)]
 
 
 def test_what_cannot_be_refused_goes_on_when_its_client_has_gone() -> None:

@@ -50,25 +50,6 @@ def test_copies_are_found_among_fields_of_all_types() -> None:
 
 
 @pytest.mark.parametrize(
-    "raw",
-    [
-        b"",
-        header(b"\0\0\0\xffCC"),
-        header(frames.long(b"\2CC?")),
-        header(frames.long(b"\2CCA\0\0\0\xff")),
-        header(frames.long(b"\2CCA" + frames.long(b"S\0\0\0\xff"))),
-        header(b"\xffCC", flags=1 << 15 | 1 << 13),
-        header(frames.table({"CC": [str(number) for number in range(257)]})),
-        header(frames.long(b"\2CCV" + b"\0V" * 2048)),
-        header(frames.long((b"\2CCA" + frames.long(b"V" * 100)) * 30)),
-    ],
-)
-def test_a_header_that_ends_too_early_is_malformed(raw: bytes) -> None:
-    with pytest.raises(Malformed):
-        read_content_header(raw, 0, len(raw))
-
-
-@pytest.mark.parametrize(
     ("mechanism", "response", "user"),
     [
         ("PLAIN", b"\0guest\0secret", b"guest"),
