@@ -61,7 +61,7 @@ class _Seen:
             self.refused_per_s = round((state.refused_total - before.refused_total) / seconds, 2)
 
 
-class Connections:
+class ConnectionStats:
     """The open connections as they were a few seconds ago at most.
 
     Args:

@@ -16,7 +16,7 @@ from admin import wire
 from admin.common.clock import Clock
 from admin.edits.model import Change, LimitEntry, NotFoundError
 from admin.edits.service import EditService
-from admin.stats.connections import Connections
+from admin.stats.connections import ConnectionStats
 from admin.stats.health import Health
 from admin.stats.rows import (
     NO_ENDS,
@@ -162,7 +162,7 @@ class LiveStats:
     def __init__(self, data_path: DataPath, live: EditService, health: Health, clock: Clock | None = None) -> None:
         self._data_path, self._live, self._health = data_path, live, health
         self.clock = clock or Clock()
-        self.connections = Connections(data_path, self.clock)
+        self.connections = ConnectionStats(data_path, self.clock)
         self.traffic = Traffic()
         #: By listener; empty until brokers have been tried.
         self.reaches: dict[str, BrokerReach] = {}

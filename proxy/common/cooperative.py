@@ -8,9 +8,8 @@ whose bytes take long to read wait for each other in the same way, but apart fro
 for clients.
 """
 
-from collections.abc import Generator
 from time import perf_counter_ns
-from typing import Final, TypeVar
+from typing import Final
 
 import trio
 
@@ -21,7 +20,6 @@ REST_TURNS: Final = 2
 
 _Lock = trio.lowlevel.RunVar[trio.StrictFIFOLock]
 _work: Final = _Lock("proxy.common.cooperative.work")
-_connections: Final = _Lock("proxy.common.cooperative.connections")
 
 
 class Pace:
@@ -47,29 +45,9 @@ class Pace:
             self._ends_ns = perf_counter_ns() + STRETCH_NS
 
 
-_Result = TypeVar("_Result")
-
-
-async def in_stretches(steps: Generator[None, None, _Result]) -> _Result:
-    """Take all steps of some work, a stretch at a time, and return what comes of it."""
-    pace = Pace()
-    while True:
-        try:
-            next(steps)
-        except StopIteration as over:
-            result: _Result = over.value
-            return result
-        await pace.keep()
-
-
 async def turn() -> None:
     """Wait until it is one's turn to work for a stretch."""
     await _take_turn(_work)
-
-
-async def connection_turn() -> None:
-    """Wait until a connection may read a chunk that takes long."""
-    await _take_turn(_connections)
 
 
 async def _take_turn(lock_of_loop: _Lock) -> None:

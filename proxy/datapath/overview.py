@@ -30,7 +30,7 @@ from proxy.stats.snapshot import (
     MAX_RESOURCES_SHOWN,
     ConnectionState,
     Direction,
-    Limit,
+    LimitInForce,
     Origin,
     ResourceCounts,
     ResourceState,
@@ -110,9 +110,9 @@ class Overview:
             usage[name] = figures
         return usage
 
-    def configured(self, max_limits: int) -> dict[tuple[str, str, Dimension], Limit]:
+    def configured(self, max_limits: int) -> dict[tuple[str, str, Dimension], LimitInForce]:
         """Return the limits in force, with those of exact names last; rules that are off or exempt limit nothing."""
-        limits = dict[tuple[str, str, Dimension], Limit]()
+        limits = dict[tuple[str, str, Dimension], LimitInForce]()
         for rule in self._limits.rule_set.in_force:
             if len(limits) >= max_limits:
                 break
@@ -121,9 +121,9 @@ class Overview:
                 origin = _ORIGINS.get(rule.source.split(" ")[0], "configuration")
                 # Rules with hours come before those without that they replace.
                 per_s = math.inf if rule.rate_per_s is None else rule.rate_per_s
-                limits.setdefault((kind, name, "messages"), Limit(per_s, origin))
+                limits.setdefault((kind, name, "messages"), LimitInForce(per_s, origin))
                 if rule.bytes_per_s is not None:
-                    limits.setdefault((kind, name, "bytes"), Limit(rule.bytes_per_s, origin))
+                    limits.setdefault((kind, name, "bytes"), LimitInForce(rule.bytes_per_s, origin))
         return limits
 
     def oldest_waiting(self, max_names: int) -> dict[tuple[str, str], float]:

@@ -58,7 +58,6 @@ import trio
 
 from limiter.rules.resource import USER, Resource
 from proxy.common.buffers import CHUNK_BYTES, BufferPool
-from proxy.common.cooperative import connection_turn
 from proxy.common.log_rate import LogRate
 from proxy.control import LimitCommandReply
 from proxy.deciding.batch import Batch, ConnectionInfo, Later, Request, Side, Ticket, drop_tickets
@@ -104,6 +103,19 @@ _IDLE_LOOKS: Final = 4
 #: How long parting may take.
 PARTING_S: Final = 1.0
 _NOTHING: Final = memoryview(b"")
+_turns: Final = trio.lowlevel.RunVar[trio.StrictFIFOLock]("proxy.net.connection.turns")
+
+
+async def connection_turn() -> None:
+    """Wait until this connection may read a chunk that takes long: one at a time, and all others go on in between."""
+    try:
+        lock = _turns.get()
+    except LookupError:
+        lock = trio.StrictFIFOLock()
+        _turns.set(lock)
+    async with lock:
+        # To take the lock took a turn of the event loop already; this is the one without a chunk.
+        await trio.lowlevel.checkpoint()
 
 
 class Timeouts(NamedTuple):

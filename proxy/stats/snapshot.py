@@ -157,7 +157,7 @@ class Durations(msgspec.Struct, frozen=True):
     sum_s: float = 0.0
 
 
-class Limit(msgspec.Struct, frozen=True, gc=False):
+class LimitInForce(msgspec.Struct, frozen=True, gc=False):
     """One limit in force.
 
     Attributes:
@@ -218,7 +218,7 @@ def _usage_samples(usage: Mapping[tuple[str, str, Dimension], Usage]) -> Samples
         yield (dimension, kind, name), (("1s", used.last_1s), ("10s", used.last_10s), ("60s", used.last_60s))
 
 
-def _limit_samples(limits: Mapping[tuple[str, str, Dimension], Limit]) -> Samples:
+def _limit_samples(limits: Mapping[tuple[str, str, Dimension], LimitInForce]) -> Samples:
     for (kind, name, dimension), limit in limits.items():
         yield (dimension, kind, limit.origin), ((name, limit.per_s),)
 
@@ -378,7 +378,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = {}
     limits: Annotated[
-        Mapping[tuple[str, str, Dimension], Limit],
+        Mapping[tuple[str, str, Dimension], LimitInForce],
         Metric(
             "sluice_limit_per_second",
             "Each limit in force as written, by the pattern of its rule, even while limiting is off; +Inf is "
