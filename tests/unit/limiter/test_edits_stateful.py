@@ -1,12 +1,5 @@
-"""Switches and edits while requests arrive: nobody below the limit is refused by them, and nobody gets past the bound.
-
-*Below the limit*: take the lowest limit above 0 that has been in force for a topic so far. Had it always been, from a
-full bucket on, and had all that ever arrived been asked of that bucket alone, it would have admitted every one of the
-requests, each leaving something stored or a debt that the rule allows. A request that arrives while the limit is 0 is
-not below it.
-
-*The bound*: between any two moments without a gap in the limit, what was admitted is at most ``ceil(integral of the
-rate in force + largest burst) + largest cost - 1``. Time at rate 0 counts at the rate that follows it.
+"""Switches and edits while requests arrive: nobody below the limit is refused by them, and nobody gets past
+the bound.
 """
 
 from __future__ import annotations

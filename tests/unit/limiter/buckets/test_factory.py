@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from idleness import is_idle
 
 from limiter.buckets.factory import begun_anew, new_limiter, put_in_force
-from limiter.buckets.fair import OTHER_KEY, FairLimiter
+from limiter.buckets.fair import FairLimiter
 from limiter.buckets.limiter import Limiter
 from limiter.buckets.warm_up import WarmUpLimiter
 from limiter.rules.resource import Resource
@@ -64,17 +64,6 @@ def test_what_admits_says_yes_to_is_spent_as_check_and_commit_do(
         if admitted < len(costs):
             assert gate.refuse(now_ns) == other.refuse(now_ns)
         assert quick.state(now_ns) == exact.state(now_ns)
-
-
-@pytest.mark.parametrize(("rule", "kind"), KINDS.values(), ids=KINDS)
-def test_other_figures_of_the_same_kind_leave_the_limiter_where_it_is(rule: Rule, kind: type[Limiter]) -> None:
-    limiter = new_limiter(ORDERS, rule, 0)
-    faster = another(rule, rate_per_s=900)
-
-    assert type(limiter) is kind
-    assert put_in_force(limiter, 0, faster) is limiter
-    assert limiter.rule is faster
-    assert limiter.stored_upermits == 900 * UPERMITS_PER_PERMIT
 
 
 @pytest.mark.parametrize(("new", "kind"), KINDS.values(), ids=[f"to {name}" for name in KINDS])
@@ -139,14 +128,6 @@ def test_warming_up_begins_cold() -> None:
     assert isinstance(after, WarmUpLimiter)
     assert after.cold_upermits == after.coldest_upermits
     assert after.stored_upermits == after.capacity_upermits
-
-
-def test_debt_that_no_key_made_is_paid_by_the_share_of_others() -> None:
-    plain = new_limiter(ORDERS, PLAIN, 0)
-    plain.charge(0, 590)
-    after = put_in_force(plain, 0, FAIR)
-
-    assert [(state.key, state.stored_permits) for state in after.state(0).shares] == [(OTHER_KEY, -500.0)]
 
 
 def test_last_refusal_and_the_registrys_bookkeeping_go_along() -> None:

@@ -2,12 +2,12 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from idleness import is_idle
 
 from limiter.buckets.bucket import Bucket
-from limiter.buckets.fair import ACTIVE_NS, OTHER_KEY, FairLimiter, FairShare
+from limiter.buckets.fair import ACTIVE_NS, OTHER_KEY, FairLimiter
 from limiter.buckets.limiter import Admission, Gate, Limiter
 from limiter.rules.resource import Resource
 from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
@@ -109,23 +109,6 @@ def total_admitted(done: dict[str, tuple[int, int]]) -> int:
 # --- what it is for
 
 
-@pytest.mark.parametrize("break_s", [0, 0.3, 1])
-@pytest.mark.parametrize("cost", [1, 16])
-@pytest.mark.parametrize("small_first", [False, True])
-def test_flood_of_one_key_costs_another_at_half_its_share_nothing(
-    *, break_s: float, cost: int, small_first: bool
-) -> None:
-    """A limit of 80/s over 60 s: one key offers 8 000/s, the other 20/s, half of its share of 40."""
-    limiter = fair(80, break_s=break_s)
-    offers = {"flood": offer(8_000, [cost] * (32 // cost)), "small": offer(20, [cost])}
-    done = run(limiter, dict(reversed(offers.items())) if small_first else offers, 60)
-
-    asked, admitted = done["small"]
-    assert admitted == asked
-    assert asked == pytest.approx(20 * 60, abs=16)
-    assert 80 * 60 - 16 <= total_admitted(done) <= 80 * 60 + 80 + 3 * cost
-
-
 @pytest.mark.no_cover
 @pytest.mark.parametrize("break_s", [0, 1])
 def test_small_keys_lose_nothing_beside_two_floods_which_share_the_rest(break_s: float) -> None:
@@ -158,16 +141,6 @@ def test_key_that_comes_in_the_middle_of_a_flood_loses_nothing(break_s: float) -
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("break_s", [0, 1])
-def test_all_that_flood_get_the_same(break_s: float) -> None:
-    done = run(fair(300, break_s=break_s), dict.fromkeys("abc", offer(3000, [1] * 5)), 30)
-
-    for _, admitted in done.values():
-        assert admitted == pytest.approx(100 * 30, abs=305)
-    assert total_admitted(done) <= 300 * 31 + 4
-
-
-@pytest.mark.no_cover
-@pytest.mark.parametrize("break_s", [0, 1])
 def test_who_asks_alone_gets_the_whole_limit(break_s: float) -> None:
     done = run(fair(100, break_s=break_s), {"only": offer(1000, [1])}, 30)
 
@@ -192,12 +165,6 @@ def test_keys_that_come_and_go_leave_the_long_run_total_at_the_limit(break_s: fl
 # --- what a share is
 
 
-def test_limiter_without_fairness_is_its_own_share() -> None:
-    plain = Limiter(ORDERS, Rule("topic", "orders", 10), 0)
-
-    assert plain.share("a", 0) is plain
-
-
 def test_share_is_the_same_while_its_key_is_active() -> None:
     limiter = fair(100)
     first = limiter.share("a", 0)
@@ -205,48 +172,6 @@ def test_share_is_the_same_while_its_key_is_active() -> None:
     assert first.rule is limiter.rule
 
     assert limiter.share("a", 2 * ACTIVE_NS) is not first
-
-
-def test_share_spends_its_own_first_then_borrows() -> None:
-    limiter = fair(100, break_s=0)
-    limiter.share("b", 0)
-    share = limiter.share("a", 0)
-    acquire(share, 0, [1] * 31)
-    # One from its own, which was enough for one; the others from the pool.
-    assert share.stored_upermits == 1 - UPERMITS_PER_PERMIT
-    assert limiter.pool_upermits(0) == 70 * UPERMITS_PER_PERMIT - 2
-
-    now_ns = 100 * MS
-    assert acquire(share, now_ns, [1] * 10).admitted == 10
-    assert share.stored_upermits == 1 - UPERMITS_PER_PERMIT
-    assert limiter.pool_upermits(now_ns) == 65 * UPERMITS_PER_PERMIT - 2
-    assert limiter.stored_upermits == 69 * UPERMITS_PER_PERMIT
-
-
-def test_new_key_starts_empty_but_may_borrow() -> None:
-    limiter = fair(100)
-
-    assert ask(limiter, "a", 0, [1] * 71) == 71  # one on credit, the others from the pool
-    assert ask(limiter, "b", 0, [1] * 71) == 31  # likewise
-
-
-def test_new_keys_first_request_is_paid_for_out_of_its_share() -> None:
-    limiter = fair(100, break_s=0, empty=True)
-
-    assert ask(limiter, "a", 0, [1, 1]) == 1
-    assert ask(limiter, "a", 10 * MS - 10, [1]) == 0
-    assert ask(limiter, "a", 10 * MS, [1]) == 1
-
-
-def test_breaker_is_the_shares_own() -> None:
-    limiter = fair(100)
-    ask(limiter, "flood", 0, [1] * 200)
-
-    states = {state.key: state for state in limiter.state(0).shares}
-    assert states["flood"].open
-    assert ask(limiter, "small", 0, [1]) == 1
-    assert not limiter.share("small", 0).is_open(0)
-    assert not limiter.state(0).open
 
 
 def test_share_closes_when_the_total_is_full() -> None:
@@ -271,44 +196,6 @@ def test_keys_beyond_the_most_share_one_share() -> None:
 
     assert [share.key for share in limiter.shares] == ["a", "b", OTHER_KEY]
     assert limiter.share("c", 1) is limiter.share("d", 1)
-
-
-@pytest.mark.no_cover
-def test_made_up_keys_take_bounded_room_and_no_more_than_the_limit() -> None:
-    limiter = fair(100, break_s=0, max_fair_keys=8)
-    admitted = sum(ask(limiter, f"made-up-{number}", number * MS, [1]) for number in range(20_000))
-
-    assert len(limiter.shares) == 9
-    assert admitted <= 100 * 20 + 100 + 10
-
-
-def test_key_that_is_gone_leaves_what_it_holds_to_the_pool() -> None:
-    limiter = fair(100, break_s=0)
-    limiter.share("gone", 0)
-    now_ns = ACTIVE_NS - 1
-    assert ask(limiter, "b", now_ns, [1] * 200) == pytest.approx(50, abs=1)
-
-    now_ns = ACTIVE_NS
-    assert limiter.share("b", now_ns).check(now_ns, [1] * 200).admitted == 50
-
-
-def test_share_that_has_ended_has_nothing_of_its_own_left() -> None:
-    limiter = fair(100, break_s=0)
-    stale = limiter.share("a", 0)
-    acquire(limiter.share("b", 3 * ACTIVE_NS), 3 * ACTIVE_NS, [1] * 200)
-
-    assert stale.check(3 * ACTIVE_NS, [1]).admitted == 0
-
-
-def test_refused_key_is_admitted_as_soon_as_another_leaves_it_something() -> None:
-    limiter = fair(0.1, burst_s=100, break_s=0)
-    limiter.share("quiet", 0)
-    now_ns = 9 * NS_PER_S
-    assert ask(limiter, "a", now_ns, [1] * 20) == 11  # one on credit
-    assert limiter.share("a", now_ns).check(now_ns, [1]).wait_us > 5 * US_PER_S
-
-    now_ns = ACTIVE_NS
-    assert limiter.share("a", now_ns).check(now_ns, [1]).admitted == 1
 
 
 def test_key_in_debt_stays_active_until_it_is_paid() -> None:
@@ -341,32 +228,12 @@ def test_charge_debits_what_would_admit_or_else_the_share() -> None:
         share.charge(0, -1)
 
 
-def test_charge_keeps_an_open_share_open_for_as_long_as_it_owes() -> None:
-    limiter = fair(100)
-    ask(limiter, "a", 0, [1] * 200)
-    share = limiter.share("a", 0)
-    share.charge(0, 50)
-
-    assert share.check(0, [1]).wait_us == pytest.approx(1_520_000, abs=20_000)
-
-
 def test_rate_0_refuses_every_key_and_states_the_break() -> None:
     limiter = fair(0, break_s=0.25)
 
     assert acquire(limiter.share("a", 0), 0, [1, 1]) == Admission(0, 250_000)
     assert limiter.share("a", 0).wait_us_behind(0, 5) == 250_000
     assert limiter.share("b", 10**15).check(10**15, [0]) == Admission(0, 250_000)
-
-
-def test_rates_too_low_to_divide_are_borrowed_from_the_pool() -> None:
-    limiter = fair(0.000002, burst_s=1, break_s=0)
-    for key in ("a", "b", "c"):
-        limiter.share(key, 0)
-    admitted = sum(
-        ask(limiter, key, second * NS_PER_S, [1]) for second in range(0, 2_000_000, 100_000) for key in "abc"
-    )
-
-    assert 3 <= admitted <= 3 + 5
 
 
 # --- waits
@@ -474,7 +341,6 @@ def test_batch_is_its_single_calls_and_check_changes_nothing(
             at = end
 
 
-@settings(max_examples=200)
 @given(
     rate_per_s=RATES,
     burst_s=st.sampled_from([0.01, 0.5, 1, 3]),
@@ -516,7 +382,6 @@ def test_total_never_exceeds_the_bound_and_permits_are_neither_made_nor_lost(
         assert spent * UPERMITS_PER_PERMIT <= bound + debts * UPERMITS_PER_PERMIT
 
 
-@settings(max_examples=200)
 @given(
     rate_per_s=st.sampled_from([0.5, 1, 7, 100, 5000]),
     keys=st.integers(1, 5),
@@ -577,38 +442,6 @@ def test_lowering_and_raising_mints_nothing() -> None:
     assert admitted <= 1000 + 3 * 10
 
 
-def test_new_break_holds_for_open_shares_too() -> None:
-    limiter = fair(100)
-    ask(limiter, "a", 0, [1] * 200)
-    limiter.reconfigure(0, rule(100, break_s=0.5))
-    assert limiter.share("a", 0).check(0, [1]).wait_us == pytest.approx(500_000, abs=20_000)
-
-    limiter.reconfigure(0, rule(100, break_s=0))
-    assert not limiter.share("a", 0).is_open(0)
-
-
-def test_raised_limit_closes_open_shares() -> None:
-    limiter = fair(1)
-    for key in ("a", "b"):
-        ask(limiter, key, 0, [1] * 5)
-        assert limiter.share(key, 0).is_open(0)
-    limiter.reconfigure(0, rule(1000))
-
-    assert [share.is_open(0) for share in limiter.shares] == [False, False]
-    assert ask(limiter, "a", 0, [1]) == 1
-
-
-def test_raised_limit_that_leaves_a_debt_leaves_shares_open() -> None:
-    limiter = fair(10)
-    ask(limiter, "a", 0, [1])
-    # The pool's to pay: the share is in debt already.
-    limiter.share("a", 0).charge(0, 5000)
-    ask(limiter, "a", 0, [1])
-    limiter.reconfigure(0, rule(20))
-
-    assert limiter.share("a", 0).is_open(0)
-
-
 def test_inherited_debt_is_paid_before_it_is_forgotten() -> None:
     plain = Limiter(ORDERS, Rule("topic", "orders", 100, break_s=0), 0)
     plain.charge(0, 400)
@@ -627,16 +460,6 @@ def test_inherited_debt_is_paid_before_it_is_forgotten() -> None:
 # --- idle
 
 
-def test_new_one_is_idle_and_a_used_one_is_not_while_keys_are_active() -> None:
-    limiter = fair(100)
-    assert is_idle(limiter, 0)
-    limiter.share("a", 5)
-
-    assert limiter.idle_at_ns() == 5 + ACTIVE_NS
-    assert not is_idle(limiter, 5 + ACTIVE_NS - 1)
-    assert is_idle(limiter, 5 + ACTIVE_NS)
-
-
 def test_debt_of_a_share_that_is_made_up_for_by_others_is_not_forgiven_by_idleness() -> None:
     limiter = fair(10, break_s=0)
     limiter.share("b", 0)
@@ -647,15 +470,6 @@ def test_debt_of_a_share_that_is_made_up_for_by_others_is_not_forgiven_by_idlene
     idle_at_ns = limiter.idle_at_ns()
     assert idle_at_ns is not None
     assert idle_at_ns >= paid_ns > ACTIVE_NS
-
-
-def test_debt_at_rate_0_is_never_idle() -> None:
-    limiter = fair(100)
-    limiter.share("a", 0).charge(0, 1000)
-    limiter.reconfigure(0, rule(0))
-
-    assert limiter.idle_at_ns() is None
-    assert limiter.share("b", 10**15).check(10**15, [1]).admitted == 0
 
 
 @given(rate_per_s=RATES, break_s=BREAKS, calls=CALLS, later=CALLS)
@@ -699,12 +513,6 @@ def test_state_shows_the_shares_and_changes_nothing() -> None:
     ]
     assert state.shares[0].wait_us > state.shares[1].wait_us == 0
     assert everything(limiter) == before
-
-
-def test_share_is_a_gate() -> None:
-    gate: Gate = fair(100).share("a", 0)
-
-    assert isinstance(gate, FairShare)
 
 
 # --- too large for what may be owed

@@ -24,7 +24,7 @@ from limiter.counting.rejections import (
     TrafficSecond,
 )
 from limiter.counting.row import KEPT_S, MAX_SENDERS, Row
-from limiter.counting.seconds import MAX_LANGUAGES, MAX_PRODUCTS, Judged
+from limiter.counting.seconds import MAX_LANGUAGES, Judged
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
 
@@ -174,14 +174,6 @@ class TestResourcesOfASecond:
         assert {each.resource.name: each.busy_answers for each in second.resources} == expected
         assert second.other == 2
 
-    def test_of_one_client_all_connections_are_the_same_sender(self) -> None:
-        told = Told()
-        ann = told.accounts.sender(*ANN)
-        assert told.accounts.sender(*ANN) is ann
-        assert told.accounts.sender("192.0.2.1", "GO") is not ann
-        del ann
-        assert len(told.accounts._senders) == 0
-
 
 class TestRejections:
     def test_one_for_each_client_group_rule_and_verdict_with_the_longest_wait(self) -> None:
@@ -203,18 +195,6 @@ class TestRejections:
             Rejection(a, "192.0.2.1", "g", "rule", "hold", once, 0),
         )
 
-    def test_users_of_one_client_are_told_apart_within_the_bound(self) -> None:
-        told = Told(1000, 2, 2000)
-        for user in ("u", "v", "u", "w"):
-            told.judge("a", sender=(*ANN, user))
-        second = told.over()
-        assert [(each.client, each.user, each.amount.requests) for each in second.rejections] == [
-            ("192.0.2.1", "u", 2),
-            ("192.0.2.1", "v", 1),
-            (OTHER, OTHER, 1),
-        ]
-        assert second.resources[0].clients == ("192.0.2.1",)
-
     def test_products_of_one_client_are_told_apart_within_the_bound(self) -> None:
         told = Told(1000, 2, 2000)
         for product in ("pika 1", "pika 2", "pika 1", "pika 3"):
@@ -228,17 +208,6 @@ class TestRejections:
             (OTHER, "", "", 1),
         ]
         assert sum(each.outcomes["refused"].requests for each in second.resources) == 5
-
-    def test_one_client_with_many_products_does_not_use_up_the_bound(self) -> None:
-        told = Told(1000, 100, 2000)
-        for number in range(1000):
-            told.judge("a", sender=(*ANN, "u", f"made up {number}"))
-        told.judge("a", sender=("192.0.2.9", "JAVA", "v", "pika 1"))
-        second = told.over()
-        assert len(second.rejections) == MAX_PRODUCTS + 2
-        named = {(each.client, each.product): each.amount.requests for each in second.rejections}
-        assert named["192.0.2.1", OTHER] == 1000 - MAX_PRODUCTS
-        assert named["192.0.2.9", "pika 1"] == 1
 
     def test_beyond_the_bound_client_and_group_are_others_then_the_resource_then_the_rule(self) -> None:
         told = Told(1000, 2, 2000)
@@ -267,17 +236,6 @@ class TestSeconds:
         (first,) = told.take()
         second = told.over()
         assert [(each.at_s, messages([each])) for each in (first, second)] == [(BEGAN_S, 3), (BEGAN_S + 1, 4)]
-
-    def test_before_the_first_is_asked_for_none_is_kept(self) -> None:
-        told = Told(taking=False)
-        for _ in range(3):
-            told.count("a")
-            told.judge("a")
-            told.pass_s(0.9)
-        assert told.take(unfinished=True) == []
-        told.judge("a")
-        second = told.over()
-        assert messages([second]) == sum(each.amount.messages for each in second.rejections) == 2
 
     def test_silent_ones_are_left_out(self) -> None:
         told = Told()
@@ -323,15 +281,6 @@ class TestSeconds:
         assert [(each.at_s - BEGAN_S, each.stepped_s) for each in seconds][: len(expected)] == expected
         assert messages(seconds) == len(steps) + 1
 
-    def test_a_step_in_a_silence_is_told_by_the_first_that_is_not_silent(self) -> None:
-        told = Told()
-        told.step_s(100)
-        for _ in range(5):
-            told.pass_s(1)
-            assert told.take() == []
-        told.count("a")
-        assert told.over().stepped_s == 100
-
 
 class TestLateTaker:
     def test_a_bounded_number_is_kept_and_the_last_goes_on(self) -> None:
@@ -360,18 +309,6 @@ class TestLateTaker:
         assert len(seconds) < 10
         assert sum(len(each.resources) + len(each.rejections) for each in seconds) < 200
         assert messages(seconds) == 2 * 20 * KEPT_S
-
-    def test_a_step_of_the_clock_meanwhile_is_told_later(self) -> None:
-        told = Told()
-        for _ in range(KEPT_S + 5):
-            told.count("a")
-            told.pass_s(1)
-        told.step_s(50)
-        told.count("a")
-        told.pass_s(1)
-        told.take()
-        told.count("a")
-        assert told.over().stepped_s == 50
 
     def test_what_came_to_nothing_is_taken_back_before_what_came_since(self) -> None:
         told = Told()
@@ -406,11 +343,6 @@ class TestNames:
         told.count("a", "c")
         assert told.accounts.row(topic("c"), told.now_ns).resource.name == "c"
 
-    def test_a_name_stays_once_it_is_in(self) -> None:
-        told = Told(1)
-        told.count("a", "b", "a", "c", "a")
-        assert told.shown()["a"] == {"admitted": 3}
-
     def test_a_silent_name_gives_its_label_to_a_new_one(self) -> None:
         told = Told(1)
         told.judge("old", "old", wait_us=9)
@@ -430,14 +362,6 @@ class TestNames:
         told.count("new")
         assert told.shown() == {"old": {"admitted": 2}, "spends": {"admitted": 1}, OTHER: {"admitted": 1}}
 
-    def test_one_without_a_label_gets_one_that_a_silent_name_had(self) -> None:
-        told = Told(1)
-        told.count("old", "late")
-        for _ in range(3):
-            told.pass_s(LONG_S / 2)
-            told.count("late")
-        assert told.shown() == {"late": {"admitted": 2}, OTHER: {"admitted": 3}}
-
     def test_a_silent_name_is_found_among_busy_ones_in_time(self) -> None:
         told = Told(50)
         busy = [f"busy{number}" for number in range(49)]
@@ -446,27 +370,6 @@ class TestNames:
         for turn in range(50):
             told.count(*busy, f"new{turn}")
         assert "silent" not in told.shown()
-
-    def test_a_name_of_a_client_that_is_called_other_hides_nothing(self) -> None:
-        told = Told(1)
-        told.accounts.pin([topic(OTHER)])
-        told.count(OTHER, OTHER, "a", "beyond")
-        assert told.shown() == {"a": {"admitted": 1}, OTHER: {"admitted": 3}}
-
-    def test_one_that_is_only_held_takes_no_name(self) -> None:
-        told = Told()
-        told.judge("a", verdict="hold")
-        assert told.shown() == {}
-        told.count("a")
-        assert told.shown() == {"a": {"held": 1, "admitted": 1}}
-
-    def test_those_asked_for_since_are_found_and_the_others_passed_over_in_steps(self) -> None:
-        told = Told()
-        told.count(*map(str, range(500)))
-        told.pass_s(1)
-        assert list(told.accounts.each(told.now_ns)) == [None] * 8
-        told.count("b")
-        assert told.shown(told.now_ns) == {"b": {"admitted": 1}}
 
     def test_nothing_counts_twice_though_a_name_is_retired_meanwhile(self) -> None:
         told = Told(2)
@@ -505,17 +408,6 @@ class TestPinned:
             ("b", 2),
             ("c", 1),
         ]
-
-    def test_one_that_is_no_more_goes_on_while_there_is_room(self) -> None:
-        told = Told(1)
-        told.accounts.pin([topic("a"), topic("never")])
-        told.count("a")
-        told.accounts.unpin([topic("a"), topic("never"), topic("unknown")])
-        assert told.shown() == {"a": {"admitted": 1}}
-        told.accounts.pin([topic("a")])
-        told.count("b")
-        told.accounts.unpin([topic("a")])
-        assert told.shown() == {"b": {"admitted": 1}, OTHER: {"admitted": 1}}
 
     def test_scopes_are_not_shown_but_have_their_row_whatever_the_bound(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "_MIN_ROWS", 1)

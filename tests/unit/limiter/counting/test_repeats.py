@@ -34,14 +34,6 @@ def test_what_was_refused_comes_again_until_it_passes(kind: type[RefusedIds]) ->
     assert len(ids) == 2
 
 
-def test_the_same_id_of_another_resource_is_another_message(kind: type[RefusedIds]) -> None:
-    ids = kind()
-    refuse(ids, 1)
-    assert refuse(ids, 1, key=BILLS) == [(False, True)]
-    assert passes(ids, 1, key=BILLS) == [True]
-    assert passes(ids, 1) == [True]
-
-
 @pytest.mark.parametrize("refused_ns", [0, HALF_NS - 1, HALF_NS, 5 * HALF_NS + 7])
 def test_an_id_is_known_for_half_a_minute_and_no_longer_than_a_minute(kind: type[RefusedIds], refused_ns: int) -> None:
     for after_ns, known in ((HALF_NS - 1, True), (KEPT_NS, False)):
@@ -75,13 +67,6 @@ def test_what_is_forgotten_too_soon_is_told(kind: type[RefusedIds]) -> None:
     assert [seen for _, seen in refuse(ids, *range(8, 20), now_ns=SOON_NS - 1)] == [False] * 4 + [False] * 8
     # What comes again is known all the same, and takes nobody's place.
     assert refuse(ids, 19, now_ns=SOON_NS - 1) == [(True, True)]
-
-
-def test_what_is_forgotten_after_that_is_not_missed(kind: type[RefusedIds]) -> None:
-    ids = kind(8)
-    for generation in range(10):
-        said = refuse(ids, *range(4 * generation, 4 * generation + 4), now_ns=generation * SOON_NS)
-        assert said == [(False, True)] * 4
 
 
 def test_a_flood_of_before_makes_nobody_blind(kind: type[RefusedIds]) -> None:

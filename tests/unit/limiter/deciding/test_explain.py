@@ -49,19 +49,6 @@ def test_names_every_rule_in_the_order_in_which_they_are_asked_and_why() -> None
     assert all(one.limits for one in found)
 
 
-def test_order_is_that_of_the_decision() -> None:
-    limits = limits_by(
-        Rule("topic", "*", 9, bytes_per_s=9),
-        Rule("topic", "*", 9, shared=True),
-        Rule(CLIENT, "*", 9),
-        Rule(LISTENER, "*", 9),
-    )
-    plan = limits._plans.of((ORDERS,))
-    scoped = limits._plans.of_scopes(ASKER, plan)
-    asked = [(part.resource, part.registry.dimension) for part in plan.parts + scoped.parts]
-    assert [(one.resource, one.dimension) for one in explain(limits)] == asked
-
-
 def test_says_that_nothing_is_asked_for_what_is_exempt() -> None:
     rules = (
         Rule("topic", "orders.*", None, exempt=True),
@@ -107,11 +94,6 @@ def test_says_how_many_are_held() -> None:
 def test_leaves_the_scopes_of_what_consumes_out() -> None:
     limits = limits_by(Rule(CLIENT, "*", 5), Rule("topic", "*", 1))
     assert [one.rule.name for one in explain(limits, ASKER._replace(consumes=True, by_answer=True))] == ["topic:*"]
-
-
-def test_leaves_scopes_that_are_not_known_out() -> None:
-    limits = limits_by(Rule(CLIENT, "*", 5), Rule(PRODUCER_GROUP, "*", 5), Rule(LISTENER, "*", 5))
-    assert [one.rule.kind for one in explain(limits, Caller("", "", "main"))] == ["topic", "listener"]
 
 
 class TestNotLimited:

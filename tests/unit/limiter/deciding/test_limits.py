@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from live_states import states_of
 from limiter.buckets.fair import FairLimiter
 from limiter.buckets.limiter import LimiterState
 from limiter.deciding.limits import Caller, Decision, Denial, Held, Limits, ShadowDenial
-from limiter.plans import plans
 from limiter.rules.resource import CLIENT, LISTENER, PRODUCER_GROUP, TOTAL, Resource
 from limiter.rules.rule import Dimension, Rule
 from limiter.rules.rule_set import RuleSet
@@ -77,24 +75,10 @@ class TestOneRule:
         limits = Limits(RuleSet((topic("*", 0),), enabled=False))
         assert decide(limits, [1] * 5) == Decision(5)
 
-    def test_no_requests_are_asked_of_nobody(self) -> None:
-        limits = limits_by(topic("*", 1), Rule(CLIENT, "*", 1))
-        assert decide(limits, []) == Decision(0)
-
     def test_batch_costs_its_messages(self) -> None:
         limits = limits_by(topic("*", 10))
         assert decide(limits, [4, 6, 1]).admitted == 2
         assert stored(limits, ORDERS) == 0
-
-    def test_counting_requests_makes_no_difference_between_batches(self) -> None:
-        limits = limits_by(topic("*", 3, count="requests"))
-        assert decide(limits, [1000, 1, 50, 1]).admitted == 3
-        assert stored(limits, ORDERS) == 0
-
-    def test_many_requests_at_once(self) -> None:
-        limits = limits_by(topic("*", 1000, count="requests"))
-        assert decide(limits, [2] * 600).admitted == 600
-        assert decide(limits, [2] * 600).admitted == 400
 
 
 class TestBytes:
@@ -109,11 +93,6 @@ class TestBytes:
         decide(limits, [2] * 5)
         assert stored(limits, ORDERS) == 4
         assert stored(limits, ORDERS, "bytes") == -50
-
-    def test_alone(self) -> None:
-        limits = limits_by(topic("*", None, bytes_per_s=250, bytes_burst_s=2))
-        assert decide(limits, [1] * 9).admitted == 5
-        assert stored(limits, ORDERS) is None
 
     def test_are_asked_for_once_and_only_if_some_rule_limits_them(self) -> None:
         calls: list[int] = []
@@ -169,20 +148,6 @@ class TestScopes:
         assert decide(limits, [1] * 10, caller=replace_asker(consumes=True, by_answer=True)) == Decision(10)
         assert stored(limits, Resource(CLIENT, "10.1.2.3")) is None
 
-    def test_are_in_force_for_what_has_no_rule_of_its_own(self) -> None:
-        assert decide(limits_by(Rule(LISTENER, "*", 1)), [1, 1]).admitted == 1
-
-    def test_only_who_stopped_opens_a_breaker(self) -> None:
-        limits = limits_by(topic("*", 2), Rule(CLIENT, "*", 5))
-        decide(limits, [1] * 4)
-        by_name = {state.resource.kind: state for state in states_of(limits, 0)}
-        assert by_name["topic"].open
-        assert not by_name["client"].open
-
-    def test_resource_is_named_before_its_scopes_if_both_stop(self) -> None:
-        decision = decide(limits_by(topic("*", 2), Rule(CLIENT, "*", 2)), [1] * 4)
-        assert stopped_by(decision) == "topic:orders by topic:*"
-
 
 class TestTotals:
     def test_stack_upon_the_limits_of_each(self) -> None:
@@ -211,29 +176,11 @@ class TestSeveralResources:
         assert decide(limits, [1, 1, 1], *names).admitted == 2
         assert stored(limits, Resource("topic", "_overflow")) == 0
 
-    def test_refusal_by_a_shared_overflow_limiter_names_the_requests_own_resource(self) -> None:
-        limits = limits_by(topic("*", 1), max_live=1)
-        decide(limits, [1])
-        x, y = Resource("topic", "x"), Resource("topic", "y")
-        assert stopped_by(decide(limits, [1, 1], x)) == "topic:x by topic:*"
-        assert stopped_by(decide(limits, [1, 1], y)) == "topic:y by topic:*"
-        assert stopped_by(decide(limits, [1, 1], x, y)) == "topic:x by topic:*"
-
-    def test_same_resource_twice_is_charged_twice(self) -> None:
-        limits = limits_by(topic("*", 4))
-        decide(limits, [1], ORDERS, ORDERS)
-        assert stored(limits, ORDERS) == 2
-
 
 class TestShadow:
     def test_restricts_nothing_and_says_what_it_would_have_refused(self) -> None:
         decision = decide(limits_by(topic("*", 2, action="shadow")), [1] * 5)
         assert decision == Decision(5, shades=(ShadowDenial(ORDERS, "topic:*", 2, 5),))
-
-    def test_spends_what_it_would_have_admitted(self) -> None:
-        limits = limits_by(topic("*", 2, action="shadow"))
-        decide(limits, [1] * 5)
-        assert stored(limits, ORDERS) == 0
 
     def test_is_used_by_all_that_passes(self) -> None:
         limits = limits_by(topic("*", 3, action="shadow"))
@@ -246,20 +193,12 @@ class TestShadow:
         assert (decision.admitted, decision.shades) == (3, ())
         assert stored(limits, Resource(CLIENT, "10.1.2.3")) == 2
 
-    def test_both_its_limits_must_admit(self) -> None:
-        limits = limits_by(topic("*", 4, bytes_per_s=150, action="shadow"))
-        assert decide(limits, [1] * 5).shades == (ShadowDenial(ORDERS, "topic:*", 2, 5),)
-        assert stored(limits, ORDERS) == 2
-
     def test_rules_are_asked_each_for_itself(self) -> None:
         limits = limits_by(topic("*", 2, action="shadow"), Rule(CLIENT, "*", 4, action="shadow"))
         assert [(shade.rule, shade.first) for shade in decide(limits, [1] * 5).shades] == [
             ("topic:*", 2),
             ("client:*", 4),
         ]
-
-    def test_alone_among_scopes(self) -> None:
-        assert decide(limits_by(Rule(CLIENT, "*", 1, action="shadow")), [1, 1]).shades[0].first == 1
 
 
 class TestFair:
@@ -334,46 +273,9 @@ class TestSwap:
         limits.swap(limits.rule_set.replace(enabled=False), 3)
         assert decide(limits, [1, 1], now_ns=3) == Decision(2)
 
-    def test_plans_are_bounded_and_forgetting_them_changes_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(plans, "_MAX_REMEMBERED", 4)
-        limits = limits_by(topic("*", 2), Rule(CLIENT, "*", 1000))
-        for round_ in range(3):
-            for number in range(10):
-                caller = replace_asker(client=f"10.0.0.{number}")
-                decision = decide(limits, [1], Resource("topic", str(number)), caller=caller)
-                assert decision.admitted == (round_ < 2)
-        held = limits._plans
-        assert max(len(held.by_resources), len(held._by_asker), len(held._parts)) <= 4
-
-
-class TestFigures:
-    def test_sum_both_dimensions(self) -> None:
-        limits = limits_by(topic("*", 1, bytes_per_s=1), max_live=1)
-        for name in ("a", "b"):
-            decide(limits, [1], Resource("topic", name))
-        assert limits.live == 2
-        assert limits.overflowed_total == 2
-        decide(limits, [1], Resource("topic", "c"), now_ns=1000 * NS_PER_S)
-        assert limits.evicted_total == 2
-        assert limits.state(Resource("topic", "c"), 0) is not None
-        assert limits.held == (0, 0)
-
 
 class TestEdits:
     """A rule set that differs in some names' own rules leaves everything else as it is."""
-
-    def test_of_others_leave_meters_breakers_and_shares_alone(self) -> None:
-        limits = limits_by(
-            topic("*", 10), topic("fair", 10, fair_by="client"), topic("warm", 10, warm_up_s=5), topic("x", 1)
-        )
-        names = [ORDERS, AUDIT, Resource("topic", "fair"), Resource("topic", "warm")]
-        for name in names:
-            decide(limits, [1] * 20, name)
-        before = states_of(limits, 1)
-        for rate in range(2, 40):
-            limits.swap(limits.rule_set.edited([topic("x", rate)]), 1)
-        assert [state for state in states_of(limits, 1) if state.resource.name != "x"] == before
-        assert limits.used(ORDERS, NS_PER_S)["messages"].used_1s == 1.0
 
     def test_hold_for_the_very_next_request_in_every_plan_with_the_name(self) -> None:
         limits = limits_by(topic("*", None), topic("orders", 5), Rule(CLIENT, "10.1.2.3", 100))
@@ -430,13 +332,6 @@ class TestUsages:
             Resource(CLIENT, "10.1.2.3"): {"messages": (0.08, 0.028, pytest.approx(28 / 6000))},
         }
 
-    def test_of_what_is_refused_are_nothing_but_at_rate_0(self) -> None:
-        limits = limits_by(topic("orders", 0), topic("audit", 1))
-        decide(limits, [1])
-        decide(limits, [1, 1], AUDIT)
-        usages = {resource.name: usages["messages"] for resource, usages in limits.usages(NS_PER_S)}
-        assert usages == {"orders": (1.0, 1.0, 1.0), "audit": (1.0, 0.1, pytest.approx(1 / 60))}
-
     def test_go_on_under_another_rule_and_end_without_one(self) -> None:
         limits = limits_by(topic("*", 10))
         decide(limits, [1] * 10)
@@ -463,11 +358,6 @@ def test_batch_is_decided_by_rules_of_all_sorts_as_its_single_requests_are() -> 
         first_shaded = next((at for at, each in enumerate(one_by_one) if each.shades), None)
         assert first_shaded == (decision.shades[0].first if decision.shades else None)
         assert states_of(together, now_ns) == states_of(singly, now_ns)
-
-
-def test_rule_counts_requests_and_bytes_at_once() -> None:
-    rule = replace(topic("*", 2), count="requests", bytes_per_s=1000)
-    assert decide(limits_by(rule), [50, 50, 50]).admitted == 2
 
 
 def test_what_cannot_be_refused_costs_a_limit_of_several_resources_no_more_than_it_ever_admits() -> None:

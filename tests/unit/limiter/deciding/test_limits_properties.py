@@ -1,15 +1,4 @@
-"""Stacked limits against a model that knows only rules and sums.
-
-For any rule set and any sequence of arrivals:
-
-* what is spent in each bucket in one step is exactly what was admitted in it to whom the bucket's rule applies;
-* no bucket is ever over its bound: what was admitted between any two moments is at most
-  ``ceil(rate * time + capacity) + largest cost - 1``, and where n callers have fair shares less than
-  ``rate * time + capacity + (n + 1) * largest cost``;
-* a request that is refused spends nothing anywhere, one that is held spends when it is let go, and none is
-  resolved twice or forgotten;
-* credit spends as so many requests of one message do that cannot be refused.
-"""
+"""Stacked limits against a model that knows only rules and sums."""
 
 from __future__ import annotations
 

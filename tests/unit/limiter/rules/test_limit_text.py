@@ -126,22 +126,3 @@ def test_text_form_is_read_back_as_the_same_rate(rate_per_s: float | None) -> No
     again = parse_limit(str(rule))
 
     assert (again.limits, again.rate_upermits_per_s) == (rule.limits, rule.rate_upermits_per_s)
-
-
-def test_all_but_the_text_is_set_by_who_reads_it() -> None:
-    def held(kind: str, pattern: str, rate_per_s: float | None) -> Rule:
-        return Rule(kind, pattern, rate_per_s, action="delay", source="flag")
-
-    rule = parse_limit("topic:orders=5/s", held)
-
-    assert rule == Rule("topic", "orders", 5, action="delay", source="flag")
-
-
-def test_refusal_of_who_makes_the_rule_has_the_text_and_the_attribute() -> None:
-    def refusing(kind: str, pattern: str, rate_per_s: float | None) -> Rule:
-        raise RuleError(f"no {kind} here", "others", "kind")
-
-    with pytest.raises(RuleError, match="limit 'topic:a=5/s': no topic here; allowed: others") as error:
-        parse_limit("topic:a=5/s", refusing)
-
-    assert error.value.attribute == "kind"

@@ -17,11 +17,6 @@ def line(name: str) -> QueueKey:
 A = line("a")
 
 
-def test_nothing_is_expected_of_whom_nobody_asked() -> None:
-    assert ExpectedCosts().ahead(A, 0) == 0
-    assert ExpectedCosts().regard_ends_ns(A) is None
-
-
 def test_each_that_was_let_go_is_expected_to_cost_what_the_last_answer_did() -> None:
     expected = ExpectedCosts()
     expected.answered(A, 32)
@@ -30,12 +25,6 @@ def test_each_that_was_let_go_is_expected_to_cost_what_the_last_answer_did() -> 
     assert expected.ahead(A, 1) == 64
     expected.answered(A, 10)
     assert expected.ahead(A, 1) == 10
-
-
-def test_before_any_answer_one_permit_is_expected() -> None:
-    expected = ExpectedCosts()
-    expected.released(A, 0)
-    assert expected.ahead(A, 0) == 1
 
 
 def test_answer_that_brings_nothing_says_nothing_about_the_cost() -> None:
