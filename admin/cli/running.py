@@ -120,7 +120,7 @@ def check(file: Annotated[FileName | None, Parameter(help="TOML file to validate
     """
     from admin.config.sources import ENV_CONFIG, Flags, load  # noqa: PLC0415 - as in run
     from admin.edits import state_dir  # noqa: PLC0415 - as in run
-    from admin.run import spool_place  # noqa: PLC0415 - as in run
+    from admin.run import spool_dir  # noqa: PLC0415 - as in run
     from admin.run.check import report, show  # noqa: PLC0415 - as in run
     from admin.run.composition import compose  # noqa: PLC0415 - as in run
 
@@ -132,8 +132,8 @@ def check(file: Annotated[FileName | None, Parameter(help="TOML file to validate
     plan = compose(load(str(file or "") or None, os.environ, Flags()))
     place = state_dir.of(plan.settings, os.environ)
     show(report(plan, datetime.now(UTC), place))
-    spool = spool_place.of(plan.settings.spool, place.directory)
-    warn((*plan.warnings(), *spool_place.unspooled(plan.rule_set, spool)))
+    spool = spool_dir.of(plan.settings.spool, place.directory)
+    warn((*plan.warnings(), *spool_dir.unspooled(plan.rule_set, spool)))
     return 0
 
 

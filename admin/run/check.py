@@ -18,7 +18,7 @@ from admin.edits.state_dir import StateDir
 from admin.edits.store import active_in
 from admin.rejection_log import location as log_location
 from admin.rejection_log.advice import usual as usual_report
-from admin.run import spool_place
+from admin.run import spool_dir
 from admin.run.composition import Plan
 from admin.wire.sentences import promise
 from limiter.rules.patterns import DEFAULT_PATTERN
@@ -213,7 +213,7 @@ def _rest(plan: Plan, place: StateDir | None) -> Iterator[tuple[str, str]]:
     if place is not None:
         kept = place.directory or f"none: edits are kept until the restart{_reason(place.why)}"
         log = log_location.of(settings.rejection_log, place.directory)
-        spool = spool_place.of(settings.spool, place.directory)
+        spool = spool_dir.of(settings.spool, place.directory)
         advice, why = usual_report(settings.report, place.directory)
         yield "state_dir", str(kept)
         yield "rejection_log", str(log.directory or OFF + _reason(log.why))

@@ -38,13 +38,13 @@ from admin.rejection_log.files import Bounds
 from admin.rejection_log.history import HistoryReader
 from admin.rejection_log.recorder import Recorder, instance_of
 from admin.rejection_log.recorder import families as log_families
-from admin.run import hand_over, limit_commands, limiter_state, reload, service_manager, spool_place
+from admin.run import hand_over, limit_commands, limiter_state, reload, service_manager, spool_dir
 from admin.run.composition import BUILT_IN, Plan
 from admin.run.hand_over import HandOver, Predecessor
 from admin.run.process import Descriptors, share_descriptors
 from admin.run.reload import Reloader, reload_unattended
 from admin.run.service_manager import Manager
-from admin.run.spool_place import SpoolPlace, unspooled
+from admin.run.spool_dir import SpoolDir, unspooled
 from admin.stats import LiveStats
 from admin.stats.health import Health
 from admin.wire import RejectionLog, SpoolFolder
@@ -191,7 +191,7 @@ async def run(
             ending.callback(predecessor.close)
         store = open_store(where, lock=None if predecessor is None else predecessor.lock)
         ending.callback(store.close)
-        spool = spool_place.prepare(spool_place.of(plan.settings.spool, store.directory))
+        spool = spool_dir.prepare(spool_dir.of(plan.settings.spool, store.directory))
         folder, problem = log_location.prepare(log_location.of(plan.settings.rejection_log, store.directory))
         await _run(
             plan,
@@ -249,7 +249,7 @@ async def _run(
     plan: Plan,
     edits: EditService,
     log: _Log,
-    spool: SpoolPlace,
+    spool: SpoolDir,
     report: tuple[Path | None, str],
     *,
     before: _Before,
@@ -291,14 +291,14 @@ async def _run(
                     "listener" if name == address else f'listener "{name}"', address, error.error, hint=before.hint
                 ) from None
             except SpoolError as error:
-                raise StartError(f"spool.dir: {error}; {spool_place.HINT}") from None
+                raise StartError(f"spool.dir: {error}; {spool_dir.HINT}") from None
             for address in before.sockets.close():
                 _log.warning("a socket that was passed is of no listener, and is closed", address=address)
             if before.predecessor is not None:
                 await before.predecessor.serve()
                 nursery.start_soon(before.predecessor.settle, data_path)
             if spool.directory is not None and await data_path.spool(0) is None:
-                spool = SpoolPlace(None, spool.given, f"{spool.directory}: cannot be used; the log has the reason")
+                spool = SpoolDir(None, spool.given, f"{spool.directory}: cannot be used; the log has the reason")
             if descriptors.clients < max_connections:
                 _say_room(descriptors, max_connections)
             snapshot = await data_path.snapshot(whole=False)
@@ -449,7 +449,7 @@ def _say_where(log: _Log, instance: str) -> None:
         _log.warning("rejection log is not written; traffic goes on", reason=log.problem)
 
 
-def _say_spool(rule_set: RuleSet, spool: SpoolPlace) -> None:
+def _say_spool(rule_set: RuleSet, spool: SpoolDir) -> None:
     if spool.directory is not None:
         _log.info("spool", dir=str(spool.directory))
     else:

@@ -1,6 +1,5 @@
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,7 @@ from admin.edits.model import (
 )
 from admin.edits.service import EditService
 from admin.edits.store import Store
-from admin.edits.wording import cleared_lines
 from limiter.rules.resource import Resource
-from proxy.control import Cleared
 
 OpenEdits = Callable[..., AbstractAsyncContextManager[EditService]]
 ALICE, BOB = Author("alice", "10.0.0.1:5"), Author("bob")
@@ -85,13 +82,6 @@ async def test_a_patch_changes_what_it_names_and_keeps_the_rest(open_edits: Open
         assert (limit["rate"], limit["burst_s"], limit["bytes_per_s"], limit["fair_by"]) == (900, 2, None, "client")
 
 
-async def test_a_patch_of_a_name_without_a_rule_begins_with_the_one_in_force_for_it(open_edits: OpenEdits) -> None:
-    async with open_edits(RICH.replace('"orders"', '"ord*"')) as edits:
-        await edits.change([patch(limit={"rate": 9})], ALICE)
-        limit = edits.limit("topic", "orders").limit
-        assert (limit["rate"], limit["bytes_per_s"], limit["busy_code"]) == (9, 1000, 215)
-
-
 @pytest.mark.parametrize(
     ("kind", "name", "action", "max_delay_s"),
     [
@@ -145,14 +135,6 @@ async def test_a_patch_ends_when_the_edit_before_it_would_have_unless_it_says_ot
         assert rate(edits) == 10
 
 
-async def test_a_rate_takes_the_place_of_exempt_and_the_other_way_round(open_edits: OpenEdits) -> None:
-    async with open_edits(RICH) as edits:
-        await edits.change([patch(limit={"exempt": True})], ALICE)
-        assert edits.limit("topic", "orders").limit_text == "exempt"
-        await edits.change([patch(limit={"rate": 7})], ALICE)
-        assert edits.limit("topic", "orders").limit_text == "7/s"
-
-
 async def test_a_patch_that_leaves_no_rule_names_the_field(open_edits: OpenEdits) -> None:
     async with open_edits(FILE) as edits:
         with pytest.raises(EditError, match="burst_s"):
@@ -202,37 +184,10 @@ async def test_what_is_done_together_counts_for_what_holds_afterwards(open_edits
             assert (other(unset), other(put_)) == ([None, ("topic:orde*", "8/s")], [ORD, None])
 
 
-async def test_what_is_set_and_unset_in_one_go_blames_no_rule_of_its_own(open_edits: OpenEdits) -> None:
-    async with open_edits(WIDE) as edits:
-        await edits.change([put()], ALICE)
-        _, last = await edits.change([UnsetLimit(kind="topic", name="orders"), put()], ALICE)
-        assert other(last) == [None, None]
-
-
 async def test_what_no_rule_matches_and_a_total_have_none_that_other(open_edits: OpenEdits) -> None:
     async with open_edits(FILE) as edits:
         changes = await edits.change([put("x"), put("topic:a*", kind="total"), put("1.2.3.4", kind="client")], ALICE)
         assert [other(change) for change in changes] == [[None, None]] * 3
-
-
-async def test_the_end_of_an_edit_names_the_rule_that_holds_then(open_edits: OpenEdits, clock: Any) -> None:
-    async with open_edits(WIDE) as edits:
-        following = edits.changes()
-        await edits.change([put(ttl_s=5)], ALICE)
-        await anext(following)
-        clock.advance(6)
-        await edits.change([put("x")], ALICE)
-        expired = await anext(following)
-        assert (expired.action, other(expired)) == ("expire", [None, ORD])
-
-
-async def test_a_rule_with_hours_held_only_at_its_hours(open_edits: OpenEdits, clock: Any) -> None:
-    at_noon = WIDE.replace("rate = 50", 'rate = 5\nbetween = "12:00-13:00"', 1)
-    async with open_edits(at_noon) as edits:
-        (noon,) = await edits.change([put()], ALICE, dry_run=True)
-        clock.advance(3600)
-        (later,) = await edits.change([put()], ALICE, dry_run=True)
-        assert (other(noon)[0], other(later)[0]) == (("topic:ord* 12:00-13:00 UTC", "5/s"), REST)
 
 
 async def test_undoing_the_last_edit_gives_exactly_the_configured_rules(open_edits: OpenEdits) -> None:
@@ -555,23 +510,6 @@ async def test_a_broken_disk_refuses_edits_but_not_volatile_ones_and_works_again
         assert (rate(edits), rate(edits, "x")) == (7, 1)
 
 
-async def test_what_ends_on_a_broken_disk_ends_and_is_written_down_later(
-    open_edits: OpenEdits, clock: Any, autojump_clock: object, state_dir: Path, disk: Disk
-) -> None:
-    async with open_edits(FILE, directory=state_dir) as edits:
-        await edits.change([put(rate=7, ttl_s=5)], ALICE)
-        disk.breaks()
-        clock.advance(6)
-        await anext(edits.changes())
-        assert rate(edits) == 5
-        disk.is_mended()
-        await edits.change([put("x", 1)], ALICE)
-        assert [each.id for each in await edits.audit()] == [3, 2, 1]
-    async with open_edits(FILE, directory=state_dir) as edits:
-        assert [each.action for each in await edits.audit()] == ["set", "expire", "set"]
-        assert rate(edits) == 5
-
-
 async def test_a_state_directory_that_others_can_write_is_a_warning(open_edits: OpenEdits, state_dir: Path) -> None:
     state_dir.chmod(0o777)  # noqa: ASYNC240 - at once
     async with open_edits(directory=state_dir) as edits:
@@ -637,29 +575,6 @@ async def test_who_asks_for_another_configuration_may_leave_and_it_is_put_in_for
         assert (rate(edits), held) == (7, [True])
 
 
-async def test_an_end_that_cannot_be_put_in_force_is_tried_once_a_second(
-    make_rulebook: Callable[..., Rulebook], clock: Any, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
-) -> None:
-    tries: list[float] = []
-    enough = trio.Event()
-
-    async def apply(_: object) -> None:
-        await trio.lowlevel.checkpoint()
-        if clock() > began:
-            tries.append(trio.current_time())
-            if len(tries) == 4:
-                enough.set()
-            raise RuntimeError("no data path")
-
-    edits, began = EditService(make_rulebook(), Store(None), clock=clock), clock()
-    await nursery.start(edits.run, apply)
-    await edits.change([put(ttl_s=1)], ALICE)
-    clock.advance(2)
-    with structlog.testing.capture_logs():
-        await enough.wait()
-    assert all(later - earlier >= 1 for earlier, later in pairwise(tries))
-
-
 async def test_edits_that_are_written_down_but_not_put_in_force_are_named_and_hold_after_a_restart(
     make_rulebook: Callable[..., Rulebook], state_dir: Path, clock: Any, nursery: trio.Nursery
 ) -> None:
@@ -677,44 +592,6 @@ async def test_edits_that_are_written_down_but_not_put_in_force_are_named_and_ho
     store = Store(state_dir)
     assert rate(EditService(make_rulebook(), store, clock=clock)) == 7
     store.close()
-
-
-async def test_a_limit_whose_hours_have_not_come_shows_what_holds_instead_after_every_edit(
-    open_edits: OpenEdits,
-) -> None:
-    async with open_edits("[defaults.topic]\nrate = 5\n") as edits:
-        await edits.change([put("night", 1, limit={"between": "00:00-01:00"})], ALICE)
-        assert edits.limit("topic", "night").limit_text == "5/s"
-        await edits.change([put("*", 7)], ALICE)
-        entry = edits.limit("topic", "night")
-        assert entry.limit_text == "7/s"
-        await edits.change([put("night", 2, if_match=entry.etag)], ALICE)
-        assert edits.limit("topic", "night").limit_text == "2/s"
-
-
-@pytest.mark.no_cover
-async def test_many_edits_hold_together_and_leave_others_their_turns(open_edits: OpenEdits) -> None:
-    async with open_edits(FILE) as edits:
-        turns, done = 0, False
-        seen: set[float | None] = set()
-
-        async def look() -> None:
-            nonlocal turns
-            while not done:
-                turns += 1
-                seen.add(rate(edits, "n0"))
-                assert rate(edits, "n0") == rate(edits, "n1999")
-                assert (edits.limit("topic", "n0").edit is None) == (edits.limit("topic", "n1999").edit is None)
-                await trio.lowlevel.checkpoint()
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(look)
-            await edits.change([put(f"n{number}") for number in range(2000)], ALICE)
-            done = True
-        assert turns > 50
-        assert seen <= {None, 9}
-        edited = [each.name for each in edits.limits() if each.edit is not None]
-        assert edited == [f"n{number}" for number in range(2000)]
 
 
 async def test_many_edits_at_once_leave_what_they_leave_one_by_one(open_edits: OpenEdits) -> None:
@@ -774,7 +651,3 @@ async def test_a_batch_is_so_many_lines_and_then_how_many_more(open_edits: OpenE
         "first_change": 21,
         "last_change": 50,
     }
-
-
-def test_a_reset_that_clears_nothing_says_why() -> None:
-    assert cleared_lines(Cleared()) == ["nothing, since nobody has asked for it yet or it is not limited now"]

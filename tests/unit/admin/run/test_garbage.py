@@ -46,17 +46,3 @@ def test_new_garbage_is_found_at_once_and_what_was_set_aside_in_the_end() -> Non
         gc.collect()
         assert old() is None
         assert gc.get_freeze_count() > len(many)
-
-
-def test_what_was_set_aside_and_has_gone_makes_nobody_look_at_all_again() -> None:
-    with short_pauses():
-        knot: Knot | None = Knot()
-        old = weakref.ref(knot)
-        gc.collect()
-        knot = None
-        # As a scrape does it: much is gathered, survives, and goes again without any cycle.
-        for _ in range(10):
-            gathered: list[list[int]] = [[] for _ in range(MIN_FROZEN // 2)]
-            gc.collect()
-            gathered.clear()
-        assert old() is not None

@@ -1,7 +1,7 @@
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from shutil import copyfile, copytree
+from shutil import copyfile
 
 import pytest
 import structlog
@@ -288,42 +288,3 @@ async def test_certificates_are_read_again_together_and_only_if_all_are_right(ma
     assert tls.clients.context is not first
     assert ends() != ended
     assert reloader.plan.listeners[0].tls is tls
-
-
-async def test_every_certificate_that_a_reload_changes_is_named(make: Make, tmp_path: Path) -> None:
-    for folder in ("then", "now"):
-        (tmp_path / folder).mkdir()
-        made = Certificates(tmp_path / folder)
-        for name in ("server", "own", "admin"):
-            made.issue(name, "127.0.0.1")
-    reloader = make(
-        f"""
-        [[listeners]]
-        name = "main"
-        listen = "127.0.0.1:1"
-        broker = "127.0.0.1:2"
-        tls = "require"
-        tls_certificate_file = "{made.path("server.pem")}"
-        tls_key_file = "{made.path("server.key")}"
-        tls_client_ca_file = "{made.path("ca.pem")}"
-        broker_tls = true
-        broker_tls_ca_file = "{made.path("ca.pem")}"
-        broker_tls_certificate_file = "{made.path("own.pem")}"
-        broker_tls_key_file = "{made.path("own.key")}"
-
-        [admin]
-        tls_certificate_file = "{made.path("admin.pem")}"
-        tls_key_file = "{made.path("admin.key")}"
-        """
-    )
-    copytree(tmp_path / "then", tmp_path / "now", dirs_exist_ok=True)
-    report = await reloader(SOMEBODY, False)
-    until = f"{reloader.plan.expiries()[0].ends:%Y-%m-%d}"
-    assert report.changed == (
-        f"certificate of listener main, valid until {until}",
-        "authorities of clients' certificates of listener main",
-        f"certificate of listener main for its broker, valid until {until}",
-        "authorities of the broker's certificate of listener main",
-        f"certificate of the admin address, valid until {until}",
-    )
-    assert (await reloader(SOMEBODY, False)).changed == ()

@@ -15,7 +15,6 @@ import structlog
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from admin.run import service_manager
 from admin.run.service_manager import Manager
 
 
@@ -110,12 +109,6 @@ async def test_a_watchdog_that_cannot_be_told_is_a_line_a_minute(
     assert [line["not_logged"] for line in logged] == [0, 5, 5]
 
 
-@pytest.mark.parametrize("environ", [{}, {"WATCHDOG_USEC": "0"}, {"WATCHDOG_USEC": "5", "WATCHDOG_PID": "1"}])
-async def test_without_a_watchdog_nothing_is_watched(environ: dict[str, str]) -> None:
-    data_path: Any = None
-    await Manager(environ).watch(data_path)
-
-
 _PASSED = """
 import os, socket, sys
 from admin.run import service_manager
@@ -178,7 +171,3 @@ def test_what_was_passed_and_is_no_socket_is_named(fourth: str, why: str) -> Non
         f"LISTEN_FDS=2: descriptor 4 is no socket ({why}); have whoever starts Sluice pass sockets only, or start it"
         " without LISTEN_FDS\n"
     )
-
-
-def test_nothing_is_passed_as_a_rule() -> None:
-    assert service_manager.listening_sockets({}) == []

@@ -49,11 +49,6 @@ async def test_everything_listens_once_it_has_started(nursery: trio.Nursery, sil
     assert limit.limit.rate_per_s == 5
 
 
-async def test_the_admin_address_can_be_left_out(nursery: trio.Nursery) -> None:
-    running = await nursery.start(sidecar.run, compose(load(None, {}, flags(admin="off"))))
-    assert (running.admin, running.admin_url) == (None, None)
-
-
 async def test_a_spool_is_opened_and_one_that_another_has_is_an_error(nursery: trio.Nursery, tmp_path: Path) -> None:
     environ = {"SLUICE_SPOOL_DIR": str(tmp_path / "spool"), "SLUICE_STATE_DIR": "off"}
     plan = compose(load(None, environ, flags()))

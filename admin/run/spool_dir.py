@@ -21,7 +21,7 @@ _SHOWN: Final = 5
 _PASSING: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-class SpoolPlace(NamedTuple):
+class SpoolDir(NamedTuple):
     """The spool's folder; None is no spool. ``given``: it was configured, or switched off. ``why`` there is none."""
 
     directory: Path | None
@@ -34,18 +34,18 @@ class SpoolPlace(NamedTuple):
         return self.why or f'spool.dir = "{OFF}"'
 
 
-def of(settings: SpoolSettings, state_dir: Path | None) -> SpoolPlace:
+def of(settings: SpoolSettings, state_dir: Path | None) -> SpoolDir:
     """Return the spool's folder as configured, by default in the state directory."""
     if settings.dir == OFF:
-        return SpoolPlace(None, given=True)
+        return SpoolDir(None, given=True)
     if settings.dir is not None:
-        return SpoolPlace(Path(settings.dir).absolute(), given=True)
+        return SpoolDir(Path(settings.dir).absolute(), given=True)
     if state_dir is None:
-        return SpoolPlace(None, given=False, why="there is no state directory; give spool.dir")
-    return SpoolPlace(state_dir / FOLDER, given=False)
+        return SpoolDir(None, given=False, why="there is no state directory; give spool.dir")
+    return SpoolDir(state_dir / FOLDER, given=False)
 
 
-def prepare(place: SpoolPlace) -> SpoolPlace:
+def prepare(place: SpoolDir) -> SpoolDir:
     """Make the folder; return a place without one if it cannot be used.
 
     Raises:
@@ -64,11 +64,11 @@ def prepare(place: SpoolPlace) -> SpoolPlace:
         why, passing = words_for(error), error.errno in _PASSING
         if place.given and not passing:
             raise StartError(f"spool.dir {directory}: {why}; {HINT}") from None
-        return SpoolPlace(None, place.given, f"{directory}: {why}" + ("" if passing else "; give spool.dir"))
+        return SpoolDir(None, place.given, f"{directory}: {why}" + ("" if passing else "; give spool.dir"))
     return place
 
 
-def unspooled(rule_set: RuleSet, place: SpoolPlace) -> list[str]:
+def unspooled(rule_set: RuleSet, place: SpoolDir) -> list[str]:
     """Warn of rules that would spool requests if there were a spool."""
     names = [rule.name for rule in rule_set.rules if rule.spool and rule.action == "delay" and rule.limits]
     if place.directory is not None or not names:
