@@ -22,6 +22,13 @@ _TOO_OLD_NS: Final = 6 * SAMPLE_NS
 _WATCHED_NS: Final = 12 * SAMPLE_NS
 
 
+#: Fields that a row has as the data path has them.
+_SHARED: Final = frozenset(ConnectionState.__struct_fields__).intersection(wire.ConnectionRow.__struct_fields__) - {
+    "stage",
+    "channels",
+}
+
+
 class ConnectionQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which connections are asked for.
 
@@ -121,31 +128,16 @@ class ConnectionStats:
 
     def _row(self, seen: _Seen, now_ns: int) -> wire.ConnectionRow:
         state = seen.state
+        shared: dict[str, Any] = {name: getattr(state, name) for name in _SHARED}
         return wire.ConnectionRow(
-            id=state.id,
-            listener=state.listener,
-            peer=state.peer,
-            client=state.client,
-            exempt=state.exempt,
+            **shared,
             opened_at=self._clock.iso_of(state.opened_ns),
             age_s=round((now_ns - state.opened_ns) / NS_PER_S, 1),
-            bytes_total=state.bytes_total,
             bytes_per_s=seen.bytes_per_s,
-            requests_total=state.requests_total,
             requests_per_s=seen.requests_per_s,
-            refused_total=state.refused_total,
             refused_per_s=seen.refused_per_s,
-            in_flight=state.in_flight,
-            resources=state.resources,
-            more_resources=state.more_resources,
             stage=sentences.stage(state.stage),
             channels=tuple(map(sentences.stage, state.channels)),
-            spooled=state.spooled,
-            links=state.links,
-            more_links=state.more_links,
-            tls=state.tls,
-            certificate=state.certificate,
-            broker=state.broker,
         )
 
 
