@@ -5,7 +5,6 @@ import struct
 import pytest
 from playbook.extension import Extension
 
-from proxy.protocols.rocketmq.wire.binary import MAX_FIELDS
 from proxy.protocols.rocketmq.wire.header import classify
 
 
@@ -92,15 +91,3 @@ def test_an_everyday_send_is_plain(extension: Extension, header: bytes, reading:
 )
 def test_what_may_be_read_otherwise_is_not_plain(extension: Extension, header: bytes) -> None:
     assert extension.read(header, 1) is None
-
-
-def test_as_many_fields_are_read_as_in_python(extension: Extension) -> None:
-    others = [(b"z", b"")] * (MAX_FIELDS - 1)
-    header = _header(*others, _TOPIC)
-    assert extension.read(header, 1).agrees_with(classify(header, 1))
-    assert extension.read(_header(*others, (b"z", b""), _TOPIC), 1) is None
-
-
-@pytest.mark.parametrize("header_type", [2, 127, 255])
-def test_there_are_no_other_header_types(extension: Extension, header_type: int) -> None:
-    assert extension.read(_header(_TOPIC), header_type) is None

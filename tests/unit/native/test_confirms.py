@@ -1,14 +1,10 @@
 """The broker's confirms become those of the client's own numbers."""
 
 from itertools import pairwise
-from random import Random
 
 import pytest
 import sluice_native
-from hypothesis import given
-from hypothesis import strategies as st
 from playbook import amqp_frames as frames
-from playbook.slow_channels import SlowChannels
 
 from limiter.deciding.limits import Limits
 from limiter.rules.rule_set import RuleSet
@@ -75,28 +71,6 @@ def test_one_is_said_of_each_once_they_differ() -> None:
     assert channels.unconfirmed(1) == 0
 
 
-def test_what_is_said_of_the_first_still_stands() -> None:
-    channels = forwarded(1, 2, 4)
-    chunk = frames.confirm(1, 2, multiple=True)
-    assert said(channels, chunk) == chunk
-    assert said(channels, frames.confirm(1, 3, multiple=True, method_id=NACK)) == frames.confirm(1, 4, method_id=NACK)
-
-
-@pytest.mark.parametrize("number", [0, 9])
-def test_all_are_those_that_wait(number: int) -> None:
-    channels = forwarded(1, 2)
-    both = frames.confirm(1, 1) + frames.confirm(1, 2)
-    assert said(channels, frames.confirm(1, number, multiple=True)) == both
-
-
-@pytest.mark.parametrize("number", [0, 1, 3, 2**64 - 1])
-def test_of_others_nothing_is_said(number: int) -> None:
-    channels = forwarded(1, 2)
-    said(channels, frames.confirm(1, 1))
-    assert said(channels, HEARTBEAT + frames.confirm(1, number) + HEARTBEAT) == HEARTBEAT * 2
-    assert channels.unconfirmed(1) == 1
-
-
 def test_what_lies_between_goes_on_as_it_is() -> None:
     channels = forwarded(2, 3)
     chunk = DELIVERY + frames.confirm(1, 1) + frames.confirm(1, 2) + DELIVERY
@@ -137,60 +111,3 @@ def test_the_first_that_is_something_else_ends_it(other: bytes) -> None:
     channels = forwarded(3)
     stop, count, parts = channels.settle(frames.confirm(1, 1) + other + HEARTBEAT, 0, True)
     assert (stop, count, parts) == (len(frames.confirm(1, 1)), 1, [frames.confirm(1, 3)])
-
-
-def test_it_is_open_what_was_not_confirmed() -> None:
-    channels = forwarded(2, 3, 5)
-    said(channels, frames.confirm(1, 2))
-    assert channels.forwarded(1) == 3
-    assert [channels.is_open(1, number) for number in range(5)] == [False, True, False, True, True]
-    said(channels, frames.confirm(1, 1))
-    assert not channels.is_open(1, 1)
-    assert (channels.forwarded(9), channels.is_open(9, 1)) == (0, False)
-
-
-def test_a_closed_channel_has_no_confirms() -> None:
-    channels = forwarded(1, 2)
-    channels.forget(1)
-    assert channels.unconfirmed(1) == 0
-    assert channels.settle(frames.confirm(1, 1), 0, True) == (0, 0, None)
-    channels.select(1)
-    channels.forward(1, 1)
-    assert channels.answered(1, 1, True, refused=False) is None
-    channels.forward(9, 1)
-    assert channels.answered(9, 1, True, refused=False) is None
-
-
-@given(st.integers(0, 2**32))
-def test_any_confirms_come_to_what_they_slowly_do(seed: int) -> None:
-    random = Random(seed)
-    fast, slow = channels_of(1, 2, 3), SlowChannels()
-    later: list[tuple[int, int]] = []
-    for channel in (1, 2, 3):
-        slow.select(channel)
-    for _ in range(random.randrange(60)):
-        channel = random.choice([1, 1, 2, 3])
-        if random.random() < 0.5:
-            number = fast.publish(channel)
-            assert slow.publish(channel) == number
-            fate = random.random() if channel < 3 else 0
-            if fate < 0.8:
-                fast.forward(channel, number)
-                slow.forward(channel, number)
-            elif fate < 0.9:
-                later.append((channel, number))
-            if later and random.random() < 0.3:
-                held = later.pop(random.randrange(len(later)))
-                fast.forward(*held)
-                slow.forward(*held)
-            continue
-        chunk, expected = b"", b""
-        for _ in range(random.randrange(1, 4)):
-            tag, multiple, method_id = random.randrange(12), random.random() < 0.4, random.choice([ACK, NACK])
-            confirm = frames.confirm(channel, tag, multiple=multiple, method_id=method_id)
-            numbers = slow.answered(channel, tag, multiple=multiple)
-            each = [] if numbers is None else [frames.confirm(channel, one, method_id=method_id) for one in numbers]
-            chunk += confirm
-            expected += confirm if numbers is None else b"".join(each)
-        assert said(fast, chunk) == expected
-        assert fast.unconfirmed(channel) == slow.unconfirmed(channel)

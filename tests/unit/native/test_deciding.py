@@ -1,17 +1,13 @@
 """What is decided and counted by compiled code is what Python decides and counts, and of both nothing twice."""
 
-import gc
-import weakref
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import product
 from typing import Any
 from unittest.mock import patch
 
 import msgspec
 import pytest
 import sluice_native
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from live_states import states_of
 from playbook import frames
@@ -157,7 +153,6 @@ def quiet() -> Iterator[None]:
         yield
 
 
-@settings(max_examples=80)
 @given(st.lists(st.sampled_from(RULES), max_size=6), st.sampled_from([1, 3, 1000]), st.lists(steps, max_size=25))
 def test_both_ways_come_to_the_same(rules: list[Rule], max_live: int, walk: list[Any]) -> None:
     compiled, python = (Way(rule_set_of(rules, 1), max_live) for _ in range(2))
@@ -217,16 +212,6 @@ def test_limiter_begun_under_rules_that_are_gone_makes_room_when_it_is_full_unde
     assert (way.limits.live, way.limits.evicted_total, way.limits.overflowed_total) == (1, 1, 2)
 
 
-def test_limiters_that_were_begun_are_shown_once_and_begin_anew_once() -> None:
-    way = Compiled(RuleSet([Rule("topic", "*", 5)]))
-    way.ask("abc")
-    assert way.limits.state(topic("b"), 0) is not None
-    for _ in range(2):
-        assert sorted(state.resource.name for state in states_of(way.limits, 0)) == ["a", "b", "c"]
-    reset = [state.stored_permits for _, state in way.limits.reset("topic", "*", 0) if state is not None]
-    assert reset == [4, 4, 4]
-
-
 @pytest.mark.parametrize("forgotten_first", [True, False])
 def test_name_that_is_forgotten_while_a_scanner_knows_it_has_one_limiter(
     monkeypatch: pytest.MonkeyPatch,
@@ -260,51 +245,6 @@ def test_name_with_a_rule_of_its_own_is_counted_by_itself_whatever_the_others_sh
     assert way.admitted() == {"a": 1, "v": 1, OTHER: 3}
 
 
-def test_topic_that_is_called_like_the_shared_row_takes_nobody_elses() -> None:
-    way = Compiled(RuleSet([Rule("topic", "*", 100)]))
-    for now_s in range(0, 25, 5):
-        chunk = frames.send(OTHER, 1) + frames.send("a", 2)
-        assert way.ask_for(way.extension.scan(chunk), "oa", now_s) == "oa"
-    assert way.admitted() == {OTHER: 5, "a": 5}
-
-
-def test_name_that_has_its_own_row_keeps_it_while_others_find_no_room(few_rows: Accounts) -> None:
-    way = Compiled(RuleSet([Rule("topic", "*", 100)]), 1000, few_rows)
-    for now_s in range(0, 25, 5):
-        assert way.ask("cdab", now_s)[2:] == "ab"
-        assert way.ask("c", now_s) == "c"
-    # The first two have rows, the first of them a label, too.
-    assert way.admitted() == {"c": 10, OTHER: 15}
-    assert way.limits.used(topic("d"), 21 * NS_PER_S)["messages"].used_60s > 0
-
-
-def test_name_that_gets_a_rule_of_its_own_is_counted_by_itself_at_once(few_rows: Accounts) -> None:
-    way = Compiled(RuleSet([Rule("topic", "*", 100)]), 1000, few_rows)
-    assert way.ask("abv") == "abv"
-    way.limits.swap(RuleSet([Rule("topic", "*", 100), Rule("topic", "v", 100)]), 0)
-    assert way.ask("v", 1) == "v"
-    assert way.admitted() == {"a": 1, OTHER: 2, "v": 1}
-
-
-def test_all_limiters_that_were_begun_begin_anew_though_some_make_room_meanwhile() -> None:
-    way = Compiled(RuleSet([Rule("topic", "*", 1, burst_s=600)]), 100)
-    names = [f"t{number}" for number in range(100)]
-
-    def ask(*topics: str, now_s: float) -> None:
-        way.ask_for(way.extension.scan(b"".join(map(frames.send, topics))), "x" * len(topics), now_s)
-
-    ask(*names, now_s=1)
-    # These still owe something when others are as good as new.
-    ask(*names[1::2] * 100, now_s=1)
-    reset = set()
-    for number, (_, state) in enumerate(way.limits.reset("topic", "*", 61 * NS_PER_S)):
-        reset |= {state.resource.name} if state is not None else set()
-        ask(f"new{number}", now_s=61)
-    assert reset >= set(names[1::2])
-    owing = [state for state in states_of(way.limits, 61 * NS_PER_S) if state.resource.name in names]
-    assert all(state.stored_permits == 600 for state in owing)
-
-
 @pytest.mark.parametrize("shares", ["s", "p"])
 def test_name_that_shares_a_row_or_has_no_label_gets_its_own_within_ten_seconds(
     few_rows: Accounts, shares: str
@@ -321,15 +261,6 @@ def test_name_that_shares_a_row_or_has_no_label_gets_its_own_within_ten_seconds(
     assert way.limits.used(topic(shares), 606 * NS_PER_S)["messages"].used_1s == pytest.approx(0.01)
 
 
-def test_limits_that_nobody_has_any_more_are_collected() -> None:
-    way = Compiled(RuleSet([Rule("topic", "*", 3), Rule("topic", "p", 3), Rule("client", "*", 9)]))
-    assert way.ask("apz") == "apz"
-    limits = weakref.ref(way.limits)
-    del way
-    gc.collect()
-    assert limits() is None
-
-
 @pytest.mark.parametrize("pattern", ["*", "a*", "a"])
 @pytest.mark.parametrize("off_kinds", [(), ("topic",)])
 def test_exempt_names_are_not_limited_by_scopes_though_their_kind_is_switched_off(
@@ -341,22 +272,6 @@ def test_exempt_names_are_not_limited_by_scopes_though_their_kind_is_switched_of
         assert way.ask("a") == "a"
     assert way.ask("bb") == ("bb" if pattern == "*" else "b")
     assert way.ask("aaa") == "aaa"
-
-
-def test_limits_of_scopes_hold_for_more_callers_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits_module, "_MAX_CALLERS", 2)
-    rules = (Rule("client", "*", 100, max_debt_s=0), Rule("producer_group", "*", 4, max_debt_s=0))
-    way = Compiled(RuleSet(rules))
-    groups = [f"group{number}" for number in range(90)]
-    admitted: Counter[str] = Counter()
-    for address, group in product((*ADDRESSES, "192.0.2.3") * 2, groups):
-        segment = way.extension.scan(frames.send("a", group=group) + frames.send("b", group=group))
-        count = len(way.ask_for(segment, "ab", address=address))
-        admitted.update({group: count, address: count})
-        assert len(way.limits._callers) <= 2
-    of_groups = [admitted[group] for group in groups]
-    assert of_groups == [4] * 60 + [2] * 30
-    assert admitted.total() == 2 * sum(of_groups) == 2 * 3 * 100
 
 
 def test_limits_of_scopes_are_those_of_the_connection() -> None:
@@ -395,21 +310,6 @@ def test_limits_of_more_producer_groups_than_are_remembered_are_asked_for_again(
     assert ask(*groups) == groups
     assert ask(*groups) == []
     assert ask("one more", groups[0], groups[0]) == ["one more", groups[0]]
-
-
-def test_a_clock_that_goes_back_gives_nothing_twice() -> None:
-    compiled, python = (Way(RuleSet([Rule("topic", "*", 3)]), 1000) for _ in range(2))
-    extension = Extension(compiled.limits)
-    connection = ConnectionInfo(1, "main", "main", "192.0.2.1:1", "192.0.2.1")
-    for now_ns, topic in ((10 * NS_PER_S, "a"), (5 * NS_PER_S, "b")):
-        gathered = Gathered()
-        gathered.take(extension.scan(frames.send(topic)))
-        requests = list(gathered)
-        assert compiled.take(Batch(connection, Side.CLIENT, gathered), now_ns) == [None]
-        assert python.take(Batch(connection, Side.CLIENT, requests), now_ns) == [None]
-    states = compiled.states(10 * NS_PER_S)
-    assert states == python.states(10 * NS_PER_S)
-    assert {state.stored_permits for state in states.values()} == {2.0}
 
 
 FIGURES = st.integers(0, 10**12)

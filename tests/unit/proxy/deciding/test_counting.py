@@ -175,11 +175,6 @@ def test_what_consumes_is_charged_by_its_answer_and_a_charge_is_no_request(told:
     assert told.outcomes() == {"a": {"bypassed": Amount(1, 0, 0), "admitted": Amount(0, 32, 9000)}}
 
 
-def test_a_word_of_a_plugin_that_is_none_of_these_lets_pass(told: Told) -> None:
-    told.count(request("a"), at0=Verdict())
-    assert told.outcomes() == {"a": {"admitted": Amount(1, 1, 100)}}
-
-
 def test_what_is_held_is_counted_so_and_again_as_what_it_comes_to(told: Told) -> None:
     requests = [
         request("a", "b", messages=1 << at, size_bytes=10**at, refusal="silent" if at == 2 else "answered")
@@ -236,20 +231,6 @@ def test_what_returns_is_held_no_more_and_counts_for_nothing(told: Told) -> None
     assert told.outcomes() == {"b": {"admitted": Amount(1, 1, 100)}}
 
 
-def test_what_comes_later_is_not_counted_yet(told: Told) -> None:
-    unrefusable = [request(name, refusal="impossible") for name in "ab"]
-    told.count(request("a"), *unrefusable, at1=LATER, at2=LATER)
-    assert told.outcomes() == {"a": {"admitted": Amount(1, 1, 100)}}
-    assert told.held() == (0, 0)
-
-
-def test_what_is_given_up_undecided_is_counted_though_one_stands_for_many(told: Told) -> None:
-    one, other = request("a", messages=2), request("a", messages=2)
-    told.tally.lost([one, other, other, other], 0, told.sender)
-    assert told.outcomes() == {"a": {"dropped": Amount(4, 8, 400)}}
-    assert told.held() == (0, 0)
-
-
 class Ids:
     """Whose handles are their messages' ids."""
 
@@ -289,12 +270,6 @@ def test_what_comes_again_counts_with_all_its_messages_and_for_all_its_resources
     assert told.tally.repeated_requests == {"topic": 1}
 
 
-def test_the_same_id_elsewhere_is_another_message(told: Told) -> None:
-    told.count(request("a", handle=b"1"), ids=IDS, at0=refuse())
-    told.count(request("b", handle=b"1"), ids=IDS, at0=refuse())
-    assert repeats(told) == dict.fromkeys("ab", (Amount(), 1))
-
-
 def test_nobody_looks_while_nothing_was_refused_of_late(told: Told) -> None:
     class Strict(Ids):
         def message_id(self, request: Request) -> bytes:
@@ -304,14 +279,6 @@ def test_nobody_looks_while_nothing_was_refused_of_late(told: Told) -> None:
     told.count(request("a", handle=b"1"), ids=IDS, at0=refuse())
     told.count(request("b", handle=b"1"), ids=Strict())
     told.count(request("a", handle=b"1"), ids=Strict(), now_ns=KEPT_NS)
-
-
-def test_what_was_held_and_goes_on_all_the_same_comes_again_too(told: Told) -> None:
-    again = request("a", handle=b"1")
-    told.count(again, ids=IDS, at0=refuse())
-    told.count(again, ids=IDS, at0=hold())
-    told.tally.passed_on(again, 0, told.sender)
-    assert repeats(told) == {"a": (Amount(1, 1, 100), 1)}
 
 
 @pytest.mark.parametrize("ends", ["refused", "dropped"])

@@ -25,12 +25,10 @@ from proxy.deciding.batch import (
     ConnectionInfo,
     Grant,
     Hold,
-    Later,
     Paid,
     Refusal,
     Refuse,
     Request,
-    Shadow,
     Side,
     Ticket,
     Verdict,
@@ -182,18 +180,6 @@ class TestGranting:
         assert verdict_of(world, Link("x", window=10)) is None
         assert world.stored() == 0
 
-    def test_less_is_granted_if_less_is_there(self) -> None:
-        world = World(delay("a", 10))
-        assert verdict_of(world, Link("x", window=11)) == Grant(10)
-        assert world.stored() == 0
-
-    def test_part_of_a_permit_admits_one_message(self) -> None:
-        world = World(delay("a", 10))
-        world.charge(10)
-        world.now_ns = S // 20
-        assert verdict_of(world, Link("x")) == Grant(1)
-        assert world.stored() == -0.5
-
     def test_what_finds_nothing_waits_and_is_granted_what_is_there_in_its_turn(self) -> None:
         world = World(delay("a", 10))
         world.charge(10)
@@ -242,16 +228,6 @@ class TestGranting:
         assert verdict_of(world, Link("x", size_bytes=1_000_000)) == Grant(1)
         assert world.stored(dimension="bytes") == -1
 
-    def test_limit_of_two_resources_is_paid_twice(self) -> None:
-        world = World(delay("*", 10, shared=True))
-        assert verdict_of(world, Link("x", (A, B))) == Grant(5)
-
-    def test_requests_cost_one_for_each_message(self) -> None:
-        world = World(delay("a", 10, count="requests"))
-        assert verdict_of(world, Link("x")) == Grant(10)
-        world.charge(-4, asks="delaying")
-        assert world.stored() == 4
-
     def test_open_breaker_holds_credit_and_credit_opens_none(self) -> None:
         world = World(Rule(KIND, "a", 10, break_s=1.0))
         link = Link("x", asks="all")
@@ -276,15 +252,6 @@ class TestGranting:
         assert world.holding.next_due_ns() is None
         assert world.tally.held_requests == world.tally.held_bytes == 0
 
-    def test_bounds_on_what_is_held_are_not_for_credit(self) -> None:
-        world = World(delay("a", 0))
-        links = [Link(str(number)) for number in range(20_000)]
-        for link in links:
-            world.ask(link)
-        assert world.holding.now == (20_000, 0)
-        for link in links:
-            world.give_up(link)
-
     def test_raised_limit_lets_go_of_who_waits(self) -> None:
         world = World(delay("a", 0))
         link = Link("x")
@@ -292,16 +259,6 @@ class TestGranting:
         world.limits.swap(world.limits.rule_set.replace(rules=(delay("a", 10),)), world.now_ns)
         world.until(S)
         assert link.granted
-
-    def test_end_of_a_drain_grants_nothing_more(self) -> None:
-        world = World(delay("a", 1))
-        world.charge(2)
-        link = Link("x")
-        world.ask(link)
-        world.handler.drain(S // 2)
-        world.until(S // 2)
-        assert link.granted == 0
-        assert isinstance(verdict_of(world, Link("y")), Hold)
 
     def test_warm_up(self) -> None:
         world = World(delay("a", 100, warm_up_s=10, burst_s=1.0))
@@ -341,21 +298,6 @@ class TestTurns:
         assert sum(link.turns for link in links) < 3_000 * 4
         assert all(2_000 + 250 <= link.granted <= 2_500 + 1 for link in links)
 
-    def test_late_loop_loses_nothing(self) -> None:
-        world = World(delay("a", 1000, burst_s=0.02))
-        link = Link("x", window=10_000)
-        world.ask(link)
-        world.until(10 * S, late_ns=5 * MS)
-        assert link.granted == pytest.approx(10_020, abs=20)
-
-    def test_nobody_is_overtaken(self) -> None:
-        world = World(delay("a", 10))
-        world.charge(10)
-        for name in "xyz":
-            world.ask(Link(name, window=1))
-        world.until(3 * S)
-        assert world.order[:9] == list("xyzxyzxyz")
-
     def test_credit_and_held_requests_wait_in_one_line(self) -> None:
         world = World(delay("a", 10, max_delay_s=10))
         world.charge(10)
@@ -369,13 +311,6 @@ class TestTurns:
         held.ticket.attach(lambda _: world.order.append("held"))
         world.until(S)
         assert world.order == ["x", "held", "y"]
-
-    def test_newcomer_waits_behind_who_waits_already(self) -> None:
-        world = World(delay("a", 1000))
-        world.charge(1000)
-        world.ask(Link("x"))
-        world.now_ns = 9 * MS
-        assert isinstance(verdict_of(world, Link("y")), Hold)
 
     def test_who_gave_up_is_passed_over(self) -> None:
         world = World(delay("a", 10))
@@ -431,28 +366,6 @@ class TestGivingBack:
         world.charge(-3, asks="delaying")
         world.until(1)
         assert link.granted == 1
-
-    def test_debt_that_shrinks_closes_a_breaker_sooner(self) -> None:
-        world = World(Rule(KIND, "a", 10, break_s=1.0))
-        world.charge(30)
-        one = Request((A,), 1, 100, "", "answered", None, None)
-        refuse = world.decide(one).verdicts[0]
-        world.charge(-10)
-        sooner = world.decide(one).verdicts[0]
-        assert isinstance(refuse, Refuse)
-        assert isinstance(sooner, Refuse)
-        assert sooner.wait_us == refuse.wait_us - 1_000_000
-
-    def test_usage_is_what_was_used(self) -> None:
-        world = World(delay("a", 10))
-        world.ask(Link("x", window=10), again=False)
-        world.now_ns = S
-        world.charge(-6, asks="delaying")
-        world.ask(Link("x", window=10), again=False)
-        world.now_ns = 2 * S
-        usage = world.limits.used(A, world.now_ns)["messages"]
-        # Ten in the first second, of which six were not used, and ten in the next.
-        assert usage.used_10s == pytest.approx(14 / 100)
 
 
 @given(
@@ -538,21 +451,6 @@ class TestCounting:
         assert world.outcomes() == {"held": Amount(0, 9, 0)}
         assert (world.tally.held_requests, world.tally.held_bytes) == (0, 0)
 
-    def test_one_that_is_given_up_is_only_held_no_more(self) -> None:
-        world = World(delay("a", 0))
-        world.outcomes()
-        link = Link("x")
-        world.ask(link)
-        world.outcomes()
-        world.give_up(link)
-        assert world.outcomes() == {}
-
-    def test_corrections_are_not_counted(self) -> None:
-        world = World(delay("a", 10))
-        world.outcomes()
-        world.decide(charges=(Charge((A,), -1, -50, counts=False), Charge((A,), 2, 70)))
-        assert world.outcomes() == {"admitted": Amount(0, 2, 70)}
-
 
 class TestWhatMayNotWait:
     @staticmethod
@@ -608,17 +506,6 @@ class TestWhatMayNotWait:
         assert isinstance(refuse, Refuse)
         assert refuse.wait_us > 500_000
 
-    def test_rules_that_refuse_are_asked_alone(self) -> None:
-        world = World(delay("a", 1), Rule(KIND, "*", 3, shared=True, break_s=0))
-        batch = world.decide(*(self.request(asks="refusing") for _ in range(4)))
-        assert list(batch.verdicts) == [3]
-        assert world.limits.state(A, 0) is None
-
-    def test_shadow_rules_are_among_those_that_refuse(self) -> None:
-        world = World(Rule(KIND, "a", 1, action="shadow"))
-        batch = world.decide(*(self.request(asks="refusing") for _ in range(2)))
-        assert batch.verdicts == {1: Shadow(A, "line_topic:a")}
-
 
 class TestBatch:
     def test_requests_are_grouped_by_what_they_ask(self) -> None:
@@ -635,15 +522,6 @@ class TestBatch:
             ("all", True, 5),
         ]
 
-    def test_credit_is_granted_or_held_and_nothing_else(self) -> None:
-        refuse = Refuse(A, "r", 1)
-        batch = Batch(info(), Side.CLIENT, [Link("x", window=5).request()])
-        batch.add_verdicts({0: refuse})
-        batch.add_verdicts({0: Later()})
-        batch.add_verdicts({0: Grant(5)})
-        batch.refuse_all(refuse)
-        assert not batch.verdicts
-
     def test_smaller_grant_counts_and_a_hold_more(self) -> None:
         batch = Batch(info(), Side.CLIENT, [Link("x", window=5).request()])
         for messages, kept in [(4, 4), (2, 2), (3, 2)]:
@@ -653,13 +531,6 @@ class TestBatch:
         batch.add_verdicts({0: hold})
         batch.add_verdicts({0: Grant(1)})
         assert batch.verdicts == {0: hold}
-
-    def test_grant_is_nothing_to_other_requests(self) -> None:
-        batch = Batch(info(), Side.CLIENT, [Request((A,), 1, 100, "", "answered", None, None)])
-        batch.add_verdicts({0: Grant(1)})
-        assert not batch.verdicts
-        with pytest.raises(TypeError, match="Grant"):
-            batch.add_verdicts({0: Grant("1")})  # type: ignore[arg-type]
 
 
 def said(world: World, resource: Resource, **how: Any) -> Terms:
@@ -689,12 +560,6 @@ class TestTerms:
         )
         assert said(world, A) == terms
 
-    def test_scopes_have_their_say_but_to_what_is_taken(self) -> None:
-        world = World(Rule("client", "*", 1), delay("a", None, bytes_per_s=1000, max_debt_s=0.5))
-        assert said(world, A) == Terms(delays=True, refuses=True, most_bytes=1500)
-        assert said(world, A, consumes=True) == Terms(delays=True, most_bytes=1500)
-        assert said(world, B) == Terms(refuses=True)
-
     def test_they_say_how_much_the_tightest_limit_of_messages_lets_through(self) -> None:
         shadow = Rule(KIND, "b", 1, action="shadow")
         world = World(Rule("client", "*", 50, max_debt_s=2), delay("a", 20, burst_s=2), shadow)
@@ -711,13 +576,6 @@ class TestTerms:
         found = world.limits.tightest([KIND])
         assert found is not None
         assert (found.most > 0) is bool(others)
-
-    def test_they_change_with_the_rules(self) -> None:
-        world = World(delay("a", 1))
-        swaps = world.limits.swaps
-        world.limits.swap(world.limits.rule_set.replace(enabled=False), 0)
-        assert world.limits.swaps == swaps + 1
-        assert world.limits.terms((A,), caller_of(info())) == NO_TERMS
 
     def test_consumers_confirm_where_a_rule_says_so_whatever_limits_there_are(self) -> None:
         confirming = Confirming(100, 2_500_000_000, 2, persists=False)

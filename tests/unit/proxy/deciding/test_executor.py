@@ -12,7 +12,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from limiter.rules.resource import Resource
 from proxy.deciding import executor as executor_module
 from proxy.deciding.batch import NO_VERDICTS, Batch, Hold, Refuse, Ticket, Verdicts
-from proxy.deciding.executor import Bypass, Executor, LaneStats
+from proxy.deciding.executor import Bypass, Executor
 
 if TYPE_CHECKING:
     from tests.unit.proxy.conftest import MakeBatch
@@ -182,16 +182,6 @@ class TestHealthyLane:
         assert [lane.stats().depth for lane in executor.lanes] == [2, 0]
         gate.release()
 
-    async def test_stats_show_depth_and_capacity(
-        self, start: StartExecutor, batch_of: MakeBatch, nursery: trio.Nursery, gate: Gate
-    ) -> None:
-        executor = await start(gate.awaiting, capacity=7)
-        for _ in range(3):
-            Submission(nursery, executor, batch_of("a"))
-        await wait_all_tasks_blocked()
-        assert executor.lanes[0].stats() == LaneStats(depth=2, capacity=7, late=False)
-        gate.release()
-
 
 @pytest.mark.parametrize("kind", ["awaiting", "computing"])
 class TestBlockedLane:
@@ -250,16 +240,6 @@ class TestBlockedLane:
         await until(lambda: not late_lanes(executor))
         assert await outcome_of(executor, batch_of("a", connection_id=4)) == REFUSED
 
-    async def test_only_one_probe_is_under_way(
-        self, executor: Executor, batch_of: MakeBatch, nursery: trio.Nursery, mock_clock: MockClock, gate: Gate
-    ) -> None:
-        await self.make_late(executor, batch_of, nursery, mock_clock, gate)
-        for connection_id in range(2, 50):
-            await outcome_of(executor, batch_of("a", connection_id=connection_id))
-        assert executor.lanes[0].stats().depth == 1
-        gate.release()
-        await until_decided(gate, 1, 2)
-
     async def test_late_verdicts_are_thrown_away(
         self, executor: Executor, batch_of: MakeBatch, nursery: trio.Nursery, mock_clock: MockClock, gate: Gate
     ) -> None:
@@ -267,18 +247,6 @@ class TestBlockedLane:
         gate.release()
         await until_decided(gate, 1)
         assert late.outcome == LATE
-
-    async def test_abandoned_batches_are_skipped(
-        self, executor: Executor, batch_of: MakeBatch, nursery: trio.Nursery, mock_clock: MockClock, gate: Gate
-    ) -> None:
-        waiting = [Submission(nursery, executor, batch_of("a", connection_id=number)) for number in (1, 2, 3)]
-        await until_begun(gate)
-        jump_to(mock_clock, DEADLINE_S)
-        for submission in waiting:
-            await submission.done.wait()
-        await outcome_of(executor, batch_of("a", connection_id=4))
-        gate.release()
-        await until_decided(gate, gate.began[0], 4)
 
     async def test_batch_of_a_cancelled_connection_is_skipped(
         self, executor: Executor, batch_of: MakeBatch, nursery: trio.Nursery, gate: Gate
@@ -307,20 +275,6 @@ class TestBlockedLane:
         await wait_all_tasks_blocked()
         assert not late_lanes(executor)
 
-    async def test_cancelled_connection_behind_a_late_one_stays_cancelled(
-        self, executor: Executor, batch_of: MakeBatch, nursery: trio.Nursery, mock_clock: MockClock, gate: Gate
-    ) -> None:
-        first = Submission(nursery, executor, batch_of("a"))
-        await until_begun(gate)
-        gone = Submission(nursery, executor, batch_of("a"))
-        await wait_all_tasks_blocked()
-        gone.scope.cancel()
-        await gone.done.wait()
-        jump_to(mock_clock, DEADLINE_S)
-        await first.done.wait()
-        assert first.outcome == LATE
-        assert gone.outcome is None
-
     async def test_full_queue_bypasses_at_once(
         self, executor: Executor, batch_of: MakeBatch, nursery: trio.Nursery, gate: Gate
     ) -> None:
@@ -334,23 +288,6 @@ class TestBlockedLane:
             await submission.done.wait()
             assert submission.outcome == REFUSED
         assert await outcome_of(executor, batch_of("a")) == REFUSED
-
-    async def test_late_lane_with_a_full_queue_gets_its_probe_when_there_is_room(
-        self, executor: Executor, batch_of: MakeBatch, nursery: trio.Nursery, mock_clock: MockClock, gate: Gate
-    ) -> None:
-        waiting = [Submission(nursery, executor, batch_of("a"))]
-        await until_begun(gate)
-        waiting += [Submission(nursery, executor, batch_of("a")) for _ in range(10)]
-        await wait_all_tasks_blocked()
-        jump_to(mock_clock, DEADLINE_S)
-        for submission in waiting:
-            await submission.done.wait()
-        assert await outcome_of(executor, batch_of("a", connection_id=2)) == LATE
-        gate.release()
-        await until(lambda: not executor.lanes[0].stats().depth)
-        assert await outcome_of(executor, batch_of("a", connection_id=3)) == LATE
-        await until_decided(gate, 1, 3)
-        await until(lambda: not late_lanes(executor))
 
     async def make_late(
         self, executor: Executor, batch_of: MakeBatch, nursery: trio.Nursery, clock: MockClock, gate: Gate
@@ -400,23 +337,6 @@ class TestSlowLane:
             await submission.done.wait()
             assert submission.outcome == REFUSED
 
-    async def test_one_lane_being_late_leaves_the_others_alone(
-        self, start: StartExecutor, batch_of: MakeBatch, nursery: trio.Nursery, mock_clock: MockClock
-    ) -> None:
-        async def stuck_for_even_ones(batch: Batch, now_ns: int) -> Verdicts:
-            if batch.connection.id % 2 == 0:
-                await trio.sleep_forever()
-            return REFUSED
-
-        executor = await start(stuck_for_even_ones, lanes=2)
-        late = Submission(nursery, executor, batch_of("a", connection_id=2))
-        await wait_all_tasks_blocked()
-        mock_clock.jump(DEADLINE_S)
-        await late.done.wait()
-        assert late.outcome == LATE
-        assert await outcome_of(executor, batch_of("a", connection_id=3)) == REFUSED
-        assert [lane.stats().late for lane in executor.lanes] == [True, False]
-
 
 @pytest.mark.parametrize("lane", ["task", "thread"])
 class TestRaisingHandler:
@@ -434,24 +354,6 @@ class TestRaisingHandler:
         assert await outcome_of(executor, batch_of("a", connection_id=1)) == Bypass("error", fault)
         assert await outcome_of(executor, batch_of("a", connection_id=2)) == REFUSED
         assert not late_lanes(executor)
-
-    async def test_others_in_the_queue_get_their_verdicts(
-        self, start: StartExecutor, batch_of: MakeBatch, nursery: trio.Nursery, lane: str
-    ) -> None:
-        def decide(batch: Batch, now_ns: int) -> Verdicts:
-            if batch.connection.id % 2:
-                raise KeyError(batch.connection.id)
-            return REFUSED
-
-        executor = await start(decide, lane=lane)
-        submissions = [Submission(nursery, executor, batch_of("a", connection_id=number)) for number in range(8)]
-        for number, submission in enumerate(submissions):
-            await submission.done.wait()
-            if number % 2:
-                assert isinstance(submission.outcome, Bypass)
-                assert submission.outcome.reason == "error"
-            else:
-                assert submission.outcome == REFUSED
 
     @pytest.mark.parametrize("nonsense", [None, [0], True, "refuse"])
     async def test_answer_that_is_no_mapping_counts_as_an_error_at_once(
@@ -574,16 +476,6 @@ class TestBusyLoop:
         outcomes = await self.hog(executor, batch_of, mock_clock, rounds=3)
         assert outcomes == [LATE] * self.CONNECTIONS * 3
 
-    async def test_does_not_keep_a_lane_bypassed_that_works_again(
-        self, start: StartExecutor, batch_of: MakeBatch, mock_clock: MockClock, gate: Gate
-    ) -> None:
-        executor = await start(gate.awaiting, capacity=self.CONNECTIONS)
-        await self.hog(executor, batch_of, mock_clock, rounds=3)
-        assert late_lanes(executor) == 1
-        gate.release()
-        await self.hog(executor, batch_of, mock_clock, rounds=10)
-        assert late_lanes(executor) == 0
-
 
 async def test_idle_lane_decides_at_once_without_a_turn_of_its_task(start: StartExecutor, batch_of: MakeBatch) -> None:
     executor = await start(lambda batch, now_ns: REFUSED)
@@ -602,11 +494,6 @@ async def test_what_comes_at_once_is_bounded_by_the_capacity(
     later = Submission(nursery, executor, batch_of("a"))
     await later.done.wait()
     assert later.outcome == REFUSED
-
-
-async def test_one_after_the_other_is_never_full(start: StartExecutor, batch_of: MakeBatch) -> None:
-    executor = await start(lambda batch, now_ns: REFUSED, capacity=1)
-    assert [await outcome_of(executor, batch_of("a")) for _ in range(10)] == [REFUSED] * 10
 
 
 async def test_handler_that_begins_to_await_is_awaited_on_the_lane(start: StartExecutor, batch_of: MakeBatch) -> None:
@@ -630,42 +517,3 @@ async def test_what_a_cancelled_batch_had_begun_is_closed(
         scope.cancel()
         await outcome_of(executor, batch_of("a"))
     await wait_all_tasks_blocked()  # a coroutine that nobody awaited would be an error here
-
-
-@pytest.mark.parametrize("lane", ["task", "thread"])
-async def test_a_lane_has_had_its_turn_once_what_was_queued_is_served(
-    start: StartExecutor, nursery: trio.Nursery, batch_of: MakeBatch, lane: str
-) -> None:
-    gate = Gate()
-    executor = await start(gate.awaiting if lane == "task" else gate.computing, lane=lane)
-    turned = trio.Event()
-
-    async def turn() -> None:
-        await executor.lanes[0].turn()
-        turned.set()
-
-    # An idle one has it at once.
-    await executor.lanes[0].turn()
-    submission = Submission(nursery, executor, batch_of("a"))
-    await until_begun(gate)
-    nursery.start_soon(turn)
-    await wait_all_tasks_blocked()
-    assert not turned.is_set()
-    gate.release()
-    await turned.wait()
-    await submission.done.wait()
-
-
-async def test_who_waits_for_the_turn_of_a_lane_that_hangs_can_be_cancelled(
-    start: StartExecutor, nursery: trio.Nursery, batch_of: MakeBatch, autojump_clock: MockClock
-) -> None:
-    gate = Gate()
-    executor = await start(gate.awaiting, capacity=1)
-    for _ in range(2):
-        Submission(nursery, executor, batch_of("a"))
-        await wait_all_tasks_blocked()
-    with trio.move_on_after(5) as scope:
-        await executor.lanes[0].turn()
-    assert scope.cancelled_caught
-    gate.open.set()
-    await executor.lanes[0].turn()

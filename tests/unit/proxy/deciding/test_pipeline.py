@@ -13,7 +13,6 @@ from limiter.deciding.limits import Limits
 from limiter.rules.resource import Resource
 from limiter.rules.rule_set import RuleSet
 from proxy.deciding.batch import NO_VERDICTS, Batch, ConnectionInfo, Hold, Refuse, Response, Ticket, Verdicts
-from proxy.deciding.executor import LaneStats
 from proxy.deciding.pipeline import Handler, HandlerConfig, HandlerPlugin, HandlerServices, Pipeline, PipelineError
 
 if TYPE_CHECKING:
@@ -138,14 +137,6 @@ class TestBuilding:
         with pytest.raises(PipelineError, match=f"handler 'x' has {what} {value}; it must be above 0"):
             Pipeline([config("x", handler, **{what: value})], services)
 
-    async def test_configured_lane_wins_over_the_handlers_own(self, services: HandlerServices) -> None:
-        class Inline(Scripted):
-            lane = "inline"
-
-        handler = Inline(lambda batch, now_ns: NO_VERDICTS)
-        pipeline = Pipeline([config("own", handler), config("task", handler, lane="task", lanes=2)], services)
-        assert pipeline.lanes() == {"own": (), "task": (LaneStats(0, 10_000, late=False),) * 2}
-
 
 class TestDeciding:
     async def test_verdicts_reach_the_batch_from_every_lane(self, start: Start, batch_of: MakeBatch, lane: str) -> None:
@@ -184,14 +175,6 @@ class TestDeciding:
         )
         await pipeline.decide(batch)
         assert seen == [("first", []), ("second", [0]), ("third", [0, 1])]
-
-    async def test_first_verdict_stays(self, start: Start, batch_of: MakeBatch) -> None:
-        batch = batch_of("a")
-        await start(
-            config("first", Scripted(lambda batch, now_ns: {0: refuse("first")})),
-            config("second", Scripted(lambda batch, now_ns: {0: refuse("second")})),
-        ).decide(batch)
-        assert batch.verdicts == {0: refuse("first")}
 
 
 class Odd(Mapping[int, Any]):
@@ -296,29 +279,6 @@ class TestBypass:
         assert batch.verdicts == {0: Refuse(Resource("handler", "stuck"), "stuck", 0)}
         assert pipeline.bypassed() == {("stuck", "full"): 1}
 
-    async def test_charges_that_bypass_are_counted_as_well(self, start: Start, batch_of: MakeBatch) -> None:
-        pipeline = start(config("faulty", Scripted(_raise)))
-        batch = batch_of("a", charges=[("a", 5), ("b", 7)])
-        await pipeline.decide(batch)
-        assert batch.bypassed == {"faulty": "error"}
-        assert pipeline.bypassed() == {("faulty", "error"): 3}
-
-    async def test_interrupt_from_the_keyboard_is_no_fault_of_a_handler(
-        self, start: Start, batch_of: MakeBatch, connection: ConnectionInfo
-    ) -> None:
-        class Interrupted(Observer):
-            def on_requests(self, batch: Batch, now_ns: int) -> Verdicts:
-                raise KeyboardInterrupt
-
-            def on_responses(self, connection: ConnectionInfo, responses: Sequence[Response]) -> None:
-                raise KeyboardInterrupt
-
-        pipeline = start(config("x", Interrupted(), lane="inline"))
-        with pytest.raises(KeyboardInterrupt):
-            await pipeline.decide(batch_of("a"))
-        with pytest.raises(KeyboardInterrupt):
-            pipeline.observe(connection, [ANSWER])
-
     async def test_is_logged_once_a_second_with_its_reason(
         self, start: Start, batch_of: MakeBatch, mock_clock: MockClock, log: list[Any]
     ) -> None:
@@ -390,18 +350,6 @@ class TestTask:
         start(config("x", Running(run), lane=lane))
         await started.wait()
 
-    async def test_that_ends_is_not_started_again(self, start: Start, mock_clock: MockClock) -> None:
-        starts: list[float] = []
-
-        async def run() -> None:
-            starts.append(trio.current_time())
-
-        start(config("x", Running(run)))
-        await wait_all_tasks_blocked()
-        mock_clock.jump(10)
-        await wait_all_tasks_blocked()
-        assert starts == [0]
-
     async def test_that_fails_is_counted_logged_and_started_again_a_second_later(
         self, start: Start, batch_of: MakeBatch, mock_clock: MockClock, log: list[Any]
     ) -> None:
@@ -453,13 +401,6 @@ class TestTickets:
     def holding(dropped: list[bool]) -> Callable[[Batch, int], Verdicts]:
         return lambda batch, now_ns: {0: Hold(A, "slow", Ticket(lambda: dropped.append(True)))}
 
-    async def test_stays_while_its_batch_goes_on(self, start: Start, batch_of: MakeBatch, lane: str) -> None:
-        dropped: list[bool] = []
-        batch = batch_of("a")
-        await start(config("x", Scripted(self.holding(dropped)), lane=lane)).decide(batch)
-        assert isinstance(batch.verdicts[0], Hold)
-        assert dropped == []
-
     async def test_of_a_faulty_answer_is_dropped(self, start: Start, batch_of: MakeBatch, lane: str) -> None:
         dropped: list[bool] = []
         hold = self.holding(dropped)
@@ -491,33 +432,6 @@ class TestTickets:
         go_on.set()
         await wait_all_tasks_blocked()
         assert dropped == [True]
-
-    async def test_of_the_probe_that_learns_whether_a_lane_is_still_late_is_dropped(
-        self, start: Start, batch_of: MakeBatch, nursery: trio.Nursery, mock_clock: MockClock
-    ) -> None:
-        dropped: list[bool] = []
-        hold = self.holding(dropped)
-        stuck = [trio.Event()]
-
-        class Slow(Scripted):
-            async def on_requests(self, batch: Batch, now_ns: int) -> Any:
-                if stuck:
-                    await stuck.pop().wait()
-                return hold(batch, now_ns)
-
-        pipeline = start(config("slow", Slow(hold), deadline_ms=50))
-        first = stuck[0]
-        nursery.start_soon(pipeline.decide, batch_of("a"))
-        await wait_all_tasks_blocked()
-        mock_clock.jump(0.1)
-        await wait_all_tasks_blocked()
-        probed = batch_of("a")
-        await pipeline.decide(probed)
-        assert probed.bypassed == {"slow": "late"}
-        first.set()
-        await wait_all_tasks_blocked()
-        assert not pipeline.lanes()["slow"][0].late
-        assert dropped == [True, True]
 
     async def test_of_a_connection_that_ends_in_a_later_handler_is_dropped(
         self, start: Start, batch_of: MakeBatch, nursery: trio.Nursery

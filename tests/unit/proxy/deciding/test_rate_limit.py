@@ -35,7 +35,6 @@ from proxy.deciding.batch import (
     Ticket,
     Verdicts,
 )
-from proxy.deciding.gathered import Gathered
 from proxy.deciding.pipeline import HandlerServices
 from proxy.deciding.rate_limit import PLUGIN, RateLimitOptions
 
@@ -88,10 +87,6 @@ def test_what_is_over_the_limit_is_refused(batch_of: MakeBatch) -> None:
     assert 1_000_000 <= refuse.wait_us <= 1_000_001
 
 
-def test_nothing_refused_is_no_verdicts(batch_of: MakeBatch) -> None:
-    assert Limiting.by(rule("a", 2)).decide(batch_of("a", "a")) is NO_VERDICTS
-
-
 class TestSeveralResources:
     def test_all_must_admit(self, batch_of: MakeBatch) -> None:
         limiting = Limiting.by(rule("wide", 10), rule("narrow", 2))
@@ -108,12 +103,6 @@ class TestTooLarge:
         assert verdicts == {1: refuse, 2: refuse}
         assert limiting.stored("a") == 48
         assert not limiting.state("a").open
-
-    def test_a_limit_that_has_nothing_stored_does_not_break_for_it(self, batch_of: MakeBatch) -> None:
-        limiting = Limiting.by(rule("a", 50), rule("b", 2))
-        limiting.decide(batch_of("b", "b"))
-        assert limiting.decide(batch_of(("a", "b"), costs=[551])).keys() == {0}
-        assert not limiting.state("b").open
 
     def test_one_that_is_too_large_for_now_is_told_when_it_is_not(self, batch_of: MakeBatch) -> None:
         limiting = Limiting.by(rule("a", 50))
@@ -148,13 +137,6 @@ class TestEarlierHandlers:
         batch.add_verdicts({0: Refuse(Resource(KIND, "a"), "other", 0)})
         assert limiting.decide(batch).keys() == {3}
 
-    def test_batch_refused_throughout_touches_no_limiter(self, batch_of: MakeBatch) -> None:
-        limiting = Limiting.by(rule("a", 2))
-        batch = batch_of("a")
-        batch.add_verdicts({0: Refuse(Resource(KIND, "a"), "other", 0)})
-        limiting.decide(batch)
-        assert limiting.limits.live == 0
-
 
 class TestCharges:
     def test_are_debited_into_debt_and_refuse_nothing_themselves(self, batch_of: MakeBatch) -> None:
@@ -162,10 +144,6 @@ class TestCharges:
         assert limiting.decide(batch_of(charges=[("a", 5)])) is NO_VERDICTS
         assert limiting.stored("a") == -3
         assert limiting.decide(batch_of("a")).keys() == {0}
-
-    def test_come_after_the_requests_of_their_chunk(self, batch_of: MakeBatch) -> None:
-        limiting = Limiting.by(rule("a", 2))
-        assert limiting.decide(batch_of("a", charges=[("a", 100)])) is NO_VERDICTS
 
 
 STEPS = st.lists(
@@ -293,14 +271,6 @@ class TestShadow:
         verdicts = limiting.decide(batch_by(request(), request("free"), request(), request()))
         assert verdicts == {3: Shadow(Resource(KIND, "a"), "line_topic:a")}
 
-    def test_first_rule_in_order_is_named(self) -> None:
-        limiting = Limiting.by(Rule("client", "*", 0, action="shadow"), Rule(KIND, "a", 1, action="shadow"))
-        verdicts = limiting.decide(batch_by(request(), request()))
-        assert {index: shadow.rule for index, shadow in verdicts.items() if isinstance(shadow, Shadow)} == {
-            0: "client:*",
-            1: "line_topic:a",
-        }
-
 
 def delay(rate_per_s: float, name: str = "*", max_delay_s: float = 2) -> Rule:
     return Rule(KIND, name, rate_per_s, action="delay", max_delay_s=max_delay_s, max_debt_s=3600)
@@ -320,10 +290,6 @@ class TestHolding:
         assert (hold.resource, hold.rule) == (Resource(KIND, "a"), "line_topic:*")
         assert verdicts[3] is verdicts[5]
         assert limiting.limits.held == (2, 200)
-
-    def test_what_passes_behind_a_held_request_passes(self) -> None:
-        verdicts = Limiting.by(delay(1, "slow")).decide(batch_by(request("slow"), request("slow"), request("free")))
-        assert verdicts.keys() == {1}
 
     def test_requests_with_an_order_key_stay_in_order(self) -> None:
         limiting = Limiting.by(delay(1, "slow"))
@@ -367,13 +333,6 @@ class TestHolding:
         assert [type(verdicts[index]) for index in sorted(verdicts)] == [Hold] * 3 + [Refuse] * 7
         assert limiting.limits.refused_by_bound == {"max_held": 7}
 
-    def test_follower_over_a_bound_is_refused(self) -> None:
-        limiting = Limiting.by(delay(1, "slow"), options=RateLimitOptions(max_held_per_connection=1))
-        verdicts = limiting.decide(
-            batch_by(request("slow"), request("slow", order_key=1), request("free", order_key=1))
-        )
-        assert [type(verdict) for verdict in verdicts.values()] == [Hold, Refuse]
-
     def test_of_what_is_to_be_put_aside_the_first_is_held_whatever_the_bounds(self) -> None:
         options = RateLimitOptions(max_held=0)
         limiting = Limiting.by(replace(delay(1, "slow"), spool=True), options=options)
@@ -394,17 +353,6 @@ class TestHolding:
         asks = [request("slow", consumes=side is Side.CLIENT) for _ in range(3)]
         verdicts = limiting.decide(batch_by(*asks, spools=True, side=side))
         assert [type(verdicts[index]) for index in (1, 2)] == [Hold, Hold]
-
-    def test_only_the_first_of_several_groups_that_are_alike_is_held(self) -> None:
-        limiting = Limiting.by(replace(delay(1, "slow"), spool=True), replace(delay(1, "late"), spool=True))
-        requests = Gathered[Any]()
-        for name in ("slow", "slow", "late", "slow", "late", "slow"):
-            requests.append(request(name))
-        batch = Batch(batch_by(spools=True).connection, Side.CLIENT, requests)
-        limiting.decide(batch)
-        assert [type(batch.verdicts.get(index)) for index in range(6)] == [
-            *(type(None), Hold, type(None), Later, Hold, Later)
-        ]
 
     @pytest.mark.parametrize(("spool", "rest"), [(None, [Later] * 2), (False, [Refuse] * 2)])
     def test_what_a_bound_has_no_room_for_is_put_aside(self, *, spool: bool | None, rest: list[type]) -> None:
@@ -427,14 +375,6 @@ class TestHolding:
         got = limiting.decide(batch_by(waiting, spools=True), now_ns)[0]
         assert isinstance(got, verdict)
 
-    def test_those_behind_what_has_waited_for_too_long_came_later(self) -> None:
-        limiting = Limiting.by(Rule(KIND, "slow", 0.1, action="delay", burst_s=10, max_delay_s=60, spool=True))
-        now_ns = 100 * NS_PER_S
-        limiting.decide(batch_by(request("slow", messages=2), spools=True), now_ns)
-        waiting = [request("slow", since_ns=now_ns - waited_s * NS_PER_S) for waited_s in (58, 57, 20, 19)]
-        verdicts = limiting.decide(batch_by(*waiting, spools=True), now_ns)
-        assert [type(verdicts[index]) for index in range(4)] == [Refuse, Refuse, Hold, Later]
-
     def test_what_was_put_aside_and_then_held_has_what_is_left_of_its_time(self) -> None:
         slow = Rule(KIND, "slow", 1, action="delay", max_delay_s=60, spool=True)
         limiting = Limiting.by(slow)
@@ -449,15 +389,6 @@ class TestHolding:
             last_ns, due_ns = due_ns, limiting.limits.holding.next_due_ns()
         assert held.ticket.refuse is not None
         assert last_ns == now_ns + 10 * NS_PER_S
-
-    def test_one_that_cannot_be_refused_is_put_aside_in_the_same_way(self) -> None:
-        limiting = Limiting.by(replace(delay(1, "slow"), spool=True))
-        asks = [request("slow", refusal="impossible", order_key=1) for _ in range(3)]
-        verdicts = limiting.decide(batch_by(*asks, spools=True))
-        assert [type(verdicts[index]) for index in (1, 2)] == [Hold, Later]
-        held = verdicts[1]
-        assert isinstance(held, Hold)
-        assert held.spools
 
     def test_dropped_ticket_leaves_nothing_held(self) -> None:
         limiting = Limiting.by(delay(1))
@@ -477,19 +408,6 @@ class TestHolding:
         monkeypatch.setattr(limiting.limits, "decide", failing)
         with pytest.raises(RuntimeError, match="broken"):
             limiting.decide(batch_by(request(), request(), request("b")))
-        assert limiting.limits.held == (0, 0)
-
-    def test_failure_to_charge_drops_the_tickets(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        limiting = Limiting.by(delay(1))
-        batch = batch_by(request(), request())
-        batch.charges = [Charge((Resource(KIND, "a"),), 1)]
-
-        def failing(*_: Any) -> None:
-            raise RuntimeError("broken")
-
-        monkeypatch.setattr(limiting.limits, "charge", failing)
-        with pytest.raises(RuntimeError, match="broken"):
-            limiting.decide(batch)
         assert limiting.limits.held == (0, 0)
 
 
@@ -560,33 +478,6 @@ class TestTask:
         assert (first.refuse, first.shadow) == (None, Shadow(Resource("client", "10.1.2.3"), "client:*"))
         assert (second.resolved, second.shadow) == (False, None)
 
-    async def test_sleeps_until_something_is_due(self, start: StartTimed, monkeypatch: pytest.MonkeyPatch) -> None:
-        timed = start(delay(10))
-        asked: list[int] = []
-        real = timed.limiting.handler.holding.release
-
-        def release(now_ns: int) -> None:
-            asked.append(now_ns)
-            real(now_ns)
-
-        monkeypatch.setattr(timed.limiting.handler.holding, "release", release)
-        await timed.jump(100)
-        assert asked == []
-        timed.ask(*(request() for _ in range(12)))
-        await timed.jump(0.05)
-        await timed.jump(10)
-        assert len(asked) == 2
-
-    async def test_wakes_up_for_what_is_due_earlier_than_what_it_sleeps_for(self, start: StartTimed) -> None:
-        timed = start(delay(1, "slow", 60), delay(10, "fast"))
-        timed.ask(request("slow", messages=51), request("slow"))
-        await timed.jump(1)
-        timed.ask(*(request("fast") for _ in range(11)))
-        await timed.jump(0.1)
-        assert timed.resolved == [(1.1, 10, None)]
-        await timed.jump(60)
-        assert timed.resolved[1:] == [(61.1, 1, None)]
-
     async def test_change_of_the_rules_releases_at_once(self, start: StartTimed) -> None:
         timed = start(delay(1, "a", 3600))
         timed.ask(*(request() for _ in range(1000)))
@@ -635,11 +526,6 @@ class TestLog:
         assert {line["client"] for line in log} == {"10.1.2.3"}
         assert log[0]["wait_us"] == 1_000_000
         assert [line.get("for") for line in log] == [None, None, "line_topic:b", "line_topic:b"]
-
-    def test_says_nothing_of_what_is_held_or_shaded(self, log: list[Any]) -> None:
-        limiting = Limiting.by(delay(1), Rule("client", "*", 0, action="shadow"))
-        limiting.decide(batch_by(*(request() for _ in range(3))))
-        assert log == []
 
 
 def test_ten_thousand_held_cost_less_than_a_kibibyte_each_with_their_tickets(batch_of: MakeBatch) -> None:

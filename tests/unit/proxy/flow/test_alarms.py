@@ -48,21 +48,6 @@ def test_disk_alarm_stands_below_what_is_to_be_free_until_there_is_more(
     assert seen == stands
 
 
-def test_change_is_told_once_each_way() -> None:
-    alarm = DiskAlarm(1000)
-    told = [alarm.look(at_ns, free) for at_ns, free in enumerate((2000, 10, 20, 1050, 5000, 6000))]
-    assert [change and change.stands for change in told] == [None, True, None, None, False, None]
-
-
-def test_limit_that_changes_counts_at_once() -> None:
-    alarm = MemoryAlarm()
-    alarm.look(0, 500, 0, 1000)
-    alarm.look(1, 500, 0, 800)
-    assert alarm.stands
-    alarm.look(2, 500, 0, 1000)
-    assert not alarm.stands
-
-
 @pytest.mark.parametrize(
     ("looks", "used"),
     [
@@ -119,37 +104,12 @@ def test_log_line_and_banner_say_the_figures_and_what_will_end_it() -> None:
     assert alarm.banner == ""
 
 
-def test_disk_alarm_says_the_same_of_the_disk() -> None:
-    alarm = DiskAlarm()
-    raised = alarm.look(0, 900 * 1024**2)
-    assert raised is not None
-    assert raised.text == (
-        "disk alarm: 900 MiB are free on the spool's disk, less than 1.00 GiB; "
-        "publishers are blocked until 1.10 GiB are"
-    )
-    ended = alarm.look(S, None)
-    assert ended is not None
-    assert ended.text == "disk alarm ended after 1.0 s: what is free on the spool's disk cannot be read"
-    assert alarm.banner == ""
-    alarm.look(2 * S, 0)
-    cleared = alarm.look(3 * S, 2 * GIB)
-    assert cleared is not None
-    assert cleared.text == "disk alarm ended after 1.0 s: 2.00 GiB are free on the spool's disk"
-
-
 def test_memory_that_cannot_be_read_any_more_keeps_nobody_blocked() -> None:
     alarm = MemoryAlarm()
     alarm.look(0, 900, 0, 1000)
     ended = alarm.look(S, None, 0, 1000)
     assert ended is not None
     assert ended.text == "memory alarm ended after 1.0 s: what Sluice uses, or may use, cannot be read"
-
-
-def test_alarm_counts_how_often_and_how_long() -> None:
-    alarm = DiskAlarm(100)
-    for at_ns, free_bytes in ((0, 200), (10, 50), (30, 200), (40, 50)):
-        alarm.look(at_ns, free_bytes)
-    assert (alarm.spells.total, alarm.spells.since_ns, alarm.spells.together_ns(45)) == (2, 40, 25)
 
 
 def test_publishers_are_told_what_is_scarce() -> None:

@@ -1,7 +1,5 @@
 import gc
-import tracemalloc
 import weakref
-from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
@@ -94,48 +92,6 @@ def test_grants_are_deferred_while_the_granter_is_out_of_credit() -> None:
     assert left(sender, follower) == Left(10)
 
 
-def test_deferred_grants_wait_for_the_last_that_blocks() -> None:
-    sender, follower = pair()
-    writers = [Stage("writer", str(number), Credit(2, 1)) for number in range(2)]
-    sender.send(follower, 10, 0)
-    for writer in writers:
-        follower.send(writer, 2, 0)
-    follower.ack(sender, 10, 0)
-    writers[0].ack(follower, 1, 0)
-    assert follower.waits_for() == (writers[1],)
-    assert left(sender, follower) == Left(0, 0, 8, out_of_credit=True)
-    writers[1].ack(follower, 1, 0)
-    assert left(sender, follower) == Left(8)
-
-
-def test_credit_goes_all_the_way_up_at_once() -> None:
-    told: list[str] = []
-    one_each = Credit(1, 1)
-    kinds: tuple[Kind, ...] = ("connection", "channel", "resource", "store")
-    stages = [Stage(kind, gives=one_each, on_credit=lambda kind=kind: told.append(kind)) for kind in kinds]
-    for sender, follower in pairwise(stages):
-        sender.send(follower, 1, 0)
-    for sender, follower in pairwise(stages[:3]):
-        follower.ack(sender, 1, 0)
-    assert [stage.out_of_credit for stage in stages] == [True, True, True, False]
-    assert told == []
-    stages[3].ack(stages[2], 1, 0)
-    assert [stage.out_of_credit for stage in stages] == [False] * 4
-    assert told == ["connection", "channel", "resource"]
-
-
-def test_ack_of_a_sender_that_is_not_known_is_nothing() -> None:
-    sender, follower = pair()
-    follower.ack(sender, 100, 0)
-    assert left(sender, follower) == Left(10)
-    assert sender.under_way(follower) == 0
-    sender.send(follower, 3, 0)
-    sender.part(follower, 0)
-    follower.ack(sender, 3, 0)
-    assert left(sender, follower) == Left(10)
-    assert sender.followers() == ()
-
-
 @pytest.mark.parametrize("by", ["sender", "follower"])
 def test_who_parts_is_waited_for_no_more(by: str) -> None:
     told: list[int] = []
@@ -148,31 +104,6 @@ def test_who_parts_is_waited_for_no_more(by: str) -> None:
     assert told == [1]
     one.part(other, 0)
     assert told == [1]
-
-
-def test_what_was_deferred_for_a_sender_that_parts_is_not_for_its_successor() -> None:
-    sender, follower = pair()
-    store = Stage("store", gives=Credit(1, 1))
-    sender.send(follower, 10, 0)
-    follower.send(store, 1, 0)
-    follower.ack(sender, 8, 0)
-    sender.part(follower, 0)
-    sender.send(follower, 9, 0)
-    store.ack(follower, 1, 0)
-    assert left(sender, follower) == Left(1)
-
-
-def test_parting_with_one_leaves_all_others() -> None:
-    sender = Stage("channel")
-    followers = [Stage("resource", str(number), Credit(5, 5)) for number in range(3)]
-    for follower in followers:
-        sender.send(follower, 5, 0)
-    sender.part(followers[1], 0)
-    assert sender.followers() == sender.waits_for() == (followers[0], followers[2])
-    for follower in (followers[0], followers[2]):
-        follower.ack(sender, 5, 0)
-    assert not sender.out_of_credit
-    assert sender.credit(followers[2]) == 5
 
 
 def test_one_that_closes_gives_its_senders_their_credit_and_is_told_nothing() -> None:
@@ -261,18 +192,6 @@ def test_how_often_and_how_long_counts_the_current_block() -> None:
     assert (figures.out_of_credit, figures.flow_total, figures.flow_ns) == (True, 3, 13)
 
 
-def test_second_follower_without_credit_is_the_same_block() -> None:
-    sender = Stage("channel")
-    first, second = Stage("resource", gives=Credit(1, 1)), Stage("resource", gives=Credit(1, 1))
-    sender.send(first, 1, 10)
-    sender.send(second, 1, 20)
-    first.ack(sender, 1, 30)
-    sender.send(first, 1, 40)
-    second.ack(sender, 1, 50)
-    first.ack(sender, 1, 60)
-    assert sender.figures(100)[3:6] == (False, 1, 50)
-
-
 def test_throttled_and_blocked_are_states_of_their_own() -> None:
     stage, follower = Stage("resource", "orders"), Stage("writer", gives=Credit(1, 1))
     stage.throttle(10, on=True)
@@ -304,43 +223,6 @@ def test_throttled_and_blocked_are_states_of_their_own() -> None:
     )
 
 
-def test_limit_that_never_held_anything_ends_nothing() -> None:
-    stage = Stage("resource")
-    stage.throttle(10, on=False)
-    stage.block(10, on=False)
-    assert stage.state(10) == "running"
-    assert stage.figures(10)[3:] == (False, 0, 0, 0, 0, 0, 0)
-
-
-def test_memory_of_stages_is_as_documented() -> None:
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        channels = [Stage("channel", gives=DEFAULT_CREDIT) for _ in range(1000)]
-        stages_bytes = tracemalloc.get_traced_memory()[0] - before
-        writers = [Stage("writer") for _ in range(1000)]
-        before = tracemalloc.get_traced_memory()[0]
-        for channel, writer in zip(channels, writers, strict=True):
-            channel.send(writer, 130, 0)
-            writer.ack(channel, 130, 0)
-        pairs_bytes = tracemalloc.get_traced_memory()[0] - before
-    finally:
-        tracemalloc.stop()
-    assert stages_bytes < 1000 * 150
-    assert pairs_bytes < 1000 * 140
-
-
-def test_usual_send_and_ack_leave_nothing_behind() -> None:
-    sender, follower = Stage("channel"), Stage("resource")
-    sender.send(follower, 300, 0)
-    gc.collect()
-    tracked = len(gc.get_objects())
-    for _ in range(10):
-        sender.send(follower, 64, 0)
-        follower.ack(sender, 64, 0)
-    assert len(gc.get_objects()) <= tracked + 1
-
-
 def test_stall_takes_the_credit_whatever_the_count_says() -> None:
     told: list[None] = []
     sender, follower = pair()
@@ -369,12 +251,6 @@ def test_what_a_stalled_stage_owes_waits_for_the_end_of_the_stall() -> None:
     assert left(sender, follower) == Left(0, 0, 8, out_of_credit=True)
     follower.stall(store, 1, on=False)
     assert left(sender, follower) == Left(8)
-
-
-def test_stall_that_ends_without_having_begun_is_nothing() -> None:
-    sender, follower = pair()
-    sender.stall(follower, 0, on=False)
-    assert sender.followers() == ()
 
 
 def test_stall_ends_with_either_stage() -> None:

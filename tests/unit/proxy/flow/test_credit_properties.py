@@ -1,9 +1,4 @@
-"""Stages against processes that do the same message by message, and whether all gets through at last.
-
-Generated are networks of stages (each has any number of senders and followers, no circle), batches that are sent with
-and without credit, acks in batches of any size, stalls, stages that end at any time, and the order in which grants
-arrive.
-"""
+"""Stages against processes that do the same message by message, and whether all gets through at last."""
 
 from __future__ import annotations
 
@@ -199,11 +194,7 @@ def test_stages_do_what_processes_do_message_by_message(
 
 
 class Work:
-    """Messages on their way through stages that do what the docstring of ``credit`` tells them to.
-
-    Only those without senders look whether they have credit. Others take what has come and hand it on, before or after
-    they ack it; those without followers may keep it for a while before they do.
-    """
+    """Messages on their way through stages that do what the docstring of ``credit`` tells them to."""
 
     def __init__(self, plan: Plan, random: Random, count: int) -> None:
         self.random = random

@@ -159,28 +159,11 @@ def test_a_flipped_bit_of_a_content_costs_its_entry_only_whose_handle_is_known()
     assert salvage(damaged, recoverable_only=True).lost_handles == []
 
 
-def test_what_cannot_be_refused_is_lost_without_a_handle() -> None:
-    damaged = bytearray(b"".join(record(handle, b"content", is_recoverable=handle != 3) for handle in range(5)))
-    for handle in (2, 3):
-        damaged[handle * (RECORD_BYTES + 7) + RECORD_BYTES + 3] ^= 8
-    left = salvage(damaged)
-    assert (left.entries, left.lost_handles) == (3, [3])
-
-
 def test_a_damaged_head_whose_length_is_believable_costs_its_entry_only() -> None:
     damaged = bytearray(b"".join(record(handle, b"content") for handle in range(5)))
     damaged[2 * (RECORD_BYTES + 7)] ^= 8
     left = salvage(damaged)
     assert (left.entries, left.lost_handles) == (4, [])
-
-
-def test_a_file_that_is_gone_is_counted(folder: Folder) -> None:
-    ledger = Ledger(folder)
-    ledger.add(0, COUNT)
-    ledger.add(1, 3)
-    write(folder, 0, small_file())
-    found = look(folder, ledger)
-    assert (found.recoverable, found.lost, found.damaged) == (COUNT, 3, ["0000000001"])
 
 
 def test_what_is_given_back_of_a_file_is_stepped_over(folder: Folder) -> None:
@@ -194,25 +177,6 @@ def test_what_is_given_back_of_a_file_is_stepped_over(folder: Folder) -> None:
     found = look(folder, ledger)
     assert replayed(folder, found) == {1: [12, 13], 2: ALL[2]}
     assert (found.lost, found.damaged) == (0, [])
-
-
-def test_nobody_writes_a_run_by_sending_one(folder: Folder) -> None:
-    other = b"\x44" + NONCE[1:]
-    fake = run(1, 7, (40, 41)).replace(NONCE, other)
-    body = record(10, fake)
-    header = RunHeader(1, 0, 0, 1, 1, len(fake), len(body), crc32(body), b"name")
-    data = bytearray(header.pack(NONCE) + body)
-    data[3] ^= 1
-    write(folder, 0, data)
-    found = look(folder, Ledger(folder))
-    assert found.queues == {}
-
-
-def test_what_is_not_recoverable_is_counted_as_dropped(folder: Folder) -> None:
-    write(folder, 0, run(1, 0, (10, 11, 12, 13), kept=(11,)) + run(2, 0, (20,), kept=()))
-    found = look(folder, Ledger(folder))
-    assert replayed(folder, found) == {1: [11]}
-    assert (found.recoverable, found.dropped, found.lost) == (1, 4, 0)
 
 
 def test_a_ledger_is_read_as_it_was_written_and_made_anew(folder: Folder) -> None:

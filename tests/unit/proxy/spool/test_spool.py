@@ -200,39 +200,6 @@ def test_a_fault_of_who_is_told_costs_no_other_job(make: Callable[..., Made]) ->
     assert not made.spool._jobs.keys() & set(done)
 
 
-def test_a_fault_of_who_hears_what_is_lost_costs_nobody_else_s_word(make: Callable[..., Made]) -> None:
-    made = make(memory_bytes=64 * 1024)
-    queue = made.spool.queue(b"a", made.ready.append, lost=lambda _: 1 // 0)
-    made.put(queue, 1_000)
-    made.disk.finish_all()
-    while queue.head() is not None:
-        queue.pop()
-    faults = 0
-    while queue.head() is None:
-        while made.disk.writes:
-            made.disk.finish_write()
-        with pytest.raises(ZeroDivisionError):
-            made.disk.finish_read(error=FileNotFoundError(2, "No such file"))
-        faults += 1
-    assert len(made.lost) == faults > 0
-    assert made.ready == [queue]
-
-
-def test_the_alarm_ends_when_nobody_wants_what_cannot_be_read(make: Callable[..., Made]) -> None:
-    made = make()
-    queue = made.queue()
-    made.put(queue, 10_000)
-    while made.disk.writes:
-        made.disk.finish_write()
-    while queue.head() is not None:
-        queue.pop()
-    while made.disk.reads:
-        made.disk.finish_read(error=OSError(EMFILE, "Too many open files"))
-    queue.close()
-    made.tick(2)
-    assert made.alarms == ["[Errno 24] Too many open files", None]
-
-
 def test_more_is_read_ahead_the_faster_a_queue_is_taken_from(make: Callable[..., Made]) -> None:
     wanted = []
     for count in (100, 4_000):
@@ -268,20 +235,6 @@ def test_a_queue_that_stands_still_gives_its_memory_to_those_that_move(make: Cal
     assert made.take(still, 3_500) == list(range(3_500))
 
 
-def test_targets_of_all_queues_fit_into_the_memory(make: Callable[..., Made]) -> None:
-    made = make(memory_bytes=4 << 20)
-    queues = [made.queue() for _ in range(4)]
-    for _ in range(10):
-        for index, queue in enumerate(queues):
-            made.put(queue, 4_000 * (index + 1))
-        made.tick()
-        made.disk.finish_all()
-    targets = [queue.figures().target_bytes for queue in queues]
-    assert targets == sorted(targets)
-    assert targets[3] > 2 * targets[0]
-    assert sum(targets) <= (2 << 20) + 4 * 128 * 1024
-
-
 def test_a_thousand_queues_share_what_is_written_and_read(make: Callable[..., Made]) -> None:
     made = make(memory_bytes=4 << 20)
     queues = [made.queue() for _ in range(1_000)]
@@ -303,25 +256,6 @@ def test_a_thousand_queues_share_what_is_written_and_read(make: Callable[..., Ma
     assert made.disk.reads_total <= 1.2 * made.disk.writes_total
 
 
-def test_what_was_read_is_not_written_again(make: Callable[..., Made]) -> None:
-    made = make()
-    queue, other = made.queue(), made.queue()
-    made.put(queue, 20_000)
-    made.disk.finish_all()
-    made.take(queue, 10_000)
-    before = made.disk.writes_total
-    for _ in range(5):
-        made.tick(5)
-        made.disk.finish_all()
-    made.put(other, 3_000)
-    made.disk.finish_all()
-    written = made.disk.writes_total - before
-    made.tick(5)
-    made.disk.finish_all()
-    assert written <= 3_000 * (100 + RECORD_BYTES) / (64 * 1024) + 1
-    assert made.take(queue, 10_000) == list(range(10_000, 20_000))
-
-
 def test_expired_and_too_old_is_said_at_the_head(make: Callable[..., Made]) -> None:
     made = make(most_age_s=10)
     queue = made.queue()
@@ -333,15 +267,6 @@ def test_expired_and_too_old_is_said_at_the_head(make: Callable[..., Made]) -> N
     queue.pop()
     assert queue.ending(5 * _NS) is None
     assert queue.ending(10 * _NS) == "too old"
-
-
-def test_nothing_is_popped_that_is_not_there(make: Callable[..., Made]) -> None:
-    queue = make().queue()
-    with pytest.raises(IndexError):
-        queue.pop()
-    queue.append([], 1, 0)
-    assert queue.pop().content == (b"",)
-    assert queue.head() is None
 
 
 def test_what_is_too_large_is_refused_before_anything_is_kept(make: Callable[..., Made]) -> None:
@@ -413,24 +338,6 @@ def test_a_large_entry_that_is_lost_is_told_of_by_its_index(make: Callable[..., 
     assert (lost.entries, lost.handles) == (1, (entry.handle,) if is_refusable else ())
 
 
-def test_what_was_fetched_stays(make: Callable[..., Made]) -> None:
-    made = make()
-    queue, other = made.queue(), made.queue()
-    queue.append([bytes(900_000)], 1, 0)
-    made.put(other, 4_000)
-    for _ in range(3):
-        made.disk.finish_all()
-        made.tick()
-    assert queue.head().content is None
-    queue.fetch()
-    made.disk.finish_all()
-    assert made.ready == [queue]
-    for _ in range(3):
-        made.tick()
-        made.disk.finish_all()
-    assert queue.head().content is not None
-
-
 def test_sync_writes_what_is_recoverable_only(make: Callable[..., Made]) -> None:
     made = make()
     kept, others = made.queue(), made.queue()
@@ -449,12 +356,6 @@ def test_sync_writes_what_is_recoverable_only(make: Callable[..., Made]) -> None
     assert not made.disk.runs
 
 
-def test_a_queue_s_name_has_a_length(make: Callable[..., Made]) -> None:
-    made = make()
-    with pytest.raises(ValueError, match="name"):
-        made.spool.queue(bytes(1 << 16), made.ready.append)
-
-
 class Upstream:
     """A queue with a resource of its own."""
 
@@ -466,20 +367,6 @@ class Upstream:
     @property
     def under_way(self) -> int:
         return self.stage.under_way(self.made.spool.store)
-
-
-def test_what_is_being_written_is_under_way_to_the_store(make: Callable[..., Made]) -> None:
-    made = make()
-    its = Upstream(made)
-    made.put(its.queue, 2_000)
-    assert its.under_way == 0
-    made.put(its.queue, 8_000)
-    assert its.under_way > 0
-    made.disk.finish_all()
-    assert its.under_way == 0
-    assert its.stage.followers() == (made.spool.store,)
-    its.queue.close()
-    assert its.stage.followers() == ()
 
 
 def test_store_without_credit_lets_the_resource_run_out(make: Callable[..., Made]) -> None:
@@ -526,34 +413,3 @@ def test_what_waits_for_the_disk_is_acked_once_when_it_is_written_or_not_wanted(
         made.disk.finish_all()
     assert made.alarms == [str(_FULL), None]
     assert its.under_way == gone.under_way == 0
-
-
-def test_totals_are_those_of_all_queues_there_ever_were(make: Callable[..., Made]) -> None:
-    made = make()
-    queue = made.queue()
-    made.put(queue, 10_000)
-    made.disk.finish_all()
-    assert made.take(queue, 9_998) == list(range(9_998))
-    assert queue.ending(made.now_ns) is None
-    queue.pop("expired")
-    before = made.spool.figures()
-    assert (before.in_total, before.out_total) == (10_000, 9_999)
-    assert before.spilled_total >= before.read_total > 0
-    assert before.ended_total == {"expired": 1, "too old": 0}
-    queue.close()
-    after = made.spool.figures()
-    assert (after.queues, after.in_total, after.out_total) == (0, 10_000, 9_999)
-    assert (after.spilled_total, after.read_total) == (before.spilled_total, before.read_total)
-
-
-def test_idle_is_who_has_no_queue_and_nothing_to_try_again(make: Callable[..., Made]) -> None:
-    made = make()
-    busy: list[bool] = []
-    made.spool._hooks = made.spool._hooks._replace(busy=lambda: busy.append(made.spool.is_idle))
-    assert made.spool.is_idle
-    first, second = made.queue(), made.queue()
-    assert busy == [False]
-    first.close()
-    assert not made.spool.is_idle
-    second.close()
-    assert made.spool.is_idle

@@ -11,9 +11,7 @@ import pytest
 import trio
 
 from proxy.spool.queue import Entry, Lost, Queue
-from proxy.spool.segments import RECORD_BYTES, RUN_BYTES
-from proxy.spool.spool import Hooks, QueueName, Recovered, Spool, SpoolSettings
-from proxy.spool.store import _SEGMENT_BYTES
+from proxy.spool.spool import Hooks, Recovered, Spool, SpoolSettings
 
 Make = Callable[..., "Harness"]
 _NS = 1_000_000_000
@@ -212,18 +210,6 @@ def test_a_queue_that_stands_still_does_not_keep_the_disk_full_of_what_others_ha
     assert harness.spool.figures().disk_bytes < 1_000_000
 
 
-def test_a_closed_queue_frees_its_files(tmp_path: Path, made: Make) -> None:
-    harness = made(tmp_path / "spool")
-    queue = harness.queue()
-    fill(queue, 3_000)
-    assert queue.close() == 3_000
-    harness.sync()
-    assert harness.segments() == []
-    assert harness.spool.figures().memory_bytes == 0
-    with pytest.raises(ValueError, match="nothing can be put into it"):
-        fill(queue, 1)
-
-
 def flip(path: Path, position: int) -> None:
     with path.open("r+b") as file:
         file.seek(position)
@@ -281,21 +267,6 @@ def test_a_file_cut_short_while_running_costs_what_was_behind(tmp_path: Path, ma
     assert harness.segments() == []
 
 
-def test_a_file_gone_while_running_is_told_of(tmp_path: Path, made: Make) -> None:
-    harness = made(tmp_path / "spool")
-    queue = spilled(harness)
-    (path,) = harness.segments()
-    number = int(path.name.split("-")[0])
-    path.unlink()
-    os.close(harness.spool._disk._fds.pop(number))
-    handles = taken_all(harness, queue)
-    assert handles == list(range(len(handles)))
-    assert len(handles) + sum(lost.entries for lost in harness.lost) == 3_000
-    assert "No such file" in harness.lost[0].reason
-    fill(queue, 3_000)
-    assert taken_all(harness, queue) == list(range(3_000))
-
-
 def test_the_next_process_replays_what_is_recoverable_and_only_that(tmp_path: Path, made: Make) -> None:
     harness = made(tmp_path / "spool", clock_ns=1_000)
     first, second, third = (harness.queue(name) for name in (b"one", b"two", b"three"))
@@ -334,31 +305,6 @@ def test_the_next_process_replays_what_is_recoverable_and_only_that(tmp_path: Pa
     assert again.lost == []
 
 
-def test_of_mixed_entries_the_bytes_of_the_recoverable_ones_are_recovered(tmp_path: Path, made: Make) -> None:
-    harness = made(tmp_path / "spool")
-    queue = harness.queue()
-    for number in range(500):
-        queue.append([bytes(100)], number, 0, is_recoverable=number % 2 == 0)
-    assert harness.sync()
-    harness.spool.close()
-    again = made(tmp_path / "spool")
-    (queue,) = again.recovered.queues
-    states = queue.figures().states
-    assert (queue.count, queue.content_bytes, states.delta_bytes) == (250, 25_000, 25_000)
-    assert [again.take(queue).handle for _ in range(250)] == list(range(0, 500, 2))
-    states = queue.figures().states
-    assert (queue.content_bytes, states.alpha_bytes, states.delta_bytes, queue._ahead_bytes) == (0, 0, 0, 0)
-
-
-def test_what_is_not_to_be_recovered_is_counted_and_deleted(tmp_path: Path, made: Make) -> None:
-    harness = made(tmp_path / "spool")
-    spilled(harness)
-    harness.spool.close()
-    again = made(tmp_path / "spool", recover=False)
-    assert again.recovered == Recovered([], 0, 3_000, 0, [])
-    assert again.segments() == []
-
-
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("recover", [True, False])
 def test_a_full_disk_keeps_nobody_from_opening(
@@ -382,39 +328,6 @@ def test_a_full_disk_keeps_nobody_from_opening(
     assert again.sync()
     again.spool.close()
     assert made(tmp_path / "spool").recovered == Recovered([], 0, 0, 0, [])
-
-
-def test_another_fault_of_the_disk_does(tmp_path: Path, made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(*_: object) -> int:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr("proxy.spool.segments.os.write", write)
-    with pytest.raises(OSError, match="Input/output error"):
-        made(tmp_path / "spool")
-
-
-def test_names_of_what_is_left_are_read_once(tmp_path: Path, made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    harness = made(tmp_path / "spool")
-    for number in range(10):
-        queue = harness.queue(QueueName("main", "line_topic", str(number % 5)).encoded())
-        fill(queue, 1 + number)
-    assert harness.sync()
-    harness.spool.close()
-    reads: list[bytes] = []
-    read = QueueName.read
-    monkeypatch.setattr(QueueName, "read", lambda name: (reads.append(name), read(name))[1])
-    spool = made(tmp_path / "spool").spool
-    for _ in range(3):
-        assert spool.has_recovered(lambda name: name.name == "3")
-        assert not spool.has_recovered(lambda name: name.name == "5")
-        assert spool.take_recovered(lambda name: name.name == "5") == []
-    assert len(reads) == 10
-    taken = spool.take_recovered(lambda name: name.name == "3")
-    assert [queue.count for queue in taken] == [4, 9]
-    assert not spool.has_recovered(lambda name: name.name == "3")
-    spool.give_back(taken[1])
-    assert spool.take_recovered(lambda name: name.name == "3") == [taken[1]]
-    assert len(spool.take_recovered(lambda _: True)) == 8
 
 
 def test_what_nobody_replays_is_dropped_when_it_is_too_old(tmp_path: Path, made: Make) -> None:
@@ -444,16 +357,6 @@ def test_what_nobody_replays_is_dropped_when_it_is_too_old(tmp_path: Path, made:
         again.wait()
     assert again.sync()
     assert again.segments() == []
-
-
-def test_without_an_age_what_nobody_replays_stays(tmp_path: Path, made: Make) -> None:
-    harness = made(tmp_path / "spool")
-    fill(harness.queue(), 100)
-    assert harness.sync()
-    harness.spool.close()
-    again = made(tmp_path / "spool")
-    again.tick(1e6)
-    assert [queue.count for queue in again.spool.queues()] == [100]
 
 
 def test_totals_add_up(tmp_path: Path, made: Make) -> None:
@@ -512,20 +415,6 @@ def test_what_was_replayed_in_part_is_replayed_on_by_the_one_after(tmp_path: Pat
     assert taken_all(third, fresh) == list(range(1_000))
 
 
-def test_damage_found_at_the_start_is_not_told_of_again(tmp_path: Path, made: Make) -> None:
-    harness = made(tmp_path / "spool")
-    spilled(harness)
-    harness.spool.close()
-    (path,) = harness.segments()
-    data = path.read_bytes()
-    flip(path, data.index(body(1_600)) + 2)
-    again = made(tmp_path / "spool")
-    assert (again.recovered.entries, again.recovered.lost, again.recovered.damaged) == (2_999, 1, [path.name])
-    (queue,) = again.recovered.queues
-    assert taken_all(again, queue) == [each for each in range(3_000) if each != 1_600]
-    assert again.lost == []
-
-
 def test_writes_fail_and_go_on_in_another_file(tmp_path: Path, made: Make) -> None:
     harness = made(tmp_path / "spool")
     queue = harness.queue()
@@ -567,10 +456,3 @@ async def test_with_trio_the_head_comes_when_it_was_read(tmp_path: Path) -> None
         assert queue.pop().handle == number
     fill(queue, 1_000)
     await trio.to_thread.run_sync(spool.close)
-
-
-def test_a_record_is_small(tmp_path: Path, made: Make) -> None:
-    """What the documentation says about it."""
-    assert RECORD_BYTES == 45
-    assert RUN_BYTES == 66
-    assert _SEGMENT_BYTES == 16 * 1024 * 1024
