@@ -98,7 +98,6 @@ def describe(
     *,
     model: type[Any],
     prefix: Place = (),
-    key_hints: Mapping[tuple[str, str], str] | None = None,
     value_hints: Mapping[tuple[str, str], str] | None = None,
 ) -> list[str]:
     """Turn pydantic's errors into lines for an operator.
@@ -108,16 +107,12 @@ def describe(
         origins: where the values came from.
         model: what it was validated against.
         prefix: the place of what was validated in the configuration.
-        key_hints: what to say of some unknown keys, by the first part of their place and the key.
         value_hints: what to say of some wrong values, by the key and the value; ``*`` is any value.
     """
-    lines = []
-    for detail in error.errors(include_url=False):
-        *table, key = detail["loc"] or ("",)
-        hint = (key_hints or {}).get((str(table[0]), str(key))) if table else None
-        what = hint if hint and detail["type"] in _UNKNOWN_KEY else _text(detail, model, value_hints or {})
-        lines.append(origins.problem((*prefix, *detail["loc"]), what, _value(detail)))
-    return lines
+    return [
+        origins.problem((*prefix, *each["loc"]), _text(each, model, value_hints or {}), _value(each))
+        for each in error.errors(include_url=False)
+    ]
 
 
 def describe_fields(

@@ -1,10 +1,9 @@
 """The fields of a limit, each defined once.
 
-The configuration's keys, the bodies of edits, the flags of ``sluice limits set``, the page's form and the reference are
-generated from this table. ``limiter.rules.rule.Rule`` documents what a field does, in the attribute of the same name.
-``rate`` and the hours have other names there; ``admin.config.rule_fields`` translates them.
+Keys, bodies of edits, flags of ``sluice limits set``, the page's form and the reference are generated from this table.
+``limiter.rules.rule.Rule`` documents what a field does.
 
-This module imports neither pydantic nor a protocol, because every command of the command line loads it.
+Imports neither pydantic nor a protocol, because every command loads it.
 """
 
 from collections.abc import Mapping
@@ -41,23 +40,23 @@ class LimitField:
     """One field of a limit.
 
     Attributes:
-        key: the field's name, everywhere; a field in seconds ends in ``_s``.
-        type: type of its values, with their bounds. ``Rule`` checks bounds that depend on several fields.
-        default: value if the field is not given; None means no value, or the default of the kind of resource.
+        key: the field's name; in seconds if it ends in ``_s``.
+        type: type of its values, with their bounds.
+        default: default value; None: no value, or the default of the kind.
         meaning: what it is, and in which unit.
         meant: for words that are not values, the value that was probably meant.
-        beside: the field has no effect unless one of these is given.
-        only_with: another field and its value, without which the field has no effect.
-        named: only the limit of a name or a pattern has it, not the default of a kind.
-        flag: help text of its flag on the command line; empty if there is no such flag.
+        beside: it has no effect unless one of these fields is given.
+        only_with: another field and the value of that, without which it has no effect.
+        named: only limits of a name or a pattern have it, not defaults.
+        flag: help text of its flag; empty: there is no flag.
         metavar: placeholder for the flag's value; a boolean has none.
         place: its position in the page's form.
         label: its label in the form; empty if the form has no ordinary input for it.
         help: further text in the form.
-        words: labels of its values in the form, in order, if they differ from the values; the empty value is none.
-        telling: the form shows a limit that has this field with all fields unfolded.
-        not_of: kinds that cannot have it, so that their form does not show it.
-        words_not_of: likewise, kinds that cannot have one of its values.
+        words: labels of its values in the form; the empty value is none.
+        telling: the form unfolds all fields of a limit that has it.
+        not_of: kinds whose form does not show it.
+        words_not_of: kinds whose form does not show one of its values.
     """
 
     key: str

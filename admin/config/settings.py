@@ -264,15 +264,6 @@ class LimitSettings(WrittenLimit):
     )
 
 
-KEY_HINTS: Final = {
-    ("limits", "enabled"): 'unknown; action = "off" disables a limit',
-    ("defaults", "enabled"): 'unknown; action = "off" disables a default',
-} | {
-    ("defaults", key): 'not for a default; write [[limits]] with name = "*"'
-    for key in LimitSettings.model_fields.keys() - BaseLimit.model_fields.keys()
-}
-"""What to write instead of some unknown keys, by the first part of their place and the key."""
-
 EDIT_KEY_HINTS: Final = {
     "enabled": 'unknown; action "off" disables a limit',
     "kind": "not a key of an edit; it is in the limit's address",
@@ -280,7 +271,7 @@ EDIT_KEY_HINTS: Final = {
     "shared": "not a key of an edit; a shared limit has kind total and name KIND:PATTERN",
     "ttl": 'unknown; did you mean "ttl_s"?',
 }
-"""The same for the keys of a live edit."""
+"""What to write instead of some unknown keys of a live edit."""
 
 VALUE_HINTS: Final = {
     ("exempt", "*"): "exempt networks are a key of [[listeners]]",

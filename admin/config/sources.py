@@ -25,7 +25,7 @@ from pydantic import BaseModel, ValidationError
 from admin.common.environment import CLIENT_VARIABLES
 from admin.common.errors import SettingsError
 from admin.config.faults import SECRET_KEYS, Origins, describe, given, not_toml, show, spell, unknown_key
-from admin.config.settings import KEY_HINTS, VALUE_HINTS, Settings
+from admin.config.settings import VALUE_HINTS, Settings
 from admin.config.toml_lines import Path as Place
 from admin.config.toml_lines import find_lines
 from proxy.protocols import DEFAULT
@@ -119,7 +119,7 @@ def load(file: str | None, environ: Mapping[str, str], flags: Flags) -> Configur
     try:
         settings = Settings.model_validate(data)
     except ValidationError as error:
-        problems = describe(error, origins, model=Settings, key_hints=KEY_HINTS, value_hints=VALUE_HINTS)
+        problems = describe(error, origins, model=Settings, value_hints=VALUE_HINTS)
         raise SettingsError(problems) from None
     env_limits = tuple(
         LimitText(text, ENV_LIMIT) for text in _LIMIT_SEPARATOR.split(environ.get(ENV_LIMIT, "")) if text

@@ -190,18 +190,13 @@ class ListenerTls:
             self.broker = BrokerTls(self._broker_context(), settings.broker_tls_server_name or "")
         self.expiries = self._expiries()
 
-    def read(self, just_read: "ListenerTls | None" = None) -> Reading:
+    def read(self) -> Reading:
         """Read all files again.
-
-        Args:
-            just_read: this listener in a configuration that was just read. Used if its TLS settings are the same.
 
         Raises:
             SettingsError: a file is wrong; the old ones stay in use.
         """
-        read = just_read
-        if read is None or read.said != self.said:
-            read = ListenerTls(self._settings, self._place, self._origins)
+        read = ListenerTls(self._settings, self._place, self._origins)
 
         def put_in_force() -> None:
             if self.clients is not None and read.clients is not None:
@@ -211,11 +206,6 @@ class ListenerTls:
             self.expiries, self.digests = read.expiries, read.digests
 
         return Reading(tuple(self._changed(read.digests, read.expiries)), put_in_force)
-
-    @property
-    def said(self) -> dict[str, object]:
-        """The listener's TLS settings."""
-        return {key: getattr(self._settings, key) for key in ("tls", "broker_tls", *_CLIENT_KEYS, *_BROKER_KEYS)}
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -171,18 +171,7 @@ class Broker:
     def keep(
         self, channel: Channel, topic: Topic, queue_id: int, message: BatchMessage, fields: Mapping[str, str]
     ) -> str:
-        """Count a message.
-
-        Args:
-            channel: where it came from.
-            topic: its topic.
-            queue_id: its queue.
-            message: body, flag and properties.
-            fields: of the send, by the names of version 2.
-
-        Returns:
-            Its id.
-        """
+        """Count a message and return its id; ``fields`` are those of the send in version 2."""
         del channel, fields
         host, _, port = self.advertised.rpartition(":")
         message_id = pack_host(host, int(port)) + self._bytes.to_bytes(8, "big")
@@ -295,13 +284,7 @@ async def serve_broker(
     *,
     task_status: trio.TaskStatus[Loopback] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run the embedded broker and name server on 127.0.0.1 until cancelled.
-
-    Args:
-        broker_port: TCP port of the broker; 0: a free one.
-        name_server_port: TCP port of the name server; 0: a free one.
-        broker: what to run; a new ``Broker`` by default.
-        task_status: started once both listen.
+    """Run the embedded broker and name server on 127.0.0.1 until cancelled. Port 0 is a free one.
 
     Raises:
         OSError: a port is taken.
@@ -377,11 +360,7 @@ def answer(
 
 
 def text(fields: Mapping[str, str], name: str) -> str:
-    """Return a field.
-
-    Raises:
-        Refused: it is missing.
-    """
+    """Return a field, or raise Refused."""
     value = fields.get(name)
     if value is None:
         raise Refused(ResponseCode.SYSTEM_ERROR, f"the custom field <{name}> is missing")
@@ -389,11 +368,7 @@ def text(fields: Mapping[str, str], name: str) -> str:
 
 
 def number(fields: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """Return a whole number.
-
-    Raises:
-        Refused: it is missing and has no default, or is not a number.
-    """
+    """Return a field that is a whole number, or raise Refused."""
     value = fields.get(name) or (text(fields, name) if default is None else str(default))
     try:
         return int(value)

@@ -21,8 +21,6 @@ from admin.rejection_log.advice import usual as usual_report
 from admin.run import spool_dir
 from admin.run.composition import Plan
 from admin.wire.sentences import promise
-from limiter.rules.patterns import DEFAULT_PATTERN
-from limiter.rules.resource import CLIENT, LISTENER
 from limiter.rules.rule import Rule
 from proxy.protocols.base import Kind
 
@@ -130,7 +128,7 @@ def _rules(plan: Plan, now: datetime) -> RenderableType:
         *(_rule(rule, kinds[rule.kind], "not now") for rule in rules.untried),
         *(_rule(rule, kinds[rule.kind], "") for rule in defaults),
     ]
-    table = Rows(("rule", "limit", "of", "above it", "settings", "active", "from"), rows).used()
+    table = Rows(("rule", "limit", "above it", "settings", "active", "from"), rows).used()
     notes = [*_waits(plan), *_confirms(rules.rules, kinds)]
     return Group(table, Text("\n".join(notes))) if notes else table
 
@@ -140,21 +138,11 @@ def _rule(rule: Rule, kind: Kind, active: str) -> Sequence[str]:
     return (
         rule.name,
         f"off ({rule.limit_text})" if rule.action == OFF else rule.limit_text,
-        _of(rule),
         _above(rule, kind) if rule.limits else "",
         _pairs(fields) if rule.limits or rule.confirms_after_consume else "",
         active,
         rule.source,
     )
-
-
-def _of(rule: Rule) -> str:
-    one = {CLIENT: "address", LISTENER: "scope"}.get(rule.kind, "name")
-    if rule.exact_name is not None:
-        return f"this {one}"
-    if rule.shared:
-        return "all together" if rule.pattern == DEFAULT_PATTERN else "all such together"
-    return f"every other {rule.kind.replace('_', ' ')}" if rule.pattern == DEFAULT_PATTERN else f"each such {one}"
 
 
 def _above(rule: Rule, kind: Kind) -> str:

@@ -64,11 +64,7 @@ class Reloader:
                 new = await trio.to_thread.run_sync(self._load)
                 old = self.plan
                 # All are read before the first is put in force.
-                just_read = {listener.settings.label: listener.tls for listener in new.listeners}
-                read = [
-                    await trio.to_thread.run_sync(listener.tls.read, just_read.get(listener.settings.label))
-                    for listener in old.listeners
-                ]
+                read = [await trio.to_thread.run_sync(listener.tls.read) for listener in old.listeners]
                 certificates = [line for each in read for line in each.changed]
                 if old.certificate is not None and new.certificate is not None:
                     certificates += old.certificate.changed()

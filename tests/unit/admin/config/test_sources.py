@@ -217,8 +217,8 @@ HANDLER = '[[handlers]]\nname = "rate_limit"\n'
             '5: limits[0].action = "refuse": must be "reject", "shadow", "delay" or "off"; did you mean "reject"?',
         ),
         (LIMIT + "exempt = ['::1']", '4: limits[0].exempt = ["::1"]: must be true or false; exempt networks are a key'),
-        (LIMIT + "rate = 1\nenabled = false", '5: limits[0].enabled: unknown; action = "off" disables a limit'),
-        ("[defaults.topic]\nrate = 1\nshared = true", "3: defaults.topic.shared: not for a default; write [[limits]]"),
+        (LIMIT + "rate = 1\nenabled = false", "5: limits[0].enabled: unknown; allowed here: action"),
+        ("[defaults.topic]\nrate = 1\nshared = true", "3: defaults.topic.shared: unknown; allowed here: action"),
         ("[log]\nzzz = 1", "2: log.zzz: unknown; allowed here: format, level"),
         (
             "[[log]\nx",

@@ -185,29 +185,6 @@ def test_reload_takes_what_is_in_the_files_now_once_all_are_read() -> None:
     assert made.expiries[0].ends < ends - timedelta(days=50)
 
 
-def test_what_was_read_just_now_is_not_read_once_more() -> None:
-    made, just_read = tls(**CLIENTS, **BROKER), tls(**CLIENTS, **BROKER)
-    for file in made.files:
-        Path(file).unlink()
-    made.read(just_read).put_in_force()
-    assert made.clients is not None
-    assert made.broker is not None
-    assert just_read.clients is not None
-    assert just_read.broker is not None
-    assert made.clients.context is just_read.clients.context
-    assert made.broker.context is just_read.broker.context
-    assert made.expiries == just_read.expiries
-
-
-def test_files_of_a_listener_that_is_written_otherwise_now_are_read_themselves() -> None:
-    made, just_read = tls(**CLIENTS), tls(**CLIENTS, tls_minimum_version="1.3")
-    made.read(just_read).put_in_force()
-    assert made.clients is not None
-    assert just_read.clients is not None
-    assert made.clients.context is not just_read.clients.context
-    assert made.clients.context.minimum_version == ssl.TLSVersion.TLSv1_2
-
-
 def test_files_are_those_that_are_named() -> None:
     made = tls(**CLIENTS, **BROKER, tls_client_ca_file="ca.pem")
     assert made.files == ("server.pem", "server.key", "ca.pem", "ca.pem")
