@@ -5,14 +5,14 @@ import pytest
 
 from admin.common.errors import SettingsError
 from admin.config import plugins
-from admin.config.rule_fields import SCOPE_KINDS, FieldError, RuleReader, fields_of, longest_delay_s, patched, written
+from admin.config.rule_fields import FieldError, RuleReader, fields_of, longest_delay_s, patched, written
 from admin.config.rulebook import build
 from admin.config.sources import Flags, load
 from admin.run.composition import Plan, compose
 from limiter.rules.errors import RuleError
 from limiter.rules.resource import SCOPES, Resource
 from limiter.rules.rule import Rule
-from proxy.protocols.base import Kind, kinds_of
+from proxy.protocols.base import Kind
 
 Write = Callable[[str], str]
 PAIR = Flags(listen=["127.0.0.1:1"], broker=["127.0.0.1:2"])
@@ -101,49 +101,6 @@ def test_unlimited_and_switched_off_rules_do_not_limit(write: Write) -> None:
     assert planned.rule_set.limit(Resource("topic", "off")) is None
 
 
-def test_everything_that_a_rule_can_say_comes_from_the_file(write: Write) -> None:
-    text = (
-        '[[limits]]\nkind = "client"\nname = "10.0.0.0/8"\nrate = 5\nburst_s = 2\nbreak_s = 0\nbytes_per_s = 100\n'
-        'bytes_burst_s = 3\nshared = true\ncount = "requests"\naction = "delay"\nmax_debt_s = 6\n'
-        "max_delay_s = 4\nspool = true\nbusy_code = 215\n"
-        'fair_by = "client"\nmax_fair_keys = 7\nallow_under_limit = true\nbetween = "22:00-06:00"\n'
-        'days = ["mon"]\ntime_zone = "Europe/Berlin"\n'
-        '[[limits]]\nkind = "topic"\nname = "b"\nrate = 5\nwarm_up_s = 8\n'
-    )
-    client = next(rule for rule in plan(text, write=write).rule_set.rules if rule.kind == "client")
-    found = {field.name: getattr(client, field.name) for field in dataclasses.fields(client) if field.compare}
-    assert str(found.pop("hours")) == "22:00-06:00 mon Europe/Berlin"
-    assert found == {
-        "kind": "client",
-        "pattern": "10.0.0.0/8",
-        "rate_per_s": 5,
-        "burst_s": 2,
-        "break_s": 0,
-        "count": "requests",
-        "bytes_per_s": 100,
-        "bytes_burst_s": 3,
-        "shared": True,
-        "action": "delay",
-        "credit_waits": False,
-        "max_debt_s": 6,
-        "max_delay_s": 4,
-        "spool": True,
-        "busy_code": 215,
-        "fair_by": "client",
-        "max_fair_keys": 7,
-        "warm_up_s": 0,
-        "confirm": "broker",
-        "confirm_below_bytes": 4096,
-        "confirm_within_s": 5,
-        "confirm_queues": None,
-        "fallback": "persist",
-        "allow_under_limit": True,
-        "exempt": False,
-        "source": "sluice.toml:1",
-    }
-    assert rule(plan(text, write=write), "topic", "b").warm_up_s == 8
-
-
 @pytest.mark.parametrize("written", ["file", "default", "flag", "built-in"])
 def test_what_is_not_written_is_the_kinds_own_wherever_the_rule_comes_from(write: Write, written: str) -> None:
     plans: dict[str, Callable[[], Plan]] = {
@@ -188,12 +145,6 @@ def test_flags_and_variables_can_limit_every_kind(text: str, kind: str, name: st
         found = rule(planned, kind, name)
         assert (found.limits, found.action) == (True, action)
     assert rule(plan(flags=limits(text)), kind, name).source == "--limit"
-
-
-@pytest.mark.parametrize("kind", ["client", "producer_group", "listener"])
-def test_scopes_can_have_defaults(write: Write, kind: str) -> None:
-    found = rule(plan(f"[defaults.{kind}]\nrate = 3\n", write=write), kind, "10.0.0.1")
-    assert (found.rate_per_s, found.shared, found.break_in_force_s) == (3, False, 0)
 
 
 def test_a_scope_that_no_protocol_in_use_has_is_refused_and_said_to_be() -> None:
@@ -420,28 +371,6 @@ def test_a_rule_that_cannot_be_names_line_key_value_and_what_is_allowed(write: W
     assert lines(text, write=write) == [f"sluice.toml:{line}"]
 
 
-def test_a_rule_that_fails_by_what_was_not_written_names_its_table(write: Write) -> None:
-    (line,) = lines('\n[[limits]]\nkind = "topic"\nname = "a"\nrate = 1e-6\nburst_s = 0.1\n', write=write)
-    assert line.startswith("sluice.toml:5: limits[0].rate: rule topic:a: rate 1e-06 with burst_s 0.1 stores nothing")
-
-
-@pytest.mark.parametrize(
-    ("limit", "line"),
-    [
-        (
-            "client:10.*=5/s",
-            "--limit 'client:10.*=5/s': client '10.*' is no address and no network; allowed: 10.0.0.0/8",
-        ),
-        (
-            "listener:main=5/s",
-            "--limit 'listener:main=5/s': rule listener:main: no listener has a scope of this name; allowed: default",
-        ),
-    ],
-)
-def test_a_flag_that_cannot_be_followed_shows_itself_whole(limit: str, line: str) -> None:
-    assert lines(flags=limits(limit)) == [line]
-
-
 def test_a_rule_for_a_listener_may_name_scopes_by_pattern_and_is_unchecked_without_listeners(write: Write) -> None:
     assert rule(plan(flags=limits("listener:def*=5/s")), "listener", "default").limits
     assert rule(plan(flags=Flags(limits=["listener:main=5/s"])), "listener", "main").limits
@@ -462,9 +391,3 @@ def test_protocols_are_asked_about_the_rules_of_their_kinds_and_about_scopes(wri
         build(configuration, (protocol, other), ())
     assert asked == ["client:*"]
     assert list(caught.value.lines) == ["--limit 'client:*=1/s': no clients here; allowed: none"]
-
-
-def test_kinds_are_named_once_however_many_protocols_have_them() -> None:
-    protocol = plugins.protocol("rocketmq", (), load(None, {}, PAIR).origins)
-    assert kinds_of((protocol, protocol)) == protocol.kinds
-    assert tuple(kind.name for kind in SCOPE_KINDS) == SCOPES
