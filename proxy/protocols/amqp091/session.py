@@ -488,11 +488,6 @@ class AMQP091Session(Session):
         if self._replay is not None:
             self._replay.hear(method, arguments)
 
-    def _stop_replay(self) -> None:
-        if self._replay is not None:
-            self._replay.stop()
-            self._listen_for_replay()
-
     def _go_on_with_replay(self) -> None:
         if self._replay is not None:
             if self._publishes.finished:
@@ -528,6 +523,13 @@ class AMQP091Session(Session):
 
     # --- Ends -------------------------------------------------------------------------------------
 
+    def _stop_waits(self) -> None:
+        """Stop what an end of any kind ends: the replay, and waits for consumers."""
+        self._marking.forget_all()
+        if self._replay is not None:
+            self._replay.stop()
+            self._listen_for_replay()
+
     def dismisses_client(self, detail: str, now_ns: int) -> bool:
         """Close the client's side if only what it assumes delivered is in flight."""
         del now_ns
@@ -542,8 +544,7 @@ class AMQP091Session(Session):
     def farewell(self, detail: str, now_ns: int) -> None:
         """Queue a connection.close for each peer that has not sent or received one."""
         del now_ns
-        self._stop_replay()
-        self._marking.forget_all()
+        self._stop_waits()
         if self._publishes.finished or self._about.closed_by is not None:
             return
         self._answers.silent = True
@@ -577,8 +578,7 @@ class AMQP091Session(Session):
             return False
         if not self._gone:
             self._gone = True
-            self._stop_replay()
-            self._marking.forget_all()
+            self._stop_waits()
             self._publishes.forget_incomplete(refusable=True)
             if self._publishes.keeps():
                 self.client_leaves()
@@ -587,8 +587,7 @@ class AMQP091Session(Session):
     def end(self, side: Side, now_ns: int) -> None:
         del now_ns
         self._ended.add(side)
-        self._stop_replay()
-        self._marking.forget_all()
+        self._stop_waits()
         if side is Side.BROKER:
             self._answers.silent = True
         if side is Side.CLIENT and 0 < len(self._header) < _HEADER_BYTES:
@@ -597,9 +596,8 @@ class AMQP091Session(Session):
 
     def close(self) -> None:
         """Return the memory of what waits, and cut reference cycles."""
-        self._stop_replay()
+        self._stop_waits()
         self._replay = None
-        self._marking.forget_all()
         for stream in self._streams.values():
             stream.forget_all()
         channels = list(self._channels.values())
