@@ -92,13 +92,6 @@ async def test_clients_of_a_broker_that_ends_come_to_a_backup(
     assert backed.path.server.listening("main")
 
 
-async def test_backup_takes_them_from_the_start(
-    start_backed: Callable[[], Awaitable[Rig]], broker: ScriptedBroker, backup: ScriptedBroker
-) -> None:
-    broker.stop()
-    await connect(await start_backed(), backup)
-
-
 async def test_clients_go_to_the_broker_again_when_it_is_back(
     backed: Rig, broker: ScriptedBroker, backup: ScriptedBroker, mock_clock: MockClock, log: list[Any]
 ) -> None:
@@ -155,14 +148,3 @@ async def test_names_that_are_not_known_stand_in_nobodys_way(
 ) -> None:
     config = ListenerConfig("main", lines, lines.options(), (HOST, 0), ("a..b", 1), backup_brokers=(backup.address,))
     await connect(await start_rig(listeners=(config,)), backup)
-
-
-async def test_two_names_of_one_address_are_the_first_of_them(
-    start_rig: StartRig, lines: Protocol, broker: ScriptedBroker
-) -> None:
-    name = ("localhost", broker.address[1])
-    config = ListenerConfig("main", lines, lines.options(), (HOST, 0), name, backup_brokers=(broker.address,))
-    rig = await start_rig(listeners=(config,))
-    await connect(rig, broker)
-    assert rig.connections[0].writer.name == "{}:{}".format(*name)
-    assert active(rig) == name

@@ -5,10 +5,8 @@ import gc
 import socket
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -211,25 +209,6 @@ class TestRelay:
             await trio.lowlevel.checkpoint()
         assert charged == [-3]
 
-    async def test_reads_no_more_at_once_than_the_session_asks_for(self, start_rig: StartRig, lines: Protocol) -> None:
-        sizes: dict[Side, list[int]] = {side: [] for side in Side}
-
-        class Modest(PlainSession):
-            def most_bytes(self, side: Side) -> int:
-                return 1 + len(sizes[side]) if side is Side.CLIENT else super().most_bytes(side)
-
-            def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
-                sizes[side].append(len(chunk))
-                return super().receive(side, chunk, now_ns)
-
-        client, broker = await (await start_rig(protocol=speaking(lines, Modest))).connect()
-        await client.send(b"0123456789")
-        assert await broker.receive(10) == b"0123456789"
-        assert sizes[Side.CLIENT] == [1, 2, 3, 4]
-        await broker.send(b"0123456789")
-        assert await client.receive(10) == b"0123456789"
-        assert sizes[Side.BROKER] == [10]
-
     async def test_other_connections_get_their_turn_between_small_reads(
         self, start_rig: StartRig, lines: Protocol
     ) -> None:
@@ -264,62 +243,6 @@ class TestRelay:
         assert len(order) == 50
         assert all(len(set(order[turn : turn + 10])) == 2 for turn in range(0, 40, 10))
 
-    @pytest.mark.parametrize("round_ns", [0, 3600 * 10**9])
-    async def test_what_a_session_leaves_of_a_chunk_and_reads_fast_comes_again_at_once_for_a_moment(
-        self, start_rig: StartRig, lines: Protocol, monkeypatch: pytest.MonkeyPatch, round_ns: int
-    ) -> None:
-        monkeypatch.setattr("proxy.net.connection.ROUND_NS", round_ns)
-
-        class Fast(InTurns):
-            def takes_turns(self, side: Side) -> bool:
-                return False
-
-        order: list[int] = []
-        rig = await start_rig(protocol=speaking(lines, partial(Fast, order=order)))
-        pairs = [await rig.connect() for _ in range(2)]
-        for client, _ in pairs:
-            client.send_now(bytes(range(200)))
-        for _, broker in pairs:
-            assert await broker.receive(200) == bytes(range(200))
-        assert len(order) == 100
-        lengths = [len(list(parts)) for _, parts in groupby(order)]
-        if round_ns:
-            assert lengths == [50, 50]
-        else:
-            # Trio wakes tasks in any order: one of them can have its turn twice before the other has its first.
-            assert all(length <= 3 for length in lengths[:20])
-
-    async def test_connections_that_take_turns_are_read_one_in_two_turns_of_the_loop(
-        self, start_rig: StartRig, lines: Protocol
-    ) -> None:
-        read_in: list[int] = []
-
-        class LoopTurns(trio.abc.Instrument):
-            count = 0
-
-            def before_io_wait(self, timeout: float) -> None:
-                self.count += 1
-
-        class Dear(PlainSession):
-            def takes_turns(self, side: Side) -> bool:
-                return side is Side.CLIENT
-
-            def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
-                read_in.append(turns.count)
-                return super().receive(side, chunk, now_ns)
-
-        rig = await start_rig(protocol=speaking(lines, Dear))
-        pairs = [await rig.connect() for _ in range(5)]
-        turns = LoopTurns()
-        trio.lowlevel.add_instrument(turns)
-        for client, _ in pairs:
-            client.send_now(b"x")
-        for _, broker in pairs:
-            await broker.receive(1)
-        trio.lowlevel.remove_instrument(turns)
-        assert len(read_in) == 5
-        assert all(later - earlier >= 2 for earlier, later in pairwise(read_in))
-
     async def test_a_drain_waits_for_what_is_left_of_a_chunk(self, start_rig: StartRig, lines: Protocol) -> None:
         def drain() -> None:
             nursery.start_soon(rig.path.drain, 30)
@@ -332,27 +255,6 @@ class TestRelay:
             client.end()
             broker.end()
             await rig.until_closed("drained")
-
-    async def test_what_is_left_of_a_chunk_when_the_session_ends_it_is_dropped(
-        self, start_rig: StartRig, lines: Protocol
-    ) -> None:
-        def close() -> None:
-            raise Close("enough", "is enough")
-
-        rig = await start_rig(protocol=speaking(lines, partial(InTurns, order=[], at=20, do=close)))
-        client, broker = await rig.connect()
-        client.send_now(bytes(range(100)))
-        assert await broker.receive_to_end() == bytes(range(16))
-        client.end()
-        broker.end()
-        await rig.until_closed("enough")
-
-    async def test_carries_both_directions(self, rig: Rig) -> None:
-        client, broker = await rig.connect()
-        await client.send(b"free 1\n")
-        assert await broker.receive_line() == b"free 1\n"
-        await broker.send(b"answer\n")
-        assert await client.receive_line() == b"answer\n"
 
     async def test_chunks_of_one_byte_arrive_whole(self, rig: Rig) -> None:
         client, broker = await rig.connect()
@@ -426,20 +328,6 @@ class Bang(PlainSession):
 
 
 class TestParting:
-    async def test_a_buffer_is_nobody_elses_before_it_is_written(
-        self, start_rig: StartRig, lines: Protocol, broker: ScriptedBroker
-    ) -> None:
-        broker._listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        rig = await start_rig(protocol=speaking(lines, Bang))
-        first, its_broker = await rig.connect()
-        rig.connections[0].peers[Side.BROKER].wire._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        await first.send(b"A" * 60_000 + b"!")
-        await rig.settle()
-        second, _ = await rig.connect()
-        await second.send(b"B" * 60_000)
-        await rig.settle()
-        assert await its_broker.receive_to_end() == b"A" * 60_000 + b"!"
-
     async def test_answers_arrive_though_both_peers_have_ended(self, start_rig: StartRig, lines: Protocol) -> None:
         class Telling(Bang):
             last_words = b"R" * 200_000
@@ -679,16 +567,6 @@ class TestEndOfStream:
         mock_clock.jump(PARTING_S)
         await rig.until(lambda: rig.closed["broker_closed"])
 
-    async def test_that_nobody_waits_after_waits_for_a_broker_that_is_slow_to_read(
-        self, start_rig: StartRig, lines: Protocol, mock_clock: MockClock
-    ) -> None:
-        rig = await start_rig(protocol=replace(lines, half_closes=False))
-        client, broker = await rig.connect()
-        sent = await client.send_until_stalled(FREE_KIB)
-        client.end()
-        mock_clock.jump(10 * PARTING_S)
-        assert len(await broker.receive_to_end()) == sent
-
     async def test_open_connection_may_be_silent_for_ever(self, rig: Rig, mock_clock: MockClock) -> None:
         client, broker = await rig.connect()
         await client.send(b"free 0\n")
@@ -721,20 +599,6 @@ class TestBrokenPeers:
         mock_clock.jump(PARTING_S)
         assert await client.receive_to_end() == b""
         await rig.until_closed("client_closed")
-
-    async def test_wake_up_without_anything_to_read_does_no_harm(
-        self, rig: Rig, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        real, spurious = Wire.receive_into, [None, None]
-
-        def receive_into(self: Wire, buffer: memoryview) -> int | None:
-            return spurious.pop() if spurious else real(self, buffer)
-
-        client, broker = await rig.connect()
-        monkeypatch.setattr(Wire, "receive_into", receive_into)
-        await client.send(b"free 1\n")
-        assert await broker.receive_line() == b"free 1\n"
-        assert spurious == []
 
     async def test_reset_of_the_client_ends_the_connection(self, rig: Rig, log: list[Any]) -> None:
         client, broker = await rig.connect()
@@ -775,17 +639,6 @@ class TestBrokenPeers:
         client.end()
         await rig.until_closed("broker_error")
 
-    async def test_write_to_a_peer_that_is_gone_ends_the_connection(self, rig: Rig) -> None:
-        client, broker = await rig.connect()
-        broker.sock.close()
-        for _ in range(3):
-            client.send_now(b"free 1\n")
-            await wait_all_tasks_blocked()
-        assert await client.receive_to_end() == b""
-        with suppress(OSError):  # unless that is over already
-            client.end()
-        await rig.until_closed("broker_error")
-
     async def test_peer_that_breaks_in_the_middle_of_a_long_write_ends_the_connection(
         self, rig: Rig, mock_clock: MockClock
     ) -> None:
@@ -822,25 +675,6 @@ class TestClosing:
         mock_clock.jump(PARTING_S)
         await rig.until_closed("long_line")
         assert broker.pending() == b""
-
-    async def test_raised_after_one_peer_has_ended_is_the_same(self, rig: Rig) -> None:
-        client, broker = await rig.connect()
-        broker.end()
-        assert await client.receive_to_end() == b""
-        await client.send(b"free 1\n" + b"x" * 2000)
-        assert await broker.receive_to_end() == b"free 1\n"
-        client.end()
-        await rig.until_closed("long_line")
-
-    async def test_raised_on_bytes_of_the_broker_is_the_same(self, rig: Rig) -> None:
-        client, broker = await rig.connect()
-        await client.send(b"unfinished")
-        await broker.send(b"answer\n" + b"x" * 2000)
-        assert await client.receive_to_end() == b"answer\n"
-        assert await broker.receive_to_end() == b""
-        client.end()
-        broker.end()
-        await rig.until_closed("long_line")
 
     async def test_peers_that_do_not_end_are_waited_for_only_so_long(self, rig: Rig, mock_clock: MockClock) -> None:
         client, broker = await rig.connect()
@@ -908,20 +742,6 @@ class TestTicks:
         mock_clock.jump(0.001)
         assert await broker.receive(15) == b"later 1\nfree 1\n"
 
-    async def test_each_timer_is_set_anew(self, rig: Rig, mock_clock: MockClock) -> None:
-        client, broker = await rig.connect()
-        for number in range(3):
-            await client.send(b"later %d\n" % number)
-            await wait_all_tasks_blocked()
-            mock_clock.jump(0.05)
-            assert await broker.receive_line() == b"later %d\n" % number
-
-    async def test_timer_that_is_due_at_once_does_not_wait(self, start_rig: StartRig, lines: Protocol) -> None:
-        rig = await start_rig(options=lines.options(later_ms=0))
-        client, broker = await rig.connect()
-        await client.send(b"later 1\n")
-        assert await broker.receive_line() == b"later 1\n"
-
     async def test_wake_up_from_outside_calls_tick(self, start_rig: StartRig, lines: Protocol) -> None:
         class Hub(Waiting):
             def tick(self, now_ns: int) -> Batch | None:
@@ -951,21 +771,6 @@ class TestTicks:
             connection.session.context.wake()
             assert await broker.receive(7) == expected
         assert await rig.requests("own") == {"pass": 1, "refuse": 1}
-
-    async def test_session_that_has_nothing_to_do_at_a_tick_or_to_show_may_leave_it_at_that(
-        self, start_rig: StartRig, lines: Protocol
-    ) -> None:
-        seen: list[Response] = []
-        handlers = [handler(lambda batch, now_ns: NO_VERDICTS, sees=seen)]
-        rig = await start_rig(protocol=speaking(lines, Waiting), handlers=handlers)
-        client, broker = await rig.connect()
-        (connection,) = rig.connections
-        assert isinstance(connection.session, Waiting)
-        connection.session.context.wake()
-        await wait_all_tasks_blocked()
-        await broker.send(b"goes on")
-        assert await client.receive(7) == b"goes on"
-        assert seen == []
 
     async def test_close_raised_by_a_tick_parts_in_order(self, start_rig: StartRig, lines: Protocol) -> None:
         class Ending(Waiting):
@@ -1307,26 +1112,6 @@ class TestHandlersOfAConnection:
         nursery.start_soon(send_in_pieces)
         assert await broker.receive(len(sent)) == sent
 
-    async def test_cancelled_connection_leaves_the_lane_usable(self, start_rig: StartRig) -> None:
-        entered = trio.Event()
-        release = trio.Event()
-
-        async def decide(batch: Batch, now_ns: int) -> Verdicts:
-            entered.set()
-            await release.wait()
-            return NO_VERDICTS
-
-        rig = await start_rig(handlers=[handler(decide)])
-        client, _ = await rig.connect()
-        await client.send(b"a 1\n")
-        await entered.wait()
-        rig.connections[0].finish("gone", "for the test")
-        await rig.until_closed("gone")
-        release.set()
-        client, broker = await rig.connect()
-        await client.send(b"b 1\n")
-        assert await broker.receive_line() == b"b 1\n"
-
 
 class TestMemory:
     async def test_idle_connections_hold_no_buffer(self, rig: Rig) -> None:
@@ -1378,18 +1163,3 @@ class TestMemory:
             assert sum(connection() is not None for connection in connections) <= 2
         finally:
             gc.enable()
-
-    async def test_ended_connections_leave_nothing_behind(self, rig: Rig) -> None:
-        for number in range(1, 51):
-            client, broker = await rig.connect()
-            await client.send(b"free 1\n")
-            await broker.receive_line()
-            client.end()
-            await broker.receive_to_end()
-            broker.end()
-            await rig.until_closed("client_closed", number)
-            client.sock.close()
-            broker.sock.close()
-        assert rig.connections == []
-        assert rig.path.server.open_connections("main") == 0
-        assert len(rig.path.server.services.buffers._free) <= 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,22 +19,17 @@ from proxy.deciding.batch import Batch, Charge, Grant, Hold, Paid, Refuse, Reque
 from proxy.deciding.pipeline import HandlerConfig
 from proxy.deciding.rate_limit import PLUGIN as RATE_LIMIT
 from proxy.deciding.rate_limit import RateLimitOptions
-from proxy.net.server import ListenerConfig
-from proxy.protocols.base import NO_TERMS, Buffer, Protocol, Session, SessionContext, Terms
+from proxy.protocols.base import Buffer, Protocol, Session, SessionContext, Terms
 
 if TYPE_CHECKING:
-    from tests.unit.proxy.conftest import Peer, Rig, ScriptedBroker, StartRig
+    from tests.unit.proxy.conftest import Peer, Rig, StartRig
 
 KIND = "line_topic"
 HOST = "127.0.0.1"
 
 
 class Crediting(Session):
-    """A line is ``WORD TOPIC NUMBER``; what comes of it is told to the peer that sent it.
-
-    ``credit`` asks for so many messages, and again from a tick, until all are granted; ``paid`` and ``back`` count
-    messages and give permits back, and ``soon`` does both from the next tick.
-    """
+    """A line is ``WORD TOPIC NUMBER``; what comes of it is told to the peer that sent it."""
 
     ticks = True
 
@@ -179,15 +173,6 @@ class TestBothSides:
         await rig.settle()
         assert await stored(rig) == 3
 
-    async def test_a_tick_may_count_and_give_back(self, rig: Rig, side: Side) -> None:
-        peer = await self.peer(rig, side)
-        await peer.send(b"credit d 4\n")
-        assert await peer.receive_line() == b"granted 4\n"
-        await peer.send(b"soon d 2\n")
-        assert await peer.receive_line() == b"counted 2\n"
-        assert await stored(rig) == 2
-        assert await rig.requests("d") == {"pass": 2}
-
     async def test_who_leaves_waits_no_more(self, rig: Rig, side: Side) -> None:
         peer = await self.peer(rig, side)
         await peer.send(b"credit never 4\n")
@@ -198,15 +183,6 @@ class TestBothSides:
         snapshot = await rig.snapshot()
         assert snapshot.held_requests == 0
         assert snapshot.rules[f"{KIND}:never"].requests["hold"] == 1
-
-    async def test_who_gives_up_waits_no_more(self, rig: Rig, side: Side) -> None:
-        peer = await self.peer(rig, side)
-        await peer.send(b"credit never 4\n")
-        await rig.settle()
-        session = session_of(rig)
-        session.context.give_up(session.open)
-        assert (await rig.snapshot()).held_requests == 0
-        assert rig.path._limits.held.requests == 0
 
 
 async def test_limiter_that_fails_grants_everything(
@@ -273,17 +249,3 @@ class TestTerms:
         await wait_all_tasks_blocked()
         assert context.rules_version() != version
         assert context.terms(context.connection, (Resource(KIND, "d"),), False).delays
-
-    async def test_nothing_is_said_to_who_is_exempt(
-        self, start_rig: StartRig, crediting: Protocol, broker: ScriptedBroker
-    ) -> None:
-        listener = ListenerConfig(
-            "main", crediting, crediting.options(), (HOST, 0), broker.address, exempt=(ip_network("127.0.0.0/8"),)
-        )
-        rig = await start_rig(listeners=(listener,), rules=[delay("d", 1)])
-        client, _ = await rig.connect()
-        context = session_of(rig).context
-        assert context.terms(context.connection, (Resource(KIND, "d"),), False) == NO_TERMS
-        await client.send(b"credit d 100\npaid d 2\n")
-        assert await client.receive_line() == b"granted 100\n"
-        assert await rig.requests("d") == {"exempt": 2}

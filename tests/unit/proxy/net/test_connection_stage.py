@@ -9,7 +9,6 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from proxy.datapath.datapath import CreditConfig
 from proxy.deciding.batch import NO_VERDICTS, Batch, Side, Verdicts
 from proxy.deciding.pipeline import Handler, HandlerConfig, HandlerPlugin
 from proxy.flow.credit import Credit, Stage
@@ -100,20 +99,6 @@ async def test_decoding_stalls_it_while_it_waits_for_its_turn(
     assert not rig.connections[0].stage.out_of_credit
 
 
-async def test_who_shares_a_stage_with_it_forgets_it_when_it_ends(start_rig: StartRig) -> None:
-    handler = Waiting()
-    plugin = HandlerPlugin("waiting", dict, lambda options, services: handler)
-    rig = await start_rig(handlers=[HandlerConfig(plugin, {}, deadline_ms=60_000)])
-    client, _ = await rig.connect()
-    await client.send(b"free 1\n")
-    await rig.until(lambda: rig.connections[0].stage.out_of_credit)
-    (connection,) = rig.connections
-    connection.finish("done", "")
-    await rig.until(lambda: not rig.connections)
-    assert not connection.stage.out_of_credit
-    assert rig.path._services.limiter._senders is None
-
-
 async def test_client_is_read_on_once_all_give_credit(rig: Rig) -> None:
     client, broker = await rig.connect()
     (connection,) = rig.connections
@@ -134,10 +119,3 @@ async def test_answers_go_on_while_the_client_is_not_read(rig: Rig) -> None:
     stage.stall(Stage("resource"), 0, on=True)
     await broker.send(b"answer\n")
     assert await client.receive_line() == b"answer\n"
-
-
-async def test_its_stages_give_what_is_configured(start_rig: StartRig) -> None:
-    rig = await start_rig(credit=CreditConfig(Credit(7, 3)))
-    await rig.connect()
-    (connection,) = rig.connections
-    assert connection.stage.gives == connection.writer.gives == (7, 3)

@@ -114,14 +114,6 @@ class TestFrame:
         await jump(mock_clock, 10 * PERIOD_S)
         assert rig.closed == {}
 
-    async def test_of_another_time_is_another_one(self, start_timed: StartTimed, mock_clock: MockClock) -> None:
-        rig = await start_timed()
-        client = await self.begin(rig)
-        for _ in range(10):
-            await jump(mock_clock, PERIOD_S)
-            await client.send(b"1\nfree ")
-        assert rig.closed == {}
-
 
 class TestIdleness:
     async def test_ends_a_connection_on_which_nothing_is_said(
@@ -163,17 +155,3 @@ class TestIdleness:
         await broker.receive_line()
         await jump(mock_clock, 1000)
         assert rig.closed == {}
-
-
-async def test_nothing_of_a_connection_is_looked_at_when_it_is_over(
-    start_timed: StartTimed, mock_clock: MockClock
-) -> None:
-    rig = await start_timed(idle_timeout_s=40)
-    for _ in range(3):
-        client, broker = await rig.connect()
-        client.end()
-        await broker.receive_to_end()
-        broker.end()
-        await client.receive_to_end()
-    await rig.until_closed("client_closed", 3)
-    assert not any(rig.path.server.services.reactor._timers.values())

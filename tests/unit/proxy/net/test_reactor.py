@@ -104,18 +104,6 @@ async def test_a_reset_is_told_to_who_wants_anything(reactor: Reactor, pair: Mak
     assert [type(error) for error in watched.errors] == ([ConnectionResetError] if event == EPOLLIN else [])
 
 
-async def test_a_reset_costs_nothing_while_nothing_is_wanted(reactor: Reactor, pair: MakePair) -> None:
-    wire, far = pair()
-    watched = Counting(reactor, wire)
-    watched.want(EPOLLIN)
-    watched.want_no_more(EPOLLIN)
-    far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    far.close()
-    # It would never return if the reactor were called again and again.
-    await wait_all_tasks_blocked()
-    assert watched.told == []
-
-
 async def test_who_was_unwatched_in_the_same_round_is_not_called(reactor: Reactor, pair: MakePair) -> None:
     pairs = [pair() for _ in range(2)]
     all_watched: list[Counting] = []
@@ -165,16 +153,6 @@ async def test_all_other_tasks_have_their_turn_within_a_round(
     served = "".join("s" if each == "socket" else "." for each in order).strip(".")
     # Two in a round; trio may run this test before the reactor in one turn of the loop, and after it in the next.
     assert "s" * 5 not in served
-
-
-def test_nothing_is_held_of_who_is_unwatched(pair: MakePair) -> None:
-    reactor = Reactor()
-    watched = Counting(reactor, pair()[0])
-    watched.want(EPOLLIN)
-    watched.unwatch()
-    watched.unwatch()
-    assert not reactor.watched
-    reactor.close()
 
 
 async def test_timers_are_called_when_they_are_due_unless_they_are_cancelled(
@@ -255,20 +233,6 @@ async def test_who_keeps_everybody_busy_is_served_last(reactor: Reactor, pair: M
     assert sorted(order) == sorted(["broker", "client", *(f"flood {number}" for number in range(3))] * 3)
 
 
-async def test_nothing_is_wanted_in_two_ranks(reactor: Reactor, pair: MakePair) -> None:
-    wire, far = pair()
-    watched = Counting(reactor, wire)
-    for rank in (FLOOD, BROKER, CLIENT):
-        watched.want(EPOLLIN)
-        watched.move(rank)
-        watched.unwatch()
-        watched.move(rank)
-    far.send(b"1")
-    await wait_all_tasks_blocked()
-    assert watched.told == []
-    assert reactor.watched == {}
-
-
 async def test_what_was_read_and_not_taken_counts_as_readable_while_that_is_wanted(
     reactor: Reactor, pair: MakePair
 ) -> None:
@@ -293,30 +257,3 @@ async def test_what_was_read_and_not_taken_counts_as_readable_while_that_is_want
     watched.want(EPOLLIN)
     await wait_all_tasks_blocked()
     assert watched.told == ["readable"] * 3
-
-
-async def test_reading_what_is_unread_again_and_again_lets_others_have_their_turn(
-    reactor: Reactor, pair: MakePair
-) -> None:
-    wire, _ = pair()
-    watched = Counting(reactor, wire, also=lambda: reactor.unread(wire.fileno(), unread=True))
-    watched.want(EPOLLIN)
-    reactor.unread(wire.fileno(), unread=True)
-    for _ in range(20):
-        await trio.lowlevel.checkpoint()
-    assert len(watched.told) > 3
-    reactor.unread(wire.fileno(), unread=False)
-
-
-async def test_fault_of_who_reads_what_is_unread_is_its_own(reactor: Reactor, pair: MakePair) -> None:
-    wire, _ = pair()
-    fault = ValueError("mine")
-
-    def fail() -> None:
-        raise fault
-
-    watched = Counting(reactor, wire, also=fail)
-    watched.want(EPOLLIN)
-    reactor.unread(wire.fileno(), unread=True)
-    await wait_all_tasks_blocked()
-    assert watched.errors == [fault]

@@ -206,46 +206,6 @@ class TestListening:
         one_port = [replace(config, protocol=lines) for config in listeners]
         assert [main_address(config, one_port) for config in one_port] == addresses
 
-    async def test_sessions_of_two_brokers_share_nothing_though_their_scope_is_one(
-        self,
-        start_rig: StartRig,
-        lines: Protocol,
-        broker: ScriptedBroker,
-        peers: list[Peer],
-        reserved_address: tuple[str, int],
-    ) -> None:
-        given: list[Any] = []
-
-        def open_session(context: SessionContext) -> Session:
-            given.append(context.hub)
-            return lines.open_session(context)
-
-        protocol = replace(lines, open_session=open_session, open_hub=object)
-        other = type(broker)(peers, reserved_address)
-        leads_to = {"one": broker, "again": broker, "other": other}
-        rig = await start_rig(
-            listeners=tuple(
-                ListenerConfig(name, protocol, lines.options(), (HOST, 0), to.address, scope="all")
-                for name, to in leads_to.items()
-            )
-        )
-        for name, to in leads_to.items():
-            rig.listener, rig.broker = name, to
-            await rig.connect()
-        first, second, third = given
-        assert first is second
-        assert first is not third
-        other.stop()
-
-    async def test_many_clients_at_once_are_all_served(self, rig: Rig) -> None:
-        clients = [socket.create_connection(rig.address) for _ in range(100)]
-        for number, client in enumerate(clients):
-            client.sendall(b"free %d\n" % number)
-        received = {await (await rig.broker.accept()).receive_line() for _ in clients}
-        assert received == {b"free %d\n" % number for number in range(100)}
-        for client in clients:
-            client.close()
-
 
 class TestAccepting:
     async def test_lack_of_room_pauses_and_recovers(
@@ -452,18 +412,6 @@ class TestConnectionsOfAClient:
         await rig.until_closed("internal_error")
         assert len(rig.path.server._clients) == 0
 
-    async def test_that_are_cancelled_leave_no_count_behind(
-        self, start_limited: StartLimited, gated_connect: GatedConnect
-    ) -> None:
-        rig = await start_limited()
-        gated_connect.shut = True
-        await rig.client()
-        await wait_all_tasks_blocked()
-        assert len(rig.path.server._clients) == 1
-        rig.scope.cancel()
-        await wait_all_tasks_blocked()
-        assert len(rig.path.server._clients) == 0
-
 
 class TestConnectionRate:
     async def test_what_comes_faster_is_closed_and_counted(
@@ -513,15 +461,6 @@ class TestExempt:
         assert not await rig.passes(client, broker, b"zero 1")
         assert not rig.connections[1].info.exempt
         assert await rig.requests("zero") == {"exempt": 1, "refuse": 1}
-
-    async def test_clients_count_for_the_maximum_of_all(
-        self, start_rig: StartRig, lines: Protocol, broker: ScriptedBroker
-    ) -> None:
-        exempt = (ip_network("127.0.0.0/8"),)
-        config = ListenerConfig("main", lines, lines.options(), (HOST, 0), broker.address, exempt=exempt)
-        rig = await start_rig(listeners=(config,), max_connections=0)
-        assert await (await rig.client()).receive_to_end() == b""
-        assert rig.closed == {"too_many_connections": 1}
 
     async def test_ipv4_client_that_came_over_ipv6_is_known_by_its_ipv4_address(
         self, start_limited: StartLimited, monkeypatch: pytest.MonkeyPatch
@@ -580,31 +519,6 @@ class TestUnreachableBroker:
             {"event": "broker answers; listening", "log_level": "info", **about},
         ]
 
-    async def test_clients_are_refused_from_the_start_until_it_is_there(
-        self, start_rig: StartRig, broker: ScriptedBroker, mock_clock: MockClock, log: list[Any]
-    ) -> None:
-        broker.stop()
-        rig = await start_rig()
-        assert refused(rig)
-        assert (await rig.snapshot()).listeners[0].listening is False
-        broker.restart()
-        mock_clock.jump(0.1)
-        await rig.until(lambda: rig.path.server.listening("main"))
-        await rig.connect()
-        assert (await rig.snapshot()).listeners[0].listening
-        assert [entry["event"] for entry in log] == [
-            "broker unreachable; not listening until it answers",
-            "broker answers; listening",
-        ]
-
-    async def test_address_of_one_that_is_away_is_taken_all_the_same(
-        self, start_rig: StartRig, broker: ScriptedBroker
-    ) -> None:
-        broker.stop()
-        rig = await start_rig()
-        with socket.socket() as other, pytest.raises(OSError, match="in use"):
-            other.bind(rig.address)
-
     @pytest.mark.parametrize("leave", ["end", "reset"])
     async def test_clients_that_lose_it_are_refused_when_they_come_again(self, rig: Rig, leave: str) -> None:
         pairs = [await rig.connect() for _ in range(3)]
@@ -636,20 +550,6 @@ class TestUnreachableBroker:
         broker.end()
         assert await client.receive_to_end() == b""
         await rig.connect()
-
-    async def test_end_of_a_connection_does_not_wait_long_for_one_that_hangs(
-        self, rig: Rig, gated_connect: GatedConnect, mock_clock: MockClock
-    ) -> None:
-        client, broker = await rig.connect()
-        gated_connect.shut = True
-        broker.end()
-        await rig.until(lambda: gated_connect.waiting)
-        mock_clock.jump(0.2)
-        assert await client.receive_to_end() == b""
-        # One that takes its time to be connected to may just be far away.
-        mock_clock.jump(1)
-        await rig.settle()
-        assert rig.path.server.listening("main")
 
     async def test_who_waits_to_be_accepted_is_reset(self, rig: Rig) -> None:
         waiting = [socket.create_connection(rig.address) for _ in range(3)]
@@ -702,15 +602,6 @@ class TestUnreachableBroker:
         assert await client.receive_to_end() == b""
         mock_clock.jump(5)
         await draining.wait()
-        assert refused(rig)
-
-    async def test_drain_may_begin_while_it_is_away(self, rig: Rig, mock_clock: MockClock) -> None:
-        rig.broker.stop()
-        assert (await rig.path.probe_brokers())[0].error == "Connection refused"
-        await rig.path.drain(5)
-        rig.broker.restart()
-        mock_clock.jump(0.1)
-        await rig.settle()
         assert refused(rig)
 
     async def test_somebody_else_may_have_taken_the_address_meanwhile(
@@ -771,29 +662,6 @@ class TestUnreachableBroker:
         assert refused(rig)
         assert (log[0]["broker"], log[0]["error"]) == ("a..b:10911", "'a..b' is not a host name")
 
-    async def test_address_that_is_found_when_its_client_was_given_up_is_not_connected_to(
-        self, rig: Rig, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock, log: list[Any]
-    ) -> None:
-        found = trio.Event()
-
-        async def resolve(host: str, port: int) -> list[sockets.Found]:
-            # Like an answer that is there already when it is no longer wanted.
-            with trio.CancelScope(shield=True):
-                await found.wait()
-            return sockets.resolved(host, port) or []
-
-        monkeypatch.setattr(sockets, "resolve", resolve)
-        monkeypatch.setattr(rig.path.server, "found", lambda address: None)
-        client = await rig.client()
-        await rig.settle()
-        mock_clock.jump(rig.path.server.listeners[0].connect_timeout_s)
-        assert await client.receive_to_end() == b""
-        found.set()
-        await rig.settle()
-        assert rig.closed == {"broker_unreachable": 1}
-        assert (rig.connections, rig.path.server.open_connections("main")) == ([], 0)
-        assert "connection failed" not in [entry["event"] for entry in log]
-
     async def test_lack_of_sockets_of_our_own_is_not_the_brokers_fault(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch, log: list[Any]
     ) -> None:
@@ -807,45 +675,8 @@ class TestUnreachableBroker:
         assert "no socket left" in str((await rig.path.probe_brokers())[0].error)
         assert rig.path.server.listening("main")
 
-    async def test_broker_that_could_not_be_tried_at_the_start_is_tried_again(
-        self, start_rig: StartRig, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
-    ) -> None:
-        found = sockets.connect
-        tries = 0
-
-        async def connect(host: str, port: int) -> Wire:
-            nonlocal tries
-            tries += 1
-            if tries == 1:
-                raise sockets.NoRoomError(errno.EMFILE, "Too many open files")
-            return await found(host, port)
-
-        monkeypatch.setattr(sockets, "connect", connect)
-        rig = await start_rig()
-        await wait_all_tasks_blocked()
-        mock_clock.jump(1)
-        with trio.fail_after(60):
-            while not rig.path.server.listening("main"):
-                await wait_all_tasks_blocked(0.001)
-                mock_clock.jump(1)
-        assert tries == 2
-
 
 class TestFaults:
-    @pytest.mark.parametrize("again", ["let_go", "_timed_out", "failed"])
-    async def test_client_that_is_closed_is_not_closed_again(self, rig: Rig, again: str) -> None:
-        first, _ = await rig.connect()
-        (served,) = rig.path.server._served
-        client, broker = await rig.connect()
-        served.failed(RuntimeError("as the test wants it"))
-        assert await first.receive_to_end() == b""
-        getattr(served, again)(*[RuntimeError("too late")] * (again == "failed"))
-        await rig.until_closed("internal_error")
-        assert rig.path.server.open_connections("main") == 1
-        assert rig.path.server.listening("main")
-        await client.send(b"free 1\n")
-        assert await broker.receive_line() == b"free 1\n"
-
     async def test_session_that_cannot_be_opened_ends_only_its_connection(
         self, start_rig: StartRig, lines: Protocol, log: list[Any]
     ) -> None:
@@ -913,18 +744,6 @@ class TestDrain:
             socket.create_connection(rig.address)
         assert (await rig.snapshot()).draining
 
-    async def test_may_come_before_anybody_was_accepted_at_all(
-        self, lines: Protocol, broker: ScriptedBroker, nursery: trio.Nursery
-    ) -> None:
-        config = ListenerConfig("main", lines, lines.options(), (HOST, 0), broker.address)
-        path = LocalDataPath(DataPathConfig((config,), (), RuleSet()))
-        await path.server.bind()
-        await path.drain(5)
-        nursery.start_soon(path.server.run)
-        await wait_all_tasks_blocked()
-        assert (await path.snapshot()).draining
-        nursery.cancel_scope.cancel()
-
     async def test_without_connections_is_over_at_once(self, rig: Rig, mock_clock: MockClock) -> None:
         await rig.path.drain(5)
         assert mock_clock.current_time() == 0
@@ -984,37 +803,6 @@ class TestDrain:
         assert await broker.receive_line() == b"free 1\n"
         await broker.send(b"answer\n")
         assert await client.receive_to_end() == b"answer\n"
-        client.end()
-        broker.end()
-        await draining.wait()
-
-    async def test_request_half_sent_takes_no_further_one_with_it(self, rig: Rig, nursery: trio.Nursery) -> None:
-        client, broker = await rig.connect()
-        await client.send(b"free ")
-        await wait_all_tasks_blocked()
-        draining = Done(nursery, rig.path.drain, 5)
-        await wait_all_tasks_blocked()
-        await client.send(b"1\nfree 2\n")
-        assert await broker.receive_line() == b"free 1\n"
-        await wait_all_tasks_blocked()
-        assert broker.pending() == b""
-        await broker.send(b"answer\n")
-        assert await client.receive_to_end() == b"answer\n"
-        client.end()
-        broker.end()
-        await draining.wait()
-
-    async def test_answer_half_sent_is_let_through(self, rig: Rig, nursery: trio.Nursery) -> None:
-        client, broker = await rig.connect()
-        await client.send(b"free 1\n")
-        await broker.receive_line()
-        await broker.send(b"answer 1\nhalf")
-        assert await client.receive_line() == b"answer 1\n"
-        draining = Done(nursery, rig.path.drain, 5)
-        await wait_all_tasks_blocked()
-        assert not draining
-        await broker.send(b" of it\n")
-        assert await client.receive_to_end() == b"half of it\n"
         client.end()
         broker.end()
         await draining.wait()
@@ -1086,29 +874,6 @@ class TestDrain:
         assert await client.receive_to_end() == b""
         await rig.until_closed("drained")
         assert rig.path.server.open_connections("main") == 0
-
-    async def test_in_the_turn_of_a_new_client_complains_about_nothing(
-        self, start_rig: StartRig, log: list[Any], mock_clock: MockClock, nursery: trio.Nursery
-    ) -> None:
-        """The reactor may have been woken for the client already when the socket is closed."""
-        near, far = socket.socketpair()
-        far.setblocking(False)
-        for _ in range(12):
-            rig = await start_rig()
-            await wait_all_tasks_blocked()
-            # The loop learns of both at once; which task goes first is left to chance.
-            client = socket.create_connection(rig.address)
-            near.send(b"x")
-            await trio.lowlevel.wait_readable(far)
-            draining = Done(nursery, rig.path.drain, 5)
-            far.recv(1)
-            await wait_all_tasks_blocked()
-            mock_clock.jump(5)
-            await draining.wait()
-            client.close()
-        assert [entry for entry in log if entry["log_level"] == "error"] == []
-        near.close()
-        far.close()
 
     async def test_twice_ends_with_the_shorter_grace(
         self, rig: Rig, nursery: trio.Nursery, mock_clock: MockClock

@@ -180,14 +180,6 @@ async def test_who_begins_a_handshake_and_stops_is_closed_in_time(
     await rig.until_closed("handshake_timeout")
 
 
-async def test_who_only_looks_whether_somebody_listens_is_no_fault(
-    start_tls: StartTls, certificates: Certificates
-) -> None:
-    rig = await start_tls(clients=certificates.server())
-    (await rig.client()).end()
-    await rig.until_closed("client_closed")
-
-
 async def test_name_in_the_certificate_is_a_scope_of_limits(start_tls: StartTls, certificates: Certificates) -> None:
     rig = await start_tls("certificate:orders-*=0/s", clients=certificates.server(clients=ssl.CERT_OPTIONAL))
     client = TlsPeer(await rig.client(), certificates.client("client"))
@@ -341,17 +333,6 @@ async def test_nobody_is_served_while_the_broker_is_not_to_be_trusted(
     await rig.until(lambda: broker.tries)
 
 
-async def test_broker_without_tls_is_reported_as_such(
-    start_tls: StartTls, certificates: Certificates, broker: ScriptedBroker, nursery: trio.Nursery
-) -> None:
-    async def answer() -> None:
-        await (await broker.accept(ended=True)).send(b"AMQP\0\0\x09\x01")
-
-    nursery.start_soon(answer)
-    rig = await start_tls(to_broker=certificates.client())
-    assert "it speaks no TLS at this port" in str(rig.path.server.watches["main"].error)
-
-
 async def test_client_is_closed_if_the_broker_is_not_to_be_trusted_any_more(
     start_to_broker: StartToBroker, certificates: Certificates
 ) -> None:
@@ -392,14 +373,6 @@ async def test_broker_that_hangs_in_the_handshake_is_waited_for_no_longer_than_f
     mock_clock.jump(4.1)
     assert await client.receive_to_end() == b""
     assert rig.closed == {"broker_unreachable": 1}
-
-
-async def test_broker_is_shown_a_certificate(start_to_broker: StartToBroker, certificates: Certificates) -> None:
-    rig, broker = await start_to_broker(
-        at_broker=certificates.server(clients=ssl.CERT_REQUIRED), to_broker=certificates.client("client")
-    )
-    await rig.client()
-    await broker.accept()
 
 
 async def test_other_certificate_is_for_the_connections_to_come(

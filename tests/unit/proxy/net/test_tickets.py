@@ -8,7 +8,7 @@ from limiter.counting.accounts import Accounts
 from limiter.counting.rejections import OUTCOMES
 from limiter.counting.seconds import NOBODY
 from limiter.rules.resource import Resource
-from proxy.deciding.batch import Batch, Hold, Refuse, Shadow, Side, Ticket, Verdict
+from proxy.deciding.batch import Batch, Hold, Side, Ticket, Verdict
 from proxy.deciding.counting import Tally
 from proxy.net.tickets import Tickets
 
@@ -44,12 +44,6 @@ def hold(dropped: list[str], name: str) -> Hold:
     return Hold(RESOURCE, "rule", Ticket(lambda: dropped.append(name)))
 
 
-def test_only_held_requests_are_waited_for(tickets: Tickets, batch_of: MakeBatch) -> None:
-    batch = batch_of("a", "a", "a", "a")
-    (ticket,) = hold_some(batch, Refuse(RESOURCE, "rule", 1), hold([], "1"), None, Shadow(RESOURCE, "rule"))
-    assert tickets.take(batch) == {ticket: batch.requests[1]}
-
-
 def test_pulls_and_credit_hold_no_message(tickets: Tickets, batch_of: MakeBatch) -> None:
     batch = batch_of("a", "b", "c")
     batch.requests[1].by_answer = True
@@ -57,15 +51,6 @@ def test_pulls_and_credit_hold_no_message(tickets: Tickets, batch_of: MakeBatch)
     hold_some(batch, *(hold([], name) for name in "abc"))
     tickets.take(batch)
     assert list(tickets.waiting()) == [(batch.requests[0].resources[0], 0)]
-
-
-def test_a_ticket_is_claimed_once(tickets: Tickets, batch_of: MakeBatch) -> None:
-    batch = batch_of("a")
-    (ticket,) = hold_some(batch, hold([], "1"))
-    assert tickets.take(batch) == {ticket: batch.requests[0]}
-    assert not tickets.claim(Side.BROKER, batch.requests[0])
-    assert tickets.claim(Side.CLIENT, batch.requests[0])
-    assert not tickets.claim(Side.CLIENT, batch.requests[0])
 
 
 def test_what_is_dropped_is_counted_and_the_last_goes_first(

@@ -10,13 +10,12 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from hashlib import sha256
-from itertools import count
 from select import EPOLLIN
 
 import pytest
 from certificates import HOST, Certificates
 
-from proxy.net.reactor import ROUND_NS, Reactor
+from proxy.net.reactor import Reactor
 from proxy.net.sockets import ReadAhead, Wire
 from proxy.net.tls import BrokerTls, ClientTls, TlsError, TlsWire, name_in
 
@@ -216,10 +215,6 @@ class TestHandshakes:
         assert made.receive(100) == b"at once"
         assert not made.is_unread
 
-    def test_name_that_is_none_is_an_error_for_people(self, pair: MakePair) -> None:
-        with pytest.raises(TlsError, match="is no name of a server"):
-            pair(broker=True, server_name=".")
-
 
 class TestBytes:
     @Versions
@@ -247,15 +242,6 @@ class TestBytes:
         assert not made.is_unread
         assert made.receive(10) is None
 
-    def test_little_is_read_that_nobody_has_room_for(self, pair: MakePair) -> None:
-        made = shaken(pair())
-        with suppress(ssl.SSLWantWriteError):
-            for _ in range(1000):
-                made.far.send(bytes(16_000))
-        for _ in range(50):
-            assert made.receive(1)
-            assert made.wire._incoming.pending < 40_000
-
     @Versions
     def test_writes_are_left_until_the_last_byte_of_ciphertext_is_with_the_kernel(
         self, pair: MakePair, version: str
@@ -272,13 +258,6 @@ class TestBytes:
         assert turns > 3
         assert not made.wire._unsent
         assert got + made.read_far() == b"".join(data)
-
-    def test_small_slices_share_records(self, pair: MakePair) -> None:
-        made = shaken(pair())
-        sent: list[int] = []
-        made.wire._encrypt = lambda record: sent.append(len(record))  # type: ignore[method-assign, func-returns-value]
-        made.wire.send_now([bytes(100)] * 1000)
-        assert sent == [16_384] * 6 + [100_000 - 6 * 16_384]
 
 
 class TestEnds:
@@ -347,38 +326,6 @@ class TestEnds:
         with pytest.raises(TlsError):
             made.wire.send_now([b"more"])
 
-    def test_records_that_take_long_are_read_in_turns(self, pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
-        made = shaken(pair())
-        data = random.Random(1).randbytes(2_000)
-        for each in data:
-            made.far.send(bytes([each]))
-        now_ns = count(step=ROUND_NS)
-        monkeypatch.setattr("proxy.net.tls.perf_counter_ns", lambda: next(now_ns))
-        first = made.receive(len(data))
-        assert first is not None
-        # Of one piece; the rest is not lost.
-        assert 0 < len(first) < 1_000
-        got = first
-        while len(got) < len(data):
-            assert not made.wire.has_left(half_closes=False)
-            got += made.receive(len(data)) or b""
-        assert got == data
-        assert not made.is_unread
-
-    def test_end_is_the_end_however_long_what_is_behind_it_would_take(
-        self, pair: MakePair, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        made = shaken(pair())
-        made.far.send(b"last")
-        with suppress(ssl.SSLWantReadError):
-            made.far.unwrap()
-        socket.socket.send(made.far, bytes(50_000))
-        now_ns = count(step=ROUND_NS)
-        monkeypatch.setattr("proxy.net.tls.perf_counter_ns", lambda: next(now_ns))
-        assert made.receive(100) == b"last"
-        assert made.receive(100) == b""
-        assert not made.is_unread
-
     def test_answers_of_tls_that_nobody_reads_do_not_pile_up(self, pair: MakePair) -> None:
         made = shaken(pair(buffers=4096))
 
@@ -390,14 +337,6 @@ class TestEnds:
 
         with pytest.raises(TlsError, match="does not read the answers"):
             have_it_answer(20)
-
-    def test_descriptor_that_is_closed_is_unread_no_more(self, pair: MakePair) -> None:
-        made = shaken(pair())
-        made.far.send(bytes(100))
-        made.receive(1)
-        assert made.is_unread
-        made.wire.close()
-        assert not made.reactor._unread
 
 
 @pytest.mark.parametrize(
