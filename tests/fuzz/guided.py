@@ -1,13 +1,4 @@
-"""Coverage-guided fuzzing: runs targets for a while each, and says what came of it.
-
-    .venv/bin/python tests/fuzz/guided.py --seconds 600            # all targets
-    .venv/bin/python tests/fuzz/guided.py rocketmq native_amqp10   # two of them
-    .venv/bin/python tests/fuzz/guided.py rocketmq --try FILE      # one input again
-
-Targets in Python run in Atheris, those of the Rust core in libFuzzer itself, built with the instrumentation that
-cargo-fuzz has. What they learn is kept in ``.fuzz``; what is worth having in the tree gets into ``tests/fuzz/corpus``
-with ``--minimise``. ``make fuzz-long`` is the way to run it.
-"""
+"""Coverage-guided fuzzing: runs targets for a while each, and says what came of it."""
 
 import argparse
 import hashlib
@@ -49,15 +40,7 @@ from fuzz_targets import NATIVE, TARGETS  # noqa: E402 - found there
 
 
 class Ran(NamedTuple):
-    """What came of one target.
-
-    Attributes:
-        runs: how many inputs were tried.
-        edges: that they reached.
-        features: libFuzzer's: edges, how often, and comparisons.
-        inputs: that are kept.
-        findings: files of inputs that went wrong.
-    """
+    """What came of one target."""
 
     runs: int
     edges: int

@@ -1,7 +1,4 @@
-"""Frames and messages of AMQP 1.0 cut off, changed, and made up: reading them raises Malformed only.
-
-What can be read is as another codec reads it, and is encoded anew as it was.
-"""
+"""Frames and messages of AMQP 1.0 cut off, changed, and made up: reading them raises Malformed only."""
 
 import struct
 from random import Random

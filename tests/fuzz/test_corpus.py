@@ -1,7 +1,4 @@
-"""What coverage-guided fuzzing has found worth keeping, tried again; and what it begins with.
-
-``make fuzz-long`` finds more; see ``fuzz_targets``.
-"""
+"""What coverage-guided fuzzing has found worth keeping, tried again; and what it begins with."""
 
 from pathlib import Path
 

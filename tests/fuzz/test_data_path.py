@@ -1,7 +1,6 @@
 """The whole data path over loopback sockets: recorded connections unchanged, and nobody disturbed by a bad one."""
 
 import socket
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -9,11 +8,9 @@ from random import Random
 
 import pytest
 import trio
-from certificates import HOST, Certificates
 from playbook import frames
 from playbook.captures import CAPTURES, Capture
 from playbook.trial import random_pieces
-from tls_stream import TlsStream
 
 from limiter.rules.limit_text import parse_limit
 from limiter.rules.rule_set import RuleSet
@@ -103,45 +100,6 @@ async def test_recorded_connection_passes_byte_for_byte(capture: Capture, longes
     }
     assert snapshot.bypassed == {}
     assert snapshot.undecodable_total == {}
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    made = Certificates(tmp_path_factory.mktemp("certificates"))
-    made.issue("server", HOST)
-    return made
-
-
-@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-@pytest.mark.parametrize("longest", [500, 20_000])
-@pytest.mark.parametrize("capture", CAPTURES, ids=str)
-async def test_recorded_connection_passes_byte_for_byte_through_tls_on_both_sides(
-    capture: Capture, longest: int, version: ssl.TLSVersion, certificates: Certificates
-) -> None:
-    at_client, at_broker = certificates.client(), certificates.server()
-    at_client.maximum_version = at_broker.maximum_version = version
-    to_broker: list[bytes] = []
-    served = trio.Event()
-
-    async def serve(stream: trio.SocketStream) -> None:
-        broker = TlsStream(stream, at_broker)
-        # Who only asks whether the broker is there shakes hands, too.
-        if first := await broker.receive_some():
-            to_broker.append(first + await converse(broker, capture.to_client, 1, longest))
-            served.set()
-
-    with trio.fail_after(HANG_S):
-        client_tls, broker_tls = ClientTls(certificates.server(), required=True), BrokerTls(certificates.client())
-        async with (
-            data_path(serve, client_tls=client_tls, broker_tls=broker_tls) as path,
-            TlsStream(await connect(path), at_client, HOST) as client,
-        ):
-            to_client = await converse(client, capture.to_broker, 2, longest)
-            await served.wait()
-            snapshot = await path.snapshot()
-    assert to_client == capture.to_client
-    assert to_broker == [capture.to_broker]
-    assert snapshot.bytes_total == {"client": len(capture.to_broker), "broker": len(capture.to_client)}
 
 
 async def answer_all(stream: trio.SocketStream) -> None:

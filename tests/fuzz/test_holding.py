@@ -1,8 +1,4 @@
-"""Requests held and resolved at random times, in random chunks; and the messages that answers bring, counted.
-
-The broker gets every frame that passed or was released once and whole, no frame inside another, what passed in the
-order of the wire; every refused request is answered once; and nothing stays behind: see ``playbook.holding_trial``.
-"""
+"""Requests held and resolved at random times, in random chunks; and the messages that answers bring, counted."""
 
 from random import Random
 
