@@ -240,7 +240,6 @@ class Answers(Stream):
         return tags.latest
 
     def _waiting_of(self, channel: Channel) -> Iterator[_Delivery]:
-        """Yield the deliveries that the client has not been sent, in order."""
         lane = channel.to_client
         in_lines = (content for line in lane.lines.values() for content in line.contents)
         for content in chain(lane.ready, in_lines, lane.after, self._begun, self._begun_only):
@@ -316,7 +315,6 @@ class Answers(Stream):
             self._owner.queue_declared(queue, declares)
 
     def _take_left(self, method: int, channel: Channel, arguments: Reader) -> None:
-        """Take a method on a channel that the client has left and does not hear."""
         if method == wire.QUEUE_DECLARE_OK:
             self._take_declared(channel, arguments.short_string())
         elif method == wire.TX_COMMIT_OK:

@@ -373,7 +373,6 @@ class Channel:
         return queue or self.named or GENERATED
 
     def part(self) -> None:
-        """Cut the reference cycles of a channel that is not used any more."""
         for lane in (self.to_broker, self.to_client):
             lane.content = lane.writing = None
             del lane.behind, lane.barrier, lane.channel

@@ -193,7 +193,6 @@ class Marking:
     # --- Outcomes ---------------------------------------------------------------------------------
 
     def due_ns(self) -> int | None:
-        """Return when the first message times out."""
         return self._inbox.due_ns()
 
     def answer(self, now_ns: int) -> tuple[dict[Channel, list[bytes]], list[Waiting]]:
@@ -238,7 +237,6 @@ class Marking:
         self._inbox.ended.clear()
 
     def forget(self, channel: Channel) -> None:
-        """Forget the waiting messages of a closed channel."""
         for number in channel.waiting.values():
             self._hub.forget(self._hub.get(number))
         channel.waiting.clear()

@@ -320,7 +320,6 @@ class Publishes(SpoolingStream):
         self._special = True
 
     def succeed(self, channel: Channel) -> None:
-        """Open a channel whose number is free now."""
         channel.to_broker.shut = False
         self._advance_after(channel.to_broker)
         if channel.closes and channel.to_broker.after:
@@ -381,14 +380,12 @@ class Publishes(SpoolingStream):
             self.insert(lane, close)
 
     def committed(self, channel: Channel) -> None:
-        """Close a channel that the client has left, once all is committed."""
         if not channel.committing:
             super()._set_aside(channel.to_broker.barrier, wire.channel_close(channel.number))
             self._advance_after(channel.to_broker)
             self.flush()
 
     def reopen(self, channel: Channel) -> None:
-        """Open a channel again for what waits of it."""
         lane, number = channel.to_broker, channel.number
         lane.shut = False
         self._let_go(lane, wire.channel_open(number))
@@ -404,7 +401,6 @@ class Publishes(SpoolingStream):
         return any(lane.channel.latest and lane.is_within_content() for lane in self._lanes.values())
 
     def forget_exclusive(self) -> None:
-        """Forget what waits for the client's exclusive queues."""
         for lane in self._lanes.values():
             for line in list(lane.lines.values()):
                 if not self._is_for_exclusive(line.first()):
@@ -532,7 +528,6 @@ class Publishes(SpoolingStream):
         return stop
 
     def _count_passed(self, scanned: Scanned) -> None:
-        """Count scanned publishes that could have waited for consumers."""
         segment = scanned.segment
         refused = Counter(segment.publish(index)[0] for index in scanned.refused)
         for run in range(segment.runs):
@@ -631,7 +626,6 @@ class Publishes(SpoolingStream):
             self._owner.channel_left(owner.lane.channel)
 
     def _spell_out(self) -> None:
-        """Make contents of all scanned publishes of the current chunk."""
         pieces, self._pieces = self._pieces, []
         for piece in pieces:
             if isinstance(piece[3], Scanned):
@@ -708,7 +702,6 @@ class Publishes(SpoolingStream):
             confirms.sent(content.number)
 
     def publish_again(self, message: Waiting) -> None:
-        """Publish a message unmarked that has waited for consumers."""
         content = _Publish(message.channel.to_broker, again=True)
         content.number, content.size_bytes = message.sequence, len(message.frames)
         self._leave(content.lane)
@@ -742,7 +735,6 @@ class Publishes(SpoolingStream):
         )
 
     def outstanding(self) -> int:
-        """Return how many publishes await a confirm by the broker or by consumers."""
         return sum(
             channel.confirms.outstanding() + len(channel.waiting)
             for channel in self._channels.values()
@@ -771,7 +763,6 @@ def _is_exclusive(method: int, frame: bytes) -> bool:
 
 
 def _declare_again(frame: bytes, number: int) -> bytes:
-    """Return a queue.declare for another channel, with no-wait."""
     bits_at = _ARGUMENTS_AT + 3 + frame[_ARGUMENTS_AT + 2]
     bits = bytes((frame[bits_at] | wire.DECLARE_NO_WAIT,))
     return b"".join((frame[:1], number.to_bytes(2, "big"), frame[3:bits_at], bits, frame[bits_at + 1 :]))

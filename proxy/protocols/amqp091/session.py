@@ -313,7 +313,6 @@ class AMQP091Session(Session):
                 self._time(last_handle(batch.requests), now_ns)
 
     def _time(self, content: object, now_ns: int) -> None:
-        """Time a publish with confirms if it was forwarded."""
         if isinstance(content, Content) and content.number and content.fate == PASSING:
             confirms = content.lane.channel.confirms
             if confirms is not None:
@@ -595,7 +594,6 @@ class AMQP091Session(Session):
         self._streams[side].end()
 
     def close(self) -> None:
-        """Return the memory of what waits, and cut reference cycles."""
         self._stop_waits()
         self._replay = None
         for stream in self._streams.values():

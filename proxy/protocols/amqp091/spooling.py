@@ -187,7 +187,6 @@ class SpoolingStream(Stream):
             self._advance(line)
 
     def passes(self, content: Content) -> None:
-        """Forward and charge a content that has reached the maximum age."""
         content.verdict = GRANTED
         self.charges.append(Charge(content.resources, 1, content.size_bytes))
 
@@ -307,7 +306,6 @@ class SpoolLine(Line):
         return bool(self.contents)
 
     def _front(self) -> Content | None:
-        """Return the content that is ``aside``."""
         contents = self.contents
         return contents[-1] if contents and contents[-1].aside else None
 

@@ -267,7 +267,6 @@ class Stream(ABC):
         return False
 
     def _go_after(self, line: Line, content: Content) -> None:
-        """Forward a content that has waited in a line."""
         self._let_go(line.lane, content)
 
     def _expire(self, line: Line, content: Content) -> None:  # noqa: B027 - for publishes only
@@ -345,7 +344,6 @@ class Stream(ABC):
         if number > self.last_channel:
             raise self._no_channel(number)
         if kind == _BODY:
-            # It streams from here on.
             lead = memoryview(bytes(beginning))
             beginning.clear()
             self._take_body(lead, 0, length + _FRAME_BYTES, number)
@@ -367,7 +365,6 @@ class Stream(ABC):
         return stop
 
     def _check(self, kind: int, length: int) -> None:
-        """Check the type and length of a frame."""
         if kind not in wire.FRAME_TYPES:
             raise self._stop(wire.FRAME_ERROR, f"a frame of the unknown type {kind}")
         most = self._most_gathered_bytes()
@@ -527,7 +524,6 @@ class Stream(ABC):
         pieces.append((buffer, start, stop, owner))
 
     def _replace(self, buffer: Buffer, position: int, stop: int, payload: bytes) -> None:
-        """Forward a frame with another payload of the same length."""
         frame = b"".join((buffer[position : position + _PREFIX_BYTES], payload, buffer[stop - 1 : stop]))
         self._special = True
         self._pass(frame, 0, len(frame), None)
@@ -572,7 +568,6 @@ class Stream(ABC):
         return lead
 
     def part(self) -> None:
-        """Cut reference cycles."""
         self._lanes.clear()
         self._begun_only.clear()
         self._pieces, self._begun, self._requests = [], [], Gathered()
@@ -625,7 +620,6 @@ class Stream(ABC):
     # --- Forwarding a chunk -----------------------------------------------------------------------
 
     def pass_on(self, batch: Batch | None) -> None:
-        """Forward what passes of the current chunk, and refuse or keep the rest."""
         if batch is not None and batch.verdicts:
             self._take_verdicts(batch)
         pieces, begun = self._pieces, self._begun
@@ -650,7 +644,6 @@ class Stream(ABC):
             self._take_verdict(batch.requests[index], verdict)
 
     def _walk(self) -> None:
-        """Forward the chunk piece by piece."""
         out = self.out
         run: Buffer = b""
         run_start = run_stop = 0
@@ -726,7 +719,6 @@ class Stream(ABC):
         return WAITING
 
     def end(self) -> None:
-        """Forward an incomplete frame at the end of the stream, and forget what waits."""
         # It may belong to what waits, and would be misread without that.
         waits = self.waiting > 0 or bool(self._begun_only)
         self.forget_all()
@@ -864,7 +856,6 @@ class Stream(ABC):
                 break
 
     def asked(self, batch: Batch, now_ns: int) -> None:
-        """Take the verdicts on the requests of ``ask``."""
         #: Whether one of them waits on.
         lines: dict[Line, bool] = {}
         for index, request in enumerate(batch.requests):
@@ -972,7 +963,6 @@ class Stream(ABC):
                 self._set_aside_no_more(item[0])
 
     def _send_again(self, content: Content, frames: bytes) -> None:
-        """Forward a complete content before all that waits."""
         content.left_bytes, content.done, content.fate = 0, True, WAITING
         content.data = frames
         self.waiting += 1
@@ -1009,7 +999,6 @@ class Stream(ABC):
         return self._memory.is_overfull() or (self.waiting > 0 and not self._ready)
 
     def flush(self) -> None:
-        """Write what is ready and can be written, and spool what can be spooled."""
         if self._unsettled and not self._in_hand:
             for line in self._unsettled:
                 line.settle()
@@ -1085,7 +1074,6 @@ class Stream(ABC):
                 self._take_lead(lane.content)
 
     def _forget(self, content: Content) -> None:
-        """Drop a content if it waits."""
         if content.fate != WAITING:
             return
         if content.request is not None:
@@ -1120,7 +1108,6 @@ class Stream(ABC):
         return bool(self.waiting or self._ready)
 
     def forget_all(self) -> None:
-        """Forget all that waits. The driver has dropped the tickets."""
         self._give_up = lambda _: None
         self.give_up_all()
         for content in list(self._begun_only):
