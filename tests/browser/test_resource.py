@@ -3,7 +3,7 @@
 import json
 import re
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from admin.common.clock import write_time
 from admin.common.recommendations import Backtest, Period, Recommendation, RecommendationsFile, Replay, WhatIf
 from admin.wire import ResourceHistory
 
-OpenTab = Callable[..., Any]
 INSTANCE = "broker-a"
 LIMITS = """
 [rejection_log]
@@ -94,7 +93,7 @@ def sluice(start_sluice: StartSluice) -> Sluice:
 
 
 @pytest.fixture
-def flooded(sluice: Sluice, flood: Callable[..., Any]) -> Iterator[Sluice]:
+def flooded(sluice: Sluice, flood: Any) -> Iterator[Sluice]:
     write_report(sluice, ADVISED)
     running = flood(sluice, "orders", 400)
     with FrameClient(sluice.routes[0].listen) as client:
@@ -112,7 +111,7 @@ def serious(page: Page) -> list[str]:
 
 @pytest.mark.parametrize(("width", "theme"), [(1280, "dark"), (1280, "light"), (360, "dark"), (360, "light")])
 def test_all_that_is_known_of_a_resource_is_on_one_page(
-    flooded: Sluice, open_tab: OpenTab, picture: Callable[[Page, str], None], width: int, theme: str
+    flooded: Sluice, open_tab: Any, picture: Any, width: int, theme: str
 ) -> None:
     page = open_tab(flooded, width=width, height=900, theme=theme, bypass_csp=True).open(address("orders"))
     graph = region(page, "Messages per second")
@@ -134,7 +133,7 @@ def test_all_that_is_known_of_a_resource_is_on_one_page(
     assert serious(page) == []
 
 
-def test_the_graph_has_a_range_and_says_the_same_in_words_and_as_a_table(flooded: Sluice, open_tab: OpenTab) -> None:
+def test_the_graph_has_a_range_and_says_the_same_in_words_and_as_a_table(flooded: Sluice, open_tab: Any) -> None:
     page = open_tab(flooded).open(address("orders"))
     graph = region(page, "Messages per second")
     expect(graph.locator(".sum")).to_contain_text("In the last 15 minutes")
@@ -163,7 +162,7 @@ def counted(sluice: Sluice, name: str, verdict: str) -> int:
 
 @pytest.mark.parametrize("how", [{}, {"state_dir": "off"}], ids=["with a log", "without"])
 def test_counts_of_the_page_are_those_of_the_metrics(
-    start_sluice: StartSluice, open_tab: OpenTab, how: dict[str, Any]
+    start_sluice: StartSluice, open_tab: Any, how: dict[str, Any]
 ) -> None:
     sluice = start_sluice(config=LIMITS, **how)
     page = open_tab(sluice).open(address("orders"))
@@ -187,7 +186,7 @@ def test_counts_of_the_page_are_those_of_the_metrics(
 
 
 def test_counts_of_an_hour_have_those_of_the_process_before(
-    start_sluice: StartSluice, open_tab: OpenTab, tmp_path: Path
+    start_sluice: StartSluice, open_tab: Any, tmp_path: Path
 ) -> None:
     ends = {"passed": 0, "refused": 0}
     for _ in range(2):
@@ -207,7 +206,7 @@ def test_counts_of_an_hour_have_those_of_the_process_before(
 @pytest.mark.long
 @pytest.mark.parametrize("how", [{}, {"state_dir": "off"}], ids=["with a log", "without"])
 def test_counts_are_those_of_the_metrics_after_five_minutes_under_load(
-    start_sluice: StartSluice, open_tab: OpenTab, flood: Callable[..., Any], how: dict[str, Any]
+    start_sluice: StartSluice, open_tab: Any, flood: Any, how: dict[str, Any]
 ) -> None:
     sluice = start_sluice(config=LIMITS, **how)
     page = open_tab(sluice).open(address("orders"))
@@ -231,7 +230,7 @@ def test_counts_are_those_of_the_metrics_after_five_minutes_under_load(
     expect(totals).to_contain_text(f"refused{refused:,} ·")
 
 
-def test_dropped_messages_are_told_from_refused_ones(sluice: Sluice, open_tab: OpenTab) -> None:
+def test_dropped_messages_are_told_from_refused_ones(sluice: Sluice, open_tab: Any) -> None:
     tab = open_tab(sluice)
     one = (None,) * 890
     answer_history(
@@ -272,14 +271,14 @@ def answer_history(page: Page, **changes: Any) -> None:
         ({"others_together": True}, "some of its traffic may be missing"),
     ],
 )
-def test_what_the_graph_lacks_is_said(sluice: Sluice, open_tab: OpenTab, changes: dict[str, Any], said: str) -> None:
+def test_what_the_graph_lacks_is_said(sluice: Sluice, open_tab: Any, changes: dict[str, Any], said: str) -> None:
     tab = open_tab(sluice)
     answer_history(tab.page, **changes)
     page = tab.open(address("quiet", minutes="60"))
     expect(region(page, "Messages per second")).to_contain_text(said)
 
 
-def test_clients_beyond_those_shown_are_counted(sluice: Sluice, open_tab: OpenTab) -> None:
+def test_clients_beyond_those_shown_are_counted(sluice: Sluice, open_tab: Any) -> None:
     (client,) = RESOURCE_HISTORY.clients
     clients = tuple(msgspec.structs.replace(client, client=f"10.0.0.{n}", user=ODD, share=0.01) for n in range(30))
     tab = open_tab(sluice)
@@ -294,7 +293,7 @@ def test_clients_beyond_those_shown_are_counted(sluice: Sluice, open_tab: OpenTa
 
 
 def test_advice_is_put_in_force_by_one_button_with_its_evidence_and_is_undone(
-    sluice: Sluice, open_tab: OpenTab, limit_of: Callable[..., Any]
+    sluice: Sluice, open_tab: Any, limit_of: Any
 ) -> None:
     write_report(sluice, ADVISED)
     page = open_tab(sluice).open(address("orders"))
@@ -313,9 +312,7 @@ def test_advice_is_put_in_force_by_one_button_with_its_evidence_and_is_undone(
     assert limit_of(sluice, "orders")["edit"] is None
 
 
-def test_advice_for_another_limit_says_so_and_has_no_button(
-    sluice: Sluice, open_tab: OpenTab, put_limit: Callable[..., Any]
-) -> None:
+def test_advice_for_another_limit_says_so_and_has_no_button(sluice: Sluice, open_tab: Any, put_limit: Any) -> None:
     write_report(sluice, msgspec.structs.replace(ADVISED, name="pay-1", rate_per_s=250.0))
     page = open_tab(sluice).open(address("pay-1"))
     expect(region(page, "Advice")).to_contain_text(
@@ -326,7 +323,7 @@ def test_advice_for_another_limit_says_so_and_has_no_button(
     expect(region(page, "Advice").get_by_role("button", name="Put 650/s in force")).to_be_visible()
 
 
-def test_its_limit_is_edited_reverted_and_reset_in_place(sluice: Sluice, open_tab: OpenTab) -> None:
+def test_its_limit_is_edited_reverted_and_reset_in_place(sluice: Sluice, open_tab: Any) -> None:
     page = open_tab(sluice).open(address("pay-2"))
     expect(region(page, "Rule in force")).to_contain_text("topic:pay*")
     page.get_by_role("button", name="Edit the limit…").click()
@@ -345,9 +342,7 @@ def test_its_limit_is_edited_reverted_and_reset_in_place(sluice: Sluice, open_ta
     expect(changes.first).to_contain_text("reset")
 
 
-def test_every_name_of_it_leads_there_and_back(
-    sluice: Sluice, open_tab: OpenTab, put_limit: Callable[..., Any], fresh_name: Callable[[str], str]
-) -> None:
+def test_every_name_of_it_leads_there_and_back(sluice: Sluice, open_tab: Any, put_limit: Any, fresh_name: Any) -> None:
     name = fresh_name("reached")
     put_limit(sluice, name, rate=5, reason="to be reached")
     tab = open_tab(sluice)
@@ -375,9 +370,7 @@ def test_every_name_of_it_leads_there_and_back(
         expect(page.get_by_role("dialog")).to_have_count(0)
 
 
-def test_a_change_by_somebody_else_leads_there(
-    sluice: Sluice, open_tab: OpenTab, put_limit: Callable[..., Any], fresh_name: Callable[[str], str]
-) -> None:
+def test_a_change_by_somebody_else_leads_there(sluice: Sluice, open_tab: Any, put_limit: Any, fresh_name: Any) -> None:
     page = open_tab(sluice).open("#/state")
     expect(page.locator(".panels")).to_contain_text("Listeners")
     name = fresh_name("elsewhere")
@@ -387,7 +380,7 @@ def test_a_change_by_somebody_else_leads_there(
     expect(region(page, "Changes")).to_contain_text("no rule of its own → 5/s")
 
 
-def test_patterns_and_limits_of_who_asks_have_no_page_but_their_editor(sluice: Sluice, open_tab: OpenTab) -> None:
+def test_patterns_and_limits_of_who_asks_have_no_page_but_their_editor(sluice: Sluice, open_tab: Any) -> None:
     page = open_tab(sluice).open("#/limits")
     for key in ("topic/pay*", "total/topic:log-*"):
         row = page.locator(f'tr[data-row="{key}"]')
@@ -395,7 +388,7 @@ def test_patterns_and_limits_of_who_asks_have_no_page_but_their_editor(sluice: S
         expect(row.get_by_role("link")).to_have_count(0)
 
 
-def test_any_name_has_its_page(sluice: Sluice, open_tab: OpenTab) -> None:
+def test_any_name_has_its_page(sluice: Sluice, open_tab: Any) -> None:
     tab = open_tab(sluice)
     page = tab.open(address(ODD))
     expect(page.get_by_role("heading", level=1)).to_have_text(f"topic{ODD}")
@@ -413,7 +406,7 @@ def test_any_name_has_its_page(sluice: Sluice, open_tab: OpenTab) -> None:
     assert page.locator("main img").count() == 0
 
 
-def test_another_resource_takes_the_place_of_the_first(sluice: Sluice, open_tab: OpenTab) -> None:
+def test_another_resource_takes_the_place_of_the_first(sluice: Sluice, open_tab: Any) -> None:
     tab = open_tab(sluice)
     page = tab.open(address("pay-3"))
     expect(page.locator(".figures")).to_contain_text("300/s")
@@ -424,7 +417,7 @@ def test_another_resource_takes_the_place_of_the_first(sluice: Sluice, open_tab:
     expect(page.locator("main")).to_contain_text("Which resource?")
 
 
-def test_last_limited_is_the_latest_that_anything_knows_of(sluice: Sluice, open_tab: OpenTab) -> None:
+def test_last_limited_is_the_latest_that_anything_knows_of(sluice: Sluice, open_tab: Any) -> None:
     (client,) = RESOURCE_HISTORY.clients
     at = write_time(datetime.now(UTC) - timedelta(minutes=25))
     tab = open_tab(sluice)
@@ -437,7 +430,7 @@ def test_last_limited_is_the_latest_that_anything_knows_of(sluice: Sluice, open_
     expect(page.locator(".figures")).to_contain_text("Last limitednot since the start")
 
 
-def test_held_messages_are_limited(start_sluice: StartSluice, open_tab: OpenTab) -> None:
+def test_held_messages_are_limited(start_sluice: StartSluice, open_tab: Any) -> None:
     sluice = start_sluice(config='[[limits]]\nkind = "topic"\nname = "*"\nrate = 20\naction = "delay"\n')
     with FrameClient(sluice.routes[0].listen) as client:
         client.ask(*sends(30, "mail"))
@@ -445,22 +438,8 @@ def test_held_messages_are_limited(start_sluice: StartSluice, open_tab: OpenTab)
         expect(page.locator(".figures")).to_contain_text(re.compile(r"Last limited(now|\d+ s ago)"))
 
 
-def test_use_of_a_limit_in_shadow_is_all_that_passes(
-    start_sluice: StartSluice, open_tab: OpenTab, flood: Callable[..., Any]
-) -> None:
+def test_use_of_a_limit_in_shadow_is_all_that_passes(start_sluice: StartSluice, open_tab: Any, flood: Any) -> None:
     sluice = start_sluice(config='[[limits]]\nkind = "topic"\nname = "*"\nrate = 50\naction = "shadow"\n')
     flood(sluice, "loud", 400)
     page = open_tab(sluice).open(address("loud"))
     expect(page.locator(".figures")).to_contain_text(re.compile(r"Used[2-9]\d\d %"))
-
-
-def test_names_that_are_links_look_like_links(sluice: Sluice, open_tab: OpenTab) -> None:
-    page = open_tab(sluice).open("#/limits?search=orders")
-    link = page.get_by_role("link", name="orders", exact=True)
-    expect(link).to_be_visible()
-    assert link.evaluate("each => getComputedStyle(each).textDecorationLine") == "underline"
-
-
-def test_heading_of_the_rules_reads_as_a_sentence(sluice: Sluice, open_tab: OpenTab) -> None:
-    page = open_tab(sluice).open("#/rules")
-    expect(page.locator(".heading .muted")).to_have_text(re.compile(r"^\d+ rules\. The most specific one"))

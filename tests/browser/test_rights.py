@@ -1,6 +1,6 @@
 """Who may see and who may change; and that what others wrote stays text."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ def client(guarded: Sluice) -> Iterator[FrameClient]:
 
 
 def test_token_is_asked_for_until_it_is_right_and_forgotten_with_the_tab(
-    guarded: Sluice, client: FrameClient, open_tab: Callable[..., Any]
+    guarded: Sluice, client: FrameClient, open_tab: Any
 ) -> None:
     client.ask(send("guarded"))
     tab = open_tab(guarded)
@@ -63,7 +63,7 @@ def test_token_is_asked_for_until_it_is_right_and_forgotten_with_the_tab(
 
 
 def test_read_only_token_sees_all_and_is_told_why_it_changes_nothing(
-    guarded: Sluice, client: FrameClient, open_tab: Callable[..., Any]
+    guarded: Sluice, client: FrameClient, open_tab: Any
 ) -> None:
     client.ask(send("seen"))
     tab = open_tab(guarded)
@@ -83,7 +83,7 @@ def test_read_only_token_sees_all_and_is_told_why_it_changes_nothing(
     expect(drawer).to_contain_text("may only read")
 
 
-def test_html_in_names_and_reasons_stays_text(sidecar: Sluice, open_tab: Callable[..., Any]) -> None:
+def test_html_in_names_and_reasons_stays_text(sidecar: Sluice, open_tab: Any) -> None:
     with FrameClient(sidecar.routes[0].listen) as client:
         client.ask(send(_HTML))
         page = open_tab(sidecar).open("#/limits?search=onerror")

@@ -1,7 +1,7 @@
 """The page as people see it, or have it read to them: every view, both themes, wide and narrow."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -49,7 +49,7 @@ rate = 200
 [defaults.retry_group]
 rate = 50
 """
-_VIEWS = ("overview", "limits", "rules", "audit", "connections", "state", "resource?kind=topic&name=shipments")
+_VIEWS = ("overview", "limits", "rules", "audit", "connections", "flow", "state", "resource?kind=topic&name=shipments")
 _QUIET = {
     "payments": 4,
     "shipments": 3,
@@ -68,7 +68,7 @@ def sidecar(start_sluice: StartSluice) -> Sluice:
 
 
 @pytest.fixture
-def busy(sidecar: Sluice, flood: Callable[..., Any]) -> Iterator[Sluice]:
+def busy(sidecar: Sluice, flood: Any) -> Iterator[Sluice]:
     """The sidecar with one topic over its limit and several below."""
     flood(sidecar, "orders", 1500)
     flood(sidecar, "invoices", 190)
@@ -101,7 +101,7 @@ def _first_edit(page: Page, topic: str, rate: str, reason: str) -> None:
 @pytest.mark.parametrize("theme", ["dark", "light"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_every_view_is_fit_to_be_seen_and_read_out(
-    busy: Sluice, open_tab: Callable[..., Any], picture: Callable[[Page, str], None], theme: str, width: int
+    busy: Sluice, open_tab: Any, picture: Any, theme: str, width: int
 ) -> None:
     # The axe library is put into the page by the browser itself, past the page's own rules.
     page = open_tab(busy, theme=theme, width=width, height=844 if width == 390 else 900, bypass_csp=True).open()
@@ -109,7 +109,7 @@ def test_every_view_is_fit_to_be_seen_and_read_out(
     findings = {}
     for view in _VIEWS:
         page.goto(f"{page.url.split('#')[0]}#/{view}")
-        expect(page.locator("main table tbody tr:visible").first).to_be_visible()
+        expect(page.locator("main :is(tbody tr, .findings):visible").first).to_be_visible()
         if view == "limits":
             expect(page.locator("td.refusing").first).to_be_visible()
             expect(page.locator('tr[data-row="topic/orders"] .spark-line')).to_have_attribute("d", re.compile("L"))
@@ -146,7 +146,7 @@ def test_every_view_is_fit_to_be_seen_and_read_out(
     assert {place: each for place, each in findings.items() if each} == {}
 
 
-def test_theme_is_the_systems_until_it_is_chosen(sidecar: Sluice, open_tab: Callable[..., Any]) -> None:
+def test_theme_is_the_systems_until_it_is_chosen(sidecar: Sluice, open_tab: Any) -> None:
     page = open_tab(sidecar, theme="light").open()
     root = page.locator("html")
     expect(root).to_have_attribute("data-theme", "light")

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,7 @@ def _told(page: Page, sluice: Sluice, **different: Any) -> None:
     page.route("**/api/v1/events*", answer)
 
 
-def test_bypass_and_draining_are_said_and_the_health_is_not_green(
-    sidecar: Sluice, open_tab: Callable[..., Any]
-) -> None:
+def test_bypass_and_draining_are_said_and_the_health_is_not_green(sidecar: Sluice, open_tab: Any) -> None:
     tab = open_tab(sidecar)
     by = [{"handler": "rate_limit", "reason": "timeout", "total": 40}]
     _told(tab.page, sidecar, bypassed={"total": 40, "per_s_last_60s": 2.5, "by": by})
@@ -43,7 +40,7 @@ def test_bypass_and_draining_are_said_and_the_health_is_not_green(
     expect(page.locator(".part-health .dot")).to_have_class("dot warn")
 
 
-def test_a_configuration_that_is_wrong_is_said_until_it_is_right(sidecar: Sluice, open_tab: Callable[..., Any]) -> None:
+def test_a_configuration_that_is_wrong_is_said_until_it_is_right(sidecar: Sluice, open_tab: Any) -> None:
     tab = open_tab(sidecar)
     failed = {"at": "2026-11-21T19:00:00.000Z", "by": "SIGHUP", "problems": ["sluice.toml:3: limits[0].rate: wrong"]}
     _told(tab.page, sidecar, failed_reload=failed)
@@ -53,16 +50,14 @@ def test_a_configuration_that_is_wrong_is_said_until_it_is_right(sidecar: Sluice
     expect(banner).to_contain_text("by SIGHUP")
 
 
-def test_damaged_journal_is_named_after_the_start(
-    start_sluice: StartSluice, open_tab: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_damaged_journal_is_named_after_the_start(start_sluice: StartSluice, open_tab: Any, tmp_path: Path) -> None:
     (tmp_path / "state.db").write_text("not a journal at all\n", encoding="utf-8")
     page = open_tab(start_sluice(state_dir=tmp_path)).open()
     expect(page.locator("#notices .banner").filter(has_text="set aside")).to_contain_text("state.db.")
 
 
 def test_edit_that_cannot_be_saved_is_offered_until_the_restart(
-    start_sluice: StartSluice, open_tab: Callable[..., Any], tmp_path: Path, limit_of: Callable[..., Any]
+    start_sluice: StartSluice, open_tab: Any, tmp_path: Path, limit_of: Any
 ) -> None:
     directory = tmp_path / "state"
     sluice = start_sluice(state_dir=directory, limits=["topic:*=200/s"])
@@ -83,7 +78,7 @@ def test_edit_that_cannot_be_saved_is_offered_until_the_restart(
 
 
 def test_reload_says_what_it_does_before_it_does_it(
-    start_sluice: StartSluice, open_tab: Callable[..., Any], tmp_path: Path, limit_of: Callable[..., Any]
+    start_sluice: StartSluice, open_tab: Any, tmp_path: Path, limit_of: Any
 ) -> None:
     file = tmp_path / "own.toml"
     file.write_text("[defaults.topic]\nrate = 100\n", encoding="utf-8")

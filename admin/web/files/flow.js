@@ -20,7 +20,7 @@ export function FlowView() {
     <${Panel} wide title="Bottleneck">
       <ul class="findings">${flow.sentences.map((text) => html`<li>${text}</li>`)}</ul>
     <//>
-    <div class="panels">
+    <div class="panels halves">
       <${Panel} title="States" facts=${flow.details.map(({ name, text }) => [name, text])} />
       <${Panel} title="Alarms" facts=${flow.alarms.map((each) => [each.scarce, html`<${Alarm} of=${each} />`])} />
     </div>
@@ -122,7 +122,7 @@ const BOXES = {
 function Picture({ holds }) {
   const perS = (key) => rate(holds.resources.reduce((sum, each) => sum + each[key], 0));
   const said = Object.keys(BOXES).map((place) => `${place} ${count(holds.messages[place] ?? 0)}`);
-  return html`<div class="scroll">
+  return html`<div class="scroll" tabindex="0" role="region" aria-label="Messages by place">
     <svg class="places" viewBox="0 0 644 284" role="img" aria-label="messages by place: ${said.join(", ")}">
       <defs>
         <marker id="way-head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">

@@ -38,10 +38,7 @@ function Panels({ state }) {
     <${Panel} title="Listeners" facts=${state.listeners.map(listenerFact)} />
     <${Panel} title="Messages since the start" facts=${messageFacts(state)} />
     <${Panel} title="Data path" facts=${dataPathFacts(state)} />
-    <${Panel}
-      title="Connections ended"
-      facts=${Object.entries(state.totals.closed).map(([reason, amount]) => [reason, count(amount)])}
-    />
+    <${Panel} title="Connections ended" facts=${closedFacts(state.totals.closed)} />
     <${Panel} title="Edits" facts=${editFacts(state)} />
     <${Panel} title="Process" facts=${processFacts(state)} />
   `;
@@ -55,6 +52,10 @@ function listenerFact(listener) {
     name === listen ? listen : `${listen}, ${name}`,
     html`<${Dot} manner=${manner} /> ${broker} ${text}, ${count(connections)} connections`,
   ];
+}
+
+function closedFacts(closed) {
+  return Object.entries(closed).map(([reason, amount]) => [reason.replaceAll("_", " "), count(amount)]);
 }
 
 function messageFacts({ totals, rates }) {
