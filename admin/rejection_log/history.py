@@ -170,8 +170,10 @@ class _Found:
             return
         match record:
             case HeartbeatRecord():
-                first, end = max(record.at_s - self.begin_s, 0), record.at_s + record.seconds - self.begin_s
-                self._known[first:end] = b"\1" * (min(end, self._seconds) - first)
+                first = max(record.at_s - self.begin_s, 0)
+                # A heartbeat of few seconds can end before the first second here.
+                end = max(first, min(record.at_s + record.seconds - self.begin_s, self._seconds))
+                self._known[first:end] = b"\1" * (end - first)
                 self._others_together |= record.other > 0
             case TrafficRecord():
                 self._add_traffic(record)

@@ -18,7 +18,7 @@ EDIT_ERRORS = (EditError, StaleError, NotFoundError, ConflictError, StoreError, 
 
 
 T = TypeVar("T")
-_LONG: Final = 50
+_LONG: Final = 100
 _encoder: Final = msgspec.json.Encoder()
 _threads: Final = trio.CapacityLimiter(2)
 

@@ -1,7 +1,6 @@
 """``events``: the table and the state as they change, as server-sent events.
 
-A stream sends what changed since it last sent something, and looks again only once that was read. A slow reader gets
-fewer events, and nothing is queued; a reader that reads nothing is disconnected.
+A stream sends the changes since its last event, and looks again once that was read. It queues nothing for slow readers.
 """
 
 from typing import Any, Final
@@ -15,7 +14,6 @@ from admin import wire
 from admin.http.api.answers import encode, problem
 from admin.http.api.requests import LimitsQuery, board_query
 from admin.http.api.state import Services, Status
-from admin.stats import LiveStats
 from admin.stats import Query as BoardQuery
 
 MAX_STREAMS: Final = 64
@@ -29,13 +27,7 @@ _ENTRY: Final = tuple(field for field in wire.Row.__struct_fields__ if field not
 
 
 class Stream:
-    """The events for one client.
-
-    Args:
-        services: where the figures come from.
-        status: makes the state.
-        query: which rows of the table the client wants.
-    """
+    """The events for one client."""
 
     def __init__(self, services: Services, status: Status, query: BoardQuery) -> None:
         self._live, self._board = services.live, services.board
@@ -114,11 +106,11 @@ class _EventResponse(Response):
 
     media_type = wire.EVENT_STREAM
 
-    def __init__(self, stream: Stream, board: LiveStats, events: "Events") -> None:
+    def __init__(self, stream: Stream, events: "Events") -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         # A stream has no length.
         del self.headers["content-length"]
-        self._stream, self._board, self._events = stream, board, events
+        self._stream, self._events = stream, events
 
     async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
         """Send events."""
@@ -148,7 +140,7 @@ class _EventResponse(Response):
                     return
                 silent_since = trio.current_time()
             if not self._stream.ends:
-                await self._board.next_tick()
+                await self._events.board.next_tick()
         await send({"type": "http.response.body", "body": b""})
 
 
@@ -161,20 +153,20 @@ async def _until_left(receive: Receive, everything: trio.CancelScope) -> None:
 class Events:
     """All streams.
 
-    Args:
-        services: where the figures come from.
-        status: makes the state.
+    Attributes:
+        open: the streams.
+        turns: lets one of them look at a time.
     """
 
     def __init__(self, services: Services, status: Status) -> None:
         self._services, self._status = services, status
+        self.board = services.board
         self.open: set[Stream] = set()
         self.turns = trio.StrictFIFOLock()
 
     def follow(self, query: LimitsQuery) -> Response:
         """Answer with a stream, unless there are too many."""
         if len(self.open) >= MAX_STREAMS:
-            detail = f"{MAX_STREAMS} streams are open, which is all; close one, or ask again later"
+            detail = f"{MAX_STREAMS} streams are open, which is the maximum; close one, or try again later"
             return problem(503, detail, headers={"retry-after": str(RETRY_AFTER_S)})
-        stream = Stream(self._services, self._status, board_query(query, self._services.live))
-        return _EventResponse(stream, self._services.board, self)
+        return _EventResponse(Stream(self._services, self._status, board_query(query, self._services.live)), self)

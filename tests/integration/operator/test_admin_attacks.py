@@ -6,14 +6,12 @@ the end the broker has as many as were answered.
 
 import json
 import re
-import resource
 import signal
 import socket
 import ssl
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -32,9 +30,6 @@ pytestmark = pytest.mark.integration
 WRITE: Final = "6f0f5c4e1b0a49d6a1f77f2c5b3b9a10"
 READ: Final = "d1c7a4be30f24a0f9a5e2f6f4a1c8e77"
 TOPIC: Final = "undisturbed"
-IDLE_CONNECTIONS: Final = 10_000
-#: The admin address takes so many; the process has some descriptors besides.
-MAX_DESCRIPTORS: Final = 256 + 100
 _TIMEOUT_S: Final = 60.0
 #: Messages that must go through after an attack.
 _MORE: Final = 50
@@ -285,26 +280,6 @@ def test_a_head_that_is_too_large_is_refused(sidecar: Sluice) -> None:
     with connect(sidecar.admin) as connection:
         connection.sendall(head("GET", "/healthz", {"Host": sidecar.admin, "X": "y" * 200_000}))
         assert read(connection).status in (0, 431)
-
-
-def test_ten_thousand_idle_connections_hold_up_nobody(
-    sidecar: Sluice, ask: Callable[..., Answer], traffic: Traffic
-) -> None:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    descriptors = Path(f"/proc/{sidecar.process.pid}/fd")
-    with ExitStack() as idle:
-        for opened in range(min(IDLE_CONNECTIONS, hard - 500)):
-            idle.enter_context(connect(sidecar.admin))
-            if opened % 2000 == 0:
-                assert ask("/api/v1/whoami").json["name"] == "alice"
-        before = traffic.stored
-        assert len(list(descriptors.iterdir())) < MAX_DESCRIPTORS
-        assert ask("/healthz", token="").status == 200
-        assert ask("/readyz", token="").status == 200
-        assert ask("/api/v1/limits").status == 200
-        assert sidecar.metrics().total("sluice_admin_refused_total", reason="evicted") > 0
-        traffic.wait_for(before + _MORE)
 
 
 _SPELLINGS = [

@@ -83,16 +83,7 @@ def rss_mib(sidecar: Sluice) -> float:
 
 @pytest.mark.parametrize(
     "what",
-    [
-        "nothing",
-        "half a head",
-        "half a body",
-        "/metrics",
-        "/api/v1/limits?limit=500",
-        "/api/v1/state",
-        "/api/v1/events",
-        "/",
-    ],
+    ["nothing", "half a head", "half a body", "/metrics", "/api/v1/limits?limit=500", "/api/v1/events"],
 )
 def test_hostile_connections_hold_up_neither_probes_nor_messages(sidecar: Sluice, what: str) -> None:
     before_mib = rss_mib(sidecar)

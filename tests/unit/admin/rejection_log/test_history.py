@@ -72,6 +72,12 @@ def known(history: ResourceHistory) -> list[int]:
     return [index for index, passed in enumerate(history.passed) if passed is not None]
 
 
+def test_a_heartbeat_that_ends_before_the_time_asked_for_says_nothing(log: Log) -> None:
+    log.write(1, log.alive(NOW_S - 100, seconds=10), log.alive(NOW_S - 30, seconds=10))
+    history = read(log.path, ORDERS, 60, NOW_S)
+    assert known(history) == list(range(30, 40))
+
+
 def test_seconds_are_told_one_by_one_and_of_a_longer_time_in_steps(log: Log) -> None:
     log.write(1, *log.minute(NOW_S - 120, 300, 60, rate_per_s=100.0), *log.minute(NOW_S - 60, 8))
     history = read(log.path, ORDERS, 120, NOW_S)
