@@ -1,69 +1,19 @@
-"""Examples for the OpenAPI document; each is of the type that it stands for, so that none can be out of date."""
+"""Answers of the API made by hand, for tests of what reads them."""
 
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from admin import wire
-from admin.common.recommendations import Backtest, Recommendation, Replay, WhatIf
 from admin.edits.model import (
-    ActiveEdit,
-    Change,
-    Configured,
     FailedReload,
-    LimitEntry,
     Persistence,
-    ReloadReport,
-    SwitchEntry,
-    Written,
 )
 from admin.wire import sentences
 from proxy.stats.flow import ConnectionFlow, FlowFinding, SpooledResource, SpoolPlace, SpoolState, StageState
-from proxy.stats.question import AppliedLimit, Explanation, LimitState, LimitView, Question, RuleView
-from proxy.stats.snapshot import ClientDescription, ConfirmState, LinkState, Usage
+from proxy.stats.snapshot import ClientDescription, ConfirmState, LinkState
 
 _AT: Final = "2026-01-02T03:04:05.678Z"
 _ETAG: Final = "6c1f0e2b"
 
-PUT_LIMIT: Final[dict[str, Any]] = {"rate": 1000, "burst_s": 2, "reason": "the campaign starts", "ttl_s": 3600}
-PATCH_LIMIT: Final[dict[str, Any]] = {"rate": 1000, "reason": "the campaign starts"}
-PUT_SWITCH: Final[dict[str, Any]] = {"limiting": False, "reason": "the broker is being moved", "ttl_s": 600}
-REVERT: Final[dict[str, Any]] = {"reason": "too much after all"}
-BATCH: Final[dict[str, Any]] = {
-    "edits": [
-        {"type": "set_limit", "kind": "topic", "name": "orders", "limit": {"rate": 1000}},
-        {"type": "unset_limit", "kind": "topic", "name": "audit-*"},
-    ],
-    "reason": "the campaign starts",
-}
-STANDING: Final = ActiveEdit(
-    change_id=17, at=_AT, by="alice", address="127.0.0.1:50222", reason="the campaign starts", limit={"rate": 1000}
-)
-LIMIT: Final = LimitEntry(
-    kind="topic",
-    name="orders",
-    limit={"rate": 1000.0, "burst_s": 1.0, "action": "reject"},
-    limit_text="1000/s",
-    rule="topic:orders",
-    source="change 17 by alice",
-    exact=True,
-    configured=Configured({"rate": 500.0, "burst_s": 1.0, "action": "reject"}, "sluice.toml:12"),
-    edit=STANDING,
-    etag=_ETAG,
-)
-DRIFT: Final = wire.Drift(limits=(LIMIT,), switches=(), total=1, offset=0, limit=100, etag=_ETAG)
-SWITCH: Final = SwitchEntry(kind="all", limiting=True, configured=True, edit=None, etag=_ETAG)
-CHANGE: Final = Change(
-    id=17,
-    at=_AT,
-    by="alice",
-    address="127.0.0.1:50222",
-    action="set",
-    target="limits/topic/orders",
-    old={"rate": 500.0},
-    new={"rate": 1000.0},
-    reason="the campaign starts",
-)
 _VERDICTS: Final = wire.Verdicts(passed=998.5, refused=210)
 _HISTORY: Final = wire.History(
     step_s=5,
@@ -74,93 +24,6 @@ _HISTORY: Final = wire.History(
     dropped=(0, 0),
     limit=(1000, 1000),
     totals=(912_440, 2_108, 0),
-)
-ROW: Final = wire.Row(
-    key="topic/orders",
-    own=True,
-    live=wire.LiveFigures(
-        messages_total=wire.Verdicts(passed=913_440, refused=2_318),
-        messages_per_s=_VERDICTS,
-        requests_per_s=_VERDICTS,
-        rule_messages_per_s=None,
-        used={"messages": Usage(1.0, 0.97, 0.8)},
-        used_ratio=0.97,
-        limited=True,
-        holding=False,
-        would_refuse=False,
-        near=True,
-        open=True,
-        wait_s=0.25,
-        stored_permits=0,
-        last_refused_at=_AT,
-        last_wait_s=0.31,
-        refused_by="total:topic:*",
-    ),
-    history=_HISTORY,
-    **{field: getattr(LIMIT, field) for field in LimitEntry.__struct_fields__},
-)
-WRITTEN: Final = Written(**msgspec.structs.asdict(CHANGE), limit=LIMIT)
-RESET: Final = msgspec.structs.replace(
-    CHANGE,
-    action="reset",
-    old=CHANGE.new,
-    expires_at=None,
-    before=None,
-    details=("1 limiter full again", "a debt of 9950 messages or requests", "1 open breaker"),
-)
-PAGE: Final = wire.LimitPage(
-    rows=(ROW,),
-    total=1,
-    offset=0,
-    limit=100,
-    totals=wire.RowTotals(rows=1, limited=1, overridden=1, near=1, shadowed=0),
-    kinds=("topic", "retry_group"),
-    sampled_at=_AT,
-    rule_set_version=18,
-    etag=_ETAG,
-)
-RULES: Final = wire.RulePage(
-    rows=(
-        wire.RuleRow(
-            position=0,
-            kind="topic",
-            pattern="orders",
-            shared=False,
-            rule="topic:orders",
-            limit={"rate": 1000, "burst_s": 1.0, "break_s": 1.0, "action": "reject"},
-            limit_text="1000/s",
-            action="reject",
-            hours=None,
-            source="change 17 by alice",
-            holds=True,
-        ),
-    ),
-    total=1,
-    offset=0,
-    limit=100,
-    rule_set_version=18,
-)
-EXPLANATION: Final = sentences.explained(
-    Explanation(
-        question=Question("topic", "orders", "10.1.2.3"),
-        rule_set_version=18,
-        limiting=True,
-        exempt_on=(),
-        limits=(
-            AppliedLimit(
-                kind="topic",
-                name="orders",
-                why="exact name",
-                rule=RuleView("topic:orders", "sluice.toml:12", "500/s", "reject", None),
-                limit=LimitView("messages", 500, 1, 1, 10, 5500, None, None, 0, None),
-                state=LimitState(stored_permits=0, open=True, wait_s=0.25, last_refused_s=1.5),
-                held=0,
-                usage=Usage(1.0, 0.97, 0.8),
-            ),
-        ),
-        unapplied=(),
-    ),
-    live=True,
 )
 _GIB: Final = 1024**3
 _PUBLISHER: Final = StageState("connection", "41", "flow", 3, 2.5, waits_for=("resource topic orders",))
@@ -212,32 +75,6 @@ RESOURCE_HISTORY: Final = wire.ResourceHistory(
     bytes_read=184_320,
     cut=False,
     problem=None,
-)
-ADVICE: Final = wire.ResourceAdvice(
-    path="/var/lib/sluice/127.0.0.2-10911/report/recommendations.json",
-    problem=None,
-    made_at=_AT,
-    age_s=7200.5,
-    from_at=_AT,
-    until_at=_AT,
-    recommendation=Recommendation(
-        instance="broker-a:10911",
-        kind="topic",
-        name="orders",
-        action="raise",
-        rule="topic:orders",
-        rate_per_s=500.0,
-        recommended_rate_per_s=650.0,
-        confidence="high",
-        evidence="Asked for 620/s at most.",
-        backtest=Backtest(
-            current=Replay(refused_messages=481, refused_share=0.04),
-            recommended=Replay(refused_messages=0, refused_share=0.0),
-        ),
-        what_if=(WhatIf(rate_per_s=550.0, refused_share=0.02, refused_share_uncorrected=0.03),),
-    ),
-    edit={"rate": 650.0, "count": "messages", "reason": "Asked for 620/s at most. Confidence: high.", "ttl_s": None},
-    why_not="",
 )
 FLOW: Final = sentences.flow(
     wire.Flow(
@@ -334,9 +171,6 @@ CONNECTIONS: Final = wire.ConnectionPage(
     limit=100,
     sampled_at=_AT,
 )
-RELOAD: Final = ReloadReport(
-    change=None, changed=("topic:orders 500/s -> 800/s",), needs_restart=("listeners",), hidden=("topic:orders",)
-)
 STATE: Final = wire.State(
     version="0.1.0",
     instance="broker-a:10911",
@@ -384,23 +218,3 @@ STATE: Final = wire.State(
     rule_set_version=18,
     etag=_ETAG,
 )
-WHOAMI: Final = wire.WhoAmI("alice", "write", "127.0.0.1:50222", authentication=True)
-
-_PROBLEMS: Final = {
-    400: ('rate: must be a number of at least 0; found "fast"', wire.FieldProblem("rate", "must be a number")),
-    409: ("change 18 by bob changed limits/topic/orders since; force undoes both", None),
-    412: ("edited already: change 17 by alice", None),
-}
-
-
-def problem(status: int) -> dict[str, Any]:
-    """Return an example of a problem."""
-    detail, field = _PROBLEMS.get(status, ("what is wrong, and what to do", None))
-    example = wire.Problem(
-        status=status,
-        detail=detail,
-        errors=() if field is None else (field,),
-        etag=_ETAG if status == 412 else msgspec.UNSET,
-    )
-    found: dict[str, Any] = msgspec.to_builtins(example)
-    return found
