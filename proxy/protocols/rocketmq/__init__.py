@@ -1,8 +1,8 @@
 """RocketMQ's remoting protocol: JSON and binary headers, limits per topic, retrying consumer group and subscription.
 
-What ``proxy.net.broker_watch`` goes by was seen here: the Java client (5.5.0) whose connection is closed opens the next
-one at once and keeps several to one broker, after which its lite pulls and request-reply suffer for minutes; the broker
-(5.3) closes connections up to 50 ms before it stops listening.
+``proxy.net.broker_watch`` relies on what was seen here. The Java client (5.5.0) reconnects at once when its connection
+is closed, and keeps several to one broker; its lite pulls and request-reply then suffer for minutes. The broker (5.3)
+closes connections up to 50 ms before it stops listening.
 """
 
 from typing import Final
@@ -17,20 +17,20 @@ from proxy.protocols.rocketmq.session import RocketMQSession
 from proxy.protocols.rocketmq.transactions import Transactions
 from proxy.protocols.rocketmq.wire import codes
 
-#: Replies to who waits for one, and what the brokers of a cluster tell each other and record.
+# Replies of request-reply, and the records that brokers of a cluster exchange.
 _EXEMPT = ("*_REPLY_TOPIC", "RMQ_SYS_*")
-#: What clients wait for the answer to a send or a send-back by default; of the usual ones none waits less.
+# The usual clients wait at least this long for the answer to a send or a send-back.
 _SEND_TIMEOUT_S = 3.0
-#: By the words of ``LanguageCode``.
+# Keys are names of ``LanguageCode``.
 _BUSY_ATTEMPTS: Final = dict.fromkeys(codes.LANGUAGES, 1) | {
-    # Synchronous sends: retryTimesWhenSendFailed 2, and from 5.3.0 on code 2 is among the answers that are retried,
-    # without a pause. Asynchronous and one-way sends are not retried.
+    # Synchronous sends: retryTimesWhenSendFailed is 2. From 5.3.0 on code 2 is retried, without a pause. Asynchronous
+    # and one-way sends are not retried.
     "JAVA": 3,
-    # The client that distributions and PyPI's rocketmq carry makes 3 attempts within a millisecond; the present one up
-    # to 5. The smaller figure takes less off, so the demand is rather too large than too small.
+    # The client in distributions and PyPI's rocketmq makes 3 attempts within a millisecond; the present one up to 5.
+    # The smaller figure overestimates the demand.
     "CPP": 3,
     "PYTHON": 3,  # PyPI's rocketmq is the C++ client inside
-    # Those for GO and NODE_JS report the first such answer to their caller.
+    # GO and NODE_JS report the first such answer to their caller.
 }
 
 

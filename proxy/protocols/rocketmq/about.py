@@ -1,7 +1,6 @@
 """What a client says of itself, and the names that it has asked for.
 
-Its id, language and version are for people to see and decide nothing, so nothing of them is sure: what cannot be read
-easily is not read.
+Id, language and version are only displayed, so what is hard to read is not read.
 """
 
 from collections.abc import Iterable
@@ -18,24 +17,23 @@ from proxy.protocols.rocketmq.wire.command import MAX_DECODED_HEADER_BYTES, Remo
 from proxy.protocols.rocketmq.wire.reading import UNPARSED, Header
 from proxy.stats.snapshot import MAX_RESOURCES_SHOWN, ClientDescription
 
-# The protocol versions by which clients and brokers name themselves: a number on the wire, a word for people.
+# Protocol versions: a number on the wire, a word for people.
 #
-# The words are those of the Java client's ``MQVersion.Version`` (``org.apache.rocketmq.common``, 5.5.0), an enumeration
-# whose ordinals are the numbers. Clients in other languages send the number of the Java release that they follow.
+# The words are those of ``MQVersion.Version`` (``org.apache.rocketmq.common``, 5.5.0), whose ordinals are the numbers.
+# Clients in other languages send the number of the Java release that they follow.
 _FIRST: Final = (
     *("V3_0_0_SNAPSHOT", "V3_0_0_ALPHA1", "V3_0_0_BETA1", "V3_0_0_BETA2", "V3_0_0_BETA3", "V3_0_0_BETA4"),
     *("V3_0_0_BETA5", "V3_0_0_BETA6_SNAPSHOT", "V3_0_0_BETA6", "V3_0_0_BETA7_SNAPSHOT", "V3_0_0_BETA7"),
     *("V3_0_0_BETA8_SNAPSHOT", "V3_0_0_BETA8", "V3_0_0_BETA9_SNAPSHOT", "V3_0_0_BETA9", "V3_0_0_FINAL"),
 )
-#: From each of these numbers on: the major and minor version that it stands for, the first patch of a minor version,
-#: and how many there are of each. Every release has two numbers, that of its snapshot first.
+# First number, major, minor, first patch, and how many patches. Every release has two numbers: its snapshot's first.
 _SERIES: Final = (
     (212, 4, 0, 0, 10),
     (86, 3, 3, 1, 9),
     (46, 3, 1, 0, 10),
     (16, 3, 0, 1, 15),
 )
-#: All that is above has no name yet.
+# Higher numbers have no name yet.
 _END: Final = 612
 
 
@@ -53,10 +51,8 @@ def version_name(number: int) -> str:
     return str(number)
 
 
-#: A longer heartbeat is not read. It holds what the client subscribes to: some 200 bytes each.
+# A longer heartbeat is not read. Each subscription takes some 200 bytes.
 MAX_HEARTBEAT_BYTES: Final = 64 * 1024
-#: Heartbeats without an id that are read; a client that names itself does so in the first.
-MAX_TRIES: Final = 8
 
 
 class _Group(msgspec.Struct, gc=False):
@@ -64,40 +60,35 @@ class _Group(msgspec.Struct, gc=False):
 
 
 class _Heartbeat(msgspec.Struct, gc=False):
-    """The keys of a heartbeat's body that say who the client is, and of which groups it is a member."""
-
     clientID: str = ""  # noqa: N815 - likewise
     producerDataSet: list[_Group] | None = None  # noqa: N815 - likewise
     consumerDataSet: list[_Group] | None = None  # noqa: N815 - likewise
 
 
 _decode_heartbeat = msgspec.json.Decoder(_Heartbeat).decode
-#: How the header of a client that unregisters names a group that it sends for, and one that it consumes for.
+# Fields in the header of a client that unregisters: the group that it sends for, and the one that it consumes for.
 _GROUP_FIELDS: Final = ("producerGroup", "consumerGroup")
-#: Memberships that are remembered of one connection.
+# Memberships remembered per connection.
 MAX_GROUPS: Final = 256
 
 
 class AboutClient:
-    """One client, as far as it has told.
+    """One client, as far as it has said.
 
     Attributes:
-        listening: a heartbeat's body is still coming, and is to be shown to ``hear``.
-        language: as the first header that can be read spells it; empty until then.
-        wanted: the client's id is not known, and it is worth while to look for it.
+        listening: the body of a heartbeat is still coming; ``hear`` takes it.
+        language: as the first readable header spells it; empty until then.
     """
 
-    __slots__ = ("_body", "_groups", "_id", "_tries_left", "_version", "language", "listening", "wanted")
+    __slots__ = ("_body", "_groups", "_id", "_version", "language", "listening")
 
     def __init__(self) -> None:
         self.listening = False
-        self.wanted = True
         self.language = ""
         self._version: int | None = None
         self._id = ""
         self._body = bytearray()
-        self._tries_left = MAX_TRIES
-        #: The client's id with each group, and which of _GROUP_FIELDS that is.
+        # Client id and group, with the field of _GROUP_FIELDS.
         self._groups: dict[tuple[str, str, str], None] = {}
 
     def describe(self) -> ClientDescription:
@@ -109,7 +100,7 @@ class AboutClient:
     def meet(self, header: Header) -> None:
         """Take language and version from the first header that can be read."""
         if self._version is None and header.reading != UNPARSED:
-            # Not the header itself: its words are as long as the client likes.
+            # A copy of the words: they are as long as the client likes.
             self.language, self._version = header.language[:MAX_NAME_CHARS], header.version
 
     def heartbeat(self, size_bytes: int, piece: memoryview) -> None:
@@ -133,8 +124,7 @@ class AboutClient:
             for group in groups or ():
                 if len(self._groups) < MAX_GROUPS and len(heard.clientID + group.groupName) <= 2 * MAX_NAME_CHARS:
                     self._groups[heard.clientID, field, group.groupName] = None
-        if self.wanted:
-            self._learn(heard.clientID)
+        self._id = self._id or heard.clientID[:MAX_NAME_CHARS]
 
     def sign_off(self, header: bytes, header_type: int) -> None:
         """Take the header of a client that unregisters."""
@@ -145,13 +135,12 @@ class AboutClient:
                 name = fields.get("clientID", "")
                 for field in _GROUP_FIELDS:
                     self._groups.pop((name, field, fields.get(field, "")), None)
-        if self.wanted:
-            self._learn(name)
+        self._id = self._id or name[:MAX_NAME_CHARS]
 
     def unregister(self) -> list[bytes]:
-        """Return the requests by which the broker takes the client out of its groups, as it does when one is closed.
+        """Return the requests by which the broker removes the client from its groups, as when a client is closed.
 
-        They are oneway, as nobody is there for the answers.
+        They are oneway: their answers would reach no client.
         """
         groups, self._groups = self._groups, {}
         return [
@@ -167,13 +156,8 @@ class AboutClient:
             for name, field, group in groups
         ]
 
-    def _learn(self, name: str) -> None:
-        self._id = name[:MAX_NAME_CHARS]
-        self._tries_left -= 1
-        self.wanted = not self._id and self._tries_left > 0
 
-
-#: Names whose resources are remembered per connection and kind.
+# Names remembered per connection and kind.
 MAX_NAMES: Final = 1024
 
 
@@ -195,7 +179,7 @@ class Names:
         }
 
     def remember(self, kind: str, name: str) -> tuple[Resource, ...]:
-        """Make the resources of a name that is not known; beyond MAX_NAMES all others of its kind are forgotten."""
+        """Make the resources of a new name; beyond MAX_NAMES all others of its kind are forgotten."""
         known = self.known[kind]
         if len(known) >= MAX_NAMES:
             known.clear()
@@ -203,11 +187,7 @@ class Names:
         return resources
 
     def shown(self, scanned: Iterable[Resource] = ()) -> tuple[tuple[str, ...], int]:
-        """Return the first MAX_RESOURCES_SHOWN as ``kind:name``, and how many others are remembered.
-
-        Args:
-            scanned: what a scan remembers; some of it may be known here, too.
-        """
+        """Return the first MAX_RESOURCES_SHOWN as ``kind:name``, and how many others there are."""
         resources = dict.fromkeys(chain((each for names in self.known.values() for (each,) in names.values()), scanned))
         first = tuple(map(str, islice(resources, MAX_RESOURCES_SHOWN)))
         return first, len(resources) - len(first)

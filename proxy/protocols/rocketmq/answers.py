@@ -1,8 +1,7 @@
-"""Broker to client: hops from frame to frame, finds the gaps between them, and notes what was answered.
+"""Broker to client: finds the gaps between frames, and notes which requests were answered.
 
-All bytes pass as they came, and none is held back. Headers of answers are only searched for the number of the
-request they answer: a drain must know what is still in flight. In the bodies of answers to requests that consume,
-the messages are counted as they pass.
+All bytes pass at once and unchanged. Headers are only searched for the request's number: a drain must know what is in
+flight. Messages in answers to requests that consume are counted as they pass.
 """
 
 import struct
@@ -23,32 +22,29 @@ from proxy.protocols.rocketmq.wire.header import Answer, read_answer
 
 _size_at = struct.Struct(">i").unpack_from
 _SIZE_BYTES: Final = 4
-#: A record with neither topic nor body nor properties, its hosts being IPv4. A shorter one is nonsense.
+# A record with neither topic nor body nor properties, and hosts in IPv4: the shortest there is.
 MIN_RECORD_BYTES: Final = 91
 _ALL_THE_REST: Final = 1 << 62
 
 
-# Bodies of answers to pulls and pops: how many messages one brings, counted while it streams through.
-#
-# Such a body is the stored records one behind the other, each beginning with its i32 totalSize. Nothing of it is
-# copied or held, but for the beginning of a size that a piece ended in. Records themselves are read by the embedded
-# broker alone.
+# Bodies of answers to pulls and pops: stored records, each beginning with its i32 totalSize. They are counted while
+# they stream through; only a size that is cut in two is copied.
 class RecordCounter:
-    """Counts the records of one body, however it is cut into pieces.
+    """Counts the records of one body, in pieces of any size.
 
-    A size that is nonsense counts as one record that takes all the rest; so does one that is longer than the rest.
+    A size that is nonsense, or longer than the rest of the body, counts as one record that takes the rest.
 
     Attributes:
-        count: records begun so far, by those whose size has come.
+        count: records whose size has come.
     """
 
     __slots__ = ("_part", "_skip", "count")
 
     def __init__(self) -> None:
         self.count = 0
-        #: Bytes still to come of the record in hand.
+        # Bytes still to come of the current record.
         self._skip = 0
-        #: The beginning of a size.
+        # The beginning of a size that was cut.
         self._part = b""
 
     def feed(self, data: memoryview) -> None:
@@ -74,12 +70,11 @@ class RecordCounter:
 
 
 def _length(data: bytes | memoryview, at: int) -> int:
-    """Return how many bytes a record takes by its size."""
     record_bytes: int = _size_at(data, at)[0]
     return record_bytes if record_bytes >= MIN_RECORD_BYTES else _ALL_THE_REST
 
 
-#: An answer's header above this is not gathered when it comes in pieces; its request stays owed.
+# A longer header is not gathered when it comes in pieces; its request stays owed.
 MAX_ANSWER_HEADER_BYTES: Final = 64 * 1024
 
 _CONSUMING: Final = frozenset(codes.CONSUMING)
@@ -88,13 +83,7 @@ _SUCCESS: Final = codes.ResponseCode.SUCCESS.value
 
 
 class _Bringing(msgspec.Struct, gc=False):
-    """An answer that brings messages, and whose body is still coming.
-
-    Attributes:
-        counter: is shown the body.
-        resources: what they are charged to.
-        frame_bytes: length of the answer.
-    """
+    """An answer that brings messages and whose body is still coming; ``resources`` are charged."""
 
     counter: RecordCounter
     resources: tuple[Resource, ...]
@@ -104,16 +93,11 @@ class _Bringing(msgspec.Struct, gc=False):
 class AnswerStream:
     """The broker's stream of one connection.
 
-    Args:
-        owed: the requests that answers are matched with.
-        transactions: told of half messages.
-        wants_responses: gather a Response for every answer.
-
     Attributes:
         frames: whole headers seen so far.
-        responses: gathered since they were last taken.
-        charges: for the answers to requests that consume, whole ones, since they were last taken.
-        close: set when the last chunk ended in something that is no frame; what came before it was queued.
+        responses: of every answer if they are wanted, since they were last taken.
+        charges: for whole answers to requests that consume, since they were last taken.
+        close: set when the last chunk ended in something that is not a frame; what came before it was queued.
     """
 
     def __init__(self, owed: Pending, transactions: Transactions, *, wants_responses: bool) -> None:
@@ -124,29 +108,25 @@ class AnswerStream:
         self._owed = owed
         self._transactions = transactions
         self._wants_responses = wants_responses
-        #: The bytes of a header that has not come completely have been passed on.
+        # The bytes of an unfinished header have been forwarded.
         self._beginning = PartialFrame(MAX_ANSWER_HEADER_BYTES, header_bytes_of_answer)
-        #: What is still to come of a frame whose header is known.
+        # Bytes still to come of a frame whose header is known.
         self._left = 0
-        #: What reads the body that is still coming.
+        # Reads the body that is still coming.
         self._bringing: _Bringing | Question | None = None
-        #: Frames of the last chunk that were looked at one by one.
+        # Frames of the last chunk that were read one by one.
         self._steps = 0
 
     def reads_fast(self) -> bool:
-        """Say whether the last chunk was read in few steps."""
+        """Return whether the last chunk was read in few steps."""
         return self._steps <= FEW_STEPS
 
     def between_frames(self) -> bool:
-        """Return whether the stream stands in a gap."""
+        """Return whether the stream is between two frames."""
         return not self._beginning.pieces and not self._left
 
     def feed(self, chunk: memoryview, waiting: Sequence[bytes], out: list[Buffer]) -> bool:
-        """Queue one chunk, and ``waiting`` in its first gap.
-
-        Returns:
-            Whether there was a gap.
-        """
+        """Queue one chunk, and ``waiting`` in its first gap; return whether there was one."""
         end = len(chunk)
         gap: int | None = None
         position = 0
@@ -196,7 +176,7 @@ class AnswerStream:
         return gap is not None
 
     def _step(self, chunk: memoryview, position: int, left: int) -> int:
-        """Go over what the chunk holds of a frame's ``left`` bytes; returns where."""
+        """Step over the frame's ``left`` bytes in this chunk; return where they end."""
         step = min(left, len(chunk) - position)
         self._left = left - step
         if self._bringing is not None:
@@ -204,7 +184,7 @@ class AnswerStream:
         return position + step
 
     def _bring(self, piece: memoryview, *, left: bool) -> None:
-        """Read a piece of a body: count the messages in it, and charge them if nothing is left to come."""
+        """Count the messages in a piece of a body; charge them at its end."""
         bringing = self._bringing
         if bringing is None:
             return
@@ -222,7 +202,7 @@ class AnswerStream:
             self.charges.append(Charge(bringing.resources, counter.count, size_bytes, consumes=True))
 
     def _continue_head(self, chunk: memoryview) -> int:
-        """Complete the header that earlier chunks began, and step on; returns where the frame ends in this chunk."""
+        """Complete a header that earlier chunks began; return where its frame ends in this chunk."""
         begun = self._beginning.go_on(chunk)
         if begun is None:
             return len(chunk)
@@ -233,7 +213,6 @@ class AnswerStream:
         return self._step(chunk, begun.position, begun.stop - begun.position)
 
     def _note(self, header: memoryview, frame_bytes: int) -> None:
-        """Match an answer with its request."""
         answer = read_answer(header)
         if answer is None:
             return
@@ -254,7 +233,7 @@ class AnswerStream:
                 self.responses.append(Response(code, resources, answer.code, frame_bytes))
 
     def _expect(self, answer: Answer, resources: tuple[Resource, ...], frame_bytes: int) -> None:
-        """Count what an answer to a request that consumes brings; all but a success bring nothing."""
+        """Count the messages of an answer to a request that consumes; only a success brings any."""
         if answer.code == _SUCCESS:
             self._bringing = _Bringing(RecordCounter(), resources, frame_bytes)
         else:
@@ -262,7 +241,7 @@ class AnswerStream:
 
 
 def header_bytes_of_answer(length: int, word: int) -> int:
-    """Return the length of the header in a broker's frame that begins with these two words."""
+    """Return the header's length in a broker's frame that begins with these two words."""
     header_bytes = word & HEADER_LENGTH
     if header_bytes > length - 4:
         raise Close("bad_answer", f"the broker sent a header of {header_bytes} bytes in a frame of length {length}")

@@ -1,8 +1,7 @@
-"""Batch bodies: several messages in the body of one send.
+"""Batch bodies: several messages in the body of one send. Also message properties, ``name 0x01 value 0x02``, repeated.
 
 A batch body is ``i32 totalSize, i32 magic 0, i32 crc 0, i32 flag, i32 bodyLen, body, i16 propLen, properties``,
-repeated. ``BatchReader`` counts the messages of a body; the rest reads them for the embedded broker. Message
-properties, a string of ``name 0x01 value 0x02``, are here as well.
+repeated. ``BatchReader`` counts the messages; the embedded broker reads them.
 """
 
 import struct
@@ -21,18 +20,18 @@ _HEAD_BYTES: Final = _HEAD.size
 _I16: Final = struct.Struct(">h")
 _i16_at = _I16.unpack_from
 _i32_at = struct.Struct(">i").unpack_from
-#: Of a message: totalSize and the length of its body.
+# A message's totalSize and the length of its body.
 _lengths_at = struct.Struct(">i12xi").unpack_from
 #: A message with neither body nor properties.
 MIN_MESSAGE_BYTES: Final = _HEAD_BYTES + 2
 #: The length of the properties is an i16.
 MAX_PROPERTIES_BYTES: Final = 32_767
-#: The properties by which a message says what is for the broker alone to say: as how many it counts, and in which other
-#: queues, of any topic, it is an entry as well, and where. Most batches are searched for their beginning only.
+# Properties that only the broker may set: how many messages this one counts as, and in which other queues it is an
+# entry. Most batches are searched for their common beginning only.
 _INNER: Final = b"INNER_"
 _INNERS: Final = (b"INNER_NUM\x01", b"INNER_MULTI_DISPATCH\x01", b"INNER_MULTI_QUEUE_OFFSET\x01")
 _INNER_BYTES: Final = max(map(len, _INNERS))
-#: So many bytes are searched in the time that it takes to read a message, or less.
+# Searching this many bytes takes at most as long as reading a message.
 _SEARCHED_A_MESSAGE_BYTES: Final = 512
 
 
@@ -41,7 +40,7 @@ class BatchMessage(msgspec.Struct, frozen=True):
 
     Attributes:
         body: as the producer gave it; batches are not compressed.
-        properties: its properties as they travel, see ``decode_properties``.
+        properties: as they travel, see ``decode_properties``.
         flag: the application's own 32 bits.
     """
 
@@ -51,23 +50,22 @@ class BatchMessage(msgspec.Struct, frozen=True):
 
 
 class BatchReader:
-    """Reads the messages that the broker makes of one batch body, in steps of a bounded size.
+    """Counts the messages that the broker makes of one batch body, in steps of a bounded size.
 
-    The broker takes the messages apart by the lengths of their body and properties, and ignores totalSize
-    (``MessageExtEncoder.encode``). For topics of the batch-queue type it is the other way round
-    (``MessageDecoder.countInnerMsgNum``). Which type a topic has is not known here, so a body counts if both find the
-    same messages in it.
+    The broker splits messages by the lengths of body and properties and ignores totalSize
+    (``MessageExtEncoder.encode``). For topics of the batch-queue type it does the opposite
+    (``MessageDecoder.countInnerMsgNum``). The type of a topic is not known here, so a body counts only if both find the
+    same messages.
 
-    Where they part, the body holds no message if neither of them can go on: the broker then refuses it as a whole.
-    Otherwise it is malformed. Nobody says here what the broker stores of such a body: it steps back by negative
-    lengths, so a short one may be any number of messages.
+    If they differ and neither can continue, the broker refuses the body as a whole. Otherwise it is malformed: the
+    broker steps back by negative lengths, so a short body may be any number of messages.
 
     Attributes:
-        count: messages, once everything is read; 0 of a body that is malformed or that the broker refuses.
-        malformed: the broker might store something of a body whose lengths do not add up.
-        sets_inner: a message says itself what is for the broker alone to say. As how many it counts: by that many, up
-            to 32 767, a queue of a topic of the batch-queue type then grows. Or in which queues it is an entry: a
-            broker with enableMultiDispatch then puts it in these, whatever their topics' limits.
+        count: messages, once everything is read; 0 if the body is malformed or the broker refuses it.
+        malformed: the broker might store something although the lengths do not add up.
+        sets_inner: a message sets a property that only the broker may set. By its count, up to 32 767, a queue of the
+            batch-queue type grows. A broker with enableMultiDispatch puts it into the queues that it names, whatever
+            their topics' limits.
         effort: how long the reading took, in messages.
     """
 
@@ -76,13 +74,13 @@ class BatchReader:
     def __init__(self) -> None:
         self.count = self.effort = 0
         self.malformed = self.sets_inner = False
-        #: Where the next message begins, and up to where those before it were searched.
+        # Where the next message begins, and how far those before it were searched.
         self._at = self._searched = 0
 
     def go_on(self, body: bytes | memoryview, most: int = sys.maxsize) -> bool:
-        """Read some more messages of a whole body, ``most`` or a few more; say whether that was all.
+        """Read ``most`` more messages of a whole body, or a few more; return whether that was all.
 
-        It takes 0.4 µs for each, and as long at most to search so many bytes as count as one.
+        Takes 0.4 µs for each message, and as long at most to search the bytes that count as one.
         """
         at, size, left = self._at, len(body), most
         with suppress(struct.error):
@@ -102,7 +100,7 @@ class BatchReader:
             self.count = 0
             self.malformed = not _is_refused(body, at)
         searched = min(at, self._searched + most * _SEARCHED_A_MESSAGE_BYTES)
-        # The name may have begun in what was searched before.
+        # The name may have begun in bytes that were searched before.
         piece = bytes(body[max(0, self._searched - _INNER_BYTES + 1) : searched])
         if _INNER in piece and any(name in piece for name in _INNERS):
             self.sets_inner = True
@@ -112,9 +110,9 @@ class BatchReader:
 
 
 def _is_refused(body: bytes | memoryview, at: int) -> bool:
-    """Say whether the broker can go on at a message neither by its lengths nor by totalSize."""
+    """Return whether the broker can continue at a message neither by its lengths nor by totalSize."""
     size = len(body)
-    # A totalSize of 0 leads a batch queue's reading nowhere, but never to an end.
+    # With a totalSize of 0 the reading of a batch queue never ends.
     if size - at >= 4 and 0 <= at + _i32_at(body, at)[0] <= size:
         return False
     if size - at < MIN_MESSAGE_BYTES:
@@ -132,7 +130,7 @@ def decode_batch(body: bytes) -> Iterator[BatchMessage]:
     """Yield the messages of a batch body.
 
     Raises:
-        RemoteProtocolError: when it comes to a message whose lengths do not add up or overrun the body.
+        RemoteProtocolError: a message's lengths do not add up or overrun the body.
     """
     at = 0
     while at < len(body):
@@ -157,14 +155,12 @@ def _bad_message(at: int) -> RemoteProtocolError:
     return RemoteProtocolError("bad_batch", f"the lengths of the batch's message at offset {at} do not add up")
 
 
-# --- Message properties ---------------------------------------------------------------------------
-
 _NAME_END: Final = "\x01"
 _VALUE_END: Final = "\x02"
 
 
 def decode_properties(text: str) -> dict[str, str]:
-    """Return the properties in ``text``; like the broker, skip what has no name and value, and let the last win."""
+    """Return the properties in ``text`` as the broker does: without incomplete ones, and the last of a name."""
     properties: dict[str, str] = {}
     for item in text.split(_VALUE_END):
         name, separator, value = item.partition(_NAME_END)

@@ -1,8 +1,7 @@
-"""What Sluice refuses whatever the limits are: requests by which a broker's own features would evade them.
+"""Requests that are refused whatever the limits are, as a broker's own features would evade these.
 
-Each refusal is a verdict like any other, so it is counted and recorded under the name of its rule here. What else a
-broker stores without a permit is told in ``docs/limits.md``. While Sluice itself runs short of something, it refuses
-what would be stored in the same way.
+Each refusal is a verdict like any other: counted and recorded under the name of its rule here. ``docs/limits.md`` lists
+what else a broker stores without a permit. An alarm of Sluice itself refuses sends in the same way.
 """
 
 from typing import Final, get_args
@@ -12,17 +11,17 @@ from proxy.deciding.batch import Refuse
 from proxy.flow.alarms import Scarce
 from proxy.protocols.rocketmq.wire.codes import ResponseCode
 
-#: Rules of these refusals.
+# Rules of these refusals.
 INTERNAL_TOPIC: Final = "internal_topic"
 INNER_BATCH: Final = "inner_batch"
 UNKNOWN_TRANSACTION: Final = "unknown_transaction"
 UNREADABLE_BATCH: Final = "unreadable_batch"
 MALFORMED_BATCH: Final = "malformed_batch"
-#: What is behind it says what is scarce: ``alarm:memory``.
+# Followed by what is scarce: ``alarm:memory``.
 ALARM: Final = "alarm"
 
-#: The topics in which a broker keeps what it has still to store elsewhere, and its own records
-#: (``TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET``, and what it forgets).
+# Topics in which a broker keeps its own records, and messages that it will store elsewhere
+# (``TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET``, and those missing from it).
 INTERNAL_TOPICS: Final = frozenset(
     {
         "SCHEDULE_TOPIC_XXXX",
@@ -38,81 +37,69 @@ INTERNAL_TOPICS: Final = frozenset(
 #: ``rmq_sys_wheel_timer``, ``rmq_sys_REVIVE_LOG_…`` and others (``TopicValidator.SYSTEM_TOPIC_PREFIX``).
 INTERNAL_PREFIX: Final = "rmq_sys_"
 
-#: Why what was put aside in the spool is given up: an operator said so, it was too old, or the disk has lost it.
+# Why a spooled request is given up: the operator purged it, it was too old, or the disk lost it.
 PURGED: Final = "spool:purged"
 TOO_OLD: Final = "spool:too_old"
 LOST: Final = "spool:lost"
-#: Why it was not put aside: there was no memory to gather what had come of it.
+# Why a request was not spooled: there was no memory to gather it.
 NO_ROOM: Final = "spool:no_room"
 _IN_VAIN: Final = {
     PURGED: "Sluice held the message back, and was told to give it up",
     TOO_OLD: "Sluice held the message back until it was too old",
     LOST: "Sluice held the message back, and lost it on its disk",
 }
-#: Until there may be room for a batch again, as far as anybody can say.
+# An estimate of when there may be room for a batch again.
 _ROOM_WAIT_US: Final = 1_000_000
-#: Until an alarm may have ended, likewise: it is looked at once a second.
+# An estimate of when an alarm may have ended: it is checked once a second.
 _ALARM_WAIT_US: Final = 1_000_000
 
 
 class Forbidden(Refuse, frozen=True):
-    """A refusal in the broker's own words.
-
-    Attributes:
-        remark: of the answer; its code is ``busy_code``.
-    """
+    """A refusal in the broker's own words: ``remark`` is the answer's, its code is ``busy_code``."""
 
     remark: str = ""
 
 
 def is_internal(topic: str) -> bool:
-    """Say whether clients have no business to send to a topic.
-
-    The topic of message traces is not among them, nor are those of replies: clients send to both.
-    """
+    """Return whether clients must not send to a topic. They do send to those of message traces and replies."""
     return topic in INTERNAL_TOPICS or topic.startswith(INTERNAL_PREFIX)
 
 
 def internal_topic(resource: Resource) -> Forbidden:
-    """Refuse a send to an internal topic, as the broker does with those that it knows to be."""
+    """Refuse a send to an internal topic, as the broker does for those that it knows."""
     return _forbid(resource, INTERNAL_TOPIC, f"Sending message to topic[{resource.name}] is forbidden.")
 
 
 def inner_batch(resource: Resource) -> Forbidden:
-    """Refuse a message that says itself as how many it counts, or in which other queues it is an entry."""
+    """Refuse a message that says how many it counts as, or in which other queues it is an entry."""
     return _forbid(resource, INNER_BATCH, "Sending a message with an inner count or queue of its own is forbidden.")
 
 
 def unknown_transaction(resource: Resource) -> Forbidden:
-    """Refuse a commit of what is no half message that waits for one, as the broker says it."""
+    """Refuse, as the broker does, a commit of something that is not a half message awaiting one."""
     remark = "Find prepared transaction message failed"
     return Forbidden(resource, UNKNOWN_TRANSACTION, 0, ResponseCode.SYSTEM_ERROR.value, remark=remark)
 
 
 def unreadable_batch(resource: Resource) -> Refuse:
-    """Refuse a batch for which there is no memory: its messages cannot be counted before it goes on."""
+    """Refuse a batch that there is no memory for: its messages must be counted before it is forwarded."""
     return Refuse(resource, UNREADABLE_BATCH, _ROOM_WAIT_US)
 
 
 def no_room(resource: Resource) -> Refuse:
-    """Refuse what was to be put aside, but has not come completely while there is no memory to gather it."""
+    """Refuse an incomplete request that was to be spooled, as there is no memory to gather it."""
     return Refuse(resource, NO_ROOM, _ROOM_WAIT_US)
 
 
 def malformed_batch(resource: Resource) -> Forbidden:
-    """Refuse a batch of which nobody here can say as how many messages the broker would store it."""
+    """Refuse a batch that the broker might store as any number of messages."""
     return _forbid(
         resource, MALFORMED_BATCH, "The lengths of the batch's messages do not add up.", ResponseCode.MESSAGE_ILLEGAL
     )
 
 
 def alarm(listener: str, reason: str) -> Forbidden:
-    """Refuse as busy what would be stored, since Sluice runs short of something; clients try again, later or elsewhere.
-
-    Args:
-        listener: through which it came, for what no limit refuses has no resource of its own.
-        reason: names Sluice, and what is scarce.
-    """
+    """Refuse a send as busy, since Sluice is short of something; clients try again, later or elsewhere."""
     scarce = "+".join(word for word in get_args(Scarce) if word in reason.split())
     remark = f"{reason}, and takes no messages until there is enough again"
     rule = f"{ALARM}:{scarce}" if scarce else ALARM
@@ -120,7 +107,7 @@ def alarm(listener: str, reason: str) -> Forbidden:
 
 
 def put_aside_in_vain(resource: Resource, why: str) -> Forbidden:
-    """Refuse as busy what was put aside and does not go on, for one of the reasons above."""
+    """Refuse a spooled request as busy, for one of the reasons above."""
     return _forbid(resource, why, _IN_VAIN[why], ResponseCode.SYSTEM_BUSY)
 
 

@@ -1,8 +1,7 @@
-"""Held requests: the copies of their frames, and where these may go on once they are released.
+"""Held requests: copies of their frames, and where these may be written once released.
 
-A held frame is taken out of its chunk as a copy; the part of its body that has not come yet is added as it comes.
-How much may be held is for whoever holds to say: a request counts with its whole frame, so what is gathered here
-stays within that. Nothing here cuts frames or knows verdicts.
+A held frame is copied out of its chunk; the rest of its body is added as it comes. The holder bounds the memory: a
+request counts with its whole frame.
 """
 
 from collections.abc import Sequence
@@ -24,10 +23,10 @@ class HeldFrame(msgspec.Struct):
     Attributes:
         header: as read.
         data: the frame as far as it has come.
-        request: what it is to be put aside as once all of it has come; None if it is not.
-        aside: what a line begins with that is held, if it is that.
+        request: to be spooled once the frame is complete; None if it is not.
+        aside: its entry, if a line begins with it.
         since_ns: when it began to come.
-        room: of what has come, while more is to come, if it is to be put aside.
+        room: memory taken for an incomplete frame that is to be spooled.
     """
 
     header: Header
@@ -39,14 +38,14 @@ class HeldFrame(msgspec.Struct):
 
 
 class Holding:
-    """The held frames of one connection's client.
+    """The held frames of one client.
 
     Attributes:
-        count: frames that are held.
+        count: held frames.
         oneways: how many of them expect no answer.
-        size_bytes: what their copies take, those included that wait for a boundary.
-        coming: the frame in the client's hand, if it is held: the rest of its body is added to its copy.
-        waiting: copies that were released while another frame streamed through; they go on at its end.
+        size_bytes: of their copies, and of those that wait for a boundary.
+        coming: the client's incomplete frame, if it is held: the rest of its body is added to its copy.
+        waiting: copies released while another frame streamed through; they are written at its end.
     """
 
     __slots__ = ("coming", "count", "oneways", "size_bytes", "waiting")
@@ -59,11 +58,11 @@ class Holding:
 
     @property
     def waiting_bytes(self) -> int:
-        """What was released and may not be written yet."""
+        """Bytes that are released and may not be written yet."""
         return sum(map(len, self.waiting))
 
     def hold(self, header: Header, lead: bytes, piece: memoryview) -> HeldFrame:
-        """Copy a frame: ``lead`` is what earlier chunks held of it, ``piece`` what this one does."""
+        """Copy a frame: ``lead`` came in earlier chunks, ``piece`` in this one."""
         held = HeldFrame(header, bytearray(lead))
         held.data += piece
         self.count += 1
@@ -72,12 +71,12 @@ class Holding:
         return held
 
     def gather(self, held: HeldFrame, piece: memoryview) -> None:
-        """Add what has come of a held frame."""
+        """Add bytes to a held frame."""
         held.data += piece
         self.size_bytes += len(piece)
 
     def release(self, held: HeldFrame, out: list[Buffer] | None) -> None:
-        """Queue a copy, or without ``out`` let it wait for the end of the frame that streams through."""
+        """Queue a copy, or without ``out`` keep it until the frame that streams through ends."""
         data = self._let_go(held)
         if out is None:
             self.waiting.append(data)
@@ -85,18 +84,18 @@ class Holding:
             self._queue(data, out)
 
     def clear(self, held: HeldFrame) -> None:
-        """Forget what has come of a frame that is still coming."""
+        """Forget the bytes of an incomplete frame."""
         self.size_bytes -= len(held.data)
         held.data.clear()
 
     def take(self, held: HeldFrame) -> bytes:
-        """Hand out a copy of which all has come, to be kept elsewhere."""
+        """Hand out the copy of a complete frame."""
         data = bytes(self._let_go(held))
         self.size_bytes -= len(data)
         return data
 
     def wait(self, data: Sequence[Piece]) -> None:
-        """Let something that was kept elsewhere wait for the end of the frame that streams through."""
+        """Keep bytes until the frame that streams through ends."""
         self.waiting += data
         self.size_bytes += sum(map(len, data))
 
@@ -107,7 +106,7 @@ class Holding:
         self.waiting.clear()
 
     def drop(self, held: HeldFrame) -> None:
-        """Free a copy that nobody wants any more."""
+        """Free a copy."""
         self.size_bytes -= len(self._let_go(held))
 
     def _let_go(self, held: HeldFrame) -> bytearray:
@@ -123,7 +122,7 @@ class Holding:
         out.append(memoryview(data))
 
     def end(self) -> None:
-        """Forget everything: whoever waited for it is gone."""
+        """Forget everything: the client is gone."""
         self.count = self.oneways = self.size_bytes = 0
         self.coming = None
         self.waiting.clear()

@@ -1,16 +1,16 @@
-"""Requests 9002 and 9003: what a client asks of Sluice itself, in the broker's own protocol.
+"""Requests 9002 and 9003: a client reads or changes Sluice's limits in the broker's own protocol.
 
-They are those of the limiter that some brokers have built in, so that its tools work with Sluice as well. Who may ask,
-what is asked and how it is answered is known here; who answers is the operator's side.
+They are those of a limiter that some brokers have built in, so its tools work with Sluice. Permission, fields and
+answers are handled here; the operator's side executes them.
 
 ========  ==============================================================================================
-9002      wants the limits in force. No fields. The answer's body is JSON, see ``_Limits``.
+9002      returns the limits in force. No fields. The answer's body is JSON, see ``_Limits``.
 9003      changes one. Fields ``topic`` and ``topicLimitQps``; the answer has neither fields nor body.
 ========  ==============================================================================================
 
-A consumer group's retries go by the name of their retry topic, ``%RETRY%group``, in both. Three things are unlike the
-original: a limit of 0 refuses everything; what has never been asked for can be changed, too; and the defaults, for
-which some tools have fields in 9003, cannot be changed here: with the original that overwrote every topic's own limit.
+In both, a consumer group's retries are named by their topic, ``%RETRY%group``. Unlike the original: a limit of 0
+refuses everything; a name that was never asked for can be changed; and defaults, for which some tools have fields in
+9003, cannot: in the original they overwrote every topic's own limit.
 """
 
 import math
@@ -41,19 +41,19 @@ from proxy.protocols.rocketmq.wire.codes import (
 from proxy.protocols.rocketmq.wire.command import MAX_DECODED_HEADER_BYTES, RemotingCommand, decode_header, encode
 from proxy.protocols.rocketmq.wire.reading import Header
 
-#: Requests of one connection without an answer. Tools wait for each.
+# Unanswered requests of one connection. Tools wait for each answer.
 MAX_OPEN_OF_CONNECTION: Final = 8
 UNLIMITED_QPS: Final = -1.0
-"""Says that there is no limit: JSON has no infinity, and in the original's own 9003 this means "no limit given"."""
+"""No limit: JSON has no infinity, and the original's 9003 uses this for "no limit given"."""
 
-#: The protocol has no name for anything else.
+# The protocol has no name for other kinds.
 _SHOWN: Final = frozenset({KIND_TOPIC, KIND_RETRY_GROUP})
 _VIEW: Final = RequestCode.VIEW_SEND_RATE_LIMITS.value
-#: What the broker lets a name consist of, ``TopicValidator`` and its like. So none is a pattern by mistake.
+# Characters that the broker allows in names (``TopicValidator``), so that no name is a pattern by mistake.
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
-#: As Java and people write a number.
+# A number as Java and people write it.
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,40}(?:\.[0-9]{0,40})?(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
-#: Fields of 9003 for what cannot be changed here, and the values that mean "leave it".
+# Fields of 9003 that cannot be changed here, and the values that mean "leave it".
 _DEFAULTS: Final = {"disabled": ("",), "defaultLimitQps": ("", "-1.0", "-1"), "sendMsgBackLimitQps": ("", "-1.0", "-1")}
 _RATES_ALLOWED: Final = f"a number from 0, which refuses everything, to {MAX_RATE_PER_S}, in messages per second"
 _NAMES_ALLOWED: Final = (
@@ -64,8 +64,8 @@ _NAMES_ALLOWED: Final = (
 class _Limit(msgspec.Struct, gc=False):
     """One entry of the view: names and units of the wire.
 
-    The original shows what it limits as it was last asked for. What it writes for a topic that it never had to limit is
-    not known; here both are 0.
+    The original shows the last demand of what it limits. What it shows for a topic that it never limited is unknown;
+    here both are 0.
     """
 
     topic: str
@@ -75,10 +75,10 @@ class _Limit(msgspec.Struct, gc=False):
 
 
 class _DataVersion(msgspec.Struct):
-    """RocketMQ's ``DataVersion``, with which a reader tells whether anything has changed since it last asked.
+    """RocketMQ's ``DataVersion``, by which a reader sees whether anything has changed.
 
-    ``counter`` is the version of the rules in force, ``stateVersion`` an epoch that only brokers of a newer kind have.
-    When a version was made is not known here, so ``timestamp`` stays 0; readers compare it, and nothing more.
+    ``counter`` is the version of the rules. ``stateVersion`` is an epoch of newer brokers. ``timestamp`` stays 0:
+    readers only compare it.
     """
 
     counter: int
@@ -108,16 +108,7 @@ _encode_limits = msgspec.json.Encoder().encode
 
 
 class LimitCommandReader:
-    """One client's requests to Sluice.
-
-    Args:
-        address: the client's IP address.
-        options: of the listener.
-        ask: hands a request on.
-
-    Attributes:
-        open: how many wait for their answer.
-    """
+    """One client's requests to Sluice; ``open`` is how many wait for their answer."""
 
     def __init__(self, address: str, options: RocketMQOptions, ask: Callable[[CommandRequest], CommandStatus]) -> None:
         self.open = 0
@@ -126,15 +117,10 @@ class LimitCommandReader:
         self._ask = ask
 
     def take(self, header: Header, raw: bytes, header_type: int) -> bytes | None:
-        """Take a request 9002 or 9003.
-
-        Args:
-            header: as read.
-            raw: exactly the frame's header bytes.
-            header_type: HEADER_JSON or HEADER_BINARY.
+        """Take a request 9002 or 9003 with its header bytes; ``header_type`` is HEADER_JSON or HEADER_BINARY.
 
         Returns:
-            What to answer at once, empty if nothing yet or at all; None if it is for the broker.
+            The answer, empty if there is none yet or none at all; None if the request is for the broker.
         """
         caller = _Asker(header.opaque, header.flag & FLAG_ONEWAY != 0)
         what, option = ("see", "remote_view_from") if header.code == _VIEW else ("change", "remote_update_from")
@@ -157,7 +143,7 @@ class LimitCommandReader:
         return b""
 
     def reply(self, ask: CommandRequest, reply: LimitCommandReply) -> bytes:
-        """Return what to answer to a request that was handed on, empty if nothing."""
+        """Return the answer to a forwarded request, empty if it expects none."""
         self.open -= 1
         caller = ask.handle
         if not isinstance(caller, _Asker):
@@ -173,7 +159,7 @@ def _read_update(raw: bytes, header_type: int, caller: _Asker) -> CommandRequest
     """Read 9003.
 
     Raises:
-        _BadFieldError: something in it is missing or not allowed.
+        _BadFieldError: a field is missing or not allowed.
     """
     if len(raw) > MAX_DECODED_HEADER_BYTES:
         raise _BadFieldError(f"a header of {len(raw)} bytes; at most {MAX_DECODED_HEADER_BYTES} are read")
@@ -218,7 +204,7 @@ def _view(reply: LimitCommandReply) -> bytes:
 
 
 def _answer(caller: _Asker, code: ResponseCode, remark: str | None = None, body: bytes = b"") -> bytes:
-    """Return the whole frame of an answer; its header is always JSON, as a broker's is."""
+    """Return the whole frame of an answer; its header is JSON, as a broker's."""
     if caller.oneway:
         return b""
     answer = RemotingCommand(

@@ -1,23 +1,22 @@
-"""What is put aside of one connection's requests: lines in the spool, of which only the head is asked about.
+"""Spooled requests of one connection: lines in the spool, of which only the head is decided.
 
-There is a line for each producer group and resource (or resources) of which something is put aside. Its requests lie in
-a queue of the spool, from where a few at a time are taken to be asked about. Each of these is in one of these states::
+There is a line for each producer group and set of resources. Its requests are in a queue of the spool. A few at a time
+are taken out to be decided; each has one of these states::
 
-    WAITING → ASKED → GRANTED   it goes to the broker as soon as all before it have, and its content is in memory
+    WAITING → ASKED → GRANTED   forwarded as soon as all before it are, and its content is in memory
       ↑  ↑      ↓  ↘     ↑
-      |  └──── HELD → REFUSED   it is answered at once, and forgotten
+      |  └──── HELD → REFUSED   answered at once, and forgotten
       └──────────┘              by Later; or a oneway whose ticket was refused or dropped
 
-- Who is held waits for a ticket. With ``spool = true`` that is the head alone: the others come back WAITING, and are
-  asked about when it is resolved. If the rule does not say it, more of those that are asked about are held, as far as
-  the bounds on held requests have room. Of what comes for a line that is there nobody is asked at all.
-- How many are asked about at once depends on how many passed the last time: 1 up to MAX_OF_LINE. A single one is not
-  taken out of the queue before it may go, nor is a large one: so what waits is in the spool, and nowhere else.
-- Whoever sends oneway takes that for delivered. So once a oneway is put aside nobody refuses it: it waits for as long
-  as it takes, and goes on though its client has gone. When it is too old nobody is asked any more, and it goes first;
-  one that is held then gives up its ticket.
-- What an earlier process left, which are oneways, is a line for each of its queues. It goes on behind all limits, too,
-  marked as what may be there twice. What is left of it when its connection ends is for another one to send.
+- A held request waits for a ticket. With ``spool = true`` only the head does: the others return to WAITING and are
+  decided when it is resolved. If the rule does not say so, more are held, within the bounds on held requests. New
+  requests for an existing line are not decided.
+- How many are decided at once depends on how many passed the last time: 1 up to MAX_OF_LINE. A single or a large one
+  stays in the queue until it may go.
+- The sender of a oneway assumes that it is delivered. So a spooled oneway is never refused: it waits as long as needed,
+  even after its client has left. When it is too old it is forwarded without a decision; a held one gives up its ticket.
+- Oneways of an earlier process are a line for each of its queues. They are forwarded under all limits, marked as
+  possible duplicates. What is left when the connection ends is for another connection to send.
 
 Nothing here cuts frames.
 """
@@ -45,9 +44,9 @@ from proxy.deciding.batch import (
 from proxy.flow.credit import Stage, credit_for
 from proxy.protocols.base import SessionContext
 from proxy.protocols.rocketmq.forbidden import LOST, PURGED, TOO_OLD, no_room, put_aside_in_vain
-from proxy.protocols.rocketmq.gathered import Gathered
 from proxy.protocols.rocketmq.held import HeldFrame
 from proxy.protocols.rocketmq.replayed import mark_replayed
+from proxy.protocols.rocketmq.scanning import Gathered
 from proxy.protocols.rocketmq.transactions import Ended
 from proxy.protocols.rocketmq.wire import codes
 from proxy.protocols.rocketmq.wire.header import Header
@@ -55,18 +54,18 @@ from proxy.spool.queue import Ending, Lost, Queue
 from proxy.spool.segments import Entry, Piece
 from proxy.spool.spool import QueueName, Spool
 
-#: What is asked at once, of one line and in all.
+# Requests decided at once, of one line and in all.
 MAX_OF_LINE: Final = 64
 MAX_ASKED: Final = 256
-#: What is larger is not taken out of the queue before it may go.
+# Larger requests stay in the queue until they may go.
 _SMALL_BYTES: Final = 4096
-#: When to ask again what a handler does not decide though nothing is before it.
+# When to ask again if a handler does not decide although nothing is ahead.
 _AGAIN_NS: Final = 10_000_000
-#: So many are refused or dropped at once.
+# At most this many are refused or dropped at once.
 _MAX_PURGED: Final = 4096
 
 _ONEWAY: Final = codes.FLAG_ONEWAY
-#: What ends a transaction is not replayed: of its half message a new process knows nothing, and the broker asks again.
+# Ends of transactions are not replayed: a new process does not know the half message, and the broker asks again.
 _REPLAYED: Final = frozenset({codes.KIND_TOPIC, codes.KIND_RETRY_GROUP})
 _NUMBER: Final = 0xFFFF_FFFF
 _CODE: Final = 0x7FFF_FFFF
@@ -74,7 +73,7 @@ _HALF: Final = 1 << 63
 _NS: Final = 1_000_000_000
 
 Key = tuple[tuple[Resource, ...], str] | int
-"""What a line is for: resources and producer group; or what an earlier process left, by a number."""
+"""Resources and producer group; or a number, for a queue of an earlier process."""
 State = Literal["waiting", "asked", "held", "granted", "refused"]
 _WAITING: Final = "waiting"
 _ASKED: Final = "asked"
@@ -84,22 +83,16 @@ _REFUSED: Final = "refused"
 
 
 class Line:
-    """One line.
-
-    Args:
-        key: what it is for.
-        resources: of its requests.
-        group: their producer group.
-        queue: where they are; but for those of ``front`` that have their content, or are still coming.
-        stage: the resource's.
-        replays: they are what an earlier process left.
+    """Spooled requests of one producer group to the same resources.
 
     Attributes:
-        front: those that are asked about, or have been.
-        most: how many are asked about next.
-        oneways: how many of all it has are oneway.
-        ended: of requests that end transactions what is to be undone if they do not go on.
-        purged: so many from the head of the queue on are not wanted any more.
+        queue: holds its requests, except those of ``front`` that have their content or are incomplete.
+        replays: it is a queue of an earlier process.
+        front: requests that are being decided, or have been.
+        most: how many are decided next.
+        oneways: how many of all its requests are oneway.
+        ended: for requests that end transactions, what to undo if they are not forwarded.
+        purged: this many at the head of the queue are to be given up.
         purged_oneways: how many of these are oneway.
     """
 
@@ -140,11 +133,11 @@ class Line:
 
     @property
     def count(self) -> int:
-        """How many it has."""
+        """How many requests it has."""
         return self.queue.count + sum(not aside.is_in_queue for aside in self.front)
 
     def handle_of(self, header: Header, ended: Ended | None) -> int:
-        """Return what is to be known of a request without its content: its number, and its code or what it ends."""
+        """Return what must be known of a request without its content: its number, and its code or what it ends."""
         upper = header.code & _CODE
         if self.kind == codes.KIND_TRANSACTION:
             upper = 0
@@ -154,26 +147,22 @@ class Line:
         return (_HALF if header.half is not None else 0) | upper << 32 | header.opaque & _NUMBER
 
     def take_ended(self, handle: int) -> Ended | None:
-        """Return what a request ends, once."""
+        """Return, once, what a request ends."""
         return self.ended.pop(handle >> 32 & _CODE, None) if self.ended else None
 
 
 class Aside(msgspec.Struct, eq=False):
-    """The handle of a request that was put aside, while it is asked about.
+    """The handle of a spooled request while it is decided.
 
     Attributes:
-        line: whose it is.
-        handle: as ``Line.handle_of`` says.
+        handle: as ``Line.handle_of`` returns it.
         messages: its cost.
-        size_bytes: of its frame.
-        since_ns: when it came.
-        oneway: it gets no answer.
-        content: its frame, if that was taken out of the queue.
-        held: its copy, while more of it is to come.
+        content: its frame, if it was taken out of the queue.
+        held: its copy, while it is incomplete.
         state: see the module.
-        request: that is asked about or held.
-        lost: it is not in the queue any more, and was answered if anybody waits for that.
-        ending: why nobody was asked about it.
+        request: being decided or held.
+        lost: it is no longer in the queue, and was answered if it expects an answer.
+        ending: why it was not decided.
     """
 
     line: Line
@@ -222,17 +211,15 @@ class Lines:
     """The lines of one connection.
 
     Args:
-        context: of the session.
-        spool: the context's.
-        goes_on: writes a request to the broker, whose content is given.
-        goes_on_coming: does that with a request of which more is to come, and with that.
-        refuse: answers a request that is refused, of a kind and with a number; no oneway.
-        forget_coming: forgets a request of which more is to come, and that.
+        goes_on: writes a request, with its content, to the broker.
+        goes_on_coming: does that for an incomplete request.
+        refuse: answers a refused request, by its kind and number; never a oneway.
+        forget_coming: forgets an incomplete request.
         undo: undoes the end of a transaction.
 
     Attributes:
-        again_ns: when to call ``ask`` though nobody was woken, as something is to be asked about again; or None.
-        old_ns: when to do that as something will be too old to be held for longer, or None.
+        again_ns: when to decide something again although nothing woke the session, or None.
+        old_ns: when a held request will be too old, or None.
     """
 
     def __init__(
@@ -257,35 +244,35 @@ class Lines:
         self._forget_coming = forget_coming
         self._undo = undo
         self._lines: dict[Key, Line] = {}
-        #: How many of them replay.
+        # How many of them replay.
         self._replaying = 0
-        #: Lines that may have something to be asked about, or that wait for their content, which is there now.
+        # Lines with something to decide, or whose content has arrived.
         self._askable: dict[Line, None] = {}
-        #: Those that have sent the writer more than it has written.
+        # Lines that have sent the writer more than it has written.
         self._starved: dict[Line, None] = {}
-        #: How much of each line goes to the broker: not taken yet, and taken but not written.
+        # Bytes of each line on their way to the broker: not taken yet, and taken but not written.
         self._fresh: dict[Line, int] = {}
         self._taken: dict[Line, int] = {}
         self._batch: Batch | None = None
         self._now_ns = 0
         self._client_gone = False
-        #: What the disk has lost, by line, and nobody has been told of yet.
+        # Losses of the disk, by line, that are not reported yet.
         self._lost: list[tuple[Line, Lost]] = []
 
     def __bool__(self) -> bool:
-        """Say whether there are any."""
+        """Return whether there are any."""
         return bool(self._lines)
 
     @property
     def due_ns(self) -> int | None:
-        """When to call ``ask`` though nobody was woken, or None."""
+        """When to call ``ask`` although nothing woke the session, or None."""
         if self.again_ns is None or self.old_ns is None:
             return self.old_ns if self.again_ns is None else self.again_ns
         return min(self.again_ns, self.old_ns)
 
     @property
     def count(self) -> int:
-        """How many requests are put aside, without those of an earlier process."""
+        """How many requests are spooled, without those of an earlier process."""
         return sum(line.count for line in self._lines.values() if not line.replays) if self._lines else 0
 
     @property
@@ -294,14 +281,11 @@ class Lines:
         return self._spool.store
 
     def is_full(self) -> bool:
-        """Say whether nothing more should be put aside for now; who had to wait for that is woken.
-
-        What an earlier process left puts nothing aside, and nobody is woken for that.
-        """
+        """Return whether nothing more should be spooled for now; a wake-up follows. Replays spool nothing."""
         return len(self._lines) > self._replaying and self._spool.is_stopped
 
     def waiting(self) -> Iterator[tuple[Resource, int]]:
-        """Return the resource of each line with something in front, and since when the first of that waits."""
+        """Return the resource of each line with something in front, and since when its first request waits."""
         return iter([(line.resources[0], line.front[0].since_ns) for line in self._lines.values() if line.front])
 
     def stages(self) -> Iterator[Stage]:
@@ -311,7 +295,7 @@ class Lines:
     # --- What is put aside ------------------------------------------------------------------------
 
     def later(self, requests: Gathered) -> dict[int, Verdict]:
-        """Return the verdicts on requests of lines that are there: nobody is to be asked about them."""
+        """Return the verdicts on requests for existing lines: these are not decided yet."""
         verdicts: dict[int, Verdict] = {}
         index = 0
         for part in requests.parts:
@@ -328,11 +312,11 @@ class Lines:
         return verdicts
 
     def has(self, request: Request) -> bool:
-        """Say whether there is a line for a request."""
+        """Return whether there is a line for a request."""
         return (request.resources, request.producer_group) in self._lines
 
     def put(self, request: Request, header: Header, data: bytes, now_ns: int, *, ended: Ended | None) -> None:
-        """Put a whole request at the end of its line, undecided."""
+        """Append a whole request to its line, undecided."""
         line = self._line_of(request, now_ns)
         self._append(line, request, header, data, now_ns, ended=ended)
         if not line.front:
@@ -345,7 +329,7 @@ class Lines:
         self._begin(line, request, handle, now_ns)
 
     def begin_coming(self, request: Request, held: HeldFrame, now_ns: int, *, ended: Ended | None) -> Aside:
-        """Begin a line with a request that is held, and of which more is to come."""
+        """Begin a line with an incomplete request that is held."""
         line = self._line_of(request, now_ns)
         handle = line.handle_of(held.header, ended)
         line.oneways += request.refusal != "answered"
@@ -362,7 +346,7 @@ class Lines:
         return aside
 
     def has_come(self, aside: Aside, data: bytes) -> None:
-        """Take note that the rest of the request with which a line began has come."""
+        """Take the rest of the request that a line began with."""
         if aside.held is None:
             return
         aside.held = None
@@ -378,7 +362,7 @@ class Lines:
         )
 
     def has_no_room(self, aside: Aside) -> None:
-        """Refuse the request with which a line began, as there is no room for the rest of it."""
+        """Refuse the request that a line began with, as there is no room for its rest."""
         request = aside.request
         if aside.state == _HELD and request is not None:
             aside.request = None
@@ -387,7 +371,7 @@ class Lines:
         self._advance(aside.line)
 
     def had_no_room(self, request: Request, opaque: int) -> None:
-        """Refuse a request that was to be put behind others, likewise."""
+        """Refuse a request that was to be appended, as there is no room for its rest."""
         self._context.lose((request,))
         if request.refusal == "answered":
             self._refuse(request.resources[0].kind, opaque, no_room(request.resources[0]))
@@ -414,7 +398,7 @@ class Lines:
         return handle
 
     def replay(self, now_ns: int) -> None:
-        """Take over what an earlier process left of this listener's clients, if nobody has."""
+        """Take over what an earlier process left of this listener's clients, if no connection has."""
         listener = self._context.connection.listener
 
         def wants(name: QueueName) -> bool:
@@ -452,7 +436,7 @@ class Lines:
         return line
 
     def _close(self, line: Line, now_ns: int, *, counted: int = 0, gives_back: bool = False) -> None:
-        """Forget a line; what it still has is lost, and so many of that are counted already."""
+        """Forget a line; its requests are lost, of which ``counted`` are counted already."""
         line.closed = True
         left = line.count - counted - self._give_up(line, returns=gives_back)
         if gives_back and line.queue.count:
@@ -485,14 +469,12 @@ class Lines:
         return len(held)
 
     def _count_lost(self, line: Line, count: int, size_bytes: int, *, oneways: int = 0) -> None:
-        """Count requests that go nowhere any more, of that size together; so many of them expect no answer."""
+        """Count requests that will never be forwarded."""
         refusals: dict[Refusal, int] = {"silent": min(count, oneways), "answered": count - oneways}
         for refusal, times in refusals.items():
             if times > 0:
                 request = Request(line.resources, 1, size_bytes // count, line.group, refusal, None, None)
                 self._context.lose([request] * times)
-
-    # --- Asking -----------------------------------------------------------------------------------
 
     def _let_ask(self, line: Line) -> None:
         if line.closed:
@@ -505,7 +487,7 @@ class Lines:
         self._let_ask(line)
 
     def ask(self, now_ns: int) -> Batch | None:
-        """Return the requests that are to be asked about now, having done what is due."""
+        """Do what is due; return the requests to be decided now."""
         self._now_ns = now_ns
         self.again_ns = None
         self._answer_lost()
@@ -541,7 +523,7 @@ class Lines:
             if not front and not line.queue.count:
                 self._close(line, now_ns)
             elif not front and line.queue.head() is not None:
-                # There is more of what is not asked about.
+                # More than is decided here.
                 self._let_ask(line)
         if not requests and not charges:
             return None
@@ -567,7 +549,7 @@ class Lines:
         return aside.request
 
     def _refill(self, line: Line, now_ns: int, charges: list[Charge]) -> list[Aside]:
-        """Take out of the queue what is to be asked about next; return what is too old, and is to be refused."""
+        """Take the next requests to decide out of the queue; return those that are too old and to be refused."""
         queue, front = line.queue, line.front
         overdue: list[Aside] = []
         for _ in range(MAX_OF_LINE):
@@ -608,7 +590,7 @@ class Lines:
         return overdue
 
     def is_own(self, batch: Batch) -> bool:
-        """Say whether a batch is what ``ask`` returned last."""
+        """Return whether ``ask`` returned this batch last."""
         return batch is self._batch
 
     def asked(self, batch: Batch, now_ns: int) -> None:
@@ -644,10 +626,10 @@ class Lines:
         for line, count in passed.items():
             if line.closed:
                 continue
-            # What is replayed stays in the queue until it goes, so that nothing of it is ever lost.
+            # Replayed requests stay in the queue until they are forwarded, so that none is lost.
             line.most = 1 if line.replays else min(MAX_OF_LINE, max(1, 2 * count))
             if line.front and line.front[0].state == _WAITING:
-                # Nothing is before it; whoever says so knows why, and is asked again soon.
+                # Nothing is ahead of it, so ask the handler again soon.
                 self._askable[line] = None
                 self.again_ns = now_ns + _AGAIN_NS
                 self._look_at_age(line.front[0])
@@ -657,7 +639,7 @@ class Lines:
             self._context.wake()
 
     def resolved(self, request: Request, aside: Aside, refuse: Refuse | None, now_ns: int) -> None:
-        """Let a held request go on, or refuse it."""
+        """Forward or refuse a held request."""
         self._now_ns = now_ns
         self._answer_lost()
         if aside.request is not request or aside.state != _HELD:
@@ -672,7 +654,7 @@ class Lines:
         self._advance(aside.line)
 
     def _look_at_age(self, aside: Aside) -> None:
-        """Take note when a request will be too old that is held for as long as it takes."""
+        """Note when a held request will be too old."""
         if aside.oneway and self._most_age_ns:
             old_ns = aside.since_ns + self._most_age_ns
             if self.old_ns is None or old_ns < self.old_ns:
@@ -680,7 +662,7 @@ class Lines:
                 self._context.wake()
 
     def _let_old_go(self, charges: list[Charge]) -> None:
-        """Let go on what is held, or still in front, and too old; and charge it."""
+        """Forward and charge requests that are too old and held, or still in front."""
         self.old_ns = None
         passed: list[Request] = []
         for line in self._lines.values():
@@ -709,13 +691,13 @@ class Lines:
             aside.held, aside.content = None, ()
 
     def _forget(self, line: Line, handle: int) -> None:
-        """Undo what a request would have done that does not go on."""
+        """Undo what a request would have done."""
         ended = line.take_ended(handle)
         if ended is not None:
             self._undo(ended)
 
     def _advance(self, line: Line) -> None:
-        """Be done with what nothing of the line is before any more; then it may be the next one's turn."""
+        """Finish what is at the head of the line; then the next ones may be decided."""
         self._finish(line)
         if line.closed:
             return
@@ -725,7 +707,7 @@ class Lines:
             self._let_ask(line)
 
     def _finish(self, line: Line) -> None:
-        """Be done with what is granted or refused at the head of a line, as far as its content is there."""
+        """Finish granted and refused requests at the head of a line, as far as their content is there."""
         front = line.front
         while front:
             aside = front[0]
@@ -735,11 +717,11 @@ class Lines:
             elif aside.state != _REFUSED or not self._take_out(aside):
                 return
             front.popleft()
-            # What is lost is counted by that.
+            # The loss was counted where it was found.
             line.oneways -= aside.oneway and not aside.lost
 
     def _let_go(self, aside: Aside) -> bool:
-        """Let a request go to the broker; return whether it is done with, or has to wait for its content."""
+        """Forward a request; return False if it has to wait for its content."""
         line, held = aside.line, aside.held
         if held is not None:
             if held.room is not None and held.room.lost:
@@ -768,7 +750,7 @@ class Lines:
         return True
 
     def _take_out(self, aside: Aside) -> bool:
-        """Take a refused request out of the queue; return whether it is done with."""
+        """Take a refused request out of the queue; return whether that is done."""
         if aside.is_in_queue and not aside.lost:
             if self._head(aside) is None:
                 return False
@@ -777,7 +759,7 @@ class Lines:
         return True
 
     def _head(self, aside: Aside) -> Entry | None:
-        """Return a request's entry at the head of its queue, unless it is lost; None while that is read."""
+        """Return a request's entry at the head of its queue, unless it is lost; None while it is read."""
         queue = aside.line.queue
         entry = queue.head()
         if entry is None:
@@ -788,10 +770,7 @@ class Lines:
             aside.lost = True
         return entry or _NOTHING
 
-    # --- What comes from elsewhere ----------------------------------------------------------------
-
     def _lose(self, line: Line, lost: Lost) -> None:
-        """Take note of what the disk has lost."""
         self._lost.append((line, lost))
         oneways = min(line.oneways, lost.entries - len(lost.handles))
         line.oneways -= oneways
@@ -800,15 +779,12 @@ class Lines:
         self._let_ask(line)
 
     def _answer_lost(self) -> None:
-        """Refuse what was lost and can be refused, as far as it is known; of all others no client hears anything.
-
-        Whoever sent what an earlier process left is not there any more.
-        """
+        """Refuse what was lost, if it expects an answer and is known; the clients of an earlier process are gone."""
         lost, self._lost = self._lost, []
         for line, its in lost:
             aside = line.front[0] if line.front and line.front[0].is_in_queue and not line.front[0].lost else None
             if aside is not None and self._head(aside) is None:
-                # Whether it is among these is known once the next one is read.
+                # Whether it is lost is known once the next one is read.
                 self._lost.append((line, its))
                 continue
             entries, handles = its.entries, list(its.handles)
@@ -817,7 +793,7 @@ class Lines:
                     handles.remove(aside.handle)
                 if not aside.oneway and aside.state != _REFUSED:
                     handles.insert(0, aside.handle)
-                # What was asked about or held is counted by that.
+                # The ticket counts what was asked about or held.
                 entries -= aside.state != _WAITING
                 if aside.state == _HELD and aside.request is not None:
                     aside.request.returns = False
@@ -829,14 +805,14 @@ class Lines:
                 self._refuse(line.kind, opaque_of(handle), put_aside_in_vain(line.resources[0], LOST))
 
     def taken(self) -> None:
-        """Take note that all that was to be written to the broker was taken."""
+        """Note that everything queued for the broker was taken."""
         if self._fresh:
             for line, count in self._fresh.items():
                 self._taken[line] = self._taken.get(line, 0) + count
             self._fresh.clear()
 
     def written(self, now_ns: int) -> None:
-        """Take note that all that was taken is with the kernel."""
+        """Note that everything taken is with the kernel."""
         if not self._taken:
             return
         writer = self._context.writer
@@ -849,12 +825,9 @@ class Lines:
                 self._let_ask(line)
 
     def purge(self, resource: Resource, now_ns: int) -> tuple[int, int]:
-        """Refuse what is put aside of a resource, or drop what is oneway.
+        """Refuse spooled requests of a resource, or drop the oneways; return how many.
 
-        What would take long, or has to be read from the disk for that, follows by itself.
-
-        Returns:
-            How many are refused, and how many dropped, with those that follow.
+        What would take long, or must be read from the disk first, follows by itself.
         """
         self._now_ns = now_ns
         refused = dropped = 0
@@ -868,7 +841,7 @@ class Lines:
                 self._forget_coming_of(line)
                 self._close(line, now_ns)
                 continue
-            # What was held is counted by that.
+            # The ticket counts what was held.
             counted = self._give_up(line)
             for aside in line.front:
                 if not aside.is_in_queue:
@@ -883,7 +856,7 @@ class Lines:
         return refused, dropped
 
     def _purge(self, line: Line, counted: int = 0) -> None:
-        """Drop what is not wanted any more at the head of a queue, as far as it is in memory, and not too much."""
+        """Give up purged requests at the head of a queue, as far as they are in memory, at most _MAX_PURGED."""
         queue = line.queue
         for _ in range(_MAX_PURGED):
             if not line.purged or not queue.count:
@@ -909,10 +882,8 @@ class Lines:
         if not oneway:
             self._refuse(line.kind, opaque_of(handle), put_aside_in_vain(line.resources[0], PURGED))
 
-    # --- Ends -------------------------------------------------------------------------------------
-
     def client_gone(self, now_ns: int) -> None:
-        """Forget what can be refused, as nobody would hear of it, and what is incomplete; all else goes on."""
+        """Forget what can be refused and what is incomplete, as the client has left; all else goes on."""
         self._now_ns = now_ns
         self._client_gone = True
         for line in list(self._lines.values()):
@@ -923,7 +894,7 @@ class Lines:
             for aside in line.front:
                 if aside.oneway:
                     if aside.state == _HELD and aside.request is not None and aside.request.refusal == "silent":
-                        # It is asked about again.
+                        # It is decided again.
                         aside.request.returns = True
                         self._context.give_up((aside.request,))
                         aside.state, aside.request = _WAITING, None
@@ -939,11 +910,10 @@ class Lines:
                 self._close(line, now_ns, counted=len(line.front))
 
     def keeps(self) -> bool:
-        """Say whether there is something that the client takes for delivered."""
+        """Return whether there is something that the client assumes delivered."""
         return any(line.oneways for line in self._lines.values())
 
     def _forget_coming_of(self, line: Line) -> None:
-        """Forget what of a line is incomplete."""
         if line.front and line.front[0].held is not None:
             aside = line.front.popleft()
             line.oneways -= aside.oneway
@@ -955,7 +925,7 @@ class Lines:
             aside.state = _REFUSED
 
     def close(self, now_ns: int | None = None) -> None:
-        """Forget all lines. What an earlier process left is another one's to replay."""
+        """Forget all lines. Another connection replays what an earlier process left."""
         for line in list(self._lines.values()):
             self._close(line, self._now_ns if now_ns is None else now_ns, gives_back=line.replays)
 

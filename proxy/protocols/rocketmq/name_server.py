@@ -1,8 +1,8 @@
-"""RocketMQ's name servers: clients are told Sluice's addresses in place of the brokers'.
+"""RocketMQ's name servers: clients get Sluice's addresses in place of the brokers'.
 
-What clients send goes on as it comes. Of the answers, those about brokers wait until they are whole, and go on with
-other addresses in them; ``routes`` says which. All else of an answer stays as it is, byte for byte. An answer in which
-the addresses cannot be read goes on unchanged, which is counted and said in the log.
+Requests are forwarded unchanged. Answers about brokers are gathered and forwarded with other addresses (``routes``);
+everything else in them stays the same, byte for byte. An answer whose addresses cannot be read is forwarded unchanged,
+counted and logged.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,16 +45,16 @@ from proxy.protocols.rocketmq.wire.header import UNPARSED, classify, read_answer
 
 _pack_length: Final = Struct(">i").pack
 _LENGTH_BYTES: Final = 4
-#: The requests of clients and their tools whose answers name brokers' addresses, and the key that each such answer
-#: has. What brokers ask about each other (901) is not for clients.
+# Requests of clients and tools whose answers name brokers' addresses, and the key that each such answer has. What
+# brokers ask about each other (901) is not for clients.
 _ABOUT_BROKERS: Final[Mapping[int, bytes]] = {
     RequestCode.GET_ROUTEINFO_BY_TOPIC.value: b'"brokerDatas"',
     RequestCode.GET_BROKER_CLUSTER_INFO.value: b'"brokerAddrTable"',
     RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS.value: b'"topicList"',
 }
-#: Of an answer whose request is not known: it may be about brokers.
+# The request of this answer is not known: it may be about brokers.
 _SURELY_ABOUT_BROKERS: Final = b'"brokerAddr'
-#: Of the protocol whose listeners front brokers.
+# The protocol whose listeners front brokers.
 _BROKERS: Final = "rocketmq"
 
 
@@ -66,8 +66,8 @@ class NameServerOptions:
         advertise: host name or IP address at which clients reach this Sluice's listeners of protocol ``rocketmq``. By
             default it is the address that each of them listens on; if it listens on all, the one at which the client
             has reached this listener.
-        addresses: what clients are told for an address that a broker is registered under. It comes before the
-            listeners of protocol ``rocketmq``, each of which clients are told for the address that is its ``broker``.
+        addresses: what clients are told for an address that a broker is registered under. It comes before the listeners
+            of protocol ``rocketmq``, each of which clients are told for the address that is its ``broker``.
         tls: for clients that begin with a TLS handshake, which Sluice does not decode: ``refuse`` closes the
             connection, ``pass`` relays it unread, with the brokers' own addresses.
         max_frame_bytes: longest frame, its length word included. A longer one ends the connection.
@@ -80,11 +80,7 @@ class NameServerOptions:
 
 
 class NameServerSession(Session):
-    """The session of one client's connection.
-
-    Args:
-        context: from the driver; its options are a NameServerOptions.
-    """
+    """The session of one client's connection; the context's options are a NameServerOptions."""
 
     def __init__(self, context: SessionContext) -> None:
         self._options: NameServerOptions = context.options
@@ -98,11 +94,11 @@ class NameServerSession(Session):
 
     @property
     def language(self) -> str:
-        """The language that the client's first readable header names."""
+        """The language in the client's first readable header."""
         return self._requests.about.language
 
     def receive(self, side: Side, chunk: memoryview, now_ns: int) -> None:
-        """Take one chunk, as the base class says. Nothing is ever to be decided."""
+        """Take one chunk. There is never anything to decide."""
         if not self._begun and side is Side.CLIENT:
             self._begun = True
             self._unread = relays_unread(chunk[0], self._options.tls)
@@ -117,10 +113,10 @@ class NameServerSession(Session):
             self._counters.frames[side] += stream.frames - before
 
     def decided(self, batch: Batch, now_ns: int) -> None:
-        """Be told of nothing."""
+        """Do nothing."""
 
     def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None:
-        """Be told of nothing."""
+        """Do nothing."""
 
     def describe(self) -> Description:
         """Return what is known of the connection."""
@@ -139,11 +135,11 @@ class NameServerSession(Session):
         return 0
 
     def in_flight(self) -> int:
-        """Return the requests without an answer."""
+        """Return the number of requests without an answer."""
         return len(self._owed)
 
     def end(self, side: Side, now_ns: int) -> None:
-        """Queue what was held back of an unfinished answer."""
+        """Queue an unfinished answer."""
         del now_ns
         if side is Side.BROKER:
             self._answers.end(self._out[Side.CLIENT])
@@ -159,29 +155,24 @@ class NameServerSession(Session):
         return (self._requests if side is Side.CLIENT else self._answers).between_frames()
 
     def missing_bytes(self, side: Side) -> int:
-        """Return what is missing of the client's frame in hand."""
+        """Return what is missing of the client's current frame."""
         return NO_BOUND if self._unread or side is Side.BROKER else self._requests.missing_bytes()
 
 
 class _Stream:
-    """The frames of one peer, of which the header is looked at.
-
-    Attributes:
-        frames: whole headers seen so far.
-    """
+    """The frames of one peer, of which the header is looked at; ``frames`` counts whole headers."""
 
     def __init__(self, beginning: PartialFrame) -> None:
         self.frames = 0
         self.beginning = beginning
-        #: What is still to come of a frame whose header is known.
+        # Bytes still to come of a frame whose header is known.
         self.left = 0
 
     def between_frames(self) -> bool:
-        """Return whether the stream stands in a gap."""
         return not self.beginning.pieces and not self.left
 
     def begin(self, chunk: memoryview) -> Begun | None:
-        """Go on with the header in hand; return None if all of the chunk belongs to it and it is not whole.
+        """Continue a header; return None if it takes all of the chunk and is not whole.
 
         Raises:
             Close: no frame begins so.
@@ -195,14 +186,14 @@ class _Stream:
         return begun
 
     def step(self, size: int) -> int:
-        """Return how much of so many bytes belongs to a frame whose header is known; it is no longer to come."""
+        """Return how many of these bytes belong to the current frame, and count them as come."""
         step = min(self.left, size)
         self.left -= step
         return step
 
 
 class _Requests(_Stream):
-    """The client's stream: all goes on as it comes, and what is to be answered is noted."""
+    """The client's stream: forwarded as it comes; requests that expect an answer are noted."""
 
     def __init__(self, owed: Pending, max_frame_bytes: int) -> None:
         max_length = max_frame_bytes - _LENGTH_BYTES
@@ -211,14 +202,14 @@ class _Requests(_Stream):
         self._owed = owed
 
     def missing_bytes(self) -> int:
-        """Return how many bytes are certain to belong to the frame in hand, or to the next one."""
+        """Return how many bytes are certain to belong to the current frame, or to the next one."""
         return self.left or self.beginning.missing_bytes()
 
     def feed(self, chunk: memoryview, out: list[Buffer], now_ns: int) -> None:
         """Queue one chunk.
 
         Raises:
-            Close: something in it is no frame; what came before it is queued.
+            Close: something in it is not a frame; what came before it is queued.
         """
         del now_ns
         position, size = 0, len(chunk)
@@ -251,15 +242,13 @@ class _Requests(_Stream):
 
 
 class _Whole(msgspec.Struct, gc=False):
-    """An answer about brokers that is not whole yet.
+    """An incomplete answer about brokers.
 
     Attributes:
         head: the two words and the header.
-        key: what its body has if it can be read.
-        expected: its request is known; otherwise it need not be about brokers at all.
-        missing: how much of the body is still to come.
-        room: the room that it has.
-        body: what has come of the body.
+        key: its body has this key if it can be read.
+        expected: its request is known; otherwise it need not be about brokers.
+        missing: bytes of the body still to come.
     """
 
     head: bytes
@@ -271,8 +260,6 @@ class _Whole(msgspec.Struct, gc=False):
 
 
 class _Answers(_Stream):
-    """The name server's stream."""
-
     def __init__(self, context: SessionContext, owed: Pending) -> None:
         super().__init__(PartialFrame(MAX_ANSWER_HEADER_BYTES, header_bytes_of_answer))
         self._context = context
@@ -281,14 +268,13 @@ class _Answers(_Stream):
         self._told: Mapping[Address, bytes] | None = None
 
     def between_frames(self) -> bool:
-        """Return whether the stream stands in a gap."""
         return super().between_frames() and self._whole is None
 
     def feed(self, chunk: memoryview, out: list[Buffer], now_ns: int) -> None:
-        """Queue what of one chunk can go on.
+        """Queue what can be forwarded of one chunk.
 
         Raises:
-            Close: something in it is no frame; what came before it is queued.
+            Close: something in it is not a frame; what came before it is queued.
         """
         position, size = 0, len(chunk)
         while position < size:
@@ -309,7 +295,7 @@ class _Answers(_Stream):
                     self.left = body_bytes
 
     def _begin(self, head: bytes, body_bytes: int) -> _Whole | None:
-        """Match an answer with its request; return None if all of it can go on as it comes."""
+        """Match an answer with its request; return None if it can be forwarded as it comes."""
         answer = read_answer(head[codes.PREFIX_BYTES :])
         if answer is not None and not answer.flag & FLAG_RESPONSE:
             return None
@@ -318,12 +304,12 @@ class _Answers(_Stream):
         key = _SURELY_ABOUT_BROKERS if request is None else _ABOUT_BROKERS.get(request[0])
         if key is None or not body_bytes:
             return None
-        # Its client may not read, and keep it here for ever.
+        # A copy: a client that does not read would keep the chunk for ever.
         room = Gathering(self._context.connection.address, self._lose)
         return _Whole(head, key, request is not None, body_bytes, room)
 
     def _gather(self, whole: _Whole, piece: memoryview, out: list[Buffer], now_ns: int) -> int:
-        """Take what there is of a body, and queue the answer once it is whole; returns how much that was."""
+        """Gather a body and queue the answer once it is whole; return how many bytes were taken."""
         if whole.room.lost:
             raise Close("no_room", "the client has not read for so long that others needed the room for its answer")
         piece = piece[: whole.missing]
@@ -340,7 +326,6 @@ class _Answers(_Stream):
         return len(piece)
 
     def _rewrite(self, whole: _Whole) -> None:
-        """Replace the addresses in a whole answer."""
         body = bytes(whole.body)
         if whole.key not in body:
             if whole.expected:
@@ -373,7 +358,6 @@ class _Answers(_Stream):
         counts[outcome] = counts.get(outcome, 0) + 1
 
     def end(self, out: list[Buffer]) -> None:
-        """Queue what was held back."""
         if self._whole is not None:
             if not self._whole.room.lost:
                 out += (self._whole.head, bytes(self._whole.body))
@@ -382,12 +366,12 @@ class _Answers(_Stream):
             out.append(self.beginning.take())
 
     def _lose(self) -> None:
-        """Let go of the answer in hand: its room is another's."""
+        """Drop the current answer: its room went to another."""
         if self._whole is not None:
             self._whole.body.clear()
 
     def give_back(self) -> None:
-        """Have no answer in hand any more, and give back the room for it."""
+        """Drop the current answer and give back its room."""
         if self._whole is not None:
             self._context.room.give_back(self._whole.room)
             self._whole = None

@@ -24,12 +24,12 @@ from proxy.protocols.rocketmq.wire.codes import (
 
 
 class Networks(tuple[Network, ...]):
-    """Networks of clients; none is nobody."""
+    """Networks of clients; empty allows none."""
 
     __slots__ = ()
 
     def __str__(self) -> str:
-        """Return them as they are written, single addresses as such."""
+        """Return them as they are written, single addresses without a prefix length."""
         return "[" + ", ".join(str(each).removesuffix(f"/{each.max_prefixlen}") for each in self) + "]"
 
 
@@ -68,8 +68,8 @@ class RocketMQOptions:
     """What can be set for a RocketMQ listener.
 
     Attributes:
-        tls: for clients that begin with a TLS handshake, where that does not end at the listener: ``refuse`` closes
-            the connection, ``pass`` relays it unread, without limits.
+        tls: for clients that begin with a TLS handshake, where that does not end at the listener: ``refuse`` closes the
+            connection, ``pass`` relays it unread, without limits.
         max_frame_bytes: longest frame, its length word included. A longer one ends the connection, as it would at the
             broker.
         remote_view_from: networks of clients that may ask Sluice for the limits in force (request 9002).
@@ -89,15 +89,12 @@ class RocketMQOptions:
     scan: Scan = "auto"
 
 
-# What a rule cannot say about RocketMQ: numbers that are no refusal, and patterns that no name can match.
-#
-# Rules themselves are ``limiter.rules.rule``'s; this is asked once for each when it is read.
 def check_rule(rule: Rule) -> None:
     """Refuse a rule that cannot be followed, or that can never match.
 
     Raises:
-        RuleError: its ``busy_code`` is no word for busy; or its pattern names a retry topic where the group is meant,
-            or a subscription without its topic.
+        RuleError: its ``busy_code`` does not mean busy; or its pattern names a retry topic where the group is meant, or
+            a subscription without its topic.
     """
     if rule.busy_code is not None and rule.busy_code not in BUSY_CODES:
         raise RuleError(

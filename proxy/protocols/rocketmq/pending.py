@@ -1,8 +1,4 @@
-"""What the broker owes a client: the requests that were forwarded and have no answer yet.
-
-A drain must know what is in flight, and an answer is told apart by the request that it belongs to. Nothing
-here reads bytes.
-"""
+"""Forwarded requests that have no answer yet: a drain waits for them, and answers are matched with them."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +12,7 @@ if TYPE_CHECKING:
 PendingRequest = tuple[int, tuple[Resource, ...]]
 """A request's code, and its resources if it was limitable."""
 
-#: Requests that the broker may hold open for long on purpose; a drain does not wait for them.
+# Long polls; a drain does not wait for them.
 LONG_POLLS: Final = frozenset(
     {
         RequestCode.PULL_MESSAGE.value,
@@ -26,37 +22,33 @@ LONG_POLLS: Final = frozenset(
         RequestCode.NOTIFICATION.value,
     }
 )
-#: Requests remembered per connection, long polls counted apart; some 200 bytes each, or 8 to 16 where a scan notes
-#: them. Of a client with more in flight a drain does not wait for the others.
+# Requests remembered per connection, long polls counted apart; some 200 bytes each, or 8 to 16 where a scan notes them.
+# A drain does not wait for more.
 MAX_PENDING: Final = 16_384
-#: Sends of half messages whose answers are read, per connection; the transactions of others end once the broker asks.
+# Sends of half messages whose answers are read, per connection; for others the broker asks.
 MAX_UNANSWERED_HALVES: Final = 1024
 
-#: A broker's round trip is timed for one request at a time of each connection, and as often as this at most.
+# One request at a time is timed on each connection, at most this often.
 _TIMED_EVERY_NS: Final = 10_000_000
-#: A request without an answer for so long is timed no longer.
+# A request is timed no longer than this.
 _TIMED_FOR_NS: Final = 60_000_000_000
 
 NOT_REMEMBERED: Final[PendingRequest] = (0, ())
-"""Of a request of which only the number was kept."""
+"""A request of which only the number was kept."""
 
 
 class Pending:
     """The requests of one connection that expect an answer, by opaque. Of two with the same one the later counts.
 
-    The sender of a half message may only be believed what its answer says if that is its answer. So once there have
-    been two requests with one number at a time, or one whose number is not known, no more answers are taken for those
-    to half messages: the broker asks for what is not known of them.
+    The answer to a half message must be certain to be that. So once two requests had one number at a time, or a number
+    is not known, answers to half messages are not read any more: the broker asks about those it does not know of.
 
-    A request is noted when it is read, before its verdict: until then it is in flight as well. One that is held is
-    taken out, and noted again when it goes on.
+    A request is added when it is read: it is in flight before its verdict. A held one is taken out, and added again
+    when it is forwarded.
 
     Args:
-        opaques: where a scan notes the numbers of all but long polls, which is all that a drain needs of them; None
-            remembers what each was for as well.
-
-    Attributes:
-        opaques: as given.
+        opaques: where a scan notes the numbers of all but long polls, enough for a drain; None remembers the requests,
+            too.
     """
 
     __slots__ = ("_ambiguous", "_halves", "_polls", "_requests", "_timed", "_timed_ns", "opaques")
@@ -66,21 +58,21 @@ class Pending:
         self._ambiguous = False
         self._requests: dict[int, PendingRequest] = {}
         self._polls: dict[int, PendingRequest] = {}
-        #: The request that is timed, and when it was passed, or the last one was.
+        # The timed request, and when it, or the last one, was forwarded.
         self._timed: int | None = None
         self._timed_ns = -_TIMED_EVERY_NS
-        #: Sends of half messages, whose answers are read.
+        # Sends of half messages, whose answers are read.
         self._halves: dict[int, HalfSend] = {}
 
     def __len__(self) -> int:
-        """Return how many there are, long polls left aside."""
+        """Return how many there are without long polls."""
         return len(self._requests) if self.opaques is None else len(self.opaques) + len(self._halves)
 
     def add(self, opaque: int, code: int, resources: tuple[Resource, ...], half: HalfSend | None = None) -> None:
-        """Note a request that expects an answer; ``half`` is what it begins if it sends a half message."""
+        """Add a request that expects an answer; ``half`` is what the send of a half message begins."""
         polls = code in LONG_POLLS
         apart = half is not None or polls or self.opaques is None
-        # What goes into ``opaques`` itself is compared there.
+        # ``opaques`` finds equal numbers by itself.
         if opaque in self._polls or opaque in self._halves or (apart and self._is_owed(opaque)):
             self._ambiguous = True
         if half is not None and len(self._halves) < MAX_UNANSWERED_HALVES and not self._is_ambiguous():
@@ -97,23 +89,23 @@ class Pending:
             self._ambiguous = True
 
     def add_unknown(self) -> None:
-        """Take note of a request that may expect an answer, with whatever number."""
+        """Note that a request may expect an answer with an unknown number."""
         self._ambiguous = True
 
     def _is_ambiguous(self) -> bool:
         return self._ambiguous or (self.opaques is not None and self.opaques.ambiguous)
 
     def may_time(self, now_ns: int) -> bool:
-        """Say whether one more request may be timed."""
+        """Return whether one more request may be timed."""
         return now_ns - self._timed_ns >= (_TIMED_EVERY_NS if self._timed is None else _TIMED_FOR_NS)
 
     def time(self, opaque: int, now_ns: int) -> None:
-        """Time the answer to a request that is passed on now; without effect if none is owed for it."""
+        """Time a request that is forwarded now; without effect if no answer is owed."""
         if self._is_owed(opaque):
             self._timed, self._timed_ns = opaque, now_ns
 
     def timed(self, now_ns: int) -> int | None:
-        """Return how long the broker took if it has answered what is timed, in nanoseconds, once; otherwise None."""
+        """Return once, in nanoseconds, how long the broker took for the timed request; None before."""
         opaque = self._timed
         if opaque is None or self._is_owed(opaque):
             return None
@@ -122,7 +114,7 @@ class Pending:
         return took_ns if took_ns <= _TIMED_FOR_NS else None
 
     def withdrawn(self) -> None:
-        """Take note that requests were refused or held: no answer of the broker settles them, so none is timed."""
+        """Note that requests were refused or held: the broker's answers do not settle them, so none is timed."""
         if self._timed is not None and not self._is_owed(self._timed):
             self._timed = None
 
@@ -130,12 +122,12 @@ class Pending:
         return opaque in (self._requests if self.opaques is None else self.opaques)
 
     def scanned(self) -> None:
-        """Take note that scans have put numbers into ``opaques``: which may be those of half messages."""
+        """Note that scans have added numbers to ``opaques``, perhaps those of half messages."""
         if self._halves and self.opaques is not None and not self._ambiguous:
             self._ambiguous = any(opaque in self.opaques for opaque in self._halves)
 
     def half_of(self, opaque: int) -> HalfSend | None:
-        """Return what a request begins that sends a half message, if that is certain. ``settle`` comes next."""
+        """Return what the send of a half message begins, if its answer is certain. Call ``settle`` next."""
         return self._halves.get(opaque) if self._halves and not self._is_ambiguous() else None
 
     def settle(self, opaque: int) -> PendingRequest | None:

@@ -1,8 +1,7 @@
 """Marks a send that an earlier process of Sluice may have sent already: adds the property ``SLUICE_REPLAYED=true``.
 
-It is for consumers that want to tell apart what may be there twice. What cannot be marked goes as it is: a send-back,
-which has no properties; a send that is signed (by an ACL hook), as the broker would not believe the signature any more;
-and what a client wrote in a way of its own.
+Consumers can tell possible duplicates by it. Some requests cannot be marked and stay as they are: a send-back has no
+properties, a signed send (ACL) would lose its signature, and unusual encodings are left alone.
 """
 
 import struct
@@ -23,26 +22,26 @@ from proxy.protocols.rocketmq.wire.codes import (
 from proxy.protocols.rocketmq.wire.frame import HEADER_LENGTH, prefix_at
 
 PROPERTY: Final = "SLUICE_REPLAYED"
-#: Between a property's name and its value, and between two properties.
+# Between a property's name and its value, and between two properties.
 _OF: Final = "\x01"
 _NEXT: Final = "\x02"
-#: Where the properties of a message are.
+# The field of a message's properties.
 _PROPERTIES_AT: Final[dict[KeyFields, str]] = {SEND_V1_FIELDS: "properties", SEND_V2_FIELDS: "i"}
-#: With this among its fields a request is signed.
+# A request with this field is signed.
 _SIGNATURE: Final = "Signature"
 _MAX_PROPERTIES_BYTES: Final = 32_767
 
 _prefix = struct.Struct(">iI").pack
 _I16: Final = struct.Struct(">h")
 _I32: Final = struct.Struct(">i")
-#: Of a binary header: code, language, version, opaque, flag, length of the remark.
+# A binary header: code, language, version, opaque, flag, length of the remark.
 _BINARY: Final = struct.Struct(">hBhiii")
-#: Of a message of a batch: totalSize, magic, crc, flag, length of the body.
+# A message of a batch: totalSize, magic, crc, flag, length of the body.
 _MESSAGE: Final = struct.Struct(">iiiii")
 
 
 def mark_replayed(frame: bytes) -> bytes:
-    """Return a whole frame with the property, or as it is if it cannot have one."""
+    """Return a whole frame with the property, or unchanged if it cannot have one."""
     word: int = prefix_at(frame)[1]
     header_type, body_at = word >> 24, PREFIX_BYTES + (word & HEADER_LENGTH)
     header, body = frame[PREFIX_BYTES:body_at], frame[body_at:]
@@ -110,7 +109,7 @@ def _mark_binary(header: bytes) -> tuple[bytes, bool]:
 
 
 def _places(code: object) -> tuple[KeyFields, str]:
-    """Return the names of a send's fields, and of that with its properties."""
+    """Return the names of a send's fields, and the field of its properties."""
     names = SENDS.get(code) if isinstance(code, int) else None
     at = None if names is None else _PROPERTIES_AT.get(names)
     if names is None or at is None:
@@ -119,7 +118,6 @@ def _places(code: object) -> tuple[KeyFields, str]:
 
 
 def _mark_batch(body: bytes) -> bytes:
-    """Return a batch with the property in each of its messages."""
     marked: list[bytes] = []
     at = 0
     while at < len(body):
@@ -137,12 +135,12 @@ def _mark_batch(body: bytes) -> bytes:
 
 
 def _mark(properties: object) -> str:
-    """Add the property to others, unless it is there."""
+    """Add the property, unless it is there."""
     if not isinstance(properties, str):
         raise _UnmarkedError
     if any(each.startswith(PROPERTY + _OF) for each in properties.split(_NEXT)):
         return properties
-    # Some clients end the last property, too, and some do not.
+    # Some clients end the last property, too.
     ends = not properties or properties.endswith(_NEXT)
     added = f"{properties}{'' if ends else _NEXT}{PROPERTY}{_OF}true{_NEXT if ends else ''}"
     if len(added.encode()) > _MAX_PROPERTIES_BYTES:

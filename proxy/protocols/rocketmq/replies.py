@@ -1,7 +1,4 @@
-"""Busy answers: what a client is told whose request was refused.
-
-Nothing is sent from here, and a oneway request gets no answer at all: that is for the session to know.
-"""
+"""Busy answers to refused requests; the session writes them, and none to a oneway request."""
 
 import json
 import struct
@@ -22,24 +19,18 @@ from proxy.protocols.rocketmq.wire.codes import (
     ResponseCode,
 )
 
-#: The protocol version in our answers, that of RocketMQ 5.5.0.
+# The protocol version in our answers: RocketMQ 5.5.0.
 VERSION: Final = 513
 _prefix = struct.Struct(">ii").pack
 
 
 def busy_answer(refuse: Refuse, opaque: int, kind: str) -> bytes:
-    """Return the whole frame of a busy answer; its header is always JSON, which every client reads.
+    """Return the whole frame of a busy answer, with a JSON header, which every client reads.
 
-    The remark names what is over its limit, the wait in microseconds, and the rule; to a request that is too large for
-    the rule ever to admit it, how large it may be instead of the wait. Clients look for ``RateLimit`` in it.
-
-    Its code is the rule's if that is one that clients take for busy; else FLOW_CONTROL for what consumes, upon
-    which clients ask again soon, and SYSTEM_BUSY for all else.
-
-    Args:
-        refuse: by what it was refused.
-        opaque: number of the refused request.
-        kind: of the request's own resource.
+    The remark names the resource, the wait in microseconds and the rule. If the rule can never admit the request, it
+    names the largest size in place of the wait. Clients look for ``RateLimit`` in it. The code is the rule's if clients
+    take that for busy; else FLOW_CONTROL for requests that consume, which clients repeat soon, and SYSTEM_BUSY for all
+    others. ``kind`` is that of the request's own resource.
     """
     head, tail = around_opaque(refuse, kind)
     header = b"%b%d%b" % (head, opaque, tail)
@@ -47,9 +38,9 @@ def busy_answer(refuse: Refuse, opaque: int, kind: str) -> bytes:
     return _prefix(size + 4, size) + header
 
 
-@lru_cache(maxsize=1024)  # one refusal often stands for all requests of a chunk
+@lru_cache(maxsize=1024)  # one refusal often answers all requests of a chunk
 def around_opaque(refuse: Refuse, kind: str = KIND_TOPIC) -> tuple[bytes, bytes]:
-    """Return what stands before and behind the opaque in the header of a busy answer; see ``busy_answer``."""
+    """Return the header of a busy answer before and behind the opaque; see ``busy_answer``."""
     code = refuse.busy_code
     if isinstance(refuse, Forbidden) and code is not None:
         remark = refuse.remark
@@ -70,7 +61,7 @@ def _remark(refuse: Refuse) -> str:
 
 
 def _spell(resource: Resource) -> str:
-    """Spell what is limited: what is sent to by its name as clients know it, all else with its kind."""
+    """Return a topic or subscription by its name as clients know it, anything else with its kind."""
     kind, name = resource
     name = name[:MAX_NAME_CHARS]
     if kind == KIND_RETRY_GROUP:

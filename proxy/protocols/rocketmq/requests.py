@@ -1,11 +1,10 @@
-"""Client to broker: cuts chunks into frames, and chunks with refusals into what remains.
+"""Client to broker: cuts chunks into frames, and refused requests out of chunks.
 
-Every frame's header is read; one that nobody here can read ends the connection while limits hold for it. A request is
-decided when its header is complete; of a body that is still to come, the verdict covers the rest: it streams through,
-is swallowed, or is added to the copy of a request that is held (``held``). What a batch costs is in its body, so a
-batch is decided when all of it is there: it is gathered, if there is room, and refused if not. Besides those only a
-header that has not come completely is held back, as a copy: at most MAX_HEADER_BYTES (256 KiB) and the 8 bytes before
-it per connection.
+Every frame's header is read; an unreadable one ends the connection while limits apply to it. A request is decided when
+its header is complete. The verdict covers the rest of its body: that streams through, is swallowed, or is added to the
+copy of a held request (``held``). The cost of a batch is in its body, so it is gathered first, and refused if there is
+no room. Otherwise only an incomplete header is copied: at most MAX_HEADER_BYTES (256 KiB) and the 8 bytes before it per
+connection.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,12 +18,19 @@ from proxy.protocols.base import NO_BOUND, Buffer, Close, SessionContext
 from proxy.protocols.rocketmq import forbidden
 from proxy.protocols.rocketmq.about import AboutClient, Names
 from proxy.protocols.rocketmq.batch_body import BatchReader
-from proxy.protocols.rocketmq.cutting import NOTHING_REFUSED, Cut, Refused, answer_each, cut
-from proxy.protocols.rocketmq.gathered import Gathered
 from proxy.protocols.rocketmq.held import HeldFrame, Holding
 from proxy.protocols.rocketmq.lines import Aside, Lines
 from proxy.protocols.rocketmq.pending import Pending
-from proxy.protocols.rocketmq.scanning import FEW_STEPS, MAX_RUNS
+from proxy.protocols.rocketmq.scanning import (
+    FEW_STEPS,
+    MAX_RUNS,
+    NOTHING_REFUSED,
+    Cut,
+    Gathered,
+    Refused,
+    answer_each,
+    cut,
+)
 from proxy.protocols.rocketmq.transactions import Ended, EndOfTransaction, Transactions, read_half
 from proxy.protocols.rocketmq.wire import codes
 from proxy.protocols.rocketmq.wire.binary import MAX_FIELDS
@@ -35,7 +41,6 @@ from proxy.protocols.rocketmq.wire.frame import (
     PartialFrame,
     header_bytes_of,
     prefix_at,
-    stopped_frames,
 )
 from proxy.protocols.rocketmq.wire.header import LENIENT, STRICT, UNPARSABLE, Header, classify
 from proxy.protocols.rocketmq.wire.message_id import message_id
@@ -44,21 +49,21 @@ from proxy.spool.segments import Piece
 if TYPE_CHECKING:
     from sluice_native import Scanner, Segment
 
-#: What is read at once of a client that is on trial, beyond the frame in hand: a trial in one read, as a rule.
+# Bytes read at once from a client on trial, beyond its current frame: usually a whole trial in one read.
 TRIAL_READ_BYTES: Final = 64 * 1024
-#: The trial with which a connection begins lasts for so many strict headers. Every header that was not strict makes it
-#: longer by twice as many; for the first half of these the connection takes turns with others of its kind. So mixing
-#: the two buys neither large reads nor more time.
+# A new connection is on trial for this many strict headers. Each header that is not strict adds twice as many; for the
+# first half of these the connection takes turns with others of its kind. So mixing both gains neither large reads nor
+# time.
 TRIAL_FRAMES: Final = 16
 
-#: A header that is not read strictly counts as many steps more as would take as long: half a millisecond at most, see
-#: ``lenient.MAX_JSON_BYTES``. One alone makes a chunk long.
+# A header that is not read strictly counts as steps of the same duration, half a millisecond at most (see
+# ``lenient.MAX_JSON_BYTES``). One alone makes a chunk long.
 _SLOW_STEPS: Final = FEW_STEPS
-#: Of one that is, so many bytes are a step: the fields of a binary header may be as short as six bytes.
+# Bytes of such a header that are one step: a binary field may be as short as six bytes.
 _BYTES_A_STEP: Final = 256
-#: After so many steps the rest of the chunk is left for later, so that others wait some milliseconds at most.
+# After this many steps the rest of the chunk is left for later, so that others wait some milliseconds at most.
 _MAX_STEPS: Final = MAX_RUNS
-#: Messages of a batch that take as long as a step.
+# Messages of a batch that take as long as a step.
 _MESSAGES_A_STEP: Final = 16
 _PREFIX_BYTES: Final = codes.PREFIX_BYTES
 _ONEWAY: Final = codes.FLAG_ONEWAY
@@ -74,22 +79,16 @@ class RequestStream:
     """The client's stream of one connection.
 
     Args:
-        context: of the session.
-        owed: where requests that expect an answer are noted.
-        transactions: of the broker.
-        take: takes a request for Sluice itself, if it does: header as read, its bytes and its type.
-        scanner: takes plain frames; None has each read by itself.
+        take: gets the header, its bytes and type of a request for Sluice; returns whether Sluice answers it.
+        scanner: takes plain frames; None reads each by itself.
 
     Attributes:
-        about: what the client said of itself.
         frames: whole headers seen so far.
-        close: set when the last chunk ended in something that is no frame; what came before it still goes on.
-        held: the requests that are held.
-        lines: what is put aside; None without a spool.
-        left_bytes: at the end of the last chunk that are to come again.
-        names: what the client asked for.
-        refusals: of the last chunk's requests, by their indexes: what is refused whatever the limits are.
-        lost: one of these cannot pass even while limiting is off, as its beginning had to make room for others.
+        close: set when the last chunk ended in something that is not a frame; what came before it is still forwarded.
+        lines: the spooled requests; None without a spool.
+        left_bytes: at the end of the last chunk, to be given again.
+        refusals: of the last chunk, by index: requests refused whatever the limits are.
+        lost: one of these cannot pass even while limiting is off, as its beginning was dropped for lack of room.
     """
 
     def __init__(
@@ -124,40 +123,40 @@ class RequestStream:
         self._resources = self.names.known
         self._scanner = scanner
         self._fast = self._long = False
-        #: How much of the end of the last chunk was not looked at.
+        # Bytes at the end of the last chunk that were not read.
         self.left_bytes = 0
         self._beginning = PartialFrame(MAX_HEADER_BYTES, self._header_bytes_of)
-        #: What is still to come of a frame whose verdict is known, and whether to swallow it. Of a frame that is
-        #: neither swallowed nor held, the beginning has gone on.
+        # What is still to come of a frame whose verdict is known, and whether to swallow it. If it is neither swallowed
+        # nor held, its beginning was forwarded.
         self._body_left = 0
         self._swallow = False
-        #: What has gone on ends inside a frame, so that nothing else may follow before that frame's end.
+        # What was forwarded ends inside a frame, so nothing else may be written before that frame's end.
         self._open = False
-        #: Strict headers still to come until reads may be large.
+        # Strict headers still to come until reads may be large.
         self._trial = TRIAL_FRAMES
-        #: Header of the batch that is gathered, its room, and what reads a whole one in turns.
+        # Header of the batch that is gathered, its room, and its reader once it is whole.
         self._gathering: Header | None = None
         self._gathered = Gathering(self._address)
-        #: That of a long header. What was gathered of it goes with it, and so does the connection with the next bytes.
+        # Room of a long header. If it is given to another, the next bytes end the connection.
         self._header_room = Gathering(self._address, self._beginning.pieces.clear)
         self._reader = BatchReader()
         self._now_ns = 0
-        # About the chunk in hand: what goes on of it lies in [from, to), after the lead, which is the
-        # completed header that earlier chunks began. The frame that was open ends at _open_until.
+        # The current chunk: [from, to) of it may be forwarded, after the lead, the completed header that earlier chunks
+        # began. The frame that was open ends at _open_until.
         self._chunk = memoryview(b"")
         self._from = self._to = self._open_until = 0
         self._lead = b""
         self._led: Frame | None = None
-        #: Those of its frames that Sluice answers itself.
+        # Frames that Sluice answers itself.
         self._own: list[Frame] = []
-        #: The transactions that its requests end, and those that held ones do, by the identity of their headers: to be
-        #: undone if they do not go on.
+        # Transactions that its requests end, and those that held ones do, by the identity of their headers: undone if
+        # the request is not forwarded.
         self._ended: dict[int, Ended] = {}
         self._ended_by_held: dict[int, Ended] = {}
 
     @property
     def chunk(self) -> memoryview:
-        """The chunk whose requests wait for their verdicts."""
+        """The chunk whose requests await their verdicts."""
         return self._chunk
 
     def message_id(self, request: Request) -> bytes:
@@ -173,28 +172,28 @@ class RequestStream:
         return message_id(header, word >> 24)
 
     def between_frames(self) -> bool:
-        """Return whether nothing is in hand: no part of a frame, and no chunk that waits for its verdicts."""
+        """Return whether there is neither a part of a frame nor a chunk that awaits its verdicts."""
         return not self._beginning.pieces and not self._body_left and not self._chunk and not self.left_bytes
 
     @property
     def is_cut(self) -> bool:
-        """Whether what has gone on ends inside a frame."""
+        """Whether what was forwarded ends inside a frame."""
         return self._open
 
     def missing_bytes(self) -> int:
-        """Return how many bytes are certain to belong to the frame in hand, or to the next one's prefix."""
+        """Return how many bytes are certain to belong to the current frame, or to the next one's prefix."""
         return self._body_left or self._beginning.missing_bytes()
 
     def most_bytes(self) -> int:
-        """Return how many bytes to read next at most: little beyond the frame in hand while on trial."""
+        """Return how many bytes to read next at most: little beyond the current frame while on trial."""
         return self.missing_bytes() + TRIAL_READ_BYTES if self._trial else NO_BOUND
 
     def reads_fast(self) -> bool:
-        """Say whether the last chunk was read in few steps, so that large reads keep nobody waiting."""
+        """Return whether the last chunk was read in few steps, so that large reads delay no other connection."""
         return self._fast
 
     def takes_turns(self) -> bool:
-        """Say whether the last chunk took many steps, or headers of late needed the slow readings."""
+        """Return whether the last chunk took many steps, or recent headers needed the slow readings."""
         return self._long or self._trial > TRIAL_FRAMES
 
     def shown_names(self) -> tuple[tuple[str, ...], int]:
@@ -202,11 +201,11 @@ class RequestStream:
         return self.names.shown(() if self._scanner is None else self._scanner.names())
 
     def held_back(self) -> int:
-        """Return the length of the header's beginning in hand; 0 if it is too long to be read once more."""
+        """Return the length of an unfinished header; 0 if it is too long to be read again."""
         return self._beginning.readable_again()
 
     def take_back(self) -> bytes:
-        """Hand out the header's beginning in hand, as ``held_back`` says."""
+        """Hand out the unfinished header."""
         return self._beginning.take() if self.held_back() else b""
 
     def feed(self, chunk: memoryview, now_ns: int) -> Gathered:
@@ -235,7 +234,7 @@ class RequestStream:
                 self._grow_header()
             if self._beginning.pieces:
                 position, steps = self._continue_frame(chunk, requests, subscriptions)
-            # A client that is on trial is read frame by frame: that is what gets to know it.
+            # On trial each frame is read by itself, to learn about the client.
             scanner, runs = self._scanner, 0
             while size - position >= _PREFIX_BYTES and not self.left_bytes:
                 if steps >= _MAX_STEPS or runs >= MAX_RUNS:
@@ -294,7 +293,6 @@ class RequestStream:
         return requests
 
     def _take_segment(self, segment: "Segment", requests: Gathered) -> None:
-        """Note the frames of one scan."""
         self.frames += len(segment)
         left = segment.stop - len(self._chunk)
         if left > 0:
@@ -303,7 +301,7 @@ class RequestStream:
         requests.take(segment)
 
     def _continue_body(self, chunk: memoryview) -> int:
-        """Step over what this chunk holds of an earlier frame's body; returns where it ends."""
+        """Step over this chunk's part of an earlier frame's body; return where it ends."""
         end = min(self._body_left, len(chunk))
         self._body_left -= end
         held = self.held.coming
@@ -322,7 +320,7 @@ class RequestStream:
         return end
 
     def _has_come(self, held: HeldFrame) -> None:
-        """Put a request aside of which all has come."""
+        """Spool a request that is complete now."""
         lines, request, aside = self.lines, held.request, held.aside
         if lines is None or request is None:
             return
@@ -336,11 +334,11 @@ class RequestStream:
             lines.put(request, held.header, data, held.since_ns, ended=ended)
 
     def _continue_frame(self, chunk: memoryview, requests: Gathered, subscriptions: bool) -> tuple[int, int]:  # noqa: FBT001 - once a frame
-        """Complete what earlier chunks began, a header or a whole batch, if this one does.
+        """Complete a header or a whole batch that earlier chunks began.
 
         Returns:
-            Where its frame ends, which may be beyond the chunk; the chunk's end while it is incomplete. And how many
-            steps it took.
+            Where its frame ends, possibly beyond the chunk, or the chunk's end while it is incomplete; and the steps
+            taken.
         """
         if self._gathering is not None:
             return self._continue_batch(chunk, 0, self._gathering, requests)
@@ -366,14 +364,12 @@ class RequestStream:
         return frame.stop, _steps_of(header, len(self._lead))
 
     def _grow_header(self) -> None:
-        """Take room for what has come of a header; without any, or once it was lost, the connection ends."""
+        """Take room for an unfinished header; without any, the connection ends."""
         if not self._exempt and not self._room.grow(self._header_room, len(self._beginning.pieces), self._now_ns):
             raise Close("unparsable", "there is no room to gather a long header of which only a part has come")
 
-    # --- Batches ----------------------------------------------------------------------------------
-
     def _gather(self, header: Header, frame_bytes: int, come_bytes: int) -> bool:
-        """Begin to gather a batch of which some has come, if there is room for it, as things stand."""
+        """Begin to gather a batch, if there is room for it."""
         gathered = self._gathered = Gathering(self._address, None if self._exempt else self._beginning.forget_body)
         if not self._room.fits(gathered, frame_bytes, self._now_ns) or not self._grow(come_bytes):
             return False
@@ -382,7 +378,7 @@ class RequestStream:
         return True
 
     def _let_go(self) -> None:
-        """Forget what was gathered of a batch, and give back its room and that of a header."""
+        """Drop an unfinished batch, and give back its room and a header's."""
         self._room.give_back(self._header_room)
         if self._gathering is not None:
             self._gathering = None
@@ -390,11 +386,11 @@ class RequestStream:
             self._beginning.whole_bytes = 0
 
     def _grow(self, come_bytes: int) -> bool:
-        """Take room for what has come of a batch, if there is some."""
+        """Take room for what has come of a batch."""
         return self._room.grow(self._gathered, come_bytes, self._now_ns)
 
     def _continue_batch(self, chunk: memoryview, position: int, header: Header, requests: Gathered) -> tuple[int, int]:
-        """Gather what the chunk holds of a batch, from ``position`` on; as ``_continue_frame``."""
+        """Gather the chunk's part of a batch, from ``position`` on; returns as ``_continue_frame``."""
         beginning = self._beginning
         self._from = len(chunk)
         have = len(beginning.pieces)
@@ -408,7 +404,7 @@ class RequestStream:
         with memoryview(pieces) as whole, whole[_PREFIX_BYTES + (word & HEADER_LENGTH) :] as body:
             read = self._read_batch(body, 0)
         if read is None:
-            # What comes next completes it again, and the reading goes on.
+            # The next bytes complete it again, and the reading continues.
             del pieces[-1:]
             self.left_bytes = len(chunk) - position + 1
             return position - 1, 0
@@ -420,7 +416,7 @@ class RequestStream:
         return position, read
 
     def _stop_gathering(self, position: int, header: Header, requests: Gathered) -> int:
-        """Take a batch for whose next piece, at ``position``, there is no room; return where it ends."""
+        """Take a batch that has no room for its next piece, at ``position``; return where it ends."""
         self.lost = self._gathered.lost
         beginning = self._beginning
         frame_bytes = beginning.whole_bytes
@@ -435,7 +431,7 @@ class RequestStream:
         return frame.stop
 
     def _read_batch(self, body: memoryview, steps: int) -> int | None:
-        """Read on in a batch; return how many steps have been done then, or None if there is more to read."""
+        """Read on in a batch; return the steps of the chunk so far, or None if there is more to read."""
         most = max(1, _MAX_STEPS - steps) * _MESSAGES_A_STEP
         if not self._reader.go_on(body, most):
             return None
@@ -444,7 +440,7 @@ class RequestStream:
     def _take_batch(
         self, frame: Frame, frame_bytes: int, body_at: int, requests: Gathered, *, whole: bool = True
     ) -> None:
-        """Note a batch that was read, or if it is not whole one for which there is no room."""
+        """Take a batch that was read, or one without room."""
         reader, self._reader = self._reader, BatchReader()
         index = len(requests)
         self._take_frame(frame, frame_bytes, body_at, requests, max(1, reader.count))
@@ -457,7 +453,7 @@ class RequestStream:
             self.refusals[index] = forbidden.inner_batch(resource)
 
     def _take_frame(self, frame: Frame, frame_bytes: int, body_at: int, requests: Gathered, messages: int = 1) -> None:
-        """Note one frame whose header is known; a limitable one becomes a request."""
+        """Note a frame whose header is known; a limitable one becomes a request."""
         self.frames += 1
         header = frame.header
         left = frame.stop - len(self._chunk)
@@ -467,7 +463,7 @@ class RequestStream:
         if header.reading != STRICT:
             if header.reading == LENIENT:
                 self._count_undecodable("lenient")
-            self._owed.add_unknown()  # the broker may read another number, or none and give one of its own
+            self._owed.add_unknown()  # the broker may read another number, or none and assign one
             self._trial += 2 * TRIAL_FRAMES
             self.about.meet(header)
         elif self._trial:
@@ -503,12 +499,12 @@ class RequestStream:
     def _end_transaction(
         self, frame: Frame, body_at: int, resources: tuple[Resource, ...], index: int
     ) -> tuple[Resource, ...]:
-        """Take the end of a transaction; return what it is charged to."""
+        """Take the end of a transaction; return the resources to charge."""
         strict = frame.header.reading == STRICT
         end = EndOfTransaction.read(*self._raw(frame, body_at)) if strict else None
         ended = None if end is None else self._transactions.end(end)
         if ended is None:
-            # An end that cannot be read may be a commit.
+            # An unreadable end may be a commit.
             if (end is None or end.commits) and not self._exempt:
                 self.refusals[index] = forbidden.unknown_transaction(resources[0])
             return resources
@@ -520,7 +516,7 @@ class RequestStream:
         return resources + (self._resources[kind].get(name) or self.names.remember(kind, name))
 
     def _look_closer(self, frame: Frame, body_at: int, resource: Resource, index: int) -> None:
-        """Look at a send by which a broker's own features might evade the limits."""
+        """Refuse a send by which a broker's own features might evade the limits; note half messages."""
         header = frame.header
         if self._refuses_internal and forbidden.is_internal(header.name):
             self.refusals[index] = forbidden.internal_topic(resource)
@@ -535,7 +531,7 @@ class RequestStream:
             header.half = read_half(*self._raw(frame, body_at), header.name)
 
     def _raw(self, frame: Frame, body_at: int) -> tuple[bytes, int]:
-        """Return the bytes of a frame's header, and its type."""
+        """Return a frame's header bytes and header type."""
         if frame is self._led:
             word: int = prefix_at(self._lead)[1]
             return self._lead[_PREFIX_BYTES : _PREFIX_BYTES + (word & HEADER_LENGTH)], word >> 24
@@ -543,9 +539,9 @@ class RequestStream:
         return chunk[frame.start + _PREFIX_BYTES : body_at].tobytes(), chunk[frame.start + 4]
 
     def _take_unreadable(self, header_bytes: int, header_type: int) -> None:
-        """Count a header that nobody here can read; while limits hold for the client, it ends the connection.
+        """Count an unreadable header; while limits apply to the client, it ends the connection.
 
-        The broker might read anything in it, and there is no number to answer it with.
+        The broker might read anything in it, and there is no number to answer with.
         """
         self._count_undecodable("none")
         if self._exempt or not self._limiting():
@@ -563,7 +559,7 @@ class RequestStream:
         counts[read_by] = counts.get(read_by, 0) + 1
 
     def _listen(self, frame: Frame, body_at: int) -> bool:
-        """Look closer at a request that says who the client is, or is for Sluice; returns whether Sluice answers it."""
+        """Read a request that says who the client is, or is for Sluice; return whether Sluice answers it."""
         header, chunk = frame.header, self._chunk
         if header.code == _HEART_BEAT:
             self.about.heartbeat(frame.stop - body_at, chunk[body_at : frame.stop])
@@ -575,10 +571,10 @@ class RequestStream:
         return self._take(header, raw, header_type)
 
     def pass_on(self, batch: Batch | None, out: list[Buffer]) -> Refused:
-        """Queue what the verdicts leave of the chunk, in the largest possible slices; return what was refused."""
+        """Queue what the verdicts leave of the chunk, in large slices; return what was refused."""
         chunk, start = self._chunk, self._from
         if batch is not None and batch.left > FEW_STEPS:
-            # What Python decides one by one takes as long as what it reads one by one.
+            # Deciding many requests one by one is as slow as reading them one by one.
             self._fast, self._long = False, True
         if self.held.waiting and not (self._body_left and self._open_until == len(chunk)):
             out.append(chunk[start : self._open_until])
@@ -612,30 +608,38 @@ class RequestStream:
         return refused
 
     def _stop_each(self, batch: Batch | None, start: int) -> tuple[Cut, HeldFrame | None]:
-        """Take out of the chunk, frame by frame, what does not go on with it; the last one comes too, if it is held."""
-        stopped = stopped_frames(batch, self._own)
+        """Take out of the chunk, frame by frame, what is not forwarded; also return the last frame if it is held."""
+        stopped: list[tuple[Frame, Request | None, Refuse | Hold | Later | None]]
+        stopped = [(frame, None, None) for frame in self._own]
         self._own = []
+        if batch is not None:
+            for index, decided in sorted(batch.verdicts.items()):
+                request = batch.requests[index]
+                if isinstance(request.handle, Frame) and isinstance(decided, Refuse | Hold | Later):
+                    stopped.append((request.handle, request, decided))
+        # A frame that earlier chunks began may have no bytes in this one: the next may start where it does.
+        stopped.sort(key=lambda each: (each[0].start, each[0].stop))
         slices: list[tuple[int, int]] = []
         refused: list[tuple[Header, Refuse]] = []
         held: HeldFrame | None = None
-        for frame, request, verdict in stopped:
+        for frame, asked, verdict in stopped:
             if frame.start > start:
                 slices.append((start, frame.start))
             start = frame.stop
             held = None
-            if request is None:
+            if asked is None:
                 continue
             if isinstance(verdict, Refuse):
                 self._settle_refused(frame.header)
                 refused.append((frame.header, verdict))
             else:
                 self._settle(frame.header)
-                held = self._keep(frame, request, verdict)
+                held = self._keep(frame, asked, verdict)
         first = stopped[0][0] if stopped else None
         return Cut(slices, start, first, answer_each(refused) if refused else NOTHING_REFUSED), held
 
     def _keep(self, frame: Frame, request: Request, verdict: Hold | Later | None) -> HeldFrame | None:
-        """Copy a request that is held, or put it aside; return the copy if more of it may be to come."""
+        """Copy or spool a held request; return the copy if more of it may come."""
         header, lines = frame.header, self.lines
         ended = self._ended.pop(id(header), None)
         lead = self._lead if frame is self._led else b""
@@ -663,7 +667,7 @@ class RequestStream:
         return held
 
     def _has_room(self, held: HeldFrame, more_bytes: int) -> bool:
-        """Take room for more of a request that is to be put aside; all others are bounded by who holds them."""
+        """Take room for more of a request that is to be spooled; the holder bounds all others."""
         return held.room is None or self._room.grow(held.room, len(held.data) + more_bytes, self._now_ns)
 
     def _free_room(self, held: HeldFrame) -> None:
@@ -672,7 +676,7 @@ class RequestStream:
             self._room.give_back(room)
 
     def _give_up_coming(self, held: HeldFrame) -> None:
-        """Refuse a request for the rest of which there is no room."""
+        """Refuse a request without room for its rest."""
         lines, request, aside = self.lines, held.request, held.aside
         if lines is None or request is None:
             return
@@ -683,7 +687,7 @@ class RequestStream:
             lines.had_no_room(request, held.header.opaque)
 
     def go_on(self, aside: Aside, data: Sequence[Piece], out: list[Buffer]) -> None:
-        """Let a request that was put aside go on, whose content is given: as ``release``."""
+        """Forward a spooled request with its content, as ``release`` does."""
         line = aside.line
         if not aside.oneway:
             half = None
@@ -700,7 +704,7 @@ class RequestStream:
             out += map(memoryview, data)
 
     def forget_coming(self, held: HeldFrame) -> None:
-        """Forget a request that was to be put aside, and what is still to come of it."""
+        """Forget an incomplete request that was to be spooled, and its rest."""
         if held is self.held.coming:
             self._swallow_rest()
         self._undo(self._ended_by_held, held.header)
@@ -709,20 +713,20 @@ class RequestStream:
         self.held.drop(held)
 
     def release(self, request: Request, held: HeldFrame, out: list[Buffer]) -> None:
-        """Let a held request go on: behind all that has gone on, but never inside a frame."""
+        """Forward a held request, behind everything forwarded so far but never inside a frame."""
         header = held.header
         self._ended_by_held.pop(id(header), None)
         if not header.flag & _ONEWAY:
             self._owed.add(header.opaque, header.code, request.resources, header.half)
         self._free_room(held)
         if held is self.held.coming:
-            self._open = True  # by what is queued here; the rest of the body streams through
+            self._open = True  # the rest of the body streams through
             self.held.release(held, out)
         else:
             self.held.release(held, None if self._open else out)
 
     def give_up(self, held: HeldFrame) -> None:
-        """Forget a held request that was refused, and what is still to come of it."""
+        """Forget a refused request that was held, and its rest."""
         if held is self.held.coming:
             self._swallow_rest()
         self._undo(self._ended_by_held, held.header)
@@ -732,17 +736,15 @@ class RequestStream:
         self._swallow = True
 
     def _settle(self, header: Header) -> None:
-        """Take a request that does not go on, or not yet, out of what the broker owes."""
+        """Note that the broker owes no answer, as the request is not forwarded, or not yet."""
         if not header.flag & _ONEWAY:
             self._owed.settle(header.opaque)
 
     def _settle_refused(self, header: Header) -> None:
-        """Settle a request that never goes on."""
         self._settle(header)
         self._undo(self._ended, header)
 
     def _undo(self, ended_by: dict[int, Ended], header: Header) -> None:
-        """Undo the end of a transaction, if a request was one."""
         ended = ended_by.pop(id(header), None)
         if ended is not None:
             self._transactions.undo(ended)
@@ -752,7 +754,7 @@ class RequestStream:
             self._transactions.undo(ended_by.popitem()[1])
 
     def end(self, out: list[Buffer]) -> None:
-        """Queue what was held back of an unfinished header, at the end of the stream; what is held is dropped."""
+        """Queue an unfinished header at the end of the stream; drop held requests."""
         if self.held.coming is not None:
             self._free_room(self.held.coming)
         self.held.end()
@@ -762,14 +764,14 @@ class RequestStream:
             out.append(self._beginning.take())
 
     def give_back(self) -> None:
-        """Forget what was gathered, and undo what has not gone on: the connection is over."""
+        """Give back everything, as the connection is over."""
         if self.held.coming is not None:
             self._free_room(self.held.coming)
         self._undo_all(self._ended)
         self._undo_all(self._ended_by_held)
         self._let_go()
         self._beginning.take()
-        # What goes round in circles would stay for long.
+        # Break reference cycles.
         self.lines = None
         del self._take
 
@@ -780,7 +782,6 @@ def _steps_of(header: Header, header_bytes: int) -> int:
 
 
 def _is_special(header: Header) -> bool:
-    """Say whether a send needs a closer look."""
     return header.sys_flag & codes.SYS_FLAGS_SPECIAL != 0 or (
         header.kind == _TOPIC and forbidden.is_internal(header.name)
     )

@@ -1,7 +1,4 @@
-"""Brokers' addresses in the answers of a name server: which of them are replaced by what, and where they stand.
-
-Bytes and addresses only. Which answers have any, and how they are cut out of the stream, is ``name_server``'s.
-"""
+"""Brokers' addresses in the answers of a name server: where they are, and what replaces them."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,20 +11,17 @@ from proxy.protocols.base import ListenerAddresses
 from proxy.protocols.rocketmq.wire.codes import VIP_PORT_OFFSET
 
 Address = tuple[str, int]
-"""Host and port, the host in one spelling: as ``ipaddress`` writes it, or a name in lower case."""
+"""Host and port; the host as ``ipaddress`` writes it, or a name in lower case."""
 
 _HIGHEST_PORT: Final = 65535
-#: Hosts that stand for every address of this machine.
+# Hosts that mean every address of this machine.
 _WILDCARDS: Final = frozenset({"0.0.0.0", "::"})
-#: What can be written into a JSON string as it is.
+# Can be written into a JSON string unchanged.
 _HOST: Final = re.compile(r"[A-Za-z0-9._:%-]+")
 
 
-# --- Addresses ------------------------------------------------------------------------------------
-
-
 def read_address(text: str) -> Address | None:
-    """Read ``host:port`` as RocketMQ does, which writes IPv6 addresses without brackets; None if it is not that."""
+    """Read ``host:port``, IPv6 with or without brackets as RocketMQ writes it; None if it is not that."""
     host, _, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -48,12 +42,12 @@ def _write_address(host: str, port: int) -> str:
 
 
 class Addresses(tuple[tuple[Address, Address], ...]):
-    """Pairs: the address that a broker is registered under, and the one that clients are told."""
+    """Pairs: the address that a broker is registered under, and the one that clients get."""
 
     __slots__ = ()
 
     def __str__(self) -> str:
-        """Return them as they are written."""
+        """Return them as in the configuration."""
         pairs = (f'"{_write_address(*given)}" = "{_write_address(*told)}"' for given, told in self)
         return f"{{ {', '.join(pairs)} }}" if self else "{}"
 
@@ -90,20 +84,15 @@ def _read_host(value: str) -> str:
 AddressTable = Annotated[Addresses, PlainValidator(_read_addresses)]
 """A table of the configuration, from addresses to addresses."""
 Host = Annotated[str, AfterValidator(_read_host)]
-"""A host without a port; empty is none."""
+"""A host without a port; may be empty."""
 
 
 def told_instead(
     addresses: Addresses, advertise: str, fronts: Iterable[ListenerAddresses], connected: str
 ) -> dict[Address, bytes]:
-    """Return what clients are told instead of the addresses that brokers are registered under.
+    """Return what clients get for the addresses that brokers are registered under; ``addresses`` take precedence.
 
-    Args:
-        addresses: what holds before all else.
-        advertise: the host at which clients reach the listeners; empty if that is to be found out.
-        fronts: the listeners with brokers behind them. One that listens on all addresses is reached where the client
-            has reached Sluice already.
-        connected: the IP address at which the client has.
+    Without ``advertise``, a listener on all addresses is reached at ``connected``, the client's way to this one.
     """
     told: dict[Address, bytes] = {}
     for front in fronts:
@@ -117,9 +106,9 @@ def told_instead(
 
 
 def without_vip(fronts: Sequence[ListenerAddresses]) -> list[Address]:
-    """Return where listeners listen whose VIP channel none of the others is.
+    """Return where listeners listen whose VIP port is not another listener's.
 
-    Java clients before 4.5, and those that are told to, connect two ports below the address that they are told.
+    Java clients before 4.5, and those configured so, connect two ports below the address that they get.
     """
     brokers = {front.brokers[0] for front in fronts}
     found = []
@@ -133,10 +122,8 @@ def without_vip(fronts: Sequence[ListenerAddresses]) -> list[Address]:
     return found
 
 
-# --- Bodies ---------------------------------------------------------------------------------------
-
-# The name server's JSON library leaves the keys of these maps without quotes for older clients. No string can end
-# before its closing quote here: there is no backslash in an address. Each pattern takes time linear in the bytes.
+# The name server's JSON library does not quote the keys of these maps for older clients. Addresses have no backslash,
+# so no string ends before its closing quote. Each pattern takes time linear in the bytes.
 _ENTRY: Final = rb'\s*+(?:"-?[0-9]++"|-?[0-9]++)\s*+:\s*+"[^"\\]*+"\s*+'
 _KEY: Final = re.compile(rb'"brokerAddrs?+"\s*+:')
 _MAP_OR_ONE: Final = re.compile(
@@ -148,13 +135,7 @@ _OBJECT: Final = re.compile(rb"\s*+\{.*\}\s*+", re.DOTALL)
 
 
 class Rewritten(NamedTuple):
-    """A body whose addresses were replaced.
-
-    Attributes:
-        body: all of it; what is no replaced address is as it was, byte for byte.
-        replaced: how many addresses were.
-        left: how many others there are.
-    """
+    """A body with ``replaced`` addresses; ``left`` others are unchanged, like all else."""
 
     body: bytes
     replaced: int
@@ -162,13 +143,9 @@ class Rewritten(NamedTuple):
 
 
 def rewrite(body: bytes, told: Mapping[Address, bytes]) -> Rewritten | None:
-    """Replace the addresses in a body.
+    """Replace the addresses in a body; None if something in it cannot be read.
 
-    They stand in maps by broker id (``brokerAddrs``) in routes and in what is said of clusters, and alone
-    (``brokerAddr``) in lists of topics.
-
-    Returns:
-        None if something of it cannot be read.
+    Routes and cluster information have maps by broker id (``brokerAddrs``), lists of topics a single ``brokerAddr``.
     """
     if _OBJECT.fullmatch(body) is None:
         return None

@@ -1,21 +1,26 @@
-"""The scan of the compiled part, ``sluice_native`` (folder ``native``): reads all plain frames of a chunk in one call.
+"""Frames in columns: the scan that reads them, the requests of a chunk, and the chunk without refused ones.
 
-*Plain* frames are single sends and send-backs whose headers can be read beyond any doubt. The first frame that is not
-plain ends a scan and is read by ``header``, with all the care that takes, so that a scan never has to be lenient. What
-it took is in columns: no object is made for a frame that nobody looks at. ``sluice_native.pyi`` describes its types.
-
-Where it is not installed, or the options say ``python``, every frame is read by ``header``.
+The scan of the compiled part, ``sluice_native`` (folder ``native``), reads all plain frames of a chunk in one call.
+*Plain* frames are single sends and send-backs whose headers are beyond doubt. The first other frame ends a scan and is
+read by ``header``, so a scan is never lenient. No object is made for a frame unless something looks at it.
+``sluice_native.pyi`` describes its types. Without it, or with ``scan = "python"``, ``header`` reads every frame.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from limiter.compiled import COMPILED
+from limiter.counting.repeats import Repeats
+from limiter.deciding.asking import permits_each
+from proxy.deciding import gathered
+from proxy.deciding.batch import Batch, Group, Hold, Later, Look, Refusal, Refuse, Request, Verdicts
 from proxy.protocols.options import ScanName
 from proxy.protocols.rocketmq.forbidden import INTERNAL_PREFIX, INTERNAL_TOPICS
 from proxy.protocols.rocketmq.pending import MAX_PENDING
+from proxy.protocols.rocketmq.replies import around_opaque, busy_answer
 from proxy.protocols.rocketmq.wire.codes import (
+    FLAG_ONEWAY,
     KIND_RETRY_GROUP,
     KIND_TOPIC,
     MAX_NAME_CHARS,
@@ -24,17 +29,18 @@ from proxy.protocols.rocketmq.wire.codes import (
     SEND_BACK_FIELDS,
     SENDS,
 )
-from proxy.protocols.rocketmq.wire.frame import MAX_HEADER_BYTES
+from proxy.protocols.rocketmq.wire.frame import MAX_HEADER_BYTES, Frame
+from proxy.protocols.rocketmq.wire.header import Header
 
 if TYPE_CHECKING:
-    from sluice_native import Opaques, Resources, Scanner
+    from sluice_native import Opaques, Resources, Scanner, Segment
 
-#: Keys (resource and producer group) remembered by a scanner. What is kept by name is kept for each connection.
+# Keys (resource and producer group) remembered per connection.
 MAX_KEYS: Final = 1024
-#: Steps, in either direction, are frames looked at one by one, and keys of a scan that are decided one by one: each
-#: takes some microseconds. Up to so many in a chunk, much may be read at once.
+# A step is a frame looked at one by one, or a key of a scan that is decided one by one: some microseconds. With this
+# many in a chunk at most, the next read may be large.
 FEW_STEPS: Final = 64
-#: A chunk with frames of more keys is decided in parts: how long that takes shows only when it is done.
+# A chunk with frames of more keys is decided in parts.
 MAX_RUNS: Final = 256
 
 
@@ -42,8 +48,8 @@ class Scan(NamedTuple):
     """What the compiled part reads with.
 
     Attributes:
-        opaques: makes the set of what is owed on one connection.
-        scanner: makes the scanner of one connection, which notes in that set, and finds there what requests are for.
+        opaques: makes the set of requests owed on one connection.
+        scanner: makes the scanner of one connection, which adds to that set, and finds the resources of requests.
     """
 
     opaques: "Callable[[], Opaques]"
@@ -76,9 +82,193 @@ def _scan(module: ModuleType) -> Scan:
 
 
 SCAN: Final = None if COMPILED is None else _scan(COMPILED)
-"""What the compiled part reads with; None if none of this version is installed."""
+"""None if the compiled part of this version is not installed."""
 
 
 def scan_named(name: ScanName) -> Scan | None:
     """Return the scan that the options name; None reads frame by frame."""
     return None if name == "python" else SCAN
+
+
+_OF_SENDS: Final = frozenset({KIND_TOPIC, KIND_RETRY_GROUP})
+
+
+class Scanned(gathered.Scanned["Segment"]):
+    """The frames that one scan took."""
+
+    __slots__ = ()
+
+    def requests(self) -> Iterator[Request]:
+        """Make the requests."""
+        segment = self.segment
+        askers = [segment.asker(run) for run in range(segment.runs)]
+        for index in range(len(segment)):
+            run, start, stop, code, opaque, flag = segment.frame(index)
+            resources, producer_group = askers[run]
+            kind, name = resources[0]
+            header = Header(kind, name, code, opaque, flag, producer_group)
+            frame = Frame(start, stop, header)
+            refusal: Refusal = "silent" if flag & FLAG_ONEWAY else "answered"
+            yield Request(resources, 1, stop - start, producer_group, refusal, None, frame)
+
+    def group(self, run: int) -> Group:
+        """Return the requests of one run; two runs may be one group."""
+        resources, producer_group = self.segment.asker(run)
+        at, size_bytes = self.of_run(run)
+        return Group(resources, producer_group, at, permits_each(len(at)), size_bytes)
+
+    def repeats(self, indexes: Sequence[int], look: Look) -> Repeats:
+        """Look which of some frames come again."""
+        return Repeats(*self.segment.repeats(look.of.chunk, indexes, look.ids, look.key, look.now_ns, look.refused))
+
+    def answered(self, indexes: Sequence[int]) -> int:
+        """Return how many of some frames expect an answer."""
+        return len(indexes) - self.segment.oneway(indexes)
+
+
+class Gathered(gathered.Gathered["Segment"]):
+    """The requests of one chunk, and what scans took."""
+
+    __slots__ = ()
+
+    def take(self, segment: "Segment") -> None:
+        """Add what a scan took, at least one frame."""
+        self.extend(Scanned(segment, len(self)))
+
+    def sends(self) -> list[int]:
+        """Return the indices of sends and send-backs; the end of a transaction brings no message."""
+        indexes: list[int] = []
+        index = 0
+        for part in self.parts:
+            if isinstance(part, Request):
+                if part.resources[0].kind in _OF_SENDS:
+                    indexes.append(index)
+                index += 1
+            else:
+                indexes += range(index, part.stop)
+                index = part.stop
+        return indexes
+
+
+def first_opaque(requests: Sequence[Request]) -> int | None:
+    """Return the number of a chunk's first request, without making objects of all; None if it cannot be read."""
+    first = requests.parts[0] if isinstance(requests, Gathered) else requests[0]
+    if not isinstance(first, Request):
+        return first.segment.frame(0)[4]
+    header = getattr(first.handle, "header", None)
+    return None if header is None else header.opaque
+
+
+class Refused(NamedTuple):
+    """The refused requests of one chunk.
+
+    Attributes:
+        requests: how many.
+        answers: to those that expect one, possibly several in one piece. In the order of the wire, except for frames of
+            one scan that different rules refused.
+    """
+
+    requests: int
+    answers: Sequence[bytes]
+
+
+NOTHING_REFUSED: Final = Refused(0, ())
+
+
+class Cut(NamedTuple):
+    """A chunk without its refused requests.
+
+    Attributes:
+        slices: the parts that are forwarded, without the last one.
+        start: where the last part begins; beyond the chunk if its last frame was refused and is not complete.
+        first: the first frame that is not forwarded, if it was read by itself.
+        refused: the refused requests.
+    """
+
+    slices: list[tuple[int, int]]
+    start: int
+    first: Frame | None
+    refused: Refused
+
+
+def answer_each(refused: Sequence[tuple[Header, Refuse]]) -> Refused:
+    """Answer requests that were read one by one."""
+    return Refused(
+        len(refused),
+        [
+            busy_answer(refuse, header.opaque, header.kind)
+            for header, refuse in refused
+            if not header.flag & FLAG_ONEWAY
+        ],
+    )
+
+
+def cut(batch: Batch, requests: Gathered, start: int, settle: Callable[[Header], None]) -> Cut | None:
+    """Cut the refused requests out of ``[start, …)`` and answer them.
+
+    Args:
+        batch: of one chunk, decided.
+        requests: of the batch.
+        start: where the part of the chunk begins that may be forwarded.
+        settle: takes a request that was read by itself out of what is owed; a scan does that itself.
+
+    Returns:
+        None if something is held or spooled: then each request is handled by itself.
+    """
+    verdicts, distinct = batch.verdicts, batch.distinct
+    if any(isinstance(verdict, Hold | Later) for verdict in distinct):
+        return None
+    refuses = [verdict for verdict in distinct if isinstance(verdict, Refuse)]
+    if len(refuses) == len(distinct):
+        refused = sorted(verdicts)
+    else:
+        refused = sorted(index for index, verdict in verdicts.items() if isinstance(verdict, Refuse))
+    only = refuses[0] if len(refuses) == 1 else None
+    slices: list[tuple[int, int]] = []
+    answers: list[bytes] = []
+    first: Frame | None = None
+    index = done = 0
+    for part in requests.parts:
+        if isinstance(part, Request):
+            verdict, frame = verdicts.get(index), part.handle
+            index += 1
+            if not isinstance(verdict, Refuse):
+                continue
+            done += 1
+            if not isinstance(frame, Frame):
+                continue
+            first = first or frame
+            if frame.start > start:
+                slices.append((start, frame.start))
+            start = frame.stop
+            settle(frame.header)
+            answers += answer_each([(frame.header, verdict)]).answers
+            continue
+        index = part.stop
+        inside, done = part.within(refused, done)
+        if not inside:
+            continue
+        stop = part.segment.stop
+        left = part.segment.kept(inside, start, stop)
+        start = stop
+        if left and left[-1][1] == stop:
+            start = left.pop()[0]
+        slices += left
+        of_each = _by_refuse_within(part, inside, verdicts) if only is None else [(only, inside)]
+        for refuse, indexes in of_each:
+            data, _ = part.segment.refuse(indexes, *around_opaque(refuse))
+            if data:
+                answers.append(data)
+    return Cut(slices, start, first, Refused(len(refused), answers))
+
+
+def _by_refuse_within(
+    part: "gathered.Scanned[Segment]", inside: Sequence[int], verdicts: Verdicts
+) -> Iterable[tuple[Refuse, Sequence[int]]]:
+    """Return each Refuse with the indices of the segment's frames that it refuses."""
+    by_refuse: dict[int, tuple[Refuse, list[int]]] = {}
+    for index in inside:
+        verdict = verdicts[part.first + index]
+        if isinstance(verdict, Refuse):
+            by_refuse.setdefault(id(verdict), (verdict, []))[1].append(index)
+    return by_refuse.values()

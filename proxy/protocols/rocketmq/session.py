@@ -1,4 +1,4 @@
-"""One RocketMQ connection, sans-IO: the two streams, and our own answers that go from one to the other."""
+"""One RocketMQ connection, sans-IO: the two streams, and our own answers."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,9 +10,7 @@ from proxy.protocols.base import NO_BOUND, Buffer, CommandRequest, Description, 
 from proxy.protocols.options import relays_unread
 from proxy.protocols.rocketmq import forbidden
 from proxy.protocols.rocketmq.answers import AnswerStream
-from proxy.protocols.rocketmq.cutting import NOTHING_REFUSED, Refused, answer_each
 from proxy.protocols.rocketmq.forbidden import Forbidden
-from proxy.protocols.rocketmq.gathered import first_opaque
 from proxy.protocols.rocketmq.held import HeldFrame
 from proxy.protocols.rocketmq.limit_commands import LimitCommandReader
 from proxy.protocols.rocketmq.lines import Aside, Lines
@@ -20,7 +18,7 @@ from proxy.protocols.rocketmq.options import RocketMQOptions
 from proxy.protocols.rocketmq.pending import Pending
 from proxy.protocols.rocketmq.replies import busy_answer
 from proxy.protocols.rocketmq.requests import RequestStream
-from proxy.protocols.rocketmq.scanning import scan_named
+from proxy.protocols.rocketmq.scanning import NOTHING_REFUSED, Refused, answer_each, first_opaque, scan_named
 from proxy.protocols.rocketmq.transactions import Transactions
 from proxy.protocols.rocketmq.wire.header import Header
 from proxy.protocols.rocketmq.wire.message_id import ANOTHER_EACH_TIME
@@ -28,11 +26,7 @@ from proxy.spool.segments import Piece
 
 
 class RocketMQSession(Session):
-    """The session of one client's connection.
-
-    Args:
-        context: from the driver; its options are a RocketMQOptions.
-    """
+    """The session of one client's connection; the context's options are a RocketMQOptions."""
 
     def __init__(self, context: SessionContext) -> None:
         options: RocketMQOptions = context.options
@@ -40,11 +34,11 @@ class RocketMQSession(Session):
         self._counters = context.counters
         self._tls = options.tls
         self._limiting = context.limiting
-        #: What refuses all that would be stored, while Sluice runs short of something.
+        # Refuses all sends, while Sluice is short of something.
         self._alarm: Forbidden | None = None
         self._stage = context.stage
         self._wake = context.wake
-        # Whoever sees the answers is told what each of them answers.
+        # To see the answers, the request of each must be known.
         resources = context.resources
         scan = None if context.wants_responses or resources is None else scan_named(options.scan)
         transactions: Transactions = context.hub
@@ -74,25 +68,25 @@ class RocketMQSession(Session):
         self._answers = AnswerStream(self._owed, transactions, wants_responses=context.wants_responses)
         self._out: dict[Side, list[Buffer]] = {Side.CLIENT: [], Side.BROKER: []}
         self._refused = 0
-        #: Answers of our own that wait for a gap between the broker's frames.
+        # Own answers that wait for a gap between the broker's frames.
         self._waiting: list[bytes] = []
-        #: Bytes of answers of our own that nobody has taken yet, waiting or queued.
+        # Bytes of own answers that are not taken yet, waiting or queued.
         self._own_bytes = 0
         self._begun = False
         self._unread = False
         self._broker_ended = False
         self._client_gone = self._throttled = self._waits_for_spool = False
-        #: When that was looked at last.
+        # When ``is_full`` was last looked at.
         self._looked_ns = 0
         self._now_ns = 0
 
     @property
     def language(self) -> str:
-        """The language that the client's first readable header names."""
+        """The language in the client's first readable header."""
         return self._requests.about.language
 
     def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
-        """Take one chunk, as the base class says."""
+        """Take one chunk."""
         self._now_ns = now_ns
         if not self._begun and side is Side.CLIENT:
             self._begun = True
@@ -106,7 +100,7 @@ class RocketMQSession(Session):
         requests = stream.feed(chunk, now_ns)
         self._counters.frames[side] += stream.frames - before
         if self._may_replay and stream.frames:
-            # It speaks the protocol, so it is no probe of the port.
+            # It speaks the protocol, so it is not a probe of the port.
             self._may_replay = False
             if self._lines is not None:
                 self._lines.replay(now_ns)
@@ -127,11 +121,11 @@ class RocketMQSession(Session):
         return None
 
     def held_back(self, side: Side) -> int:
-        """Return the length of a header's beginning, if it is worth while to read it once more."""
+        """Return the length of an unfinished header that can be read again."""
         return self._requests.held_back() if side is Side.CLIENT else 0
 
     def take_back(self, side: Side) -> bytes:
-        """Hand out a header's beginning."""
+        """Hand out an unfinished header."""
         return self._requests.take_back() if side is Side.CLIENT else b""
 
     def left_bytes(self, side: Side) -> int:
@@ -155,24 +149,24 @@ class RocketMQSession(Session):
         return None
 
     def alarm(self, reason: str, now_ns: int) -> None:
-        """Refuse as busy, from now on, what would be stored; whatever the limits are, or if limiting is off.
+        """Refuse all sends as busy from now on, whatever the limits are, even while limiting is off.
 
-        The end of a transaction goes on, and so does all else: its message is stored already, and while a commit does
-        not come, the broker asks for it and stores the message anew each time.
+        Ends of transactions pass: their message is stored already, and until it is committed the broker asks about it
+        and stores another copy each time.
         """
         del now_ns
         alarmed = bool(reason) and not self._connection.exempt
         self._alarm = forbidden.alarm(self._connection.scope, reason) if alarmed else None
 
     def decided(self, batch: Batch, now_ns: int) -> None:
-        """Queue what passes for the broker and what is refused for the client, and copy what is held."""
+        """Queue what passes and what is refused, and copy what is held."""
         if self._lines is not None and self._lines.is_own(batch):
             self._lines.asked(batch, now_ns)
-        # A batch of the broker's side only charges; the answers that it stands for have gone on.
+        # A batch of the broker's side only charges; its answers were forwarded.
         elif batch.side is Side.CLIENT:
             self._pass_on(batch)
             if batch.requests and self._owed.may_time(now_ns):
-                # Of those that a limit lets pass in part it is the first ones; what was refused is owed no more.
+                # Of a group that passes in part the first requests do; refused ones are not owed any more.
                 opaque = first_opaque(batch.requests)
                 if opaque is not None:
                     self._owed.time(opaque, now_ns)
@@ -196,11 +190,11 @@ class RocketMQSession(Session):
         self._throttle(now_ns)
 
     def next_tick_ns(self) -> int | None:
-        """Return when to ask again about what was put aside, or something of it is too old to be held any more."""
+        """Return when to decide spooled requests again, or when one will be too old to be held."""
         return None if self._lines is None else self._lines.due_ns
 
     def tick(self, now_ns: int) -> Batch | None:
-        """Ask about what was put aside and may be next."""
+        """Decide the next spooled requests."""
         if self._lines is None:
             return None
         batch = self._lines.ask(now_ns)
@@ -208,7 +202,7 @@ class RocketMQSession(Session):
         return batch
 
     def _throttle(self, now_ns: int) -> None:
-        """Show whether a limit makes something of the connection wait, or the spool does."""
+        """Show in the stage whether a limit or the spool makes the connection wait."""
         lines, self._looked_ns = self._lines, now_ns
         if lines is not None and lines.is_full() is not self._waits_for_spool:
             self._waits_for_spool = not self._waits_for_spool
@@ -222,29 +216,29 @@ class RocketMQSession(Session):
             self._stage.throttle(now_ns, on=throttled)
 
     def written(self, side: Side, now_ns: int) -> None:
-        """Take note of what went to the broker of what was put aside."""
+        """Note that spooled requests were written to the broker."""
         if self._lines is not None and side is Side.BROKER:
             self._lines.written(now_ns)
 
     def purge(self, resource: Resource, now_ns: int) -> tuple[int, int]:
-        """Refuse what is put aside of a resource, and drop what is oneway.
+        """Refuse spooled requests of a resource, and drop the oneways.
 
-        What would take long, or has to be read from the disk for that, follows by itself.
+        What would take long, or must be read from the disk first, follows by itself.
         """
         return (0, 0) if self._lines is None else self._lines.purge(resource, now_ns)
 
     def waiting(self) -> Iterable[tuple[Resource, int]]:
-        """Return the first of each line that has left the spool and not gone on."""
+        """Return the first request of each line that is out of the spool and not forwarded."""
         return () if self._lines is None else self._lines.waiting()
 
     def stages(self) -> Iterable[Stage]:
-        """Return those of the resources of which something is put aside."""
+        """Return those of resources with a line."""
         return () if self._lines is None else self._lines.stages()
 
     def keeps(self, side: Side) -> bool:
-        """Say so of a client that has gone while its oneway requests wait, which it assumes delivered."""
+        """Return whether oneways, assumed delivered, still wait although the client has left."""
         lines, held = self._lines, self._requests.held
-        # Nothing can follow the part of a frame that has gone on.
+        # The forwarded part of a frame must be the last.
         if side is Side.BROKER or self._broker_ended or self._requests.is_cut:
             return False
         if not self._client_gone:
@@ -254,7 +248,7 @@ class RocketMQSession(Session):
             if lines is not None:
                 lines.client_gone(self._now_ns)
             if held.oneways or (lines is not None and lines.keeps()):
-                # Its queues are for the other members of its groups, though this connection stays open.
+                # Other members of its groups get its queues, though this connection stays open.
                 self._out[Side.BROKER] += self._requests.about.unregister()
                 self._wake()
         return held.oneways > 0 or (lines is not None and lines.keeps())
@@ -278,12 +272,11 @@ class RocketMQSession(Session):
             raise stream.close
 
     def _refuse(self, refused: Refused) -> None:
-        """Queue the answers to refused requests."""
         self._refused += refused.requests
         self._answer(refused.answers)
 
     def _answer(self, own: Sequence[bytes]) -> None:
-        """Queue answers of our own, at once if the broker's stream stands in a gap."""
+        """Queue own answers, at once if the broker's stream is in a gap."""
         if self._broker_ended:
             return  # nothing can follow the end of the stream
         self._own_bytes += sum(map(len, own))
@@ -296,7 +289,7 @@ class RocketMQSession(Session):
         return answer is not None
 
     def replied(self, ask: CommandRequest, reply: LimitCommandReply, now_ns: int) -> None:
-        """Queue the answer to what the client asked of Sluice itself."""
+        """Queue the answer to a request to Sluice."""
         del now_ns
         answer = self._limit_commands.reply(ask, reply)
         if answer:
@@ -314,19 +307,19 @@ class RocketMQSession(Session):
         return responses
 
     def end(self, side: Side, now_ns: int) -> None:
-        """Queue what was held back of an unfinished header."""
+        """Queue an unfinished header."""
         if side is Side.CLIENT:
             if self._lines is not None:
                 self._lines.close(now_ns)
             self._requests.end(self._out[Side.BROKER])
         else:
-            # No gap will come any more.
+            # There will be no gap any more.
             self._broker_ended = True
             self._own_bytes -= sum(map(len, self._waiting))
             self._waiting.clear()
 
     def close(self) -> None:
-        """Give back the room for what was gathered; forget what is put aside, and commits that have not gone on."""
+        """Give back room, forget spooled requests, and undo commits that were not forwarded."""
         if self._lines is not None:
             self._lines.close()
             self._throttle(self._looked_ns)
@@ -345,20 +338,17 @@ class RocketMQSession(Session):
         return out
 
     def backlog_bytes(self, side: Side) -> int:
-        """Return the bytes of our own answers not yet taken, or of released copies that wait for a boundary."""
+        """Return the bytes of own answers not yet taken, or of released copies that wait for a boundary."""
         return self._own_bytes if side is Side.CLIENT else self._requests.held.waiting_bytes
 
     def paused(self, side: Side) -> bool:
-        """Say so of a client of which something is put aside, while the spool is full.
-
-        But what has begun to go on is read to its end: nothing else can go on before.
-        """
+        """Return whether the spool is full, except within a frame that is forwarded in part."""
         if side is Side.BROKER or self._lines is None or self._requests.is_cut:
             return False
         return self._lines.is_full()
 
     def in_flight(self) -> int:
-        """Return the held requests, and those without an answer of the broker's or ours, long polls left aside."""
+        """Return the requests that are held, spooled or without an answer, without long polls."""
         aside = 0 if self._lines is None else self._lines.count
         return len(self._owed) + self._requests.held.count + self._limit_commands.open + aside
 
@@ -369,25 +359,25 @@ class RocketMQSession(Session):
         return (self._requests if side is Side.CLIENT else self._answers).between_frames()
 
     def within_frame(self, side: Side) -> bool:
-        """Return whether a frame of that peer has begun."""
+        """Return whether that peer is within a frame."""
         return not self._unread and not self.between_frames(side)
 
     def missing_bytes(self, side: Side) -> int:
-        """Return what is missing of the client's frame in hand; the broker's and unread streams have no such bound."""
+        """Return what is missing of the client's current frame; other streams have no bound."""
         if self._unread or side is Side.BROKER:
             return NO_BOUND
         return self._requests.missing_bytes()
 
     def most_bytes(self, side: Side) -> int:
-        """Ask for small reads of a client whose headers take the slow readings; see ``RequestStream.most_bytes``."""
+        """Return small reads for a client whose headers take the slow readings; see ``RequestStream.most_bytes``."""
         if self._unread or side is Side.BROKER:
             return NO_BOUND
         return self._requests.most_bytes()
 
     def takes_turns(self, side: Side) -> bool:
-        """Say so of a client whose headers need the slow readings, or whose chunks take many steps."""
+        """Return whether the client's headers need the slow readings, or its chunks take many steps."""
         return side is Side.CLIENT and not self._unread and self._requests.takes_turns()
 
     def reads_fast(self, side: Side) -> bool:
-        """Say so of what is relayed unread, and of streams whose last chunk was read in few steps."""
+        """Return whether the stream is relayed unread, or its last chunk was read in few steps."""
         return self._unread or (self._requests if side is Side.CLIENT else self._answers).reads_fast()

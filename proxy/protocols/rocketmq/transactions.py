@@ -1,15 +1,15 @@
-"""Transactions: which half messages wait for their end, so that each is committed once.
+"""Transactions: which half messages await their end, so that each is committed once.
 
-A broker stores whatever it finds at the offset that a commit names, as often as it is named, in the topic that the
-message there says (``EndTransactionProcessor``): a delayed message as well, or one that was committed or rolled back
-before. So a commit goes on only for a half message of which the broker itself has told: in its answer to the send, or
-when it asked what became of it. What is not known is not lost, as the broker asks again.
+A broker stores whatever is at the offset that a commit names, as often as it is named, in the topic that the message
+says (``EndTransactionProcessor``): also a delayed message, or one committed or rolled back before. So a commit is
+forwarded only for a half message that the broker itself has named: in its answer to the send, or when it asked what
+became of it. An unknown one is not lost, as the broker asks again.
 
-Each time that the broker asks, it has stored a copy of the half message. It accepts the offsets of any copy, and a
-client that takes long commits the first one. So all copies are known until one of them is committed, and none after it.
+Each time it asks, the broker stores a copy of the half message. It accepts the offset of any copy, and a slow client
+commits the first one. So all copies are known until one is committed, and none after it.
 
-Clients choose the ids of their transactions, and may choose another's. So a transaction is known by its producer group
-and topic as well, and a send takes nothing from anybody.
+Clients choose transaction ids, possibly those of others. So a transaction is known by its producer group and topic,
+too, and a send cannot affect another client's.
 """
 
 import struct
@@ -29,39 +29,39 @@ from proxy.protocols.rocketmq.wire.codes import (
 from proxy.protocols.rocketmq.wire.command import RemotingCommand, decode_header
 from proxy.protocols.rocketmq.wire.reading import HalfSend
 
-#: Half messages remembered for each broker, with their copies, some 500 bytes each beside the names of group and topic.
-#: Beyond that the oldest is forgotten, and its commit has to wait until the broker asks for it.
+# Half messages and copies remembered per broker, some 500 bytes each plus the names of group and topic. Beyond that the
+# oldest is forgotten, and its commit has to wait until the broker asks for it.
 MAX_HALVES: Final = 65_536
 
 _COMMIT: Final = 8
-#: What the broker answers when a message is stored; its replicas may not have it yet.
+# The broker's answers to a stored message; replicas may lag.
 _STORED: Final = frozenset({ResponseCode.SUCCESS.value, 10, 11, 12})
-#: Of a message's id, in hexadecimal: the broker's address, 4 or 16 bytes, its port, and the offset.
+# A message id in hexadecimal: the broker's address, 4 or 16 bytes, its port, and the offset.
 _ID_CHARS: Final = frozenset({2 * (4 + 4 + 8), 2 * (16 + 4 + 8)})
 _OFFSET_CHARS: Final = 16
-#: The requests that send half messages, no batches, and where in them the message's properties are. The others store
-#: a plain message whatever these say.
+# Requests that send single half messages, and the field of the message's properties. Other requests store a plain
+# message whatever the properties say.
 _PROPERTIES_AT: Final = {RequestCode.SEND_MESSAGE.value: "properties", RequestCode.SEND_MESSAGE_V2.value: "i"}
-#: Of a message as the broker writes it: its flags, and the two that say that a host's address is one of IPv6. Before
-#: the body's length come the two hosts and so many bytes.
+# A stored message: its flags, and the two that mean a host in IPv6. The two hosts and this many bytes come before the
+# body's length.
 _FLAGS_AT: Final = 36
 _HOSTS_IN_IPV6: Final = (0x10, 0x20)
 _HOST_BYTES: Final = 8
 _MORE_IN_IPV6_BYTES: Final = 12
 _BESIDES_HOSTS_BYTES: Final = 68
 _i32_at = struct.Struct(">i").unpack_from
-#: With one of these a half message would come to be elsewhere than among the halves.
+# With one of these a half message would be stored elsewhere.
 _DELAYS: Final = frozenset({"DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"})
 
 
 class EndOfTransaction(msgspec.Struct, frozen=True):
-    """What ends a transaction (request 37), as far as it matters here.
+    """The end of a transaction (request 37).
 
     Attributes:
-        group: the producer group that says so.
+        group: the producer group that ends it.
         offset: of the half message in the commit log.
         queue_offset: of the half message in its queue.
-        commits: the message is to be stored. The broker accepts that after all else that a client may say.
+        commits: the message is to be stored. The broker accepts that after anything else.
     """
 
     group: str
@@ -94,29 +94,26 @@ def read_half(header: bytes, header_type: int, topic: str) -> HalfSend | None:
 
 
 def _half_of(group: str | None, topic: str | None) -> HalfSend | None:
-    """Return what is known of a half message; None without the names, or if clients cannot have them."""
+    """Return None without the names, or if clients cannot have them."""
     if group is None or topic is None or max(len(group), len(topic)) > MAX_NAME_CHARS:
         return None
     return HalfSend(group, topic)
 
 
 class Question:
-    """The broker's question what became of a transaction (request 39): its body is the half message as it is stored.
+    """The broker's question what became of a transaction (request 39); its body is the stored half message.
 
-    The body may come in pieces. Of the message's own body nothing is kept.
-
-    Args:
-        request: with its header only.
+    The body may come in pieces. The message's own body is skipped.
     """
 
     __slots__ = ("_behind", "_kept", "_skip", "fields")
 
     def __init__(self, request: RemotingCommand) -> None:
         self.fields = request.fields
-        #: What comes before the message's body, and later what comes behind it.
+        # What comes before the message's body, and later what comes behind it.
         self._kept = bytearray()
         self._behind = False
-        #: Bytes of the message's body that are still to come.
+        # Bytes of the message's body still to come.
         self._skip = 0
 
     def feed(self, piece: memoryview) -> None:
@@ -136,22 +133,16 @@ class Question:
             self._behind = True
 
     def half(self) -> HalfSend | None:
-        """Return what the message says of itself, when all of it is there; None if it cannot be read."""
+        """Return what the complete message says; None if it cannot be read."""
         if not self._behind or not self._kept:
             return None
-        # The topic with its length, a byte, and the length of the properties come first.
+        # The topic with its length in a byte, then the length of the properties.
         properties = decode_properties(self._kept[1 + self._kept[0] + 2 :].decode(errors="replace"))
         return _half_of(properties.get("PGROUP"), properties.get("REAL_TOPIC"))
 
 
 class _Half(msgspec.Struct, frozen=True):
-    """A half message, or a copy of one.
-
-    Attributes:
-        queue_offset: in its queue.
-        send: whose it is, and for which topic.
-        transaction: hash of the transaction's id, group and topic.
-    """
+    """A half message, or a copy of one; ``transaction`` is a hash."""
 
     queue_offset: int
     send: HalfSend
@@ -159,24 +150,17 @@ class _Half(msgspec.Struct, frozen=True):
 
 
 class _Open(msgspec.Struct):
-    """A transaction that may be committed.
-
-    Attributes:
-        offsets: of its half message and all copies.
-        paid: how many of its commits are paid for, by as many sends.
-    """
+    """A transaction that may be committed, with the offsets of all copies, and how many commits were charged."""
 
     offsets: set[int]
     paid: int
 
 
 class Ended(NamedTuple):
-    """A transaction that was committed.
+    """A committed transaction with its half message and all copies, by offset.
 
     Attributes:
-        transaction: its hash.
-        halves: its half message and all copies, by their offsets.
-        topic: where another message of the transaction is to be stored; empty if it is one that a send has paid for.
+        topic: to be charged for the commit; empty if a send was.
     """
 
     transaction: int
@@ -185,19 +169,18 @@ class Ended(NamedTuple):
 
 
 class Transactions:
-    """The half messages of one broker whose transactions have not been committed.
+    """The half messages of one broker that were not committed.
 
-    Offsets are those of one commit log: each broker needs an instance of its own, which all listeners that lead to it
-    share, its VIP port's too.
+    Offsets are those of one commit log: one instance for each broker, shared by all its listeners and its VIP port's.
     """
 
     def __init__(self) -> None:
-        #: By their offsets in the commit log.
+        # By offset in the commit log.
         self._halves: dict[int, _Half] = {}
-        #: What each transaction has of them.
+        # By transaction.
         self._open: dict[int, _Open] = {}
-        #: How many messages of a transaction were committed, or are to be: of as many transactions as half messages,
-        #: at most. The broker may ask again, and store another one, if it has not taken note of the commit by then.
+        # Commits of each transaction, for MAX_HALVES transactions. The broker may ask again, and store another copy, if
+        # it has not noted the commit by then.
         self._committed: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -215,7 +198,7 @@ class Transactions:
         except (KeyError, ValueError):
             return
         transaction = _transaction(fields.get("transactionId"), offset, half)
-        # Another send of the same id is another message, which is paid for.
+        # Another send with the same id is another message, and was charged.
         self._put(offset, _Half(queue_offset, half, transaction)).paid += 1
 
     def asked(self, question: Question) -> None:
@@ -230,7 +213,7 @@ class Transactions:
         transaction_id = fields.get("transactionId") or fields.get("msgId")
         transaction = _transaction(transaction_id, offset, send)
         is_new = bool(transaction_id) and transaction not in self._open and transaction not in self._committed
-        # A send that was not seen has paid as well. Without an id nobody could tell how often that was counted.
+        # A send that was not seen was charged as well. Without an id it might be counted twice.
         self._put(offset, _Half(queue_offset, send, transaction)).paid += is_new
 
     def _put(self, offset: int, half: _Half) -> _Open:
@@ -254,10 +237,10 @@ class Transactions:
         return half
 
     def end(self, end: EndOfTransaction) -> Ended | None:
-        """Commit a transaction; ``undo`` must follow if the request does not go on.
+        """Commit a transaction; call ``undo`` if the request is not forwarded.
 
         Returns:
-            None if it is no commit, or not of one that may be committed by whoever says it.
+            None if it is not a commit, or not one that this group may make.
         """
         half = self._halves.get(end.offset)
         if not end.commits or half is None or half.queue_offset != end.queue_offset or half.send.group != end.group:
@@ -265,7 +248,7 @@ class Transactions:
         transaction = self._open[half.transaction]
         is_paid = transaction.paid > 0
         transaction.paid -= is_paid
-        # If several sends have paid, there are several messages.
+        # If several sends were charged, there are several messages.
         offsets = (end.offset,) if transaction.paid else tuple(transaction.offsets)
         if half.transaction not in self._committed and len(self._committed) >= MAX_HALVES:
             del self._committed[next(iter(self._committed))]
@@ -274,7 +257,7 @@ class Transactions:
         return Ended(half.transaction, halves, "" if is_paid else half.send.topic)
 
     def undo(self, ended: Ended) -> None:
-        """Take back a commit, which has not reached the broker."""
+        """Take back a commit that was not forwarded."""
         count = self._committed.pop(ended.transaction, 0)
         if count > 1:
             self._committed[ended.transaction] = count - 1
@@ -284,12 +267,12 @@ class Transactions:
 
 
 def _transaction(transaction_id: str | None, offset: int, send: HalfSend) -> int:
-    """Return the hash that a transaction is known by; without an id it stands by itself."""
+    """Return the hash of a transaction; without an id each offset is one."""
     return hash((transaction_id or offset, send))
 
 
 def read_about_half(header: bytes | memoryview) -> RemotingCommand | None:
-    """Read the whole header of a broker's frame that is about a half message; None if it cannot be read."""
+    """Read the whole header of a broker's frame about a half message; None if it cannot be read."""
     header = bytes(header)
     try:
         return decode_header(header, HEADER_JSON if header[:1] == b"{" else HEADER_BINARY)

@@ -28,7 +28,7 @@ from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Request, Shadow,
 from proxy.deciding.counting import Tally
 from proxy.deciding.pipeline import HandlerServices
 from proxy.deciding.rate_limit import RateLimit, RateLimitOptions
-from proxy.protocols.rocketmq.gathered import Gathered
+from proxy.protocols.rocketmq.scanning import Gathered
 
 ADDRESSES = ("192.0.2.1", "192.0.2.2")
 #: Rules of all sorts, few enough that they meet.

@@ -1,1 +1,1 @@
-"""Bytes of the protocol as values: codes, whole commands, frames, and headers as the broker reads them."""
+"""The protocol's bytes as values: codes, commands, frames, and headers as the broker reads them."""

@@ -1,7 +1,4 @@
-"""The reading of a binary header: only what deciding needs, exactly as the broker reads it.
-
-Whole commands are decoded in ``command``, not here.
-"""
+"""Reads of a binary header what deciding needs, exactly as the broker reads it; ``command`` decodes whole commands."""
 
 import struct
 from collections.abc import Mapping
@@ -24,24 +21,20 @@ _FIXED = struct.Struct(">hBhiii")  # code, language, version, opaque, flag, leng
 _fixed_at = _FIXED.unpack_from
 _i32_at = struct.Struct(">i").unpack_from
 _i16_at = struct.Struct(">h").unpack_from
-#: More fields than this are not read: it is Python, field by field, on the data path, half a microsecond for each.
-#: Clients write some twenty.
+# More fields are not read: each takes half a microsecond. Clients write some twenty.
 MAX_FIELDS: Final = 128
 
 
 class _UnreadableError(Exception):
-    """The broker cannot read it either, or it is more than we want to read."""
+    """The broker cannot read it either, or it is longer than we read."""
 
 
 def read_binary(header: bytes, *, subscriptions: bool = False) -> Header:
     """Return what the broker reads, or UNPARSABLE where it fails.
 
-    The broker may read past the header's end into the body, but then it misses those bytes at the body's end
-    and fails; so the header's end is the end here. Of fields with the same name the last wins.
-
-    Args:
-        header: exactly the frame's header bytes.
-        subscriptions: whether requests that consume are limitable.
+    The broker may read past the header's end into the body, but then fails at the body's end; so the header's end is
+    the end here. Of fields with the same name the last wins. With ``subscriptions``, requests that consume are
+    limitable.
     """
     try:
         return _walk(header, LIMITABLE_OR_CONSUMING if subscriptions else LIMITABLE)
@@ -63,7 +56,7 @@ def _walk(header: bytes, limitable: Mapping[int, KeyFields]) -> Header:
     if fields is None:
         return answer
     ext: dict[bytes, bytes] = {}
-    end = at + ext_bytes  # the last field begins before; it may end later
+    end = at + ext_bytes  # the last field begins before this and may end later
     left = MAX_FIELDS
     while at < end:
         if not left:
@@ -79,7 +72,7 @@ def _walk(header: bytes, limitable: Mapping[int, KeyFields]) -> Header:
             raise _UnreadableError  # cut off, or of negative length
         ext[key] = value
     if at != size:
-        answer.reading = LENIENT  # the broker counts what is left of the header to the body
+        answer.reading = LENIENT  # the broker counts the rest of the header to the body
     name = _text(ext, fields.resource)
     if name is None and fields is SEND_V2_FIELDS:
         name = _text(ext, SEND_V1_FIELDS.resource)  # the current broker refuses such a send; others may not
@@ -93,12 +86,12 @@ def _walk(header: bytes, limitable: Mapping[int, KeyFields]) -> Header:
         raise _UnreadableError
     charge(answer, fields, name, group, batch=_text(ext, fields.batch), sys_flag=_text(ext, fields.sys_flag))
     if answer.is_batch and at != size:
-        raise _UnreadableError  # whatever its messages are, they are not what the frame's body holds
+        raise _UnreadableError  # the broker stores messages that are not in the frame's body
     return answer
 
 
 def _text(ext: Mapping[bytes, bytes], name: str | None) -> str | None:
-    """Return the text of a field; an empty one is None, as the broker has it."""
+    """Return the text of a field; the broker takes an empty one for None."""
     value = ext.get(name.encode()) if name is not None else None
     return value.decode(errors="replace") if value else None
 

@@ -1,39 +1,33 @@
 """RocketMQ's numbers and names: request and response codes, flags, languages, limits, name prefixes; and its errors.
 
-The one place that says which requests are limitable and by which field. It decodes nothing.
+Says which requests are limitable and by which field.
 """
 
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-# --- Framing -------------------------------------------------------------------------------------
-
-#: The largest frame that a broker accepts, its own length word included.
+# The largest frame that a broker accepts, with its length word.
 MAX_FRAME_BYTES: Final = 16_777_216
 #: ``i32 length`` and ``u32 (type << 24 | headerLength)``.
 PREFIX_BYTES: Final = 8
-#: A broker's VIP channel listens so far from its main port, and there clients that use it look for it.
+# A broker's VIP port is this far below its main port.
 VIP_PORT_OFFSET: Final = -2
-#: The length word counts what follows it: at least the second word.
+# The length word counts what follows it: at least the second word.
 MIN_LENGTH: Final = 4
 
 HEADER_JSON: Final = 0
 HEADER_BINARY: Final = 1
 
-# --- Flags ---------------------------------------------------------------------------------------
 
 FLAG_RESPONSE: Final = 1
 FLAG_ONEWAY: Final = 2
 
-# --- Codes ---------------------------------------------------------------------------------------
-
 
 class RequestCode(IntEnum):
-    """The requests that Sluice or its embedded broker has to know by name.
+    """The requests that Sluice or its embedded broker knows by name.
 
-    9002 and 9003 are no broker's of Apache: they are those of the limiter inside a broker that Sluice stands in for,
-    and Sluice answers them itself (see ``rocketmq.limit_commands``).
+    9002 and 9003 are not Apache's: Sluice answers them itself (``rocketmq.limit_commands``).
     """
 
     SEND_MESSAGE = 10
@@ -97,9 +91,7 @@ class ResponseCode(IntEnum):
     GO_AWAY = 1500
 
 
-# --- Languages -----------------------------------------------------------------------------------
-
-#: Names as a JSON header spells them; the index is the number of the binary header.
+# Names in a JSON header; the index is the number in a binary one.
 LANGUAGES: Final = (
     "JAVA",
     "CPP",
@@ -118,7 +110,6 @@ LANGUAGES: Final = (
 )
 LANGUAGE_CODES: Final = {name: code for code, name in enumerate(LANGUAGES)}
 
-# --- What is limitable ---------------------------------------------------------------------------
 
 KIND_TOPIC: Final = "topic"
 KIND_RETRY_GROUP: Final = "retry_group"
@@ -126,23 +117,15 @@ KIND_SUBSCRIPTION: Final = "subscription"
 KIND_TRANSACTION: Final = "transaction"
 
 RETRY_PREFIX: Final = "%RETRY%"
-#: Stands between group and topic in the name of a subscription. Names may hold it themselves: people read it at
-#: the first one, rules are matched with the whole.
+# Between group and topic in the name of a subscription. Names may contain it: people split at the first one, rules
+# match the whole.
 SUBSCRIPTION_MARK: Final = "@"
-#: The longest name that a broker takes: a retry topic's. Longer ones are not read, so that what is
-#: kept by name stays small.
+# The longest name that a broker takes: a retry topic's. Longer ones are not read, which bounds memory.
 MAX_NAME_CHARS: Final = 255
 
 
 class KeyFields(NamedTuple):
-    """Where a limitable request says what it is charged to: names of keys in ``extFields``.
-
-    Attributes:
-        resource: its topic or, for a send-back, its consumer group.
-        producer_group: who sends; None where the request has none.
-        batch: whether the body is a batch; None where it never is.
-        sys_flag: what the message is (``MessageSysFlag``); None where there is none.
-    """
+    """The keys in ``extFields`` that say what a limitable request is charged to; None where a request has none."""
 
     resource: str
     producer_group: str | None
@@ -154,10 +137,10 @@ SEND_V1_FIELDS: Final = KeyFields("topic", "producerGroup", "batch", "sysFlag")
 SEND_V2_FIELDS: Final = KeyFields("b", "a", "m", "f")
 SEND_BACK_FIELDS: Final = KeyFields("group", None, None)
 TRANSACTION_FIELDS: Final = KeyFields("producerGroup", "producerGroup", None)
-#: The group stands where a send has its producer group; it is part of the name here.
+# The consumer group is where a send has its producer group; it is part of the name.
 SUBSCRIPTION_FIELDS: Final = KeyFields("topic", "consumerGroup", None)
 
-#: The requests that bring messages. The broker takes "batch" from the field, not from code 320.
+# Requests that bring messages. The broker takes "batch" from the field, not from code 320.
 SENDS: Final[Mapping[int, KeyFields]] = {
     RequestCode.SEND_MESSAGE.value: SEND_V1_FIELDS,
     RequestCode.SEND_REPLY_MESSAGE.value: SEND_V1_FIELDS,
@@ -166,10 +149,10 @@ SENDS: Final[Mapping[int, KeyFields]] = {
     RequestCode.SEND_REPLY_MESSAGE_V2.value: SEND_V2_FIELDS,
     RequestCode.CONSUMER_SEND_MSG_BACK.value: SEND_BACK_FIELDS,
 }
-#: The limitable requests.
+# The limitable requests.
 LIMITABLE: Final[Mapping[int, KeyFields]] = {**SENDS, RequestCode.END_TRANSACTION.value: TRANSACTION_FIELDS}
 
-#: The requests that ask for messages; limitable only where subscriptions are limited, and then by what they bring.
+# Requests that ask for messages; limitable only where subscriptions are limited, by the messages they get.
 CONSUMING: Final[Mapping[int, KeyFields]] = {
     RequestCode.PULL_MESSAGE.value: SUBSCRIPTION_FIELDS,
     RequestCode.LITE_PULL_MESSAGE.value: SUBSCRIPTION_FIELDS,
@@ -177,7 +160,7 @@ CONSUMING: Final[Mapping[int, KeyFields]] = {
 }
 LIMITABLE_OR_CONSUMING: Final[Mapping[int, KeyFields]] = {**LIMITABLE, **CONSUMING}
 
-#: The requests that say who the client is, or that are for Sluice itself.
+# Requests that say who the client is, or that are for Sluice itself.
 HEARD: Final = frozenset(
     {
         RequestCode.HEART_BEAT.value,
@@ -187,31 +170,27 @@ HEARD: Final = frozenset(
     }
 )
 
-# --- What a message is, by its sysFlag ------------------------------------------------------------
 
 SYS_FLAG_TRANSACTION: Final = 0b1100
-#: Of these two bits: the half of a transaction.
+# The value of these two bits for the half of a transaction.
 SYS_FLAG_HALF: Final = 0b0100
-#: One message that counts as many.
+# One message that counts as many.
 SYS_FLAG_INNER_BATCH: Final = 0b1000_0000
-#: A send with one of these needs a closer look.
+# A send with one of these needs a closer look.
 SYS_FLAGS_SPECIAL: Final = SYS_FLAG_TRANSACTION | SYS_FLAG_INNER_BATCH
-#: What nearly all sends are, none of it special: with several tags or not, and however the body is compressed.
+# Nearly all sends: with several tags or not, and however the body is compressed.
 _PLAIN: Final = (0, 1, 2, 3, 257, 259, 513, 515, 769, 771)
-#: As they are spelled.
+# As they are spelled.
 PLAIN_SYS_FLAGS: Final = tuple(map(str, _PLAIN))
-#: As a JSON header may have them.
+# As in a JSON header.
 PLAIN_SYS_FLAG_VALUES: Final = frozenset({*_PLAIN, *PLAIN_SYS_FLAGS})
 
-# --- Refusing ------------------------------------------------------------------------------------
 
-#: What a refusal may be numbered. Clients read others as failures that they act upon, or even as success.
+# Codes allowed for refusals. Clients act upon others as failures, or take them for success.
 BUSY_CODES: Final = frozenset({ResponseCode.SYSTEM_BUSY.value, ResponseCode.FLOW_CONTROL.value})
 
 
-# What can be wrong with the wire, and whose fault it was; in the manner of h11.
-#
-# Only the codec raises these. Reading a request's header for a decision never raises: see ``header``.
+# Errors of the wire, in the manner of h11. Only the codec raises them; ``header`` never does.
 class ProtocolError(Exception):
     """The bytes are not RocketMQ's remoting protocol, or would not be; never raised itself.
 

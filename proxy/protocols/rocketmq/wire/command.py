@@ -1,11 +1,8 @@
-"""Whole commands: RocketMQ's requests and answers as values, for the embedded broker and the tests.
+"""Whole commands: requests and answers as values, for the embedded broker and the tests.
 
-The data path uses this for few requests only: ends of transactions, heartbeats, and 9002 and 9003 (``transactions``,
-``about``, ``limit_commands``). Of all others it reads only what deciding needs (``header``), and passes bytes on as
-they came.
-
-Decoding here takes what clients and brokers write and refuses the rest; how a real broker reads what nobody writes is
-the business of ``lenient``.
+The data path decodes only ends of transactions, heartbeats, and 9002 and 9003 (``transactions``, ``about``,
+``limit_commands``). Of others ``header`` reads what deciding needs. Only what clients and brokers write is decoded
+here; ``lenient`` knows how a broker reads anything else.
 """
 
 import struct
@@ -26,7 +23,7 @@ from proxy.protocols.rocketmq.wire.codes import (
     RemoteProtocolError,
 )
 
-#: A client's header that is longer is not decoded whole: what is wanted of it are a few names and numbers.
+# A longer header of a client is not decoded.
 MAX_DECODED_HEADER_BYTES: Final = 4 * 1024
 
 _prefix = struct.Struct(">iI")
@@ -45,7 +42,7 @@ class RemotingCommand(msgspec.Struct, kw_only=True):
         language: one of ``codes.LANGUAGES``.
         version: the sender's protocol version, in a binary header i16.
         remark: a sentence for people, mostly in answers.
-        fields: the header's ``extFields``; values that came as numbers or booleans are spelled as Java would.
+        fields: the header's ``extFields``; numbers and booleans are spelled as Java would.
         body: the bytes behind the header.
         header_type: HEADER_JSON or HEADER_BINARY.
     """
@@ -62,7 +59,7 @@ class RemotingCommand(msgspec.Struct, kw_only=True):
 
 
 class _Json(msgspec.Struct, omit_defaults=True):
-    """A JSON header; keys that are not here are ignored."""
+    """A JSON header; other keys are ignored."""
 
     code: int
     language: str
@@ -74,7 +71,7 @@ class _Json(msgspec.Struct, omit_defaults=True):
 
 
 class _GivenJson(msgspec.Struct, kw_only=True):
-    """The same as others write it, who may leave out what the broker does without."""
+    """A JSON header in which fields may be missing that the broker does not need."""
 
     code: int
     language: str = ""
@@ -90,7 +87,7 @@ _decode_json = msgspec.json.Decoder(_GivenJson).decode
 
 
 def encode(command: RemotingCommand) -> bytes:
-    """Return the whole frame of a command, its length word included.
+    """Return a command's whole frame, with its length word.
 
     Raises:
         LocalProtocolError: a number or string does not fit the binary header, or the frame is too long.
@@ -140,7 +137,7 @@ def _encode_binary(command: RemotingCommand) -> bytes:
 
 
 def decode(frame: bytes) -> RemotingCommand:
-    """Return the command in a whole frame, its length word included.
+    """Return the command in a whole frame, with its length word.
 
     Raises:
         RemoteProtocolError: the bytes are not exactly one frame, or its header cannot be read.

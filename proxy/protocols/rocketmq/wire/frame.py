@@ -1,7 +1,4 @@
-"""Frames of the client's stream: where one lies in its chunk, and the beginning of one that comes in pieces.
-
-Which of them do not go on, and what is no frame, is told here, too.
-"""
+"""Frames of the client's stream: where each is in its chunk, and those that come in pieces."""
 
 from collections.abc import Callable
 from struct import Struct
@@ -9,31 +6,30 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from proxy.deciding.batch import Batch, Hold, Later, Refuse, Request
 from proxy.protocols.base import Close
 from proxy.protocols.rocketmq.wire import codes
 from proxy.protocols.rocketmq.wire.codes import PREFIX_BYTES
 from proxy.protocols.rocketmq.wire.reading import Header
 
 prefix_at = Struct(">iI").unpack_from
-"""Length, and type and length of the header: the two words that every frame begins with."""
+"""The two words that every frame begins with: its length, and type and length of the header."""
 HEADER_LENGTH: Final = 0xFFFFFF
-"""Masks the length of the header in a frame's second word."""
+"""Masks the length of the header in the second word."""
 _HIGHEST_WORD: Final = codes.HEADER_BINARY << 24 | HEADER_LENGTH
 
 
-#: A header above this is not gathered and cannot be read. Nearly all of a header are the message's
-#: properties, of which the broker takes 32 KiB: six times that in JSON if every character is escaped.
+# A longer header is neither gathered nor read. It is mostly the message's properties, of which the broker takes 32 KiB:
+# six times that in JSON if every character is escaped.
 MAX_HEADER_BYTES: Final = 256 * 1024
 
 
 class Frame(msgspec.Struct, gc=False):
     """The handle of a request: where its bytes are in the chunk, and what its answer needs.
 
-    A request that is held gets another, a HeldFrame.
+    A held request has a HeldFrame instead.
 
     Attributes:
-        start: offset in the chunk of what of the frame came with it.
+        start: offset in the chunk of the part that came with it.
         stop: offset of its end; beyond the chunk when more is to come.
         header: as read.
     """
@@ -43,37 +39,8 @@ class Frame(msgspec.Struct, gc=False):
     header: Header
 
 
-Stopped = tuple[Frame, Request | None, Refuse | Hold | Later | None]
-"""A frame that does not go on with its chunk: its request and the verdict, unless Sluice answers it itself."""
-
-
-def stopped_frames(batch: Batch | None, own: list[Frame]) -> list[Stopped]:
-    """Return the frames that do not go on with their chunk, in the order of the wire.
-
-    Args:
-        batch: the requests of the chunk with their verdicts, if it held any.
-        own: frames that Sluice answers itself, in the order of the wire.
-    """
-    stopped: list[Stopped] = []
-    if batch is not None and batch.verdicts:
-        for index, verdict in sorted(batch.verdicts.items()):
-            request = batch.requests[index]
-            if isinstance(request.handle, Frame) and isinstance(verdict, Refuse | Hold | Later):
-                stopped.append((request.handle, request, verdict))
-    if own:
-        stopped += [(frame, None, None) for frame in own]
-        # Of a frame that earlier chunks began nothing need be left in this one: the next may start where it does.
-        stopped.sort(key=lambda each: (each[0].start, each[0].stop))
-    return stopped
-
-
 def header_bytes_of(length: int, word: int, max_length: int) -> int:
-    """Return the length of the header in a client's frame that begins with these two words.
-
-    Args:
-        length: of the frame, without this word.
-        word: type and length of the header.
-        max_length: the longest frame allowed.
+    """Return the header's length in a client's frame that begins with these two words.
 
     Raises:
         Close: no frame begins so.
@@ -93,21 +60,19 @@ def header_bytes_of(length: int, word: int, max_length: int) -> int:
     raise Close("bad_frame", f"the client sent {detail}")
 
 
-#: The beginning of a header of up to so many bytes may be read again with the next chunk; nearly all whole headers
-#: are shorter.
+# The beginning of a header may be read again with the next chunk up to this length; nearly all headers are shorter.
 _READ_AGAIN_BYTES: Final = 2048
 
 
-# The beginning of a frame that comes in pieces: a copy of it, until its header is whole, or all of it.
 class Begun(NamedTuple):
-    """A frame whose header is whole now, or longer than what is gathered of one.
+    """A frame whose header is whole now, or too long to be gathered.
 
     Attributes:
         prefix_and_header: the bytes; the header is empty if it is too long.
         header_type: the header's.
         frame_bytes: length of the frame on the wire.
         position: in the chunk, where what follows those bytes begins.
-        body_at: where the body does: there, too, or behind the header that was not gathered.
+        body_at: where the body begins: there, too, or behind the header that was not gathered.
         stop: where the frame ends; this and ``body_at`` may be beyond the chunk.
     """
 
@@ -125,16 +90,15 @@ class Begun(NamedTuple):
 
 
 class PartialFrame:
-    """Gathers the beginning of one frame after another.
+    """Gathers the beginning of one frame after another: until its header is whole, or all of it.
 
     Args:
         max_header_bytes: a longer header is not gathered; the two words before it are.
-        header_bytes_of: returns the length of the header in a frame that begins with two words: that of the frame,
-            and type and length of the header. Raises Close if no frame begins so.
+        header_bytes_of: returns the header's length for the two words of a frame. Raises Close if no frame begins so.
 
     Attributes:
-        pieces: what is in hand; empty between frames.
-        whole_bytes: length of the frame in hand, if all of it is to be gathered; else 0.
+        pieces: gathered so far; empty between frames.
+        whole_bytes: length of the current frame, if all of it is to be gathered; else 0.
     """
 
     __slots__ = ("_header_bytes_of", "_max_header_bytes", "pieces", "whole_bytes")
@@ -146,7 +110,7 @@ class PartialFrame:
         self._header_bytes_of = header_bytes_of
 
     def missing_bytes(self) -> int:
-        """Return how many bytes are certain to belong to what is gathered of the frame in hand."""
+        """Return how many bytes are certain to belong to what is gathered of the current frame."""
         have = len(self.pieces)
         if self.whole_bytes:
             return self.whole_bytes - have
@@ -156,12 +120,12 @@ class PartialFrame:
         return PREFIX_BYTES + (word & HEADER_LENGTH) - have
 
     def readable_again(self) -> int:
-        """Return the length of what is in hand; 0 if it is too long to be read once more."""
+        """Return the length of what is gathered; 0 if it is too long to be read again."""
         have = len(self.pieces)
         return have if have <= _READ_AGAIN_BYTES and not self.whole_bytes else 0
 
     def go_on(self, chunk: memoryview) -> Begun | None:
-        """Gather what the chunk holds of the header; nothing is in hand once it is whole.
+        """Gather the chunk's part of the header; a whole one is returned and forgotten.
 
         Returns:
             None while it is incomplete: then all of the chunk belongs to it.
@@ -187,20 +151,20 @@ class PartialFrame:
         return Begun(self.take(), word >> 24, 4 + length, position, position + skipped, stop)
 
     def gather(self, chunk: memoryview, position: int) -> int:
-        """Gather what the chunk holds, from ``position`` on, of a frame of ``whole_bytes``; returns where that ends."""
+        """Gather the chunk's part, from ``position`` on, of a frame of ``whole_bytes``; return where that ends."""
         step = min(self.whole_bytes - len(self.pieces), len(chunk) - position)
         self.pieces += chunk[position : position + step]
         return position + step
 
     def forget_body(self) -> None:
-        """Forget what was gathered of the body of a whole frame, which is shorter by so much from now on."""
+        """Forget what was gathered of a whole frame's body; the frame is shorter by that."""
         word: int = prefix_at(self.pieces)[1]
         body_at = PREFIX_BYTES + (word & HEADER_LENGTH)
         self.whole_bytes -= len(self.pieces) - body_at
         del self.pieces[body_at:]
 
     def take(self) -> bytes:
-        """Return what is in hand, which is in hand no longer."""
+        """Return what is gathered, and forget it."""
         pieces = bytes(self.pieces)
         self.pieces.clear()
         self.whole_bytes = 0

@@ -1,13 +1,11 @@
-"""The fast reading of a request's header: only what deciding needs, as the broker would read it.
+"""The fast reading of a request's header: what deciding needs, as the broker would read it.
 
-``classify`` never raises and never guesses. The strict readings in this module answer only where the broker
-is sure to read the same; everything else goes to ``lenient``, and what that cannot read either comes back as
-``UNPARSABLE``, which ends the connection of who is limited. Whole commands are decoded in ``command``, not here.
+``classify`` never raises and never guesses. The strict readings here answer only where the broker is sure to read the
+same; the rest goes to ``lenient``. What that cannot read either is ``UNPARSABLE``, which ends a limited connection.
 
-A binary header that cannot be limitable is told by its code, which stands in a fixed place. For JSON there is no
-such look that costs less than the reading: ``code`` may stand anywhere, twice, and be spelled with escapes, so
-the shortest one that nobody can dodge searches for the three keys of a resource and for a backslash. That takes
-1.4 µs for a pull request of 370 bytes; reading it takes 1.0 µs, and reading a send of 400 bytes 1.5 µs.
+A binary header that is not limitable is told by its code. JSON has no cheaper look than the reading: ``code`` may be
+anywhere, twice, and escaped, so a search nobody can dodge looks for the three keys of a resource and for a backslash.
+That takes 1.4 µs for a pull request of 370 bytes; reading it takes 1.0 µs, and a send of 400 bytes 1.5 µs.
 """
 
 import struct
@@ -41,12 +39,12 @@ from proxy.protocols.rocketmq.wire.reading import (
 
 __all__ = ["LENIENT", "STRICT", "UNPARSABLE", "UNPARSED", "Answer", "Header", "classify", "read_answer"]
 
-#: The bound also keeps reading cheap: of numbers of many digits, which take the square of these, only one is made.
+# Also bounds the time: long numbers take the square of their digits, and only one is made.
 _I32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 
 
 class _ExtFields(msgspec.Struct, gc=False):
-    """The few of ``extFields`` that matter; all others are skipped, as the broker keeps but never asks for them."""
+    """The ``extFields`` that matter; all others are skipped."""
 
     a: str | None = None
     b: str | None = None
@@ -60,7 +58,7 @@ class _ExtFields(msgspec.Struct, gc=False):
 
 
 class _JsonHeader(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """The JSON header's own keys; an unknown one is for the lenient reading."""
+    """The JSON header's own keys; an unknown one needs the lenient reading."""
 
     code: _I32
     opaque: _I32
@@ -73,20 +71,20 @@ class _JsonHeader(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class _Subscription(msgspec.Struct, gc=False):
-    """The two of ``extFields`` that name a subscription."""
+    """The ``extFields`` that name a subscription."""
 
     topic: str | None = None
     consumerGroup: str | None = None  # noqa: N815 - the wire's name
 
 
 class _ConsumingHeader(msgspec.Struct, gc=False):
-    """All that is still to be read of a request that consumes."""
+    """The rest of a request that consumes."""
 
     extFields: _Subscription | None = None  # noqa: N815 - the wire's name
 
 
 _decode_json = msgspec.json.Decoder(_JsonHeader).decode
-#: Only for requests that consume, and while these are limited: they cost a second decoding, and no others any more.
+# Only for requests that consume, while these are limited: it costs a second decoding.
 _decode_consuming = msgspec.json.Decoder(_ConsumingHeader).decode
 
 _fields_of = LIMITABLE.get
@@ -97,16 +95,11 @@ _DOLLAR: Final = ord("$")
 
 
 def classify(header: bytes | memoryview, header_type: int, subscriptions: bool = False) -> Header:  # noqa: FBT001, FBT002 - once a frame
-    """Read the header of a frame that came from a client.
-
-    Args:
-        header: exactly the frame's header bytes.
-        header_type: the high byte of the frame's second word, 0 to 255.
-        subscriptions: whether requests that consume are limitable.
+    """Read the header of a client's frame; with ``subscriptions``, requests that consume are limitable.
 
     Returns:
-        What the broker reads in it, or UNPARSABLE. A broker closes the connection on a ``header_type`` other
-        than 0 and 1; such a header is UNPARSABLE here.
+        What the broker reads in it, or UNPARSABLE: also for a ``header_type`` other than 0 and 1, on which a broker
+        closes the connection.
     """
     if type(header) is not bytes:
         header = bytes(header)
@@ -146,7 +139,6 @@ def classify(header: bytes | memoryview, header_type: int, subscriptions: bool =
 
 
 def _read_consuming(header: bytes, raw: _JsonHeader) -> Header:
-    """Read the subscription of a request that consumes."""
     try:
         ext = _decode_consuming(header).extFields
     except (msgspec.DecodeError, ValueError, RecursionError):
@@ -163,17 +155,8 @@ def _read_consuming(header: bytes, raw: _JsonHeader) -> Header:
     return Header(KIND_SUBSCRIPTION, name, raw.code, raw.opaque, raw.flag, "", False, raw.version, raw.language)
 
 
-# --- Answers --------------------------------------------------------------------------------------
-
-
 class Answer(msgspec.Struct, gc=False):
-    """What matching a broker's answer with its request needs; the frame may also be the broker's own request.
-
-    Attributes:
-        code: response code of an answer, request code of a request.
-        opaque: number of the request; the broker's own requests have numbers of their own.
-        flag: bits FLAG_RESPONSE and FLAG_ONEWAY.
-    """
+    """What matching a broker's answer with its request needs; the frame may also be the broker's own request."""
 
     code: int
     opaque: int
@@ -185,10 +168,10 @@ _OPENING_BRACE: Final = ord("{")
 
 
 def read_answer(header: bytes | memoryview) -> Answer | None:
-    """Read the header of a frame that came from the broker, or return None if it has none of ours.
+    """Read the header of a broker's frame, or return None if it has none of ours.
 
-    The broker writes JSON whatever the client speaks; a binary header's code would have to be above 31 000 to
-    be taken for one. It is not asked to be strict: a broker plays no games with its own clients.
+    The broker always writes JSON; a binary header's code would have to be above 31 000 to be taken for one. It need not
+    be strict: a broker does not attack its own clients.
     """
     try:
         if header[0] == _OPENING_BRACE:

@@ -1,13 +1,12 @@
-"""The slow reading of a JSON header: as the broker reads what no well-behaved client writes.
+"""The slow reading of a JSON header: as the broker reads unusual ones.
 
-The rules were found by asking the broker's own decoder (RocketMQ 5.5.0, fastjson2 2.0.59): the differential
-test in ``tests/integration/oracle`` holds this module to it. What a client might plausibly write is read:
-duplicate keys, escaped and single-quoted names and strings, codes as strings or fractions, nulls, numbers and
-booleans in ``extFields``, unknown keys, raw control characters, text that is not UTF-8, stray trailing commas
-and NULs. What only someone who plays games would write (comments, references, missing commas, numbers with
-exponents or suffixes, arrays where strings belong) is answered with UNPARSABLE: it ends the connection, so
-it is no way around a limit, and no second JSON library has to be imitated down to its bugs. So is what would take
-long to read: more than MAX_JSON_BYTES, or more steps than ``MAX_STEPS``.
+The rules were found by asking the broker's decoder (RocketMQ 5.5.0, fastjson2 2.0.59); the differential test in
+``tests/integration/oracle`` compares this module with it. Plausible headers are read: duplicate keys, escaped and
+single-quoted names and strings, codes as strings or fractions, nulls, numbers and booleans in ``extFields``, unknown
+keys, raw control characters, text that is not UTF-8, stray trailing commas and NULs. Implausible ones (comments,
+references, missing commas, numbers with exponents or suffixes, arrays in place of strings) are UNPARSABLE and end the
+connection, so they are no way around a limit. So are those that would take long: more than MAX_JSON_BYTES or
+``MAX_STEPS``.
 """
 
 import re
@@ -28,22 +27,19 @@ from proxy.protocols.rocketmq.wire.codes import (
 )
 from proxy.protocols.rocketmq.wire.reading import LENIENT, REPLACEMENT, UNPARSABLE, Header, charge
 
-#: More steps are not taken: this is Python on the data path, about a microsecond for each. A token is a step, four make
-#: a field, and so are an escape in a name and eight characters of a name that has to be hashed. A send has some twenty
-#: fields, keys of the header's own included, so this is enough for three times as many; a message's properties, however
-#: many, are one field.
+# A step takes about a microsecond. A token is a step, a field four, and so are an escape in a name and eight characters
+# of a name that is hashed. A send has some twenty fields with the header's own keys; this allows three times as many.
+# All properties of a message are one field.
 MAX_STEPS: Final = 256
 _MAX_DEPTH: Final = 16
 _MAX_NAME_BYTES: Final = 128
 
 
-# The tokens and values of a JSON header, told apart as the broker's JSON library does.
+# Tokens and values of a JSON header, as the broker's JSON library sees them; ``read_json``, below, gives them meaning.
+# UnsureError is raised where the broker may read something else.
 #
-# What a header means is the business of ``read_json``, below; UnsureError is raised wherever the broker is not sure to
-# read the same.
-#
-# Reading takes time linear in the header's bytes: each token is matched where the one before it ended, no pattern
-# backtracks, and the number of steps is bounded.
+# Time is linear in the bytes: each token is matched where the one before it ended, no pattern backtracks, and the
+# number of steps is bounded.
 class UnsureError(Exception):
     """The broker refuses it too, or may read it differently."""
 
@@ -61,14 +57,14 @@ class _Word(bytes):
 
 
 class String(bytes):
-    """What stands between a string's quotes."""
+    """What is between a string's quotes."""
 
     __slots__ = ()
 
     def text(self) -> str:
         """Return the string itself, which can always be written as UTF-8.
 
-        Bytes that are not UTF-8 are replaced, and so are surrogates that are escaped without their other half.
+        Bytes that are not UTF-8 are replaced, and so are escaped surrogates without their other half.
         """
         text = self.decode(errors="replace")
         if "\\" not in text:
@@ -90,10 +86,9 @@ NESTED: Final = Nested()
 _Token = String | Number | _Word | int
 Value = String | Number | bool | Nested | None
 
-# --- Tokens ---------------------------------------------------------------------------------------
 
-# The broker's strings end where these do, whether they are UTF-8 or not: a lead byte takes its share of bytes
-# along, a quote among them. A continuation byte without a lead byte is an error there.
+# The broker's strings end where these do: a lead byte takes its share of bytes along, even a quote. A continuation byte
+# without a lead byte is an error there.
 _STRING: Final = (
     rb"%(quote)b((?:[^%(quote)b\\\x80-\xff]++"
     rb"|\\(?:[\"'\\/bfnrt]|u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2})"
@@ -110,7 +105,7 @@ _TOKEN: Final = re.compile(
     ),
     re.DOTALL,
 ).match
-#: By the number of the group that matched.
+# By the number of the group that matched.
 _TYPES: Final = (_Word, String, String, Number, _Word)
 _MARK: Final = len(_TYPES)
 OPEN, _CLOSE, _OPEN_ARRAY, _CLOSE_ARRAY, _COLON, _COMMA = b"{}[]:,"
@@ -158,7 +153,7 @@ class Parser:
             raise UnsureError
 
     def _step(self) -> None:
-        """Read the token behind the one in hand; None at the end. Braces, brackets, colons and commas are numbers."""
+        """Read the token behind the current one; None at the end. Braces, brackets, colons and commas are numbers."""
         self.spend(1)
         match = _TOKEN(self._data, self._end)
         if match is None:
@@ -172,20 +167,20 @@ class Parser:
         self._token = text[0] if kind == _MARK else _TYPES[kind](text)
 
     def next(self) -> _Token:
-        """Return the next token, which stays."""
+        """Return the next token without taking it."""
         if self._token is None:
             raise UnsureError
         return self._token
 
     def skip(self, mark: int) -> bool:
-        """Step over ``mark`` if it comes next."""
+        """Take ``mark`` if it comes next."""
         if self.next() != mark:
             return False
         self._step()
         return True
 
     def expect(self, mark: int) -> None:
-        """Step over ``mark``, which must come next."""
+        """Take ``mark``, which must come next."""
         if not self.skip(mark):
             raise UnsureError
 
@@ -200,13 +195,13 @@ class Parser:
         while not self.skip(_CLOSE):
             yield self._name()
             if self.next() != _CLOSE:
-                self.expect(_COMMA)  # the broker goes on without a comma here and there
+                self.expect(_COMMA)  # the broker allows some missing commas
 
     def _name(self) -> str:
-        r"""Read a member's name and the colon behind it.
+        r"""Read a member's name and the colon.
 
-        A name with a NUL in it is left alone: the broker packs short names into a number and forgets their
-        length, so that it takes ``"code\u0000"`` for ``"code"``.
+        A name with a NUL is refused: the broker packs short names into a number without their length, so
+        ``"code\u0000"`` is ``"code"``.
         """
         token = self.next()
         self._step()
@@ -214,7 +209,7 @@ class Parser:
             self.spend(token.count(b"\\"))
             name = token.text()
         elif isinstance(token, _Word):
-            name = token.decode()  # 5.5.0 refuses bare names, brokers with an older JSON library read them
+            name = token.decode()  # 5.5.0 refuses bare names, older JSON libraries read them
         else:
             raise UnsureError
         if "\0" in name:
@@ -252,16 +247,14 @@ class Parser:
             self.expect(_COMMA)
 
 
-#: Longer headers are not read here, on the data path. Nearly all of a long header are the message's properties, of
-#: which the broker takes this much; recorded clients' headers have up to half a KiB. With the parser's bound on steps
-#: this makes about half a millisecond for the worst header there is.
+# Longer headers are not read here. They are mostly the message's properties, of which the broker takes this much;
+# recorded clients' headers have up to half a KiB. With the bound on steps the worst header takes half a millisecond.
 MAX_JSON_BYTES: Final = 32 * 1024
 
 _Fields = Mapping[str, Value]
 
-# --- Names of the header's own keys ---------------------------------------------------------------
 
-#: What the broker's class can be given by JSON, whether it then uses it or not.
+# Keys that the broker's class can be given, whether it uses them or not.
 _KEYS: Final = (
     "code",
     "language",
@@ -276,17 +269,17 @@ _KEYS: Final = (
     "processTimer",
     "callbackList",
 )
-#: Unknown keys with longer names are not worth the time that hashing them takes.
+# Longer names of unknown keys would take too long to hash.
 _MAX_UNKNOWN_CHARS: Final = 32
-#: Of a name that is hashed; see ``MAX_STEPS``.
+# Steps of a name that is hashed; see ``MAX_STEPS``.
 _CHARS_A_STEP: Final = 8
 _MAX_PACKED_CHARS: Final = 8
 
 
 def _hashes(name: str) -> frozenset[int]:
-    """Return what the broker's JSON library may tell the name apart by.
+    """Return the 64-bit numbers by which the broker's JSON library may know the name.
 
-    That is 64 bits: the FNV-1a hash, but for up to 8 characters of Latin-1 the characters themselves.
+    That is the FNV-1a hash, but for up to 8 characters of Latin-1 the characters themselves.
     """
     number = 0xCBF29CE484222325
     for character in name:
@@ -304,9 +297,8 @@ _FOLDED_KEYS: Final = frozenset(key.lower() for key in _KEYS)
 def _check_unknown(name: str) -> None:
     """Raise unless every broker is sure to ignore a key of this name.
 
-    The current one goes by a hash whose collisions are easily made; older ones also took ``Code``, ``co_de``
-    and the like for ``code``. The hash goes over UTF-16, so a name with characters of two units is left alone,
-    and so is one in which something was replaced.
+    The current one uses a hash with easy collisions; older ones took ``Code``, ``co_de`` and the like for ``code``. The
+    hash is over UTF-16, so names with surrogate pairs or replaced characters are refused.
     """
     if len(name) > _MAX_UNKNOWN_CHARS or not name.isprintable() or max(name, default="") >= REPLACEMENT:
         raise UnsureError
@@ -315,19 +307,12 @@ def _check_unknown(name: str) -> None:
         raise UnsureError
 
 
-# --- The header -----------------------------------------------------------------------------------
-
 _REFERENCE: Final = re.compile(rb"[\"']\$ref[\"']")
 
 
 def read_json(header: bytes, *, subscriptions: bool = False) -> Header:
-    """Read a JSON header as the broker does, or return UNPARSABLE.
-
-    Args:
-        header: exactly the frame's header bytes.
-        subscriptions: whether requests that consume are limitable.
-    """
-    # A reference lets the broker put one part of the header in another's place when all is read.
+    """Read a JSON header as the broker does, or return UNPARSABLE."""
+    # A reference: the broker may put one part of the header in another's place at the end.
     if len(header) > MAX_JSON_BYTES or _REFERENCE.search(header):
         return UNPARSABLE
     try:
@@ -351,7 +336,7 @@ def _interpret(parser: Parser, limitable: Mapping[int, KeyFields]) -> Header:
         else:
             raise UnsureError  # the broker ends a string that it skips elsewhere than one that it reads
     parser.end()
-    # A request without a number gets one from the broker; no client could match the answer anyway.
+    # The broker assigns a number; no client could match the answer.
     header = Header("", "", _integer(top.get("code")), _integer(top.get("opaque")), _integer(top.get("flag")))
     header.version = _integer(top.get("version"))
     header.language = _language(top["language"]) if "language" in top else LANGUAGES[0]
@@ -367,15 +352,15 @@ def _read_ext_fields(parser: Parser) -> dict[str, Value]:
     return {}
 
 
-#: A resource's name with every character escaped; nothing that is looked into is longer. Escapes are taken one by one.
+# A resource's name with every character escaped, the longest to be read. Escapes are decoded one by one.
 _MAX_SPELLED_BYTES: Final = 6 * MAX_NAME_CHARS
-#: More digits behind the point are not plausible, and from some number on they make a difference.
+# More decimals are implausible, and may change the number.
 _INTEGER: Final = re.compile(r"([+-]?[0-9]{1,12})(?:\.[0-9]{0,5})?", re.ASCII)
 _WORDS: Final = {"": 0, "null": 0, "false": 0, "true": 1}
 
 
 def _integer(value: Value) -> int:
-    """Return what the broker makes of a value where an i32 belongs; fractions lose their fraction."""
+    """Return the broker's i32 for a value; fractions are cut."""
     if value is None:
         return 0
     if isinstance(value, bool):
@@ -409,7 +394,7 @@ _PLAIN_INTEGER: Final = re.compile(rb"-?(?:0|[1-9][0-9]*+)")
 
 
 def _text(value: Value) -> str | None:
-    """Return the string that the broker makes of a value in ``extFields``."""
+    """Return the broker's string for a value in ``extFields``."""
     if value is None:
         return None
     if isinstance(value, String):
@@ -447,7 +432,7 @@ def _charge(header: Header, ext: _Fields, limitable: Mapping[int, KeyFields]) ->
         header,
         fields,
         value,
-        # A character may be two escapes: what is cut off here is beyond what is kept of a group.
+        # A character may be two escapes; the rest is beyond what is kept of a group.
         String(group[: 2 * _MAX_SPELLED_BYTES]).text() if isinstance(group, String) else None,
         batch=batch.text() if isinstance(batch, String) else batch is True,
         sys_flag=_text(ext.get(fields.sys_flag)) if fields.sys_flag else None,

@@ -1,40 +1,35 @@
 """The id that a client has given its message: the same in each attempt of one send.
 
-A send has it in its properties, as ``UNIQ_KEY``; Java gives one to a batch as a whole, too. A send-back names the
-message that it is about, as ``originMsgId``; Java sends it to the retry topic, under the same id, when it is refused.
-Node gives no id. C++ gives one, but another in each attempt: by its ids no repeat is ever seen.
+It is the property ``UNIQ_KEY`` of a send; Java gives one to a batch, too. A send-back has it as ``originMsgId``; when
+it is refused, Java sends the message to the retry topic under the same id. Node gives no id. C++ gives another in each
+attempt, so its repeats are not seen.
 
-The bytes of the header are searched, not read: nothing is decided by it, so a header that spells it oddly has no id.
-The compiled part does the same (``native/core/src/message_id.rs``).
+The header is searched, not parsed: an odd spelling has no id, and nothing is decided by it. The compiled part does the
+same (``native/core/src/message_id.rs``).
 """
 
 from typing import Final
 
 from proxy.protocols.rocketmq.wire.codes import HEADER_JSON
 
-#: What stands before the id, and what before that, if it is not the first property: each property ends so.
+# Comes before the id, and before that the end of the previous property, if there is one.
 _JSON_MARK: Final = rb"UNIQ_KEY\u0001"
 _JSON_END: Final = rb"\u0002"
 _BINARY_MARK: Final = b"UNIQ_KEY\x01"
 _BINARY_END: Final = 0x02
 _JSON_FIELD: Final = b'"originMsgId":"'
-#: Behind the length of the key; between it and the id stands the length of that.
+# Behind the length of the key; the length of the id follows.
 _BINARY_FIELD: Final = b"\x00\x0boriginMsgId"
 _LENGTH_BYTES: Final = 4
 _QUOTE: Final = ord('"')
 ANOTHER_EACH_TIME: Final = frozenset({"CPP"})
-"""Languages whose clients give each attempt another id: it is as good as none."""
+"""Languages whose clients give each attempt another id."""
 MAX_BYTES: Final = 255
-"""An id is cut after so many."""
+"""Longer ids are cut."""
 
 
 def message_id(header: bytes, header_type: int) -> bytes:
-    """Return the id of the message that a send or send-back is about; empty if it has none.
-
-    Args:
-        header: exactly the frame's header bytes, which were read before.
-        header_type: the high byte of the frame's second word.
-    """
+    """Return the id of the message that a send or send-back is about; empty if it has none."""
     is_json = header_type == HEADER_JSON
     mark = _JSON_MARK if is_json else _BINARY_MARK
     at = header.find(mark)
@@ -43,7 +38,7 @@ def message_id(header: bytes, header_type: int) -> bytes:
         if is_json:
             if before != _QUOTE and not header.endswith(_JSON_END, 0, at):
                 return b""
-        # The first property stands behind the length of them all, which is below 64 KiB.
+        # The length of all properties, below 64 KiB, comes before the first one.
         elif before != _BINARY_END and not header.endswith(b"\0\0", 0, max(0, at - 2)):
             return b""
         at += len(mark)

@@ -1,7 +1,4 @@
-"""What reading a request's header gives: the words shared by ``header`` and ``lenient``.
-
-It reads nothing itself.
-"""
+"""What reading a request's header gives, shared by ``header`` and ``lenient``."""
 
 from typing import Final, NamedTuple
 
@@ -23,23 +20,18 @@ from proxy.protocols.rocketmq.wire.codes import (
     KeyFields,
 )
 
-#: How a header was read (``Header.reading``).
+# How a header was read (``Header.reading``).
 STRICT: Final = 0
 LENIENT: Final = 1
 UNPARSED: Final = 2
 
-#: Stands for bytes that are not UTF-8. Decoders differ in how many they put, so a resource's name with one in it
-#: is not read; the broker refuses such names anyway.
+# Replaces bytes that are not UTF-8. Decoders differ in how many they put, so a resource's name with one is not read;
+# the broker refuses such names.
 REPLACEMENT: Final = "\ufffd"
 
 
 class HalfSend(NamedTuple):
-    """The send of a half message.
-
-    Attributes:
-        group: who is to end the transaction.
-        topic: where the message is to be stored then.
-    """
+    """The send of a half message: the group that may end it, and the topic where it is stored then."""
 
     group: str
     topic: str
@@ -50,19 +42,18 @@ class Header(msgspec.Struct, gc=False):
 
     Attributes:
         kind: ``topic``, ``retry_group``, ``transaction`` or ``subscription`` for a limitable request, else empty: a
-            response, another request, or one in which the broker misses a topic or group and which it therefore
-            refuses itself.
+            response, another request, or one that the broker refuses for lack of a topic or group.
         name: bare name of the resource (no ``%RETRY%``), meaningful only where ``kind`` is not empty.
         code: request code, or response code where ``flag`` has FLAG_RESPONSE.
         opaque: the requester's number of the request; i32.
         flag: bits FLAG_RESPONSE and FLAG_ONEWAY.
         producer_group: of a send, else empty; cut after 255 characters.
-        is_batch: the broker reads the body as a batch; its messages are to be counted (see ``batch_body``).
+        is_batch: the broker reads the body as a batch (see ``batch_body``).
         version: the client's protocol version.
-        language: name of the client's language, or empty where the broker reads none.
+        language: the client's language, or empty where the broker reads none.
         sys_flag: of a send: what the message is.
-        half: what the send of a half message begins; not read with the rest.
-        reading: STRICT, LENIENT or UNPARSED; of an unparsed header nothing else is known.
+        half: what the send of a half message begins; filled in later.
+        reading: STRICT, LENIENT or UNPARSED; nothing else is known of an unparsed header.
     """
 
     kind: str
@@ -80,16 +71,16 @@ class Header(msgspec.Struct, gc=False):
 
 
 UNPARSABLE: Final = Header("", "", 0, 0, 0, reading=UNPARSED)
-"""The answer for a header that nobody here can read. Shared: do not write to it."""
+"""An unreadable header. Shared: do not write to it."""
 
 
 def subscription_name(consumer_group: str, topic: str) -> str:
-    """Return the name of what a consumer group takes from a topic."""
+    """Return the name of a consumer group's subscription to a topic."""
     return f"{consumer_group}{SUBSCRIPTION_MARK}{topic}"
 
 
 def read_sys_flag(value: str | int | None) -> int:
-    """Return the number that the broker reads; of what is none, one that says the worst."""
+    """Return the number that the broker reads; SYS_FLAG_INNER_BATCH, the strictest, if it is not one."""
     try:
         return int(value or 0)
     except ValueError:
@@ -105,11 +96,11 @@ def charge(
     batch: str | bool | None = None,
     sys_flag: str | int | None = None,
 ) -> Header:
-    """Fill in what a limitable request is charged to, from the values of its key fields; returns ``header``.
+    """Fill in what a limitable request is charged to, from its key fields; return ``header``.
 
-    A send to ``%RETRY%<group>`` and a send-back (36) of that group are the same resource: clients fall back
-    to the one when the other is refused. A batch is what Java's parseBoolean calls true: C++ writes ``"1"``
-    where it means a batch, and the broker stores it as a single message.
+    A send to ``%RETRY%<group>`` and a send-back (36) of that group are the same resource: clients use one when the
+    other is refused. A batch is what Java's parseBoolean calls true: C++ writes ``"1"``, and the broker stores a single
+    message.
     """
     if fields is SUBSCRIPTION_FIELDS:
         if producer_group is not None:

@@ -2,7 +2,6 @@
 
 import pytest
 from playbook.frames import (
-    ONEWAY,
     end_transaction,
     heartbeat,
     pull,
@@ -57,18 +56,6 @@ def test_a_chunk_of_plain_frames_alone_is_refused() -> None:
     assert play.session.in_flight() == 0
 
 
-def test_a_oneway_send_is_dropped_and_counted() -> None:
-    play = alarmed(Playbook()) >> Client(send("a", 1, flag=ONEWAY) + OTHERS[0]) << ToBroker(OTHERS[0])
-    assert play.refused_by == ["alarm:memory"]
-
-
-def test_the_rest_of_a_refused_frame_is_swallowed() -> None:
-    big = send("a", 1, body=b"x" * 1000)
-    play = alarmed(Playbook()) >> Client(big[:500]) << Anything()
-    play = play >> Client(big[500:] + OTHERS[0]) << ToBroker(OTHERS[0])
-    assert len(refused(play)) == 1
-
-
 def test_the_end_of_a_transaction_goes_on() -> None:
     half, commit = send_half("a", 1), end_transaction(7, opaque=2)
     play = Playbook() >> Client(half) << ToBroker(half) >> Broker(stored(1, 7)) << Anything()
@@ -100,11 +87,6 @@ def test_an_alarm_holds_while_limiting_is_off() -> None:
     play = alarmed(Playbook(limiting=False)) >> Client(SENDS[0] + OTHERS[0]) << Anything()
     assert play.given[Side.BROKER] == OTHERS[0]
     assert len(refused(play)) == 1
-
-
-def test_what_is_never_to_be_stored_is_refused_as_such() -> None:
-    play = alarmed(Playbook()) >> Client(send("SCHEDULE_TOPIC_XXXX", 1)) << Anything()
-    assert play.refused_by == ["internal_topic"]
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,19 @@
 """The broker's stream: gaps between frames, and answers matched with their requests."""
 
+import struct
+
 import pytest
+from harness.wire_bytes import count_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from playbook.frames import answer, binary_frame, broker_request, cut, frame, records, split
+from playbook.frames import answer, broker_request, cut, frame, records, split
+from stored_records import Message, encode_record
 
+from admin.demo.broker import pack_host
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Charge, Response
 from proxy.protocols.base import Buffer
-from proxy.protocols.rocketmq.answers import MAX_ANSWER_HEADER_BYTES, AnswerStream
+from proxy.protocols.rocketmq.answers import MAX_ANSWER_HEADER_BYTES, MIN_RECORD_BYTES, AnswerStream, RecordCounter
 from proxy.protocols.rocketmq.pending import Pending
 from proxy.protocols.rocketmq.transactions import Transactions
 
@@ -61,39 +66,6 @@ def test_chunk_goes_on_uncopied(stream: AnswerStream) -> None:
     assert out[0].obj is chunk.obj
 
 
-def test_what_waits_goes_before_a_chunk_that_begins_with_a_frame(stream: AnswerStream) -> None:
-    assert feed(stream, FIRST + SECOND, OWN, OWN) == ([OWN, OWN, FIRST + SECOND], True)
-
-
-def test_what_waits_goes_behind_the_frame_that_was_begun() -> None:
-    for at in range(1, len(FIRST)):
-        stream = answers_to(two_requests())
-        feed(stream, FIRST[:at])
-        assert not stream.between_frames()
-        assert feed(stream, FIRST[at:] + SECOND, OWN) == ([FIRST[at:], OWN, SECOND], True)
-
-
-def test_what_waits_goes_behind_a_chunk_that_ends_with_its_frame() -> None:
-    for at in range(1, len(FIRST)):
-        stream = answers_to(two_requests())
-        feed(stream, FIRST[:at])
-        assert feed(stream, FIRST[at:], OWN) == ([FIRST[at:], OWN], True)
-        assert stream.between_frames()
-
-
-def test_chunk_in_the_middle_of_a_frame_has_no_gap(stream: AnswerStream) -> None:
-    big = answer(1, body=bytes(1000))
-    feed(stream, big[:300])
-    assert feed(stream, big[300:600], OWN) == ([big[300:600]], False)
-    assert feed(stream, big[600:], OWN) == ([big[600:], OWN], True)
-
-
-def test_nothing_is_held_back(stream: AnswerStream) -> None:
-    for part in cut(FIRST + SECOND, *range(300)):
-        assert feed(stream, part)[0] == [part]
-    assert stream.between_frames()
-
-
 @settings(deadline=None)
 @given(cuts=st.lists(st.integers(1, 600), max_size=12), at=st.integers(0, 12))
 def test_own_answers_never_land_inside_a_frame(cuts: list[int], at: int) -> None:
@@ -117,15 +89,6 @@ def test_own_answers_never_land_inside_a_frame(cuts: list[int], at: int) -> None
 # --- Matching -------------------------------------------------------------------------------------
 
 
-def test_answers_are_matched_with_their_requests(stream: AnswerStream, owed: Pending) -> None:
-    feed(stream, FIRST + SECOND)
-    assert stream.responses == [
-        Response(310, (Resource("topic", "a"),), 0, len(FIRST)),
-        Response(34, (), 0, len(SECOND)),
-    ]
-    assert len(owed) == 0
-
-
 def test_answer_in_two_pieces_is_matched_once() -> None:
     for at in range(1, len(FIRST)):
         owed = two_requests()
@@ -135,18 +98,6 @@ def test_answer_in_two_pieces_is_matched_once() -> None:
         assert len(owed) == 1
         assert len(stream.responses) == 1
         assert stream.frames == 1
-
-
-def test_answers_in_single_bytes_are_matched(stream: AnswerStream, owed: Pending) -> None:
-    for part in cut(FIRST + SECOND, *range(300)):
-        feed(stream, part)
-    assert len(owed) == 0
-    assert stream.frames == 2
-
-
-def test_status_of_an_answer_is_its_code(stream: AnswerStream) -> None:
-    feed(stream, answer(1, 14))
-    assert stream.responses[0].status == 14
 
 
 def test_answer_to_an_unknown_request_is_still_a_response(stream: AnswerStream, owed: Pending) -> None:
@@ -162,23 +113,11 @@ def test_broker_requests_answer_nothing(stream: AnswerStream, owed: Pending) -> 
     assert stream.frames == 1
 
 
-def test_binary_answer_is_matched(stream: AnswerStream, owed: Pending) -> None:
-    feed(stream, binary_frame(0, opaque=1, flag=1))
-    assert len(owed) == 1
-
-
 def test_header_that_cannot_be_read_passes_unmatched(stream: AnswerStream, owed: Pending) -> None:
     odd = frame(b"{no json") + frame(b"")
     assert feed(stream, odd) == ([odd], True)
     assert len(owed) == 2
     assert stream.frames == 2
-
-
-def test_responses_are_only_gathered_when_wanted(owed: Pending) -> None:
-    stream = AnswerStream(owed, Transactions(), wants_responses=False)
-    feed(stream, FIRST)
-    assert not stream.responses
-    assert len(owed) == 1
 
 
 @pytest.mark.parametrize("first", [4, 8, 1000])
@@ -230,11 +169,6 @@ def test_an_answer_that_brings_nothing_is_a_charge_of_nothing(consuming: AnswerS
     assert consuming.charges == [Charge(SUBSCRIPTION, 0, 0, consumes=True)] * 2
 
 
-def test_an_answer_without_a_body_is_a_charge_of_nothing(consuming: AnswerStream) -> None:
-    feed(consuming, answer(5))
-    assert consuming.charges == [Charge(SUBSCRIPTION, 0, 0, consumes=True)]
-
-
 def test_other_answers_are_no_charge(consuming: AnswerStream, owed: Pending) -> None:
     owed.add(8, 11, ())
     feed(consuming, answer(1) + answer(2) + answer(8, body=records(91)) + answer(99) + broker_request(5))
@@ -259,3 +193,39 @@ def test_a_body_is_neither_copied_nor_held(consuming: AnswerStream) -> None:
         assert isinstance(part, memoryview)
         assert part.obj is chunk.obj
     assert consuming.charges[0].messages == 100
+
+
+def test_no_record_is_shorter_than_one_without_anything_in_it() -> None:
+    message = Message("", 0, b"", b"", 0, 0, 0, pack_host("127.0.0.1", 1))
+    record = encode_record(message, queue_offset=0, physical_offset=0, store_ms=0, store_host=pack_host("127.0.0.1", 1))
+    assert len(record) == MIN_RECORD_BYTES
+
+
+def test_every_record_counts() -> None:
+    assert count_records(records(91, 200, 91, 5000)) == 4
+
+
+@pytest.mark.parametrize("size", [0, 1, 4, 90, -1, -(2**31)])
+def test_a_size_that_is_nonsense_counts_as_one_and_ends_the_counting(size: int) -> None:
+    assert count_records(records(91) + struct.pack(">i", size) + records(91, 91)) == 2
+
+
+def test_a_record_longer_than_what_follows_counts_as_one() -> None:
+    assert count_records(records(91) + struct.pack(">i", 2**31 - 1) + records(91, 91)) == 2
+
+
+@given(
+    body=st.one_of(
+        st.binary(max_size=300),
+        st.lists(st.integers(91, 400), max_size=6).map(lambda sizes: records(*sizes)),
+        st.tuples(
+            st.lists(st.integers(91, 400), max_size=3).map(lambda sizes: records(*sizes)), st.binary(max_size=99)
+        ).map(b"".join),
+    ),
+    offsets=st.lists(st.integers(0, 2000), max_size=12),
+)
+def test_pieces_count_as_the_whole_does(body: bytes, offsets: list[int]) -> None:
+    counter = RecordCounter()
+    for piece in cut(body, *offsets) if body else ():
+        counter.feed(memoryview(piece))
+    assert counter.count == count_records(body)

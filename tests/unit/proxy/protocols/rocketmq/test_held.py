@@ -5,10 +5,8 @@ from playbook.frames import (
     ONEWAY,
     answer,
     cut,
-    heartbeat,
     pull,
     send,
-    send_back,
     send_batch,
 )
 from playbook.playbook import (
@@ -68,16 +66,6 @@ def test_a_held_request_that_is_refused_is_answered() -> None:
     assert held_bytes(play) == 0
 
 
-def test_the_answer_waits_for_a_gap_between_the_brokers_frames() -> None:
-    play = Playbook(hold("a"))
-    first = answer(9, body=b"x" * 50)
-    assert play >> Client(A)
-    assert play >> Broker(first[:20]) << ToClient(first[:20])
-    assert play >> GiveUp(0)
-    assert play.session.backlog_bytes(Side.CLIENT) == len(busy("a", 1))
-    assert play >> Broker(first[20:]) << ToClient(first[20:], busy("a", 1))
-
-
 def test_a_oneway_request_is_refused_in_silence() -> None:
     play = Playbook(hold("a"))
     assert play >> Client(send("a", flag=ONEWAY)) >> GiveUp(0)
@@ -89,10 +77,6 @@ def test_held_and_refused_requests_of_one_chunk_are_kept_apart() -> None:
     assert play >> Client(A + B + C + A + B) << ToBroker(C) << ToClient(busy("b", 2), busy("b", 2))
     assert play >> Release(1) << ToBroker(A)
     assert play >> GiveUp(0) << ToClient(busy("a", 1))
-
-
-def test_send_backs_are_held_like_sends() -> None:
-    assert Playbook(hold("g")) >> Client(send_back("g", 4)) >> Release(0) << ToBroker(send_back("g", 4))
 
 
 def test_a_frame_that_came_in_two_pieces_is_held_whole() -> None:
@@ -169,13 +153,6 @@ def test_a_release_need_not_wait_for_a_body_that_is_gathered() -> None:
     assert play >> Client(BIG[500:]) >> Release(1) << ToBroker(BIG)
 
 
-def test_a_release_need_not_wait_for_a_header_that_is_gathered() -> None:
-    play = Playbook(hold("a"))
-    assert play >> Client(A + B[:20])
-    assert play >> Release(0) << ToBroker(A)
-    assert play >> Client(B[20:]) << ToBroker(B[:-5], B[-5:])
-
-
 def test_a_release_goes_before_a_chunk_that_waits_for_its_verdicts() -> None:
     play = Playbook(hold("a"))
     assert play >> Client(A)
@@ -228,12 +205,6 @@ def test_a_held_pull_is_in_flight_and_a_released_one_may_stay_with_the_broker() 
     assert play.session.in_flight() == 0
 
 
-def test_a_held_pull_is_refused_with_the_word_that_makes_clients_ask_again() -> None:
-    play = Playbook(hold("g@orders"), limited=("subscription",))
-    assert play >> Client(pull(5)) >> GiveUp(0) << ToClient(busy("g@orders", 5, kind="subscription"))
-    assert play.session.in_flight() == 0
-
-
 # --- Batches --------------------------------------------------------------------------------------
 
 BATCH = send_batch("a", 10, 1)
@@ -245,14 +216,6 @@ def test_a_batch_that_came_in_pieces_is_released_as_it_came(at: int) -> None:
     assert play >> Client(BATCH[:at]) >> Client(BATCH[at:])
     assert [request.messages for request in play.requests] == [10]
     assert play >> Release(0) << ToBroker(BATCH)
-
-
-def test_a_batch_that_came_in_pieces_is_given_up() -> None:
-    play = Playbook(hold("a"))
-    assert play >> Client(BATCH[:100]) >> Client(BATCH[100:])
-    assert play >> GiveUp(0) << ToClient(busy("a", 1))
-    assert play >> Client(heartbeat()) << ToBroker(heartbeat())
-    assert held_bytes(play) == 0
 
 
 # --- Ends -----------------------------------------------------------------------------------------

@@ -7,9 +7,7 @@ import pytest
 from playbook.frames import (
     ONEWAY,
     RESPONSE,
-    answer,
     cut,
-    heartbeat,
     json_frame,
     read_body,
     read_header,
@@ -21,11 +19,8 @@ from playbook.frames import (
 from playbook.playbook import (
     ADDRESS,
     Anything,
-    Broker,
     Client,
-    Closed,
     Decide,
-    End,
     Playbook,
     Release,
     Reply,
@@ -191,11 +186,6 @@ def test_each_option_allows_its_own_request_only() -> None:
     assert [ask.verb for ask in changer.asks] == ["update_limit"]
 
 
-def test_by_default_this_machine_may_see_and_not_change() -> None:
-    play = Playbook(asked="taken") >> Client(view_limits())
-    assert answered(play)["code"] == 16
-
-
 @pytest.mark.parametrize(
     "request_frame",
     [view_limits(flag=ONEWAY), update_limit("orders", "5", flag=ONEWAY), update_limit("*", "x", flag=ONEWAY)],
@@ -267,27 +257,6 @@ def test_answers_may_come_in_any_order() -> None:
     assert answered(play)["opaque"] == 1
 
 
-def test_answer_waits_for_a_gap_between_the_brokers_frames() -> None:
-    whole = answer(9, body=b"x" * 100)
-    play = allowed() >> Client(update_limit("a", "5", 2)) >> Broker(whole[:50]) << ToClient(whole[:50])
-    play >> Reply(0, DONE)
-    assert play
-    play >> Broker(whole[50:] + whole) << Anything()
-    first, own, last = split(play.given[Side.CLIENT])
-    assert (first, last) == (whole, whole)
-    assert read_header(own)["opaque"] == 2
-
-
-def test_nothing_is_answered_after_the_end_of_the_brokers_stream() -> None:
-    play = allowed() >> Client(update_limit("a", "5", 2)) >> End(Side.BROKER) >> Reply(0, DONE)
-    assert play
-
-
-def test_client_that_ended_its_stream_still_has_its_answer() -> None:
-    play = allowed() >> Client(update_limit("a", "5", 2)) >> End(Side.CLIENT) >> Reply(0, DONE)
-    assert answered(play)["opaque"] == 2
-
-
 # --- Beside other requests ------------------------------------------------------------------------
 
 
@@ -327,12 +296,6 @@ def test_held_request_that_is_released_waits_for_no_frame_that_was_swallowed() -
     assert play << ToBroker(B)
 
 
-def test_bad_frame_behind_it_ends_the_connection_with_its_answer() -> None:
-    play = Playbook(asked="taken") >> Client(view_limits(1) + b"\x7f" * 8)
-    assert read_header(to_client(play))["code"] == 16
-    assert play << Closed("bad_frame") << Anything()
-
-
 def test_when_nobody_takes_them_they_pass_untouched() -> None:
     stream = A + view_limits(1) + update_limit("x", "5", 2, body=b"body") + B
     play = allowed(asked="nobody") >> Client(stream) << ToBroker(stream)
@@ -350,13 +313,6 @@ def test_answers_of_the_client_with_these_codes_pass() -> None:
 # --- Bounds and drains ----------------------------------------------------------------------------
 
 
-def test_open_requests_are_in_flight_until_answered() -> None:
-    play = allowed() >> Client(view_limits(1))
-    assert play.session.in_flight() == 1
-    play >> Reply(0, DONE) << Anything()
-    assert play.session.in_flight() == 0
-
-
 def test_no_more_than_a_few_are_open_at_a_time() -> None:
     play = allowed() >> Client(b"".join(view_limits(number) for number in range(MAX_OPEN_OF_CONNECTION + 1)))
     header = answered(play)
@@ -370,15 +326,3 @@ def test_where_there_is_no_room_the_answer_is_busy() -> None:
     play = allowed(asked="full") >> Client(view_limits(5))
     assert answered(play)["code"] == 2
     assert play.session.in_flight() == 0
-
-
-def test_answers_nobody_has_taken_hold_up_the_client() -> None:
-    play = allowed() >> Client(view_limits(1)) >> Broker(answer(9)[:30]) << Anything()
-    limits = (ListedLimit("topic", "x" * 255, 5.0, 0, 0),) * 5000
-    play >> Reply(0, LimitCommandReply(limits=limits))
-    assert play.session.backlog_bytes(Side.CLIENT) > 1024 * 1024
-
-
-def test_they_are_counted_as_frames_and_not_as_refused() -> None:
-    play = Playbook(asked="taken") >> Client(heartbeat() + view_limits(1)) << Anything()
-    assert (play.session.describe().requests, play.session.describe().refused) == (2, 0)

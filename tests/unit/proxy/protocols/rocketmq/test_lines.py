@@ -89,17 +89,6 @@ class TestOrder:
         shared.pass_s(1)
         assert sorted(connection.sent) == [1, 2, 3, 4, 5, 6]
 
-    @pytest.mark.parametrize("size", [10, 5_000, 200_000])
-    def test_frames_come_in_pieces(self, size: int, connect: Callable[[Shared], Connection]) -> None:
-        shared = Shared(SLOW)
-        connection = connect(shared)
-        stream = slow(*range(6), body=b"x" * size)
-        step = len(stream) // 37 + 1
-        for at in range(0, len(stream), step):
-            connection.client(stream[at : at + step])
-        shared.pass_s(10)
-        assert connection.given[Side.BROKER] == stream
-
     def test_bounds_put_aside_what_they_have_no_room_for(self, connect: Callable[[Shared], Connection]) -> None:
         shared = Shared(replace(SLOW, spool=None), options=RateLimitOptions(max_held_per_connection=3))
         connection = connect(shared)
@@ -220,25 +209,6 @@ class TestRefusals:
         assert shared.count("dropped") == 4
         assert shared.count("admitted") == len(connection.sent)
         assert not list(connection.session.stages())
-
-    def test_nothing_is_kept_of_oneways_that_the_disk_has_lost(self) -> None:
-        connection = Connection(Shared(SLOW))
-        connection.client(slow(0) + slow(1, 2, 3, flag=ONEWAY) + slow(4))
-        connection.lose(3)
-        assert not connection.gone()
-
-    def test_what_comes_after_a_purge_stays_though_the_disk_has_lost_something(self) -> None:
-        shared = Shared(SLOW)
-        connection = Connection(shared)
-        connection.client(slow(*range(5000)))
-        assert connection.session.purge(TOPIC, shared.now_ns) == (4999, 0)
-        shared.connections.remove(connection)
-        connection.client(slow(6000))
-        connection.lose(10)
-        shared.connections.append(connection)
-        shared.pass_s(10)
-        assert len(connection.refused) == 4999
-        assert connection.sent == [0, 6000]
 
     # Of what is held and not put aside, oneways are refused.
     @pytest.mark.parametrize(("spool", "first"), [(True, 1), (None, 4)])
@@ -376,17 +346,6 @@ class TestRoom:
         assert shared.limits.held == (0, 0)
         assert connection.session.between_frames(Side.CLIENT)
 
-    def test_a_large_chunk_without_room_is_refused_at_once(self) -> None:
-        shared = Shared(SLOW)
-        shared.room = GatherRoom(100_000)
-        connection = Connection(shared)
-        connection.client(slow(1) + self.BIG[:500_000])
-        assert connection.refused == [2]
-        connection.client(self.BIG[500_000:] + slow(3))
-        shared.pass_s(1)
-        assert connection.sent == [1, 3]
-        assert shared.limits.held == (0, 0)
-
     def test_room_is_given_back_when_all_has_come_or_its_turn_has(self) -> None:
         shared = Shared(SLOW)
         connection = Connection(shared)
@@ -453,14 +412,6 @@ class TestPurge:
         assert not shared.disk.runs
         assert shared.limits.held.requests == 0
 
-    def test_oneways_alone_are_dropped_without_being_read(self) -> None:
-        shared = Shared(SLOW, memory_bytes=20_000)
-        connection = Connection(shared)
-        connection.client(slow(*range(200), body=b"x" * 900, flag=ONEWAY))
-        assert connection.session.purge(TOPIC, shared.now_ns) == (0, 199)
-        shared.settle()
-        assert not shared.disk.runs
-
 
 class TestEnds:
     def test_oneways_go_on_when_their_client_has_gone(self, connect: Callable[[Shared], Connection]) -> None:
@@ -498,14 +449,6 @@ class TestEnds:
         }
         shared.pass_s(10)
         assert connection.sent[-1] == 12
-
-    def test_a_client_of_which_nothing_is_kept_says_nothing(self, connect: Callable[[Shared], Connection]) -> None:
-        shared = Shared(SLOW)
-        connection = connect(shared)
-        connection.client(heartbeat(1, body=b'{"clientID":"a","consumerDataSet":[{"groupName":"c"}]}') + slow(2, 3))
-        sent = len(connection.given[Side.BROKER])
-        assert not connection.gone()
-        assert len(connection.given[Side.BROKER]) == sent
 
     def test_oneways_that_go_on_are_not_counted_as_dropped(self, connect: Callable[[Shared], Connection]) -> None:
         shared = Shared(SLOW)
@@ -611,7 +554,3 @@ class TestCredit:
         shared.disk.finish_all()
         shared.spool.tick(shared.now_ns)
         assert connection.woken
-
-
-def test_frames_are_cut() -> None:
-    assert list(frames_of(slow(1, 2))) == [slow(1), slow(2)]

@@ -10,7 +10,7 @@ from playbook import frames
 from playbook.captures import CAPTURES, Capture
 from pydantic import TypeAdapter, ValidationError
 
-from proxy.common.buffers import GATHERED_BYTES, KEPT_NS, GatherRoom
+from proxy.common.buffers import KEPT_NS, GatherRoom
 from proxy.deciding.batch import ConnectionInfo, Side
 from proxy.protocols.base import Close, ListenerAddresses, SessionContext, WireCounters
 from proxy.protocols.rocketmq.name_server import PROTOCOL, NameServerOptions
@@ -138,13 +138,6 @@ def test_request_of_the_name_server_goes_on() -> None:
     assert connection.session.in_flight() == 1
 
 
-def test_error_has_no_body_and_goes_on() -> None:
-    connection = _Connection()
-    connection.ask(_ROUTE)
-    assert connection.answer(b"", code=17) == _answer(b"", code=17)
-    assert connection.counters.routes == {}
-
-
 def test_oneway_request_and_an_answer_of_the_client_are_owed_nothing() -> None:
     connection = _Connection()
     connection.ask(_ROUTE, flag=frames.ONEWAY)
@@ -187,14 +180,6 @@ def test_answer_without_room_goes_on_unchanged() -> None:
     assert connection.room.taken_bytes == 0
     connection.ask(_ROUTE)
     assert connection.answer(_BODIES[_ROUTE]) == _answer(_told(_BODIES[_ROUTE]))
-
-
-def test_large_answer_is_rewritten_and_gives_its_room_back() -> None:
-    connection = _Connection(room=GatherRoom(GATHERED_BYTES))
-    body = _BODIES[_ROUTE].replace(b"[]", b"[%b]" % (b" " * 2_000_000))
-    connection.ask(_ROUTE)
-    assert connection.answer(body) == _answer(_told(body))
-    assert connection.room.taken_bytes == 0
 
 
 def test_room_of_an_unfinished_answer_is_given_back() -> None:
@@ -261,14 +246,6 @@ def test_it_does_not_matter_where_the_streams_are_cut(data: st.DataObject) -> No
     assert connection.got == {Side.BROKER: asked, Side.CLIENT: told}
 
 
-def test_streams_may_come_byte_by_byte() -> None:
-    asked, answered, told = _stream()
-    connection = _Connection()
-    connection.feed(Side.CLIENT, asked, *range(1, len(asked)))
-    connection.feed(Side.BROKER, answered, *range(1, len(answered)))
-    assert connection.got == {Side.BROKER: asked, Side.CLIENT: told}
-
-
 def test_stream_that_ends_anywhere_loses_nothing() -> None:
     asked, answered, _ = _stream()
     for end in range(len(answered)):
@@ -279,21 +256,6 @@ def test_stream_that_ends_anywhere_loses_nothing() -> None:
             connection.session.end(side, 0)
         rest = b"".join(map(bytes, connection.session.take(Side.CLIENT)))
         assert bytes(connection.got[Side.CLIENT]) + rest == answered[:end]
-
-
-@given(st.binary(max_size=300), st.integers(0, 300))
-def test_no_bytes_of_either_peer_are_an_error(data: bytes, cut: int) -> None:
-    for side in Side:
-        connection = _Connection()
-        connection.ask(_ROUTE)
-        connection.got[Side.BROKER].clear()
-        try:
-            connection.feed(side, data, *([cut] if 0 < cut < len(data) else []))
-        except Close:
-            continue
-        connection.session.end(side, 0)
-        got = bytes(connection.got[side.other]) + b"".join(map(bytes, connection.session.take(side.other)))
-        assert got == data
 
 
 @pytest.mark.parametrize("capture", [each for each in CAPTURES if "namesrv" in each.name], ids=str)

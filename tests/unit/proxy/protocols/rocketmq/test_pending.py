@@ -4,33 +4,7 @@ import pytest
 from playbook.frames import send
 from playbook.playbook import READINGS, Anything, Client, Decide, Playbook, Reading, hold, refuse
 
-from proxy.protocols.rocketmq.pending import LONG_POLLS, MAX_PENDING, Pending
-from proxy.protocols.rocketmq.wire.reading import HalfSend
-
-
-def test_long_polls_are_owed_but_not_in_flight() -> None:
-    owed = Pending()
-    for opaque, code in enumerate(sorted(LONG_POLLS)):
-        owed.add(opaque, code, ())
-    assert len(owed) == 0
-    assert owed.settle(1) == (sorted(LONG_POLLS)[1], ())
-
-
-def test_request_is_settled_once() -> None:
-    owed = Pending()
-    owed.add(7, 34, ())
-    assert len(owed) == 1
-    assert owed.settle(7) == (34, ())
-    assert owed.settle(7) is None
-    assert len(owed) == 0
-
-
-def test_of_two_requests_with_one_number_the_later_counts() -> None:
-    owed = Pending()
-    owed.add(7, 34, ())
-    owed.add(7, 35, ())
-    assert len(owed) == 1
-    assert owed.settle(7) == (35, ())
+from proxy.protocols.rocketmq.pending import MAX_PENDING, Pending
 
 
 def test_what_is_remembered_is_bounded() -> None:
@@ -91,14 +65,6 @@ def test_what_took_too_long_is_not_timed() -> None:
         assert owed.timed(took_ns) == expected
     owed.add(7, 34, ())
     assert owed.may_time(10**12)
-
-
-def test_half_message_is_looked_up_until_it_is_settled() -> None:
-    owed, half = Pending(), HalfSend("producers", "orders")
-    owed.add(7, 10, (), half)
-    assert owed.half_of(7) is owed.half_of(7) is half
-    owed.settle(7)
-    assert owed.half_of(7) is None
 
 
 @pytest.mark.parametrize("reading", READINGS)

@@ -19,7 +19,6 @@ from proxy.deciding.batch import Side
 from proxy.protocols.rocketmq.batch_body import BatchMessage, decode_properties
 from proxy.protocols.rocketmq.replayed import mark_replayed
 from proxy.protocols.rocketmq.wire.command import RemotingCommand, decode
-from proxy.spool.queue import Lost
 from proxy.spool.spool import Hooks, Spool, SpoolSettings
 
 SLOW = Rule("topic", "slow", 10, action="delay", burst_s=0.1, max_delay_s=3600.0, spool=True)
@@ -207,28 +206,6 @@ class TestReplay:
         assert left.tally.held_requests == 0
         assert left.limits.held == (0, 0)
         assert left.count("dropped") == 0
-
-    def test_nobody_is_told_of_what_is_damaged(self, left: Real) -> None:
-        connection = Connection(left)
-        connection.client(heartbeat(100))
-        assert connection.session._lines is not None
-        (line,) = connection.session._lines._lines.values()
-        entries = [line.queue.pop() for _ in range(3)]
-        assert line.queue.on_lost is not None
-        line.queue.on_lost(Lost(line.queue, 3, tuple(entry.handle for entry in entries), "damaged"))
-        left.pass_s(10)
-        assert not connection.refused
-        assert left.count("dropped") == 3
-        assert list(frames_of(connection.given[Side.BROKER]))[-16:] == marked(*range(9, 41, 2))
-
-    def test_who_only_replays_is_read_though_the_spool_is_full(self, left: Real) -> None:
-        connection = Connection(left)
-        connection.client(heartbeat(100))
-        left.spool._stopped = True
-        assert not connection.session.paused(Side.CLIENT)
-        connection.client(send("slow", 101) + send("slow", 102))
-        left.spool._stopped = True
-        assert connection.session.paused(Side.CLIENT)
 
     def test_an_orderly_end_leaves_the_rest_on_disk(self, left: Real) -> None:
         connection = Connection(left)

@@ -16,10 +16,9 @@ from limiter.compiled import find
 from limiter.deciding.limits import Limits
 from limiter.rules.resource import Resource
 from limiter.rules.rule_set import RuleSet
-from proxy.deciding.batch import Batch, ConnectionInfo, Hold, Refuse, Request, Side, Ticket
+from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Request, Side
 from proxy.protocols.base import Close, SessionContext, WireCounters, nobody_takes
 from proxy.protocols.options import read_by
-from proxy.protocols.rocketmq.cutting import cut
 from proxy.protocols.rocketmq.options import RocketMQOptions
 from proxy.protocols.rocketmq.pending import Pending
 from proxy.protocols.rocketmq.requests import RequestStream
@@ -207,16 +206,6 @@ def test_columns_say_what_their_requests_do(reading: Reading, data: bytes, rando
         stream.pass_on(batch, [])
         if stream.close is not None:
             return
-
-
-def test_nothing_is_cut_where_something_is_held() -> None:
-    requests = stream_of(READINGS[0]).feed(memoryview(send("a") + send("b") + send("c")), 0)
-    batch = Batch(CONNECTION, Side.CLIENT, requests)
-    refuse = Refuse(Resource("topic", "a"), "topic:a", 1_000)
-    batch.add_verdicts(dict.fromkeys((0, 1), refuse))
-    assert cut(batch, requests, 0, lambda header: None) is not None
-    batch.add_verdicts({2: Hold(Resource("topic", "c"), "topic:c", Ticket(lambda: None))})
-    assert cut(batch, requests, 0, lambda header: None) is None
 
 
 def test_close_ends_a_scanned_chunk_behind_its_last_frame() -> None:

@@ -1,20 +1,16 @@
 """One connection: both streams, the busy answers between them, and what a drain asks."""
 
-import json
-
 import pytest
 from playbook.frames import (
     ONEWAY,
     answer,
     broker_request,
-    frame,
     heartbeat,
     json_frame,
     pull,
     read_header,
     records,
     send,
-    send_back,
     unparsable,
 )
 from playbook.playbook import (
@@ -60,10 +56,6 @@ def test_busy_answer_says_what_clients_look_for() -> None:
     assert header["remark"] == f"[RateLimit] for a need wait:{WAIT_US}microsecs, rule some rule"
 
 
-def test_busy_answer_goes_out_at_once_while_the_broker_is_silent() -> None:
-    assert Playbook(refuse("a")) >> Client(A) << ToClient(busy("a", 1))
-
-
 def test_busy_answer_follows_the_frame_that_the_broker_has_begun() -> None:
     theirs = answer(9)
     for offset in range(1, len(theirs)):
@@ -80,15 +72,6 @@ def test_busy_answers_go_into_the_first_gap_in_order() -> None:
     play = Playbook(refuse("a")) >> Broker(one[:10]) << ToClient(one[:10])
     play = play >> Client(send("a", 1)) >> Client(send("a", 2) + send("a", 3))
     assert play >> Broker(one[10:] + two) << ToClient(one[10:], busy("a", 1), busy("a", 2), busy("a", 3), two)
-
-
-def test_busy_answer_waits_for_the_end_of_a_big_answer() -> None:
-    big = answer(9, body=bytes(100_000))
-    play = Playbook(refuse("a")) >> Broker(big[:40_000]) << ToClient(big[:40_000])
-    play = play >> Client(A)
-    play = play >> Broker(big[40_000:90_000]) << ToClient(big[40_000:90_000])
-    assert play.session.backlog_bytes(Side.CLIENT) == len(busy("a", 1))
-    assert play >> Broker(big[90_000:]) << ToClient(big[90_000:], busy("a", 1))
 
 
 def test_busy_answers_that_nobody_has_taken_are_backlog() -> None:
@@ -170,21 +153,6 @@ def test_what_a_pull_brought_is_charged_with_its_answer() -> None:
     assert play.charges == [Charge(SUBSCRIPTION, 2, len(whole), consumes=True)]
 
 
-def test_a_refused_pull_is_answered_with_the_word_that_makes_clients_ask_again() -> None:
-    session = open_session(limited=("subscription",))
-    batch = session.receive(Side.CLIENT, memoryview(pull(5)), 0)
-    assert batch is not None
-    refuse("g@orders")(batch)
-    session.decided(batch, 0)
-    (whole,) = session.take(Side.CLIENT)
-    assert read_header(bytes(whole))["code"] == 215
-
-
-def test_a_pull_in_flight_is_nothing_that_a_drain_waits_for() -> None:
-    play = Playbook(limited=("subscription",)) >> Client(pull(5)) << ToBroker(pull(5))
-    assert play.session.in_flight() == 0
-
-
 def test_a_chunk_that_waits_for_its_verdicts_is_left_alone_by_a_charge() -> None:
     play = Playbook(refuse("a"), limited=("subscription",)) >> Client(pull(5)) << ToBroker(pull(5))
     whole = answer(5, body=records(91))
@@ -217,19 +185,9 @@ def test_clients_responses_to_broker_requests_are_never_limited_or_owed() -> Non
         assert play.session.in_flight() == 0
 
 
-def test_broker_request_with_a_requests_number_does_not_settle_it() -> None:
-    play = Playbook() >> Client(A) << ToBroker(A)
-    play = play >> Broker(broker_request(1)) << ToClient(broker_request(1))
-    assert play.session.in_flight() == 1
-
-
 # --- The first byte -------------------------------------------------------------------------------
 
 HELLO = b"\x16\x03\x01\x02\x00" + bytes(range(200))
-
-
-def test_tls_handshake_is_refused_with_a_reason() -> None:
-    assert Playbook() >> Client(HELLO) << Closed("tls")
 
 
 def test_reason_for_refusing_tls_says_what_to_do() -> None:
@@ -252,10 +210,6 @@ def test_tls_is_relayed_unread_where_the_listener_says_so() -> None:
     assert play >> End(Side.CLIENT)
 
 
-def test_plain_clients_are_read_although_tls_may_pass() -> None:
-    assert Playbook(refuse("a"), tls="pass") >> Client(A) << ToClient(busy("a", 1))
-
-
 def test_only_the_first_byte_of_a_connection_is_sniffed() -> None:
     whole = send("a", body=b"\x16P\r")
     play = Playbook() >> Client(whole[:-3]) << ToBroker(whole[:-3])
@@ -270,10 +224,6 @@ def test_proxy_protocol_header_is_not_accepted(hello: bytes) -> None:
     assert Playbook() >> Client(hello[:1]) << Closed("proxy_protocol")
 
 
-def test_http_is_no_frame() -> None:
-    assert Playbook() >> Client(b"GET / HTTP/1.1\r\n\r\n") << Closed("bad_frame")
-
-
 # --- What is in flight ----------------------------------------------------------------------------
 
 
@@ -284,12 +234,6 @@ def test_request_is_in_flight_until_it_is_answered() -> None:
     assert play.session.in_flight() == 1
     play = play >> Broker(answer(1)) << ToClient(answer(1))
     assert play.session.in_flight() == 0
-
-
-def test_long_polls_are_not_in_flight() -> None:
-    play = Playbook() >> Client(pull(3)) << ToBroker(pull(3))
-    assert play.session.in_flight() == 0
-    assert play >> Broker(answer(3)) << ToClient(answer(3))
 
 
 def test_oneway_requests_are_not_in_flight() -> None:
@@ -332,18 +276,7 @@ def test_what_is_remembered_as_in_flight_is_bounded() -> None:
     assert play.session.in_flight() == MAX_PENDING
 
 
-def test_request_of_a_frame_that_is_still_coming_is_in_flight() -> None:
-    play = Playbook() >> Client(A[:-3]) << ToBroker(A[:-3])
-    assert play.session.in_flight() == 1
-
-
 # --- Frame boundaries -----------------------------------------------------------------------------
-
-
-def test_new_connection_stands_between_frames() -> None:
-    session = open_session()
-    assert session.between_frames(Side.CLIENT)
-    assert session.between_frames(Side.BROKER)
 
 
 def test_either_stream_stands_between_frames_only_at_their_ends() -> None:
@@ -403,12 +336,6 @@ def test_handlers_see_the_answers_once_if_they_ask() -> None:
     assert not play.session.take_responses()
 
 
-def test_our_own_answers_are_not_shown_as_the_brokers() -> None:
-    play = Playbook(refuse("g"), wants_responses=True) >> Client(send_back("g", 3))
-    assert play << ToClient(busy("g", 3, kind="retry_group"))
-    assert not play.session.take_responses()
-
-
 # --- Broken connections ---------------------------------------------------------------------------
 
 
@@ -437,12 +364,6 @@ def test_details_name_what_was_seen() -> None:
         open_session().receive(Side.CLIENT, memoryview(b"\0\0\0\x0c\7\0\0\x08"), 0)
     with pytest.raises(Close, match="the broker sent a header of 9 bytes in a frame of length 12"):
         open_session().receive(Side.BROKER, memoryview(b"\0\0\0\x0c\0\0\0\x09"), 0)
-
-
-def test_batch_field_that_no_client_writes_is_read_as_the_broker_would() -> None:
-    odd = frame(json.dumps({"code": 310, "opaque": 1, "flag": 0, "extFields": {"b": "a", "m": "TRUE"}}).encode())
-    play = Playbook() >> Client(odd) << ToBroker(odd)
-    assert [request.messages for request in play.requests] == [1]
 
 
 # --- Who it is ------------------------------------------------------------------------------------
@@ -488,11 +409,3 @@ def test_refused_and_oneway_requests_and_long_polls_have_no_round_trip() -> None
         _ask(session, stream, 0, refused)
         session.receive(Side.BROKER, memoryview(answer(1)), 1_000_000)
         assert _round_trips(counters) == (0, 0)
-
-
-def test_round_trip_is_timed_for_those_who_see_answers_too() -> None:
-    counters = WireCounters()
-    session = open_session(counters, wants_responses=True)
-    _ask(session, A, 0)
-    session.receive(Side.BROKER, memoryview(answer(1)), 2_000_000)
-    assert _round_trips(counters) == (1, 0.002)

@@ -47,11 +47,6 @@ def test_a_send_back_is_charged_to_its_group() -> None:
     assert answer == Header("retry_group", "cg", 36, 7, 0, "", False, 513, "JAVA", STRICT)
 
 
-def test_a_send_to_a_retry_topic_is_the_same_resource_as_the_groups_send_back() -> None:
-    send, back = _read(b="%RETRY%cg"), _read(36, group="cg")
-    assert (send.kind, send.name) == (back.kind, back.name) == ("retry_group", "cg")
-
-
 @pytest.mark.parametrize("code", [11, 14, 15, 34, 35, 37, 38, 41, 42, 105, 361, 200_050, 0, -310])
 def test_other_requests_are_not_limitable(code: int) -> None:
     answer = _read(code, a="pg", b="orders", topic="orders", group="cg")
@@ -61,11 +56,6 @@ def test_other_requests_are_not_limitable(code: int) -> None:
 @pytest.mark.parametrize("flag", [1, 3])
 def test_a_response_is_never_limitable(flag: int) -> None:
     assert _read(310, flag, b="orders").kind == ""
-
-
-def test_a_oneway_request_keeps_its_flag() -> None:
-    answer = _read(310, 2, b="orders")
-    assert (answer.kind, answer.flag) == ("topic", 2)
 
 
 @pytest.mark.parametrize(
@@ -104,27 +94,9 @@ def test_text_in_a_skipped_field_that_is_not_utf8_is_not_read_strictly() -> None
     assert classify(header, 0) is UNPARSABLE
 
 
-def test_utf8_is_read_strictly() -> None:
-    assert _read(b="orders", i="größe").reading == STRICT
-
-
 def test_a_reference_is_not_followed() -> None:
     header = b'{"code":310,"opaque":7,"extFields":{"$ref":"$"},"extFields":{"b":"orders"}}'
     assert classify(header, 0) is UNPARSABLE
-
-
-def test_a_dollar_in_a_value_is_no_reference() -> None:
-    assert _read(b="orders", i="costs $ref 5$").reading == STRICT
-
-
-@given(st.binary(max_size=200), st.integers(0, 255))
-def test_any_bytes_are_read_without_an_error(header: bytes, header_type: int) -> None:
-    assert isinstance(classify(header, header_type), Header)
-
-
-@given(st.binary(max_size=200))
-def test_any_answer_is_read_without_an_error(header: bytes) -> None:
-    read_answer(header)
 
 
 # What goes wrong in names: halves of characters, escaped, raw and as UTF-8, and bytes that are none.
@@ -227,10 +199,6 @@ def test_one_that_names_no_subscription_is_for_the_broker_to_refuse(missing: str
     assert (header.kind, header.code, header.reading) == ("", 11, LENIENT)
 
 
-def test_one_without_fields_is_for_the_broker_to_refuse() -> None:
-    assert _consuming(b'{"code":11,"opaque":7,"flag":0}').kind == ""
-
-
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
@@ -255,11 +223,6 @@ def test_a_name_longer_than_any_is_not_read(field: str) -> None:
     fields: dict[str, object] = {"consumerGroup": "g", "topic": "orders", field: "x" * 256}
     assert _consuming(_json(11, 0, **fields)) is UNPARSABLE
     assert _read(11, 0, **fields).kind == ""
-
-
-def test_a_send_is_read_alike_whether_subscriptions_are_limited_or_not() -> None:
-    header = _json(310, a="pg", b="orders", consumerGroup="g", topic="t")
-    assert _consuming(header) == classify(header, 0)
 
 
 @pytest.mark.parametrize("flag", [1, 3])

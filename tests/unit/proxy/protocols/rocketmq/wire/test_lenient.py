@@ -128,8 +128,3 @@ _TOKENS = ("{", "}", "[", "]", ":", ",", '"code"', "310", '"extFields"', '"b"', 
 @given(st.lists(st.sampled_from(_TOKENS)).map("".join))
 def test_any_text_is_read_without_an_error(text: str) -> None:
     assert isinstance(read_json(text.encode()), Header)
-
-
-@given(st.binary())
-def test_any_bytes_are_read_without_an_error(header: bytes) -> None:
-    assert isinstance(read_json(b"{" + header), Header)

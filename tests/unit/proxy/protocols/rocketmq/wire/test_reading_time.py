@@ -108,13 +108,10 @@ def test_no_binary_header_takes_more_than_so_many_steps(unit: bytes, size: int) 
     assert opcodes(lambda: read_binary(header)) < 10_000
 
 
-def test_heartbeats_are_read_a_few_times_only_and_never_a_long_one() -> None:
+def test_heartbeat_takes_few_steps_and_a_long_one_is_not_read() -> None:
     about = AboutClient()
-    for body in [b'{"x":"' + bytes(10_000_000), b"[" * 60_000, b"[" * 60_000] * 10:
+    for body in (b'{"x":"' + bytes(10_000_000), b"[" * 60_000):
         assert opcodes(lambda body=body: about.heartbeat(len(body), memoryview(body))) < 200  # type: ignore[misc]
-        if not about.wanted:
-            break
-    assert not about.wanted
 
 
 @pytest.mark.parametrize("reading", READINGS)
@@ -140,21 +137,6 @@ def test_send_with_all_its_fields_and_as_many_properties_as_the_broker_takes_is_
     )
     assert 30_000 < len(header) < MAX_JSON_BYTES
     assert (read_json(header.encode()).name, read_json(header.encode()).reading) == ("x" * 20, LENIENT)
-
-
-def test_sixty_fields_are_read() -> None:
-    fields = ",".join(f'"k{number}":1' for number in range(58))
-    header = f"{{'code':310,'extFields':{{'b':'orders',{fields}}}}}"
-    assert read_json(header.encode()).name == "orders"
-
-
-@pytest.mark.parametrize("digits", ["9", "0000009", "9".rjust(1500, "0")])
-def test_language_of_many_digits_is_read(digits: str) -> None:
-    assert read_json(f'{{"code":"34","language":{digits}}}'.encode()).language == "GO"
-
-
-def test_language_of_more_digits_than_are_made_a_number_is_none() -> None:
-    assert read_json(b'{"code":"34","language":' + b"0" * 5000 + b"}").language == ""
 
 
 def test_producer_group_is_cut_behind_the_longest_name_however_it_is_spelled() -> None:
