@@ -9,6 +9,7 @@ from admin.cli.options import (
     ASK,
     ASKING,
     KINDS,
+    LIMIT_COLUMNS,
     WRITE,
     ColumnWord,
     FileName,
@@ -87,11 +88,7 @@ def list_(
     filter: Filter = "",  # noqa: A002 - the flag is called so, as the API's parameter is
     sort: Annotated[
         ColumnWord,
-        Flag(
-            help="name, kind, limit, rule, passed, refused, shadowed, bypassed, used, wait, last_refused, edited, "
-            "expires (name)",
-            metavar="COLUMN",
-        ),
+        Flag(help=f"{LIMIT_COLUMNS} (name)", metavar="COLUMN"),
     ] = "",
     desc: Annotated[bool, Switch(help="reverse the order")] = False,
     limit: Most = 100,

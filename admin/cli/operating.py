@@ -8,6 +8,7 @@ from cyclopts import App, Parameter
 from admin.cli.options import (
     ASK,
     ASKING,
+    CONNECTION_COLUMNS,
     WRITE,
     ColumnWord,
     ConnectionColumnWord,
@@ -146,10 +147,7 @@ def list_connections(
     search: SearchConnections = "",
     sort: Annotated[
         ConnectionColumnWord,
-        Flag(
-            help="id, peer, client, listener, age, state, bytes, requests, refused, in_flight, spooled",
-            metavar="COLUMN",
-        ),
+        Flag(help=CONNECTION_COLUMNS, metavar="COLUMN"),
     ] = "",
     desc: Annotated[bool, Switch(help="reverse the order")] = False,
     limit: Most = 100,

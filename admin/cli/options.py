@@ -15,6 +15,7 @@ from admin.client.target import Given, Target, find_target
 from admin.common.errors import SettingsError
 from admin.common.tables import printable
 from admin.config.addresses import DEFAULT_ADMIN
+from admin.wire.columns import CONNECTIONS, LIMITS, ConnectionColumn, LimitColumn, sort_words
 
 if TYPE_CHECKING:
     from admin.client.api import Api, Reply
@@ -28,9 +29,11 @@ _Word = protocol_words.Kind | protocol_words.Scope
 KindWord = _Word | Literal["total"] | str  # noqa: PYI051 - see above
 SwitchWord = Literal["all"] | _Word | str  # noqa: PYI051 - see above
 FilterWord = Literal["limited", "edited", "near", "shadowed"] | str  # noqa: PYI051 - see above
-ColumnWord = Literal["name", "kind", "limit", "rule", "passed", "refused", "shadowed", "bypassed", "used", "wait", "last_refused", "edited", "expires"] | str  # noqa: E501, PYI051 - see above
-ConnectionColumnWord = Literal["id", "peer", "client", "listener", "age", "state", "bytes", "requests", "refused", "in_flight", "spooled"] | str  # noqa: E501, PYI051 - see above
+ColumnWord = LimitColumn | str
+ConnectionColumnWord = ConnectionColumn | str
 # fmt: on
+LIMIT_COLUMNS: Final = ", ".join(sort_words(LIMITS))
+CONNECTION_COLUMNS: Final = ", ".join(sort_words(CONNECTIONS))
 FileName = str | Path
 """A file that a shell completes; a ``str`` in fact, since that is tried first."""
 

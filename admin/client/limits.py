@@ -6,13 +6,14 @@ from typing import Any, Final, TypeVar
 
 from admin.client import NotFoundError
 from admin.client.api import Api, Name, Reply, as_json, path
+from admin.client.tables import listing
 from admin.client.words import change_lines, is_rate, standing
 from admin.common.errors import OperatorError, SettingsError
-from admin.common.numbers import measured, per_second
 from admin.common.tables import Rows
 from admin.edits.model import Change, LimitEntry
 from admin.edits.wording import further, short
-from admin.wire import Changes, Drift, FieldProblem, LimitPage, LiveFigures, Row
+from admin.wire import Changes, Drift, FieldProblem, LimitPage
+from admin.wire.columns import LIMITS, Column
 from limiter.rules.resource import TOTAL
 
 _LINES: Final = 20
@@ -25,14 +26,10 @@ _NEAR: Final = 0.8
 
 _T = TypeVar("_T")
 
-_NOT_COUNTED: Final = "\N{EN DASH}"
-"""What passes a total, a client, a producer group or a listener is counted for the resource."""
-
 
 def list_limits(api: Api, query: Mapping[str, Any], most: int | None, *, json: bool) -> str:
     """List resources and rules with their limits: ``most`` rows, or all."""
-    query = {**query, "history": "0"}
-    return listed(api, "limits", query, most, page=LimitPage, table=table, nothing="Nothing matches.", json=json)
+    return listed(api, "limits", {**query, "history": "0"}, most, columns=LIMITS, nothing="Nothing matches.", json=json)
 
 
 def listed(
@@ -41,21 +38,33 @@ def listed(
     query: Mapping[str, Any],
     most: int | None,
     *,
-    page: Any,
-    table: Callable[[list[Any]], Rows],
+    columns: Iterable[Column],
     nothing: str,
     json: bool,
+    rows_of: Callable[[dict[str, Any]], list[dict[str, Any]]] = lambda row: [row],
 ) -> str:
-    """Read a list page by page and lay it out; ``page`` is the type of a page, ``nothing`` stands for no rows."""
+    """Read a list page by page and lay it out.
+
+    Args:
+        api: of the sidecar.
+        where: the list.
+        query: of the request.
+        most: rows at most; None is all.
+        columns: see ``admin.wire.columns``.
+        nothing: printed if there are no rows.
+        json: print the API's JSON.
+        rows_of: returns the printed rows of one of the list.
+    """
     replies = list(api.pages(path(where), query, most))
     if json:
         return joined(replies, "rows")
-    pages = [reply.read(page) for reply in replies]
-    rows = [row for each in pages for row in each.rows]
-    lines = list(table(rows).used().lines())
-    if pages and len(rows) < pages[-1].total:
-        lines += ["", f"{len(rows)} of {pages[-1].total}; --limit N or --all shows more"]
-    return "\n".join(lines) if rows else nothing
+    pages = [reply.read(dict[str, Any]) for reply in replies]
+    found = [row for page in pages for row in page["rows"]]
+    rows = [each for row in found for each in rows_of(row)]
+    text = listing(columns, rows) if rows else nothing
+    if found and len(found) < pages[-1]["total"]:
+        text += f"\n\n{len(found)} of {pages[-1]['total']}; --limit N or --all shows more"
+    return text
 
 
 def layout(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = ()) -> str:
@@ -82,79 +91,6 @@ def joined(replies: list[Reply], key: str) -> str:
         return replies[0].json()
     rows = [row for body in bodies for row in body[key]]
     return as_json({**bodies[0], key: rows, "limit": len(rows)}) if bodies else as_json({key: [], "total": 0})
-
-
-def table(rows: list[Row]) -> Rows:
-    """Lay out rows of the list."""
-    return Rows(
-        (
-            "kind",
-            "name",
-            "limit",
-            "action",
-            "passed/s",
-            "refused/s",
-            "would refuse/s",
-            "used",
-            "wait",
-            "spooled",
-            "state",
-            "rule",
-            "edited by",
-            "until",
-        ),
-        (
-            (
-                row.kind,
-                row.name,
-                row.limit_text,
-                action(row),
-                *live_cells(row.live),
-                *spool_cells(row.live),
-                rule(row),
-                row.edit.by if row.edit else "",
-                (row.edit.expires_at or "") if row.edit else "",
-            )
-            for row in rows
-        ),
-        right=(4, 5, 6, 7, 8, 9),
-    ).used()
-
-
-def action(row: Row) -> str:
-    """Write what happens above the limit, if it is not the usual refusal."""
-    limit = row.limit
-    limits = any(isinstance(limit.get(rate), int | float) for rate in ("rate", "bytes_per_s"))
-    said = limit.get("action") if limits else None
-    return str(said) if said not in (None, "reject", "off") else ""
-
-
-def rule(row: Row) -> str:
-    """Write the rule in force, and which other one refuses now."""
-    live = row.live
-    return f"{row.rule} (refused by {live.refused_by})" if live and live.limited and live.refused_by else row.rule
-
-
-def spool_cells(live: LiveFigures | None) -> tuple[str, str]:
-    """Write how many messages of a row are put aside, and what its queues wait for; nothing where none does."""
-    if live is None:
-        return "", ""
-    return str(live.spooled or ""), "" if live.state == "running" else live.state
-
-
-def live_cells(live: LiveFigures | None) -> tuple[str, str, str, str, str]:
-    """Write the figures of a row: passed, refused, and only shadowed a second, share used, wait."""
-    if live is None:
-        return "", "", "", "", ""
-    rates, by_rule = live.messages_per_s, live.rule_messages_per_s
-    stopped = rates if rates is not None else by_rule
-    return (
-        _NOT_COUNTED if rates is None else per_second(rates.passed),
-        _NOT_COUNTED if stopped is None else per_second(stopped.refused),
-        "" if stopped is None or not stopped.shadowed else per_second(stopped.shadowed),
-        "" if live.used_ratio is None else f"{live.used_ratio:.0%}",
-        f"{measured(live.wait_s)} s" if live.wait_s else "",
-    )
 
 
 def get(api: Api, place: Sequence[str], *, json: bool) -> str:

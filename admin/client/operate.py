@@ -1,18 +1,17 @@
 """``sluice switch``, ``reload``, ``state``, ``audit`` and ``connections``."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from admin.client import NotFoundError
 from admin.client.api import Api, Reply, as_json, path
-from admin.client.flow import state as stage_state
 from admin.client.limits import batch, layout, listed
 from admin.client.words import change_lines, moment, standing, until
-from admin.common.numbers import per_second, short_span, span
-from admin.common.tables import Rows
+from admin.common.numbers import per_second, span
 from admin.edits.model import Change, ReloadReport
 from admin.edits.wording import difference, target
-from admin.wire import MAX_PAGE, AuditPage, Changes, ConnectionPage, ConnectionRow, State, Switches
+from admin.wire import MAX_PAGE, AuditPage, Changes, State, Switches
+from admin.wire.columns import CONNECTIONS, LINKS
 
 
 def show_switches(api: Api, *, json: bool) -> str:
@@ -103,102 +102,22 @@ def _audited(change: Change) -> tuple[str, ...]:
 
 def connections(api: Api, query: Mapping[str, Any], most: int | None, *, json: bool) -> str:
     """List the open connections."""
-    return _of_connections(api, query, most, _connections, json=json)
+    nothing = "Nothing matches." if query.get("search") else "Nobody is connected."
+    return listed(api, "connections", query, most, columns=CONNECTIONS, nothing=nothing, json=json)
 
 
 def links(api: Api, query: Mapping[str, Any], most: int | None, *, json: bool) -> str:
     """List the links of open connections; ``most`` connections."""
-    return _of_connections(api, query, most, _links, json=json) or "No link is attached."
+    columns = [column for column in CONNECTIONS if column.name in {"id", "peer"}] + list(LINKS)
+    nothing = "No link is attached."
+    return listed(api, "connections", query, most, columns=columns, nothing=nothing, json=json, rows_of=_links_of)
 
 
-def _of_connections(
-    api: Api, query: Mapping[str, Any], most: int | None, table: Callable[[list[ConnectionRow]], Rows], *, json: bool
-) -> str:
-    nothing = "Nothing matches." if query.get("search") else "Nobody is connected."
-    return listed(api, "connections", query, most, page=ConnectionPage, table=table, nothing=nothing, json=json)
-
-
-def _connections(rows: list[ConnectionRow]) -> Rows:
-    several = any(row.broker for row in rows)
-    return Rows(
-        (
-            "id",
-            "peer",
-            "client",
-            "listener",
-            "open for",
-            "state",
-            "frames",
-            "refused",
-            "in flight",
-            "spooled",
-            "links",
-            *(["broker"] if several else []),
-            "uses",
-        ),
-        (
-            (
-                str(row.id),
-                row.peer,
-                _client(row),
-                _listener(row),
-                span(row.age_s),
-                stage_state(row.stage),
-                str(row.requests_total),
-                str(row.refused_total),
-                str(row.in_flight),
-                str(row.spooled or ""),
-                _attached(row),
-                *([row.broker] if several else []),
-                ", ".join(row.resources) + (f" and {row.more_resources} more" if row.more_resources else ""),
-            )
-            for row in rows
-        ),
-        right=(0, 6, 7, 8, 9),
-    )
-
-
-def _attached(row: ConnectionRow) -> str:
-    """Say how many links a connection has, and how many of them wait; nothing if it has none."""
-    waiting = sum(link.waits_ms > 0 for link in row.links)
-    attached = len(row.links) + row.more_links
-    return f"{attached}, {waiting} waiting" if waiting else str(attached or "")
-
-
-def _links(rows: list[ConnectionRow]) -> Rows:
-    columns = "id", "peer", "link", "address", "does", "resource", "credit", "withheld", "used", "refused", "waits"
-    return Rows(columns, (line for row in rows for line in _links_of(row)), right=(0, 6, 7, 8, 9))
-
-
-def _links_of(row: ConnectionRow) -> Iterator[Sequence[str]]:
-    for link in row.links:
-        yield (
-            str(row.id),
-            row.peer,
-            link.name,
-            link.address or ("anonymous" if link.sends else ""),
-            "sends" if link.sends else "receives",
-            link.resource,
-            str(link.credit),
-            str(link.withheld),
-            str(link.used),
-            str(link.refused or ""),
-            short_span(link.waits_ms / 1000) if link.waits_ms else "",
-        )
-    if row.more_links:
-        yield str(row.id), row.peer, f"and {row.more_links} more", *[""] * 8
-
-
-def _client(row: ConnectionRow) -> str:
-    client = row.client
-    user = client.user and f"({client.user})"
-    certificate = row.certificate and f"(certificate {row.certificate})"
-    return " ".join(filter(None, (client.id, user, certificate, client.product or client.language, client.version)))
-
-
-def _listener(row: ConnectionRow) -> str:
-    marks = ", ".join(filter(None, ("exempt" if row.exempt else "", row.tls)))
-    return f"{row.listener} ({marks})" if marks else row.listener
+def _links_of(row: dict[str, Any]) -> list[dict[str, Any]]:
+    links = list(row.get("links", ()))
+    if more := row.get("more_links"):
+        links.append({"name": f"and {more} more"})
+    return [{"id": row["id"], "peer": row["peer"], **link} for link in links]
 
 
 def close(api: Api, connection_id: int, *, reason: str, json: bool) -> str:

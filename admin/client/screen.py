@@ -11,18 +11,21 @@ from rich.table import Table
 from rich.text import Text
 
 from admin.client import NoAnswerError
-from admin.client.limits import action, live_cells, spool_cells
 from admin.client.operate import limiting
-from admin.client.words import moment, until
+from admin.client.tables import RIGHT, cell
 from admin.common.numbers import per_second, span
 from admin.common.tables import printable
-from admin.wire import MAX_PAGE, LiveFigures, Row, State
+from admin.wire import MAX_PAGE, State
+from admin.wire.columns import LIMITS
 
 _SORTS: Final = ("refused", "passed", "used", "wait", "name", "kind")
 _UPWARDS: Final = frozenset({"name", "kind"})
 _FILTERS: Final = ("", "limited", "near", "shadowed", "edited")
 _CHROME_LINES: Final = 8
-"""Of the screen, besides the table's rows."""
+"""Lines of the screen that are not rows of the table."""
+_WIDE: Final = 110
+"""Narrower terminals show fewer columns, so that names have room."""
+_NARROW: Final = frozenset({"kind", "name", "limit", "passed", "refused", "used"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +119,11 @@ class View:
             self.rows = {key: row for key, row in self.rows.items() if key in set(self.order)}
         self.total = news.get("total", self.total)
 
-    def shown(self, room: int | None = None) -> list[Row]:
+    def shown(self, room: int | None = None) -> list[dict[str, Any]]:
         """Return rows from top to bottom, from the uppermost that is shown; as many as there is room for."""
         above = min(max(0, self.top - self.begin), max(0, len(self.order) - (room or 1)))
         keys = self.order[above:] if room is None else self.order[above : above + room]
-        return [msgspec.convert(self.rows[key], Row) for key in keys if key in self.rows]
+        return [self.rows[key] for key in keys if key in self.rows]
 
     def scroll(self, lines: int, room: int) -> None:
         """Show other rows, so many lines further down, or up; what is not here yet is wished for."""
@@ -136,17 +139,12 @@ def room(height: int) -> int:
     return max(1, height - _CHROME_LINES)
 
 
-def draw(view: View, height: int) -> RenderableType:
-    """Lay out the screen.
-
-    Args:
-        view: what is to be seen.
-        height: lines that there are.
-    """
+def draw(view: View, height: int, width: int = 120) -> RenderableType:
+    """Lay out the screen of a terminal of so many lines and columns."""
     rows = view.shown(room(height))
     first = max(view.top, view.begin) + 1
     shown = f"{len(rows)}" if len(rows) >= view.total or not rows else f"{first} to {first + len(rows) - 1}"
-    return Group(*head(view, shown), _table(rows), _foot(view))
+    return Group(*head(view, shown), _table(rows, width), _foot(view))
 
 
 def head(view: View, shown: str) -> Iterator[Text]:
@@ -194,41 +192,21 @@ def _sorted(wish: Wish) -> str:
     return ", ".join(parts)
 
 
-def _table(rows: list[Row]) -> Table:
-    figures = ("passed/s", "refused/s", "would refuse/s", "used", "wait", "spooled")
-    headings = ("kind", "name", "limit", "action", *figures, "state", "last refused", "by", "edited")
-    lines = [(row, _cells(row)) for row in rows]
-    seldom = {"action", "would refuse/s", "spooled", "state", "by"}
-    shown = [at for at, heading in enumerate(headings) if heading not in seldom or any(cells[at] for _, cells in lines)]
-    table_ = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
-    for at in shown:
-        right = headings[at] in {"limit", *figures}
-        table_.add_column(
-            headings[at],
-            no_wrap=True,
-            ratio=1 if headings[at] == "name" else None,
-            justify="right" if right else "left",
-        )
-    for row, cells in lines:
-        live = row.live or LiveFigures()
-        style = "red" if live.limited else "yellow" if live.would_refuse or _near(live) else ""
-        table_.add_row(*(Text(printable(cells[at])) for at in shown), style=style)
-    return table_
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    live = row.live or LiveFigures()
-    edited = "" if row.edit is None else row.edit.by
-    if row.edit is not None and row.edit.expires_at is not None:
-        edited += f" until {until(row.edit.expires_at)}"
-    last = moment(live.last_refused_at).partition(" ")[2] if live.last_refused_at else ""
-    by = live.refused_by or "" if live.limited else ""
-    figures = (*live_cells(row.live), *spool_cells(row.live))
-    return (row.kind, row.name, row.limit_text, action(row), *figures, last, by, edited)
-
-
-def _near(live: LiveFigures) -> bool:
-    return live.used_ratio is not None and live.used_ratio >= 0.8
+def _table(rows: list[dict[str, Any]], width: int) -> Table:
+    columns = [column for column in LIMITS if column.cli and (width >= _WIDE or column.name in _NARROW)]
+    lines = [[cell(column, row, columns) for column in columns] for row in rows]
+    used = [at for at, column in enumerate(columns) if not column.optional or any(cells[at] for cells in lines)]
+    laid_out = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
+    for at in used:
+        column = columns[at]
+        figure = column.format in RIGHT or column.name == "limit"
+        ratio = 1 if column.name == "name" else None
+        laid_out.add_column(column.title.lower(), no_wrap=True, ratio=ratio, justify="right" if figure else "left")
+    for row, cells in zip(rows, lines, strict=True):
+        live = row.get("live") or {}
+        style = "red" if live.get("limited") else "yellow" if live.get("would_refuse") or live.get("near") else ""
+        laid_out.add_row(*(Text(printable(cells[at])) for at in used), style=style)
+    return laid_out
 
 
 def _foot(view: View) -> Text:

@@ -22,11 +22,12 @@ from rich.live import Live as Screen
 from admin.client import NoAnswerError
 from admin.client.api import Api, path
 from admin.client.keyboard import Keyboard
-from admin.client.limits import table
 from admin.client.screen import View, Wish, draw, head, room
+from admin.client.tables import listing
 from admin.client.target import Target
 from admin.common.errors import OperatorError
-from admin.wire import LimitPage, State
+from admin.wire import State
+from admin.wire.columns import LIMITS
 
 __all__ = ["News", "View", "Wish", "draw", "follow", "watch"]
 
@@ -78,12 +79,12 @@ def _once(target: Target, wish: Wish, *, json: bool) -> str:
         reply = api.get(path("limits"), wish.query())
         if json:
             return reply.json()
-        page = reply.read(LimitPage)
+        page = reply.read(dict[str, Any])
         now = api.get(path("state")).read(State)
-    view = View(target.url, wish, total=page.total, state=now)
-    lines = [str(line) for line in head(view, str(len(page.rows)))]
-    rows = list(table(list(page.rows)).lines()) if page.rows else ["Nothing has been asked for."]
-    return "\n".join([*lines, "", *rows])
+    rows = page["rows"]
+    view = View(target.url, wish, total=page["total"], state=now)
+    lines = [str(line) for line in head(view, str(len(rows)))]
+    return "\n".join([*lines, "", listing(LIMITS, rows) if rows else "Nothing has been asked for."])
 
 
 class _Watching:
@@ -102,7 +103,7 @@ class _Watching:
         self._follow()
         try:
             while not ended:
-                self._screen.update(draw(self.view, self._console.size.height), refresh=True)
+                self._screen.update(draw(self.view, self._console.height, self._console.width), refresh=True)
                 for key in self._keyboard.wait(_REDRAW_S):
                     if not self._press(key):
                         return

@@ -332,6 +332,8 @@ def _spool(holds: SpoolState, directory: str | None) -> Sequence[str]:
 
 
 def _spool_details(holds: SpoolState) -> Iterator[Detail]:
+    places = (f"{word} {count}" for word, count in holds.messages.items() if count)
+    yield Detail("places", ", ".join(places) or "empty")
     yield Detail("memory", f"{size_text(holds.memory_bytes)} of {size_text(holds.memory_limit_bytes)}")
     writing = f", {size_text(holds.writing_bytes)} being written" if holds.writing_bytes else ""
     yield Detail("disk", f"{size_text(holds.disk_bytes)} of {size_text(holds.disk_limit_bytes)}{writing}")

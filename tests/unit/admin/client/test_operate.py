@@ -64,7 +64,7 @@ class TestConnections:
         api.answers["GET /connections"] = (200, {"rows": [CONNECTION], "total": 1})
         lines = sluice(*command, "--search", "orders", "--sort", "age", "--desc").out.splitlines()
         assert " ".join(lines[1].split()) == (
-            "3 10.0.0.1:5 orders@1 JAVA 5.3.0 main 1 min 1 s 10 2 1 topic:orders and 2 more"
+            "3 10.0.0.1:5 orders@1 JAVA 5.3.0 main topic:orders and 2 more 10 2 1 1 min 1 s"
         )
         assert api.asked[0].query["order"] == "desc"
 
@@ -82,14 +82,14 @@ class TestConnections:
         assert [
             " ".join(line.split()) for line in sluice("connections", "links", "--search", "out").out.splitlines()
         ] == [
-            "id peer link address does resource credit withheld used refused waits",
-            "4 10.0.0.1:5 out /queues/orders sends queue:orders 20 150 48210 3 1.2 s",
-            "4 10.0.0.1:5 in receives 5 0 7",
-            "4 10.0.0.1:5 any anonymous sends 5 0 7",
+            "id peer link address client sends resource credit withheld used refused waits",
+            "4 10.0.0.1:5 out /queues/orders yes queue:orders 20 150 48210 3 1.2 s",
+            "4 10.0.0.1:5 in 5 0 7 0",
+            "4 10.0.0.1:5 any yes 5 0 7 0",
             "4 10.0.0.1:5 and 2 more",
         ]
         assert api.asked[0].query["search"] == "out"
-        assert " 5, 1 waiting   topic:orders" in sluice("connections").out
+        assert " 5, 1 waiting   1 min 1 s" in sluice("connections").out
 
     def test_without_links_that_is_said(self, api: Any, sluice: Sluice) -> None:
         api.answers["GET /connections"] = (200, {"rows": [CONNECTION], "total": 1})

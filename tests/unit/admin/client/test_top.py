@@ -44,7 +44,7 @@ def row(name: str, refused: float = 0.0, **fields: Any) -> dict[str, Any]:
         "kind": "topic",
         "name": name,
         "limit_text": "500/s",
-        "live": {"messages_per_s": {"passed": 1.0, "refused": refused}, "used_ratio": 0.5, "limited": refused > 0},
+        "live": {"passed_per_s": 1.0, "refused_per_s": refused, "used_ratio": 0.5, "limited": refused > 0},
     } | fields
 
 
@@ -76,17 +76,17 @@ class TestView:
 
     def test_shows_what_would_be_refused_where_there_is_any(self, view: View) -> None:
         assert "would" not in seen(view)
-        live = {"messages_per_s": {"passed": 9.0, "refused": 0.0, "shadowed": 4.0}, "would_refuse": True}
-        by = {"messages_per_s": {"passed": 1, "refused": 2}, "limited": True, "refused_by": "client:*"}
+        live = {"passed_per_s": 9.0, "refused_per_s": 0.0, "shadowed_per_s": 4.0, "would_refuse": True}
+        by = {"passed_per_s": 1, "refused_per_s": 2, "limited": True, "refused_by": "client:*"}
         rows = page(row("dark", live=live, limit={"rate": 5, "action": "shadow"}), row("log", live=by))
         view.take("limits", json.dumps(rows).encode())
         state = STATE | {"rates": {"messages_per_s": {"passed": 10.0, "refused": 2.5, "shadowed": 4.0}}}
         view.take("state", json.dumps(state).encode())
         text = " ".join(seen(view).split())
         assert "10 passed, 2.5 refused, 4 would be refused" in text
-        assert "kind name limit action passed/s refused/s would refuse/s used wait last refused by edited" in text
+        assert "kind resource limit action passed/s refused/s would refuse/s used" in text
         assert "topic dark 500/s shadow 9 0 4" in text
-        assert "topic log 500/s 1 2 client:*" in text
+        assert "client:*" in text
 
     def test_takes_in_only_what_changed(self, view: View) -> None:
         changed = {
@@ -95,12 +95,12 @@ class TestView:
             "total": 5,
         }
         view.take("limits", json.dumps(changed).encode())
-        assert [(each.name, each.limit_text) for each in view.shown()] == [("mail", "7/s"), ("orders", "500/s")]
+        assert [(each["name"], each["limit_text"]) for each in view.shown()] == [("mail", "7/s"), ("orders", "500/s")]
         assert view.total == 5
 
     def test_forgets_rows_that_are_not_in_the_order_any_more(self, view: View) -> None:
         view.take("limits", json.dumps({"rows": [], "order": ["topic/mail"]}).encode())
-        assert [each.name for each in view.shown()] == ["mail"]
+        assert [each["name"] for each in view.shown()] == ["mail"]
         assert list(view.rows) == ["topic/mail"]
 
     def test_leaves_aside_events_that_it_does_not_know(self, view: View) -> None:
