@@ -12,10 +12,10 @@ from cyclopts import Parameter
 
 from admin.cli import protocol_words
 from admin.client.target import Given, Target, find_target
+from admin.common.columns import CONNECTIONS, LIMITS, ConnectionColumn, LimitColumn, sort_words
 from admin.common.errors import SettingsError
 from admin.common.tables import printable
 from admin.config.addresses import DEFAULT_ADMIN
-from admin.wire.columns import CONNECTIONS, LIMITS, ConnectionColumn, LimitColumn, sort_words
 
 if TYPE_CHECKING:
     from admin.client.api import Api, Reply

@@ -11,7 +11,6 @@ from admin.cli import protocol_words
 from admin.cli.options import FileName, Flag, Switch, warn
 from admin.common.errors import SettingsError
 from admin.config.addresses import DEFAULT_ADMIN
-from admin.run.process import short_pauses
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "human", "json"]
@@ -81,6 +80,7 @@ def run(
     from admin.config.sources import Flags, load  # noqa: PLC0415 - see above
     from admin.run import sidecar  # noqa: PLC0415 - see above
     from admin.run.composition import Plan, compose  # noqa: PLC0415 - see above
+    from admin.run.process import short_pauses  # noqa: PLC0415 - see above
 
     given: dict[tuple[str, ...], tuple[str, object]] = {
         ("admin", "listen"): ("--admin", admin),

@@ -7,10 +7,10 @@ from typing import Any
 from admin.client.api import Api, path
 from admin.client.tables import listing
 from admin.client.words import moment
+from admin.common.columns import CONFIRMS, CONNECTIONS, SPOOLED, STAGES, Column
 from admin.common.errors import SettingsError
 from admin.common.tables import printable
 from admin.wire import PurgedSpool
-from admin.wire.columns import CONFIRMS, CONNECTIONS, SPOOLED, STAGES, Column
 
 
 def flow(api: Api, most: int, *, json: bool) -> str:

@@ -8,12 +8,12 @@ from admin.client import NotFoundError
 from admin.client.api import Api, Name, Reply, as_json, path
 from admin.client.tables import listing
 from admin.client.words import change_lines, is_rate, standing
+from admin.common.columns import LIMITS, Column
 from admin.common.errors import OperatorError, SettingsError
 from admin.common.tables import Rows
 from admin.edits.model import Change, LimitEntry
 from admin.edits.wording import further, short
 from admin.wire import Changes, Drift, FieldProblem, LimitPage
-from admin.wire.columns import LIMITS, Column
 from limiter.rules.resource import TOTAL
 
 _LINES: Final = 20
@@ -50,7 +50,7 @@ def listed(
         where: the list.
         query: of the request.
         most: rows at most; None is all.
-        columns: see ``admin.wire.columns``.
+        columns: see ``admin.common.columns``.
         nothing: printed if there are no rows.
         json: print the API's JSON.
         rows_of: returns the printed rows of one of the list.

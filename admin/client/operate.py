@@ -7,11 +7,11 @@ from admin.client import NotFoundError
 from admin.client.api import Api, Reply, as_json, path
 from admin.client.limits import batch, layout, listed
 from admin.client.words import change_lines, moment, standing, until
+from admin.common.columns import CONNECTIONS, LINKS
 from admin.common.numbers import per_second, span
 from admin.edits.model import Change, ReloadReport
 from admin.edits.wording import difference, target
 from admin.wire import MAX_PAGE, AuditPage, Changes, State, Switches
-from admin.wire.columns import CONNECTIONS, LINKS
 
 
 def show_switches(api: Api, *, json: bool) -> str:

@@ -13,10 +13,10 @@ from rich.text import Text
 from admin.client import NoAnswerError
 from admin.client.operate import limiting
 from admin.client.tables import RIGHT, cell
+from admin.common.columns import LIMITS
 from admin.common.numbers import per_second, span
 from admin.common.tables import printable
 from admin.wire import MAX_PAGE, State
-from admin.wire.columns import LIMITS
 
 _SORTS: Final = ("refused", "passed", "used", "wait", "name", "kind")
 _UPWARDS: Final = frozenset({"name", "kind"})

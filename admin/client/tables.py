@@ -1,12 +1,12 @@
-"""Lays out rows of the API by the columns of ``admin.wire.columns``, for every list that commands print."""
+"""Lays out rows of the API by the columns of ``admin.common.columns``, for every list that commands print."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from admin.client.words import moment
+from admin.common.columns import Column
 from admin.common.numbers import per_second, percent, short_span
 from admin.common.tables import Rows
-from admin.wire.columns import Column
 from admin.wire.sentences import state_word
 from proxy.flow.alarms import size_text
 

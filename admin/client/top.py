@@ -25,9 +25,9 @@ from admin.client.keyboard import Keyboard
 from admin.client.screen import View, Wish, draw, head, room
 from admin.client.tables import listing
 from admin.client.target import Target
+from admin.common.columns import LIMITS
 from admin.common.errors import OperatorError
 from admin.wire import State
-from admin.wire.columns import LIMITS
 
 __all__ = ["News", "View", "Wish", "draw", "follow", "watch"]
 

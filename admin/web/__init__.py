@@ -18,8 +18,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from admin.common.columns import COLUMNS
 from admin.config.limit_fields import FIELDS, LimitField
-from admin.wire.columns import COLUMNS
 
 INDEX: Final = "index.html"
 PREFIX: Final = "/web/"

@@ -10,6 +10,9 @@ from typing import Final, Literal
 
 import msgspec
 
+from admin.common.columns import ConnectionColumn as ConnectionColumn
+from admin.common.columns import LimitColumn as LimitColumn
+from admin.common.columns import Order as Order
 from admin.common.recommendations import Recommendation
 from admin.edits.model import (
     ActiveEdit,
@@ -21,9 +24,6 @@ from admin.edits.model import (
     Persistence,
     SwitchEntry,
 )
-from admin.wire.columns import ConnectionColumn as ConnectionColumn
-from admin.wire.columns import LimitColumn as LimitColumn
-from admin.wire.columns import Order as Order
 from limiter.rules.rule import Count, Dimension, ShownAction
 from proxy.flow.alarms import Scarce
 from proxy.flow.credit import Kind

@@ -13,5 +13,5 @@
  * @property {boolean} page false: the page shows the value within another column, or not at all
  */
 
-/** @type {Record<string, Column[]>} The server puts them in, from ``admin.wire.columns``. */
+/** @type {Record<string, Column[]>} The server puts them in, from ``admin.common.columns``. */
 export const COLUMNS = {};

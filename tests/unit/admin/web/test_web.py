@@ -7,8 +7,8 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from admin import web
+from admin.common.columns import COLUMNS
 from admin.config.settings import BaseLimit, WrittenLimit
-from admin.wire.columns import COLUMNS
 from limiter.rules.resource import SCOPES, TOTAL
 
 _FILES = Path(web.__file__).parent / "files"

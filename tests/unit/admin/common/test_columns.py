@@ -7,10 +7,10 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import msgspec
 import pytest
 
+from admin.common.columns import COLUMNS, CONNECTIONS, LIMITS, sort_words
 from admin.stats.connections import KEYS as CONNECTION_KEYS
 from admin.stats.rows import SORTED_BY
 from admin.wire import ConnectionRow, RefusedClient, Row
-from admin.wire.columns import COLUMNS, CONNECTIONS, LIMITS, sort_words
 from proxy.stats.flow import SpooledResource, StageState
 from proxy.stats.snapshot import ConfirmState, LinkState
 
