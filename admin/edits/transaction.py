@@ -296,7 +296,7 @@ class Transaction:
     def _switch(self, index: int, kind: str) -> SwitchEntry:
         kinds = (ALL_KINDS, *self._before.rulebook.reader.kinds)
         if kind not in kinds:
-            raise EditError((EditProblem("kind", f"no such kind; there are {', '.join(kinds)}", index),))
+            raise EditError((EditProblem("kind", self._before.rulebook.reader.no_kind(kind, kinds), index),))
         return self._before.switch(kind, self._active.get(switch_path(kind)))
 
     def _shown(self, path: str) -> dict[str, Any] | None:
