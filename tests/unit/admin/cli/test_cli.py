@@ -267,13 +267,13 @@ def test_check_prints_what_would_be_in_force_in_match_order(
     assert listener.startswith("127.0.0.2:10911 127.0.0.1:10911 rocketmq main default")
     assert listener.endswith("sluice.toml:1")
     assert [line for line in lines if line.startswith(("topic:", "retry_group:"))] == [
-        "topic:orders unlimited this name sluice.toml:10",
-        "topic:old off (0/s) this name sluice.toml:14",
-        "topic:*_REPLY_TOPIC exempt each such name built-in",
-        "topic:RMQ_SYS_* exempt each such name built-in",
-        "topic:o* 5/s each such name refuse 1 s 0.5 s sluice.toml:5",
-        "retry_group:* 7/s every other retry group hold up to 2 s, then refuse 1 s 0 s SLUICE_LIMIT",
-        "topic:* unlimited every other topic default",
+        "topic:orders unlimited sluice.toml:10",
+        "topic:old off (0/s) sluice.toml:14",
+        "topic:*_REPLY_TOPIC exempt built-in",
+        "topic:RMQ_SYS_* exempt built-in",
+        "topic:o* 5/s refuse break_s = 0.5 sluice.toml:5",
+        "retry_group:* 7/s hold up to 2 s, then refuse SLUICE_LIMIT",
+        "topic:* unlimited default",
     ]
 
 
