@@ -83,8 +83,6 @@ _SUCCESS: Final = codes.ResponseCode.SUCCESS.value
 
 
 class _Bringing(msgspec.Struct, gc=False):
-    """An answer that brings messages and whose body is still coming; ``resources`` are charged."""
-
     counter: RecordCounter
     resources: tuple[Resource, ...]
     frame_bytes: int
@@ -176,7 +174,6 @@ class AnswerStream:
         return gap is not None
 
     def _step(self, chunk: memoryview, position: int, left: int) -> int:
-        """Step over the frame's ``left`` bytes in this chunk; return where they end."""
         step = min(left, len(chunk) - position)
         self._left = left - step
         if self._bringing is not None:
@@ -184,7 +181,6 @@ class AnswerStream:
         return position + step
 
     def _bring(self, piece: memoryview, *, left: bool) -> None:
-        """Count the messages in a piece of a body; charge them at its end."""
         bringing = self._bringing
         if bringing is None:
             return
@@ -202,7 +198,6 @@ class AnswerStream:
             self.charges.append(Charge(bringing.resources, counter.count, size_bytes, consumes=True))
 
     def _continue_head(self, chunk: memoryview) -> int:
-        """Complete a header that earlier chunks began; return where its frame ends in this chunk."""
         begun = self._beginning.go_on(chunk)
         if begun is None:
             return len(chunk)
@@ -233,7 +228,6 @@ class AnswerStream:
                 self.responses.append(Response(code, resources, answer.code, frame_bytes))
 
     def _expect(self, answer: Answer, resources: tuple[Resource, ...], frame_bytes: int) -> None:
-        """Count the messages of an answer to a request that consumes; only a success brings any."""
         if answer.code == _SUCCESS:
             self._bringing = _Bringing(RecordCounter(), resources, frame_bytes)
         else:

@@ -94,8 +94,6 @@ class _Limits(msgspec.Struct):
 
 
 class _Asker(msgspec.Struct):
-    """The handle of a CommandRequest: what its answer needs."""
-
     opaque: int
     oneway: bool
 
@@ -156,11 +154,6 @@ class LimitCommandReader:
 
 
 def _read_update(raw: bytes, header_type: int, caller: _Asker) -> CommandRequest:
-    """Read 9003.
-
-    Raises:
-        _BadFieldError: a field is missing or not allowed.
-    """
     if len(raw) > MAX_DECODED_HEADER_BYTES:
         raise _BadFieldError(f"a header of {len(raw)} bytes; at most {MAX_DECODED_HEADER_BYTES} are read")
     try:
@@ -204,7 +197,6 @@ def _view(reply: LimitCommandReply) -> bytes:
 
 
 def _answer(caller: _Asker, code: ResponseCode, remark: str | None = None, body: bytes = b"") -> bytes:
-    """Return the whole frame of an answer; its header is JSON, as a broker's."""
     if caller.oneway:
         return b""
     answer = RemotingCommand(

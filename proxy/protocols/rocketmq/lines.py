@@ -137,7 +137,7 @@ class Line:
         return self.queue.count + sum(not aside.is_in_queue for aside in self.front)
 
     def handle_of(self, header: Header, ended: Ended | None) -> int:
-        """Return what must be known of a request without its content: its number, and its code or what it ends."""
+        """Return a number that says what must be known of a request without its content."""
         upper = header.code & _CODE
         if self.kind == codes.KIND_TRANSACTION:
             upper = 0
@@ -285,7 +285,7 @@ class Lines:
         return len(self._lines) > self._replaying and self._spool.is_stopped
 
     def waiting(self) -> Iterator[tuple[Resource, int]]:
-        """Return the resource of each line with something in front, and since when its first request waits."""
+        """Return the resource of each line, and since when its first request waits."""
         return iter([(line.resources[0], line.front[0].since_ns) for line in self._lines.values() if line.front])
 
     def stages(self) -> Iterator[Stage]:
@@ -295,7 +295,7 @@ class Lines:
     # --- What is put aside ------------------------------------------------------------------------
 
     def later(self, requests: Gathered) -> dict[int, Verdict]:
-        """Return the verdicts on requests for existing lines: these are not decided yet."""
+        """Return the verdicts on requests that go behind others of their line."""
         verdicts: dict[int, Verdict] = {}
         index = 0
         for part in requests.parts:
@@ -362,7 +362,7 @@ class Lines:
         )
 
     def has_no_room(self, aside: Aside) -> None:
-        """Refuse the request that a line began with, as there is no room for its rest."""
+        """Refuse the incomplete request that a line began with."""
         request = aside.request
         if aside.state == _HELD and request is not None:
             aside.request = None
@@ -371,7 +371,7 @@ class Lines:
         self._advance(aside.line)
 
     def had_no_room(self, request: Request, opaque: int) -> None:
-        """Refuse a request that was to be appended, as there is no room for its rest."""
+        """Refuse an incomplete request that was to be appended."""
         self._context.lose((request,))
         if request.refusal == "answered":
             self._refuse(request.resources[0].kind, opaque, no_room(request.resources[0]))
@@ -398,7 +398,7 @@ class Lines:
         return handle
 
     def replay(self, now_ns: int) -> None:
-        """Take over what an earlier process left of this listener's clients, if no connection has."""
+        """Take over what an earlier process left of this listener's clients."""
         listener = self._context.connection.listener
 
         def wants(name: QueueName) -> bool:
@@ -436,7 +436,6 @@ class Lines:
         return line
 
     def _close(self, line: Line, now_ns: int, *, counted: int = 0, gives_back: bool = False) -> None:
-        """Forget a line; its requests are lost, of which ``counted`` are counted already."""
         line.closed = True
         left = line.count - counted - self._give_up(line, returns=gives_back)
         if gives_back and line.queue.count:
@@ -458,7 +457,7 @@ class Lines:
                 self._context.hear_of_writes(False)
 
     def _give_up(self, line: Line, *, returns: bool = False) -> int:
-        """Drop the tickets of a line, which counts their requests unless they return; return how many these are."""
+        """Drop the tickets of a line; return how many requests they count, unless these return."""
         held = [aside.request for aside in line.front if aside.state == _HELD and aside.request is not None]
         for aside in line.front:
             aside.state, aside.request = _REFUSED, None
@@ -469,7 +468,6 @@ class Lines:
         return len(held)
 
     def _count_lost(self, line: Line, count: int, size_bytes: int, *, oneways: int = 0) -> None:
-        """Count requests that will never be forwarded."""
         refusals: dict[Refusal, int] = {"silent": min(count, oneways), "answered": count - oneways}
         for refusal, times in refusals.items():
             if times > 0:
@@ -549,7 +547,7 @@ class Lines:
         return aside.request
 
     def _refill(self, line: Line, now_ns: int, charges: list[Charge]) -> list[Aside]:
-        """Take the next requests to decide out of the queue; return those that are too old and to be refused."""
+        """Take the next requests to decide out of the queue; return those that are too old."""
         queue, front = line.queue, line.front
         overdue: list[Aside] = []
         for _ in range(MAX_OF_LINE):
@@ -654,7 +652,6 @@ class Lines:
         self._advance(aside.line)
 
     def _look_at_age(self, aside: Aside) -> None:
-        """Note when a held request will be too old."""
         if aside.oneway and self._most_age_ns:
             old_ns = aside.since_ns + self._most_age_ns
             if self.old_ns is None or old_ns < self.old_ns:
@@ -662,7 +659,6 @@ class Lines:
                 self._context.wake()
 
     def _let_old_go(self, charges: list[Charge]) -> None:
-        """Forward and charge requests that are too old and held, or still in front."""
         self.old_ns = None
         passed: list[Request] = []
         for line in self._lines.values():
@@ -691,13 +687,11 @@ class Lines:
             aside.held, aside.content = None, ()
 
     def _forget(self, line: Line, handle: int) -> None:
-        """Undo what a request would have done."""
         ended = line.take_ended(handle)
         if ended is not None:
             self._undo(ended)
 
     def _advance(self, line: Line) -> None:
-        """Finish what is at the head of the line; then the next ones may be decided."""
         self._finish(line)
         if line.closed:
             return
@@ -707,7 +701,6 @@ class Lines:
             self._let_ask(line)
 
     def _finish(self, line: Line) -> None:
-        """Finish granted and refused requests at the head of a line, as far as their content is there."""
         front = line.front
         while front:
             aside = front[0]
@@ -721,7 +714,7 @@ class Lines:
             line.oneways -= aside.oneway and not aside.lost
 
     def _let_go(self, aside: Aside) -> bool:
-        """Forward a request; return False if it has to wait for its content."""
+        """Forward a request; return False while its content is not there."""
         line, held = aside.line, aside.held
         if held is not None:
             if held.room is not None and held.room.lost:
@@ -750,7 +743,6 @@ class Lines:
         return True
 
     def _take_out(self, aside: Aside) -> bool:
-        """Take a refused request out of the queue; return whether that is done."""
         if aside.is_in_queue and not aside.lost:
             if self._head(aside) is None:
                 return False
@@ -779,7 +771,6 @@ class Lines:
         self._let_ask(line)
 
     def _answer_lost(self) -> None:
-        """Refuse what was lost, if it expects an answer and is known; the clients of an earlier process are gone."""
         lost, self._lost = self._lost, []
         for line, its in lost:
             aside = line.front[0] if line.front and line.front[0].is_in_queue and not line.front[0].lost else None
@@ -856,7 +847,6 @@ class Lines:
         return refused, dropped
 
     def _purge(self, line: Line, counted: int = 0) -> None:
-        """Give up purged requests at the head of a queue, as far as they are in memory, at most _MAX_PURGED."""
         queue = line.queue
         for _ in range(_MAX_PURGED):
             if not line.purged or not queue.count:

@@ -172,11 +172,6 @@ class _Stream:
         return not self.beginning.pieces and not self.left
 
     def begin(self, chunk: memoryview) -> Begun | None:
-        """Continue a header; return None if it takes all of the chunk and is not whole.
-
-        Raises:
-            Close: no frame begins so.
-        """
         try:
             begun = self.beginning.go_on(chunk)
         except Close:
@@ -186,15 +181,12 @@ class _Stream:
         return begun
 
     def step(self, size: int) -> int:
-        """Return how many of these bytes belong to the current frame, and count them as come."""
         step = min(self.left, size)
         self.left -= step
         return step
 
 
 class _Requests(_Stream):
-    """The client's stream: forwarded as it comes; requests that expect an answer are noted."""
-
     def __init__(self, owed: Pending, max_frame_bytes: int) -> None:
         max_length = max_frame_bytes - _LENGTH_BYTES
         super().__init__(PartialFrame(MAX_HEADER_BYTES, lambda length, word: header_bytes_of(length, word, max_length)))
@@ -202,15 +194,9 @@ class _Requests(_Stream):
         self._owed = owed
 
     def missing_bytes(self) -> int:
-        """Return how many bytes are certain to belong to the current frame, or to the next one."""
         return self.left or self.beginning.missing_bytes()
 
     def feed(self, chunk: memoryview, out: list[Buffer], now_ns: int) -> None:
-        """Queue one chunk.
-
-        Raises:
-            Close: something in it is not a frame; what came before it is queued.
-        """
         del now_ns
         position, size = 0, len(chunk)
         try:
@@ -271,11 +257,6 @@ class _Answers(_Stream):
         return super().between_frames() and self._whole is None
 
     def feed(self, chunk: memoryview, out: list[Buffer], now_ns: int) -> None:
-        """Queue what can be forwarded of one chunk.
-
-        Raises:
-            Close: something in it is not a frame; what came before it is queued.
-        """
         position, size = 0, len(chunk)
         while position < size:
             if self.left:
@@ -309,7 +290,6 @@ class _Answers(_Stream):
         return _Whole(head, key, request is not None, body_bytes, room)
 
     def _gather(self, whole: _Whole, piece: memoryview, out: list[Buffer], now_ns: int) -> int:
-        """Gather a body and queue the answer once it is whole; return how many bytes were taken."""
         if whole.room.lost:
             raise Close("no_room", "the client has not read for so long that others needed the room for its answer")
         piece = piece[: whole.missing]
@@ -366,12 +346,10 @@ class _Answers(_Stream):
             out.append(self.beginning.take())
 
     def _lose(self) -> None:
-        """Drop the current answer: its room went to another."""
         if self._whole is not None:
             self._whole.body.clear()
 
     def give_back(self) -> None:
-        """Drop the current answer and give back its room."""
         if self._whole is not None:
             self._context.room.give_back(self._whole.room)
             self._whole = None

@@ -67,7 +67,6 @@ class _UnmarkedError(Exception):
 
 
 def _mark_json(header: bytes) -> tuple[bytes, bool]:
-    """Return a header with the property, and whether the body is a batch."""
     raw: Any = msgspec.json.decode(header)
     fields = raw.get("extFields") if isinstance(raw, dict) else None
     if not isinstance(fields, dict) or _SIGNATURE in fields:
@@ -78,7 +77,6 @@ def _mark_json(header: bytes) -> tuple[bytes, bool]:
 
 
 def _mark_binary(header: bytes) -> tuple[bytes, bool]:
-    """Return a header with the property, and whether the body is a batch."""
     code, *_, remark_bytes = _BINARY.unpack_from(header)
     names, wanted = _places(code)
     start = at = _BINARY.size + remark_bytes + _I32.size
@@ -109,7 +107,6 @@ def _mark_binary(header: bytes) -> tuple[bytes, bool]:
 
 
 def _places(code: object) -> tuple[KeyFields, str]:
-    """Return the names of a send's fields, and the field of its properties."""
     names = SENDS.get(code) if isinstance(code, int) else None
     at = None if names is None else _PROPERTIES_AT.get(names)
     if names is None or at is None:
@@ -135,7 +132,6 @@ def _mark_batch(body: bytes) -> bytes:
 
 
 def _mark(properties: object) -> str:
-    """Add the property, unless it is there."""
     if not isinstance(properties, str):
         raise _UnmarkedError
     if any(each.startswith(PROPERTY + _OF) for each in properties.split(_NEXT)):

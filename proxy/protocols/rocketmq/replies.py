@@ -61,7 +61,6 @@ def _remark(refuse: Refuse) -> str:
 
 
 def _spell(resource: Resource) -> str:
-    """Return a topic or subscription by its name as clients know it, anything else with its kind."""
     kind, name = resource
     name = name[:MAX_NAME_CHARS]
     if kind == KIND_RETRY_GROUP:

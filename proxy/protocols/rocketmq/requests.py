@@ -301,7 +301,6 @@ class RequestStream:
         requests.take(segment)
 
     def _continue_body(self, chunk: memoryview) -> int:
-        """Step over this chunk's part of an earlier frame's body; return where it ends."""
         end = min(self._body_left, len(chunk))
         self._body_left -= end
         held = self.held.coming
@@ -320,7 +319,6 @@ class RequestStream:
         return end
 
     def _has_come(self, held: HeldFrame) -> None:
-        """Spool a request that is complete now."""
         lines, request, aside = self.lines, held.request, held.aside
         if lines is None or request is None:
             return
@@ -334,12 +332,7 @@ class RequestStream:
             lines.put(request, held.header, data, held.since_ns, ended=ended)
 
     def _continue_frame(self, chunk: memoryview, requests: Gathered, subscriptions: bool) -> tuple[int, int]:  # noqa: FBT001 - once a frame
-        """Complete a header or a whole batch that earlier chunks began.
-
-        Returns:
-            Where its frame ends, possibly beyond the chunk, or the chunk's end while it is incomplete; and the steps
-            taken.
-        """
+        """Complete a header or a whole batch that earlier chunks began; return where its frame ends, and the steps."""
         if self._gathering is not None:
             return self._continue_batch(chunk, 0, self._gathering, requests)
         self._from = len(chunk)
@@ -364,7 +357,6 @@ class RequestStream:
         return frame.stop, _steps_of(header, len(self._lead))
 
     def _grow_header(self) -> None:
-        """Take room for an unfinished header; without any, the connection ends."""
         if not self._exempt and not self._room.grow(self._header_room, len(self._beginning.pieces), self._now_ns):
             raise Close("unparsable", "there is no room to gather a long header of which only a part has come")
 
@@ -378,7 +370,6 @@ class RequestStream:
         return True
 
     def _let_go(self) -> None:
-        """Drop an unfinished batch, and give back its room and a header's."""
         self._room.give_back(self._header_room)
         if self._gathering is not None:
             self._gathering = None
@@ -386,11 +377,9 @@ class RequestStream:
             self._beginning.whole_bytes = 0
 
     def _grow(self, come_bytes: int) -> bool:
-        """Take room for what has come of a batch."""
         return self._room.grow(self._gathered, come_bytes, self._now_ns)
 
     def _continue_batch(self, chunk: memoryview, position: int, header: Header, requests: Gathered) -> tuple[int, int]:
-        """Gather the chunk's part of a batch, from ``position`` on; returns as ``_continue_frame``."""
         beginning = self._beginning
         self._from = len(chunk)
         have = len(beginning.pieces)
@@ -416,7 +405,6 @@ class RequestStream:
         return position, read
 
     def _stop_gathering(self, position: int, header: Header, requests: Gathered) -> int:
-        """Take a batch that has no room for its next piece, at ``position``; return where it ends."""
         self.lost = self._gathered.lost
         beginning = self._beginning
         frame_bytes = beginning.whole_bytes
@@ -440,7 +428,6 @@ class RequestStream:
     def _take_batch(
         self, frame: Frame, frame_bytes: int, body_at: int, requests: Gathered, *, whole: bool = True
     ) -> None:
-        """Take a batch that was read, or one without room."""
         reader, self._reader = self._reader, BatchReader()
         index = len(requests)
         self._take_frame(frame, frame_bytes, body_at, requests, max(1, reader.count))
@@ -453,7 +440,6 @@ class RequestStream:
             self.refusals[index] = forbidden.inner_batch(resource)
 
     def _take_frame(self, frame: Frame, frame_bytes: int, body_at: int, requests: Gathered, messages: int = 1) -> None:
-        """Note a frame whose header is known; a limitable one becomes a request."""
         self.frames += 1
         header = frame.header
         left = frame.stop - len(self._chunk)
@@ -516,7 +502,6 @@ class RequestStream:
         return resources + (self._resources[kind].get(name) or self.names.remember(kind, name))
 
     def _look_closer(self, frame: Frame, body_at: int, resource: Resource, index: int) -> None:
-        """Refuse a send by which a broker's own features might evade the limits; note half messages."""
         header = frame.header
         if self._refuses_internal and forbidden.is_internal(header.name):
             self.refusals[index] = forbidden.internal_topic(resource)
@@ -531,7 +516,6 @@ class RequestStream:
             header.half = read_half(*self._raw(frame, body_at), header.name)
 
     def _raw(self, frame: Frame, body_at: int) -> tuple[bytes, int]:
-        """Return a frame's header bytes and header type."""
         if frame is self._led:
             word: int = prefix_at(self._lead)[1]
             return self._lead[_PREFIX_BYTES : _PREFIX_BYTES + (word & HEADER_LENGTH)], word >> 24
@@ -559,7 +543,6 @@ class RequestStream:
         counts[read_by] = counts.get(read_by, 0) + 1
 
     def _listen(self, frame: Frame, body_at: int) -> bool:
-        """Read a request that says who the client is, or is for Sluice; return whether Sluice answers it."""
         header, chunk = frame.header, self._chunk
         if header.code == _HEART_BEAT:
             self.about.heartbeat(frame.stop - body_at, chunk[body_at : frame.stop])
@@ -608,7 +591,6 @@ class RequestStream:
         return refused
 
     def _stop_each(self, batch: Batch | None, start: int) -> tuple[Cut, HeldFrame | None]:
-        """Take out of the chunk, frame by frame, what is not forwarded; also return the last frame if it is held."""
         stopped: list[tuple[Frame, Request | None, Refuse | Hold | Later | None]]
         stopped = [(frame, None, None) for frame in self._own]
         self._own = []
@@ -667,7 +649,6 @@ class RequestStream:
         return held
 
     def _has_room(self, held: HeldFrame, more_bytes: int) -> bool:
-        """Take room for more of a request that is to be spooled; the holder bounds all others."""
         return held.room is None or self._room.grow(held.room, len(held.data) + more_bytes, self._now_ns)
 
     def _free_room(self, held: HeldFrame) -> None:
@@ -676,7 +657,6 @@ class RequestStream:
             self._room.give_back(room)
 
     def _give_up_coming(self, held: HeldFrame) -> None:
-        """Refuse a request without room for its rest."""
         lines, request, aside = self.lines, held.request, held.aside
         if lines is None or request is None:
             return
@@ -704,7 +684,7 @@ class RequestStream:
             out += map(memoryview, data)
 
     def forget_coming(self, held: HeldFrame) -> None:
-        """Forget an incomplete request that was to be spooled, and its rest."""
+        """Forget an incomplete request that was to be spooled."""
         if held is self.held.coming:
             self._swallow_rest()
         self._undo(self._ended_by_held, held.header)
@@ -726,7 +706,7 @@ class RequestStream:
             self.held.release(held, None if self._open else out)
 
     def give_up(self, held: HeldFrame) -> None:
-        """Forget a refused request that was held, and its rest."""
+        """Forget a refused request that was held."""
         if held is self.held.coming:
             self._swallow_rest()
         self._undo(self._ended_by_held, held.header)
@@ -736,7 +716,6 @@ class RequestStream:
         self._swallow = True
 
     def _settle(self, header: Header) -> None:
-        """Note that the broker owes no answer, as the request is not forwarded, or not yet."""
         if not header.flag & _ONEWAY:
             self._owed.settle(header.opaque)
 
@@ -777,7 +756,6 @@ class RequestStream:
 
 
 def _steps_of(header: Header, header_bytes: int) -> int:
-    """Return how many steps it took to read a header by itself."""
     return max(1, header_bytes // _BYTES_A_STEP) if header.reading == STRICT else 1 + _SLOW_STEPS
 
 

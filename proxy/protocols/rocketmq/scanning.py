@@ -160,12 +160,9 @@ def first_opaque(requests: Sequence[Request]) -> int | None:
 
 
 class Refused(NamedTuple):
-    """The refused requests of one chunk.
+    """The refused requests of one chunk, and the answers to those that expect one, possibly several in one piece.
 
-    Attributes:
-        requests: how many.
-        answers: to those that expect one, possibly several in one piece. In the order of the wire, except for frames of
-            one scan that different rules refused.
+    In the order of the wire, except for frames of one scan that different rules refused.
     """
 
     requests: int
@@ -206,11 +203,7 @@ def answer_each(refused: Sequence[tuple[Header, Refuse]]) -> Refused:
 def cut(batch: Batch, requests: Gathered, start: int, settle: Callable[[Header], None]) -> Cut | None:
     """Cut the refused requests out of ``[start, …)`` and answer them.
 
-    Args:
-        batch: of one chunk, decided.
-        requests: of the batch.
-        start: where the part of the chunk begins that may be forwarded.
-        settle: takes a request that was read by itself out of what is owed; a scan does that itself.
+    ``settle`` takes a request that was read by itself out of what is owed; a scan does that itself.
 
     Returns:
         None if something is held or spooled: then each request is handled by itself.
@@ -265,7 +258,6 @@ def cut(batch: Batch, requests: Gathered, start: int, settle: Callable[[Header],
 def _by_refuse_within(
     part: "gathered.Scanned[Segment]", inside: Sequence[int], verdicts: Verdicts
 ) -> Iterable[tuple[Refuse, Sequence[int]]]:
-    """Return each Refuse with the indices of the segment's frames that it refuses."""
     by_refuse: dict[int, tuple[Refuse, list[int]]] = {}
     for index in inside:
         verdict = verdicts[part.first + index]

@@ -202,7 +202,6 @@ class RocketMQSession(Session):
         return batch
 
     def _throttle(self, now_ns: int) -> None:
-        """Show in the stage whether a limit or the spool makes the connection wait."""
         lines, self._looked_ns = self._lines, now_ns
         if lines is not None and lines.is_full() is not self._waits_for_spool:
             self._waits_for_spool = not self._waits_for_spool
@@ -221,10 +220,7 @@ class RocketMQSession(Session):
             self._lines.written(now_ns)
 
     def purge(self, resource: Resource, now_ns: int) -> tuple[int, int]:
-        """Refuse spooled requests of a resource, and drop the oneways.
-
-        What would take long, or must be read from the disk first, follows by itself.
-        """
+        """Refuse spooled requests of a resource, and drop the oneways."""
         return (0, 0) if self._lines is None else self._lines.purge(resource, now_ns)
 
     def waiting(self) -> Iterable[tuple[Resource, int]]:
@@ -276,7 +272,6 @@ class RocketMQSession(Session):
         self._answer(refused.answers)
 
     def _answer(self, own: Sequence[bytes]) -> None:
-        """Queue own answers, at once if the broker's stream is in a gap."""
         if self._broker_ended:
             return  # nothing can follow the end of the stream
         self._own_bytes += sum(map(len, own))

@@ -94,7 +94,6 @@ def read_half(header: bytes, header_type: int, topic: str) -> HalfSend | None:
 
 
 def _half_of(group: str | None, topic: str | None) -> HalfSend | None:
-    """Return None without the names, or if clients cannot have them."""
     if group is None or topic is None or max(len(group), len(topic)) > MAX_NAME_CHARS:
         return None
     return HalfSend(group, topic)
@@ -267,7 +266,6 @@ class Transactions:
 
 
 def _transaction(transaction_id: str | None, offset: int, send: HalfSend) -> int:
-    """Return the hash of a transaction; without an id each offset is one."""
     return hash((transaction_id or offset, send))
 
 

@@ -91,7 +91,6 @@ def _walk(header: bytes, limitable: Mapping[int, KeyFields]) -> Header:
 
 
 def _text(ext: Mapping[bytes, bytes], name: str | None) -> str | None:
-    """Return the text of a field; the broker takes an empty one for None."""
     value = ext.get(name.encode()) if name is not None else None
     return value.decode(errors="replace") if value else None
 

@@ -38,13 +38,8 @@ class RemotingCommand(msgspec.Struct, kw_only=True):
     Attributes:
         code: request code, or result code of an answer; i32, in a binary header i16.
         opaque: the requester's number of the request, i32.
-        flag: bits FLAG_RESPONSE and FLAG_ONEWAY.
-        language: one of ``codes.LANGUAGES``.
         version: the sender's protocol version, in a binary header i16.
-        remark: a sentence for people, mostly in answers.
         fields: the header's ``extFields``; numbers and booleans are spelled as Java would.
-        body: the bytes behind the header.
-        header_type: HEADER_JSON or HEADER_BINARY.
     """
 
     code: int

@@ -24,14 +24,11 @@ MAX_HEADER_BYTES: Final = 256 * 1024
 
 
 class Frame(msgspec.Struct, gc=False):
-    """The handle of a request: where its bytes are in the chunk, and what its answer needs.
-
-    A held request has a HeldFrame instead.
+    """The handle of a request, a HeldFrame if it is held.
 
     Attributes:
         start: offset in the chunk of the part that came with it.
         stop: offset of its end; beyond the chunk when more is to come.
-        header: as read.
     """
 
     start: int
@@ -91,10 +88,6 @@ class Begun(NamedTuple):
 
 class PartialFrame:
     """Gathers the beginning of one frame after another: until its header is whole, or all of it.
-
-    Args:
-        max_header_bytes: a longer header is not gathered; the two words before it are.
-        header_bytes_of: returns the header's length for the two words of a frame. Raises Close if no frame begins so.
 
     Attributes:
         pieces: gathered so far; empty between frames.

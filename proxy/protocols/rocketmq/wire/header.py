@@ -58,8 +58,6 @@ class _ExtFields(msgspec.Struct, gc=False):
 
 
 class _JsonHeader(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """The JSON header's own keys; an unknown one needs the lenient reading."""
-
     code: _I32
     opaque: _I32
     flag: _I32 = 0
@@ -71,15 +69,11 @@ class _JsonHeader(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class _Subscription(msgspec.Struct, gc=False):
-    """The ``extFields`` that name a subscription."""
-
     topic: str | None = None
     consumerGroup: str | None = None  # noqa: N815 - the wire's name
 
 
 class _ConsumingHeader(msgspec.Struct, gc=False):
-    """The rest of a request that consumes."""
-
     extFields: _Subscription | None = None  # noqa: N815 - the wire's name
 
 

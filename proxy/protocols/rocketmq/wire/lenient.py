@@ -153,7 +153,6 @@ class Parser:
             raise UnsureError
 
     def _step(self) -> None:
-        """Read the token behind the current one; None at the end. Braces, brackets, colons and commas are numbers."""
         self.spend(1)
         match = _TOKEN(self._data, self._end)
         if match is None:
@@ -360,7 +359,6 @@ _WORDS: Final = {"": 0, "null": 0, "false": 0, "true": 1}
 
 
 def _integer(value: Value) -> int:
-    """Return the broker's i32 for a value; fractions are cut."""
     if value is None:
         return 0
     if isinstance(value, bool):
@@ -394,7 +392,6 @@ _PLAIN_INTEGER: Final = re.compile(rb"-?(?:0|[1-9][0-9]*+)")
 
 
 def _text(value: Value) -> str | None:
-    """Return the broker's string for a value in ``extFields``."""
     if value is None:
         return None
     if isinstance(value, String):
@@ -409,7 +406,6 @@ def _text(value: Value) -> str | None:
 
 
 def _charge(header: Header, ext: _Fields, limitable: Mapping[int, KeyFields]) -> Header:
-    """Fill in the resource, if the header has one."""
     fields = None if header.flag & FLAG_RESPONSE else limitable.get(header.code)
     if fields is None:
         return header
@@ -440,7 +436,6 @@ def _charge(header: Header, ext: _Fields, limitable: Mapping[int, KeyFields]) ->
 
 
 def _subscribe(header: Header, fields: KeyFields, topic: str, group: str | None) -> Header:
-    """Fill in the subscription, of which the group is a part."""
     if group is not None and (len(group) > MAX_NAME_CHARS or REPLACEMENT in group):
         raise UnsureError
     return charge(header, fields, topic, group)

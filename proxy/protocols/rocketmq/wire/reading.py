@@ -41,17 +41,13 @@ class Header(msgspec.Struct, gc=False):
     """What deciding about a frame needs of its header.
 
     Attributes:
-        kind: ``topic``, ``retry_group``, ``transaction`` or ``subscription`` for a limitable request, else empty: a
-            response, another request, or one that the broker refuses for lack of a topic or group.
+        kind: of a limitable request, else empty: a response, another request, or one that the broker refuses for lack
+            of a topic or group.
         name: bare name of the resource (no ``%RETRY%``), meaningful only where ``kind`` is not empty.
         code: request code, or response code where ``flag`` has FLAG_RESPONSE.
-        opaque: the requester's number of the request; i32.
-        flag: bits FLAG_RESPONSE and FLAG_ONEWAY.
         producer_group: of a send, else empty; cut after 255 characters.
         is_batch: the broker reads the body as a batch (see ``batch_body``).
-        version: the client's protocol version.
         language: the client's language, or empty where the broker reads none.
-        sys_flag: of a send: what the message is.
         half: what the send of a half message begins; filled in later.
         reading: STRICT, LENIENT or UNPARSED; nothing else is known of an unparsed header.
     """

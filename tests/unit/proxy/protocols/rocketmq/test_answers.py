@@ -57,15 +57,6 @@ def feed(stream: AnswerStream, data: bytes, *waiting: bytes) -> tuple[list[bytes
 # --- Passing on and gaps --------------------------------------------------------------------------
 
 
-def test_chunk_goes_on_uncopied(stream: AnswerStream) -> None:
-    chunk = memoryview(bytearray(FIRST + SECOND[:20]))
-    out: list[Buffer] = []
-    assert stream.feed(chunk, (), out)
-    assert len(out) == 1
-    assert isinstance(out[0], memoryview)
-    assert out[0].obj is chunk.obj
-
-
 @settings(deadline=None)
 @given(cuts=st.lists(st.integers(1, 600), max_size=12), at=st.integers(0, 12))
 def test_own_answers_never_land_inside_a_frame(cuts: list[int], at: int) -> None:

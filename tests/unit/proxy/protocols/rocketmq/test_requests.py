@@ -32,7 +32,6 @@ from playbook.playbook import (
     busy,
     open_session,
     refuse,
-    refuse_indexes,
 )
 
 from limiter.rules.resource import Resource
@@ -120,13 +119,6 @@ def test_send_back_and_send_to_the_retry_topic_share_a_resource() -> None:
 def test_whatever_remains_of_a_chunk_goes_on(refused: str, left: list[bytes]) -> None:
     answers = [busy(name, opaque) for opaque, name in enumerate("abc", 1) if name in refused]
     assert Playbook(refuse(*refused)) >> Client(A + B + C) << ToBroker(*left) << ToClient(*answers)
-
-
-def test_what_passes_between_refusals_is_not_copied() -> None:
-    play = Playbook(refuse("b")) >> Client(A + B + A)
-    views = play.last_slices[Side.BROKER]
-    assert play << ToBroker(A, A) << ToClient(busy("b", 2))
-    assert all(isinstance(view, memoryview) for view in views)
 
 
 def test_oneway_refusals_are_silent() -> None:
@@ -567,13 +559,6 @@ def test_few_headers_that_are_not_strict_are_read_at_once(whole: bytes) -> None:
         assert 1 <= count <= TRIAL_READ_BYTES // len(whole) + 2
 
 
-def test_reads_become_large_once_enough_headers_were_strict() -> None:
-    play = Playbook() >> Client(A * (TRIAL_FRAMES - 1)) << Anything()
-    assert play.session.most_bytes(Side.CLIENT) < NO_BOUND
-    play = play >> Client(A) << Anything()
-    assert play.session.most_bytes(Side.CLIENT) == NO_BOUND
-
-
 def test_every_header_that_is_not_strict_asks_for_twice_as_many_strict_ones() -> None:
     play = Playbook() >> Client(A * TRIAL_FRAMES + LENIENT * 3) << Anything()
     play = play >> Client(A * (6 * TRIAL_FRAMES - 1)) << Anything()
@@ -678,11 +663,6 @@ def test_parts_of_a_chunk_wait_for_a_turn_only_if_they_are_decided_one_by_one(*,
     assert session.reads_fast(Side.CLIENT) is not one_by_one
 
 
-@pytest.mark.skipif(SCAN is None, reason="the compiled part is not installed")
-def test_one_topic_is_scanned_in_one_turn() -> None:
-    assert len(turns(open_session(reading="compiled"), A * 10_000)) == 1
-
-
 # --- What is no frame -----------------------------------------------------------------------------
 
 BROKEN = {
@@ -730,9 +710,3 @@ def test_frames_are_counted_once_however_they_come() -> None:
             if batch is not None:
                 session.decided(batch, 0)
         assert counters.frames == {Side.CLIENT: 4, Side.BROKER: 0}
-
-
-def test_verdicts_go_by_index() -> None:
-    stream = A + heartbeat() + A + A
-    play = Playbook(refuse_indexes([1])) >> Client(stream)
-    assert play << ToBroker(A + heartbeat(), A) << ToClient(busy("a"))

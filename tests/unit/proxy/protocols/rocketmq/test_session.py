@@ -11,7 +11,6 @@ from playbook.frames import (
     read_header,
     records,
     send,
-    unparsable,
 )
 from playbook.playbook import (
     WAIT_US,
@@ -242,11 +241,6 @@ def test_oneway_requests_are_not_in_flight() -> None:
     assert play.session.in_flight() == 0
 
 
-def test_refused_requests_are_not_in_flight() -> None:
-    play = Playbook(refuse("a")) >> Client(A + B) << ToBroker(B) << ToClient(busy("a", 1))
-    assert play.session.in_flight() == 1
-
-
 def test_refused_oneway_request_settles_nobody_elses() -> None:
     other = heartbeat(1)
     play = Playbook(refuse("a")) >> Client(other + send("a", 1, flag=ONEWAY)) << ToBroker(other)
@@ -313,15 +307,6 @@ def test_stream_does_not_end_while_a_oneway_request_is_being_decided() -> None:
 
 
 # --- Counting and observing -----------------------------------------------------------------------
-
-
-def test_frames_are_counted_by_the_peer_they_came_from() -> None:
-    play = Playbook(refuse("a"), limiting=False) >> Client(A + B + unparsable())
-    play = play << ToBroker(B + unparsable()) << ToClient(busy("a"))
-    play = play >> Broker(answer(2) + broker_request() + answer(3)[:9])
-    assert play << ToClient(answer(2) + broker_request() + answer(3)[:9])
-    assert play.counters.frames == {Side.CLIENT: 3, Side.BROKER: 2}
-    assert play.counters.undecodable == {"none": 1}
 
 
 def test_handlers_see_the_answers_once_if_they_ask() -> None:
