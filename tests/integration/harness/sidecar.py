@@ -155,7 +155,7 @@ class Sluice:
         return metrics
 
     def descriptors(self) -> int:
-        """Return how many files it has open, without those of the rejection log, which come and go with the minute."""
+        """Return how many files it has open, without the rejection log, which is opened with its first record."""
         return len(self._open_files())
 
     def _open_files(self) -> list[str]:
@@ -164,7 +164,7 @@ class Sluice:
             # Closed since it was listed.
             with suppress(FileNotFoundError):
                 names.append(each.readlink())
-        return sorted(str(name) for name in names if not name.name.startswith(".rejections-"))
+        return sorted(str(name) for name in names if not name.name.startswith("rejections-"))
 
     def wait_for_descriptors(self, before: int) -> int:
         """Wait until it has no more files open than before it had clients, and return how many these are."""
