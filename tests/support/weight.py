@@ -8,12 +8,12 @@ All lines of .py, .pyi, .js, .css and .rs files count, blank ones too. JS is cou
 columns if a Prettier is found, or else as it is. Vendored and generated files are left out.
 """
 
+import argparse
 import ast
 import io
 import re
 import shutil
 import subprocess
-import sys
 import tokenize
 from collections import Counter
 from collections.abc import Iterator
@@ -98,10 +98,17 @@ def weigh(revision: str | None) -> Counter[tuple[str, str]]:
 
 def main() -> None:
     """Print the table."""
-    revisions: list[str | None] = list(sys.argv[1:3])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("revisions", nargs="*", metavar="revision", help="at most two; one is compared with the tree")
+    revisions: list[str | None] = parser.parse_args().revisions
+    if len(revisions) > 2:
+        parser.error("two revisions at most")
     if len(revisions) < 2:
         revisions.append(None)
-    weights = [weigh(revision) for revision in revisions]
+    try:
+        weights = [weigh(revision) for revision in revisions]
+    except subprocess.CalledProcessError as error:
+        parser.error(error.stderr.strip())
     columns = ["Python", "JS", "CSS", "Rust", "words"]
     width = 8 * len(weights) + 2
     print(f"{'':<24}" + "".join(f"{column:>{width}}" for column in columns))
