@@ -233,7 +233,7 @@ lint: $(VENV_STAMP) $(PARTS)/javascript/.stamp ## ruff, formatting, the import c
 types: $(VENV_STAMP) $(NATIVE) ## mypy --strict over the packages and the test harness
 	$(BIN)/mypy --strict
 	$(if $(CARGO),$(BIN)/stubtest --ignore-missing-stub sluice_native)
-	$(BIN)/mypy --strict tests/integration/harness
+	MYPYPATH=tests/support $(BIN)/mypy --strict tests/integration/harness
 	$(BIN)/mypy --strict tests/support/playbook tests/support/amqp_playbook tests/support/amqp10_playbook
 	$(BIN)/mypy --strict tests/plugin/sluice_lines
 	MYPYPATH=tests/support:tests/integration $(BIN)/mypy --strict tests/fuzz/guided.py tests/support/fuzz_targets
