@@ -19,6 +19,11 @@ public final class TransactionalProducer {
     private TransactionalProducer() {}
 
     public static void main(String[] args) throws Exception {
+        // The client's threads would keep the program after a send that fails.
+        Thread.currentThread().setUncaughtExceptionHandler((thread, error) -> {
+            error.printStackTrace();
+            System.exit(1);
+        });
         int asked = Integer.parseInt(args[5]);
         CountDownLatch open = new CountDownLatch(asked);
         TransactionMQProducer producer = new TransactionMQProducer(args[1]);

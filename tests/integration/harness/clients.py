@@ -140,7 +140,9 @@ def run_client(command: Sequence[str], *, home: Path, seconds: float, env: Mappi
             env={**os.environ, **_environment(home), **(env or {})},
         )
     except subprocess.TimeoutExpired as expired:
-        raise ClientFailedError(f"{command[-1]}: no end after {expired.timeout:g} s: {expired.stdout!r}") from None
+        raise ClientFailedError(
+            f"{command[-1]}: no end after {expired.timeout:g} s: {expired.stdout!r}\n{expired.stderr!r}"
+        ) from None
     report = done.stdout.strip().rpartition("\n")[2]
     try:
         if done.returncode == 0:
