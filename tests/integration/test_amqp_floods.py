@@ -121,7 +121,8 @@ def _check_flood(rabbitmq: RabbitMQ, sluice: Sluice, action: str, messages: int)
     )
     # It was acked what its prefetch allows many times over.
     assert deliveries > 10 * _PREFETCH
-    assert rabbitmq.messages(free) == strangers > 100
+    # Held up by the flood, it would have got a few through.
+    assert rabbitmq.messages(free) == strangers > 10
     stored = [int(body.split()[0]) for body in rabbitmq.drain(flooded)]
     assert len(stored) == messages
     for place in range(2):
