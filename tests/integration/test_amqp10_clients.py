@@ -189,7 +189,8 @@ def test_over_the_limit_with_reject_each_client_is_told_so(
         print(client, told[0]["sent"], told[0]["accepted"], told[0]["reasons"], told[1]["accepted"])
         assert told[0]["error"] == ""
         assert told[0]["released"] == []
-        assert 95 * seconds <= sum(told[0]["accepted"]) <= 100 * (seconds + 2)
+        # The client connects in its first second.
+        assert 95 * (seconds - 1) <= sum(told[0]["accepted"]) <= 100 * (seconds + 2)
         assert len(told[0]["rejected"]) > 100
         # Java's says of a message that it was rejected, and no more.
         if client != "java":
@@ -259,7 +260,7 @@ def test_consuming_link_keeps_its_limit_and_the_other_its_speed(
 
         print(client, told[0]["received"], told[1]["received"])
         assert told[0]["error"] == told[1]["error"] == ""
-        assert 90 * seconds <= len(told[0]["numbers"]) <= 100 * (seconds + 1) + 10
+        assert 90 * (seconds - 1) <= len(told[0]["numbers"]) <= 100 * (seconds + 1) + 10
         assert told[0]["numbers"] == list(range(len(told[0]["numbers"])))
         assert told[1]["numbers"] == list(range(count))
         # What was delivered and not accepted is there again: nothing is lost.
