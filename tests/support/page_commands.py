@@ -106,6 +106,14 @@ NOT_RUN: Final = (
     NotRun("FUZZ_FACTOR=20 .venv/bin/python -m pytest tests/fuzz", _MINUTES, "make fuzz"),
     NotRun(".venv/bin/python -m pytest tests/integration/test_send_back.py", _ITSELF, "make integration"),
     NotRun("sh deploy/systemd/install.sh", _SYSTEM, "make chroot"),
+    *(
+        NotRun(line, _SYSTEM, "make chroot")
+        for line in (
+            "chown root:sluice /etc/sluice/broker.key",
+            "chmod 640 /etc/sluice/broker.key",
+            "runuser -u sluice -- sluice check /etc/sluice/sluice.toml",
+        )
+    ),
     NotRun("systemctl enable --now sluice", _SYSTEM, "make chroot"),
     NotRun(
         "buildah bud --format docker -t sluice -f deploy/container/Containerfile .",

@@ -123,6 +123,8 @@ def test_a_limit_is_set_shown_and_unset(run: Run) -> None:
 
 def test_it_holds_for_the_very_next_request(run: Run, sidecar: Sluice) -> None:
     with FrameClient(sidecar.routes[0].listen) as client:
+        # Who connects and says nothing is closed.
+        assert stored(client.ask(send("stopped"))) == 1
         run("limits", "set", "topic", "stopped", "0")
         assert refused(client.ask(send("stopped")))
         run("limits", "unset", "topic", "stopped")
