@@ -174,7 +174,7 @@ def test_wrong_question_is_one_line_that_names_what_is_wrong(
         ("kind=queue&name=orders", "kind", "'queue' is not one of topic, retry_group"),
         ("kind=topic", "name", "missing"),
         ("kind=topic&name=orders&client=home", "client", "'home' is not an IP address"),
-        ("kind=topic&name=orders&colour=red", "colour", "unknown parameter; allowed here: "),
+        ("kind=topic&name=orders&colour=red", "colour", "unknown; allowed here: "),
     ],
 )
 def test_page_says_what_is_wrong_as_problem_details(sidecar: Sluice, question: str, parameter: str, said: str) -> None:
