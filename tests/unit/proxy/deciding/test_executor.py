@@ -228,6 +228,24 @@ class TestBlockedLane:
         await second.done.wait()
         assert second.outcome == LATE
 
+    async def test_has_had_its_turn_once_what_was_queued_is_served(
+        self, executor: Executor, batch_of: MakeBatch, nursery: trio.Nursery, gate: Gate
+    ) -> None:
+        await executor.lanes[0].turn()
+        Submission(nursery, executor, batch_of("a"))
+        await until_begun(gate)
+        turned = trio.Event()
+
+        async def turn() -> None:
+            await executor.lanes[0].turn()
+            turned.set()
+
+        nursery.start_soon(turn)
+        await wait_all_tasks_blocked()
+        assert not turned.is_set()
+        gate.release()
+        await turned.wait()
+
     async def test_limiting_resumes_once_the_probe_comes_back(
         self, executor: Executor, batch_of: MakeBatch, nursery: trio.Nursery, mock_clock: MockClock, gate: Gate
     ) -> None:
