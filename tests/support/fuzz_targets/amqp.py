@@ -7,9 +7,9 @@ from typing import Any, Final
 from fuzz_targets import Changed, amqp091, amqp10, conversation
 from fuzz_targets.conversation import Conversation
 from proxy.deciding.batch import ConnectionInfo, Side
-from proxy.protocols.amqp.both import PROTOCOL, AMQPOptions, AMQPSession
 from proxy.protocols.amqp091.session import AMQP091Session
 from proxy.protocols.amqp10.session import AMQP10Session
+from proxy.protocols.amqp_both import PROTOCOL, AMQPOptions, AMQPSession
 from proxy.protocols.base import Close, Session, SessionContext, WireCounters
 
 _PASS_TLS: Final = 1

@@ -4,9 +4,9 @@ from limiter.rules.errors import RuleError
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
-from proxy.protocols.amqp.both import PROTOCOL as BOTH
 from proxy.protocols.amqp091 import PROTOCOL as AMQP091
 from proxy.protocols.amqp10 import PROTOCOL as AMQP10
+from proxy.protocols.amqp_both import PROTOCOL as BOTH
 from proxy.protocols.base import Protocol
 
 PROTOCOLS = pytest.mark.parametrize("protocol", [AMQP091, AMQP10, BOTH], ids=lambda protocol: protocol.name)

@@ -9,12 +9,12 @@ import pytest
 from amqp_playbook import frames
 
 from proxy.deciding.batch import ConnectionInfo, Side
-from proxy.protocols.amqp.both import PROTOCOL, AMQPOptions, AMQPSession
 from proxy.protocols.amqp091 import PROTOCOL as AMQP091
 from proxy.protocols.amqp091.session import AMQP091Session
 from proxy.protocols.amqp10 import PROTOCOL as AMQP10
 from proxy.protocols.amqp10.session import AMQP10Session
 from proxy.protocols.amqp10.wire import AMQP_HEADER, SASL_HEADER
+from proxy.protocols.amqp_both import PROTOCOL, AMQPOptions, AMQPSession
 from proxy.protocols.base import Close, Session, SessionContext, WireCounters
 
 if TYPE_CHECKING:
