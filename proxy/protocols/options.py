@@ -1,4 +1,4 @@
-"""What listeners of several protocols can be told in the same words: about TLS, and what is to read their frames."""
+"""Options that listeners of several protocols share: about TLS, and what reads their frames."""
 
 from typing import Annotated, Final, Literal
 
@@ -16,7 +16,7 @@ _PROXY_PROTOCOL: Final = b"P\r"
 
 
 def relays_unread(first: int, tls: Tls) -> bool:
-    """Say by a client's first byte whether its connection is relayed unread; no protocol here begins as the others do.
+    """Return whether a connection is relayed unread, by the client's first byte, which tells protocols apart.
 
     Raises:
         Close: it is a handshake that the listener refuses, or a PROXY protocol header.
@@ -39,12 +39,12 @@ def relays_unread(first: int, tls: Tls) -> bool:
 
 
 def scans(name: ScanName) -> bool:
-    """Say whether what the options name reads with the compiled part."""
+    """Return whether the compiled part reads under this option."""
     return name != "python" and COMPILED is not None
 
 
 def read_by(name: ScanName, unusable: str = UNUSABLE) -> str:
-    """Return what reads the frames, for people; ``unusable`` says why the compiled part is not it."""
+    """Return what reads the frames, for people; ``unusable`` says why the compiled part does not."""
     if scans(name):
         return f"the compiled part {VERSION}"
     return f"Python, frame by frame; {unusable}" if unusable and name == "auto" else "Python, frame by frame"
