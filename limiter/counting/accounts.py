@@ -329,11 +329,11 @@ class Accounts:
 
         If they were ``refused``, their own repeats will be recognised.
         """
-        second = self.at(now_ns)
+        self.at(now_ns)
         for resource in resources:
             row = self.row(resource, now_ns)
-            if any(repeats):
-                row.repeat(second, *repeats)
+            if self._taking and any(repeats):
+                self._span.repeat(row.resource, repeats)
             if refused:
                 row.looks_until_ns = now_ns + KEPT_NS
 

@@ -60,18 +60,14 @@ class Entry:
         resource: whose.
         told: refusals that were answered.
         more: there were more senders than are told apart.
-        repeated: requests, messages and bytes of repeats of refused messages.
-        identified: refused requests whose repeats will be recognised.
     """
 
-    __slots__ = ("_figures", "_senders", "identified", "more", "repeated", "resource", "told")
+    __slots__ = ("_figures", "_senders", "more", "resource", "told")
 
     def __init__(self, resource: Resource, figures: list[int], senders: dict[int, list[Any]]) -> None:
         self.resource = resource
         self.told = 0
         self.more = False
-        self.repeated = (0, 0, 0)
-        self.identified = 0
         self._figures = figures
         self._senders = senders
 
@@ -171,23 +167,6 @@ class Row:
             sent[1] += requests
             if outcome == REFUSED:
                 sent[2] += requests
-
-    def repeat(self, second: Second, requests: int, messages: int, size_bytes: int, identified: int) -> None:
-        """Count repeats among requests that are counted elsewhere.
-
-        Args:
-            second: the one under way.
-            requests: repeats of refused requests.
-            messages: in these.
-            size_bytes: of these.
-            identified: refused requests whose repeats will be recognised.
-        """
-        if self._began != second.began:
-            self._begin(second)
-        entry = self._entry
-        of_requests, of_messages, of_bytes = entry.repeated
-        entry.repeated = (of_requests + requests, of_messages + messages, of_bytes + size_bytes)
-        entry.identified += identified
 
     def _begin(self, second: Second) -> None:
         self._before = [*map(operator.add, self._before, self._figures)]

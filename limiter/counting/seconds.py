@@ -20,6 +20,7 @@ from limiter.counting.rejections import (
     TrafficSecond,
     add_up,
 )
+from limiter.counting.repeats import NO_REPEATS, Repeats
 from limiter.counting.row import MAX_SENDERS, Entry, Second
 from limiter.rules.resource import Resource
 
@@ -74,7 +75,7 @@ class Span:
         second: what rows add to.
     """
 
-    __slots__ = ("_judged", "_other", "_products", "at_s", "began_ns", "second", "seconds", "stepped_s")
+    __slots__ = ("_judged", "_other", "_products", "_repeats", "at_s", "began_ns", "second", "seconds", "stepped_s")
 
     def __init__(self, at_s: int, began_ns: int, stepped_s: int, second: Second) -> None:
         self.at_s = at_s
@@ -88,6 +89,7 @@ class Span:
         self._judged: dict[tuple[Resource, str, str, str, str, str, RejectionVerdict], list[int]] = {}
         # Products of each client: one client's claims must not use up the bound for all.
         self._products: dict[str, set[str]] = {}
+        self._repeats: dict[Resource, Repeats] = {}
 
     def __len__(self) -> int:
         """Return how much it holds."""
@@ -127,10 +129,14 @@ class Span:
         sums[2] += amount[2]
         sums[3] = max(sums[3], wait_us)
 
+    def repeat(self, resource: Resource, repeats: Repeats) -> None:
+        """Count repeats among requests for a resource, which are counted elsewhere, under the name of its row."""
+        self._repeats[resource] = self._repeats.get(resource, NO_REPEATS).and_more(repeats)
+
     def steps(self, max_resources: int, pinned: Container[Resource]) -> Iterator[TrafficSecond | None]:
         """Yield None after each of many short steps, and then the TrafficSecond."""
         resources: dict[Resource, ResourceSecond] = {}
-        other = self._other
+        other, repeats = self._other, self._repeats.copy()
         for entry in self.second.entries:
             resource = entry.resource
             if resource.name == OTHER or (len(resources) >= max_resources and resource not in pinned):
@@ -138,7 +144,11 @@ class Span:
                 resource = Resource(resource.kind, OTHER)
             if resource not in resources:
                 resources[resource] = ResourceSecond(resource, {}, 0, {}, (), more_clients=False)
-            _add(resources[resource], entry)
+            of = resources[resource]
+            _add(of, entry)
+            *repeated, identified = repeats.pop(entry.resource, NO_REPEATS)
+            of.repeated = add_up(of.repeated, Amount(*repeated))
+            of.identified += identified
             yield None
         rejections: dict[tuple[object, ...], Rejection] = {}
         for (resource, client, user, product, group, rule, verdict), (*amount, wait_max_us) in self._judged.items():
@@ -166,9 +176,6 @@ def _add(of: ResourceSecond, entry: Entry) -> None:
         if any(amount):
             of.outcomes[outcome] = add_up(of.outcomes.get(outcome, _NOTHING), Amount(*amount))
     of.busy_answers += entry.told
-    if any(entry.repeated):
-        of.repeated = add_up(of.repeated, Amount(*entry.repeated))
-    of.identified += entry.identified
     clients = dict.fromkeys(of.clients)
     for sender, requests, refused in entry.asked():
         language = sender.language if isinstance(sender, Sender) else OTHER

@@ -48,10 +48,6 @@ pub struct Entry {
     others: [i64; 2],
     #[pyo3(get)]
     more: bool,
-    #[pyo3(get)]
-    repeated: (i64, i64, i64),
-    #[pyo3(get)]
-    identified: i64,
 }
 
 impl Entry {
@@ -127,8 +123,6 @@ impl Row {
             asked: Vec::new(),
             others: [0; 2],
             more: false,
-            repeated: (0, 0, 0),
-            identified: 0,
         };
         let entry = Py::new(py, entry)?;
         second.entries.bind(py).append(&entry)?;
@@ -228,24 +222,6 @@ impl Row {
         // What is less than 0 is not one either.
         let outcome = usize::try_from(outcome).unwrap_or(OUTCOMES);
         self.count(py, &second, now_ns, &sender, outcome, [requests, messages, size_bytes], told)
-    }
-
-    #[allow(clippy::needless_pass_by_value)]
-    fn repeat(
-        &mut self,
-        py: Python<'_>,
-        second: PyRef<'_, Second>,
-        requests: i64,
-        messages: i64,
-        size_bytes: i64,
-        identified: i64,
-    ) -> PyResult<()> {
-        let entry = self.entry(py, &second)?;
-        let mut entry = entry.borrow_mut(py);
-        let (of_requests, of_messages, of_bytes) = entry.repeated;
-        entry.repeated = (of_requests + requests, of_messages + messages, of_bytes + size_bytes);
-        entry.identified += identified;
-        Ok(())
     }
 
     #[allow(clippy::needless_pass_by_value)]

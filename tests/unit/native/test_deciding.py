@@ -361,7 +361,6 @@ def test_rows_are_the_same(told: list[Any], many: bool) -> None:  # noqa: FBT001
             if spends:
                 row.spend(second, unit, amount[0])
             row.add(second, number, SENDERS[sender], outcome, *amount, unit)
-            row.repeat(second, *amount, unit)
     for unit in range(len(DIMENSIONS)):
         for at in (number, number + 1, number + 30, number + 100):
             assert rows[0].used(at, unit) == rows[1].used(at, unit)
@@ -371,5 +370,4 @@ def test_rows_are_the_same(told: list[Any], many: bool) -> None:  # noqa: FBT001
         assert len(one.entries) == len(other.entries)
         for entry, twin in zip(one.entries, other.entries, strict=True):
             assert (entry.told, entry.more, entry.asked()) == (twin.told, twin.more, twin.asked())
-            assert (entry.repeated, entry.identified) == (twin.repeated, twin.identified)
             assert list(entry.amounts()) == list(twin.amounts())

@@ -101,17 +101,6 @@ def test_an_entry_stays_what_it_was_when_another_second_has_begun() -> None:
     assert (entry.amounts()[REFUSED], entry.told, entry.asked()) == ((2, 3, 4), 1, [(SENDERS[0], 2, 2)])
 
 
-def test_what_comes_again_is_noted_besides() -> None:
-    row, first, second = Row(ORDERS), Second(1), Second(2)
-    row.add(first, 1, SENDERS[0], REFUSED, 2, 3, 4)
-    row.repeat(first, 1, 2, 3, 2)
-    row.repeat(first, 1, 1, 1, 0)
-    row.repeat(second, 0, 0, 0, 1)
-    found = [(*entry.repeated, entry.identified) for each in (first, second) for entry in each.entries]
-    assert found == [(2, 3, 4, 2), (0, 0, 0, 1)]
-    assert row.totals() == one(REFUSED, 2, 3, 4)
-
-
 def test_beyond_so_many_senders_the_others_are_one() -> None:
     row, second = Row(ORDERS), Second(1)
     senders = [Sender() for _ in range(MAX_SENDERS + 2)]
