@@ -1,1 +1,1 @@
-"""What a byte touches: listeners, connections, protocols, the handler pipeline and its executor."""
+"""The data path: listeners, connections, protocols, the handler pipeline and its executor."""
