@@ -329,6 +329,7 @@ def _amounts(admitted: Ints, refused: Ints, index: int) -> str:
     )
     return (
         f',"admitted":{_list(admitted.sum(0))}{of_refused},"languages":{language},"clients":{1 + index % 30},'
+        f'"more_clients":{str(index % 30 == 29).lower()},'
         f'"second":{_list(used)},"second_admitted":{_list(admitted[used, 1])},'
         f'"second_refused":{_list(refused[used, 1])},"second_requests":{_list(both[used, 0])},'
         f'"second_bytes":{_list(both[used, 2])}'
