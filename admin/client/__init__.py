@@ -1,18 +1,17 @@
-"""The client of the HTTP API: what ``sluice limits``, ``audit``, ``connections``, ``switch`` and ``top`` are made of.
+"""The client of the HTTP API, behind ``sluice limits``, ``audit``, ``connections``, ``switch`` and ``top``.
 
-It knows the API and nothing of the sidecar behind it. Here is what it can fail with; each ends the process with an exit
-code of its own.
+Its errors each have an exit code of their own.
 """
 
 from admin.common.errors import OperatorError, SettingsError
 
 
 class NoAnswerError(OperatorError):
-    """Nobody answers at the admin address, or not Sluice, or it cannot do this now."""
+    """No answer from the admin address, not a Sluice, or not possible now."""
 
 
 class RefusedError(SettingsError):
-    """The API does not take what was asked for."""
+    """The API refuses the request as invalid."""
 
 
 class StaleError(OperatorError):

@@ -1,7 +1,6 @@
-"""One sidecar's HTTP API, as a client: requests, ETags, and problems put in words.
+"""The HTTP API of one sidecar: requests, ETags, and problems as messages for the operator.
 
-A problem names the field of the request that is wrong; the operator typed a flag, an argument or a line of a file, so
-whoever asks says what its fields are called there.
+A problem names a field of the request. The caller says what the operator typed for it: a flag, or a line of a file.
 """
 
 import re
@@ -21,7 +20,7 @@ from admin.wire import BASE, MAX_PAGE, PROBLEM, FieldProblem, Problem
 
 TIMEOUT_S: Final = 5.0
 LONG_TIMEOUT_S: Final = 60.0
-"""For what takes the sidecar more than a moment: many edits, a reload."""
+"""For many edits, or a reload."""
 
 _WORDS: Final = {"kind": "KIND", "name": "NAME", "rate": "RATE", "ttl_s": "--ttl", "id": "ID"}
 
@@ -29,16 +28,16 @@ _T = TypeVar("_T")
 
 
 Name = Callable[[FieldProblem], str]
-"""What the operator calls the place of a fault."""
+"""Returns the operator's name for the place of a fault."""
 
 
 def flag(fault: FieldProblem) -> str:
     """Name a field as an argument or a flag of the command line."""
     if fault.detail.startswith("no kind "):
-        # It says itself what it is about.
+        # The detail says what it is about.
         return ""
     field = fault.field.rpartition(".")[2] if fault.edit is not None else fault.field
-    # Of which of several values it is, the value says.
+    # The value says which of several it is.
     field = field.partition("[")[0]
     return _WORDS.get(field) or ("--" + field.replace("_", "-") if field else "")
 
@@ -48,17 +47,17 @@ class Reply:
 
     Attributes:
         content: JSON.
-        etag: of what was read, without quotes; empty if there is none.
+        etag: without quotes; empty if there is none.
     """
 
     def __init__(self, content: bytes, etag: str, url: str) -> None:
         self.content, self.etag, self._url = content, etag, url
 
     def read(self, type_: type[_T]) -> _T:
-        """Return what it says.
+        """Decode it.
 
         Raises:
-            NoAnswerError: that is something else.
+            NoAnswerError: it is of another type.
         """
         try:
             return msgspec.json.decode(self.content, type=type_)
@@ -66,12 +65,12 @@ class Reply:
             raise NoAnswerError(_strange(self._url, "something else than was asked for")) from None
 
     def json(self) -> str:
-        """Return it indented, as it is printed."""
+        """Return it indented."""
         return as_json(self.content)
 
 
 def as_json(content: bytes | object) -> str:
-    """Write JSON, or what becomes it, for people and scripts."""
+    """Format JSON, or a value as JSON, for people and scripts."""
     raw = content if isinstance(content, bytes) else msgspec.json.encode(content)
     return msgspec.json.format(raw, indent=2).decode()
 
@@ -80,14 +79,14 @@ def path(*parts: str | int) -> str:
     """Return the path of a resource of the API; names may hold any characters.
 
     Raises:
-        RefusedError: a part is empty, or no text.
+        RefusedError: a part is empty, or not text.
     """
     quoted = []
     for part in map(str, parts):
         if not part:
             raise RefusedError("NAME: must not be empty")
         try:
-            # Alone among the parts of a path, these two are folded by whoever reads an address.
+            # URL parsers fold only these two.
             quoted.append({".": "%2E", "..": "%2E%2E"}.get(part) or quote(part, safe=":"))
         except UnicodeEncodeError:
             raise RefusedError(f"{part!r}: is not text") from None
@@ -104,8 +103,8 @@ class Api:
         headers = {"Accept": "application/json, application/problem+json"}
         if target.token is not None:
             headers["Authorization"] = f"Bearer {target.token}"
-        # A proxy of the environment is no way to this machine's own address. Nothing follows a redirection: a token
-        # goes where it was meant to go.
+        # No proxy of the environment between commands and their sidecar, and no redirection: a token goes where it was
+        # meant to.
         self._client = httpx2.Client(
             base_url=target.url, timeout=timeout_s, trust_env=False, headers=headers, verify=_verifying(target)
         )
@@ -139,13 +138,13 @@ class Api:
         Args:
             method: of HTTP.
             where: see ``path``.
-            params: of the query; those that are empty are left out.
-            body: becomes JSON; None sends none.
-            if_match: the ETag that is expected, without quotes; ``*`` is any edit, empty whatever there is.
-            name: what the operator calls the fields.
+            params: of the query, without empty ones.
+            body: sent as JSON; None sends none.
+            if_match: the expected ETag without quotes; ``*`` is any edit, empty is no condition.
+            name: names the fields for the operator.
 
         Raises:
-            OperatorError: with the exit code that goes with it.
+            OperatorError: with its exit code.
         """
         headers = {"Content-Type": "application/json"} if body is not None else {}
         if if_match:
@@ -167,13 +166,7 @@ class Api:
         raise self._refused(response, name)
 
     def pages(self, where: str, params: Mapping[str, Any], most: int | None) -> Iterator[Reply]:
-        """Read a list page by page.
-
-        Args:
-            where: of the list.
-            params: of the query.
-            most: rows at most; None is all.
-        """
+        """Read a list page by page, up to ``most`` rows (None: all)."""
         offset = 0
         while most is None or offset < most:
             size = MAX_PAGE if most is None else min(MAX_PAGE, most - offset)
@@ -184,10 +177,10 @@ class Api:
                 return
 
     def events(self, params: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
-        """Follow what happens: yield each event's name and its JSON, until the sidecar ends it.
+        """Yield each event's name and JSON, until the sidecar ends the stream.
 
         Raises:
-            OperatorError: it cannot be followed, or not any more.
+            OperatorError: it cannot be followed, or no longer.
         """
         given = _query(params)
         # A comment comes every ten seconds.
@@ -252,10 +245,10 @@ class Api:
             case 400 | 413 | 415 | 422:
                 return RefusedError(lines or problem.detail)
             case 409 if lines:
-                # A configuration that cannot be read again.
+                # A reload of an invalid configuration.
                 return RefusedError([problem.detail, *lines])
             case 409:
-                # A change that is to be undone has been overtaken by another one.
+                # A later change has overtaken the one to revert.
                 return StaleError(problem.detail)
             case _:
                 return NoAnswerError(lines or problem.detail)
@@ -265,7 +258,7 @@ _SILENCE_S: Final = 30.0
 
 
 def _stale(problem: Problem) -> str:
-    """Say what is in force in place of what was expected, and what to do."""
+    """Say what is active instead of what was expected, and what to do."""
     if not problem.etag or any(each.edit is not None for each in problem.errors):
         return f"{problem.detail}: look at it again, and run this once more"
     return (
@@ -289,7 +282,7 @@ def _strange(url: str, what: str) -> str:
 
 def _verifying(target: Target) -> ssl.SSLContext:
     if not target.url.startswith("https:"):
-        # It trusts nobody: without TLS nothing needs to be loaded, which takes its time.
+        # Without TLS nothing is loaded, which would take time.
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         return ssl.create_default_context(cafile=target.ca_file)

@@ -1,7 +1,4 @@
-"""What ``sluice limits explain`` does: ask a running sidecar, or a configuration file, and lay the answer out.
-
-What limits a request is ``proxy.datapath.explanation``'s to know; this is the client's side of the HTTP API.
-"""
+"""``sluice limits explain``: asks a running sidecar, or a configuration file, and lays the answer out."""
 
 import os
 from collections.abc import Iterator
@@ -19,23 +16,23 @@ def ask_sidecar(api: Api, question: Question) -> Explanation:
     """Ask a running sidecar.
 
     Raises:
-        OperatorError: the question makes no sense there, or nobody answers.
+        OperatorError: the question makes no sense there, or there is no answer.
     """
     given = {name: value for name, value in msgspec.to_builtins(question).items() if value}
     for parameter, value in given.items():
         if not value.isprintable():
-            # Among them what is not UTF-8, which could not be asked for.
+            # Characters that are not UTF-8, among others, cannot be sent.
             raise _wrong(parameter, f"{value!r} has characters that cannot be printed")
     return api.get(path("explain"), given).read(Explanation)
 
 
 def ask_file(file: str, question: Question) -> Explanation:
-    """Say what a configuration file would do now; nothing is running, so there is no live state.
+    """Say what a configuration file would do now, without live state.
 
     Raises:
-        SettingsError: the file is wrong, or the question makes no sense with it.
+        SettingsError: the file is invalid, or the question makes no sense with it.
     """
-    # Imported only here: who asks a sidecar needs neither data path nor protocols, and they take their time.
+    # Only here, as data path and protocols take time to import.
     from admin.config.sources import Flags, load  # noqa: PLC0415 - see above
     from admin.run.composition import compose  # noqa: PLC0415 - see above
     from admin.wire.sentences import explained  # noqa: PLC0415 - see above
@@ -56,7 +53,7 @@ def _wrong(parameter: str, detail: str) -> SettingsError:
 
 
 def text(explanation: Explanation) -> str:
-    """Lay an explanation out for people; its sentences are the server's."""
+    """Lay out an explanation; its sentences are the server's."""
     return "\n".join(_lines(explanation))
 
 

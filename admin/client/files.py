@@ -1,7 +1,7 @@
-"""``sluice limits apply``, ``diff`` and ``export``: limits in force against limits in a file.
+"""``sluice limits apply``, ``diff`` and ``export``: active limits and limits in a file.
 
-A file has ``[[limits]]`` and ``[defaults]`` as a configuration has them; whatever else a configuration says is left
-alone. What a limit may say is the sidecar's to check: its objections come back with the file's lines.
+A file has ``[[limits]]`` and ``[defaults]`` as in a configuration; other tables of a configuration are ignored. The
+sidecar checks the limits, and its objections are shown with the file's lines.
 """
 
 import tomllib
@@ -31,21 +31,21 @@ _OTHER_TABLES: Final = frozenset(
 )
 _BUILT_IN: Final = "built-in"
 _NO_RULE: Final = "default"
-"""Where a kind's default comes from that nobody wrote: what matches no rule is not limited."""
+"""Source of a kind's default that nobody wrote: unlimited."""
 
 
 class Applying(NamedTuple):
-    """How a file is to be applied.
+    """How to apply a file.
 
     Attributes:
-        reason: for the audit trail; put before the evidence of recommendations.
-        dry_run: only say what would change.
+        reason: for the audit trail, before the evidence of recommendations.
+        dry_run: only show what would change.
         volatile: until the restart only.
-        prune: of a file of limits: also undo the edits that it does not have.
-        only: of recommendations: names that match this glob; empty is all.
-        instance: of recommendations: those of this sidecar; empty is the one that is asked.
-        force: of recommendations: also where the limit has been changed since.
-        offered: of recommendations: those offered apart that are wanted, ``lower`` or ``raise``.
+        prune: limits: also undo edits that the file does not have.
+        only: recommendations: names that match this glob.
+        instance: recommendations: of this sidecar; by default of the one that is asked.
+        force: recommendations: also for limits that were changed since.
+        offered: recommendations: optional ones to apply, ``lower`` or ``raise``.
     """
 
     reason: str = ""
@@ -80,7 +80,7 @@ def _text(file: str) -> str:
 
 
 class _File:
-    """The limits of a file, and where each stands."""
+    """The limits of a file, and their lines."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -106,7 +106,7 @@ class _File:
         """Return the limits, in the order of the file.
 
         Raises:
-            RefusedError: with a line for each that cannot be told from others, or is no table.
+            RefusedError: with a line for each duplicate, and each value that is not a table.
         """
         problems = [
             f"{self.at((key,))}: unknown; a file of limits has [[limits]] and [defaults]"
@@ -154,9 +154,7 @@ class _File:
 
 
 def apply(target_: Target, file: str, how: Applying, *, json: bool) -> str:
-    """Put the limits of a file in force: all of them, or none.
-
-    Limits that hold already as the file says are left alone.
+    """Apply the limits of a file, all or none. Those that are active already are left alone.
 
     Raises:
         OperatorError: nothing was changed.
@@ -177,7 +175,7 @@ def apply(target_: Target, file: str, how: Applying, *, json: bool) -> str:
             )
         changes: tuple[Change, ...] = ()
         if edits:
-            # Whoever changes something between the comparison and this, is not overruled.
+            # Edits since the comparison are not overruled.
             reply = batch(
                 api,
                 edits,
@@ -200,7 +198,7 @@ def apply(target_: Target, file: str, how: Applying, *, json: bool) -> str:
 
 
 def _differing(api: Api, limits: _File, wanted: Sequence[_Wanted]) -> tuple[list[_Wanted], list[_Wanted]]:
-    """Tell apart which limits are not in force as they are written; the sidecar fills in what is not written."""
+    """Separate limits that differ from the active ones from those that do not; the sidecar fills in defaults."""
     changed: list[_Wanted] = []
     unchanged: list[_Wanted] = []
     for begin in range(0, len(wanted), MAX_EDITS):
@@ -212,7 +210,7 @@ def _differing(api: Api, limits: _File, wanted: Sequence[_Wanted]) -> tuple[list
 
 
 def diff(api: Api, *, json: bool) -> str:
-    """Show what is in force and not as configured."""
+    """Show how active limits and switches differ from the configuration."""
     replies = list(api.pages(path("diff"), {}, None))
     if json:
         return joined(replies, "limits")
@@ -244,12 +242,12 @@ def _standing(edit: ActiveEdit | None) -> tuple[str, str, str, str]:
 
 
 def export(api: Api, *, form: str, edits_only: bool) -> str:
-    """Write the limits in force as a configuration file, which `sluice check` takes.
+    """Write the active limits as a configuration file.
 
     Args:
-        api: whom to ask.
+        api: of the sidecar.
         form: ``toml`` or ``json``.
-        edits_only: only those that an edit stands for.
+        edits_only: only limits with an active edit.
     """
     edits = {(entry.kind, entry.name): entry.edit for entry in edited(api)[0]}
     rules = [
@@ -276,15 +274,12 @@ def export(api: Api, *, form: str, edits_only: bool) -> str:
 
 
 def _target(rule: RuleRow) -> tuple[str, str]:
-    """Return what edits call a rule."""
+    """Return a rule's kind and name in the API."""
     return (TOTAL, f"{rule.kind}:{rule.pattern}") if rule.shared else (rule.kind, rule.pattern)
 
 
 def _is_written(rule: RuleRow) -> bool:
-    """Tell whether a rule stands in a file: what is built in comes by itself, apart from the rates of the kinds.
-
-    These hold only while a configuration has no limit at all.
-    """
+    """Whether to write a rule: of built-in ones only the default rates of kinds, which end with the first limit."""
     if rule.source == _NO_RULE:
         return False
     return not rule.source.startswith(_BUILT_IN) or rule.pattern == DEFAULT_PATTERN
@@ -302,12 +297,12 @@ def _as_written(rule: RuleRow) -> dict[str, Any]:
 
 
 def toml(value: object) -> str:
-    """Write a value as TOML does."""
+    """Format a value as TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
         return f"{value:.0f}" if value == int(value) and abs(value) < 1e15 else repr(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml, value))}]"
-    # TOML's strings are JSON's, but for one character that must not stand there as it is.
+    # TOML's strings are JSON's, but for DEL.
     return json_text(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

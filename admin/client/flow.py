@@ -1,4 +1,4 @@
-"""``sluice flow`` and ``sluice spool``: what waits for what, and what is spooled."""
+"""``sluice flow`` and ``sluice spool``."""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -66,7 +66,7 @@ def purge(api: Api, resource: str, *, reason: str, yes: bool, json: bool) -> str
     """Refuse and drop the spooled messages of a resource, ``KIND:NAME``.
 
     Raises:
-        SettingsError: it is none, or nobody said that it is to be.
+        SettingsError: it is not of that form, or not confirmed.
     """
     kind, colon, name = resource.partition(":")
     if not (kind and colon and name):
@@ -83,10 +83,10 @@ def purge(api: Api, resource: str, *, reason: str, yes: bool, json: bool) -> str
 
 
 def _ask(resource: str) -> None:
-    """Ask whether it is meant.
+    """Ask for confirmation.
 
     Raises:
-        SettingsError: nobody can be asked, or the answer is no.
+        SettingsError: there is no terminal, or the answer is no.
     """
     if not sys.stdin.isatty():
         raise SettingsError(f"purging {resource} cannot be undone: give --yes if it is meant")

@@ -1,7 +1,4 @@
-"""Single keys from a terminal, without waiting for Enter, and a way to be woken by another thread.
-
-The terminal is put back as it was whatever happens. What is no terminal has no keys.
-"""
+"""Single keys from a terminal, without Enter. The terminal is restored in any case."""
 
 import os
 import re
@@ -31,11 +28,7 @@ _CHUNK_BYTES: Final = 256
 
 
 class Keyboard:
-    """The keys of a terminal; use it as a context manager.
-
-    Args:
-        stream: where they are read.
-    """
+    """The keys of a terminal, or none from other streams; use it as a context manager."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._terminal = stream.fileno() if stream is not None and stream.isatty() else None
@@ -65,11 +58,11 @@ class Keyboard:
         try:
             os.write(self._waker, b"\0")
         except OSError:
-            # Full, and so woken already; or closed, and nobody waits any more.
+            # The pipe is full, so a wait ends anyway; or nobody waits any more.
             return
 
     def wait(self, seconds: float) -> list[str]:
-        """Wait for keys, for being woken, or for so long; return the keys."""
+        """Wait up to so many seconds for keys or ``wake``; return the keys."""
         watched = [self._woken] + ([self._terminal] if self._terminal is not None else [])
         try:
             ready, _, _ = select.select(watched, [], [], seconds)
@@ -81,21 +74,21 @@ class Keyboard:
             return []
         typed = os.read(self._terminal, _CHUNK_BYTES)
         if not typed:
-            # Nobody can type any more.
+            # The terminal is gone.
             self._terminal = None
             return []
         return keys(typed.decode(errors="ignore"))
 
 
 def keys(text: str) -> list[str]:
-    """Name the keys of what was typed: characters are themselves, keys without a name here are left out."""
+    """Name the typed keys: characters are themselves, keys without a name here are left out."""
     found = []
     while text:
         if sequence := _SEQUENCE.match(text):
             found.append(_SEQUENCES.get(sequence[1], ""))
             text = text[sequence.end() :]
         elif text.startswith("\x1b") and len(text) > 1:
-            # With Alt, or cut off.
+            # Alt and a key, or cut off.
             return [key for key in found if key]
         else:
             found.append(_NAMES.get(text[0], text[0]))

@@ -17,12 +17,12 @@ from admin.wire import Changes, Drift, FieldProblem, LimitPage
 from limiter.rules.resource import TOTAL
 
 _LINES: Final = 20
-"""So many of many changes are written out."""
+"""How many changes of a batch are printed."""
 
 _NAMES: Final = 1000
-"""How many names, the busiest first, are looked through for one that is nearly the same."""
+"""How many names, the busiest first, are searched for a similar one."""
 _NEAR: Final = 0.8
-"""How near: ``difflib``'s ratio. One letter left out, or two swapped, in a word of six."""
+"""Ratio of ``difflib``: one letter missing, or two swapped, in a word of six."""
 
 _T = TypeVar("_T")
 
@@ -73,7 +73,7 @@ def layout(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterabl
 
 
 def places(file: str, sent: Sequence[_T], place: Callable[[_T, str], str]) -> Name:
-    """Return what names the faults of a batch: by the place of what an edit was made from, and of its field if any."""
+    """Return a function that names a fault of a batch by the place its edit comes from."""
 
     def name(fault: FieldProblem) -> str:
         if fault.edit is None or fault.edit >= len(sent):
@@ -85,7 +85,7 @@ def places(file: str, sent: Sequence[_T], place: Callable[[_T, str], str]) -> Na
 
 
 def joined(replies: list[Reply], key: str) -> str:
-    """Return the JSON of a list, its pages put together."""
+    """Return the JSON of a list, with its pages joined."""
     bodies = [reply.read(dict[str, Any]) for reply in replies]
     if len(bodies) == 1:
         return replies[0].json()
@@ -121,7 +121,7 @@ def unset_all(api: Api, *, reason: str, dry_run: bool, volatile: bool, if_match:
     if not entries:
         raise NotFoundError("no limit is edited: all are as configured")
     edits = [{"type": "unset_limit", "kind": entry.kind, "name": entry.name} for entry in entries]
-    # Whatever has been edited since the list was read was not meant.
+    # Edits since the list was read are not meant.
     reply = batch(api, edits, reason=reason, dry_run=dry_run, volatile=volatile, if_match=if_match or etag)
     if json:
         return reply.json()
@@ -129,7 +129,7 @@ def unset_all(api: Api, *, reason: str, dry_run: bool, volatile: bool, if_match:
 
 
 def _all_lines(changes: Sequence[Change], *, dry_run: bool) -> Iterator[str]:
-    """Say what many writes did, a line each, up to a screenful."""
+    """Describe many changes, a line each, up to a screenful."""
     yield from (next(change_lines(each, dry_run=dry_run)) for each in changes[:_LINES])
     if (more := len(changes) - _LINES) > 0:
         yield f"and {more} more"
@@ -142,7 +142,7 @@ def _all_lines(changes: Sequence[Change], *, dry_run: bool) -> Iterator[str]:
 
 
 def edited(api: Api) -> tuple[list[LimitEntry], str]:
-    """Return the limits that an edit stands for, and the ETag of all."""
+    """Return the limits with an active edit, and the ETag of all."""
     pages = [reply.read(Drift) for reply in api.pages(path("diff"), {}, None)]
     return [entry for page in pages for entry in page.limits], pages[0].etag if pages else ""
 
@@ -157,14 +157,14 @@ def batch(
     if_match: str = "",
     **how: Any,
 ) -> Reply:
-    """Do all the edits or none."""
+    """Apply all edits or none."""
     body = {"edits": edits, "reason": reason} if reason else {"edits": edits}
     params = {"dry_run": dry_run, "volatile": volatile}
     return api.ask("POST", path("limits:batch"), params=params, body=body, if_match=if_match, **how)
 
 
 def unaddressed(api: Api, kind: str, name: str) -> str:
-    """Say what is missing where neither a rate nor another field is given, with a command that is whole.
+    """Name the missing word, with a complete command.
 
     Raises:
         SettingsError: always.
@@ -182,7 +182,7 @@ def unaddressed(api: Api, kind: str, name: str) -> str:
 
 
 def misspelt(api: Api, written: Reply, kind: str, name: str) -> str:
-    """Return a line about a new limit of a name without traffic, if a name that is nearly the same has some."""
+    """Return a hint if a new limit's name has no traffic, and a similar name has."""
     if written.read(Change).old is not None or kind == TOTAL or any(special in name for special in "*?["):
         return ""
     query = {"kind": kind, "sort": "passed", "order": "desc", "history": "0"}
@@ -196,5 +196,5 @@ def misspelt(api: Api, written: Reply, kind: str, name: str) -> str:
 
 
 def answer(reply: Reply, *, dry_run: bool, json: bool) -> str:
-    """Say what one write did."""
+    """Describe one change."""
     return reply.json() if json else "\n".join(change_lines(reply.read(Change), dry_run=dry_run))

@@ -15,7 +15,7 @@ from admin.wire import MAX_PAGE, AuditPage, Changes, State, Switches
 
 
 def show_switches(api: Api, *, json: bool) -> str:
-    """Say what is switched off."""
+    """Show the switches."""
     reply = api.get(path("switches"))
     if json:
         return reply.json()
@@ -31,10 +31,10 @@ def _on(limiting: bool) -> str:  # noqa: FBT001 - it is all that it takes
 
 
 def reset_all(api: Api, *, reason: str, dry_run: bool, volatile: bool, json: bool) -> str:
-    """Let all switches stand as configured.
+    """Set all switches as configured.
 
     Raises:
-        NotFoundError: they do already.
+        NotFoundError: they are already.
     """
     switches = api.get(path("switches")).read(Switches).switches
     edits = [{"type": "unset_switch", "kind": each.kind} for each in switches if each.edit is not None]
@@ -48,7 +48,7 @@ def reset_all(api: Api, *, reason: str, dry_run: bool, volatile: bool, json: boo
 
 
 def reload(api: Api, *, dry_run: bool, json: bool) -> str:
-    """Have the configuration read again."""
+    """Reload the configuration."""
     reply = api.ask("POST", path("reload"), params={"dry_run": dry_run})
     return reply.json() if json else "\n".join(_reloaded(reply.read(ReloadReport), dry_run=dry_run))
 
@@ -127,7 +127,7 @@ def close(api: Api, connection_id: int, *, reason: str, json: bool) -> str:
 
 
 def state(api: Api, *, json: bool) -> str:
-    """Say how the sidecar is."""
+    """Show the state of the sidecar."""
     reply = api.get(path("state"))
     return reply.json() if json else "\n".join(_state(reply.read(State), api.url))
 
@@ -170,7 +170,7 @@ def _but(error: str | None) -> str:
 
 
 def limiting(now: State) -> str:
-    """Say what is limited at all."""
+    """Say what is limited."""
     if not now.limiting or "all" in now.off:
         return "OFF: everything passes"
     return f"on, OFF for {', '.join(now.off)}" if now.off else "on"

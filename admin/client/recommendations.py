@@ -1,8 +1,7 @@
-"""``sluice limits apply recommendations.json``: recommended limits of a report, put in force on a sidecar.
+"""``sluice limits apply recommendations.json``: applies the recommended limits of a report.
 
-A recommendation changes the rate, the bytes or the fair shares of the limit that is in force, and nothing else of it.
-One that was made for another limit than the one in force is left out, unless it is forced; one that is offered apart,
-unless it is asked for. Each change has the evidence as its reason, and is undone as any other.
+A recommendation changes the rate, the bytes or the fair shares of the active limit, with its evidence as the reason. It
+is left out if it was made for another limit (unless forced), or is optional (unless asked for).
 """
 
 import os
@@ -29,16 +28,16 @@ from limiter.rules.errors import RuleError
 from limiter.rules.patterns import Pattern, glob_of, read_glob
 
 SUFFIX: Final = ".json"
-"""A file of this name has recommendations; all others are TOML files of limits."""
+"""A file of this name has recommendations; others are TOML files of limits."""
 _MAX_BYTES: Final = 256 << 20
 """A recommendation takes two kilobytes."""
 _LINES: Final = 20
-"""So many of those left out for one reason are named."""
+"""How many of those left out for one reason are named."""
 _FINE: Final = "keep: it is right as it is"
 _NOT_ONLY: Final = "does not match --only"
 _OTHERS: Final = "for another sidecar"
 _COUNTED: Final = {_FINE: "right as they are", _NOT_ONLY: "that do not match --only", _OTHERS: "for other sidecars"}
-"""Why something is left out that is not worth a line each."""
+"""Reasons that are only counted."""
 _REMAKE: Final = "name the recommendations.json of a report, or make it anew with `sluice report`"
 
 
@@ -46,10 +45,10 @@ class Skipped(msgspec.Struct, frozen=True):
     """A recommendation that is left out.
 
     Attributes:
-        instance: whose.
+        instance: of the sidecar.
         kind: of the resource.
         name: of the resource.
-        action: that was recommended.
+        action: the recommended one.
         why: in words.
     """
 
@@ -67,7 +66,7 @@ class _Planned(NamedTuple):
 
 
 class _Head(msgspec.Struct):
-    """What every version of the file has."""
+    """Common to all versions of the file."""
 
     version: int
     recommendations: list[msgspec.Raw]
@@ -77,7 +76,7 @@ def read(file: str) -> RecommendationsFile:
     """Read ``recommendations.json``.
 
     Raises:
-        RefusedError: it is none; the message says what is wrong and what to do.
+        RefusedError: it is invalid; the message says what to do.
     """
     try:
         with os.fdopen(open_to_read(Path(file)), "rb") as opened:
@@ -100,7 +99,7 @@ def read(file: str) -> RecommendationsFile:
 
 
 def apply(target: Target, file: str, how: Applying, *, json: bool) -> str:
-    """Put recommended limits in force: all that are not left out, or none.
+    """Apply recommended limits, all that are not left out, or none.
 
     Raises:
         OperatorError: nothing was changed.
@@ -149,7 +148,7 @@ def _glob(text: str) -> Pattern | None:
 
 
 def _check_instance(file: str, recommended: RecommendationsFile, instance: str, url: str) -> None:
-    """Refuse recommendations for others: they were made from what others were asked for."""
+    """Refuse recommendations that were made for other sidecars."""
     known = set(recommended.instances) | {each.instance for each in recommended.recommendations}
     if recommended.recommendations and instance not in known:
         names = sorted(known)
@@ -169,7 +168,7 @@ def _plan(
     only: Pattern | None,
     how: Applying,
 ) -> tuple[list[_Planned], list[Skipped]]:
-    """Tell apart what is to be changed and what is left out."""
+    """Separate what is to be changed from what is left out."""
     planned: list[_Planned] = []
     skipped: list[Skipped] = []
     for index, each in enumerate(recommendations):
@@ -190,7 +189,7 @@ def _plan(
 
 
 def _passed_over(each: Recommendation, instance: str, only: Pattern | None, offered: Container[str]) -> str:
-    """Say why a recommendation is left out, whatever is in force; empty if it is not."""
+    """Say why a recommendation is left out whatever limit is active; empty if it is not."""
     if each.instance != instance:
         return f"for {each.instance}"
     if only is not None and not only.stands_for(each.name):
@@ -203,7 +202,7 @@ def _passed_over(each: Recommendation, instance: str, only: Pattern | None, offe
 
 
 def _outdated(each: Recommendation, entry: LimitEntry, *, force: bool) -> str:
-    """Say why a recommendation does not go with the limit in force; empty if it does."""
+    """Say why a recommendation does not fit the active limit; empty if it does."""
     if why := applying.beside_the_point(each, entry):
         return why
     changed = "" if force else applying.changed_since(each, entry)
@@ -218,13 +217,13 @@ def _edit(each: Recommendation, entry: LimitEntry, how: Applying) -> dict[str, A
         "name": glob_of(each.name),
         "limit": {key: value for key, value in limit.items() if value is not None},
         "reason": applying.reason_of(each, how.reason),
-        # Whoever changes it between the look at it and this, is not overruled.
+        # Edits since the look at it are not overruled.
         "if_match": entry.etag,
     }
 
 
 def _kept(each: Recommendation) -> str:
-    """Say why a limit stays; of one that refused something, all that the report says."""
+    """Say why a limit stays."""
     refused = each.backtest.logged and each.backtest.logged.refused_messages
     return f"keep: {each.evidence}" if refused else _FINE
 
@@ -238,7 +237,7 @@ def _lines(change: Change, made_of: Recommendation, *, dry_run: bool) -> Iterato
 
 
 def _left_out(skipped: Iterable[Skipped], instance: str) -> Iterator[str]:
-    """Name what is left out, by why; of what there is nothing to do about, only how many there are."""
+    """Name what is left out, grouped by reason."""
     found: dict[str, list[Skipped]] = defaultdict(list)
     for each in skipped:
         found[each.why if each.instance == instance else _OTHERS].append(each)

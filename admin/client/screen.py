@@ -1,4 +1,4 @@
-"""What ``sluice top`` shows: what is asked for, what has come of it, and how it is laid out on a terminal."""
+"""What ``sluice top`` shows, and its layout."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -30,7 +30,7 @@ _NARROW: Final = frozenset({"kind", "name", "limit", "passed", "refused", "used"
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is to be shown, and in which order."""
+    """What to show, and in which order."""
 
     kind: str = ""
     search: str = ""
@@ -40,7 +40,7 @@ class Wish:
     offset: int = 0
 
     def query(self) -> dict[str, Any]:
-        """Return it as the API takes it."""
+        """Return the query for the API."""
         upwards = (self.sort in _UPWARDS) != self.backwards
         return {
             "kind": self.kind,
@@ -65,19 +65,19 @@ class Wish:
 
 @dataclass(slots=True)
 class View:
-    """All that is shown.
+    """Everything on the screen.
 
     Attributes:
         url: of the sidecar.
-        wish: what is asked for.
+        wish: what to show.
         rows: by key, as the API has them.
         order: the keys, from top to bottom.
-        total: rows that there are.
-        state: how the sidecar is; None before it has said so.
+        total: number of rows at the sidecar.
+        state: of the sidecar; None before it has come.
         lost: why there is no news; empty while there is.
-        begin: how many rows come before those that are here.
-        top: the uppermost row that is shown, counted from the first that there is.
-        typed: what is being typed into the search; None while nothing is.
+        begin: number of rows before those in ``rows``.
+        top: number of rows before the first one on the screen.
+        typed: the text in the search; None while it is closed.
     """
 
     url: str
@@ -92,10 +92,10 @@ class View:
     typed: str | None = None
 
     def take(self, event: str, body: bytes) -> None:
-        """Take in one event.
+        """Take one event.
 
         Raises:
-            NoAnswerError: it is not as it should be.
+            NoAnswerError: it is malformed.
         """
         try:
             if event == "state":
@@ -108,7 +108,7 @@ class View:
 
     def _merge(self, news: dict[str, Any]) -> None:
         if "offset" in news:
-            # The first one is the whole page.
+            # The first event is the whole page.
             self.rows.clear()
             self.order = [row["key"] for row in news["rows"]]
             self.begin = news["offset"]
@@ -120,13 +120,13 @@ class View:
         self.total = news.get("total", self.total)
 
     def shown(self, room: int | None = None) -> list[dict[str, Any]]:
-        """Return rows from top to bottom, from the uppermost that is shown; as many as there is room for."""
+        """Return up to ``room`` rows, from the first on the screen."""
         above = min(max(0, self.top - self.begin), max(0, len(self.order) - (room or 1)))
         keys = self.order[above:] if room is None else self.order[above : above + room]
         return [self.rows[key] for key in keys if key in self.rows]
 
     def scroll(self, lines: int, room: int) -> None:
-        """Show other rows, so many lines further down, or up; what is not here yet is wished for."""
+        """Scroll down, or up; rows that are missing are asked for."""
         self.top = max(0, min(self.top + lines, self.total - room))
         here = range(self.wish.offset, self.wish.offset + MAX_PAGE)
         last = max(0, min(self.top + room, self.total) - 1)
@@ -135,7 +135,7 @@ class View:
 
 
 def room(height: int) -> int:
-    """Return how many rows a terminal of so many lines has room for."""
+    """Return how many rows fit on a terminal of so many lines."""
     return max(1, height - _CHROME_LINES)
 
 
@@ -148,7 +148,7 @@ def draw(view: View, height: int, width: int = 120) -> RenderableType:
 
 
 def head(view: View, shown: str) -> Iterator[Text]:
-    """Yield the lines above the table; ``shown`` says which rows are there."""
+    """Yield the lines above the table; ``shown`` says which rows are on the screen."""
     now = view.state
     title = f"Sluice {now.version} at {view.url}, up for {span(now.uptime_s)}" if now else f"Sluice at {view.url}"
     yield Text.assemble((title, "bold"), f"   {shown} of {view.total}, {_sorted(view.wish)}", no_wrap=True)

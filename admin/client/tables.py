@@ -1,4 +1,4 @@
-"""Lays out rows of the API by the columns of ``admin.common.columns``, for every list that commands print."""
+"""Lays out rows of the API by the table of columns, for every list that commands print."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -13,7 +13,7 @@ from proxy.flow.alarms import size_text
 RIGHT: Final = frozenset({"rate", "count", "share", "bytes", "seconds", "milliseconds"})
 """Formats of figures."""
 _USUAL: Final = frozenset({"reject", "off", "running"})
-"""Actions and states that are not worth a cell."""
+"""Actions and states that are not shown."""
 
 
 def table(columns: Iterable[Column], rows: Sequence[Mapping[str, Any]]) -> Rows:

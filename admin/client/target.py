@@ -1,17 +1,17 @@
 """Which sidecar to ask, and with which token: from flags, the environment, or a profile.
 
-``profiles.toml`` lies in the user's configuration directory. A table for each sidecar::
+``profiles.toml`` in the user's configuration directory has a table for each sidecar::
 
     [orders-1]
     admin = "https://10.0.0.1:9870"
     token_file = "/home/me/.config/sluice/orders-1.token"   # or token = "…"
     ca_file = "/etc/ssl/our-ca.pem"
 
-A flag wins over the profile that a flag names, that over the environment, that over SLUICE_PROFILE: a profile that
-the environment names is left alone, with its token, as soon as --admin or SLUICE_URL names an address.
+Flags override a profile named by a flag, that the environment, and that the profile in SLUICE_PROFILE, which is ignored
+with its token as soon as --admin or SLUICE_URL names an address.
 
-Where the environment has nothing for commands, it may have settings of ``sluice run``: a shell beside a sidecar, in its
-container, has SLUICE_ADMIN and SLUICE_ADMIN_TOKEN, and they lead to that sidecar. Its token goes nowhere else.
+Without variables of its own, a command uses SLUICE_ADMIN and SLUICE_ADMIN_TOKEN of ``sluice run``, as in a shell in the
+sidecar's container. That token goes to no other address.
 """
 
 import os
@@ -27,7 +27,7 @@ from admin.common.environment import CLIENT_VARIABLES, ENV_CA_FILE, ENV_PROFILE,
 from admin.common.errors import SettingsError
 from admin.config.addresses import DEFAULT_ADMIN, WILDCARDS, Endpoint, parse_endpoint
 
-#: Settings of ``sluice run`` that a shell beside it has, too.
+# Settings of ``sluice run`` in such a shell.
 _RUN_ADMIN: Final = ("SLUICE_ADMIN", "SLUICE_ADMIN_LISTEN")
 _RUN_TOKENS: Final = ("SLUICE_ADMIN_TOKEN",)
 
@@ -37,7 +37,7 @@ _TOKEN_LIMIT_BYTES: Final = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What the command line said; None is nothing."""
+    """What the command line gave."""
 
     admin: str | None = None
     token_file: str | None = None
@@ -47,13 +47,13 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A sidecar's admin address, and how to be let in.
+    """A sidecar's admin address, and the access to it.
 
     Attributes:
         url: ``http://host:port`` or ``https://…``, without a path.
-        token: sent with every request; None sends none. It is in no message and no representation.
-        ca_file: PEM file of who signed the sidecar's certificate; None is the system's.
-        warnings: what the operator should know, a line each.
+        token: sent with every request; None sends none. In no message and no representation.
+        ca_file: PEM file of the certificate authority; None is the system's.
+        warnings: for the operator, a line each.
     """
 
     url: str
@@ -64,7 +64,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A value and what to call the place that it came from."""
+    """A value and the name of its source."""
 
     text: str
     source: str
@@ -74,15 +74,14 @@ class _Value:
 
 
 def find_target(given: Given, environ: Mapping[str, str]) -> Target:
-    """Put together where to ask.
+    """Return where to ask.
 
     Raises:
-        SettingsError: something of it is wrong; the line names the flag, the variable, or file and line.
+        SettingsError: something is invalid; the line names the flag, the variable, or file and line.
     """
     name = given.profile or environ.get(ENV_PROFILE)
     profile: Mapping[str, _Value] = {}
-    # Flags of a profile are stronger than the environment; a profile that the environment names is weaker than the
-    # environment's other variables, which somebody set besides.
+    # Other variables of the environment override a profile that it names.
     by_flag = given.profile is not None
     admin_flag = _flag(given.admin, "--admin")
     admin_env = _variable(environ, ENV_URL)
@@ -107,7 +106,7 @@ def find_target(given: Given, environ: Mapping[str, str]) -> Target:
 
 
 def profiles_file() -> Path:
-    """Return where profiles are looked for."""
+    """Return the path of the profiles."""
     from platformdirs import user_config_path  # noqa: PLC0415 - most commands name an address instead
 
     return user_config_path("sluice") / "profiles.toml"
@@ -132,7 +131,7 @@ def _profile(name: str, source: str) -> Mapping[str, _Value]:
     except UnicodeDecodeError:
         raise SettingsError(f"{file}: not UTF-8 text; save it as UTF-8") from None
     except tomllib.TOMLDecodeError as error:
-        # The place is in the message; the text is not repeated, since it may be a token.
+        # The message has the place but not the text, which may be a token.
         raise SettingsError(f"{file}:{_line_of(error)}: not TOML: {error}") from None
     from admin.config.toml_lines import find_lines, line_of  # noqa: PLC0415 - only here
 
@@ -167,10 +166,10 @@ def _url(admin: _Value, *, encrypted: bool) -> str:
     try:
         scheme, endpoint = _address(admin.text, encrypted=encrypted)
     except ValueError as error:
-        # A password in it must not be repeated.
+        # It may contain a password.
         raise SettingsError(f"{admin.source if '@' in admin.text else admin}: {error}") from None
     if endpoint.host in WILDCARDS:
-        # What listens on every address is reached on this machine's own.
+        # A wildcard address is reached on loopback.
         endpoint = endpoint._replace(host="::1" if endpoint.host == "::" else "127.0.0.1")
     return f"{scheme}://{endpoint}"
 
@@ -226,7 +225,7 @@ def _read_token(file: _Value, warnings: list[str]) -> str:
         raise SettingsError(f"{file}: is empty; write the token into it")
     if len(lines) > 1:
         raise SettingsError(f"{file}: has several lines; write the one token that is to be used into a file of its own")
-    # A line of the sidecar's own file is NAME ROLE TOKEN.
+    # Lines of a sidecar's token file are NAME ROLE TOKEN.
     return _checked(lines[0][-1] if len(lines[0]) in {1, 3} else " ".join(lines[0]), str(file))
 
 

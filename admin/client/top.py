@@ -1,8 +1,6 @@
-"""``sluice top``: limits, rates and refusals as they are, on a terminal, until somebody has seen enough.
+"""``sluice top``: limits, rates and refusals live on a terminal. Without one it prints one table and ends.
 
-A thread of its own follows the sidecar's events; this one draws and reads the keyboard. When the sidecar goes away it
-is said so, and asked again until it is back. Off a terminal it prints one table and ends. How it looks is
-``admin.client.screen``.
+One thread follows the sidecar's events and reconnects; the main thread draws (``admin.client.screen``) and reads keys.
 """
 
 import queue
@@ -33,15 +31,15 @@ __all__ = ["News", "View", "Wish", "draw", "follow", "watch"]
 
 _AGAIN_S: Final = 1.0
 _REDRAW_S: Final = 1.0
-#: By key, in which direction; the ends are further than there are rows.
+# Direction by key; the ends are further away than there are rows.
 _SCROLLING: Final = {"up": -1, "down": 1, "pageup": -1, "pagedown": 1, "home": -(10**9), "end": 10**9}
 
 
 class News(NamedTuple):
-    """What the following thread tells: an event, or ``lost`` and ``failed`` with the reason.
+    """From the following thread: an event, or ``lost`` and ``failed`` with the reason.
 
     Attributes:
-        generation: of the thread; a thread that was replaced may still tell something.
+        generation: of the thread; a replaced one may still send something.
         event: its name.
         body: its JSON, or the reason.
         error: of ``failed``.
@@ -54,7 +52,7 @@ class News(NamedTuple):
 
 
 def watch(target: Target, wish: Wish, *, once: bool, json: bool) -> int:
-    """Show the sidecar live, or once where nobody can watch.
+    """Show the sidecar live, or once without a terminal.
 
     Returns:
         The exit code: 0, or 128 + the number of the signal that ended it.
@@ -88,7 +86,7 @@ def _once(target: Target, wish: Wish, *, json: bool) -> str:
 
 
 class _Watching:
-    """The loop that draws what comes in and does what is typed."""
+    """Draws what comes in, and does what is typed."""
 
     def __init__(self, target: Target, wish: Wish, console: Console, screen: Screen, keyboard: Keyboard) -> None:
         self._target, self._console, self._screen, self._keyboard = target, console, screen, keyboard
@@ -112,7 +110,7 @@ class _Watching:
             self._stop.set()
 
     def _follow(self) -> None:
-        """Ask anew, as the wish is now; the thread that asked before ends with its next event."""
+        """Follow the present wish; the thread before ends with its next event."""
         self._stop.set()
         self._stop = threading.Event()
         self._generation = next(self._generations)
@@ -139,7 +137,7 @@ class _Watching:
                 self.view.take(news.event, news.body)
 
     def _press(self, key: str) -> bool:
-        """Do what a key says; return whether to go on."""
+        """Handle a key; return whether to continue."""
         view, before = self.view, self.view.wish
         if view.typed is not None:
             if key == "enter":
@@ -167,7 +165,7 @@ class _Watching:
             rows = room(self._console.size.height)
             view.scroll(_SCROLLING[key] * (1 if key in {"up", "down"} else rows), rows)
         if view.wish != before and replace(view.wish, offset=before.offset) != before:
-            # Another list begins at its top.
+            # Another list starts at its top.
             view.top = 0
         if view.wish != before:
             self._follow()
@@ -181,14 +179,14 @@ def follow(
     tell: Callable[[News], None],
     stop: threading.Event,
 ) -> None:
-    """Tell what happens at the sidecar until it is enough; ask again whenever it goes away.
+    """Send events until it is stopped; reconnect when the sidecar goes away.
 
     Args:
-        target: whom to ask.
+        target: of the sidecar.
         query: as the API takes it.
-        generation: goes with all that is told.
+        generation: sent with everything.
         tell: called from this thread.
-        stop: set when it is enough.
+        stop: ends it.
     """
     reached = False
     while not stop.is_set():
@@ -215,9 +213,9 @@ def follow(
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Collect the signals that end it, so that the terminal is put back before it ends.
+    """Collect signals, so that the terminal is restored before the process ends.
 
-    A stop from the keyboard would leave a shell on the other screen: it is left out.
+    SIGTSTP is ignored: it would leave a shell on the alternate screen.
     """
     ended: list[int] = []
 

@@ -1,4 +1,4 @@
-"""How times and changes are written for people, and how durations and rates are read from them."""
+"""How times and changes are written for people, and durations and rates are read."""
 
 import math
 import re
@@ -21,7 +21,7 @@ def read_seconds(text: str, flag: str) -> float:
     """Read a duration: ``90``, ``90s``, ``15m``, ``1h30m``.
 
     Raises:
-        RefusedError: it is none.
+        RefusedError: it is invalid.
     """
     seconds = math.nan
     if re.fullmatch(r"\d+(?:\.\d+)?", text):
@@ -37,7 +37,7 @@ def read_rate(text: str) -> float | str:
     """Read a rate: ``500``, ``500/s`` or ``unlimited``.
 
     Raises:
-        RefusedError: it is none.
+        RefusedError: it is invalid.
     """
     if text == "unlimited":
         return text
@@ -53,7 +53,7 @@ def is_rate(text: str) -> bool:
 
 
 def moment(text: str) -> str:
-    """Write a time of the API on this machine's clock."""
+    """Write a time of the API in local time."""
     try:
         return datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     except ValueError:
@@ -61,7 +61,7 @@ def moment(text: str) -> str:
 
 
 def until(text: str, now: datetime | None = None) -> str:
-    """Write when something ends, and how long that is from now."""
+    """Write when something ends, and in how long."""
     try:
         left_s = (datetime.fromisoformat(text) - (now or datetime.now(UTC))).total_seconds()
     except (ValueError, TypeError):
@@ -70,7 +70,7 @@ def until(text: str, now: datetime | None = None) -> str:
 
 
 def change_lines(change: Change, *, dry_run: bool = False) -> Iterator[str]:
-    """Say what a write did, or would do."""
+    """Describe a change, or a dry run."""
     would = "would change: " if dry_run else ""
     yield f"{would}{target(change.target)}: {difference(change)}"
     before = change.before.expires_at if change.before is not None else None
@@ -89,7 +89,7 @@ def change_lines(change: Change, *, dry_run: bool = False) -> Iterator[str]:
 
 
 def standing(edit: ActiveEdit) -> str:
-    """Say who put an edit there, and why."""
+    """Say who made an edit, and why."""
     parts = [f"change {edit.change_id} by {edit.by}, {moment(edit.at)}"]
     if edit.expires_at is not None:
         parts.append(f"until {until(edit.expires_at)}")
