@@ -226,6 +226,7 @@ class TestSpool:
         folder = "/var/lib/sluice/127.0.0.2-10911/spool"
         assert SPOOL.sentences == (f"50000 messages of 7.15 MiB in 1 queue, in {folder}",)
         assert [(each.name, each.text) for each in SPOOL.details] == [
+            ("places", "alpha 800, beta 200, delta 49000"),
             ("memory", "469 KiB of 32.0 MiB"),
             ("disk", "8.00 MiB of 16.0 GiB"),
             ("so far", "60000 in, 10000 out, 49200 written, 0 read"),
