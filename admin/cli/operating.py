@@ -27,7 +27,7 @@ from admin.cli.options import (
 )
 from admin.cli.protocol_words import MAIN_KIND
 
-spool = App(name="spool", help="Show what is put aside over limits, and purge it.", help_epilogue=ASKING)
+spool = App(name="spool", help="Show spooled messages, and purge them.", help_epilogue=ASKING)
 switch = App(name="switch", help="Switch limiting off or on, in an emergency.", help_epilogue=ASKING)
 audit = App(name="audit", help="Show who changed what, when and why; latest first.", help_epilogue=ASKING)
 connections = App(name="connections", help="List connected clients, and close connections.", help_epilogue=ASKING)
@@ -205,7 +205,7 @@ def flow(*, limit: Most = 100, ask: TargetFlags = ASK) -> int:
 @spool.default
 @spool.command(name="list")
 def list_spool(*, limit: Most = 100, ask: TargetFlags = ASK) -> int:
-    """Show what is put aside, in memory and on disk, by resource."""
+    """Show spooled messages, in memory and on disk, by resource."""
     from admin.client import flow as client  # noqa: PLC0415 - as above
 
     return ask.print(lambda api: client.spool(api, positive(limit), json=ask.json))
@@ -220,7 +220,7 @@ def purge(
     yes: Annotated[bool, Switch(help="do not ask")] = False,
     ask: TargetFlags = ASK,
 ) -> int:
-    """Refuse all that is put aside of one resource; drop it where no answer is expected. It cannot be undone."""
+    """Refuse the spooled messages of one resource; drop those without an answer. This cannot be undone."""
     from admin.client import flow as client  # noqa: PLC0415 - as above
     from admin.client.api import LONG_TIMEOUT_S  # noqa: PLC0415 - as above
 

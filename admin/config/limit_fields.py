@@ -153,7 +153,7 @@ FIELDS: Final = (
                "with delay: longest time a request is held, in seconds; default: depends on the kind, and on spool",
                only_with=_DELAY, flag="with delay: longest time that a request is held", metavar="S",
                place=5, label="Longest delay, seconds",
-               help="With delay. Empty: the default of the kind, or 3600 for what is put aside if its clients wait."),
+               help="With delay. Empty: the default of the kind, or 3600 for spooled requests whose clients wait."),
     LimitField("spool", bool, None,
                "with delay: true puts everything above the limit aside in the spool, in order, for up to 3600 s if"
                " clients of the kind wait that long, unless max_delay_s is given; false puts nothing aside; default:"

@@ -407,7 +407,7 @@ def switch_path(kind: str) -> str:
 
 
 def spool_path(target: Target) -> str:
-    """Return the path of what is put aside of a resource, in the API and in the audit trail."""
+    """Return the path of a resource's spooled messages, in the API and in the audit trail."""
     return f"{SPOOL}{target.kind}/{target.name}"
 
 

@@ -168,4 +168,4 @@ def purged_lines(purged: Purged) -> list[str]:
     """Say what a purge refused and dropped, a line each."""
     what = ((purged.refused, "{} message{} refused"), (purged.dropped, "{} message{} dropped"))
     said = [text.format(amount, "s" * (amount != 1)) for amount, text in what if amount]
-    return said or ["nothing, since nothing of it was put aside"]
+    return said or ["nothing: it had no spooled messages"]

@@ -601,7 +601,7 @@ class Flow(Answer, frozen=True, kw_only=True):
 
 
 class SpoolFolder(Answer, frozen=True):
-    """Where requests are put aside.
+    """Folder of the spool.
 
     Attributes:
         directory: directory of the files; None if there is no spool.
@@ -613,7 +613,7 @@ class SpoolFolder(Answer, frozen=True):
 
 
 class Spool(Answer, frozen=True):
-    """What is put aside.
+    """The spool.
 
     Attributes:
         folder: where.
@@ -893,7 +893,7 @@ class State(Answer, frozen=True, kw_only=True):
         edits: active edits.
         rejection_log: where refusals are recorded.
         alarms: of memory and disk; while one stands, those who publish are stopped.
-        spool: where requests are put aside.
+        spool: folder of the spool.
         failed_reload: why the last reload failed; None if it did not.
         warnings: what is valid in the configuration but probably not meant, and what else needs attention.
         rule_set_version: version of the rules in force.

@@ -22,7 +22,7 @@ CLOSING_REASONS: Final[Mapping[str, str]] = MappingProxyType(
         "frame_timeout": "a frame of the client was not complete within `frame_timeout_s`, and hardly any of it came",
         "grace_over": "Sluice was shutting down, and the grace period was over",
         "half_closed": "one peer had ended its stream, and the other did not end its own for a minute",
-        "handed_over": "another process took over, and what the client had put aside is with that one",
+        "handed_over": "another process took over, with the client's spooled messages",
         "handshake_timeout": "the PROXY header, the TLS handshake or the first byte did not come within"
         " `handshake_timeout_s`",
         "idle_timeout": "nothing came from either side for `idle_timeout_s`",
@@ -33,7 +33,7 @@ CLOSING_REASONS: Final[Mapping[str, str]] = MappingProxyType(
         "proxy_header_invalid": "a client in `proxy_protocol_from` began with a PROXY header that cannot be read",
         "proxy_header_missing": "a client in `proxy_protocol_from` began without a PROXY header",
         "proxy_protocol": "a client that is not in `proxy_protocol_from` began with a PROXY header",
-        "spool_damaged": "the disk has lost what the client had put aside and is to send again (AMQP 0.9.1)",
+        "spool_damaged": "the disk has lost spooled messages, which the client must send again (AMQP 0.9.1)",
         "tls": "the TLS handshake failed, or the client began one with a listener that takes none",
         "too_many_connections": "`bounds.max_connections` were open",
         "too_many_connections_of_client": "the client had `max_connections_per_client` open",

@@ -53,7 +53,7 @@ class AlarmState(msgspec.Struct, frozen=True):
     Attributes:
         scarce: what runs short: ``memory`` or ``disk``.
         stands: publishers are blocked. That of the disk also stands while the spool's disk fails: this stops only those
-            whose messages are put aside.
+            whose messages are spooled.
         since_ns: monotonic time since when; None while it does not stand.
         total: how often it has stood.
         stood_s: for how long together, in seconds.

@@ -80,8 +80,8 @@ class LimitView(msgspec.Struct, frozen=True):
         max_debt_s: largest debt of one request, in seconds of the rate.
         most_at_once: cost of the largest request that can pass, in permits.
         max_delay_s: longest time that it holds a request, in seconds; None if it holds none.
-        spool: what it holds may be put aside in the spool: all of it if true, nothing if false; None is what the bounds
-            on held requests have no room for, or that it holds none.
+        spool: held requests may be spooled: all if true, none if false; None is those for which the bounds
+            on held requests have no room, or that it holds none.
         fair_by: whose fair shares there are, or None.
         warm_up_s: seconds until the full rate after an idle time.
         busy_code: response code of a refusal, or None for the protocol's own.

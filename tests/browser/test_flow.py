@@ -75,7 +75,7 @@ def test_a_purge_is_asked_for_and_tells_what_it_did(open_tab: Any, sluice: Sluic
     page = opened(open_tab, sluice)
     asked: list[str] = []
     answer(page, "spool/topic/orders?*", PURGED, asked)
-    page.get_by_role("button", name="Purge what is put aside of topic orders").click()
+    page.get_by_role("button", name="Purge the spooled messages of topic orders").click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("50,000 messages are refused")
     assert asked == []
@@ -195,7 +195,7 @@ def test_what_really_waits_is_shown_and_purged(start_sluice: StartSluice, open_t
         page.get_by_role("link", name="slow", exact=True).click()
         expect(page.locator(".figures")).to_contain_text(re.compile(r"Oldest waiting\d"))
         page.get_by_role("link", name="Flow", exact=True).click()
-        page.get_by_role("button", name="Purge what is put aside of topic slow").click()
+        page.get_by_role("button", name="Purge the spooled messages of topic slow").click()
         page.get_by_role("dialog").get_by_role("button", name="Purge", exact=True).click()
         expect(page.locator(".toast")).to_contain_text("refused, 0 dropped")
         (change,) = json.loads(sidecar.get("/api/v1/audit")[1])["changes"]

@@ -42,7 +42,7 @@ TAGS: Final = [
     {"name": "audit", "description": "Who changed what, when and why; undo a change."},
     {"name": "connections", "description": "Open connections."},
     {"name": "resources", "description": "The last hour of one resource, and what a report recommends for it."},
-    {"name": "flow", "description": "What waits for what, alarms, and what is put aside in the spool."},
+    {"name": "flow", "description": "What waits for what, alarms, and the spool."},
     {"name": "state", "description": "How Sluice is."},
 ]
 

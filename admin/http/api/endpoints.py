@@ -565,7 +565,7 @@ class _Flow:
 
     @endpoint("GET", "/spool")
     async def get_spool(self, _: Request, query: FlowQuery) -> wire.Spool:
-        """Say what is put aside.
+        """Get the spool.
 
         Messages and bytes by place, in memory and on disk, for all of it and for the resources with most messages.
         `alpha`: all of a message is in memory; `beta`: its content is on disk; `gamma`: its index is there, too;
@@ -577,7 +577,7 @@ class _Flow:
     async def purge_spool(
         self, request: Request, query: Why, kind: ResourceKind, name: ResourceName
     ) -> wire.PurgedSpool:
-        """Purge what is put aside of one resource.
+        """Purge the spooled messages of one resource.
 
         Messages whose senders wait for an answer are refused in the protocol's own words; the others are dropped. The
         audit trail has it. 409 if there is no spool.

@@ -286,7 +286,7 @@ function bodyOf(draft, was) {
   for (const field of FIELDS) {
     if (field.key in draft) body[field.key] = readValue(field, draft[field.key]) ?? null;
   }
-  // The longest delay is another one by default if all is put aside: one that nobody has touched goes with that.
+  // The longest delay is another one by default if everything is spooled: one that nobody has touched follows that.
   const isChanged = (key) => body[key] !== undefined && body[key] !== (was[key] ?? null);
   if (isChanged("spool") && !isChanged("max_delay_s")) body.max_delay_s = null;
   // It is shown as it is in force, but belongs to the limit only beside one value of another field.

@@ -1,4 +1,4 @@
-/** What waits for what: the bottleneck in words, who waits, alarms, and what is put aside in the spool. */
+/** What waits for what: the bottleneck in words, who waits, alarms, and the spool. */
 
 import { call, get, pathOf } from "./api.js";
 import { app, toast, useAnswer } from "./app.js";
@@ -36,7 +36,7 @@ export function FlowView() {
       <${More} of=${flow.more_confirms} />
     <//>`
     }
-    <${Panel} wide title="Spool: what is put aside" label="Spool"><${Spool} spool=${spool} again=${again} /><//>
+    <${Panel} wide title="Spool" label="Spool"><${Spool} spool=${spool} again=${again} /><//>
   `;
 }
 
@@ -77,7 +77,7 @@ function Spool({ spool: { holds, sentences, details }, again }) {
     action: html`<${Button}
       isWrite
       manner="small danger-quiet"
-      label="Purge what is put aside of ${row.kind} ${row.name}"
+      label="Purge the spooled messages of ${row.kind} ${row.name}"
       onclick=${() => askPurge(row, again)}
     >
       Purge…
@@ -97,7 +97,7 @@ function askPurge({ kind, name, messages }, again) {
   const all = `${count(sumOf(messages))} messages are refused where their senders wait for an answer`;
   const content = html`<p>${all}, and dropped where none do. This cannot be undone.</p>`;
   const words = { label: "Purge", manner: "danger" };
-  askReason(`Purge what is put aside of ${kind} ${name}`, content, words, async (reason) => {
+  askReason(`Purge the spooled messages of ${kind} ${name}`, content, words, async (reason) => {
     const body = await call("DELETE", pathOf("spool", kind, name), { query: { reason } });
     app.ownChanges.add(body.change);
     toast(`${kind} ${name}: ${count(body.refused)} refused, ${count(body.dropped)} dropped.`);
