@@ -123,6 +123,11 @@ class EditService:
         return self._limits.rule_set
 
     @property
+    def last_id(self) -> int:
+        """The id of the latest change that is in force; 0 if there was none."""
+        return self._next_id - 1
+
+    @property
     def etag(self) -> str:
         """The ETag of all limits and switches together."""
         return self._now().etag

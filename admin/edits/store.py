@@ -171,7 +171,7 @@ class Store:
         Raises:
             OSError: the file cannot be read.
         """
-        below = _LARGEST_ID if before is None else before
+        below = _LARGEST_ID if before is None else min(before, _LARGEST_ID)
         with self._mutex:
             unsaved = [
                 each
@@ -187,6 +187,8 @@ class Store:
         Raises:
             OSError: the file cannot be read.
         """
+        if change_id > _LARGEST_ID:
+            return None, 0
         with self._mutex:
             rows = self._query("SELECT body FROM change WHERE id = ?", change_id)
             if not rows:

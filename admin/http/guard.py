@@ -80,7 +80,7 @@ class Guard:
             self._check(request)
             access = self._keyring.access
             role, author = self._authenticate(request, access)
-            async with self._batches if request.path == _BATCH else nullcontext():
+            async with self._batches if request.is_batch else nullcontext():
                 body = await self._body(request, receive)
                 # None: the client left before the end of its body.
                 if body is not None:
@@ -179,7 +179,7 @@ class Guard:
 
     async def _body(self, request: "_Request", receive: Receive) -> bytes | None:
         """Read the whole body; None if the client left."""
-        most = MAX_BATCH_BYTES if request.path == _BATCH else MAX_BODY_BYTES
+        most = MAX_BATCH_BYTES if request.is_batch else MAX_BODY_BYTES
         too_large = RefusedError("body_size", 413, f"a body has at most {most} bytes", field="body")
         length = request.only(b"content-length", "body_size", 400)
         if length and request.all(b"transfer-encoding"):
@@ -270,6 +270,8 @@ class _Request:
         self.scope = scope
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        #: Of those who may change something: others must not take their turns.
+        self.is_batch = self.path == _BATCH and self.method not in _SAFE
         self.peer = _peer(scope)
         self._headers: list[tuple[bytes, bytes]] = list(scope["headers"])
         try:

@@ -76,7 +76,7 @@ class Recorder:
         self._patience_s = min(max(grace_s, _MIN_PATIENCE_S), _MAX_PATIENCE_S)
         self._last_wait = trio.CancelScope(shield=True)
         self._changes: deque[Change] = deque()
-        self._last_change = 0
+        self._last_change = live.last_id
         self._recording = False
         self._composer = Composer(
             instance, self.files.run, max_resources=max_resources, figures=self.files.figures, now_s=wall_s()
@@ -201,7 +201,7 @@ class Recorder:
     async def _follow_changes(self) -> None:
         """Take every change over; those that a slow follower missed come from the audit trail."""
         async for change in self._live.changes():
-            missed = change.id - self._last_change - 1 if self._last_change else 0
+            missed = change.id - self._last_change - 1
             if missed > 0:
                 with suppress(StoreError):
                     found = await self._live.audit(before=change.id, limit=missed)

@@ -59,6 +59,14 @@ def test_a_change_is_found_with_the_latest_one_of_its_target() -> None:
     assert store.audit(before=None, target="", by="bob", limit=9) == ()
 
 
+@pytest.mark.parametrize("number", [2**63 - 1, 2**63, 10**30])
+def test_no_change_has_a_number_that_sqlite_has_not(number: int) -> None:
+    store = Store(None)
+    commit(store, 1)
+    assert store.find(number) == (None, 0)
+    assert store.audit(before=number, target="", by="", limit=9) == (change(1),)
+
+
 def test_the_audit_trail_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("admin.edits.store.MAX_CHANGES", 3)
     store = Store(None)

@@ -9,7 +9,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from admin import web
 from admin.config.faults import Origins
@@ -244,6 +244,22 @@ async def test_a_body_may_have_its_bound_and_a_batch_may_be_larger(ask: Asking) 
     answer = await ask("/api/v1/limits:batch", "POST", headers=PUT["headers"], receive=fed(*pieces))
     assert (answer.status, len(answer.given[-1])) == (200, MAX_BATCH_BYTES)
     assert (await ask("/api/v1/limits:batch", "POST", receive=fed(*pieces, b"x"))).status == 413
+
+
+async def test_who_may_only_read_takes_no_turn_of_a_batch(ask: Asking, autojump_clock: MockClock) -> None:
+    path = "/api/v1/limits:batch"
+
+    async def read_slowly() -> None:
+        await ask(path, headers={"authorization": f"Bearer {READ}"}, receive=trio.sleep_forever)
+
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for _ in range(20):
+            nursery.start_soon(read_slowly)
+        await wait_all_tasks_blocked()
+        assert (await ask(path, "POST", receive=fed())).status == 200
+        assert trio.current_time() - began < BODY_TIMEOUT_S
+    del autojump_clock
 
 
 async def test_a_slow_body_is_cut(ask: Asking, autojump_clock: MockClock) -> None:
