@@ -70,9 +70,6 @@ class Reloader:
                     certificates += old.certificate.changed()
                     if not dry_run:
                         old.certificate.reload()
-                if not dry_run:
-                    for each in read:
-                        each.put_in_force()
             except OperatorError as error:
                 if not dry_run:
                     self.failed = FailedReload(write_time(utc_now()), author.name, error.lines)
@@ -98,6 +95,8 @@ class Reloader:
             details = (*report.changed, *tokens, *(f"needs a restart: {line}" for line in report.needs_restart))
 
             def switch_over() -> None:
+                for each in read:
+                    each.put_in_force()
                 self._keyring.replace(new.access)
                 if new.settings.log.level != old.settings.log.level:
                     logs.change_level(new.settings.log)
@@ -157,7 +156,7 @@ async def reload_unattended(edits: EditService, author: Author) -> None:
     except ReloadError:
         pass
     except Exception as error:  # noqa: BLE001 - traffic goes on whatever it was
-        _log.error("configuration not reloaded, and nothing was changed", **_asked_by(author), error=str(error))
+        _log.error("configuration not reloaded: internal error", **_asked_by(author), error=str(error))
 
 
 async def reload_on_change(
