@@ -29,11 +29,13 @@ export function stepsOf(history) {
 
 function logged(log) {
   const beginS = Date.parse(log.begin_at) / 1000;
+  const knownS = log.known_from ? Date.parse(log.known_from) / 1000 : beginS;
   return log.passed.flatMap((passed, index) => {
     if (passed === null) return [];
     // A log that is older than this page does not say how much of a step it knows.
     const seconds = log.seconds[index] ?? log.step_s;
-    const fromS = beginS + index * log.step_s;
+    // Of the first step the end is known, of the last one the beginning.
+    const fromS = Math.max(beginS + index * log.step_s, knownS);
     const counts = [passed, log.refused[index], log.dropped[index] ?? 0].map((rate) => Math.round(rate * seconds));
     return [
       step(fromS, fromS + seconds, counts, log.held[index], log.limit_count === "messages" ? log.limit[index] : null),
