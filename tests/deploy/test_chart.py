@@ -100,12 +100,66 @@ def test_kubernetes_would_take_it(render: Render, arguments: tuple[str, ...], de
         ("listeners[0].name=UPPER,listeners[0].port=1", "listeners"),
         ("broker.create=false", "existing.selector: give the labels of the broker's pods"),
         ("existing.patch=true", "existing.patch: goes with broker.create=false"),
+        ("broker.nameServers=", "broker.nameServers: give the name servers"),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_name(helm: Helm, wrong: str, complaint: str) -> None:
     done = helm("template", "mq", CHART, "--kube-version", "1.31.0", *BROKER, "--set", wrong)
     assert done.returncode != 0
     assert complaint in done.stderr
+
+
+def test_older_clusters_without_native_sidecars_are_refused(helm: Helm) -> None:
+    assert "incompatible" in helm("template", "mq", CHART, "--kube-version", "1.28.0", *BROKER).stderr
+    assert helm("template", "mq", CHART, "--kube-version", "1.29.0", *BROKER).returncode == 0
+
+
+def settings(objects: list[Any]) -> Any:
+    return tomllib.loads(one(objects, "ConfigMap", "sluice")["data"]["sluice.toml"])
+
+
+def token_secret(objects: list[Any]) -> Any:
+    (volume,) = (each for each in pod(objects)["volumes"] if each["name"] == "sluice-tokens")
+    return volume["secret"]["secretName"]
+
+
+def credentials(objects: list[Any]) -> Any:
+    (endpoint,) = one(objects, "ServiceMonitor")["spec"]["endpoints"]
+    return endpoint["authorization"]["credentials"]
+
+
+def state_folder(objects: list[Any]) -> str:
+    """Return where the claim with the state is mounted, if there is one."""
+    claims = {each["metadata"]["name"] for each in one(objects, "StatefulSet")["spec"]["volumeClaimTemplates"]}
+    mounts = (each for each in sidecar(objects)["volumeMounts"] if each["name"] in claims)
+    return "".join(each["mountPath"] for each in mounts)
+
+
+@pytest.mark.parametrize(
+    ("values", "read", "expected"),
+    [
+        ("graceSeconds=25", lambda objects: settings(objects)["grace_s"], 25),
+        ("graceSeconds=25", lambda objects: pod(objects)["terminationGracePeriodSeconds"], 60),
+        ("ipv6=false", lambda objects: settings(objects)["spool"], {"max_disk_bytes": 4 * 1024**3}),
+        ("state.spoolBytes=1000000000", lambda objects: settings(objects)["spool"], {"max_disk_bytes": 10**9}),
+        ('config=[spool]\ndir = "off"', lambda objects: settings(objects)["spool"], {"dir": "off"}),
+        ("tokens.existingSecret=mine", token_secret, "mine"),
+        ("tokens.existingSecret=mine", lambda objects: [each for each in objects if each["kind"] == "Secret"], []),
+        (
+            "tokens.existingSecret=mine,serviceMonitor.enabled=true",
+            credentials,
+            {"name": "mine", "key": "metrics-token"},
+        ),
+        # A pod's address changes with each of its lives; the usual folder is named after it.
+        ("ipv6=false", lambda objects: settings(objects)["state_dir"], "/var/lib/sluice/state"),
+        ("ipv6=false", state_folder, "/var/lib/sluice"),
+        ("state.persistent=false", state_folder, ""),
+    ],
+)
+def test_a_value_is_where_it_is_looked_for(
+    render: Render, values: str, read: Callable[[list[Any]], object], expected: object
+) -> None:
+    assert read(render(*BROKER, "--set", values)) == expected
 
 
 def test_sluice_is_a_native_sidecar_that_listens_before_the_broker_starts(usual: list[Any]) -> None:

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,6 +32,7 @@ from proxy.deciding.batch import (
     Verdicts,
 )
 from proxy.deciding.pipeline import Handler, HandlerConfig, HandlerPlugin, Pipeline
+from proxy.deciding.rate_limit import RateLimit
 from proxy.net import connection as connection_module
 from proxy.net.connection import HALF_CLOSED_S, LOOK_S, OUTBOX_BYTES, PARTING_S
 from proxy.net.server import ListenerConfig
@@ -242,6 +244,36 @@ class TestRelay:
             assert await broker.receive(100) == bytes(range(100))
         assert len(order) == 50
         assert all(len(set(order[turn : turn + 10])) == 2 for turn in range(0, 40, 10))
+
+    async def test_connections_that_take_turns_are_read_one_in_two_turns_of_the_loop(
+        self, start_rig: StartRig, lines: Protocol
+    ) -> None:
+        class LoopTurns(trio.abc.Instrument):
+            count = 0
+
+            def before_io_wait(self, timeout: float) -> None:
+                self.count += 1
+
+        class Slow(PlainSession):
+            def takes_turns(self, side: Side) -> bool:
+                return side is Side.CLIENT
+
+            def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
+                read_in.append(turns.count)
+                return super().receive(side, chunk, now_ns)
+
+        read_in: list[int] = []
+        turns = LoopTurns()
+        rig = await start_rig(protocol=speaking(lines, Slow))
+        pairs = [await rig.connect() for _ in range(5)]
+        trio.lowlevel.add_instrument(turns)
+        for client, _ in pairs:
+            client.send_now(b"x")
+        for _, broker in pairs:
+            await broker.receive(1)
+        trio.lowlevel.remove_instrument(turns)
+        assert len(read_in) == 5
+        assert all(later - earlier >= 2 for earlier, later in pairwise(read_in))
 
     async def test_a_drain_waits_for_what_is_left_of_a_chunk(self, start_rig: StartRig, lines: Protocol) -> None:
         def drain() -> None:
@@ -1070,6 +1102,20 @@ class TestWaits:
 
 
 class TestHandlersOfAConnection:
+    async def test_messages_pass_a_limiter_that_fails(
+        self, start_rig: StartRig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: object) -> None:
+            raise ValueError("a test")
+
+        monkeypatch.setattr(RateLimit, "on_requests", fail)
+        rig = await start_rig()
+        client, broker = await rig.connect()
+        await client.send(b"zero 1\nzero 2\n")
+        assert await broker.receive(14) == b"zero 1\nzero 2\n"
+        assert (await rig.snapshot()).bypassed == {("rate_limit", "error"): 2}
+        assert await rig.requests("zero") == {"bypass": 2}
+
     async def test_stuck_handler_holds_up_a_message_for_the_deadline_only(
         self, start_rig: StartRig, mock_clock: MockClock
     ) -> None:

@@ -10,12 +10,13 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from hashlib import sha256
+from itertools import count
 from select import EPOLLIN
 
 import pytest
 from certificates import HOST, Certificates
 
-from proxy.net.reactor import Reactor
+from proxy.net.reactor import ROUND_NS, Reactor
 from proxy.net.sockets import ReadAhead, Wire
 from proxy.net.tls import BrokerTls, ClientTls, TlsError, TlsWire, name_in
 
@@ -325,6 +326,20 @@ class TestEnds:
             made.far.recv(1)
         with pytest.raises(TlsError):
             made.wire.send_now([b"more"])
+
+    def test_records_that_take_long_are_read_in_turns(self, pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
+        made = shaken(pair())
+        data = random.Random(1).randbytes(60_000)
+        assert made.far.send(data) == len(data)
+        now_ns = count(step=ROUND_NS)
+        monkeypatch.setattr("proxy.net.tls.perf_counter_ns", lambda: next(now_ns))
+        got = made.receive(len(data)) or b""
+        # Of one piece; the rest is not lost.
+        assert 0 < len(got) < 20_000
+        while len(got) < len(data):
+            assert not made.wire.has_left(half_closes=False)
+            got += made.receive(len(data)) or b""
+        assert got == data
 
     def test_answers_of_tls_that_nobody_reads_do_not_pile_up(self, pair: MakePair) -> None:
         made = shaken(pair(buffers=4096))

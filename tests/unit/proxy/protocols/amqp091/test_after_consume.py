@@ -8,6 +8,7 @@ from amqp_playbook.broker import mode_of
 from amqp_playbook.driver import BROKER, CLIENT, Driver
 from amqp_playbook.world import NACK, PERSIST, QUEUE, World
 
+from limiter.plans.plans import Confirming
 from limiter.rules.resource import Resource
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.after_consume import FIRST_WINDOW, AfterConsume
@@ -237,6 +238,23 @@ def test_a_message_that_was_dead_lettered_falls_back() -> None:
     assert message.header == frames.header(1, headers=death)
 
 
+def test_what_a_full_queue_refuses_is_refused_unless_consumers_have_confirmed_it() -> None:
+    world = World()
+    publisher, consumer = world.publisher(), world.consumer()
+    publisher.give(CLIENT, frames.durable(1, "orders", b"x") * 3)
+    world.broker.deliver(consumer, 1, "c")
+    consumer.give(CLIENT, frames.ack(1, 1))
+    world.settle()
+    assert answers(publisher) == [("ack", 1)]
+    world.broker.confirm(publisher, 1, 3, multiple=True, nack=True)
+    assert answers(publisher) == [("nack", 2), ("nack", 3)]
+    assert world.is_empty()
+    world.broker.deliver(consumer, 1, "c")
+    consumer.give(CLIENT, frames.ack(1, 2))
+    world.settle()
+    assert answers(publisher) == []
+
+
 def test_a_publish_that_comes_back_is_restored_and_confirmed_by_the_broker() -> None:
     world = World()
     publisher, _ = world.publisher(), world.consumer("orders")
@@ -286,7 +304,20 @@ def test_what_goes_to_several_queues_is_confirmed_once_consumers_of_all_have_ack
     world.close()
 
 
-# --- Who is told nothing --------------------------------------------------------------------------
+@pytest.mark.parametrize(("rule", "told"), [(NACK, [("nack", 1)]), (PERSIST, [])])
+def test_what_one_of_several_queues_does_not_consume_falls_back(rule: Confirming, told: list[tuple[str, int]]) -> None:
+    world = World({"exchange:events": rule._replace(queues=2)}, queues=("a", "b"), bindings={"events": ("a", "b")})
+    publisher, consumer = world.publisher(), world.consumer("a")
+    publisher.give(CLIENT, frames.durable(1, "", b"x", "events"))
+    world.broker.confirm(publisher, 1)
+    world.broker.deliver(consumer, 1, "c")
+    consumer.give(CLIENT, frames.ack(1, 1))
+    world.pass_time(4)
+    assert answers(publisher) == []
+    world.pass_time(1)
+    assert answers(publisher) == told
+    assert [each.is_durable for each in world.broker.queues["b"]] == [False, True][: 1 + rule.persists]
+    world.close()
 
 
 # --- Other marks ----------------------------------------------------------------------------------
