@@ -165,7 +165,7 @@ def tail(
     follow: Annotated[bool, Switch(name=("--follow", "-f"), help="keep printing new records")] = False,
 ) -> int:
     """Print the latest records of the rejection log in readable form."""
-    from admin.rejection_log.places import usual_logs  # noqa: PLC0415 - as in report
+    from admin.rejection_log.location import usual_logs  # noqa: PLC0415 - as in report
     from admin.rejection_log.tail import tail as show  # noqa: PLC0415 - as in report
 
     if lines < 0:

@@ -131,6 +131,7 @@ class Store:
         with self._mutex:
             old_changes, old_edits = self._unsaved
             all_changes, all_edits = (*old_changes, *changes), {**old_edits, **edits}
+            last_id = max([self.last_id, *(each.id for each in changes)])
             try:
                 with self._db:
                     self._db.execute("BEGIN IMMEDIATE")
@@ -146,7 +147,6 @@ class Store:
                         "INSERT INTO change VALUES (?, ?, ?, ?)",
                         ((each.id, each.target, each.by, msgspec.json.encode(each)) for each in all_changes),
                     )
-                    last_id = max([self.last_id, *(each.id for each in changes)])
                     self._db.execute("DELETE FROM change WHERE id <= ?", (last_id - MAX_CHANGES,))
             except sqlite3.Error as error:
                 why = _reason(error)
@@ -163,7 +163,7 @@ class Store:
                     self.error = None
             if edits:
                 self.active = {path: edit for path, edit in {**self.active, **edits}.items() if edit is not None}
-            self.last_id = max([self.last_id, *(each.id for each in changes)])
+            self.last_id = last_id
 
     def audit(self, *, before: int | None, target: str, by: str, limit: int) -> tuple[Change, ...]:
         """Return changes, the latest first; the arguments are those of ``EditService.audit``.

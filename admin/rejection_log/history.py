@@ -213,11 +213,6 @@ class _Found:
         step_s = math.ceil(self._seconds / _STEPS)
         unknown_s = min(max(0, reading.whole_from_s - self.begin_s), self._seconds)
         self._known[:unknown_s] = bytes(unknown_s)
-        for counts in (self._passed, self._stopped, self._refused):
-            # Records of seconds whose heartbeat has not been read: the counters have these, too.
-            for index, is_known in enumerate(self._known):
-                if not is_known:
-                    counts[index] = 0
         steps = range(0, self._seconds, step_s)
         known = [sum(self._known[at : at + step_s]) for at in steps]
 

@@ -4,13 +4,13 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
-import trio
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from admin.edits.model import ConflictError, EditError, EditProblem, NotFoundError, ReloadError, StaleError, StoreError
 from admin.wire import PROBLEM, PROBLEMS, FieldProblem, Problem
+from proxy.common.threads import on_thread
 from proxy.stats.question import QuestionError
 
 NO_STORE = {"cache-control": "no-store"}
@@ -20,7 +20,6 @@ EDIT_ERRORS = (EditError, StaleError, NotFoundError, ConflictError, StoreError, 
 T = TypeVar("T")
 _LONG: Final = 100
 _encoder: Final = msgspec.json.Encoder()
-_threads: Final = trio.CapacityLimiter(2)
 
 
 class BadRequestError(Exception):
@@ -56,7 +55,7 @@ async def encode(body: msgspec.Struct) -> bytes:
     """Encode as JSON, a long list row by row on a thread: one call would hold the interpreter's lock all the time."""
     fields = body.__struct_fields__
     long = [name for name in fields if isinstance(getattr(body, name), tuple) and len(getattr(body, name)) > _LONG]
-    return await trio.to_thread.run_sync(_encode_rows, body, long, limiter=_threads) if long else _encoder.encode(body)
+    return await on_thread(_encode_rows, body, long) if long else _encoder.encode(body)
 
 
 def _encode_rows(body: msgspec.Struct, long: Collection[str]) -> bytes:

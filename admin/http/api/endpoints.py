@@ -10,7 +10,6 @@ from typing import Final
 
 import msgspec
 import structlog
-import trio
 from msgspec import UNSET
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -62,6 +61,7 @@ from admin.stats import ConnectionQuery
 from admin.wire import sentences
 from limiter.rules.patterns import DEFAULT_PATTERN, glob_of
 from limiter.rules.resource import Resource
+from proxy.common.threads import on_thread
 from proxy.stats.question import Explanation, Question
 
 _log = structlog.get_logger(__name__)
@@ -245,7 +245,7 @@ class _Limits:
         Every limit and switch with an edit.
         """
         limits, etag = self._edits.limits(), self._edits.etag
-        edited = await trio.to_thread.run_sync(lambda: [each for each in limits if each.edit is not None])
+        edited = await on_thread(lambda: [each for each in limits if each.edit is not None])
         drift = wire.Drift(
             limits=tuple(edited[query.offset : query.offset + query.limit]),
             switches=tuple(switch for switch in self._edits.switches() if switch.edit is not None),
@@ -374,7 +374,7 @@ class _Rules:
         """
         check_kind(query.kind, self._edits)
         etag = self._edits.etag
-        page = await trio.to_thread.run_sync(self._page, query)
+        page = await on_thread(self._page, query)
         # Which rules with hours apply changes without an edit.
         hours = "".join(str(int(row.holds)) for row in page.rows if row.hours is not None)
         return Tagged(page, f"{etag}-{hours}" if hours else etag)

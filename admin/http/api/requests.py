@@ -10,7 +10,6 @@ from dataclasses import asdict
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
-import trio
 from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.requests import Request
 
@@ -39,6 +38,7 @@ from admin.rejection_log.history import MAX_SECONDS
 from admin.stats import Query as BoardQuery
 from admin.wire import DEFAULT_PAGE, MAX_EDITS, MAX_PAGE, ConnectionColumn, FieldProblem, Filter, LimitColumn, Order
 from limiter.rules.resource import TOTAL
+from proxy.common.threads import on_thread
 
 T = TypeVar("T")
 
@@ -283,7 +283,7 @@ async def read_edits(data: bytes) -> list[Edit]:
     Raises:
         BadRequestError: with what is wrong with each of them.
     """
-    return _edits(data) if len(data) <= MAX_BODY_BYTES else await trio.to_thread.run_sync(_edits, data)
+    return _edits(data) if len(data) <= MAX_BODY_BYTES else await on_thread(_edits, data)
 
 
 def _edits(data: bytes) -> list[Edit]:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
-import trio
 
 from admin.common.clock import Clock
 from admin.common.version import sluice_version
@@ -31,6 +30,7 @@ from admin.wire import (
     Totals,
     Verdicts,
 )
+from proxy.common.threads import on_thread
 from proxy.control import DataPath
 from proxy.stats.flow import AlarmState, FlowState
 from proxy.stats.snapshot import ConfirmState, Snapshot
@@ -145,7 +145,7 @@ class Status:
         """Count the edits, and find the one that expires next."""
         limits, etag = self._services.live.limits(), self._services.live.etag
         if self._edits is None or self._edits[0] is not limits or self._edits[1] != etag:
-            self._edits = (limits, etag, await trio.to_thread.run_sync(_count, limits, switches))
+            self._edits = (limits, etag, await on_thread(_count, limits, switches))
         return self._edits[2]
 
 

@@ -111,12 +111,8 @@ _SYMBOLS: Final = {
 }
 
 NULL: Final = b"\x40"
-# Settled states, encoded.
-ACCEPTED_STATE: Final = b"\x00\x53\x24\x45"
-RELEASED_STATE: Final = b"\x00\x53\x26\x45"
 
 RESOURCE_LIMIT_EXCEEDED: Final = "amqp:resource-limit-exceeded"
-DECODE_ERROR: Final = "amqp:decode-error"
 CONNECTION_FORCED: Final = "amqp:connection:forced"
 FRAMING_ERROR: Final = "amqp:connection:framing-error"
 

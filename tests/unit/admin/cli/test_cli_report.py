@@ -10,7 +10,7 @@ from admin.analytics.options import Try
 from admin.cli import main
 from admin.cli.report import read_time
 from admin.common.errors import SettingsError
-from admin.rejection_log.places import usual_logs
+from admin.rejection_log.location import usual_logs
 
 _NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 _NOON_S = 1_795_262_400
