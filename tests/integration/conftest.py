@@ -1,5 +1,6 @@
 """What the integration tests share: one real broker, one sidecar in front of it, and ways to make more of both."""
 
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -246,3 +247,13 @@ def listen() -> str:
 def unreachable() -> str:
     """``host:port`` where nothing listens."""
     return f"127.0.0.1:{free_port('127.0.0.1')}"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, which a few hundred kilobytes fill."""
+    mount = tmp_path / "small"
+    mount.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k,mode=700", "tmpfs", str(mount)], check=True)
+    yield mount
+    subprocess.run(["umount", "--lazy", str(mount)], check=True)

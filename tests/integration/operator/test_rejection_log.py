@@ -4,10 +4,9 @@ import json
 import random
 import shutil
 import signal
-import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -252,16 +251,6 @@ def _fill(path: Path) -> None:
     with path.open("wb", buffering=0) as file, suppress(OSError):
         while True:
             file.write(bytes(4096))
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system with hardly any room."""
-    mount = tmp_path / "small"
-    mount.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs", str(mount)], check=True)
-    yield mount
-    subprocess.run(["umount", "--lazy", str(mount)], check=True)
 
 
 def test_a_folder_that_is_removed_is_made_again(start: Start, route: Route, log: Log) -> None:

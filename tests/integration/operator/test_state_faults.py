@@ -1,7 +1,7 @@
 """Live edits of a real process across kills, restarts and faults of its state directory; traffic goes on."""
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,16 +31,6 @@ def start(tmp_path: Path, route: Route) -> Start:
         return Sluice(tmp_path, (route,), config=FILE, arguments=arguments, covered=False)
 
     return run
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own."""
-    mount = tmp_path / "small"
-    mount.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k,mode=700", "tmpfs", str(mount)], check=True)
-    yield mount
-    subprocess.run(["umount", "--lazy", str(mount)], check=True)
 
 
 def passes(route: Route) -> bool:
