@@ -218,7 +218,8 @@ disk_free_bytes = 0
 """
     sluice = start(config + _rule("full-disk", 10), inside=disk.inside)
     with AmqpClient(sluice.routes[0].listen) as client:
-        publisher = Publisher(client, "full-disk", count=20_000, size=1000)
+        # 60 MB: three times what the disk, the memory and the sockets' buffers can hold together.
+        publisher = Publisher(client, "full-disk", count=20_000, size=3000)
         deadline_s = time.monotonic() + _PATIENCE_S
         while not (spool := _spool(sluice))["alarm"]:
             assert time.monotonic() < deadline_s, spool
