@@ -6,7 +6,6 @@ sidecar checks the limits, and its objections are shown with the file's lines.
 
 import tomllib
 from collections.abc import Iterator, Sequence
-from json import dumps as json_text
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -14,24 +13,18 @@ from admin.client import RefusedError
 from admin.client.api import LONG_TIMEOUT_S, Api, as_json, path
 from admin.client.limits import batch, edited, joined, layout, places
 from admin.client.target import Target
-from admin.client.words import change_lines, moment, standing
-from admin.common.tables import printable
+from admin.client.words import change_lines, moment
 from admin.config.faults import not_toml
-from admin.config.limit_fields import FIELDS
 from admin.config.toml_lines import Path as Place
 from admin.config.toml_lines import find_lines, line_of
-from admin.edits.model import ALL_KINDS, ActiveEdit, Change, LimitEntry
+from admin.edits.model import ActiveEdit, Change, LimitEntry
 from admin.edits.wording import short
-from admin.wire import MAX_EDITS, Changes, Drift, RulePage, RuleRow, Switches
-from limiter.rules.patterns import DEFAULT_PATTERN
+from admin.wire import MAX_EDITS, Changes, Drift
 from limiter.rules.resource import TOTAL
 
 _OTHER_TABLES: Final = frozenset(
     {"listeners", "handlers", "admin", "log", "bounds", "limiting", "grace_s", "state_dir"}
 )
-_BUILT_IN: Final = "built-in"
-_NO_RULE: Final = "default"
-"""Source of a kind's default that nobody wrote: unlimited."""
 
 
 class Applying(NamedTuple):
@@ -242,67 +235,6 @@ def _standing(edit: ActiveEdit | None) -> tuple[str, str, str, str]:
 
 
 def export(api: Api, *, form: str, edits_only: bool) -> str:
-    """Write the active limits as a configuration file.
-
-    Args:
-        api: of the sidecar.
-        form: ``toml`` or ``json``.
-        edits_only: only limits with an active edit.
-    """
-    edits = {(entry.kind, entry.name): entry.edit for entry in edited(api)[0]}
-    rules = [
-        rule
-        for page in api.pages(path("rules"), {}, None)
-        for rule in page.read(RulePage).rows
-        if _target(rule) in edits or (not edits_only and _is_written(rule))
-    ]
-    tables = [_as_written(rule) for rule in rules]
-    switches = api.get(path("switches")).read(Switches).switches
-    off = [each.kind for each in switches if not each.limiting]
-    limiting = ALL_KINDS not in off
-    if form == "json":
-        return as_json(({} if limiting else {"limiting": False}) | {"limits": tables})
-    lines = [f"# Limits {'edited' if edits_only else 'in force'} at {api.url}."]
-    lines += [f"# Switched off, which a file cannot say: {kind}" for kind in off if kind != ALL_KINDS]
-    if not limiting:
-        lines += ["limiting = false"]
-    for rule, table in zip(rules, tables, strict=True):
-        edit = edits.get(_target(rule))
-        lines += ["", *([f"# {printable(standing(edit))}"] if edit is not None else []), "[[limits]]"]
-        lines += [f"{key} = {toml(value)}" for key, value in table.items()]
-    return "\n".join(lines)
-
-
-def _target(rule: RuleRow) -> tuple[str, str]:
-    """Return a rule's kind and name in the API."""
-    return (TOTAL, f"{rule.kind}:{rule.pattern}") if rule.shared else (rule.kind, rule.pattern)
-
-
-def _is_written(rule: RuleRow) -> bool:
-    """Whether to write a rule: of built-in ones only the default rates of kinds, which end with the first limit."""
-    if rule.source == _NO_RULE:
-        return False
-    return not rule.source.startswith(_BUILT_IN) or rule.pattern == DEFAULT_PATTERN
-
-
-def _as_written(rule: RuleRow) -> dict[str, Any]:
-    table: dict[str, Any] = {"kind": rule.kind, "name": rule.pattern} | ({"shared": True} if rule.shared else {})
-    for each in FIELDS:
-        value = rule.limit.get(each.key)
-        if each.fits(rule.limit) and value is not None and value != each.default:
-            table[each.key] = value
-    if not table.keys() & {"rate", "bytes_per_s", "exempt"} and table.get("action") != "off":
-        table["rate"] = "unlimited"
-    return table
-
-
-def toml(value: object) -> str:
-    """Format a value as TOML."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return f"{value:.0f}" if value == int(value) and abs(value) < 1e15 else repr(value)
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(toml, value))}]"
-    # TOML's strings are JSON's, but for DEL.
-    return json_text(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+    """Write the active limits as a configuration file; ``form`` is ``toml`` or ``json``."""
+    text = str(api.get(path("export"), {"edits_only": edits_only}).read(dict[str, str])["text"])
+    return as_json({"limits": []} | tomllib.loads(text)) if form == "json" else text.rstrip("\n")

@@ -3,7 +3,7 @@
 It loads plug-ins and checks what can only be checked with them.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,7 +28,6 @@ from proxy.datapath.spooling import SpoolConfig
 from proxy.deciding.pipeline import HandlerConfig
 from proxy.flow.credit import Credit
 from proxy.net.server import ListenerConfig
-from proxy.protocols import DEFAULT
 from proxy.protocols.base import Kind, ListenerAddresses, Protocol, kinds_of
 from proxy.spool.spool import SpoolSettings
 
@@ -60,7 +59,7 @@ class Plan:
     Attributes:
         handlers: in the order in which they decide.
         handler_sources: where each handler was configured.
-        protocols: those of the listeners; the default one without listeners.
+        protocols: those of the listeners; without listeners one that has the kinds of the limits.
         kinds: the kinds of resources of the protocols.
         rulebook: the operator's rules over the protocols' defaults.
         rule_set: the rules of the rulebook.
@@ -195,9 +194,7 @@ def compose(configuration: Configuration) -> Plan:
     handlers, handler_sources = _handlers(configuration, problems)
     if problems:
         raise SettingsError(problems)
-    if not protocols:
-        # Rules can be checked before there is a listener.
-        protocols = {DEFAULT: plugins.protocol(DEFAULT, ("listeners",), origins)}
+    protocols = protocols or {each.name: each for each in _protocols_of_limits(settings)}
     kinds = kinds_of(protocols.values())
     scopes = [listener.scope for listener in settings.listeners]
     book = rulebook.build(configuration, tuple(protocols.values()), scopes)
@@ -241,6 +238,13 @@ def _protocols(configuration: Configuration, problems: list[str]) -> dict[str, P
         except SettingsError as error:
             problems.extend(error.lines)
     return protocols
+
+
+def _protocols_of_limits(settings: Settings) -> Sequence[Protocol]:
+    """Return the protocols of limits without a listener: the first that has all of their kinds, or else all."""
+    kinds = {*(limit.kind for limit in settings.limits), *settings.defaults}
+    able = [each for each in plugins.own_protocols() if all(each.has(kind) for kind in kinds)]
+    return able[:1] or plugins.own_protocols()
 
 
 def _listeners(

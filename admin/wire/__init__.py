@@ -443,6 +443,16 @@ class RulePage(Answer, frozen=True, kw_only=True):
     rule_set_version: int = 0
 
 
+class Export(Answer, frozen=True):
+    """The limits in force as a configuration file.
+
+    Attributes:
+        text: the file, in TOML.
+    """
+
+    text: str
+
+
 class ConnectionRow(Answer, frozen=True, kw_only=True):
     """One open connection, and its rates.
 

@@ -17,8 +17,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from admin import wire
+from admin.common.clock import write_time
 from admin.config.rule_fields import fields_of
 from admin.edits import model
+from admin.edits.export import export
 from admin.http.api import requests
 from admin.http.api.answers import NO_STORE, Tagged, bad
 from admin.http.api.document import document
@@ -29,6 +31,7 @@ from admin.http.api.requests import (
     ConnectionsQuery,
     DryRun,
     ExplainQuery,
+    ExportQuery,
     FlowQuery,
     HistoryQuery,
     Id,
@@ -410,6 +413,23 @@ class _Rules:
             limit=query.limit,
             rule_set_version=rule_set.version,
         )
+
+    @endpoint("GET", "/export")
+    async def export_limits(self, request: Request, query: ExportQuery) -> wire.Export:
+        """Write the limits in force as a configuration file.
+
+        `sluice check` and `sluice limits apply` read it.
+        """
+        now, edits = self._clock.utc(), self._edits
+        heading = f"Limits {'edited' if query.edits_only else 'in force'} at {request.url.netloc}, {write_time(now)}."
+
+        def text() -> str:
+            in_force = rule_set.at(now)
+            rules = (*in_force.tried, *in_force.untried)
+            return export(rules, limits, switches, heading=heading, edits_only=query.edits_only)
+
+        limits, switches, rule_set = edits.limits(), edits.switches(), edits.rule_set
+        return wire.Export(await on_thread(text))
 
     @endpoint("GET", "/explain")
     async def explain(self, _: Request, query: ExplainQuery) -> Explanation:

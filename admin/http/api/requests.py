@@ -117,6 +117,12 @@ class RulesQuery(PageQuery, frozen=True, kw_only=True):
     kind: _AnyKind = ""
 
 
+class ExportQuery(Parameters, frozen=True, kw_only=True):
+    """Which limits."""
+
+    edits_only: Annotated[bool, Meta(description="only limits with an edit")] = False
+
+
 class AuditQuery(Parameters, frozen=True, kw_only=True):
     """Which changes."""
 

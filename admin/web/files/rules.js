@@ -1,17 +1,14 @@
 /** All rules in one table: an operator's, then the default of each kind, and folded what is Sluice's own. */
 
 import { get } from "./api.js";
-import { app, canWrite, failed, nameOf, openDialog, useAnswer } from "./app.js";
+import { canWrite, failed, nameOf, openDialog, useAnswer } from "./app.js";
 import { revertAll } from "./changes.js";
 import { Editor } from "./editor.js";
-import { FIELDS, matters } from "./fields.js";
 import { ago, count, exact, left, limitText, shortLimit } from "./format.js";
 import { html, useState } from "./html.js";
 import { Button, KindChoice, Pager, ResourceLink, Rows, Table, Tag, cell, pageNumber } from "./parts.js";
 
 const PAGE = 100;
-/** Rows of an answer at most. */
-const MAX_ROWS = 500;
 /** What the API calls the source of rules that nobody wrote. */
 const BUILT_IN = "built-in";
 /** And where the default of a kind comes from that has none. */
@@ -142,43 +139,14 @@ function Edited({ entry: { edit, configured } }) {
 
 /** Save the limits in force as a configuration file, as `sluice limits export` prints them. */
 async function exportLimits() {
-  const rules = [];
   try {
-    for (let total = 1; rules.length < total;) {
-      const body = await get("rules", { offset: rules.length, limit: MAX_ROWS });
-      rules.push(...body.rows);
-      total = body.rows.length ? body.total : 0;
-    }
+    const { text } = await get("export");
+    const anchor = document.createElement("a");
+    anchor.href = URL.createObjectURL(new Blob([text], { type: "application/toml" }));
+    anchor.download = "limits.toml";
+    anchor.click();
+    URL.revokeObjectURL(anchor.href);
   } catch (error) {
     failed(error);
-    return;
   }
-  const off = app.state?.off ?? [];
-  const kinds = off.filter((kind) => kind !== "all");
-  const lines = [`# Limits in force at ${location.host}.`];
-  lines.push(...kinds.map((kind) => `# Switched off, which a file cannot say: ${kind}`));
-  if (off.includes("all")) lines.push("limiting = false");
-  // What is built in comes by itself, apart from the rates of the kinds.
-  const isOwn = ({ source, pattern }) => source !== UNWRITTEN && (!source.startsWith(BUILT_IN) || pattern === "*");
-  for (const { kind, pattern, shared, limit } of rules.filter(isOwn)) {
-    const table = { kind, name: pattern, ...(shared && { shared }), ...fieldsIn(limit) };
-    lines.push("", "[[limits]]", ...Object.entries(table).map(([key, value]) => `${key} = ${JSON.stringify(value)}`));
-  }
-  const anchor = document.createElement("a");
-  anchor.href = URL.createObjectURL(new Blob([lines.join("\n"), "\n"], { type: "application/toml" }));
-  anchor.download = "limits.toml";
-  anchor.click();
-  URL.revokeObjectURL(anchor.href);
-}
-
-/** The fields of a limit that a file has to say. */
-function fieldsIn(limit) {
-  const isSaid = (each) =>
-    (limit[each.key] ?? null) !== null &&
-    limit[each.key] !== each.otherwise &&
-    matters({ onlyWith: each.onlyWith }, limit);
-  const fields = Object.fromEntries(FIELDS.filter(isSaid).map(({ key }) => [key, limit[key]]));
-  const isNeeded = !fields.bytes_per_s && !fields.exempt && fields.action !== "off";
-  const rate = limit.rate ?? (isNeeded ? "unlimited" : null);
-  return rate === null ? fields : { rate, ...fields };
 }

@@ -1,19 +1,9 @@
 import json
-import tomllib
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from admin.client.files import toml
-from admin.config.rule_fields import fields_of
-from admin.config.sources import Flags, load
-from admin.run.composition import compose
-from limiter.rules.rule_set import RuleSet
 
 Make = Callable[..., dict[str, Any]]
 Sluice = Callable[..., Any]
@@ -157,70 +147,11 @@ class TestDiff:
         assert lines[3][:5] == ["switch", "all", "on", "off", "ada"]
 
 
-def rows_of(rules: RuleSet) -> list[dict[str, Any]]:
-    return [
-        {
-            "kind": rule.kind,
-            "pattern": rule.pattern,
-            "shared": rule.shared,
-            "limit": fields_of(rule),
-            "source": rule.source,
-        }
-        for rule in rules.at(datetime.now(UTC)).in_match_order
-    ]
-
-
-def written(rules: RuleSet) -> set[tuple[Any, ...]]:
-    return {(rule.kind, rule.pattern, rule.shared, str(rule.hours), str(fields_of(rule))) for rule in rules.rules}
-
-
-PAGE = (Path(__file__).parents[4] / "docs" / "limits.md").read_text(encoding="utf-8")
-SAMPLE = Path(__file__).parents[4] / "deploy" / "sluice.toml"
-EXAMPLES = [text.split("```")[0] for text in PAGE.split("```toml\n")[1:] if "[[limits]]" in text.split("```")[0]]
-
-
-class TestExport:
-    @pytest.mark.parametrize("text", [*EXAMPLES, SAMPLE.read_text(encoding="utf-8")])
-    def test_makes_the_same_limits_when_it_is_read_again(
-        self, api: Any, sluice: Sluice, file: Callable[..., str], text: str
-    ) -> None:
-        rules = compose(load(file(text), {}, Flags())).rule_set
-        rows = rows_of(rules)
-        api.answers["GET /rules"] = (200, {"rows": rows, "total": len(rows)})
-        api.answers["GET /diff"] = NOTHING_EDITED
-        api.answers["GET /switches"] = SWITCHED_ON
-        exported = sluice("limits", "export").out
-        assert written(compose(load(file(exported), {}, Flags())).rule_set) == written(rules)
-        as_json = json.loads(sluice("limits", "export", "--format", "json").out)
-        assert as_json == {key: tomllib.loads(exported)[key] for key in ("limits",)}
-
-    def test_says_who_edited_what_and_what_a_file_cannot_say(
-        self, api: Any, sluice: Sluice, entry: Make, file: Callable[..., str]
-    ) -> None:
-        rules = compose(load(file(), {}, Flags())).rule_set
-        rows = rows_of(rules)
-        edited = entry(edit=entry()["edit"] | {"reason": 'two\nlines "\x1b'})
-        off = {"limiting": False, "configured": True, "edit": None, "etag": "e"}
-        api.answers["GET /rules"] = (200, {"rows": rows, "total": len(rows)})
-        api.answers["GET /diff"] = (200, {"limits": [edited], "total": 1, "etag": "all"})
-        api.answers["GET /switches"] = (200, {"switches": [{"kind": "all"} | off, {"kind": "topic"} | off]})
-        text = sluice("limits", "export", "--edits-only").out
-        assert [each["name"] for each in tomllib.loads(text)["limits"]] == ["orders"]
-        lines = text.splitlines()
-        assert lines[1:3] == ["# Switched off, which a file cannot say: topic", "limiting = false"]
-        assert lines[4].startswith("# change 17 by ada, ")
-        assert lines[4].endswith('two\\nlines "\\x1b')
-        assert compose(load(file(text), {}, Flags())).settings.limiting is False
-
-
-@given(
-    st.one_of(
-        st.text(st.characters(exclude_categories=["Cs"])),
-        st.floats(allow_nan=False, allow_infinity=False),
-        st.booleans(),
-        st.integers(-(2**53), 2**53),
-        st.lists(st.sampled_from(["mon", "tue"])),
-    )
-)
-def test_a_value_is_read_as_it_was_written(value: Any) -> None:
-    assert tomllib.loads(f"value = {toml(value)}")["value"] == value
+def test_an_export_is_printed_as_it_comes_or_as_json(api: Any, sluice: Sluice) -> None:
+    text = '# all\n\n[[limits]]\nkind = "topic"\nname = "a\\u001b"\nrate = 5\n'
+    api.answers["GET /export"] = (200, {"text": text})
+    assert sluice("limits", "export", "--edits-only").out == text
+    assert api.asked[0].query == {"edits_only": "1"}
+    assert json.loads(sluice("limits", "export", "--json").out) == {
+        "limits": [{"kind": "topic", "name": "a\x1b", "rate": 5}]
+    }

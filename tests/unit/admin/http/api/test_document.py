@@ -118,6 +118,7 @@ OPERATIONS = {
     "PUT /switches/{kind}": "set_switch",
     "DELETE /switches/{kind}": "unset_switch",
     "GET /rules": "list_rules",
+    "GET /export": "export_limits",
     "GET /explain": "explain",
     "GET /audit": "list_changes",
     "GET /audit/{id}": "get_change",
