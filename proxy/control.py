@@ -25,91 +25,57 @@ from proxy.stats.snapshot import (
 
 
 class Event(msgspec.Struct, frozen=True):
-    """Something an operator may want to hear of at once.
+    """Something an operator may want to hear of at once."""
 
-    Attributes:
-        kind: ``rules``, ``opened``, ``closed``, ``alarm``, ``drain``.
-        at_ns: monotonic time.
-        detail: what changed, in plain words and figures.
-    """
-
+    # ``rules``, ``opened``, ``closed``, ``alarm``, ``drain``.
     kind: Literal["rules", "opened", "closed", "alarm", "drain"]
     at_ns: int
-    detail: Mapping[str, str | int]
+    detail: Mapping[str, str | int]  # what changed, in plain words and figures
 
 
 LimitCommandVerb = Literal["view_limits", "update_limit"]
 
 
 class LimitCommand(msgspec.Struct, frozen=True):
-    """What a client asks of Sluice itself in the broker's own protocol, where its listener lets it.
+    """A client's question to Sluice itself in the broker's own protocol, where its listener allows that.
 
-    Attributes:
-        id: names it in ``DataPath.reply``.
-        listener: the listener that the client came through.
-        peer: the client's ``address:port``.
-        verb: ``view_limits`` wants all limits of the kinds that the protocol shows; ``update_limit`` a change.
-        kind: of what is to be changed.
-        name: of what is to be changed, as rules write it.
-        rate_per_s: the new limit.
+    ``view_limits`` wants all limits of the kinds that the protocol shows, ``update_limit`` a change.
     """
 
-    id: int
+    id: int  # for ``DataPath.reply``
     listener: str
     peer: str
     verb: LimitCommandVerb
     kind: str = ""
-    name: str = ""
+    name: str = ""  # as rules write it
     rate_per_s: float = 0.0
 
 
 class ListedLimit(msgspec.Struct, frozen=True):
-    """One limit as ``view_limits`` is told.
-
-    Attributes:
-        kind: of what is limited.
-        name: its name.
-        rate_per_s: its limit; None is unlimited.
-        last_wait_us: the wait that was last stated to a client, in microseconds; 0 if none was.
-        last_refused_ms: when that was, in milliseconds since 1970; 0 if it never was.
-    """
+    """One limit as ``view_limits`` is told."""
 
     kind: str
     name: str
-    rate_per_s: float | None
-    last_wait_us: int
-    last_refused_ms: int
+    rate_per_s: float | None  # its limit; None is unlimited
+    last_wait_us: int  # the wait that was last stated to a client, in microseconds; 0 if none was
+    last_refused_ms: int  # when that was, in milliseconds since 1970; 0 if it never was
 
 
 class LimitCommandReply(msgspec.Struct, frozen=True):
-    """The answer to a LimitCommand.
+    """The answer to a LimitCommand."""
 
-    Attributes:
-        error: why it was not done, for people; empty if it was.
-        version: of the rules in force.
-        limits: what ``view_limits`` asked for.
-    """
-
-    error: str = ""
-    version: int = 0
+    error: str = ""  # for people; empty if it was done
+    version: int = 0  # of the active rules
     limits: tuple[ListedLimit, ...] = ()
 
 
 class Cleared(msgspec.Struct, frozen=True):
-    """What was cleared by a reset.
-
-    Attributes:
-        limiters: how many.
-        debt_messages: what they owed, in messages or requests.
-        debt_bytes: what they owed in bytes.
-        open_breakers: how many of their breakers, and of their shares', were open.
-        shares: fair shares that ended.
-    """
+    """What a reset cleared; messages include requests."""
 
     limiters: int = 0
     debt_messages: float = 0.0
     debt_bytes: float = 0.0
-    open_breakers: int = 0
+    open_breakers: int = 0  # also those of shares
     shares: int = 0
 
 
@@ -126,31 +92,19 @@ class DataPath(Protocol):
     async def reset(self, kind: str, name: str) -> Cleared:
         """Reset limiters, so that they are full and closed.
 
-        Args:
-            kind: of what is limited, or ``total``.
-            name: of one resource or scope; of a total ``KIND:PATTERN``; or a pattern: of all names for which its rule
-                is in force.
+        ``name`` is that of one resource or scope, ``KIND:PATTERN`` of a total, or a pattern: all names under its active
+        rule.
         """
 
     async def snapshot(self, *, whole: bool = True) -> Snapshot:
-        """Return the counters of this moment; they are the caller's own.
+        """Return the present counters, with ``whole`` those for each resource, rule and connection, too."""
 
-        Args:
-            whole: with the fields that have an entry for each resource, rule or connection; without, it is cheap.
-        """
-
-    async def totals(self) -> ResourceCounts:
-        """Return the sum of the counts of all resources."""
+    async def totals(self) -> ResourceCounts: ...
 
     def resources(self, since_ns: int = 0) -> Iterator[ResourceState]:
-        """Go through what was asked for since that monotonic time; only on a thread of ``proxy.common.threads``.
+        """Go through resources asked for since that monotonic time; only on a thread of ``proxy.common.threads``."""
 
-        Args:
-            since_ns: 0 is everything known.
-        """
-
-    async def connections(self) -> tuple[ConnectionState, ...]:
-        """Return the open connections."""
+    async def connections(self) -> tuple[ConnectionState, ...]: ...
 
     async def close_connection(self, connection_id: int, reason: str) -> bool:
         """Close one connection; returns whether it was there."""
@@ -158,8 +112,7 @@ class DataPath(Protocol):
     async def flow(self, most_connections: int = 100) -> FlowState:
         """Return what waits for what, and which stage is the bottleneck."""
 
-    async def confirms(self) -> tuple[ConfirmState, ...]:
-        """Return how messages are confirmed where a rule says ``after_consume``, by destination."""
+    async def confirms(self) -> tuple[ConfirmState, ...]: ...
 
     async def spool(self, most_resources: int = 100) -> SpoolState | None:
         """Return what the spool holds; None if there is no spool."""
@@ -183,15 +136,14 @@ class DataPath(Protocol):
     async def take_traffic(self, *, unfinished: bool = False) -> tuple[TrafficSecond, ...]:
         """Return the outcomes of requests in complete seconds that were not taken yet, in order of time.
 
-        Recording begins with the first call. Seconds without requests are left out. A bounded number of seconds is
-        kept for a late caller; then the last one is prolonged. Nothing is lost if the call is cancelled.
+        Recording begins with the first call. Seconds without requests are left out. A bounded number of seconds is kept
+        for a late caller; then the last one is prolonged. Nothing is lost if the call is cancelled.
 
         Args:
             unfinished: with the current second so far; its rest is returned later as one of its own.
         """
 
-    async def probe_brokers(self) -> tuple[BrokerReach, ...]:
-        """Try to connect to each listener's broker."""
+    async def probe_brokers(self) -> tuple[BrokerReach, ...]: ...
 
     def events(self) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
         """Subscribe; a slow subscriber loses the oldest events."""
@@ -211,16 +163,12 @@ class DataPath(Protocol):
         The sockets stay open: new clients wait for the other process. Requests in flight or held are finished; call
         ``drain`` or ``go_on`` next. If the spool is in use, all connections end at once, since the other process has
         the spool's messages.
-
-        Args:
-            grace_s: the argument of ``drain``.
         """
 
     async def go_on(self) -> None:
         """Accept clients and open the spool again, after a ``hand_over`` that failed."""
 
-    async def save_limits(self) -> SavedLimits:
-        """Return the state of all limits, after a drain."""
+    async def save_limits(self) -> SavedLimits: ...
 
     def spent_since(self, saved: SavedLimits) -> list[Spent]:
         """Return what was spent of the limits since ``hand_over``, minus the reserve set aside then."""

@@ -16,8 +16,8 @@ more request to the bound.
 
 **Edits.** The bound holds over changes of rate and capacity, with the largest capacity of that stretch. Time at rate 0
 counts at the rate that follows. After a raise, a full bucket is full. A lower limit scales the stored permits down, as
-Guava's ``setRate`` does, so it creates no debt. The missing permits that this cuts off are remembered as *forgiven*:
-no raise gives them back before time has. So alternating edits give nobody a second burst.
+Guava's ``setRate`` does, so it creates no debt. The missing permits that this cuts off are remembered as *forgiven*: no
+raise gives them back before time has. So alternating edits give nobody a second burst.
 """
 
 from limiter.buckets.cell import Cell
@@ -109,10 +109,8 @@ def free_at_ns(stored_upermits: int, at_ns: int, rate_upermits_per_s: int) -> in
 # closed. With a break no longer than the burst the bucket is full when the breaker closes, so a saturated limiter still
 # admits its rate on average. A break of 0 never opens.
 def is_open(next_free_ns: int | None, break_ns: int, now_ns: int) -> bool:
-    """Say whether a breaker refuses everything at ``now_ns``."""
     return next_free_ns is not None and now_ns - next_free_ns < break_ns
 
 
 def closes_at_ns(next_free_ns: int, break_ns: int) -> int:
-    """Return when a breaker that is open, or about to open, closes."""
     return next_free_ns + break_ns

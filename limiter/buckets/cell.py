@@ -11,19 +11,7 @@ from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT
 
 
 class Cell:
-    """The state of a limiter.
-
-    Attributes:
-        rate_upermits_per_s: refill in micro-permits per second; 0 never refills.
-        capacity_upermits: the most that can be stored.
-        stored_upermits: the balance at ``at_ns``; negative is a debt.
-        forgiven_upermits: how much more would be missing had the capacity never been lowered.
-        max_debt_upermits: the largest debt that one request may leave.
-        at_ns: the time of the balance. Never moves back.
-        open_next_free_ns: the breaker: when the bucket would have admitted again as it opened; None is closed.
-        asked_ns: when it was last used.
-        retired: another limiter has replaced it.
-    """
+    """The state of a limiter."""
 
     __slots__ = (
         "asked_ns",
@@ -39,16 +27,17 @@ class Cell:
 
     def __init__(self) -> None:
         self.rate_upermits_per_s = self.capacity_upermits = self.stored_upermits = 0
-        self.forgiven_upermits = self.max_debt_upermits = self.at_ns = self.asked_ns = 0
+        self.forgiven_upermits = 0  # how much more would be missing had the capacity never been lowered
+        self.max_debt_upermits = self.at_ns = self.asked_ns = 0
+        # The breaker: when the bucket would have admitted again as it opened; None is closed.
         self.open_next_free_ns: int | None = None
-        self.retired = False
+        self.retired = False  # another limiter has replaced it
 
     def refill(self, now_ns: int) -> int:
         """Bring the balance up to ``now_ns`` and return it, in micro-permits.
 
         Time that did not make a whole micro-permit is kept, so frequent calls lose less than a nanosecond each. A clock
-        that
-        runs backwards refills nothing.
+        that runs backwards refills nothing.
         """
         elapsed_ns = now_ns - self.at_ns
         if elapsed_ns <= 0:

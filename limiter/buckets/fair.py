@@ -58,15 +58,7 @@ _NEVER_NS: Final = 2**63
 
 
 class _Split(NamedTuple):
-    """What is admitted of a batch, and from where.
-
-    Attributes:
-        admitted: how many from the front.
-        own: permits taken from the share.
-        pooled: permits taken from the pool.
-        stored: micro-permits left in the share.
-        pool: micro-permits left in the pool.
-    """
+    """What is admitted of a batch, and from where; ``stored`` and ``pool`` are the micro-permits left."""
 
     admitted: int
     own: int
@@ -76,14 +68,7 @@ class _Split(NamedTuple):
 
 
 class FairShare(Gate):
-    """One key's share of a fair limiter. Valid for decisions at the time at which it was asked for.
-
-    Attributes:
-        key: who asks.
-        seen_ns: when it last asked.
-        open_next_free_ns: as in ``Cell``, for share or pool. Also kept without a break, as it saves looking into the
-            pool.
-    """
+    """One key's share of a fair limiter. Valid for decisions at the time at which it was asked for."""
 
     __slots__ = ("key", "seen_ns", "total")
 
@@ -95,17 +80,14 @@ class FairShare(Gate):
         self.seen_ns = now_ns
 
     def admits(self, now_ns: int, before: int, permits: int) -> bool:
-        """Refill; say whether the share alone surely admits requests that cost ``permits``."""
         self.total.refill(now_ns)
         return super().admits(now_ns, before, permits)
 
     def spend(self, permits: int) -> None:
-        """Take ``permits`` off the share and the total. The caller has refilled both."""
         super().spend(permits)
         self.total.spend(permits)
 
     def check(self, now_ns: int, costs: Sequence[int]) -> Admission:
-        """Say how many requests from the front would be admitted, without any effect."""
         count = len(costs)
         if not count:
             return Admission(0, 0)
@@ -132,7 +114,6 @@ class FairShare(Gate):
         return Admission(admitted, self._wait_us(now_ns, next_free_ns, own + pooled))
 
     def commit(self, now_ns: int, costs: Sequence[int]) -> None:
-        """Spend what ``check`` has admitted at the same ``now_ns``, or a prefix of it."""
         if not costs:
             return
         stays_open = self._stays_open(now_ns)
@@ -178,7 +159,7 @@ class FairShare(Gate):
         return _Split(admitted, own, pooled, stored, pool)
 
     def refuse(self, now_ns: int) -> int:
-        """Open the share's breaker and remember the refusal. The wait assumes that no other key borrows or arrives."""
+        """The wait assumes that no other key borrows or arrives."""
         total = self.total
         if not total.rate_upermits_per_s:
             wait_us = total.refuse_all_wait_us()
@@ -192,14 +173,12 @@ class FairShare(Gate):
         return wait_us
 
     def refuse_alone(self, now_ns: int, permits: int) -> int:
-        """Remember the refusal of one request that costs too much; the wait is 1 s if it depends on other keys."""
         total = self.total
         total.last_refused_ns = now_ns
         total.last_wait_us = wait_us = self.wait_us_alone(now_ns, permits)
         return wait_us
 
     def charge(self, now_ns: int, permits: int) -> None:
-        """Debit ``permits`` after the fact from whatever would admit a request now, or else from the share."""
         if permits < 0:
             raise ValueError(f"cannot spend {permits} permits: a cost is zero or more")
         stays_open = self._stays_open(now_ns)
@@ -210,20 +189,17 @@ class FairShare(Gate):
             self.follow_debt(now_ns)
 
     def affords(self, now_ns: int, price: int, most: int) -> int:
-        """Say how many requests of one price would be admitted, without any effect."""
         if not self.total.rate_upermits_per_s or (self.open_next_free_ns is not None and self.is_open(now_ns)):
             return 0
         return min(most, sum(self._afforded(now_ns, price)))
 
     def _afforded(self, now_ns: int, price: int) -> tuple[int, int]:
-        """Return how many requests the share admits, and how many the pool."""
         return (
             afforded(self.settled(now_ns)[0], self.max_debt_upermits, price),
             afforded(self.total.pool_upermits(now_ns), self.rule.max_debt_upermits, price),
         )
 
     def take(self, now_ns: int, price: int, count: int) -> None:
-        """Spend what ``affords`` has said yes to at the same ``now_ns``, or less of it; first of the share."""
         self.close_if_due(now_ns)
         own = min(count, self._afforded(now_ns, price)[0])
         self.refill(now_ns)
@@ -240,7 +216,6 @@ class FairShare(Gate):
             self.open_next_free_ns = None
 
     def wait_us_behind(self, now_ns: int, permits: int, cost: int = 1) -> int:
-        """Return the wait of a request behind others of this key, if no other key borrows."""
         if not self.total.rate_upermits_per_s:
             return self.total.refuse_all_wait_us()
         needed = permits * UPERMITS_PER_PERMIT
@@ -267,7 +242,6 @@ class FairShare(Gate):
         return until_us(now_ns, at_ns - (-(floor - stored) * NS_PER_S // self.rate_upermits_per_s))
 
     def is_open(self, now_ns: int) -> bool:
-        """Say whether the breaker is open at ``now_ns``; it is not while the total is full."""
         total = self.total
         return (
             is_open(self.open_next_free_ns, total.rule.break_ns, now_ns)
@@ -314,14 +288,12 @@ class FairShare(Gate):
             self.open_next_free_ns = None
 
     def put(self, now_ns: int, rate_upermits_per_s: int, capacity_upermits: int) -> None:
-        """Set the share's part of the limit; the caller has refilled."""
         self.at_ns = max(self.at_ns, now_ns)
         self.rate_upermits_per_s = rate_upermits_per_s
         self.capacity_upermits = capacity_upermits
         self.max_debt_upermits = debt_upermits(rate_upermits_per_s, self.rule.max_debt_ns)
 
     def close_if_due(self, now_ns: int) -> None:
-        """Close the breaker if it is time to, or if there is none."""
         if not self.rule.break_ns:
             self.open_next_free_ns = None
         self._stays_open(now_ns)
@@ -332,7 +304,6 @@ class FairShare(Gate):
             self.open_next_free_ns = max(self.open_next_free_ns, self.ready_ns(now_ns))
 
     def state(self, now_ns: int) -> ShareState:
-        """Return what an operator sees at ``now_ns``; changes nothing."""
         return ShareState(
             key=self.key,
             stored_permits=self.settled(now_ns)[0] / UPERMITS_PER_PERMIT,
@@ -384,7 +355,6 @@ class FairShare(Gate):
         return max(ready_ns, now_ns)
 
     def fills_in_ns(self, now_ns: int) -> int:
-        """Return how long the share takes to fill; not at rate 0."""
         missing = self.capacity_upermits - self.settled(now_ns)[0]
         return -(-missing * NS_PER_S // self.rate_upermits_per_s)
 
@@ -398,15 +368,13 @@ class FairLimiter(Limiter):
         super().__init__(resource, rule, now_ns)
         self._shares: dict[str, FairShare] = {}
         # The keys of the debt are unknown. Admitting new keys on credit would let toggling ``fair_by`` admit one
-        # request
-        # of each key every time.
+        # request of each key every time.
         self._owes_together = False
         # No key stops being active before this.
         self._look_ns = _NEVER_NS
 
     @property
     def shares(self) -> Sequence[FairShare]:
-        """The shares of the active keys."""
         return list(self._shares.values())
 
     def share(self, key: str, now_ns: int) -> Gate:
@@ -440,8 +408,7 @@ class FairLimiter(Limiter):
         """Switch to another rule; the shares follow the total.
 
         A raised limit closes the breakers of shares that can spend again. Keys of another ``fair_by``, or beyond a
-        lower
-        ``max_fair_keys``, stay until they are inactive.
+        lower ``max_fair_keys``, stay until they are inactive.
         """
         for share in self._shares.values():
             share.close_if_due(now_ns)
@@ -509,7 +476,6 @@ class FairLimiter(Limiter):
         return idle_at_ns
 
     def state(self, now_ns: int) -> LimiterState:
-        """Return what an operator sees at ``now_ns``; changes nothing."""
         shares = tuple(share.state(now_ns) for share in self._shares.values())
         return super().state(now_ns)._replace(shares=shares)
 

@@ -44,17 +44,12 @@ REFUSE_ALL_WAIT_US: Final = 1_000_000
 
 
 class Admission(NamedTuple):
-    """A limiter's answer to a batch.
-
-    Attributes:
-        admitted: how many requests from the front are admitted.
-        wait_us: microseconds, rounded up, until a request would be admitted; 0 if all are.
-        alone: how many of the next requests are refused alone, for their size. The caller checks the rest again.
-            0: the next one stops all behind it.
-    """
+    """A limiter's answer to a batch."""
 
     admitted: int
-    wait_us: int
+    wait_us: int  # microseconds, rounded up, until a request would be admitted; 0 if all are
+    # How many of the next requests are refused alone, for their size. The caller checks the rest again. 0: the next one
+    # stops all behind it.
     alone: int = 0
 
 
@@ -62,18 +57,12 @@ class Gate(Bucket, ABC):
     """A limiter, or one caller's share of it.
 
     At one ``now_ns``, ``check``, then ``commit`` and ``refuse``, do exactly what single requests one after another
-    would.
-    A yes of ``admits`` is spent with ``spend`` before any other call; after a no, ``check`` decides.
-
-    Attributes:
-        resource: what is limited, or the overflow of its kind.
-        rule: the active rule.
-        key: the key of the share; empty for a limiter.
+    would. A yes of ``admits`` is spent with ``spend`` before any other call; after a no, ``check`` decides.
     """
 
     __slots__ = ("resource", "rule")
 
-    key: str
+    key: str  # the key of the share; empty for a limiter
 
     def __init__(self, resource: Resource, rule: Rule, now_ns: int) -> None:
         super().__init__(rule.rate_upermits_per_s, rule.capacity_upermits, now_ns)
@@ -91,18 +80,13 @@ class Gate(Bucket, ABC):
 
     @abstractmethod
     def refuse(self, now_ns: int) -> int:
-        """Open the breaker and remember the refusal; spend nothing.
-
-        Returns:
-            Microseconds, rounded up, until a request would be admitted.
-        """
+        """Open the breaker and remember the refusal; return the wait in microseconds, rounded up."""
 
     @abstractmethod
     def refuse_alone(self, now_ns: int, permits: int) -> int:
-        """Remember the refusal of one request that costs too much; leave the breaker as it is.
+        """Remember the refusal of one request that costs too much; return its wait in microseconds.
 
-        Returns:
-            Microseconds, rounded up, until it would be admitted; 1 s if never.
+        1 s if it is endless.
         """
 
     @abstractmethod
@@ -115,10 +99,9 @@ class Gate(Bucket, ABC):
 
     @abstractmethod
     def wait_us_behind(self, now_ns: int, permits: int, cost: int = 1) -> int:
-        """Return the wait of a request behind others that cost ``permits``, without a breaker.
+        """Return the wait behind others that cost ``permits``, without a breaker, in microseconds, rounded up.
 
-        Returns:
-            Microseconds, rounded up; 0 if it would be admitted at once, the refuse-all wait at rate 0.
+        0 if it would be admitted at once, the refuse-all wait at rate 0.
         """
 
     @abstractmethod
@@ -175,43 +158,24 @@ _ALL_ADMITTED: Final = tuple(Admission(count, 0) for count in range(257))
 
 
 class ShareState(NamedTuple):
-    """What an operator sees of one caller's share now.
-
-    Attributes:
-        key: who asks.
-        stored_permits: kept for that caller alone; negative is a debt.
-        open: whether the share's breaker refuses everything.
-        wait_us: the wait of a request; 0 if it would be admitted.
-    """
+    """What an operator sees of one caller's share now."""
 
     key: str
-    stored_permits: float
+    stored_permits: float  # kept for that caller alone; negative is a debt
     open: bool
     wait_us: int
 
 
 class LimiterState(NamedTuple):
-    """What an operator sees of a limiter now.
-
-    Attributes:
-        resource: what is limited.
-        rule: the name of the active rule.
-        rate_per_s: permits per second.
-        stored_permits: negative is a debt.
-        open: whether the breaker refuses everything.
-        wait_us: the wait of a request; 0 if it would be admitted.
-        last_refused_ns: the last refusal, or shadow refusal; None if there was none.
-        last_wait_us: the wait stated then.
-        shares: the shares of callers, if the limit is fair.
-    """
+    """What an operator sees of a limiter now."""
 
     resource: Resource
     rule: str
     rate_per_s: float
-    stored_permits: float
+    stored_permits: float  # negative is a debt
     open: bool
     wait_us: int
-    last_refused_ns: int | None
+    last_refused_ns: int | None  # the last refusal, or shadow refusal; None if there was none
     last_wait_us: int
     shares: tuple[ShareState, ...] = ()
 
@@ -220,11 +184,6 @@ class Limiter(Gate):
     """The live limit of one resource: a bucket with a breaker in front. Starts full and closed.
 
     It is a bucket rather than having one, since a hundred thousand may live: one object takes half the memory of two.
-
-    Attributes:
-        last_refused_ns: when a request was last refused; None if none was.
-        last_wait_us: the wait that was stated then.
-        epoch: the registry's swap of rules up to which the limiter is up to date.
 
     Raises:
         ValueError: the rule does not limit.
@@ -243,7 +202,7 @@ class Limiter(Gate):
         super().__init__(resource, rule, now_ns)
         self.last_refused_ns: int | None = None
         self.last_wait_us = 0
-        self.epoch = 0
+        self.epoch = 0  # the registry's swap of rules up to which the limiter is up to date
         self.asked_ns = now_ns
 
     def acquire(self, now_ns: int, costs: Sequence[int]) -> Admission:
@@ -270,7 +229,6 @@ class Limiter(Gate):
         return admission
 
     def check(self, now_ns: int, costs: Sequence[int]) -> Admission:
-        """Say what ``acquire`` would, without any effect."""
         if not costs:
             return Admission(0, 0)
         next_free_ns = self.open_next_free_ns
@@ -299,12 +257,10 @@ class Limiter(Gate):
         return Admission(admitted, self._wait_us(now_ns, free_at_ns(left, at_ns, self.rate_upermits_per_s)))
 
     def commit(self, now_ns: int, costs: Sequence[int]) -> None:
-        """Spend what ``check`` has admitted at the same ``now_ns``, or a prefix of it."""
         if costs:
             self.charge(now_ns, sum(costs))
 
     def refuse(self, now_ns: int) -> int:
-        """Open the breaker and remember the refusal; spend nothing."""
         if not self.rate_upermits_per_s:
             wait_us = self.refuse_all_wait_us()
         else:
@@ -320,7 +276,6 @@ class Limiter(Gate):
         return wait_us
 
     def refuse_alone(self, now_ns: int, permits: int) -> int:
-        """Remember the refusal of a single request that costs too much."""
         if self.open_next_free_ns is None or not self._stays_open(now_ns):
             self.refill(now_ns)
         self.last_refused_ns = now_ns
@@ -328,7 +283,6 @@ class Limiter(Gate):
         return wait_us
 
     def charge(self, now_ns: int, permits: int) -> None:
-        """Debit ``permits`` after the fact, into debt if need be, however deep."""
         if permits < 0:
             raise ValueError(f"cannot spend {permits} permits: a cost is zero or more")
         # Also for no permits: with other limiters or alone, the balance ends the same to the nanosecond.
@@ -337,7 +291,6 @@ class Limiter(Gate):
         self._follow_debt(now_ns)
 
     def wait_us_behind(self, now_ns: int, permits: int, cost: int = 1) -> int:
-        """Return how long a request of that cost would wait if others that cost ``permits`` came before it."""
         if not self.rate_upermits_per_s:
             return self.refuse_all_wait_us()
         stored, at_ns = self.settled(now_ns)
@@ -349,17 +302,14 @@ class Limiter(Gate):
         return until_us(now_ns, self._stored_from_ns(free_at_ns(left, at_ns, self.rate_upermits_per_s)))
 
     def affords(self, now_ns: int, price: int, most: int) -> int:
-        """Say how many requests of one price would be admitted, without any effect."""
         if not self.rate_upermits_per_s or is_open(self.open_next_free_ns, self.rule.break_ns, now_ns):
             return 0
         return min(most, afforded(self.settled(now_ns)[0], self.rule.max_debt_upermits, price))
 
     def take(self, now_ns: int, price: int, count: int) -> None:
-        """Spend what ``affords`` has said yes to at the same ``now_ns``, or less of it."""
         self.charge(now_ns, count * price)
 
     def give_back(self, now_ns: int, permits: int) -> None:
-        """Put back what was spent and not used."""
         self.stored_upermits = min(self.capacity_upermits, self.refill(now_ns) + permits * UPERMITS_PER_PERMIT)
         self._follow_debt(now_ns)
 
@@ -369,7 +319,6 @@ class Limiter(Gate):
         self._follow_debt(now_ns)
 
     def price_upermits(self, now_ns: int, permits: int) -> int:  # noqa: ARG002 - for limiters whose prices change
-        """Return what ``permits`` take off the balance at ``now_ns``."""
         return permits * UPERMITS_PER_PERMIT
 
     def share(self, key: str, now_ns: int) -> Gate:  # noqa: ARG002 - for limiters that tell callers apart
@@ -413,7 +362,6 @@ class Limiter(Gate):
         return max(full_at_ns, closes_at_ns(self.open_next_free_ns, self.rule.break_ns))
 
     def state(self, now_ns: int) -> LimiterState:
-        """Return what an operator sees at ``now_ns``; changes nothing."""
         stored, _ = self.settled(now_ns)
         return LimiterState(
             resource=self.resource,

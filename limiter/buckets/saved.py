@@ -27,20 +27,12 @@ class SavedShare(NamedTuple):
 
 
 class SavedLimiter(NamedTuple):
-    """One limiter. Fields without a description are those of ``Cell``, ``Limiter`` and ``WarmUpLimiter``.
-
-    Attributes:
-        kind: of the resource.
-        name: of the resource.
-        rule: the bare name of the active rule.
-        shared: it is the overflow limiter of that rule.
-        shares: those of a ``FairLimiter``.
-    """
+    """One limiter. Fields without a description are those of ``Cell``, ``Limiter`` and ``WarmUpLimiter``."""
 
     kind: str
     name: str
-    rule: str
-    shared: bool
+    rule: str  # the bare name of the active rule
+    shared: bool  # it is the overflow limiter of that rule
     rate_upermits_per_s: int
     capacity_upermits: int
     stored_upermits: int
@@ -55,7 +47,6 @@ class SavedLimiter(NamedTuple):
 
     @property
     def resource(self) -> Resource:
-        """The resource it limits."""
         return Resource(self.kind, self.name)
 
     def balance_upermits(self, now_ns: int) -> int:

@@ -31,27 +31,21 @@ _COLD_FACTOR: Final = 3
 
 
 class WarmUpLimiter(Limiter):
-    """The live limit of one resource under a rule with ``warm_up_s``, which has no breaker. Starts cold.
-
-    Attributes:
-        cold_upermits: Guava's ``storedPermits``, in micro-permits: how cold it is at ``at_ns``.
-        coldest_upermits: Guava's ``maxPermits``.
-    """
+    """The live limit of one resource under a rule with ``warm_up_s``, which has no breaker. Starts cold."""
 
     __slots__ = ("cold_upermits", "coldest_upermits")
 
     def __init__(self, resource: Resource, rule: Rule, now_ns: int) -> None:
         super().__init__(resource, rule, now_ns)
-        self.coldest_upermits = _coldest_upermits(rule)
+        self.coldest_upermits = _coldest_upermits(rule)  # Guava's ``maxPermits``
+        # Guava's ``storedPermits``, in micro-permits: how cold it is at ``at_ns``.
         self.cold_upermits = self.coldest_upermits
 
     def admits(self, now_ns: int, before: int, permits: int) -> bool:
-        """Refill; say whether requests that cost ``permits`` would surely be admitted."""
         left = self.refill(now_ns) - self._price(self.cold_upermits, before)
         return left > 0 and left - (permits - before) * UPERMITS_PER_PERMIT >= -self.rule.max_debt_upermits
 
     def check(self, now_ns: int, costs: Sequence[int]) -> Admission:
-        """Say what ``acquire`` would, without any effect."""
         if not costs:
             return Admission(0, 0)
         if not self.rate_upermits_per_s:
@@ -73,7 +67,6 @@ class WarmUpLimiter(Limiter):
         return Admission(admitted, self._wait_us(now_ns, next_free_ns))
 
     def affords(self, now_ns: int, price: int, most: int) -> int:
-        """Say how many requests of one price would be admitted, without any effect."""
         if not self.rate_upermits_per_s:
             return 0
         stored, cold = self.settled(now_ns)[0], self._settled_cold(now_ns)
@@ -93,21 +86,17 @@ class WarmUpLimiter(Limiter):
         self.cold_upermits = min(self.coldest_upermits, self.cold_upermits + permits * UPERMITS_PER_PERMIT)
 
     def price_upermits(self, now_ns: int, permits: int) -> int:
-        """Return what ``permits`` take off the balance at ``now_ns``."""
         return self._price(self._settled_cold(now_ns), permits)
 
     def refill(self, now_ns: int) -> int:
-        """Bring balance and coldness up to ``now_ns``; return the balance."""
         self.cold_upermits = self._settled_cold(now_ns)
         return super().refill(now_ns)
 
     def spend(self, permits: int) -> None:
-        """Take the price of ``permits`` off the balance. The caller has refilled."""
         self.stored_upermits -= self._price(self.cold_upermits, permits)
         self.cold_upermits = max(0, self.cold_upermits - permits * UPERMITS_PER_PERMIT)
 
     def whole_permits(self) -> int:
-        """Return how many permits can be spent without a debt. The caller has refilled."""
         at_most = range(1, super().whole_permits() + 1)
         return bisect_right(at_most, self.stored_upermits, key=lambda permits: self._price(self.cold_upermits, permits))
 

@@ -1,7 +1,7 @@
 """The counters of one data path: its rows, its seconds, and what each rule did.
 
-Each outcome is counted once, with ``count``. Metrics, page and usage are read from the rows; a second of the
-rejection log is what was added to them in it.
+Each outcome is counted once, with ``count``. Metrics, page and usage are read from the rows; a second of the rejection
+log is what was added to them in it.
 
 Names come from clients, so rows are bounded: a number of names is *labelled*, that is, shown, and another number has a
 row. The rest is counted under ``_other``, where everything without a label is shown. Names spelled out in a rule always
@@ -54,19 +54,12 @@ _KEPT_FULL: Final = 4
 
 
 class LastStop(NamedTuple):
-    """The last refusal or hold of a resource.
+    """The last refusal or hold of a resource."""
 
-    Attributes:
-        refused_ns: monotonic time of the last refusal; None if there was none.
-        wait_us: the wait stated then, in microseconds.
-        rule: the name of the rule that refused.
-        held_ns: monotonic time of the last hold or release; None if there was none.
-    """
-
-    refused_ns: int | None
-    wait_us: int
+    refused_ns: int | None  # monotonic time of the last refusal; None if there was none
+    wait_us: int  # the wait stated then, in microseconds
     rule: str
-    held_ns: int | None
+    held_ns: int | None  # monotonic time of the last hold or release; None if there was none
 
 
 NEVER: Final = LastStop(None, 0, "", None)
@@ -76,12 +69,7 @@ NEVER: Final = LastStop(None, 0, "", None)
 class Usage(NamedTuple):
     """Permits used in a window as a share of what the rate allows; a burst or a debt makes it more than 1.0.
 
-    At rate 0 it is 1.0 if anything was asked, else 0.
-
-    Attributes:
-        used_1s: in the last complete second.
-        used_10s: in the last ten.
-        used_60s: in the last sixty.
+    The windows end with the last complete second. At rate 0 it is 1.0 if anything was asked, else 0.
     """
 
     used_1s: float
@@ -117,11 +105,7 @@ class Accounts:
         max_labels: names that are shown, without pinned ones; also rules.
         max_keys: distinct rule outcomes in a second; see ``Span.judge``.
         max_resources: resources in a second that is handed out, without pinned ones.
-        now_ns: monotonic time of the beginning.
         wall_ns: returns nanoseconds since 1970 UTC; by default the monotonic time.
-
-    Attributes:
-        rules: what each rule did, by its name.
     """
 
     def __init__(
@@ -158,7 +142,6 @@ class Accounts:
         self._ends_ns = self._span.began_ns + _NS_PER_S
 
     def at(self, now_ns: int) -> Second:
-        """Return the second under way, which rows add to."""
         if now_ns >= self._ends_ns:
             self._turn(now_ns)
         return self._span.second
@@ -203,7 +186,6 @@ class Accounts:
             yield from span.steps(self._max_resources, self._pinned)
 
     def put_back(self, taken: Sequence[Span]) -> None:
-        """Take back seconds that could not be used."""
         self._finished[:0] = taken
 
     def row(self, resource: Resource, now_ns: int) -> Row:
@@ -253,7 +235,6 @@ class Accounts:
                 places.order[resource] = row
 
     def _retire(self, row: Row, places: _Places) -> None:
-        """Retire the row of a name; its counts are shown under ``_other``."""
         resource, row.retired = row.resource, True
         del places.rows[resource]
         folded = self._folded.setdefault(resource.kind, Row(Resource(resource.kind, OTHER)))
@@ -297,12 +278,8 @@ class Accounts:
     ) -> None:
         """Count an outcome, or what a rule did, for each of the requests' resources.
 
-        Args:
-            now_ns: the time.
-            resources: of the requests.
-            sender: see ``sender``.
-            what: the outcome; held requests are counted again when they are resolved.
-            amount: of the requests; without a request for a cost that became known afterwards.
+        Held requests are counted again when they are resolved. An ``amount`` without a request is a cost that became
+        known afterwards.
         """
         judged = what if isinstance(what, Judged) else None
         number = NUMBERS[what if not isinstance(what, Judged) else DID[what.verdict]]
@@ -347,7 +324,6 @@ class Accounts:
         sums[judged.verdict] = (requests + amount[0], messages + amount[1])
 
     def let_go(self, now_ns: int, resources: Iterable[Resource]) -> None:
-        """Note that something is no longer held."""
         for resource in resources:
             self._stop(resource, now_ns, None)
 
@@ -418,7 +394,6 @@ def _add(others: dict[str, Row], row: Row) -> None:
 
 
 def _ended(amounts: Amounts) -> bool:
-    """Only requests with a final outcome give their resource a name."""
     return any(any(amount) for number, amount in enumerate(amounts) if number != HELD)
 
 

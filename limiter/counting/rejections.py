@@ -10,9 +10,9 @@ import msgspec
 from limiter.rules.resource import Resource
 
 Outcome = Literal["admitted", "refused", "held", "shadowed", "bypassed", "exempt", "dropped"]
-"""What became of requests. A held request is counted again when it is admitted, shadowed, refused or dropped; all
-other outcomes are counted once. admitted + shadowed + bypassed + exempt went to the broker; with refused + dropped they
-are the demand. A request for credit is held with as many messages as it is then granted; the messages are admitted when
+"""What became of requests. A held request is counted again when it is admitted, shadowed, refused or dropped; all other
+outcomes are counted once. admitted + shadowed + bypassed + exempt went to the broker; with refused + dropped they are
+the demand. A request for credit is held with as many messages as it is then granted; the messages are admitted when
 they come. Requests are counted when they are decided: if a connection breaks, the broker may not have read the last
 ones.
 """
@@ -35,13 +35,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
 
 
 class Amount(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Traffic, written as ``[requests, messages, bytes]``.
-
-    Attributes:
-        requests: of clients.
-        messages: each message of a batch counts.
-        size_bytes: on the wire with framing, as limits count it; consumption is charged by its answer.
-    """
+    """Traffic, written as ``[requests, messages, bytes]``; bytes as limits count them, consumption by its answer."""
 
     requests: Count = 0
     messages: Count = 0
@@ -49,52 +43,29 @@ class Amount(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 def add_up(one: Amount, other: Amount) -> Amount:
-    """Return the sum of both."""
     return Amount(one.requests + other.requests, one.messages + other.messages, one.size_bytes + other.size_bytes)
 
 
 class ResourceSecond(msgspec.Struct, gc=False):
-    """The counts of one resource in one second.
-
-    Attributes:
-        resource: the name is ``_other`` for those beyond the bound.
-        outcomes: without zeros.
-        busy_answers: refusals that were answered; those of one-way requests are silent.
-        languages: requests and refused ones by client language, as the protocol spells it; empty if unknown,
-            ``_other`` beyond a bound.
-        clients: addresses of its clients, up to a bound.
-        more_clients: there were more.
-        repeated: of all outcomes, repeats of messages that were refused a moment ago, by their id.
-        identified: refused and dropped requests with an id, whose repeats will be recognised.
-    """
+    """The counts of one resource in one second."""
 
     resource: Resource
-    outcomes: dict[Outcome, Amount]
-    busy_answers: int
+    outcomes: dict[Outcome, Amount]  # without zeros
+    busy_answers: int  # refusals that were answered; those of one-way requests are silent
+    # Requests and refused ones by client language, as the protocol spells it; empty if unknown, ``_other`` beyond a
+    # bound.
     languages: dict[str, tuple[int, int]]
-    clients: tuple[str, ...]
+    clients: tuple[str, ...]  # addresses of its clients, up to a bound
     more_clients: bool
-    repeated: Amount = Amount()
-    identified: int = 0
+    repeated: Amount = Amount()  # of all outcomes, repeats of messages that were refused a moment ago, by their id
+    identified: int = 0  # refused and dropped requests with an id, whose repeats will be recognised
 
 
 class Rejection(msgspec.Struct, gc=False):
     """What one rule did to one client's requests for one resource in one second.
 
     ``client``, ``producer_group``, ``user`` and ``product`` are ``_other`` beyond a bound, and but for ``client`` empty
-    if
-    unknown.
-
-    Attributes:
-        resource: what the requests were for.
-        client: the client's address.
-        producer_group: as the protocol has it.
-        rule: name of the rule.
-        verdict: what it did.
-        amount: how much of that.
-        wait_max_us: the longest wait stated, in microseconds; 0 for a verdict that states none.
-        user: login of the client.
-        product: name and version of the client.
+    if unknown.
     """
 
     resource: Resource
@@ -103,26 +74,17 @@ class Rejection(msgspec.Struct, gc=False):
     rule: str
     verdict: RejectionVerdict
     amount: Amount
-    wait_max_us: int
+    wait_max_us: int  # the longest wait stated, in microseconds; 0 for a verdict that states none
     user: str = ""
-    product: str = ""
+    product: str = ""  # name and version of the client
 
 
 class TrafficSecond(msgspec.Struct, gc=False):
-    """One second of a data path.
+    """One second of a data path."""
 
-    Attributes:
-        at_s: its beginning, in seconds since 1970 UTC.
-        resources: those with requests.
-        rejections: in no order.
-        other: how often requests were counted under ``_other`` because of a bound.
-        seconds: its length; more than one if it was collected late.
-        stepped_s: how far the wall clock was set forward since the last one; negative: back.
-    """
-
-    at_s: int
+    at_s: int  # its beginning, in seconds since 1970 UTC
     resources: tuple[ResourceSecond, ...]
     rejections: tuple[Rejection, ...]
-    other: int
-    seconds: int = 1
-    stepped_s: int = 0
+    other: int  # how often requests were counted under ``_other`` because of a bound
+    seconds: int = 1  # its length; more than one if it was collected late
+    stepped_s: int = 0  # how far the wall clock was set forward since the last one; negative: back

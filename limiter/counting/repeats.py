@@ -25,22 +25,14 @@ SOON_NS: Final = 10_000_000_000
 
 
 class Repeats(NamedTuple):
-    """What is known of some requests that are decided alike.
-
-    Attributes:
-        requests: how many of them had been refused a moment ago.
-        messages: in these.
-        size_bytes: of these, as they are counted.
-        identified: of those that are refused now, so many carry an id, and a repeat of theirs will be seen.
-    """
+    """What is known of some requests that are decided alike."""
 
     requests: int = 0
     messages: int = 0
     size_bytes: int = 0
-    identified: int = 0
+    identified: int = 0  # of those that are refused now, so many carry an id, and a repeat of theirs will be seen
 
     def and_more(self, more: "Repeats") -> "Repeats":
-        """Return the sum of both."""
         return Repeats(*map(add, self, more))
 
 
@@ -49,11 +41,7 @@ NO_REPEATS: Final = Repeats()
 
 
 class RefusedIds:
-    """The ids of what was refused of late.
-
-    Args:
-        most: ids that are remembered at most, an even number above 0.
-    """
+    """The ids of what was refused recently; ``most`` is an even number above 0."""
 
     __slots__ = ("_began_ns", "_half", "_new", "_old", "_unseen")
 
@@ -67,21 +55,20 @@ class RefusedIds:
         self._unseen = 0
 
     def __len__(self) -> int:
-        """Return how many ids are remembered, old ones that nobody has looked for since included."""
         return len(self._new) + len(self._old)
 
     def see(self, key: int, message_id: bytes, now_ns: int, refused: bool) -> tuple[bool, bool]:  # noqa: FBT001 - once a message
-        """Look whether a message comes again; remember it if it is refused, and forget it if it passes.
+        """Look whether a message comes again; remember it if it is ``refused``, and forget it if it passes.
 
         Args:
             key: hash of its resource.
             message_id: its id, not empty.
             now_ns: the time; never less than before.
-            refused: it is.
+            refused: it is refused now.
 
         Returns:
-            Whether it is known already, that is, comes again; and whether it is refused and a repeat of it will be
-            seen: not so if an id was forgotten for its sake within ``SOON_NS``.
+            Whether it comes again; and whether a repeat of it will be seen, which it will not if an id was forgotten
+            for its sake within ``SOON_NS``.
         """
         number = hash((key, message_id))
         self._grow_old(now_ns)

@@ -35,44 +35,29 @@ _OTHERS: Final = 0
 
 
 class Second:
-    """A stretch of time that is under way, of one second as a rule.
-
-    Args:
-        number: of the second that begins; each has a greater one than the one before.
-
-    Attributes:
-        number: of the second that is under way. It may be raised: then the stretch goes on for another second.
-        began: the number that it began with, which no other stretch has.
-        entries: what was asked for in it, in order of first appearance; each row has one at most.
-    """
+    """The second under way, or a longer stretch of time; each begins with a greater number than the one before."""
 
     __slots__ = ("began", "entries", "number")
 
     def __init__(self, number: int) -> None:
-        self.began = self.number = number
+        self.began = self.number = number  # ``number`` may be raised: then the stretch goes on for another second
+        # What was asked for in it, in order of first appearance; each row has one at most.
         self.entries: list[Entry] = []
 
 
 class Entry:
-    """The counts of one resource in one stretch of time; only its row makes it and adds to it.
-
-    Attributes:
-        resource: whose.
-        told: refusals that were answered.
-        more: there were more senders than are told apart.
-    """
+    """The counts of one resource in one stretch of time; only its row makes it and adds to it."""
 
     __slots__ = ("_figures", "_senders", "more", "resource", "told")
 
     def __init__(self, resource: Resource, figures: list[int], senders: dict[int, list[Any]]) -> None:
         self.resource = resource
-        self.told = 0
-        self.more = False
+        self.told = 0  # refusals that were answered
+        self.more = False  # there were more senders than are told apart
         self._figures = figures
         self._senders = senders
 
     def amounts(self) -> list[tuple[int, int, int]]:
-        """Return requests, messages and bytes by the number of the outcome."""
         return amounts_of(self._figures)
 
     def asked(self) -> list[tuple[object, int, int]]:
@@ -87,16 +72,7 @@ PythonEntry = Entry
 
 
 class Row:
-    """The counters of one resource.
-
-    Attributes:
-        resource: as given.
-        seen_ns: when something was last added; 0 if nothing was. May be set.
-        spent_in: number of the second in which permits were last spent; -1 if none were.
-        retired: another row has replaced it; holders must ask again. Set by the owner of the rows.
-        shared: it stands for many names; holders must ask again each time.
-        looks_until_ns: until then repeats may come. May be set.
-    """
+    """The counters of one resource."""
 
     __slots__ = (
         "_before",
@@ -115,11 +91,11 @@ class Row:
 
     def __init__(self, resource: Resource, *, shared: bool = False) -> None:
         self.resource = resource
-        self.shared = shared
-        self.seen_ns = 0
-        self.spent_in = -1
-        self.retired = False
-        self.looks_until_ns = 0
+        self.shared = shared  # it stands for many names; holders must ask again each time
+        self.seen_ns = 0  # when something was last added; 0 if nothing was. May be set.
+        self.spent_in = -1  # number of the second in which permits were last spent; -1 if none were
+        self.retired = False  # another row has replaced it; holders must ask again. Set by the owner of the rows.
+        self.looks_until_ns = 0  # until then repeats may come. May be set.
         # The second of its entry; a reference to the second itself would keep everything in it.
         self._began: int | None = None
         self._figures = [0] * _FIGURES
@@ -144,15 +120,8 @@ class Row:
     ) -> None:
         """Count an outcome of some requests.
 
-        Args:
-            second: the one under way; never an earlier one than before.
-            now_ns: the time.
-            sender: any object but None; senders are told apart by identity.
-            outcome: its number.
-            requests: how many; 0 for a cost that became known after its request.
-            messages: in them.
-            size_bytes: of them.
-            told: how many refusals were answered.
+        ``second`` is never earlier than before. Senders are told apart by identity. ``requests`` is 0 for a cost that
+        became known after its request. ``told`` is how many refusals were answered.
         """
         self.seen_ns = now_ns
         if self._began != second.began:
@@ -190,12 +159,9 @@ class Row:
         self._before = [*map(operator.add, self._before, chain.from_iterable(amounts))]
 
     def spend(self, second: Second, dimension: int, permits: int) -> None:
-        """Note a question to a limit in this second, and the permits spent; also 0.
+        """Note a question to a limit in this second, and the permits spent, which may be 0.
 
-        Args:
-            second: the one under way; its number never falls.
-            dimension: its number in DIMENSIONS.
-            permits: how many; not negative.
+        ``dimension`` is its number in DIMENSIONS.
         """
         number, ring = second.number, self._rings[dimension]
         if number != self.spent_in:

@@ -50,30 +50,17 @@ NOBODY: Final = Sender("")
 
 
 class Judged(NamedTuple):
-    """What a rule did to some requests.
-
-    Attributes:
-        verdict: what.
-        rule: its name.
-        producer_group: of the requests.
-        wait_us: the wait that was stated.
-        told: how many refusals were answered.
-    """
+    """What a rule did to some requests."""
 
     verdict: RejectionVerdict
     rule: str
     producer_group: str = ""
     wait_us: int = 0
-    told: int = 0
+    told: int = 0  # how many refusals were answered
 
 
 class Span:
-    """One second of the wall clock, a part of one, or several; at_s, seconds and stepped_s are those of TrafficSecond.
-
-    Attributes:
-        began_ns: when it began, on the monotonic clock.
-        second: what rows add to.
-    """
+    """One second of the wall clock, a part of one, or several; figures as in TrafficSecond."""
 
     __slots__ = ("_judged", "_other", "_products", "_repeats", "at_s", "began_ns", "second", "seconds", "stepped_s")
 
@@ -81,7 +68,7 @@ class Span:
         self.at_s = at_s
         self.began_ns = began_ns
         self.stepped_s = stepped_s
-        self.second = second
+        self.second = second  # what rows add to
         self.seconds = 1
         self._other = 0
         #: Requests, messages, bytes and the longest wait, by resource, client, user, product, producer group, rule and
@@ -92,15 +79,13 @@ class Span:
         self._repeats: dict[Resource, Repeats] = {}
 
     def __len__(self) -> int:
-        """Return how much it holds."""
         return len(self.second.entries) + len(self._judged)
 
     def judge(self, resource: Resource, sender: Sender, judged: Judged, amount: Sums, max_keys: int) -> None:
         """Count what a rule did to requests for a resource, under the name of its row.
 
         Up to a bound, keys are complete. Beyond it client, user, product and producer group are ``_other``, beyond
-        twice the
-        bound the resource, too, and in the end the rule. So are all but a few products of one client.
+        twice the bound the resource, too, and in the end the rule. So are all but a few products of one client.
         """
         verdict, rule, group, wait_us, _ = judged
         exact = (resource, sender.address, sender.user, sender.product, group, rule, verdict)

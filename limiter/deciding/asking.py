@@ -19,12 +19,7 @@ _ONES: Final = tuple((1,) * count for count in range(257))
 
 
 class Asking:
-    """Asks limits together.
-
-    Args:
-        delays: decides who must wait.
-        accounts: counts what limits spend.
-    """
+    """Asks limits together."""
 
     def __init__(self, delays: Delays, accounts: Accounts) -> None:
         self._delays = delays
@@ -41,16 +36,11 @@ class Asking:
         held: Held | None = None,
         doubled: bool = False,
     ) -> Decision:
-        """Check all limits, then commit to all; for new requests or for a held one.
+        """Check all limits, then commit to all; for new requests or for the ``held`` one.
 
-        Args:
-            now_ns: the time.
-            parts: the limits.
-            caller: who asks.
-            messages: the costs of the requests in messages, in order; at least one.
-            sizes: their costs in bytes; may be missing if no part limits bytes.
-            held: the held request.
-            doubled: two of the parts may be one limiter, which is then charged for both.
+        ``messages`` and ``sizes`` are the costs in order; ``sizes`` may be missing if no part limits bytes.
+        ``doubled``: two of
+        the parts may be one limiter, which is then charged for both.
         """
         count = len(messages)
         costs_by_unit = (messages, permits_each(count), sizes)
@@ -147,14 +137,6 @@ class Asking:
         """Grant what all limits have in store, the same amount to each, or nothing if that is too little.
 
         Shadow rules restrict nothing; they are charged for what they have.
-
-        Args:
-            now_ns: the time.
-            plan: the limits of the resources.
-            scoped: those of the caller's scopes.
-            caller: who asks.
-            credit: the permits asked for.
-            held: the request, if it waits already.
         """
         parts = plan.enforcing + scoped.enforcing if scoped.enforcing else plan.enforcing
         shadows = plan.shadows + scoped.shadows
@@ -183,7 +165,6 @@ class Asking:
         return Granted(messages)
 
     def _take_all(self, now_ns: int, parts: Sequence[ApplicableLimit], caller: Caller, credit: Credit) -> bool:
-        """Take everything if all limits surely have it; else take nothing."""
         _, most, size_bytes = credit
         if most < credit.least:
             return False
@@ -224,7 +205,6 @@ class Asking:
     def _credit_demands(
         self, now_ns: int, parts: Sequence[ApplicableLimit], caller: Caller, credit: Credit
     ) -> list[CreditDemand]:
-        """Return the limits to ask and the price of a permit in each, at most what it can ever admit at once."""
         prices = (1, 1, credit.size_bytes)
         asked = []
         for part in parts:
@@ -236,7 +216,6 @@ class Asking:
         return asked
 
     def _stopped(self, now_ns: int, admitted: int, stoppers: Sequence[Demand], caller: Caller) -> Decision:
-        """Refuse in the name of those that stop the rest, or report that only delay rules do."""
         stop: Denial | None = None
         for part, gate, _ in stoppers:
             if not part.waits(caller):
@@ -280,12 +259,10 @@ class Asking:
 
 
 def permits_each(count: int) -> Sequence[int]:
-    """Return the costs of this many requests of one permit each."""
     return _ONES[count] if count < len(_ONES) else (1,) * count
 
 
 def _within_reach(demand: Demand) -> Demand:
-    """Cap the costs of requests that cannot be refused at what the limit can ever admit."""
     part, gate, costs = demand
     most = gate.rule.most_permits
     return demand if max(costs) <= most else (part, gate, [min(cost, most) for cost in costs])
@@ -300,7 +277,6 @@ def _distinct_of_credit(asked: Sequence[CreditDemand]) -> list[CreditDemand]:
 
 
 def _distinct(asked: Sequence[Demand]) -> list[Demand]:
-    """Merge parts that are one limiter: it is charged for all of them."""
     times = Counter(gate for _, gate, _ in asked)
     distinct: dict[Gate, Demand] = {}
     for part, gate, costs in asked:

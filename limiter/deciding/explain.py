@@ -15,27 +15,16 @@ from limiter.waiting.holding import Holding
 
 
 class Applied(NamedTuple):
-    """One rule that matches a request, in one dimension.
-
-    Attributes:
-        resource: the resource, scope or total that it limits.
-        rule: as it was written; ``rule.part(dimension)`` is the limit.
-        dimension: ``messages`` where it limits nothing.
-        limits: it limits now.
-        why: why it applies, or why it limits nothing.
-        state: its live limiter as the caller would find it; None if no request has needed one yet.
-        held: requests that wait for it.
-        usage: None if it was not asked in the last minute.
-    """
+    """One rule that matches a request, in one dimension."""
 
     resource: Resource
-    rule: Rule
-    dimension: Dimension
+    rule: Rule  # as it was written; ``rule.part(dimension)`` is the limit
+    dimension: Dimension  # ``messages`` where it limits nothing
     limits: bool
-    why: str
-    state: LimiterState | None
+    why: str  # why it applies, or why it limits nothing
+    state: LimiterState | None  # its live limiter as the caller would find it; None if no request has needed one yet
     held: int
-    usage: Usage | None
+    usage: Usage | None  # None if it was not asked in the last minute
 
 
 def explain(

@@ -65,33 +65,20 @@ PlainLimit = tuple[Cell, Row, int]
 
 
 class PlainDefault(NamedTuple):
-    """The default limit of a kind's names, for the compiled part.
-
-    Attributes:
-        rule: the rule, with its one limit; None if the names are unlimited.
-        bare_name: the rule's.
-        unit: that of the costs.
-        ends: prefixes and suffixes of names that may fall under other rules.
-    """
+    """The default limit of a kind's names, for the compiled part."""
 
     rule: Rule | None
     bare_name: str
     unit: int
-    ends: Sequence[tuple[str, str]]
+    ends: Sequence[tuple[str, str]]  # prefixes and suffixes of names that may fall under other rules
 
 
 class SavedLimits(NamedTuple):
-    """The state of all limits of a process at one moment, for its successor.
-
-    Attributes:
-        at_ns: when, on the monotonic clock.
-        limiters: those that are not as good as new, by dimension.
-        set_aside: what the old process will still spend for what it holds; the successor must not.
-    """
+    """The state of all limits of a process at one moment, for its successor."""
 
     at_ns: int
-    limiters: dict[Dimension, list[SavedLimiter]]
-    set_aside: Sequence[Spent] = ()
+    limiters: dict[Dimension, list[SavedLimiter]]  # those that are not as good as new, by dimension
+    set_aside: Sequence[Spent] = ()  # what the old process will still spend for what it holds; the successor must not
 
 
 _NS_PER_US: Final = 1_000
@@ -105,14 +92,8 @@ class Limits:
     """All limits of one data path.
 
     Args:
-        rule_set: the initial rules.
         max_live: limiters of names without a rule of their own, for each dimension.
         accounts: counts what limits spend; by default accounts of their own.
-
-    Attributes:
-        holding: the held requests.
-        resources: where the compiled part finds limits; None without it.
-        swaps: how often the rules changed.
     """
 
     def __init__(self, rule_set: RuleSet, max_live: int = DEFAULT_MAX_LIVE, accounts: Accounts | None = None) -> None:
@@ -130,7 +111,7 @@ class Limits:
         self._asking = Asking(self._delays, self._accounts)
         # The time at which the compiled part asks.
         self._now_ns = 0
-        self.resources: Resources | None = None
+        self.resources: Resources | None = None  # where the compiled part finds limits; None without it
         self._callers: dict[Caller, Callers] = {}
         if COMPILED is not None:
             most = max_live + _MORE_NAMES
@@ -143,7 +124,6 @@ class Limits:
 
     @property
     def rule_set(self) -> RuleSet:
-        """The active rules."""
         return self._registries["messages"].rule_set
 
     @property
@@ -155,7 +135,6 @@ class Limits:
 
     @property
     def evicted_total(self) -> int:
-        """Limiters evicted to make room."""
         return sum(registry.evicted_total for registry in self._registries.values()) + (
             0 if self.resources is None else self.resources.evicted_total
         )
@@ -167,7 +146,6 @@ class Limits:
 
     @property
     def held(self) -> HeldNow:
-        """What is held at this moment."""
         return self.holding.now
 
     @property
@@ -194,12 +172,6 @@ class Limits:
         """Admit what plain limits admit of a segment, as ``Segment.admit`` says.
 
         The compiled part does what ``decide`` would, on the same state.
-
-        Args:
-            now_ns: the time.
-            caller: who asks; the segment knows for which producer group.
-            segment: the requests.
-            first: number of the run to begin with.
         """
         # If the clock ran backwards, no stretch of time may be refilled twice.
         if now_ns < self._now_ns:  # noqa: PLR1730 - max() is a call more for each segment
@@ -216,12 +188,10 @@ class Limits:
         return segment.admit(first, now_ns, self._accounts.at(now_ns), callers)
 
     def _plain_of(self, resources: tuple[Resource, ...]) -> tuple[PlainLimit, ...] | None:
-        """Return the limits of a request's resources for the compiled part; None if they are not plain."""
         plan = self._plans.of(resources)
         return None if plan.exempt and self._plans.scoped else self._plain(plan)
 
     def _default_of(self, kind: str) -> PlainDefault | None:
-        """Return a kind's default limit for the compiled part; None if it is not plain."""
         rule_set = self.rule_set
         rule, ends = rule_set.default(kind), rule_set.ends(kind)
         if ends is None or rule.exempt:
@@ -237,7 +207,6 @@ class Limits:
         return PlainDefault(part, part.bare_name, unit_of(dimension, part), ends)
 
     def _plain_of_caller(self, caller: Caller, producer_group: str) -> tuple[PlainLimit, ...] | None:
-        """Return the limits of a caller's scopes for the compiled part; None if they are not plain."""
         caller = caller._replace(producer_group=producer_group)
         return self._plain(self._plans.of_scopes(caller, NO_PLAN))
 
@@ -266,14 +235,8 @@ class Limits:
         """Admit the longest prefix that every limit admits; the limits that ended it stop the rest.
 
         A limit that has stopped one request stops the rest of the same instant, unless it stopped that one for its
-        size: then ask again for those behind it.
-
-        Args:
-            now_ns: the time.
-            resources: everything that each of the requests is charged to.
-            caller: who asks.
-            messages: the costs of the requests in messages, in order.
-            size_bytes: returns their costs in bytes; called only if some rule limits bytes.
+        size: then
+        ask again for those behind it. ``size_bytes`` is called only if some rule limits bytes.
         """
         plans = self._plans
         plan = plans.by_resources.get(resources) or plans.of(resources)
@@ -341,7 +304,6 @@ class Limits:
         return plan.asked(caller.asks), scoped.asked(caller.asks)
 
     def hold_credit(self, now_ns: int, granted: Granted, held: Held) -> None:
-        """Let a request for credit wait."""
         self._delays.hold_credit(now_ns, granted, held)
 
     def terms(self, resources: tuple[Resource, ...], caller: Caller) -> Terms:
@@ -363,15 +325,12 @@ class Limits:
         return self._tightest[key]
 
     def spools_behind(self, held: Held, leader: Held) -> bool:
-        """As ``Delays.spools_behind``."""
         return self._delays.spools_behind(held, leader)
 
     def follow(self, now_ns: int, held: Held, leader: Held) -> Denial | None:
-        """As ``Delays.follow``."""
         return self._delays.follow(now_ns, held, leader)
 
     def _ask_again(self, held: Held, now_ns: int) -> Denial | Wait | None:
-        """Ask all limits of a held request again; see ``Holding``."""
         caller = held.caller
         if held.credit is not None:
             granted = self.grant(now_ns, held.resources, caller, held.credit, held)
@@ -413,13 +372,7 @@ class Limits:
     ) -> None:
         """Debit a cost after the fact from every limit that applies; negative costs are given back.
 
-        Args:
-            now_ns: the time.
-            resources: everything that it is charged to.
-            caller: who asked.
-            messages: the cost in messages.
-            size_bytes: the cost in bytes.
-            requests: the cost in requests; 0 for those that were counted when they came.
+        ``requests`` is 0 for those that were counted when they came.
         """
         costs = (messages, requests, size_bytes)
         plan, scoped = self._asked(resources, caller)
@@ -441,8 +394,8 @@ class Limits:
     def save(self, now_ns: int, ends_ns: int) -> Generator[None, None, SavedLimits]:
         """Return the state of all limits for a successor, after many short steps.
 
-        Limits may be spent from between two steps; ``spent_since`` reports that. Held requests wait on here, and
-        their cost is set aside.
+        Limits may be spent from between two steps; ``spent_since`` reports that. Held requests wait on here, and their
+        cost is set aside.
 
         Args:
             now_ns: the time.
@@ -505,7 +458,6 @@ class Limits:
         return [each._replace(upermits=upermits) for each, upermits in spent.items() if upermits]
 
     def debit(self, spent: Iterable[Spent], now_ns: int) -> None:
-        """Debit what another process has spent."""
         for each in spent:
             limiter = self._registries[each.dimension].of(each, now_ns)
             if limiter is not None:
@@ -534,7 +486,6 @@ class Limits:
         return self._registries[dimension].state(resource, now_ns)
 
     def each_state(self, now_ns: int) -> Iterator[LimiterState | None]:
-        """Yield the states of all live limiters; as ``Registry.each_state``."""
         for registry in self._registries.values():
             yield from registry.each_state(now_ns)
 

@@ -39,29 +39,18 @@ V = TypeVar("V")
 
 
 class Caller(NamedTuple):
-    """Who asks: the scopes a request belongs to, and the keys of its fair shares.
-
-    Attributes:
-        client: the client's IP address.
-        producer_group: or empty.
-        listener: the scope of its listener.
-        consumes: it takes messages; scopes of producers do not limit it.
-        by_answer: its answer tells its cost.
-        refusable: it can be refused. Otherwise it waits for as long as it takes, whatever the rules' action.
-        scopes: others that its connection belongs to, such as its user, in the order in which they are asked.
-        asks: which rules it asks.
-        may_wait: it can be held. Otherwise delay rules refuse it.
-    """
+    """Who asks: the scopes a request belongs to, and the keys of its fair shares."""
 
     client: str
-    producer_group: str
-    listener: str
-    consumes: bool = False
-    by_answer: bool = False
-    refusable: bool = True
+    producer_group: str  # or empty
+    listener: str  # the scope of its listener
+    consumes: bool = False  # it takes messages; scopes of producers do not limit it
+    by_answer: bool = False  # its answer tells its cost
+    refusable: bool = True  # it can be refused. Otherwise it waits for as long as it takes, whatever the rules' action.
+    # Others that its connection belongs to, such as its user, in the order in which they are asked.
     scopes: tuple[Resource, ...] = ()
     asks: Asks = "all"
-    may_wait: bool = True
+    may_wait: bool = True  # it can be held. Otherwise delay rules refuse it.
 
     def share_key(self, fair_by: FairBy) -> str:
         """Return whose share of a limit it takes; empty if unknown."""
@@ -73,7 +62,6 @@ class Caller(NamedTuple):
 
 
 def gate_of(limiter: Limiter, caller: Caller, now_ns: int) -> Gate:
-    """Return the limiter, or the caller's share of it."""
     fair_by = limiter.rule.fair_by
     if fair_by is None:
         return limiter
@@ -81,35 +69,22 @@ def gate_of(limiter: Limiter, caller: Caller, now_ns: int) -> Gate:
 
 
 class Confirming(NamedTuple):
-    """Which messages are confirmed by their consumers instead of the broker.
+    """Which messages are confirmed by their consumers instead of the broker."""
 
-    Attributes:
-        below_bytes: those smaller than this.
-        within_ns: how long the consumers have.
-        queues: how many queues each message goes to, and so how many acks confirm it; None if the rule does not say.
-        persists: the broker stores and confirms a message that consumers do not confirm; else the sender is told that
-            it
-            failed.
-    """
-
-    below_bytes: int
-    within_ns: int
+    below_bytes: int  # smaller messages only
+    within_ns: int  # how long the consumers have
+    # How many queues each message goes to, and so how many acks confirm it; None if the rule does not say.
     queues: int | None
+    # The broker stores and confirms a message that consumers do not confirm; else the sender is told that it failed.
     persists: bool
 
 
 class Advance(NamedTuple):
-    """The allowance of the tightest limit.
+    """The allowance of the tightest limit."""
 
-    Attributes:
-        rate: in micro-permits per second.
-        burst: messages at once.
-        most: messages at once, with all the debt that one may leave; 0 if the limit admits nothing.
-    """
-
-    rate: int
-    burst: int
-    most: int
+    rate: int  # micro-permits per second
+    burst: int  # messages at once
+    most: int  # messages at once, with all the debt that one may leave; 0 if the limit admits nothing
 
 
 # A limit that admits nothing: a refusal needs a message.
@@ -132,25 +107,16 @@ def advance_of(rules: Iterable[Rule]) -> Advance | None:
 
 
 class Terms(NamedTuple):
-    """What active rules say about messages for some resources, before one comes.
+    """What active rules say about messages for some resources, before one comes."""
 
-    Attributes:
-        delays: some rule holds messages, so their credit must be asked for.
-        refuses: some rule refuses or shadows, so each message must be decided.
-        most_bytes: the largest message that limits of bytes admit at once; None is any.
-        confirm: which messages consumers confirm; None is none. It limits nothing.
-        advance: of the tightest limit of messages; None if there is none.
-    """
-
-    delays: bool = False
-    refuses: bool = False
-    most_bytes: int | None = None
-    confirm: Confirming | None = None
+    delays: bool = False  # some rule holds messages, so their credit must be asked for
+    refuses: bool = False  # some rule refuses or shadows, so each message must be decided
+    most_bytes: int | None = None  # the largest message that limits of bytes admit at once; None is any
+    confirm: Confirming | None = None  # which messages consumers confirm; None is none. It limits nothing.
     advance: Advance | None = None
 
     @property
     def limits(self) -> bool:
-        """Whether any of them may be limited."""
         return self.delays or self.refuses or self.most_bytes is not None
 
 
@@ -161,16 +127,11 @@ class QueueKey(NamedTuple):
     """Identifies a line of waiting requests: one limiter, or one share of it.
 
     Not the resource: where many names share a limiter, a line for each would be asked in vain for every permit.
-
-    Attributes:
-        dimension: what the limiter limits.
-        resource: that of the limiter.
-        share: the key of the share; empty without shares.
     """
 
     dimension: Dimension
-    resource: Resource
-    share: str
+    resource: Resource  # that of the limiter
+    share: str  # the key of the share; empty without shares
 
 
 def unit_of(dimension: Dimension, rule: Rule) -> int:
@@ -179,18 +140,7 @@ def unit_of(dimension: Dimension, rule: Rule) -> int:
 
 
 class ApplicableLimit:
-    """One limit that applies to a request.
-
-    Attributes:
-        registry: where its limiter lives.
-        resource: the resource, scope or total that is limited.
-        rule: the rule, with this dimension as its only limit.
-        unit: of a request's cost: messages, one permit or bytes.
-        fair_by: whose shares are kept apart.
-        delays: requests over the limit wait: for credit, or as ``holds`` says.
-        holds: a request over the limit is held for a while.
-        by_answer: a held request that is charged by its answer costs nothing yet.
-    """
+    """One limit that applies to a request."""
 
     __slots__ = (
         "_accounts",
@@ -210,11 +160,12 @@ class ApplicableLimit:
     def __init__(self, registry: Registry, resource: Resource, rule: Rule, accounts: Accounts) -> None:
         self.registry = registry
         self.resource = resource
-        self.rule = rule
-        self.unit = unit_of(registry.dimension, rule)
-        self.fair_by: FairBy | None = rule.fair_by
+        self.rule = rule  # the rule, with this dimension as its only limit
+        self.unit = unit_of(registry.dimension, rule)  # of a request's cost: messages, one permit or bytes
+        self.fair_by: FairBy | None = rule.fair_by  # whose shares are kept apart
         self.holds = rule.action == "delay"
-        self.delays = self.holds or rule.credit_waits
+        self.delays = self.holds or rule.credit_waits  # requests over the limit wait: for credit, or as ``holds`` says
+        # A held request that is charged by its answer costs nothing yet.
         self.by_answer = self.delays and self.unit != REQUESTS
         self._accounts = accounts
         self._dimension = registry.number
@@ -237,7 +188,6 @@ class ApplicableLimit:
         self.row(now_ns).spend(second, self._dimension, max(0, -unused))
 
     def row(self, now_ns: int) -> Row:
-        """Return the row of the limited resource."""
         row = self._row
         if row.retired:
             row = self._accounts.row(self.resource, now_ns)
@@ -246,34 +196,24 @@ class ApplicableLimit:
         return row
 
     def line(self, gate: Gate) -> QueueKey:
-        """Return the line of a caller's requests."""
         return QueueKey(self.registry.dimension, gate.resource, gate.key)
 
 
 class Plan:
-    """All limits that apply, in the order in which they are asked.
-
-    Attributes:
-        parts: all of them.
-        enforcing: those that stop requests.
-        shadows: the others; those of one rule and resource are adjacent.
-        only: the one part, if there is no other and it is plain: it refuses, has no shares and does not count bytes.
-        doubled: two of the enforcing may be one limiter, which is then charged for both.
-        has_bytes: some part limits bytes.
-        exempt: nothing limits its resources, nor the scopes of the caller.
-        terms: what it says about a message before it comes.
-    """
+    """All limits that apply, in the order in which they are asked."""
 
     __slots__ = ("_asked", "doubled", "enforcing", "exempt", "has_bytes", "only", "parts", "shadows", "terms")
 
     def __init__(
         self, parts: Iterable[ApplicableLimit], *, exempt: bool = False, confirm: Confirming | None = None
     ) -> None:
-        self.exempt = exempt
+        self.exempt = exempt  # nothing limits its resources, nor the scopes of the caller
         self.parts = self.enforcing = tuple(parts)
+        # The others; those of one rule and resource are adjacent.
         self.shadows: tuple[tuple[ApplicableLimit, ...], ...] = ()
         self.has_bytes = any(part.unit == BYTES for part in self.parts)
-        self.doubled = False
+        self.doubled = False  # two of the enforcing may be one limiter, which is then charged for both
+        # The one part, if there is no other and it is plain: it refuses, has no shares and does not count bytes.
         self.only: ApplicableLimit | None = None
         if any(part.rule.action == "shadow" for part in self.parts):
             self._part_shadows()
@@ -317,17 +257,7 @@ NO_PLAN: Final = Plan(())
 
 
 class Plans:
-    """The plans under one rule set.
-
-    Args:
-        rule_set: the active rules.
-        registries: where limiters live, by dimension.
-        accounts: counts what limits spend.
-
-    Attributes:
-        by_resources: the cached plans of ``of``.
-        scoped: some rule limits scopes.
-    """
+    """The plans under one rule set."""
 
     __slots__ = (
         "_accounts",
@@ -345,7 +275,7 @@ class Plans:
         self._rule_set = rule_set
         self._registries = registries
         self._scopes = rule_set.scopes
-        self.scoped = bool(rule_set.scopes)
+        self.scoped = bool(rule_set.scopes)  # some rule limits scopes
         self.by_resources: dict[Sequence[Resource], Plan] = {}
         self._by_asker: dict[Caller, Plan] = {}
         # One part for each limit, whatever plans it is in.

@@ -53,40 +53,21 @@ class _Swap(NamedTuple):
 
 
 class Spent(NamedTuple):
-    """What one process has spent of a limit, for its successor. Other fields are those of ``SavedLimiter``.
-
-    Attributes:
-        dimension: which limit.
-        upermits: micro-permits; negative was set aside and not spent.
-    """
+    """What one process has spent of a limit, for its successor. Other fields are those of ``SavedLimiter``."""
 
     dimension: Dimension
     kind: str
     name: str
     rule: str
     shared: bool
-    upermits: int
+    upermits: int  # micro-permits; negative was set aside and not spent
 
 
 class Registry:
-    """All live limiters of one dimension.
-
-    Args:
-        rule_set: the initial rules.
-        max_live: limiters of names without a rule of their own.
-        dimension: which limit of the rules.
+    """All live limiters of one dimension; ``max_live`` bounds those of names without a rule of their own.
 
     Raises:
         ValueError: ``max_live`` is less than 1.
-
-    Attributes:
-        max_live: the bound.
-        dimension: as given.
-        number: that of the dimension.
-        evicted_total: limiters evicted to make room.
-        overflowed_total: lookups answered with an overflow limiter.
-        limiters: by resource; only the registry changes it.
-        overflow: by the bare names of their rules; likewise.
     """
 
     def __init__(self, rule_set: RuleSet, max_live: int = DEFAULT_MAX_LIVE, dimension: Dimension = "messages") -> None:
@@ -96,14 +77,14 @@ class Registry:
         self.dimension: Dimension = dimension
         self.number = DIMENSIONS.index(dimension)
         self.evicted_total = 0
-        self.overflowed_total = 0
+        self.overflowed_total = 0  # lookups answered with an overflow limiter
         # Where the compiled part begins limiters within the same bound.
         self._resources: Resources | None = None
         self.limiters: dict[Resource, Limiter] = {}
         # Resources of live limiters, in the order in which eviction looks at them.
         self._order: deque[Resource] = deque()
         self._unpinned = 0
-        self.overflow: dict[str, Limiter] = {}
+        self.overflow: dict[str, Limiter] = {}  # by the bare names of their rules
         self._rule_set = rule_set
         # When room was last looked for in vain: once for all new names of a chunk.
         self._no_room_ns = _LONG_AGO_NS
@@ -111,13 +92,11 @@ class Registry:
         self._epoch = 0
         self._swaps: deque[_Swap] = deque(maxlen=_REMEMBERED)
         # If the clock ran backwards, no stretch of time may be refilled twice: new limiters and rules count from the
-        # latest
-        # time seen.
+        # latest time seen.
         self._latest_ns = _LONG_AGO_NS
 
     @property
     def rule_set(self) -> RuleSet:
-        """The active rules."""
         return self._rule_set
 
     @property
@@ -145,7 +124,6 @@ class Registry:
         return limiter
 
     def _take_over(self, resource: Resource) -> Limiter | None:
-        """Take over the limiter that the compiled part began for a name, if it did."""
         taken = None if self._resources is None else self._resources.take(*resource, self.number)
         if taken is None:
             return None
@@ -182,14 +160,9 @@ class Registry:
             self._resources.set_most_begun(self.number, max(0, self.max_live - self._unpinned))
 
     def swap(self, rule_set: RuleSet, now_ns: int, own: Mapping[Resource, bool] | None = None) -> None:
-        """Activate another rule set from ``now_ns`` on.
+        """Activate another rule set from ``now_ns`` on; ``own`` is ``own_since`` the active rules, if known.
 
         The work grows with the names that get or lose a rule of their own, and with the overflow limiters in use.
-
-        Args:
-            rule_set: the rules.
-            now_ns: the time.
-            own: ``own_since`` the active rules, if known.
         """
         own = rule_set.own_since(self._rule_set) if own is None else own
         for resource in own:
@@ -295,13 +268,7 @@ class Registry:
         return self.overflow.get(spent.rule) if spent.shared else self.get(Resource(spent.kind, spent.name), now_ns)
 
     def spent_since(self, saved: Iterable[SavedLimiter], since_ns: int, now_ns: int) -> Iterator[Spent]:
-        """Yield what was spent since ``save``.
-
-        Args:
-            saved: the result of ``save``.
-            since_ns: when that was.
-            now_ns: the time.
-        """
+        """Yield what was spent since ``save``."""
         known = {(each.rule if each.shared else "", each.resource): each for each in saved}
         live = (("", self.current(resource)) for resource in self._names() if resource is not None)
         for rule, limiter in chain(live, self.overflow.items()):
@@ -314,7 +281,6 @@ class Registry:
                 yield self.spent(limiter, upermits)
 
     def spent(self, limiter: Limiter, upermits: int) -> Spent:
-        """Return what was spent from one of the limiters here."""
         resource, rule = limiter.resource, limiter.rule.bare_name
         return Spent(self.dimension, *resource, rule, self.overflow.get(rule) is limiter, upermits)
 
@@ -361,7 +327,6 @@ class Registry:
         return None if unlimited else limiter
 
     def _make_room(self, now_ns: int) -> bool:
-        """Evict until there is room for one more limiter; return whether there is."""
         if now_ns == self._no_room_ns and not self._has_room():
             return False
         if self._resources is not None and not self._has_room():
@@ -387,7 +352,6 @@ class Registry:
         return self._unpinned + begun < self.max_live
 
     def _is_idle(self, resource: Resource, now_ns: int) -> bool:
-        """Say whether a resource's limiter is as good as new, and not in use at this instant."""
         limiter = self.current(resource)
         if limiter is None:
             return True

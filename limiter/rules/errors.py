@@ -2,16 +2,10 @@
 
 
 class RuleError(ValueError):
-    """A rule, a pattern or a schedule is not valid.
-
-    Attributes:
-        what: what is wrong, with the offending value.
-        allowed: what would be right.
-        attribute: the attribute of the rule, so that the caller can name the place; or None.
-    """
+    """A rule, a pattern or a schedule is not valid."""
 
     def __init__(self, what: str, allowed: str, attribute: str | None = None) -> None:
         super().__init__(f"{what}; allowed: {allowed}")
         self.what = what
-        self.allowed = allowed
-        self.attribute = attribute
+        self.allowed = allowed  # what would be right
+        self.attribute = attribute  # the attribute of the rule, so that the caller can name the place; or None

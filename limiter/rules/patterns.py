@@ -29,22 +29,14 @@ _OCTETS: Final = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,3}){0,2})(?:\.\*)*\.?")
 
 
 class Pattern(NamedTuple):
-    """A pattern.
+    """A pattern."""
 
-    Attributes:
-        text: as written; the canonical spelling of a network.
-        exact_name: the one name it matches, or None if it may match several.
-        literals: how specific it is: literal characters, or bits of the prefix.
-        network: set if it is one.
-    """
-
-    text: str
-    exact_name: str | None
-    literals: int
+    text: str  # as written; the canonical spelling of a network
+    exact_name: str | None  # the one name it matches, or None if it may match several
+    literals: int  # how specific it is: literal characters, or bits of the prefix
     network: _Network | None = None
 
     def stands_for(self, name: str) -> bool:
-        """Say whether it matches a name."""
         if self.exact_name is not None:
             return self.exact_name == name
         if self.text == DEFAULT_PATTERN:
@@ -118,7 +110,6 @@ def read_network(text: str) -> Pattern:
 
 
 def _network_meant(text: str) -> str | None:
-    """Return the network for a glob such as ``10.1.*``: 10.1.0.0/16."""
     found = _OCTETS.fullmatch(text)
     if found is None:
         return None
@@ -210,7 +201,6 @@ class Matcher(Generic[T]):
 
 @lru_cache(maxsize=256)
 def _address(name: str) -> IPv4Address | IPv6Address | None:
-    """Read an address; cached, as a new client may be compared with hundreds of networks."""
     try:
         return ip_address(name)
     except ValueError:
@@ -219,5 +209,4 @@ def _address(name: str) -> IPv4Address | IPv6Address | None:
 
 @lru_cache(maxsize=16_384)
 def _compiled(glob: str) -> Callable[[str], object]:
-    """Compiling a glob takes 0.1 ms, and most rules stay when others change."""
     return re.compile(fnmatch.translate(glob)).match

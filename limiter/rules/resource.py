@@ -21,12 +21,7 @@ TOTAL: Final = "total"
 
 
 class Resource(NamedTuple):
-    """A limited thing, such as ``Resource("topic", "orders")``.
-
-    Attributes:
-        kind: the same word in rules, metrics and the API.
-        name: its bare name.
-    """
+    """A limited thing, such as ``Resource("topic", "orders")``. Kinds are the same words everywhere."""
 
     kind: str
     name: str

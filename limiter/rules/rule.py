@@ -56,19 +56,11 @@ _BYTES_ALLOWED: Final = f"0 to {MAX_RATE_PER_S} bytes per second"
 
 
 class RuleKey(NamedTuple):
-    """Identifies a rule within its source.
-
-    Attributes:
-        kind: the rule's kind.
-        pattern: the one name it matches, or else the pattern as written.
-        exact: which of the two.
-        shared: it limits all that match together.
-        hours: when it applies.
-    """
+    """Identifies a rule within its source."""
 
     kind: str
-    pattern: str
-    exact: bool
+    pattern: str  # the one name it matches, or else the pattern as written
+    exact: bool  # which of the two
     shared: bool
     hours: Hours | None
 
@@ -77,92 +69,62 @@ class RuleKey(NamedTuple):
 class Rule:
     """The limit of each name that matches, or of all names together.
 
-    Attributes:
-        kind: such as ``topic``, or one of ``SCOPES``, such as ``client``.
-        pattern: an exact name or a glob; for clients an address or a network; ``*`` is the kind's default.
-        rate_per_s: permits per second, in steps of a millionth; 0 refuses everything, None is unlimited.
-        burst_s: seconds of permits that can be stored.
-        break_s: how long the breaker stays open after permits are available; 0 turns it off. None is 1 s, or the burst
-            if
-            that is shorter, and 0 for scopes, totals, delays and warm-ups: a scope that tripped would refuse every
-            quiet
-            resource, and neither holding nor warming up works against an open breaker.
-        count: what a permit is.
-        bytes_per_s: a second limit; None is unlimited.
-        bytes_burst_s: seconds of bytes that can be stored.
-        shared: all that match share one bucket, on top of the limit of each.
-        action: what happens above the limit.
-        credit_waits: no action is written: requests for credit wait, and all others meet ``action``.
-        max_debt_s: seconds of permits that one request may leave as debt. One that would owe more is refused alone. A
-            single permit may always be owed.
-        max_delay_s: with action ``delay``, how long a request is held at most.
-        spool: with action ``delay``, what may be spooled, if there is a spool: everything, nothing, or (None) what
-            exceeds
-            the bounds on held requests.
-        busy_code: the protocol's number for the refusal; None leaves it to the protocol.
-        fair_by: who gets a share; None makes no difference between callers.
-        max_fair_keys: how many are told apart; the rest share one share.
-        warm_up_s: seconds in which the rate rises to the full one after idleness; 0 is always the full one.
-        confirm: who confirms a message to its sender; needs no limit. With the action ``off`` it is the broker.
-        confirm_below_bytes: the broker confirms messages of this size or larger.
-        confirm_within_s: how long the consumers have.
-        confirm_queues: how many queues each message goes to, and so how many acks confirm it; None if the protocol
-            knows.
-        fallback: for messages that the consumers do not confirm.
-        hours: when the rule applies; None is always.
-        allow_under_limit: allow a break longer than the burst, which admits less than the rate on average.
-        exempt: matching names are never limited: not by this rule, nor by the scopes and totals of theirs.
-        source: where the rule comes from, such as ``flag``, ``file:NAME``, ``built-in``; for people to read.
-        name: ``kind:pattern``, or ``total:kind:pattern`` if shared, with the hours if any.
-        most_permits: the largest cost that can ever be admitted: all of the burst and all of the debt.
-        break_ns: the effective break.
-        matches: the pattern as read.
-        bytes_rule: the same rule with the bytes as its only limit; None if they are not limited.
-        key: identifies the rule within its source.
-
     Raises:
         RuleError: a value, or a combination of values, is not allowed.
     """
 
     kind: str
-    pattern: str
-    rate_per_s: float | None
-    burst_s: float = 1.0
+    pattern: str  # an exact name or a glob; for clients an address or a network; ``*`` is the kind's default
+    rate_per_s: float | None  # permits per second, in steps of a millionth; 0 refuses everything, None is unlimited
+    burst_s: float = 1.0  # seconds of permits that can be stored
+    # How long the breaker stays open after permits are available; 0 turns it off. None is 1 s, or the burst if that is
+    # shorter, and 0 for scopes, totals, delays and warm-ups: a scope that tripped would refuse every quiet resource,
+    # and neither holding nor warming up works against an open breaker.
     break_s: float | None = None
     count: Count = "messages"
-    bytes_per_s: float | None = None
-    bytes_burst_s: float = 1.0
-    shared: bool = False
+    bytes_per_s: float | None = None  # a second limit; None is unlimited
+    bytes_burst_s: float = 1.0  # seconds of bytes that can be stored
+    shared: bool = False  # all that match share one bucket, on top of the limit of each
     action: Action = "reject"
     credit_waits: bool = False
+    # Seconds of permits that one request may leave as debt. One that would owe more is refused alone. A single permit
+    # may always be owed.
     max_debt_s: float = DEFAULT_MAX_DEBT_S
-    max_delay_s: float = DEFAULT_MAX_DELAY_S
+    max_delay_s: float = DEFAULT_MAX_DELAY_S  # with action ``delay``, how long a request is held at most
+    # With action ``delay``, what may be spooled, if there is a spool: everything, nothing, or (None) what exceeds the
+    # bounds on held requests.
     spool: bool | None = None
-    busy_code: int | None = None
-    fair_by: FairBy | None = None
-    max_fair_keys: int = DEFAULT_MAX_FAIR_KEYS
-    warm_up_s: float = 0.0
+    busy_code: int | None = None  # the protocol's number for the refusal; None leaves it to the protocol
+    fair_by: FairBy | None = None  # who gets a share; None makes no difference between callers
+    max_fair_keys: int = DEFAULT_MAX_FAIR_KEYS  # how many are told apart; the rest share one share
+    warm_up_s: float = 0.0  # seconds in which the rate rises to the full one after idleness; 0 is always the full one
+    # Who confirms a message to its sender; needs no limit. With the action ``off`` it is the broker.
     confirm: Confirm = "broker"
-    confirm_below_bytes: int = DEFAULT_CONFIRM_BELOW_BYTES
-    confirm_within_s: float = DEFAULT_CONFIRM_WITHIN_S
+    confirm_below_bytes: int = DEFAULT_CONFIRM_BELOW_BYTES  # the broker confirms messages of this size or larger
+    confirm_within_s: float = DEFAULT_CONFIRM_WITHIN_S  # how long the consumers have
+    # How many queues each message goes to, and so how many acks confirm it; None if the protocol knows.
     confirm_queues: int | None = None
-    fallback: Fallback = "persist"
-    hours: Hours | None = None
-    allow_under_limit: bool = False
-    exempt: bool = False
+    fallback: Fallback = "persist"  # for messages that the consumers do not confirm
+    hours: Hours | None = None  # when the rule applies; None is always
+    allow_under_limit: bool = False  # allow a break longer than the burst, which admits less than the rate on average
+    exempt: bool = False  # matching names are never limited: not by this rule, nor by the scopes and totals of theirs
+    # Where the rule comes from, such as ``flag``, ``file:NAME``, ``built-in``; for people to read.
     source: str = "default"
+    # ``kind:pattern``, or ``total:kind:pattern`` if shared, with the hours if any.
     name: str = field(init=False, repr=False, compare=False)
     rate_upermits_per_s: int = field(init=False, repr=False, compare=False)
     capacity_upermits: int = field(init=False, repr=False, compare=False)
     max_debt_upermits: int = field(init=False, repr=False, compare=False)
+    # The largest cost that can ever be admitted: all of the burst and all of the debt.
     most_permits: int = field(init=False, repr=False, compare=False)
     burst_ns: int = field(init=False, repr=False, compare=False)
-    break_ns: int = field(init=False, repr=False, compare=False)
+    break_ns: int = field(init=False, repr=False, compare=False)  # the effective break
     max_debt_ns: int = field(init=False, repr=False, compare=False)
     max_delay_ns: int = field(init=False, repr=False, compare=False)
     warm_up_ns: int = field(init=False, repr=False, compare=False)
     confirm_within_ns: int = field(init=False, repr=False, compare=False)
-    matches: Pattern = field(init=False, repr=False, compare=False)
+    matches: Pattern = field(init=False, repr=False, compare=False)  # the pattern as read
+    # The same rule with the bytes as its only limit; None if they are not limited.
     bytes_rule: "Rule | None" = field(init=False, repr=False, compare=False)
     key: RuleKey = field(init=False, repr=False, compare=False)
 
@@ -198,7 +160,6 @@ class Rule:
         self._derive("bytes_rule", self._of_bytes())
 
     def __str__(self) -> str:
-        """Return name and limit; for a rule with just a rate, what ``parse_limit`` reads."""
         return f"{self.bare_name}={self.limit_text}"
 
     @property
@@ -230,7 +191,6 @@ class Rule:
 
     @property
     def exact_name(self) -> str | None:
-        """The one name that matches, or None if several may."""
         return self.matches.exact_name
 
     @property
@@ -240,12 +200,10 @@ class Rule:
 
     @property
     def shown_action(self) -> ShownAction:
-        """The action as operators see it."""
         return "default" if self.credit_waits else self.action
 
     @property
     def confirms_after_consume(self) -> bool:
-        """Whether consumers confirm messages."""
         return self.confirm == "after_consume" and self.action != "off"
 
     @property
@@ -286,7 +244,6 @@ class Rule:
         return break_ns
 
     def _check_words(self) -> None:
-        """Refuse invalid words, and fields that contradict each other."""
         words: tuple[tuple[str, object, tuple[str, ...]], ...] = (
             ("action", self.action, get_args(Action)),
             ("count", self.count, get_args(Count)),
@@ -347,7 +304,6 @@ class Rule:
         return self._scaled(attribute, MAX_TIME_S, NS_PER_S)
 
     def _scaled(self, attribute: str, most: int, scale: int) -> int:
-        """Return a number as an integer of its smallest unit; refuse other types and values out of range."""
         value: object = getattr(self, attribute)
         allowed = _RATES_ALLOWED if attribute == "rate_per_s" else f"0 to {most} seconds"
         # The comparison is false for NaN, too.
@@ -365,5 +321,4 @@ def debt_upermits(rate_upermits_per_s: int, max_debt_ns: int) -> int:
 
 
 def _in_bytes(text: str) -> str:
-    """Name the attributes of which a rule of bytes was made."""
     return text.replace("rate_per_s", "bytes_per_s").replace("burst_s", "bytes_burst_s")

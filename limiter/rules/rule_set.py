@@ -22,17 +22,7 @@ from limiter.rules.rule import Dimension, Rule, RuleKey
 
 
 class _Patterns:
-    """The rules at one moment that are not simply for one name: with patterns, shared, or with hours.
-
-    Args:
-        rules: those that apply at the moment, in order of precedence.
-
-    Attributes:
-        rules: as given.
-        each: finds the rule for each name, by kind.
-        totals: finds the shared rule of a name, by kind.
-        exact: the rules of exact names with hours, and the shared rules under the names of their totals.
-    """
+    """The rules at one moment that are not simply for one name: with patterns, shared, or with hours."""
 
     __slots__ = ("each", "exact", "rules", "totals")
 
@@ -40,6 +30,7 @@ class _Patterns:
         self.rules = tuple(rules)
         self.each = _matchers(rule for rule in self.rules if not rule.shared)
         self.totals = _matchers(rule for rule in self.rules if rule.shared)
+        # The rules of exact names with hours, and the shared rules under the names of their totals.
         self.exact = {
             Resource(kind, name): rule for kind, matcher in self.each.items() for name, rule in matcher.exact.items()
         }
@@ -58,8 +49,7 @@ def layer_rules(*sources: Iterable[Rule]) -> tuple[Rule, ...]:
     """Merge sources of rules, weakest first: for one kind and pattern the last source's rule stays.
 
     A rule without hours also replaces those of weaker sources with hours; one with hours only its like. The result has
-    the
-    strongest source's rules first.
+    the strongest source's rules first.
 
     Raises:
         RuleError: two rules of one source share kind, pattern and hours.
@@ -98,7 +88,6 @@ class RuleSet:
 
     Args:
         rules: in the order they were written.
-        enabled: the global switch; False limits nothing.
         version: counts up with every ``replace`` and ``edited``.
         moment: decides which rules with hours apply; None leaves them all out.
         off_kinds: kinds whose limiting is switched off, with their totals.
@@ -164,33 +153,27 @@ class RuleSet:
         self._after_consume: bool | None = None
 
     def __repr__(self) -> str:
-        """Return what identifies it."""
         off_kinds, rules = set(self.off_kinds), len(self.rules)
         return f"RuleSet(version={self.version}, enabled={self.enabled}, off_kinds={off_kinds}, {rules} rules)"
 
     @property
     def enabled(self) -> bool:
-        """The global switch."""
         return self._enabled
 
     @property
     def version(self) -> int:
-        """The number that counts up."""
         return self._version
 
     @property
     def moment(self) -> datetime | None:
-        """The moment that decides about rules with hours."""
         return self._moment
 
     @property
     def off_kinds(self) -> frozenset[str]:
-        """The kinds whose limiting is switched off."""
         return self._off_kinds
 
     @property
     def scopes(self) -> frozenset[str]:
-        """The kinds of scopes that are limited now."""
         return self.limited_kinds & frozenset(SCOPES)
 
     @property
@@ -207,12 +190,10 @@ class RuleSet:
 
     @property
     def has_hours(self) -> bool:
-        """Whether some rule has hours."""
         return bool(self._schedules)
 
     @property
     def with_hours(self) -> tuple[Rule, ...]:
-        """The rules that have hours."""
         return tuple(rule for rule in self._others if rule.hours is not None)
 
     def holds(self, rule: Rule) -> bool:
@@ -232,7 +213,6 @@ class RuleSet:
         return rule or _unlimited(limited_kind(resource))
 
     def match_total(self, resource: Resource) -> Rule | None:
-        """Return the shared rule that applies to a resource, or None."""
         matcher = self._patterns.totals.get(resource.kind)
         return None if matcher is None else matcher.match(resource.name)
 
@@ -254,12 +234,10 @@ class RuleSet:
         return self._enabled and (not self._off_kinds or limited_kind(resource) not in self._off_kinds)
 
     def limits_kind(self, kind: str) -> bool:
-        """Say whether any rule limits something of this kind now."""
         return kind in self.limited_kinds
 
     @property
     def limited_kinds(self) -> frozenset[str]:
-        """The kinds that some rule limits now."""
         if self._limited is None:
             self._limited = frozenset(rule.kind for rule in self.in_force if rule.limits) - self._off_kinds
         return self._limited if self._enabled else frozenset()
@@ -295,7 +273,6 @@ class RuleSet:
         return self._own
 
     def has_own(self, resource: Resource) -> bool:
-        """Say whether a name or total has a rule of its own now."""
         return resource in self._own
 
     def own_since(self, old: "RuleSet") -> dict[Resource, bool]:
@@ -351,15 +328,10 @@ class RuleSet:
         enabled: bool | None = None,
         off_kinds: Iterable[str] | None = None,
     ) -> "RuleSet":
-        """Return the next version, after edits.
+        """Return the next version: ``put`` replaces rules of the same keys, ``drop`` removes those that are there.
 
-        Args:
-            put: rules that replace those with the same keys. They come before all others, the last one first; but an
-                original
-                rule that is put again returns to its place.
-            drop: keys of rules to remove, if they are there.
-            enabled: the global switch.
-            off_kinds: kinds whose limiting is switched off.
+        Rules that were put come before all others, the last one first; an original rule that is put again returns to
+        its place.
 
         Raises:
             RuleError: two of the rules put share kind, pattern and hours.
@@ -425,5 +397,4 @@ def limited_kind(resource: Resource) -> str:
 
 @lru_cache(maxsize=64)
 def _unlimited(kind: str) -> Rule:
-    """Return the rule for what no rule matches."""
     return Rule(kind, DEFAULT_PATTERN, None)

@@ -24,22 +24,14 @@ _LOOK_AHEAD: Final = timedelta(days=15)
 
 @dataclass(frozen=True)
 class Hours:
-    """Stretches of time that recur every week.
+    """Stretches of time that recur every week."""
 
-    Attributes:
-        from_minute: minute of the day at which one begins, 0 to 1439.
-        to_minute: minute of the day before which it ends, 1 to 1440. Not after ``from_minute`` means the next day.
-        days: on which they begin, as indexes into DAYS.
-        time_zone: a name of the IANA database.
-    """
-
-    from_minute: int
-    to_minute: int
-    days: frozenset[int]
+    from_minute: int  # of the day, 0 to 1439
+    to_minute: int  # of the day, before which it ends, 1 to 1440. Not after ``from_minute`` means the next day.
+    days: frozenset[int]  # on which they begin, as indexes into DAYS
     time_zone: str
 
     def __str__(self) -> str:
-        """Return it as people read it: ``09:00-18:00 mon,tue Europe/Berlin``."""
         between = f"{_clock(self.from_minute)}-{_clock(self.to_minute)}"
         days = "" if self.days == EVERY_DAY else " " + ",".join(DAYS[day] for day in sorted(self.days))
         return f"{between}{days} {self.time_zone}"

@@ -33,8 +33,6 @@ class _Flow:
 # stored, their answers would cost many times that. So each counts as spending what the last answer with messages did,
 # until its own answer comes or a second has passed: it may be a long poll on an empty queue.
 class ExpectedCosts:
-    """The expectations by line."""
-
     def __init__(self) -> None:
         self._flows: OrderedDict[QueueKey, _Flow] = OrderedDict()
 
@@ -49,7 +47,6 @@ class ExpectedCosts:
         return len(released_ns) * flow.last_cost
 
     def regard_ends_ns(self, line: QueueKey) -> int | None:
-        """Return when the next request ceases to count, or None."""
         flow = self._flows.get(line)
         return flow.released_ns[0] + REGARD_NS if flow is not None and flow.released_ns else None
 
@@ -81,50 +78,30 @@ Demand = tuple[ApplicableLimit, Gate, Sequence[int]]
 
 
 class CreditDemand(NamedTuple):
-    """One limit that was asked for credit.
-
-    Attributes:
-        part: which.
-        gate: the limiter or share.
-        price: of each permit there.
-        enough: how many permits are granted together.
-        left: how many more must be there, for requests that may not wait.
-    """
+    """One limit that was asked for credit."""
 
     part: ApplicableLimit
     gate: Gate
-    price: int
-    enough: int = 1
-    left: int = 0
+    price: int  # of each permit there
+    enough: int = 1  # how many permits are granted together
+    left: int = 0  # how many more must be there, for requests that may not wait
 
 
 class Granted(NamedTuple):
-    """The answer to a request for credit.
-
-    Attributes:
-        messages: permits granted.
-        stops: the limits that do not have enough, if none are granted.
-    """
+    """The answer to a request for credit."""
 
     messages: int
-    stops: Sequence[CreditDemand] = ()
+    stops: Sequence[CreditDemand] = ()  # the limits that do not have enough, if none are granted
 
 
 class Decision(NamedTuple):
-    """The answer to several requests that were asked for together.
+    """The answer to several requests that were asked for together."""
 
-    Attributes:
-        admitted: how many from the front pass.
-        stop: what stops the others; None if there are none.
-        delays: the delay rules that stop the others, if nothing else does: they may be held.
-        shades: what shadow rules say about those that pass.
-        alone: how many of the others are stopped, each for its size; ask again for those behind. 0: all are stopped.
-    """
-
-    admitted: int
-    stop: Denial | None = None
-    delays: tuple[Demand, ...] = ()
-    shades: tuple[ShadowDenial, ...] = ()
+    admitted: int  # how many from the front pass
+    stop: Denial | None = None  # what stops the others; None if there are none
+    delays: tuple[Demand, ...] = ()  # the delay rules that stop the others, if nothing else does: they may be held
+    shades: tuple[ShadowDenial, ...] = ()  # what shadow rules say about those that pass
+    # How many of the others are stopped, each for its size; ask again for those behind. 0: all are stopped.
     alone: int = 0
 
 
@@ -132,7 +109,6 @@ _ALL_PASS: Final = tuple(Decision(count) for count in range(257))
 
 
 def all_pass(count: int) -> Decision:
-    """Return the decision that this many requests pass."""
     return _ALL_PASS[count] if count < len(_ALL_PASS) else Decision(count)
 
 
@@ -181,14 +157,7 @@ class Delays:
         """Return how many permits a limit grants now, if it were alone, and when it does.
 
         The first in line takes everything if nobody else waits, and else one turn; less than a turn is not granted. One
-        more
-        turn is left for requests that may not wait, if such were refused lately.
-
-        Args:
-            now_ns: the time.
-            demand: the limit.
-            credit: the permits asked for.
-            held: the request, if it waits already.
+        more turn is left for requests that may not wait, if such were refused lately.
         """
         part, gate, price = demand[:3]
         key = part.line(gate)
@@ -206,7 +175,6 @@ class Delays:
         return (0 if count < enough else enough if others else count), demand
 
     def hold_credit(self, now_ns: int, granted: Granted, held: Held) -> None:
-        """Let a request for credit wait."""
         self._holding.hold(now_ns, held, self.credit_waits(now_ns, granted.stops, held), NEVER_NS)
 
     def credit_waits(self, now_ns: int, stops: Sequence[CreditDemand], held: Held) -> Wait:
@@ -223,19 +191,16 @@ class Delays:
         return max(waits, key=self._ends_ns)
 
     def _ends_ns(self, wait: Wait) -> int:
-        """Return roughly when its turn comes, after those in line."""
         line, rate = self.lines.get(wait.line), wait.rule.rate_upermits_per_s
         before = 0 if line is None else line.permits
         return wait.due_ns + (before * UPERMITS_PER_PERMIT * NS_PER_S // rate if rate else 0)
 
     def overtook(self, part: ApplicableLimit, gate: Gate, permits: int) -> None:
-        """Note that a request that may not wait was admitted, perhaps before those in line."""
         line = self.lines.get(part.line(gate))
         if line is not None:
             line.overtaken += permits
 
     def refused(self, now_ns: int, part: ApplicableLimit, gate: Gate) -> None:
-        """Note that a request was refused that may not wait."""
         if len(self._refused_ns) >= _MAX_LINES:
             self._refused_ns.clear()
         self._refused_ns[part.line(gate)] = self._last_refused_ns = now_ns
@@ -256,10 +221,8 @@ class Delays:
         """Let a request wait that only delay rules stopped, unless it would wait too long or too much is held.
 
         A request that costs more than its rule ever admits is refused alone, with ``most`` in the stop. One that is
-        charged by
-        its answer waits until its deadline in any case, as a refused consumer would ask again at once. One that cannot
-        be
-        refused has no deadline.
+        charged by its answer waits until its deadline in any case, as a refused consumer would ask again at once. One
+        that cannot be refused has no deadline.
 
         Args:
             now_ns: the time of the decision.
@@ -355,7 +318,6 @@ class Delays:
 
 
 def _wait_us(now_ns: int, gate: Gate, permits: int, cost: int) -> int:
-    """Return the wait behind others that cost ``permits``, and for an open breaker."""
     return max(gate.wait_us_behind(now_ns, permits, cost), gate.open_us(now_ns))
 
 

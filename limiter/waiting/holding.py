@@ -13,10 +13,9 @@ A request with the connection and order key of a held one follows it: it is in n
 
 Time
 ====
-``release`` does what is due at ``next_due_ns``; ``earlier`` is called when that has moved to an earlier time. A
-request is refused at its deadline; it spends only when it passes. One that cannot be refused has no deadline, and
-counts
-for no bound: its session stops reading from the sender. It passes at the end of a drain, unless it asks for credit. A
+``release`` does what is due at ``next_due_ns``; ``earlier`` is called when that has moved to an earlier time. A request
+is refused at its deadline; it spends only when it passes. One that cannot be refused has no deadline, and counts for no
+bound: its session stops reading from the sender. It passes at the end of a drain, unless it asks for credit. A
 ``spooled`` one counts for no bound either: it stands for all that its session has spooled.
 
 Work is constant for each request but for heaps. Entries that are gone are swept when they are half of a heap.
@@ -74,19 +73,15 @@ class Holding:
             waits.
         expire: does what a limit does when it refuses a request that has waited, and returns the refusal; None if it
             cannot be refused and passes.
-
-    Attributes:
-        bounds: how much may be held.
-        earlier: called when something is due earlier than ``next_due_ns`` last said.
-        refused_by_bound: requests refused because too much was held, by the bound's option.
     """
 
     def __init__(
         self, ask: Callable[[Held, int], "Denial | Wait | None"], expire: Callable[[Held, int], "Denial | None"]
     ) -> None:
         self.bounds = Bounds()
+        # Called when something is due earlier than ``next_due_ns`` last said.
         self.earlier: Callable[[], None] = _nobody
-        self.refused_by_bound: Counter[BoundName] = Counter()
+        self.refused_by_bound: Counter[BoundName] = Counter()  # by the option of the bound
         self._ask = ask
         self._expire = expire
         self._total = _Load()
@@ -107,7 +102,6 @@ class Holding:
 
     @property
     def now(self) -> HeldNow:
-        """What is held now."""
         total, more = self._total, self._unbounded
         return HeldNow(total.requests + more.requests, total.size_bytes + more.size_bytes)
 
@@ -132,7 +126,6 @@ class Holding:
         self._enter(held, wait)
 
     def last_before(self, connection: int, order_key: str | int | None) -> Held | None:
-        """Return the last held request with this order key, or None."""
         if order_key is None or not self._orders:
             return None
         order = self._orders.get((connection, order_key))
@@ -151,7 +144,6 @@ class Holding:
         return first is not None and (number is None or first.number < number)
 
     def each(self) -> Iterator[Held]:
-        """Yield all held requests without those for credit."""
         return (held for _, _, held in self._deadlines if not held.gone)
 
     def waiting_for(self, resource: Resource, dimension: str) -> int:
@@ -227,7 +219,6 @@ class Holding:
                 self._finish(held, self._expire(held, now_ns))
 
     def _ask_line(self, line: WaitQueue, now_ns: int, left: int) -> int:
-        """Ask for those in a line until one stays; return how many more may be asked for."""
         stayed = False
         try:
             while left and not stayed and (held := line.first()) is not None:
@@ -299,7 +290,6 @@ class Holding:
         self._tell(due_ns)
 
     def _finish(self, held: Held, stop: Denial | None) -> None:
-        """Resolve a request. The callback may change everything here."""
         self._let_go(held)
         held.resolved(stop)
 
@@ -319,7 +309,6 @@ class Holding:
             heapify(self._deadlines)
 
     def _advance(self, held: Held, key: tuple[int, str | int]) -> None:
-        """Let the next in an order have its turn if the first has gone."""
         order = self._orders[key]
         was_first = order[0] is held
         while order and order[0].gone:
@@ -336,5 +325,4 @@ class Holding:
             self.earlier()
 
 
-def _nobody() -> None:
-    """Do nothing."""
+def _nobody() -> None: ...

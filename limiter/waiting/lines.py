@@ -13,94 +13,51 @@ SLACK: Final = 64
 
 
 class Denial(NamedTuple):
-    """The limit that stopped a request.
-
-    Attributes:
-        resource: the resource, scope or total that is limited.
-        rule: its active rule.
-        wait_us: microseconds until a request would be admitted.
-        most: the most that the rule admits at once, if the request costs more and can never be admitted; else None.
-        most_of: the unit of ``most``.
-    """
+    """The limit that stopped a request."""
 
     resource: Resource
-    rule: Rule
+    rule: Rule  # its active rule
     wait_us: int
+    # The most that the rule admits at once, if the request costs more and can never be admitted; else None.
     most: int | None = None
     most_of: Dimension = "messages"
 
 
 class ShadowDenial(NamedTuple):
-    """A refusal by a shadow rule.
-
-    Attributes:
-        resource: the resource, scope or total that it limits.
-        rule: its name.
-        first: the first of the admitted requests that it would have refused.
-        end: the first behind those.
-    """
+    """A refusal by a shadow rule."""
 
     resource: Resource
     rule: str
-    first: int
-    end: int
+    first: int  # the first of the admitted requests that it would have refused
+    end: int  # the first behind those
 
 
 class Wait(NamedTuple):
-    """Where a request waits, and until when at least.
-
-    Attributes:
-        line: of which limiter.
-        cost: what it will cost there, in permits.
-        due_ns: when to ask for the first in line.
-        resource: whose limit it is.
-        rule: its active rule.
-    """
+    """Where a request waits, and until when at least."""
 
     line: QueueKey
-    cost: int
-    due_ns: int
+    cost: int  # what it will cost there, in permits
+    due_ns: int  # when to ask for the first in line
     resource: Resource
     rule: Rule
 
 
 class Credit(NamedTuple):
-    """A request for credit.
+    """A request for credit."""
 
-    Attributes:
-        least: the fewest permits of use.
-        most: the most permits.
-        size_bytes: the cost of each in bytes.
-    """
-
-    least: int
-    most: int
-    size_bytes: int
+    least: int  # the fewest permits of use
+    most: int  # the most permits
+    size_bytes: int  # the cost of each in bytes
 
 
 class Held(ABC):
     """One waiting request.
 
     Args:
-        resources: everything it is charged to.
-        caller: who asks.
-        messages: its cost in messages.
-        size_bytes: its size, which is its cost in bytes unless it is charged by its answer.
-        connection: for the bounds and for the order.
-        order_key: what it must not overtake there; None is nothing.
+        size_bytes: its cost in bytes unless it is charged by its answer.
+        order_key: what it must not overtake on its connection; None is nothing.
         since_ns: since when it waits, if it has waited elsewhere before; 0 is from now on.
         credit: the credit it asks for. It has no size then, and its ``messages`` are what is granted.
-
-    Attributes:
-        number: its place in the order of arrival.
-        deadline_ns: when it is refused.
-        resource: whose limit it waits for.
-        rule: the rule that holds it.
-        line: where it waits; None while it follows another.
-        cost: what it will cost there.
-        gone: it waits no more.
-        spooled: it stands for all that its session has spooled, so it counts for no bound.
-        shades: what shadow rules said when it passed.
     """
 
     __slots__ = (
@@ -123,9 +80,9 @@ class Held(ABC):
         "spooled",
     )
 
-    number: int
+    number: int  # its place in the order of arrival
     deadline_ns: int
-    resource: Resource
+    resource: Resource  # whose limit it waits for
     rule: Rule
     cost: int
 
@@ -149,10 +106,10 @@ class Held(ABC):
         self.order_key = order_key
         self.since_ns = since_ns
         self.credit = credit
-        self.spooled = False
-        self.line: WaitQueue | None = None
-        self.gone = False
-        self.shades: tuple[ShadowDenial, ...] = ()
+        self.spooled = False  # it stands for all that its session has spooled, so it counts for no bound
+        self.line: WaitQueue | None = None  # where it waits; None while it follows another
+        self.gone = False  # it waits no more
+        self.shades: tuple[ShadowDenial, ...] = ()  # what shadow rules said when it passed
 
     @abstractmethod
     def resolved(self, stop: Denial | None) -> None:
@@ -163,28 +120,19 @@ class Held(ABC):
 
 
 class WaitQueue:
-    """The line of one limiter or share.
-
-    Attributes:
-        key: which.
-        waiting: how many wait.
-        permits: their cost there.
-        due_ns: when to ask for the first of them.
-        overtaken: permits spent since the last release by requests that may not wait.
-    """
+    """The line of one limiter or share."""
 
     __slots__ = ("_heap", "due_ns", "key", "overtaken", "permits", "waiting")
 
     def __init__(self, key: QueueKey, due_ns: int) -> None:
         self.key = key
-        self.due_ns = due_ns
+        self.due_ns = due_ns  # when to ask for the first of them
         self.waiting = 0
-        self.permits = 0
-        self.overtaken = 0
+        self.permits = 0  # their cost there
+        self.overtaken = 0  # permits spent since the last release by requests that may not wait
         self._heap: list[tuple[int, Held]] = []
 
     def first(self) -> Held | None:
-        """Return the first in line."""
         heap = self._heap
         while heap:
             held = heap[0][1]
@@ -201,7 +149,6 @@ class WaitQueue:
         heappush(self._heap, (held.number, held))
 
     def leave(self, held: Held) -> None:
-        """Remove a request."""
         held.line = None
         self.overtaken = 0
         self.waiting -= 1

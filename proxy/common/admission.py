@@ -36,10 +36,7 @@ def in_networks(address: str, networks: Iterable[Network]) -> bool:
 
 
 def client_of(address: str) -> str:
-    """Return whose an address is, as ``client_address`` returns it: with one of IPv6 go all of its /64.
-
-    Who has one of those can have as many as they like.
-    """
+    """Return whose an address is, as ``client_address`` returns it: all of an IPv6 /64 is one client."""
     if ":" not in address:
         return address
     return str(IPv6Address(int(IPv6Address(address)) >> 64 << 64))
@@ -52,38 +49,28 @@ class ClientCounts:
         self._open: dict[tuple[str, str], int] = {}
 
     def __len__(self) -> int:
-        """Return how many clients have a connection."""
         return len(self._open)
 
     def of(self, scope: str, address: str) -> int:
-        """Return how many connections a client has."""
         return self._open.get((scope, address), 0)
 
     def add(self, scope: str, address: str) -> None:
-        """Count one more."""
         self._open[scope, address] = self.of(scope, address) + 1
 
     def remove(self, scope: str, address: str) -> None:
-        """Count one less; of clients without a connection nothing is kept."""
         left = self._open.pop((scope, address)) - 1
         if left:
             self._open[scope, address] = left
 
 
 class ConnectionRate:
-    """How many new connections a listener takes: so many each second, and at once what a second of rest has saved.
-
-    Args:
-        connections_per_s: the rate; 0 takes none.
-        now_ns: the time from which it counts.
-    """
+    """How many new connections a listener takes: ``connections_per_s``, and at once what a second of rest has saved."""
 
     def __init__(self, connections_per_s: float, now_ns: int) -> None:
         rate = round(connections_per_s * UPERMITS_PER_PERMIT)
         self._bucket = Bucket(rate, rate, now_ns)
 
     def take(self, now_ns: int) -> bool:
-        """Take one connection, if there is room for it now."""
         if self._bucket.refill(now_ns) <= 0:
             return False
         self._bucket.spend(1)

@@ -1,8 +1,8 @@
 """Read buffers, lent for the time between a read and the write of what was read; and the room for what is gathered.
 
-An idle connection holds none. The pool is a budget: when it is spent, connections read on with small
-buffers of their own, so that clients whose broker has stalled can slow nobody else down to a halt. What is not needed
-any more goes back to the system: each buffer has its own pages, as a heap could keep them.
+An idle connection holds none. The pool is a budget: when it is spent, connections read on with small buffers of their
+own, so that clients whose broker has stalled can slow nobody else down to a halt. What is not needed any more goes back
+to the system: each buffer has its own pages, as a heap could keep them.
 """
 
 import mmap
@@ -99,13 +99,7 @@ class Gathering:
     """The room of one frame.
 
     Args:
-        address: of its client.
-        lose: called when it loses its room, which is another's then: what was gathered has to go at once. None if it
-            never does.
-
-    Attributes:
-        has_bytes: how much room it has.
-        lost: it has lost its room, and gets none any more.
+        lose: called when another frame takes its room, so it must drop what it has gathered. None: it never loses it.
     """
 
     __slots__ = ("client", "has_bytes", "lose", "lost", "since_ns")
@@ -114,16 +108,15 @@ class Gathering:
         self.client = client_of(address)
         self.lose = lose
         self.has_bytes = self.since_ns = 0
-        self.lost = False
+        self.lost = False  # it gets no room any more
 
 
 class GatherRoom:
     """How much may be gathered: a budget, of which no single client takes all.
 
-    A frame takes room for what has come of it, not for what its length says: so nobody takes it for nothing. It keeps
-    its room for KEPT_NS. From then on it may lose it to another that finds none: so nobody keeps it from others by
-    sending slowly, or not at all. The client with the most room loses first, its oldest frame; and to one that has
-    little it loses at once, so that a few clients who renew all their frames in time keep out nobody else.
+    A frame takes room for the bytes that have arrived, not for the length it declares. After KEPT_NS it may lose its
+    room to another that finds none, so slow senders keep nobody out. The client with the most room loses first, its
+    oldest frame. A client that has little takes room at once from one that has more.
 
     Args:
         budget_bytes: for all connections together, small frames not counted.
@@ -161,7 +154,6 @@ class GatherRoom:
         return True
 
     def give_back(self, gathering: Gathering) -> None:
-        """Give back the room that a frame has."""
         if gathering.has_bytes:
             self._take(gathering, -gathering.has_bytes)
             del self._gatherings[gathering]
@@ -211,5 +203,4 @@ class GatherRoom:
 
 
 def _room_for(size_bytes: int) -> int:
-    """Return the room that so much of a frame needs: none, or whole steps."""
     return 0 if size_bytes <= SMALL_FRAME_BYTES else -(-size_bytes // _ROOM_STEP_BYTES) * _ROOM_STEP_BYTES

@@ -1,7 +1,7 @@
 """One log line a second for each thing that can happen very often; the rest is counted in the next line.
 
-What clients can cause thousands of times a second must not be able to fill a disk. Nothing is lost: counters
-have every one of them.
+What clients can cause thousands of times a second must not be able to fill a disk. Nothing is lost: counters have every
+one of them.
 """
 
 from collections.abc import Hashable
@@ -11,11 +11,9 @@ _WINDOW_S: Final = 1.0
 
 
 class LogRate:
-    """Decides whether a line may be written now.
+    """Decides whether a line may be written now: ``lines_per_s`` at most of all keys together.
 
-    Args:
-        lines_per_s: the most of all keys together. When more keys than that have something to say, all take turns: a
-            key that had its line waits until the others could have theirs.
+    When more keys than that have something to log, they take turns.
     """
 
     def __init__(self, lines_per_s: int | None = None) -> None:
@@ -29,11 +27,6 @@ class LogRate:
     def take(self, key: Hashable, now_s: float, times: int = 1) -> int | None:
         """Ask for one line about ``key``; keys must be few.
 
-        Args:
-            key: what the line is about, e.g. a listener and a reason.
-            now_s: any clock in seconds that does not run backwards.
-            times: how often it happened; the line stands for the first of them.
-
         Returns:
             None when the line must not be written, otherwise how many before it were not.
         """
@@ -46,7 +39,6 @@ class LogRate:
         return held_back
 
     def _room(self, key: Hashable, now_s: float) -> bool:
-        """Say whether one more line of any key may be written in this second."""
         if self._lines_per_s is None:
             return True
         if now_s - self._window_began_s >= _WINDOW_S:

@@ -17,27 +17,18 @@ _LOOKS_PER_LIMIT: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class AlarmConfig:
-    """Thresholds of the alarms.
+    """Thresholds of the alarms."""
 
-    Attributes:
-        memory_watermark: largest share of the available memory; above 0, at most 1.
-        disk_free_bytes: least free space where the spool is.
-    """
-
-    memory_watermark: float = WATERMARK
-    disk_free_bytes: int = LEAST_FREE_BYTES
+    memory_watermark: float = WATERMARK  # share of the available memory; above 0, at most 1
+    disk_free_bytes: int = LEAST_FREE_BYTES  # where the spool is
 
 
 class AlarmWatch:
     """Both alarms, and the checks.
 
     Args:
-        config: thresholds.
         folder: the spool's; None: there is no spool, and no alarm of the disk.
-        spool_is_used: returns whether the spool holds anything.
-        held_bytes: returns the memory of held messages.
         changed: called with each change; the next check follows it.
-        now_ns: the monotonic clock, in nanoseconds.
 
     Raises:
         ValueError: as the alarms' own.
@@ -61,7 +52,6 @@ class AlarmWatch:
 
     @property
     def alarms(self) -> tuple[Alarm, ...]:
-        """Return the alarms there are."""
         return (self.memory,) if self.disk is None else (self.memory, self.disk)
 
     def forget_disk(self) -> None:

@@ -103,46 +103,25 @@ class CreditConfig:
 
 @dataclass(frozen=True, slots=True)
 class DataPathConfig:
-    """Everything a data path is built from.
-
-    Attributes:
-        listeners: addresses to bind, and the broker behind each; names are unique.
-        handlers: the pipeline, in order.
-        rule_set: the initial rules.
-        max_connections: further clients are closed as soon as they are accepted.
-        room_for_connections: the same, for the file descriptors there are; None is any number.
-        max_live_limiters: resources with a limiter of their own, without those of exact names.
-        max_resource_labels: resources told apart in the counts, without those of exact names.
-        buffer_budget_bytes: read buffers of all connections.
-        max_keys_per_s: refusals told apart in a second, by client, group, rule and resource.
-        max_resources: resources told apart in a second of traffic, without those of exact names.
-        spool: where waiting messages are spooled; None: there is no spool.
-        credit: credit between two stages.
-        alarms: when memory or disk runs short.
-    """
+    """Everything a data path is built from."""
 
     listeners: tuple[ListenerConfig, ...]
     handlers: tuple[HandlerConfig, ...]
     rule_set: RuleSet
-    max_connections: int = 10_000
-    room_for_connections: int | None = None
-    max_live_limiters: int = DEFAULT_MAX_LIVE
-    max_resource_labels: int = 1000
+    max_connections: int = 10_000  # further clients are closed as soon as they are accepted
+    room_for_connections: int | None = None  # the same, for the file descriptors there are; None is any number
+    max_live_limiters: int = DEFAULT_MAX_LIVE  # without those of exact names
+    max_resource_labels: int = 1000  # told apart in the counts, without those of exact names
     buffer_budget_bytes: int = 64 * 1024 * 1024
-    max_keys_per_s: int = DEFAULT_TOLD_APART
-    max_resources: int = DEFAULT_TOLD_APART
+    max_keys_per_s: int = DEFAULT_TOLD_APART  # refusals told apart in a second, by client, group, rule and resource
+    max_resources: int = DEFAULT_TOLD_APART  # told apart in a second of traffic, without those of exact names
     spool: SpoolConfig | None = None
-    credit: CreditConfig = CreditConfig()
+    credit: CreditConfig = CreditConfig()  # between two stages
     alarms: AlarmConfig = AlarmConfig()  # noqa: RUF009 - frozen
 
 
 class LocalDataPath(DataPath):
     """The data path of this process.
-
-    Args:
-        config: what to build.
-        now_ns: the monotonic clock, in nanoseconds.
-        wall_clock: the time of day with its time zone, for rules with hours.
 
     Raises:
         PipelineError: the handlers do not make a pipeline.
@@ -277,11 +256,9 @@ class LocalDataPath(DataPath):
             _log.info("limits go on where the process before left them", limiters=taken, not_limited_any_more=left)
 
     def descriptors(self) -> list[int]:
-        """Return the listening sockets."""
         return self.server.descriptors()
 
     async def hand_over(self, grace_s: float) -> SavedLimits:
-        """Hand clients and limits over; see ``DataPath``."""
         at_once = "another process of Sluice goes on" if self._spooling.is_used() else ""
         await self.server.hold(at_once=at_once)
         self._services.spool = None
@@ -290,7 +267,6 @@ class LocalDataPath(DataPath):
         return await in_pieces(self._limits.save(now_ns, now_ns + round(grace_s * _NS_PER_S)))
 
     async def go_on(self) -> None:
-        """Take ``hand_over`` back."""
         try:
             self._services.spool = await self._spooling.open()
         except SpoolError as error:
@@ -298,24 +274,19 @@ class LocalDataPath(DataPath):
         self.server.go_on()
 
     async def save_limits(self) -> SavedLimits:
-        """Return what all limits are now."""
         now_ns = self._now_ns()
         return await in_pieces(self._limits.save(now_ns, now_ns))
 
     def spent_since(self, saved: SavedLimits) -> list[Spent]:
-        """See ``DataPath``."""
         return self._limits.spent_since(saved, self._now_ns())
 
     def debit(self, spent: Iterable[Spent]) -> None:
-        """See ``DataPath``."""
         self._limits.debit(spent, self._now_ns())
 
     async def turn(self) -> None:
-        """Return once each lane has served what it had."""
         await self._pipeline.turn()
 
     async def apply(self, rule_set: RuleSet) -> None:
-        """Put a rule set in force; the very next batch is decided by it."""
         version = self._rule_set.version
         if rule_set.version <= version:
             raise ValueError(f"rule set version {rule_set.version} is not above {version}, which is in force")
@@ -330,7 +301,6 @@ class LocalDataPath(DataPath):
         self._emit("rules", {"version": rule_set.version, "limiting": int(rule_set.enabled)})
 
     async def reset(self, kind: str, name: str) -> Cleared:
-        """Reset limiters; see ``DataPath``."""
         return await in_pieces(self._reset(kind, name))
 
     def _reset(self, kind: str, name: str) -> Generator[None, None, Cleared]:
@@ -342,13 +312,11 @@ class LocalDataPath(DataPath):
         return cleared
 
     async def _shrink_buffers(self) -> None:
-        """Give the memory of past load back to the system."""
         while True:
             await trio.sleep(_SHRINK_EVERY_S)
             self._buffers.shrink()
 
     async def _measure_load(self) -> None:
-        """Know how busy the event loop was in the last second."""
         earlier = before = _busy_and_all_ns()
         while True:
             await trio.sleep(_LOAD_S)
@@ -366,7 +334,6 @@ class LocalDataPath(DataPath):
         return held_bytes + self._services.ahead.taken_bytes + (0 if spool is None else spool.memory_bytes)
 
     async def _alarm_changed(self, change: Change) -> None:
-        """Log an alarm that begins or ends, and stop publishers or let them go on."""
         (_log.warning if change.stands else _log.info)(change.text)
         self._emit("alarm", {"scarce": change.scarce, "stands": int(change.stands), "text": change.text})
         self.server.alarm = why = reason(self._alarm_watch.alarms)
@@ -378,7 +345,6 @@ class LocalDataPath(DataPath):
             yield
 
     async def _follow_the_clock(self) -> None:
-        """Switch rules with hours on and off."""
         while True:
             self._switch_by_the_clock()
             self._rules_changed = trio.Event()
@@ -406,7 +372,6 @@ class LocalDataPath(DataPath):
         self._emit("rules", version | {word: rules for word, rules in detail.items() if rules})
 
     async def snapshot(self, *, whole: bool = True) -> Snapshot:
-        """Return the counters of this moment."""
         many = await on_thread(self._overview.many, self._max_resource_labels) if whole else {}
         return Snapshot(
             **self._kept(),
@@ -430,7 +395,6 @@ class LocalDataPath(DataPath):
         )
 
     async def _waits(self) -> dict[str, Any]:
-        """Return the fields of a Snapshot about stages and the spool."""
         surveyed = await self._pressure.survey()
         return {
             "stages": surveyed.counts,
@@ -442,7 +406,6 @@ class LocalDataPath(DataPath):
         }
 
     def _kept(self) -> dict[str, Any]:
-        """Return the fields of a Snapshot whose metric names its source."""
         parts = _Parts(self._limits, self._tally, self._pipeline, self.server, self._wire_counters, self._timings)
         kept = {}
         for field, metric in described(Snapshot):
@@ -468,19 +431,15 @@ class LocalDataPath(DataPath):
         )
 
     async def totals(self) -> ResourceCounts:
-        """Return what the counts of all resources add up to."""
         return await on_thread(self._overview.totals)
 
     def resources(self, since_ns: int = 0) -> Iterator[ResourceState]:
-        """Go through what was asked for since then, on a thread."""
         return self._overview.resources(since_ns)
 
     async def connections(self) -> tuple[ConnectionState, ...]:
-        """Return the open connections."""
         return await on_thread(self._overview.connections)
 
     async def close_connection(self, connection_id: int, reason: str) -> bool:
-        """Close one connection."""
         connection = self.server.connections.get(connection_id)
         if connection is None:
             return False
@@ -488,29 +447,23 @@ class LocalDataPath(DataPath):
         return True
 
     async def flow(self, most_connections: int = 100) -> FlowState:
-        """Return what waits for what."""
         return await self._pressure.flow(most_connections)
 
     async def confirms(self) -> tuple[ConfirmState, ...]:
-        """Return how messages are confirmed where a rule says ``after_consume``."""
         return by_destination(self.server.confirm_states())
 
     async def spool(self, most_resources: int = 100) -> SpoolState | None:
-        """Return what the spool holds."""
         return await self._pressure.spool(most_resources)
 
     async def purge(self, kind: str, name: str) -> Purged:
-        """Purge what the spool holds of a resource."""
         return await self._pressure.purge(Resource(kind, name))
 
     async def explain(self, question: Question) -> Explanation:
-        """Return what would limit a request."""
         protocols = [config.protocol for config in self.server.listeners]
         confirms = {Resource(state.kind, state.name): state for state in await self.confirms()}
         return explain(question, self._limits, self.server.listeners, protocols, self._now_ns(), confirms=confirms)
 
     async def take_traffic(self, *, unfinished: bool = False) -> tuple[TrafficSecond, ...]:
-        """Return what became of requests in the seconds that are over."""
         taken = self._accounts.take(self._now_ns(), unfinished=unfinished)
         try:
             return await on_thread(_traffic, self._accounts, taken)
@@ -519,7 +472,6 @@ class LocalDataPath(DataPath):
             raise
 
     async def probe_brokers(self) -> tuple[BrokerReach, ...]:
-        """Try to connect to each listener's broker, all at once."""
         reach: dict[str, BrokerReach] = {}
 
         async def probe(config: ListenerConfig) -> None:
@@ -533,7 +485,6 @@ class LocalDataPath(DataPath):
 
     @asynccontextmanager
     async def events(self) -> AsyncIterator[AsyncIterator[Event]]:
-        """Subscribe; the oldest events are lost to a subscriber that does not keep up."""
         send, receive = trio.open_memory_channel[Event](_EVENTS_KEPT)
         self._subscribers[send] = receive
         try:
@@ -543,15 +494,12 @@ class LocalDataPath(DataPath):
             del self._subscribers[send]
 
     def limit_commands(self) -> AbstractAsyncContextManager[AsyncIterator[LimitCommand]]:
-        """Take what clients ask of Sluice itself."""
         return self._commands.take()
 
     async def reply(self, command_id: int, reply: LimitCommandReply) -> None:
-        """Answer a command."""
         self._commands.reply(command_id, reply)
 
     async def drain(self, grace_s: float) -> None:
-        """Stop accepting, let what is in flight finish, close."""
         self._emit("drain", {"connections": len(self.server.connections)})
         hold_s = max(grace_s - _DRAIN_MARGIN_S, grace_s / 2)
         self._pipeline.drain(self._now_ns() + round(hold_s * _NS_PER_S))
@@ -604,7 +552,6 @@ def _traffic(accounts: Accounts, taken: list[Span]) -> tuple[TrafficSecond, ...]
 
 
 def _added(cleared: Cleared, dimension: Dimension, state: LimiterState) -> Cleared:
-    """Count one more limiter that began anew; ``state`` is what it was."""
     debt = max(0.0, -state.stored_permits, -sum(min(0.0, share.stored_permits) for share in state.shares))
     in_bytes = dimension == "bytes"
     return Cleared(

@@ -52,14 +52,6 @@ def explain(
 ) -> Explanation:
     """Say what would limit a request.
 
-    Args:
-        question: the request.
-        limits: the limits in force.
-        listeners: all listeners.
-        protocols: their protocols, for the kinds of resources.
-        now_ns: the time.
-        confirms: how messages are confirmed where a rule says ``after_consume``.
-
     Raises:
         QuestionError: the question makes no sense.
     """
@@ -154,7 +146,6 @@ def _confirm(
 
 
 def _caller(question: Question, kind: Kind) -> Caller:
-    """Return the caller of a request for a kind."""
     scopes = tuple(Resource(scope, name) for scope in (CERTIFICATE, USER, VHOST) if (name := getattr(question, scope)))
     return Caller(question.client, question.producer_group, question.listener, kind.consumes, scopes=scopes)
 
@@ -162,7 +153,6 @@ def _caller(question: Question, kind: Kind) -> Caller:
 def _refusals(
     resource: Resource, through: Iterable[ListenerConfig], exempt_on: Sequence[str]
 ) -> tuple[StandingRefusal, ...]:
-    """Return refusals that do not depend on limits."""
     found: dict[str, list[str]] = {}
     for listener in through:
         rule = listener.protocol.always_refuses(listener.options, resource)
@@ -196,7 +186,6 @@ def _understood(
 
 
 def _check_name(question: Question, protocols: Iterable[Protocol]) -> None:
-    """Raise QuestionError for a name that no resource of its kind can have."""
     pattern = "".join(f"[{character}]" if character in "*?[" else character for character in question.name)
     for protocol in protocols:
         if all(kind.name != question.kind for kind in protocol.kinds):
@@ -210,7 +199,6 @@ def _check_name(question: Question, protocols: Iterable[Protocol]) -> None:
 
 
 def _check_scopes(question: Question, protocols: Iterable[Protocol]) -> None:
-    """Raise QuestionError for a scope that the kind in question does not have."""
     asked = [protocol for protocol in protocols if protocol.has(question.kind)]
     for scope in SCOPES:
         if getattr(question, scope) and not any(protocol.has(scope) for protocol in asked):
@@ -241,7 +229,6 @@ def _address(parameter: str, value: str) -> str:
 def _through(
     wanted: str, listeners: Sequence[ListenerConfig], parameter: str = "listener"
 ) -> tuple[ListenerConfig, ...]:
-    """Return the listeners of a name or a scope, or all of them."""
     if not wanted:
         return tuple(listeners)
     through = tuple(listener for listener in listeners if listener.name == wanted) or tuple(
@@ -254,7 +241,6 @@ def _through(
 
 
 def _limit_view(rule: Rule, unit: Count | Literal["bytes"], *, spools: bool) -> LimitView:
-    """Return a limit's figures: those of the rule, as far as they have an effect."""
     fields: dict[str, Any] = {name: getattr(rule, name, None) for name in LimitView.__struct_fields__} | {
         "unit": unit,
         "rate_per_s": rule.rate_per_s or 0.0,

@@ -49,8 +49,6 @@ def direction(side: Side) -> Direction:
 
 
 class Overview:
-    """Looks over a data path."""
-
     def __init__(
         self, limits: Limits, accounts: Accounts, server: Server, pressure: Pressure, now_ns: Callable[[], int]
     ) -> None:
@@ -76,11 +74,9 @@ class Overview:
         return {(resource.kind, resource.name): _counts(amounts) for resource, amounts in found}
 
     def rules(self) -> dict[str, RuleCounts]:
-        """Return what each rule did, by its name."""
         return {name: _rule_counts(sums.copy()) for name, sums in list(self._accounts.rules.items())}
 
     def totals(self) -> ResourceCounts:
-        """Return the sum over all resources."""
         totals = _counts(((0, 0, 0),) * len(OUTCOMES))
         for found in from_loop(self._accounts.each()):
             if found is not None:
@@ -171,7 +167,6 @@ class Overview:
         )
 
     def connections(self) -> tuple[ConnectionState, ...]:
-        """Return the open connections."""
         waiting = trio.from_thread.run(self._pressure.waiting)
         return tuple(from_loop(self._each_connection(waiting)))
 
@@ -197,7 +192,6 @@ class _Look(NamedTuple):
     is_held: bool
 
     def state(self, waiting: Waiting) -> ResourceState:
-        """Return it as operators see it."""
         resource, stop = self.resource, self.stop
         states = [state for state in (self.messages, self.size) if state is not None]
         refusals = [

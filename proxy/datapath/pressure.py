@@ -51,7 +51,6 @@ def worse(one: State, other: State) -> State:
 
 
 def stage_state(stage: Stage, now_ns: int) -> StageState:
-    """Return a stage as it shows."""
     figures = stage.figures(now_ns)
     waits_for = stage.waits_for() if figures.state == "flow" else ()
     return StageState(
@@ -79,32 +78,20 @@ def stages_beside(connection: Connection, now_ns: int) -> tuple[StageState, ...]
 
 
 class Surveyed(NamedTuple):
-    """How all stages show.
+    """How all stages show."""
 
-    Attributes:
-        findings: the bottlenecks, first that which most connections wait for.
-        counts: how many stages of each kind show each state.
-        waiting: connections that are not running, by state.
-    """
-
-    findings: tuple[Finding, ...]
-    counts: dict[tuple[Kind, State], int]
-    waiting: dict[State, list[Connection]]
+    findings: tuple[Finding, ...]  # the bottlenecks, first that which most connections wait for
+    counts: dict[tuple[Kind, State], int]  # how many stages of each kind show each state
+    waiting: dict[State, list[Connection]]  # connections that are not running, by state
 
 
 class Waiting(NamedTuple):
-    """Messages that wait in the spool or are held.
+    """Messages that wait in the spool or are held; ``states`` are those of resources, as ``kind:name``."""
 
-    Attributes:
-        by_stage: messages in the spool, by the stage of their queue.
-        by_resource: messages in the spool, by resource.
-        states: of resources with waiting messages, as ``kind:name``.
-        oldest_ns: since when the oldest message of a resource waits, in memory or in the spool.
-    """
-
-    by_stage: dict[Stage, int]
-    by_resource: Counter[tuple[str, str]]
+    by_stage: dict[Stage, int]  # in the spool, by the stage of their queue
+    by_resource: Counter[tuple[str, str]]  # in the spool
     states: dict[str, State]
+    # Since when the oldest message of a resource waits, in memory or in the spool.
     oldest_ns: dict[tuple[str, str], int]
 
 
@@ -112,12 +99,8 @@ class Pressure:
     """Looks over the stages, the alarms and the spool of a data path.
 
     Args:
-        server: its connections.
-        spooling: its spool, if it has one.
-        alarm_watch: its alarms.
         busy_ratio: says which share of the last second the event loop was working.
         saturated: when it had no time to spare.
-        now_ns: its clock.
     """
 
     def __init__(
@@ -148,7 +131,6 @@ class Pressure:
     # --- Stages -----------------------------------------------------------------------------------
 
     async def survey(self) -> Surveyed:
-        """Look at all stages."""
         return await in_pieces(self._survey())
 
     def _survey(self) -> Generator[None, None, Surveyed]:
@@ -172,7 +154,6 @@ class Pressure:
         return Surveyed(survey.findings(), counts, waiting)
 
     async def flow(self, most_connections: int) -> FlowState:
-        """Return what waits for what, as ``DataPath.flow`` says."""
         surveyed = await self.survey()
         waiting = [connection for state in _SHOWN_FIRST for connection in surveyed.waiting[state]]
         shown = await in_pieces(self._connection_flows(waiting[:most_connections]))
@@ -217,7 +198,6 @@ class Pressure:
     # --- Alarms -----------------------------------------------------------------------------------
 
     def alarms(self) -> tuple[AlarmState, ...]:
-        """Return all alarms. That of the disk stands, too, while the spool cannot use it."""
         return tuple(self._alarm(alarm) for alarm in self._alarm_watch.alarms)
 
     def _alarm(self, alarm: Alarm) -> AlarmState:
@@ -246,7 +226,6 @@ class Pressure:
     # --- The spool --------------------------------------------------------------------------------
 
     async def spool(self, most_resources: int) -> SpoolState | None:
-        """Return what the spool holds, as ``DataPath.spool`` says."""
         spool = self._spooling.spool
         return None if spool is None else await in_pieces(_add_queues(spool, most_resources))
 
@@ -385,7 +364,6 @@ class _Sum:
         return figures.states
 
     def add_sum(self, more: "_Sum") -> None:
-        """Add queues of the same resource."""
         self.queues += more.queues
         self.states.add(more.states)
         self.memory_bytes += more.memory_bytes
@@ -395,7 +373,6 @@ class _Sum:
         self.recovered += more.recovered
 
     def state(self, kind: str, name: str) -> SpooledResource:
-        """Return it as operators see it."""
         return SpooledResource(
             kind,
             name,

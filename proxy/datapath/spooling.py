@@ -24,19 +24,13 @@ _CLOSE_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class SpoolConfig:
-    """Where waiting messages are spooled.
+    """Where waiting messages are spooled."""
 
-    Attributes:
-        folder: created if it is missing; of this data path only.
-        settings: bounds.
-        recover: send what an earlier process left and no client sends again; otherwise it is counted and dropped.
-        required: a folder that cannot be used is an error; otherwise a log line, and there is no spool.
-    """
-
-    folder: Path
+    folder: Path  # created if it is missing; of this data path only
     settings: SpoolSettings = field(default_factory=SpoolSettings)
+    # Send what an earlier process left and no client sends again; otherwise it is counted and dropped.
     recover: bool = True
-    required: bool = True
+    required: bool = True  # a folder that cannot be used is an error; otherwise a log line, and there is no spool
 
 
 class SpoolError(Exception):
@@ -52,19 +46,7 @@ class SpoolError(Exception):
 
 
 class Spooling:
-    """Opens, ticks and closes the spool.
-
-    Args:
-        config: None: there is no spool.
-        credit: the store's.
-        now_ns: the monotonic clock, in nanoseconds; callable from any thread.
-        wall_ns: nanoseconds since 1970.
-
-    Attributes:
-        spool: None until it is open.
-        failure: why the disk fails; empty if it does not.
-        failing: when it failed.
-    """
+    """Opens, ticks and closes the spool; without a config there is none. ``now_ns`` is called from any thread."""
 
     def __init__(
         self,
@@ -75,8 +57,8 @@ class Spooling:
     ) -> None:
         self.config = config
         self._credit, self._now_ns, self._wall_ns = credit, now_ns, wall_ns
-        self.spool: Spool | None = None
-        self.failure = ""
+        self.spool: Spool | None = None  # None until it is open
+        self.failure = ""  # why the disk fails; empty if it does not
         self.failing = Spells()
         self._wanted = trio.Event()
         self._log_rate = LogRate()
@@ -117,7 +99,6 @@ class Spooling:
         return spool
 
     def is_used(self) -> bool:
-        """Return whether it holds anything, or is about to."""
         return self.spool is not None and not self.spool.is_idle
 
     async def run(self) -> None:
@@ -198,7 +179,6 @@ def _guarded(call: Callable[[], object]) -> None:
 
 
 def _log_recovered(config: SpoolConfig, recovered: Recovered) -> None:
-    """Log what an earlier process left."""
     if recovered.entries or recovered.dropped or recovered.lost or recovered.damaged or recovered.is_full:
         _log.warning(
             "an earlier process left messages in the spool",

@@ -36,46 +36,32 @@ that may be repeats.
 
 # Groups of requests that are decided alike, as objects or in columns: the cost of a batch grows with its groups.
 class Group(msgspec.Struct, gc=False):
-    """The requests of a batch that are decided alike. Fields without a description are those of each request.
-
-    Attributes:
-        resources: everything they are charged to.
-        producer_group: the group that sends them.
-        indexes: of the requests in the batch, ascending.
-        messages: their costs, in messages.
-        size_bytes: the sum of their costs in bytes, if known.
-        refusable: a refusal is possible.
-        most: above 0 if they ask for credit.
-    """
+    """The requests of a batch that are decided alike. Fields without a description are those of each request."""
 
     resources: tuple[Resource, ...]
     producer_group: str
-    indexes: Sequence[int]
+    indexes: Sequence[int]  # of the requests in the batch, ascending
     messages: Sequence[int]
-    size_bytes: int | None = None
+    size_bytes: int | None = None  # the sum of their costs in bytes, if known
     consumes: bool = False
     by_answer: bool = False
     refusable: bool = True
     order_key: str | int | None = None
     asks: Asks = "all"
     may_wait: bool = True
-    most: int = 0
+    most: int = 0  # above 0 if they ask for credit
 
 
 class Columns(Sequence["Request"]):
     """Requests in columns, as they were scanned; made into objects only on demand.
 
     Most can be decided and counted many at a time; the rest is given out in groups.
-
-    Attributes:
-        left: how many groups were given out to be decided.
     """
 
-    left: int
+    left: int  # how many groups were given out to be decided
 
     @abstractmethod
-    def groups(self) -> "Sequence[Group]":
-        """Return them in groups, as ``Batch.groups`` says."""
+    def groups(self) -> "Sequence[Group]": ...
 
     @abstractmethod
     def undecided(self, admit: "Admit") -> "Iterable[Group]":
@@ -90,16 +76,13 @@ class Columns(Sequence["Request"]):
 
     @property
     @abstractmethod
-    def refusable(self) -> bool:
-        """Whether all of them can be refused."""
+    def refusable(self) -> bool: ...
 
     @abstractmethod
-    def sizes(self, indexes: Sequence[int]) -> Sequence[int]:
-        """Return the sizes of some of them, whose indexes ascend."""
+    def sizes(self, indexes: Sequence[int]) -> Sequence[int]: ...
 
     @abstractmethod
-    def answered(self, indexes: Sequence[int]) -> int:
-        """Return how many of some, whose indexes ascend, expect an answer."""
+    def answered(self, indexes: Sequence[int]) -> int: ...
 
     @abstractmethod
     def repeats(self, indexes: Sequence[int], look: "Look") -> Repeats:
@@ -167,32 +150,22 @@ class MessageIds(Protocol):
     """The ids that clients have given the messages of the current chunk."""
 
     @property
-    def chunk(self) -> memoryview:
-        """The chunk."""
+    def chunk(self) -> memoryview: ...
 
     def message_id(self, request: "Request") -> bytes:
         """Return the id of a request's message, the same for each repeat; empty without one."""
 
 
 class Look(NamedTuple):
-    """How to find repeats among requests of one resource.
-
-    Attributes:
-        ids: of refused messages.
-        key: hash of the resource.
-        now_ns: the time.
-        refused: the requests are refused themselves.
-        of: the ids of their messages.
-    """
+    """How to find repeats among requests of one resource."""
 
     ids: RefusedIds
-    key: int
+    key: int  # hash of the resource
     now_ns: int
-    refused: bool
-    of: MessageIds
+    refused: bool  # the requests are refused themselves
+    of: MessageIds  # the ids of their messages
 
     def at_each(self, requests: "Iterable[Request]") -> Repeats:
-        """Look at each request."""
         repeated = messages = size_bytes = identified = 0
         ids, key, now_ns, refused, of = self
         see, id_of = ids.see, of.message_id
@@ -227,92 +200,54 @@ Side.CLIENT.other, Side.BROKER.other = Side.BROKER, Side.CLIENT
 
 
 class ConnectionInfo(msgspec.Struct, frozen=True):
-    """The client of a connection, as handlers and operators see it.
+    """The client of a connection, as handlers and operators see it."""
 
-    Attributes:
-        id: number of the connection, unique within one data path.
-        listener: name of the listener that accepted it.
-        scope: what the listener's limits are shared under; a VIP port names its main port's scope.
-        peer: the client's ``address:port``, as in every log line about it.
-        address: the client's IP address; IPv4 mapped into IPv6 as IPv4.
-        exempt: the listener's configuration exempts this client.
-        scopes: others that the connection belongs to, such as its user; its batches carry them.
-        spools: its session can spool requests, so these may get a Later.
-        tls: the version of TLS, such as ``TLSv1.3``; empty without.
-        certificate: the name in the client's certificate; empty without one.
-        local: the IP address that the client connected to, spelled like ``address``.
-    """
-
-    id: int
+    id: int  # number of the connection, unique within one data path
     listener: str
-    scope: str
-    peer: str
-    address: str
-    exempt: bool = False
-    scopes: tuple[Resource, ...] = ()
-    spools: bool = False
-    tls: str = ""
-    certificate: str = ""
-    local: str = ""
+    scope: str  # what the listener's limits are shared under; a VIP port names its main port's scope
+    peer: str  # the client's ``address:port``, as in every log line about it
+    address: str  # the client's IP address; IPv4 mapped into IPv6 as IPv4
+    exempt: bool = False  # the listener's configuration exempts this client
+    scopes: tuple[Resource, ...] = ()  # others that the connection belongs to, such as its user; its batches carry them
+    spools: bool = False  # its session can spool requests, so these may get a Later
+    tls: str = ""  # the version of TLS, such as ``TLSv1.3``; empty without
+    certificate: str = ""  # the name in the client's certificate; empty without one
+    local: str = ""  # the IP address that the client connected to, spelled like ``address``
 
 
 class Request(msgspec.Struct, gc=False):
-    """One limitable request of a client.
+    """One limitable request of a client."""
 
-    Attributes:
-        resources: everything it is charged to; all must admit. Mostly one.
-        messages: its cost in messages, at least 1; 0 if its answer is charged.
-        size_bytes: on the wire, with framing.
-        producer_group: the group that sends it, or empty.
-        refusal: what a refusal is to it.
-        order_key: requests of one connection with equal keys never overtake each other; None is independent.
-        handle: belongs to the session, opaque to handlers. A verdict on it also covers bytes still to come.
-        consumes: it takes messages. Scopes of producers do not limit it.
-        by_answer: its answer tells its cost, and comes as a Charge.
-        since_ns: since when it waits, if it was spooled; otherwise 0.
-        returns: if its ticket is dropped, it comes again, perhaps on another connection: that is not counted.
-        most: it asks for credit: for ``messages`` permits at least and this many at most, of ``size_bytes`` each.
-            Without a
-            verdict all are granted. A held one waits for as long as it takes, and its ``messages`` are what it is
-            granted
-            when its ticket is resolved. It cannot be refused, and is not counted as admitted: ``Paid`` messages are. 0:
-            an
-            ordinary request.
-        asks: which rules decide. Shadow rules never decide on credit.
-        may_wait: it can be held. Otherwise delay rules refuse it; what cannot be refused either passes and is charged.
-        message_id: as in ``MessageIds``; set once it is held.
-    """
-
-    resources: tuple[Resource, ...]
-    messages: int
-    size_bytes: int
+    resources: tuple[Resource, ...]  # everything it is charged to; all must admit. Mostly one.
+    messages: int  # its cost in messages, at least 1; 0 if its answer is charged
+    size_bytes: int  # on the wire, with framing
     producer_group: str
-    refusal: Refusal
+    refusal: Refusal  # what a refusal is to it
+    # Requests of one connection with equal keys never overtake each other; None is independent.
     order_key: str | int | None
-    handle: object
-    consumes: bool = False
-    by_answer: bool = False
-    since_ns: int = 0
+    handle: object  # belongs to the session, opaque to handlers. A verdict on it also covers bytes still to come.
+    consumes: bool = False  # scopes of producers do not limit it
+    by_answer: bool = False  # its answer tells its cost, and comes as a Charge
+    since_ns: int = 0  # since when it waits, if it was spooled; otherwise 0
+    # If its ticket is dropped, it comes again, perhaps on another connection: that is not counted.
     returns: bool = False
+    # It asks for credit: for ``messages`` permits at least and this many at most, of ``size_bytes`` each. Without a
+    # verdict all are granted. A held one waits for as long as it takes, and its ``messages`` are what it is granted
+    # when its ticket is resolved. It cannot be refused, and is not counted as admitted: ``Paid`` messages are. 0: an
+    # ordinary request.
     most: int = 0
-    asks: Asks = "all"
+    asks: Asks = "all"  # which rules decide. Shadow rules never decide on credit.
+    # It can be held. Otherwise delay rules refuse it; what cannot be refused either passes and is charged.
     may_wait: bool = True
-    message_id: bytes = b""
+    message_id: bytes = b""  # as in ``MessageIds``; set once it is held
 
 
 class Response(msgspec.Struct, gc=False):
-    """One answer of the broker, made only when some handler asks for responses.
+    """One answer of the broker, made only when some handler asks for responses."""
 
-    Attributes:
-        request_code: the protocol's number of the request, or None if unknown.
-        resources: of the request; empty if it was not limitable.
-        status: the protocol's own result code.
-        size_bytes: on the wire, with framing.
-    """
-
-    request_code: int | None
-    resources: tuple[Resource, ...]
-    status: int
+    request_code: int | None  # the protocol's number of the request, or None if unknown
+    resources: tuple[Resource, ...]  # of the request; empty if it was not limitable
+    status: int  # the protocol's own result code
     size_bytes: int
 
 
@@ -320,40 +255,26 @@ class Verdict(msgspec.Struct, frozen=True):
     """A handler's decision about one request; a request without a verdict passes.
 
     A request keeps the first Refuse. Hold and Later give way to a Refuse, Shadow to all three. One that cannot be
-    refused
-    gets none. A request for credit gets a Grant or a Hold, which is the stronger, and no Later.
+    refused gets none. A request for credit gets a Grant or a Hold, which is the stronger, and no Later.
     """
 
 
 class Refuse(Verdict, frozen=True):
-    """The request does not reach the broker; the session answers it in the protocol's own words.
+    """The request does not reach the broker; the session answers it in the protocol's own words."""
 
-    Attributes:
-        resource: the resource, scope or total whose limit refused it.
-        rule: name of that rule, for log, metric and answer.
-        wait_us: microseconds until the same request could be admitted, as far as is known.
-        busy_code: the protocol's number to refuse it with; None leaves that to the protocol.
-        most: the most that the rule admits at once, if the request costs more and can never be admitted; else None.
-        most_of: the unit of ``most``.
-    """
-
-    resource: Resource
-    rule: str
-    wait_us: int
-    busy_code: int | None = None
+    resource: Resource  # the resource, scope or total whose limit refused it
+    rule: str  # name of that rule, for log, metric and answer
+    wait_us: int  # microseconds until the same request could be admitted, as far as is known
+    busy_code: int | None = None  # the protocol's number to refuse it with; None leaves that to the protocol
+    # The most that the rule admits at once, if the request costs more and can never be admitted; else None.
     most: int | None = None
     most_of: Dimension = "messages"
 
 
 class Shadow(Verdict, frozen=True):
-    """The request passes, and is counted as one that a shadow rule would refuse.
+    """The request passes, and is counted as one that a shadow rule would refuse."""
 
-    Attributes:
-        resource: the resource, scope or total whose limit would have refused it.
-        rule: name of that rule.
-    """
-
-    resource: Resource
+    resource: Resource  # the resource, scope or total whose limit would have refused it
     rule: str
 
 
@@ -361,15 +282,7 @@ class Ticket:
     """The claim of one held request: resolved once, to pass or to be refused, unless it is dropped before.
 
     The handler that made it resolves it, on the event loop; the driver attaches itself and tells the session.
-
-    Args:
-        on_dropped: called if its client left, or another handler refused it.
-
-    Attributes:
-        resolved: it has been.
-        refuse: how; None is pass.
-        shadow: if it passes, what a shadow rule says about it.
-        dropped: it will not be resolved.
+    ``on_dropped`` is called if its client left, or another handler refused it.
     """
 
     __slots__ = ("_on_dropped", "_on_resolved", "dropped", "refuse", "resolved", "shadow")
@@ -377,8 +290,8 @@ class Ticket:
     def __init__(self, on_dropped: Callable[[], None]) -> None:
         self.resolved = False
         self.dropped = False
-        self.refuse: Refuse | None = None
-        self.shadow: Shadow | None = None
+        self.refuse: Refuse | None = None  # None is pass
+        self.shadow: Shadow | None = None  # if it passes, what a shadow rule says about it
         self._on_dropped: Callable[[], None] | None = on_dropped
         self._on_resolved: Callable[[Ticket], None] | None = None
 
@@ -413,19 +326,12 @@ class Ticket:
 
 
 class Hold(Verdict, frozen=True):
-    """The request waits in the session until its ticket is resolved.
+    """The request waits in the session until its ticket is resolved."""
 
-    Attributes:
-        resource: the resource, scope or total whose limit it waits for.
-        rule: name of that rule.
-        ticket: resolved by the handler.
-        spools: later requests of its kind are spooled behind it, undecided.
-    """
-
-    resource: Resource
+    resource: Resource  # the resource, scope or total whose limit it waits for
     rule: str
     ticket: Ticket
-    spools: bool = False
+    spools: bool = False  # later requests of its kind are spooled behind it, undecided
 
 
 Verdicts = Mapping[int, Verdict]
@@ -454,8 +360,7 @@ class Later(Verdict, frozen=True):
     """The request is not decided: it comes again in a later batch, when the held one before it is resolved.
 
     For requests that cannot be refused, or can be spooled, behind a held one with their order key. They cost their
-    bytes
-    and no ticket, and are not counted yet.
+    bytes and no ticket, and are not counted yet.
     """
 
 
@@ -463,58 +368,29 @@ LATER: Final = Later()
 
 
 class Charge(msgspec.Struct, gc=False):
-    """A cost that became known after its request had been decided; it cannot be refused.
-
-    Attributes:
-        resources: everything it is charged to.
-        messages: the cost beyond what was decided; negative is given back.
-        size_bytes: the cost in bytes beyond that; likewise.
-        producer_group: as in the request.
-        consumes: its request consumes; an empty answer is a charge of 0.
-        asks: which rules it is charged to.
-        counts: it is counted as admitted; a correction of credit is not.
-    """
+    """A cost that became known after its request had been decided; it cannot be refused."""
 
     resources: tuple[Resource, ...]
-    messages: int
-    size_bytes: int = 0
+    messages: int  # the cost beyond what was decided; negative is given back
+    size_bytes: int = 0  # the cost in bytes beyond that; likewise
     producer_group: str = ""
-    consumes: bool = False
-    asks: Asks = "all"
-    counts: bool = True
+    consumes: bool = False  # its request consumes; an empty answer is a charge of 0
+    asks: Asks = "all"  # which rules it is charged to
+    counts: bool = True  # it is counted as admitted; a correction of credit is not
 
 
 class Paid(msgspec.Struct, gc=False):
-    """Messages that came on credit: already decided, and counted as admitted.
-
-    Attributes:
-        resources: of the messages.
-        requests: how many.
-        messages: in these.
-        size_bytes: on the wire.
-        consumes: they are taken, not sent.
-    """
+    """Messages that came on credit: already decided, and counted as admitted."""
 
     resources: tuple[Resource, ...]
     requests: int
-    messages: int
+    messages: int  # in these requests
     size_bytes: int
     consumes: bool = False
 
 
 class Batch:
-    """The requests of one chunk from one peer, decided together.
-
-    Attributes:
-        connection: whose they are.
-        side: the peer they came from.
-        requests: in the order of the wire.
-        charges: costs to be debited without a decision.
-        paid: messages that came on credit.
-        ids: of its messages; None if there are none.
-        verdicts: of the pipeline so far; only the pipeline adds to it.
-        bypassed: handlers that were skipped, with the reason.
-    """
+    """The requests of one chunk from one peer, decided together."""
 
     __slots__ = (
         "_asks_credit_alone",
@@ -544,11 +420,11 @@ class Batch:
         self.connection = connection
         self.side = side
         self.requests = requests
-        self.charges = charges
+        self.charges = charges  # costs to be debited without a decision
         self.paid = paid
-        self.ids = ids
-        self.verdicts: dict[int, Verdict] = {}
-        self.bypassed: dict[str, str] = {}
+        self.ids = ids  # of its messages; None if there are none
+        self.verdicts: dict[int, Verdict] = {}  # of the pipeline so far; only the pipeline adds to it
+        self.bypassed: dict[str, str] = {}  # handlers that were skipped, with the reason
         # isinstance with an abstract class takes longer than most of what follows.
         self._columns = cast("Columns", requests) if Columns in type(requests).__mro__ else None
         self._groups: Sequence[Group] | None = None
@@ -557,7 +433,6 @@ class Batch:
 
     @property
     def spools(self) -> bool:
-        """Whether its session can spool its requests, except consuming ones."""
         return self.connection.spools and self.side is Side.CLIENT
 
     @property
@@ -616,7 +491,6 @@ class Batch:
         return self._columns.undecided(admit)
 
     def uncounted(self, count: Count) -> Iterable[Group]:
-        """Have ``count`` count what it can; return the groups that are left."""
         if self._columns is None or self._groups is not None:
             return self.groups()
         return self._columns.uncounted(count, self.verdicts)
@@ -668,7 +542,6 @@ class Batch:
             self._merge(index, verdict)
 
     def refuse_all(self, refuse: Refuse) -> None:
-        """Refuse all requests without a refusal."""
         all_refusable = self._all_refusable()
         for index in range(len(self.requests)):
             if all_refusable or self._may_be(index, refuse):
@@ -703,12 +576,10 @@ class Batch:
 
 
 def _distinct(verdicts: Verdicts) -> Collection[Verdict]:
-    """Return distinct verdicts by identity, without a step of the interpreter for each."""
     return dict(zip(map(id, verdicts.values()), verdicts.values(), strict=True)).values()
 
 
 def _weight(verdict: Verdict) -> int:
-    """Return the precedence of a verdict: the greater wins, or of equals the first."""
     return next(weight for weight, kinds in enumerate(_WEIGHTS) if isinstance(verdict, kinds))
 
 
@@ -716,7 +587,6 @@ _WEIGHTS: Final[Sequence[type[Verdict] | tuple[type[Verdict], ...]]] = (Shadow, 
 
 
 def _check_verdict(verdict: object, verdicts: Verdicts) -> None:
-    """Raise for a verdict that a session could not answer with: the handler's fault, not the connection's."""
     if not isinstance(verdict, Verdict):
         index = next(index for index, each in verdicts.items() if each is verdict)
         raise TypeError(f"{verdict!r} is not a verdict for request {index}")

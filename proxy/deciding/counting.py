@@ -12,23 +12,14 @@ from proxy.deciding.batch import Batch, Group, Hold, Later, Refuse, Request, Sha
 
 
 class Tally:
-    """Counts the batches of all connections.
-
-    Args:
-        accounts: counts outcomes.
-
-    Attributes:
-        sender: as the accounts have it.
-        held_requests: held now.
-        held_bytes: their size on the wire.
-        repeated_requests: by kind of the resource, repeats of messages that were refused a moment ago.
-    """
+    """Counts the batches of all connections."""
 
     def __init__(self, accounts: Accounts) -> None:
         self._accounts = accounts
-        self.sender = accounts.sender
+        self.sender = accounts.sender  # as the accounts have it
         self.held_requests = 0
         self.held_bytes = 0
+        # Repeats of messages that were refused a moment ago, by kind of the resource.
         self.repeated_requests: dict[str, int] = {}
         self._ids = RefusedIds()
         # By identity of each held request for credit: what holds it, and how many messages were counted.
@@ -114,7 +105,6 @@ class Tally:
         self._accounts.repeat(now_ns, resources, repeats, refused=refused and len(self._ids) > 0)
 
     def _count_credit(self, indexes: Sequence[int], batch: Batch, now_ns: int, sender: Sender) -> None:
-        """Count requests for credit that must wait, with the fewest messages that they ask for."""
         for index in indexes:
             verdict, request = batch.verdicts.get(index), batch.requests[index]
             if isinstance(verdict, Hold):
@@ -124,7 +114,6 @@ class Tally:
                 self.held_requests += 1
 
     def _count_waited(self, batch: Batch, now_ns: int, sender: Sender) -> None:
-        """Count requests as held that were spooled and are decided now."""
         verdicts = batch.verdicts
         for index, request in enumerate(batch.requests):
             if request.since_ns and not isinstance(verdicts.get(index), Hold | Later):
@@ -182,7 +171,6 @@ class Tally:
 
 
 def _word(verdict: Verdict | None, producer_group: str, answers: int, passed: Outcome) -> Outcome | Judged:
-    """Return the outcome of a verdict; a plug-in's own kind passes."""
     match verdict:
         case Refuse():
             return Judged("refuse", verdict.rule, producer_group, verdict.wait_us, answers)
@@ -194,7 +182,6 @@ def _word(verdict: Verdict | None, producer_group: str, answers: int, passed: Ou
 
 
 def _runs(group: Group, batch: Batch) -> Iterator[tuple[Verdict | None, Sequence[int], int]]:
-    """Yield verdict, indexes and messages of adjacent requests with the same verdict."""
     indexes, first, messages = group.indexes, 0, 0
     if len(batch.distinct) == 1 and len(batch.verdicts) == len(batch.requests):
         yield batch.verdicts[indexes[0]], indexes, sum(group.messages)

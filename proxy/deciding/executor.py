@@ -37,30 +37,19 @@ BypassReason = Literal["full", "late", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Bypass:
-    """A handler was skipped for one batch.
-
-    Attributes:
-        reason: the metric's label.
-        error: what the handler raised, for reason ``error``.
-    """
+    """A handler was skipped for one batch."""
 
     reason: BypassReason
-    error: BaseException | None = None
+    error: BaseException | None = None  # what the handler raised, for reason ``error``
 
 
 @dataclass(frozen=True, slots=True)
 class LaneStats:
-    """One lane, as an operator sees it.
-
-    Attributes:
-        depth: batches queued now.
-        capacity: batches it can queue.
-        late: bypassed until a probe returns in time.
-    """
+    """One lane, as an operator sees it."""
 
     depth: int
     capacity: int
-    late: bool
+    late: bool  # bypassed until a probe returns in time
 
 
 class Submission:
@@ -83,7 +72,6 @@ class Submission:
         self.task: trio.lowlevel.Task | None = None
 
     def wake(self) -> None:
-        """Wake the task that waits for the outcome."""
         if self.task is not None:
             task, self.task = self.task, None
             self.taken = self.outcome
@@ -96,18 +84,14 @@ class Lane:
     Args:
         decide: called for each batch; only the wait for it is bounded.
         capacity: batches that may be queued.
-        deadline_s: seconds a batch waits for its verdict before it bypasses.
+        deadline_s: how long a batch waits for its verdict before it bypasses.
         threaded: run ``decide`` on a worker thread.
-        now_ns: the monotonic clock of the data path; a threaded lane reads it on its thread.
-
-    Attributes:
-        late: bypassed until a probe returns in time.
     """
 
     def __init__(
         self, decide: Decide, *, capacity: int, deadline_s: float, threaded: bool, now_ns: Callable[[], int]
     ) -> None:
-        self.late = False
+        self.late = False  # bypassed until a probe returns in time
         self._decide = decide
         self._deadline_s = deadline_s
         self._threaded = threaded
@@ -133,7 +117,6 @@ class Lane:
         self._watch_idle = trio.lowlevel.ParkingLot()
 
     def stats(self) -> LaneStats:
-        """Return the present figures."""
         return LaneStats(len(self._queue), self._capacity, self.late)
 
     def submit(self, batch: Batch) -> Verdicts | Bypass | Submission:
@@ -205,7 +188,6 @@ class Lane:
                 self._probe = None
 
     def _put(self, ticket: Submission) -> bool:
-        """Queue a ticket and wake the serving task; return whether there was room."""
         if len(self._queue) >= self._capacity:
             return False
         self._queue.append(ticket)
@@ -276,7 +258,6 @@ class Lane:
         return {} if batch is None else self._decide(batch, self._now_ns())
 
     def _next(self) -> Submission | None:
-        """Return the next ticket for which somebody waits."""
         while self._queue:
             ticket = self._queue.popleft()
             if ticket.task is not None or ticket is self._probe:
@@ -309,7 +290,6 @@ class Lane:
         self._watch_for(probe)
 
     async def _watch(self) -> None:
-        """Bypass batches past their deadline."""
         while True:
             self._forget_served()
             if not self._waiting:
@@ -384,7 +364,6 @@ class Executor:
         return self.lanes[batch.connection.id % len(self.lanes)]
 
     async def run(self) -> None:
-        """Run all lanes until cancelled."""
         async with trio.open_nursery() as nursery:
             for lane in self.lanes:
                 nursery.start_soon(lane.run)

@@ -19,28 +19,17 @@ S = TypeVar("S", bound="Segment | Publishes")
 
 
 class Scanned(Generic[S]):
-    """A segment of scanned frames in a chunk.
-
-    Args:
-        segment: at least one frame.
-        first: how many requests come before it.
-
-    Attributes:
-        segment: as given.
-        first: as given.
-        stop: how many requests there are up to its end.
-    """
+    """A segment of scanned frames in a chunk, at least one; ``first`` requests come before it."""
 
     __slots__ = ("first", "segment", "stop")
 
     def __init__(self, segment: S, first: int) -> None:
         self.segment = segment
         self.first = first
-        self.stop = first + len(segment)
+        self.stop = first + len(segment)  # how many requests there are up to its end
 
     @abstractmethod
-    def requests(self) -> Iterator[Request]:
-        """Make the requests."""
+    def requests(self) -> Iterator[Request]: ...
 
     @abstractmethod
     def group(self, run: int) -> Group:
@@ -57,7 +46,6 @@ class Scanned(Generic[S]):
 
     @property
     def refusable(self) -> bool:
-        """Whether all of them can be refused."""
         return True
 
     def of_run(self, run: int) -> tuple[Sequence[int], int]:
@@ -71,12 +59,7 @@ class Scanned(Generic[S]):
         return [index + first for index in indexes], size_bytes
 
     def within(self, indexes: Sequence[int], done: int) -> tuple[Sequence[int], int]:
-        """Return which of some requests are in this segment, and how many are done then.
-
-        Args:
-            indexes: of requests, ascending.
-            done: how many of them come before this segment.
-        """
+        """Return which of some requests, in ascending order, lie in this segment, and how many are done with them."""
         first = self.first
         stop = bisect_left(indexes, self.stop, done)
         inside = indexes if stop - done == len(indexes) else indexes[done:stop]
@@ -90,12 +73,7 @@ class Scanned(Generic[S]):
 
 
 class Gathered(Columns, Generic[S]):
-    """The requests of one chunk.
-
-    Attributes:
-        scanned: how many of them were scanned.
-        left: groups of these that could not be decided many at a time.
-    """
+    """The requests of one chunk."""
 
     __slots__ = ("_count", "_made", "_parts", "left", "scanned")
 
@@ -107,19 +85,16 @@ class Gathered(Columns, Generic[S]):
         self._made: list[list[Request]] = []
 
     def append(self, request: Request) -> None:
-        """Add a request that was read by itself."""
         self._parts.append(request)
         self._count += 1
 
     @property
     def last(self) -> Request:
-        """Return the request that was added last."""
         last = self._parts[-1]
         assert isinstance(last, Request)  # noqa: S101 - as the caller knows
         return last
 
     def extend(self, scanned: Scanned[S]) -> None:
-        """Add a scan of at least one frame."""
         self._parts.append(scanned)
         self._count = scanned.stop
         self.scanned += len(scanned.segment)
@@ -130,11 +105,9 @@ class Gathered(Columns, Generic[S]):
 
     @property
     def parts(self) -> Sequence[Request | Scanned[S]]:
-        """What was added, in order."""
         return self._parts
 
     def __len__(self) -> int:
-        """Return how many requests there are."""
         return self._count
 
     @overload
@@ -144,7 +117,6 @@ class Gathered(Columns, Generic[S]):
     def __getitem__(self, index: slice) -> Sequence[Request]: ...
 
     def __getitem__(self, index: int | slice) -> Request | Sequence[Request]:
-        """Return one request, or some; the first time all are made."""
         if not self._made:
             # A handler on a thread and the loop must see the same objects.
             made = ((part,) if isinstance(part, Request) else part.requests() for part in self._parts)
@@ -152,7 +124,6 @@ class Gathered(Columns, Generic[S]):
         return self._made[0][index]
 
     def groups(self) -> Sequence[Group]:
-        """Return them in groups."""
         groups: list[Group] = []
         index = 0
         for part in self._parts:
@@ -166,7 +137,6 @@ class Gathered(Columns, Generic[S]):
         return groups
 
     def undecided(self, admit: Admit) -> Iterator[Group]:
-        """Have ``admit`` decide what it can; return the groups that are left."""
         index = 0
         # Requests that are left may wait, and others behind them. No two runs of one scan have the same order key.
         ordered = False
@@ -190,7 +160,6 @@ class Gathered(Columns, Generic[S]):
             index = part.stop
 
     def uncounted(self, count: Count, verdicts: Verdicts) -> Iterator[Group]:
-        """Have ``count`` count what it can of those without a verdict; return the groups that are left."""
         judged = sorted(verdicts) if verdicts else ()
         index = done = 0
         for part in self._parts:
@@ -205,13 +174,11 @@ class Gathered(Columns, Generic[S]):
 
     @property
     def refusable(self) -> bool:
-        """Whether all of them can be refused."""
         return all(
             part.refusal != "impossible" if isinstance(part, Request) else part.refusable for part in self._parts
         )
 
     def sizes(self, indexes: Sequence[int]) -> Sequence[int]:
-        """Return the costs of some requests in bytes; their indexes ascend."""
         sizes: list[int] = []
         index = done = 0
         for part in self._parts:
@@ -227,7 +194,6 @@ class Gathered(Columns, Generic[S]):
         return sizes
 
     def answered(self, indexes: Sequence[int]) -> int:
-        """Return how many of some requests, whose indexes ascend, expect an answer."""
         count = len(indexes)
         index = done = 0
         for part in self._parts:
@@ -243,7 +209,6 @@ class Gathered(Columns, Generic[S]):
         return count
 
     def repeats(self, indexes: Sequence[int], look: Look) -> Repeats:
-        """Find the repeats among some requests, whose indexes ascend."""
         found = NO_REPEATS
         index = done = 0
         for part in self._parts:

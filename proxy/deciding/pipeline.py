@@ -1,7 +1,7 @@
 """The handler pipeline: the contract for plug-ins, and the order in which they decide.
 
-A pipeline is an ordered list of named handlers, built from configuration. Every batch of every connection
-goes through it before any of its bytes reach the broker.
+A pipeline is an ordered list of named handlers, built from configuration. Every batch of every connection goes through
+it before any of its bytes reach the broker.
 
 The contract of a handler
 =========================
@@ -16,35 +16,35 @@ lane      what it means
 task      a trio task behind a bounded queue. ``on_requests`` may be sync or async. It must not compute
           for long: a task that does not await stops every connection, its own deadline included.
 thread    a worker thread behind the same queue. ``on_requests`` must be sync; it may block or compute.
-          Several lanes means several threads: then the handler must be thread-safe. It shares the
-          interpreter's lock with the loop, and while that is saturated it may be late for want of it.
+          Several lanes means several threads: then the handler must be thread-safe. It shares the interpreter's lock
+          with the loop, and while that is saturated it may be late for want of it.
 inline    called directly in the connection's task, sync, for what takes microseconds. No deadline.
 ========  ==========================================================================================
 
 *How often, in what order.* Once per batch, in the order of the configuration. A batch holds the requests of
 one read from one connection; batches of one connection arrive one after another in the order of the wire, but for
-requests that come again after a Later: those come in batches of their own, which may be open beside others.
-Batches of different connections interleave. A handler sees the verdicts of the handlers before it in
-``batch.verdicts``. A request keeps the first Refuse it gets, so charge only requests without one, and without a Later;
-a Hold gives way to a Refuse, and a Shadow, which only counts, to both. One whose ``refusal`` is impossible cannot be
+requests that come again after a Later: those come in batches of their own, which may be open beside others. Batches of
+different connections interleave. A handler sees the verdicts of the handlers before it in ``batch.verdicts``. A request
+keeps the first Refuse it gets, so charge only requests without one, and without a Later; a Hold gives way to a Refuse,
+and a Shadow, which only counts, to both. One whose ``refusal`` is impossible cannot be
 refused: a Refuse lets it pass. Only such a one may get a Later.
 
 *What may be kept.* Batches, requests and responses hold no buffers and may be kept; they must not be changed.
 
 *What it answers.* A mapping of request index to Verdict; what is not named passes. ``NO_VERDICTS`` is "all
-pass". A handler that holds two views of one request returns the verdict of the stricter. A held request
-(Hold) waits with its ticket, which the handler resolves later, on the event loop: it passes or is refused then, without
-asking the handlers behind once more. So whoever holds stands last.
+pass". A handler that holds two views of one request returns the verdict of the stricter. A held request (Hold) waits
+with its ticket, which the handler resolves later, on the event loop: it passes or is refused then, without asking the
+handlers behind once more. So whoever holds stands last.
 
 *Its own task.* ``run`` is started with the pipeline, for what is due at some time rather than at some batch; an
 exception there is counted under reason ``error`` and logged, and ``run`` is started again a second later. ``drain``
 says that the data path is about to end.
 
 *What an exception means.* The batch bypasses that handler only: the others still decide. It is counted under
-reason ``error``, and logged at most once a second. The same holds for a queue that is full (``full``) and for
-a verdict that is not there after the deadline (``late``). ``fails`` says what a bypass means: an ``open``
-handler's requests pass, a ``closed`` handler's are refused if they can be. Late verdicts are thrown away, and the
-tickets among them dropped.
+reason ``error``, and logged at most once a second. The same holds for a queue that is full (``full``) and for a verdict
+that is not there after the deadline (``late``). ``fails`` says what a bypass means: an ``open`` handler's requests
+pass, a ``closed`` handler's are refused if they can be. Late verdicts are thrown away, and the tickets among them
+dropped.
 
 *Responses.* With ``sees_responses`` a handler gets the broker's answers by ``on_responses``, inline, after
 their bytes were queued: it observes and can change nothing.
@@ -77,19 +77,12 @@ _log = structlog.get_logger(__name__)
 
 
 class Handler(ABC):
-    """One link of the pipeline; the contract is this module's docstring.
+    """One link of the pipeline; the contract is this module's docstring."""
 
-    Attributes:
-        fails: what a bypass means: ``open`` lets the requests pass, ``closed`` refuses them.
-        sees_responses: ask for ``on_responses``; costs the decoding of every answer of the broker.
-        thread_safe: False keeps it off thread lanes, because it shares state with the event loop.
-        lane: where it runs unless the configuration says otherwise.
-    """
-
-    fails: ClassVar[Fails] = "open"
-    sees_responses: ClassVar[bool] = False
-    thread_safe: ClassVar[bool] = True
-    lane: ClassVar[LaneKind] = "task"
+    fails: ClassVar[Fails] = "open"  # what a bypass means: ``open`` lets the requests pass, ``closed`` refuses them
+    sees_responses: ClassVar[bool] = False  # ask for ``on_responses``; costs the decoding of every answer of the broker
+    thread_safe: ClassVar[bool] = True  # False keeps it off thread lanes, because it shares state with the event loop
+    lane: ClassVar[LaneKind] = "task"  # where it runs unless the configuration says otherwise
 
     @abstractmethod
     def on_requests(self, batch: Batch, now_ns: int) -> Verdicts | Awaitable[Verdicts]:
@@ -107,51 +100,31 @@ class Handler(ABC):
 
 @dataclass(frozen=True, slots=True)
 class HandlerServices:
-    """What the data path lends a handler.
+    """What the data path lends a handler."""
 
-    Attributes:
-        limits: the limits in force and their live state; not thread-safe, for use on the event loop.
-        now_ns: the data path's monotonic clock, in nanoseconds; callable from any thread.
-    """
-
-    limits: Limits
-    now_ns: Callable[[], int]
+    limits: Limits  # not thread-safe, for use on the event loop
+    now_ns: Callable[[], int]  # callable from any thread
 
 
 @dataclass(frozen=True, slots=True)
 class HandlerPlugin:
-    """A handler as the entry-point group ``sluice.handlers`` names it.
+    """A handler as the entry-point group ``sluice.handlers`` names it."""
 
-    Attributes:
-        name: the word in the configuration's ``[[handlers]]`` tables.
-        options: a pydantic model or dataclass; the table's ``options`` are read into it.
-        build: makes the handler from its options.
-    """
-
-    name: str
-    options: type[Any]
+    name: str  # the word in the configuration's ``[[handlers]]`` tables
+    options: type[Any]  # a pydantic model or dataclass; the table's ``options`` are read into it
     build: Callable[[Any, HandlerServices], Handler]
 
 
 @dataclass(frozen=True, slots=True)
 class HandlerConfig:
-    """One configured link of the pipeline.
-
-    Attributes:
-        plugin: what to build.
-        options: an instance of ``plugin.options``.
-        lane: where it runs; None leaves it to the handler.
-        lanes: how many lanes its connections are spread over.
-        capacity: batches that may wait on each lane before it bypasses.
-        deadline_ms: milliseconds a batch waits for its verdict before it bypasses.
-    """
+    """One configured link of the pipeline."""
 
     plugin: HandlerPlugin
-    options: Any
-    lane: LaneKind | None = None
-    lanes: int = 1
-    capacity: int = 10_000
-    deadline_ms: float = 20.0
+    options: Any  # an instance of ``plugin.options``
+    lane: LaneKind | None = None  # where it runs; None leaves it to the handler
+    lanes: int = 1  # how many lanes its connections are spread over
+    capacity: int = 10_000  # batches that may wait on each lane before it bypasses
+    deadline_ms: float = 20.0  # milliseconds a batch waits for its verdict before it bypasses
 
 
 class PipelineError(ValueError):
@@ -167,15 +140,11 @@ class _Link:
 
 
 class Pipeline:
-    """The handlers of one data path, in order.
-
-    Args:
-        configs: the links, first to decide first.
-        services: lent to each handler.
+    """The handlers of one data path, first to decide first.
 
     Raises:
-        PipelineError: two links share a name, an async handler is put where only a sync one can run, or a
-            lane's figures are not above 0.
+        PipelineError: two links share a name, an async handler is put where only a sync one can run, or a lane's
+            figures are not above 0.
     """
 
     def __init__(self, configs: Sequence[HandlerConfig], services: HandlerServices) -> None:
@@ -192,11 +161,9 @@ class Pipeline:
 
     @property
     def wants_responses(self) -> bool:
-        """Whether some handler asks to see the broker's answers."""
         return bool(self._observers)
 
     async def run(self) -> None:
-        """Run the lanes of all handlers until cancelled."""
         async with trio.open_nursery() as nursery:
             for link in self._links:
                 if link.executor is not None:
@@ -204,7 +171,6 @@ class Pipeline:
                 nursery.start_soon(self._run_handler, link, name=f"task of {link.name}")
 
     async def _run_handler(self, link: _Link) -> None:
-        """Run a handler's own task, again and again if it fails."""
         while True:
             try:
                 await link.handler.run()
@@ -218,14 +184,12 @@ class Pipeline:
                 return
 
     async def turn(self) -> None:
-        """Return once each lane has served what it had."""
         async with trio.open_nursery() as nursery:
             for link in self._links:
                 for lane in () if link.executor is None else link.executor.lanes:
                     nursery.start_soon(lane.turn)
 
     def drain(self, ends_ns: int) -> None:
-        """Tell the handlers that the data path ends at the latest at ``ends_ns``."""
         for link in self._links:
             try:
                 link.handler.drain(ends_ns)
@@ -252,7 +216,6 @@ class Pipeline:
         return None
 
     async def _decide_later(self, batch: Batch, position: int, submission: Submission) -> None:
-        """Wait for a link's lane, then send the batch through the links behind it."""
         link = self._links[position]
         try:
             assert link.executor is not None  # noqa: S101 - there would be nothing to wait for
@@ -303,7 +266,6 @@ class Pipeline:
             )
 
     def observe(self, connection: ConnectionInfo, responses: Sequence[Response]) -> None:
-        """Show the broker's answers to the handlers that asked for them."""
         for link in self._observers:
             try:
                 link.handler.on_responses(connection, responses)

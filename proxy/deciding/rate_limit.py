@@ -103,15 +103,7 @@ class _HeldRequest(Held):
 
 
 class RateLimit(Handler):
-    """Refuses or holds requests over a limit; fails open.
-
-    Args:
-        options: how much may be held.
-        services: the limits, and the clock.
-
-    Attributes:
-        holding: where held requests wait.
-    """
+    """Refuses or holds requests over a limit; fails open."""
 
     fails: ClassVar[Fails] = "open"
     # Limits are swapped, read and explained on the event loop, and tickets resolved there.
@@ -238,7 +230,6 @@ class RateLimit(Handler):
             indexes, messages = indexes[end:], messages[end:]
 
     def _grant_all(self, batch: Batch, now_ns: int, verdicts: dict[int, Verdict]) -> None:
-        """Decide requests for credit one by one, in the order of the wire."""
         connection = batch.connection
         caller, before = None, batch.requests[0]
         for index, request in enumerate(batch.requests):
@@ -330,14 +321,7 @@ class RateLimit(Handler):
         return False
 
     def refuse(self, stop: Denial, client: str, resources: Sequence[Resource], times: int = 1) -> Refuse:
-        """Return a refusal, and log it at most once a second for each rule.
-
-        Args:
-            stop: what stops the request.
-            client: who sent it.
-            resources: of the request, perhaps others than what is limited.
-            times: how many requests are refused.
-        """
+        """Return a refusal, and log it at most once a second for each rule; ``times`` requests are refused."""
         name = stop.rule.name
         not_logged = self._log_rate.take(name, self._now_ns() / 1e9, times)
         if not_logged is not None:
@@ -370,7 +354,6 @@ class RateLimit(Handler):
                 self.holding.release(self._now_ns())
 
     def drain(self, ends_ns: int) -> None:
-        """Hold nothing beyond ``ends_ns``."""
         self.holding.drain(ends_ns)
 
     def _wake_up(self) -> None:
@@ -398,7 +381,6 @@ def caller_of(
     asks: Asks = "all",
     may_wait: bool = True,
 ) -> Caller:
-    """Return who asks."""
     address, listener, scopes = connection.address, connection.scope, connection.scopes
     return Caller(address, producer_group, listener, consumes, by_answer, refusable, scopes, asks, may_wait)
 

@@ -45,35 +45,23 @@ _NS_PER_S: Final = 1_000_000_000
 
 
 class Change(NamedTuple):
-    """An alarm was raised, or has ended.
-
-    Attributes:
-        scarce: which.
-        stands: whether it is raised now.
-        text: the log line.
-    """
+    """An alarm was raised, or has ended."""
 
     scarce: Scarce
-    stands: bool
-    text: str
+    stands: bool  # it is raised now
+    text: str  # the log line
 
 
 class Alarm(ABC):
-    """What all alarms have in common.
+    """What all alarms have in common."""
 
-    Attributes:
-        scarce: what runs short.
-        spells: how often and how long it was raised.
-    """
-
-    scarce: Scarce
+    scarce: Scarce  # what runs short
 
     def __init__(self) -> None:
         self.spells = Spells()
 
     @property
     def stands(self) -> bool:
-        """Whether publishers are to be blocked."""
         return self.spells.since_ns is not None
 
     @property
@@ -105,11 +93,6 @@ class MemoryAlarm(Alarm):
 
     Raises:
         ValueError: a share is out of range, or ``ends_at`` is above the watermark.
-
-    Attributes:
-        used_bytes: None if unknown.
-        limit_bytes: None if there is no limit.
-        spare_bytes: resident, but free.
     """
 
     scarce = "memory"
@@ -120,21 +103,16 @@ class MemoryAlarm(Alarm):
         self._ends_at = watermark * _MEMORY_ENDS_AT if ends_at is None else ends_at
         if not 0 < self._ends_at <= watermark <= 1:
             raise ValueError(f"memory alarm at {watermark}, ending at {self._ends_at}: 0 < end <= watermark <= 1")
-        self.used_bytes: int | None = None
-        self.limit_bytes: int | None = None
-        self.spare_bytes = 0
+        self.used_bytes: int | None = None  # None if unknown
+        self.limit_bytes: int | None = None  # None if there is no limit
+        self.spare_bytes = 0  # resident, but free
         self._resident_bytes = self._held_bytes = 0
 
     def look(self, now_ns: int, resident_bytes: int | None, held_bytes: int, limit_bytes: int | None) -> Change | None:
-        """Take the figures and return what has changed.
+        """Take the figures and return what has changed; an unknown figure is None.
 
-        Args:
-            now_ns: the time.
-            resident_bytes: Sluice's resident set; None if unknown.
-            held_bytes: messages in it that are held or under way, with Python's overhead. What is missing here delays
-                the
-                end of the alarm.
-            limit_bytes: None if there is no limit.
+        ``held_bytes`` are messages in it that are held or under way, with Python's overhead. What is missing there
+        delays the end of the alarm.
         """
         used_bytes = None if resident_bytes is None else self._without_spare(resident_bytes, held_bytes)
         self.used_bytes, self.limit_bytes = used_bytes, limit_bytes
@@ -160,7 +138,6 @@ class MemoryAlarm(Alarm):
 
     @property
     def banner(self) -> str:
-        """Return the text for operators."""
         if not self.stands or self.used_bytes is None or self.limit_bytes is None:
             return ""
         return (
@@ -179,10 +156,6 @@ class DiskAlarm(Alarm):
 
     Raises:
         ValueError: ``enough_bytes`` is less than ``least_bytes``.
-
-    Attributes:
-        free_bytes: None if unknown.
-        least_bytes: as given.
     """
 
     scarce = "disk"
@@ -193,16 +166,10 @@ class DiskAlarm(Alarm):
         self._enough_bytes = round(least_bytes * _DISK_ENDS_AT) if enough_bytes is None else enough_bytes
         if not 0 <= least_bytes <= self._enough_bytes:
             raise ValueError(f"disk alarm below {least_bytes}, ending at {self._enough_bytes}: 0 <= least <= enough")
-        self.free_bytes: int | None = None
+        self.free_bytes: int | None = None  # None if unknown
 
     def look(self, now_ns: int, free_bytes: int | None, *, is_used: bool = True) -> Change | None:
-        """Take the figure and return what has changed.
-
-        Args:
-            now_ns: the time.
-            free_bytes: None if unknown.
-            is_used: something is in the spool; while it is empty, a full disk does not matter.
-        """
+        """Take the figure and return what has changed. A full disk does not matter while nothing is spooled."""
         self.free_bytes = free_bytes
         if not is_used:
             return self._end(now_ns, "nothing is in the spool any more")
@@ -216,7 +183,6 @@ class DiskAlarm(Alarm):
 
     @property
     def banner(self) -> str:
-        """Return the text for operators."""
         if not self.stands or self.free_bytes is None:
             return ""
         return (

@@ -7,8 +7,8 @@ A stage is a place where messages can queue. They go from left to right, credit 
 
 A stage calls ``send`` when it forwards messages, and ``ack`` when it has dealt with some, which gives credit back. A
 stage without credit from a follower is *out of credit*. It still forwards what it has, but gives no credit itself, so
-its own senders run out in turn, up to the connections. **A connection asks ``out_of_credit`` after each batch, and
-does not read while that is true.** ``on_credit`` tells it when to continue.
+its own senders run out in turn, up to the connections. **A connection asks ``out_of_credit`` after each batch, and does
+not read while that is true.** ``on_credit`` tells it when to continue.
 
 This is RabbitMQ's ``credit_flow.erl`` (``out_of_credit`` is ``blocked/0``, ``part`` is ``peer_down/1``, ``stall`` is
 ``block/1`` and ``unblock/1``) with counts: ``send(to, n, …)`` is n single sends. Two things differ: a grant arrives at
@@ -73,8 +73,7 @@ What an integrator must know
 - A stage that ends calls ``close``. A broker that comes back is a new stage.
 - ``on_credit`` is called inside ``ack``, ``part``, ``close`` and ``stall``, and must call nothing of a stage.
 
-A send and its ack take 0.3 µs, 0.45 µs with a grant (CPython 3.11). A stage takes 136 bytes,
-and so does a pair.
+A send and its ack take 0.3 µs, 0.45 µs with a grant (CPython 3.11). A stage takes 136 bytes, and so does a pair.
 """
 # ruff: noqa: SLF001 - a pair belongs to two stages, of which either changes the other's side; nobody else looks in
 
@@ -86,22 +85,16 @@ from proxy.flow.spells import Spells
 Kind = Literal["connection", "channel", "resource", "writer", "store"]
 State = Literal["running", "throttled", "flow", "blocked"]
 """How a stage shows: ``throttled`` if a limit of Sluice makes messages in it wait, ``flow`` if it is or recently was
-out
-of credit, ``blocked`` by an alarm. Of several the last shows.
+out of credit, ``blocked`` by an alarm. Of several the last shows.
 """
 STATES: Final[tuple[State, ...]] = get_args(State)
 
 
 class Credit(NamedTuple):
-    """How much credit a stage gives each of its senders, in messages.
+    """How much credit a stage gives each of its senders, in messages."""
 
-    Attributes:
-        initial: at first.
-        more_after: after this many acks it gives as many more; 1 to ``initial``.
-    """
-
-    initial: int
-    more_after: int
+    initial: int  # messages at first
+    more_after: int  # after this many acks it gives as many more; 1 to ``initial``
 
 
 DEFAULT_CREDIT: Final = Credit(400, 200)
@@ -133,30 +126,17 @@ _Pairs = _Pair | dict["Stage", _Pair] | None
 
 
 class StageFigures(NamedTuple):
-    """One stage at one time; times include the current spell.
-
-    Attributes:
-        kind: of the stage.
-        name: of the stage.
-        state: how it shows.
-        out_of_credit: now; a stage in flow may have credit again.
-        flow_total: how often it ran out of credit.
-        flow_ns: how long.
-        throttled_total: how often a limit of Sluice made something wait in it.
-        throttled_ns: how long.
-        blocked_total: how often an alarm stopped it.
-        blocked_ns: how long.
-    """
+    """One stage at one time; times include the current spell."""
 
     kind: Kind
     name: str
     state: State
-    out_of_credit: bool
-    flow_total: int
+    out_of_credit: bool  # now; a stage in flow may have credit again
+    flow_total: int  # how often it ran out of credit
     flow_ns: int
-    throttled_total: int
+    throttled_total: int  # how often a limit of Sluice made something wait in it
     throttled_ns: int
-    blocked_total: int
+    blocked_total: int  # how often an alarm stopped it
     blocked_ns: int
 
 
@@ -294,11 +274,9 @@ class Stage:
 
     @property
     def out_of_credit(self) -> bool:
-        """Whether the credit of some follower is spent, or it is stalled. A connection then does not read."""
         return self._blockers is not None
 
     def credit(self, to: "Stage") -> int:
-        """Return how much more it may send to a stage."""
         pair = self._find(to)
         return to.gives.initial if pair is None else max(0, pair.balance)
 
@@ -316,7 +294,6 @@ class Stage:
         return self._deferred.get(pair, 0) if pair is not None and self._deferred is not None else 0
 
     def followers(self) -> tuple["Stage", ...]:
-        """Return its followers."""
         return tuple(pair.follower for pair in _each(self._followers))
 
     def waits_for(self) -> tuple["Stage", ...]:
@@ -361,7 +338,6 @@ class Stage:
         return "running"
 
     def figures(self, now_ns: int) -> StageFigures:
-        """Return its figures."""
         numbers: list[int] = []
         for spells in (self._flow, self._throttled, self._blocked):
             numbers += (0, 0) if spells is None else (spells.total, spells.together_ns(now_ns))

@@ -15,21 +15,12 @@ _EXAMPLES: Final = 3
 
 
 class Cause(NamedTuple):
-    """A row of the table: it applies where a path ends if all three conditions are met.
+    """A row of the table: it applies where a path ends if all three conditions are met."""
 
-    Attributes:
-        name: one word, as a label of a metric.
-        waiting: the kind of the stage in flow that waits; None is any, or none.
-        at: the kind of the stage that it waits for; None is any.
-        state: how that one shows; None is any.
-        says: what it means.
-        do: what can be done about it.
-    """
-
-    name: str
-    waiting: Kind | None
-    at: Kind | None
-    state: State | None
+    name: str  # one word, as a label of a metric
+    waiting: Kind | None  # the kind of the stage in flow that waits; None is any, or none
+    at: Kind | None  # the kind of the stage that it waits for; None is any
+    state: State | None  # how that one shows; None is any
     says: str
     do: str
 
@@ -100,13 +91,7 @@ _OTHER: Final = Cause(
 
 
 def cause_of(waiting: Kind | None, at: Kind, state: State) -> Cause | None:
-    """Return the cause for the end of a path; None if nothing is wrong.
-
-    Args:
-        waiting: the kind of the last stage in flow; None if none is.
-        at: the kind of the stage that it waits for, or that is looked at.
-        state: how that one shows.
-    """
+    """Return the cause for the end of a path; None if nothing is wrong."""
     if waiting is None and state in ("running", "flow"):
         return None
     for cause in CAUSES:
@@ -116,18 +101,11 @@ def cause_of(waiting: Kind | None, at: Kind, state: State) -> Cause | None:
 
 
 class Finding(NamedTuple):
-    """One cause, and whom it affects.
-
-    Attributes:
-        cause: the row of the table.
-        stages: how many of the stages that were looked at, mostly connections.
-        at: the first few bottlenecks, such as ``writer 10.0.0.7:5672``.
-        text: all of it as sentences.
-    """
+    """One cause, and whom it affects."""
 
     cause: Cause
-    stages: int
-    at: tuple[str, ...]
+    stages: int  # how many of the stages that were looked at, mostly connections
+    at: tuple[str, ...]  # the first few bottlenecks, such as ``writer 10.0.0.7:5672``
     text: str
 
 
@@ -159,10 +137,8 @@ class Survey:
     def add(self, stage: Stage, writer: Stage | None = None, *, is_read: bool = False) -> None:
         """Look at a stage, mostly a connection, and at everything that it waits for.
 
-        Args:
-            stage: where to begin.
-            writer: the end of the path; a block of it is reported before anything waits for it.
-            is_read: something was read lately.
+        ``writer`` is the end of the path: a block of it is reported before anything waits for it. ``is_read``:
+        something was read lately.
         """
         self._looked_at[stage.kind] = self._looked_at.get(stage.kind, 0) + 1
         ends = self._ends_of(stage)

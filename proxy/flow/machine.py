@@ -19,15 +19,10 @@ _ESCAPED: Final = re.compile(r"\\([0-7]{3})")
 
 
 class MemoryLimit(NamedTuple):
-    """The memory that may be used.
-
-    Attributes:
-        limit_bytes: how much.
-        source: the file that says so.
-    """
+    """The memory that may be used."""
 
     limit_bytes: int
-    source: str
+    source: str  # the file that says so
 
 
 def memory_limit(root: Path = _ROOT) -> MemoryLimit | None:

@@ -8,34 +8,26 @@ _FADES_NS: Final = 30_000_000_000
 
 
 class Spells:
-    """The spells of one state, in nanoseconds of one monotonic clock.
-
-    Attributes:
-        total: how many there were, with the current one.
-        since_ns: when the current one began; None if there is none.
-        ended_ns: when the last one before it ended; 0 if there was none.
-    """
+    """The spells of one state, in nanoseconds of one monotonic clock."""
 
     __slots__ = ("_before_ns", "_share", "_share_ns", "ended_ns", "since_ns", "total")
 
     def __init__(self) -> None:
-        self.total = 0
-        self.since_ns: int | None = None
-        self.ended_ns = 0
+        self.total = 0  # with the current one
+        self.since_ns: int | None = None  # when the current one began; None if there is none
+        self.ended_ns = 0  # when the last one before it ended; 0 if there was none
         # Total length of those that have ended.
         self._before_ns = 0
         self._share = 0.0
         self._share_ns = 0
 
     def begin(self, now_ns: int) -> None:
-        """Begin a spell, unless one is under way."""
         if self.since_ns is None:
             self._share, self._share_ns = self.share(now_ns), now_ns
             self.since_ns = now_ns
             self.total += 1
 
     def end(self, now_ns: int) -> None:
-        """End the spell under way, if any."""
         if self.since_ns is not None:
             self._share, self._share_ns = self.share(now_ns), now_ns
             self._before_ns += now_ns - self.since_ns

@@ -45,53 +45,36 @@ NO_BOUND: Final = 1 << 30
 
 
 class Close(Exception):  # noqa: N818 - an order to the driver, not a failure of ours
-    """The session's connection must end: queued bytes are written, then both sides are closed.
-
-    Attributes:
-        reason: one word for the metric, e.g. ``bad_frame``; see ``proxy.stats.closing``.
-        detail: a sentence for the log that says what was seen.
-    """
+    """The session's connection must end: queued bytes are written, then both sides are closed."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
-        self.reason = reason
-        self.detail = detail
+        self.reason = reason  # one word for the metric, e.g. ``bad_frame``; see ``proxy.stats.closing``.
+        self.detail = detail  # a sentence for the log
 
 
 @dataclass(slots=True)
 class WireCounters:
-    """What sessions count about the wire, shared by all connections of one data path.
+    """What sessions count about the wire, shared by all connections of one data path."""
 
-    Attributes:
-        frames: whole frames seen, by the peer they came from.
-        undecodable: headers that only the lenient parser could read, or that none could, by which of the two.
-        round_trip: how long the broker took to answer; sessions time some requests.
-        routes: answers of name servers with brokers' addresses: ``rewritten``, ``left`` if some addresses were kept, or
-            ``unread``.
-    """
-
+    # Whole frames, by the peer they came from.
     frames: dict[Side, int] = field(default_factory=lambda: dict.fromkeys(Side, 0))
+    # Headers that only the lenient parser could read, or that none could, by which of the two.
     undecodable: dict[str, int] = field(default_factory=dict)
+    # How long the broker took to answer; sessions time some requests.
     round_trip: Histogram = field(default_factory=Histogram)
+    # Answers of name servers: ``rewritten``, ``left`` if some addresses were kept, or ``unread``.
     routes: dict[str, int] = field(default_factory=dict)
 
 
 class CommandRequest(msgspec.Struct, gc=False):
-    """A client's request to Sluice itself, in the words of ``proxy.control.LimitCommand``.
-
-    Attributes:
-        verb: what is wanted.
-        kind: of the resource to change.
-        name: of the resource to change, as rules write it.
-        rate_per_s: the new limit.
-        handle: belongs to the session: what its answer needs.
-    """
+    """A client's request to Sluice itself, in the words of ``proxy.control.LimitCommand``."""
 
     verb: LimitCommandVerb
     kind: str = ""
-    name: str = ""
+    name: str = ""  # as rules write it
     rate_per_s: float = 0.0
-    handle: object = None
+    handle: object = None  # belongs to the session: what its answer needs
 
 
 CommandStatus = Literal["taken", "full", "nobody"]
@@ -106,23 +89,14 @@ def nobody_takes(ask: CommandRequest) -> CommandStatus:
 
 
 class Replayed(NamedTuple):
-    """The result of a queue that an earlier process left in the spool.
-
-    Attributes:
-        name: the queue's.
-        sent: messages that were sent.
-        expired: messages whose own time to live was over.
-        dropped: messages dropped for the reason.
-        left: messages left for another connection.
-        reason: in words; empty if none was dropped, except unreadable ones.
-    """
+    """The result of a queue that an earlier process left in the spool."""
 
     name: QueueName
     sent: int
-    expired: int
-    dropped: int
-    left: int
-    reason: str = ""
+    expired: int  # their own time to live was over
+    dropped: int  # messages dropped for the reason
+    left: int  # messages left for another connection
+    reason: str = ""  # in words; empty if none was dropped, except unreadable ones
 
 
 Confirming = plans.Confirming
@@ -138,49 +112,32 @@ they are consumed. NO_TERMS for an exempt connection, and while limiting is off.
 
 
 def no_terms(connection: ConnectionInfo, resources: tuple[Resource, ...], consumes: bool) -> Terms:  # noqa: FBT001
-    """Say that nothing is limited."""
     del connection, resources, consumes
     return NO_TERMS
 
 
 def nobody_waits(requests: Sequence[Request]) -> None:
-    """Do nothing."""
     del requests
 
 
 class ListenerAddresses(NamedTuple):
-    """Where a listener listens, and what is behind it.
-
-    Attributes:
-        protocol: of the listener.
-        listen: host and port. A session sees the bound ones; configured ones may be a name, and port 0 any port.
-        brokers: host and port of the broker and of its backups, as configured.
-    """
+    """Where a listener listens, and what is behind it."""
 
     protocol: str
+    # Host and port. A session sees the bound ones; configured ones may be a name, and port 0 any port.
     listen: tuple[str, int]
-    brokers: tuple[tuple[str, int], ...]
+    brokers: tuple[tuple[str, int], ...]  # host and port of the broker and of its backups, as configured
 
 
 class Description(msgspec.Struct, frozen=True):
-    """One connection as its session knows it, in the words of ``proxy.stats.snapshot.ConnectionState``.
+    """One connection as its session knows it, in the words of ``proxy.stats.snapshot.ConnectionState``."""
 
-    Attributes:
-        client: what the client said of itself.
-        requests: frames of the client.
-        refused: refused requests, with those held before.
-        resources: those asked for, as ``kind:name``, at most MAX_RESOURCES_SHOWN.
-        more_resources: how many others the session remembers.
-        links: attached links, at most MAX_LINKS_SHOWN, waiting ones first.
-        more_links: how many others there are.
-    """
-
-    client: ClientDescription = ClientDescription()
-    requests: int = 0
-    refused: int = 0
-    resources: tuple[str, ...] = ()
-    more_resources: int = 0
-    links: tuple[LinkState, ...] = ()
+    client: ClientDescription = ClientDescription()  # what it said of itself
+    requests: int = 0  # frames of the client
+    refused: int = 0  # with those held before
+    resources: tuple[str, ...] = ()  # those asked for, as ``kind:name``, at most MAX_RESOURCES_SHOWN
+    more_resources: int = 0  # how many others the session remembers
+    links: tuple[LinkState, ...] = ()  # at most MAX_LINKS_SHOWN, waiting ones first
     more_links: int = 0
 
 
@@ -268,7 +225,6 @@ class Session(ABC):
         del ask, reply, now_ns
 
     def describe(self) -> Description:
-        """Return what is known of the connection, for an operator."""
         return Description()
 
     def keeps(self, side: Side) -> bool:
@@ -348,7 +304,6 @@ class Session(ABC):
         return ()
 
     def stages(self) -> Iterable[Stage]:
-        """Return the current stages of the session: channels, and resources with a queue."""
         return ()
 
     def settle(self, now_ns: int) -> Batch | None:
@@ -424,171 +379,126 @@ class Session(ABC):
         return None
 
     def tick(self, now_ns: int) -> Batch | None:
-        """Do what is due: a timer has passed, or something outside the connection called the session's waker."""
         del now_ns
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class SessionContext:
-    """What the driver gives a new session.
-
-    Attributes:
-        connection: the session's.
-        counters: count frames.
-        wake: asks the driver to call ``tick`` soon; callable from any task of the data path.
-        wants_responses: some handler wants the broker's answers.
-        limits_kind: whether any current rule limits resources of a kind; if none does, no requests are needed.
-        options: the protocol's own typed configuration.
-        ask: forwards a client's request to Sluice to the operator's side; called in ``receive``.
-        give_up: drops held requests for good: ``resolved`` does not come for them.
-        pass_on: drops the tickets of held requests that are forwarded all the same, counted as admitted: ``resolved``
-            does not come for them. The session charges their cost, which counts it.
-        lose: counts requests that were to be decided later and never will be forwarded; one may come many times.
-        limiting: whether limiting is on; refusals of the session itself pass while it is off.
-        room: for frames that have to be whole before they can be decided; shared by all sessions.
-        hub: shared by all sessions of one broker, on any listener; see ``Protocol.open_hub``.
-        resources: where compiled code finds the limits of requests, if there is compiled code.
-        spool: the spool, if there is one; then ``connection.spools`` is true, too.
-        stage: this connection's: the session calls its ``send`` for what it queues, and the driver does not read the
-            client while it is out of credit. Other stages of the session get what this one ``gives``.
-        writer: the stage of bytes queued for the broker.
-        hear_of_writes: has ``written`` called from now on, or no more; at first it is not.
-        end_client: ends the stream to a client that has closed the connection, soon, behind queued bytes; what is kept
-            of the client is still forwarded.
-        client_silent: whether nothing of the client was read for half of its heartbeat.
-        replayed: logs the result of a queue of an earlier process.
-        terms: what the current rules say about messages for some resources.
-        tightest: what the tightest limit of any name of some kinds lets through; None if there is none.
-        after_consume: whether any current rule has consumers confirm publishes.
-        rules_version: changes with the rules, so that ``terms`` may return something else.
-        listeners: all listeners of the data path, in the order of the configuration; asked once there are bytes.
-        warn: writes a warning to the log, at a bounded rate: a constant subject, and what was seen. The session counts
-            all.
-    """
+    """What the driver gives a new session."""
 
     connection: ConnectionInfo
     counters: WireCounters
-    wake: Callable[[], None]
-    wants_responses: bool
+    wake: Callable[[], None]  # asks the driver to call ``tick`` soon; callable from any task of the data path
+    wants_responses: bool  # some handler wants the broker's answers
+    # Whether any current rule limits resources of a kind; if none does, no requests are needed.
     limits_kind: Callable[[str], bool]
     options: Any
+    # Forwards a client's request to Sluice to the operator's side; called in ``receive``.
     ask: Callable[[CommandRequest], CommandStatus] = nobody_takes
+    # Drops held requests for good: ``resolved`` does not come for them.
     give_up: Callable[[Sequence[Request]], None] = nobody_waits
+    # Drops the tickets of held requests that are forwarded all the same, counted as admitted: ``resolved`` does not
+    # come for them. The session charges their cost, which counts it.
     pass_on: Callable[[Sequence[Request]], None] = nobody_waits
+    # Counts requests that were to be decided later and never will be forwarded; one may come many times.
     lose: Callable[[Sequence[Request]], None] = nobody_waits
+    # Whether limiting is on; refusals of the session itself pass while it is off.
     limiting: Callable[[], bool] = lambda: True
     room: GatherRoom = field(default_factory=GatherRoom)
-    hub: Any = None
-    resources: "Resources | None" = None
+    hub: Any = None  # shared by all sessions of one broker, on any listener; see ``Protocol.open_hub``
+    resources: "Resources | None" = None  # where compiled code finds the limits of requests, if there is compiled code
     spool: Spool | None = None
+    # This connection's: the session calls its ``send`` for what it queues, and the driver does not read the client
+    # while it is out of credit. Other stages of the session get what this one ``gives``.
     stage: Stage = field(default_factory=lambda: Stage("connection"))
-    writer: Stage = field(default_factory=lambda: Stage("writer"))
+    writer: Stage = field(default_factory=lambda: Stage("writer"))  # the stage of bytes queued for the broker
+    # Has ``written`` called from now on, or no more; at first it is not.
     hear_of_writes: Callable[[bool], None] = lambda _: None
+    # Ends the stream to a client that has closed the connection, soon, behind queued bytes; what is kept of the client
+    # is still forwarded.
     end_client: Callable[[], None] = lambda: None
-    client_silent: Callable[[], None] = lambda: None
-    replayed: Callable[[Replayed], None] = lambda _: None
+    client_silent: Callable[[], None] = lambda: None  # whether nothing of the client was read for half of its heartbeat
+    replayed: Callable[[Replayed], None] = lambda _: None  # logs the result of a queue of an earlier process
     terms: TermsOf = no_terms
+    # What the tightest limit of any name of some kinds lets through; None if there is none.
     tightest: Callable[[Collection[str]], Advance | None] = lambda _: None
-    after_consume: Callable[[], bool] = lambda: False
-    rules_version: Callable[[], int] = lambda: 0
+    after_consume: Callable[[], bool] = lambda: False  # whether any current rule has consumers confirm publishes
+    rules_version: Callable[[], int] = lambda: 0  # changes with the rules, so that ``terms`` may return something else
+    # All listeners of the data path, in the order of the configuration; asked once there are bytes.
     listeners: Callable[[], Sequence[ListenerAddresses]] = tuple
+    # Writes a warning to the log, at a bounded rate: a constant subject, and what was seen. The session counts all.
     warn: Callable[[str, str], None] = lambda *_: None
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of resources that a protocol makes, and its defaults.
+    """A kind of resources that a protocol makes, and its defaults."""
 
-    Attributes:
-        name: the word in rules, metrics and the API.
-        meaning: what such a resource is and how its name is written, for people to read.
-        spelling: how its names are written, as ``GROUP@TOPIC``, if they have parts.
-        rate_per_s: the limit of each without any of the operator's; None is unlimited.
-        action: of a rule without one.
-        credit_waits: connections of this protocol or version wait for credit under a rule without an action. Empty:
-            none.
-        max_delay_s: with action ``delay``, how long a rule without one holds, in seconds.
-        consumes: its requests take messages, so that the scopes of senders do not limit them.
-        patience_s: how long clients wait for an answer by default, in seconds; None is unknown.
-        in_commands: clients may read and change its limits in the protocol itself.
-        refuses: there is an answer that refuses such a request. Otherwise all wait as long as needed, whatever the
-            action.
-        waits: a sentence for people that says which requests have no such answer and wait; empty where all have one.
-        by_credit: the sender has no credit for what a delaying limit does not admit yet. So it waits at the sender, as
-            long as needed, and is never spooled.
-        after_consume: the ack of consumers can confirm such a message to its sender, in place of the broker's; a rule
-            with ``confirm = "after_consume"`` for another kind is an error.
-        queues: to how many queues each such message goes; None: as the rule says, or the broker confirms.
-    """
-
-    name: str
-    meaning: str
-    spelling: str = ""
-    rate_per_s: float | None = None
-    action: Action = "reject"
+    name: str  # the word in rules, metrics and the API
+    meaning: str  # what such a resource is and how its name is written, for people to read
+    spelling: str = ""  # how its names are written, as ``GROUP@TOPIC``, if they have parts
+    rate_per_s: float | None = None  # the limit of each without any of the operator's; None is unlimited
+    action: Action = "reject"  # of a rule without one
+    # Connections of this protocol or version wait for credit under a rule without an action. Empty: none.
     credit_waits: str = ""
-    max_delay_s: float = DEFAULT_MAX_DELAY_S
-    consumes: bool = False
-    patience_s: float | None = None
-    in_commands: bool = False
+    max_delay_s: float = DEFAULT_MAX_DELAY_S  # with action ``delay``, how long a rule without one holds, in seconds
+    consumes: bool = False  # its requests take messages, so that the scopes of senders do not limit them
+    patience_s: float | None = None  # how long clients wait for an answer by default, in seconds; None is unknown
+    in_commands: bool = False  # clients may read and change its limits in the protocol itself
+    # There is an answer that refuses such a request. Otherwise all wait as long as needed, whatever the action.
     refuses: bool = True
+    # A sentence for people that says which requests have no such answer and wait; empty where all have one.
     waits: str = ""
+    # The sender has no credit for what a delaying limit does not admit yet. So it waits at the sender, as long as
+    # needed, and is never spooled.
     by_credit: bool = False
+    # The ack of consumers can confirm such a message to its sender, in place of the broker's; a rule with ``confirm =
+    # "after_consume"`` for another kind is an error.
     after_consume: bool = False
+    # To how many queues each such message goes; None: as the rule says, or the broker confirms.
     queues: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """A protocol as the entry-point group ``sluice.protocols`` names it.
+    """A protocol as the entry-point group ``sluice.protocols`` names it."""
 
-    Attributes:
-        name: the word after ``--protocol``.
-        kinds: the kinds of resources it makes; a rule for another kind is an error. The first is the usual one: forms
-            begin with it, and reports need not name it. Without any, nothing is limited.
-        default_rules: built-in rules with the protocol's exemptions; any rule of the operator's with the same name
-            wins.
-        open_session: makes the session of a new connection.
-        open_hub: makes what the sessions of one broker share. A session that changes it calls the ``wake`` of those
-            concerned.
-        held_bytes: returns, for a hub, the memory that its sessions hold outside of the spool; 0 if it is not counted.
-        confirm_states: returns, for a hub and the monotonic time in nanoseconds, how publishes are confirmed where
-            consumers do that, by destination.
-        options: a pydantic model or dataclass; the listener's ``options`` table is read into it.
-        check_rule: raises RuleError for a rule that the protocol cannot follow, or that can never match.
-        reads_by: names, for a listener's options, what will read its frames; empty without a choice.
-        always_refuses: names, for a listener's options and a resource, the rule by which sessions refuse it whatever
-            the limits are, while limiting is on; empty if they do not.
-        half_closes: a peer may end its stream and still wait for the other's. If none does, the end of one stream ends
-            the connection, and a broker that hangs does not keep it open.
-        second_port_offset: a broker's second port minus the main one; 0 is none. Sessions of both share one hub.
-        kinds_meant: the kinds that other words may mean.
-        scopes: the kinds of scopes of its requests and connections, besides those of all: of
-            ``limiter.rules.resource.SCOPES``. A rule for one that no protocol in use has is an error.
-        busy_attempts: how often clients try in all when they are refused as busy, by their language; others once.
-        certificate_logins: clients may log in by their TLS certificate, which a broker does not see if TLS ends before
-            it.
-        doubts: returns, for a listener's options and all listeners, what is allowed but probably not meant.
-    """
-
-    name: str
+    name: str  # the word after ``--protocol``
+    # The kinds of resources it makes; a rule for another kind is an error. The first is the usual one: forms begin with
+    # it, and reports need not name it. Without any, nothing is limited.
     kinds: tuple[Kind, ...]
+    # Built-in rules with the protocol's exemptions; any rule of the operator's with the same name wins.
     default_rules: tuple[Rule, ...]
     open_session: Callable[[SessionContext], Session]
-    options: type[Any]
+    options: type[Any]  # a pydantic model or dataclass; the listener's ``options`` table is read into it
+    # Makes what the sessions of one broker share. A session that changes it calls the ``wake`` of those concerned.
     open_hub: Callable[[], Any] = lambda: None
+    # Returns, for a hub, the memory that its sessions hold outside of the spool; 0 if it is not counted.
     held_bytes: Callable[[Any], int] = lambda _: 0
+    # Returns, for a hub and the monotonic time in nanoseconds, how publishes are confirmed where consumers do that, by
+    # destination.
     confirm_states: Callable[[Any, int], Sequence[ConfirmState]] = lambda *_: ()
+    # Raises RuleError for a rule that the protocol cannot follow, or that can never match.
     check_rule: Callable[[Rule], None] = lambda _: None
+    # Names, for a listener's options, what will read its frames; empty without a choice.
     reads_by: Callable[[Any], str] = lambda _: ""
+    # Names, for a listener's options and a resource, the rule by which sessions refuse it whatever the limits are,
+    # while limiting is on; empty if they do not.
     always_refuses: Callable[[Any, Resource], str] = lambda *_: ""
+    # A peer may end its stream and still wait for the other's. If none does, the end of one stream ends the connection,
+    # and a broker that hangs does not keep it open.
     half_closes: bool = True
-    second_port_offset: int = 0
-    kinds_meant: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    second_port_offset: int = 0  # a broker's second port minus the main one; 0 is none. Sessions of both share one hub.
+    kinds_meant: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the kinds that other words may mean
+    # The kinds of scopes of its requests and connections, besides those of all: of ``limiter.rules.resource.SCOPES``. A
+    # rule for one that no protocol in use has is an error.
     scopes: tuple[str, ...] = ()
+    # How often clients try in all when they are refused as busy, by their language; others once.
     busy_attempts: Mapping[str, int] = field(default_factory=dict)
+    # Clients may log in by their TLS certificate, which a broker does not see if TLS ends before it.
     certificate_logins: bool = False
+    # Returns, for a listener's options and all listeners, what is allowed but probably not meant.
     doubts: Callable[[Any, Sequence[ListenerAddresses]], Iterable[str]] = lambda *_: ()
 
     def has(self, kind: str) -> bool:

@@ -39,7 +39,6 @@ def relays_unread(first: int, tls: Tls) -> bool:
 
 
 def scans(name: ScanName) -> bool:
-    """Return whether the compiled part reads under this option."""
     return name != "python" and COMPILED is not None
 
 

@@ -62,19 +62,12 @@ Ending = Literal["expired", "too old"]
 
 
 class Lost(NamedTuple):
-    """Entries that were on disk and are damaged or gone.
-
-    Attributes:
-        queue: whose they were.
-        entries: how many.
-        handles: of the refusable ones, as far as known.
-        reason: for a log line.
-    """
+    """Entries that were on disk and are damaged or gone."""
 
     queue: "Queue"
     entries: int
-    handles: tuple[int, ...]
-    reason: str
+    handles: tuple[int, ...]  # of the refusable ones, as far as known
+    reason: str  # for a log line
 
 
 @dataclass(slots=True)
@@ -91,7 +84,6 @@ class States:
     delta_bytes: int = 0
 
     def add(self, more: "States") -> None:
-        """Add those of another queue."""
         self.alpha += more.alpha
         self.beta += more.beta
         self.gamma += more.gamma
@@ -104,46 +96,17 @@ class States:
 
 @dataclass(slots=True)
 class QueueFigures:
-    """Figures of a queue.
-
-    Attributes:
-        states: where its entries are.
-        memory_bytes: in memory, with overhead.
-        target_bytes: the most it should have while memory is short.
-        in_per_s: entries put in, as measured lately.
-        out_per_s: entries taken out, likewise.
-    """
+    """Figures of a queue."""
 
     states: States
     memory_bytes: int
-    target_bytes: int
-    in_per_s: float
+    target_bytes: int  # the most it should have while memory is short
+    in_per_s: float  # as measured recently
     out_per_s: float
 
 
 class Pool:
-    """The memory that all queues share. Totals include closed queues.
-
-    Args:
-        least_bytes: the bound on memory.
-
-    Attributes:
-        bound_bytes: the same, or more if there are so many queues that need about 6 KB each.
-        memory_bytes: of all queues.
-        in_total: entries put in.
-        out_total: entries taken out by the caller.
-        spilled_total: entries written to disk.
-        read_total: entries read from there.
-        dropped_total: entries of a queue that was purged or closed.
-        recovered_total: entries adopted from an earlier process; not in ``in_total``.
-        ended_total: entries taken out with an ending, by ending.
-        spill_bytes: below this nothing needs to go to disk; the rest is for what is being written.
-        busy: queues that are not empty.
-        run_bytes: the size of a full run; a larger entry is a run of its own. The first and last run of every queue
-            must
-            fit.
-        wanted_bytes: sum of what queues want to have in memory.
-    """
+    """The memory that all queues share, with a bound of ``least_bytes`` or more. Totals include closed queues."""
 
     __slots__ = (
         "_least_bytes",
@@ -164,17 +127,19 @@ class Pool:
 
     def __init__(self, least_bytes: int) -> None:
         self._least_bytes = least_bytes
-        self.memory_bytes = self.busy = self.wanted_bytes = 0
-        self.in_total = self.out_total = self.spilled_total = self.read_total = 0
-        self.dropped_total = self.recovered_total = 0
+        self.memory_bytes = self.wanted_bytes = 0
+        self.busy = 0  # queues that are not empty
+        self.in_total = self.out_total = 0
+        self.spilled_total = self.read_total = 0  # written to disk, and read from there
+        self.dropped_total = 0  # of a queue that was purged or closed
+        self.recovered_total = 0  # adopted from an earlier process; not in ``in_total``
         self.ended_total: dict[Ending, int] = {"expired": 0, "too old": 0}
         self.count_busy(0)
 
     def count_busy(self, change: int) -> None:
-        """Count a queue that has become empty, or is not any more."""
         self.busy += change
         self.bound_bytes = max(self._least_bytes, self.busy * 4 * (LEAST_RUN_BYTES + _OBJECT_BYTES))
-        self.spill_bytes = self.bound_bytes // 2
+        self.spill_bytes = self.bound_bytes // 2  # nothing needs to go to disk below this
         share = self.spill_bytes // (2 * max(1, self.busy)) - _OBJECT_BYTES
         self.run_bytes = min(max(share, LEAST_RUN_BYTES), MAX_RUN_BYTES, max(1, self.bound_bytes // 8))
 
@@ -186,23 +151,7 @@ class _Place(Enum):
 
 
 class Run:
-    """Adjacent entries, in memory or on the way from or to the disk. Only ``Queue`` changes it.
-
-    Attributes:
-        queue: whose it is.
-        number: its place in the queue.
-        data: records; of a large entry only the head. None before it is read.
-        content: of a large entry, if it is in memory.
-        position: where the first remaining entry begins in the data.
-        entries: how many remain; likewise the next three.
-        recoverable_bytes: contents of recoverable ones; unknown after a read.
-        body_bytes: of the records.
-        extent: where it is on disk.
-        written: with how many recoverable entries it was written there.
-        pending: the job that is under way.
-        demoted: it is to be on disk only, as soon as it is there.
-        sent: entries that its queue's stage has sent to the store without an ack so far.
-    """
+    """Adjacent entries, in memory or on the way from or to the disk. Only ``Queue`` changes it."""
 
     __slots__ = (
         "body_bytes",
@@ -227,22 +176,23 @@ class Run:
 
     def __init__(self, queue: "Queue", number: int, *, single: bool = False) -> None:
         self.queue, self.number, self.single = queue, number, single
-        self.data: Piece | None = None
-        self.content: tuple[Piece, ...] | None = None
-        self.position = self.entries = self.recoverable = self.content_bytes = self.recoverable_bytes = 0
-        self.body_bytes = self.memory_bytes = self.written = self.sent = 0
+        self.data: Piece | None = None  # records; of a large entry only the head. None before it is read.
+        self.content: tuple[Piece, ...] | None = None  # of a large entry, if it is in memory
+        self.position = 0  # where the first remaining entry begins in the data
+        self.entries = self.recoverable = self.content_bytes = self.recoverable_bytes = 0  # of those that remain
+        self.body_bytes = self.memory_bytes = 0
+        self.written = 0  # with how many recoverable entries it was written
+        self.sent = 0  # entries that its queue's stage has sent to the store without an ack so far
         self.extent: Extent | None = None
-        self.pending: Literal["write", "read"] | None = None
+        self.pending: Literal["write", "read"] | None = None  # the job that is under way
         self.place = _Place.HEAD
-        self.demoted = False
+        self.demoted = False  # it is to be on disk only, as soon as it is there
 
     @property
     def is_wanted(self) -> bool:
-        """Say whether anything remains in it."""
         return self.place is not _Place.GONE
 
     def write(self, clock_ns: int) -> Write:
-        """Return the job that writes the rest of it."""
         data = self.data
         assert data is not None  # noqa: S101 - what is to be written is in memory
         body = [memoryview(data)[self.position :], *(self.content or ())]
@@ -262,7 +212,6 @@ class Run:
         return Write(header, body, self.single)
 
     def read(self, *, index_only: bool) -> Read:
-        """Return the job that reads it."""
         assert self.extent is not None  # noqa: S101 - what is to be read is on disk
         queue = self.queue
         return Read(self.extent, len(queue.name), self.entries, index_only, recoverable_only=queue.is_recovered)
@@ -299,23 +248,11 @@ class Queue:
     Args:
         number: unique in the folder.
         name: written with its entries: what the caller needs to replay them.
-        pool: the memory it shares.
-        orders: what it orders to be done.
         ready: called with the queue when ``head`` has returned None, or an entry without content that was then asked
-            for
-            by ``fetch``, and it is worth asking again.
-        lost: called when entries could not be read.
+            for by ``fetch``, and it is worth asking again.
         stage: the resource of this queue alone; None if nobody is to wait for its writes.
         most_age_ns: from this age on entries are too old; 0 for none.
         target_s: seconds of traffic that may be in memory.
-
-    Attributes:
-        count: entries in it.
-        content_bytes: of their contents.
-        ready: as given; may be changed.
-        on_lost: called before ``lost``; None at first.
-        stage: as given.
-        is_recovered: it is from an earlier process, which may have sent its entries. Nothing can be put in.
     """
 
     __slots__ = (
@@ -377,9 +314,10 @@ class Queue:
             raise ValueError(f"a queue's name has {MAX_NAME_BYTES} bytes at most")
         self.number, self.name = number, name
         self._pool, self._orders, self.ready, self._lost, self.stage = pool, orders, ready, lost, stage
-        self.on_lost: Callable[[Lost], object] | None = None
+        self.on_lost: Callable[[Lost], object] | None = None  # called before ``lost``
         self._most_age_ns, self._target_s = most_age_ns, target_s
         self.count = self.content_bytes = self.memory_bytes = 0
+        # It is from an earlier process, which may have sent its entries. Nothing can be put in.
         self.is_recovered = self.is_closed = False
         self._shift_ns = 0
         # Lists, since they are short and many: an empty deque takes 760 bytes.
@@ -600,7 +538,6 @@ class Queue:
         return count
 
     def close(self) -> int:
-        """Drop all entries and forget the queue."""
         count = self.purge()
         self._pool.wanted_bytes -= self._wanted_bytes
         self._wanted_bytes = 0
@@ -609,7 +546,6 @@ class Queue:
         return count
 
     def figures(self) -> QueueFigures:
-        """Return its figures."""
         states = States(delta=self._disk_entries, delta_bytes=self._disk_bytes)
         for run in self._head:
             if run.data is None:
@@ -659,7 +595,6 @@ class Queue:
             self._refill()
 
     def _retarget(self) -> None:
-        """Set the target from the measured rates and the shared memory."""
         pool = self._pool
         _, _, in_bytes, out_bytes = self._rates
         wanted_bytes = int(self._target_s * (in_bytes + out_bytes))
@@ -833,7 +768,6 @@ class Queue:
         return run
 
     def _seal(self) -> None:
-        """Close the open run."""
         run, self._open = self._open, None
         if run is not None and run.place is _Place.TAIL:
             self._write(run)
@@ -895,7 +829,6 @@ class Queue:
         self._ahead_bytes += run.body_bytes
 
     def _refill(self) -> None:
-        """Read ahead, or take runs that have not gone to disk yet."""
         self._retarget()
         while not self._head or self._ahead_bytes < self._want_ahead_bytes:
             if self._disk:

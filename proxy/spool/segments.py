@@ -59,29 +59,17 @@ _FULL_ERRORS: Final = {errno.ENOSPC, errno.EDQUOT}
 
 
 class Entry(NamedTuple):
-    """An entry of a queue.
+    """An entry of a queue."""
 
-    Attributes:
-        handle: the caller's number for it, up to 64 bits.
-        entered_ns: when it was put in.
-        expires_ns: when it expires; 0 if never.
-        messages: its cost.
-        cost_bytes: its cost.
-        size_bytes: of its content.
-        is_refusable: its sender is told of a refusal.
-        is_recoverable: it is replayed after a crash, if it was on disk.
-        content: its pieces; None while they are on disk only.
-    """
-
-    handle: int
+    handle: int  # the caller's number for it, up to 64 bits
     entered_ns: int
-    expires_ns: int
+    expires_ns: int  # when it expires; 0 if never
     messages: int
     cost_bytes: int
-    size_bytes: int
-    is_refusable: bool
-    is_recoverable: bool
-    content: tuple[Piece, ...] | None
+    size_bytes: int  # of its content
+    is_refusable: bool  # its sender is told of a refusal
+    is_recoverable: bool  # it is replayed after a crash, if it was on disk
+    content: tuple[Piece, ...] | None  # its pieces; None while they are on disk only
 
 
 def head_of(  # noqa: PLR0917 - called for each entry, and keywords take time
@@ -141,7 +129,6 @@ def entry_at(data: Piece, position: int, content: tuple[Piece, ...] | None = Non
 
 
 def is_head(data: Piece, position: int) -> bool:
-    """Say whether an undamaged record head begins there."""
     end = position + _HEAD_BYTES
     if end + _CRC.size > len(data):
         return False
@@ -151,21 +138,13 @@ def is_head(data: Piece, position: int) -> bool:
 
 @dataclass(slots=True)
 class Salvage:
-    """The whole records of a run's body.
-
-    Attributes:
-        body: the records.
-        entries: how many.
-        content_bytes: of their contents.
-        left_out: whole records that were not asked for.
-        lost_handles: of refusable entries with damaged content and a whole head.
-    """
+    """The whole records of a run's body."""
 
     body: bytes = b""
     entries: int = 0
     content_bytes: int = 0
-    left_out: int = 0
-    lost_handles: list[int] = field(default_factory=list)
+    left_out: int = 0  # whole records that were not asked for
+    lost_handles: list[int] = field(default_factory=list)  # of refusable entries with damaged content and a whole head
 
 
 def salvage(body: Piece, *, recoverable_only: bool = False) -> Salvage:
@@ -212,7 +191,6 @@ class RunHeader(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Return the size of the header with the name."""
         return RUN_BYTES + len(self.name)
 
     def pack(self, nonce: bytes) -> bytes:
@@ -244,7 +222,6 @@ class Extent(NamedTuple):
 
 
 def segment_name(number: int, nonce: bytes) -> str:
-    """Return a segment's file name."""
     return f"{number:010}-{hexlify(nonce).decode()}.segment"
 
 
@@ -271,7 +248,6 @@ class Folder:
             raise
 
     def close(self) -> None:
-        """Let others have it."""
         os.close(self._lock)
 
     def segments(self) -> list[tuple[int, bytes]]:
@@ -280,31 +256,14 @@ class Folder:
         return sorted((int(match[1]), bytes.fromhex(match[2])) for match in matches if match)
 
     def open(self, name: str, flags: int) -> int:
-        """Open a file of the folder.
-
-        Raises:
-            OSError: as open(2) says.
-        """
         return os.open(self.path / name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def delete(self, name: str) -> None:
-        """Delete a file, if it is there.
-
-        Raises:
-            OSError: that is not possible.
-        """
         (self.path / name).unlink(missing_ok=True)
 
 
 class Ledger:
     """How many recoverable entries each segment holds. Lines are only appended; torn ones are ignored.
-
-    Args:
-        folder: where it is, or is made.
-
-    Attributes:
-        held: by segment.
-        intact: all lines that were there at the start could be read.
 
     Raises:
         OSError: the file cannot be used.
@@ -315,11 +274,11 @@ class Ledger:
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
-        self.held: dict[int, int] = {}
+        self.held: dict[int, int] = {}  # by segment
         self._lines: list[bytes] = []
         self._fd = folder.open(LEDGER, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         data = os.pread(self._fd, os.fstat(self._fd).st_size, 0)
-        self.intact = True
+        self.intact = True  # all lines that were there at the start could be read
         for position in range(0, len(data) - _LINE.size + 1, _LINE.size):
             segment, change, crc = _LINE.unpack_from(data, position)
             if crc == crc32(data[position : position + _LINE.size - _CRC.size]):
@@ -330,13 +289,11 @@ class Ledger:
         self._torn = bool(len(data) % _LINE.size)
 
     def add(self, segment: int, change: int) -> None:
-        """Count more, or fewer, recoverable entries in a segment."""
         if change:
             self.held[segment] = self.held.get(segment, 0) + change
             self._lines.append(_line(segment, change))
 
     def forget(self, segment: int) -> None:
-        """Count the deletion of a segment with everything in it."""
         held = self.held.pop(segment, 0)
         if held:
             self._lines.append(_line(segment, -held))
@@ -402,7 +359,6 @@ class Ledger:
         self._fd, self._written_bytes, self._lines, self._torn = fd, len(data), [], False
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._fd)
 
 
@@ -416,21 +372,13 @@ def _line(segment: int, change: int) -> bytes:
 
 
 class RunOnDisk(NamedTuple):
-    """A run that is on disk.
-
-    Attributes:
-        extent: where it is.
-        entries: how many it has.
-        recoverable: how many were recoverable when it was written.
-        content_bytes: of all contents.
-        is_single: one large entry, whose index can be read alone.
-    """
+    """A run that is on disk."""
 
     extent: Extent
     entries: int
-    recoverable: int
+    recoverable: int  # when it was written
     content_bytes: int
-    is_single: bool
+    is_single: bool  # one large entry, whose index can be read alone
 
 
 class RunsOnDisk:
@@ -443,30 +391,24 @@ class RunsOnDisk:
         self._start = 0
 
     def __len__(self) -> int:
-        """Return how many there are."""
         return (len(self._data) - self._start) // _ON_DISK.size
 
     def __iter__(self) -> Iterator[RunOnDisk]:
-        """Go through them, from the first on."""
         for position in range(self._start, len(self._data), _ON_DISK.size):
             yield _run_at(self._data, position)
 
     def first(self) -> RunOnDisk:
-        """Return the first one; there must be one."""
         return _run_at(self._data, self._start)
 
     def append(self, run: RunOnDisk) -> None:
-        """Put one behind all others."""
         self._data += _packed(run)
 
     def appendleft(self, run: RunOnDisk) -> None:
-        """Put one before all others."""
         start = max(0, self._start - _ON_DISK.size)
         self._data[start : self._start] = _packed(run)
         self._start = start
 
     def popleft(self) -> None:
-        """Take the first one away."""
         self._start += _ON_DISK.size
         if self._start * 2 >= len(self._data):
             del self._data[: self._start]
@@ -486,38 +428,23 @@ def _run_at(data: Piece, position: int) -> RunOnDisk:
 
 @dataclass(slots=True)
 class FoundQueue:
-    """A queue of an earlier process with entries to replay.
-
-    Attributes:
-        name: as written.
-        clock_ns: likewise.
-        runs: with counts of whole recoverable entries only.
-    """
+    """A queue of an earlier process with entries to replay."""
 
     name: bytes
     clock_ns: int
-    runs: RunsOnDisk = field(default_factory=RunsOnDisk)
+    runs: RunsOnDisk = field(default_factory=RunsOnDisk)  # with counts of whole recoverable entries only
 
 
 @dataclass(slots=True)
 class Found:
-    """The content of a folder at the start.
-
-    Attributes:
-        queues: those with entries to replay, by number.
-        recoverable: how many entries can be replayed.
-        dropped: how many were not to be replayed.
-        lost: how many recoverable ones are damaged, or gone with their file.
-        damaged: names of damaged or missing files.
-        is_full: the disk is too full to rewrite the ledger.
-    """
+    """The content of a folder at the start."""
 
     queues: dict[int, FoundQueue] = field(default_factory=dict)
-    recoverable: int = 0
-    dropped: int = 0
-    lost: int = 0
-    damaged: list[str] = field(default_factory=list)
-    is_full: bool = False
+    recoverable: int = 0  # entries that can be replayed
+    dropped: int = 0  # entries that were not to be replayed
+    lost: int = 0  # recoverable ones that are damaged, or gone with their file
+    damaged: list[str] = field(default_factory=list)  # names of damaged or missing files
+    is_full: bool = False  # the disk is too full to rewrite the ledger
 
 
 def look(folder: Folder, ledger: Ledger) -> Found:

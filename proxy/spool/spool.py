@@ -43,22 +43,15 @@ _LOST_ERRORS: Final = {ENOENT, EIO, ESTALE}
 
 
 class QueueName(msgspec.Struct, frozen=True, array_like=True):
-    """Written with the entries of a queue, so that they can be replayed after a crash.
-
-    Attributes:
-        listener: through which they came.
-        kind: of their resource, the first one if there are several.
-        name: of that resource.
-        sender: whose they are, in the words of the protocol: only a connection of the same can replay them.
-    """
+    """Written with the entries of a queue, so that they can be replayed after a crash."""
 
     listener: str
     kind: str
     name: str
+    # Whose they are, in the words of the protocol: only a connection of the same can replay them.
     sender: tuple[str, ...] = ()
 
     def encoded(self) -> bytes:
-        """Return it as ``Spool.queue`` takes it."""
         return msgspec.msgpack.encode(self)
 
     @classmethod
@@ -72,39 +65,25 @@ class QueueName(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class SpoolSettings:
-    """Bounds of the spool.
+    """Bounds of the spool."""
 
-    Attributes:
-        memory_bytes: of all queues. From half of it on, queues write what exceeds their target.
-        max_disk_bytes: of all files.
-        least_free_bytes: of the file system, left to others.
-        most_age_s: from this age on an entry is too old (``Queue.ending``); 0 for none. Recovered entries are dropped
-            when nobody has taken them for this long.
-        target_s: seconds of traffic that a queue may have in memory.
-    """
-
-    memory_bytes: int = 32 * 1024 * 1024
-    max_disk_bytes: int = 16 * 1024 * 1024 * 1024
-    least_free_bytes: int = 1024 * 1024 * 1024
+    memory_bytes: int = 32 * 1024 * 1024  # of all queues. From half of it on, queues write what exceeds their target.
+    max_disk_bytes: int = 16 * 1024 * 1024 * 1024  # of all files
+    least_free_bytes: int = 1024 * 1024 * 1024  # of the file system, left to others
+    # From this age on an entry is too old (``Queue.ending``); 0 for none. Recovered entries are dropped when nobody has
+    # taken them for this long.
     most_age_s: float = 0
-    target_s: float = 2
+    target_s: float = 2  # seconds of traffic that a queue may have in memory
 
 
 class Hooks(NamedTuple):
-    """What the spool calls, in the event loop.
+    """What the spool calls, in the event loop."""
 
-    Attributes:
-        flow: True when it should be given no more for now, False when it may again.
-        alarm: the reason when the disk fails, None when it works again.
-        lost: entries that cannot be read.
-        busy: ``is_idle`` is over, so ``tick`` must be called again.
-        unclaimed: how many queues of an earlier process, and entries, were dropped after ``most_age_s``.
-    """
-
-    flow: Callable[[bool], object]
-    alarm: Callable[[str | None], object]
+    flow: Callable[[bool], object]  # True when it should be given no more for now, False when it may again
+    alarm: Callable[[str | None], object]  # the reason when the disk fails, None when it works again
     lost: Callable[[Lost], object]
-    busy: Callable[[], object] = lambda: None
+    busy: Callable[[], object] = lambda: None  # ``is_idle`` is over, so ``tick`` must be called again
+    # How many queues of an earlier process, and entries, were dropped after ``most_age_s``.
     unclaimed: Callable[[int, int], object] = lambda _queues, _entries: None
 
 
@@ -116,83 +95,47 @@ class _Left(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """What an earlier process left.
+    """What an earlier process left."""
 
-    Attributes:
-        queues: one for each with entries to replay, which may have been sent already.
-        entries: how many there are to replay.
-        dropped: how many were not to be replayed.
-        lost: how many recoverable ones on disk are damaged or missing. Entries in memory are not known.
-        damaged: names of damaged or missing files.
-        is_full: the disk was too full for the ledger; a next start may report some losses again.
-    """
-
-    queues: list[Queue]
+    queues: list[Queue]  # one for each with entries to replay, which may have been sent already
     entries: int
-    dropped: int
-    lost: int
+    dropped: int  # how many were not to be replayed
+    lost: int  # how many recoverable ones on disk are damaged or missing. Entries in memory are not known.
     damaged: list[str]
-    is_full: bool = False
+    is_full: bool = False  # the disk was too full for the ledger; a next start may report some losses again
 
 
 @dataclass(slots=True)
 class SpoolFigures:
-    """Figures of all queues together. Totals include closed queues; in + recovered = out + lost + dropped + present.
-
-    Attributes:
-        queues: how many there are.
-        states: where their entries are.
-        memory_bytes: in memory.
-        memory_limit_bytes: the bound on that.
-        writing_bytes: given to the store, and not on disk yet.
-        is_stopped: flow is stopped.
-        stops_total: how often it was.
-        alarm: why the disk takes no more, if so.
-        in_total: put in.
-        out_total: taken out.
-        spilled_total: written to disk.
-        read_total: read from there.
-        lost_total: could not be read.
-        dropped_total: of a queue that was purged or closed, or of an earlier process and not to be sent.
-        recovered_total: left by an earlier process.
-        ended_total: taken out with an ending, by ending.
-        disk_bytes: used by the store, about.
-    """
+    """Figures of all queues together. Totals include closed queues; in + recovered = out + lost + dropped + present."""
 
     queues: int
     states: States
     memory_bytes: int
     memory_limit_bytes: int
-    writing_bytes: int
+    writing_bytes: int  # given to the store, and not on disk yet
     is_stopped: bool
     stops_total: int
-    alarm: str | None
+    alarm: str | None  # why the disk takes no more, if so
     in_total: int
     out_total: int
     spilled_total: int
     read_total: int
     lost_total: int
-    dropped_total: int
+    dropped_total: int  # of a queue that was purged or closed, or of an earlier process and not to be sent
     recovered_total: int
-    ended_total: dict[Ending, int]
-    disk_bytes: int
+    ended_total: dict[Ending, int]  # taken out with an ending, by ending
+    disk_bytes: int  # about
 
 
 class Spool:
     """All queues. ``Spool.open`` makes one on a disk.
 
     Args:
-        settings: bounds.
-        hooks: what it calls.
         make_disk: makes the store, which calls what it is given with finished jobs.
-        now_ns: the time, by the clock of all times here.
-        clock_ns: what to add to get nanoseconds since 1970.
+        clock_ns: what to add to ``now_ns`` to get nanoseconds since 1970.
         credit: what the store gives to the stages of queues.
         time_ns: reads that clock; by default the time of the last ``tick`` is used for stages.
-
-    Attributes:
-        settings: as given.
-        store: the stage of the disk.
     """
 
     def __init__(
@@ -209,7 +152,7 @@ class Spool:
         self.settings, self._hooks = settings, hooks
         self._now_ns, self._clock_ns = now_ns, clock_ns
         self._time_ns = time_ns or self._last_tick_ns
-        self.store = Stage("store", "spool", credit)
+        self.store = Stage("store", "spool", credit)  # the stage of the disk
         self._pool = Pool(settings.memory_bytes)
         self._queues: dict[int, Queue] = {}
         self._next = 0
@@ -251,16 +194,8 @@ class Spool:
     ) -> tuple["Spool", Recovered]:
         """Make a spool in a folder, with what an earlier process left there. Blocks.
 
-        Args:
-            folder: made if missing.
-            settings: bounds.
-            hooks: what it calls.
-            post: called in another thread, calls its argument in the event loop: ``TrioToken.run_sync_soon``.
-            now_ns: the time.
-            clock_ns: what to add to it to get nanoseconds since 1970.
-            recover: replay recoverable entries; otherwise they are counted and dropped.
-            credit: what the store gives to the stages of queues.
-            time_ns: reads the clock, as above.
+        ``post`` is called in another thread and calls its argument in the event loop, as ``TrioToken.run_sync_soon``
+        does. Without ``recover``, entries that could be replayed are counted and dropped.
 
         Raises:
             BlockingIOError: another process uses the folder.
@@ -353,7 +288,6 @@ class Spool:
 
     @property
     def is_idle(self) -> bool:
-        """Say whether ``tick`` has nothing to do."""
         return not (self._queues or self._jobs or self._stopped or self._alarm or self._read_alarm)
 
     @property
@@ -366,7 +300,6 @@ class Spool:
         return list(self._queues.values())
 
     def has_recovered(self, wants: Callable[[QueueName], bool]) -> bool:
-        """Say whether ``take_recovered`` would return something now."""
         return any(wants(left.name) for left in self._recovered.values())
 
     def take_recovered(self, wants: Callable[[QueueName], bool]) -> list[Queue]:
@@ -453,7 +386,6 @@ class Spool:
 
     @property
     def memory_bytes(self) -> int:
-        """Return the memory of all queues."""
         return self._pool.memory_bytes
 
     def figures(self, states: States | None = None) -> SpoolFigures:
@@ -486,7 +418,6 @@ class Spool:
     # --- Orders of queues -------------------------------------------------------------------------
 
     def write(self, run: Run) -> None:
-        """Have a run written, now or when the disk works again."""
         stage = run.queue.stage
         if stage is not None:
             run.sent = run.entries
@@ -497,36 +428,30 @@ class Spool:
             self._waiting.append(run)
 
     def cancel(self, run: Run) -> None:
-        """Cancel the writing of a run, if it is not too late."""
         write = self._writes.get(run)
         if write is not None and not (self._keeps and run.recoverable):
             write.cancelled = True
 
     def read(self, run: Run, *, index_only: bool) -> None:
-        """Have a run read."""
         job = run.read(index_only=index_only)
         self._jobs[job] = run
         self._disk.submit(job)
 
     def release(self, extents: Iterable[tuple[Extent, int]]) -> None:
-        """Have runs deleted on disk."""
         if self._keeps:
             extents = [each for each in extents if not each[1]]
         self._disk.submit(Release(extents))
 
     def press(self) -> None:
-        """Stop the flow, and make room."""
         if not self._stopped:
             self._relieve()
             self._adjust_flow()
 
     def ease(self) -> None:
-        """Let the flow go on, if there is room."""
         if self._stopped:
             self._adjust_flow()
 
     def gone(self, queue: Queue) -> None:
-        """Forget a queue."""
         self._queues.pop(queue.number, None)
         if queue.stage is not None:
             # Its jobs under way have no effect.
@@ -603,7 +528,6 @@ class Spool:
         run.queue.was_read(run, job, str(job.error or "damaged on disk"))
 
     def _try_again(self) -> None:
-        """Try with one run whether the disk takes something again."""
         while self._waiting and self._probe is None:
             run = self._waiting.popleft()
             if run.is_wanted:
@@ -637,7 +561,6 @@ class Spool:
             self._hooks.alarm(reason)
 
     def _relieve(self) -> None:
-        """Have queues move to disk what exceeds their targets."""
         for queue in list(self._queues.values()):
             excess_bytes = self._excess_bytes()
             if excess_bytes <= 0:
@@ -682,5 +605,4 @@ class Spool:
         return self._now_ns
 
 
-def _nobody(_: Queue) -> None:
-    """Do nothing."""
+def _nobody(_: Queue) -> None: ...

@@ -44,53 +44,32 @@ from proxy.spool.segments import (
 
 @dataclass(slots=True, eq=False)
 class Write:
-    """Write a run behind all others.
+    """Write a run behind all others."""
 
-    Attributes:
-        header: without the body's checksum.
-        body: not changed until the job is done. For a large entry the head of its record, without its checksum, and the
-            pieces of its content.
-        is_single: it is a large entry.
-        cancelled: it is left out, if that is still possible.
-        extent: where it is, once written.
-        error: why it was not written, perhaps because of an error before it.
-    """
-
-    header: RunHeader
+    header: RunHeader  # without the body's checksum
+    # Not changed until the job is done. For a large entry the head of its record, without its checksum, and the pieces
+    # of its content.
     body: Sequence[Piece]
-    is_single: bool = False
-    cancelled: bool = False
+    is_single: bool = False  # it is a large entry
+    cancelled: bool = False  # it is left out, if that is still possible
     extent: Extent | None = None
-    error: OSError | None = None
+    error: OSError | None = None  # why it was not written, perhaps because of an error before it
 
 
 @dataclass(slots=True, eq=False)
 class Read:
-    """Read a run.
-
-    Attributes:
-        extent: all of it.
-        name_bytes: the length of its queue's name.
-        entries: how many it should have.
-        index_only: read only the head of its first record.
-        recoverable_only: leave out all other entries.
-        data: the records begin at ``start``; damaged ones are left out.
-        left: how many entries there are.
-        content_bytes: of those, if it is damaged or some were left out, else -1.
-        lost_handles: of refusable damaged ones, as far as known.
-        error: why nothing was read.
-    """
+    """Read a run."""
 
     extent: Extent
     name_bytes: int
-    entries: int
-    index_only: bool = False
+    entries: int  # how many it should have
+    index_only: bool = False  # read only the head of its first record
     recoverable_only: bool = False
-    data: Piece = b""
+    data: Piece = b""  # the records begin at ``start``; damaged ones are left out
     start: int = 0
-    left: int = 0
-    content_bytes: int = -1
-    lost_handles: Sequence[int] = ()
+    left: int = 0  # how many entries there are
+    content_bytes: int = -1  # of those, if it is damaged or some were left out, else -1
+    lost_handles: Sequence[int] = ()  # of refusable damaged ones, as far as known
     error: OSError | None = None
 
 
@@ -150,16 +129,12 @@ class Store:
     """A folder of segments and its thread.
 
     Args:
-        folder: made if missing.
         most_bytes: of the disk for the spool; beyond it, writes fail with ENOSPC.
         least_free_bytes: of the file system, left to others; likewise.
         post: called in the thread with what to call in the event loop, such as ``TrioToken.run_sync_soon``. A
             RuntimeError says that the event loop has ended.
         done: called in the event loop with finished jobs.
         segment_bytes: the size at which a file is finished.
-
-    Attributes:
-        used_bytes: of the disk, about; readable from any thread.
 
     Raises:
         BlockingIOError: another process uses the folder.
@@ -184,7 +159,7 @@ class Store:
             raise
         self._most_bytes, self._least_free_bytes, self._segment_bytes = most_bytes, least_free_bytes, segment_bytes
         self._post, self._done = post, done
-        self.used_bytes = 0
+        self.used_bytes = 0  # about; readable from any thread
         self._segments: dict[int, _Segment] = {}
         self._current: int | None = None
         self._next = 0
@@ -229,7 +204,6 @@ class Store:
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        """Take a job, as ``Disk`` says."""
         self._jobs.put(job)
 
     def close(self) -> None:
@@ -284,7 +258,6 @@ class Store:
     def _do(
         self, reads: list[Read], writes: list[Write], syncs: list[Sync], released: list[tuple[Extent, int]]
     ) -> None:
-        """Do jobs and return them; a failure is the error of a job."""
         try:
             self._read(reads)
             self._write([job for job in writes if not job.cancelled])
@@ -310,7 +283,7 @@ class Store:
             try:
                 self._post(lambda: self._done(done))
             except RuntimeError:
-                return  # The event loop has ended; nobody wants to know any more.
+                return  # The event loop has ended; nobody wants to know any more
 
     def _count_use(self) -> None:
         self.used_bytes = sum(each.size_bytes - each.punched_bytes for each in self._segments.values())
@@ -346,7 +319,6 @@ class Store:
             self._read_group(group)
 
     def _read_group(self, group: list[Read]) -> None:
-        """Read adjacent runs, or the index of one."""
         number, offset, length = group[0].extent
         if group[0].index_only:
             length = RUN_BYTES + group[0].name_bytes + RECORD_BYTES
@@ -426,7 +398,6 @@ class Store:
             self._current = None
 
     def _check_room(self, more_bytes: int) -> None:
-        """Raise an OSError if the disk has no room for this much."""
         self._count_use()
         stats = os.statvfs(self._folder.path)
         if self.used_bytes + more_bytes > self._most_bytes:
@@ -450,7 +421,6 @@ class Store:
         return self._current, self._segments[self._current], self._fd(self._current)
 
     def _end_current(self, fd: int, size_bytes: int) -> None:
-        """Finish a segment in which a write failed, at its length before that."""
         number = self._current
         self._current = None
         # What is behind that length is in no extent; a start finds a run cut short.
@@ -523,7 +493,6 @@ def _read_all(fd: int, length: int, offset: int) -> bytes:
 
 
 def _behind(pieces: Sequence[Piece], count: int) -> list[Piece]:
-    """Return the pieces without their first bytes."""
     for index, piece in enumerate(pieces):
         length = len(piece)
         if count < length:
@@ -538,7 +507,6 @@ def _fail(group: Sequence[Write | Read], error: OSError) -> None:
 
 
 def _check(job: Read, data: bytes, nonce: bytes) -> None:
-    """Take a run that was read, or what is whole in it."""
     start = RUN_BYTES + job.name_bytes
     job.data, job.start = data, start
     if job.index_only:

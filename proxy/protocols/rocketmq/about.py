@@ -38,7 +38,6 @@ _END: Final = 612
 
 
 def version_name(number: int) -> str:
-    """Return the word for a version's number, or the number itself where there is none."""
     if 0 <= number < len(_FIRST):
         return _FIRST[number]
     if 0 <= number < _END:
@@ -73,17 +72,12 @@ MAX_GROUPS: Final = 256
 
 
 class AboutClient:
-    """One client, as far as it has said.
-
-    Attributes:
-        listening: the body of a heartbeat is still coming; ``hear`` takes it.
-        language: as the first readable header spells it; empty until then.
-    """
+    """One client, as far as it has said."""
 
     __slots__ = ("_body", "_groups", "_id", "_version", "language", "listening")
 
     def __init__(self) -> None:
-        self.listening = False
+        self.listening = False  # the body of a heartbeat is still coming; ``hear`` takes it
         self.language = ""
         self._version: int | None = None
         self._id = ""
@@ -92,7 +86,6 @@ class AboutClient:
         self._groups: dict[tuple[str, str, str], None] = {}
 
     def describe(self) -> ClientDescription:
-        """Return what is known."""
         if self._version is None:
             return ClientDescription(self._id)
         return ClientDescription(self._id, self.language, version_name(self._version))
@@ -127,7 +120,6 @@ class AboutClient:
         self._id = self._id or heard.clientID[:MAX_NAME_CHARS]
 
     def sign_off(self, header: bytes, header_type: int) -> None:
-        """Take the header of a client that unregisters."""
         name = ""
         if len(header) <= MAX_DECODED_HEADER_BYTES:
             with suppress(RemoteProtocolError):
@@ -162,15 +154,12 @@ MAX_NAMES: Final = 1024
 
 
 class Names:
-    """The names of one connection.
-
-    Attributes:
-        known: the resources by kind and name. Equal names share one tuple, which makes grouping cheap.
-    """
+    """The names of one connection."""
 
     __slots__ = ("known",)
 
     def __init__(self) -> None:
+        # Equal names share one tuple, which makes grouping cheap.
         self.known: dict[str, dict[str, tuple[Resource, ...]]] = {
             codes.KIND_TOPIC: {},
             codes.KIND_RETRY_GROUP: {},

@@ -33,22 +33,18 @@ class RecordCounter:
     """Counts the records of one body, in pieces of any size.
 
     A size that is nonsense, or longer than the rest of the body, counts as one record that takes the rest.
-
-    Attributes:
-        count: records whose size has come.
     """
 
     __slots__ = ("_part", "_skip", "count")
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = 0  # records whose size has come
         # Bytes still to come of the current record.
         self._skip = 0
         # The beginning of a size that was cut.
         self._part = b""
 
     def feed(self, data: memoryview) -> None:
-        """Take the next piece of the body."""
         size = len(data)
         at = self._skip
         if self._part:
@@ -89,19 +85,13 @@ class _Bringing(msgspec.Struct, gc=False):
 
 
 class AnswerStream:
-    """The broker's stream of one connection.
-
-    Attributes:
-        frames: whole headers seen so far.
-        responses: of every answer if they are wanted, since they were last taken.
-        charges: for whole answers to requests that consume, since they were last taken.
-        close: set when the last chunk ended in something that is not a frame; what came before it was queued.
-    """
+    """The broker's stream of one connection."""
 
     def __init__(self, owed: Pending, transactions: Transactions, *, wants_responses: bool) -> None:
         self.frames = 0
-        self.responses: list[Response] = []
-        self.charges: list[Charge] = []
+        self.responses: list[Response] = []  # of every answer if they are wanted, since they were last taken
+        self.charges: list[Charge] = []  # for whole answers to requests that consume, since they were last taken
+        # Set when the last chunk ended in something that is not a frame; what came before it was queued.
         self.close: Close | None = None
         self._owed = owed
         self._transactions = transactions
@@ -116,11 +106,9 @@ class AnswerStream:
         self._steps = 0
 
     def reads_fast(self) -> bool:
-        """Return whether the last chunk was read in few steps."""
         return self._steps <= FEW_STEPS
 
     def between_frames(self) -> bool:
-        """Return whether the stream is between two frames."""
         return not self._beginning.pieces and not self._left
 
     def feed(self, chunk: memoryview, waiting: Sequence[bytes], out: list[Buffer]) -> bool:
@@ -235,7 +223,6 @@ class AnswerStream:
 
 
 def header_bytes_of_answer(length: int, word: int) -> int:
-    """Return the header's length in a broker's frame that begins with these two words."""
     header_bytes = word & HEADER_LENGTH
     if header_bytes > length - 4:
         raise Close("bad_answer", f"the broker sent a header of {header_bytes} bytes in a frame of length {length}")

@@ -36,15 +36,9 @@ _SEARCHED_A_MESSAGE_BYTES: Final = 512
 
 
 class BatchMessage(msgspec.Struct, frozen=True):
-    """One message of a batch.
+    """One message of a batch."""
 
-    Attributes:
-        body: as the producer gave it; batches are not compressed.
-        properties: as they travel, see ``decode_properties``.
-        flag: the application's own 32 bits.
-    """
-
-    body: bytes
+    body: bytes  # as the producer gave it; batches are not compressed
     properties: str = ""
     flag: int = 0
 
@@ -59,21 +53,17 @@ class BatchReader:
 
     If they differ and neither can continue, the broker refuses the body as a whole. Otherwise it is malformed: the
     broker steps back by negative lengths, so a short body may be any number of messages.
-
-    Attributes:
-        count: messages, once everything is read; 0 if the body is malformed or the broker refuses it.
-        malformed: the broker might store something although the lengths do not add up.
-        sets_inner: a message sets a property that only the broker may set. By its count, up to 32 767, a queue of the
-            batch-queue type grows. A broker with enableMultiDispatch puts it into the queues that it names, whatever
-            their topics' limits.
-        effort: how long the reading took, in messages.
     """
 
     __slots__ = ("_at", "_searched", "count", "effort", "malformed", "sets_inner")
 
     def __init__(self) -> None:
-        self.count = self.effort = 0
-        self.malformed = self.sets_inner = False
+        self.count = 0  # messages, once everything is read; 0 if the body is malformed or the broker refuses it
+        self.effort = 0  # how long the reading took, in messages
+        self.malformed = False  # the broker might store something although the lengths do not add up
+        # A message sets a property that only the broker may set. By its count, up to 32 767, a queue of the batch-queue
+        # type grows. A broker with enableMultiDispatch puts it into the queues that it names, whatever their limits.
+        self.sets_inner = False
         # Where the next message begins, and how far those before it were searched.
         self._at = self._searched = 0
 

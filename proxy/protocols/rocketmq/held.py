@@ -18,47 +18,32 @@ from proxy.spool.segments import Piece
 
 
 class HeldFrame(msgspec.Struct):
-    """The handle of a held request.
-
-    Attributes:
-        header: as read.
-        data: the frame as far as it has come.
-        request: to be spooled once the frame is complete; None if it is not.
-        aside: its entry, if a line begins with it.
-        since_ns: when it began to come.
-        room: memory taken for an incomplete frame that is to be spooled.
-    """
+    """The handle of a held request."""
 
     header: Header
-    data: bytearray
-    request: Request | None = None
-    aside: Any = None
-    since_ns: int = 0
-    room: Gathering | None = None
+    data: bytearray  # as far as it has come
+    request: Request | None = None  # to be spooled once the frame is complete
+    aside: Any = None  # its entry, if a line begins with it
+    since_ns: int = 0  # when it began to come
+    room: Gathering | None = None  # memory taken for an incomplete frame that is to be spooled
 
 
 class Holding:
-    """The held frames of one client.
-
-    Attributes:
-        count: held frames.
-        oneways: how many of them expect no answer.
-        size_bytes: of their copies, and of those that wait for a boundary.
-        coming: the client's incomplete frame, if it is held: the rest of its body is added to its copy.
-        waiting: copies released while another frame streamed through; they are written at its end.
-    """
+    """The held frames of one client."""
 
     __slots__ = ("coming", "count", "oneways", "size_bytes", "waiting")
 
     def __init__(self) -> None:
-        self.count = self.oneways = 0
-        self.size_bytes = 0
+        self.count = 0
+        self.oneways = 0  # they expect no answer
+        self.size_bytes = 0  # of their copies, and of those that wait for a boundary
+        # The client's incomplete frame, if it is held: the rest of its body is added to its copy.
         self.coming: HeldFrame | None = None
+        # Copies released while another frame streamed through; they are written at its end.
         self.waiting: list[Piece] = []
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that are released and may not be written yet."""
         return sum(map(len, self.waiting))
 
     def hold(self, header: Header, lead: bytes, piece: memoryview) -> HeldFrame:
@@ -71,7 +56,6 @@ class Holding:
         return held
 
     def gather(self, held: HeldFrame, piece: memoryview) -> None:
-        """Add bytes to a held frame."""
         held.data += piece
         self.size_bytes += len(piece)
 
@@ -84,12 +68,10 @@ class Holding:
             self._queue(data, out)
 
     def clear(self, held: HeldFrame) -> None:
-        """Forget the bytes of an incomplete frame."""
         self.size_bytes -= len(held.data)
         held.data.clear()
 
     def take(self, held: HeldFrame) -> bytes:
-        """Hand out the copy of a complete frame."""
         data = bytes(self._let_go(held))
         self.size_bytes -= len(data)
         return data
@@ -100,13 +82,11 @@ class Holding:
         self.size_bytes += sum(map(len, data))
 
     def release_waiting(self, out: list[Buffer]) -> None:
-        """Queue what had to wait, in the order of its release."""
         for data in self.waiting:
             self._queue(data, out)
         self.waiting.clear()
 
     def drop(self, held: HeldFrame) -> None:
-        """Free a copy."""
         self.size_bytes -= len(self._let_go(held))
 
     def _let_go(self, held: HeldFrame) -> bytearray:
@@ -122,7 +102,6 @@ class Holding:
         out.append(memoryview(data))
 
     def end(self) -> None:
-        """Forget everything: the client is gone."""
         self.count = self.oneways = self.size_bytes = 0
         self.coming = None
         self.waiting.clear()

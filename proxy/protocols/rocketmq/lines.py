@@ -83,18 +83,7 @@ _REFUSED: Final = "refused"
 
 
 class Line:
-    """Spooled requests of one producer group to the same resources.
-
-    Attributes:
-        queue: holds its requests, except those of ``front`` that have their content or are incomplete.
-        replays: it is a queue of an earlier process.
-        front: requests that are being decided, or have been.
-        most: how many are decided next.
-        oneways: how many of all its requests are oneway.
-        ended: for requests that end transactions, what to undo if they are not forwarded.
-        purged: this many at the head of the queue are to be given up.
-        purged_oneways: how many of these are oneway.
-    """
+    """Spooled requests of one producer group to the same resources."""
 
     __slots__ = (
         "_serial",
@@ -124,16 +113,16 @@ class Line:
         self.group = group
         self.kind = resources[0].kind
         self.stage = stage
-        self.replays = replays
-        self.front: deque[Aside] = deque()
-        self.most = 1
-        self.oneways = self.purged = self.purged_oneways = self._serial = 0
-        self.ended: dict[int, Ended] = {}
+        self.replays = replays  # it is a queue of an earlier process
+        self.front: deque[Aside] = deque()  # requests that are being decided, or have been
+        self.most = 1  # how many are decided next
+        self.oneways = self._serial = 0
+        self.purged = self.purged_oneways = 0  # to be given up, at the head of the queue
+        self.ended: dict[int, Ended] = {}  # for requests that end transactions, what to undo if they are not forwarded
         self.closed = False
 
     @property
     def count(self) -> int:
-        """How many requests it has."""
         return self.queue.count + sum(not aside.is_in_queue for aside in self.front)
 
     def handle_of(self, header: Header, ended: Ended | None) -> int:
@@ -147,62 +136,45 @@ class Line:
         return (_HALF if header.half is not None else 0) | upper << 32 | header.opaque & _NUMBER
 
     def take_ended(self, handle: int) -> Ended | None:
-        """Return, once, what a request ends."""
         return self.ended.pop(handle >> 32 & _CODE, None) if self.ended else None
 
 
 class Aside(msgspec.Struct, eq=False):
-    """The handle of a spooled request while it is decided.
-
-    Attributes:
-        handle: as ``Line.handle_of`` returns it.
-        messages: its cost.
-        content: its frame, if it was taken out of the queue.
-        held: its copy, while it is incomplete.
-        state: see the module.
-        request: being decided or held.
-        lost: it is no longer in the queue, and was answered if it expects an answer.
-        ending: why it was not decided.
-    """
+    """The handle of a spooled request while it is decided."""
 
     line: Line
-    handle: int
+    handle: int  # as ``Line.handle_of`` returns it
     messages: int
     size_bytes: int
     since_ns: int
     oneway: bool
-    content: Sequence[Piece] | None = None
-    held: HeldFrame | None = None
-    state: State = _WAITING
+    content: Sequence[Piece] | None = None  # its frame, if it was taken out of the queue
+    held: HeldFrame | None = None  # its copy, while it is incomplete
+    state: State = _WAITING  # see the module
     request: Request | None = None
-    lost: bool = False
-    ending: Ending | None = None
+    lost: bool = False  # it is no longer in the queue, and was answered if it expects an answer
+    ending: Ending | None = None  # why it was not decided
 
     @property
     def is_in_queue(self) -> bool:
-        """Whether it is the head of its line's queue."""
         return self.content is None and self.held is None
 
     @property
     def opaque(self) -> int:
-        """The client's number of it."""
         return opaque_of(self.handle)
 
     @property
     def code(self) -> int:
-        """Its request code."""
         if self.line.kind == codes.KIND_TRANSACTION:
             return codes.RequestCode.END_TRANSACTION.value
         return self.handle >> 32 & _CODE
 
     @property
     def is_half(self) -> bool:
-        """Whether it sends a half message."""
         return self.handle & _HALF != 0
 
 
 def opaque_of(handle: int) -> int:
-    """Return the client's number of a request."""
     number = handle & _NUMBER
     return number - (1 << 32) if number >> 31 else number
 
@@ -214,12 +186,7 @@ class Lines:
         goes_on: writes a request, with its content, to the broker.
         goes_on_coming: does that for an incomplete request.
         refuse: answers a refused request, by its kind and number; never a oneway.
-        forget_coming: forgets an incomplete request.
         undo: undoes the end of a transaction.
-
-    Attributes:
-        again_ns: when to decide something again although nothing woke the session, or None.
-        old_ns: when a held request will be too old, or None.
     """
 
     def __init__(
@@ -233,8 +200,8 @@ class Lines:
         forget_coming: Callable[[HeldFrame], None],
         undo: Callable[[Ended], None],
     ) -> None:
-        self.again_ns: int | None = None
-        self.old_ns: int | None = None
+        self.again_ns: int | None = None  # when to decide something again although nothing woke the session
+        self.old_ns: int | None = None  # when a held request will be too old
         self._most_age_ns = round(spool.settings.most_age_s * _NS)
         self._context = context
         self._spool = spool
@@ -260,7 +227,6 @@ class Lines:
         self._lost: list[tuple[Line, Lost]] = []
 
     def __bool__(self) -> bool:
-        """Return whether there are any."""
         return bool(self._lines)
 
     @property
@@ -272,12 +238,10 @@ class Lines:
 
     @property
     def count(self) -> int:
-        """How many requests are spooled, without those of an earlier process."""
         return sum(line.count for line in self._lines.values() if not line.replays) if self._lines else 0
 
     @property
     def store(self) -> Stage:
-        """The stage of the spool's disk."""
         return self._spool.store
 
     def is_full(self) -> bool:
@@ -289,7 +253,6 @@ class Lines:
         return iter([(line.resources[0], line.front[0].since_ns) for line in self._lines.values() if line.front])
 
     def stages(self) -> Iterator[Stage]:
-        """Return the stages of the lines."""
         return iter([line.stage for line in self._lines.values()])
 
     # --- What is put aside ------------------------------------------------------------------------
@@ -312,7 +275,6 @@ class Lines:
         return verdicts
 
     def has(self, request: Request) -> bool:
-        """Return whether there is a line for a request."""
         return (request.resources, request.producer_group) in self._lines
 
     def put(self, request: Request, header: Header, data: bytes, now_ns: int, *, ended: Ended | None) -> None:
@@ -637,7 +599,6 @@ class Lines:
             self._context.wake()
 
     def resolved(self, request: Request, aside: Aside, refuse: Refuse | None, now_ns: int) -> None:
-        """Forward or refuse a held request."""
         self._now_ns = now_ns
         self._answer_lost()
         if aside.request is not request or aside.state != _HELD:
@@ -796,14 +757,12 @@ class Lines:
                 self._refuse(line.kind, opaque_of(handle), put_aside_in_vain(line.resources[0], LOST))
 
     def taken(self) -> None:
-        """Note that everything queued for the broker was taken."""
         if self._fresh:
             for line, count in self._fresh.items():
                 self._taken[line] = self._taken.get(line, 0) + count
             self._fresh.clear()
 
     def written(self, now_ns: int) -> None:
-        """Note that everything taken is with the kernel."""
         if not self._taken:
             return
         writer = self._context.writer

@@ -94,11 +94,9 @@ class NameServerSession(Session):
 
     @property
     def language(self) -> str:
-        """The language in the client's first readable header."""
         return self._requests.about.language
 
     def receive(self, side: Side, chunk: memoryview, now_ns: int) -> None:
-        """Take one chunk. There is never anything to decide."""
         if not self._begun and side is Side.CLIENT:
             self._begun = True
             self._unread = relays_unread(chunk[0], self._options.tls)
@@ -112,50 +110,40 @@ class NameServerSession(Session):
         finally:
             self._counters.frames[side] += stream.frames - before
 
-    def decided(self, batch: Batch, now_ns: int) -> None:
-        """Do nothing."""
+    def decided(self, batch: Batch, now_ns: int) -> None: ...
 
-    def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None:
-        """Do nothing."""
+    def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None: ...
 
     def describe(self) -> Description:
-        """Return what is known of the connection."""
         return Description(self._requests.about.describe(), self._requests.frames)
 
     def take(self, side: Side) -> Sequence[Buffer]:
-        """Hand out what may be written now."""
         out = self._out[side]
         if out:
             self._out[side] = []
         return out
 
     def backlog_bytes(self, side: Side) -> int:
-        """Return 0: all may be written at once."""
         del side
         return 0
 
     def in_flight(self) -> int:
-        """Return the number of requests without an answer."""
         return len(self._owed)
 
     def end(self, side: Side, now_ns: int) -> None:
-        """Queue an unfinished answer."""
         del now_ns
         if side is Side.BROKER:
             self._answers.end(self._out[Side.CLIENT])
 
     def close(self) -> None:
-        """Give back the room for an unfinished answer."""
         self._answers.give_back()
 
     def between_frames(self, side: Side) -> bool:
-        """Return whether that peer's stream may end here; one that is relayed unread never may."""
         if self._unread:
             return False
         return (self._requests if side is Side.CLIENT else self._answers).between_frames()
 
     def missing_bytes(self, side: Side) -> int:
-        """Return what is missing of the client's current frame."""
         return NO_BOUND if self._unread or side is Side.BROKER else self._requests.missing_bytes()
 
 
@@ -228,19 +216,12 @@ class _Requests(_Stream):
 
 
 class _Whole(msgspec.Struct, gc=False):
-    """An incomplete answer about brokers.
+    """An incomplete answer about brokers."""
 
-    Attributes:
-        head: the two words and the header.
-        key: its body has this key if it can be read.
-        expected: its request is known; otherwise it need not be about brokers.
-        missing: bytes of the body still to come.
-    """
-
-    head: bytes
-    key: bytes
-    expected: bool
-    missing: int
+    head: bytes  # the two words and the header
+    key: bytes  # its body has this key if it can be read
+    expected: bool  # its request is known; otherwise it need not be about brokers
+    missing: int  # bytes of the body still to come
     room: Gathering
     body: bytearray = msgspec.field(default_factory=bytearray)
 

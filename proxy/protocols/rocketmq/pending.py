@@ -65,7 +65,6 @@ class Pending:
         self._halves: dict[int, HalfSend] = {}
 
     def __len__(self) -> int:
-        """Return how many there are without long polls."""
         return len(self._requests) if self.opaques is None else len(self.opaques) + len(self._halves)
 
     def add(self, opaque: int, code: int, resources: tuple[Resource, ...], half: HalfSend | None = None) -> None:
@@ -96,7 +95,6 @@ class Pending:
         return self._ambiguous or (self.opaques is not None and self.opaques.ambiguous)
 
     def may_time(self, now_ns: int) -> bool:
-        """Return whether one more request may be timed."""
         return now_ns - self._timed_ns >= (_TIMED_EVERY_NS if self._timed is None else _TIMED_FOR_NS)
 
     def time(self, opaque: int, now_ns: int) -> None:
@@ -139,5 +137,4 @@ class Pending:
         return NOT_REMEMBERED if self.opaques.discard(opaque) else self.settle_poll(opaque)
 
     def settle_poll(self, opaque: int) -> PendingRequest | None:
-        """Take out a long poll; None if it is not known."""
         return self._polls.pop(opaque, None)

@@ -81,14 +81,6 @@ class RequestStream:
     Args:
         take: gets the header, its bytes and type of a request for Sluice; returns whether Sluice answers it.
         scanner: takes plain frames; None reads each by itself.
-
-    Attributes:
-        frames: whole headers seen so far.
-        close: set when the last chunk ended in something that is not a frame; what came before it is still forwarded.
-        lines: the spooled requests; None without a spool.
-        left_bytes: at the end of the last chunk, to be given again.
-        refusals: of the last chunk, by index: requests refused whatever the limits are.
-        lost: one of these cannot pass even while limiting is off, as its beginning was dropped for lack of room.
     """
 
     def __init__(
@@ -102,11 +94,13 @@ class RequestStream:
     ) -> None:
         self.about = AboutClient()
         self.frames = 0
+        # Set when the last chunk ended in something that is not a frame; what came before it is still forwarded.
         self.close: Close | None = None
         self.held = Holding()
-        self.lines: Lines | None = None
+        self.lines: Lines | None = None  # None without a spool
         self.names = Names()
-        self.refusals: dict[int, Refuse] = {}
+        self.refusals: dict[int, Refuse] = {}  # of the last chunk, by index: requests refused whatever the limits are
+        # One of these cannot pass even while limiting is off, as its beginning was dropped for lack of room.
         self.lost = False
         self._take = take
         self._limits_kind = context.limits_kind
@@ -124,7 +118,7 @@ class RequestStream:
         self._scanner = scanner
         self._fast = self._long = False
         # Bytes at the end of the last chunk that were not read.
-        self.left_bytes = 0
+        self.left_bytes = 0  # at the end of the last chunk, to be given again
         self._beginning = PartialFrame(MAX_HEADER_BYTES, self._header_bytes_of)
         # What is still to come of a frame whose verdict is known, and whether to swallow it. If it is neither swallowed
         # nor held, its beginning was forwarded.
@@ -156,11 +150,9 @@ class RequestStream:
 
     @property
     def chunk(self) -> memoryview:
-        """The chunk whose requests await their verdicts."""
         return self._chunk
 
     def message_id(self, request: Request) -> bytes:
-        """Return the id of a request's message, as ``MessageIds`` says."""
         frame = request.handle
         if type(frame) is not Frame:
             return b""
@@ -172,32 +164,25 @@ class RequestStream:
         return message_id(header, word >> 24)
 
     def between_frames(self) -> bool:
-        """Return whether there is neither a part of a frame nor a chunk that awaits its verdicts."""
         return not self._beginning.pieces and not self._body_left and not self._chunk and not self.left_bytes
 
     @property
     def is_cut(self) -> bool:
-        """Whether what was forwarded ends inside a frame."""
         return self._open
 
     def missing_bytes(self) -> int:
-        """Return how many bytes are certain to belong to the current frame, or to the next one's prefix."""
         return self._body_left or self._beginning.missing_bytes()
 
     def most_bytes(self) -> int:
-        """Return how many bytes to read next at most: little beyond the current frame while on trial."""
         return self.missing_bytes() + TRIAL_READ_BYTES if self._trial else NO_BOUND
 
     def reads_fast(self) -> bool:
-        """Return whether the last chunk was read in few steps, so that large reads delay no other connection."""
         return self._fast
 
     def takes_turns(self) -> bool:
-        """Return whether the last chunk took many steps, or recent headers needed the slow readings."""
         return self._long or self._trial > TRIAL_FRAMES
 
     def shown_names(self) -> tuple[tuple[str, ...], int]:
-        """Return some of the names that the client asked for, and how many others are remembered."""
         return self.names.shown(() if self._scanner is None else self._scanner.names())
 
     def held_back(self) -> int:
@@ -205,7 +190,6 @@ class RequestStream:
         return self._beginning.readable_again()
 
     def take_back(self) -> bytes:
-        """Hand out the unfinished header."""
         return self._beginning.take() if self.held_back() else b""
 
     def feed(self, chunk: memoryview, now_ns: int) -> Gathered:
@@ -361,7 +345,6 @@ class RequestStream:
             raise Close("unparsable", "there is no room to gather a long header of which only a part has come")
 
     def _gather(self, header: Header, frame_bytes: int, come_bytes: int) -> bool:
-        """Begin to gather a batch, if there is room for it."""
         gathered = self._gathered = Gathering(self._address, None if self._exempt else self._beginning.forget_body)
         if not self._room.fits(gathered, frame_bytes, self._now_ns) or not self._grow(come_bytes):
             return False
@@ -485,7 +468,6 @@ class RequestStream:
     def _end_transaction(
         self, frame: Frame, body_at: int, resources: tuple[Resource, ...], index: int
     ) -> tuple[Resource, ...]:
-        """Take the end of a transaction; return the resources to charge."""
         strict = frame.header.reading == STRICT
         end = EndOfTransaction.read(*self._raw(frame, body_at)) if strict else None
         ended = None if end is None else self._transactions.end(end)
@@ -621,7 +603,6 @@ class RequestStream:
         return Cut(slices, start, first, answer_each(refused) if refused else NOTHING_REFUSED), held
 
     def _keep(self, frame: Frame, request: Request, verdict: Hold | Later | None) -> HeldFrame | None:
-        """Copy or spool a held request; return the copy if more of it may come."""
         header, lines = frame.header, self.lines
         ended = self._ended.pop(id(header), None)
         lead = self._lead if frame is self._led else b""
@@ -667,7 +648,6 @@ class RequestStream:
             lines.had_no_room(request, held.header.opaque)
 
     def go_on(self, aside: Aside, data: Sequence[Piece], out: list[Buffer]) -> None:
-        """Forward a spooled request with its content, as ``release`` does."""
         line = aside.line
         if not aside.oneway:
             half = None
@@ -684,7 +664,6 @@ class RequestStream:
             out += map(memoryview, data)
 
     def forget_coming(self, held: HeldFrame) -> None:
-        """Forget an incomplete request that was to be spooled."""
         if held is self.held.coming:
             self._swallow_rest()
         self._undo(self._ended_by_held, held.header)
@@ -706,7 +685,6 @@ class RequestStream:
             self.held.release(held, None if self._open else out)
 
     def give_up(self, held: HeldFrame) -> None:
-        """Forget a refused request that was held."""
         if held is self.held.coming:
             self._swallow_rest()
         self._undo(self._ended_by_held, held.header)
@@ -743,7 +721,6 @@ class RequestStream:
             out.append(self._beginning.take())
 
     def give_back(self) -> None:
-        """Give back everything, as the connection is over."""
         if self.held.coming is not None:
             self._free_room(self.held.coming)
         self._undo_all(self._ended)

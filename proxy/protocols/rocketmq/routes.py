@@ -47,7 +47,6 @@ class Addresses(tuple[tuple[Address, Address], ...]):
     __slots__ = ()
 
     def __str__(self) -> str:
-        """Return them as in the configuration."""
         pairs = (f'"{_write_address(*given)}" = "{_write_address(*told)}"' for given, told in self)
         return f"{{ {', '.join(pairs)} }}" if self else "{}"
 

@@ -45,19 +45,14 @@ MAX_RUNS: Final = 256
 
 
 class Scan(NamedTuple):
-    """What the compiled part reads with.
+    """What the compiled part reads with."""
 
-    Attributes:
-        opaques: makes the set of requests owed on one connection.
-        scanner: makes the scanner of one connection, which adds to that set, and finds the resources of requests.
-    """
-
-    opaques: "Callable[[], Opaques]"
+    opaques: "Callable[[], Opaques]"  # makes the set of requests owed on one connection
+    # Makes the scanner of one connection, which adds to that set, and finds the resources of requests.
     scanner: "Callable[[Opaques, Resources], Scanner]"
 
 
 def make_table(module: Any) -> Any:
-    """Return what all scanners share."""
     limitable = {
         code: (KIND_RETRY_GROUP if fields is SEND_BACK_FIELDS else KIND_TOPIC, *fields)
         for code, fields in SENDS.items()
@@ -99,7 +94,6 @@ class Scanned(gathered.Scanned["Segment"]):
     __slots__ = ()
 
     def requests(self) -> Iterator[Request]:
-        """Make the requests."""
         segment = self.segment
         askers = [segment.asker(run) for run in range(segment.runs)]
         for index in range(len(segment)):
@@ -112,17 +106,14 @@ class Scanned(gathered.Scanned["Segment"]):
             yield Request(resources, 1, stop - start, producer_group, refusal, None, frame)
 
     def group(self, run: int) -> Group:
-        """Return the requests of one run; two runs may be one group."""
         resources, producer_group = self.segment.asker(run)
         at, size_bytes = self.of_run(run)
         return Group(resources, producer_group, at, permits_each(len(at)), size_bytes)
 
     def repeats(self, indexes: Sequence[int], look: Look) -> Repeats:
-        """Look which of some frames come again."""
         return Repeats(*self.segment.repeats(look.of.chunk, indexes, look.ids, look.key, look.now_ns, look.refused))
 
     def answered(self, indexes: Sequence[int]) -> int:
-        """Return how many of some frames expect an answer."""
         return len(indexes) - self.segment.oneway(indexes)
 
 
@@ -132,7 +123,6 @@ class Gathered(gathered.Gathered["Segment"]):
     __slots__ = ()
 
     def take(self, segment: "Segment") -> None:
-        """Add what a scan took, at least one frame."""
         self.extend(Scanned(segment, len(self)))
 
     def sends(self) -> list[int]:
@@ -173,23 +163,15 @@ NOTHING_REFUSED: Final = Refused(0, ())
 
 
 class Cut(NamedTuple):
-    """A chunk without its refused requests.
+    """A chunk without its refused requests."""
 
-    Attributes:
-        slices: the parts that are forwarded, without the last one.
-        start: where the last part begins; beyond the chunk if its last frame was refused and is not complete.
-        first: the first frame that is not forwarded, if it was read by itself.
-        refused: the refused requests.
-    """
-
-    slices: list[tuple[int, int]]
-    start: int
-    first: Frame | None
+    slices: list[tuple[int, int]]  # the parts that are forwarded, without the last one
+    start: int  # where the last part begins; beyond the chunk if its last frame was refused and is not complete
+    first: Frame | None  # the first frame that is not forwarded, if it was read by itself
     refused: Refused
 
 
 def answer_each(refused: Sequence[tuple[Header, Refuse]]) -> Refused:
-    """Answer requests that were read one by one."""
     return Refused(
         len(refused),
         [

@@ -82,11 +82,9 @@ class RocketMQSession(Session):
 
     @property
     def language(self) -> str:
-        """The language in the client's first readable header."""
         return self._requests.about.language
 
     def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
-        """Take one chunk."""
         self._now_ns = now_ns
         if not self._begun and side is Side.CLIENT:
             self._begun = True
@@ -121,15 +119,12 @@ class RocketMQSession(Session):
         return None
 
     def held_back(self, side: Side) -> int:
-        """Return the length of an unfinished header that can be read again."""
         return self._requests.held_back() if side is Side.CLIENT else 0
 
     def take_back(self, side: Side) -> bytes:
-        """Hand out an unfinished header."""
         return self._requests.take_back() if side is Side.CLIENT else b""
 
     def left_bytes(self, side: Side) -> int:
-        """Return what is left of the client's chunk after many steps."""
         return self._requests.left_bytes if side is Side.CLIENT else 0
 
     def _receive_answers(self, chunk: memoryview, now_ns: int) -> Batch | None:
@@ -159,7 +154,6 @@ class RocketMQSession(Session):
         self._alarm = forbidden.alarm(self._connection.scope, reason) if alarmed else None
 
     def decided(self, batch: Batch, now_ns: int) -> None:
-        """Queue what passes and what is refused, and copy what is held."""
         if self._lines is not None and self._lines.is_own(batch):
             self._lines.asked(batch, now_ns)
         # A batch of the broker's side only charges; its answers were forwarded.
@@ -174,7 +168,6 @@ class RocketMQSession(Session):
             self._throttle(now_ns)
 
     def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None:
-        """Queue the copy of a held request for the broker, or its busy answer."""
         held = request.handle
         if isinstance(held, Aside):
             if self._lines is not None:
@@ -190,11 +183,9 @@ class RocketMQSession(Session):
         self._throttle(now_ns)
 
     def next_tick_ns(self) -> int | None:
-        """Return when to decide spooled requests again, or when one will be too old to be held."""
         return None if self._lines is None else self._lines.due_ns
 
     def tick(self, now_ns: int) -> Batch | None:
-        """Decide the next spooled requests."""
         if self._lines is None:
             return None
         batch = self._lines.ask(now_ns)
@@ -215,24 +206,19 @@ class RocketMQSession(Session):
             self._stage.throttle(now_ns, on=throttled)
 
     def written(self, side: Side, now_ns: int) -> None:
-        """Note that spooled requests were written to the broker."""
         if self._lines is not None and side is Side.BROKER:
             self._lines.written(now_ns)
 
     def purge(self, resource: Resource, now_ns: int) -> tuple[int, int]:
-        """Refuse spooled requests of a resource, and drop the oneways."""
         return (0, 0) if self._lines is None else self._lines.purge(resource, now_ns)
 
     def waiting(self) -> Iterable[tuple[Resource, int]]:
-        """Return the first request of each line that is out of the spool and not forwarded."""
         return () if self._lines is None else self._lines.waiting()
 
     def stages(self) -> Iterable[Stage]:
-        """Return those of resources with a line."""
         return () if self._lines is None else self._lines.stages()
 
     def keeps(self, side: Side) -> bool:
-        """Return whether oneways, assumed delivered, still wait although the client has left."""
         lines, held = self._lines, self._requests.held
         # The forwarded part of a frame must be the last.
         if side is Side.BROKER or self._broker_ended or self._requests.is_cut:
@@ -284,25 +270,21 @@ class RocketMQSession(Session):
         return answer is not None
 
     def replied(self, ask: CommandRequest, reply: LimitCommandReply, now_ns: int) -> None:
-        """Queue the answer to a request to Sluice."""
         del now_ns
         answer = self._limit_commands.reply(ask, reply)
         if answer:
             self._answer([answer])
 
     def describe(self) -> Description:
-        """Return what is known of the connection."""
         stream = self._requests
         shown, more = stream.shown_names()
         return Description(stream.about.describe(), stream.frames, self._refused, shown, more)
 
     def take_responses(self) -> Sequence[Response]:
-        """Hand out the answers gathered since the last call."""
         responses, self._answers.responses = self._answers.responses, []
         return responses
 
     def end(self, side: Side, now_ns: int) -> None:
-        """Queue an unfinished header."""
         if side is Side.CLIENT:
             if self._lines is not None:
                 self._lines.close(now_ns)
@@ -314,7 +296,6 @@ class RocketMQSession(Session):
             self._waiting.clear()
 
     def close(self) -> None:
-        """Give back room, forget spooled requests, and undo commits that were not forwarded."""
         if self._lines is not None:
             self._lines.close()
             self._throttle(self._looked_ns)
@@ -322,7 +303,6 @@ class RocketMQSession(Session):
         self._lines = None
 
     def take(self, side: Side) -> Sequence[Buffer]:
-        """Hand out what may be written now."""
         out = self._out[side]
         if out:
             self._out[side] = []
@@ -333,7 +313,6 @@ class RocketMQSession(Session):
         return out
 
     def backlog_bytes(self, side: Side) -> int:
-        """Return the bytes of own answers not yet taken, or of released copies that wait for a boundary."""
         return self._own_bytes if side is Side.CLIENT else self._requests.held.waiting_bytes
 
     def paused(self, side: Side) -> bool:
@@ -343,36 +322,29 @@ class RocketMQSession(Session):
         return self._lines.is_full()
 
     def in_flight(self) -> int:
-        """Return the requests that are held, spooled or without an answer, without long polls."""
         aside = 0 if self._lines is None else self._lines.count
         return len(self._owed) + self._requests.held.count + self._limit_commands.open + aside
 
     def between_frames(self, side: Side) -> bool:
-        """Return whether that peer's stream may end here; one that is relayed unread never may."""
         if self._unread:
             return False
         return (self._requests if side is Side.CLIENT else self._answers).between_frames()
 
     def within_frame(self, side: Side) -> bool:
-        """Return whether that peer is within a frame."""
         return not self._unread and not self.between_frames(side)
 
     def missing_bytes(self, side: Side) -> int:
-        """Return what is missing of the client's current frame; other streams have no bound."""
         if self._unread or side is Side.BROKER:
             return NO_BOUND
         return self._requests.missing_bytes()
 
     def most_bytes(self, side: Side) -> int:
-        """Return small reads for a client whose headers take the slow readings; see ``RequestStream.most_bytes``."""
         if self._unread or side is Side.BROKER:
             return NO_BOUND
         return self._requests.most_bytes()
 
     def takes_turns(self, side: Side) -> bool:
-        """Return whether the client's headers need the slow readings, or its chunks take many steps."""
         return side is Side.CLIENT and not self._unread and self._requests.takes_turns()
 
     def reads_fast(self, side: Side) -> bool:
-        """Return whether the stream is relayed unread, or its last chunk was read in few steps."""
         return self._unread or (self._requests if side is Side.CLIENT else self._answers).reads_fast()

@@ -55,19 +55,12 @@ _DELAYS: Final = frozenset({"DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER
 
 
 class EndOfTransaction(msgspec.Struct, frozen=True):
-    """The end of a transaction (request 37).
+    """The end of a transaction (request 37)."""
 
-    Attributes:
-        group: the producer group that ends it.
-        offset: of the half message in the commit log.
-        queue_offset: of the half message in its queue.
-        commits: the message is to be stored. The broker accepts that after anything else.
-    """
-
-    group: str
-    offset: int
-    queue_offset: int
-    commits: bool
+    group: str  # the producer group
+    offset: int  # of the half message in the commit log
+    queue_offset: int  # of the half message in its queue
+    commits: bool  # the message is to be stored. The broker accepts that after anything else.
 
     @classmethod
     def read(cls, header: bytes, header_type: int) -> Self | None:
@@ -116,7 +109,6 @@ class Question:
         self._skip = 0
 
     def feed(self, piece: memoryview) -> None:
-        """Take the next piece of the body."""
         kept = self._kept
         kept += piece[self._skip :]
         self._skip = max(0, self._skip - len(piece))
@@ -156,15 +148,11 @@ class _Open(msgspec.Struct):
 
 
 class Ended(NamedTuple):
-    """A committed transaction with its half message and all copies, by offset.
-
-    Attributes:
-        topic: to be charged for the commit; empty if a send was.
-    """
+    """A committed transaction with its half message and all copies, by offset."""
 
     transaction: int
     halves: dict[int, _Half]
-    topic: str
+    topic: str  # to be charged for the commit; empty if a send was
 
 
 class Transactions:
@@ -183,11 +171,9 @@ class Transactions:
         self._committed: dict[int, int] = {}
 
     def __len__(self) -> int:
-        """Return how many are remembered."""
         return len(self._halves)
 
     def answered(self, half: HalfSend, answer: RemotingCommand) -> None:
-        """Take the broker's answer to the send of a half message."""
         fields = answer.fields
         message_id = fields.get("msgId", "")
         if answer.code not in _STORED or len(message_id) not in _ID_CHARS:
@@ -201,7 +187,6 @@ class Transactions:
         self._put(offset, _Half(queue_offset, half, transaction)).paid += 1
 
     def asked(self, question: Question) -> None:
-        """Take the broker's question what became of a transaction."""
         fields, send = question.fields, question.half()
         try:
             offset, queue_offset = int(fields["commitLogOffset"]), int(fields["tranStateTableOffset"])
@@ -256,7 +241,6 @@ class Transactions:
         return Ended(half.transaction, halves, "" if is_paid else half.send.topic)
 
     def undo(self, ended: Ended) -> None:
-        """Take back a commit that was not forwarded."""
         count = self._committed.pop(ended.transaction, 0)
         if count > 1:
             self._committed[ended.transaction] = count - 1

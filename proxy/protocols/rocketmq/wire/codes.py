@@ -192,15 +192,11 @@ BUSY_CODES: Final = frozenset({ResponseCode.SYSTEM_BUSY.value, ResponseCode.FLOW
 
 # Errors of the wire, in the manner of h11. Only the codec raises them; ``header`` never does.
 class ProtocolError(Exception):
-    """The bytes are not RocketMQ's remoting protocol, or would not be; never raised itself.
-
-    Attributes:
-        reason: one word for a metric, e.g. ``bad_frame``.
-    """
+    """The bytes are not RocketMQ's remoting protocol, or would not be; never raised itself."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
-        self.reason = reason
+        self.reason = reason  # for a metric, e.g. ``bad_frame``
         self.detail = detail
 
 

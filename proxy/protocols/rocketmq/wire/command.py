@@ -33,22 +33,15 @@ _I32 = struct.Struct(">i")
 
 
 class RemotingCommand(msgspec.Struct, kw_only=True):
-    """One request or answer.
+    """One request or answer."""
 
-    Attributes:
-        code: request code, or result code of an answer; i32, in a binary header i16.
-        opaque: the requester's number of the request, i32.
-        version: the sender's protocol version, in a binary header i16.
-        fields: the header's ``extFields``; numbers and booleans are spelled as Java would.
-    """
-
-    code: int
-    opaque: int
+    code: int  # request code, or result code of an answer; i32, in a binary header i16
+    opaque: int  # the requester's number of the request, i32
     flag: int = 0
     language: str = "JAVA"
-    version: int = 0
+    version: int = 0  # the sender's protocol version, in a binary header i16
     remark: str | None = None
-    fields: Mapping[str, str] = {}
+    fields: Mapping[str, str] = {}  # the header's ``extFields``; numbers and booleans are spelled as Java would
     body: bytes = b""
     header_type: int = HEADER_JSON
 

@@ -24,15 +24,10 @@ MAX_HEADER_BYTES: Final = 256 * 1024
 
 
 class Frame(msgspec.Struct, gc=False):
-    """The handle of a request, a HeldFrame if it is held.
+    """The handle of a request, a HeldFrame if it is held."""
 
-    Attributes:
-        start: offset in the chunk of the part that came with it.
-        stop: offset of its end; beyond the chunk when more is to come.
-    """
-
-    start: int
-    stop: int
+    start: int  # offset in the chunk of the part that came with it
+    stop: int  # offset of its end; beyond the chunk when more is to come
     header: Header
 
 
@@ -62,48 +57,32 @@ _READ_AGAIN_BYTES: Final = 2048
 
 
 class Begun(NamedTuple):
-    """A frame whose header is whole now, or too long to be gathered.
+    """A frame whose header is whole now, or too long to be gathered."""
 
-    Attributes:
-        prefix_and_header: the bytes; the header is empty if it is too long.
-        header_type: the header's.
-        frame_bytes: length of the frame on the wire.
-        position: in the chunk, where what follows those bytes begins.
-        body_at: where the body begins: there, too, or behind the header that was not gathered.
-        stop: where the frame ends; this and ``body_at`` may be beyond the chunk.
-    """
-
-    prefix_and_header: bytes
+    prefix_and_header: bytes  # the bytes; the header is empty if it is too long
     header_type: int
     frame_bytes: int
-    position: int
-    body_at: int
-    stop: int
+    position: int  # in the chunk, where what follows those bytes begins
+    body_at: int  # where the body begins: there, too, or behind the header that was not gathered
+    stop: int  # where the frame ends; this and ``body_at`` may be beyond the chunk
 
     @property
     def header(self) -> bytes | None:
-        """The header alone; None if it was not gathered."""
         return self.prefix_and_header[PREFIX_BYTES:] if self.body_at == self.position else None
 
 
 class PartialFrame:
-    """Gathers the beginning of one frame after another: until its header is whole, or all of it.
-
-    Attributes:
-        pieces: gathered so far; empty between frames.
-        whole_bytes: length of the current frame, if all of it is to be gathered; else 0.
-    """
+    """Gathers the beginning of one frame after another: until its header is whole, or all of it."""
 
     __slots__ = ("_header_bytes_of", "_max_header_bytes", "pieces", "whole_bytes")
 
     def __init__(self, max_header_bytes: int, header_bytes_of: Callable[[int, int], int]) -> None:
-        self.pieces = bytearray()
-        self.whole_bytes = 0
+        self.pieces = bytearray()  # empty between frames
+        self.whole_bytes = 0  # length of the current frame, if all of it is to be gathered; else 0
         self._max_header_bytes = max_header_bytes
         self._header_bytes_of = header_bytes_of
 
     def missing_bytes(self) -> int:
-        """Return how many bytes are certain to belong to what is gathered of the current frame."""
         have = len(self.pieces)
         if self.whole_bytes:
             return self.whole_bytes - have
@@ -157,7 +136,6 @@ class PartialFrame:
         del self.pieces[body_at:]
 
     def take(self) -> bytes:
-        """Return what is gathered, and forget it."""
         pieces = bytes(self.pieces)
         self.pieces.clear()
         self.whole_bytes = 0

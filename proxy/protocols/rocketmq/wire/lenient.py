@@ -57,15 +57,11 @@ class _Word(bytes):
 
 
 class String(bytes):
-    """What is between a string's quotes."""
+    """What is between a string's quotes; ``text`` can always be written as UTF-8."""
 
     __slots__ = ()
 
     def text(self) -> str:
-        """Return the string itself, which can always be written as UTF-8.
-
-        Bytes that are not UTF-8 are replaced, and so are escaped surrogates without their other half.
-        """
         text = self.decode(errors="replace")
         if "\\" not in text:
             return text
@@ -125,11 +121,7 @@ def _unescape(match: re.Match[str]) -> str:
 
 
 class Parser:
-    """Takes the tokens of one header one after another.
-
-    Attributes:
-        is_utf8: all of the header is.
-    """
+    """Takes the tokens of one header one after another."""
 
     __slots__ = ("_data", "_end", "_steps_left", "_token", "is_utf8")
 
@@ -166,25 +158,21 @@ class Parser:
         self._token = text[0] if kind == _MARK else _TYPES[kind](text)
 
     def next(self) -> _Token:
-        """Return the next token without taking it."""
         if self._token is None:
             raise UnsureError
         return self._token
 
     def skip(self, mark: int) -> bool:
-        """Take ``mark`` if it comes next."""
         if self.next() != mark:
             return False
         self._step()
         return True
 
     def expect(self, mark: int) -> None:
-        """Take ``mark``, which must come next."""
         if not self.skip(mark):
             raise UnsureError
 
     def end(self) -> None:
-        """Make sure that nothing is left."""
         if self._token is not None:
             raise UnsureError
 

@@ -38,32 +38,22 @@ class HalfSend(NamedTuple):
 
 
 class Header(msgspec.Struct, gc=False):
-    """What deciding about a frame needs of its header.
+    """What deciding about a frame needs of its header."""
 
-    Attributes:
-        kind: of a limitable request, else empty: a response, another request, or one that the broker refuses for lack
-            of a topic or group.
-        name: bare name of the resource (no ``%RETRY%``), meaningful only where ``kind`` is not empty.
-        code: request code, or response code where ``flag`` has FLAG_RESPONSE.
-        producer_group: of a send, else empty; cut after 255 characters.
-        is_batch: the broker reads the body as a batch (see ``batch_body``).
-        language: the client's language, or empty where the broker reads none.
-        half: what the send of a half message begins; filled in later.
-        reading: STRICT, LENIENT or UNPARSED; nothing else is known of an unparsed header.
-    """
-
+    # Of a limitable request, else empty: a response, another request, or one that the broker refuses for lack of a
+    # topic or group.
     kind: str
-    name: str
-    code: int
+    name: str  # bare name of the resource (no ``%RETRY%``), meaningful only where ``kind`` is not empty
+    code: int  # request code, or response code where ``flag`` has FLAG_RESPONSE
     opaque: int
     flag: int
-    producer_group: str = ""
-    is_batch: bool = False
+    producer_group: str = ""  # of a send, else empty; cut after 255 characters
+    is_batch: bool = False  # the broker reads the body as a batch (see ``batch_body``)
     version: int = 0
-    language: str = ""
-    reading: int = STRICT
+    language: str = ""  # the client's language, or empty where the broker reads none
+    reading: int = STRICT  # STRICT, LENIENT or UNPARSED; nothing else is known of an unparsed header
     sys_flag: int = 0
-    half: HalfSend | None = None
+    half: HalfSend | None = None  # what the send of a half message begins; filled in later
 
 
 UNPARSABLE: Final = Header("", "", 0, 0, 0, reading=UNPARSED)
@@ -71,7 +61,6 @@ UNPARSABLE: Final = Header("", "", 0, 0, 0, reading=UNPARSED)
 
 
 def subscription_name(consumer_group: str, topic: str) -> str:
-    """Return the name of a consumer group's subscription to a topic."""
     return f"{consumer_group}{SUBSCRIPTION_MARK}{topic}"
 
 
