@@ -1,10 +1,9 @@
-"""What the newest report recommends for one resource, read from its ``recommendations.json``.
+"""The newest report's recommendation for one resource, read from its ``recommendations.json``.
 
 The file has a line for each recommendation and may be large: only the lines of the resource are decoded.
 """
 
 import os
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from admin.common.disk import open_to_read, words_for
 from admin.common.recommendations import VERSION, Recommendation, RecommendationsFile
 from admin.config.settings import OFF, ReportSettings
 from admin.edits.model import LimitEntry
-from admin.rejection_log.history import lines_with, needle_of, pieces
+from admin.rejection_log.history import needle_of, read_patiently
 from admin.wire import ResourceAdvice
 from admin.wire.applying import beside_the_point, changed_since, fields_of, nothing_to_do, reason_of
 from limiter.rules.resource import Resource
@@ -26,15 +25,10 @@ from limiter.rules.resource import Resource
 USUAL: Final = Path("report", "recommendations.json")
 """In the state directory."""
 
-_PATIENCE_S: Final = 15.0
-_HEAD_BYTES: Final = 1024 * 1024
+_LINE_BYTES: Final = 1024 * 1024
 _REMAKE: Final = "`sluice report` writes it anew"
 
 _decoder: Final = msgspec.json.Decoder(Recommendation)
-
-
-class _NotWrittenByReportError(Exception):
-    pass
 
 
 class _Found(NamedTuple):
@@ -46,10 +40,10 @@ class AdviceReader:
     """Reads the recommendations for one sidecar.
 
     Args:
-        path: the ``recommendations.json``; None: there is none.
+        path: the ``recommendations.json``; None if there is none.
         instance: name of this sidecar.
         clock: tells the time.
-        why: why there is none.
+        why: why there is none; empty if it is off.
     """
 
     def __init__(self, path: Path | None = None, instance: str = "", clock: Clock | None = None, why: str = "") -> None:
@@ -58,14 +52,11 @@ class AdviceReader:
         self._limiter = trio.CapacityLimiter(1)
 
     async def about(self, resource: Resource, entry: LimitEntry) -> ResourceAdvice:
-        """Return what is recommended for a resource, whose limit in force is ``entry``."""
+        """Return the recommendation for a resource, whose active limit is ``entry``."""
         path = self._path
         if path is None:
             return ResourceAdvice(problem=self._why)
-        found: _Found | str = f"{path}: the disk has not answered for {_PATIENCE_S:.0f} s"
-        with trio.move_on_after(_PATIENCE_S):
-            work = partial(_read, path, self._instance, resource)
-            found = await trio.to_thread.run_sync(work, limiter=self._limiter, abandon_on_cancel=True)
+        found = await read_patiently(partial(_read, path, self._instance, resource), path, self._limiter)
         if isinstance(found, str):
             return ResourceAdvice(path=str(path), problem=found)
         head, recommendation = found
@@ -117,15 +108,20 @@ def usual(settings: ReportSettings, state_dir: Path | None) -> tuple[Path | None
 
 
 def _read(path: Path, instance: str, resource: Resource) -> _Found | str:
-    """Read a file; return what was found, or what is wrong with it."""
+    """Read a file; return the recommendation, or what is wrong."""
+    needle = needle_of(resource)
     try:
         with os.fdopen(open_to_read(path), "rb") as file:
-            first = file.readline(_HEAD_BYTES)
-            head = _head(first)
-            for piece in pieces(file):
-                for each in _decoded(piece, resource):
-                    if (each.instance, each.kind, each.name) == (instance, *resource):
-                        return _Found(head, each)
+            # The recommendations follow the first line, each on a line of its own.
+            head = msgspec.json.decode(file.readline(_LINE_BYTES).rstrip() + b"]}", type=RecommendationsFile)
+            if head.version != VERSION:
+                return f"{path}: version: found {head.version}, and this is version {VERSION}; {_REMAKE}"
+            while line := file.readline(_LINE_BYTES):
+                if needle not in line:
+                    continue
+                each = _decoder.decode(line.rstrip().rstrip(b","))
+                if (each.instance, each.kind, each.name) == (instance, *resource):
+                    return _Found(head, each)
             return _Found(head, None)
     except FileNotFoundError:
         return f"there is no report yet: {path} is not there; `sluice report --out {path.parent}` makes it"
@@ -133,29 +129,10 @@ def _read(path: Path, instance: str, resource: Resource) -> _Found | str:
         return f"{path}: is a folder; name the recommendations.json in it"
     except OSError as error:
         return f"{path}: {words_for(error)}"
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return f"{path}: is not as a report writes it; {_REMAKE}"
     except ValueError:
         return f"{path}: is no path"
-    except _NotWrittenByReportError as error:
-        return f"{path}: {error}; {_REMAKE}"
-
-
-def _head(line: bytes) -> RecommendationsFile:
-    try:
-        # The recommendations follow, each on a line of its own.
-        head = msgspec.json.decode(line.rstrip() + b"]}", type=RecommendationsFile)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise _NotWrittenByReportError("is not as a report writes it") from None
-    if head.version != VERSION:
-        raise _NotWrittenByReportError(f"version: found {head.version}, and this is version {VERSION}")
-    return head
-
-
-def _decoded(piece: bytes, resource: Resource) -> Iterator[Recommendation]:
-    for line in lines_with(piece, (needle_of(resource),)):
-        try:
-            yield _decoder.decode(line.rstrip(b","))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise _NotWrittenByReportError(f"{resource}: {error}") from None
 
 
 def _iso(at_s: int | None) -> str | None:

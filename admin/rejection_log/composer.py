@@ -1,12 +1,12 @@
 """Makes the records of one run, each with its number: refusals at once, traffic and a heartbeat every ten seconds.
 
-Pure: what the data path counted goes in, encoded lines come out. A record that cannot be made is counted as lost, and
-costs no other.
+Pure: the counts of the data path go in, encoded lines come out.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVarTuple
+from typing import Any, Final
 
 import msgspec
 import structlog
@@ -16,6 +16,7 @@ from admin.config.rulebook import BUILT_IN
 from admin.edits.model import Change
 from admin.rejection_log.files import Figures, Lines
 from admin.rejection_log.records import (
+    MINUTE_S,
     VERSION,
     HeartbeatRecord,
     LimitChangeRecord,
@@ -25,69 +26,119 @@ from admin.rejection_log.records import (
     RejectionRecord,
     TrafficRecord,
     line_of,
+    minute_of,
 )
-from admin.rejection_log.totals import MINUTE_S, Minute, minute_of
-from limiter.counting.rejections import OTHER, Rejection, TrafficSecond
+from limiter.counting.rejections import OTHER, Amount, Rejection, ResourceSecond, TrafficSecond, add_up
 from limiter.rules.patterns import DEFAULT_PATTERN
 from limiter.rules.resource import SCOPES, Resource
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
-from proxy.stats.snapshot import Snapshot
+from proxy.stats.snapshot import ENDINGS, Snapshot
 
 _log = structlog.get_logger(__name__)
 
 PART_S: Final = 10
-"""Traffic is written so often."""
+"""How often traffic is written."""
+MAX_CLIENTS: Final = 256
+"""Addresses counted for each resource in a minute."""
 _DAY_S: Final = 86_400
-_EVER: Final = datetime.max.replace(tzinfo=UTC)
 #: Source of the unlimited rule that stands for having none.
 _NO_RULE: Final = "default"
+#: Whether an outcome reached the broker. Held requests are counted again when their wait ends.
+_REACHED: Final = {ending.outcome: ending.reached for ending in ENDINGS}
+_COLUMNS: Final = ("second_admitted", "second_refused", "second_requests", "second_bytes", "second_repeated")
+_NOTHING: Final = Amount()
 
-_LimitFields = dict[str, Any]
-"""The fields of ``LimitFields`` from ``rule`` on that are not as by default."""
-_DEFAULTS: Final = {field.name: field.default for field in msgspec.structs.fields(LimitFields)}
-_What = TypeVarTuple("_What")
+
+class Total(msgspec.Struct, gc=False):
+    """The traffic of one resource since the last write. There are thousands, hidden from the garbage collector."""
+
+    amounts: dict[str, Amount] = {}
+    seconds: dict[int, "array[int]"] = {}
+    languages: dict[str, tuple[int, int]] = {}
+    identified: int = 0
+    busy_answers: int = 0
+
+    def add(self, offset: int, second: ResourceSecond) -> None:
+        """Add a second, or a part of one, by its offset into the minute."""
+        reached = stopped = requests = size_bytes = 0
+        for outcome, amount in second.outcomes.items():
+            self.amounts[outcome] = add_up(self.amounts.get(outcome, _NOTHING), amount)
+            if outcome in _REACHED:
+                requests += amount.requests
+                size_bytes += amount.size_bytes
+                if _REACHED[outcome]:
+                    reached += amount.messages
+                else:
+                    stopped += amount.messages
+        if second.repeated != _NOTHING:
+            self.amounts["repeated"] = add_up(self.amounts.get("repeated", _NOTHING), second.repeated)
+        if requests or reached or stopped or size_bytes:
+            columns = self.seconds.setdefault(offset, array("q", bytes(8 * len(_COLUMNS))))
+            for place, figure in enumerate((reached, stopped, requests, size_bytes, second.repeated.messages)):
+                columns[place] += figure
+        self.identified += second.identified
+        self.busy_answers += second.busy_answers
+        for language, (of_requests, of_refused) in second.languages.items():
+            before = self.languages.get(language, (0, 0))
+            self.languages[language] = before[0] + of_requests, before[1] + of_refused
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a ``TrafficRecord``, without its clients."""
+        offsets = sorted(self.seconds)
+        columns = {
+            name: tuple(self.seconds[offset][place] for offset in offsets) for place, name in enumerate(_COLUMNS)
+        }
+        if not any(columns["second_repeated"]):
+            del columns["second_repeated"]
+        return {
+            **self.amounts,
+            "identified": self.identified,
+            "busy_answers": self.busy_answers,
+            "languages": self.languages,
+            "second": tuple(offsets),
+            **columns,
+        }
 
 
-class LimitsInForce:
-    """The limits of one rule set at one moment, as records have them."""
+class Minute:
+    """The traffic of one minute that is not written yet, and its clients so far.
 
-    def __init__(self, rules: RuleSet) -> None:
-        self._rules = rules
-        self._made: dict[tuple[int, bool], tuple[Rule, _LimitFields]] = {}
+    Args:
+        at_s: its begin, in seconds since 1970.
+        max_resources: counted by name; the others are counted as ``_other``.
+    """
 
-    def of(self, resource: Resource) -> _LimitFields:
-        """Return the limit of a resource; ``_other`` has none."""
-        if resource.name == OTHER:
-            return {}
-        return self._of_rule(self._rules.match(resource), limiting=self._rules.limiting(resource))
+    def __init__(self, at_s: int, max_resources: int) -> None:
+        self.at_s = at_s
+        self._max_resources = max_resources
+        self._totals: dict[Resource, Total] = {}
+        self._clients: dict[Resource, dict[str, None]] = {}
+        self._more_clients: set[Resource] = set()
 
-    def of_rules(self) -> Iterator[tuple[Rule, _LimitFields]]:
-        """Yield the rules for resources with their limits; of those built in only the defaults of kinds."""
-        for rule in self._rules.rules:
-            if rule.shared or rule.kind in SCOPES or (rule.source == BUILT_IN and rule.pattern != DEFAULT_PATTERN):
-                continue
-            limiting = self._rules.enabled and rule.kind not in self._rules.off_kinds
-            yield rule, self._of_rule(rule, limiting=limiting)
+    def add(self, at_s: int, second: ResourceSecond) -> int:
+        """Add a second of a resource, and return how many of its requests were counted as ``_other``."""
+        resource, other = second.resource, 0
+        if resource not in self._clients and resource.name != OTHER and len(self._clients) >= self._max_resources:
+            resource = Resource(resource.kind, OTHER)
+            other = sum(amount.requests for amount in second.outcomes.values())
+        self._totals.setdefault(resource, Total()).add(at_s - self.at_s, second)
+        clients = self._clients.setdefault(resource, {})
+        for client in second.clients:
+            if client not in clients and len(clients) >= MAX_CLIENTS:
+                self._more_clients.add(resource)
+            else:
+                clients[client] = None
+        if second.more_clients:
+            self._more_clients.add(resource)
+        return other
 
-    def _of_rule(self, rule: Rule, *, limiting: bool) -> _LimitFields:
-        made = self._made.get((id(rule), limiting))
-        if made is None:
-            fields = {
-                "rule": "" if rule.source == _NO_RULE and not rule.limits else rule.name,
-                "rate_per_s": rule.rate_per_s,
-                "burst_s": rule.burst_s,
-                "break_s": rule.break_in_force_s if rule.limits else 0.0,
-                "count": rule.count,
-                "bytes_per_s": rule.bytes_per_s,
-                "bytes_burst_s": rule.bytes_burst_s,
-                "action": rule.action if limiting else "off",
-                "fair_by": rule.fair_by,
-            }
-            # Keeps the rule, so that no other one gets its id.
-            made = rule, {name: value for name, value in fields.items() if value != _DEFAULTS[name]}
-            self._made[id(rule), limiting] = made
-        return made[1]
+    def take(self) -> Iterator[tuple[Resource, dict[str, Any]]]:
+        """Yield the fields of a ``TrafficRecord`` for each resource with traffic since the last time."""
+        totals, self._totals = self._totals, {}
+        for resource, total in totals.items():
+            clients = {"clients": len(self._clients[resource]), "more_clients": resource in self._more_clients}
+            yield resource, {**total.fields(), **clients}
 
 
 class Composer:
@@ -95,9 +146,9 @@ class Composer:
 
     Args:
         instance: name of the sidecar.
-        run: of the process.
-        max_resources: told apart in a minute.
-        figures: count what could not be made, and what is odd about the traffic.
+        run: random name of the process.
+        max_resources: counted by name in a minute.
+        figures: clock steps and runs of requests under ``_other`` are counted here.
         now_s: the wall clock, in seconds since 1970.
 
     Attributes:
@@ -109,20 +160,14 @@ class Composer:
         self._instance, self._run, self._n = instance, run, 0
         self._max_resources, self._figures, self._version = max_resources, figures, sluice_version()
         self._lines: Lines = []
-        #: The kinds of faults that were logged.
-        self._told: set[tuple[str, type[Exception]]] = set()
         self._bypassed: dict[str, int] = {}
         self._other = 0
-        self._limits = LimitsInForce(RuleSet(()))
-        self._limits_version = -1
-        #: The limits hold from one moment until before another.
-        self._limits_hold = _EVER, _EVER
         self._limits_day = -1
         self.begin(now_s)
 
     def begin(self, now_s: float, snapshot: Snapshot | None = None) -> None:
-        """Begin to record: what was bypassed before is not told."""
-        self._from_s = self._taken_s = int(now_s)
+        """Begin to record: requests bypassed before are not counted."""
+        self._from_s = int(now_s)
         self._minute = Minute(minute_of(self._from_s), self._max_resources)
         self._bypassed = {} if snapshot is None else _bypassed(snapshot)
 
@@ -133,65 +178,43 @@ class Composer:
 
     def compose(
         self,
+        lines: Lines,
         seconds: Sequence[TrafficSecond],
         rules: RuleSet,
         now_s: float,
         *,
         snapshot: Snapshot | None = None,
         changes: Iterable[Change] = (),
-        limits_again: bool = False,
         last: bool = False,
-    ) -> Lines:
-        """Return the records of what happened.
+    ) -> None:
+        """Make the records.
 
         Args:
-            seconds: what the data path counted.
+            lines: where they are added, also those made before an exception.
+            seconds: the counts of the data path.
             rules: the limits.
             now_s: the wall clock, in seconds since 1970.
             snapshot: for the heartbeat, when it is due.
             changes: of limits.
-            limits_again: say how all rules stand, as that was lost.
             last: the process ends.
         """
-        self._look_at_limits(rules, now_s)
+        self._lines = lines
         for second in seconds:
             self._go_to(second.at_s, rules, snapshot)
             self._add(second)
         self._go_to(int(now_s), rules, snapshot)
-        self._taken_s = int(now_s)
         if last:
             self._end_part(int(now_s) + 1, rules, snapshot, ends=True)
         day = int(now_s) // _DAY_S
-        if limits_again or day > self._limits_day:
+        if day > self._limits_day:
             self._limits_day = day
-            for rule, limit in self._limits.of_rules():
-                self._record("limit", self._limit, int(now_s), rule, limit)
+            for rule in _recorded(rules):
+                limiting = rules.enabled and rule.kind not in rules.off_kinds
+                fields = {**_limit_fields(rule, limiting=limiting), "rule": rule.name}
+                self._record("limit", LimitRecord, int(now_s), kind=rule.kind, name=rule.key.pattern, **fields)
         for change in changes:
             if change.action != "purge":
-                self._record("limit_change", self._limit_change, change)
-        lines, self._lines = self._lines, []
-        return lines
-
-    def fault(self, what: str, error: Exception) -> None:
-        """Count a record that could not be made, and log the first of a kind; called while the error is handled."""
-        self._figures.lost["fault"] += 1
-        if (what, type(error)) not in self._told:
-            self._told.add((what, type(error)))
-            _log.exception("rejection log: a fault cost a record; more of them are counted", of=what, error=repr(error))
-
-    def _look_at_limits(self, rules: RuleSet, now_s: float) -> None:
-        """See whether other limits are in force, by a change or by the clock."""
-        now = datetime.fromtimestamp(now_s, UTC)
-        since, until = self._limits_hold
-        if rules.version == self._limits_version and since <= now < until:
-            return
-        try:
-            limits, change = LimitsInForce(rules.at(now)), rules.next_change(now)
-        except Exception as error:  # noqa: BLE001 - the limits known so far are better than no records
-            self.fault("limit", error)
-            return
-        # A clock that is set back is before what they hold from.
-        self._limits, self._limits_version, self._limits_hold = limits, rules.version, (now, change or _EVER)
+                self._add_change(change)
 
     def _go_to(self, at_s: int, rules: RuleSet, snapshot: Snapshot | None) -> None:
         """End the part under way if a moment is not in it."""
@@ -203,7 +226,7 @@ class Composer:
             until_s, next_s = part_s, part_s
         else:
             # The clock was set, or nothing was taken for long.
-            until_s, next_s = (begun_s + PART_S if at_s > self._from_s else self._taken_s), at_s
+            until_s, next_s = begun_s + PART_S, at_s
         self._end_part(until_s, rules, snapshot)
         self._from_s = next_s
         if minute_of(at_s) != self._minute.at_s:
@@ -215,61 +238,49 @@ class Composer:
             _log.warning("the clock was set; the rejection log goes by it", by_s=second.stepped_s)
         self._other += second.other
         self._figures.other_runs += second.other
-        for rejection in second.rejections:
-            self._record("rejection", self._rejection, second.at_s, rejection)
         for traffic in second.resources:
-            try:
-                self._other += self._minute.add(second.at_s, traffic)
-            except Exception as error:  # noqa: BLE001 - as in _record
-                self.fault("traffic", error)
+            self._other += self._minute.add(second.at_s, traffic)
+        for rejection in second.rejections:
+            self._add_rejection(second.at_s, rejection)
 
     def _end_part(self, until_s: int, rules: RuleSet, snapshot: Snapshot | None, *, ends: bool = False) -> None:
-        """Make the records of the traffic since the last ones; the heartbeat last, so that it says all are there."""
-        for resource, fields in self._minute.take():
-            self._record("traffic", self._traffic, resource, fields)
+        """Make the records of the traffic since the last ones; the heartbeat comes last, and so says all are there."""
+        limits = rules.at(datetime.fromtimestamp(until_s, UTC))
+        for (kind, name), fields in self._minute.take():
+            limit = _limit_of(limits, Resource(kind, name))
+            self._record("traffic", TrafficRecord, self._minute.at_s, kind=kind, name=name, **limit, **fields)
         if snapshot is not None:
-            self._record("heartbeat", self._heartbeat, until_s, rules, snapshot, ends)
+            self._add_heartbeat(until_s, rules, snapshot, ends=ends)
 
-    def _record(self, type_: str, make: Callable[[*_What], bytes], *what: *_What) -> None:
-        try:
-            self._lines.append((type_, make(*what)))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the next one may be different
-            self.fault(type_, error)
-
-    def _line(self, record: type[Record], at_s: int, **fields: Any) -> bytes:
+    def _record(self, type_: str, record: type[Record], at_s: int, **fields: Any) -> None:
         self._n += 1
-        return line_of(record(v=VERSION, instance=self._instance, run=self._run, n=self._n, at_s=at_s, **fields))
+        made = record(v=VERSION, instance=self._instance, run=self._run, n=self._n, at_s=at_s, **fields)
+        self._lines.append((type_, line_of(made)))
 
-    def _rejection(self, at_s: int, rejection: Rejection) -> bytes:
-        resource, amount = rejection.resource, rejection.amount
-        return self._line(
+    def _add_rejection(self, at_s: int, rejection: Rejection) -> None:
+        self._record(
+            "rejection",
             RejectionRecord,
             at_s,
-            kind=resource.kind,
-            name=resource.name,
+            kind=rejection.resource.kind,
+            name=rejection.resource.name,
             client=rejection.client,
             user=rejection.user,
             product=rejection.product,
             producer_group=rejection.producer_group,
             rule=rejection.rule,
             verdict=rejection.verdict,
-            requests=amount.requests,
-            messages=amount.messages,
-            bytes=amount.size_bytes,
+            requests=rejection.amount.requests,
+            messages=rejection.amount.messages,
+            bytes=rejection.amount.size_bytes,
             wait_max_us=rejection.wait_max_us,
         )
 
-    def _traffic(self, resource: Resource, fields: Mapping[str, Any]) -> bytes:
-        names = {"kind": resource.kind, "name": resource.name}
-        return self._line(TrafficRecord, self._minute.at_s, **names, **self._limits.of(resource), **fields)
-
-    def _limit(self, at_s: int, rule: Rule, limit: _LimitFields) -> bytes:
-        return self._line(LimitRecord, at_s, kind=rule.kind, name=rule.key.pattern, **{**limit, "rule": rule.name})
-
-    def _limit_change(self, change: Change) -> bytes:
+    def _add_change(self, change: Change) -> None:
         what, _, rest = change.target.partition("/")
         kind, _, name = rest.partition("/")
-        return self._line(
+        self._record(
+            "limit_change",
             LimitChangeRecord,
             int(datetime.fromisoformat(change.at).timestamp()),
             change_id=change.id,
@@ -282,12 +293,12 @@ class Composer:
             reason=change.reason,
         )
 
-    def _heartbeat(self, until_s: int, rules: RuleSet, snapshot: Snapshot, ends: bool) -> bytes:  # noqa: FBT001 - passed on
+    def _add_heartbeat(self, until_s: int, rules: RuleSet, snapshot: Snapshot, *, ends: bool) -> None:
         before, self._bypassed = self._bypassed, _bypassed(snapshot)
         other, self._other = self._other, 0
-        killed, self.killed = self.killed, None
-        run, n = killed or ("", 0)
-        return self._line(
+        (run, n), self.killed = self.killed or ("", 0), None
+        self._record(
+            "heartbeat",
             HeartbeatRecord,
             self._from_s,
             version=self._version,
@@ -307,6 +318,40 @@ class Composer:
 
 def _part_of(at_s: int) -> int:
     return at_s - at_s % PART_S
+
+
+def _recorded(rules: RuleSet) -> Iterator[Rule]:
+    """Yield the rules for resources; of the built-in ones only the defaults of kinds."""
+    for rule in rules.rules:
+        is_other_built_in = rule.source == BUILT_IN and rule.pattern != DEFAULT_PATTERN
+        if not (rule.shared or rule.kind in SCOPES or is_other_built_in):
+            yield rule
+
+
+def _limit_of(rules: RuleSet, resource: Resource) -> dict[str, Any]:
+    """Return the limit of a resource as fields of ``LimitFields``; ``_other`` has none."""
+    if resource.name == OTHER:
+        return {}
+    return _limit_fields(rules.match(resource), limiting=rules.limiting(resource))
+
+
+def _limit_fields(rule: Rule, *, limiting: bool) -> dict[str, Any]:
+    """Return the fields of ``LimitFields`` without those that are as by default."""
+    fields = {
+        "rule": "" if rule.source == _NO_RULE and not rule.limits else rule.name,
+        "rate_per_s": rule.rate_per_s,
+        "burst_s": rule.burst_s,
+        "break_s": rule.break_in_force_s if rule.limits else 0.0,
+        "count": rule.count,
+        "bytes_per_s": rule.bytes_per_s,
+        "bytes_burst_s": rule.bytes_burst_s,
+        "action": rule.action if limiting else "off",
+        "fair_by": rule.fair_by,
+    }
+    return {name: value for name, value in fields.items() if value != _LIMIT_DEFAULTS[name]}
+
+
+_LIMIT_DEFAULTS: Final = {field.name: field.default for field in msgspec.structs.fields(LimitFields)}
 
 
 def _bypassed(snapshot: Snapshot) -> dict[str, int]:

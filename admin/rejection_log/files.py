@@ -1,6 +1,6 @@
 """The rejection log on disk: JSON lines in one growing file per process, rotated by size or age, bounded in total.
 
-Nothing here raises for a disk: records that it does not take are dropped and counted. What blocks belongs on a thread.
+Records that the disk does not take are dropped and counted.
 """
 
 import errno
@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
 
@@ -36,7 +37,7 @@ _FOLDER_MODE: Final = 0o750
 _QUIET_AGE_S: Final = 3600.0
 """Age at which a file with nothing but heartbeats is finished."""
 _PIECE_BYTES: Final = 256 * 1024
-"""Written, or lost, at a time."""
+"""What is written, or lost, at a time."""
 _LAST_BYTES: Final = 64 * 1024
 _REASONS: Final = {
     errno.ENOSPC: "no_space",
@@ -50,7 +51,7 @@ _REASONS: Final = {
     errno.EEXIST: "folder_gone",
 }
 _LOST_REASONS: Final = ("error", "fault", "folder_gone", "no_space", "not_writable")
-"""Why a record was lost; ``fault``: it could not be made."""
+"""``fault``: the record could not be made."""
 _TYPES: Final = ("heartbeat", "limit", "limit_change", "rejection", "traffic")
 
 
@@ -59,7 +60,7 @@ def _each_of(words: Sequence[str]) -> Callable[[Mapping[str, int]], Samples]:
 
 
 class Figures(msgspec.Struct):
-    """Counted since the start, as the metrics describe."""
+    """Counts since the start."""
 
     records: Annotated[
         Counter[str],
@@ -102,7 +103,7 @@ class Figures(msgspec.Struct):
 
 
 class FileName(NamedTuple):
-    """The parts of a log file's name: the instance as a slug, the run, and a number that counts up within the run."""
+    """The name of a log file: the instance as a slug, the run, and a number that counts up within the run."""
 
     slug: str
     run: str
@@ -124,11 +125,7 @@ def new_run() -> str:
 
 
 def make_folder(directory: Path) -> None:
-    """Make the folder and those above it that are missing.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Make a folder and its missing parents, or raise OSError."""
     for each in [*reversed(directory.parents), directory]:
         if each == directory or not each.exists():
             each.mkdir(_FOLDER_MODE, exist_ok=True)
@@ -155,18 +152,14 @@ class LogFiles:
     """Appends the records of one run.
 
     Args:
-        directory: of the log; made if it is missing, again whenever it is removed.
+        directory: folder of the log, made if it is missing, and again if it is removed.
         instance: name of the sidecar, part of the files' names.
-        run: likewise.
+        run: name of the run, part of the files' names.
         bounds: on sizes and age.
         clock_s: the monotonic clock, in seconds.
 
     Attributes:
-        directory: as given.
-        run: as given.
-        figures: what was written, lost and deleted.
         error: why nothing is written now, for people; None if all is well.
-        limits_lost: some of the lost records say how the rules stand.
     """
 
     def __init__(
@@ -175,7 +168,6 @@ class LogFiles:
         self.directory, self.run = directory, run
         self.figures = Figures()
         self.error: str | None = None
-        self.limits_lost = False
         slug = _UNFIT.sub("-", instance)[:_SLUG_CHARACTERS].strip("-.") or "sluice"
         self._name = FileName(slug, run, 0)
         # One file alone must not be all that is kept.
@@ -196,11 +188,11 @@ class LogFiles:
         return 0.0 if since_s is None else self._clock_s() - since_s
 
     def hand_in(self, lines: Lines) -> None:
-        """Take records to be written; this alone does not block."""
+        """Take records to be written. Unlike the other methods it does not block."""
         self._handed_in.append(lines)
 
     def write(self) -> None:
-        """Write the records that were handed in; finish the file when it is due."""
+        """Write the records that were handed in."""
         with self._lock:
             while self._handed_in:
                 self._busy_since_s = self._clock_s()
@@ -215,13 +207,14 @@ class LogFiles:
             self._finish()
 
     def killed_run(self) -> tuple[str, int] | None:
-        """Return the run of this instance before this one and its last number, if it did not end in order."""
+        """Return the previous run of this instance and its last number, if it did not end in order."""
         try:
-            files = [each for each in self._files() if each[2][:1] == self._name[:1] and each[2].run != self.run]
+            files = [each for each in self._files() if each[2].slug == self._name.slug and each[2].run != self.run]
             if not files:
                 return None
-            with os.fdopen(open_to_read(self.directory / str(max(files)[2])), "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_BYTES))
+            _, size, _, path = max(files)
+            with os.fdopen(open_to_read(Path(path)), "rb") as file:
+                file.seek(max(0, size - _LAST_BYTES))
                 record = _last.decode(file.read().rpartition(b"\n")[0].rpartition(b"\n")[2])
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return None
@@ -242,7 +235,6 @@ class LogFiles:
                 self.figures.records += records
         except OSError as error:
             self.figures.lost[_REASONS.get(error.errno or 0, "error")] += len(lines)
-            self.limits_lost |= any(type_ == "limit" for type_, _ in lines)
             words = f"{self.directory}: {words_for(error)}"
             if self.error is None:
                 what = "rejection log is not written; traffic goes on, and lost records are counted"
@@ -254,11 +246,7 @@ class LogFiles:
                 self.error = None
 
     def _append(self, data: bytearray) -> None:
-        """Write whole lines, or none of them.
-
-        Raises:
-            OSError: they are not written.
-        """
+        """Write whole lines, or none of them and raise OSError."""
         if self._descriptor is None or self._is_due(len(data)) or self._is_gone():
             self._begin_file(len(data))
         descriptor = self._descriptor
@@ -329,25 +317,17 @@ class LogFiles:
                 yield status.st_mtime_ns, status.st_size, name, entry.path
 
     def _delete_oldest(self, room_bytes: int) -> None:
-        """Delete the oldest files until there is room for another one within the bound.
-
-        Raises:
-            OSError: there is no room, as files cannot be deleted.
-        """
+        """Delete the oldest files until there is room for another one within the bound, or raise OSError."""
         files = sorted(self._files())
         total = room_bytes + sum(size for _, size, _, _ in files)
-        failed: OSError | None = None
         for _, size, _, path in files:
             if total <= self._bounds.max_total_bytes:
                 break
-            try:
+            with suppress(OSError):
                 Path(path).unlink(missing_ok=True)
-            except OSError as error:
-                failed = error
-                continue
-            self.figures.deleted_files += 1
-            self.figures.deleted_bytes += size
-            total -= size
+                self.figures.deleted_files += 1
+                self.figures.deleted_bytes += size
+                total -= size
         self._others_bytes = total - room_bytes
-        if failed is not None and total > self._bounds.max_total_bytes:
-            raise failed
+        if total > self._bounds.max_total_bytes:
+            raise PermissionError(errno.EPERM, "old files cannot be deleted")

@@ -1,21 +1,19 @@
 """The last hour of one resource, read from the sidecar's own rejection log, on a thread and within bounds.
 
-One reader at a time reads a bounded number of bytes for a bounded time; the answer says if there was more. Lines are
-decoded only if the name is in them.
+One reader at a time reads a bounded number of bytes for a bounded time. Lines are decoded only if the name is in them.
 """
 
 import math
 import os
 import time
 from array import array
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 import trio
@@ -24,14 +22,14 @@ from admin.common.clock import write_time
 from admin.common.disk import open_to_read, words_for
 from admin.rejection_log.files import file_name
 from admin.rejection_log.records import (
+    MINUTE_S,
     VERSION,
     AnyRecord,
     HeartbeatRecord,
-    LimitChangeRecord,
     RejectionRecord,
     TrafficRecord,
+    minute_of,
 )
-from admin.rejection_log.totals import MINUTE_S, minute_of
 from admin.wire import RefusedClient, ResourceHistory
 from limiter.counting.rejections import DID, OTHER
 from limiter.rules.resource import Resource
@@ -43,28 +41,25 @@ MAX_BYTES: Final = 64 * 1024 * 1024
 """Read for one answer, the latest first."""
 MAX_S: Final = 2.0
 """Spent reading for one answer."""
-KEPT_S: Final = 5.0
-"""For how long an answer is given again."""
 SHOWN_CLIENTS: Final = 100
 MAX_CLIENTS: Final = 10_000
-"""Told apart in one answer; the others are together under ``_other``."""
+"""Clients counted by name in one answer; the others are together under ``_other``."""
 
 _PATIENCE_S: Final = 15.0
-_STEPS: Final = 900
-_MAX_KEPT: Final = 32
-_PIECE_BYTES: Final = 128 * 1024
-_LINE_BYTES: Final = 4 * 1024 * 1024
+_MAX_STEPS: Final = 900
+_MAX_LINE_BYTES: Final = 4 * 1024 * 1024
 _HEARTBEAT: Final = b'"type":"heartbeat"'
-_LIMIT_CHANGE: Final = b'"type":"limit_change"'
+
+_Found = TypeVar("_Found")
 
 _decoder: Final[msgspec.json.Decoder[AnyRecord]] = msgspec.json.Decoder(AnyRecord)
 
 
 class HistoryReader:
-    """Answers questions about the past of a resource.
+    """Reads the history of resources, one at a time.
 
     Args:
-        directory: of the log; None if there is none.
+        directory: folder of the log; None if there is none.
         why: why there is none; empty if it is off.
         wall_s: the wall clock, in seconds since 1970.
     """
@@ -74,57 +69,49 @@ class HistoryReader:
     ) -> None:
         self._directory, self._wall_s = directory, wall_s
         self._why = why or "the rejection log is off, so nothing is known of the past"
-        self._lock, self._limiter = trio.Lock(), trio.CapacityLimiter(1)
-        self._kept: dict[tuple[Resource, int], tuple[float, ResourceHistory]] = {}
+        self._limiter = trio.CapacityLimiter(1)
 
     async def of(self, resource: Resource, seconds: int) -> ResourceHistory:
-        """Return what became of a resource in the last seconds; ``problem`` says what could not be read."""
-        problem = self._why
-        if (directory := self._directory) is not None:
-            problem = f"{directory}: the disk has not answered for {_PATIENCE_S:.0f} s"
-            with trio.move_on_after(_PATIENCE_S):
-                async with self._lock:
-                    return await self._kept_or_read(directory, resource, seconds)
-        return _Found(resource, seconds, int(self._wall_s())).answer(_Reading(0), problem)
+        """Return the last seconds of a resource; ``problem`` says what could not be read."""
+        until_s = int(self._wall_s())
+        found: ResourceHistory | str = self._why
+        if self._directory is not None:
+            work = partial(read, self._directory, resource, seconds, until_s)
+            found = await read_patiently(work, self._directory, self._limiter)
+        return _History(resource, seconds, until_s).answer(_Reading(0), found) if isinstance(found, str) else found
 
-    async def _kept_or_read(self, directory: Path, resource: Resource, seconds: int) -> ResourceHistory:
-        now_s = trio.current_time()
-        self._kept = {key: one for key, one in self._kept.items() if now_s - one[0] < KEPT_S}
-        if (kept := self._kept.get((resource, seconds))) is not None:
-            return kept[1]
-        work = partial(read, directory, resource, seconds, int(self._wall_s()))
-        # The limiter, too, as a thread that was given up because its disk hangs still reads.
-        history = await trio.to_thread.run_sync(work, limiter=self._limiter, abandon_on_cancel=True)
-        if len(self._kept) < _MAX_KEPT:
-            self._kept[resource, seconds] = (now_s, history)
-        return history
+
+async def read_patiently(work: Callable[[], _Found], path: Path, limiter: trio.CapacityLimiter) -> _Found | str:
+    """Read on a thread; return what is wrong if the disk hangs. Its thread keeps its place in the limiter."""
+    with trio.move_on_after(_PATIENCE_S):
+        return await trio.to_thread.run_sync(work, limiter=limiter, abandon_on_cancel=True)
+    return f"{path}: the disk has not answered for {_PATIENCE_S:.0f} s"
 
 
 def read(
     directory: Path, resource: Resource, seconds: int, until_s: int, max_bytes: int = MAX_BYTES
 ) -> ResourceHistory:
-    """Read what a log says of a resource in the seconds up to ``until_s``, in seconds since 1970."""
-    found, reading = _Found(resource, seconds, until_s), _Reading(max_bytes)
+    """Read the history of a resource in the seconds up to ``until_s``, in seconds since 1970."""
+    history, reading = _History(resource, seconds, until_s), _Reading(max_bytes)
     problems: list[str] = []
     try:
-        files = _files(directory, found.begin_s - MINUTE_S)
+        files = _files(directory, history.begin_s - MINUTE_S)
     except OSError as error:
-        return found.answer(reading, f"{directory}: {words_for(error)}")
-    needles = (needle_of(resource), _HEARTBEAT, _LIMIT_CHANGE)
+        return history.answer(reading, f"{directory}: {words_for(error)}")
+    needle = needle_of(resource)
     for path in files:
         try:
-            for piece in reading.end_of(path):
-                for line in lines_with(piece, needles):
-                    if (record := decoded(line)) is not None:
-                        found.add(record)
+            for line in reading.lines(path):
+                if (needle in line or _HEARTBEAT in line) and (record := decoded(line)) is not None:
+                    history.add(record)
         except FileNotFoundError:
-            # Deleted since, as the oldest are.
+            # The oldest are deleted at any time.
             continue
         except OSError as error:
             problems.append(f"{path}: {words_for(error)}")
         if reading.cut:
             break
-    return found.answer(reading, "; ".join(problems[:3]) or None)
+    return history.answer(reading, "; ".join(problems[:3]) or None)
 
 
 class _Key(NamedTuple):
@@ -145,55 +132,52 @@ class _Client:
     last_s: int = 0
 
 
-class _Found:
-    """What was found of one resource, second by second."""
+class _History:
+    """The history of one resource, second by second."""
 
     def __init__(self, resource: Resource, seconds: int, until_s: int) -> None:
         self.resource = resource
         self.begin_s, self.until_s = until_s - seconds, until_s
         self._seconds = seconds
-        #: Messages that reached the broker, those that did not, and of these the ones that a rule refused.
-        self._passed, self._stopped, self._refused = (array("q", bytes(8 * seconds)) for _ in range(3))
-        #: Minutes in which some of what did not reach the broker was dropped, not refused.
-        self._dropped: set[int] = set()
-        self._held: Counter[int] = Counter()
+        self._passed, self._refused, self._dropped, self._held = (array("d", bytes(8 * seconds)) for _ in range(4))
         self._known = bytearray(seconds)
-        #: The records with the limit at their end, by their last second, and when any limit was changed.
+        #: Records with the limit, by their last second.
         self._limits: dict[int, TrafficRecord] = {}
-        self._changes: list[int] = []
         self._clients: dict[_Key, _Client] = {}
         self._others_together = False
 
     def add(self, record: AnyRecord) -> None:
-        """Add a record; those of other times, which a clock that was set may write, say nothing here."""
+        """Add a record. Those of other times are left out: the clock may have been set."""
         if record.v != VERSION or not self.begin_s - MINUTE_S < record.at_s <= self.until_s:
             return
         match record:
             case HeartbeatRecord():
                 first = max(record.at_s - self.begin_s, 0)
-                # A heartbeat of few seconds can end before the first second here.
                 end = max(first, min(record.at_s + record.seconds - self.begin_s, self._seconds))
                 self._known[first:end] = b"\1" * (end - first)
                 self._others_together |= record.other > 0
             case TrafficRecord():
                 self._add_traffic(record)
-            case LimitChangeRecord():
-                self._changes.append(record.at_s)
             case RejectionRecord() if record.at_s >= self.begin_s:
                 self._add_rejection(record)
             case _:
                 pass
 
     def _add_traffic(self, record: TrafficRecord) -> None:
+        first = record.at_s - self.begin_s
+        # Of these a record has only the sum: it is put on its seconds, or on the minute if it names none.
+        dropped = record.dropped.messages
+        held_in = record.second or range(MINUTE_S)
         for offset, passed, stopped in zip(record.second, record.second_admitted, record.second_refused, strict=False):
-            index = record.at_s + offset - self.begin_s
-            if 0 <= index < self._seconds:
-                self._passed[index] += passed
-                self._stopped[index] += stopped
-        if record.held.messages:
-            self._held[minute_of(record.at_s)] += record.held.messages
-        if record.dropped.messages:
-            self._dropped.add(minute_of(record.at_s))
+            dropped_now = min(stopped, dropped)
+            dropped -= dropped_now
+            if 0 <= first + offset < self._seconds:
+                self._passed[first + offset] += passed
+                self._dropped[first + offset] += dropped_now
+                self._refused[first + offset] += stopped - dropped_now
+        for offset in held_in if record.held.messages else ():
+            if 0 <= first + offset < self._seconds:
+                self._held[first + offset] += record.held.messages / len(held_in)
         self._limits[record.at_s + (record.second[-1] if record.second else 0)] = record
 
     def _add_rejection(self, record: RejectionRecord) -> None:
@@ -205,25 +189,19 @@ class _Found:
         client.messages[record.verdict] += record.messages
         client.rules[record.rule] = None
         client.last_s = max(client.last_s, record.at_s)
-        if record.verdict == "refuse" and record.at_s < self.until_s:
-            self._refused[record.at_s - self.begin_s] += record.messages
 
     def answer(self, reading: "_Reading", problem: str | None = None) -> ResourceHistory:
-        """Put it together in steps of a few seconds."""
-        step_s = math.ceil(self._seconds / _STEPS)
+        """Return it in steps of a few seconds."""
+        step_s = math.ceil(self._seconds / _MAX_STEPS)
         unknown_s = min(max(0, reading.whole_from_s - self.begin_s), self._seconds)
         self._known[:unknown_s] = bytes(unknown_s)
         steps = range(0, self._seconds, step_s)
         known = [sum(self._known[at : at + step_s]) for at in steps]
 
-        def rates(counts: "array[int] | array[float]") -> tuple[float | None, ...]:
+        def rates(counts: "array[float]") -> tuple[float | None, ...]:
             sums = (sum(counts[at : at + step_s]) for at in steps)
             return tuple(round(total / of, 2) if of else None for total, of in zip(sums, known, strict=True))
 
-        dropped = array("q", bytes(8 * self._seconds))
-        for index in self._of_minutes(self._dropped):
-            dropped[index] = max(0, self._stopped[index] - self._refused[index])
-        refused = array("q", (stopped - less for stopped, less in zip(self._stopped, dropped, strict=True)))
         limits, count = self._limits_by_step(step_s)
         clients = sorted(
             self._clients.items(), key=lambda each: (-each[1].messages["refuse"], -each[1].requests, each[0])
@@ -237,9 +215,9 @@ class _Found:
             step_s=step_s,
             seconds=tuple(known),
             passed=rates(self._passed),
-            refused=rates(refused),
-            dropped=rates(dropped),
-            held=rates(self._held_by_second()),
+            refused=rates(self._refused),
+            dropped=rates(self._dropped),
+            held=rates(self._held),
             limit=limits,
             limit_count=count,
             known_from=None if first < 0 else _iso(self.begin_s + first),
@@ -264,51 +242,33 @@ class _Found:
             problem=problem,
         )
 
-    def _of_minutes(self, minutes: set[int]) -> Iterator[int]:
-        return (index for index in range(self._seconds) if minute_of(self.begin_s + index) in minutes)
-
-    def _held_by_second(self) -> "array[float]":
-        """Spread what was held in a minute over the seconds of it that are known."""
-        held = array("d", bytes(8 * self._seconds))
-        unknown = Counter(minute_of(self.begin_s + index) for index in range(self._seconds) if not self._known[index])
-        for index in self._of_minutes(set(self._held)):
-            minute_s = minute_of(self.begin_s + index)
-            # The minute under way goes on behind the end.
-            ahead_s = max(0, minute_s + MINUTE_S - self.until_s)
-            held[index] = self._held[minute_s] / max(1, MINUTE_S - unknown[minute_s] - ahead_s)
-        return held
-
     def _limits_by_step(self, step_s: int) -> tuple[tuple[float | None, ...], Count]:
-        """Return the rate in force at each step, None where there is none or it is not known, and what it counts."""
-        count: Count = "messages"
-        #: From when on which rate was in force.
-        known: list[tuple[int, float | None]] = []
-        before_s = 0
-        for last_s, record in sorted(self._limits.items()):
-            rate = None if record.action == "off" else record.rate_per_s
-            count = record.count
-            begin_s = record.at_s + (record.second[0] if record.second else 0)
-            if known and rate != known[-1][1]:
-                # A record has the limit of its end.
-                begin_s = max((each for each in self._changes if before_s < each <= last_s), default=begin_s)
-            known.append((begin_s, rate))
-            before_s = last_s
+        """Return the rate at each step, from the last record that has begun by its end, and what a rate counts.
+
+        A change appears with the record that ends after it, up to ten seconds early.
+        """
+        records = [record for _, record in sorted(self._limits.items())]
         limits: list[float | None] = []
-        in_force: float | None = None
+        place, rate = 0, None
         for at_s in range(self.begin_s, self.until_s, step_s):
-            while known and known[0][0] < at_s + step_s:
-                in_force = known.pop(0)[1]
-            limits.append(in_force)
-        return tuple(limits), count
+            while place < len(records) and _first_second(records[place]) < at_s + step_s:
+                rate = None if records[place].action == "off" else records[place].rate_per_s
+                place += 1
+            limits.append(rate)
+        return tuple(limits), records[-1].count if records else "messages"
+
+
+def _first_second(record: TrafficRecord) -> int:
+    return record.at_s + (record.second[0] if record.second else 0)
 
 
 class _Reading:
     """How much may be read, and how much was.
 
     Attributes:
-        read_bytes: already.
+        read_bytes: number of bytes read so far.
         cut: there was more.
-        whole_from_s: what is older was not read to its beginning.
+        whole_from_s: everything from this time on was read, in seconds since 1970.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -316,8 +276,8 @@ class _Reading:
         self.cut = False
         self._max_bytes, self._deadline_s = max_bytes, time.monotonic() + MAX_S
 
-    def end_of(self, path: Path) -> Iterator[bytes]:
-        """Yield what there is room for of a file, in pieces of whole lines; of one that is too large it is the end."""
+    def lines(self, path: Path) -> Iterator[bytes]:
+        """Yield the lines of a file; only the last ones if it is too large."""
         with os.fdopen(open_to_read(path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             room_bytes = max(0, self._max_bytes - self.read_bytes)
@@ -325,18 +285,18 @@ class _Reading:
                 self.cut = True
                 file.seek(size - room_bytes)
                 # The end of a line that begins before.
-                file.readline(_LINE_BYTES)
+                file.readline(_MAX_LINE_BYTES)
                 begin = file.tell()
-                first = decoded(file.readline(_LINE_BYTES))
+                first = decoded(file.readline(_MAX_LINE_BYTES))
                 file.seek(begin)
                 # There may be records of its minute before it.
                 self.whole_from_s = minute_of(first.at_s) + MINUTE_S if first is not None else 0
-            for piece in pieces(file):
-                if self.read_bytes >= self._max_bytes or time.monotonic() > self._deadline_s:
+            while line := file.readline(_MAX_LINE_BYTES):
+                if self.read_bytes + len(line) > self._max_bytes or time.monotonic() > self._deadline_s:
                     self.cut = True
                     return
-                self.read_bytes += len(piece)
-                yield piece
+                self.read_bytes += len(line)
+                yield line
 
 
 def _iso(at_s: int) -> str:
@@ -344,7 +304,7 @@ def _iso(at_s: int) -> str:
 
 
 def _files(directory: Path, since_s: int) -> list[Path]:
-    """Return the log files that were written since a moment and not compressed, the latest first."""
+    """Return the uncompressed log files that were written since a moment, the latest first."""
     found: list[tuple[float, Path]] = []
     for entry in os.scandir(directory):
         with suppress(FileNotFoundError):
@@ -353,36 +313,14 @@ def _files(directory: Path, since_s: int) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
-def pieces(file: BinaryIO) -> Iterator[bytes]:
-    """Yield whole lines in pieces."""
-    rest = b""
-    while piece := file.read(_PIECE_BYTES):
-        data = rest + piece
-        end = data.rfind(b"\n") + 1
-        yield data[:end]
-        # No line is so long.
-        rest = data[end:] if len(data) - end <= _LINE_BYTES else b""
-
-
 def needle_of(resource: Resource) -> bytes:
-    """Return what stands in each line of JSON about a resource, as Sluice writes it: its kind, then its name."""
+    """Return the kind and name of a resource as each line about it has them."""
     return b'"kind":%b,"name":%b' % (msgspec.json.encode(resource.kind), msgspec.json.encode(resource.name))
 
 
-def lines_with(data: bytes, needles: tuple[bytes, ...]) -> Iterator[bytes]:
-    """Yield the lines that have one of the needles, in no order; a line that has two comes twice."""
-    for needle in needles:
-        at = data.find(needle)
-        while at >= 0:
-            end = data.find(b"\n", at)
-            yield data[data.rfind(b"\n", 0, at) + 1 : end]
-            at = data.find(needle, end)
-
-
 def decoded(line: bytes) -> AnyRecord | None:
-    """Read a record; None if it is none."""
+    """Return the record of a line; None if it is not one."""
     try:
-        record: AnyRecord = _decoder.decode(line)
+        return _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return record

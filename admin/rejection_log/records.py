@@ -1,18 +1,18 @@
 """The lines of the rejection log: one JSON object each, self-contained, with a schema version.
 
-This is the one definition of the format: the writer encodes these, the reader for people decodes them, and the Spark
-schema is tested against them. Times are whole seconds since 1970 UTC; ``null`` fields and zeros may be left out.
+Writer and readers use these types, and the Spark schema is tested against them. Times are whole seconds since 1970 UTC;
+``null`` fields and zeros may be left out.
 
 Every record has ``instance``, ``run`` and a number ``n`` that counts up by one within a run. Two records with the same
 ``run`` and ``n`` are the same record, so a copied file changes no result. A record that could not be written uses up a
-number, so a gap shows that something was lost. Refusals are written every second, traffic and a heartbeat every ten
-seconds. A killed process loses what it had not written. Its run has no heartbeat with ``ends``, and the first heartbeat
-of the instance's next run names it (``killed_run``) with its last number (``killed_n``). Earlier versions of Sluice
-wrote traffic and heartbeats once a minute. Within a version, fields may be added; a change of meaning needs a new
-version.
+number, so a gap shows a loss. Refusals are written every second, traffic and a heartbeat every ten seconds. A killed
+process loses what it had not written: its run has no heartbeat with ``ends``, and the first heartbeat of the instance's
+next run names it (``killed_run``) with its last number (``killed_n``). Within a version, fields may be added. A change
+of meaning needs a new version.
 """
 
-from typing import Annotated, Any, Final, Literal
+import json
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -22,32 +22,33 @@ from limiter.rules.rule import MAX_RATE_PER_S, MAX_TIME_S, Action, FairBy
 from limiter.rules.rule import Count as Counts
 
 VERSION: Final = 1
-"""Of the schema."""
-_MOST: Final = 2**63 - 1
-"""The tables of a report have 64 bits: one line with a greater number must not end it."""
+"""Version of the schema."""
+MINUTE_S: Final = 60
+_MAX: Final = 2**63 - 1
+"""The tables of a report have 64 bits, and a greater number in one line must not end the report."""
 _Moment = Annotated[int, msgspec.Meta(ge=0, le=LATEST_S)]
 _Rate = Annotated[float, msgspec.Meta(ge=0, le=MAX_RATE_PER_S)]
 _Time = Annotated[float, msgspec.Meta(ge=0, le=MAX_TIME_S)]
-"""As in rules: a report makes rules of them again."""
+"""As in rules, because a report makes rules of them again."""
 _Offset = Annotated[int, msgspec.Meta(ge=0, lt=60)]
 _Seconds = Annotated[tuple[Count, ...], msgspec.Meta(max_length=60)]
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", gc=False):
-    """What all records have.
+    """The fields of all records.
 
     Attributes:
         v: version of the schema.
         instance: name of the sidecar; the same after a restart.
         run: random name of one process.
         n: counts up by one within the run, from 1.
-        at_s: begin of the period of the record.
+        at_s: begin of the record's period.
     """
 
     v: int
     instance: str
     run: str
-    n: Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
+    n: Annotated[int, msgspec.Meta(ge=1, le=_MAX)]
     at_s: _Moment
 
 
@@ -57,14 +58,14 @@ class RejectionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag
     Several records of the same key and second add up.
 
     Attributes:
-        kind: of the resource.
-        name: of the resource.
-        client: address.
-        user: that the client has logged in as; empty where the protocol has none.
-        product: what the client says it is, with its version; empty where the protocol has none.
-        producer_group: of the requests; may be empty.
+        kind: kind of the resource.
+        name: name of the resource.
+        client: address of the client.
+        user: login of the client; empty where the protocol has none.
+        product: name and version that the client states; empty where the protocol has none.
+        producer_group: producer group of the requests; may be empty.
         rule: name of the rule.
-        verdict: what it did.
+        verdict: what the rule did.
         requests: number of requests.
         messages: number of messages in them.
         bytes: their size on the wire.
@@ -86,20 +87,20 @@ class RejectionRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 class LimitFields(Record, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """The resource limit in force, flat.
+    """The active limit of a resource.
 
     Attributes:
-        kind: of the resource.
-        name: of the resource, or the rule's pattern where the record is of a rule.
+        kind: kind of the resource.
+        name: name of the resource, or in a ``limit`` record the rule's pattern.
         rule: name of the rule that limits it; empty if none does.
-        rate_per_s: None is unlimited.
-        burst_s: seconds' worth of permits that can be stored.
-        break_s: of the breaker, as it is in force.
-        count: what a permit is.
-        bytes_per_s: None is unlimited.
-        bytes_burst_s: seconds' worth of bytes that can be stored.
-        action: what happens above the limit; ``off`` too while limiting is switched off.
-        fair_by: whose shares of it are kept apart; None makes no difference between callers.
+        rate_per_s: permits per second; None is unlimited.
+        burst_s: seconds of permits that can be stored.
+        break_s: active time of the breaker.
+        count: what a permit is for.
+        bytes_per_s: bytes per second; None is unlimited.
+        bytes_burst_s: seconds of bytes that can be stored.
+        action: what happens above the limit; ``off`` also while limiting is switched off.
+        fair_by: callers that get fair shares of it; None makes no difference between callers.
     """
 
     kind: str
@@ -116,31 +117,24 @@ class LimitFields(Record, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
 
 
 class TrafficRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, tag="traffic", gc=False):
-    """What became of one resource's requests in a part of the minute that begins at ``at_s``, and the limit at its end.
+    """One resource's requests in a part of the minute that begins at ``at_s``, and the limit at the part's end.
 
-    Several records of the same resource and minute add up, but for ``clients``: the limit and the clients are those of
-    the record with the greatest ``n``.
+    Several records of the same resource and minute add up, except for ``clients``: the limit and the clients are those
+    of the record with the greatest ``n``. The outcomes are those of ``Outcome``, as ``[requests, messages, bytes]``.
 
     Attributes:
-        admitted: as ``Outcome``; each of these is ``[requests, messages, bytes]``.
-        refused: likewise.
-        held: likewise.
-        shadowed: likewise.
-        bypassed: likewise.
-        exempt: likewise.
-        dropped: likewise.
-        repeated: that had been refused a moment before, and came again; each is among the others, too.
-        identified: refused and dropped requests with a message id, so that a repeat of theirs would be seen.
+        repeated: repeats of requests refused a moment before; each is also among the others.
+        identified: refused and dropped requests with a message id, whose repeats would be recognised.
         busy_answers: refusals that were answered.
         languages: ``[requests, refused requests]`` by the language that clients name.
         clients: distinct client addresses since the minute began; a lower bound if ``more_clients``.
         more_clients: there were more clients than are counted.
         second: offsets into the minute, 0 to 59, ascending, of the seconds with requests.
         second_admitted: messages that reached the broker, by second.
-        second_refused: messages that did not, refused or dropped, by second.
+        second_refused: messages that were refused or dropped, by second.
         second_requests: requests, by second.
         second_bytes: bytes of the requests, by second.
-        second_repeated: messages that had been refused a moment before, by second; left out if there are none.
+        second_repeated: repeated messages, by second; left out if there are none.
     """
 
     admitted: Amount = Amount()
@@ -167,8 +161,7 @@ class TrafficRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, 
 class LimitRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, tag="limit", gc=False):
     """One rule for resources. Written for each rule at the start of a run, and once a day.
 
-    It shows which limits nobody used. There is none for scopes and totals, and of the built-in rules only the defaults
-    of kinds have one.
+    It shows which limits are unused. Scopes and totals have none, and of the built-in rules only the defaults of kinds.
     """
 
 
@@ -176,17 +169,17 @@ class LimitChangeRecord(Record, frozen=True, kw_only=True, omit_defaults=True, t
     """One live change of a limit or a switch, as in the audit trail.
 
     Attributes:
-        change_id: of the audit trail.
-        action: ``set``, ``unset``, ``expire``, ``revert``, ``reload``, ``reset``.
-        kind: of what is limited, ``total``, or ``all``; empty for a reload.
-        name: or pattern; empty for a switch.
-        rate_before_per_s: None is unlimited, or no limit.
-        rate_after_per_s: likewise.
+        change_id: number of the change in the audit trail.
+        action: what was done.
+        kind: kind of the limit, ``total``, or ``all``; empty for a reload.
+        name: name or pattern; empty for a switch.
+        rate_before_per_s: rate before the change; None is unlimited, or no limit.
+        rate_after_per_s: rate after the change; None is unlimited, or no limit.
         by: the author.
-        reason: theirs.
+        reason: as the author gave it.
     """
 
-    change_id: Annotated[int, msgspec.Meta(ge=-_MOST, le=_MOST)]
+    change_id: Annotated[int, msgspec.Meta(ge=-_MAX, le=_MAX)]
     action: Literal["set", "unset", "expire", "revert", "reload", "reset"]
     kind: str = ""
     name: str = ""
@@ -197,18 +190,18 @@ class LimitChangeRecord(Record, frozen=True, kw_only=True, omit_defaults=True, t
 
 
 class HeartbeatRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag="heartbeat", gc=False):
-    """The sidecar was running in the seconds from ``at_s`` on, with or without traffic; all of it is written.
+    """The sidecar was running in the seconds from ``at_s`` on, and their traffic is written.
 
     Attributes:
-        version: of Sluice.
-        seconds: recorded, 1 to 60.
+        version: version of Sluice.
+        seconds: number of seconds, 1 to 60.
         limiting: limiting was on at their end.
-        connections: open at their end.
-        bypassed_requests: in this time, by ``handler/reason``.
+        connections: connections open at their end.
+        bypassed_requests: requests bypassed in this time, by ``handler/reason``.
         other: runs of requests counted under ``_other`` in this time, because a bound was reached.
-        lost_records: records of this run that could not be written, so far.
+        lost_records: records of this run that could not be written so far.
         ends: the process ended in order, and this is its last record of traffic.
-        killed_run: run before this one that did not end in order, in the first heartbeat; empty if there is none.
+        killed_run: previous run, if it did not end in order; only in the first heartbeat.
         killed_n: number of the last record of ``killed_run``.
     """
 
@@ -221,7 +214,7 @@ class HeartbeatRecord(Record, frozen=True, kw_only=True, omit_defaults=True, tag
     lost_records: Count = 0
     ends: bool = False
     killed_run: str = ""
-    killed_n: Annotated[int, msgspec.Meta(ge=0, le=_MOST)] = 0
+    killed_n: Annotated[int, msgspec.Meta(ge=0, le=_MAX)] = 0
 
 
 AnyRecord = RejectionRecord | TrafficRecord | LimitRecord | LimitChangeRecord | HeartbeatRecord
@@ -229,17 +222,15 @@ AnyRecord = RejectionRecord | TrafficRecord | LimitRecord | LimitChangeRecord | 
 _encoder: Final = msgspec.json.Encoder()
 
 
+def minute_of(at_s: int) -> int:
+    """Return the begin of the minute of a moment, both in seconds since 1970."""
+    return at_s - at_s % MINUTE_S
+
+
 def line_of(record: msgspec.Struct) -> bytes:
     """Write a record as a line of JSON; characters that UTF-8 cannot hold become question marks."""
     try:
         return _encoder.encode(record) + b"\n"
     except UnicodeEncodeError:
-        return _encoder.encode(_clean(msgspec.to_builtins(record))) + b"\n"
-
-
-def _clean(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode(errors="replace").decode()
-    if isinstance(value, dict):
-        return {_clean(key): _clean(inner) for key, inner in value.items()}
-    return [_clean(inner) for inner in value] if isinstance(value, list | tuple) else value
+        text = json.dumps(msgspec.to_builtins(record), ensure_ascii=False, separators=(",", ":"))
+        return text.encode(errors="replace") + b"\n"

@@ -434,7 +434,6 @@ def _recorder(plan: Plan, data_path: DataPath, edits: EditService, log: _Log, in
         instance=instance,
         bounds=Bounds(settings.max_file_bytes, settings.max_file_age_s, settings.max_total_bytes),
         max_resources=settings.max_resources,
-        grace_s=plan.settings.grace_s,
         takes_over=log.takes_over,
         problem=log.problem,
     )

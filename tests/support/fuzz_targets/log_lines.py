@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from admin.analytics.lines import Wanted, _Gathering, _unpacked
-from admin.rejection_log.history import _Found, _Reading, decoded, lines_with, needle_of
+from admin.rejection_log.history import _History, _Reading, decoded
 from admin.rejection_log.records import (
     VERSION,
     AnyRecord,
@@ -23,7 +23,7 @@ from admin.rejection_log.records import (
     TrafficRecord,
     line_of,
 )
-from admin.rejection_log.tail import _Reader, order, worded
+from admin.rejection_log.tail import _Reader, order, text_of
 from limiter.counting.rejections import Amount
 from limiter.rules.resource import Resource
 
@@ -90,11 +90,11 @@ def _read_records(content: bytes) -> None:
     lines = content.split(b"\n")
     records = list(_Reader().records(lines))
     _say(records)
-    found = _Found(_ORDERS, 3600, _UNTIL_S)
-    for line in lines_with(content + b"\n", (needle_of(_ORDERS), b'"type":"heartbeat"')):
+    history = _History(_ORDERS, 3600, _UNTIL_S)
+    for line in lines:
         if (record := decoded(line)) is not None:
-            found.add(record)
-    msgspec.json.encode(found.answer(_Reading(0)))
+            history.add(record)
+    msgspec.json.encode(history.answer(_Reading(0)))
     gathering = _Gathering(Wanted())
     for line in lines:
         gathering.take(line, "file")
@@ -107,6 +107,4 @@ def _read_records(content: bytes) -> None:
 
 def _say(records: Iterable[AnyRecord]) -> None:
     for record in sorted(records, key=order):
-        said = worded(record)
-        assert "\n" not in said.text
-        assert said.text.isprintable()
+        assert text_of(record).isprintable()

@@ -156,14 +156,14 @@ async def test_what_is_no_report_is_a_problem_with_what_to_do(file: File, tmp_pa
     file.path.write_text("[1]\n")
     assert await problem() == "is not as a report writes it; `sluice report` writes it anew"
     file.write(msgspec.structs.replace(ADVISED, recommended_rate_per_s=-5.0))
-    assert "Expected `float` >= 0.0" in await problem()
+    assert await problem() == "is not as a report writes it; `sluice report` writes it anew"
     file.write(ADVISED, period=Period(from_s=0, until_s=10**12))
     assert await problem() == "is not as a report writes it; `sluice report` writes it anew"
     file.write(ADVISED, version=2)
     assert await problem() == "version: found 2, and this is version 1; `sluice report` writes it anew"
     file.write()
     file.path.write_bytes(file.path.read_bytes() + b'{"kind":"topic","name":"orders"}\n')
-    assert (await problem()).startswith("topic:orders: Object missing required field")
+    assert await problem() == "is not as a report writes it; `sluice report` writes it anew"
     file.path.unlink()
     file.path.mkdir()
     assert await problem() == "is a folder; name the recommendations.json in it"

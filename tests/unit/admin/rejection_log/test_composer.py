@@ -1,7 +1,5 @@
-"""What records are made of, when, and that a fault costs no more than the record that could not be made."""
+"""When records are made, and from what."""
 
-from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -10,11 +8,10 @@ import structlog
 from log_traffic import rejection_of, second_of, taken
 
 from admin.edits.model import Change
-from admin.rejection_log.composer import Composer, LimitsInForce
+from admin.rejection_log.composer import MAX_CLIENTS, Composer, Minute
 from admin.rejection_log.files import Figures
-from admin.rejection_log.records import AnyRecord
-from admin.rejection_log.totals import Minute
-from limiter.counting.rejections import Amount, TrafficSecond
+from admin.rejection_log.records import AnyRecord, LimitFields, Record
+from limiter.counting.rejections import Amount, ResourceSecond, TrafficSecond
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
@@ -23,6 +20,9 @@ from limiter.rules.schedule import read_hours
 #: 2027-01-15 08:00:00 UTC.
 MINUTE = 1_800_000_000
 RULES = RuleSet((Rule("topic", "orders", 5),))
+ORDERS_LIMIT = {"rule": "topic:orders", "rate_per_s": 5, "break_s": 1.0}
+LIMIT_FIELDS = {field.name for field in msgspec.structs.fields(LimitFields)} - set(Record.__struct_fields__)
+LIMIT_FIELDS -= {"kind", "name"}
 
 
 class Made:
@@ -38,7 +38,9 @@ class Made:
     def add(self, *seconds: TrafficSecond, now_s: float, **more: Any) -> list[Any]:
         """Return the records of a call, without those of rules."""
         with structlog.testing.capture_logs() as self.logged:
-            lines = self.composer.compose(seconds, self.rules, now_s, **{"snapshot": self._snapshot, **more})
+            lines: list[tuple[str, bytes]] = []
+            self.composer.compose(lines, seconds, self.rules, now_s, **{"snapshot": self._snapshot, **more})
+        self.written = {type_: msgspec.json.decode(line) for type_, line in lines}
         for _, line in lines:
             assert (line.endswith(b"\n"), line.count(b"\n")) == (True, 1)
         records: list[Any] = [msgspec.json.decode(line, type=AnyRecord) for _, line in lines]
@@ -57,15 +59,6 @@ def made(data_path: Any) -> Made:
 
 def tags(records: list[Any]) -> list[str]:
     return [record.__struct_config__.tag for record in records]
-
-
-def failing_for(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    def fail(*arguments: Any, **more: Any) -> Any:
-        if any(name in str(argument) for argument in arguments):
-            raise RuntimeError(name)
-        return call(*arguments, **more)
-
-    return fail
 
 
 def test_refusals_are_written_at_once_and_traffic_every_ten_seconds_by_a_heartbeat(made: Made) -> None:
@@ -125,86 +118,70 @@ def test_a_clock_that_is_set_loses_nothing(made: Made) -> None:
     made.add(now_s=MINUTE + 2, last=True)
     assert sum(record.admitted.requests for record in made.of("traffic")) == 6
     assert [record.at_s for record in made.of("traffic")] == [MINUTE, MINUTE - 3660, MINUTE]
-    assert [(beat.at_s, beat.seconds) for beat in made.of("heartbeat")][:2] == [(MINUTE, 1), (MINUTE - 3601, 1)]
+    assert [beat.at_s for beat in made.of("heartbeat")][:2] == [MINUTE, MINUTE - 3601]
     assert made.figures.clock_steps == 2
 
 
-def test_rules_are_told_at_the_start_with_each_new_day_and_when_that_was_lost(made: Made) -> None:
-    for now_s, again, count in ((1, False, 1), (2, False, 1), (86_400, False, 2), (86_401, True, 3)):
-        made.add(now_s=MINUTE + now_s, limits_again=again)
-        assert len(made.of("limit")) == count
-    limit = made.of("limit")[0]
-    assert (limit.kind, limit.name, limit.rule, limit.rate_per_s) == ("topic", "orders", "topic:orders", 5)
-
-
-def test_limits_are_those_at_the_end_and_looked_at_only_when_they_change(
-    made: Made, monkeypatch: pytest.MonkeyPatch
+def test_rules_are_written_at_the_start_and_with_each_new_day_except_built_in_ones_that_are_no_default(
+    made: Made,
 ) -> None:
+    made.rules = RuleSet(
+        (
+            Rule("topic", "orders", 5),
+            Rule("topic", "free", None, exempt=True),
+            Rule("topic", "*", 9, shared=True),
+            Rule("client", "10.0.0.1", 9),
+            Rule("topic", "RMQ_SYS_*", None, exempt=True, source="built-in"),
+            Rule("topic", "*", 2000, source="built-in"),
+        )
+    )
+    for now_s, count in ((1, 3), (2, 3), (86_400, 6)):
+        made.add(now_s=MINUTE + now_s)
+        assert len(made.of("limit")) == count
+    assert [record.rule for record in made.of("limit")][:3] == ["topic:orders", "topic:free", "topic:*"]
+    limit = made.of("limit")[0]
+    assert (limit.kind, limit.name, limit.rate_per_s) == ("topic", "orders", 5)
+
+
+def test_the_limit_is_that_at_the_end_of_the_ten_seconds(made: Made) -> None:
     made.rules = RuleSet(
         (Rule("topic", "orders", 1, hours=read_hours("08:01-09:00", [], "UTC")), Rule("topic", "orders", 5))
     )
-    looked: list[datetime] = []
-    at = RuleSet.at
-
-    def counted(self: RuleSet, moment: datetime) -> RuleSet:
-        looked.append(moment)
-        return at(self, moment)
-
-    monkeypatch.setattr(RuleSet, "at", counted)
-    for offset in range(60):
+    for offset in range(61):
         made.add(taken(MINUTE + offset), now_s=MINUTE + offset + 0.5)
-    assert looked == [datetime.fromtimestamp(MINUTE + 0.5, UTC)]
-    made.add(taken(MINUTE + 60), now_s=MINUTE + 61)
+    made.rules = RuleSet((Rule("topic", "orders", 7),))
     made.add(now_s=MINUTE + 70)
-    assert [record.rate_per_s for record in made.of("traffic")] == [5, 5, 5, 5, 5, 1, 1]
-    # The clock is set back to before the hours.
-    made.add(taken(MINUTE), now_s=MINUTE + 1)
-    made.rules = RuleSet((Rule("topic", "orders", 7),)).replace()
-    made.add(taken(MINUTE + 1), now_s=MINUTE + 2, last=True)
-    assert (len(looked), made.of("traffic")[-1].rate_per_s) == (4, 7)
+    assert [record.rate_per_s for record in made.of("traffic")] == [5, 5, 5, 5, 5, 1, 7]
 
 
 @pytest.mark.parametrize(
-    ("owner", "method", "told", "kept"),
+    ("name", "switches", "expected"),
     [
-        (Composer, "_rejection", "rejection", (["a"], ["a", "bad"])),
-        (Composer, "_traffic", "traffic", (["a", "bad"], ["a"])),
-        (Minute, "add", "traffic", (["a", "bad"], ["a"])),
+        ("orders", {}, ORDERS_LIMIT),
+        ("xy", {}, {"rule": "topic:x*", "bytes_per_s": 9, "break_s": 1.0, "count": "requests"}),
+        ("another", {}, {}),
+        ("_other", {}, {}),
+        ("orders", {"off_kinds": ["topic"]}, {**ORDERS_LIMIT, "action": "off"}),
+        ("orders", {"enabled": False}, {**ORDERS_LIMIT, "action": "off"}),
     ],
 )
-def test_a_record_that_cannot_be_made_costs_itself_and_is_told_once(
-    made: Made, monkeypatch: pytest.MonkeyPatch, *, owner: Any, method: str, told: str, kept: Any
+def test_traffic_has_the_active_limit_without_its_defaults(
+    made: Made, name: str, switches: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(owner, method, failing_for("bad", getattr(owner, method)))
-    made.add(taken(MINUTE, "a", "bad"), now_s=MINUTE + 10)
-    assert [(entry["of"], entry["error"]) for entry in made.logged] == [(told, "RuntimeError('bad')")]
-    names = [record.name for record in made.of("rejection")], [record.name for record in made.of("traffic")]
-    assert (names, made.figures.lost) == (kept, {"fault": 1})
-    made.add(taken(MINUTE + 10, "bad"), now_s=MINUTE + 20)
-    assert (made.logged, made.of("heartbeat")[-1].lost_records) == ([], 2)
-
-
-def test_a_rule_set_that_cannot_be_read_leaves_the_limits_as_they_were(
-    made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made.add(taken(MINUTE), now_s=MINUTE + 1)
-    made.rules = RuleSet((Rule("topic", "orders", 7),)).replace()
-    monkeypatch.setattr(RuleSet, "at", failing_for("", RuleSet.at))
-    made.add(taken(MINUTE + 1), now_s=MINUTE + 10)
-    assert [entry["of"] for entry in made.logged] == ["limit"]
-    assert [(record.rate_per_s, record.admitted.requests) for record in made.of("traffic")] == [(5, 4)]
+    rules = RuleSet((Rule("topic", "orders", 5), Rule("topic", "x*", None, bytes_per_s=9, count="requests")))
+    made.rules = rules.replace(**switches)
+    made.add(taken(MINUTE, name), now_s=MINUTE + 10)
+    assert {key: value for key, value in made.written["traffic"].items() if key in LIMIT_FIELDS} == expected
 
 
 def test_without_a_snapshot_traffic_is_written_without_a_heartbeat(made: Made) -> None:
     assert tags(made.add(taken(MINUTE), now_s=MINUTE + 10, snapshot=None)) == ["rejection", "traffic"]
 
 
-def test_what_is_as_by_default_is_not_written(made: Made) -> None:
-    second = TrafficSecond(MINUTE, (second_of(refused=1),), (), 0)
-    lines = made.composer.compose([second], RULES, MINUTE + 10)
-    written = msgspec.json.decode(dict(lines)["traffic"])
+def test_defaults_are_not_written(made: Made) -> None:
+    made.add(TrafficSecond(MINUTE, (second_of(refused=1),), (), 0), now_s=MINUTE + 10)
     unwritten = {"admitted", "held", "burst_s", "bytes_burst_s", "count", "action", "bytes_per_s", "more_clients"}
-    assert not {*unwritten, "repeated", "identified", "second_repeated"} & set(written)
+    assert not {*unwritten, "repeated", "identified", "second_repeated"} & set(made.written["traffic"])
 
 
 @pytest.mark.parametrize(
@@ -232,26 +209,67 @@ def test_names_that_utf_8_cannot_hold_are_written_all_the_same(made: Made) -> No
     assert record.name == "a?b\n"
 
 
-def test_limits_are_those_in_force_and_switches_make_them_off() -> None:
-    rules = RuleSet((Rule("topic", "orders", 5), Rule("topic", "x*", None, bytes_per_s=9, count="requests")))
-    limits = LimitsInForce(rules)
-    assert limits.of(Resource("topic", "orders")) == {"rule": "topic:orders", "rate_per_s": 5, "break_s": 1.0}
-    of_pattern = {"rule": "topic:x*", "bytes_per_s": 9, "break_s": 1.0, "count": "requests"}
-    assert limits.of(Resource("topic", "xy")) == of_pattern
-    assert limits.of(Resource("topic", "nobody's")) == limits.of(Resource("topic", "_other")) == {}
-    off = LimitsInForce(rules.replace(off_kinds=["topic"])).of(Resource("topic", "orders"))
-    assert (off["action"], off["rate_per_s"]) == ("off", 5)
-    assert LimitsInForce(rules.replace(enabled=False)).of(Resource("topic", "orders"))["action"] == "off"
+COLUMNS = ("second", "second_admitted", "second_refused", "second_requests", "second_bytes", "second_repeated")
 
 
-def test_rules_are_those_for_resources_and_of_the_built_in_ones_only_defaults() -> None:
-    rules = (
-        Rule("topic", "orders", 5),
-        Rule("topic", "free", None, exempt=True),
-        Rule("topic", "*", 9, shared=True),
-        Rule("client", "10.0.0.1", 9),
-        Rule("topic", "RMQ_SYS_*", None, exempt=True, source="built-in"),
-        Rule("topic", "*", 2000, source="built-in"),
-    )
-    names = [rule.name for rule, _ in LimitsInForce(RuleSet(rules)).of_rules()]
-    assert names == ["topic:orders", "topic:free", "topic:*"]
+def fields_of(minute: Minute) -> dict[str, dict[str, Any]]:
+    return {resource.name: fields for resource, fields in minute.take()}
+
+
+def columns(fields: dict[str, Any]) -> list[tuple[int, ...]]:
+    return [fields.get(name, ()) for name in COLUMNS]
+
+
+def test_seconds_add_up_and_each_is_told_apart_in_whatever_order_they_come() -> None:
+    minute = Minute(MINUTE, 10)
+    minute.add(MINUTE + 59, second_of(admitted=5, repeated=1))
+    minute.add(MINUTE + 3, second_of(admitted=2, refused=1, identified=1))
+    minute.add(MINUTE + 59, second_of(admitted=1))
+    fields = fields_of(minute)["orders"]
+    assert (fields["admitted"], fields["refused"], "held" in fields) == (Amount(8, 16, 800), Amount(1, 1, 1), False)
+    assert columns(fields) == [(3, 59), (4, 12), (1, 0), (3, 6), (201, 600), (0, 2)]
+    assert (fields["repeated"], fields["identified"]) == (Amount(1, 2, 100), 1)
+    assert (fields["languages"], fields["busy_answers"]) == ({"JAVA": (9, 1)}, 1)
+    assert (fields["clients"], fields["more_clients"]) == (1, False)
+
+
+def test_what_was_taken_is_not_there_again_but_for_its_clients() -> None:
+    minute = Minute(MINUTE, 10)
+    minute.add(MINUTE, second_of(admitted=5, clients=("a", "b")))
+    minute.add(MINUTE, second_of("other", admitted=5))
+    assert set(fields_of(minute)) == {"orders", "other"}
+    minute.add(MINUTE + 10, second_of(admitted=1, clients=("b", "c")))
+    assert fields_of(minute)["orders"]["clients"] == 3
+    assert fields_of(minute) == {}
+
+
+def test_some_outcomes_reached_the_broker_and_held_requests_count_once() -> None:
+    one = Amount(1, 1, 10)
+    outcomes: Any = dict.fromkeys(("shadowed", "bypassed", "exempt", "held", "dropped"), one)
+    minute = Minute(MINUTE, 10)
+    minute.add(MINUTE, ResourceSecond(Resource("topic", "orders"), outcomes, 0, {}, (), more_clients=False))
+    assert columns(fields_of(minute)["orders"]) == [(0,), (3,), (1,), (4,), (40,), ()]
+
+
+def test_bytes_that_are_charged_later_count_without_a_request() -> None:
+    charged: Any = {"admitted": Amount(0, 32, 4096)}
+    minute = Minute(MINUTE, 10)
+    minute.add(MINUTE, ResourceSecond(Resource("subscription", "g@t"), charged, 0, {}, (), more_clients=False))
+    assert columns(fields_of(minute)["g@t"]) == [(0,), (32,), (0,), (0,), (4096,), ()]
+
+
+def test_clients_are_counted_up_to_a_bound() -> None:
+    minute = Minute(MINUTE, 10)
+    minute.add(MINUTE, second_of(admitted=1, clients=tuple(map(str, range(MAX_CLIENTS)))))
+    assert not fields_of(minute)["orders"]["more_clients"]
+    minute.add(MINUTE, second_of(admitted=1, clients=("0", "one more")))
+    fields = fields_of(minute)["orders"]
+    assert (fields["clients"], fields["more_clients"]) == (MAX_CLIENTS, True)
+
+
+def test_resources_beyond_the_bound_of_the_minute_are_counted_together() -> None:
+    minute = Minute(MINUTE, 2)
+    assert [minute.add(MINUTE, second_of(f"t{number}", admitted=1)) for number in range(5)] == [0, 0, 1, 1, 1]
+    found = fields_of(minute)
+    assert (set(found), found["_other"]["admitted"]) == ({"t0", "t1", "_other"}, Amount(3, 6, 300))
+    assert minute.add(MINUTE, second_of("t9", admitted=1)) == 1

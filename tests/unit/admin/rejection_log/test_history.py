@@ -15,7 +15,7 @@ from admin.common.clock import write_time
 from admin.rejection_log import history as module
 from admin.rejection_log.files import FileName
 from admin.rejection_log.history import HistoryReader, read
-from admin.rejection_log.records import HeartbeatRecord, LimitChangeRecord, RejectionRecord, TrafficRecord, line_of
+from admin.rejection_log.records import HeartbeatRecord, RejectionRecord, TrafficRecord, line_of
 from admin.wire import RefusedClient, ResourceHistory
 from limiter.counting.rejections import Amount
 from limiter.rules.resource import Resource
@@ -96,16 +96,12 @@ def write_time_s(at_s: int) -> str:
 
 
 def test_what_was_dropped_is_told_from_what_was_refused(log: Log) -> None:
-    second = {"second": (0, 5), "second_admitted": (9, 0), "second_refused": (347, 30)}
-    amounts = {"refused": Amount(347, 347, 0), "dropped": Amount(30, 30, 0)}
-    log.write(1, log.refusal(NOW_S - 60, messages=340), log.refusal(NOW_S - 60, messages=7, client="10.0.0.2"))
-    log.write(2, log.refusal(NOW_S - 60, messages=900, verdict="hold"), log.traffic(NOW_S - 60, **second, **amounts))
-    log.write(3, log.alive(NOW_S - 60), *log.minute(NOW_S - 120, 1, 20))
+    second = {"second": (0, 5, 9), "second_admitted": (9, 0, 0), "second_refused": (30, 40, 7)}
+    log.write(1, log.traffic(NOW_S - 60, **second, refused=Amount(47, 47, 0), dropped=Amount(30, 30, 0)))
+    log.write(2, log.alive(NOW_S - 60), *log.minute(NOW_S - 120, 1, 20))
     history = read(log.path, ORDERS, 120, NOW_S)
-    assert (history.refused[60], history.dropped[60]) == (347.0, 0.0)
-    assert (history.refused[65], history.dropped[65]) == (0.0, 30.0)
-    # Without drops in its minute all that was stopped was refused, also by clients that are not told apart.
-    assert (history.refused[0], history.dropped[0], history.messages_refused) == (20.0, 0.0, 347)
+    # By second the log has only their sum.
+    assert [(history.refused[at], history.dropped[at]) for at in (0, 60, 65, 69)] == [(20, 0), (0, 30), (40, 0), (7, 0)]
 
 
 def test_counts_follow_from_rates_and_the_seconds_that_are_known(log: Log) -> None:
@@ -116,19 +112,14 @@ def test_counts_follow_from_rates_and_the_seconds_that_are_known(log: Log) -> No
     assert (counts, sum(hour.seconds)) == ([7], 60)
 
 
-def test_limit_is_that_of_its_time_to_the_second(log: Log) -> None:
-    def change(at_s: int, **fields: Any) -> Any:
-        return log._record(LimitChangeRecord, at_s, change_id=1, action="set", **fields)
-
+def test_limit_is_that_of_its_time(log: Log) -> None:
     def part(ago_s: int, rate: float) -> Any:
         at_s = NOW_S - ago_s
         columns = {"second": (at_s % 60, at_s % 60 + 9), "second_admitted": (1, 1), "second_refused": (0, 0)}
         return log.traffic(at_s - at_s % 60, rate_per_s=rate, **columns)
 
-    # The rule in force may be a pattern's.
-    changes = change(NOW_S - 150, kind="topic", name="other"), change(NOW_S - 25, kind="topic", name="*")
-    log.write(1, part(180, 100.0), part(40, 100.0), part(30, 250.0), part(20, 250.0), *changes)
-    assert read(log.path, ORDERS, 180, NOW_S).limit == (100.0,) * 155 + (250.0,) * 25
+    log.write(1, part(180, 100.0), part(40, 100.0), part(30, 250.0), part(20, 250.0))
+    assert read(log.path, ORDERS, 180, NOW_S).limit == (100.0,) * 150 + (250.0,) * 30
 
 
 def test_what_was_held_is_spread_over_its_minute(log: Log) -> None:
@@ -159,7 +150,7 @@ def test_the_minute_under_way_is_known_as_far_as_its_heartbeats_say(log: Log) ->
     log.write(1, log.alive(NOW_S - 10, seconds=10), first, log.alive(NOW_S, seconds=10), log.refusal(NOW_S + 11))
     history = read(log.path, ORDERS, 60, NOW_S + 15)
     assert history.passed == (*(None,) * 35, *(0.0,) * 10, 8.0, 0.0, 8.0, *(0.0,) * 7, *(None,) * 5)
-    assert (history.refused[45], history.limit[47], set(history.held[45:55])) == (2.0, 50.0, {2.0})
+    assert (history.refused[45], history.limit[47], history.held[45:48]) == (2.0, 50.0, (10.0, 0.0, 10.0))
     assert history.messages_refused == 1
 
 
@@ -290,39 +281,6 @@ async def test_a_folder_that_is_gone_is_a_problem_and_no_fault(tmp_path: Path) -
     history = await HistoryReader(tmp_path / "gone").of(ORDERS, 60)
     assert history.problem is not None
     assert history.problem.startswith(f"{tmp_path / 'gone'}: ")
-
-
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[Resource]:
-    """What is read, while it is seen that nobody else reads."""
-    seen: list[Resource] = []
-    at_work: list[Resource] = []
-
-    def counted(directory: Path, resource: Resource, *rest: Any) -> ResourceHistory:
-        assert not at_work
-        at_work.append(resource)
-        seen.append(resource)
-        found = read(directory, resource, *rest)
-        at_work.clear()
-        return found
-
-    monkeypatch.setattr(module, "read", counted)
-    return seen
-
-
-async def test_one_reads_at_a_time_and_an_answer_is_given_again_for_a_while(
-    log: Log, reads: list[Resource], mock_clock: trio.testing.MockClock
-) -> None:
-    service = HistoryReader(log.path, wall_s=lambda: NOW_S)
-    async with trio.open_nursery() as nursery:
-        for name in ("a", "b", "a", "b", "a"):
-            nursery.start_soon(service.of, Resource("topic", name), 60)
-    assert sorted(each.name for each in reads) == ["a", "b"]
-    await service.of(Resource("topic", "a"), 120)
-    assert len(reads) == 3
-    mock_clock.jump(module.KEPT_S)
-    await service.of(Resource("topic", "a"), 60)
-    assert len(reads) == 4
 
 
 async def test_a_disk_that_does_not_answer_is_told_of(
