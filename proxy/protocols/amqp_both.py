@@ -6,15 +6,13 @@ from operator import attrgetter
 from typing import Final
 
 from proxy.deciding.batch import Batch, Refuse, Request, Side
-from proxy.protocols.amqp.kinds import EXEMPT, KINDS_MEANT, SCOPES, check_rule, kinds
+from proxy.protocols.amqp.kinds import amqp_protocol, kinds
 from proxy.protocols.amqp091.memory import Hub, confirm_states
-from proxy.protocols.amqp091.options import AMQP091Options
-from proxy.protocols.amqp091.session import AMQP091Session
+from proxy.protocols.amqp091.session import AMQP091Options, AMQP091Session
 from proxy.protocols.amqp10.credit import UnpaidOfClients
 from proxy.protocols.amqp10.session import AMQP10Session
 from proxy.protocols.amqp10.wire import AMQP_HEADER, SASL_HEADER
-from proxy.protocols.base import Buffer, Protocol, Session, SessionContext
-from proxy.protocols.options import read_by
+from proxy.protocols.base import Buffer, Session, SessionContext
 
 _HEADERS: Final = (SASL_HEADER, AMQP_HEADER)
 _HEADER_BYTES: Final = len(SASL_HEADER)
@@ -27,13 +25,9 @@ class AMQPOptions(AMQP091Options):
 
 @dataclass
 class BothHub(Hub):
-    """The sessions' shared state, of either version.
+    """The sessions' shared state, of either version."""
 
-    Attributes:
-        clients: what AMQP 1.0 remembers of clients.
-    """
-
-    clients: UnpaidOfClients = field(default_factory=UnpaidOfClients)
+    clients: UnpaidOfClients = field(default_factory=UnpaidOfClients)  # what AMQP 1.0 remembers of clients
 
 
 class AMQPSession(Session):
@@ -49,7 +43,6 @@ class AMQPSession(Session):
         self._alarm = ""
 
     def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
-        """Take the beginning, and give it to the version's session."""
         if side is Side.CLIENT:
             if self._begun:
                 chunk = memoryview(self._begun + chunk)
@@ -64,7 +57,6 @@ class AMQPSession(Session):
         return self.receive(side, chunk, now_ns)
 
     def end(self, side: Side, now_ns: int) -> None:
-        """Take the end of a stream before the header."""
         self._begin_with_nothing(now_ns)
         self.end(side, now_ns)
 
@@ -75,7 +67,7 @@ class AMQPSession(Session):
             self.receive(Side.CLIENT, begun, now_ns)
 
     def _become(self, version: type[AMQP091Session | AMQP10Session], now_ns: int) -> None:
-        """Become a session of one version: who holds this object need not know, and no call takes longer."""
+        """Become a session of one version. The driver need not know, and no call takes longer."""
         context, alarm = self._first, self._alarm
         self.__dict__.clear()
         self.__class__ = version  # type: ignore[assignment] # which is all that is to change
@@ -86,7 +78,6 @@ class AMQPSession(Session):
             self.alarm(alarm, now_ns)
 
     def alarm(self, reason: str, now_ns: int) -> None:
-        """Remember an alarm for the session that this becomes."""
         del now_ns
         self._alarm = reason
 
@@ -94,32 +85,26 @@ class AMQPSession(Session):
         """Return nothing before the header. Writers keep this bound method, so it leads to the new class afterwards."""
         return () if type(self) is AMQPSession else self.take(side)
 
-    def decided(self, batch: Batch, now_ns: int) -> None:
-        """Do nothing: no batch was asked."""
+    def decided(self, batch: Batch, now_ns: int) -> None: ...
 
-    def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None:
-        """Do nothing: no request is held."""
+    def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None: ...
 
     def backlog_bytes(self, side: Side) -> int:
-        """Return 0."""
         del side
         return 0
 
     def in_flight(self) -> int:
-        """Return 0."""
         return 0
 
     def between_frames(self, side: Side) -> bool:
-        """Say whether no header has begun."""
         return side is Side.BROKER or not self._begun
 
     def missing_bytes(self, side: Side) -> int:
-        """Return the missing bytes of the header."""
         del side
         return _HEADER_BYTES - len(self._begun)
 
 
-PROTOCOL = Protocol(
+PROTOCOL = amqp_protocol(
     name="amqp",
     kinds=kinds(
         "reject",
@@ -129,17 +114,10 @@ PROTOCOL = Protocol(
         credit_waits="AMQP 1.0",
         after_consume=True,
     ),
-    default_rules=EXEMPT,
     open_session=AMQPSession,
     options=AMQPOptions,
-    check_rule=check_rule,
-    reads_by=lambda options: read_by(options.scan),
-    half_closes=False,
-    scopes=SCOPES,
-    certificate_logins=True,
     open_hub=BothHub,
     held_bytes=attrgetter("held_bytes"),
     confirm_states=confirm_states,
-    kinds_meant=KINDS_MEANT,
 )
 """The entry point ``amqp``."""

@@ -136,7 +136,6 @@ def read_all(body: bytes) -> None:
             found.boolean,
             found.octets,
             found.symbol,
-            found.text,
             found.binary,
             found.described,
         ):

@@ -11,23 +11,16 @@ _MAX_CHARS: Final = 64
 
 
 class Identity:
-    """One client; ``vhost`` is the default.
-
-    Attributes:
-        user: as it signs in; empty if the mechanism does not say.
-        vhost: as it opens.
-        language: the first word of its platform, as in ``Python 3.11.2``; empty until it is known. Without a version,
-            since
-            accounts are kept by it.
-        product: its library with the version, as in ``amqplib 2.3.1``; empty until it is known.
-    """
-
-    __slots__ = ("_library", "_name", "_version", "language", "product", "user", "vhost")
+    """One client; ``vhost`` is the default."""
 
     def __init__(self, vhost: bytes) -> None:
-        self.user = b""
-        self.vhost = vhost
-        self._library = self._version = self._name = self.language = self.product = ""
+        self.user = b""  # as it signs in; empty if the mechanism does not say
+        self.vhost = vhost  # as it opens
+        self._library = self._version = self._name = ""
+        # The first word of its platform, as in ``Python 3.11.2``, without the version, since accounts are kept by it.
+        self.language = ""
+        # Its library with the version, as in ``amqplib 2.3.1``.
+        self.product = ""
 
     def introduce(self, name: bytes, said: Mapping[bytes, bytes]) -> None:
         """Take the connection's name and the client properties."""
@@ -37,17 +30,14 @@ class Identity:
         self.language = shown(said.get(b"platform", b"")).partition(" ")[0]
 
     def scopes(self) -> tuple[Resource, ...]:
-        """Return the scopes of its requests."""
         vhost = Resource(VHOST, "/" if self.vhost == DEFAULT_VHOST else encoded(self.vhost[:MAX_NAME_BYTES]))
         return (Resource(USER, encoded(self.user[:MAX_NAME_BYTES])), vhost) if self.user else (vhost,)
 
     def describe(self) -> ClientDescription:
-        """Return what is known."""
         return ClientDescription(self._name, self.language, self._version, self._library, shown(self.user))
 
 
 def shown(said: bytes) -> str:
-    """Make a client's text short and printable."""
     text = said[: 4 * _MAX_CHARS + 1].decode(errors="replace")
     text = "".join(each if each.isprintable() else "?" for each in text)
     return text if len(text) <= _MAX_CHARS else text[: _MAX_CHARS - 1] + "…"

@@ -1,4 +1,4 @@
-"""The kinds of resources that both versions of AMQP limit, and checks of rules for them."""
+"""What the protocols of both versions of AMQP have in common: kinds of resources, and checks of rules for them."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -8,16 +8,16 @@ from limiter.rules.errors import RuleError
 from limiter.rules.resource import USER, VHOST
 from limiter.rules.rule import Action, Rule
 from proxy.protocols.amqp.names import DELIVERY, EXCHANGE, QUEUE, ROUTING_KEY
-from proxy.protocols.base import Kind
+from proxy.protocols.base import Kind, Protocol
+from proxy.protocols.options import read_by
 
-SCOPES: Final = (USER, VHOST)
 # Direct replies, in the default vhost and in others.
-EXEMPT: Final = tuple(
+_EXEMPT: Final = tuple(
     Rule(kind, name, None, exempt=True, source="built-in")
     for kind in (QUEUE, DELIVERY)
     for name in ("amq.rabbitmq.reply-to*", "*/amq.rabbitmq.reply-to*")
 )
-KINDS_MEANT: Final[Mapping[str, tuple[str, ...]]] = {
+_KINDS_MEANT: Final[Mapping[str, tuple[str, ...]]] = {
     "topic": (QUEUE, EXCHANGE, ROUTING_KEY),
     "address": (QUEUE, EXCHANGE),
     "binding": (ROUTING_KEY,),
@@ -31,15 +31,7 @@ _IN_VHOST: Final = "the name of a vhost other than / stands in front, as in tena
 def kinds(
     action: Action, waits: str, *, credit_waits: str = "", by_credit: bool = False, after_consume: bool = False
 ) -> tuple[Kind, ...]:
-    """Return the kinds of one protocol.
-
-    Args:
-        action: the default action for publishes.
-        waits: as ``Kind.waits``, for publishes.
-        credit_waits: as ``Kind.credit_waits``, for publishes.
-        by_credit: as ``Kind.by_credit``.
-        after_consume: as ``Kind.after_consume``, for queues and exchanges.
-    """
+    """Return the kinds of one protocol. All arguments are those of ``Kind``, for publishes."""
     published = partial(Kind, action=action, credit_waits=credit_waits, waits=waits, by_credit=by_credit)
     confirmed = partial(published, after_consume=after_consume)
     return (
@@ -66,8 +58,7 @@ def check_rule(rule: Rule) -> None:
     """Refuse a rule that AMQP cannot follow, or that can never match.
 
     Raises:
-        RuleError: it has a ``busy_code``; it expects several queues for a kind queue; it names a routing key without an
-            exchange; or it is written as an address of AMQP 1.0.
+        RuleError: as the text says.
     """
     if rule.busy_code is not None:
         raise RuleError(
@@ -110,3 +101,15 @@ def _meant(rule: Rule) -> str:
     if node == "topic" and name:
         return f"{ROUTING_KEY}:amq.topic/{name}"
     return f"{rule.kind}:{rule.pattern.replace('/', '%2F')}"
+
+
+amqp_protocol: Final = partial(
+    Protocol,
+    default_rules=_EXEMPT,
+    check_rule=check_rule,
+    reads_by=lambda options: read_by(options.scan),
+    half_closes=False,
+    scopes=(USER, VHOST),
+    certificate_logins=True,
+    kinds_meant=_KINDS_MEANT,
+)

@@ -41,30 +41,19 @@ def _character(each: str) -> str:
 
 
 class Target(msgspec.Struct, gc=False):
-    """The target of publishes with the same exchange and routing key.
-
-    Attributes:
-        resources: charged, without CC and BCC.
-        key: equal for publishes that must not overtake each other in one channel.
-    """
+    """The target of publishes with the same exchange and routing key."""
 
     exchange: bytes
     routing_key: bytes
-    resources: tuple[Resource, ...]
-    key: int
+    resources: tuple[Resource, ...]  # charged, without CC and BCC
+    key: int  # equal for publishes that must not overtake each other in one channel
 
 
 class Names:
-    """The names of one connection. Equal names share one tuple, which makes grouping cheap.
-
-    Attributes:
-        with_keys: publishes to an exchange are charged to their routing key as well.
-    """
-
-    __slots__ = ("_queues", "_targets", "_vhost", "with_keys")
+    """The names of one connection. Equal names share one tuple, which makes grouping cheap."""
 
     def __init__(self) -> None:
-        self.with_keys = False
+        self.with_keys = False  # publishes to an exchange are charged to their routing key as well
         self._vhost = ""
         self._targets: tuple[dict[bytes, Target], dict[bytes, Target]] = ({}, {})
         self._queues: dict[bytes, tuple[Resource, ...]] = {}
@@ -75,7 +64,6 @@ class Names:
         return self._vhost
 
     def enter(self, vhost: bytes) -> None:
-        """Set the vhost of all names from now on."""
         self._vhost = "" if vhost == DEFAULT_VHOST else encoded(vhost[:MAX_NAME_BYTES]) + "/"
 
     def target(self, raw: bytes, exchange_bytes: int) -> Target:
@@ -112,7 +100,6 @@ class Names:
         return charged_to
 
     def delivery(self, queue: bytes) -> tuple[Resource, ...]:
-        """Return the resources of deliveries from a queue."""
         queue = queue[:MAX_NAME_BYTES]
         resources = self._queues.get(queue)
         if resources is None:
@@ -122,7 +109,6 @@ class Names:
         return resources
 
     def forget(self) -> None:
-        """Forget all names."""
         for known in (*self._targets, self._queues):
             known.clear()
 

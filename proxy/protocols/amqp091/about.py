@@ -15,42 +15,19 @@ _LEAST_CHANNELS: Final = 2
 
 
 class AboutClient(Identity):
-    """One client.
-
-    Attributes:
-        tuned_bytes: frame_max as agreed; 0 before.
-        channel_max: as agreed; 0 before.
-        own_channel: the number of Sluice's own channel, which the client was not offered; 0 for none.
-        heartbeat_s: as agreed; 0 for none.
-        closed_by: the peer that closed the connection. For the client once the broker has agreed; for the broker at
-            once,
-            since it may not wait for close-ok when it shuts down.
-        opened: connection.open-ok was seen.
-        hears_blocked: the client has the capability connection.blocked.
-    """
-
-    __slots__ = (
-        "_client_closes",
-        "_offered_channels",
-        "_withheld",
-        "channel_max",
-        "closed_by",
-        "hears_blocked",
-        "heartbeat_s",
-        "opened",
-        "own_channel",
-        "tuned_bytes",
-    )
+    """What is known of one client and agreed with it."""
 
     def __init__(self) -> None:
         super().__init__(b"")
-        self.tuned_bytes = 0
-        self.channel_max = 0
-        self.heartbeat_s = self.own_channel = 0
-        self.opened = self.hears_blocked = False
+        # As agreed, 0 before. No heartbeat is 0, too.
+        self.tuned_bytes = self.channel_max = self.heartbeat_s = 0
+        self.own_channel = 0  # the number of Sluice's own channel, which the client was not offered; 0 for none
+        self.opened = False  # connection.open-ok was seen
+        self.hears_blocked = False  # the client has the capability connection.blocked
+        # The peer that closed the connection. For the client once the broker has agreed; for the broker at once, since
+        # it may not wait for close-ok when it shuts down.
         self.closed_by: Side | None = None
-        self._client_closes = False
-        self._withheld = False
+        self._client_closes = self._withheld = False
         self._offered_channels = 0
 
     def take(self, method: int, arguments: Reader) -> bool:
@@ -94,7 +71,6 @@ class AboutClient(Identity):
         return agreement[:4] + self.own_channel.to_bytes(2, "big") + agreement[6:]
 
     def sender(self) -> tuple[str, str]:
-        """Return vhost and user, which the spool records."""
         return encoded(self.vhost), encoded(self.user)
 
     def hear(self, method: int, arguments: Reader) -> None:

@@ -67,47 +67,30 @@ _BITS: Final = 64
 
 @dataclass(eq=False, slots=True)
 class Consumers:
-    """The connected consumers of one queue.
+    """The connected consumers of one queue."""
 
-    Attributes:
-        acknowledging: how many acknowledge.
-        automatic: how many do not.
-        destination: of publishes straight to the queue, if there were any.
-    """
-
-    acknowledging: int = 0
-    automatic: int = 0
-    destination: "Destination | None" = None
+    acknowledging: int = 0  # how many acknowledge
+    automatic: int = 0  # how many do not
+    destination: "Destination | None" = None  # of publishes straight to the queue, if there were any
 
 
 @dataclass(eq=False, slots=True)
 class Waiting:
-    """One message that waits for its consumers.
+    """One message that waits for its consumers."""
 
-    Attributes:
-        number: unique in this process, and random: nobody can guess it.
-        sequence: the client's sequence number in the channel.
-        tag: the broker's.
-        frames: as the client sent them.
-        since_ns: when it was forwarded.
-        missing: how many queues' consumers are to acknowledge it.
-        persists: it is published again if it falls back; otherwise refused.
-        acked: the queues whose consumers have.
-        deliveries: where it is at a consumer, with the delivery tag.
-    """
-
-    number: int
+    number: int  # unique in this process, and random: nobody can guess it
     destination: "Destination"
     inbox: "Inbox"
     channel: Channel
-    sequence: int
-    tag: int
-    frames: bytes
-    since_ns: int
+    sequence: int  # the client's number in the channel
+    tag: int  # the broker's
+    frames: bytes  # as the client sent them
+    since_ns: int  # when it was forwarded
     within_ns: int
-    persists: bool
-    missing: int
-    acked: set[bytes] = field(default_factory=set)
+    persists: bool  # it is published again if it falls back, otherwise refused
+    missing: int  # how many queues' consumers are to acknowledge it
+    acked: set[bytes] = field(default_factory=set)  # the queues whose consumers have
+    # Where it is at a consumer, with the delivery tag.
     deliveries: list[tuple[Deliveries, int]] = field(default_factory=list)
     ended: bool = False
 
@@ -117,18 +100,12 @@ class Waiting:
 
 @dataclass(eq=False, slots=True)
 class Destination:
-    """A queue or exchange that is published to; ``consumers`` are those of a queue.
-
-    Attributes:
-        waiting: messages by number, the oldest first.
-        window: how many may wait.
-        after_consume_total: messages confirmed by their consumers; the other totals likewise.
-    """
+    """A queue or exchange that is published to; ``consumers`` are those of a queue."""
 
     resource: Resource
     consumers: Consumers | None
-    waiting: OrderedDict[int, Waiting] = field(default_factory=OrderedDict)
-    window: int = FIRST_WINDOW
+    waiting: OrderedDict[int, Waiting] = field(default_factory=OrderedDict)  # by number, the oldest first
+    window: int = FIRST_WINDOW  # how many may wait
     after_consume_total: int = 0
     broker_total: int = 0
     persisted_total: int = 0
@@ -212,7 +189,6 @@ class Destination:
         return self._until_ns
 
     def pause(self, state: State, now_ns: int) -> None:
-        """Let no message wait for a while."""
         if now_ns >= self._until_ns:
             self._pause_ns = min(max(_FIRST_PAUSE_NS, 2 * self._pause_ns), _MAX_PAUSE_NS)
             self._until_ns = now_ns + self._pause_ns
@@ -270,17 +246,11 @@ class Inbox:
 
 
 class AfterConsume:
-    """All waiting messages of one broker, their destinations and consumers.
-
-    Attributes:
-        maker: identifies this process in marks.
-        waiting_bytes: the memory that waiting messages use.
-        most_bytes: its bound.
-    """
+    """All waiting messages of one broker, their destinations and consumers."""
 
     def __init__(self) -> None:
         self._random = SystemRandom()
-        self.maker = self._random.getrandbits(_BITS)
+        self.maker = self._random.getrandbits(_BITS)  # identifies this process in marks
         self.waiting_bytes = 0
         self.most_bytes = 0
         self._waiting: dict[int, Waiting] = {}
@@ -344,7 +314,6 @@ class AfterConsume:
         return self._random.getrandbits(_BITS) or 1
 
     def begin(self, message: Waiting) -> None:
-        """Let a message wait, numbered by ``takes``."""
         self._waiting[message.number] = message
         message.destination.waiting[message.number] = message
         message.inbox.add(message)

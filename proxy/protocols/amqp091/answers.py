@@ -42,42 +42,27 @@ _method_at = wire.method_at
 
 @dataclass(eq=False, slots=True)
 class _Delivery(Content):
-    """A message for the client.
+    """A message for the client."""
 
-    Attributes:
-        method: its first frame, valid while its chunk is current.
-        tag: its delivery tag, if those of the channel are tracked; otherwise 0.
-        automatic: the client does not acknowledge it, or its tag is unknown.
-        consumer: the consumer's tag, if deliveries are limited; otherwise empty.
-        is_answer: to a basic.get.
-    """
-
-    method: Buffer = b""
-    is_answer: bool = False
-    tag: int = 0
-    automatic: bool = True
-    consumer: bytes = b""
+    method: Buffer = b""  # its first frame, valid while its chunk is current
+    is_answer: bool = False  # to a basic.get
+    tag: int = 0  # if those of the channel are tracked; otherwise 0
+    automatic: bool = True  # the client does not acknowledge it, or its tag is unknown
+    consumer: bytes = b""  # the consumer's tag, if deliveries are limited
 
 
 class Answers(Stream):
-    """The broker's stream.
-
-    Attributes:
-        limited: some rule limits deliveries.
-        reason: why Sluice blocks the client (connection.blocked), or empty. Sent at the next boundary.
-        brokers_reason: why the broker blocks the client, or None.
-        silent: the connection is being closed, so the client hears no more of this.
-    """
+    """The broker's stream."""
 
     peer = "broker"
     reads_copies = False
 
     def __init__(self, memory: Memory, shared: Shared, owner: Owner) -> None:
         super().__init__(memory, shared, owner)
-        self.limited = False
-        self.reason = b""
-        self.brokers_reason: bytes | None = None
-        self.silent = False
+        self.limited = False  # some rule limits deliveries
+        self.reason = b""  # why Sluice blocks the client (connection.blocked); sent at the next boundary
+        self.brokers_reason: bytes | None = None  # why the broker blocks the client
+        self.silent = False  # the connection is being closed, so the client hears no more of this
         #: The reason that the client was told.
         self._told = b""
         #: Channels that the client has left and that are open at the broker.

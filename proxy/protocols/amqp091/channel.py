@@ -52,15 +52,9 @@ MAX_OF_LINE: Final = 64
 
 
 class Tags:
-    """The delivery tags that the broker still expects to be settled.
+    """The delivery tags that the broker still expects to be settled, of those after ``before``.
 
     Unknown deliveries count as settled, so that none is acknowledged by mistake.
-
-    Args:
-        before: the last tag before the known ones.
-
-    Attributes:
-        latest: the last tag that was read.
     """
 
     __slots__ = ("_firsts", "_known_from", "_lasts", "_upto", "latest")
@@ -114,15 +108,10 @@ class Tags:
 
 
 class Delivery(NamedTuple):
-    """A delivered message that waits for its consumers.
+    """A delivered message that waits for its consumers."""
 
-    Attributes:
-        number: its number in ``after_consume``.
-        queue: where it was consumed from.
-    """
-
-    number: int
-    queue: bytes
+    number: int  # in ``after_consume``
+    queue: bytes  # where it was consumed from
 
 
 @dataclass(eq=False, slots=True)
@@ -155,70 +144,46 @@ class Method:
 
 @dataclass(eq=False, slots=True)
 class Content:
-    """A method with content: a publish, a delivery or a returned message.
-
-    Attributes:
-        left_bytes: of its body, still to come; -1 until the header has arrived.
-        done: all of it has arrived.
-        resources: what it is charged to; empty if it is not limited.
-        size_bytes: with method, header and framing.
-        key: contents of one lane with the same key keep their order. One with None overtakes all.
-        number: the client's sequence number of a publish with confirms; otherwise 0.
-        data: its bytes so far, while it waits, is gathered or lacks its header.
-        request: while it is held.
-        spools: contents behind it are spooled.
-        since_ns: when it began to wait; 0 if it does not.
-        expires_ns: when its TTL ends; 0 until it is known.
-        aside: its bytes are in the spool, at the head of its line's queue.
-        gathers: it is collected and forwarded as a whole.
-        marked: forwarded instead of its bytes, unless empty.
-    """
+    """A method with content: a publish, a delivery or a returned message."""
 
     lane: "Lane"
-    left_bytes: int = -1
-    done: bool = False
+    left_bytes: int = -1  # of its body, still to come; -1 until the header has arrived
+    done: bool = False  # all of it has arrived
     verdict: int = GRANTED
     fate: int = NEW
-    resources: tuple[Resource, ...] = ()
-    size_bytes: int = 0
-    key: int | None = None
-    number: int = 0
-    data: Piece = b""
-    request: Request | None = None
-    spools: bool = False
-    aside: bool = False
-    gathers: bool = False
-    marked: bytes = b""
-    since_ns: int = 0
-    expires_ns: int = 0
+    resources: tuple[Resource, ...] = ()  # empty if it is not limited
+    size_bytes: int = 0  # with method, header and framing
+    key: int | None = None  # contents of one lane with the same key keep their order; one with None overtakes all
+    number: int = 0  # the client's sequence number of a publish with confirms; otherwise 0
+    data: Piece = b""  # its bytes so far, while it waits, is gathered or lacks its header
+    request: Request | None = None  # while it is held
+    spools: bool = False  # contents behind it are spooled
+    aside: bool = False  # its bytes are in the spool, at the head of its line's queue
+    gathers: bool = False  # it is collected and forwarded as a whole
+    marked: bytes = b""  # forwarded instead of its bytes, unless empty
+    since_ns: int = 0  # when it began to wait
+    expires_ns: int = 0  # when its TTL ends; 0 until it is known
 
     def waiting_bytes(self) -> int:
         return len(self.data) + OBJECT_BYTES
 
 
 class Line:
-    """Contents of one lane with the same key, of which the first waits. All are in memory.
-
-    Attributes:
-        contents: in order. Some may be GRANTED or REFUSED and wait only for those before them.
-        most: how many to ask about at once.
-        is_refusable: the spooled contents can be refused.
-        spools: what arrives is spooled undecided.
-        aside: how many are in the spool only.
-    """
-
-    __slots__ = ("contents", "is_refusable", "key", "lane", "most", "spools", "stage")
+    """Contents of one lane with the same key, of which the first waits. All are in memory."""
 
     def __init__(self, lane: "Lane", key: int, stage: Stage) -> None:
         self.lane = lane
         self.key = key
         self.stage = stage
+        # In order. Some may be GRANTED or REFUSED and wait only for those before them.
         self.contents: deque[Content] = deque()
-        self.most = MAX_OF_LINE
-        self.spools = self.is_refusable = False
+        self.most = MAX_OF_LINE  # how many to ask about at once
+        self.spools = False  # what arrives is spooled undecided
+        self.is_refusable = False  # the spooled contents can be refused
 
     @property
     def aside(self) -> int:
+        """How many are in the spool only."""
         return 0
 
     def append(self, content: Content) -> None:
@@ -242,11 +207,7 @@ class Line:
         """Move to the spool what can be moved."""
 
     def refill(self, now_ns: int) -> int:
-        """Move to ``contents`` what can be asked about next.
-
-        Returns:
-            How many left the spool to be answered. With MAX_ENDED, call again.
-        """
+        """Move to ``contents`` what can be asked about next. Return how many left the spool to be answered."""
         del now_ns
         return 0
 
@@ -270,28 +231,21 @@ class Line:
 
 
 class Lane:
-    """One channel in one direction.
-
-    Attributes:
-        content: the content whose frames are arriving; it may be done.
-        writing: the content written last. Until it is done, only the rest of it may be written in this channel.
-        lines: waiting contents by key; none is empty.
-        after: methods that wait for the lines, as their bytes with BEHIND or BARRIER, and what arrived behind them.
-        ready: copies and frames of Sluice's own, to be written at the next boundary.
-        shut: the channel is not open at the broker yet, or not again: nothing that waits may be forwarded.
-        behind: the owner of methods that wait for others only.
-        barrier: the owner of methods that wait for all that waits.
-    """
+    """One channel in one direction."""
 
     __slots__ = ("after", "barrier", "behind", "channel", "content", "lines", "ready", "shut", "writing")
 
     def __init__(self, channel: "Channel") -> None:
         self.channel = channel
-        self.content: Content | None = None
+        self.content: Content | None = None  # the content whose frames are arriving; it may be done
+        # The content written last. Until it is done, only the rest of it may be written in this channel.
         self.writing: Content | None = None
+        # The channel is not open at the broker yet, or not again: nothing that waits may be forwarded.
         self.shut = False
-        self.lines: dict[int, Line] = {}
+        self.lines: dict[int, Line] = {}  # waiting contents by key; none is empty
+        # Methods that wait for the lines, as their bytes with BEHIND or BARRIER, and what arrived behind them.
         self.after: deque[Content | tuple[bytes, int]] = deque()
+        # Copies and frames of Sluice's own, to be written at the next boundary.
         self.ready: deque[Content | bytes] = deque()
         self.behind = Method(self, BEHIND)
         self.barrier = Method(self, BARRIER)
@@ -310,60 +264,41 @@ class Channel:
     Deliveries name a consumer, not its queue. The queue is known from the broker's answers, in their order, since the
     client's own methods may run ahead of it. So Sluice has the broker answer every cancel, and every consume whose tag
     the broker generates, and drops the answers that the client did not ask for.
-
-    Attributes:
-        dead: one peer has closed it and the other has not agreed yet.
-        transacts: tx.select was sent.
-        committing: unanswered commits. RabbitMQ closes the connection for a method that arrives while it commits.
-        consumers: by tag. A tag that is used again before the broker has confirmed the cancel has several, in order.
-        consuming: of each consume that awaits an answer: the queue, whether the client wants the answer, and whether
-            the consumer acknowledges nothing.
-        cancelling: how many cancel-ok per tag the client does not want.
-        getting: of each unanswered basic.get: the queue, and whether it is without acks.
-        tags: the delivery tags, once they matter.
-        recovering: of each unanswered basic.recover whether the client expects the answer.
-        recovered: the last tag that the broker took back for a recover.
-        declared: the queue that the client declared last; empty if the broker is to name it.
-        named: the last queue name that the broker generated.
-        latest: the queue consumed last.
-        takes_replies: it has had a consumer of direct replies.
-        closes: the client has sent channel.close.
-        doomed: the broker is about to close it, since the client settled an unknown delivery.
-        left: closed for the client, but open at the broker until what waits has been forwarded.
-        successor: the channel that the client has opened since with the same number.
-        declaring: of each unanswered declare: the frame if the queue is exclusive, otherwise empty.
-        runs_ahead_until_ns: until then publishes are forwarded as they come, since the client does not wait for single
-            confirms.
-        waiting: by the client's sequence number, the number of each publish that waits for consumers.
-        deliveries: messages that wait for this channel's consumers.
     """
 
     number: int
     to_broker: Lane = field(init=False)
     to_client: Lane = field(init=False)
     confirms: Confirms | None = None
-    dead: bool = False
+    dead: bool = False  # one peer has closed it and the other has not agreed yet
     transacts: bool = False
-    committing: int = 0
+    committing: int = 0  # unanswered commits; RabbitMQ closes the connection for a method that arrives while it commits
+    # By tag. A tag that is used again before the broker has confirmed the cancel has several, in order.
     consumers: dict[bytes, list[Consumer]] = field(default_factory=dict)
+    # Of each unanswered consume: the queue, whether the client wants the answer, and whether it acknowledges nothing.
     consuming: deque[tuple[bytes, bool, bool]] = field(default_factory=deque)
-    cancelling: dict[bytes, int] = field(default_factory=dict)
+    cancelling: dict[bytes, int] = field(default_factory=dict)  # how many cancel-ok per tag the client does not want
+    # Of each unanswered basic.get: the queue, and whether it is without acks
     getting: deque[tuple[bytes, bool]] = field(default_factory=deque)
-    tags: Tags | None = None
+    tags: Tags | None = None  # the delivery tags, once they matter
+    # Of each unanswered basic.recover whether the client expects the answer.
     recovering: deque[bool] = field(default_factory=deque)
-    recovered: int = 0
-    declared: bytes = b""
-    named: bytes = b""
-    latest: bytes = b""
-    takes_replies: bool = False
-    closes: bool = False
-    doomed: bool = False
-    left: bool = False
-    successor: "Channel | None" = None
+    recovered: int = 0  # the last tag that the broker took back for a recover
+    declared: bytes = b""  # the queue that the client declared last; empty if the broker is to name it
+    named: bytes = b""  # the last queue name that the broker generated
+    latest: bytes = b""  # the queue consumed last
+    takes_replies: bool = False  # it has had a consumer of direct replies
+    closes: bool = False  # the client has sent channel.close
+    doomed: bool = False  # the broker is about to close it, since the client settled an unknown delivery
+    left: bool = False  # closed for the client, but open at the broker until what waits has been forwarded
+    successor: "Channel | None" = None  # the channel that the client has opened since with the same number
+    # Of each unanswered declare: the frame if the queue is exclusive, otherwise empty.
     declaring: deque[bytes] = field(default_factory=deque)
+    # Until then publishes are forwarded as they come, since the client does not wait for single confirms.
     runs_ahead_until_ns: int = 0
+    # By the client's sequence number, the number of each publish that waits for consumers.
     waiting: dict[int, int] = field(default_factory=dict)
-    deliveries: Deliveries = field(default_factory=Deliveries)
+    deliveries: Deliveries = field(default_factory=Deliveries)  # messages that wait for this channel's consumers
 
     def __post_init__(self) -> None:
         self.to_broker, self.to_client = Lane(self), Lane(self)

@@ -35,15 +35,11 @@ SETTLES: Final = frozenset(
 
 
 class Marking:
-    """The publishes of one connection that wait for consumers.
-
-    Attributes:
-        active: some rule asks for confirms by consumers.
-        take_all: tells the compiled part to read all publishes of a channel, or only those that cannot wait.
-    """
+    """The publishes of one connection that wait for consumers."""
 
     def __init__(self, context: SessionContext, who: Callable[[], ConnectionInfo], hub: AfterConsume) -> None:
-        self.active = False
+        self.active = False  # some rule asks for confirms by consumers
+        # Tells the compiled part to read all publishes of a channel, or only those that cannot wait.
         self.take_all: Callable[[Channel, bool], None] = lambda *_: None
         self._context = context
         self._who = who

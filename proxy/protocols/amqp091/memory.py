@@ -13,18 +13,12 @@ _SLACK_BYTES: Final = 1024 * 1024
 
 @dataclass(slots=True)
 class Hub:
-    """What all sessions of one broker share.
+    """What all sessions of one broker share."""
 
-    Attributes:
-        waiting_bytes: of copies.
-        holders: how many directions of connections hold copies.
-        wakers: of sessions that wait for memory.
-        failures: how many connections the broker closed over a replayed queue, by the queue's number.
-    """
-
-    waiting_bytes: int = 0
-    holders: int = 0
-    wakers: dict[Callable[[], None], None] = field(default_factory=dict)
+    waiting_bytes: int = 0  # of copies
+    holders: int = 0  # how many directions of connections hold copies
+    wakers: dict[Callable[[], None], None] = field(default_factory=dict)  # of sessions that wait for memory
+    # How many connections the broker closed over a replayed queue, by its number.
     failures: dict[int, int] = field(default_factory=dict)
     after_consume: AfterConsume = field(default_factory=AfterConsume)
 
@@ -66,8 +60,7 @@ class Memory:
         """Say whether reading should stop. Unless ``alone``, only the total counts.
 
         Once the total is used up, only directions with more than an equal share stop, so that one with little waits for
-        no
-        other one. The total then stays below twice its bound.
+        no other one. The total then stays below twice its bound.
         """
         taken, hub = self.taken_bytes, self._hub
         if alone and taken > self._most_bytes:

@@ -69,13 +69,7 @@ class _Publish(Content):
 
 
 class Publishes(SpoolingStream):
-    """The client's stream.
-
-    Attributes:
-        published: the client has published something.
-        exclusive: the client's exclusive queues, with the frames that declared them.
-        deleting: those that are being deleted since the client has left, by the channel in which that is done.
-    """
+    """The client's stream."""
 
     peer = "client"
 
@@ -84,7 +78,8 @@ class Publishes(SpoolingStream):
         self._names = shared.names
         self._channels = shared.channels
         self._about = shared.about
-        self.exclusive: dict[bytes, bytes] = {}
+        self.exclusive: dict[bytes, bytes] = {}  # the client's exclusive queues, with the frames that declared them
+        # Those that are being deleted since the client has left, by the channel in which that is done.
         self.deleting: dict[int, dict[bytes, bytes]] = {}
         self.published = False
         self._native = shared.native

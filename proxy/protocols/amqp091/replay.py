@@ -56,7 +56,7 @@ _KEY_BITS: Final = (1 << 62) - 1
 
 
 class _Head(Enum):
-    """The first message of a queue."""
+    """The state of a queue's first message."""
 
     UNKNOWN = 1
     READING = 2
@@ -66,14 +66,7 @@ class _Head(Enum):
 
 
 class _Line:
-    """One queue.
-
-    Attributes:
-        head: the state of its first message.
-        request: for that message, while it is ASKED or HELD.
-        frames: of that message, to be sent.
-        dropped: messages that cannot be sent on this connection, or were purged.
-    """
+    """One queue."""
 
     __slots__ = ("dropped", "expired", "frames", "head", "name", "queue", "request", "sent")
 
@@ -81,8 +74,8 @@ class _Line:
         self.queue = queue
         self.name = QueueName.read(queue.name)
         self.head = _Head.UNKNOWN
-        self.request: Request | None = None
-        self.frames = b""
+        self.request: Request | None = None  # for the first message, while it is ASKED or HELD
+        self.frames = b""  # of the first message, to be sent
         self.sent = self.expired = self.dropped = 0
 
 
@@ -98,19 +91,11 @@ class _Channel(Enum):
 
 
 class Replay:
-    """What one connection replays.
+    """What one connection replays of ``queues`` taken from the spool.
 
     Args:
-        context: of its session, with a spool.
-        queues: taken from the spool.
-        number: of the channel.
-        most_payload_bytes: of one frame.
         send: writes frames to the broker if that is possible now; returns whether it was.
         failures: how many connections the broker closed over a queue, by its number; of all sessions.
-
-    Attributes:
-        batch: being decided.
-        again_ns: when to call ``ask`` without being woken, or None.
     """
 
     def __init__(
@@ -126,8 +111,8 @@ class Replay:
     ) -> None:
         assert context.spool is not None  # noqa: S101 - where the queues are from
         self.number = number
-        self.batch: Batch | None = None
-        self.again_ns: int | None = None
+        self.batch: Batch | None = None  # being decided
+        self.again_ns: int | None = None  # when to call ``ask`` without being woken
         self._spool: Spool = context.spool
         self._wake, self._give_up, self._report = context.wake, context.give_up, context.replayed
         self._names, self._most_payload_bytes = names, most_payload_bytes

@@ -65,17 +65,12 @@ class NativeConfirms(Confirms):
 
 
 class Native:
-    """The compiled part's view of one connection.
-
-    Attributes:
-        channels: once the vhost is known.
-        confirms: some channel has asked for confirms.
-    """
+    """The compiled part's view of one connection."""
 
     def __init__(self, resources: "Resources") -> None:
         self._resources = resources
-        self.channels: Channels | None = None
-        self.confirms = False
+        self.channels: Channels | None = None  # once the vhost is known
+        self.confirms = False  # some channel has asked for confirms
         #: Lanes that it does not read.
         self._left: dict[Lane, None] = {}
 
@@ -124,21 +119,7 @@ class Native:
 
 
 class Scanned(gathered.Scanned["Publishes"]):
-    """The publishes of one scan.
-
-    Args:
-        segment: from the compiled part.
-        first: how many requests of the chunk come before it.
-        chunk: the chunk.
-        start: where the scan began in it.
-        lane_of: returns the lane of a channel number.
-        make_content: makes the content of a publish from its lane and its exchange and routing key as on the wire.
-        make_request: makes the request of a content.
-
-    Attributes:
-        refused: indexes of refused publishes, if all others pass.
-        passed: called when the others are forwarded, or None.
-    """
+    """The publishes of one scan of a chunk, which began at ``start``; ``first`` requests come before it."""
 
     __slots__ = (
         "_contents",
@@ -165,8 +146,8 @@ class Scanned(gathered.Scanned["Publishes"]):
         super().__init__(segment, first)
         self.chunk = chunk
         self.start = start
-        self.refused: Sequence[int] = ()
-        self.passed: Callable[[Scanned], None] | None = None
+        self.refused: Sequence[int] = ()  # if all others pass
+        self.passed: Callable[[Scanned], None] | None = None  # called when the others are forwarded
         self._lanes = [lane_of(segment.channel(run)[0]) for run in range(segment.runs)]
         self._make_content = make_content
         self._make_request = make_request

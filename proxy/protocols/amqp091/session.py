@@ -1,10 +1,12 @@
 """One AMQP 0.9.1 connection, sans-IO: the protocol header, the two streams, heartbeats, alarms, and how it ends."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Final
+from typing import Annotated, Final
 
+from annotated_types import Ge, Le
 from msgspec.structs import replace
 
 from limiter.rules.resource import Resource
@@ -17,15 +19,14 @@ from proxy.protocols.amqp091.channel import PASSING, Channel, Content
 from proxy.protocols.amqp091.confirms import Confirms
 from proxy.protocols.amqp091.marking import ConsumerAcks, Marking
 from proxy.protocols.amqp091.memory import Memory
-from proxy.protocols.amqp091.options import AMQP091Options
 from proxy.protocols.amqp091.publishes import Publishes
 from proxy.protocols.amqp091.replay import Replay
 from proxy.protocols.amqp091.scanning import Native, last_handle
 from proxy.protocols.amqp091.stages import Stages
-from proxy.protocols.amqp091.stream import Shared, Stream
+from proxy.protocols.amqp091.stream import MAX_BODY_BYTES, MAX_MESSAGE_BYTES, Shared, Stream
 from proxy.protocols.amqp091.wire import Reader
 from proxy.protocols.base import NO_BOUND, Buffer, Close, Description, Session, SessionContext
-from proxy.protocols.options import relays_unread, scans
+from proxy.protocols.options import Scan, Tls, relays_unread, scans
 
 #: The first byte of a broker's answer to an unsupported version, after which it closes (spec section 2.2.4).
 _OTHER_VERSION: Final = wire.PROTOCOL_HEADERS[0][0]
@@ -33,6 +34,36 @@ _HEADER_BYTES: Final = wire.PROTOCOL_HEADER_BYTES
 #: The protocol headers of AMQP 1.0, with SASL and without.
 _AMQP_1_0: Final = (b"AMQP\x03\x01\x00\x00", b"AMQP\x00\x01\x00\x00")
 _NS: Final = 1_000_000_000
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class AMQP091Options:
+    """What can be set for an AMQP 0.9.1 listener.
+
+    Attributes:
+        tls: for clients that begin with a TLS handshake, where that does not end at the listener: ``refuse`` closes
+            the connection, ``pass`` relays it unread, without limits.
+        max_waiting_bytes: what may wait of one connection in each direction, with what it takes in memory; over it
+            that side is not read until some of it has gone on.
+        max_waiting_bytes_in_all: likewise of all connections to a broker; over it no side is read of which more
+            waits than an equal part.
+        max_message_bytes: a publish that announces a longer body counts as one message without a body, since the broker
+            refuses it and none of it may ever come. It should be no less than the broker's own ``max_message_size``:
+            128 MiB in RabbitMQ 3, 16 MiB in RabbitMQ 4, unless it is set there.
+        max_pending_bytes: what messages may take in memory, of all connections to a broker, that wait for the acks of
+            their consumers because of a rule with ``confirm = "after_consume"``; over it messages go as they came.
+        scan: what reads plain publishes, and confirms: ``compiled`` is the compiled part (the package sluice_native),
+            ``python`` reads frame by frame and is always available, ``auto`` takes the compiled part if it is
+            installed.
+    """
+
+    tls: Tls = "refuse"
+    max_waiting_bytes: Annotated[int, Ge(0)] = 16 * _MIB
+    max_waiting_bytes_in_all: Annotated[int, Ge(0)] = 128 * _MIB
+    max_message_bytes: Annotated[int, Ge(1), Le(MAX_BODY_BYTES)] = MAX_MESSAGE_BYTES
+    max_pending_bytes: Annotated[int, Ge(0)] = 64 * _MIB
+    scan: Scan = "auto"
 
 
 class AMQP091Session(Session):

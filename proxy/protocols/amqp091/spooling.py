@@ -56,29 +56,20 @@ _NS: Final = 1_000_000_000
 
 
 class Ended(NamedTuple):
-    """An entry that leaves the spool without being forwarded.
+    """An entry that leaves the spool without being forwarded."""
 
-    Attributes:
-        number: the client's sequence number, or 0.
-        expired: its TTL is over; otherwise it is refused or dropped.
-    """
-
-    number: int
-    expired: bool
+    number: int  # the client's sequence number, or 0
+    expired: bool  # its TTL is over; otherwise it is refused or dropped
 
 
 class SpoolingStream(Stream):
-    """The client's stream.
-
-    Attributes:
-        old_ns: when to call ``ask`` since a held content reaches the maximum age, or None.
-    """
+    """The client's stream, as far as it spools."""
 
     def __init__(self, memory: Memory, shared: Shared, owner: Owner) -> None:
         super().__init__(memory, shared, owner)
         self._spool = shared.spool
         self._most_age_ns = 0 if shared.spool is None else round(shared.spool.settings.most_age_s * _NS)
-        self.old_ns: int | None = None
+        self.old_ns: int | None = None  # when a held content reaches the maximum age
         self._has_much_unwritten = False
         #: Damage in the spool that ends the connection.
         self._damage: Close | None = None
@@ -447,10 +438,9 @@ class SpoolLine(Line):
             self._queue.pop()
 
     def refuse(self) -> int:
-        """Let all entries leave with the next calls of ``refill``.
+        """Let all entries leave with the next calls of ``refill``. Return how many those are.
 
-        Returns:
-            How many those are; 0 while earlier ones are leaving, so that a purge ends though the client sends on.
+        0 while earlier ones are leaving, so that a purge ends though the client sends on.
         """
         if self._purged:
             return 0

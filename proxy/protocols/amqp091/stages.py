@@ -10,33 +10,7 @@ from proxy.protocols.amqp091.channel import Channel
 
 
 class Stages:
-    """The stages of one connection.
-
-    Args:
-        connection: from the driver.
-        writer: of bytes to the broker, from the driver.
-        hear_of_writes: switches calls of ``written`` on and off.
-        wake: called once the spool accepts more of a resource.
-
-    Attributes:
-        now_ns: when the session was called last.
-        unwritten_bytes: of messages that have waited and are not in the kernel's buffer yet.
-    """
-
-    __slots__ = (
-        "_channels",
-        "_connection",
-        "_hear_of_writes",
-        "_hears",
-        "_queued",
-        "_queued_bytes",
-        "_resources",
-        "_taken",
-        "_wake",
-        "_writer",
-        "now_ns",
-        "unwritten_bytes",
-    )
+    """The stages of one connection."""
 
     def __init__(
         self,
@@ -45,7 +19,9 @@ class Stages:
         hear_of_writes: Callable[[bool], None] = lambda _: None,
         wake: Callable[[], None] | None = None,
     ) -> None:
-        self.now_ns = self.unwritten_bytes = self._queued_bytes = 0
+        self.now_ns = 0  # when the session was called last
+        # Of messages that have waited and are not in the kernel's buffer yet.
+        self.unwritten_bytes = self._queued_bytes = 0
         self._connection = connection or Stage("connection")
         self._writer = writer or Stage("writer")
         self._hear_of_writes = hear_of_writes
@@ -128,11 +104,9 @@ class Stages:
         self._listen()
 
     def block(self, *, on: bool) -> None:
-        """Take note of connection.blocked or unblocked of the broker."""
         self._writer.block(self.now_ns, on=on)
 
     def is_behind(self, resource: Stage) -> bool:
-        """Say whether the broker is behind with a resource."""
         return not resource.credit(self._writer)
 
     def _listen(self) -> None:

@@ -89,31 +89,22 @@ _method_at = wire.method_at
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the two streams of a connection share.
+    """What the two streams of a connection share."""
 
-    Attributes:
-        give_up: drops the tickets of held requests.
-        lose: counts requests that were never decided.
-        wake: schedules a call of ``Stream.ask``.
-        native: the compiled part's view of the connection, if it reads.
-        listener: the name of the listener that accepted the connection.
-        pass_on: drops the tickets of held requests that are forwarded all the same.
-    """
-
-    give_up: Callable[[Sequence[Request]], None]
-    lose: Callable[[Sequence[Request]], None]
-    wake: Callable[[], None]
+    give_up: Callable[[Sequence[Request]], None]  # drops the tickets of held requests
+    lose: Callable[[Sequence[Request]], None]  # counts requests that were never decided
+    wake: Callable[[], None]  # schedules a call of ``Stream.ask``
     consumers: ConsumerAcks
     marking: Marking
     names: Names = field(default_factory=Names)
     about: AboutClient = field(default_factory=AboutClient)
     channels: dict[int, Channel] = field(default_factory=dict)
-    native: Native | None = None
+    native: Native | None = None  # if the compiled part reads
     max_message_bytes: int = MAX_MESSAGE_BYTES
     stages: Stages = field(default_factory=Stages)
     spool: Spool | None = None
     listener: str = ""
-    pass_on: Callable[[Sequence[Request]], None] = nobody_waits
+    pass_on: Callable[[Sequence[Request]], None] = nobody_waits  # as give_up, of those forwarded all the same
 
 
 class Owner(Protocol):
@@ -136,29 +127,7 @@ class Owner(Protocol):
 
 
 class Stream(ABC):
-    """One peer's stream, on its way to the other peer.
-
-    Args:
-        memory: for copies of what waits.
-        shared: with the other stream.
-        owner: the session.
-
-    Attributes:
-        frames: complete frames so far, including bodies that have begun.
-        close: set when the last chunk ended in an invalid frame. What came before it is still forwarded.
-        code: the reply code for that.
-        left_bytes: at the end of the last chunk, to be fed again.
-        most_payload_bytes: of one frame.
-        most_body_bytes: a longer body is not charged.
-        finished: a peer has closed the connection; contents that arrive now are dropped.
-        last_channel: the highest channel number that may be used.
-        out: what may be written.
-        own_bytes: of Sluice's own frames, in ``out`` or about to get there.
-        refused: how many contents were refused.
-        waiting: how many contents and methods wait, spooled ones included.
-        again_ns: when to call ``ask`` without being woken, or None.
-        charges: for contents that were forwarded without a decision; they go with the next batch.
-    """
+    """One peer's stream, on its way to the other peer."""
 
     #: For error messages.
     peer: str
@@ -166,17 +135,21 @@ class Stream(ABC):
     reads_copies = True
 
     def __init__(self, memory: Memory, shared: Shared, owner: Owner) -> None:
-        self.frames = 0
+        self.frames = 0  # complete frames so far, including bodies that have begun
+        # Set when the last chunk ended in an invalid frame. What came before it is still forwarded.
         self.close: Close | None = None
-        self.code = wire.FRAME_ERROR
-        self.left_bytes = 0
-        self.most_payload_bytes = wire.DEFAULT_FRAME_MAX - _FRAME_BYTES
-        self.most_body_bytes = MAX_BODY_BYTES
-        self.finished = False
-        self.last_channel = MAX_CHANNEL
+        self.code = wire.FRAME_ERROR  # the reply code for that
+        self.left_bytes = 0  # at the end of the last chunk, to be fed again
+        self.most_payload_bytes = wire.DEFAULT_FRAME_MAX - _FRAME_BYTES  # of one frame
+        self.most_body_bytes = MAX_BODY_BYTES  # a longer body is not charged
+        self.finished = False  # a peer has closed the connection; contents that arrive now are dropped
+        self.last_channel = MAX_CHANNEL  # the highest channel number that may be used
         self.out: list[Buffer] = []
-        self.own_bytes = self.refused = self.waiting = 0
-        self.again_ns: int | None = None
+        self.own_bytes = 0  # of Sluice's own frames, in ``out`` or about to get there
+        self.refused = 0
+        self.waiting = 0  # how many contents and methods wait, spooled ones included
+        self.again_ns: int | None = None  # when to call ``ask`` without being woken
+        # For contents that were forwarded without a decision. They go with the next batch.
         self.charges: list[Charge] = []
         self._memory = memory
         self._shared = shared
@@ -218,14 +191,9 @@ class Stream(ABC):
 
     @abstractmethod
     def _limit(self, content: Content, keys: list[bytes]) -> bool:
-        """Set a content's resources and number once its header has arrived.
+        """Set a content's resources and number once its header has arrived. Return whether it can be decided now.
 
-        Args:
-            content: the content.
-            keys: the routing keys in CC and BCC.
-
-        Returns:
-            Whether it can be decided now, if it is limited.
+        ``keys``: the routing keys in CC and BCC.
         """
 
     def _still_gathers(self, content: Content) -> bool:
@@ -239,8 +207,7 @@ class Stream(ABC):
         return b""
 
     @abstractmethod
-    def _make_request(self, content: Content) -> Request:
-        """Make the request of a limited content."""
+    def _make_request(self, content: Content) -> Request: ...
 
     def _most_gathered_bytes(self) -> int:
         """Return the longest payload of a frame other than a body."""

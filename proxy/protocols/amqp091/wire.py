@@ -255,8 +255,8 @@ def read_content_header(
     """Read the payload of a header frame.
 
     Returns:
-        Its class, the size of the body in bytes, the routing keys in CC and BCC if ``copies``, and how many fields were
-        read to find them.
+        Its class, the size of the body in bytes, the routing keys in CC and BCC if ``copies``, and how many fields
+        were read to find them.
 
     Raises:
         Malformed: it is too short, or its headers cannot be read as far as they may hold such keys.
@@ -330,27 +330,18 @@ _MARK: Final = b"\x11x-sluice-replayedt\x01"
 
 
 class Publish(NamedTuple):
-    """A complete publish.
+    """A complete publish."""
 
-    Attributes:
-        target: exchange and routing key as on the wire, with their lengths.
-        keys: the routing keys in CC and BCC.
-        header: the payload of its header frame.
-        body: the complete body.
-    """
-
-    target: bytes
-    keys: list[bytes]
-    header: bytes
+    target: bytes  # exchange and routing key as on the wire, with their lengths
+    keys: list[bytes]  # the routing keys in CC and BCC
+    header: bytes  # the payload of its header frame
     body: bytes
 
     def frames(self, channel: int, most_payload_bytes: int) -> bytes:
         """Return its frames for another channel, marked as replayed, and neither mandatory nor immediate.
 
-        It is not marked if its headers would then be too long for a frame.
-
-        Raises:
-            Malformed: they are too long as they are, or cannot be read.
+        It is not marked if its headers would then be too long for a frame. Raises Malformed if they are too long as
+        they are.
         """
         header = _marked(self.header)
         if len(header) > most_payload_bytes:
@@ -367,11 +358,7 @@ class Publish(NamedTuple):
 
 
 def read_publish(data: bytes) -> Publish:
-    """Read the frames of a complete publish.
-
-    Raises:
-        Malformed: they are something else.
-    """
+    """Read the frames of a complete publish, or raise Malformed."""
     payloads: dict[int, list[memoryview]] = {METHOD: [], HEADER: [], BODY: []}
     view, position, size = memoryview(data), 0, len(data)
     while position < size:
@@ -406,13 +393,7 @@ def _marked(header: bytes) -> bytes:
     table = _MARK + (reader.long_string() if flags & _FLAG_HEADERS else b"")
     before = header[: _CONTENT_HEADER_BYTES - 2] + (flags | _FLAG_HEADERS).to_bytes(2, "big")
     return b"".join(
-        (
-            before,
-            header[_CONTENT_HEADER_BYTES:begins],
-            len(table).to_bytes(4, "big"),
-            table,
-            header[reader.position :],
-        )
+        (before, header[_CONTENT_HEADER_BYTES:begins], len(table).to_bytes(4, "big"), table, header[reader.position :])
     )
 
 
@@ -427,19 +408,12 @@ _DEATHS: Final = b"\x07x-death"
 
 
 class Mark(NamedTuple):
-    """The contents of a mark.
+    """The contents of a mark."""
 
-    Attributes:
-        header: the original payload of the header frame, but for fields that the broker has added.
-        maker: identifies the process that marked the message.
-        number: that process's number of the message.
-        died: it was, or may have been, dead-lettered since.
-    """
-
-    header: bytes
-    maker: int
-    number: int
-    died: bool
+    header: bytes  # the original payload of the header frame, but for fields that the broker has added
+    maker: int  # identifies the process that marked the message
+    number: int  # that process's number of the message
+    died: bool  # it was, or may have been, dead-lettered since
 
 
 def _headers_at(header: Buffer, flags: int) -> int:
@@ -457,9 +431,6 @@ def mark_header(header: bytes, maker: int, number: int) -> bytes | None:
     Returns:
         The payload of its header frame; None if the message is not durable, has an expiration, is marked, or was
         dead-lettered before, which could not be told from later.
-
-    Raises:
-        Malformed: the header cannot be read.
     """
     if len(header) < _CONTENT_HEADER_BYTES:
         raise Malformed(f"a content header of {len(header)} bytes")
@@ -491,11 +462,7 @@ def mark_header(header: bytes, maker: int, number: int) -> bytes | None:
 
 
 def read_mark(header: bytes) -> Mark | None:
-    """Restore the header of a marked message; None if it is not marked.
-
-    Raises:
-        Malformed: the header cannot be read.
-    """
+    """Restore the header of a marked message; None if it is not marked."""
     if CONFIRM_FIELD not in header:
         return None
     if len(header) < _CONTENT_HEADER_BYTES:
@@ -554,11 +521,7 @@ def nack(channel: int, tag: int) -> bytes:
 
 
 def settled_at(arguments: Buffer) -> tuple[int, int]:
-    """Return delivery tag and bits of a basic.ack, nack or reject.
-
-    Raises:
-        Malformed: the arguments are too short.
-    """
+    """Return delivery tag and bits of a basic.ack, nack or reject."""
     if len(arguments) < _SETTLED.size:
         raise Malformed(f"{_SETTLED.size} bytes of arguments are asked for, {len(arguments)} are there")
     tag, bits = _SETTLED.unpack_from(arguments)
@@ -592,7 +555,6 @@ def queue_delete(channel: int, queue: bytes) -> bytes:
 
 
 def frames_of(methods: Buffer) -> Iterator[bytes]:
-    """Split frames."""
     position = 0
     while position < len(methods):
         stop = position + prefix_at(methods, position)[2] + FRAME_BYTES

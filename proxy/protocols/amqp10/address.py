@@ -63,19 +63,12 @@ _DEFAULT_EXCHANGES: Final = (b"", b"amq.default")
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a link's messages go.
-
-    Attributes:
-        by: what tells it.
-        exchange: empty is the default one, where routing keys are names of queues.
-        routing_key: empty unless the address has it.
-        plain: addresses of messages are names of queues: the broker is not RabbitMQ.
-    """
+    """Where a link's messages go."""
 
     by: KeyBy = "address"
-    exchange: bytes = b""
+    exchange: bytes = b""  # empty is the default one, where routing keys are names of queues
     routing_key: bytes = b""
-    plain: bool = False
+    plain: bool = False  # addresses of messages are names of queues: the broker is not RabbitMQ
 
 
 _NOTHING: Final = Address("nothing")
@@ -84,18 +77,15 @@ _TO_PLAIN: Final = Address("to", plain=True)
 
 
 def vhost_of(hostname: bytes | None) -> bytes:
-    """Return the vhost that an open names."""
     if hostname is not None and hostname.startswith(_VHOST):
         return hostname[len(_VHOST) :]
     return DEFAULT_VHOST
 
 
 def target_of(target: Terminus | None, *, plain: bool = False) -> Address:
-    """Return where messages for a target go; for a dynamic node this is known from the receiver's attach only.
+    """Return where messages for a target go. For a dynamic node this is known from the receiver's attach only.
 
-    Args:
-        target: as the sender's attach has it.
-        plain: the broker is not RabbitMQ.
+    ``plain``: the broker is not RabbitMQ.
     """
     if target is None:
         return _TO_PLAIN if plain else _TO
@@ -107,7 +97,6 @@ def target_of(target: Terminus | None, *, plain: bool = False) -> Address:
 
 
 def address_of(address: bytes, *, plain: bool = False) -> Address:
-    """Return where an address leads."""
     if plain:
         return Address(routing_key=_plain(address), plain=True) if address else _TO_PLAIN
     if not address.startswith(b"/"):
@@ -157,12 +146,9 @@ def _unescaped(name: bytes) -> bytes:
 
 
 def published(names: Names, address: Address, head: MessageHead | None = None) -> tuple[Resource, ...]:
-    """Return what a message is charged to, without copies; nothing if it is not limited or does not tell.
+    """Return what a message is charged to; nothing if it is not limited or does not tell.
 
-    Args:
-        names: of the connection.
-        address: of its link.
-        head: its own; needed where ``address.by`` is not "address".
+    Its own ``head`` is needed where ``address.by`` is not "address".
     """
     if head is not None and address.by == "to":
         address = address_of(head.to, plain=address.plain) if head.to is not None else _TO
@@ -181,7 +167,7 @@ def published(names: Names, address: Address, head: MessageHead | None = None) -
 def source_of(source: Terminus | None, *, plain: bool = False) -> bytes | None:
     """Return the name of the queue that a source stands for; None if it is not limited.
 
-    MADE_BY_BROKER if the client does not know the name; for a dynamic source it is in the sender's attach.
+    MADE_BY_BROKER if the client does not know the name. For a dynamic source it is in the sender's attach.
     """
     if source is None or source.address is None or source.coordinator:
         return None

@@ -22,20 +22,13 @@ another session of the same client steals is one that the broker detaches.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 
 from proxy.deciding.batch import Side
 from proxy.protocols.amqp10 import wire
-from proxy.protocols.amqp10.links import (
-    ASKED,
-    PASSES,
-    SWALLOWED,
-    UNDECIDED,
-    Delivery,
-    Link,
-    Shared,
-)
+from proxy.protocols.amqp10.links import ASKED, PASSES, SWALLOWED, UNDECIDED, Delivery, Link, Shared
 from proxy.protocols.amqp10.parts import HalfPart, Outlet, Piece, SessionPart, Step
 from proxy.protocols.amqp10.scanning import Flowed, Scanned, reflow, renumber
 from proxy.protocols.amqp10.stream import Stream
@@ -47,72 +40,39 @@ MAX_LINKS: Final = 16384
 # Longer names are known by a digest.
 _MAX_NAME_BYTES: Final = 64
 
-# How long deliveries of an ended link are waited for, and how precisely.
-_ORPHANED_NS: Final = 2_000_000_000
-_ORPHANED_APART_NS: Final = 250_000_000
 
 Key = tuple[bytes, Side]
 
 
+@dataclass(eq=False, slots=True)
 class Half(HalfPart):
-    """What one peer has of a session.
+    """One peer's half of a session."""
 
-    Attributes:
-        first_id: of its transfers, by its begin.
-        told: its begin was forwarded, and its end was not.
-        ended: its end was read.
-        handles: its links.
-        awaited: links that only the other peer has attached, by name and sender.
-        senders: how many links it sends on.
-        deciders: on how many of these all deliveries are decided.
-        deciding: how many of its deliveries are looked at and not forwarded completely.
-        undecided: its deliveries that wait for more of them.
-        kept_bytes: since the first of these, at most ``most_kept_bytes``.
-        kept_transfers: likewise.
-    """
-
-    __slots__ = (
-        "awaited",
-        "deciders",
-        "deciding",
-        "ended",
-        "first_id",
-        "handles",
-        "kept_bytes",
-        "kept_transfers",
-        "most_kept_bytes",
-        "senders",
-        "told",
-        "undecided",
-    )
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first_id = 0
-        self.told = self.ended = False
-        self.handles: dict[int, Link] = {}
-        self.awaited: dict[Key, deque[Link]] = {}
-        self.senders = self.deciders = self.deciding = 0
-        self.undecided: dict[Delivery, None] = {}
-        self.kept_bytes = self.kept_transfers = self.most_kept_bytes = 0
+    first_id: int = 0  # of its transfers, by its begin
+    told: bool = False  # its begin was forwarded, and its end was not
+    ended: bool = False
+    handles: dict[int, Link] = field(default_factory=dict)
+    awaited: dict[Key, deque[Link]] = field(default_factory=dict)  # links that only the other peer has attached
+    senders: int = 0  # how many links it sends on
+    deciders: int = 0  # on how many of these all deliveries are decided
+    deciding: int = 0  # how many of its deliveries are looked at and not forwarded completely
+    undecided: dict[Delivery, None] = field(default_factory=dict)  # its deliveries that wait for more of them
+    kept_bytes: int = 0  # since the first of these, at most most_kept_bytes
+    kept_transfers: int = 0
+    most_kept_bytes: int = 0
 
 
-class Conversation(SessionPart[Link]):
+class Conversation:
     """One session; ``shared`` is common to all links of the connection."""
-
-    __slots__ = ("_orphaned", "_shared", "halves", "links")
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self.halves: dict[Side, Half] = {side: Half() for side in Side}
         self.links: dict[Link, None] = {}
-        # Places in the client's deliveries where a link has ended, and until when those before are waited for.
-        self._orphaned: deque[tuple[int, int]] = deque()
 
     # --- Begin and end ----------------------------------------------------------------------------
 
     def begin(self, side: Side, channel: int, performative: Performative) -> Step:
-        """Take a begin of either peer."""
         half = self.halves[side]
         half.channel = channel
         next_outgoing_id, incoming_window, outgoing_window = map(performative.uint, (1, 2, 3))
@@ -130,7 +90,6 @@ class Conversation(SessionPart[Link]):
         return Mark(self, side, begun)
 
     def end(self, side: Side) -> Step:
-        """Take an end of either peer."""
         half = self.halves[side]
         half.ended = True
         self.pass_undecided(side)
@@ -149,7 +108,6 @@ class Conversation(SessionPart[Link]):
         return Mark(self, side, ended)
 
     def end_links(self) -> None:
-        """Note that all links have ended."""
         links, self.links = self.links, {}
         for link in links:
             self._end_link(link)
@@ -157,7 +115,6 @@ class Conversation(SessionPart[Link]):
     # --- Links ------------------------------------------------------------------------------------
 
     def attach(self, side: Side, performative: Performative) -> tuple[Link, Step]:
-        """Take an attach of either peer."""
         attached = wire.read_attach(performative)
         half = self.halves[side]
         if attached.handle in half.handles:
@@ -201,7 +158,6 @@ class Conversation(SessionPart[Link]):
             self.changed()
 
     def ask_terms(self) -> None:
-        """Ask the rules about all links."""
         for link in self.links:
             self._ask_terms(link, link.ask_terms)
 
@@ -216,7 +172,6 @@ class Conversation(SessionPart[Link]):
         self._show(link)
 
     def detach(self, side: Side, performative: Performative) -> Step:
-        """Take a detach of either peer."""
         half = self.halves[side]
         handle = performative.uint(0)
         link = None if handle is None else half.handles.pop(handle, None)
@@ -251,37 +206,14 @@ class Conversation(SessionPart[Link]):
         half.senders -= 1
         if not half.senders:
             half.ids.forget_unsettled()
-        elif link.sender is Side.CLIENT and half.ids.unsettled:
-            self._orphan(half.ids.reached_by())
-
-    def _orphan(self, before: int) -> None:
-        """Note that unsettled deliveries may belong to a link that has ended, and then get no answer."""
-        shared, orphaned = self._shared, self._orphaned
-        until_ns = shared.now_ns + _ORPHANED_NS
-        if orphaned and until_ns - orphaned[-1][1] < _ORPHANED_APART_NS:
-            _, until_ns = orphaned.pop()
-        orphaned.append((before, until_ns))
-        shared.orphaned[self] = None
-        shared.context.wake()
-
-    @property
-    def orphaned_ns(self) -> int:
-        """Until when deliveries of links that have ended are waited for."""
-        return self._orphaned[0][1]
-
-    def abandon(self, now_ns: int) -> None:
-        """Wait no longer for deliveries whose time is over."""
-        orphaned, ids = self._orphaned, self.halves[Side.CLIENT].ids
-        while orphaned and orphaned[0][1] <= now_ns:
-            ids.abandon(orphaned.popleft()[0])
-        if not orphaned or not ids.unsettled:
-            orphaned.clear()
-            del self._shared.orphaned[self]
+        elif link.sender is Side.CLIENT:
+            # A watched delivery of this link gets no answer any more.
+            half.ids.watched = None
 
     # --- Flows ------------------------------------------------------------------------------------
 
     def flow(self, side: Side, performative: Performative) -> Step:
-        """Take a flow of either peer; its credit counts at once, so that more can be asked for."""
+        """Take a flow of either peer. Its credit counts at once, so that more can be asked for."""
         if None in map(performative.uint, (1, 2, 3)):
             raise Malformed("a flow without next-outgoing-id or windows")
         handle = performative.uint(4)
@@ -293,7 +225,6 @@ class Conversation(SessionPart[Link]):
         return step
 
     def tell(self, link: Link, outlet: Outlet) -> None:
-        """Tell the sender of a link of its credit; the outlet is the receiver's."""
         receiver = outlet.side
         half = self.halves[receiver]
         handle = link.handles[receiver]
@@ -302,25 +233,13 @@ class Conversation(SessionPart[Link]):
             return
         if handle is None or receiver not in link.told or not half.told:
             return
-        to_sender = link.credit.to_sender()
-        self._tell_flow(
-            outlet,
-            handle=handle,
-            delivery_count=to_sender.delivery_count,
-            link_credit=to_sender.credit,
-            drain=to_sender.drain,
-        )
+        self._tell_flow(outlet, (handle, *link.credit.to_sender()))
 
     def count_short(self, side: Side) -> None:
-        """Note that a transfer of that peer was swallowed, which it counts as part of its window."""
         self._shared.short[self, side] = None
 
     def tell_window(self, outlet: Outlet) -> bool:
-        """Tell the sender how much of its window was swallowed, if it could not send without that.
-
-        Returns:
-            Whether it knows of all now. The outlet is the receiver's.
-        """
+        """Tell the sender how much of its window was swallowed, unless it can send without. Return whether it knows."""
         half, other = self.halves[outlet.side], self.halves[outlet.side.other]
         if not other.transfers.to_tell or not half.told:
             return True
@@ -330,64 +249,36 @@ class Conversation(SessionPart[Link]):
         self._tell_flow(outlet)
         return True
 
-    def _tell_flow(
-        self,
-        outlet: Outlet,
-        *,
-        handle: int | None = None,
-        delivery_count: int | None = None,
-        link_credit: int | None = None,
-        drain: bool = False,
-    ) -> None:
+    def _tell_flow(self, outlet: Outlet, link: tuple[int, int | None, int, bool] | None = None) -> None:
         half, other = self.halves[outlet.side], self.halves[outlet.side.other]
         assert half.channel is not None  # noqa: S101 - it has begun
         incoming_id = other.transfers.incoming_id()
         if incoming_id is None and other.told:
             # The receiver has not told it yet, but knows it.
             incoming_id = other.first_id
-        outlet.insert(
-            wire.flow_frame(
-                half.channel,
-                next_incoming_id=incoming_id,
-                incoming_window=other.transfers.incoming_window or 0,
-                next_outgoing_id=half.transfers.outgoing_id(),
-                outgoing_window=half.transfers.outgoing_window,
-                handle=handle,
-                delivery_count=delivery_count,
-                link_credit=link_credit,
-                drain=drain,
-            )
+        sends, window = half.transfers, other.transfers.incoming_window
+        frame = wire.flow_frame(
+            half.channel, incoming_id, window, sends.outgoing_id(), sends.outgoing_window, link=link
         )
+        outlet.insert(frame)
 
     def tell_rejected(self, number: int, why: str, outlet: Outlet) -> None:
-        """Tell the sender of a swallowed delivery that it is rejected; the outlet is the receiver's."""
         half = self.halves[outlet.side]
-        if half.channel is None or not half.told:
-            return
-        outlet.insert(
-            wire.disposition_frame(
-                half.channel,
-                receiver=True,
-                first=number,
-                state=wire.rejected(wire.RESOURCE_LIMIT_EXCEEDED, why),
-            )
-        )
+        if half.channel is not None and half.told:
+            outlet.insert(wire.rejection_frame(half.channel, number, wire.RESOURCE_LIMIT_EXCEEDED, why))
 
     # --- Transfers --------------------------------------------------------------------------------
 
     def is_plain(self, side: Side) -> bool:
-        """Say whether a peer's transfers are forwarded unchanged, but for those that are looked at."""
         half = self.halves[side]
         return not half.deciders and not half.deciding and half.ids.plain and not half.kept
 
     @property
     def counts_alike(self) -> bool:
-        """Whether both peers count deliveries alike: none was ever swallowed."""
         halves = self.halves
         return halves[Side.CLIENT].ids.plain and halves[Side.BROKER].ids.plain
 
     def is_plain_disposition(self, side: Side, *, receiver: bool) -> bool:
-        """Say whether a peer's dispositions are forwarded unchanged."""
         half = self.halves[side]
         # Numbers change only for later deliveries of the other peer.
         ids = self.halves[side.other].ids if receiver else half.ids
@@ -398,14 +289,7 @@ class Conversation(SessionPart[Link]):
     def transfer(
         self, stream: Stream, frame: Frame, performative: Performative, begins: int, data: Buffer
     ) -> "tuple[Delivery | None, Step | None]":
-        """Take a transfer.
-
-        Args:
-            stream: of the sender.
-            frame: its header.
-            performative: the transfer.
-            begins: where its payload begins, from its first byte.
-            data: the frame, as far as it has come.
+        """Take a transfer, as far as it has come.
 
         Returns:
             The delivery, if ``payload`` must be called with the rest, and what becomes of the frame.
@@ -437,7 +321,7 @@ class Conversation(SessionPart[Link]):
                 if aborted:
                     stream.run.add_aborted(self, number)
                 return None, None
-            delivery = Delivery(link, number, settled=settled)
+            delivery = Delivery(link, number, settled=settled, renumbered=number)
             if link.looks_at(delivery, names_copies=copies):
                 self._look_at(half, delivery)
         elif number is not None and number != delivery.number:
@@ -463,14 +347,12 @@ class Conversation(SessionPart[Link]):
         )
 
     def payload(self, side: Side, delivery: Delivery, payload: Buffer, *, is_last: bool) -> Step:
-        """Take more of the payload of a long transfer; ``is_last`` ends it."""
         half = self.halves[side]
         self._decide(half, delivery, payload, is_last=is_last and delivery.complete)
         self._kept(half, len(payload))
         return PayloadStep(self, side, delivery)
 
     def time(self, number: int) -> None:
-        """Time a delivery of the client that is forwarded unsettled, unless another is being timed."""
         shared = self._shared
         if shared.timed is None:
             ids = self.halves[Side.CLIENT].ids
@@ -487,12 +369,10 @@ class Conversation(SessionPart[Link]):
     # --- Scans ------------------------------------------------------------------------------------
 
     def changed(self) -> None:
-        """Note that it may have become plain, or may no longer be."""
         for scanner in self._shared.scanners.values():
             scanner.changed[self] = None
 
     def plain_channel(self, side: Side) -> tuple[int, bool] | None:
-        """Return a peer's channel, if it is open, and whether scans may take its transfers and dispositions."""
         half = self.halves[side]
         if half.channel is None or half.ended:
             return None
@@ -500,7 +380,6 @@ class Conversation(SessionPart[Link]):
         return half.channel, not half.deciding and not half.kept
 
     def _show(self, link: Link) -> None:
-        """Tell the scanner whether it may take transfers of a link."""
         side = link.sender
         scanner, half, handle = self._shared.scanners.get(side), self.halves[side], link.handles[side]
         if scanner is None or half.channel is None or handle is None or half.handles.get(handle) is not link:
@@ -522,7 +401,6 @@ class Conversation(SessionPart[Link]):
         self._shared.keeping[self] = None
 
     def _decide(self, half: Half, delivery: Delivery, payload: Buffer, *, is_last: bool) -> None:
-        """Decide a delivery, or ask for a decision, as soon as enough is known."""
         if delivery.fate == UNDECIDED:
             delivery.link.decide(delivery, payload, is_last=is_last, must=False)
             if delivery.fate != UNDECIDED:
@@ -536,7 +414,6 @@ class Conversation(SessionPart[Link]):
             delivery.request.size_bytes = delivery.asked_bytes = delivery.size_bytes
 
     def _kept(self, half: Half, size_bytes: int, transfers: int = 0) -> None:
-        """Count what must be kept back; decide by what is known if that is too much."""
         if not half.undecided:
             return
         half.kept_transfers += transfers
@@ -552,7 +429,6 @@ class Conversation(SessionPart[Link]):
                 self._shared.keeping.pop(self, None)
 
     def decide_now(self) -> None:
-        """Decide all deliveries by what is known of them, as no more can be kept."""
         for half in self.halves.values():
             self._decide_now(half)
 
@@ -570,7 +446,6 @@ class Conversation(SessionPart[Link]):
             self._shared.forced[self] = None
 
     def pass_undecided(self, side: Side) -> None:
-        """Forward all undecided deliveries of a peer that says no more."""
         half = self.halves[side]
         self._pass_undecided(half, list(half.undecided))
 
@@ -584,13 +459,11 @@ class Conversation(SessionPart[Link]):
         self._keep_no_more(half)
 
     def keep(self, piece: Piece) -> None:
-        """Keep a piece back, as a copy."""
         copy = bytes(piece.buffer[piece.start : piece.stop])
         self.halves[piece.step.side].kept.append(Piece(copy, 0, len(copy), piece.step, piece.is_last))
         self.changed()
 
     def reject(self, delivery: Delivery) -> None:
-        """Have the sender of a swallowed delivery told of that, and of its returned credit."""
         shared, link = self._shared, delivery.link
         shared.to_tell[link] = None
         link.falls_due()
@@ -598,7 +471,6 @@ class Conversation(SessionPart[Link]):
             shared.rejected.append(delivery)
 
     def forget(self) -> None:
-        """Drop all references."""
         for half in self.halves.values():
             half.handles.clear()
             half.awaited.clear()
@@ -618,7 +490,6 @@ class Mark(Step):
         self._then = then
 
     def apply(self, piece: Piece) -> bytes | None:
-        """Do what follows."""
         del piece
         self._then()
         return None
@@ -641,7 +512,6 @@ class FlowStep(Step):
             link.flows += 1
 
     def apply(self, piece: Piece) -> bytes | None:
-        """Translate it."""
         del piece
         side, link = self.side, self._link
         if link is not None:
@@ -673,7 +543,6 @@ class ScannedFlows(Step):
             self._flows.append((session, flow, link))
 
     def apply(self, piece: Piece) -> bytes | None:
-        """Translate them."""
         side, buffer, at = self.side, piece.buffer, piece.start
         parts: list[Buffer] = []
         for session, flow, link in self._flows:
@@ -689,7 +558,7 @@ class ScannedFlows(Step):
 def _translate_flow(
     session: Conversation, side: Side, link: Link | None, numbers: Sequence[int | None], *, drains: bool
 ) -> dict[int, bytes]:
-    """Take a flow of a session, or of one of its links, as it goes on; return which fields are others then."""
+    """Take a flow of a session, or of one of its links, as it is forwarded. Return which fields change."""
     half, other = session.halves[side], session.halves[side.other]
     incoming_id, incoming_window, outgoing_id, outgoing_window, _, delivery_count, credit, available = numbers
     to_incoming_id = other.transfers.flow_of_receiver(incoming_id, incoming_window or 0)
@@ -754,11 +623,9 @@ class TransferStep(Step):
 
     @property
     def is_blocked(self) -> bool:
-        """Whether it is not decided yet."""
         return self._delivery.fate in {UNDECIDED, ASKED}
 
     def apply(self, piece: Piece) -> bytes | None:
-        """Swallow it, or forward it with the receiver's numbers."""
         delivery, session = self._delivery, self.session
         half = session.halves[self.side]
         link, ids = delivery.link, half.ids
@@ -813,11 +680,9 @@ class PayloadStep(Step):
 
     @property
     def is_blocked(self) -> bool:
-        """Whether it is not decided yet."""
         return self._delivery.fate in {UNDECIDED, ASKED}
 
     def apply(self, piece: Piece) -> bytes | None:
-        """Share the fate of its beginning."""
         del piece
         return b"" if self._delivery.fate == SWALLOWED else None
 
@@ -846,7 +711,6 @@ class DispositionStep(Step):
         self._receiver, self._settles = performative.boolean(0), performative.boolean(3)
 
     def apply(self, piece: Piece) -> bytes | None:
-        """Count what it settles, and translate it."""
         del piece
         session = self.session
         first, last = self._range
@@ -861,7 +725,6 @@ class DispositionStep(Step):
         return self._written(ranges)
 
     def translated(self) -> bytes | None:
-        """Translate it without counting."""
         return self._written(self._ranges())
 
     def _ranges(self) -> list[tuple[int, int]]:
@@ -882,14 +745,7 @@ class DispositionStep(Step):
 
 
 class NumberedRun(Step):
-    """Plain frames, as scanned, of sessions in which deliveries were swallowed before.
-
-    Args:
-        side: whose frames.
-        scanned: what is counted of them.
-        sessions: those sessions.
-        most_bytes: the longest frame that may be written.
-    """
+    """Plain frames, as scanned, of sessions in which deliveries were swallowed before."""
 
     __slots__ = ("_most_bytes", "_scanned", "_sessions")
 
@@ -901,7 +757,6 @@ class NumberedRun(Step):
         self._sessions = {session.halves[side].channel or 0: session for session in sessions}
 
     def apply(self, piece: Piece) -> bytes | None:
-        """Write them with other numbers, and count them."""
         side = self.side
         numbers = []
         for channel, session in self._sessions.items():

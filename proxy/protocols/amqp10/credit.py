@@ -93,7 +93,6 @@ _MAX_CLIENTS: Final = 4096
 
 
 def wrapped(number: int) -> int:
-    """Return a number as it is on the wire, in 32 bits."""
     return number & MAX_CREDIT
 
 
@@ -106,16 +105,9 @@ class Unpaid:
     """The credit of one client's links whose messages have unknown costs.
 
     A message may tell its own address, or be settled where others are refused. All such credit may hit one limit at
-    once,
-    so it is bounded by the tightest limit and accrues at its rate. It returns with each message that did no harm:
-    decided by
-    itself, or not limited. Then up to that limit's debt may be out as well.
-
-    Attributes:
-        paid_for: resources of the client's last harmful message; for a while, credit is paid as for these.
+    once, so it is bounded by the tightest limit and accrues at its rate. It returns with each message that did no harm:
+    decided by itself, or not limited. Then up to that limit's debt may be out as well.
     """
-
-    __slots__ = ("_advance", "_at_ns", "_capacity", "_paid_until_ns", "_stored", "paid_for")
 
     def __init__(self, now_ns: int) -> None:
         self._advance = Advance(0, 0, 0)
@@ -123,10 +115,10 @@ class Unpaid:
         self._stored = self._capacity = 0
         self._at_ns = now_ns
         self._paid_until_ns = now_ns
+        # Resources of the client's last harmful message. For a while, credit is paid as for these.
         self.paid_for: tuple[Resource, ...] = ()
 
     def limit(self, advance: Advance) -> None:
-        """Set the tightest limit; it starts full."""
         if advance != self._advance:
             used = self._capacity - self._stored
             self._advance, self._capacity = advance, advance.burst * UPERMITS_PER_PERMIT
@@ -141,23 +133,22 @@ class Unpaid:
         return max(0, self._stored) // UPERMITS_PER_PERMIT
 
     def pays(self, now_ns: int) -> bool:
-        """Return whether credit is paid as for ``paid_for``."""
         if now_ns >= self._paid_until_ns:
             self.paid_for = ()
         return bool(self.paid_for)
 
     def take(self, messages: int) -> None:
-        """Note that links got more; negative is credit that they lost unused."""
+        """Take note that links got more. Negative is credit that they lost unused."""
         self._stored = min(self._capacity, self._stored - messages * UPERMITS_PER_PERMIT)
 
     def did_no_harm(self, messages: int = 1) -> None:
-        """Note messages that are paid otherwise, if at all."""
+        """Take note of messages that are paid otherwise, if at all."""
         most = self._advance.most * UPERMITS_PER_PERMIT
         self._capacity = min(max(self._capacity, most), self._capacity + messages * UPERMITS_PER_PERMIT)
         self.take(-messages)
 
     def did_harm(self, paid_for: tuple[Resource, ...], now_ns: int) -> None:
-        """Note a message that was charged to these resources and could not be refused."""
+        """Take note of a message that was charged to these resources and could not be refused."""
         self._capacity = self._advance.burst * UPERMITS_PER_PERMIT
         self._stored = min(self._capacity, self._stored)
         self.paid_for = paid_for
@@ -171,13 +162,7 @@ class UnpaidOfClients:
         self._known: OrderedDict[tuple[str, tuple[Resource, ...]], Unpaid] = OrderedDict()
 
     def of(self, address: str, resources: tuple[Resource, ...], now_ns: int) -> Unpaid:
-        """Return that of a client.
-
-        Args:
-            address: the client's.
-            resources: of the links; none if each message tells them.
-            now_ns: the time.
-        """
+        """Return that of a client, by its address. ``resources``: of the links; empty if each message tells them."""
         key = address, resources
         unpaid = self._known.get(key)
         if unpaid is None:
@@ -196,68 +181,31 @@ class Hub:
 
 
 class LinkFlow(NamedTuple):
-    """A flow of a link, as it is on the wire.
+    """A flow of a link, as it is on the wire."""
 
-    Attributes:
-        delivery_count: None while the receiver does not know it (2.6.7).
-        credit: link-credit.
-        drain: the receiver wants the credit used up, or the sender is about to.
-    """
-
-    delivery_count: int | None
+    delivery_count: int | None  # None while the receiver does not know it (2.6.7)
     credit: int
-    drain: bool
+    drain: bool  # the receiver wants the credit used up, or the sender is about to
 
 
 class Credit:
-    """The credit of one link, from its attach to its detach. Calls follow the order of the wire.
-
-    Attributes:
-        limit: see the module for this and the next three.
-        granted: what the sender may use of it.
-        sent: where the sender is.
-        offset: what the sender's numbers are ahead.
-        window: the most unused credit of the sender, in deliveries.
-        draining: the receiver wants its credit used up.
-        shaped: the sender was once told something else than the receiver said. Until then flows are forwarded
-            unchanged.
-        available: how much the sender last said it has to send; None if it did not.
-        swallowing: a swallowed delivery is still coming. Its sender may not have counted it yet.
-    """
-
-    __slots__ = (
-        "_attached",
-        "_drains",
-        "_drains_to",
-        "_due",
-        "_highest",
-        "_initial",
-        "_prepaid",
-        "_said",
-        "_told",
-        "_untouched",
-        "_used",
-        "available",
-        "draining",
-        "granted",
-        "limit",
-        "offset",
-        "sent",
-        "shaped",
-        "swallowing",
-        "window",
-    )
+    """The credit of one link, from its attach to its detach. Calls follow the order of the wire."""
 
     def __init__(self, initial_delivery_count: int | None = None) -> None:
-        """Begin a link; ``initial_delivery_count`` is None while only the receiver's attach was seen."""
+        """``initial_delivery_count`` is None while only the receiver's attach was seen."""
         self._attached = initial_delivery_count is not None
         self._initial = initial_delivery_count or 0
+        # See the module.
         self.limit = self.granted = self.sent = self._initial
         self.offset = 0
         self.window = FIRST_WINDOW
+        # The receiver wants its credit used up.
         self.draining = False
+        # The sender was once told something else than the receiver said. Until then flows are forwarded unchanged.
         self.shaped = False
+        # A swallowed delivery is still coming. Its sender may not have counted it yet.
         self.swallowing = False
+        # How much the sender last said it has to send.
         self.available: int | None = None
         # The receiver's last delivery-count, unwrapped; None if it left it out.
         self._said: int | None = None
@@ -297,7 +245,7 @@ class Credit:
     # The receiver's flows, and what the sender is told.
 
     def flow_of_receiver(self, delivery_count: int | None, credit: int | None, drain: bool) -> None:  # noqa: FBT001
-        """Take the receiver's flow, as it is on the wire; without link-credit it is 0.
+        """Take the receiver's flow, as it is on the wire.
 
         Ask for what is ``wanted`` then, and forward ``to_sender``.
         """
@@ -360,14 +308,10 @@ class Credit:
         return min(left, window - unused)
 
     def grant(self, permits: int, *, plenty: bool = False) -> bool:
-        """Let the sender use paid credit; permits that the receiver no longer wants are given back.
+        """Let the sender use paid credit. Permits that the receiver no longer wants are given back.
 
-        Args:
-            permits: how many.
-            plenty: these are all that it asked for, and it did not wait.
-
-        Returns:
-            Whether there is something ``to_tell``.
+        ``plenty``: these are all that it asked for, and it did not wait. Returns whether there is something
+        ``to_tell``.
         """
         if plenty:
             self._widen()
@@ -380,10 +324,9 @@ class Credit:
         return self.to_tell
 
     def grant_some(self, most: int) -> int:
-        """Let the sender use up to ``most`` of the limit, unpaid, as their cost is unknown. Called as ``grant_all``.
+        """Let the sender use up to ``most`` of the limit, unpaid, as their cost is unknown. Return how many it got.
 
-        Returns:
-            How many more it may use. There may be something ``to_tell``.
+        Called as ``grant_all``.
         """
         granted = max(0, min(self.wanted(), most))
         if granted:
@@ -393,12 +336,9 @@ class Credit:
         return granted
 
     def grant_all(self) -> bool:
-        """Let the sender use the whole limit, unpaid: nothing limits the link.
+        """Let the sender use the whole limit, unpaid: nothing limits the link. Return ``to_tell``.
 
         Call it again when deliveries or the sender's flow came, as long as less is granted.
-
-        Returns:
-            Whether there is something ``to_tell``.
         """
         if not self.shaped or not self._awaits_answer:
             self.granted = self.limit
@@ -488,7 +428,6 @@ class Credit:
 
     @property
     def due(self) -> int:
-        """What ``take_due`` would return."""
         return self._due
 
     def take_due(self) -> int:
@@ -499,12 +438,10 @@ class Credit:
 
     @property
     def prepaid(self) -> int:
-        """How many deliveries to come are paid."""
         return self._prepaid
 
     @property
     def unpaid(self) -> int:
-        """How many deliveries may come that are not paid."""
         return max(0, self.granted - self.sent - self._prepaid)
 
     def repay(self) -> int:
@@ -514,7 +451,6 @@ class Credit:
         return self.take_due()
 
     def _widen(self) -> None:
-        """Widen the window, if it was used up since the last time."""
         if self._used >= self.window:
             self.window = min(2 * self.window, MAX_WINDOW)
             self._used = 0

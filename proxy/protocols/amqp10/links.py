@@ -9,7 +9,7 @@ resources of their own. What comes before that is bounded by ``Unpaid``.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Final
 
 from limiter.rules.resource import Resource
@@ -21,7 +21,7 @@ from proxy.protocols.amqp.names import EXCHANGE, QUEUE, ROUTING_KEY, Names
 from proxy.protocols.amqp10.address import Address, delivered, published, target_of
 from proxy.protocols.amqp10.credit import Credit, LinkFlow, Unpaid, UnpaidOfClients
 from proxy.protocols.amqp10.message import MAX_HEAD_BYTES, MessageHead, may_name_copies
-from proxy.protocols.amqp10.parts import LinkPart, SessionPart
+from proxy.protocols.amqp10.parts import SessionPart
 from proxy.protocols.amqp10.renumbering import Renumbering
 from proxy.protocols.amqp10.scanning import NativeScanner
 from proxy.protocols.amqp10.wire import Attached, CutOff, Malformed
@@ -44,69 +44,41 @@ _MAX_TERMS: Final = 1024
 
 @dataclass(slots=True)
 class Shared:
-    """What all links of a connection have in common.
-
-    Attributes:
-        context: of the session.
-        connection: the client, as far as it is known.
-        names: of what messages are for.
-        now_ns: of the current call.
-        limits: some message of the client may be limited.
-        requests: deliveries to decide.
-        to_ask: links that may want credit.
-        to_tell: links whose sender may have to hear of credit.
-        rejected: swallowed deliveries whose sender must hear of that.
-        due: links that may have something to charge.
-        clients: unpaid credit of all clients.
-        starved: links that want unpaid credit when their client has none left.
-        turning: links that are to turn.
-        forced: sessions that can keep no more: undecided deliveries are decided by what is known.
-        charges: other charges.
-        paid: messages that came on credit.
-        keeping: sessions with deliveries that need more bytes before they can be decided.
-        short: sessions, with the sender's side, whose window was used by swallowed transfers.
-        orphaned: sessions with unsettled deliveries of links that have ended.
-        unblocked: by side, sessions where kept frames may have been decided.
-        tightest: the allowance of the tightest limit that a message may hit.
-        withheld: producers get no more credit for now.
-        let_in: the broker has opened the connection, too.
-        plain: the broker is not RabbitMQ, so addresses are names of queues.
-        rules_version: of the rules that were asked.
-        links: how many there are.
-        under_way: how many of the client's links are within a delivery.
-        refused: swallowed deliveries.
-        timed: the numbers among which one delivery of the client is watched, and since when.
-        scanners: compiled scans of each peer's plain frames, if there are any.
-    """
+    """What all links of a connection share."""
 
     context: SessionContext
     connection: ConnectionInfo
     names: Names = field(default_factory=Names)
     now_ns: int = 0
-    limits: bool = False
+    limits: bool = False  # some message of the client may be limited
     requests: list[Request] = field(default_factory=list)
-    to_ask: "dict[Link, None]" = field(default_factory=dict)
-    to_tell: "dict[Link, None]" = field(default_factory=dict)
-    rejected: "list[Delivery]" = field(default_factory=list)
-    due: "dict[Link, None]" = field(default_factory=dict)
-    clients: UnpaidOfClients = field(default_factory=UnpaidOfClients)
+    to_ask: "dict[Link, None]" = field(default_factory=dict)  # links that may want credit
+    to_tell: "dict[Link, None]" = field(default_factory=dict)  # links whose sender may have to hear of credit
+    rejected: "list[Delivery]" = field(default_factory=list)  # swallowed deliveries whose sender must hear of that
+    due: "dict[Link, None]" = field(default_factory=dict)  # links that may have something to charge
+    clients: UnpaidOfClients = field(default_factory=UnpaidOfClients)  # unpaid credit of all clients
+    # links that want unpaid credit when their client has none left
     starved: "dict[Link, None]" = field(default_factory=dict)
     turning: "dict[Link, None]" = field(default_factory=dict)
+    # sessions that can keep no more: undecided deliveries are decided by what is known
     forced: "dict[SessionPart[Link], None]" = field(default_factory=dict)
     charges: list[Charge] = field(default_factory=list)
-    paid: dict[tuple[tuple[Resource, ...], bool], Paid] = field(default_factory=dict)
+    paid: dict[tuple[tuple[Resource, ...], bool], Paid] = field(default_factory=dict)  # messages that came on credit
+    # sessions with deliveries that need more bytes before they can be decided
     keeping: "dict[SessionPart[Link], None]" = field(default_factory=dict)
+    # sessions, with the sender's side, whose window was used by swallowed transfers
     short: "dict[tuple[SessionPart[Link], Side], None]" = field(default_factory=dict)
+    # sessions where kept frames may have been decided
     unblocked: "dict[Side, dict[SessionPart[Link], None]]" = field(default_factory=dict)
-    orphaned: "dict[SessionPart[Link], None]" = field(default_factory=dict)
-    tightest: Advance | None = None
-    withheld: bool = False
-    let_in: bool = False
-    plain: bool = False
+    tightest: Advance | None = None  # the allowance of the tightest limit that a message may hit
+    withheld: bool = False  # producers get no more credit for now
+    let_in: bool = False  # the broker has opened the connection, too
+    plain: bool = False  # the broker is not RabbitMQ, so addresses are names of queues
     rules_version: int = 0
-    links: int = 0
-    under_way: int = 0
+    links: int = 0  # how many there are
+    under_way: int = 0  # how many of the client's links are within a delivery
     refused: int = 0
+    # the numbers among which one delivery of the client is watched, and since when
     timed: tuple[Renumbering, int] | None = None
     scanners: dict[Side, NativeScanner] = field(default_factory=dict)
     _kept_bytes: int = 0
@@ -115,7 +87,6 @@ class Shared:
     _terms: dict[tuple[Resource, ...], Terms] = field(default_factory=dict)
 
     def terms(self, resources: tuple[Resource, ...]) -> Terms:
-        """Return what the rules say about the client's messages for some resources."""
         terms = self._terms.get(resources)
         if terms is None:
             if len(self._terms) >= _MAX_TERMS:
@@ -124,14 +95,12 @@ class Shared:
         return terms
 
     def unpaid(self, resources: tuple[Resource, ...], terms: Terms) -> Unpaid:
-        """Return the client's unpaid credit: of links with some resources, or without."""
         advance = terms.advance if resources else self.tightest
         unpaid = self.clients.of(self.connection.address, resources, self.now_ns)
         unpaid.limit(advance or _ANY)
         return unpaid
 
     def look_at_rules(self) -> None:
-        """Note that rules have changed, or that the client is known now."""
         self._terms.clear()
         context = self.context
         self.names.with_keys = context.limits_kind(ROUTING_KEY)
@@ -144,7 +113,7 @@ class Shared:
             self.tightest = min(found, default=None)
 
     def keep(self, size_bytes: int) -> bool:
-        """Take room for kept frames, or return it; say whether there is room."""
+        """Take room for kept frames, or return it. Say whether there is room."""
         self._kept_bytes += size_bytes
         room = self.context.room
         if self._kept_bytes <= SMALL_FRAME_BYTES:
@@ -157,34 +126,29 @@ class Shared:
         return room.grow(self._gathering, self._kept_bytes, self.now_ns)
 
     def _lose(self) -> None:
-        """Note that others have the room now."""
         self.forced |= self.keeping
         self.context.wake()
 
     def forget(self) -> None:
-        """Return the room, and drop all links."""
         if self._gathering is not None:
             self.context.room.give_back(self._gathering)
             self._gathering = None
         links = (self.to_ask, self.to_tell, self.due, self.starved, self.turning)
-        for known in (*links, self.forced, self.short, self.paid, self.keeping, self.orphaned):
+        for known in (*links, self.forced, self.short, self.paid, self.keeping):
             known.clear()
         for kept in (self.requests, self.rejected, self.charges):
             kept.clear()
 
     def charge_due(self) -> None:
-        """Have links charge what is due."""
         due, self.due = self.due, {}
         for link in due:
             link.charge_due()
 
     @property
     def has_more(self) -> bool:
-        """Whether there may be something to charge, or to count."""
         return bool(self.paid or self.due or self.charges)
 
     def take_charges(self) -> Sequence[Charge]:
-        """Return, once, what is to be charged."""
         if self.due:
             self.charge_due()
         if not self.charges:
@@ -193,14 +157,12 @@ class Shared:
         return charges
 
     def take_paid(self) -> Sequence[Paid]:
-        """Return, once, what came on credit."""
         if not self.paid:
             return ()
         paid, self.paid = self.paid, {}
         return list(paid.values())
 
     def count(self, resources: tuple[Resource, ...], deliveries: int, size_bytes: int, *, consumes: bool) -> None:
-        """Count deliveries that are not decided singly."""
         key = resources, consumes
         paid = self.paid.get(key)
         if paid is None:
@@ -210,176 +172,81 @@ class Shared:
         paid.size_bytes += size_bytes
 
 
+@dataclass(eq=False, slots=True)
 class Delivery:
-    """A delivery of several transfers, or one that is decided.
+    """A delivery of several transfers, or one that is decided."""
 
-    Attributes:
-        link: on which it comes.
-        number: its delivery-id, in its sender's numbers.
-        renumbered: the same in its receiver's, once its first frame was forwarded.
-        settled: its sender has settled it; a refusal cannot be told.
-        size_bytes: of its frames so far.
-        complete: all of them have been read.
-        fate: what becomes of it.
-        why: for its sender, if it is swallowed.
-        resources: those that it tells itself, or of its copies.
-        head: reads these; None once they are known.
-        request: while it is decided.
-        asked: the resources it was decided for.
-        asked_bytes: the size it was decided with; 0 if it was not.
-        asks: which rules were asked.
-        looked_at: it was looked at before it was forwarded.
-        paid_for: the resources its credit was paid for when it came, if any; None before.
-        finished: it was counted, and is paid as far as is known.
-        learns: it was forwarded before its resources were known.
-    """
-
-    __slots__ = (
-        "asked",
-        "asked_bytes",
-        "asks",
-        "complete",
-        "fate",
-        "finished",
-        "head",
-        "learns",
-        "link",
-        "looked_at",
-        "number",
-        "paid_for",
-        "renumbered",
-        "request",
-        "resources",
-        "settled",
-        "size_bytes",
-        "why",
-    )
-
-    def __init__(self, link: "Link", number: int, *, settled: bool) -> None:
-        self.link = link
-        self.number = self.renumbered = number
-        self.settled = settled
-        self.size_bytes = 0
-        self.complete = False
-        self.fate = PASSES
-        self.why = ""
-        self.resources: tuple[Resource, ...] = ()
-        self.head: MessageHead | None = None
-        self.request: Request | None = None
-        self.asked: tuple[Resource, ...] = ()
-        self.asked_bytes = 0
-        self.asks: Asks = "all"
-        self.looked_at = self.learns = self.finished = False
-        self.paid_for: tuple[Resource, ...] | None = None
+    link: "Link"
+    number: int  # its delivery-id, in its sender's numbers
+    settled: bool  # its sender has settled it, so a refusal cannot be told
+    renumbered: int  # the same in its receiver's numbers, once its first frame was forwarded
+    size_bytes: int = 0  # of its frames so far
+    complete: bool = False
+    fate: int = PASSES
+    why: str = ""  # for its sender, if it is swallowed
+    resources: tuple[Resource, ...] = ()  # those that it tells itself, or of its copies
+    head: MessageHead | None = None
+    request: Request | None = None  # while it is decided
+    asked: tuple[Resource, ...] = ()
+    asked_bytes: int = 0  # the size it was decided with; 0 if it was not
+    asks: Asks = "all"
+    looked_at: bool = False  # before it was forwarded
+    paid_for: tuple[Resource, ...] | None = None  # the resources its credit was paid for; None before it came
+    finished: bool = False  # it was counted, and is paid as far as is known
+    learns: bool = False  # it was forwarded before its resources were known
 
 
-class Link(LinkPart):
-    """One link.
+@dataclass(eq=False, slots=True)
+class Link:
+    """One link, from the attach of the first peer, ``side``."""
 
-    Args:
-        session: that it belongs to.
-        attached: the first peer's attach.
-        side: that peer.
-        shared: with all others of the connection.
+    session: "SessionPart[Link]"
+    attached: InitVar[Attached]
+    side: InitVar[Side]
+    shared: Shared
+    sender: Side = field(init=False)
+    credit: Credit = field(init=False)
+    # Name and address, for people.
+    name: str = field(init=False)
+    node: str = ""
+    handles: dict[Side, int | None] = field(default_factory=lambda: dict.fromkeys(Side))  # None while not attached
+    told: set[Side] = field(default_factory=set)  # peers whose attach was forwarded, and whose detach was not
+    gone: bool = False
+    address: Address = _NOWHERE  # where messages of the client go
+    resources: tuple[Resource, ...] = ()  # of its messages; empty if each tells its own, or if it is not limited
+    # The resources its credit is asked for: its own, or after a turn those of its client's last message.
+    paid_for: tuple[Resource, ...] = ()
+    terms: Terms = NO_TERMS  # for these
+    delays: bool = False  # credit is asked for
+    meters: bool = False  # its credit is unpaid and bounded, as the cost of its messages is unknown
+    decides: bool = False  # all its deliveries are decided, or looked at
+    most_bytes: int | None = None  # larger deliveries are decided
+    delivery: Delivery | None = None  # the one that is under way
+    request: Request | None = None  # for credit, while it is decided or held
+    flows: int = 0  # of either peer, read and not forwarded yet
+    used: int = 0  # deliveries so far
+    refused: int = 0  # how many of these were swallowed
+    _begun: int = 0  # deliveries read whose ``came`` has not followed
+    _is_made: bool = False  # its node is made by the broker
+    _settles: bool = False  # its sender settles all, so none can be refused
+    # The resources it has turned to, and those it will turn to once everything read has come.
+    _turned: tuple[Resource, ...] = ()
+    _turns_to: tuple[Resource, ...] | None = None
+    # Where its unpaid credit is counted, if it may have some, and how much of it is unused while it meters.
+    _unpaid: Unpaid | None = None
+    _free: int = 0
+    # The bytes that a permit pays for, if bytes are limited, and the mean size of recent deliveries.
+    _bytes: int = 0
+    _size_bytes: int = 0
+    _since_ns: int = 0
 
-    Attributes:
-        session: as given.
-        name: for people.
-        node: its address, for people; empty without one.
-        sender: which peer sends on it.
-        handles: its numbers; None while that peer has not attached, or has detached.
-        told: the peers whose attach was forwarded, and whose detach was not.
-        gone: it has ended.
-        credit: of the receiver.
-        address: where messages of the client go.
-        resources: of its messages; none if each tells its own, or if it is not limited.
-        paid_for: the resources its credit is asked for: its own, or after a turn those of its client's last message.
-        terms: what the rules say about these.
-        delays: credit is asked for.
-        meters: its credit is unpaid and bounded, as the cost of its messages is unknown.
-        decides: all its deliveries are decided, or looked at.
-        most_bytes: larger ones are decided; None is none.
-        delivery: the one that is under way.
-        request: for credit, while it is decided or held.
-        flows: of either peer, read and not forwarded yet.
-        used: deliveries so far.
-        refused: how many of these were swallowed.
-    """
-
-    __slots__ = (
-        "_begun",
-        "_bytes",
-        "_free",
-        "_is_made",
-        "_settles",
-        "_shared",
-        "_since_ns",
-        "_size_bytes",
-        "_turned",
-        "_turns_to",
-        "_unpaid",
-        "address",
-        "credit",
-        "decides",
-        "delays",
-        "delivery",
-        "flows",
-        "gone",
-        "handles",
-        "meters",
-        "most_bytes",
-        "name",
-        "node",
-        "paid_for",
-        "refused",
-        "request",
-        "resources",
-        "sender",
-        "session",
-        "terms",
-        "told",
-        "used",
-    )
-
-    def __init__(self, session: "SessionPart[Link]", attached: Attached, side: Side, shared: Shared) -> None:
-        self._shared = shared
-        self.session = session
+    def __post_init__(self, attached: Attached, side: Side) -> None:
         self.sender = side.other if attached.receiver else side
         self.name = shown(attached.name)
-        self.node = ""
-        self.handles: dict[Side, int | None] = dict.fromkeys(Side)
-        self.told: set[Side] = set()
-        self.gone = False
         self.credit = Credit(None if attached.receiver else attached.initial_delivery_count or 0)
-        self.address = _NOWHERE
-        self.resources: tuple[Resource, ...] = ()
-        self.paid_for: tuple[Resource, ...] = ()
-        self.terms: Terms = NO_TERMS
-        self.delays = self.meters = self.decides = False
-        self.most_bytes: int | None = None
-        self.delivery: Delivery | None = None
-        self.request: Request | None = None
-        self.flows = self.used = self.refused = 0
-        # Deliveries read whose ``came`` has not followed.
-        self._begun = 0
-        # Its node is made by the broker.
-        self._is_made = False
-        # Its sender settles all, so none can be refused.
-        self._settles = False
-        # The resources it has turned to, and those it will turn to once everything read has come.
-        self._turned: tuple[Resource, ...] = ()
-        self._turns_to: tuple[Resource, ...] | None = None
-        # Where its unpaid credit is counted, if it may have some; and how much of it is unused while it meters.
-        self._unpaid: Unpaid | None = None
-        self._free = 0
-        # The bytes that a permit pays for, if bytes are limited; and the mean size of recent deliveries.
-        self._bytes = 0
-        self._size_bytes = 0
-        self._since_ns = 0
 
     @property
     def consumes(self) -> bool:
-        """Whether the client takes what comes on it."""
         return self.sender is Side.BROKER
 
     # --- Rules ------------------------------------------------------------------------------------
@@ -394,19 +261,15 @@ class Link(LinkPart):
         if side is Side.CLIENT:
             self._settles = attached.snd_settle_mode == _SETTLED
         if self.consumes:
-            self.resources = delivered(self._shared.names, terminus, plain=self._shared.plain)
+            self.resources = delivered(self.shared.names, terminus, plain=self.shared.plain)
         else:
-            self.address = target_of(terminus, plain=self._shared.plain)
-            self.resources = published(self._shared.names, self.address)
+            self.address = target_of(terminus, plain=self.shared.plain)
+            self.resources = published(self.shared.names, self.address)
         self.ask_terms()
 
     def ask_terms(self, turned: tuple[Resource, ...] | None = None) -> None:
-        """Ask the active rules; a link that is no longer limited gets all its credit.
-
-        Args:
-            turned: the resources it turns to; None is no change.
-        """
-        shared = self._shared
+        """Ask the active rules. ``turned``: the resources it turns to, if that changes."""
+        shared = self.shared
         # Earlier deliveries are not charged to a new rule.
         self.charge_due()
         if self.address.by == "address" and not self.consumes:
@@ -439,24 +302,23 @@ class Link(LinkPart):
     def _terms_of(self, resources: tuple[Resource, ...]) -> Terms:
         if not resources:
             return NO_TERMS
-        return self._shared.context.terms(self._shared.connection, resources, self.consumes)
+        return self.shared.context.terms(self.shared.connection, resources, self.consumes)
 
     def _pay_for_others(self, turned: tuple[Resource, ...], *, delays: bool) -> None:
-        """Have credit asked for what it has turned to, for its own, or not at all; give back what was paid."""
+        """Have credit asked for what it has turned to, for its own, or not at all. Give back what was paid."""
         paid_for = turned or self.resources
         if (paid_for, delays, bool(turned)) != (self.paid_for, self.delays, bool(self._turned)):
             request, self.request = self.request, None
             if request is not None:
                 self._since_ns = 0
-                self._shared.context.give_up([request])
+                self.shared.context.give_up([request])
             due = self.credit.repay()
             if due and self.delays:
-                self._shared.charges.append(self._charge(due, due * self._bytes))
+                self.shared.charges.append(self._charge(due, due * self._bytes))
             self._bytes = 0
         self.paid_for, self.delays, self._turned = paid_for, delays, turned
 
     def _meter(self, unpaid: Unpaid | None) -> None:
-        """Start or stop counting its credit as unpaid."""
         meters = unpaid is not None and not self.delays
         if unpaid is self._unpaid and meters is self.meters:
             return
@@ -468,7 +330,6 @@ class Link(LinkPart):
             unpaid.take(self._free)
 
     def turn(self) -> None:
-        """Ask for credit for the resources of its last messages, before more come."""
         turns_to, self._turns_to = self._turns_to, None
         if turns_to is not None and not self.gone and turns_to != self._turned:
             self.ask_terms(turns_to)
@@ -480,7 +341,6 @@ class Link(LinkPart):
 
     @property
     def credit_for(self) -> tuple[Resource, ...]:
-        """The resources its credit is paid for, if it is."""
         return self.paid_for if self.delays else ()
 
     @property
@@ -490,18 +350,15 @@ class Link(LinkPart):
 
     @property
     def asks(self) -> Asks:
-        """Which rules decide on its credit."""
         return "all" if self.consumes or self._settles or self._turned else "delaying"
 
     @property
     def _says(self) -> bool:
-        """Whether each message tells its own resources."""
         return self.address.by in {"to", "subject"}
 
     # --- Credit -----------------------------------------------------------------------------------
 
     def flow_of_receiver(self, delivery_count: int | None, credit: int | None, drain: bool) -> None:  # noqa: FBT001
-        """Take the receiver's credit as it is read; ask for what is wanted then."""
         self.credit.flow_of_receiver(delivery_count, credit, drain)
         self.falls_due()
         self.wants()
@@ -513,27 +370,26 @@ class Link(LinkPart):
         available: int | None,
         drain: bool,  # noqa: FBT001
     ) -> LinkFlow | None:
-        """Take the sender's flow, as ``Credit`` does."""
         said = self.credit.flow_of_sender(delivery_count, credit, available, drain)
         self.falls_due()
         self.wants()
         return said
 
     def wants(self) -> None:
-        """Have the link ask for credit if it wants some; without a limit it gets all there is."""
+        """Have the link ask for credit if it wants some. Without a limit it gets all there is."""
         if self.gone or self.request is not None or self._is_withheld():
             return
         if self.delays:
             # A later look would cost more than this.
             if self.credit.wanted():
-                self._shared.to_ask[self] = None
+                self.shared.to_ask[self] = None
         elif self.meters:
             self._grant_some()
         elif self.credit.grant_all():
-            self._shared.to_tell[self] = None
+            self.shared.to_tell[self] = None
 
     def _grant_some(self) -> None:
-        shared, unpaid = self._shared, self._unpaid
+        shared, unpaid = self.shared, self._unpaid
         assert unpaid is not None  # noqa: S101 - as it meters
         left = unpaid.left(shared.now_ns)
         if unpaid.paid_for and self._turns_to is None:
@@ -551,13 +407,12 @@ class Link(LinkPart):
 
     def _turn_to(self, paid_for: tuple[Resource, ...]) -> None:
         self._turns_to = paid_for
-        self._shared.turning[self] = None
+        self.shared.turning[self] = None
 
     def _is_withheld(self) -> bool:
-        return self._shared.withheld and self.sender is Side.CLIENT
+        return self.shared.withheld and self.sender is Side.CLIENT
 
     def ask(self) -> Request | None:
-        """Return a request for credit, if some is wanted and none is open."""
         if self.request is not None or self.gone or self._is_withheld():
             return None
         wanted = self.credit.wanted() if self.delays else 0
@@ -581,14 +436,12 @@ class Link(LinkPart):
         return self.request
 
     def hold(self, request: Request) -> None:
-        """Note that a request waits, until the link ends."""
         if self.gone:
-            self._shared.context.give_up([request])
-        self._since_ns = self._shared.now_ns
+            self.shared.context.give_up([request])
+        self._since_ns = self.shared.now_ns
 
     def grant(self, request: Request, permits: int) -> None:
-        """Take what its request was granted."""
-        shared = self._shared
+        shared = self.shared
         if self.request is request:
             self.request = None
         plenty = permits == request.most and not self._since_ns
@@ -615,15 +468,13 @@ class Link(LinkPart):
         self.wants()
 
     def falls_due(self) -> None:
-        """Have dues charged, if there are any."""
         if self.credit.due:
-            self._shared.due[self] = None
+            self.shared.due[self] = None
 
     def charge_due(self) -> None:
-        """Charge unpaid deliveries, or give back unused payment."""
         due = self.credit.take_due()
         if due and self.delays:
-            self._shared.charges.append(self._charge(due, due * self._bytes))
+            self.shared.charges.append(self._charge(due, due * self._bytes))
 
     def _charge(self, messages: int, size_bytes: int) -> Charge:
         return Charge(self.paid_for, messages, size_bytes, consumes=self.consumes, asks=self.asks, counts=False)
@@ -632,22 +483,22 @@ class Link(LinkPart):
         """Set how many bytes a permit pays for, also for those already paid."""
         prepaid = self.credit.prepaid
         if prepaid and self._bytes != size_bytes:
-            self._shared.charges.append(self._charge(0, prepaid * (size_bytes - self._bytes)))
+            self.shared.charges.append(self._charge(0, prepaid * (size_bytes - self._bytes)))
         self._bytes = size_bytes
 
     # --- Deliveries -------------------------------------------------------------------------------
 
     def begins(self, deliveries: int) -> None:
-        """Note that deliveries were read; ``came`` follows.
+        """Take note that deliveries were read. ``came`` follows.
 
         Raises:
-            Close: a client exceeds all the credit it was told of. Its receiver has given more and would take it: a way
-                past all limits. None is forwarded or charged.
+            Close: a client exceeds all the credit it was told of. Its receiver has given more and would take it: a
+            way past all limits. None is forwarded or charged.
         """
         self._begun += deliveries
         if self.consumes or not self.credit.beyond(self._begun):
             return
-        if self.delays or (self.decides and self._shared.limits):
+        if self.delays or (self.decides and self.shared.limits):
             name = self.name or "without a name"
             raise Close("transfer_limit_exceeded", f"the client has sent more on link {name} than it had credit for")
 
@@ -664,16 +515,14 @@ class Link(LinkPart):
             self.wants()
 
     def swallowed(self) -> None:
-        """Return the credit of a delivery that is swallowed."""
         self.credit.swallowed()
         if self.meters:
             self._free += 1
 
     def completed(self, deliveries: int, size_bytes: int) -> None:
-        """Count whole deliveries that were not decided singly."""
         self.used += deliveries
         if self.resources:
-            self._shared.count(self.resources, deliveries, size_bytes, consumes=self.consumes)
+            self.shared.count(self.resources, deliveries, size_bytes, consumes=self.consumes)
             self._correct(deliveries, size_bytes)
 
     def _correct(self, deliveries: int, size_bytes: int) -> None:
@@ -683,16 +532,11 @@ class Link(LinkPart):
             change = (mean - self._size_bytes) * min(deliveries, _SIZES) // _SIZES
             self._size_bytes = self._size_bytes + change if self._size_bytes else mean
             if size_bytes != deliveries * self._bytes:
-                self._shared.charges.append(self._charge(0, size_bytes - deliveries * self._bytes))
+                self.shared.charges.append(self._charge(0, size_bytes - deliveries * self._bytes))
 
     def may_name_copies(self, payload: Buffer, *, is_last: bool) -> bool:
-        """Say whether a new delivery may name limited copies of itself.
-
-        Args:
-            payload: as far as it has come.
-            is_last: that is all of it.
-        """
-        if not self.copies or not self._shared.limits:
+        """Say whether a new delivery, as far as it has come, may name limited copies of itself."""
+        if not self.copies or not self.shared.limits:
             return False
         if is_last and len(payload) <= MAX_HEAD_BYTES:
             return may_name_copies(payload)
@@ -704,7 +548,6 @@ class Link(LinkPart):
             return payload[0] == 0
 
     def looks_at(self, delivery: Delivery, *, names_copies: bool) -> bool:
-        """Say whether a new delivery must be looked at before it is forwarded."""
         if self._says or names_copies:
             delivery.head = MessageHead()
             return True
@@ -712,18 +555,10 @@ class Link(LinkPart):
 
     @property
     def keeps_bytes(self) -> int:
-        """How much of a session may be kept back for one of its deliveries."""
         return max(SMALL_FRAME_BYTES, self.most_bytes or 0)
 
     def decide(self, delivery: Delivery, payload: Buffer, *, is_last: bool, must: bool) -> None:
-        """Decide a delivery, or ask for a decision, as soon as enough is known.
-
-        Args:
-            delivery: of this link.
-            payload: what has come since the last call.
-            is_last: it ends with that.
-            must: it cannot wait for more.
-        """
+        """Decide a delivery, or ask for a decision, as soon as enough is known: at once if it ``must``."""
         terms, resources = self.terms, self.resources
         asks: Asks | None = "refusing" if self.decides and terms.refuses and not self._says else None
         most_bytes = self.most_bytes
@@ -738,7 +573,7 @@ class Link(LinkPart):
                     self._decide_unknown(delivery, None)
                 return
             delivery.resources = self._named(delivery.head)
-            named = self._shared.terms(delivery.resources) if delivery.resources else NO_TERMS
+            named = self.shared.terms(delivery.resources) if delivery.resources else NO_TERMS
             if named.delays or named.refuses:
                 # A link's own resources are paid for by its credit, unless each of its deliveries is decided.
                 resources = (*resources, *delivery.resources) if asks else delivery.resources
@@ -758,17 +593,15 @@ class Link(LinkPart):
             self.finish(delivery)
 
     def _named(self, head: MessageHead) -> tuple[Resource, ...]:
-        """Return the resources that a message adds to its link's."""
-        resources = published(self._shared.names, self.address, head)
+        resources = published(self.shared.names, self.address, head)
         return tuple(each for each in resources if each not in self.resources) if self.resources else resources
 
     def _ask_for(self, delivery: Delivery, resources: tuple[Resource, ...], asks: Asks) -> None:
-        """Ask for a decision; a settled delivery passes."""
         if delivery.settled:
             delivery.fate = PASSES
             if self.decides and self.resources:
                 charge = Charge(self.resources, 1, delivery.size_bytes, asks="refusing", counts=False)
-                self._shared.charges.append(charge)
+                self.shared.charges.append(charge)
                 if self._unpaid is not None:
                     self._did_harm(self.resources)
             return
@@ -779,7 +612,7 @@ class Link(LinkPart):
         delivery.request = Request(
             resources, 1, delivery.size_bytes, "", "answered", None, delivery, asks=asks, may_wait=False
         )
-        self._shared.requests.append(delivery.request)
+        self.shared.requests.append(delivery.request)
 
     def _decide_unknown(self, delivery: Delivery, error: Malformed | None) -> None:
         """Decide a delivery that does not tell where it goes: its broker could read it in another way.
@@ -787,7 +620,7 @@ class Link(LinkPart):
         Raises:
             Close: it cannot be read, so that it could be for anything, and it cannot be refused.
         """
-        limits = self._shared.limits
+        limits = self.shared.limits
         if not delivery.settled and limits and self._may_swallow():
             why = "a message that does not say where it is to go" if error is None else str(error)
             self._swallow(delivery, f"SYSTEM_BUSY: {why}")
@@ -815,19 +648,18 @@ class Link(LinkPart):
                     # Its frame was forwarded while it came, and has ended.
                     self._charge_late(delivery)
         except Malformed as error:
-            if self._shared.limits:
+            if self.shared.limits:
                 _check_unread(error)
             delivery.learns = False
 
     def decided(self, delivery: Delivery, refuse: Refuse | None) -> None:
-        """Take the verdict on a delivery."""
         request, delivery.request = delivery.request, None
-        self._shared.unblocked[self.sender][self.session] = None
+        self.shared.unblocked[self.sender][self.session] = None
         if refuse is not None and not self._may_swallow():
             refuse = None
             if request is not None:
                 # It is forwarded, and charged and counted as if it had been admitted.
-                self._shared.charges.append(Charge(request.resources, 1, request.size_bytes, asks=delivery.asks))
+                self.shared.charges.append(Charge(request.resources, 1, request.size_bytes, asks=delivery.asks))
         if self.meters and self._unpaid is not None:
             self._unpaid.did_no_harm()
             if refuse is not None:
@@ -846,25 +678,24 @@ class Link(LinkPart):
         self._swallow(delivery, f"SYSTEM_BUSY: {refuse.resource} {why}")
 
     def _may_swallow(self) -> bool:
-        """Return whether one more delivery may be swallowed: the numbers kept for that are bounded."""
+        """Say whether one more delivery may be swallowed: the numbers kept for that are bounded."""
         return self.session.halves[self.sender].ids.reserve()
 
     def _swallow(self, delivery: Delivery, why: str) -> None:
         delivery.fate = SWALLOWED
         delivery.why = why
-        self._shared.refused += 1
+        self.shared.refused += 1
         self.refused += 1
 
     def finish(self, delivery: Delivery) -> None:
-        """Count a complete delivery that is forwarded."""
         size_bytes, asked_bytes = delivery.size_bytes, delivery.asked_bytes
         named, asked = delivery.resources, delivery.asked
         if asked_bytes and size_bytes > asked_bytes:
-            self._shared.charges.append(Charge(asked, 0, size_bytes - asked_bytes, asks=delivery.asks))
+            self.shared.charges.append(Charge(asked, 0, size_bytes - asked_bytes, asks=delivery.asks))
         delivery.finished = True
         late = any(each not in asked for each in named)
         if late:
-            self._shared.count(named, 1, size_bytes, consumes=False)
+            self.shared.count(named, 1, size_bytes, consumes=False)
         if self._says:
             self.used += 1
             self._pay_late(delivery)
@@ -878,7 +709,7 @@ class Link(LinkPart):
                 self._correct(1, size_bytes)
             elif self.delays:
                 # It was paid for as credit.
-                self._shared.charges.append(self._charge(-1, -self._bytes))
+                self.shared.charges.append(self._charge(-1, -self._bytes))
 
     def _pay_late(self, delivery: Delivery) -> None:
         """Charge a delivery for the resources that it tells itself."""
@@ -890,46 +721,44 @@ class Link(LinkPart):
                 self._did_harm(named)
                 return
             # Its credit was paid for other resources, or it is paid twice.
-            self._shared.charges.append(Charge(paid_for, -1, -self._bytes, counts=False))
+            self.shared.charges.append(Charge(paid_for, -1, -self._bytes, counts=False))
         if decided:
             return
-        if named and self._shared.terms(named).limits:
+        if named and self.shared.terms(named).limits:
             self._charge_late(delivery)
         elif self.meters and unpaid is not None:
             unpaid.did_no_harm()
-        elif unpaid is not None and not unpaid.pays(self._shared.now_ns):
+        elif unpaid is not None and not unpaid.pays(self.shared.now_ns):
             self._turn_to(())
 
     def _charge_late(self, delivery: Delivery) -> None:
         """Charge a delivery that could not be refused, and have credit paid for its resources from now on."""
         named = delivery.resources
-        if self._shared.terms(named).limits:
-            self._shared.charges.append(Charge(named, 1, delivery.size_bytes, counts=False))
+        if self.shared.terms(named).limits:
+            self.shared.charges.append(Charge(named, 1, delivery.size_bytes, counts=False))
             self._did_harm((*self.resources, *named))
 
     def _did_harm(self, resources: tuple[Resource, ...]) -> None:
-        advance = self._shared.terms(resources).advance
+        advance = self.shared.terms(resources).advance
         if self._says and advance is not None and not advance.most:
             # Everything is refused there, so credit for it would never be used.
             return
         if self._unpaid is not None:
-            self._unpaid.did_harm(resources, self._shared.now_ns)
+            self._unpaid.did_harm(resources, self.shared.now_ns)
         if resources != self._turned:
             self._turn_to(resources)
 
     @property
     def copies(self) -> bool:
-        """Whether its messages may name copies."""
         return self.address.by == "address" and not self.address.plain and not self.consumes
 
     # --- Ends -------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Give back what was paid, and drop the request."""
         if self.gone:
             return
         self.gone = True
-        shared = self._shared
+        shared = self.shared
         if self.request is not None:
             shared.context.give_up([self.request])
         self.request = None
@@ -944,7 +773,6 @@ class Link(LinkPart):
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for credit."""
         return not self.gone and self._since_ns > 0
 
     @property
@@ -954,14 +782,12 @@ class Link(LinkPart):
         return str(resources[0]) if resources else ""
 
     def since(self) -> tuple[bool, int]:
-        """Return a key that sorts the longest waiting first."""
         return not self._since_ns, self._since_ns
 
     def state(self) -> LinkState:
-        """Return its state for operators."""
         credit = self.credit
         channel = self.session.halves[Side.CLIENT].channel
-        waits_ns = self._shared.now_ns - self._since_ns if self._since_ns else 0
+        waits_ns = self.shared.now_ns - self._since_ns if self._since_ns else 0
         return LinkState(
             self.name,
             -1 if channel is None else channel,

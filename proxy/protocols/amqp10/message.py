@@ -17,7 +17,6 @@ MAX_COPIES: Final = 256
 # The annotation with the routing keys of copies.
 COPIES: Final = b"x-cc"
 _TO, _SUBJECT = 2, 3
-_SECTIONS: Final = range(wire.HEADER, wire.FOOTER + 1)
 
 
 def may_name_copies(payload: Buffer) -> bool:
@@ -29,23 +28,14 @@ class MessageHead:
     """Reads the sections of one message up to its body, from the payloads of its frames.
 
     It is strict: a section that is unknown, repeated or out of place (3.2) is malformed, since a broker could read it
-    in
-    another way.
-
-    Attributes:
-        known: everything needed was read; the rest is not looked at.
-        to: the message's address, or None.
-        subject: likewise.
-        copies: the distinct routing keys of copies.
+    in another way.
     """
 
-    __slots__ = ("_latest", "_passed_bytes", "_rest", "_wanted_bytes", "copies", "known", "subject", "to")
-
     def __init__(self) -> None:
-        self.known = False
+        self.known = False  # everything needed was read; the rest is not looked at
         self.to: bytes | None = None
         self.subject: bytes | None = None
-        self.copies: tuple[bytes, ...] = ()
+        self.copies: tuple[bytes, ...] = ()  # the distinct routing keys of copies
         self._latest = 0
         self._passed_bytes = 0
         # An incomplete section, and how many bytes it needs for the next look.
@@ -53,14 +43,7 @@ class MessageHead:
         self._wanted_bytes = 0
 
     def take(self, payload: Buffer, *, last: bool) -> bool:
-        """Read the payload of the message's next frame.
-
-        Args:
-            payload: it is not kept.
-            last: the message ends with it; then all is known.
-
-        Returns:
-            Whether all is known.
+        """Read the payload of the message's next frame. Return whether all that is needed is known.
 
         Raises:
             Malformed: it cannot be read, has not told it within MAX_HEAD_BYTES, or names more than MAX_COPIES.
@@ -92,7 +75,6 @@ class MessageHead:
         return False
 
     def _sections(self, data: Buffer | bytearray, *, last: bool) -> int:
-        """Read the complete sections, and return their length."""
         at, stop = 0, len(data)
         try:
             while at < stop and not self.known:
@@ -106,7 +88,7 @@ class MessageHead:
         if data[at]:
             raise Malformed(f"a value of the type 0x{data[at]:02x} where a section belongs")
         code, begins = wire.descriptor(data, at + 1, stop)
-        if code not in _SECTIONS or code <= self._latest:
+        if code not in wire.SECTIONS or code <= self._latest:
             raise Malformed(f"a section of the descriptor 0x{max(code, 0):02x} behind 0x{self._latest:02x}")
         if code > wire.PROPERTIES:
             self.known = True

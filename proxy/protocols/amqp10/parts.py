@@ -1,13 +1,13 @@
 """What the modules of this package know of each other: pieces and steps of a stream, and a session as seen from below.
 
-``Conversation`` is the session, ``Link`` the link and ``Stream`` the outlet. They are described here, so that links,
-scans and streams need not import what is built on them.
+``Conversation`` is the session, ``Link`` the link and ``Stream`` the outlet, which document the methods.
 """
 
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -17,11 +17,9 @@ from proxy.protocols.base import Buffer
 
 
 class Step(ABC):
-    """What becomes of a piece of a chunk, once it is written.
+    """What becomes of a piece of a chunk that one peer, ``side``, has sent.
 
-    Attributes:
-        session: its frames wait for each other; None belongs to no session.
-        side: the peer that sent it.
+    The steps of a ``session`` wait for each other. None belongs to no session.
     """
 
     __slots__ = ("session", "side")
@@ -36,7 +34,7 @@ class Step(ABC):
 
     @abstractmethod
     def apply(self, piece: "Piece") -> bytes | None:
-        """Count what is forwarded; return the bytes in its place, none if it is swallowed, or None to keep it."""
+        """Count what is forwarded. Return the bytes in its place, empty if it is swallowed, or None to keep it."""
 
 
 class Piece(msgspec.Struct, gc=False):
@@ -50,49 +48,29 @@ class Piece(msgspec.Struct, gc=False):
 
 
 class Outlet(Protocol):
-    """Where frames of our own are written, as if one peer had sent them."""
+    """Where frames of Sluice's own are written, as if one peer had sent them."""
 
     side: Side
 
-    def insert(self, frame: bytes) -> None:
-        """Write a frame, as soon as it is not within another."""
+    def insert(self, frame: bytes) -> None: ...
 
 
-class LinkPart(ABC):
+class LinkPart(Protocol):
     """A link, for what counts its deliveries."""
 
-    __slots__ = ()
-
-    @abstractmethod
-    def begins(self, deliveries: int) -> None:
-        """Note that deliveries begin, before they are forwarded."""
-
-    @abstractmethod
-    def completed(self, deliveries: int, size_bytes: int) -> None:
-        """Note that whole deliveries were read."""
-
-    @abstractmethod
-    def came(self, deliveries: int) -> None:
-        """Note that deliveries are forwarded."""
+    def begins(self, deliveries: int) -> None: ...
+    def completed(self, deliveries: int, size_bytes: int) -> None: ...
+    def came(self, deliveries: int) -> None: ...
 
 
+@dataclass(eq=False, slots=True)
 class HalfPart:
-    """What one peer has of a session: its numbers, and what is kept back.
+    """What one peer has of a session: the numbers of what it sends, and what is kept back of that."""
 
-    Attributes:
-        channel: its number; None before it has begun.
-        transfers: that it sends.
-        ids: of the deliveries that it sends.
-        kept: pieces behind a delivery that is not decided.
-    """
-
-    __slots__ = ("channel", "ids", "kept", "transfers")
-
-    def __init__(self) -> None:
-        self.channel: int | None = None
-        self.transfers = Transfers()
-        self.ids = Renumbering()
-        self.kept: deque[Piece] = deque()
+    channel: int | None = None  # None before it has begun
+    transfers: Transfers = field(default_factory=Transfers)
+    ids: Renumbering = field(default_factory=Renumbering)
+    kept: deque[Piece] = field(default_factory=deque)  # behind a delivery that is not decided
 
     def settle(self, first: int, last: int, *, receiver: bool) -> None:
         """Settle some of its deliveries, by their numbers as the peer that settles them counts."""
@@ -107,72 +85,20 @@ class HalfPart:
 LinkT_contra = TypeVar("LinkT_contra", bound=LinkPart, contravariant=True)
 
 
-class SessionPart(ABC, Generic[LinkT_contra]):
-    """A session, for the links, streams and scans below it.
-
-    Attributes:
-        halves: what each peer has of it.
-    """
-
-    __slots__ = ()
-
-    if TYPE_CHECKING:
-        halves: Mapping[Side, HalfPart]
+class SessionPart(Protocol[LinkT_contra]):
+    """A session, for the links, streams and scans below it. An outlet is the receiver's."""
 
     @property
-    @abstractmethod
-    def counts_alike(self) -> bool:
-        """Whether both peers count deliveries alike: none was ever swallowed."""
-
+    def halves(self) -> Mapping[Side, HalfPart]: ...
     @property
-    @abstractmethod
-    def orphaned_ns(self) -> int:
-        """Until when deliveries of links that have ended are waited for."""
-
-    @abstractmethod
-    def abandon(self, now_ns: int) -> None:
-        """Wait no longer for deliveries whose time is over."""
-
-    @abstractmethod
-    def changed(self) -> None:
-        """Note that it may have become plain, or may no longer be."""
-
-    @abstractmethod
-    def decide_now(self) -> None:
-        """Decide all deliveries by what is known of them, as no more can be kept."""
-
-    @abstractmethod
-    def keep(self, piece: Piece) -> None:
-        """Keep a piece back, as a copy."""
-
-    @abstractmethod
-    def look_at_window(self, side: Side) -> None:
-        """Have deliveries decided of which no more can come before what is kept back is forwarded."""
-
-    @abstractmethod
-    def plain_channel(self, side: Side) -> tuple[int, bool] | None:
-        """Return a peer's channel, if it is open, and whether scans may take its transfers and dispositions."""
-
-    @abstractmethod
-    def time(self, number: int) -> None:
-        """Time a delivery of the client that is forwarded unsettled, unless another is being timed."""
-
-    @abstractmethod
-    def tell(self, link: LinkT_contra, outlet: Outlet) -> None:
-        """Tell the sender of a link of its credit; the outlet is the receiver's."""
-
-    @abstractmethod
-    def tell_rejected(self, number: int, why: str, outlet: Outlet) -> None:
-        """Tell the sender of a swallowed delivery that it is rejected; the outlet is the receiver's."""
-
-    @abstractmethod
-    def turn(self, link: LinkT_contra) -> None:
-        """Have a link decide on each delivery, or no longer."""
-
-    @abstractmethod
-    def tell_window(self, outlet: Outlet) -> bool:
-        """Tell the sender how much of its window was swallowed, if it could not send without that.
-
-        Returns:
-            Whether it knows of all now. The outlet is the receiver's.
-        """
+    def counts_alike(self) -> bool: ...
+    def changed(self) -> None: ...
+    def decide_now(self) -> None: ...
+    def keep(self, piece: Piece) -> None: ...
+    def look_at_window(self, side: Side) -> None: ...
+    def plain_channel(self, side: Side) -> tuple[int, bool] | None: ...
+    def time(self, number: int) -> None: ...
+    def tell(self, link: LinkT_contra, outlet: Outlet) -> None: ...
+    def tell_rejected(self, number: int, why: str, outlet: Outlet) -> None: ...
+    def turn(self, link: LinkT_contra) -> None: ...
+    def tell_window(self, outlet: Outlet) -> bool: ...

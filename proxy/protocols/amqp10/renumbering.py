@@ -58,20 +58,12 @@ _SERIAL: Final = 1 << 32
 
 
 class Transfers:
-    """The transfer-ids of one session in one direction, and the receiver's window.
-
-    Attributes:
-        next_id: the next transfer to be forwarded, in the receiver's numbers, unwrapped.
-        offset: how many were swallowed, by which the sender's numbers are higher.
-        incoming_window: of the receiver's last flow, or its begin; 0 before.
-        outgoing_window: of the sender's last flow, or its begin.
-    """
-
-    __slots__ = ("_incoming_id", "_initial", "_told", "incoming_window", "next_id", "offset", "outgoing_window")
+    """The transfer-ids of one session in one direction, and the receiver's window."""
 
     def __init__(self) -> None:
+        # next_id: next_id: the next transfer to be forwarded, in the receiver's numbers, unwrapped
         self.next_id = self._initial = 0
-        self.offset = 0
+        self.offset = 0  # how many were swallowed, by which the sender's numbers are higher
         self.incoming_window = 0
         self.outgoing_window = 0
         # The receiver's last next-incoming-id, unwrapped, or None.
@@ -80,20 +72,16 @@ class Transfers:
         self._told = 0
 
     def begun(self, next_outgoing_id: int, outgoing_window: int) -> None:
-        """Take the sender's begin."""
         self.next_id = self._initial = self._told = next_outgoing_id
         self.outgoing_window = outgoing_window
 
     def came(self, transfers: int = 1) -> None:
-        """Count forwarded transfers."""
         self.next_id += transfers
 
     def swallowed(self, transfers: int = 1) -> None:
-        """Count transfers that are not forwarded."""
         self.offset += transfers
 
     def added(self, transfers: int) -> None:
-        """Count forwarded transfers that did not come."""
         self.next_id += transfers
         self.offset -= transfers
 
@@ -115,14 +103,12 @@ class Transfers:
         return wrapped(counted + self.offset) if self.offset else next_incoming_id
 
     def incoming_id(self) -> int | None:
-        """Return the next-incoming-id for the sender: the receiver's last one."""
         counted = self._initial if self._incoming_id is None else self._incoming_id
         self._told = counted + self.offset + self.incoming_window
         # Left out, the sender takes it for its initial number.
         return None if self._incoming_id is None and not self.offset else wrapped(counted + self.offset)
 
     def outgoing_id(self) -> int:
-        """Return the next-outgoing-id for the receiver at this place of the stream."""
         return wrapped(self.next_id)
 
     @property
@@ -142,8 +128,6 @@ class Unsettled:
     Bounded: beyond that the oldest intervals are merged, so a few settled ids count as unsettled for a while.
     """
 
-    __slots__ = ("_starts", "_stops", "count")
-
     def __init__(self) -> None:
         self._starts = array("q")
         self._stops = array("q")
@@ -151,7 +135,7 @@ class Unsettled:
         self.count = 0
 
     def add(self, first: int, count: int = 1) -> None:
-        """Add some that follow all others; others are ignored."""
+        """Add some that follow all others. Others are ignored."""
         starts, stops = self._starts, self._stops
         if stops and stops[-1] >= first:
             if stops[-1] > first:
@@ -164,7 +148,7 @@ class Unsettled:
         self.count += count
 
     def settle(self, first: int, last: int) -> int:
-        """Remove all from ``first`` to ``last``; return how many there were."""
+        """Remove all from ``first`` to ``last``. Return how many there were."""
         starts, stops = self._starts, self._stops
         stop = last + 1
         # The first interval that ends behind the beginning, and the first that begins behind the end.
@@ -201,24 +185,13 @@ class Unsettled:
         return removed
 
     def any_within(self, first: int, stop: int) -> bool:
-        """Say whether one is at least ``first`` and below ``stop``."""
         at = bisect_right(self._stops, first)
         return at < len(self._starts) and self._starts[at] < stop
 
-    def count_from(self, first: int) -> int:
-        """Return how many of them are at least ``first``."""
-        starts, stops = self._starts, self._stops
-        at = bisect_right(stops, first)
-        if at == len(starts):
-            return 0
-        return sum(stops[at:]) - sum(starts[at:]) - max(0, first - starts[at])
-
     def lowest(self) -> int | None:
-        """Return the lowest, or None."""
         return self._starts[0] if self._starts else None
 
     def clear(self) -> None:
-        """Forget all."""
         del self._starts[:], self._stops[:]
         self.count = 0
 
@@ -229,35 +202,12 @@ class Unsettled:
 
 
 class Renumbering:
-    """The delivery-ids of one session in one direction, as they are on the wire.
-
-    Attributes:
-        plain: nothing was ever swallowed, so both sides count alike.
-        full: nothing may be swallowed for now.
-        watched: the delivery whose settlement is awaited, in the sender's numbers, unwrapped; or None.
-        answered: the last watched one was settled.
-    """
-
-    __slots__ = (
-        "_abandoned",
-        "_aborted",
-        "_afters",
-        "_compact_at",
-        "_freed",
-        "_next",
-        "_offset",
-        "_positions",
-        "_reserved",
-        "_unsettled",
-        "answered",
-        "plain",
-        "watched",
-    )
+    """The delivery-ids of one session in one direction, as they are on the wire."""
 
     def __init__(self) -> None:
-        self.plain = True
-        self.watched: int | None = None
-        self.answered = False
+        self.plain = True  # nothing was ever swallowed, so both sides count alike
+        self.watched: int | None = None  # the delivery whose settlement is awaited, in the sender's numbers, unwrapped
+        self.answered = False  # the last watched one was settled
         # The sender's next number, unwrapped; None before its first.
         self._next: int | None = None
         # The difference before the first break.
@@ -274,16 +224,13 @@ class Renumbering:
         # In the sender's numbers; and of these, in order, those that were aborted.
         self._unsettled = Unsettled()
         self._aborted: list[int] = []
-        # Nobody waits for earlier ones.
-        self._abandoned: int | None = None
 
     @property
     def full(self) -> bool:
-        """Whether there are too many breaks for another."""
         return len(self._afters) + self._reserved >= MAX_BREAKS
 
     def reserve(self) -> bool:
-        """Return whether one more delivery may be swallowed; then ``swallow`` must follow."""
+        """Say whether one more delivery may be swallowed. Then ``swallow`` must follow."""
         if self.full:
             return False
         self._reserved += 1
@@ -302,12 +249,9 @@ class Renumbering:
     # From the sender.
 
     def came(self, delivery_id: int, deliveries: int = 1, *, settled: bool = False) -> int:
-        """Count adjacent forwarded deliveries; return the receiver's number of the first.
+        """Count adjacent forwarded deliveries. Return the receiver's number of the first.
 
-        Args:
-            delivery_id: the sender's number of the first.
-            deliveries: how many.
-            settled: by the sender, so nobody refers to them any more.
+        Nobody refers to deliveries that the sender has ``settled``.
         """
         first = self._unwrap(delivery_id)
         self._next = max(self._next or first, first + deliveries)
@@ -316,12 +260,10 @@ class Renumbering:
         return wrapped(first - self._difference(first))
 
     def reached(self, delivery_id: int) -> None:
-        """Note that a delivery and all before it were forwarded, settled or not."""
         near = self._next
         self._next = delivery_id + 1 if near is None else max(near, unwrapped(delivery_id, near) + 1)
 
     def swallow(self, delivery_id: int) -> None:
-        """Swallow the next delivery, after ``reserve``."""
         self._reserved = max(0, self._reserved - 1)
         number = self._unwrap(delivery_id)
         self._next = number + 1
@@ -337,7 +279,6 @@ class Renumbering:
         afters.append(number + 1)
 
     def forward(self, delivery_id: int) -> int:
-        """Return the receiver's number of a forwarded delivery."""
         number = self._unwrap(delivery_id)
         return wrapped(number - self._difference(number))
 
@@ -387,28 +328,14 @@ class Renumbering:
     @property
     def unsettled(self) -> int:
         """How many forwarded deliveries wait for an answer; at times a few more, see ``Unsettled``."""
-        below = self._abandoned
-        if below is None:
-            return self._unsettled.count - len(self._aborted)
-        return self._unsettled.count_from(below) - len(self._aborted) + bisect_left(self._aborted, below)
-
-    def reached_by(self) -> int:
-        """Return the place behind all deliveries so far, for ``abandon``."""
-        return self._near()
-
-    def abandon(self, below: int) -> None:
-        """Wait for no deliveries before a place; dispositions of them are still translated."""
-        self._abandoned = below
-        if self.watched is not None and self.watched < below:
-            self.watched = None
+        return self._unsettled.count - len(self._aborted)
 
     def watch(self, delivery_id: int) -> None:
-        """Watch a forwarded delivery, instead of any other."""
         self.watched = self._unwrap(delivery_id)
         self.answered = False
 
     def aborted(self, delivery_id: int) -> None:
-        """Note that a delivery was aborted, which settles it; many receivers do not answer it.
+        """Take note that a delivery was aborted, which settles it. Many receivers do not answer it.
 
         Some do, by its number, so it is not forgotten.
         """
@@ -424,7 +351,7 @@ class Renumbering:
                 self._settle_aborted()
 
     def settled(self, first: int, last: int) -> int:
-        """Settle a range of the sender's numbers; return how many were not before."""
+        """Settle a range of the sender's numbers. Return how many were not before."""
         low, high = self._range(first, last, self._near())
         removed = self._unsettled.settle(low, high) if low <= high else 0
         if self.watched is not None and low <= self.watched <= high:

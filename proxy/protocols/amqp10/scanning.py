@@ -25,21 +25,13 @@ Ranges = Sequence[tuple[int, int]]
 
 
 class Flowed(msgspec.Struct, gc=False):
-    """A scanned flow.
-
-    Attributes:
-        channel: of its session.
-        start: where its frame begins in the buffer.
-        stop: where it ends.
-        numbers: its first eight fields.
-        drains: the ninth.
-    """
+    """A scanned flow."""
 
     channel: int
-    start: int
+    start: int  # where its frame begins in the buffer
     stop: int
-    numbers: Sequence[int | None]
-    drains: bool
+    numbers: Sequence[int | None]  # its first eight fields
+    drains: bool  # the ninth
 
 
 class Scanned(Step):
@@ -50,12 +42,9 @@ class Scanned(Step):
         stop: where it ends in the buffer.
         frames: how many, with empty ones, dispositions and flows.
         links: by link: its deliveries, and the bytes of their frames.
-        sessions: by session: its transfers, the last delivery-id, and the unsettled ones, ascending. Each transfer is
-            one
-            delivery.
-        disposed: by disposition: session, whether it is the receiver's, whether it settles, and which deliveries,
-            perhaps
-            of this run.
+        sessions: by session: its transfers, the last delivery-id, and the unsettled ones, ascending. Each transfer
+        is one delivery.
+        disposed: by disposition: session, whether it is the receiver's, whether it settles, and which deliveries.
         flows: behind everything else in the run.
     """
 
@@ -81,7 +70,6 @@ class Scanned(Step):
         self.flows = flows
 
     def apply(self, piece: Piece) -> bytes | None:
-        """Count what is in the run."""
         del piece
         side = self.side
         for session, transfers, last, unsettled in self.sessions:
@@ -104,65 +92,48 @@ class Scanned(Step):
 
 
 class NativeScanner:
-    """Takes runs of plain frames of one peer, with that peer's channels and handles.
-
-    Attributes:
-        side: the peer.
-        changed: sessions to ask whether they are plain.
-    """
+    """Takes runs of plain frames of one peer, with that peer's channels and handles."""
 
     def __init__(self, side: Side) -> None:
         assert COMPILED is not None  # noqa: S101 - as who made this knows
         self.side = side
-        self.changed: dict[SessionPart[Any], None] = {}
+        self.changed: dict[SessionPart[Any], None] = {}  # sessions to ask whether they are plain
         self._frames = COMPILED.Links(COPIES)
         self._links: dict[tuple[int, int], LinkPart] = {}
         self._sessions: dict[int, SessionPart[Any]] = {}
 
     def take_flows(self) -> None:
-        """Take flows from now on."""
         self._frames.takes_flows = True
 
     def bound_frames(self, most_frame_bytes: int) -> None:
-        """Take no longer frames from now on."""
         self._frames.most_frame_bytes = most_frame_bytes
 
     def know_link(self, channel: int, handle: int, link: LinkPart, *, most_bytes: int | None, copies: bool) -> None:
-        """Take transfers of a link from now on; none of its deliveries is under way.
+        """Take transfers of a link from now on, of which none is under way.
 
-        Args:
-            channel: of its session.
-            handle: its number there.
-            link: returned by ``scan``.
-            most_bytes: longer transfers are not plain; None is no bound.
-            copies: nor are messages that may name copies.
+        Transfers longer than ``most_bytes`` are not plain, nor are messages that may name ``copies``.
         """
         self._links[channel, handle] = link
         self._frames.mark(channel, handle, most_bytes, copies)
 
     def forget_link(self, channel: int, handle: int) -> None:
-        """Take no more transfers of a link, if it is known."""
         if self._links.pop((channel, handle), None) is not None:
             self._frames.unmark(channel, handle)
 
     def know_session(self, channel: int, session: SessionPart[Any]) -> None:
-        """Take dispositions of a session, and transfers of its links."""
         self._sessions[channel] = session
         self._frames.begin(channel)
 
     def leave_session(self, channel: int) -> None:
-        """Take none of these until it is known again."""
         self._frames.leave(channel)
 
     def forget_session(self, channel: int, handles: Iterable[int]) -> None:
-        """Forget a session and its links."""
         self._frames.end(channel)
         self._sessions.pop(channel, None)
         for handle in handles:
             self._links.pop((channel, handle), None)
 
     def forget(self) -> None:
-        """Drop all references."""
         self.changed.clear()
         self._links.clear()
         self._sessions.clear()

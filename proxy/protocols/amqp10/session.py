@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Final
 
@@ -9,17 +10,18 @@ from msgspec.structs import replace
 
 from proxy.deciding.batch import Batch, Grant, Hold, Refuse, Request, Side
 from proxy.flow.credit import Stage
+from proxy.protocols.amqp.about import Identity
+from proxy.protocols.amqp.names import DEFAULT_VHOST
 from proxy.protocols.amqp10 import wire
-from proxy.protocols.amqp10.about import AboutClient
+from proxy.protocols.amqp10.address import vhost_of
 from proxy.protocols.amqp10.conversation import Conversation, DispositionStep, Mark, NumberedRun, ScannedFlows
 from proxy.protocols.amqp10.links import Delivery, Link, Shared
-from proxy.protocols.amqp10.options import AMQP10Options
 from proxy.protocols.amqp10.parts import Piece, SessionPart, Step
 from proxy.protocols.amqp10.scanning import Flowed, NativeScanner, Scanned
-from proxy.protocols.amqp10.stream import MAX_WHOLE_BYTES, Reader, Stream
-from proxy.protocols.amqp10.wire import Frame, Malformed, Performative
+from proxy.protocols.amqp10.stream import MAX_WHOLE_BYTES, Stream
+from proxy.protocols.amqp10.wire import Frame, Malformed, Opened, Performative
 from proxy.protocols.base import NO_BOUND, Buffer, Close, Description, Session, SessionContext
-from proxy.protocols.options import relays_unread, scans
+from proxy.protocols.options import Scan, Tls, relays_unread, scans
 from proxy.stats.snapshot import MAX_LINKS_SHOWN, MAX_RESOURCES_SHOWN
 
 _NS_PER_MS: Final = 1_000_000
@@ -30,6 +32,56 @@ MAX_SESSIONS: Final = 4096
 # Heartbeats are sent no more often, whatever a peer asks for.
 _LEAST_BEAT_NS: Final = 25_000_000
 _CLOSE: Final = b"\x00\x53\x18"
+_RABBITMQ: Final = b"RabbitMQ"
+
+
+@dataclass(frozen=True, slots=True)
+class AMQP10Options:
+    """What can be set for an AMQP 1.0 listener.
+
+    Attributes:
+        tls: for clients that begin with a TLS handshake, where that does not end at the listener: ``refuse`` closes
+            the connection, ``pass`` relays it unread, without limits.
+        scan: what reads plain transfers, and dispositions: ``compiled`` is the compiled part (the package
+            sluice_native), ``python`` reads frame by frame and is always available, ``auto`` takes the compiled part if
+            it is installed.
+    """
+
+    tls: Tls = "refuse"
+    scan: Scan = "auto"
+
+
+class AboutClient(Identity):
+    """One client and the opens of both peers."""
+
+    def __init__(self) -> None:
+        super().__init__(DEFAULT_VHOST)
+        self.opened: dict[Side, Opened] = {}
+        # which peer has closed the connection: the client once the broker has agreed, the broker at once
+        self.closed_by: Side | None = None
+        self._closing: Side | None = None
+
+    def open(self, side: Side, opened: Opened) -> None:
+        self.opened[side] = opened
+        if side is Side.CLIENT:
+            self.introduce(opened.container, opened.properties)
+        if self.is_open and not self.is_plain:
+            self.vhost = vhost_of(self.opened[Side.CLIENT].hostname)
+
+    @property
+    def is_open(self) -> bool:
+        return len(self.opened) == len(Side)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the broker is not RabbitMQ: it has no vhosts, and addresses are names of queues."""
+        return self.opened[Side.BROKER].properties.get(b"product") != _RABBITMQ
+
+    def close(self, side: Side) -> None:
+        if self._closing is None:
+            self._closing = side
+        if self.closed_by is None and (side is Side.BROKER or self._closing is Side.BROKER):
+            self.closed_by = self._closing
 
 
 class Dropped(Step):
@@ -42,12 +94,11 @@ class Dropped(Step):
         self.side = side
 
     def apply(self, piece: Piece) -> bytes | None:
-        """Write nothing."""
         del piece
         return b""
 
 
-class AMQP10Session(Session, Reader):
+class AMQP10Session(Session):
     """The session of one client's connection; its options are AMQP10Options."""
 
     ticks = True
@@ -93,16 +144,13 @@ class AMQP10Session(Session, Reader):
 
     @property
     def language(self) -> str:
-        """The client's language."""
         return self._about.language
 
     @property
     def product(self) -> str:
-        """The client's library or program, with its version."""
         return self._about.product
 
     def receive(self, side: Side, chunk: memoryview, now_ns: int) -> Batch | None:
-        """Take one chunk, as the base class says."""
         shared, stream = self._shared, self._streams[side]
         shared.now_ns = now_ns
         self._heard.add(side)
@@ -137,7 +185,6 @@ class AMQP10Session(Session, Reader):
         return Batch(shared.connection, side, requests, shared.take_charges(), shared.take_paid())
 
     def _ask(self) -> list[Request]:
-        """Return the requests to decide: deliveries, and credit that links want."""
         shared = self._shared
         requests, shared.requests = shared.requests, []
         if not shared.let_in:
@@ -151,7 +198,6 @@ class AMQP10Session(Session, Reader):
         return requests
 
     def decided(self, batch: Batch, now_ns: int) -> None:
-        """Take verdicts, and write what comes of the chunk that they are about."""
         shared = self._shared
         shared.now_ns = now_ns
         verdicts = batch.verdicts
@@ -183,7 +229,7 @@ class AMQP10Session(Session, Reader):
         link.grant(request, permits)
 
     def _throttle(self, link: Link) -> None:
-        """Show that a link waits for a limit; a sweep sees when it no longer does."""
+        """Show that a link waits for a limit. A sweep sees when it no longer does."""
         connection, now_ns = self._context.stage, self._shared.now_ns
         self._waiting[link] = None
         name = link.limited_as
@@ -203,7 +249,6 @@ class AMQP10Session(Session, Reader):
             self._context.wake()
 
     def resolved(self, request: Request, refuse: Refuse | None, now_ns: int) -> None:
-        """Take what a held request was granted."""
         del refuse
         self._shared.now_ns = now_ns
         link = request.handle
@@ -245,7 +290,6 @@ class AMQP10Session(Session, Reader):
                 self._context.counters.round_trip.observe(shared.now_ns - since_ns)
 
     def _tell(self) -> None:
-        """Tell senders of refusals and of their credit."""
         shared = self._shared
         if shared.rejected:
             rejected, shared.rejected = shared.rejected, []
@@ -263,7 +307,6 @@ class AMQP10Session(Session, Reader):
                     del shared.short[session, side]
 
     def _look_at_rules(self) -> None:
-        """Ask the rules about all links, if they have changed."""
         shared = self._shared
         version = self._context.rules_version()
         if version != shared.rules_version:
@@ -275,7 +318,7 @@ class AMQP10Session(Session, Reader):
     # --- Frames -----------------------------------------------------------------------------------
 
     def take_other_header(self, stream: Stream, header: bytes) -> Step | None:
-        """Tell a client which version is spoken here; relay a broker's answer to that."""
+        """Tell a client which version is spoken here. Relay a broker's answer to that."""
         if stream.side is Side.BROKER:
             stream.close = Close("other_protocol", f"the broker began with {header!r}, which is not AMQP 1.0")
             return None
@@ -288,7 +331,6 @@ class AMQP10Session(Session, Reader):
         return Dropped(stream.side)
 
     def take_sasl(self, stream: Stream, performative: Performative) -> Step | None:
-        """Learn who the client is."""
         if stream.side is Side.CLIENT and performative.code == wire.SASL_INIT:
             self._about.user = wire.read_sasl_init(performative)[1]
         return None
@@ -296,7 +338,6 @@ class AMQP10Session(Session, Reader):
     def take_frame(
         self, stream: Stream, frame: Frame, performative: Performative, begins: int, data: Buffer
     ) -> Step | None:
-        """Take a frame: sessions take theirs, unknown ones are forwarded."""
         side, code = stream.side, performative.code
         whole = len(data) == frame.size
         if frame.size > max(begins, MAX_WHOLE_BYTES) and code != wire.TRANSFER:
@@ -340,12 +381,10 @@ class AMQP10Session(Session, Reader):
             step = session.end(side)
             if all(each.ended for each in session.halves.values()):
                 self._sessions.pop(session, None)
-                self._shared.orphaned.pop(session, None)
             return step
         return Mark(session, side, _nothing)
 
     def take_payload(self, stream: Stream, payload: Buffer, *, is_last: bool) -> Step | None:
-        """Take more of a long frame."""
         owner = self._payload[stream.side]
         if owner is None:
             return None
@@ -353,7 +392,6 @@ class AMQP10Session(Session, Reader):
         return session.payload(stream.side, delivery, payload, is_last=is_last)
 
     def take_scanned(self, stream: Stream, scanned: Scanned) -> Step:
-        """Count a scanned run; some of it may need other numbers."""
         links = scanned.links
         for link, deliveries, _ in links:
             link.begins(deliveries)
@@ -369,7 +407,6 @@ class AMQP10Session(Session, Reader):
         return NumberedRun(stream.side, scanned, numbered, stream.most_frame_bytes) if numbered else scanned
 
     def take_flows(self, stream: Stream, flows: Sequence[Flowed]) -> Step:
-        """Take scanned flows."""
         channels = self._channels[stream.side]
         return ScannedFlows(stream.side, [(channels[flow.channel], flow) for flow in flows])
 
@@ -399,7 +436,6 @@ class AMQP10Session(Session, Reader):
         return Mark(None, side, stream.mark_opened)
 
     def _close(self, stream: Stream) -> None:
-        """Note that a peer's close was forwarded."""
         stream.is_closed = True
         self._about.close(stream.side)
         for session in self._sessions:
@@ -450,15 +486,12 @@ class AMQP10Session(Session, Reader):
         return max(_LEAST_BEAT_NS, (opened.idle_time_out_ms or 0) * _NS_PER_MS // 4)
 
     def next_tick_ns(self) -> int | None:
-        """Return when to look at heartbeats, or at waiting links."""
         times = [*self._beats_ns.values()]
         if self._sweep_ns is not None:
             times.append(self._sweep_ns)
-        times += [session.orphaned_ns for session in self._shared.orphaned]
         return min(times, default=None)
 
     def tick(self, now_ns: int) -> Batch | None:
-        """Send due heartbeats, and ask for credit."""
         shared = self._shared
         shared.now_ns = now_ns
         self._look_at_rules()
@@ -468,8 +501,6 @@ class AMQP10Session(Session, Reader):
                 self._beat(side)
         if self._sweep_ns is not None and now_ns >= self._sweep_ns:
             self._sweep(now_ns)
-        for session in list(shared.orphaned):
-            session.abandon(now_ns)
         forced, shared.forced = shared.forced, {}
         for session in forced:
             session.decide_now()
@@ -497,7 +528,6 @@ class AMQP10Session(Session, Reader):
             link.session.turn(link)
 
     def _look_at_stages(self, now_ns: int) -> None:
-        """Close the stages for which nothing has waited since the last look."""
         names = {link.limited_as for link in self._waiting}
         for name in [name for name in self._stages if name not in names]:
             self._stages.pop(name).close(now_ns)
@@ -506,7 +536,6 @@ class AMQP10Session(Session, Reader):
         self._waiting = {link: None for link in self._waiting if link.waits}
 
     def stages(self) -> Iterable[Stage]:
-        """Return the stages that links wait for."""
         return list(self._stages.values())
 
     def _beat(self, side: Side) -> None:
@@ -565,11 +594,9 @@ class AMQP10Session(Session, Reader):
 
     @property
     def closing(self) -> Side | None:
-        """Return which peer has closed the connection."""
         return self._about.closed_by
 
     def end(self, side: Side, now_ns: int) -> None:
-        """Write an unfinished frame."""
         del now_ns
         self._ended.add(side)
         self._streams[side].end()
@@ -607,27 +634,21 @@ class AMQP10Session(Session, Reader):
     # --- For the driver ---------------------------------------------------------------------------
 
     def held_back(self, side: Side) -> int:
-        """Return the length of an incomplete frame, if it is worth reading again."""
         return self._streams[side].held_back()
 
     def take_back(self, side: Side) -> bytes:
-        """Return its bytes."""
         return self._streams[side].take_back()
 
     def takes_turns(self, side: Side) -> bool:
-        """Whether the peer's last chunk took long."""
         return self._streams[side].takes_turns()
 
     def reads_fast(self, side: Side) -> bool:
-        """Whether the peer is relayed unread, or its last chunk took few steps."""
         return self._unread or self._streams[side].reads_fast()
 
     def left_bytes(self, side: Side) -> int:
-        """Return how much is left of a chunk with many frames."""
         return self._streams[side].left_bytes
 
     def describe(self) -> Description:
-        """Return what is known of the connection."""
         links = [link for session in self._sessions for link in session.links]
         shown = nsmallest(MAX_LINKS_SHOWN, links, key=Link.since)
         resources = dict.fromkeys(str(each) for link in links for each in link.resources)
@@ -642,29 +663,24 @@ class AMQP10Session(Session, Reader):
         )
 
     def take(self, side: Side) -> Sequence[Buffer]:
-        """Return what may be written now."""
         out = self._streams[side.other].take()
         if out:
             self._written.add(side)
         return out
 
     def backlog_bytes(self, side: Side) -> int:
-        """Return the bytes of our own that wait for that peer."""
         return self._streams[side.other].own_bytes
 
     def paused(self, side: Side) -> bool:
-        """Whether a client must wait until the broker has let it in."""
         return side is Side.CLIENT and self._streams[side].waits
 
     def in_flight(self) -> int:
-        """Return how many of the client's deliveries have no answer."""
         return sum(
             session.halves[Side.CLIENT].ids.unsettled + len(session.halves[Side.CLIENT].kept)
             for session in self._sessions
         )
 
     def between_frames(self, side: Side) -> bool:
-        """Return whether the peer's stream may end here; a client's not within a delivery."""
         if self._unread:
             return False
         if side is Side.CLIENT and self._shared.under_way:
@@ -672,15 +688,13 @@ class AMQP10Session(Session, Reader):
         return self._streams[side].is_between_frames()
 
     def within_frame(self, side: Side) -> bool:
-        """Return whether a frame of that peer has begun."""
         return not self._unread and not self._streams[side].is_between_frames()
 
     def missing_bytes(self, side: Side) -> int:
-        """Return what is missing of the client's current frame; others have no such bound."""
         if self._unread or side is Side.BROKER:
             return NO_BOUND
         return self._streams[side].missing_bytes()
 
 
 def _nothing() -> None:
-    """Do nothing."""
+    pass

@@ -7,17 +7,14 @@ Frames of up to MAX_WHOLE_BYTES are taken whole; of longer ones the payload stre
 frames of the peer they seem to come from.
 
 **Plain frames** are forwarded unchanged, whatever is decided about the chunk, and are the majority: empty ones,
-transfers
-of links without decisions for each delivery in sessions without swallowed ones, and dispositions of such sessions. A
-run
-of them is one step: its bytes, and sums by link. The compiled part takes it, and the flows behind it, in one call
-(``scanning``); in Python it is a ``Run`` that grows frame by frame.
+transfers of links without decisions for each delivery in sessions without swallowed ones, and dispositions of such
+sessions. A run of them is one step: its bytes, and sums by link. The compiled part takes it, and the flows behind it,
+in one call (``scanning``); in Python it is a ``Run`` that grows frame by frame.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from proxy.deciding.batch import Side
 from proxy.protocols.amqp10 import wire
@@ -62,14 +59,7 @@ class Run(Step):
         self._aborted: list[tuple[SessionPart[Any], int]] = []
 
     def add_transfer(self, session: SessionPart[Any], link: LinkPart | None, number: int, *, settled: bool) -> None:
-        """Add a transfer.
-
-        Args:
-            session: whose.
-            link: whose delivery begins with it; None if it continues one.
-            number: the delivery's.
-            settled: it is.
-        """
+        """Add a transfer. ``link``: whose delivery begins with it; None if it continues one."""
         transfers = self._transfers
         transfers[session] = transfers.get(session, 0) + 1
         if link is None:
@@ -89,16 +79,13 @@ class Run(Step):
             unsettled.append((session, number, 1))
 
     def add_aborted(self, session: SessionPart[Any], number: int) -> None:
-        """Note that a delivery was aborted."""
         if self.side is Side.CLIENT:
             self._aborted.append((session, number))
 
     def add_settled(self, session: SessionPart[Any], first: int, last: int, *, receiver: bool) -> None:
-        """Add a disposition that settles."""
         self._settled.append((session, receiver, first, last))
 
     def apply(self, piece: Piece) -> bytes | None:
-        """Count what is in it."""
         del piece
         side = self.side
         for session, transfers in self._transfers.items():
@@ -134,81 +121,42 @@ _HEADERS: Final = {
 }
 
 
-class Reader(ABC):
+class Reader(Protocol):
     """Takes the frames of both streams, and returns what becomes of them.
 
-    All may raise Malformed, and Close. Without a step a frame is plain; the reader adds it to ``Stream.run``.
+    All may raise Malformed, and Close. Without a step a frame is plain: the reader adds it to ``Stream.run``. The
+    payload of a frame begins at ``begins``. If not all of the frame is in ``data``, ``take_payload`` follows.
     """
 
-    @abstractmethod
-    def take_other_header(self, stream: "Stream", header: bytes) -> Step | None:
-        """Take an unexpected protocol header."""
-
-    @abstractmethod
-    def take_sasl(self, stream: "Stream", performative: Performative) -> Step | None:
-        """Take a frame of SASL."""
-
-    @abstractmethod
+    def take_other_header(self, stream: "Stream", header: bytes) -> Step | None: ...
+    def take_sasl(self, stream: "Stream", performative: Performative) -> Step | None: ...
     def take_frame(
         self, stream: "Stream", frame: Frame, performative: Performative, begins: int, data: Buffer
-    ) -> Step | None:
-        """Take a frame of AMQP that is not empty.
-
-        Args:
-            stream: of which peer.
-            frame: its header.
-            performative: its content.
-            begins: where its payload begins, from its first byte.
-            data: the frame, or its beginning: then ``take_payload`` follows.
-        """
-
-    @abstractmethod
-    def take_scanned(self, stream: "Stream", scanned: Scanned) -> Step:
-        """Take a run of plain frames, without the flows behind it."""
-
-    @abstractmethod
-    def take_flows(self, stream: "Stream", flows: Sequence[Flowed]) -> Step:
-        """Take adjacent flows, with empty frames between them."""
-
-    @abstractmethod
-    def take_payload(self, stream: "Stream", payload: Buffer, *, is_last: bool) -> Step | None:
-        """Take more of the payload of the current frame."""
+    ) -> Step | None: ...
+    def take_payload(self, stream: "Stream", payload: Buffer, *, is_last: bool) -> Step | None: ...
+    def take_scanned(self, stream: "Stream", scanned: Scanned) -> Step: ...
+    def take_flows(self, stream: "Stream", flows: Sequence[Flowed]) -> Step: ...
 
 
 class Stream:
-    """One peer's stream, on its way to the other peer.
-
-    Args:
-        side: the peer.
-        reader: takes its frames.
-
-    Attributes:
-        side: as given.
-        phase: what it sends next.
-        most_frame_bytes: the longest frame that the other peer takes; for the broker only transfers are bounded.
-        frames: frames seen so far.
-        close: set when the last chunk ended in an invalid frame; what came before is still forwarded.
-        left_bytes: how much of the last chunk must come again.
-        out: what may be written to the other peer.
-        own_bytes: of our own frames in it.
-        scanner: takes runs of plain frames, if there is one.
-        unblocked: sessions whose kept frames may be decided now.
-        is_opened: the peer's open was forwarded.
-        is_over: its close was read: what follows has no meaning (2.4.3), and is forwarded unread.
-        is_closed: its close, or one of ours, was forwarded: nothing may follow.
-    """
+    """One peer's stream, on its way to the other peer."""
 
     def __init__(self, side: Side, reader: Reader) -> None:
         self.side = side
         self.phase = Phase.HEADER
+        # The longest frame that the other peer takes. Of the broker's frames, only transfers are bounded.
         self.most_frame_bytes = NO_BOUND
         self.frames = 0
+        # Set when the last chunk ended in an invalid frame. What came before is still forwarded.
         self.close: Close | None = None
-        self.left_bytes = 0
+        self.left_bytes = 0  # of the last chunk, to be fed again
         self.out: list[Buffer] = []
         self.scanner: NativeScanner | None = None
-        self.unblocked: dict[SessionPart[Any], None] = {}
-        self.is_opened = self.is_over = self.is_closed = self.waits = False
+        self.unblocked: dict[SessionPart[Any], None] = {}  # sessions whose kept frames may be decided now
+        self.is_opened = False  # the peer's open was forwarded
+        self.is_over = False  # its close was read: what follows has no meaning (2.4.3), and is forwarded unread
+        self.is_closed = False  # its close, or one of Sluice's, was forwarded: nothing may follow
+        self.waits = False
         self._reader = reader
         # An incomplete frame.
         self._beginning = bytearray()
@@ -227,18 +175,17 @@ class Stream:
         self._is_within = False
         # Our own frames that wait for its end.
         self._inserts: list[bytes] = []
-        self.own_bytes = 0
+        self.own_bytes = 0  # of Sluice's own frames in ``out``, or about to get there
 
     # --- Reading ----------------------------------------------------------------------------------
 
     def bound_frames(self, most_frame_bytes: int) -> None:
-        """Take no longer frames from now on."""
         self.most_frame_bytes = most_frame_bytes
         if self.scanner is not None:
             self.scanner.bound_frames(most_frame_bytes)
 
     def feed(self, chunk: memoryview) -> None:
-        """Read a chunk; ``write`` must follow."""
+        """Read a chunk. ``write`` must follow."""
         self.left_bytes = self._steps = 0
         self._scanned = -1
         try:
@@ -260,7 +207,7 @@ class Stream:
             self.close = close
 
     def _complete(self, chunk: memoryview) -> int:
-        """Complete the incomplete frame; return how much of the chunk belongs to it."""
+        """Complete the incomplete frame. Return how much of the chunk belongs to it."""
         beginning = self._beginning
         at = 0
         while beginning and self.close is None:
@@ -292,7 +239,7 @@ class Stream:
         return self.phase is not Phase.FRAMES and buffer[at : at + 4] == _AMQP
 
     def _take(self, buffer: Buffer, at: int, stop: int) -> int:
-        """Take what comes next; return where it ends, or ``at`` if it is incomplete."""
+        """Take what comes next. Return where it ends, or ``at`` if it is incomplete."""
         if self._payload_left_bytes:
             return self._take_payload(buffer, at, stop)
         if stop - at < _HEADER_BYTES:
@@ -382,14 +329,12 @@ class Stream:
 
     @property
     def run(self) -> Run:
-        """The run for the current frame, if it is plain."""
         run = self._run
         if run is None:
             run = self._run = Run(self.side)
         return run
 
     def _add(self, buffer: Buffer, start: int, stop: int, step: Step | None, *, is_last: bool = True) -> None:
-        """Add a piece, or extend the current run."""
         pieces = self._pieces
         if step is None:
             step = self.run
@@ -408,7 +353,6 @@ class Stream:
     # --- Writing ----------------------------------------------------------------------------------
 
     def write(self) -> None:
-        """Write what becomes of the chunk."""
         pieces, self._pieces, self._run = self._pieces, [], None
         side = self.side
         keeping: dict[SessionPart[Any], None] = {}
@@ -429,7 +373,6 @@ class Stream:
         self._close_slice()
 
     def release(self) -> None:
-        """Write kept pieces, as far as they are decided."""
         sessions = list(self.unblocked)
         self.unblocked.clear()
         for session in sessions:
@@ -470,7 +413,7 @@ class Stream:
         self._start = self._stop = 0
 
     def insert(self, frame: bytes) -> None:
-        """Write a frame of our own, as soon as it is not within another."""
+        """Write a frame of Sluice's own, as soon as it is not within another."""
         if self.is_closed:
             return
         self._inserts.append(frame)
@@ -484,7 +427,6 @@ class Stream:
         self._inserts = []
 
     def take(self) -> list[Buffer]:
-        """Return what may be written."""
         if self._stop > self._start:
             self._close_slice()
         out = self.out
@@ -498,15 +440,12 @@ class Stream:
     # --- For the driver ---------------------------------------------------------------------------
 
     def mark_opened(self) -> None:
-        """Note that the peer's open was forwarded."""
         self.is_opened = True
 
     def is_between_frames(self) -> bool:
-        """Say whether the peer has sent only whole frames."""
         return not self._beginning and not self._payload_left_bytes
 
     def can_insert(self) -> bool:
-        """Say whether a frame of our own can be written at once."""
         return not self._is_within
 
     def missing_bytes(self) -> int:
@@ -521,21 +460,17 @@ class Stream:
         return length if length <= _MAX_TAKEN_BACK_BYTES else 0
 
     def take_back(self) -> bytes:
-        """Return its bytes."""
         beginning = bytes(self._beginning)
         self._beginning.clear()
         return beginning
 
     def takes_turns(self) -> bool:
-        """Say whether the last chunk took long."""
         return self._steps > _MANY_FRAMES
 
     def reads_fast(self) -> bool:
-        """Say whether it took few steps."""
         return self._steps <= _FEW_FRAMES
 
     def end(self) -> None:
-        """Write an incomplete frame, at the end of the stream."""
         if self._beginning and not self._is_within and self.close is None:
             self.out.append(bytes(self._beginning))
             self._beginning.clear()

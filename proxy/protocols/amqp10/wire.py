@@ -40,37 +40,22 @@ DISPOSITION: Final = 0x15
 DETACH: Final = 0x16
 END: Final = 0x17
 CLOSE: Final = 0x18
-ERROR: Final = 0x1D
-RECEIVED: Final = 0x23
-ACCEPTED: Final = 0x24
-REJECTED: Final = 0x25
-RELEASED: Final = 0x26
-MODIFIED: Final = 0x27
-SOURCE: Final = 0x28
-TARGET: Final = 0x29
-COORDINATOR: Final = 0x30
-DECLARE: Final = 0x31
-DISCHARGE: Final = 0x32
-DECLARED: Final = 0x33
-TRANSACTIONAL_STATE: Final = 0x34
-#: Sections of a message (3.2).
-HEADER: Final = 0x70
-DELIVERY_ANNOTATIONS: Final = 0x71
+_ERROR: Final = 0x1D
+_REJECTED: Final = 0x25
+_SOURCE: Final = 0x28
+_TARGET: Final = 0x29
+_COORDINATOR: Final = 0x30
+SASL_INIT: Final = 0x41
+# Sections of a message (3.2).
+_HEADER: Final = 0x70
 MESSAGE_ANNOTATIONS: Final = 0x72
 PROPERTIES: Final = 0x73
-APPLICATION_PROPERTIES: Final = 0x74
-DATA: Final = 0x75
-AMQP_SEQUENCE: Final = 0x76
-AMQP_VALUE: Final = 0x77
-FOOTER: Final = 0x78
-SASL_MECHANISMS: Final = 0x40
-SASL_INIT: Final = 0x41
-SASL_CHALLENGE: Final = 0x42
-SASL_RESPONSE: Final = 0x43
-SASL_OUTCOME: Final = 0x44
-# Of an unknown symbol.
+_FOOTER: Final = 0x78
+SECTIONS: Final = range(_HEADER, _FOOTER + 1)
+# A symbol that is none of these.
 UNKNOWN: Final = -1
 
+# Symbols of descriptors that make a difference here.
 _SYMBOLS: Final = {
     b"amqp:open:list": OPEN,
     b"amqp:begin:list": BEGIN,
@@ -81,33 +66,19 @@ _SYMBOLS: Final = {
     b"amqp:detach:list": DETACH,
     b"amqp:end:list": END,
     b"amqp:close:list": CLOSE,
-    b"amqp:error:list": ERROR,
-    b"amqp:received:list": RECEIVED,
-    b"amqp:accepted:list": ACCEPTED,
-    b"amqp:rejected:list": REJECTED,
-    b"amqp:released:list": RELEASED,
-    b"amqp:modified:list": MODIFIED,
-    b"amqp:source:list": SOURCE,
-    b"amqp:target:list": TARGET,
-    b"amqp:coordinator:list": COORDINATOR,
-    b"amqp:declare:list": DECLARE,
-    b"amqp:discharge:list": DISCHARGE,
-    b"amqp:declared:list": DECLARED,
-    b"amqp:transactional-state:list": TRANSACTIONAL_STATE,
-    b"amqp:header:list": HEADER,
-    b"amqp:delivery-annotations:map": DELIVERY_ANNOTATIONS,
+    b"amqp:source:list": _SOURCE,
+    b"amqp:target:list": _TARGET,
+    b"amqp:coordinator:list": _COORDINATOR,
+    b"amqp:sasl-init:list": SASL_INIT,
+    b"amqp:header:list": _HEADER,
+    b"amqp:delivery-annotations:map": 0x71,
     b"amqp:message-annotations:map": MESSAGE_ANNOTATIONS,
     b"amqp:properties:list": PROPERTIES,
-    b"amqp:application-properties:map": APPLICATION_PROPERTIES,
-    b"amqp:data:binary": DATA,
-    b"amqp:amqp-sequence:list": AMQP_SEQUENCE,
-    b"amqp:amqp-value:*": AMQP_VALUE,
-    b"amqp:footer:map": FOOTER,
-    b"amqp:sasl-mechanisms:list": SASL_MECHANISMS,
-    b"amqp:sasl-init:list": SASL_INIT,
-    b"amqp:sasl-challenge:list": SASL_CHALLENGE,
-    b"amqp:sasl-response:list": SASL_RESPONSE,
-    b"amqp:sasl-outcome:list": SASL_OUTCOME,
+    b"amqp:application-properties:map": 0x74,
+    b"amqp:data:binary": 0x75,
+    b"amqp:amqp-sequence:list": 0x76,
+    b"amqp:amqp-value:*": 0x77,
+    b"amqp:footer:map": _FOOTER,
 }
 
 NULL: Final = b"\x40"
@@ -127,10 +98,8 @@ MAX_DESCRIBED: Final = 16
 
 _u16_at: Final = Struct(">H").unpack_from
 _u32_at: Final = Struct(">I").unpack_from
-_u64_at: Final = Struct(">Q").unpack_from
 _header_at: Final = Struct(">IBBH").unpack_from
 _header: Final = Struct(">IBBH").pack
-_u32: Final = Struct(">I").pack
 _constructor_u32: Final = Struct(">BI").pack
 _list32: Final = Struct(">BII").pack
 _integer_at: Final = {
@@ -154,10 +123,10 @@ _DESCRIBED: Final = 0x00
 #: Fields of a transfer, and of a disposition.
 _DELIVERY_ID, _DELIVERY_TAG, _MESSAGE_FORMAT, _MORE = 1, 2, 3, 5
 _FIRST, _LAST, _STATE = 1, 2, 4
-_REJECTED: Final = bytes((0x00, 0x53, REJECTED))
+_REJECTED_STATE: Final = bytes((0x00, 0x53, _REJECTED))
 _TRUE, _FALSE, _UINT0, _ULONG0, _LIST0 = 0x41, 0x42, 0x43, 0x44, 0x45
 _UBYTE, _SMALL_UINT, _SMALL_ULONG, _BOOLEAN, _UINT = 0x50, 0x52, 0x53, 0x56, 0x70
-_USHORT, _ULONG = 0x60, 0x80
+_USHORT: Final = 0x60
 _BINARY8, _STRING8, _SYMBOL8 = 0xA0, 0xA1, 0xA3
 _BINARY32, _STRING32, _SYMBOL32 = 0xB0, 0xB1, 0xB3
 _LIST8, _MAP8, _LIST32, _MAP32 = 0xC0, 0xC1, 0xD0, 0xD1
@@ -165,13 +134,7 @@ _LIST8, _MAP8, _LIST32, _MAP32 = 0xC0, 0xC1, 0xD0, 0xD1
 _BY_SIZE8, _BY_SIZE32, _BY_DESCRIPTOR, _NO_TYPE = -1, -2, -3, -4
 # How many bytes follow a constructor, by its first half (1.2).
 _WIDTHS: Final = tuple(
-    width
-    for width in (
-        *(_NO_TYPE,) * 4,
-        *(0, 1, 2, 4, 8, 16),
-        *(_BY_SIZE8, _BY_SIZE32) * 3,
-    )
-    for _ in range(16)
+    width for width in (*(_NO_TYPE,) * 4, *(0, 1, 2, 4, 8, 16), *(_BY_SIZE8, _BY_SIZE32) * 3) for _ in range(16)
 )
 _WIDTH_OF: Final = (_BY_DESCRIPTOR, *_WIDTHS[1:])
 
@@ -185,17 +148,10 @@ class CutOff(Malformed):
 
 
 class Frame(msgspec.Struct, gc=False):
-    """The header of a frame (2.3.1).
+    """The header of a frame (2.3.1)."""
 
-    Attributes:
-        size: of the whole frame in bytes.
-        doff: where its body begins, in bytes from the frame's first.
-        type: AMQP, SASL, or another.
-        channel: means nothing in a frame of SASL.
-    """
-
-    size: int
-    doff: int
+    size: int  # of the whole frame
+    doff: int  # where its body begins, in bytes from the frame's first
     type: int
     channel: int
 
@@ -214,7 +170,7 @@ def frame_header(buffer: Buffer | bytearray, at: int) -> Frame:
 
 
 def skip(buffer: Buffer | bytearray, at: int, stop: int) -> int:
-    """Return where a value of any type ends; elements are not looked at.
+    """Return where a value of any type ends. Elements are not looked at.
 
     Raises:
         Malformed: it is missing, too long, or described too often.
@@ -254,32 +210,23 @@ def skip(buffer: Buffer | bytearray, at: int, stop: int) -> int:
 class Performative:
     """A described list: a performative, or a source, a target, a state or an error in one.
 
-    Fields are numbered from 0; missing ones are null. For each method that reads one:
-
-    Raises:
-        Malformed: the field is neither null nor of that type.
-
-    Attributes:
-        code: the descriptor's number, UNKNOWN for an unknown symbol.
-        fields: encoded.
-        stop: where it ends in its buffer, and a payload begins.
+    Fields are encoded and numbered from 0; missing ones are null. Methods that read one return None for null and raise
+    Malformed for another type.
     """
 
     __slots__ = ("_descriptor", "code", "fields", "stop")
 
     def __init__(self, code: int, descriptor: bytes, fields: list[bytes], stop: int) -> None:
-        self.code = code
+        self.code = code  # UNKNOWN for an unknown symbol
         self._descriptor = descriptor
         self.fields = fields
-        self.stop = stop
+        self.stop = stop  # where it ends in its buffer, and a payload begins
 
     def raw(self, number: int) -> bytes:
-        """Return a field as it is encoded."""
         fields = self.fields
         return fields[number] if number < len(fields) else NULL
 
     def uint(self, number: int) -> int | None:
-        """Return a uint, None if it is null."""
         fields = self.fields
         if number >= len(fields):
             return None
@@ -297,7 +244,6 @@ class Performative:
         raise self._is_no("uint", number)
 
     def ushort(self, number: int) -> int | None:
-        """Return a ushort, None if it is null."""
         raw = self.raw(number)
         if raw == NULL:
             return None
@@ -307,7 +253,6 @@ class Performative:
         return value
 
     def ubyte(self, number: int) -> int | None:
-        """Return a ubyte, None if it is null."""
         raw = self.raw(number)
         if raw == NULL:
             return None
@@ -316,7 +261,6 @@ class Performative:
         return raw[1]
 
     def boolean(self, number: int, default: bool = False) -> bool:  # noqa: FBT001, FBT002 - it is one
-        """Return a boolean, or the default if it is null."""
         raw = self.raw(number)
         constructor = raw[0]
         if raw == NULL:
@@ -328,29 +272,15 @@ class Performative:
         return constructor == _TRUE
 
     def octets(self, number: int) -> bytes | None:
-        """Return what a string is encoded as, None if it is null."""
         return self._variable(number, "string", _STRING8, _STRING32)
 
     def symbol(self, number: int) -> bytes | None:
-        """Return a symbol, None if it is null."""
         return self._variable(number, "symbol", _SYMBOL8, _SYMBOL32)
 
-    def text(self, number: int) -> str | None:
-        """Return a string or a symbol for people, None if it is null; invalid UTF-8 is replaced."""
-        said = self.raw(number)
-        if said == NULL:
-            return None
-        text = octets(said)
-        if text is None:
-            raise self._is_no("text", number)
-        return text.decode(errors="replace")
-
     def binary(self, number: int) -> bytes | None:
-        """Return a binary, None if it is null."""
         return self._variable(number, "binary", _BINARY8, _BINARY32)
 
     def described(self, number: int) -> "Performative | None":
-        """Return a described list, None if it is null."""
         return described(self.raw(number))
 
     def _variable(self, number: int, name: str, short: int, long: int) -> bytes | None:
@@ -370,7 +300,6 @@ class Performative:
         )
 
     def replaced(self, changes: Mapping[int, bytes]) -> bytes:
-        """Encode it with some fields changed, and without nulls at its end."""
         fields = self.fields
         if changes:
             fields = fields.copy()
@@ -382,16 +311,10 @@ class Performative:
 
 
 def performative(buffer: Buffer | bytearray, start: int, stop: int, *, whole: bool = True) -> Performative | None:
-    """Read a performative.
-
-    Args:
-        buffer: what it is in.
-        start: where a frame's body begins.
-        stop: where the frame, or what is there of it, ends.
-        whole: the frame is complete.
+    """Read a performative from the body of a frame, or from as much of it as is there.
 
     Returns:
-        None if it is incomplete, in constant time.
+        None if it is incomplete, in constant time, unless the frame is ``whole``.
 
     Raises:
         Malformed: it is not a described list, or longer than the frame or MAX_PERFORMATIVE_BYTES.
@@ -405,11 +328,7 @@ def performative(buffer: Buffer | bytearray, start: int, stop: int, *, whole: bo
 
 
 def described(raw: bytes) -> Performative | None:
-    """Read a field that is a described list, such as a source, a state or an error; None if it is null.
-
-    Raises:
-        Malformed: it is something else.
-    """
+    """Read a field that is a described list, such as a source, a state or an error; None if it is null."""
     return None if raw == NULL else _performative(raw, 0, len(raw))
 
 
@@ -445,12 +364,7 @@ def _performative(buffer: Buffer | bytearray, start: int, stop: int) -> Performa
 
 
 def descriptor(buffer: Buffer | bytearray, at: int, stop: int) -> tuple[int, int]:
-    """Return a descriptor's number, and where it ends.
-
-    Raises:
-        Malformed: it is neither a number nor a symbol.
-        CutOff: it is incomplete.
-    """
+    """Return a descriptor's number, and where it ends."""
     # Also says of an incomplete one whether it can be a descriptor: nobody waits for a megabyte of it.
     if at >= stop:
         raise CutOff("a descriptor that ends too early")
@@ -470,12 +384,7 @@ def descriptor(buffer: Buffer | bytearray, at: int, stop: int) -> tuple[int, int
 
 
 def ends(buffer: Buffer | bytearray, at: int, stop: int) -> int:
-    """Return where a list or a map will end, complete or not.
-
-    Raises:
-        Malformed: it is neither.
-        CutOff: its length is incomplete.
-    """
+    """Return where a list or a map will end, complete or not."""
     if at >= stop:
         raise CutOff("a list or a map that ends too early")
     constructor = buffer[at]
@@ -513,11 +422,7 @@ def _values(buffer: Buffer | bytearray, at: int, stop: int, count: int) -> list[
 
 
 def pairs(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Return keys and values of a map, encoded; null is an empty map.
-
-    Raises:
-        Malformed: it is not a map, or has more than MAX_VALUES.
-    """
+    """Return keys and values of a map, encoded; null is an empty map."""
     found = _compound(raw, _MAP8, _MAP32)
     if len(found) % 2:
         raise Malformed(f"a map of {len(found)} values")
@@ -525,11 +430,7 @@ def pairs(raw: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def values(raw: bytes) -> list[bytes]:
-    """Return the values of a list, encoded; null and other types are an empty list.
-
-    Raises:
-        Malformed: it has more than MAX_VALUES, or another count than it says.
-    """
+    """Return the values of a list, encoded; null and other types are an empty list."""
     return _compound(raw, _LIST8, _LIST32) if raw[0] in {_LIST8, _LIST32} else []
 
 
@@ -573,34 +474,28 @@ def list_of(fields: list[bytes]) -> bytes:
 
 
 def composite(code: int, *fields: bytes) -> bytes:
-    """Encode a described list."""
     return bytes((_DESCRIBED, _SMALL_ULONG, code)) + list_of([*fields])
 
 
 def uint(value: int) -> bytes:
-    """Encode a uint."""
     if value > 255:
         return _constructor_u32(_UINT, value)
     return bytes((_SMALL_UINT, value)) if value else b"\x43"
 
 
 def optional_uint(value: int | None) -> bytes:
-    """Encode a uint, or a null."""
     return NULL if value is None else uint(value)
 
 
 def boolean(value: bool) -> bytes:  # noqa: FBT001 - it is one
-    """Encode a boolean."""
     return b"\x41" if value else b"\x42"
 
 
 def symbol(text: str | bytes) -> bytes:
-    """Encode a symbol."""
     return _variable(_SYMBOL8, text)
 
 
 def string(text: str | bytes) -> bytes:
-    """Encode a string."""
     return _variable(_STRING8, text)
 
 
@@ -613,34 +508,24 @@ def _variable(constructor: int, text: str | bytes) -> bytes:
 
 
 def error(condition: str, description: str) -> bytes:
-    """Encode an error (2.8.14); the description is for people."""
-    return composite(ERROR, symbol(condition), string(description))
-
-
-def rejected(condition: str, description: str) -> bytes:
-    """Encode the outcome rejected (3.4.3), which says why."""
-    return composite(REJECTED, error(condition, description))
+    """Encode an error (2.8.14). The description is for people."""
+    return composite(_ERROR, symbol(condition), string(description))
 
 
 def frame(channel: int, body: bytes, payload: Buffer = b"") -> bytes:
-    """Make a frame."""
     return b"".join((_header(HEADER_BYTES + len(body) + len(payload), 2, AMQP, channel), body, payload))
 
 
 def frame_start(channel: int, body: bytes, payload_bytes: int) -> bytes:
-    """Make a frame up to its payload."""
     return _header(HEADER_BYTES + len(body) + payload_bytes, 2, AMQP, channel) + body
 
 
 def transfer_start(
     channel: int, performative: Performative, delivery_id: int, payload_bytes: int, most_bytes: int
 ) -> tuple[bytes, int]:
-    """Make a transfer with another delivery-id, up to its payload.
+    """Make a transfer with another delivery-id, up to its payload. Return its bytes, and how many transfers they are.
 
     Numbers may take more bytes. If it becomes longer than ``most_bytes``, its payload gets a transfer of its own.
-
-    Returns:
-        The bytes, and how many transfers they are.
     """
     body = performative.replaced({_DELIVERY_ID: uint(delivery_id)})
     if HEADER_BYTES + len(body) + payload_bytes <= most_bytes:
@@ -652,94 +537,55 @@ def transfer_start(
 
 
 def disposition_of(channel: int, performative: Performative, first: int, last: int, most_bytes: int) -> bytes:
-    """Make a disposition with another range; a rejection longer than ``most_bytes`` loses its error."""
+    """Make a disposition with another range. A rejection longer than ``most_bytes`` loses its error."""
     changes = {_FIRST: uint(first), _LAST: uint(last)}
     body = performative.replaced(changes)
     state = performative.raw(_STATE)
-    if HEADER_BYTES + len(body) > most_bytes and state.startswith(_REJECTED):
-        body = performative.replaced(changes | {_STATE: _REJECTED + bytes((_LIST0,))})
+    if HEADER_BYTES + len(body) > most_bytes and state.startswith(_REJECTED_STATE):
+        body = performative.replaced(changes | {_STATE: _REJECTED_STATE + bytes((_LIST0,))})
     return frame(channel, body)
 
 
 def flow_frame(
     channel: int,
-    *,
     next_incoming_id: int | None,
     incoming_window: int,
     next_outgoing_id: int,
     outgoing_window: int,
-    handle: int | None = None,
-    delivery_count: int | None = None,
-    link_credit: int | None = None,
-    available: int | None = None,
-    drain: bool = False,
-    echo: bool = False,
+    *,
+    link: tuple[int, int | None, int, bool] | None = None,
 ) -> bytes:
-    """Make a flow (2.7.4); without a handle it is the session's."""
-    fields = (
-        optional_uint(next_incoming_id),
-        uint(incoming_window),
-        uint(next_outgoing_id),
-        uint(outgoing_window),
-        optional_uint(handle),
-        optional_uint(delivery_count),
-        optional_uint(link_credit),
-        optional_uint(available),
-        b"\x41" if drain else NULL,
-        b"\x41" if echo else NULL,
-    )
+    """Make a flow (2.7.4) of a session, or of a link: its handle, delivery-count, link-credit and drain."""
+    fields = [optional_uint(next_incoming_id), uint(incoming_window), uint(next_outgoing_id), uint(outgoing_window)]
+    if link is not None:
+        handle, delivery_count, credit, drain = link
+        fields += [uint(handle), optional_uint(delivery_count), uint(credit), NULL, b"\x41" if drain else NULL]
     return frame(channel, composite(FLOW, *fields))
 
 
-def disposition_frame(
-    channel: int, *, receiver: bool, first: int, last: int | None = None, settled: bool = True, state: bytes = NULL
-) -> bytes:
-    """Make a disposition (2.7.6).
-
-    Args:
-        channel: of the session.
-        receiver: it comes from the receiver of the deliveries.
-        first: the number of the first delivery.
-        last: of the last; None if there is one only.
-        settled: they are.
-        state: of theirs, encoded.
-    """
-    fields = (boolean(receiver), uint(first), optional_uint(last), boolean(settled), state)
-    return frame(channel, composite(DISPOSITION, *fields))
+def rejection_frame(channel: int, delivery_id: int, condition: str, description: str) -> bytes:
+    """Make a receiver's disposition (2.7.6) that rejects and settles a delivery, and says why."""
+    rejected = composite(_REJECTED, error(condition, description))
+    return frame(channel, composite(DISPOSITION, boolean(True), uint(delivery_id), NULL, boolean(True), rejected))
 
 
 def close_frame(why: bytes = NULL) -> bytes:
-    """Make a close (2.7.9); ``why`` is an encoded error."""
+    """Make a close (2.7.9). ``why`` is an encoded error."""
     return frame(0, composite(CLOSE, why))
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """An open (2.7.1).
-
-    Attributes:
-        container: the peer's name for itself.
-        hostname: whom it wants to speak to; RabbitMQ's clients name the vhost there. Or None.
-        max_frame_bytes: the longest frame that it takes.
-        channel_max: the highest channel that it takes.
-        idle_time_out_ms: how long it waits for a sign of life; None is for ever.
-        properties: its string properties, such as product, version and platform.
-    """
+    """An open (2.7.1)."""
 
     container: bytes
-    hostname: bytes | None
+    hostname: bytes | None  # RabbitMQ's clients name the vhost there
     max_frame_bytes: int
-    channel_max: int
-    idle_time_out_ms: int | None
-    properties: dict[bytes, bytes]
+    idle_time_out_ms: int | None  # None is for ever
+    properties: dict[bytes, bytes]  # its string properties, such as product, version and platform
 
 
 def read_open(open_: Performative) -> Opened:
-    """Read an open.
-
-    Raises:
-        Malformed: a field is of another type.
-    """
-    max_frame_bytes, channel_max = open_.uint(2), open_.ushort(3)
+    max_frame_bytes = open_.uint(2)
     properties: dict[bytes, bytes] = {}
     for key, value in pairs(open_.raw(9)):
         name, said = octets(key), octets(value)
@@ -749,7 +595,6 @@ def read_open(open_: Performative) -> Opened:
         open_.octets(0) or b"",
         open_.octets(1),
         (1 << 32) - 1 if max_frame_bytes is None else max_frame_bytes,
-        65535 if channel_max is None else channel_max,
         # To all brokers seen, 0 is the same as leaving it out.
         open_.uint(4) or None,
         properties,
@@ -757,65 +602,38 @@ def read_open(open_: Performative) -> Opened:
 
 
 class Terminus(msgspec.Struct, frozen=True):
-    """One end of a link: a source or a target (3.5.3, 3.5.4), or a coordinator of transactions (4.5.1).
-
-    Attributes:
-        address: its node, or None.
-        dynamic: the node is made by the answering peer.
-        coordinator: it is one.
-    """
+    """One end of a link: a source or a target (3.5.3, 3.5.4), or a coordinator of transactions (4.5.1)."""
 
     address: bytes | None = None
-    dynamic: bool = False
+    dynamic: bool = False  # the node is made by the answering peer
     coordinator: bool = False
 
 
 class Attached(msgspec.Struct, frozen=True):
-    """An attach (2.7.3).
-
-    Attributes:
-        name: of the link, unique for each direction between two containers.
-        handle: its number for this peer.
-        receiver: this peer is the receiver.
-        snd_settle_mode: 0 is unsettled, 1 settled, 2 both.
-        rcv_settle_mode: 0 settles at once, 1 after the sender.
-        source: or None.
-        target: or None.
-        initial_delivery_count: of a sender.
-        max_message_size: in bytes; 0 is any.
-    """
+    """An attach (2.7.3)."""
 
     name: bytes
     handle: int
-    receiver: bool
-    snd_settle_mode: int
-    rcv_settle_mode: int
+    receiver: bool  # this peer is the receiver
+    snd_settle_mode: int  # 0 is unsettled, 1 settled, 2 both
     source: Terminus | None
     target: Terminus | None
-    initial_delivery_count: int | None
-    max_message_size: int
+    initial_delivery_count: int | None  # of a sender
 
 
 def read_attach(attach: Performative) -> Attached:
-    """Read an attach.
-
-    Raises:
-        Malformed: a field is of another type, or a mandatory one is missing.
-    """
     name, handle = attach.octets(0), attach.uint(1)
     if name is None or handle is None:
         raise Malformed("an attach without a name or a handle")
-    snd_settle_mode, max_message_size = attach.ubyte(3), attach.raw(10)
+    snd_settle_mode = attach.ubyte(3)
     return Attached(
         name,
         handle,
         attach.boolean(2),
         2 if snd_settle_mode is None else snd_settle_mode,
-        attach.ubyte(4) or 0,
         _terminus(attach.raw(5)),
         _terminus(attach.raw(6)),
         attach.uint(9),
-        _integer(max_message_size),
     )
 
 
@@ -823,26 +641,16 @@ def _terminus(raw: bytes) -> Terminus | None:
     node = described(raw)
     if node is None:
         return None
-    if node.code == COORDINATOR:
+    if node.code == _COORDINATOR:
         return Terminus(coordinator=True)
-    if node.code not in {SOURCE, TARGET}:
+    if node.code not in {_SOURCE, _TARGET}:
         # A type of another specification.
         raise Malformed(f"a terminus of the descriptor 0x{node.code & 0xFFFF:02x}")
     return Terminus(node.octets(0), node.boolean(4))
 
 
-def _integer(raw: bytes) -> int:
-    """Return an integer of any type; 0 for other types."""
-    read = _integer_at.get(raw[0])
-    return 0 if read is None else read(raw, 1)[0]
-
-
 def read_sasl_init(init: Performative) -> tuple[bytes, bytes]:
-    """Return the mechanism of a client's login, and its user if the first response tells it (5.3.3.2).
-
-    Raises:
-        Malformed: a field is of another type, or the response to AMQPLAIN is not a table.
-    """
+    """Return the mechanism of a client's login, and its user if the first response tells it (5.3.3.2)."""
     mechanism, response = init.symbol(0) or b"", init.binary(1) or b""
     user = b""
     if mechanism == b"PLAIN":  # RFC 4616

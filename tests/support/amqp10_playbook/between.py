@@ -5,7 +5,7 @@ from random import Random
 
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Grant, Hold, Request, Ticket, Verdict
-from proxy.protocols.amqp10.options import AMQP10Options
+from proxy.protocols.amqp10.session import AMQP10Options
 from proxy.protocols.base import Terms
 from proxy.protocols.options import ScanName
 

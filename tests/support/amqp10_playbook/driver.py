@@ -9,8 +9,7 @@ from proxy.common.buffers import GatherRoom
 from proxy.deciding.batch import Batch, ConnectionInfo, Hold, Refuse, Request, Side, Ticket, Verdict
 from proxy.flow.credit import Stage
 from proxy.protocols.amqp10.credit import Hub
-from proxy.protocols.amqp10.options import AMQP10Options
-from proxy.protocols.amqp10.session import AMQP10Session
+from proxy.protocols.amqp10.session import AMQP10Options, AMQP10Session
 from proxy.protocols.base import NO_TERMS, Advance, Close, SessionContext, Terms, WireCounters
 from proxy.protocols.options import ScanName
 

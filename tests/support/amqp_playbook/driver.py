@@ -12,8 +12,7 @@ from proxy.flow.credit import Stage
 from proxy.net.connection import OUTBOX_BYTES
 from proxy.protocols.amqp091 import PROTOCOL
 from proxy.protocols.amqp091.memory import Hub
-from proxy.protocols.amqp091.options import AMQP091Options
-from proxy.protocols.amqp091.session import AMQP091Session
+from proxy.protocols.amqp091.session import AMQP091Options, AMQP091Session
 from proxy.protocols.base import Confirming, Replayed, SessionContext, Terms, WireCounters
 from proxy.spool.spool import Spool
 

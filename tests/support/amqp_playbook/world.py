@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from proxy.protocols.amqp091.memory import Hub
-from proxy.protocols.amqp091.options import AMQP091Options
+from proxy.protocols.amqp091.session import AMQP091Options
 from proxy.protocols.base import Confirming
 from proxy.stats.snapshot import ConfirmState
 

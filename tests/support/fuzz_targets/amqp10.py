@@ -15,7 +15,7 @@ from fuzz_targets import conversation
 from fuzz_targets.conversation import Conversation
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Grant, Hold, Request, Side, Ticket, Verdict
-from proxy.protocols.amqp10.options import AMQP10Options
+from proxy.protocols.amqp10.session import AMQP10Options
 from proxy.protocols.base import Terms
 from proxy.protocols.options import ScanName
 

@@ -13,7 +13,7 @@ from amqp_playbook.driver import BROKER, BUSY, CLIENT, ORDERS, Driver
 from amqp_playbook.spooled import SpooledDriver
 
 from proxy.deciding.batch import Batch, Hold, Request, Side, Ticket, Verdict
-from proxy.protocols.amqp091.options import AMQP091Options
+from proxy.protocols.amqp091.session import AMQP091Options
 from proxy.spool.spool import SpoolSettings
 
 CHANNELS = range(1, 17)

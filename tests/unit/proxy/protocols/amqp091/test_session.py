@@ -7,9 +7,8 @@ from amqp_playbook.driver import BROKER, CLIENT, ORDERS, Decide, Driver, hold, r
 from limiter.rules.resource import Resource
 from proxy.protocols.amqp091.channel import Channel, Content, Lane, Method
 from proxy.protocols.amqp091.memory import Hub
-from proxy.protocols.amqp091.options import AMQP091Options
 from proxy.protocols.amqp091.scanning import MAX_RUNS
-from proxy.protocols.amqp091.session import AMQP091Session
+from proxy.protocols.amqp091.session import AMQP091Options, AMQP091Session
 from proxy.protocols.amqp091.stream import MAX_CONTENTS, Stream
 from proxy.protocols.base import Close
 from proxy.stats.snapshot import ClientDescription

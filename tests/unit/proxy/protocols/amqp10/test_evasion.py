@@ -10,7 +10,7 @@ from amqp10_playbook.driver import BROKER, CLIENT, ORDERS, REFUSED, SHAPED, Driv
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Charge
 from proxy.protocols.amqp10.credit import Hub
-from proxy.protocols.amqp10.options import AMQP10Options
+from proxy.protocols.amqp10.session import AMQP10Options
 from proxy.protocols.base import Advance, Terms
 from proxy.protocols.options import ScanName
 

@@ -13,7 +13,7 @@ from amqp10_playbook.driver import BROKER, CLIENT, ORDERS, REFUSED, Driver, refu
 from limiter.rules.resource import Resource
 from proxy.common.buffers import SMALL_FRAME_BYTES, GatherRoom
 from proxy.protocols.amqp10 import wire
-from proxy.protocols.amqp10.options import AMQP10Options
+from proxy.protocols.amqp10.session import AMQP10Options
 from proxy.protocols.base import Terms
 from proxy.protocols.options import ScanName
 

@@ -15,7 +15,7 @@ from amqp10_playbook.driver import BROKER, BUSY, CLIENT, ORDERS, Driver, hold
 
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Grant, Request, Side, Verdict
-from proxy.protocols.amqp10.options import AMQP10Options
+from proxy.protocols.amqp10.session import AMQP10Options
 from proxy.protocols.base import Terms
 from proxy.protocols.options import ScanName
 

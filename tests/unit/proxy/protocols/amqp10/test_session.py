@@ -11,7 +11,7 @@ from limiter.rules.resource import Resource
 from proxy.deciding.batch import Grant, Refuse
 from proxy.protocols.amqp10 import renumbering
 from proxy.protocols.amqp10.links import Link
-from proxy.protocols.amqp10.options import AMQP10Options
+from proxy.protocols.amqp10.session import AMQP10Options
 from proxy.protocols.base import NO_TERMS, Close, Terms
 from proxy.protocols.options import ScanName
 
@@ -1035,27 +1035,6 @@ def test_one_delivery_at_a_time_is_timed_until_it_is_settled(terms: Terms) -> No
     driver.send(5)
     driver.broker(5, "detach", handle=3, closed=True)
     assert sum(driver.counters.round_trip.durations().counts) == 2
-
-
-def test_nobody_waits_for_long_for_what_a_link_had_sent_that_has_ended() -> None:
-    driver = Driver(terms={ORDERS: REFUSED}).open().sends().sends(1)
-    for handle in range(2):
-        driver.credit(10, handle=handle)
-    driver.send(0)
-    driver.send(1)
-    driver.client(1, "detach", handle=0, closed=True)
-    driver.broker(5, "detach", handle=3, closed=True)
-    driver.send(2, handle=1)
-    assert driver.session.in_flight() == 3
-    due_ns = driver.session.next_tick_ns()
-    assert due_ns is not None
-    driver.now_ns = due_ns
-    driver.tick()
-    # The first two may have belonged to either link; the last has not.
-    assert driver.session.in_flight() == 1
-    driver.broker(5, "disposition", role=True, first=0, last=2, settled=True)
-    assert driver.session.in_flight() == 0
-    assert driver.session.next_tick_ns() is None
 
 
 def test_too_many_sessions_end_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
