@@ -50,17 +50,18 @@ class _Given:
         }
 
 
-_FLAGS: Final = tuple(each for each in FIELDS if each.flag)
+_FLAGS: Final = tuple(each for each in FIELDS if each.key != "rate")
 
 
 def _flag(of: LimitField) -> Any:
+    meaning = of.meaning.partition(";")[0]
     if of.is_choice:
-        return Annotated[bool | None, Flag(help=of.flag)]
+        return Annotated[bool | None, Flag(help=meaning)]
     if of.plain_type is bool:
-        return Annotated[bool | None, Switch(help=of.flag)]
+        return Annotated[bool | None, Switch(help=meaning)]
     # All words are let through: the sidecar knows which there are.
     type_: Any = str if of.is_list else of.plain_type | str if of.values else of.plain_type
-    return Annotated[type_ | None, Flag(help=of.flag, metavar=of.metavar)]
+    return Annotated[type_ | None, Flag(help=meaning, metavar=of.metavar)]
 
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from admin.client.api import LONG_TIMEOUT_S, Api, as_json, path
 from admin.client.limits import batch, edited, joined, layout, places
 from admin.client.target import Target
 from admin.client.words import change_lines, moment
-from admin.config.faults import not_toml
 from admin.config.toml_lines import Path as Place
 from admin.config.toml_lines import find_lines, line_of
 from admin.edits.model import ActiveEdit, Change, LimitEntry
@@ -82,7 +81,7 @@ class _File:
             self._data = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             line = str(error).partition("line ")[2].partition(",")[0] or str(max(1, len(text.splitlines())))
-            raise RefusedError(f"{name}:{line}: not TOML: {error}{not_toml(text)}") from None
+            raise RefusedError(f"{name}:{line}: not TOML: {error}") from None
         self._lines = find_lines(text)
 
     def place(self, wanted: _Wanted, key: str) -> str:

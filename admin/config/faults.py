@@ -1,54 +1,240 @@
-"""Error messages about settings: one line with the place, the key, the value and what is allowed.
+"""Reads tables of TOML or JSON into declared types, and words what is wrong: place, key, value and what is allowed.
 
-Reads nothing itself. Most of what pydantic says is kept; only its texts that would puzzle an operator are replaced.
+A table's type is a msgspec struct or a dataclass. Besides bounds and a description, the ``extra`` of a field's
+``msgspec.Meta`` can have:
+
+- ``read``: a function that makes the value, or raises ValueError with what is allowed;
+- ``check``: a function that gets the read value, and returns it or raises ValueError;
+- ``table``: a struct; the value is the dict of those of its keys that are given;
+- ``meant``: for words that are not values, the value that was probably meant.
 """
 
+import dataclasses
 import difflib
 import json
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, get_args
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
+import msgspec
+from msgspec import NODEFAULT, Meta
 
+from admin.config.addresses import Endpoint
 from admin.config.toml_lines import Path as Place
 from admin.config.toml_lines import line_of
 
 #: How alike two names must be, from 0 to 1, to suggest one for the other.
 _CLOSE = 0.7
 _MAX_SHOWN: Final = 60
+#: Unknown keys of one table that are told: finding out what each was meant to be takes time.
+_MAX_UNKNOWN: Final = 20
+_ARRAY: Final = "must be an array, for example [1, 2]; tables of an array have double brackets, like [[limits]]"
+_NAMES: Final[Mapping[Any, str]] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text in quotes",
+}
+_BOUNDS: Final = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 
 SECRET_KEYS: Final = frozenset({"token", "read_token"})
 """Keys whose values are never shown."""
 
-_TABLE: Final = "must be a table"
-#: What is said in place of pydantic's text, by its type of error.
-_TEXTS: Final = {
-    "missing": "missing; it must be given",
-    "bool_type": "must be true or false",
-    "bool_parsing": "must be true or false",
-    "int_type": "must be a whole number",
-    "int_parsing": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "float_type": "must be a number",
-    "float_parsing": "must be a number",
-    "string_type": "must be text in quotes",
-    "string_too_short": "must not be empty",
-    "too_short": "must not be empty",
-    "greater_than_equal": "must be at least {ge:.15g}",
-    "greater_than": "must be more than {gt:.15g}",
-    "less_than_equal": "must be at most {le:.15g}",
-    "list_type": "must be an array, for example [1, 2]; tables of an array have double brackets, like [[limits]]",
-    "model_type": _TABLE,
-    "dict_type": _TABLE,
-    "dataclass_type": _TABLE,
-}
-_UNKNOWN_KEY: Final = frozenset({"extra_forbidden", "unexpected_keyword_argument"})
-_JSON: Final = re.compile(r"\s*(\{|\[\s*\{)")
-_YAML: Final = re.compile(r"---|%YAML|\s*(- +)?[\w.\"'-]+:(\s|$)")
+
+class FromText(str):
+    """A value that came as text, from a variable or a query: ``5`` is a number."""
+
+    __slots__ = ()
+
+
+class Fault(NamedTuple):
+    """One fault; a value of None is not shown."""
+
+    place: Place
+    what: str
+    value: object = None
+
+    @property
+    def told(self) -> str:
+        """The fault with its value, where the place is told apart."""
+        return self.what if self.value is None else f"{self.what}; found {show(self.value)}"
+
+
+class FaultsError(Exception):
+    """What was read is not of its type."""
+
+    def __init__(self, faults: Iterable[Fault]) -> None:
+        self.faults = tuple(faults)
+        super().__init__("; ".join(f"{spell(each.place)}: {each.told}" for each in self.faults))
+
+
+class Key:
+    """The type of a key, or of the values of a list or a table.
+
+    Attributes:
+        type: as declared.
+        default: ``msgspec.NODEFAULT`` if the key is required.
+        plain: the type without its metadata, and without None.
+        metas: bounds and description.
+        extra: see the module.
+        optional: None is a value.
+        item: the type of its values, of a list or a table.
+    """
+
+    def __init__(self, type_: Any, default: Any = NODEFAULT) -> None:
+        self.type, self.default = type_, default
+        self.plain, self.metas, self.optional = _unwrapped(type_)
+        self.extra = {key: each for meta in self.metas for key, each in (meta.extra or {}).items()}
+        self.item = Key(get_args(self.plain)[-1]) if get_origin(self.plain) in {list, dict} else None
+
+
+@cache
+def keys(model: Any) -> Mapping[str, Key]:
+    """Return the keys of a struct or a dataclass."""
+    if dataclasses.is_dataclass(model):
+        hints = get_type_hints(model, include_extras=True)
+        found = {}
+        for each in dataclasses.fields(model):
+            required = each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
+            found[each.name] = Key(hints[each.name], NODEFAULT if required else each.default)
+        return found
+    return {
+        each.name: Key(each.type, each.default if each.default_factory is NODEFAULT else each.default_factory())
+        for each in msgspec.structs.fields(model)
+    }
+
+
+def is_table(type_: Any) -> bool:
+    """Return whether values of a type are tables."""
+    return isinstance(type_, type) and (issubclass(type_, msgspec.Struct) or dataclasses.is_dataclass(type_))
+
+
+def read(type_: Any, value: object) -> Any:
+    """Read a value into a type.
+
+    Raises:
+        FaultsError: with all faults.
+    """
+    reader = _Reader()
+    found = reader.value(Key(type_), value, ())
+    if reader.faults:
+        raise FaultsError(reader.faults)
+    return found
+
+
+def _unwrapped(type_: Any) -> tuple[Any, tuple[Meta, ...], bool]:
+    if get_origin(type_) is Annotated:
+        inner, *more = get_args(type_)
+        plain, metas, optional = _unwrapped(inner)
+        return plain, (*metas, *(each for each in more if isinstance(each, Meta))), optional
+    if get_origin(type_) not in {Union, UnionType}:
+        return type_, (), type_ is Any
+    optional = type(None) in get_args(type_)
+    values = [each for each in get_args(type_) if each not in {type(None), msgspec.UnsetType}]
+    return (*_unwrapped(values[0])[:2], optional) if len(values) == 1 else (type_, (), optional)
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.faults: list[Fault] = []
+
+    def value(self, of: Key, value: object, place: Place) -> Any:
+        try:
+            return self._value(of, value, place)
+        except ValueError as error:
+            self._fault(place, str(error), value)
+            return None
+
+    def _fault(self, place: Place, what: str, value: object = None) -> None:
+        self.faults.append(Fault(place, what, None if SECRET_KEYS.intersection(place) else value))
+
+    def _value(self, of: Key, value: object, place: Place) -> Any:
+        if value is None and of.optional:
+            return None
+        if "read" in of.extra:
+            return of.extra["read"](value)
+        if "table" in of.extra:
+            return self._table(of.extra["table"], value, place)
+        if is_table(of.plain):
+            return self._made(of.plain, value, place)
+        if of.item is None:
+            found = _leaf(of, value)
+            return of.extra["check"](found) if "check" in of.extra else found
+        if get_origin(of.plain) is dict:
+            return {key: self.value(of.item, each, (*place, key)) for key, each in _dict(value).items()}
+        if not isinstance(value, list):
+            raise ValueError(_ARRAY)  # noqa: TRY004 - what is wrong with a value is a ValueError
+        for meta in of.metas:
+            if meta.min_length is not None and len(value) < meta.min_length:
+                raise ValueError("must not be empty")
+            if meta.max_length is not None and len(value) > meta.max_length:
+                raise ValueError(f"must have at most {meta.max_length} values, and has {len(value)}")
+        return [self.value(of.item, each, (*place, index)) for index, each in enumerate(value)]
+
+    def _table(self, model: Any, value: object, place: Place) -> dict[str, Any]:
+        given, known = _dict(value), keys(model)
+        for name in [name for name in given if name not in known][:_MAX_UNKNOWN]:
+            self._fault((*place, name), unknown_key(name, known))
+        for name, key in known.items():
+            if key.default is NODEFAULT and name not in given:
+                self._fault((*place, name), "missing; it must be given")
+        return {key: self.value(known[key], each, (*place, key)) for key, each in given.items() if key in known}
+
+    def _made(self, model: type[Any], value: object, place: Place) -> Any:
+        before = len(self.faults)
+        given = self._table(model, value, place)
+        if len(self.faults) > before:
+            return None
+        try:
+            return model(**given)
+        except ValueError as error:
+            self._fault(place, str(error))
+            return None
+
+
+def _dict(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("must be a table")  # noqa: TRY004 - as above
+    return value
+
+
+def _leaf(of: Key, value: object) -> Any:
+    strict = not isinstance(value, FromText) or of.plain is str
+    value = value.strip() if isinstance(value, FromText) else value
+    try:
+        found = msgspec.convert(value, of.type, strict=strict)
+    except msgspec.ValidationError:
+        raise ValueError(_allowed(of, value, strict=strict)) from None
+    if isinstance(found, float):
+        if not math.isfinite(found):
+            raise ValueError("must be a finite number")
+        found += 0.0  # -0.0 is 0
+    return found
+
+
+def _allowed(of: Key, value: object, *, strict: bool) -> str:
+    """Say what a value must be: of another type, or within bounds."""
+    if get_origin(of.plain) is Literal:
+        *most, last = [f'"{each}"' for each in get_args(of.plain)]
+        meant = of.extra.get("meant", {}).get(str(value).lower())
+        return f"must be {', '.join(most)} or {last}" + (f'; did you mean "{meant}"?' if meant else "")
+    try:
+        msgspec.convert(value, of.plain, strict=strict)
+    except msgspec.ValidationError:
+        return f"must be {_NAMES.get(of.plain, f'of type {of.plain}')}"
+    bounds = [
+        f"{words} {bound:.15g}"
+        for meta in of.metas
+        for key, words in _BOUNDS.items()
+        if (bound := getattr(meta, key)) is not None
+    ]
+    if bounds:
+        return f"must be {' and '.join(bounds)}"
+    longest = next((meta.max_length for meta in of.metas if meta.max_length), 0)
+    return f"must have at most {longest} characters" if value else "must not be empty"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +270,10 @@ class Origins:
         shown = "" if value is None else f" = {show(value)}"
         return (f"{where}: " if where else "") + f"{spell(place)}{shown}: {what}"
 
+    def problems(self, error: FaultsError, prefix: Place = ()) -> list[str]:
+        """Return a line for each fault of a table that has the place ``prefix``."""
+        return [self.problem((*prefix, *each.place), each.what, each.value) for each in error.faults]
+
     def _named(self, place: Place) -> str | None:
         return next((self.named[place[:end]] for end in range(len(place), 0, -1) if place[:end] in self.named), None)
 
@@ -92,73 +282,13 @@ class Origins:
         return None if self.file is None or line is None else f"{self.file}:{line}"
 
 
-def describe(
-    error: ValidationError,
-    origins: Origins,
-    *,
-    model: type[Any],
-    prefix: Place = (),
-    value_hints: Mapping[tuple[str, str], str] | None = None,
-) -> list[str]:
-    """Turn pydantic's errors into lines for an operator.
-
-    Args:
-        error: what pydantic raised.
-        origins: where the values came from.
-        model: what it was validated against.
-        prefix: the place of what was validated in the configuration.
-        value_hints: what to say of some wrong values, by the key and the value; ``*`` is any value.
-    """
-    return [
-        origins.problem((*prefix, *each["loc"]), _text(each, model, value_hints or {}), _value(each))
-        for each in error.errors(include_url=False)
-    ]
-
-
-def describe_fields(
-    error: ValidationError,
-    *,
-    model: type[Any],
-    hints: Mapping[str, str] | None = None,
-    words: Mapping[tuple[str, str], str] | None = None,
-) -> list[tuple[str, str]]:
-    """Turn pydantic's errors into pairs of a field and what is wrong with it; an error about several has no field.
-
-    Args:
-        error: what pydantic raised.
-        model: what it was validated against.
-        hints: what to say of some unknown keys.
-        words: as ``value_hints`` of ``describe``.
-    """
-    found = []
-    for detail in error.errors(include_url=False):
-        what, value = _text(detail, model, words or {}), _value(detail)
-        if detail["type"] in _UNKNOWN_KEY:
-            what = (hints or {}).get(str(detail["loc"][-1]), what)
-        found.append((spell(detail["loc"]), what if value is None else f"{what}; found {show(value)}"))
-    return found
-
-
 def unknown_key(key: str, allowed: Iterable[str], *, prefix: str = "") -> str:
-    """Say that a key or name is unknown, and which one may have been meant.
-
-    Args:
-        key: what was found.
-        allowed: all that could be there.
-        prefix: what all of these begin with; it does not count for their likeness.
-    """
+    """Say that a key or name is unknown, and suggest the closest; all that is allowed begins with ``prefix``."""
     names = sorted(allowed)
     bare = [name.removeprefix(prefix) for name in names]
     if close := difflib.get_close_matches(key.removeprefix(prefix), bare, n=1, cutoff=_CLOSE):
         return f'unknown; did you mean "{prefix}{close[0]}"?'
     return f"unknown; allowed here: {', '.join(names)}" if names else "unknown; nothing can be set here"
-
-
-def not_toml(text: str) -> str:
-    """Return a hint for a text that is not TOML but looks like JSON or YAML; otherwise nothing."""
-    first = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
-    looks_like = "JSON" if _JSON.match(text) else "YAML" if _YAML.match(first) else ""
-    return f"; this looks like {looks_like}; Sluice reads TOML, as in deploy/sluice.toml" if looks_like else ""
 
 
 def spell(place: Place) -> str:
@@ -182,38 +312,15 @@ def show(value: object) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     try:
-        text = json.dumps(value, ensure_ascii=False, default=str)
+        text = json.dumps(_plain_text(value), ensure_ascii=False, default=str)
     except ValueError:
-        text = repr(value)
+        # A number of thousands of digits.
+        text = type(value).__name__
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
 
 
-def _value(detail: ErrorDetails) -> object:
-    """Return the faulty value, or None if it should not be shown: a secret, a whole table, or not there."""
-    is_hidden = detail["type"] in {"missing", *_UNKNOWN_KEY} or SECRET_KEYS.intersection(detail["loc"])
-    is_table = detail["type"] == "value_error" and isinstance(detail["input"], dict)
-    return None if is_hidden or is_table else detail["input"]
-
-
-def _text(detail: ErrorDetails, model: type[Any], hints: Mapping[tuple[str, str], str]) -> str:
-    *table, key = detail["loc"] or ("",)
-    if detail["type"] in _UNKNOWN_KEY:
-        return unknown_key(str(key), _keys(model, table))
-    if detail["type"] == "value_error":
-        return str(detail["ctx"]["error"])
-    message = detail["msg"].replace("Input should be", "must be", 1)
-    what = _TEXTS.get(detail["type"], message[:1].lower() + message[1:].replace("'", '"'))
-    what = what.format_map(detail.get("ctx", {})) if detail["type"] in _TEXTS else what
-    hint = hints.get((str(key), str(detail["input"]).lower())) or hints.get((str(key), "*"))
-    return f"{what}; {hint}" if hint else what
-
-
-def _keys(model: Any, table: Sequence[str | int]) -> Iterable[str]:
-    """Return the keys that a table of a model can have."""
-    for part in table:
-        fields = getattr(model, "model_fields", None)
-        # An index, or a key of a free-form table, leaves the model as it is.
-        if fields is not None and part in fields:
-            annotation = fields[part].annotation
-            model = (get_args(annotation) or (annotation,))[-1]
-    return getattr(model, "model_fields", None) or getattr(model, "__dataclass_fields__", {})
+def _plain_text(value: object) -> object:
+    """Write addresses, which are tuples, as they are written in the file."""
+    if isinstance(value, list):
+        return [_plain_text(each) for each in value]
+    return str(value) if isinstance(value, Endpoint) else value

@@ -6,10 +6,10 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from admin.config.faults import Origins
-from admin.config.limit_fields import FIELDS
+from admin.config.limit_fields import FIELDS, UNLIMITED
 from admin.config.rule_fields import longest_delay_s
 from admin.config.rulebook import BUILT_IN, Rulebook, plain_rule
-from admin.config.settings import DEFAULT_SCOPE, UNLIMITED, BaseLimit, Settings
+from admin.config.settings import DEFAULT_SCOPE, Settings, Written
 from admin.config.toml_lines import Path as Place
 from limiter.rules.patterns import Matcher
 from limiter.rules.resource import CERTIFICATE, LISTENER, SCOPES
@@ -38,16 +38,16 @@ def warnings(
     for scope in by_name.keys() & set(SCOPES):
         # Scopes limit everything that is sent.
         by_name[scope] = replace(by_name[scope], patience_s=min(patience, default=None))
-    limits: list[tuple[Place, str, BaseLimit]] = [
-        (("limits", index), each.kind, each) for index, each in enumerate(settings.limits)
+    limits: list[tuple[Place, str, Written]] = [
+        (("limits", index), each["kind"], each) for index, each in enumerate(settings.limits)
     ]
     limits += [(("defaults", kind), kind, each) for kind, each in settings.defaults.items()]
     found: list[str] = []
     for place, kind, limit in limits:
         found += [
-            origins.problem((*place, key), what, getattr(limit, key))
+            origins.problem((*place, key), what, limit[key])
             for key, what in _of_limit(limit, by_name[kind])
-            if key in limit.model_fields_set
+            if key in limit
         ]
         if too_long := _longer_than_clients_wait(limit, by_name[kind]):
             found.append(origins.problem((*place, "max_delay_s"), too_long))
@@ -68,19 +68,18 @@ def warnings(
     return found
 
 
-def _of_limit(limit: BaseLimit, kind: Kind) -> Iterable[tuple[str, str]]:
+def _of_limit(limit: Written, kind: Kind) -> Iterable[tuple[str, str]]:
     """Yield keys of a limit with what is doubtful about them."""
-    action = limit.action or kind.action
-    has_rate = limit.rate not in {None, UNLIMITED}
-    limited = has_rate or limit.bytes_per_s is not None
-    given = {**limit.model_dump(), "action": action}
+    rate, bytes_per_s = limit.get("rate", UNLIMITED), limit.get("bytes_per_s")
+    action = limit.get("action", kind.action)
+    given = {**limit, "action": action}
     for field in FIELDS:
         if not field.matters(given):
             yield field.key, f"has no effect without {field.needs()}"
-    if not has_rate:
+    if rate == UNLIMITED:
         yield from ((key, "has no effect without a rate") for key in ("count", "burst_s"))
-    if not limited:
-        yield from ((key, "has no effect without a rate or bytes_per_s") for key in ("max_debt_s", "fair_by"))
+        if bytes_per_s is None:
+            yield from ((key, "has no effect without a rate or bytes_per_s") for key in ("max_debt_s", "fair_by"))
     if not kind.refuses:
         yield from ((key, f"has no effect: {kind.waits}") for key in ("busy_code", "max_delay_s"))
     elif kind.by_credit and action == "delay":
@@ -88,21 +87,19 @@ def _of_limit(limit: BaseLimit, kind: Kind) -> Iterable[tuple[str, str]]:
         yield from ((key, what) for key in ("max_delay_s", "spool"))
     if kind.consumes:
         yield "spool", "has no effect: only what is sent is spooled, not what is consumed"
-    if action == "delay" and 0 in {limit.rate, limit.bytes_per_s}:
+    if action == "delay" and 0 in {rate, bytes_per_s}:
         yield "action", 'holds everything, and nothing is ever admitted; "reject" refuses it'
-    if limit.bytes_per_s == 0:
+    if bytes_per_s == 0:
         yield "bytes_per_s", "refuses everything; leave it out for no limit on bytes"
-    if limit.confirm == "after_consume" and kind.queues is None and limit.confirm_queues is None:
+    if limit.get("confirm") == "after_consume" and kind.queues is None and "confirm_queues" not in limit:
         yield "confirm", "has no effect without confirm_queues, the number of queues that each message goes to"
 
 
-def _longer_than_clients_wait(limit: BaseLimit, kind: Kind) -> str:
-    action = limit.action or kind.action
+def _longer_than_clients_wait(limit: Written, kind: Kind) -> str:
+    action = limit.get("action", kind.action)
     if action != "delay" or kind.patience_s is None or kind.by_credit or not kind.refuses:
         return ""
-    delay_s = limit.max_delay_s
-    if delay_s is None:
-        delay_s = longest_delay_s(kind, action=action, spool=limit.spool)
+    delay_s = limit.get("max_delay_s", longest_delay_s(kind, action=action, spool=limit.get("spool")))
     wait = f"{delay_s:g} s is longer than most clients wait for an answer, {kind.patience_s:g} s"
     return f"{wait}: they give up and may send again" if delay_s > kind.patience_s else ""
 
@@ -157,6 +154,6 @@ def _of_listeners(settings: Settings, rules: Sequence[Rule], origins: Origins) -
     if listeners and not any(listener.tls_client_ca_file for listener in listeners):
         for index, limit in enumerate(settings.limits):
             for key in ("kind", "fair_by"):
-                if getattr(limit, key) == CERTIFICATE:
+                if limit.get(key) == CERTIFICATE:
                     what = "no listener asks clients for certificates; give it tls_client_ca_file"
                     yield origins.problem(("limits", index, key), what, CERTIFICATE)

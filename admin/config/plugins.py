@@ -9,11 +9,9 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
-
 from admin.common.errors import SettingsError
 from admin.common.version import DISTRIBUTION
-from admin.config.faults import Origins, describe, show, unknown_key
+from admin.config.faults import FaultsError, Origins, read, show, unknown_key
 from admin.config.toml_lines import Path as Place
 from proxy.deciding.pipeline import HandlerPlugin
 from proxy.protocols import DEFAULT
@@ -58,10 +56,8 @@ def handler(name: str, place: Place, origins: Origins) -> HandlerPlugin:
 def options(declared: type[Any], given: Mapping[str, object], place: Place, origins: Origins) -> Any:
     """Read a table of options into the type that its plug-in declares.
 
-    Unknown keys are errors even where the type itself would ignore them.
-
     Args:
-        declared: a pydantic model or a dataclass.
+        declared: a dataclass or a msgspec struct.
         given: the table.
         place: of the table, for errors.
         origins: where each value came from.
@@ -69,22 +65,10 @@ def options(declared: type[Any], given: Mapping[str, object], place: Place, orig
     Raises:
         SettingsError: with a line for each fault.
     """
-    names = _option_names(declared)
-    if names is not None and (unknown := [key for key in given if key not in names]):
-        raise SettingsError([origins.problem((*place, key), unknown_key(key, names)) for key in unknown])
     try:
-        return TypeAdapter(declared).validate_python(dict(given))
-    except ValidationError as error:
-        raise SettingsError(describe(error, origins, model=declared, prefix=place)) from None
-
-
-def _option_names(declared: type[Any]) -> set[str] | None:
-    """Return the keys of an options type, or None if it takes any."""
-    if issubclass(declared, BaseModel):
-        if declared.model_config.get("extra") == "allow":
-            return None
-        return {alias for key, info in declared.model_fields.items() for alias in (key, info.alias) if alias}
-    return set(getattr(declared, "__dataclass_fields__", ()))
+        return read(declared, dict(given))
+    except FaultsError as error:
+        raise SettingsError(origins.problems(error, place)) from None
 
 
 def _load(expected: type[Plugin], group: str, name: str, place: Place, origins: Origins) -> Plugin:

@@ -2,14 +2,14 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, NamedTuple, get_args
+from typing import Annotated, Any, Final, NamedTuple, get_args
 
-from pydantic import ValidationError
+from msgspec import Meta
 
-from admin.config.faults import describe_fields, unknown_key
-from admin.config.limit_fields import FIELDS
+from admin.config.faults import FaultsError, read, spell, unknown_key
+from admin.config.limit_fields import FIELDS, UNLIMITED, Limit
 from admin.config.plugins import own_protocols
-from admin.config.settings import EDIT_KEY_HINTS, UNLIMITED, VALUE_HINTS, BaseLimit, WrittenLimit
+from admin.config.settings import OFF
 from limiter.rules.errors import RuleError
 from limiter.rules.patterns import Matcher
 from limiter.rules.resource import CERTIFICATE, CLIENT, LISTENER, PRODUCER_GROUP, SCOPES, TOTAL, USER, VHOST
@@ -35,6 +35,9 @@ _KEYS: Final = {"rate_per_s": "rate", "pattern": "name"}
 _KINDS_MEANT: Final = dict.fromkeys(("address", "ip", "host", "network", "client_address"), (CLIENT,))
 #: Characters of a glob that need brackets to be literal.
 _SPECIAL: Final = frozenset("*?[")
+_LIMIT: Final = Annotated[dict[str, Any], Meta(extra={"table": Limit})]
+#: Keys of ``[[limits]]`` that the address of an edit has.
+_OF_ADDRESS: Final = frozenset({"kind", "name", "shared"})
 
 
 class Target(NamedTuple):
@@ -141,13 +144,13 @@ class RuleReader:
         what = self.unknown(kind, allowed).removeprefix("unknown; ").replace("allowed here: ", "there are ", 1)
         return f'no kind "{kind}"; {what}'
 
-    def rule(self, kind: str, pattern: str, limit: BaseLimit, source: str, *, shared: bool = False) -> Rule:
+    def rule(self, kind: str, pattern: str, limit: Mapping[str, Any], source: str, *, shared: bool = False) -> Rule:
         """Return the checked rule of a limit.
 
         Args:
             kind: of what is limited, one of ``kinds``.
             pattern: as written.
-            limit: the written fields.
+            limit: the given fields, each of them valid.
             source: where it was written.
             shared: one limit for all matching names together.
 
@@ -155,21 +158,28 @@ class RuleReader:
             RuleError: values contradict each other, a protocol cannot follow it, or no listener has the scope.
         """
         of = self.kinds[kind]
+        # confirm = "broker" counts, too: it is what is left of a limit whose after_consume is taken back.
+        given = limit.keys() & {"rate", "bytes_per_s", "confirm"}
+        if not given and limit.get("action") != OFF and not limit.get("exempt"):
+            allowed = 'a rate or bytes_per_s, action = "off", exempt = true, or confirm = "after_consume"'
+            raise RuleError("it limits nothing", allowed, "rate_per_s")
         # The kind has defaults for some fields.
         fields: dict[str, Any] = {
-            key: getattr(of, key, None) if (value := getattr(limit, key)) is None else value
-            for key in _SAME & type(limit).model_fields.keys()
+            each.key: getattr(of, each.key, None) if (value := limit.get(each.key, each.default)) is None else value
+            for each in FIELDS
+            if each.key in _SAME
         }
-        if limit.max_delay_s is None:
-            fields["max_delay_s"] = longest_delay_s(of, action=fields["action"], spool=limit.spool)
+        if "max_delay_s" not in limit:
+            fields["max_delay_s"] = longest_delay_s(of, action=fields["action"], spool=limit.get("spool"))
+        rate = limit.get("rate")
         rule = Rule(
             kind=kind,
             pattern=pattern,
-            rate_per_s=None if limit.rate == UNLIMITED else limit.rate,
+            rate_per_s=None if rate == UNLIMITED else rate,
             shared=shared,
             hours=_hours(limit),
             source=source,
-            credit_waits=bool(of.credit_waits) and limit.action is None,
+            credit_waits=bool(of.credit_waits) and "action" not in limit,
             **fields,
         )
         return self.check(rule)
@@ -214,14 +224,21 @@ class RuleReader:
             source: the rule's source.
 
         Raises:
-            FieldError: with all faults that pydantic finds, or the first one of the rule.
+            FieldError: with all faults of single fields, or else the first one of the rule.
         """
         named = self._unlimited(kind, name)
         try:
-            limit = WrittenLimit.model_validate(dict(fields))
-        except ValidationError as error:
-            problems = describe_fields(error, model=WrittenLimit, hints=EDIT_KEY_HINTS, words=VALUE_HINTS)
-            raise FieldError((field or "rate", what) for field, what in problems) from None
+            limit = {key: value for key, value in read(_LIMIT, dict(fields)).items() if value is not None}
+        except FaultsError as error:
+            raise FieldError(
+                (
+                    spell(each.place),
+                    "no key of an edit: its address has the kind and the name; that of a shared limit is total"
+                    if each.place[0] in _OF_ADDRESS
+                    else each.told,
+                )
+                for each in error.faults
+            ) from None
         try:
             return self.rule(named.kind, named.pattern, limit, source, shared=named.shared)
         except RuleError as error:
@@ -322,11 +339,10 @@ def _between(hours: Hours, *, whole_day: bool) -> str | None:
     return "-".join(f"{minute // 60:02}:{minute % 60:02}" for minute in times)
 
 
-def _hours(limit: BaseLimit) -> Hours | None:
-    if not isinstance(limit, WrittenLimit):
-        return None
-    if limit.between is None and limit.days is None:
+def _hours(limit: Mapping[str, Any]) -> Hours | None:
+    between, days, time_zone = limit.get("between"), limit.get("days"), limit.get("time_zone", "UTC")
+    if between is None and days is None:
         # Checked even without hours, which may be added later.
-        read_hours("00:00-24:00", (), limit.time_zone)
+        read_hours("00:00-24:00", (), time_zone)
         return None
-    return read_hours(limit.between, limit.days or (), limit.time_zone)
+    return read_hours(between, days or (), time_zone)

@@ -8,7 +8,7 @@ from typing import Final
 
 from admin.common.errors import SettingsError
 from admin.config.rule_fields import RuleReader, key_of, worded
-from admin.config.settings import BaseLimit
+from admin.config.settings import Written
 from admin.config.sources import Configuration, LimitText
 from admin.config.toml_lines import Path as Place
 from limiter.rules.errors import RuleError
@@ -119,21 +119,21 @@ def plain_rule(kind: Kind, pattern: str, rate_per_s: float | None, source: str =
 
 def _of_file(configuration: Configuration, reader: RuleReader, problems: list[str]) -> Iterable[Rule]:
     settings, origins = configuration.settings, configuration.origins
-    limits: list[tuple[Place, str, str, BaseLimit, bool]] = [
-        (("limits", index), limit.kind, limit.name, limit, limit.shared) for index, limit in enumerate(settings.limits)
+    limits: list[tuple[Place, str, str, Written]] = [
+        (("limits", index), limit["kind"], limit["name"], limit) for index, limit in enumerate(settings.limits)
     ]
-    limits += [(("defaults", kind), kind, DEFAULT_PATTERN, limit, False) for kind, limit in settings.defaults.items()]
-    for place, kind, pattern, limit, shared in limits:
+    limits += [(("defaults", kind), kind, DEFAULT_PATTERN, limit) for kind, limit in settings.defaults.items()]
+    for place, kind, pattern, limit in limits:
         if kind not in reader.kinds:
             is_default = place[0] == "defaults"
             kind_place = place if is_default else (*place, "kind")
             problems.append(origins.problem(kind_place, reader.unknown(kind), None if is_default else kind))
             continue
         try:
-            yield reader.rule(kind, pattern, limit, origins.of(place), shared=shared)
+            yield reader.rule(kind, pattern, limit, origins.of(place), shared=limit.get("shared", False))
         except RuleError as error:
             key = key_of(error)
-            problems.append(origins.problem((*place, key) if key in limit.model_fields_set else place, worded(error)))
+            problems.append(origins.problem((*place, key) if key in limit else place, worded(error)))
 
 
 def _of_texts(limits: Iterable[LimitText], reader: RuleReader, problems: list[str]) -> Iterable[Rule]:

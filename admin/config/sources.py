@@ -15,17 +15,27 @@ variable, because a container learns its address only when it starts.
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
-
-from pydantic import BaseModel, ValidationError
+from typing import Any, Final, get_origin
 
 from admin.common.environment import CLIENT_VARIABLES
 from admin.common.errors import SettingsError
-from admin.config.faults import SECRET_KEYS, Origins, describe, given, not_toml, show, spell, unknown_key
-from admin.config.settings import VALUE_HINTS, Settings
+from admin.config.faults import (
+    SECRET_KEYS,
+    FaultsError,
+    FromText,
+    Origins,
+    given,
+    is_table,
+    keys,
+    read,
+    show,
+    spell,
+    unknown_key,
+)
+from admin.config.settings import Settings
 from admin.config.toml_lines import Path as Place
 from admin.config.toml_lines import find_lines
 from proxy.protocols import DEFAULT
@@ -41,8 +51,6 @@ _KUBERNETES = re.compile(
     r"SLUICE_([A-Z0-9_]+_)?(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
 _TOML_LINE = re.compile(r" \(at line (\d+), column \d+\)")
-#: Of TOML's integers. Python's have no bound.
-_INTEGER_BITS: Final = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +125,9 @@ def load(file: str | None, environ: Mapping[str, str], flags: Flags) -> Configur
     if problems:
         raise SettingsError(problems)
     try:
-        settings = Settings.model_validate(data)
-    except ValidationError as error:
-        problems = describe(error, origins, model=Settings, value_hints=VALUE_HINTS)
-        raise SettingsError(problems) from None
+        settings = read(Settings, data)
+    except FaultsError as error:
+        raise SettingsError(origins.problems(error)) from None
     env_limits = tuple(
         LimitText(text, ENV_LIMIT) for text in _LIMIT_SEPARATOR.split(environ.get(ENV_LIMIT, "")) if text
     )
@@ -133,16 +140,13 @@ def environment_names() -> dict[str, Place]:
     return dict(_environment_names(Settings, ()))
 
 
-def _environment_names(model: type[BaseModel], parent: Place) -> Iterable[tuple[str, Place]]:
-    for key, info in model.model_fields.items():
-        place = (*parent, key)
-        annotation = info.annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            yield from _environment_names(annotation, place)
-        elif not str(annotation).startswith(("list", "dict")):
-            extra = info.json_schema_extra
-            if isinstance(extra, dict) and (name := extra.get("env")) is not None:
-                yield str(name), place
+def _environment_names(model: Any, parent: Place) -> Iterable[tuple[str, Place]]:
+    for name, key in keys(model).items():
+        place = (*parent, name)
+        if is_table(key.plain):
+            yield from _environment_names(key.plain, place)
+        elif get_origin(key.plain) not in {list, dict}:
+            yield from ((meta.extra["env"], place) for meta in key.metas if meta.extra and "env" in meta.extra)
             yield ENV_PREFIX + "_".join(map(str, place)).upper(), place
 
 
@@ -167,20 +171,7 @@ def _read(file: str, name: str) -> tuple[dict[str, Any], Mapping[Place, int]]:
     except (RecursionError, ValueError):
         # ValueError: an integer of thousands of digits.
         raise SettingsError(f"{where}: nested too deeply, or a number in it is too long; write less") from None
-    lines = find_lines(text)
-    origins = Origins(file, lines, {})
-    if long := [origins.problem(place, "must have at most 64 bits") for place in _long_integers(data, ())]:
-        raise SettingsError(long)
-    return data, lines
-
-
-def _long_integers(value: object, place: Place) -> Iterator[Place]:
-    """Yield the places of integers that TOML does not have but tomllib reads."""
-    if isinstance(value, dict | list):
-        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _long_integers(each, (*place, key))
-    elif isinstance(value, int) and value.bit_length() > _INTEGER_BITS:
-        yield place
+    return data, find_lines(text)
 
 
 def _not_toml(file: str, text: str, message: str) -> str:
@@ -190,7 +181,7 @@ def _not_toml(file: str, text: str, message: str) -> str:
     number = int(found[1]) if found else max(1, len(lines))
     source = lines[number - 1].strip() if lines else ""
     shown = "" if any(key in source for key in SECRET_KEYS) else f": {show(source)}"
-    return f"{file}:{number}: not TOML: {message[:1].lower()}{message[1:]}{shown}{not_toml(text)}"
+    return f"{file}:{number}: not TOML: {message[:1].lower()}{message[1:]}{shown}; deploy/sluice.toml is a sample"
 
 
 def _expand_addresses(data: dict[str, Any], environ: Mapping[str, str], origins: Origins) -> list[str]:
@@ -218,35 +209,24 @@ def _merge_environment(
     """Put in the values of variables; return what is wrong with them, and what of the file they replace."""
     problems = []
     replaced = []
-    keys = environment_names()
+    variables = environment_names()
     for name, text in sorted(environ.items()):
         if not name.startswith(ENV_PREFIX) or name in (*_ENV_LISTS, *CLIENT_VARIABLES) or _KUBERNETES.fullmatch(name):
             continue
-        if name not in keys:
-            what = unknown_key(name, {*keys, *_ENV_LISTS}, prefix=ENV_PREFIX)
+        if name not in variables:
+            what = unknown_key(name, {*variables, *_ENV_LISTS}, prefix=ENV_PREFIX)
             problems.append(f"environment variable {name}: {what}")
-        elif (other := named.get(keys[name])) is not None:
+        elif (other := named.get(variables[name])) is not None:
             problems.append(f"environment variable {name}: sets the same as {other}; give one of them")
         else:
-            place = keys[name]
+            place = variables[name]
             is_secret = bool(SECRET_KEYS.intersection(place))
-            # A token of digits is not a number.
-            value = text if is_secret else _scalar(text)
-            if (before := _get(data, place)) is not None and before != value:
+            if (before := _get(data, place)) is not None and show(before).strip('"') != text.strip():
                 old = origins.of(place) if is_secret else f"{show(before)} ({origins.of(place)})"
-                replaced.append(f"{spell(place)} from {name if is_secret else given(name, value)}, in place of {old}")
-            _put(data, place, value)
+                replaced.append(f"{spell(place)} from {name if is_secret else given(name, text)}, in place of {old}")
+            _put(data, place, FromText(text))
             named[place] = name
     return problems, replaced
-
-
-def _scalar(text: str) -> object:
-    """Read a variable as TOML reads a number or a boolean; everything else is text."""
-    try:
-        value = tomllib.loads(f"value = {text.strip()}")["value"]
-    except (ValueError, RecursionError):
-        return text
-    return value if isinstance(value, bool | int | float) and not [*_long_integers(value, ())] else text
 
 
 def _get(data: dict[str, Any], place: Place) -> object:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from admin.common.errors import SettingsError
-from admin.config.faults import Origins
+from admin.config.faults import Origins, keys
 from admin.config.settings import ListenerSettings
 from admin.config.toml_lines import Path as Place
 from proxy.net.tls import BrokerTls, ClientTls
@@ -26,8 +26,8 @@ SOON: Final = timedelta(days=14)
 
 _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _ENDS_TLS: Final = ("accept", "require")
-_CLIENT_KEYS: Final = tuple(key for key in ListenerSettings.model_fields if key.startswith("tls_"))
-_BROKER_KEYS: Final = tuple(key for key in ListenerSettings.model_fields if key.startswith("broker_tls_"))
+_CLIENT_KEYS: Final = tuple(key for key in keys(ListenerSettings) if key.startswith("tls_"))
+_BROKER_KEYS: Final = tuple(key for key in keys(ListenerSettings) if key.startswith("broker_tls_"))
 #: Keys that name files of certificates, with what a reload calls them and the side that is shown them.
 _CERTIFICATES: Final[dict[str, tuple[str, Side | None]]] = {
     "tls_certificate_file": ("", "client"),
@@ -247,11 +247,11 @@ class ListenerTls:
                 yield self._fault("tls", f"needs {' and '.join(missing)}")
             if "tls" in settings.options:
                 yield self._fault("tls", "contradicts options.tls, which is for TLS that does not end here; remove one")
-            if settings.tls_client_ca_file is None and "tls_client_certificate" in settings.model_fields_set:
+            if settings.tls_client_ca_file is None and settings.tls_client_certificate is not None:
                 yield self._fault("tls_client_certificate", "needs tls_client_ca_file")
         else:
             for key in _CLIENT_KEYS:
-                if key in settings.model_fields_set:
+                if getattr(settings, key) != keys(ListenerSettings)[key].default:
                     yield self._fault(key, 'has no effect without tls = "accept" or "require"')
         if settings.broker_tls:
             if "pass" in {settings.tls, settings.options.get("tls")}:
@@ -261,11 +261,11 @@ class ListenerTls:
                 if settings.broker_tls_certificate_file is None:
                     given, other = other, given
                 yield self._fault(f"broker_tls_{given}_file", f"goes with broker_tls_{other}_file; give both")
-            if not settings.broker_tls_verify and settings.broker_tls_ca_file is not None:
+            if settings.broker_tls_verify is False and settings.broker_tls_ca_file is not None:
                 yield self._fault("broker_tls_verify", "contradicts broker_tls_ca_file; remove one")
         else:
             for key in _BROKER_KEYS:
-                if key in settings.model_fields_set:
+                if getattr(settings, key) != keys(ListenerSettings)[key].default:
                     yield self._fault(key, "has no effect without broker_tls = true")
 
     def _fault(self, key: str, what: str) -> str:
@@ -290,14 +290,14 @@ class ListenerTls:
         load_certificate(context, self._named("tls_certificate_file"), self._named("tls_key_file"), self._origins)
         if settings.tls_client_ca_file is not None:
             self._load_authorities(context, "tls_client_ca_file")
-            required = settings.tls_client_certificate == "require"
+            required = settings.tls_client_certificate != "accept"
             context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
         return context
 
     def _broker_context(self) -> ssl.SSLContext:
         settings = self._settings
         context = new_context(ssl.PROTOCOL_TLS_CLIENT)
-        if not settings.broker_tls_verify:
+        if settings.broker_tls_verify is False:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         elif settings.broker_tls_ca_file is None:

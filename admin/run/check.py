@@ -5,11 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, TextIO
 
+import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
 from admin.common.tables import Rows
+from admin.config.faults import keys
 from admin.config.rule_fields import fields_of, scope_kinds_of, written
 from admin.config.settings import OFF
 from admin.edits.effective import EffectiveLimits
@@ -209,8 +211,8 @@ def _rest(plan: Plan, place: StateDir | None) -> Iterator[tuple[str, str]]:
         yield "report", str(advice or OFF + _reason(why))
     yield "grace_s", f"{settings.grace_s:g}"
     for table in ("rejection_log", "spool", "flow", "alarms", "log", "bounds"):
-        values = getattr(settings, table).model_dump(exclude={"dir"})
-        yield f"[{table}]", _pairs(values)
+        values = msgspec.structs.asdict(getattr(settings, table))
+        yield f"[{table}]", _pairs({key: value for key, value in values.items() if key != "dir"})
 
 
 def _reason(why: str | None) -> str:
@@ -218,15 +220,10 @@ def _reason(why: str | None) -> str:
 
 
 def _changed(values: Any, hidden: Sequence[str] = ()) -> str:
-    """Write the fields of a dataclass or a model that do not have their default."""
-    fields = getattr(type(values), "__dataclass_fields__", None) or getattr(type(values), "model_fields", {})
-    found = {key: getattr(values, key) for key in fields if key not in hidden}
-    return _pairs({key: value for key, value in found.items() if value != _default(fields[key])})
-
-
-def _default(field: Any) -> object:
-    make = field.default_factory
-    return make() if callable(make) else field.default
+    """Write the fields of a struct or a dataclass that do not have their default."""
+    of: Any = type(values)
+    found = {key: getattr(values, key) for key in keys(of) if key not in hidden}
+    return _pairs({key: value for key, value in found.items() if value != keys(of)[key].default})
 
 
 def _pairs(values: Mapping[str, object]) -> str:

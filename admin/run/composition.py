@@ -242,7 +242,7 @@ def _protocols(configuration: Configuration, problems: list[str]) -> dict[str, P
 
 def _protocols_of_limits(settings: Settings) -> Sequence[Protocol]:
     """Return the protocols of limits without a listener: the first that has all of their kinds, or else all."""
-    kinds = {*(limit.kind for limit in settings.limits), *settings.defaults}
+    kinds = {*(limit["kind"] for limit in settings.limits), *settings.defaults}
     able = [each for each in plugins.own_protocols() if all(each.has(kind) for kind in kinds)]
     return able[:1] or plugins.own_protocols()
 
@@ -277,7 +277,7 @@ def _listeners(
 def _tls_warnings(listener: PlannedListener) -> Iterator[str]:
     """Say what TLS of a listener leaves open."""
     settings = listener.settings
-    if settings.broker_tls and not settings.broker_tls_verify:
+    if settings.broker_tls and settings.broker_tls_verify is False:
         yield (
             f"listener {settings.label}: broker_tls_verify = false: whoever is between Sluice and the broker can read"
             " and change everything; give broker_tls_ca_file instead"

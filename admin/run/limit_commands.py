@@ -11,7 +11,7 @@ from typing import Final
 import structlog
 import trio
 
-from admin.config.settings import UNLIMITED
+from admin.config.limit_fields import UNLIMITED
 from admin.edits.model import (
     Author,
     EditError,

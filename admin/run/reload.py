@@ -250,7 +250,7 @@ def _changed_settings(old: Settings, new: Settings) -> Iterator[str]:
 
 
 def _needing_restart(old: Settings, new: Settings) -> Iterator[str]:
-    was, is_now = dict(_flat(old.model_dump(mode="json"))), dict(_flat(new.model_dump(mode="json")))
+    was, is_now = dict(_flat(old)), dict(_flat(new))
     for key in dict.fromkeys((*was, *is_now)):
         at_once = key in _OF_TOKENS or any(key == word or key.startswith((f"{word}.", f"{word}[")) for word in _AT_ONCE)
         if at_once or was.get(key) == is_now.get(key):
@@ -263,10 +263,12 @@ def _shown(values: Mapping[str, Any], key: str) -> str:
 
 
 def _flat(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.structs.asdict(value)
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             yield from _flat(inner, f"{place}.{key}" if place else key)
-    elif isinstance(value, list) and any(isinstance(inner, dict) for inner in value):
+    elif isinstance(value, list) and any(isinstance(inner, msgspec.Struct) for inner in value):
         for index, inner in enumerate(value):
             yield from _flat(inner, f"{place}[{index}]")
     else:

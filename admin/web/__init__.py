@@ -55,7 +55,7 @@ def _field(of: LimitField) -> dict[str, Any]:
         "label": of.label,
         "input": _input(of),
         "otherwise": of.default,
-        "help": of.help,
+        "help": "" if _input(of) == "check" else f"{of.meaning[0].upper()}{of.meaning[1:]}.",
         "options": list(words.items()),
         "named": of.named,
         "telling": of.telling,

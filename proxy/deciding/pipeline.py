@@ -111,7 +111,7 @@ class HandlerPlugin:
     """A handler as the entry-point group ``sluice.handlers`` names it."""
 
     name: str  # the word in the configuration's ``[[handlers]]`` tables
-    options: type[Any]  # a pydantic model or dataclass; the table's ``options`` are read into it
+    options: type[Any]  # a dataclass or a msgspec struct; the table's ``options`` are read into it
     build: Callable[[Any, HandlerServices], Handler]
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Final
 
 import structlog
 import trio
-from annotated_types import Ge
+from msgspec import Meta
 
 from limiter.deciding.limits import Caller, Credit, Decision, Denial, Held, Limits
 from limiter.rules.resource import Resource
@@ -56,10 +56,10 @@ class RateLimitOptions:
         max_held_bytes_per_connection: bytes of held requests at most of one connection.
     """
 
-    max_held: Annotated[int, Ge(0)] = _DEFAULTS.requests
-    max_held_bytes: Annotated[int, Ge(0)] = _DEFAULTS.size_bytes
-    max_held_per_connection: Annotated[int, Ge(0)] = _DEFAULTS.requests_per_connection
-    max_held_bytes_per_connection: Annotated[int, Ge(0)] = _DEFAULTS.size_bytes_per_connection
+    max_held: Annotated[int, Meta(ge=0)] = _DEFAULTS.requests
+    max_held_bytes: Annotated[int, Meta(ge=0)] = _DEFAULTS.size_bytes
+    max_held_per_connection: Annotated[int, Meta(ge=0)] = _DEFAULTS.requests_per_connection
+    max_held_bytes_per_connection: Annotated[int, Meta(ge=0)] = _DEFAULTS.size_bytes_per_connection
 
 
 class _HeldRequest(Held):

@@ -471,7 +471,7 @@ class Protocol:
     # Built-in rules with the protocol's exemptions; any rule of the operator's with the same name wins.
     default_rules: tuple[Rule, ...]
     open_session: Callable[[SessionContext], Session]
-    options: type[Any]  # a pydantic model or dataclass; the listener's ``options`` table is read into it
+    options: type[Any]  # a dataclass or a msgspec struct; the listener's ``options`` table is read into it
     # Makes what the sessions of one broker share. A session that changes it calls the ``wake`` of those concerned.
     open_hub: Callable[[], Any] = lambda: None
     # Returns, for a hub, the memory that its sessions hold outside of the spool; 0 if it is not counted.

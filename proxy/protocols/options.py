@@ -2,7 +2,7 @@
 
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator
+from msgspec import Meta
 
 from limiter.compiled import COMPILED, UNUSABLE, VERSION
 from proxy.protocols.base import Close
@@ -55,5 +55,5 @@ def _installed(name: ScanName) -> ScanName:
     return name
 
 
-Scan = Annotated[ScanName, AfterValidator(_installed)]
+Scan = Annotated[ScanName, Meta(extra={"check": _installed})]
 """What reads frames; one that is not here is an error."""

@@ -17,6 +17,7 @@ from reference.metrics import described
 from admin.cli import app
 from admin.common.environment import CLIENT_VARIABLES
 from admin.common.errors import SettingsError
+from admin.config.faults import keys
 from admin.config.settings import Settings
 from admin.config.sources import (
     ENV_BROKER,
@@ -56,7 +57,7 @@ _ANOTHER_FILE: Final = re.compile(r"# (?!sluice)[\w-]+\.toml\n")
 _WORD: Final = re.compile(r"[a-z]+")
 
 _PAIR: Final = Flags(listen=["127.0.0.1:1"], broker=["127.0.0.1:2"])
-_SETTINGS: Final = frozenset(Settings.model_fields)
+_SETTINGS: Final = frozenset(keys(Settings))
 _OTHER_VARIABLES: Final = {
     *CLIENT_VARIABLES,
     ENV_LISTEN,

@@ -10,7 +10,7 @@ import msgspec
 from starlette.applications import Starlette
 
 from admin.common.version import sluice_version
-from admin.http.api.requests import Limit
+from admin.config.limit_fields import Limit
 from admin.http.api.routing import Endpoint, EndpointRoute
 from admin.wire import BASE, EVENT_STREAM, PROBLEM, Answer, Problem, usual_type
 

@@ -6,15 +6,15 @@ and ``If-None-Match``, after RFC 9110, section 13.
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Final, NamedTuple, TypeVar, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.requests import Request
 
-from admin.config.faults import show, unknown_key
-from admin.config.limit_fields import FIELDS, LimitField
+from admin.config.faults import FaultsError, FromText, read, show, spell
+from admin.config.limit_fields import limit_struct
 from admin.edits.model import (
     ALL_KINDS,
     ActiveEdit,
@@ -213,39 +213,19 @@ class Batch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reason: Annotated[Reason, Meta(description="reason of edits that have none")] = ""
 
 
-#: For types that are made here, which mypy does not follow.
-_annotated: Final[Any] = Annotated
-
-
-def _field(field: LimitField, *, patch: bool) -> tuple[str, Any, Any]:
-    plain, *bounds = get_args(field.type) if get_origin(field.type) is Annotated else (field.type,)
-    value = _annotated[plain, Meta(**{key: each for bound in bounds for key, each in asdict(bound).items()})]
-    if patch or field.default is None:
-        value |= None
-    if patch:
-        value |= UnsetType
-    return field.key, _annotated[value, Meta(description=field.meaning)], UNSET if patch else field.default
-
-
-def _body(name: str, what: str, more: list[tuple[str, Any, Any]], *, patch: bool = False) -> type[Struct]:
-    fields = [*(_field(each, patch=patch) for each in FIELDS), *more]
-    return msgspec.defstruct(
-        name, fields, namespace={"__doc__": what}, frozen=True, kw_only=True, forbid_unknown_fields=True
-    )
-
-
 _PATCHED_TTL: Final = Annotated[
     Ttl | UnsetType | None,
     Meta(description="as in PutLimit; `null`: never. Not given: expires when the active edit would have"),
 ]
-Limit: Final = _body("Limit", "A limit, with the keys of the configuration file.", [])
-PutLimit: Final = _body(
-    "PutLimit", "The whole limit; it replaces the previous one.", [("reason", Reason, ""), ("ttl_s", TtlS, None)]
+PutLimit: Final = limit_struct(
+    "PutLimit",
+    "The whole limit; it replaces the previous one.",
+    more=[("reason", Reason, ""), ("ttl_s", TtlS, None)],
 )
-PatchLimit: Final = _body(
+PatchLimit: Final = limit_struct(
     "PatchLimit",
     "The fields to change; the others are kept. `null` removes a field.",
-    [("reason", Reason, ""), ("ttl_s", _PATCHED_TTL, UNSET)],
+    more=[("reason", Reason, ""), ("ttl_s", _PATCHED_TTL, UNSET)],
     patch=True,
 )
 
@@ -255,13 +235,11 @@ class _Envelope(Struct):
     ttl_s: Ttl | UnsetType | None = UNSET
 
 
-class _RawBatch(Struct, forbid_unknown_fields=True):
-    edits: Annotated[list[msgspec.Raw], Meta(min_length=1, max_length=MAX_EDITS)]
+class _BatchOfAny(Struct):
+    edits: Annotated[list[Any], Meta(min_length=1, max_length=MAX_EDITS)]
     reason: Reason = ""
 
 
-#: More keys than this are not looked at: finding out what each was meant to be takes time.
-_MAX_KEYS: Final = 2 * len(FIELDS)
 #: A batch with more commas cannot consist of ordinary edits, and is not parsed.
 _MAX_COMMAS: Final = MAX_EDITS * 40
 
@@ -274,13 +252,9 @@ def read_limit(data: bytes) -> tuple[dict[str, Any], str, float | UnsetType | No
     Raises:
         BadRequestError: with what is wrong.
     """
-    found = read_body(data, dict[str, Any])
-    envelope = validated(found, _Envelope)
-    return (
-        _fields({key: found[key] for key in found if key not in {"reason", "ttl_s"}}),
-        envelope.reason,
-        envelope.ttl_s,
-    )
+    limit = read_body(data, dict[str, Any])
+    about = validated({key: limit.pop(key) for key in ("reason", "ttl_s") if key in limit}, _Envelope)
+    return limit, about.reason, about.ttl_s
 
 
 async def read_edits(data: bytes) -> list[Edit]:
@@ -295,12 +269,14 @@ async def read_edits(data: bytes) -> list[Edit]:
 def _edits(data: bytes) -> list[Edit]:
     if data.count(b",") > _MAX_COMMAS:
         raise bad("", f"has more than {MAX_EDITS} edits, or more values than these can have")
-    batch = read_body(data, _RawBatch)
-    read: list[Edit] = []
+    batch = read_body(data, _BatchOfAny)
+    edits: list[Edit] = []
     problems: list[FieldProblem] = []
-    for index, raw in enumerate(batch.edits):
+    for index, given in enumerate(batch.edits):
         try:
-            read.append(_edit(raw, batch.reason))
+            edit = validated(given, SetLimit | UnsetLimit | SetSwitch | UnsetSwitch)
+            if_match = None if edit.if_match is None else edit.if_match.strip('"')
+            edits.append(msgspec.structs.replace(edit, reason=edit.reason or batch.reason, if_match=if_match))
         except BadRequestError as error:
             problems += (
                 FieldProblem(f"edits.{index}.{each.field}".removesuffix("."), each.detail, index)
@@ -308,117 +284,47 @@ def _edits(data: bytes) -> list[Edit]:
             )
     if problems:
         raise BadRequestError(*problems)
-    return read
+    return edits
 
 
-def _edit(raw: msgspec.Raw, reason: str) -> Edit:
-    edit = read_body(raw, SetLimit | UnsetLimit | SetSwitch | UnsetSwitch)
-    if isinstance(edit, SetLimit):
-        _fields(edit.limit)
-    if_match = None if edit.if_match is None else edit.if_match.strip('"')
-    found: Edit = msgspec.structs.replace(edit, reason=edit.reason or reason, if_match=if_match)
-    return found
-
-
-def _fields(limit: dict[str, Any]) -> dict[str, Any]:
-    if len(limit) > _MAX_KEYS:
-        raise bad("", f"has {len(limit)} keys, more than a limit can have")
-    return limit
-
-
-def read_body(data: bytes | msgspec.Raw, model: Any) -> Any:
+def read_body(data: bytes, model: Any) -> Any:
     """Decode a body.
 
     Raises:
         BadRequestError: it is not JSON, or not of this type.
     """
     try:
-        try:
-            return msgspec.json.decode(data, type=model)
-        except msgspec.ValidationError as error:
-            raise _wrong(error, model, msgspec.json.decode(data)) from None
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        what = "too deep" if isinstance(error, RecursionError) else _lower(str(error)) if data else "is empty"
+        found = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        what = "is empty" if not data else "too deep" if isinstance(error, RecursionError) else str(error)
         raise bad("", f"the body must be a JSON object: {what}") from None
+    return validated(found, model)
 
 
-def validated(found: Mapping[str, Any], model: type[T], *, text: bool = False) -> T:
-    """Check parameters or keys against a type.
-
-    Args:
-        found: the values by name.
-        model: a struct.
-        text: the values are text, as in a query.
+def validated(found: Any, model: Any) -> Any:
+    """Check parameters or keys against a struct, or against a union of tagged structs.
 
     Raises:
         BadRequestError: with what is wrong.
     """
+    if not isinstance(found, dict):
+        raise bad("", f"the body must be a JSON object; found {show(found)}")
+    if isinstance(model, UnionType):
+        models = {each.__struct_config__.tag: each for each in get_args(model)}
+        found = dict(found)
+        tag = found.pop("type", None)
+        model = models.get(tag) if isinstance(tag, str) else None
+        if model is None:
+            raise bad("type", f"must be one of {', '.join(map(show, models))}; found {show(tag)}")
     try:
-        return msgspec.convert(found, model, strict=not text)
-    except msgspec.ValidationError as error:
-        raise _wrong(error, model, found) from None
+        return read(model, found)
+    except FaultsError as error:
+        raise BadRequestError(*(FieldProblem(spell(each.place), each.told) for each in error.faults)) from None
 
 
-_EXPECTED: Final = re.compile(r"Expected `(.*?)`(?:, got `(.*)`| (of length )?([<>]=?) (.*))")
-_KEY: Final = re.compile(r"Object (contains unknown|missing required) field `(.*)`")
-_OPERATORS: Final = {"<=": "at most", ">=": "at least", "<": "less than", ">": "more than"}
-_TYPES: Final = {
-    "str": "text in quotes",
-    "bool": "true or false",
-    "float": "a number",
-    "int": "a whole number",
-    "array": "a list",
-    "object": "an object",
-    "null": "null",
-}
-
-
-def _wrong(error: msgspec.ValidationError, model: Any, given: Any) -> BadRequestError:
-    """Say an error of msgspec in the words of the configuration, with the field and the value."""
-    what, _, place = str(error).partition(" - at `$")
-    field = place.strip("`.")
-    if key := _KEY.fullmatch(what):
-        if key[1].startswith("missing"):
-            return bad(key[2], "missing; it must be given")
-        kind = given.get("type") if isinstance(given, dict) else None
-        models = [each for each in get_args(model) or (model,) if kind is None or each.__struct_config__.tag == kind]
-        allowed = {name for each in models for name in each.__struct_fields__} | ({"type"} if kind else set())
-        return bad(key[2][:100], unknown_key(key[2][:100], allowed))
-    if not isinstance(given, dict):
-        return bad("", f"the body must be a JSON object; found {show(given)}")
-    if not field:
-        return bad("", _lower(what))
-    value: Any = given.get(field)
-    if field == "type":
-        return bad(field, "must be one of " + ", ".join(f'"{each.__struct_config__.tag}"' for each in get_args(model)))
-    if what.startswith("Invalid enum value"):
-        words = ", ".join(f'"{word}"' for word in _words(get_type_hints(model)[field]))
-        return bad(field, f"must be one of {words}; found {show(value)}")
-    expected = _EXPECTED.fullmatch(what)
-    if expected is None:
-        return bad(field, _lower(what))
-    wanted, _, length, operator, bound = expected.groups()
-    kind = " or ".join(_TYPES.get(word, word) for word in wanted.split(" | "))
-    if length is not None:
-        if value == "":
-            return bad(field, "missing; it must be given")
-        count = "characters" if wanted == "str" else "edits"
-        return bad(field, f"must be {_OPERATORS[operator]} {bound} {count}; found {len(value)}")
-    if operator is not None:
-        kind += f", {_OPERATORS[operator]} {bound.removesuffix('.0')}"
-    elif wanted == "bool" and isinstance(value, str):
-        kind = "1 or 0"
-    return bad(field, f"must be {kind}; found {show(value)}")
-
-
-def _words(annotation: Any) -> list[str]:
-    if get_origin(annotation) is Literal:
-        return list(get_args(annotation))
-    return [word for each in get_args(annotation) for word in _words(each)]
-
-
-def _lower(text: str) -> str:
-    return text if text[:2].isupper() else text[:1].lower() + text[1:]
+def from_text(values: Mapping[str, str]) -> dict[str, FromText]:
+    """Mark the values of a path or a query as text, so that numbers are read from them."""
+    return {name: FromText(value) for name, value in values.items()}
 
 
 def check_kind(kind: str, edits: EditService) -> None:

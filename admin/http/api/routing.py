@@ -31,7 +31,7 @@ from admin.http.api.answers import (
     refused_by_router,
     unchanged,
 )
-from admin.http.api.requests import Parameters, read_tags, validated
+from admin.http.api.requests import Parameters, from_text, read_tags, validated
 
 Tags = Literal["", "list", "read", "write", "batch"]
 Handler = Callable[..., Awaitable[Any]]
@@ -137,8 +137,8 @@ class EndpointRoute(Route):
         request, about = Request(scope, receive, send), self.about
         try:
             await _check(request, takes_nothing=about.method != "GET" and about.body is None)
-            in_path = validated(request.path_params, about.in_path, text=True)
-            query = validated(dict(request.query_params), about.query, text=True)
+            in_path = validated(from_text(request.path_params), about.in_path)
+            query = validated(from_text(request.query_params), about.query)
             response = await self._respond(
                 request, await self._handler(request, query, *msgspec.structs.astuple(in_path))
             )

@@ -6,7 +6,7 @@ from functools import partial
 from itertools import chain
 from typing import Annotated, Final
 
-from annotated_types import Ge, Le
+from msgspec import Meta
 from msgspec.structs import replace
 
 from limiter.rules.resource import Resource
@@ -59,10 +59,10 @@ class AMQP091Options:
     """
 
     tls: Tls = "refuse"
-    max_waiting_bytes: Annotated[int, Ge(0)] = 16 * _MIB
-    max_waiting_bytes_in_all: Annotated[int, Ge(0)] = 128 * _MIB
-    max_message_bytes: Annotated[int, Ge(1), Le(MAX_BODY_BYTES)] = MAX_MESSAGE_BYTES
-    max_pending_bytes: Annotated[int, Ge(0)] = 64 * _MIB
+    max_waiting_bytes: Annotated[int, Meta(ge=0)] = 16 * _MIB
+    max_waiting_bytes_in_all: Annotated[int, Meta(ge=0)] = 128 * _MIB
+    max_message_bytes: Annotated[int, Meta(ge=1, le=MAX_BODY_BYTES)] = MAX_MESSAGE_BYTES
+    max_pending_bytes: Annotated[int, Meta(ge=0)] = 64 * _MIB
     scan: Scan = "auto"
 
 

@@ -11,7 +11,7 @@ from struct import Struct
 from typing import Annotated, Final
 
 import msgspec
-from annotated_types import Ge
+from msgspec import Meta
 
 from proxy.common.buffers import Gathering
 from proxy.deciding.batch import Batch, Refuse, Request, Side
@@ -76,7 +76,7 @@ class NameServerOptions:
     advertise: Host = ""
     addresses: AddressTable = NO_ADDRESSES
     tls: Tls = "refuse"
-    max_frame_bytes: Annotated[int, Ge(codes.PREFIX_BYTES)] = codes.MAX_FRAME_BYTES
+    max_frame_bytes: Annotated[int, Meta(ge=codes.PREFIX_BYTES)] = codes.MAX_FRAME_BYTES
 
 
 class NameServerSession(Session):

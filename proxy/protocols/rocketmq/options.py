@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network
 from typing import Annotated, Final, Literal
 
-from annotated_types import Ge
-from pydantic import PlainValidator
+from msgspec import Meta
 
 from limiter.rules.errors import RuleError
 from limiter.rules.patterns import read_network
@@ -38,7 +37,7 @@ def _read_networks(value: object) -> Networks:
         return value
     allowed = 'must be a list of addresses and networks, like ["10.1.2.3", "10.0.0.0/8", "2001:db8::/32"]; [] is nobody'
     if not isinstance(value, list | tuple):
-        raise ValueError(allowed)  # noqa: TRY004 - only this is an error of the configuration to pydantic
+        raise ValueError(allowed)  # noqa: TRY004 - what is wrong with a value is a ValueError
     return Networks(_read_network(each, allowed) for each in value)
 
 
@@ -60,7 +59,7 @@ _NOBODY: Final = Networks()
 _LOOPBACK: Final = Networks((IPv4Network("127.0.0.0/8"), IPv6Network("::1/128")))
 
 
-_Networks = Annotated[Networks, PlainValidator(_read_networks)]
+_Networks = Annotated[Networks, Meta(extra={"read": _read_networks})]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ class RocketMQOptions:
     """
 
     tls: Tls = "refuse"
-    max_frame_bytes: Annotated[int, Ge(codes.PREFIX_BYTES)] = codes.MAX_FRAME_BYTES
+    max_frame_bytes: Annotated[int, Meta(ge=codes.PREFIX_BYTES)] = codes.MAX_FRAME_BYTES
     remote_view_from: _Networks = _LOOPBACK
     remote_update_from: _Networks = _NOBODY
     internal_topics: Literal["refuse", "pass"] = "refuse"

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import ip_address
 from typing import Annotated, Final, NamedTuple
 
-from pydantic import AfterValidator, PlainValidator
+from msgspec import Meta
 
 from proxy.protocols.base import ListenerAddresses
 from proxy.protocols.rocketmq.wire.codes import VIP_PORT_OFFSET
@@ -59,7 +59,7 @@ def _read_addresses(value: object) -> Addresses:
         return value
     allowed = 'must be a table of addresses, like { "10.0.0.5:10911" = "sluice.example.com:10911" }'
     if not isinstance(value, Mapping):
-        raise ValueError(allowed)  # noqa: TRY004 - only this is an error of the configuration to pydantic
+        raise ValueError(allowed)  # noqa: TRY004 - what is wrong with a value is a ValueError
     pairs = []
     for pair in value.items():
         given, told = (read_address(each) if isinstance(each, str) else None for each in pair)
@@ -80,9 +80,9 @@ def _read_host(value: str) -> str:
     return host
 
 
-AddressTable = Annotated[Addresses, PlainValidator(_read_addresses)]
+AddressTable = Annotated[Addresses, Meta(extra={"read": _read_addresses})]
 """A table of the configuration, from addresses to addresses."""
-Host = Annotated[str, AfterValidator(_read_host)]
+Host = Annotated[str, Meta(extra={"check": _read_host})]
 """A host without a port; may be empty."""
 
 

@@ -2,16 +2,14 @@
 
 import time
 
-from pydantic import BaseModel, ConfigDict
+import msgspec
 
 from proxy.deciding.batch import Batch, Verdicts
 from proxy.deciding.pipeline import Handler, HandlerPlugin, HandlerServices
 
 
-class BusyOptions(BaseModel):
+class BusyOptions(msgspec.Struct, kw_only=True):
     """What the ``options`` of the handler's table may hold."""
-
-    model_config = ConfigDict(extra="forbid")
 
     batch_ms: float = 1
 

@@ -2,16 +2,14 @@
 
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict
+import msgspec
 
 from proxy.deciding.batch import Batch, Refuse, Verdicts
 from proxy.deciding.pipeline import Fails, Handler, HandlerPlugin, HandlerServices
 
 
-class DenyNamesOptions(BaseModel):
+class DenyNamesOptions(msgspec.Struct, kw_only=True):
     """What the ``options`` of the handler's table may hold."""
-
-    model_config = ConfigDict(extra="forbid")
 
     names: list[str]
 

@@ -11,7 +11,7 @@ unfinished line longer than ``longest_bytes``; the lines before it are still dec
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+import msgspec
 
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
@@ -23,10 +23,8 @@ from proxy.stats.snapshot import ClientDescription
 KIND = "line_topic"
 
 
-class LinesOptions(BaseModel):
+class LinesOptions(msgspec.Struct, kw_only=True):
     """What the ``options`` of the listener's table may hold."""
-
-    model_config = ConfigDict(extra="forbid")
 
     later_ms: int = 50
     longest_bytes: int = 1000

@@ -1,22 +1,25 @@
 """The page of every key of the configuration, from ``admin.config.settings`` and the options of Sluice's own
 plug-ins."""
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
+from ipaddress import IPv4Network, IPv6Network
 from operator import attrgetter
-from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
-from annotated_types import Ge
-from pydantic import BaseModel
+import msgspec
+from msgspec import NODEFAULT
 
 from admin.common.environment import CLIENT_VARIABLES
 from admin.config.addresses import Endpoint
+from admin.config.faults import Key, is_table, keys
+from admin.config.limit_fields import DefaultLimit
 from admin.config.plugins import own_protocols
-from admin.config.settings import BaseLimit, HandlerSettings, LimitSettings, ListenerSettings, Settings
+from admin.config.settings import HandlerSettings, LimitSettings, ListenerSettings, Settings
 from admin.config.sources import environment_names
 from limiter.rules.resource import SCOPES
 from proxy.deciding.rate_limit import PLUGIN
 from proxy.protocols.base import Kind, Protocol
+from proxy.protocols.rocketmq.options import Networks
 from proxy.protocols.rocketmq.routes import Addresses
 from reference import markdown
 from reference.markdown import attributes, code, head, shape, table, value
@@ -74,65 +77,60 @@ def _waits(protocol: Protocol) -> Iterable[str]:
     return dict.fromkeys(kind.waits for kind in protocol.kinds if kind.waits)
 
 
-def _keys(model: type[BaseModel], place: tuple[str, ...] | None = None) -> str:
+def _keys(model: Any, place: tuple[str, ...] | None = None) -> str:
     """Write the keys of one table; ``place`` is its own in the file if it has variables."""
     names: dict[tuple[object, ...], list[str]] = {}
     for name, at in environment_names().items():
         names.setdefault(tuple(at), []).append(name)
-    schema = model.model_json_schema()
+    meanings = {name: text for each in reversed(model.__mro__) for name, text in attributes(each.__doc__).items()}
     rows = []
     # What must be there comes first.
-    for key, info in sorted(model.model_fields.items(), key=lambda field: not field[1].is_required()):
-        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+    for name, key in sorted(keys(model).items(), key=lambda each: each[1].default is not NODEFAULT):
+        if is_table(key.plain):
             continue
-        described = schema["properties"][key]
-        variables = names.get((*place, key), []) if place is not None else []
-        default = "required" if info.is_required() else _default(info.default, described)
-        row = [code(key), _allowed(described), default, described.get("description", "see below")]
+        meaning = meanings.get(name) or next((meta.description for meta in key.metas if meta.description), "see below")
+        row = [code(name), _allowed(key), _default(key.default), meaning.rstrip(".")]
+        variables = names.get((*place, name), []) if place is not None else []
         rows.append([*row, ", ".join(map(code, variables))] if place is not None else row)
     return table(_HEAD if place is None else (*_HEAD, "variable"), rows)
 
 
-def _allowed(schema: Mapping[str, Any]) -> str:
+_READ: Final[Mapping[Any, str]] = {
+    Endpoint: "text",
+    Endpoint | Literal["off"]: "text",
+    IPv4Network | IPv6Network: "text",
+    float | Literal["unlimited"]: 'number, at least 0 or `"unlimited"`',
+    Addresses: "table from addresses to addresses",
+    Networks: "list of addresses and networks",
+}
+
+
+def _allowed(key: Key) -> str:
     """Say what may be written; TOML has no null."""
-    alternatives = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
-    if schema.get("type") == "array" and "$ref" in schema.get("items", {}):
-        return "tables"
-    inner = schema.get("additionalProperties")
-    if isinstance(inner, dict) and "$ref" in inner:
-        return "tables by kind"
-    return shape({"anyOf": alternatives} if alternatives else schema)
+    if "table" in key.extra or (key.item is not None and (is_table(key.item.plain) or "table" in key.item.extra)):
+        return "tables by kind" if get_origin(key.plain) is dict else "tables"
+    if key.plain in _READ:
+        return _READ[key.plain]
+    if get_origin(key.plain) is list and key.item is not None:
+        return f"list of {_allowed(key.item)}"
+    if get_origin(key.plain) is dict:
+        return "table"
+    if get_origin(key.plain) is Literal:
+        return ", ".join(map(value, get_args(key.plain)))
+    return shape(msgspec.json.schema(_annotated[(key.plain, *key.metas)] if key.metas else key.plain))
 
 
-def _default(default: object, schema: Mapping[str, Any]) -> str:
-    if isinstance(default, Endpoint):
-        return value(str(default))
-    return "" if schema.get("default") is None else value(schema["default"])
+def _default(default: object) -> str:
+    if default is NODEFAULT:
+        return "required"
+    if default is None or isinstance(default, list | dict):
+        return ""
+    if isinstance(default, Addresses | Networks):
+        return code(default)
+    return value(str(default) if isinstance(default, Endpoint) else default)
 
 
-def _options(declared: type[Any]) -> str:
-    """Write the options of a plug-in, which are a dataclass here."""
-    return table(_HEAD, _option_rows(declared))
-
-
-def _option_rows(declared: type[Any]) -> Iterator[tuple[str, str, str, str]]:
-    hints = get_type_hints(declared, include_extras=True)
-    meanings = {name: text for each in reversed(declared.__mro__) for name, text in attributes(each.__doc__).items()}
-    for each in dataclasses.fields(declared):
-        bounds = [bound for bound in get_args(hints[each.name])[1:] if isinstance(bound, Ge)]
-        inner = get_args(hints[each.name])[0] if get_origin(hints[each.name]) is Annotated else hints[each.name]
-        if get_origin(inner) is Literal:
-            allowed = ", ".join(value(word) for word in get_args(inner))
-        elif inner is int:
-            allowed = ", ".join(("integer", *(f"at least {bound.ge}" for bound in bounds)))
-        elif inner is str:
-            allowed = "text"
-        elif inner is Addresses:
-            allowed = "table from addresses to addresses"
-        else:
-            allowed = "list of addresses and networks"
-        default = value(each.default) if isinstance(each.default, int | str) else code(each.default)
-        yield code(each.name), allowed, default, meanings[each.name].rstrip(".")
+_annotated: Final[Any] = Annotated
 
 
 def _parts() -> Iterator[str]:
@@ -145,22 +143,22 @@ def _parts() -> Iterator[str]:
     yield _keys(ListenerSettings)
     for protocol in own_protocols():
         yield f"### `[listeners.options]` of protocol `{protocol.name}`"
-        yield _options(protocol.options)
+        yield _keys(protocol.options)
     yield f"## `[[limits]]`\n\n{head(LimitSettings.__doc__)}"
     yield _keys(LimitSettings)
     for protocol in filter(attrgetter("kinds"), own_protocols()):
         yield f"Kinds of resources of protocol `{protocol.name}`, and what holds where no limit at all is given:"
         yield _kinds(protocol)
-    keys = ", ".join(map(code, BaseLimit.model_fields))
-    yield f"## `[defaults.KIND]`\n\nThe limit of each name that no other limit matches. Keys as above: {keys}."
+    names = ", ".join(map(code, keys(DefaultLimit)))
+    yield f"## `[defaults.KIND]`\n\nThe limit of each name that no other limit matches. Keys as above: {names}."
     yield f"## `[[handlers]]`\n\n{head(HandlerSettings.__doc__)}"
     yield _keys(HandlerSettings)
     yield f"### `[handlers.options]` of handler `{PLUGIN.name}`"
-    yield _options(PLUGIN.options)
-    for key, info in Settings.model_fields.items():
-        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
-            yield f"## `[{key}]`\n\n{head(info.annotation.__doc__)}"
-            yield _keys(info.annotation, (key,))
+    yield _keys(PLUGIN.options)
+    for name, key in keys(Settings).items():
+        if is_table(key.plain):
+            yield f"## `[{name}]`\n\n{head(key.plain.__doc__)}"
+            yield _keys(key.plain, (name,))
     variables = ", ".join(map(code, sorted(CLIENT_VARIABLES)))
     yield (
         "## Variables of other commands\n\n"

@@ -6,6 +6,7 @@ import pytest
 from reference import FOLDER, PAGES, protocol_words
 from reference.metrics import described
 
+from admin.config.faults import keys
 from admin.config.settings import Settings
 from admin.config.sources import environment_names
 
@@ -28,7 +29,7 @@ def test_there_is_no_page_that_nobody_makes() -> None:
 def test_every_variable_and_every_table_of_the_configuration_is_there() -> None:
     text = PAGES["configuration.md"]()
     assert not [name for name in environment_names() if f"`{name}`" not in text]
-    assert not [key for key in Settings.model_fields if f"`{key}`" not in text and f"[{key}]" not in text]
+    assert not [key for key in keys(Settings) if f"`{key}`" not in text and f"[{key}]" not in text]
 
 
 def test_all_that_a_scrape_joins_is_on_the_page() -> None:

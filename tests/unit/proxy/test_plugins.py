@@ -6,8 +6,8 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pydantic import TypeAdapter, ValidationError
 
+from admin.config.faults import FaultsError, read
 from proxy.control import LimitCommandReply, ListedLimit
 from proxy.deciding.pipeline import HandlerConfig, HandlerPlugin
 from proxy.deciding.rate_limit import PLUGIN as RATE_LIMIT
@@ -54,23 +54,23 @@ class TestOptions:
     def test_are_read_into_the_types_that_the_plug_ins_declare(
         self, lines: Protocol, deny_names: HandlerPlugin
     ) -> None:
-        options = TypeAdapter(lines.options).validate_python({"later_ms": 5})
+        options = read(lines.options, {"later_ms": 5})
         assert options == lines.options(later_ms=5, longest_bytes=1000)
-        assert TypeAdapter(deny_names.options).validate_python({"names": ["x"]}).names == ["x"]
-        assert TypeAdapter(RATE_LIMIT.options).validate_python({}) == RateLimitOptions()
+        assert read(deny_names.options, {"names": ["x"]}).names == ["x"]
+        assert read(RATE_LIMIT.options, {}) == RateLimitOptions()
 
     @pytest.mark.parametrize(
         ("given", "place"),
         [({"later_ms": "soon"}, "later_ms"), ({"latter_ms": 5}, "latter_ms"), ({"longest_bytes": None}, "longest")],
     )
     def test_of_a_protocol_are_validated(self, lines: Protocol, given: dict[str, object], place: str) -> None:
-        with pytest.raises(ValidationError, match=place):
-            TypeAdapter(lines.options).validate_python(given)
+        with pytest.raises(FaultsError, match=place):
+            read(lines.options, given)
 
     @pytest.mark.parametrize("given", [{}, {"names": "x"}, {"names": [1]}, {"names": [], "more": 1}])
     def test_of_a_handler_are_validated(self, deny_names: HandlerPlugin, given: dict[str, object]) -> None:
-        with pytest.raises(ValidationError, match=r"names|more"):
-            TypeAdapter(deny_names.options).validate_python(given)
+        with pytest.raises(FaultsError, match=r"names|more"):
+            read(deny_names.options, given)
 
 
 async def test_external_handler_and_rate_limiter_decide_together(

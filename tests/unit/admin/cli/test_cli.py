@@ -245,7 +245,7 @@ def test_a_token_file_that_others_can_read_gets_a_warning(
 
 def test_saying_what_there_is_to_say_takes_no_data_path() -> None:
     """Nobody who mistypes a flag, or asks for help, ought to wait for imports."""
-    slow = {"trio", "h11", "httpx2", "rich.table", "proxy", "pydantic"}
+    slow = {"trio", "h11", "httpx2", "rich.table", "proxy"}
     code = f"import sys, admin.cli; print({slow} & {{*sys.modules}})"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout == "set()\n"

@@ -8,6 +8,7 @@ import pytest
 import structlog
 
 from admin.config import logs
+from admin.config.faults import read
 from admin.config.settings import LogSettings
 
 
@@ -27,7 +28,7 @@ def _restored() -> Iterator[None]:
 
 
 def written(stream: io.StringIO, level: Literal["debug", "info", "warning", "error"] = "info", **settings: str) -> str:
-    logs.configure(LogSettings.model_validate({"level": level, **settings}), stream)
+    logs.configure(read(LogSettings, {"level": level, **settings}), stream)
     structlog.get_logger("test").info("listening", address="127.0.0.1:1")
     return stream.getvalue()
 

@@ -70,7 +70,7 @@ def test_a_name_has_one_spelling() -> None:
     assert READER.target("total", "topic:a*") == Target("total", "topic:a*")
 
 
-def test_all_that_pydantic_finds_is_told_at_once_and_by_field() -> None:
+def test_all_faults_of_fields_are_told_at_once() -> None:
     with pytest.raises(FieldError) as caught:
         READER.read("topic", "a", {"rate": "5", "days": ["mo"], "brust_s": 1, "shared": True}, "edit")
     told = dict(caught.value.problems)

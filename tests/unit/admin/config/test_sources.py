@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from admin.common.errors import SettingsError
+from admin.config.faults import keys
 from admin.config.settings import OFF, Endpoint, Settings
 from admin.config.sources import Flags, LimitText, environment_names, load
 from admin.run.composition import compose
@@ -184,7 +185,9 @@ ENDPOINT = 'must be "host:port", for example "127.0.0.1:10911" or "[::1]:10911"'
 LEVEL = 'must be "debug", "info", "warning" or "error"'
 LISTENER = '[[listeners]]\nlisten = "{}"\nbroker = "{}"'
 LIMIT = '[[limits]]\nkind = "topic"\nname = "a"\n'
-NOTHING_SAID = 'must have a rate or bytes_per_s, or action = "off", or confirm = "after_consume"'
+NOTHING_SAID = (
+    'it limits nothing; allowed: a rate or bytes_per_s, action = "off", exempt = true, or confirm = "after_consume"'
+)
 HANDLER = '[[handlers]]\nname = "rate_limit"\n'
 
 
@@ -198,7 +201,7 @@ HANDLER = '[[handlers]]\nname = "rate_limit"\n'
         ("grace_s = inf", "1: grace_s = inf: must be a finite number"),
         ("[[handlers]]\nname = 5", "2: handlers[0].name = 5: must be text in quotes"),
         ('[[handlers]]\nname = ""', '2: handlers[0].name = "": must not be empty'),
-        (HANDLER + "lanes = 999", "3: handlers[0].lanes = 999: must be at most 256"),
+        (HANDLER + "lanes = 999", "3: handlers[0].lanes = 999: must be at least 1 and at most 256"),
         (HANDLER + "deadline_ms = 0", "3: handlers[0].deadline_ms = 0: must be more than 0"),
         ('[log]\nlevel = "loud"', f'2: log.level = "loud": {LEVEL}'),
         ("log = 3", "1: log = 3: must be a table"),
@@ -216,7 +219,7 @@ HANDLER = '[[handlers]]\nname = "rate_limit"\n'
             LIMIT + "rate = 1\naction = 'refuse'",
             '5: limits[0].action = "refuse": must be "reject", "shadow", "delay" or "off"; did you mean "reject"?',
         ),
-        (LIMIT + "exempt = ['::1']", '4: limits[0].exempt = ["::1"]: must be true or false; exempt networks are a key'),
+        (LIMIT + "exempt = ['::1']", '4: limits[0].exempt = ["::1"]: must be true or false'),
         (LIMIT + "rate = 1\nenabled = false", "5: limits[0].enabled: unknown; allowed here: action"),
         ("[defaults.topic]\nrate = 1\nshared = true", "3: defaults.topic.shared: unknown; allowed here: action"),
         ("[log]\nzzz = 1", "2: log.zzz: unknown; allowed here: format, level"),
@@ -226,10 +229,9 @@ HANDLER = '[[handlers]]\nname = "rate_limit"\n'
         ),
         ("a = 1\na = 2", "2: not TOML: cannot overwrite a value"),
         ("rate = 500/s # a second", "1: not TOML: expected newline"),
-        ('"a\\u001b[2J" = 1', "1: a\\x1b[2J: unknown; allowed here: " + ", ".join(sorted(Settings.model_fields))),
+        ('"a\\u001b[2J" = 1', "1: a\\x1b[2J: unknown; allowed here: " + ", ".join(sorted(keys(Settings)))),
         ("a = " + "[" * 3000, " nested too deeply"),
         ("grace_s = " + "1" * 5000, " nested too deeply, or a number in it is too long"),
-        ("[bounds]\nmax_connections = 0x" + "f" * 17, "2: bounds.max_connections: must have at most 64 bits"),
     ],
 )
 def test_a_fault_in_the_file_names_line_key_value_and_what_is_allowed(write: Write, text: str, line: str) -> None:
@@ -239,7 +241,7 @@ def test_a_fault_in_the_file_names_line_key_value_and_what_is_allowed(write: Wri
 
 def test_faults_of_one_kind_are_told_together(write: Write) -> None:
     file = write("limiting = 3\n[bounds]\nmax_connections = 0\n[log]\nx = 1\n")
-    assert [line.split(" ")[0] for line in lines(file)] == ["sluice.toml:1:", "sluice.toml:5:", "sluice.toml:3:"]
+    assert [line.split(" ")[0] for line in lines(file)] == ["sluice.toml:1:", "sluice.toml:3:", "sluice.toml:5:"]
     assert lines(file, {"SLUICE_LOGLEVEL": "info"}) == [
         'environment variable SLUICE_LOGLEVEL: unknown; did you mean "SLUICE_LOG_LEVEL"?'
     ]
@@ -301,13 +303,4 @@ def test_a_file_that_is_not_utf_8_is_named(write: Write) -> None:
 @pytest.mark.parametrize("rate", ["500", "500.0", '"500/s"', '"500.0/s"'])
 def test_a_rate_in_the_file_may_have_its_unit_as_everywhere_else(write: Write, rate: str) -> None:
     (limit,) = load(write(f"\N{ZERO WIDTH NO-BREAK SPACE}{LIMIT}rate = {rate}"), {}, Flags()).settings.limits
-    assert limit.rate == 500
-
-
-@pytest.mark.parametrize(
-    ("text", "language"),
-    [('{"limits": []}', "JSON"), ("limits:\n  - kind: topic\n", "YAML"), ("# of the team\n---\nlimits: []\n", "YAML")],
-)
-def test_another_format_is_called_by_its_name(write: Write, text: str, language: str) -> None:
-    (line,) = lines(write(text))
-    assert f"; this looks like {language}; Sluice reads TOML" in line
+    assert limit["rate"] == 500

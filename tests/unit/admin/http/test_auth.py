@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from admin.common.errors import SettingsError
 from admin.config.addresses import Endpoint
 from admin.config.faults import Origins
+from admin.config.faults import read as read_table
 from admin.config.settings import AdminSettings
 from admin.config.sources import Flags, load
 from admin.http.auth import MIN_TOKEN_LENGTH, Access, Keyring, is_loopback, read_access
@@ -19,7 +20,7 @@ ORIGINS = Origins(None, {}, {})
 
 
 def read(**settings: object) -> Access:
-    return read_access(AdminSettings.model_validate(settings), ORIGINS)
+    return read_access(read_table(AdminSettings, settings), ORIGINS)
 
 
 def lines(**settings: object) -> list[str]:

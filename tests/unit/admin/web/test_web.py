@@ -8,7 +8,8 @@ from starlette.testclient import TestClient
 
 from admin import web
 from admin.common.columns import COLUMNS
-from admin.config.settings import BaseLimit, WrittenLimit
+from admin.config.faults import keys
+from admin.config.limit_fields import DefaultLimit, Limit
 from limiter.rules.resource import SCOPES, TOTAL
 
 _FILES = Path(web.__file__).parent / "files"
@@ -56,11 +57,9 @@ def test_every_file_that_another_one_names_is_there() -> None:
 def test_the_form_has_all_fields_of_a_limit_besides_its_rate(client: TestClient) -> None:
     text = client.get("/web/fields.js").text
     fields = json.loads(text.split("export const FIELDS = ")[1].split(";\n")[0])
-    assert {each["key"] for each in fields} == WrittenLimit.model_fields.keys() - {"rate"}
+    assert {each["key"] for each in fields} == keys(Limit).keys() - {"rate"}
     assert fields[0]["options"][2] == ["delay", "delay, then reject"]
-    assert {
-        each["key"] for each in fields if each["named"]
-    } == WrittenLimit.model_fields.keys() - BaseLimit.model_fields
+    assert {each["key"] for each in fields if each["named"]} == keys(Limit).keys() - keys(DefaultLimit).keys()
 
 
 def test_tables_have_the_columns_of_the_api(client: TestClient) -> None:

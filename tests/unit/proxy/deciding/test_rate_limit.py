@@ -12,9 +12,9 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from live_states import states_of
-from pydantic import TypeAdapter, ValidationError
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from admin.config.faults import FaultsError, read
 from limiter.buckets.limiter import LimiterState
 from limiter.deciding.limits import Caller, Limits
 from limiter.rules.resource import Resource
@@ -413,9 +413,9 @@ class TestHolding:
 
 @pytest.mark.parametrize("name", list(RateLimitOptions.__dataclass_fields__))
 def test_options_are_not_negative(name: str) -> None:
-    with pytest.raises(ValidationError, match="greater than or equal to 0"):
-        TypeAdapter(RateLimitOptions).validate_python({name: -1})
-    TypeAdapter(RateLimitOptions).validate_python({name: 0})
+    with pytest.raises(FaultsError, match="at least 0"):
+        read(RateLimitOptions, {name: -1})
+    read(RateLimitOptions, {name: 0})
 
 
 @dataclass

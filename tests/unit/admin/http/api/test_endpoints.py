@@ -135,7 +135,7 @@ async def test_an_explanation_reads_back(served: Any, explanation: Explanation) 
     [
         ("name=a", "kind", "missing"),
         ("kind=topic", "name", "missing"),
-        ("kind=topic&name=", "name", "missing"),
+        ("kind=topic&name=", "name", "must not be empty"),
         ("kind=topic&name=a&name=b", "name", "more than once"),
         ("kind=topic&name=a&clinet=1", "clinet", 'did you mean "client"?'),
     ],

@@ -121,16 +121,15 @@ async def test_a_name_that_is_none_is_a_problem(served: Any, path: str, status: 
         ({"rate": "fast"}, "rate", "must be a number of at least 0"),
         ({"rate": -1}, "rate", "must be a number of at least 0"),
         ({"rat": 1}, "rat", 'did you mean "rate"?'),
-        ({"rate": 1, "ttl": 5}, "ttl", 'did you mean "ttl_s"?'),
         ({"rate": 1, "ttl_s": 0}, "ttl_s", "more than 0"),
         ({"rate": 1, "ttl_s": 1e300}, "ttl_s", "at most"),
         ({"rate": 1, "ttl_s": True}, "ttl_s", "must be a number"),
         ({"rate": 1, "reason": 5}, "reason", "must be text in quotes; found 5"),
-        ({"rate": 1, "reason": "x" * 1001}, "reason", "at most 1000 characters; found 1001"),
+        ({"rate": 1, "reason": "x" * 1001}, "reason", "at most 1000 characters"),
         ({"rate": 1, "break_s": 9}, "break_s", "is longer than burst_s"),
-        ({"rate": 1, "kind": "topic"}, "kind", "it is in the limit's address"),
+        ({"rate": 1, "kind": "topic"}, "kind", "its address has the kind"),
         ({"rate": 1, "between": "25:00-26:00"}, "between", "25:00"),
-        ({}, "rate", "must have a rate or bytes_per_s"),
+        ({}, "rate", "it limits nothing; allowed: a rate or bytes_per_s"),
     ],
 )
 async def test_what_is_wrong_with_a_limit_is_said_of_the_field(
@@ -298,7 +297,7 @@ async def test_the_list_reads_back_as_its_type(served: Any) -> None:
         ("sort=x", "sort", '"name"'),
         ("filter=x", "filter", '"overridden"'),
         ("order=up", "order", '"desc"'),
-        ("history=maybe", "history", "1 or 0"),
+        ("history=maybe", "history", "true or false"),
         ("search=" + "x" * 256, "search", "255"),
     ],
 )
@@ -365,13 +364,9 @@ async def test_a_body_that_nobody_would_read_is_refused(served: Any, method: str
     assert await served.desk.audit() == ()
 
 
-async def test_more_keys_than_a_limit_has_are_not_looked_at(served: Any) -> None:
-    limit = {f"key{number}": 0 for number in range(5000)}
-    answer = await served.put("limits/topic/orders", limit)
-    assert (answer.status_code, answer.json()["detail"]) == (400, "has 5000 keys, more than a limit can have")
-    edits = [{"type": "set_limit", "kind": "topic", "name": "orders", "limit": limit}]
-    answer = await served.ask("POST", "limits:batch", json={"edits": edits})
-    assert (answer.status_code, fields(answer)) == (400, ["edits.0"])
+async def test_of_thousands_of_unknown_keys_some_are_told(served: Any) -> None:
+    answer = await served.put("limits/topic/orders", {f"key{number}": 0 for number in range(5000)})
+    assert (answer.status_code, len(fields(answer))) == (400, 20)
 
 
 async def test_a_batch_of_more_values_than_edits_can_have_is_not_taken_apart(served: Any) -> None:

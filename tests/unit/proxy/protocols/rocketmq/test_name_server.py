@@ -2,14 +2,15 @@
 
 import struct
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from playbook import frames
 from playbook.captures import CAPTURES, Capture
-from pydantic import TypeAdapter, ValidationError
 
+from admin.config.faults import FaultsError, read
 from proxy.common.buffers import KEPT_NS, GatherRoom
 from proxy.deciding.batch import ConnectionInfo, Side
 from proxy.protocols.base import Close, ListenerAddresses, SessionContext, WireCounters
@@ -332,7 +333,7 @@ def test_without_an_advertised_host_clients_are_told_where_they_are_connected() 
     assert b'{0:"192.0.2.7:20911"}' in connection.answer(_BODIES[_ROUTE], opaque=2)
 
 
-_read = TypeAdapter(NameServerOptions).validate_python
+_read = partial(read, NameServerOptions)
 
 
 def test_options_are_read_as_an_operator_writes_them() -> None:
@@ -358,11 +359,11 @@ def test_options_are_read_as_an_operator_writes_them() -> None:
     ],
 )
 def test_error_of_an_option_says_what_is_allowed(option: str, value: object, what: str) -> None:
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises(FaultsError) as caught:
         _read({option: value})
-    (error,) = caught.value.errors()
-    assert error["loc"] == (option,)
-    assert what in error["msg"]
+    (fault,) = caught.value.faults
+    assert fault.place == (option,)
+    assert what in fault.what
 
 
 def test_doubts_are_about_what_leads_clients_past_sluice() -> None:

@@ -1,16 +1,17 @@
 """The options of a listener: networks as an operator writes them."""
 
+from functools import partial
 from ipaddress import IPv4Network, IPv6Network
 
 import pytest
-from pydantic import TypeAdapter, ValidationError
 
+from admin.config.faults import FaultsError, read
 from limiter.rules.errors import RuleError
 from limiter.rules.rule import Rule
 from proxy.protocols.rocketmq import PROTOCOL
 from proxy.protocols.rocketmq.options import Networks, RocketMQOptions, check_rule
 
-_read = TypeAdapter(RocketMQOptions).validate_python
+_read = partial(read, RocketMQOptions)
 
 
 def test_without_options_only_this_machine_may_see_limits_and_nobody_may_change_them() -> None:
@@ -45,11 +46,11 @@ def test_networks_that_were_read_are_taken_as_they_are() -> None:
     ],
 )
 def test_error_names_the_option_and_what_is_allowed(option: str, value: object, what: str) -> None:
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises(FaultsError) as caught:
         _read({option: value})
-    (error,) = caught.value.errors()
-    assert error["loc"] == (option,)
-    assert what in error["msg"]
+    (fault,) = caught.value.faults
+    assert fault.place == (option,)
+    assert what in fault.what
 
 
 @pytest.mark.parametrize("busy_code", [None, 2, 215])
