@@ -197,7 +197,7 @@ def _differing(api: Api, limits: _File, wanted: Sequence[_Wanted]) -> tuple[list
         part = wanted[begin : begin + MAX_EDITS]
         reply = batch(api, [each.edit for each in part], dry_run=True, name=places(limits.name, part, limits.place))
         for each, change in zip(part, reply.read(Changes).changes, strict=True):
-            (unchanged if change.old == change.new else changed).append(each)
+            (unchanged if (change.old, change.old_rule) == (change.new, change.new_rule) else changed).append(each)
     return changed, unchanged
 
 

@@ -183,7 +183,8 @@ def unaddressed(api: Api, kind: str, name: str) -> str:
 
 def misspelt(api: Api, written: Reply, kind: str, name: str) -> str:
     """Return a hint if a new limit's name has no traffic, and a similar name has."""
-    if written.read(Change).old is not None or kind == TOTAL or any(special in name for special in "*?["):
+    change = written.read(Change)
+    if (change.old is not None and not change.old_rule) or kind == TOTAL or any(special in name for special in "*?["):
         return ""
     query = {"kind": kind, "sort": "passed", "order": "desc", "history": "0"}
     try:

@@ -1,9 +1,9 @@
-"""The limits and switches in force: the active edits laid over the configuration. Each change makes them anew.
+"""The limits and switches in force: the active edits laid over the configuration.
 
-With 10 000 limits that takes a tenth of a second, so it is done on a thread.
+Each change makes them again. With 10 000 limits that takes a tenth of a second, so it is done on a thread.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from datetime import datetime
 from hashlib import blake2b
@@ -18,14 +18,11 @@ from admin.edits.model import (
     SWITCHES,
     ActiveEdit,
     Configured,
-    EditProblem,
+    FieldProblem,
     LimitEntry,
-    NotFoundError,
-    RuleInForce,
+    MissingError,
     SwitchEntry,
     limit_path,
-    parse_time,
-    switch_path,
     target_at,
 )
 from limiter.rules.resource import TOTAL, Resource
@@ -39,7 +36,7 @@ _ETAG_BYTES: Final = 8
 
 
 class EffectiveLimits:
-    """What a configuration and the active edits amount to at one time. It never changes.
+    """The result of a configuration and the active edits at one time. It never changes.
 
     Args:
         rulebook: the configuration's rules.
@@ -49,15 +46,13 @@ class EffectiveLimits:
         rules: rules of active edits that have been read already, by path.
 
     Attributes:
-        rulebook: as given.
         active: the active edits by path, the latest last.
         rules: their rules by path, the latest last: of equally literal patterns the latest edit wins.
-        configured: the configuration's rules by path, the strongest first; those with hours share their name.
-        rule_set: the rules in force; its version counts up.
         ends: when temporary edits expire, by path.
         idle: edits that do not fit the configuration, by path, each with the reason.
-        entries: all limits that have a rule of their own, by path.
-        limits: the same in a row.
+        rule_set: the rules in force; its version counts up.
+        entries: all limits with a rule of their own, by path.
+        limits: the same as a tuple.
         switches: the switch for all, then that of each kind.
         etag: of all limits and switches together.
     """
@@ -72,12 +67,10 @@ class EffectiveLimits:
     ) -> None:
         self.rulebook = rulebook
         self.active = dict(sorted(active.items(), key=lambda item: item[1].change_id))
-        self.ends = {path: parse_time(each.expires_at) for path, each in active.items() if each.expires_at is not None}
+        self.ends = {path: datetime.fromisoformat(each.expires_at) for path, each in active.items() if each.expires_at}
         self.idle: dict[str, str] = {}
-        self.rules = self._read_all(rules or {})
-        self.switches = tuple(
-            self.switch(kind, self.active.get(switch_path(kind))) for kind in (ALL_KINDS, *rulebook.reader.kinds)
-        )
+        self.rules = dict(self._read_all(rules or {}))
+        self.switches = tuple(self.switch(kind, self.active.get(SWITCHES + kind)) for kind in self._switched_kinds())
         self.rule_set: RuleSet = RuleSet(
             rulebook.rules(reversed(self.rules.values())),
             enabled=self.switches[0].limiting,
@@ -85,28 +78,27 @@ class EffectiveLimits:
             off_kinds=[each.kind for each in self.switches[1:] if not each.limiting],
         )
         self.entries: dict[str, LimitEntry] = {}
-        self.configured: dict[str, list[Rule]] = {}
+        self._configured: dict[str, list[Rule]] = {}
         if before is not None and before.rulebook is rulebook:
-            self.entries, self.configured = before.entries, before.configured
+            self.entries, self._configured = before.entries, before._configured  # noqa: SLF001 - its own class
         else:
             for rule in rulebook.configured:
-                self.configured.setdefault(limit_path(target_of(rule)), []).append(rule)
+                self._configured.setdefault(limit_path(target_of(rule)), []).append(rule)
         self._look(now)
 
-    def _read_all(self, known: Mapping[str, Rule]) -> dict[str, Rule]:
-        rules: dict[str, Rule] = {}
+    def _switched_kinds(self) -> tuple[str, ...]:
+        return (ALL_KINDS, *self.rulebook.reader.kinds)
+
+    def _read_all(self, known: Mapping[str, Rule]) -> Iterator[tuple[str, Rule]]:
         for path, edit in self.active.items():
-            rule = known.get(path)
-            if rule is None and edit.limit is not None:
-                try:
-                    rule = self.read(path, edit)
-                except FieldError as error:
-                    self.idle[path] = str(error)
-            elif rule is None and path.removeprefix(SWITCHES) not in {ALL_KINDS, *self.rulebook.reader.kinds}:
-                self.idle[path] = "there is no such kind"
-            if rule is not None:
-                rules[path] = rule
-        return rules
+            if edit.limit is None:
+                if path.removeprefix(SWITCHES) not in self._switched_kinds():
+                    self.idle[path] = "there is no such kind"
+                continue
+            try:
+                yield path, known.get(path) or self.read(path, edit)
+            except FieldError as error:
+                self.idle[path] = str(error)
 
     def read(self, path: str, edit: ActiveEdit) -> Rule:
         """Make the rule of an edit of the limit at a path; raises FieldError."""
@@ -124,10 +116,10 @@ class EffectiveLimits:
         self._now = now
         self._next_change = self.rule_set.next_change(now)
         self._in_force = self.rule_set.at(now)
-        timed = {path for path, rules in self.configured.items() for rule in rules if rule.hours is not None}
+        timed = {path for path, rules in self._configured.items() for rule in rules if rule.hours is not None}
         timed.update(path for path, rule in self.rules.items() if rule.hours is not None)
         entries: dict[str, LimitEntry] = {}
-        for path in dict.fromkeys((*self.configured, *self.rules)):
+        for path in dict.fromkeys((*self._configured, *self.rules)):
             edit = self.active[path] if path in self.rules else None
             entry = self.entries.get(path)
             if entry is None or entry.edit is not edit or path in timed:
@@ -138,20 +130,27 @@ class EffectiveLimits:
         self.etag = _digest([*(each.etag for each in self.limits), *(each.etag for each in self.switches)])
 
     def limit(self, kind: str, name: str) -> LimitEntry:
-        """Return the limit of one name or pattern, with a rule of its own or not.
+        """Return the limit of one name or pattern, whether it has a rule of its own or not.
 
         Raises:
-            NotFoundError: there is no such kind, or the name is not valid.
+            MissingError: there is no such kind, or the name is not valid.
         """
         try:
             target = self.rulebook.reader.target(kind, name)
         except FieldError as error:
-            problems = tuple(EditProblem(field, what) for field, what in error.problems)
-            raise NotFoundError(str(error), problems) from None
+            raise MissingError(str(error), tuple(FieldProblem(*each) for each in error.problems)) from None
         return self.entries.get(limit_path(target)) or self.entry(target, None, None)
 
     def switch(self, kind: str, edit: ActiveEdit | None) -> SwitchEntry:
-        """Return a switch with this edit over the configuration."""
+        """Return a switch with this edit over the configuration.
+
+        Raises:
+            MissingError: there is no such kind.
+        """
+        kinds = self._switched_kinds()
+        if kind not in kinds:
+            why = self.rulebook.reader.no_kind(kind, kinds)
+            raise MissingError(f"kind: {why}", (FieldProblem("kind", why),))
         configured = self.rulebook.enabled if kind == ALL_KINDS else True
         limiting = configured if edit is None else edit.limiting is not False
         entry = SwitchEntry(kind=kind, limiting=limiting, configured=configured, edit=edit, etag="")
@@ -161,9 +160,11 @@ class EffectiveLimits:
         """Return the limit of a name with this edit, which has this rule, over the configuration."""
         path = limit_path(target)
         configured = self.configured_rule(path)
-        in_force = self._holding(_laid_over(rule, self.configured.get(path, ())))
-        if in_force is None:
-            in_force = self._in_force.match(Resource(*target))
+        own = list(self._configured.get(path, ()))
+        if rule is not None:
+            own = [rule, *(each for each in own if rule.hours is not None and each.hours != rule.hours)]
+        in_force = self._active_now(own) or self._in_force.match(Resource(*target))
+        exact = target.kind != TOTAL and Rule(target.kind, target.name, None).exact_name is not None
         entry = LimitEntry(
             kind=target.kind,
             name=target.name,
@@ -171,7 +172,7 @@ class EffectiveLimits:
             limit_text=in_force.limit_text,
             rule=in_force.name,
             source=in_force.source,
-            exact=target.kind != TOTAL and (in_force.exact_name is not None or _is_exact(target)),
+            exact=exact,
             configured=None if configured is None else Configured(fields_of(configured), configured.source),
             edit=None if rule is None else edit,
             etag="",
@@ -180,20 +181,18 @@ class EffectiveLimits:
 
     def configured_rule(self, path: str) -> Rule | None:
         """Return the configuration's rule for the very same name: of several, the one for this time of day."""
-        rules = self.configured.get(path, ())
-        return self._holding(rules) or next(iter(rules), None)
+        rules = self._configured.get(path, ())
+        return self._active_now(rules) or next(iter(rules), None)
 
-    def rule_in_force(self, target: Target) -> RuleInForce | None:
-        """Return the rule in force for a name or pattern without one of its own; None if there is none."""
+    def inherited_rule(self, target: Target) -> Rule | None:
+        """Return the rule in force for a name without one of its own: a pattern's or the default, if there is one."""
         if target.kind not in self.rulebook.reader.kinds:
             # No other rule replaces that of a total.
             return None
         rule = self._in_force.match(Resource(*target))
-        if self._in_force.rule(rule.key) is not rule:
-            return None
-        return RuleInForce(rule.name, f"off ({rule.limit_text})" if rule.action == "off" else rule.limit_text)
+        return rule if self._in_force.rule(rule.key) is rule else None
 
-    def _holding(self, rules: Iterable[Rule]) -> Rule | None:
+    def _active_now(self, rules: Iterable[Rule]) -> Rule | None:
         """Return which of the rules of one name applies now: one with hours first."""
         rules = tuple(rules)
         for rule in rules:
@@ -201,31 +200,18 @@ class EffectiveLimits:
                 return rule
         return next((rule for rule in rules if rule.hours is None), None)
 
-    def drift(self) -> list[str]:
-        """Say of each active edit how it differs from the configuration, a line each."""
-        lines = []
+    def differences(self) -> Iterator[str]:
+        """Yield how each active edit differs from the configuration."""
         for path, edit in self.active.items():
             by = f"by {edit.by}" + ("" if edit.expires_at is None else f" until {edit.expires_at}")
             if path in self.idle:
-                lines.append(f"{path}: does nothing: {self.idle[path]} ({by})")
+                yield f"{path}: does nothing: {self.idle[path]} ({by})"
             elif edit.limit is None:
-                lines.append(f"limiting of {path.removeprefix(SWITCHES)}: {'on' if edit.limiting else 'off'} ({by})")
+                yield f"limiting of {path.removeprefix(SWITCHES)}: {'on' if edit.limiting else 'off'} ({by})"
             else:
                 target, configured = target_at(path), self.configured_rule(path)
                 was = "no limit of its own" if configured is None else configured.limit_text
-                lines.append(f"{target.kind}:{target.name}={self.rules[path].limit_text} instead of {was} ({by})")
-        return lines
-
-
-def _laid_over(edit: Rule | None, configured: Iterable[Rule]) -> list[Rule]:
-    """Return the rules of one name with an edit over them, the strongest first."""
-    if edit is None:
-        return list(configured)
-    return [edit, *(rule for rule in configured if edit.hours is not None and rule.hours != edit.hours)]
-
-
-def _is_exact(target: Target) -> bool:
-    return Rule(target.kind, target.name, None).exact_name is not None
+                yield f"{target.kind}:{target.name}={self.rules[path].limit_text} instead of {was} ({by})"
 
 
 def _digest(of: Any) -> str:

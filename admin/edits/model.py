@@ -5,12 +5,12 @@ An *edit* is a request. It becomes an *active edit* until it is undone, replaced
 """
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
+from http import HTTPStatus
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from admin.common.clock import write_time
 from admin.config.rule_fields import Target
 
 ALL_KINDS: Final = "all"
@@ -18,8 +18,15 @@ ALL_KINDS: Final = "all"
 
 MAX_REASON: Final = 1_000
 """Characters of a reason."""
+MAX_NAME: Final = 255
+"""Characters of a name."""
 MAX_TTL_S: Final = 10 * 366 * 86_400
 """Ten years."""
+
+LIMITS: Final = "limits/"
+SWITCHES: Final = "switches/"
+SPOOL: Final = "spool/"
+"""Paths of limits, switches and spools in the API and in the audit trail begin with these."""
 
 Action = Literal["set", "unset", "expire", "revert", "reload", "reset", "purge"]
 """What a change did. Sluice itself makes ``expire``; ``reset`` and ``purge`` change no limit."""
@@ -35,7 +42,7 @@ class Author(msgspec.Struct, frozen=True):
     """Who made a change.
 
     Attributes:
-        name: name of the token; ``local`` where no token is needed; ``sluice`` for what Sluice does by itself.
+        name: name of the token; ``local`` where no token is needed; ``sluice`` for changes that Sluice makes itself.
         address: where the request came from, ``address:port`` or the address alone; empty for Sluice itself.
     """
 
@@ -46,7 +53,7 @@ class Author(msgspec.Struct, frozen=True):
 SLUICE: Final = Author("sluice")
 
 
-Name = Annotated[str, msgspec.Meta(min_length=1)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
 Reason = Annotated[str, msgspec.Meta(max_length=MAX_REASON, description="why, for the audit trail")]
 Ttl = Annotated[float, msgspec.Meta(gt=0, le=MAX_TTL_S)]
 TtlS = Annotated[Ttl | None, msgspec.Meta(description="seconds until the edit expires; default: never")]
@@ -79,11 +86,8 @@ class PatchLimit(msgspec.Struct, frozen=True, kw_only=True):
     the rule in force for the name. A rate replaces ``exempt``, and the other way round.
 
     Attributes:
-        kind: as in SetLimit.
-        name: as in SetLimit.
         limit: the fields to change; None removes a field.
         ttl_s: as in SetLimit; if not given, the edit expires when the active one would have.
-        if_match: as in SetLimit.
     """
 
     kind: str
@@ -154,18 +158,6 @@ class ActiveEdit(msgspec.Struct, frozen=True, kw_only=True):
     limiting: bool | None = None
 
 
-class RuleInForce(msgspec.Struct, frozen=True):
-    """The rule in force for a name without a rule of its own.
-
-    Attributes:
-        rule: name of the rule, e.g. ``topic:orders-*``.
-        limit_text: its limit in short.
-    """
-
-    rule: str
-    limit_text: str
-
-
 class Change(msgspec.Struct, frozen=True, kw_only=True):
     """One change, as it is in the audit trail and in the answer to every write.
 
@@ -177,11 +169,10 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         action: what was done.
         target: what was changed, as the API's path without percent-encoding: ``limits/topic/orders``,
             ``switches/all``; ``configuration`` for a reload, ``spool/topic/orders`` for a purge.
-        old: what was in force before: all fields of the limit, or ``{"limiting": …}``; None if there was no rule for
-            that exact name.
-        new: what is in force since then, in the same form.
-        old_rule: where ``old`` is None, the pattern's or default rule that was in force; None if none was.
-        new_rule: where ``new`` is None, the one that is in force since then.
+        old: all fields of the limit that was in force before, or ``{"limiting": …}``; None if nothing limited the name.
+        new: the same of the limit in force since then.
+        old_rule: name of the rule that ``old`` comes from, ``topic:orders-*``; empty if it is the name's own.
+        new_rule: the same of ``new``.
         reason: why it was made.
         expires_at: when it expires; None is never.
         reverts: id of the change that it undid.
@@ -199,8 +190,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     old: Mapping[str, Any] | None = None
     new: Mapping[str, Any] | None = None
-    old_rule: RuleInForce | None = None
-    new_rule: RuleInForce | None = None
+    old_rule: str = ""
+    new_rule: str = ""
     reason: str = ""
     expires_at: str | None = None
     reverts: int | None = None
@@ -278,12 +269,12 @@ class SwitchEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Persistence(msgspec.Struct, frozen=True):
-    """Where live edits are kept.
+    """Where live edits are stored.
 
     Attributes:
-        directory: the state directory; None if they are kept until the restart only.
+        directory: the state directory; None if they last until the restart only.
         error: why they cannot be stored at the moment; None if they can.
-        set_aside: files found damaged or foreign at the start, under their new names.
+        set_aside: damaged files that were quarantined at the start, under their new names.
     """
 
     directory: str | None
@@ -291,76 +282,8 @@ class Persistence(msgspec.Struct, frozen=True):
     set_aside: tuple[str, ...] = ()
 
 
-class EditProblem(msgspec.Struct, frozen=True):
-    """One fault in an edit.
-
-    Attributes:
-        field: the key at fault, e.g. ``rate``, ``break_s``, ``name``; empty if it is not one key.
-        detail: what was found and what is allowed.
-        edit: index of the edit in its batch.
-    """
-
-    field: str
-    detail: str
-    edit: int = 0
-
-
-class EditError(Exception):
-    """An edit is not valid; nothing was changed."""
-
-    def __init__(self, problems: tuple[EditProblem, ...]) -> None:
-        super().__init__("; ".join(f"{each.field}: {each.detail}" if each.field else each.detail for each in problems))
-        self.problems = problems
-
-
-class StaleError(Exception):
-    """The condition of an edit does not hold; nothing was changed.
-
-    Attributes:
-        edit: index of the edit in its batch.
-        etag: the current ETag.
-        detail: whose change came first.
-    """
-
-    def __init__(self, edit: int, etag: str, detail: str) -> None:
-        super().__init__(detail)
-        self.edit, self.etag, self.detail = edit, etag, detail
-
-
-class NotFoundError(Exception):
-    """There is no such edit, limit or change; the message says which.
-
-    Attributes:
-        problems: the fields whose values are not valid at all.
-    """
-
-    def __init__(self, detail: str, problems: tuple[EditProblem, ...] = ()) -> None:
-        super().__init__(detail)
-        self.problems = problems
-
-
-class ConflictError(Exception):
-    """A change cannot be undone because a later one has the same target; the message names it."""
-
-
-class StoreError(Exception):
-    """The edit cannot be stored in the state directory; nothing was changed. The message says why and what to do."""
-
-
-class ReloadError(Exception):
-    """The configuration is invalid; nothing was changed.
-
-    Attributes:
-        lines: the faults, as ``sluice check`` reports them.
-    """
-
-    def __init__(self, lines: tuple[str, ...]) -> None:
-        super().__init__("\n".join(lines))
-        self.lines = lines
-
-
 class FailedReload(msgspec.Struct, frozen=True):
-    """A reload that failed because the configuration is invalid: what was in force still is.
+    """A reload that failed because the configuration is invalid; nothing was changed.
 
     Attributes:
         at: when it was tried.
@@ -391,41 +314,99 @@ class ReloadReport(msgspec.Struct, frozen=True, kw_only=True):
     hidden: tuple[str, ...] = ()
 
 
-LIMITS: Final = "limits/"
-SWITCHES: Final = "switches/"
-SPOOL: Final = "spool/"
+class FieldProblem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One fault in a request.
+
+    Attributes:
+        field: the field, parameter or header at fault; empty for the request as a whole.
+        detail: what was found and what is allowed.
+        edit: in a batch, the index of the edit.
+    """
+
+    field: str
+    detail: str
+    edit: int | None = None
+
+
+class EditError(Exception):
+    """A request was refused, and nothing was changed; the message says why.
+
+    Attributes:
+        status: the HTTP status of the answer.
+        problems: the faults of single fields.
+    """
+
+    status = HTTPStatus.BAD_REQUEST
+
+    def __init__(self, detail: str, problems: tuple[FieldProblem, ...] = ()) -> None:
+        super().__init__(detail)
+        self.problems = problems
+
+
+class InvalidError(EditError):
+    """Fields have invalid values."""
+
+    def __init__(self, *problems: FieldProblem) -> None:
+        texts = (f"{each.field}: {each.detail}" if each.field else each.detail for each in problems)
+        super().__init__("; ".join(texts), problems)
+
+
+class PreconditionError(EditError):
+    """``if_match`` or ``if_none_match`` does not hold; the message says whose change came first.
+
+    Attributes:
+        etag: the current ETag.
+    """
+
+    status = HTTPStatus.PRECONDITION_FAILED
+
+    def __init__(self, detail: str, etag: str, edit: int = 0) -> None:
+        super().__init__(detail, (FieldProblem("", detail, edit),))
+        self.etag = etag
+
+
+class MissingError(EditError):
+    """There is no such limit, edit or change."""
+
+    status = HTTPStatus.NOT_FOUND
+
+
+class ConflictError(EditError):
+    """The request conflicts with the current state."""
+
+    status = HTTPStatus.CONFLICT
+
+
+class StoreError(EditError):
+    """The state directory cannot be written or read; the message says what to do."""
+
+    status = HTTPStatus.INSUFFICIENT_STORAGE
+
+
+class ReloadError(EditError):
+    """The configuration is invalid.
+
+    Attributes:
+        lines: the faults, as ``sluice check`` reports them.
+    """
+
+    status = HTTPStatus.CONFLICT
+
+    def __init__(self, lines: tuple[str, ...]) -> None:
+        super().__init__("\n".join(lines), tuple(FieldProblem("", line) for line in lines))
+        self.lines = lines
 
 
 def limit_path(target: Target) -> str:
-    """Return a limit's path in the API, in the audit trail and in the journal."""
+    """Return a limit's path in the API and in the audit trail."""
     return f"{LIMITS}{target.kind}/{target.name}"
 
 
-def switch_path(kind: str) -> str:
-    """Return a switch's path in the API, in the audit trail and in the journal."""
-    return f"{SWITCHES}{kind}"
-
-
-def spool_path(target: Target) -> str:
-    """Return the path of a resource's spooled messages, in the API and in the audit trail."""
-    return f"{SPOOL}{target.kind}/{target.name}"
-
-
-def parse_time(text: str) -> datetime:
-    """Read a time as ``write_time`` writes it."""
-    return datetime.fromisoformat(text)
-
-
 def target_at(path: str) -> Target:
-    """Return what the limit at a path is for."""
+    """Return the target of the limit at a path."""
     return Target(*path.removeprefix(LIMITS).split("/", 1))
 
 
 def is_over(edit: ActiveEdit, now: datetime) -> bool:
-    """Say whether a temporary edit has ended."""
-    return edit.expires_at is not None and parse_time(edit.expires_at) <= now
-
-
-def expiry(at: datetime, ttl_s: float | None) -> str | None:
-    """Return when an edit made at a time expires; None is never."""
-    return None if ttl_s is None else write_time(at + timedelta(seconds=ttl_s))
+    """Return whether a temporary edit has ended."""
+    return edit.expires_at is not None and datetime.fromisoformat(edit.expires_at) <= now

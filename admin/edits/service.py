@@ -23,28 +23,29 @@ from admin.config.rulebook import Rulebook
 from admin.edits.effective import EffectiveLimits
 from admin.edits.model import (
     LIMITS,
+    SPOOL,
     SWITCHES,
     Author,
     Change,
     ConflictError,
     Edit,
     EditError,
-    EditProblem,
+    FieldProblem,
+    InvalidError,
     LimitEntry,
-    NotFoundError,
+    MissingError,
     Persistence,
+    PreconditionError,
     ReloadReport,
-    StaleError,
     StoreError,
     SwitchEntry,
-    spool_path,
 )
 from admin.edits.store import Store
-from admin.edits.transaction import Transaction, check_reason
+from admin.edits.transaction import Transaction
 from admin.edits.wording import cleared_lines, log_changes, purged_lines
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
-from proxy.control import Cleared
+from proxy.control import DataPath
 from proxy.stats.flow import Purged
 
 _log = structlog.get_logger(__name__)
@@ -52,7 +53,7 @@ _log = structlog.get_logger(__name__)
 _FOLLOWER_BEHIND: Final = 1_024
 #: The wall clock can be set, so it is looked at again after this time.
 _LONGEST_SLEEP_S: Final = 30.0
-_AFTER_FAILURE_S: Final = 1.0
+_AFTER_FAILURE_S: Final = 5.0
 
 
 class Follower(AsyncIterator[Change]):
@@ -80,7 +81,7 @@ class EditService:
 
     Args:
         rulebook: the configuration's rules.
-        store: where edits are kept; those in it are in force from the start.
+        store: where edits are saved; those in it are in force from the start.
         clock: the wall clock.
 
     Attributes:
@@ -91,9 +92,7 @@ class EditService:
         self.reloader: Callable[[Author, bool], Awaitable[ReloadReport]] | None = None
         self._store = store
         self._clock = clock
-        self._apply: Callable[[RuleSet], Awaitable[None]] | None = None
-        self._reset: Callable[[str, str], Awaitable[Cleared]] | None = None
-        self._purge: Callable[[str, str], Awaitable[Purged]] | None = None
+        self._data_path: DataPath | None = None
         self._followers: WeakSet[Follower] = WeakSet()
         self._one_at_a_time = trio.StrictFIFOLock()
         self._changed = trio.Event()
@@ -134,25 +133,15 @@ class EditService:
 
     @property
     def persistence(self) -> Persistence:
-        """Where edits are kept, and what is wrong with that."""
+        """Where edits are stored, and what is wrong with that."""
         directory = self._store.directory
         return Persistence(None if directory is None else str(directory), self._store.error, self._store.set_aside)
 
-    @property
-    def exposed(self) -> str | None:
-        """Who else could write in the state directory at the start, for people; None if nobody could."""
-        if self._store.exposed is None:
-            return None
-        return (
-            f"state directory {self._store.directory}: {self._store.exposed}; anyone who can write there can change"
-            " limits and take over the listening sockets"
-        )
-
     def limit(self, kind: str, name: str) -> LimitEntry:
-        """Return the limit of one name or pattern, with a rule of its own or not.
+        """Return the limit of one name or pattern, whether it has a rule of its own or not.
 
         Raises:
-            NotFoundError: there is no such kind, or the name is not valid.
+            MissingError: there is no such kind, or the name is not valid.
         """
         return self._now().limit(kind, name)
 
@@ -164,32 +153,33 @@ class EditService:
         """Return the switch for all, then that of each kind."""
         return self._limits.switches
 
+    def switch(self, kind: str) -> SwitchEntry:
+        """Return the switch of one kind or for all; raises MissingError."""
+        return self._limits.switch(kind, self._limits.active.get(SWITCHES + kind))
+
     def edited_rules(self) -> list[Rule]:
         """Return the rules of the active edits."""
         return list(self._limits.rules.values())
 
-    def drift(self) -> list[str]:
-        """Say of each active edit how it differs from the configuration, a line each."""
-        return self._limits.drift()
-
-    def idle(self) -> list[str]:
-        """Name the active edits that have no effect, as they do not fit the configuration."""
-        return [
-            f"the edit of {path.partition('/')[2].replace('/', ' ', 1)} has no effect: {why}"
-            for path, why in self._limits.idle.items()
-        ]
+    def differences(self) -> list[str]:
+        """Return how each active edit differs from the configuration, a line each."""
+        return list(self._limits.differences())
 
     def warnings(self) -> list[str]:
         """Return warnings: edits without effect, an unwritable state directory, unsafe permissions."""
-        found = self.idle()
-        if self.exposed is not None:
-            found.append(self.exposed)
+        found = [
+            f"the edit of {path.partition('/')[2].replace('/', ' ', 1)} has no effect: {why}"
+            for path, why in self._limits.idle.items()
+        ]
+        if self._store.exposed is not None:
+            found.append(
+                f"state directory {self._store.directory}: {self._store.exposed}; anyone who can write there can change"
+                " limits and take over the listening sockets"
+            )
         if self._store.error is not None:
             found.append(f"live edits cannot be saved: {self._store.error}")
-        found += [
-            f"{path}: was damaged and is quarantined, its edits are not in force" for path in self._store.set_aside
-        ]
-        return found
+        damaged = "was damaged and is quarantined, its edits are not in force"
+        return found + [f"{path}: {damaged}" for path in self._store.set_aside]
 
     # --- writing
 
@@ -206,27 +196,30 @@ class EditService:
 
         Args:
             edits: in order; each sees those before it.
-            author: who asks.
-            dry_run: say what would change, and change nothing; ids are 0.
+            author: the caller.
+            dry_run: return what would change, and change nothing; ids are 0.
             volatile: change it until the restart only, without storing it.
             if_match: the ``etag`` of all limits must be this one; empty is any.
 
         Raises:
-            EditError, StaleError, NotFoundError, StoreError: nothing was changed.
+            EditError: nothing was changed.
         """
         durable = not volatile and self._store.directory is not None
 
         def fill(transaction: Transaction) -> None:
             if if_match and if_match != self._limits.etag:
-                raise StaleError(0, self._limits.etag, "something has been changed since")
-            problems: list[EditProblem] = []
+                raise PreconditionError("something has been changed since", self._limits.etag)
+            problems: list[FieldProblem] = []
             for index, edit in enumerate(edits):
                 try:
-                    transaction.edit(index, edit, author, durable=durable)
+                    transaction.edit(edit, author, durable=durable)
                 except EditError as error:
+                    error.problems = tuple(msgspec.structs.replace(each, edit=index) for each in error.problems)
+                    if len(edits) == 1 or not any(each.field for each in error.problems):
+                        raise
                     problems += error.problems
             if problems:
-                raise EditError(tuple(problems))
+                raise InvalidError(*problems)
 
         return await self._do(fill, dry_run=dry_run)
 
@@ -236,9 +229,9 @@ class EditService:
         """Undo one change.
 
         Raises:
-            NotFoundError: there is no such change, or nothing of it can be undone.
+            MissingError: there is no such change, or nothing of it can be undone.
             ConflictError: a later change has the same target, and it is not ``force``.
-            EditError: the limit before it does not fit the configuration any more.
+            InvalidError: the limit before it does not fit the configuration any more.
             StoreError: nothing was changed.
         """
 
@@ -246,11 +239,11 @@ class EditService:
             try:
                 change, later = self._store.find(change_id)
             except OSError as error:
-                raise StoreError(f"the audit trail cannot be read: {error}") from None
+                raise _unreadable(error) from None
             if change is None:
-                raise NotFoundError(f"there is no change {change_id}; it may be too old to be known")
+                raise MissingError(f"there is no change {change_id}; it may be too old to be known")
             if not change.target.startswith((LIMITS, SWITCHES)) or change.action in {"expire", "reset"}:
-                raise NotFoundError(f"nothing of change {change_id} can be undone")
+                raise MissingError(f"nothing of change {change_id} can be undone")
             if later and not force:
                 raise ConflictError(
                     f"change {later} changed {change.target} since; with force (--force) it is reverted all the same"
@@ -261,44 +254,37 @@ class EditService:
         return done
 
     async def reset(self, kind: str, name: str, author: Author, *, reason: str = "") -> Change:
-        """Let the limiters of a limit begin anew: full, closed, without shares. The limit stays as it is.
+        """Reset the limiters of a limit: full, closed, without shares. The limit stays as it is.
 
         These are the limiters of one name, of a total, or of all names for which a pattern's rule is in force.
 
         Raises:
-            NotFoundError: there is no such kind, the name is not valid, or there is no rule of that pattern.
-            EditError: the reason is too long.
+            MissingError: there is no such kind, the name is not valid, or there is no rule of that pattern.
         """
-        target, entry = self._target(kind, name, reason)
+        entry = self.limit(kind, name)
+        target = Target(entry.kind, entry.name)
         if not entry.exact and entry.edit is None and entry.configured is None:
             what = f"there is no limit {target.kind}:{target.name}"
-            raise NotFoundError(f"{what}; a pattern is reset as a whole, where it has a rule of its own")
-        if self._reset is None:
-            raise NotFoundError("there is no data path yet whose limiters could be reset")
-        details = cleared_lines(await self._reset(*target))
+            raise MissingError(f"{what}; a pattern is reset as a whole, where it has a rule of its own")
+        details = cleared_lines(await self._running.reset(*target))
         return await self._note(lambda each: each.note_reset(target, author, reason=reason, **self._noted(details)))
 
     async def purge(self, kind: str, name: str, author: Author, *, reason: str = "") -> tuple[Purged, Change]:
         """Refuse the spooled messages of one resource, or drop them if their senders expect no answer.
 
         Raises:
-            NotFoundError: there is no such kind, or the name is not valid.
+            MissingError: there is no such kind, or the name is not valid or a pattern.
             ConflictError: there is no spool.
-            EditError: the reason is too long.
         """
-        target, entry = self._target(kind, name, reason)
+        entry = self.limit(kind, name)
         if not entry.exact:
-            raise NotFoundError(f"{target.kind}:{target.name} is a pattern; name one resource, as GET spool does")
-        if self._purge is None:
-            raise ConflictError("there is no data path yet whose spool could be purged")
+            raise MissingError(f"{entry.kind}:{entry.name} is a pattern; name one resource, as GET spool does")
         try:
-            purged = await self._purge(*target)
+            purged = await self._running.purge(entry.kind, entry.name)
         except ValueError as error:
             raise ConflictError(str(error)) from None
-        details, path = purged_lines(purged), spool_path(target)
-        return purged, await self._note(
-            lambda each: each.note("purge", path, author, reason=reason, **self._noted(details))
-        )
+        path, noted = f"{SPOOL}{entry.kind}/{entry.name}", self._noted(purged_lines(purged))
+        return purged, await self._note(lambda each: each.note("purge", path, author, reason=reason, **noted))
 
     async def reload(self, author: Author, *, dry_run: bool = False) -> ReloadReport:
         """Read the configuration again, and put in force what does not need a restart.
@@ -307,7 +293,7 @@ class EditService:
             ReloadError: it is invalid; nothing was changed.
         """
         if self.reloader is None:
-            raise NotFoundError("there is no configuration to read again")
+            raise MissingError("there is no configuration to read again")
         return await self.reloader(author, dry_run)
 
     @asynccontextmanager
@@ -323,9 +309,9 @@ class EditService:
 
         Args:
             rulebook: the configuration's rules.
-            author: who asks.
+            author: the caller.
             details: what changed, for the audit trail.
-            committed: called once it is in force, even if the caller is cancelled meanwhile.
+            committed: called once it is in force, even if the caller is cancelled before that.
         """
 
         def fill(transaction: Transaction) -> None:
@@ -351,7 +337,7 @@ class EditService:
         try:
             return await trio.to_thread.run_sync(search)
         except OSError as error:
-            raise StoreError(f"the audit trail cannot be read: {error}") from None
+            raise _unreadable(error) from None
 
     def changes(self) -> AsyncIterator[Change]:
         """Follow changes as they are committed; a follower that does not keep up loses the oldest."""
@@ -359,23 +345,14 @@ class EditService:
         self._followers.add(follower)
         return follower
 
-    async def run(
-        self,
-        apply: Callable[[RuleSet], Awaitable[None]],
-        reset: Callable[[str, str], Awaitable[Cleared]] | None = None,
-        purge: Callable[[str, str], Awaitable[Purged]] | None = None,
-        *,
-        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-    ) -> None:
+    async def run(self, data_path: DataPath, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """End temporary edits in time, until cancelled.
 
         Args:
-            apply: puts a rule set in force.
-            reset: lets the limiters of a kind and name begin anew.
-            purge: refuses and drops what the spool holds of a kind and name; a ValueError says why it cannot.
+            data_path: takes the rules from now on.
             task_status: reports that changes are taken.
         """
-        self._apply, self._reset, self._purge = apply, reset, purge
+        self._data_path = data_path
         async with self._one_at_a_time:
             expired, self._expired_before = self._expired_before, self._transaction()
             await self._save(expired, required=False)
@@ -389,20 +366,20 @@ class EditService:
                         if self._store.error is not None:
                             await self._save(self._transaction(), required=False)
                 end = min(self._limits.ends.values(), default=None)
-                sleep_s = _LONGEST_SLEEP_S if end is None else (end - self._clock()).total_seconds()
+                longest_s = _LONGEST_SLEEP_S if self._store.error is None else _AFTER_FAILURE_S
+                sleep_s = longest_s if end is None else min((end - self._clock()).total_seconds(), longest_s)
             except Exception as error:  # noqa: BLE001 - whatever it was, traffic and later edits go on
                 _log.exception("a group of edits failed", error=repr(error))
                 sleep_s = _AFTER_FAILURE_S
-            with trio.move_on_after(min(max(sleep_s, 0), _LONGEST_SLEEP_S)):
+            with trio.move_on_after(max(sleep_s, 0)):
                 await self._changed.wait()
 
     # --- how
 
-    def _target(self, kind: str, name: str, reason: str) -> tuple[Target, LimitEntry]:
-        if problems := check_reason(reason):
-            raise EditError(tuple(problems))
-        entry = self.limit(kind, name)
-        return Target(entry.kind, entry.name), entry
+    @property
+    def _running(self) -> DataPath:
+        assert self._data_path is not None  # noqa: S101 - the API is served once this runs
+        return self._data_path
 
     def _noted(self, details: Sequence[str]) -> dict[str, object]:
         return {"details": tuple(details), "durable": self._store.directory is not None}
@@ -437,8 +414,7 @@ class EditService:
             committed: called once all is in force.
 
         Raises:
-            StoreError: the disk does not take them; nothing was changed.
-            Exception: raised by ``fill``; nothing was changed.
+            EditError: the disk does not take them, or raised by ``fill``; nothing was changed.
         """
         async with self._one_at_a_time:
             with trio.CancelScope(shield=True):
@@ -496,8 +472,8 @@ class EditService:
         # Once saved, their ids are taken, whatever fails from here on.
         self._next_id += len(changes)
         try:
-            if self._apply is not None and limits is not self._limits:
-                await self._apply(limits.rule_set)
+            if self._data_path is not None and limits is not self._limits:
+                await self._data_path.apply(limits.rule_set)
         except Exception:
             if durable:
                 what = "edits are saved and not in force: the data path did not take them; a restart will"
@@ -508,3 +484,7 @@ class EditService:
         log_changes(changes)
         for follower in list(self._followers):
             follower.put(changes)
+
+
+def _unreadable(error: OSError) -> StoreError:
+    return StoreError(f"the audit trail cannot be read: {error}; nothing was changed")

@@ -4,6 +4,7 @@ The file is ``state.db`` in the state directory. It has one writer: a lock keeps
 Everything here blocks, so call it on a thread once traffic flows.
 """
 
+import os
 import sqlite3
 import threading
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,6 @@ import structlog
 from admin.common.clock import utc_now
 from admin.common.disk import FileLock, LockedError, exposed_to, fresh_name, words_for
 from admin.common.errors import StartError
-from admin.edits import import_journal
 from admin.edits.model import ActiveEdit, Change
 from admin.edits.state_dir import StateDir
 
@@ -26,13 +26,16 @@ _log = structlog.get_logger(__name__)
 NAME: Final = "state.db"
 MAX_CHANGES: Final = 100_000
 """The audit trail keeps this many."""
+MAX_UNSAVED: Final = 10_000
+"""Changes that are kept in memory until the disk works again."""
 
 _LOCK: Final = "lock"
 _MODE: Final = 0o700
 _FILE_MODE: Final = 0o600
 _FORMAT: Final = 1
-_BUSY_S: Final = 5.0
-_NO_PATH: Final = "is no path: it has a character that none may have"
+#: How long the start, and an edit, wait for another program that has the file locked.
+_START_BUSY_S: Final = 5.0
+_BUSY_MS: Final = 1_000
 
 # A rollback journal, not WAL: SQLite then notices that its file was moved or removed. Truncating it with FULL syncs the
 # truncation, so a commit survives the loss of power.
@@ -71,7 +74,7 @@ class Store:
     """The state of one process.
 
     Args:
-        directory: the state directory, which is there; None keeps everything in memory.
+        directory: the state directory, which exists; None keeps everything in memory.
         lock: the lock's descriptor, from the predecessor in a take-over.
         error: why there is no directory, if there should be one.
 
@@ -80,7 +83,7 @@ class Store:
         active: the active edits that are stored, by path.
         last_id: the highest id of any change so far.
         error: why nothing can be stored at the moment, for people; None if it can.
-        set_aside: damaged files found at the start, under their new names.
+        set_aside: damaged files that were quarantined at the start, under their new names.
         exposed: who else could write in the directory at the start, and what to do; None if nobody could.
 
     Raises:
@@ -95,20 +98,20 @@ class Store:
         self.exposed: str | None = None
         # One connection for all threads: a reader must not see half of a commit.
         self._mutex = threading.Lock()
-        self._unsaved: tuple[tuple[Change, ...], dict[str, ActiveEdit | None]] = (), {}
+        self._unsaved: list[Change] = []
+        self._unsaved_edits: dict[str, ActiveEdit | None] = {}
         self._lock: FileLock | None = None
         if directory is None:
             self._db = _connect(":memory:")
-            self.active: Mapping[str, ActiveEdit] = {}
         else:
             self.exposed = exposed_to(directory)
             self._lock = FileLock(directory / _LOCK, inherited=lock)
             try:
                 self._db = self._open(directory / NAME)
-                self.active = _active(self._db)
             except BaseException:
                 self._lock.close()
                 raise
+        self.active: Mapping[str, ActiveEdit] = _active(self._db)
         self.last_id: int = self._db.execute("SELECT coalesce(max(seq), 0) FROM sqlite_sequence").fetchone()[0]
 
     @property
@@ -123,47 +126,56 @@ class Store:
         Args:
             changes: for the audit trail.
             edits: the active edits that they leave, by path; None removes one.
-            required: they must be saved now; otherwise they are saved with the next commit that succeeds.
+            required: they must be saved now, and wait a second for a program that has the file locked. Otherwise they
+                are saved with the next commit that succeeds; the oldest of more than MAX_UNSAVED are forgotten.
 
         Raises:
             OSError: they are required, and nothing was saved.
         """
         with self._mutex:
-            old_changes, old_edits = self._unsaved
-            all_changes, all_edits = (*old_changes, *changes), {**old_edits, **edits}
+            all_changes, all_edits = [*self._unsaved, *changes], {**self._unsaved_edits, **edits}
             last_id = max([self.last_id, *(each.id for each in changes)])
             try:
-                with self._db:
-                    self._db.execute("BEGIN IMMEDIATE")
-                    if not all_changes:
-                        # Write something, to learn whether the disk works.
-                        self._db.execute(f"PRAGMA user_version = {_FORMAT}")
-                    for path, edit in all_edits.items():
-                        if edit is None:
-                            self._db.execute("DELETE FROM edit WHERE path = ?", (path,))
-                        else:
-                            self._db.execute("REPLACE INTO edit VALUES (?, ?)", (path, msgspec.json.encode(edit)))
-                    self._db.executemany(
-                        "INSERT INTO change VALUES (?, ?, ?, ?)",
-                        ((each.id, each.target, each.by, msgspec.json.encode(each)) for each in all_changes),
-                    )
-                    self._db.execute("DELETE FROM change WHERE id <= ?", (last_id - MAX_CHANGES,))
+                self._write(all_changes, all_edits, last_id, busy_ms=_BUSY_MS if required and not self.error else 0)
             except sqlite3.Error as error:
                 why = _reason(error)
+                if self.directory is not None and self.directory.exists() and not os.access(self.directory, os.W_OK):
+                    # SQLite calls a file system that became read-only an error of the disk.
+                    why = _WORDS[sqlite3.SQLITE_READONLY]
                 if why != self.error:
                     _log.error("live edits cannot be saved", state_dir=str(self.directory), error=why)
                 self.error = why
                 if required:
                     raise OSError(why) from None
-                self._unsaved = all_changes, all_edits
+                self._unsaved, self._unsaved_edits = all_changes[-MAX_UNSAVED:], all_edits
             else:
-                self._unsaved = (), {}
+                self._unsaved, self._unsaved_edits = [], {}
                 if self.error is not None and self.directory is not None:
                     _log.info("live edits are saved again", state_dir=str(self.directory))
                     self.error = None
             if edits:
                 self.active = {path: edit for path, edit in {**self.active, **edits}.items() if edit is not None}
             self.last_id = last_id
+
+    def _write(
+        self, changes: Sequence[Change], edits: Mapping[str, ActiveEdit | None], last_id: int, *, busy_ms: int
+    ) -> None:
+        self._db.execute(f"PRAGMA busy_timeout = {busy_ms}")
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            if not changes:
+                # Write something, to learn whether the disk works.
+                self._db.execute(f"PRAGMA user_version = {_FORMAT}")
+            for path, edit in edits.items():
+                if edit is None:
+                    self._db.execute("DELETE FROM edit WHERE path = ?", (path,))
+                else:
+                    self._db.execute("REPLACE INTO edit VALUES (?, ?)", (path, msgspec.json.encode(edit)))
+            self._db.executemany(
+                "INSERT INTO change VALUES (?, ?, ?, ?)",
+                ((each.id, each.target, each.by, msgspec.json.encode(each)) for each in changes),
+            )
+            self._db.execute("DELETE FROM change WHERE id <= ?", (last_id - MAX_CHANGES,))
 
     def audit(self, *, before: int | None, target: str, by: str, limit: int) -> tuple[Change, ...]:
         """Return changes, the latest first; the arguments are those of ``EditService.audit``.
@@ -175,7 +187,7 @@ class Store:
         with self._mutex:
             unsaved = [
                 each
-                for each in reversed(self._unsaved[0])
+                for each in reversed(self._unsaved)
                 if each.id < below and each.target.startswith(target) and by in {"", each.by}
             ]
             rows = self._query(_AUDIT, below, len(target), target, by, limit)
@@ -190,12 +202,15 @@ class Store:
         if change_id > _LARGEST_ID:
             return None, 0
         with self._mutex:
-            rows = self._query("SELECT body FROM change WHERE id = ?", change_id)
-            if not rows:
-                return None, 0
-            change = _change.decode(rows[0][0])
-            later = "SELECT coalesce(max(id), 0) FROM change WHERE target = ? AND id > ?"
-            return change, self._query(later, change.target, change_id)[0][0]
+            found = next((each for each in self._unsaved if each.id == change_id), None)
+            if found is None:
+                rows = self._query("SELECT body FROM change WHERE id = ?", change_id)
+                if not rows:
+                    return None, 0
+                found = _change.decode(rows[0][0])
+            later = [each.id for each in self._unsaved if each.target == found.target and each.id > change_id]
+            latest = "SELECT coalesce(max(id), 0) FROM change WHERE target = ? AND id > ?"
+            return found, max(later, default=0) or self._query(latest, found.target, change_id)[0][0]
 
     def save_limiters(self, state: bytes) -> None:
         """Save the encoded state of the limiters for the next start.
@@ -204,11 +219,7 @@ class Store:
             OSError: it was not saved.
         """
         with self._mutex:
-            try:
-                with self._db:
-                    self._db.execute("REPLACE INTO limiters VALUES (1, ?)", (state,))
-            except sqlite3.Error as error:
-                raise OSError(_reason(error)) from None
+            self._query("REPLACE INTO limiters VALUES (1, ?)", state)
 
     def saved_limiters(self) -> bytes | None:
         """Return the encoded state of the limiters at the last orderly end; None if there is none.
@@ -221,7 +232,7 @@ class Store:
         return rows[0][0] if rows else None
 
     def close(self) -> None:
-        """Let other processes have the directory. What is still being written is rolled back."""
+        """Let other processes have the directory. A commit that still runs is rolled back."""
         self._db.interrupt()
         with self._mutex:
             self._db.close()
@@ -230,6 +241,7 @@ class Store:
 
     def _query(self, sql: str, *values: object) -> list[Any]:
         try:
+            self._db.execute("PRAGMA busy_timeout = 0")
             return self._db.execute(sql, values).fetchall()
         except sqlite3.Error as error:
             raise OSError(_reason(error)) from None
@@ -239,7 +251,7 @@ class Store:
             # Reasons and names of clients are private. SQLite gives its journal the same mode.
             path.touch(_FILE_MODE)
         try:
-            db = _connect(path)
+            return _connect(path)
         except _DamagedError as damaged:
             aside = self._quarantine(path)
             _log.error(
@@ -248,12 +260,6 @@ class Store:
                 reason=str(damaged),
             )
             return self._open(path)
-        try:
-            self._import(db, path.parent)
-        except BaseException:
-            db.close()
-            raise
-        return db
 
     def _quarantine(self, path: Path) -> str:
         stamp = utc_now().strftime("%Y%m%dT%H%M%SZ")
@@ -265,33 +271,6 @@ class Store:
         self.set_aside = (*self.set_aside, str(aside))
         return str(aside)
 
-    def _import(self, db: sqlite3.Connection, directory: Path) -> None:
-        """Import the state of an older version, once."""
-        journal = directory / import_journal.JOURNAL
-        try:
-            active, last_id = import_journal.read_edits(directory)
-        except FileNotFoundError:
-            return
-        except (ValueError, msgspec.MsgspecError) as damaged:
-            aside = self._quarantine(journal)
-            _log.error(
-                "live edits of the previous version were damaged: quarantined; the configured limits apply",
-                file=aside,
-                reason=str(damaged),
-            )
-            return
-        if db.execute("SELECT count(*) FROM sqlite_sequence").fetchone() == (0,):
-            with db:
-                db.execute("BEGIN IMMEDIATE")
-                rows = ((path, msgspec.json.encode(edit)) for path, edit in active.items())
-                db.executemany("INSERT INTO edit VALUES (?, ?)", rows)
-                db.execute("INSERT INTO sqlite_sequence VALUES ('change', ?)", (last_id,))
-                limiters = import_journal.read_limiters(directory)
-                if limiters is not None:
-                    db.execute("INSERT INTO limiters VALUES (1, ?)", (limiters,))
-        journal.rename(journal.with_name(f"{journal.name}.imported"))
-        _log.info("live edits of the previous version were imported", state_dir=str(directory), edits=len(active))
-
 
 def _connect(path: Path | str) -> sqlite3.Connection:
     """Open the file, check it, and make its tables.
@@ -301,7 +280,7 @@ def _connect(path: Path | str) -> sqlite3.Connection:
         OSError: it cannot be opened or written.
     """
     try:
-        db = sqlite3.connect(path, check_same_thread=False, timeout=_BUSY_S, isolation_level=None)
+        db = sqlite3.connect(path, check_same_thread=False, timeout=_START_BUSY_S, isolation_level=None)
     except sqlite3.Error as error:
         raise OSError(f"{NAME}: {_reason(error)}") from None
     try:
@@ -313,16 +292,12 @@ def _connect(path: Path | str) -> sqlite3.Connection:
             raise _DamagedError(found)  # noqa: TRY301 - as above, the connection is closed below
         db.executescript(_SETUP)
         _active(db)
-    except sqlite3.Error as error:
+    except BaseException as error:
         db.close()
-        if error.sqlite_errorcode & 0xFF in _DAMAGE:
+        if isinstance(error, msgspec.MsgspecError) or getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE:
             raise _DamagedError(str(error)) from None
-        raise OSError(f"{NAME}: {_reason(error)}") from None
-    except msgspec.MsgspecError as error:
-        db.close()
-        raise _DamagedError(str(error)) from None
-    except BaseException:
-        db.close()
+        if isinstance(error, sqlite3.Error):
+            raise OSError(f"{NAME}: {_reason(error)}") from None
         raise
     return db
 
@@ -343,19 +318,15 @@ def active_in(place: StateDir) -> tuple[Mapping[str, ActiveEdit], str | None]:
     path = place.directory / NAME
     try:
         if not path.exists():
-            return import_journal.read_edits(place.directory)[0], None
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=_BUSY_S)) as db:
+            return {}, None
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=_START_BUSY_S)) as db:
             return _active(db), None
-    except FileNotFoundError:
-        return {}, None
     except OSError as error:
         return {}, words_for(error)
     except sqlite3.Error as error:
         return {}, f"{NAME}: {_reason(error)}"
     except msgspec.MsgspecError as error:
         return {}, f"{NAME}: {error}; it will be quarantined"
-    except ValueError as error:
-        return {}, _NO_PATH if "null" in str(error) else f"{import_journal.JOURNAL}: {error}; it will be quarantined"
 
 
 def open_store(place: StateDir, *, lock: int | None = None) -> Store:
@@ -378,7 +349,7 @@ def open_store(place: StateDir, *, lock: int | None = None) -> Store:
         what = "is in use by another process: give each sidecar a --state-dir of its own, or --take-over to replace it"
         raise StartError(f"state directory {directory}: {what}") from None
     except ValueError:
-        raise StartError(f"state directory {str(directory)!r}: {_NO_PATH}") from None
+        raise StartError(f"state directory {str(directory)!r}: is not a path") from None
     except OSError as error:
         why = words_for(error)
         if error.filename is not None and Path(error.filename).parent == directory:

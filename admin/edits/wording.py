@@ -8,7 +8,7 @@ import structlog
 from admin.common import numbers
 from admin.common.numbers import number
 from admin.config.limit_fields import FIELDS
-from admin.edits.model import SWITCHES, Change, RuleInForce
+from admin.edits.model import SWITCHES, Change
 from limiter.rules.patterns import DEFAULT_PATTERN
 from proxy.control import Cleared
 from proxy.stats.flow import Purged
@@ -92,7 +92,7 @@ def sides(change: Change) -> tuple[str, str]:
 
 def fields(change: Change) -> Iterator[str]:
     """Write each changed field that the short form leaves out: ``burst_s 1 → 2``."""
-    if change.old is None or change.new is None:
+    if change.old is None or change.new is None or change.old_rule or change.new_rule:
         return
     before, after = further(change.old), further(change.new)
     for key in dict.fromkeys((*before, *after)):
@@ -102,12 +102,12 @@ def fields(change: Change) -> Iterator[str]:
             yield f"{key} {before.get(key, otherwise)} → {after.get(key, otherwise)}"
 
 
-def _side(limit: Mapping[str, Any] | None, rule: RuleInForce | None) -> str:
-    """Write a limit in short; without one of that very name, the one in force and its rule."""
-    if limit is not None or rule is None:
+def _side(limit: Mapping[str, Any] | None, rule: str) -> str:
+    """Write a limit in short, and the rule that it is inherited from."""
+    if not rule:
         return short(limit)
-    pattern = rule.rule.partition(":")[2]
-    return f"{rule.limit_text} (by {'the default' if pattern == DEFAULT_PATTERN else pattern})"
+    pattern = rule.partition(":")[2]
+    return f"{short(limit)} (by {'the default' if pattern == DEFAULT_PATTERN else pattern})"
 
 
 def log_changes(changes: Sequence[Change]) -> None:

@@ -287,8 +287,8 @@ class Composer:
             action=change.action,
             kind=kind,
             name=name if what == "limits" else "",
-            rate_before_per_s=_rate(change.old),
-            rate_after_per_s=_rate(change.new),
+            rate_before_per_s=_rate(None if change.old_rule else change.old),
+            rate_after_per_s=_rate(None if change.new_rule else change.new),
             by=change.by,
             reason=change.reason,
         )

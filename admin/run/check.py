@@ -84,7 +84,7 @@ def _edits(plan: Plan, place: StateDir, now: datetime) -> Text | None:
         return None
     if place.directory is None:
         return Text("kept until the restart only")
-    drift = EffectiveLimits(plan.rulebook, active, now).drift()
+    drift = list(EffectiveLimits(plan.rulebook, active, now).differences())
     lines = [f"kept in {place.directory}; active edits: {len(drift)}", *drift[:_MAX_EDITS_SHOWN]]
     if problem is not None:
         lines.append(problem)

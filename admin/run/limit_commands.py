@@ -12,16 +12,7 @@ import structlog
 import trio
 
 from admin.config.limit_fields import UNLIMITED
-from admin.edits.model import (
-    Author,
-    EditError,
-    LimitEntry,
-    LimitFields,
-    NotFoundError,
-    SetLimit,
-    StaleError,
-    StoreError,
-)
+from admin.edits.model import Author, EditError, LimitEntry, LimitFields, PatchLimit
 from admin.edits.service import EditService
 from limiter.rules.patterns import read_glob
 from limiter.rules.resource import Resource
@@ -110,17 +101,16 @@ def _view(
 
 async def update(edits: EditService, command: LimitCommand) -> LimitCommandReply:
     """Change the rate of one limit, and keep the other fields of the limit in force."""
-    author = Author(NAME, command.peer)
+    edit = PatchLimit(
+        kind=command.kind,
+        name=command.name,
+        limit={"rate": command.rate_per_s},
+        reason=f"in the broker's own protocol, through listener {command.listener}",
+        ttl_s=None,
+    )
     try:
-        limit = {**edits.limit(command.kind, command.name).limit, "rate": command.rate_per_s, "exempt": False}
-        edit = SetLimit(
-            kind=command.kind,
-            name=command.name,
-            limit=limit,
-            reason=f"in the broker's own protocol, through listener {command.listener}",
-        )
-        await edits.change([edit], author)
-    except (EditError, StaleError, NotFoundError, StoreError) as error:
+        await edits.change([edit], Author(NAME, command.peer))
+    except EditError as error:
         return LimitCommandReply(error=str(error), version=edits.rule_set.version)
     return LimitCommandReply(version=edits.rule_set.version)
 

@@ -306,8 +306,7 @@ async def _run(
             instance = _instance(plan, listen)
             supervisor = Supervisor()
             operators = await nursery.start(_open_nursery)
-            edit = partial(edits.run, data_path.apply, data_path.reset, data_path.purge)
-            await operators.start(supervisor.keep, "live edits", edit)
+            await operators.start(supervisor.keep, "live edits", partial(edits.run, data_path))
             await operators.start(supervisor.keep, "remote commands", partial(limit_commands.answer, data_path, edits))
             board = LiveStats(data_path, edits, health)
             await operators.start(supervisor.keep, "board", board.run)
@@ -571,18 +570,14 @@ async def _announce(plan: Plan, running: Running) -> None:
 
 
 def _announce_edits(edits: EditService) -> None:
-    """Log where live edits are kept, and how they differ from the configuration."""
-    kept = edits.persistence
-    drift = edits.drift()
-    shown = drift[:_EDITS_SHOWN]
-    if more := len(drift) - len(shown):
+    """Log where live edits are stored, and how they differ from the configuration."""
+    directory = edits.persistence.directory or "none: edits are kept until the restart"
+    differences = edits.differences()
+    shown = differences[:_EDITS_SHOWN]
+    if more := len(differences) - len(shown):
         shown.append(f"and {more} more")
-    _log.info("live edits", state_dir=kept.directory or "none: edits are kept until the restart", edits=shown)
-    if kept.directory is None and kept.error is not None:
-        _log.warning("live edits are kept until the restart only", reason=kept.error)
-    if edits.exposed is not None:
-        _log.warning(edits.exposed)
-    for warning in edits.idle():
+    _log.info("live edits", state_dir=directory, edits=shown)
+    for warning in edits.warnings():
         _log.warning(warning)
 
 

@@ -14,7 +14,7 @@ import trio
 
 from admin import wire
 from admin.common.clock import Clock
-from admin.edits.model import Change, LimitEntry, NotFoundError
+from admin.edits.model import Change, LimitEntry, MissingError
 from admin.edits.service import EditService
 from admin.stats.connections import ConnectionStats
 from admin.stats.health import Health
@@ -429,7 +429,7 @@ class LiveStats:
     def _limit_of(self, row: RowStats) -> LimitEntry:
         try:
             return self._live.limit(row.kind, row.name)
-        except NotFoundError:
+        except MissingError:
             # Counted under a name that is none, or of a kind that is no more.
             return LimitEntry(
                 kind=row.kind,

@@ -24,6 +24,7 @@ from admin.edits.model import (
     Persistence,
     SwitchEntry,
 )
+from admin.edits.model import FieldProblem as FieldProblem
 from limiter.rules.rule import Count, Dimension, ShownAction
 from proxy.flow.alarms import Scarce
 from proxy.flow.credit import Kind
@@ -1006,20 +1007,6 @@ _USUAL: Final = {each.status: each for each in reversed(_TYPES)}
 def usual_type(status: int) -> ProblemType:
     """Return the type that a status of this API usually has."""
     return _USUAL[status]
-
-
-class FieldProblem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One fault in a request.
-
-    Attributes:
-        field: the field, parameter or header at fault; empty for the request as a whole.
-        detail: what was found and what is allowed.
-        edit: in a batch, the index of the edit.
-    """
-
-    field: str
-    detail: str
-    edit: int | None = None
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from typing import Final
 import trio
 
 from proxy.flow import machine
-from proxy.flow.alarms import LEAST_FREE_BYTES, WATERMARK, Alarm, Change, DiskAlarm, MemoryAlarm
+from proxy.flow.alarms import LEAST_FREE_BYTES, WATERMARK, Alarm, AlarmChange, DiskAlarm, MemoryAlarm
 
 _LOOK_S: Final = 1.0
 #: What may be used seldom changes, and it takes a millisecond to find out.
@@ -41,7 +41,7 @@ class AlarmWatch:
         *,
         spool_is_used: Callable[[], bool],
         held_bytes: Callable[[], int],
-        changed: Callable[[Change], Awaitable[None]],
+        changed: Callable[[AlarmChange], Awaitable[None]],
         now_ns: Callable[[], int],
     ) -> None:
         self.memory = MemoryAlarm(config.memory_watermark)
@@ -84,7 +84,7 @@ class AlarmWatch:
             await self._tell(alarm.look(self._now_ns(), free_bytes, is_used=self._spool_is_used()))
             await trio.sleep(_LOOK_S)
 
-    async def _tell(self, change: Change | None) -> None:
+    async def _tell(self, change: AlarmChange | None) -> None:
         if change is not None:
             # In order, so that the last call has the last state.
             async with self._turn:

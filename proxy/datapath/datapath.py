@@ -35,7 +35,7 @@ from proxy.deciding.counting import Tally
 from proxy.deciding.pipeline import HandlerConfig, HandlerServices, Pipeline
 from proxy.deciding.rate_limit import caller_of
 from proxy.flow import machine
-from proxy.flow.alarms import Change, reason
+from proxy.flow.alarms import AlarmChange, reason
 from proxy.flow.credit import DEFAULT_CREDIT, STORE_CREDIT, Credit
 from proxy.flow.diagnosis import CAUSES
 from proxy.flow.spells import Spells
@@ -333,7 +333,7 @@ class LocalDataPath(DataPath):
         held_bytes = max(self._tally.held_bytes, self.server.held_bytes())
         return held_bytes + self._services.ahead.taken_bytes + (0 if spool is None else spool.memory_bytes)
 
-    async def _alarm_changed(self, change: Change) -> None:
+    async def _alarm_changed(self, change: AlarmChange) -> None:
         (_log.warning if change.stands else _log.info)(change.text)
         self._emit("alarm", {"scarce": change.scarce, "stands": int(change.stands), "text": change.text})
         self.server.alarm = why = reason(self._alarm_watch.alarms)

@@ -44,7 +44,7 @@ _DISK_ENDS_AT: Final = 1.1
 _NS_PER_S: Final = 1_000_000_000
 
 
-class Change(NamedTuple):
+class AlarmChange(NamedTuple):
     """An alarm was raised, or has ended."""
 
     scarce: Scarce
@@ -69,19 +69,19 @@ class Alarm(ABC):
     def banner(self) -> str:
         """The text for operators while it is raised: figures, and when it will end; else empty."""
 
-    def _raise(self, now_ns: int) -> Change | None:
+    def _raise(self, now_ns: int) -> AlarmChange | None:
         if self.stands:
             return None
         self.spells.begin(now_ns)
-        return Change(self.scarce, True, f"{self.scarce} alarm: {self.banner}")
+        return AlarmChange(self.scarce, True, f"{self.scarce} alarm: {self.banner}")
 
-    def _end(self, now_ns: int, why: str) -> Change | None:
+    def _end(self, now_ns: int, why: str) -> AlarmChange | None:
         since_ns = self.spells.since_ns
         if since_ns is None:
             return None
         self.spells.end(now_ns)
         took_s = (now_ns - since_ns) / _NS_PER_S
-        return Change(self.scarce, False, f"{self.scarce} alarm ended after {took_s:.1f} s: {why}")
+        return AlarmChange(self.scarce, False, f"{self.scarce} alarm ended after {took_s:.1f} s: {why}")
 
 
 class MemoryAlarm(Alarm):
@@ -108,7 +108,9 @@ class MemoryAlarm(Alarm):
         self.spare_bytes = 0  # resident, but free
         self._resident_bytes = self._held_bytes = 0
 
-    def look(self, now_ns: int, resident_bytes: int | None, held_bytes: int, limit_bytes: int | None) -> Change | None:
+    def look(
+        self, now_ns: int, resident_bytes: int | None, held_bytes: int, limit_bytes: int | None
+    ) -> AlarmChange | None:
         """Take the figures and return what has changed; an unknown figure is None.
 
         ``held_bytes`` are messages in it that are held or under way, with Python's overhead. What is missing there
@@ -168,7 +170,7 @@ class DiskAlarm(Alarm):
             raise ValueError(f"disk alarm below {least_bytes}, ending at {self._enough_bytes}: 0 <= least <= enough")
         self.free_bytes: int | None = None  # None if unknown
 
-    def look(self, now_ns: int, free_bytes: int | None, *, is_used: bool = True) -> Change | None:
+    def look(self, now_ns: int, free_bytes: int | None, *, is_used: bool = True) -> AlarmChange | None:
         """Take the figure and return what has changed. A full disk does not matter while nothing is spooled."""
         self.free_bytes = free_bytes
         if not is_used:

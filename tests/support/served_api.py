@@ -101,7 +101,7 @@ def as_author(app: Any, name: str = "alice") -> Callable[..., Any]:
 async def served(data_path: Any, write: Any, nursery: trio.Nursery) -> AsyncIterator[Served]:
     plan = compose(load(write(CONFIG), {}, Flags()))
     desk = EditService(plan.rulebook, Store(None), clock=midday)
-    await nursery.start(desk.run, data_path.apply, data_path.reset, data_path.purge)
+    await nursery.start(desk.run, data_path)
     board = LiveStats(data_path, desk, Health(data_path), Clock(utc=midday))
     await nursery.start(board.run)
     warnings: list[str] = []

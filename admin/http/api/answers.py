@@ -8,13 +8,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from admin.edits.model import ConflictError, EditError, EditProblem, NotFoundError, ReloadError, StaleError, StoreError
-from admin.wire import PROBLEM, PROBLEMS, FieldProblem, Problem
+from admin.edits.model import EditError, FieldProblem, InvalidError, PreconditionError, ReloadError
+from admin.wire import PROBLEM, PROBLEMS, Problem
 from proxy.common.threads import on_thread
 from proxy.stats.question import QuestionError
 
 NO_STORE = {"cache-control": "no-store"}
-EDIT_ERRORS = (EditError, StaleError, NotFoundError, ConflictError, StoreError, ReloadError, QuestionError)
 
 
 T = TypeVar("T")
@@ -22,21 +21,9 @@ _LONG: Final = 100
 _encoder: Final = msgspec.json.Encoder()
 
 
-class BadRequestError(Exception):
-    """A request that cannot be read, or asks for what is not allowed.
-
-    Attributes:
-        problems: each field with what is wrong with it.
-    """
-
-    def __init__(self, *problems: FieldProblem) -> None:
-        super().__init__("; ".join(f"{each.field}: {each.detail}" for each in problems))
-        self.problems = problems
-
-
-def bad(field: str, detail: str) -> BadRequestError:
+def bad(field: str, detail: str) -> InvalidError:
     """Make the error of one field."""
-    return BadRequestError(FieldProblem(field, detail))
+    return InvalidError(FieldProblem(field, detail))
 
 
 class Tagged(NamedTuple, Generic[T]):
@@ -114,40 +101,26 @@ async def failed(_: Request, __: Exception) -> Response:
     return problem(500, "internal error; the log has the reason")
 
 
-def refused(error: Exception, *, batch: bool = False) -> Response:
-    """Answer with the problem of a BadRequestError or one of EDIT_ERRORS; in a batch, fields name the edit."""
+def refused(error: EditError | QuestionError, *, batch: bool = False) -> Response:
+    """Answer with the problem of an error; in a batch, fields name the edit."""
+    if isinstance(error, QuestionError):
+        return problem(400, error.detail, [FieldProblem(error.parameter, error.detail)])
+    fields = [_field(each, batch=batch) for each in error.problems]
     match error:
-        case BadRequestError():
-            return problem(400, _first(error.problems), error.problems)
-        case QuestionError():
-            return problem(400, error.detail, [FieldProblem(error.parameter, error.detail)])
-        case EditError():
-            fields = [_field(each, batch=batch) for each in error.problems]
-            unknown = not batch and any(each.field == "kind" for each in error.problems)
-            return problem(404 if unknown else 400, _first(fields), fields)
-        case StaleError():
-            place = [FieldProblem(f"edits.{error.edit}", error.detail, error.edit)] if batch else []
-            return problem(412, error.detail, place, etag=error.etag)
-        case NotFoundError():
-            return problem(404, str(error), [_field(each, batch=False) for each in error.problems])
-        case ConflictError():
-            return problem(409, str(error))
-        case StoreError():
-            detail = str(error)
-            hint = "" if "volatile" in detail else "; volatile=1 changes it until the restart without writing it down"
-            return problem(507, detail + hint)
+        case InvalidError():
+            return problem(error.status, _first(fields), fields)
+        case PreconditionError():
+            return problem(error.status, str(error), fields if batch else (), etag=error.etag)
         case ReloadError():
-            lines = [FieldProblem("", line) for line in error.lines]
             detail = "the configuration is wrong, and nothing was changed"
-            return problem(409, detail, lines, kind="wrong-configuration")
-    raise error
+            return problem(error.status, detail, fields, kind="wrong-configuration")
+    return problem(error.status, str(error), fields)
 
 
-def _field(found: EditProblem, *, batch: bool) -> FieldProblem:
-    if not batch:
+def _field(found: FieldProblem, *, batch: bool) -> FieldProblem:
+    if found.edit is None or not batch:
         return FieldProblem(found.field, found.detail)
-    field = f"edits.{found.edit}.{found.field}" if found.field else f"edits.{found.edit}"
-    return FieldProblem(field, found.detail, found.edit)
+    return FieldProblem(f"edits.{found.edit}.{found.field}".removesuffix("."), found.detail, found.edit)
 
 
 def _first(problems: Iterable[FieldProblem]) -> str:

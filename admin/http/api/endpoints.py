@@ -344,13 +344,7 @@ class _Switches:
         return await self._write(request, model.UnsetSwitch(kind=kind, reason=query.reason, if_match=if_match), query)
 
     def _entry(self, kind: str) -> model.SwitchEntry:
-        switches = self._edits.switches()
-        for each in switches:
-            if each.kind == kind:
-                return each
-        raise model.EditError(
-            (model.EditProblem("kind", self._edits.reader.no_kind(kind, [each.kind for each in switches])),)
-        )
+        return self._edits.switch(kind)
 
     async def _write(
         self, request: Request, edit: model.SetSwitch | model.UnsetSwitch, query: Write
@@ -468,7 +462,7 @@ class _Audit:
         """
         found = await self._edits.audit(before=change_id + 1, limit=1)
         if not found or found[0].id != change_id:
-            raise model.NotFoundError(f"there is no change {change_id}")
+            raise model.MissingError(f"there is no change {change_id}")
         return found[0]
 
     @endpoint(
@@ -518,7 +512,7 @@ class _Connections:
         author = _author(request)
         reason = f"{author.name}: {query.reason}" if query.reason else author.name
         if not await self._data_path.close_connection(connection, reason):
-            raise model.NotFoundError(f"there is no open connection {connection}")
+            raise model.MissingError(f"there is no open connection {connection}")
         self._connections.forget(connection)
         _log.info(
             "connection closed", connection=connection, by=author.name, address=author.address, reason=query.reason
@@ -647,7 +641,7 @@ class _State:
         """
         found = wire.PROBLEM_TYPES.get(name)
         if found is None:
-            raise model.NotFoundError(f"there is no such type of problem; there are {', '.join(wire.PROBLEM_TYPES)}")
+            raise model.MissingError(f"there is no such type of problem; there are {', '.join(wire.PROBLEM_TYPES)}")
         return found
 
 

@@ -17,14 +17,15 @@ from admin.config.faults import FaultsError, FromText, read, show, spell
 from admin.config.limit_fields import limit_struct
 from admin.edits.model import (
     ALL_KINDS,
-    ActiveEdit,
     Change,
     Edit,
+    FieldProblem,
+    InvalidError,
     LimitEntry,
+    PreconditionError,
     Reason,
     SetLimit,
     SetSwitch,
-    StaleError,
     SwitchEntry,
     Ttl,
     TtlS,
@@ -32,11 +33,12 @@ from admin.edits.model import (
     UnsetSwitch,
 )
 from admin.edits.service import EditService
-from admin.http.api.answers import BadRequestError, bad
+from admin.edits.transaction import whose
+from admin.http.api.answers import bad
 from admin.http.guard import MAX_BODY_BYTES
 from admin.rejection_log.history import MAX_SECONDS
 from admin.stats import Query as BoardQuery
-from admin.wire import DEFAULT_PAGE, MAX_EDITS, MAX_PAGE, ConnectionColumn, FieldProblem, Filter, LimitColumn, Order
+from admin.wire import DEFAULT_PAGE, MAX_EDITS, MAX_PAGE, ConnectionColumn, Filter, LimitColumn, Order
 from limiter.rules.resource import TOTAL
 from proxy.common.threads import on_thread
 
@@ -250,7 +252,7 @@ def read_limit(data: bytes) -> tuple[dict[str, Any], str, float | UnsetType | No
     The fields are checked when they are put in force.
 
     Raises:
-        BadRequestError: with what is wrong.
+        InvalidError: with what is wrong.
     """
     limit = read_body(data, dict[str, Any])
     about = validated({key: limit.pop(key) for key in ("reason", "ttl_s") if key in limit}, _Envelope)
@@ -261,7 +263,7 @@ async def read_edits(data: bytes) -> list[Edit]:
     """Read the edits of a batch, a long one on a thread.
 
     Raises:
-        BadRequestError: with what is wrong with each of them.
+        InvalidError: with what is wrong with each of them.
     """
     return _edits(data) if len(data) <= MAX_BODY_BYTES else await on_thread(_edits, data)
 
@@ -277,13 +279,10 @@ def _edits(data: bytes) -> list[Edit]:
             edit = validated(given, SetLimit | UnsetLimit | SetSwitch | UnsetSwitch)
             if_match = None if edit.if_match is None else edit.if_match.strip('"')
             edits.append(msgspec.structs.replace(edit, reason=edit.reason or batch.reason, if_match=if_match))
-        except BadRequestError as error:
-            problems += (
-                FieldProblem(f"edits.{index}.{each.field}".removesuffix("."), each.detail, index)
-                for each in error.problems
-            )
+        except InvalidError as error:
+            problems += (FieldProblem(each.field, each.detail, index) for each in error.problems)
     if problems:
-        raise BadRequestError(*problems)
+        raise InvalidError(*problems)
     return edits
 
 
@@ -291,7 +290,7 @@ def read_body(data: bytes, model: Any) -> Any:
     """Decode a body.
 
     Raises:
-        BadRequestError: it is not JSON, or not of this type.
+        InvalidError: it is not JSON, or not of this type.
     """
     try:
         found = msgspec.json.decode(data)
@@ -305,7 +304,7 @@ def validated(found: Any, model: Any) -> Any:
     """Check parameters or keys against a struct, or against a union of tagged structs.
 
     Raises:
-        BadRequestError: with what is wrong.
+        InvalidError: with what is wrong.
     """
     if not isinstance(found, dict):
         raise bad("", f"the body must be a JSON object; found {show(found)}")
@@ -319,7 +318,7 @@ def validated(found: Any, model: Any) -> Any:
     try:
         return read(model, found)
     except FaultsError as error:
-        raise BadRequestError(*(FieldProblem(spell(each.place), each.told) for each in error.faults)) from None
+        raise InvalidError(*(FieldProblem(spell(each.place), each.told) for each in error.faults)) from None
 
 
 def from_text(values: Mapping[str, str]) -> dict[str, FromText]:
@@ -331,7 +330,7 @@ def check_kind(kind: str, edits: EditService) -> None:
     """Refuse a kind that does not exist; an empty one stands for all.
 
     Raises:
-        BadRequestError: there is no such kind.
+        InvalidError: there is no such kind.
     """
     kinds = [*(each.kind for each in edits.switches() if each.kind != ALL_KINDS), TOTAL]
     if kind and kind not in kinds:
@@ -342,7 +341,7 @@ def board_query(query: LimitsQuery, edits: EditService) -> BoardQuery:
     """Return the query for the live statistics.
 
     Raises:
-        BadRequestError: its kind does not exist.
+        InvalidError: its kind does not exist.
     """
     check_kind(query.kind, edits)
     return BoardQuery(**msgspec.structs.asdict(query))
@@ -381,7 +380,7 @@ def read_tags(request: Request, header: str) -> Tags | None:
     """Read a header, or several of that name; None if there is none.
 
     Raises:
-        BadRequestError: it is not a list of tags.
+        InvalidError: it is not a list of tags.
     """
     values = request.headers.getlist(header)
     if not values:
@@ -403,15 +402,15 @@ def expected(request: Request, entry: Callable[[], LimitEntry | SwitchEntry]) ->
         entry: returns what it changes, as it is now.
 
     Raises:
-        BadRequestError: a header cannot be read.
-        StaleError: ``If-None-Match`` names what is in force.
+        InvalidError: a header cannot be read.
+        PreconditionError: ``If-None-Match`` names what is in force.
     """
     match, none_match = read_tags(request, "if-match"), read_tags(request, "if-none-match")
     if match is None and none_match is None:
         return None
     now = entry()
     if none_match is not None and (now.edit is not None if none_match.any else none_match.names(now.etag)):
-        raise StaleError(0, now.etag, _whose(now.edit))
+        raise PreconditionError(whose(now), now.etag)
     if match is None:
         # A write in between makes the condition false.
         return now.etag
@@ -424,10 +423,3 @@ def left_by(change: Change, entry: LimitEntry | SwitchEntry) -> str | None:
     mine = change.id if change.action == "set" else None
     # A dry run leaves what there was.
     return entry.etag if change.id == 0 or stands == mine else None
-
-
-def _whose(edit: ActiveEdit | None) -> str:
-    if edit is None:
-        return "this is what is in force"
-    reason = f": {edit.reason}" if edit.reason else ""
-    return f"edited already: change {edit.change_id} by {edit.by} at {edit.at}{reason}"

@@ -20,9 +20,8 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
+from admin.edits.model import EditError
 from admin.http.api.answers import (
-    EDIT_ERRORS,
-    BadRequestError,
     Tagged,
     answer,
     bad,
@@ -32,11 +31,12 @@ from admin.http.api.answers import (
     unchanged,
 )
 from admin.http.api.requests import Parameters, from_text, read_tags, validated
+from proxy.stats.question import QuestionError
 
 Tags = Literal["", "list", "read", "write", "batch"]
 Handler = Callable[..., Awaitable[Any]]
 
-_CAUGHT: Final = (BadRequestError, *EDIT_ERRORS)
+_CAUGHT: Final = (EditError, QuestionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ async def _check(request: Request, *, takes_nothing: bool) -> None:
     """Refuse what the router would ignore.
 
     Raises:
-        BadRequestError: a parameter is given twice, or there is a body where none is expected.
+        InvalidError: a parameter is given twice, or there is a body where none is expected.
     """
     given: set[str] = set()
     for name, _ in request.query_params.multi_items():

@@ -41,20 +41,16 @@ function targetText(target) {
 }
 
 function oldText(change) {
-  return change.old ? limitText(change.old) : ruleText(change.old_rule);
+  return limitText(change.old) + (change.old_rule && ` by ${change.old_rule}`);
 }
 
 function newText(change) {
-  return change.new ? limitText(change.new) : ruleText(change.new_rule);
-}
-
-function ruleText(rule) {
-  return rule ? `${rule.limit_text} by ${rule.rule}` : limitText(null);
+  return limitText(change.new) + (change.new_rule && ` by ${change.new_rule}`);
 }
 
 /** What a change did besides what limits say in short: `burst_s 2 → 1, break_s 1 → 0`. */
 function furtherText(change) {
-  if (!change.old || !change.new) return "";
+  if (!change.old || !change.new || change.old_rule || change.new_rule) return "";
   return differences(change.old, change.new)
     .filter(({ field }) => !SHORT.includes(field))
     .map(({ field, before, after }) => `${field} ${fieldValue(before)} → ${fieldValue(after)}`)
@@ -88,15 +84,12 @@ function DifferenceTable({ change }) {
   return html`<${Table} name="differences" columns=${DIFFERENCES} rows=${shown} />`;
 }
 
-/** What a change would do. `entry`, the limit before it, shows what holds for a name without a rule of its own. */
-export function Preview({ change, entry }) {
-  const isFirst = Boolean(entry && !change.old && change.new);
-  const rule = isFirst && entry.rule;
-  const old = rule ? entry.limit : change.old;
+/** What a change would do. */
+export function Preview({ change }) {
   const before = change.action === "set" && !change.expires_at && change.before?.expires_at;
   const notes = [
-    rule && `A limit of its own; ${rule} stays as it is for all others.`,
-    !change.new && "Then the most specific pattern that matches holds, or the default.",
+    change.old_rule && !change.new_rule && `A limit of its own; ${change.old_rule} stays as it is for all others.`,
+    change.new_rule && !change.old_rule && "Then it has no rule of its own.",
     change.expires_at && `Until ${exact(change.expires_at)} (${left(change.expires_at)}).`,
     before && `For good: the edit before it would have ended ${exact(before)}.`,
     change.durable === false && "Only until Sluice is restarted: it is not written down.",
@@ -104,13 +97,13 @@ export function Preview({ change, entry }) {
   return html`
     <p class="old-new">
       <span class="visually-hidden">now </span>
-      <del>${isFirst ? (rule ? limitText(old) : "unlimited") : oldText(change)}</del>
-      ${rule && html`<span class="by"> by ${rule}</span>`}
+      <del>${limitText(change.old)}</del>
+      ${change.old_rule && html`<span class="by"> by ${change.old_rule}</span>`}
       <span class="faint" aria-hidden="true"> → </span>
       <span class="visually-hidden">, then </span>
       <ins>${newText(change)}</ins>
     </p>
-    ${change.new && html`<${DifferenceTable} change=${{ ...change, old }} />`}
+    ${change.new && html`<${DifferenceTable} change=${change} />`}
     ${notes.map((note) => html`<p class="muted">${note}</p>`)}
   `;
 }

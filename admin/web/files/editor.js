@@ -73,7 +73,7 @@ export function Editor({ kind, name, onclose }) {
   const foresee = async (label, method, { body, query = {} }) => {
     const write = (how) => call(method, path, { body, query: { ...query, ...how }, etag: entry.etag });
     try {
-      const content = html`<${Preview} change=${await write({ dry_run: 1 })} entry=${entry} />`;
+      const content = html`<${Preview} change=${await write({ dry_run: 1 })} />`;
       setAsked({ heading: "What would change", content, label, act: (volatile) => write({ volatile }) });
     } catch (error) {
       await refused(error);

@@ -111,7 +111,7 @@ export function fieldValue(value) {
 }
 
 export function limitText(limit) {
-  if (!limit) return "no rule of its own";
+  if (!limit) return "unlimited";
   if ("limiting" in limit) return limit.limiting ? "limiting on" : "limiting off";
   if (limit.exempt) return "exempt";
   const parts = [];

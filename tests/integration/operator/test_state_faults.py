@@ -12,7 +12,8 @@ from harness.frames import FrameClient, send, stored
 from harness.ports import free_port
 from harness.sidecar import Route, Sluice, run_sluice
 
-FILE = '[[limits]]\nkind = "topic"\nname = "orders"\nrate = 5\n'
+# The rejection log makes a folder again that is gone.
+FILE = '[rejection_log]\ndir = "off"\n[[limits]]\nkind = "topic"\nname = "orders"\nrate = 5\n'
 KILLS = 10
 
 Start = Callable[..., Sluice]
@@ -150,6 +151,29 @@ def test_a_read_only_disk_is_named_at_the_start(small_disk: Path, route: Route, 
     )
     assert second.returncode == 1
     assert f"state directory {small_disk}: lock: the file system is read-only" in second.stderr
+
+
+def test_a_state_directory_that_becomes_read_only_refuses_edits_until_it_is_not(
+    start: Start, tmp_path: Path, route: Route
+) -> None:
+    state = tmp_path / "state"
+    with start() as sluice:
+        assert put(sluice, "orders", 7) == 200
+        subprocess.run(["mount", "--bind", str(state), str(state)], check=True)
+        try:
+            subprocess.run(["mount", "-o", "remount,bind,ro", str(state)], check=True)
+            status, problem = ask(sluice, "PUT", "limits/topic/orders", {"rate": 8})
+            assert (status, rate(sluice)) == (507, 7)
+            assert "the state directory does not take the edit: it may not be written" in problem["detail"]
+            assert ask(sluice, "PUT", "switches/all?volatile=1", {"limiting": False})[0] == 200
+            assert ask(sluice, "POST", "audit/2/revert", {})[0] == 200
+            assert passes(route)
+        finally:
+            subprocess.run(["umount", "--lazy", str(state)], check=True)
+        assert put(sluice, "orders", 9) == 200
+        sluice.process.kill()
+    with start() as sluice:
+        assert (rate(sluice), audited(sluice)) == (9, [4, 3, 2, 1])
 
 
 def test_a_state_directory_that_is_removed_refuses_edits_until_it_is_back(

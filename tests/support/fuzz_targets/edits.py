@@ -84,9 +84,6 @@ class _NoDataPath:
     async def apply(self, rule_set: object) -> None:
         del rule_set
 
-    async def nothing(self, kind: str, name: str) -> Any:
-        raise AssertionError((kind, name))
-
 
 def mutated(data: bytes, most_bytes: int, changed: Changed, random: Random) -> bytes:
     """Change lines, values of a body, or bytes."""
@@ -192,7 +189,7 @@ async def _answer_all(asks: list[tuple[dict[str, Any], bytes]]) -> None:
     board = LiveStats(data_path, edits, Health(data_path), Clock(utc=lambda: _NOW))
     app = application(Services(data_path, edits, board, list))
     async with trio.open_nursery() as nursery:
-        await nursery.start(edits.run, data_path.apply, data_path.nothing, data_path.nothing)
+        await nursery.start(edits.run, data_path)
         for scope, body in asks:
             await _answer(app, scope, body)
         nursery.cancel_scope.cancel()

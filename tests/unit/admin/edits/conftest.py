@@ -1,9 +1,10 @@
-"""A edits with a clock of its own, over real files or none."""
+"""An edit service with a clock of its own, over real files or none."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -30,13 +31,20 @@ class WallClock:
 
 
 class Applied:
-    """What the data path was given."""
+    """A data path that only takes rules.
+
+    Attributes:
+        fails: it raises instead.
+    """
 
     def __init__(self) -> None:
         self.rule_sets: list[RuleSet] = []
+        self.fails = False
 
-    async def __call__(self, rule_set: RuleSet) -> None:
+    async def apply(self, rule_set: RuleSet) -> None:
         await trio.lowlevel.checkpoint()
+        if self.fails:
+            raise RuntimeError("no data path")
         assert not self.rule_sets or rule_set.version > self.rule_sets[-1].version
         self.rule_sets.append(rule_set)
 
@@ -69,8 +77,8 @@ def make_rulebook(tmp_path: Path) -> MakeRulebook:
 
 
 @pytest.fixture
-def open_edits(make_rulebook: MakeRulebook, clock: WallClock, applied: Applied) -> OpenEdits:
-    """Runs a edits; ``directory`` is where it keeps edits, if it does."""
+def open_edits(make_rulebook: MakeRulebook, clock: WallClock, applied: Any) -> OpenEdits:
+    """Runs an edit service; ``directory`` is where it saves edits, if it does."""
 
     @asynccontextmanager
     async def run(

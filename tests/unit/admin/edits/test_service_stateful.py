@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from admin.config.rulebook import Rulebook
 from admin.config.sources import Flags, load
-from admin.edits.model import Author, ConflictError, NotFoundError, SetLimit, SetSwitch, UnsetLimit, UnsetSwitch
+from admin.edits.model import Author, ConflictError, MissingError, SetLimit, SetSwitch, UnsetLimit, UnsetSwitch
 from admin.edits.service import EditService
 from admin.edits.store import Store
 from admin.run.composition import compose
@@ -30,6 +30,16 @@ BOOKS: list[Rulebook] = [
     compose(load(None, {}, Flags(**_PAIR, limits=limits))).rulebook
     for limits in ((), ("topic:a=50/s",), ("topic:*=70/s", "topic:a*=60/s"))
 ]
+
+
+class _DataPath:
+    """Takes rules, and does nothing with them."""
+
+    async def apply(self, _: RuleSet) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+_DATA_PATH: Any = _DataPath()
 
 
 class Held(NamedTuple):
@@ -66,18 +76,15 @@ class Edits(RuleBasedStateMachine):
             result: Any = None
             error: Exception | None = None
             async with trio.open_nursery() as nursery:
-                await nursery.start(self.edits.run, _apply)
+                await nursery.start(self.edits.run, _DATA_PATH)
                 try:
                     result = await what()
-                except (NotFoundError, ConflictError) as refused:
+                except (MissingError, ConflictError) as refused:
                     error = refused
                 nursery.cancel_scope.cancel()
             if error is not None:
                 raise error
             return result
-
-        async def _apply(_: RuleSet) -> None:
-            await trio.lowlevel.checkpoint()
 
         return trio.run(run)
 
@@ -113,7 +120,7 @@ class Edits(RuleBasedStateMachine):
         edit = UnsetSwitch(kind=name[1:]) if name[0] == "!" else UnsetLimit(kind="topic", name=name)
         try:
             (change,) = self.do(lambda: self.edits.change([edit], _AUTHOR))
-        except NotFoundError:
+        except MissingError:
             self.end_what_is_over()
             assert name not in self.held
             return

@@ -2,16 +2,13 @@ import re
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from zlib import crc32
 
-import msgspec
 import pytest
 import structlog
 
 from admin.common.errors import StartError
-from admin.config.addresses import Endpoint
-from admin.edits import state_dir as state_dirs
 from admin.edits.model import ActiveEdit, Change
 from admin.edits.state_dir import StateDir
 from admin.edits.store import NAME, Store, active_in, open_store
@@ -137,16 +134,67 @@ def test_a_directory_that_is_away_is_an_error_until_it_is_back(state_dir: Path, 
     store.close()
 
 
-def test_changes_that_need_no_disk_are_saved_later_in_order(state_dir: Path) -> None:
+def test_changes_that_need_no_disk_are_saved_later_and_can_be_found_before(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("admin.edits.store.MAX_UNSAVED", 3)
     store = Store(state_dir)
+    commit(store, 1)
     away = state_dir.rename(state_dir.with_name("away"))
-    store.commit([change(1)], {}, required=False)
-    assert (ids(store), store.last_id) == ([1], 1)
+    for number in range(2, 7):
+        store.commit([change(number)], {}, required=False)
+    assert (ids(store), store.last_id) == ([6, 5, 4, 1], 6)
+    assert [store.find(number) for number in (1, 2, 4, 6)] == [
+        (change(1), 6),
+        (None, 0),
+        (change(4), 6),
+        (change(6), 0),
+    ]
     away.rename(state_dir)
-    commit(store, 2)
+    commit(store, 7)
     store.close()
     store = Store(state_dir)
+    assert ids(store) == [7, 6, 5, 4, 1]
+    store.close()
+
+
+def test_only_the_first_edit_waits_for_a_program_that_has_the_file_locked_and_a_volatile_one_never(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("admin.edits.store._BUSY_MS", 7)
+    store = Store(state_dir)
+    waited = []
+    db = store._db
+    db.set_trace_callback(lambda sql: waited.append(int(sql.split()[-1])) if "busy_timeout" in sql else None)
+    with closing(sqlite3.connect(state_dir / NAME, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        store.commit([change(1)], {}, required=False)
+        assert store.error == "another program has it locked"
+        with pytest.raises(OSError, match="locked"):
+            commit(store, 2)
+        with pytest.raises(OSError, match="locked"):
+            ids(store)
+        assert set(waited) == {0}
+        other.execute("ROLLBACK")
+        commit(store, 2)
+        other.execute("BEGIN EXCLUSIVE")
+        waited.clear()
+        for _ in range(2):
+            with pytest.raises(OSError, match="locked"):
+                commit(store, 3)
+    assert waited == [7, 0]
     assert ids(store) == [2, 1]
+    store.close()
+
+
+def test_a_file_that_may_not_be_written_any_more_is_an_error_until_it_may(state_dir: Path) -> None:
+    store = Store(state_dir)
+    store._db.execute("PRAGMA query_only = ON")
+    with pytest.raises(OSError, match="it may not be written"):
+        commit(store, 1)
+    store._db.execute("PRAGMA query_only = OFF")
+    commit(store, 1)
+    assert (store.error, ids(store)) == (None, [1])
     store.close()
 
 
@@ -168,13 +216,6 @@ def test_a_directory_that_others_can_write_is_told(state_dir: Path, mode: int, s
 # --- opening a place
 
 
-def test_a_given_directory_that_is_no_path_is_named() -> None:
-    place = state_dirs.find("/tmp/a\0b", {}, Endpoint("127.0.0.1", 10911))
-    with pytest.raises(StartError, match=r"a\\x00b.*is no path"):
-        open_store(place)
-    assert active_in(place) == ({}, "is no path: it has a character that none may have")
-
-
 @pytest.mark.parametrize("name", [NAME, "lock"])
 def test_a_file_that_cannot_be_had_is_named(state_dir: Path, name: str) -> None:
     (state_dir / name).mkdir()
@@ -192,41 +233,3 @@ def test_a_second_process_is_kept_out_even_of_a_usual_place(state_dir: Path) -> 
         open_store(StateDir(state_dir, given=False))
     first.close()
     open_store(StateDir(state_dir, given=False)).close()
-
-
-# --- the previous version's files
-
-
-def journal(*records: object) -> bytes:
-    bodies = [msgspec.json.encode(record) for record in records]
-    return b"sluice-edits 1\n" + b"".join(b"%08x %08x %s\n" % (len(body), crc32(body), body) for body in bodies)
-
-
-OLD = journal(
-    {"written": {PATH: active(1), "switches/all": active(2)}, "changes": [change(1), change(2)]},
-    {"written": {"switches/all": None}, "changes": [change(3)]},
-)
-
-
-@pytest.mark.parametrize("torn", [b"", b"0000012f 5f37"])
-def test_the_state_of_the_previous_version_is_imported_once(state_dir: Path, torn: bytes) -> None:
-    (state_dir / "edits.journal").write_bytes(OLD + torn)
-    (state_dir / "limits.state").write_bytes(b"state")
-    assert active_in(StateDir(state_dir, given=True)) == ({PATH: active(1)}, None)
-    store = Store(state_dir)
-    assert (store.active, store.last_id, store.saved_limiters()) == ({PATH: active(1)}, 3, b"state")
-    store.commit([change(4)], {PATH: None}, required=True)
-    store.close()
-    store = Store(state_dir)
-    assert (store.active, store.last_id) == ({}, 4)
-    assert (state_dir / "edits.journal.imported").exists()
-    store.close()
-
-
-@pytest.mark.parametrize("data", [OLD.replace(b'"rate":1', b'"rate":9'), b"", b"sluice-edits 7\n"])
-def test_a_damaged_journal_of_the_previous_version_is_quarantined(state_dir: Path, data: bytes) -> None:
-    (state_dir / "edits.journal").write_bytes(data)
-    store = Store(state_dir)
-    (aside,) = store.set_aside
-    assert (store.active, Path(aside).read_bytes()) == ({}, data)
-    store.close()

@@ -61,11 +61,12 @@ def test_a_change_says_what_differs(old: Any, new: Any, text: str) -> None:
     assert wording.difference(make(old=old, new=new)) == text
 
 
-def test_a_change_says_whose_limit_held_or_holds_for_a_name_without_one() -> None:
-    pattern, default = {"rule": "topic:a-*", "limit_text": "500/s"}, {"rule": "topic:*", "limit_text": "2000/s"}
-    limit = {"rate": 7, "burst_s": 3}
-    assert wording.difference(make(old_rule=pattern, new=limit)) == "500/s (by a-*) → 7/s"
-    assert wording.difference(make(old=limit, new_rule=default)) == "7/s → 2000/s (by the default)"
+def test_a_change_says_whose_limit_a_name_inherits() -> None:
+    inherited, own = {"rate": 500, "burst_s": 9}, {"rate": 7, "burst_s": 3}
+    change = make(old=inherited, old_rule="topic:a-*", new=own)
+    assert wording.difference(change) == "500/s (by a-*) → 7/s"
+    change = make(old=own, new=inherited, new_rule="topic:*")
+    assert wording.difference(change) == "7/s → 500/s (by the default)"
 
 
 @pytest.mark.parametrize(

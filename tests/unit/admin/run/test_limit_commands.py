@@ -24,17 +24,13 @@ def edits(*limits: str, file: str | None = None) -> EditService:
     return EditService(compose(load(file, {}, flags)).rulebook, Store(None))
 
 
-async def _apply(_: RuleSet) -> None:
-    await trio.lowlevel.checkpoint()
-
-
 def update(name: str, rate_per_s: float, kind: str = "retry_group") -> LimitCommand:
     return LimitCommand(1, "main", "10.0.0.9:5", "update_limit", kind, name, rate_per_s)
 
 
-async def test_an_update_changes_the_rate_keeps_the_rest_and_is_recorded(nursery: trio.Nursery) -> None:
+async def test_an_update_changes_the_rate_keeps_the_rest_and_is_recorded(nursery: trio.Nursery, data_path: Any) -> None:
     live = edits("retry_group:*=5/s")
-    await nursery.start(live.run, _apply)
+    await nursery.start(live.run, data_path)
     assert (await limit_commands.update(live, update("billing", 9))).error == ""
     rule = live.rule_set.match(Resource("retry_group", "billing"))
     assert (rule.rate_per_s, rule.action) == (9, "delay")
@@ -43,9 +39,9 @@ async def test_an_update_changes_the_rate_keeps_the_rest_and_is_recorded(nursery
     assert "listener main" in change.reason
 
 
-async def test_a_wrong_update_is_answered_with_what_is_wrong(nursery: trio.Nursery) -> None:
+async def test_a_wrong_update_is_answered_with_what_is_wrong(nursery: trio.Nursery, data_path: Any) -> None:
     live = edits()
-    await nursery.start(live.run, _apply)
+    await nursery.start(live.run, data_path)
     for command, what in (
         (update("x", -1), "rate"),
         (update("%RETRY%x", 1), "name"),
@@ -66,7 +62,8 @@ async def test_a_fault_is_answered_and_commands_go_on(nursery: trio.Nursery, dat
         if broken:
             raise RuntimeError("no data path")
 
-    await nursery.start(live.run, apply)
+    data_path.apply = apply
+    await nursery.start(live.run, data_path)
     await nursery.start(limit_commands.answer, data_path, live)
     with structlog.testing.capture_logs() as logged:
         for number in (1, 2):
@@ -94,7 +91,7 @@ async def test_changes_are_made_in_the_order_in_which_they_came_and_a_view_sees_
         answered.set()
 
     data_path.limit_commands, data_path.reply = commands.take, reply
-    await nursery.start(live.run, _apply)
+    await nursery.start(live.run, data_path)
     await nursery.start(limit_commands.answer, data_path, live)
     client = ConnectionInfo(1, "main", "main", "10.0.0.9:5", "10.0.0.9")
     # All in one turn of the event loop, as from one read of a connection.

@@ -81,7 +81,7 @@ def time() -> Time:
 @pytest.fixture
 async def desk(data_path: Any, write: Any, nursery: Any) -> EditService:
     desk = EditService(compose(load(write(CONFIG), {}, Flags())).rulebook, Store(None))
-    await nursery.start(desk.run, data_path.apply)
+    await nursery.start(desk.run, data_path)
     return desk
 
 
