@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from duck_tables.comparing import count, unequal
+from equal_tables import count, unequal
 from harness.sidecar import run_sluice
-from log_maker import Shape, make, soil
+from log_truth import make
 from spark_cluster import PATIENCE_S, SETTINGS, SPARK_HOME, Cluster, running_cluster
 
 from admin.analytics import tables
@@ -21,12 +21,11 @@ from admin.analytics import tables
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).resolve().parents[2]
-SHAPE = Shape(instances=2, resources=12, active=3, storms_per_minute=0.1, storm_s=30.0, clients=4)
 
 
 @dataclass(frozen=True)
 class Logs:
-    """Logs of two sidecars in a tree, and the report of one process."""
+    """Logs of four sidecars in a tree, and the report of one process."""
 
     folder: Path
     out: Path
@@ -41,7 +40,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Logs:
     folder = tmp_path_factory.mktemp("cluster-logs")
-    soil(folder / "logs", make(folder / "logs", SHAPE, 3_000, lines=1_000))
+    make(folder / "logs")
     answer = run_sluice("report", "logs", "--out", "out", "--master", "local[2]", cwd=folder, timeout_s=PATIENCE_S)
     assert answer.returncode == 0, answer.stderr
     return Logs(folder / "logs", folder / "out")

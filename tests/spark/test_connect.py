@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from duck_tables.comparing import count, unequal
+from equal_tables import count, unequal
 from harness.ports import free_port
 from harness.process import ManagedProcess
 from harness.sidecar import run_sluice

@@ -5,11 +5,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
+import duckdb
 import pytest
 from harness.sidecar import run_sluice
 from log_truth import Made, Truth, count, make
 from log_truth.making import EAST_1, EAST_2, FLOOD_PER_S, NASTY, SHARES, WEST_1
 from log_truth.reported import p99_per_s, reported
+
+from admin.analytics.tables import BY_DAY
 
 _SPARK_S: Final = 580.0
 _KNOWN: Final = tuple(each.name for each in fields(Truth))
@@ -73,6 +76,15 @@ def test_the_report_says_what_the_count_does(case: Case, what: str) -> None:
 
 def test_seconds_by_minute_and_by_hour_have_the_same_percentiles(case: Case) -> None:
     assert p99_per_s(case.out, by_minutes=True) == p99_per_s(case.out)
+
+
+def test_beside_each_second_of_a_table_is_its_timestamp(case: Case) -> None:
+    with duckdb.connect() as duck:
+        for table in BY_DAY:
+            for seconds, moment in table.moments.items():
+                rows = f"read_parquet('{case.out}/{table.name}/dt=*/*.parquet')"
+                wrong = f'SELECT count(*) FROM {rows} WHERE epoch("{moment}") IS DISTINCT FROM {seconds}'
+                assert duck.execute(wrong).fetchone() == (0,), (table.name, moment)
 
 
 def test_copies_are_counted(case: Case) -> None:

@@ -7,7 +7,7 @@ import pytest
 from log_rows import MONDAY_S, Run, lines_of
 from pyspark.sql import SparkSession
 
-from admin.analytics.inputs import Found, find, find_at
+from admin.analytics.inputs import Found, find
 from admin.analytics.lines import GATHERED, HOURS_IN, Wanted, gather, hours_in
 from admin.analytics.report import lines_in, path_of
 from admin.analytics.tables import in_spark
@@ -62,18 +62,6 @@ def test_which_hours_files_are_of_is_told_with_their_names(spark: SparkSession, 
         hours.setdefault(path_of(row["file"]), set()).update(row["hours"])
     names = (*_NAMES, "torn.jsonl.gz")
     assert {file: of for file, of in hours.items() if of} == {str(folder / name): {MONDAY_S} for name in names}
-
-
-def test_at_an_address_it_is_the_same(spark: SparkSession, folder: Path) -> None:
-    (folder / ".hidden.jsonl").write_bytes(b"{}")
-    (folder / "notes.txt").write_bytes(b"no log")
-    here = find([str(folder)])
-    there = find_at(spark, find([f"file://{folder}/"]))
-    # Spark lists no file without anything in it.
-    assert {(file.path, file.size_bytes) for file in there.files} == {
-        (file.path, file.size_bytes) for file in here.files if file.size_bytes
-    }
-    assert _gathered(spark, there) == _gathered(spark, here)
 
 
 def test_files_that_have_gone_meanwhile_are_left_out(spark: SparkSession, folder: Path) -> None:

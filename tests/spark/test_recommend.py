@@ -1,25 +1,20 @@
 """Recommendations as Spark moves what they are made of; what is decided, and why, has tests without it."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from log_rows import MONDAY_S, Asked, Limit, Run, lines_of, rows_of
+from log_rows import MONDAY_S, Asked, Limit, Run, lines_of
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from admin.analytics import backtest, kernels, report
 from admin.analytics.digest import Picked
-from admin.analytics.figures import Limit as LimitOf
 from admin.analytics.inputs import find
 from admin.analytics.lines import Wanted
 from admin.analytics.making import _write_recommendations
 from admin.analytics.options import Options
 from admin.analytics.report import Recommended, Tools, find_instances, make_tables, recommend
-from admin.analytics.tables import LIMIT_KEY, MINUTES, in_spark
 from admin.client.recommendations import read as read_file
 from admin.common.recommendations import Recommendation
 
@@ -86,38 +81,6 @@ def test_each_resource_gets_its_recommendation(recommended: Recommended) -> None
     assert rows["a", "old"]["messages"] == 0
 
 
-def test_minutes_that_are_left_out_of_replays_make_no_difference(
-    log: Run, tables: Tools, recommended: Recommended
-) -> None:
-    minutes = tables.store.read(MINUTES)
-    loud = report._loud(minutes, recommended.decided, 3)
-    left = {(row["name"], row["minute_s"]) for row in loud.select("name", "minute_s").collect()}
-    every = {(row["name"], row["minute_s"]) for row in rows_of(lines_of(log.records))["minutes"]}
-    # Those that refused something, and those right after them, whose bucket is not full yet.
-    assert {name for name, _ in left} == {"tight"}
-    assert len(left) == 2 * 4 * DAYS - DAYS < len({each for each in every if each[0] == "tight"})
-    (row,) = recommended.decided.where("name = 'tight'").collect()
-    of = kernels.read_advice(bytes(row["advice"]))
-    all_of_it = [
-        backtest.Minute(
-            each["minute_s"],
-            LimitOf(**{key: each[key] for key in LIMIT_KEY}),
-            each["refused_messages"],
-            each["second"],
-            [one + other for one, other in zip(each["second_admitted"], each["second_refused"], strict=True)],
-            each["second_requests"],
-            each["second_bytes"],
-        )
-        for each in sorted(rows_of(lines_of(log.records))["minutes"], key=lambda each: each["minute_s"])
-        if each["name"] == "tight"
-    ]
-    whole = backtest.replay(all_of_it, of.limit, of.candidates)
-    written = loud.select(*kernels.MINUTES_COLUMNS).mapInArrow(kernels.replay_weeks({}), in_spark(kernels.REPLAYED))
-    weeks = written.agg(*(F.sum(F.col("refused")[at]) for at in range(len(of.candidates))), F.sum("error")).first()
-    assert weeks is not None
-    assert tuple(weeks) == (*whole.refused, whole.error)
-
-
 def test_how_many_tasks_there_are_makes_no_difference(tables: Tools, recommended: Recommended) -> None:
     before = [row.asDict(recursive=True) for row in recommended.frame.orderBy("instance", "name").collect()]
     again = recommend(replace(tables, tasks=1), Options(), find_instances(tables, Options()))
@@ -134,26 +97,6 @@ def test_a_capacity_is_shared_out_among_the_limits_of_each_sidecar(tables: Tools
     assert found["b", "roomy"].action == "new"
     assert 0 < rates["b", "roomy"] <= 200.0
     assert "fair share" in found["a", "tight"].evidence
-
-
-def test_the_table_and_the_file_say_the_same_and_a_rerun_changes_nothing(tables: Tools, tmp_path: Path) -> None:
-    path = tmp_path / "recommendations.json"
-    written: list[bytes] = []
-    for _ in range(2):
-        instances = find_instances(tables, Options())
-        recommended = recommend(tables, Options(), instances)
-        picked = Picked((), ())
-        _write_recommendations(path, "2026-11-22T00:00:00Z", recommended, instances, picked)
-        written.append(path.read_bytes())
-    content, again = written
-    assert content == again
-    assert picked.counts == {"raise": 1, "unused": 1, "keep": 2}
-    read = read_file(str(path))
-    assert list(read.recommendations) == list(recommended.all())
-    assert {each.name for each in picked.first()} == {"tight", "roomy", "old"}
-    assert read.instances == ("a", "b")
-    until_s = MONDAY_S + DAY_S * (DAYS - 1) + 600
-    assert json.loads(content)["period"] == {"from": MONDAY_S, "until": until_s}
 
 
 def test_of_nothing_there_are_none(spark: SparkSession, tools: Callable[[Path], Any], tmp_path: Path) -> None:

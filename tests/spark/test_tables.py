@@ -1,14 +1,13 @@
-"""How tables are written again, by day and by hour, and what Spark itself would say of storms."""
+"""How tables are written again, by day and by hour."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from duck_tables.comparing import unequal
+from equal_tables import unequal
 from log_rows import Asked, Limit, Run, lines_of
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from admin.analytics import tables
 from admin.analytics.inputs import find
@@ -19,9 +18,6 @@ from admin.analytics.words import DAY_S, HOUR_S
 from admin.rejection_log.records import LimitChangeRecord
 
 pytestmark = pytest.mark.long
-
-if TYPE_CHECKING:
-    from conftest import Case
 
 Report = Callable[..., Tools]
 
@@ -112,24 +108,3 @@ def test_hours_that_are_made_anew_leave_all_others_as_they_were(report: Report, 
     report(both, out="both")
     assert unequal(tmp_path / "out", tmp_path / "both") == {}
     assert its.store.read(tables.MINUTES).count() == 10
-
-
-def test_storms_are_those_of_sparks_own_sessions(case: "Case", spark: SparkSession) -> None:
-    lines = spark.read.json(
-        [str(file) for file in case.files()],
-        schema="type STRING, v INT, instance STRING, run STRING, n BIGINT, at_s BIGINT, kind STRING, name STRING,"
-        " client STRING, rule STRING, verdict STRING, messages BIGINT",
-    )
-    sessions = (
-        lines.where("v = 1 AND type = 'rejection' AND verdict != 'hold' AND client IS NOT NULL AND messages >= 0")
-        .where("instance != 'bad'")
-        .dropDuplicates(["run", "n"])
-        .withColumn("shadow", F.col("verdict") == "shadow")
-        .groupBy("instance", "kind", "name", "shadow", F.session_window(F.timestamp_seconds("at_s"), "30 seconds"))
-        .agg(F.min("at_s").alias("start_s"), (F.max("at_s") + 1).alias("end_s"), F.sum("messages").alias("messages"))
-        .drop("session_window")
-    )
-    ours = tables.Store(spark, str(case.out)).read(tables.STORMS).select(*sessions.columns)
-    # At exactly the gap Spark begins another session; see the cases at the edge, which have tests of their own.
-    of_shapes = "instance != 'edge'"
-    assert sorted(ours.where(of_shapes).collect()) == sorted(sessions.where(of_shapes).collect())

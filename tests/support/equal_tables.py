@@ -1,4 +1,4 @@
-"""Holding the tables of two reports against each other, by an engine that made neither."""
+"""Comparison of the tables of two reports, by DuckDB, which made neither."""
 
 from pathlib import Path
 
