@@ -35,25 +35,13 @@ SHARES: Final = (40, 20, 10, 10, 5, 5, 5, 5)
 FLOOD_PER_S: Final = 520
 LIMIT_PER_S: Final = 100
 _MINUTE_S: Final = 60
+_UP_S: Final = 10 * _MINUTE_S
+"""How long sidecars are up before and after a time of interest."""
 _DOWN: Final = range(SUMMER_ENDS_S + 20, SUMMER_ENDS_S + 25)
 """Between two runs of ``east-1``, in the middle of a storm."""
 _HEAD: Final = 17
 """Bytes of a request besides its messages."""
 _EACH: Final = 300
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How much there is to be."""
-
-    minutes: int = 10
-    steady: int = 2
-    storms: int = 0
-    file_minutes: int = 10
-
-
-BIG: Final = Plan(minutes=720, steady=6, storms=24, file_minutes=60)
-"""Half a million lines, a sixth of them copies."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +56,12 @@ class Made:
     limits: dict[Resource, float]
 
 
-def make(folder: Path, plan: Plan = Plan()) -> Made:
+def make(folder: Path) -> Made:
     """Write the logs."""
     known = _Known()
-    sidecars = [_Sidecar(folder, plan, name, known) for name in (EAST_1, EAST_2, WEST_1, WEST_2)]
+    sidecars = [_Sidecar(folder, name, known) for name in (EAST_1, EAST_2, WEST_1, WEST_2)]
     for sidecar in sidecars:
-        sidecar.write(_storms(plan, sidecar.instance))
+        sidecar.write(_storms(sidecar.instance))
     files = [file for sidecar in sidecars for file in sidecar.files]
     spoiled = _spoil(folder, files)
     (late,) = (file for file in files if "late" in file.name)
@@ -137,16 +125,16 @@ class _Storm:
 
 
 def _centres() -> list[int]:
-    """Return the times around which all sidecars are up, even in the smallest plan."""
+    """Return the times around which all sidecars are up."""
     return sorted([*(START_S + day * DAY_S for day in range(DAYS + 1)), SUMMER_ENDS_S])
 
 
-def _windows(plan: Plan) -> list[tuple[int, int]]:
+def _windows() -> list[tuple[int, int]]:
     """Return from when to when sidecars are up, without overlaps."""
     found: list[tuple[int, int]] = []
     for centre_s in _centres():
-        first_s = max(START_S, centre_s - plan.minutes * _MINUTE_S)
-        last_s = min(START_S + DAYS * DAY_S, centre_s + plan.minutes * _MINUTE_S)
+        first_s = max(START_S, centre_s - _UP_S)
+        last_s = min(START_S + DAYS * DAY_S, centre_s + _UP_S)
         if found and first_s <= found[-1][1]:
             found[-1] = found[-1][0], max(last_s, found[-1][1])
         else:
@@ -154,11 +142,11 @@ def _windows(plan: Plan) -> list[tuple[int, int]]:
     return found
 
 
-def _storms(plan: Plan, instance: str) -> list[_Storm]:
+def _storms(instance: str) -> list[_Storm]:
     day = [START_S + each * DAY_S for each in range(DAYS + 1)]
     eight = {f"10.1.0.{at}": FLOOD_PER_S * share // 100 for at, share in enumerate(SHARES, 1)}
     two = {"10.2.0.1": 30, "10.2.0.2": 10}
-    special = {
+    return {
         EAST_1: [
             _Storm("orders", day[2] - 150, 300, eight),
             _Storm("imports", SUMMER_ENDS_S - 100, 160, two, without=_DOWN),
@@ -181,17 +169,6 @@ def _storms(plan: Plan, instance: str) -> list[_Storm]:
             _Storm("set back", day[3] + 6 * _MINUTE_S, 120, two),
         ],
     }[instance]
-    more = []
-    for place, centre_s in enumerate(_centres()[1:-1]):
-        for number in range(plan.storms):
-            room_s = 2 * (plan.minutes - 30) * _MINUTE_S
-            at_s = centre_s - room_s // 2 + (number * 7_919 + place * 104_729) % room_s + _skew(instance)
-            # What is special has these times for itself.
-            while any(abs(at_s - each) < 25 * _MINUTE_S for each in _centres()):
-                at_s += 10 * _MINUTE_S
-            clients = {f"10.3.{number % 7}.{at}": 1 + (number + at) % 9 for at in range(1 + number % 8)}
-            more.append(_Storm(f"bulk-{place}-{number}", at_s, 60 + number % 4 * 20, clients, every_s=1 + number % 3))
-    return special + more
 
 
 def _skew(instance: str) -> int:
@@ -201,11 +178,10 @@ def _skew(instance: str) -> int:
 class _Sidecar:
     """Writes one sidecar's logs."""
 
-    def __init__(self, folder: Path, plan: Plan, instance: str, known: _Known) -> None:
+    def __init__(self, folder: Path, instance: str, known: _Known) -> None:
         self.instance = instance
         self.files: list[Path] = []
         self._folder = folder
-        self._plan = plan
         self._known = known
         self._slug = instance.replace(":", "-")
         self._run = 0
@@ -216,7 +192,7 @@ class _Sidecar:
         self._said_lost = 0
         self._is_late_told = False
         self._storms: dict[int, list[_Storm]] = {}
-        self._steady = [_Steady(number) for number in range(plan.steady)]
+        self._steady = [_Steady(number) for number in range(2)]
 
     def write(self, storms: list[_Storm]) -> None:
         """Write it all, and note what it comes to."""
@@ -225,7 +201,7 @@ class _Sidecar:
             for minute in sorted({at_s // _MINUTE_S for at_s in storm.at}):
                 self._storms[minute].append(storm)
         self._note_storms(storms)
-        for first_s, last_s in _windows(self._plan):
+        for first_s, last_s in _windows():
             skew_s = _skew(self.instance) // _MINUTE_S * _MINUTE_S
             self._window(first_s + skew_s, last_s + skew_s)
         if self.instance != WEST_2:
@@ -274,7 +250,7 @@ class _Sidecar:
                     self._minute(minute_s - _MINUTE_S, 0, 60)
                     self._minute(minute_s, 0, 60)
             minute_s += _MINUTE_S
-            if (minute_s - first_s) % (self._plan.file_minutes * _MINUTE_S) == 0:
+            if (minute_s - first_s) % _UP_S == 0:
                 self._finish(minute_s)
         self._finish(minute_s)
 

@@ -303,12 +303,6 @@ def test_of_a_large_fleet_all_are_added_up_and_the_first_are_named() -> None:
     assert [each.instance for each in found.members] == [f"{at:04}" for at in range(MAX_MEMBERS)]
 
 
-def test_advice_is_the_same_after_it_was_written_down() -> None:
-    who = (Most("client", "10.0.0.9", 0.9, 9),)
-    found = decided(demand(storms=Storms(count=14, days=7, messages=21_000, most=who), retries="assumed"))
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=Advice) == found
-
-
 def test_a_limit_far_above_the_demand_is_lowered() -> None:
     found = decided(demand(100, 1000, **QUIET))
     assert (found.action, found.recommended.rate_per_s) == ("lower", 130)

@@ -17,7 +17,7 @@ from admin.analytics.backtest import Minute, replay
 from admin.analytics.demand import demand_of
 from admin.analytics.figures import HourDemand, Known, Limit, Most, Storms
 from admin.analytics.options import Options
-from admin.analytics.replay import Replay, Second, _Gate
+from admin.analytics.replay import Replay, Second
 from admin.common.numbers import percent
 from admin.common.recommendations import Recommendation
 from limiter.buckets.fair import FairLimiter
@@ -232,20 +232,6 @@ def test_a_minute_that_the_bucket_lasts_for_costs_no_more_than_its_last_second(m
     minutes = [quiet(NOW, [80] * 60, at_s=at_s) for at_s in range(0, 600, 60)]
     assert replay(minutes, NOW, [Candidate(100.0, None, wanted=False)]) == ((0,), 0)
     assert played == list(range(59, 600, 60))
-
-
-@pytest.mark.parametrize("limit", [NOW, replace(NOW, bytes_per_s=900.0), replace(NOW, burst_s=20.0, break_s=0.0)])
-def test_passing_by_makes_no_difference(limit: Limit, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = random.Random(1)
-    minutes = [
-        quiet(limit, [rng.randrange(40, of) for _ in range(60)], at_s=60 * at)
-        for at, of in enumerate((90, 140, 95, 80, 200, 90, 90))
-    ]
-    candidates = [Candidate(rate, limit.bytes_per_s, wanted=False) for rate in (80.0, 90.0, 100.0, 150.0)]
-    passed_by = replay(minutes, limit, candidates)
-    monkeypatch.setattr(_Gate, "lasts", lambda *_: False)
-    assert passed_by.refused == pytest.approx(replay(minutes, limit, candidates).refused, rel=0.01, abs=20)
-    assert passed_by.refused[0] > 0
 
 
 def test_what_is_left_without_retries_is_rounded_so_that_nothing_is_lost() -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from log_rows import MONDAY_S, Asked, Limit, Rows, Run, lines_of, rows_of
 from retry_formula import corrected, weights
 
-from admin.analytics import combine
 from admin.analytics.combine import HISTOGRAMS, Minute, amounts_of, demand_from, hour_demand
 from admin.analytics.figures import HourDemand
 from admin.analytics.retries import MEASURED_SHARE
@@ -160,20 +159,6 @@ def _ends(parts: list[dict[str, Any]]) -> list[tuple[int, int]]:
     return [(part["start_s"] - MONDAY_S, part["last_s"] - MONDAY_S) for part in parts]
 
 
-@pytest.mark.parametrize("gap_s", [1, 30, 3600])
-def test_parts_of_storms_end_where_nothing_follows_within_the_gap(gap_s: int) -> None:
-    for apart, whole in ((gap_s, True), (gap_s + 1, False)):
-        # Wherever slots of the hour begin and end.
-        for first in (0, 1, gap_s - 1, gap_s, gap_s + 1, 1799):
-            if first < 0 or first + apart >= 3600:
-                continue
-            run = Run()
-            run.rejection(MONDAY_S + first)
-            run.rejection(MONDAY_S + first + apart)
-            expected = [(first, first + apart)] if whole else [(first, first), (first + apart, first + apart)]
-            assert _ends(_parts(run, gap_s)) == expected
-
-
 def test_whom_a_part_refused_is_its_own_at_the_borders_of_slots(run: Run) -> None:
     # Slots are of 31 seconds: the first storm is of the first two, the second one of the fourth.
     for at, client, messages in ((20, "a", 5), (40, "b", 7), (61, "a", 1), (93, "c", 2), (93, "a", 4)):
@@ -188,13 +173,6 @@ def test_whom_a_part_refused_is_its_own_at_the_borders_of_slots(run: Run) -> Non
     assert (one["messages"], one["refused_seconds"], one["peak_per_s"], one["peak_at_s"]) == (13, 3, 7, MONDAY_S + 40)
 
 
-def test_the_first_of_the_worst_seconds_is_the_peak(run: Run) -> None:
-    for at, messages in ((9, 4), (5, 2), (5, 2), (1, 3)):
-        run.rejection(MONDAY_S + at, messages, wait_max_us=at)
-    (part,) = _parts(run)
-    assert (part["peak_per_s"], part["peak_at_s"] - MONDAY_S, part["wait_max_us"]) == (4, 5, 9)
-
-
 def test_what_was_held_is_no_storm_and_what_only_shadows_is_one_by_itself(run: Run) -> None:
     for at, verdict in ((0, "hold"), (5, "shadow"), (10, "refuse"), (40, "shadow"), (12, "refuse")):
         run.rejection(MONDAY_S + at, 3, verdict=verdict)
@@ -205,34 +183,6 @@ def test_what_was_held_is_no_storm_and_what_only_shadows_is_one_by_itself(run: R
     # Refusals whose traffic is not known.
     assert (row["minutes"], row["first_minute_s"], row["demand_messages"]) == (0, None, 0)
     assert demand_from(row["demand"]) == HourDemand()
-
-
-_SECOND = st.tuples(
-    st.integers(0, 3599), st.sampled_from(["refuse", "refuse", "shadow", "hold"]), st.sampled_from("abc"),
-    st.integers(0, 50),
-)  # fmt: skip
-
-
-@given(st.lists(_SECOND, max_size=40), st.sampled_from([1, 7, 30, 600]))
-def test_parts_are_what_second_after_second_comes_to(seconds: list[tuple[int, str, str, int]], gap_s: int) -> None:
-    run = Run()
-    for at, verdict, client, messages in seconds:
-        run.rejection(MONDAY_S + at, messages, verdict=verdict, client=client)
-    expected = []
-    for verdict in ("refuse", "shadow"):
-        last = None
-        for at, of, client, messages in sorted(seconds):
-            if of != verdict:
-                continue
-            if last is None or at - last > gap_s:
-                expected.append((verdict == "shadow", at, Counter[str]()))
-            expected[-1][2][client] += messages
-            last = at
-    found = [
-        (part["shadow"], part["start_s"] - MONDAY_S, {each["name"]: each["messages"] for each in part["clients"]})
-        for part in _parts(run, gap_s)
-    ]
-    assert found == expected
 
 
 # Hours, refusals, limits, coverage
@@ -319,15 +269,6 @@ def test_what_could_not_be_understood_is_handed_on(run: Run) -> None:
         | {"example": "17"}
     ]
     assert len(rows["refusals"]) == 1
-
-
-def test_more_rows_than_a_batch_takes_are_all_there(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(combine, "_BATCH_ROWS", 10)
-    for at in range(50):
-        run.traffic(MONDAY_S + 3600 * (at % 5), {0: Asked(at)}, name=f"topic-{at:02d}")
-    rows = _rows(run)
-    assert sorted(row["name"] for row in rows["minutes"]) == [f"topic-{at:02d}" for at in range(50)]
-    assert len(rows["hours"]) == 50
 
 
 # The demand of an hour

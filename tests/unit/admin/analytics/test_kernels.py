@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from log_rows import MONDAY_S, Asked, Limit, Run, lines_of, rows_of
 
-from admin.analytics import advice, backtest, kernels
+from admin.analytics import advice, kernels
 from admin.analytics.advice import Advice
 from admin.analytics.combine import demand_from
 from admin.analytics.demand import demand_of, storms_of
@@ -146,13 +146,6 @@ def test_records_that_are_missing_are_counted(rows: list[dict[str, Any]], lost: 
     assert one.coverage.lost_records == lost
 
 
-def test_an_hour_without_a_heartbeat_counts_from_its_beginning() -> None:
-    nothing = {"minutes": 0, "seconds": 0, "first_minute_s": None, "last_minute_s": None, "version": ""}
-    of = _known(nothing)["a"].coverage
-    assert of is not None
-    assert (of.from_s, of.until_s, of.minutes, of.gap_minutes, of.versions) == (MONDAY_S, MONDAY_S, 0, 0, ())
-
-
 # Storms and decisions
 
 
@@ -178,14 +171,6 @@ def test_each_resource_is_judged_by_all_of_its_hours(rows: Mapping[str, list[dic
     assert decided["tight"]["least_rate_per_s"] <= 300.0
     assert decided["tight"]["least_bytes_per_s"] is None
     assert decided["tight"]["burst_s"] == 1.0
-
-
-def test_what_is_decided_and_found_comes_in_pieces_of_which_none_is_missing(
-    rows: Mapping[str, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = _judged(rows)
-    monkeypatch.setattr(kernels, "_BATCH_ROWS", 1)
-    assert _judged(rows) == whole
 
 
 def test_of_a_sidecar_that_says_nothing_of_itself_nothing_is_known_but_all_is_judged(
@@ -282,12 +267,6 @@ def test_weeks_are_added_up_wherever_the_advice_stands_among_them(rows: Mapping[
             )  # fmt: skip
 
 
-def test_a_replay_of_what_nothing_was_decided_about_is_left(rows: Mapping[str, list[dict[str, Any]]]) -> None:
-    of = kernels.read_advice(_decided(rows)["tight"]["advice"])
-    replayed = _replayed(of, ([1] * len(of.candidates), 0))[:-1]
-    assert _through(kernels.settle(), replayed, kernels.REPLAYED) == []
-
-
 def test_a_raised_limit_would_have_refused_nothing(rows: Mapping[str, list[dict[str, Any]]]) -> None:
     of = kernels.read_advice(_decided(rows)["tight"]["advice"])
     (replayed,) = _through(kernels.replay_weeks(OPTIONS.attempts), _loud(rows, "tight", of), MINUTES_SCHEMA)
@@ -307,15 +286,6 @@ def test_limits_that_nobody_used_are_recommended_to_go_where_the_log_knows_anyth
     (row,) = _through(kernels.unused(INSTANCES), [of, unknown], LIMITS_SCHEMA)
     (settled,) = _through(kernels.settle(), [row], kernels.REPLAYED)
     assert (settled["name"], settled["action"], settled["messages"]) == ("old", "unused", 0)
-
-
-def test_of_nothing_nothing_comes() -> None:
-    assert _through(kernels.know(), [], COVERAGE_SCHEMA) == []
-    assert _through(kernels.judge({}, OPTIONS), [], HOURS_SCHEMA) == []
-    assert _through(kernels.replay_weeks({}), [], MINUTES_SCHEMA) == []
-    assert _through(kernels.settle(), [], kernels.REPLAYED) == []
-    assert list(kernels.share_out({}, 1.0)([])) == []
-    assert backtest.replay([], LimitOf(), []).refused == ()
 
 
 def test_the_hours_of_a_resource_are_gone_through_without_being_kept(rows: Mapping[str, list[dict[str, Any]]]) -> None:

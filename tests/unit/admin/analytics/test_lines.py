@@ -197,12 +197,6 @@ def test_lines_of_a_resource_and_hour_come_together() -> None:
     ]
 
 
-def test_first_and_last_are_found_in_any_order() -> None:
-    for order in ((1, 2, 3), (3, 2, 1), (2, 3, 1), (2, 1, 3)):
-        (row,) = _gathered({**GOOD, "n": at, "at_s": _HOUR_S + at} for at in order)
-        assert (row["first_s"] - _HOUR_S, row["last_s"] - _HOUR_S) == (1, 3)
-
-
 @pytest.mark.parametrize(
     ("wanted", "kept"),
     [
@@ -318,11 +312,6 @@ def test_what_is_no_gzip_is_said(content: bytes) -> None:
     assert (row["reason"], row["records"], row["lines"]) == (
         "is no gzip, or damaged; what is before the damage was read", 0, b""
     )  # fmt: skip
-
-
-def test_an_empty_packed_file_has_nothing() -> None:
-    assert _gathered([b""], _PACKED) == []
-    assert _gathered([gzip.compress(b"")], _PACKED) == []
 
 
 def test_hours_are_of_the_records_of_each_file() -> None:

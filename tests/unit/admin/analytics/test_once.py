@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from admin.analytics import report
 from admin.analytics.findings import Inputs, SetAside
-from admin.analytics.inputs import File, Found, find
+from admin.analytics.inputs import Found, find
 from admin.analytics.lines import Wanted
 from admin.analytics.once import Seen
 from admin.analytics.options import Options
@@ -29,7 +28,7 @@ class Job:
 
     Attributes:
         asked: the names of the files and the hours (0 is noon) of each time that tables were made.
-        spans: of each file, by name; of others none.
+        hours: of each file, by name, in seconds since 1970; of others none.
         bad: files with a line that is bad, by name.
         fails: so it ends.
     """
@@ -37,7 +36,7 @@ class Job:
     out: Path
     logs: Path
     asked: list[tuple[set[str], set[int]]] = field(default_factory=list)
-    spans: dict[str, tuple[int, int]] = field(default_factory=dict)
+    hours: dict[str, set[int]] = field(default_factory=dict)
     bad: set[str] = field(default_factory=set)
     fails: Exception | None = None
 
@@ -45,9 +44,10 @@ class Job:
         """Write a file of these hours: from the first to the last of them."""
         (self.logs / name).write_bytes(b"." * size)
         os.utime(self.logs / name, (NOON_S, NOON_S))
-        self.spans.pop(name, None)
+        self.hours.pop(name, None)
         if hours:
-            self.spans[name] = int(NOON_S + HOUR_S * min(hours)), int(NOON_S + HOUR_S * max(hours))
+            first_s, last_s = int(NOON_S + HOUR_S * min(hours)), int(NOON_S + HOUR_S * max(hours))
+            self.hours[name] = set(range(first_s - first_s % HOUR_S, last_s + 1, HOUR_S))
 
     def make_tables(self, _tools: Any, found: Found, _options: Options, wanted: Wanted) -> Inputs:
         """Stand in for ``report.make_tables``."""
@@ -60,11 +60,7 @@ class Job:
 
     def look(self, _tools: Any, found: Found) -> defaultdict[str, set[int]]:
         """Stand in for ``report.hours_of``."""
-        hours: defaultdict[str, set[int]] = defaultdict(set)
-        for file in found.files:
-            first_s, last_s = self.spans.get(Path(file.path).name, (0, -1))
-            hours[file.path] = set(range(first_s - first_s % HOUR_S, last_s + 1, HOUR_S))
-        return hours
+        return defaultdict(set, {file.path: self.hours.get(Path(file.path).name, set()) for file in found.files})
 
     def run(self, options: Options = OPTIONS) -> Inputs:
         """Run once over all that is there."""
@@ -237,60 +233,27 @@ def test_a_damaged_note_is_said(job: Job) -> None:
         job.run()
 
 
-PLAIN = Options()
-FIRST_S = 1_800_000_000
+def test_of_a_clock_that_was_set_only_the_hours_with_records_are_made(job: Job) -> None:
+    job.put("a.jsonl", 0)
+    job.hours["a.jsonl"] = {NOON_S, NOON_S + 5 * HOUR_S}
+    job.run()
+    job.put("b.jsonl", 5)
+    job.run()
+    assert job.asked == [_asked(["a.jsonl"], [0, 5]), _asked(["a.jsonl", "b.jsonl"], [5])]
 
 
-class Reports:
-    """Reports into one directory, of files whose hours are given; ``made`` is what each was made of."""
-
-    def __init__(self, out: Path, patch: pytest.MonkeyPatch) -> None:
-        self.out = out
-        self.hours: dict[str, set[int]] = {}
-        self.bad: tuple[SetAside, ...] = ()
-        self.made: list[tuple[set[str], frozenset[int] | None]] = []
-        patch.setattr(report, "hours_of", lambda _, found: defaultdict(set, self._of(found)))
-        patch.setattr(report, "make_tables", self._make)
-
-    def _of(self, found: Found) -> dict[str, set[int]]:
-        return {each.path: self.hours[each.path] for each in found.files if each.path in self.hours}
-
-    def _make(self, _tools: object, found: Found, _options: Options, wanted: Wanted) -> Inputs:
-        self.made.append(({each.path for each in found.files}, wanted.hours))
-        return Inputs(logs=(), files=0, size_bytes=0, bad_lines=0, skipped_files=0, set_aside=self.bad)
-
-    def report(self, *paths: str) -> Inputs:
-        found = Found(("logs",), tuple(File(path, 10, 1.5) for path in paths))
-        tools: Any = msgspec.defstruct("Tools", [("step", Any)])(lambda _: None)
-        return Seen.read(self.out, PLAIN).take(tools, found, PLAIN)
-
-
-@pytest.fixture
-def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reports:
-    return Reports(tmp_path, monkeypatch)
-
-
-def test_of_a_clock_that_was_set_only_the_hours_with_records_are_made(reports: Reports) -> None:
-    reports.hours = {"/a": {0, FIRST_S}, "/b": {FIRST_S}}
-    reports.report("/a")
-    reports.report("/a", "/b")
-    assert reports.made == [({"/a"}, frozenset({0, FIRST_S})), ({"/a", "/b"}, frozenset({FIRST_S}))]
-
-
-def test_an_hour_that_is_made_without_a_file_that_is_gone_is_told(reports: Reports) -> None:
-    reports.hours = {"/old": {FIRST_S - 3600}, "/a": {FIRST_S}, "/late": {FIRST_S}, "/c": {FIRST_S + 3600}}
-    assert reports.report("/old", "/a").set_aside == ()
-    # Nothing of their hours is made anew, and what was made of them is there.
-    assert reports.report("/c").set_aside == ()
-    told = reports.report("/c", "/late")
-    assert [(each.file, each.lines) for each in told.set_aside] == [("/a", 0)]
+def test_an_hour_that_is_made_without_a_file_that_is_gone_is_told(job: Job) -> None:
+    job.put("old.jsonl", 0)
+    job.put("a.jsonl", 1)
+    job.run()
+    for name in ("old.jsonl", "a.jsonl"):
+        (job.logs / name).unlink()
+    job.put("c.jsonl", 2)
+    # Nothing of their hours is made again, and what was made of them is there.
+    assert job.run().set_aside == ()
+    job.put("late.jsonl", 1)
+    told = job.run()
+    assert [(Path(each.file).name, each.lines) for each in told.set_aside] == [("a.jsonl", 0)]
     assert "is gone" in told.set_aside[0].reason
     assert told.skipped_files == 1
-    assert reports.report("/c", "/late").set_aside == told.set_aside
-
-
-def test_what_is_wrong_with_a_file_stays_with_it_whatever_it_is_called(reports: Reports) -> None:
-    reports.hours = {"/a%20b": {FIRST_S}}
-    reports.bad = (SetAside(file="/a%20b", reason="no record", lines=3),)
-    assert reports.report("/a%20b").bad_lines == 3
-    assert reports.report("/a%20b").bad_lines == 3
+    assert job.run().set_aside == told.set_aside

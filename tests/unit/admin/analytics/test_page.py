@@ -74,14 +74,6 @@ def test_every_chart_has_its_data_and_a_table_beside_it() -> None:
     assert what_ifs == list(drawn["what_ifs"]) == ["what-if-0", "what-if-1"]
 
 
-def test_all_charts_have_the_same_time() -> None:
-    found = findings_maker.findings()
-    start_s, end_s = _figures(render(found))["whole"]
-    assert (start_s, end_s) == (found.period.from_s, found.period.until_s)
-    late = msgspec.structs.replace(found.storms[0], end_s=end_s + 17)
-    assert _figures(render(findings_maker.findings(storms=(late,))))["whole"] == [start_s, end_s + 17]
-
-
 def test_who_was_refused_is_named_by_what_its_protocol_has() -> None:
     found = {
         name: render(page)
@@ -159,21 +151,6 @@ def test_no_limit_above_nothing_reads_as_nothing(limit: float) -> None:
     assert f"{written}/s → 1/s" in own
 
 
-def test_a_step_is_said_to_be_of_many_minutes_only_if_it_is() -> None:
-    steps = {60: False, 1: False, 300: True}
-    for step_s, many in steps.items():
-        curve = msgspec.structs.replace(findings_maker.curve("orders", 300.0, points=5), step_s=step_s)
-        assert ("so many minutes are drawn as one" in render(findings_maker.findings(curves=(curve,)))) is many
-
-
-def test_where_nobody_asked_nothing_is_drawn() -> None:
-    curve = findings_maker.curve("orders", 300.0, points=3, storms=0)
-    curve = msgspec.structs.replace(curve, points=(curve.points[0], curve.points[2]))
-    (drawn,) = _figures(render(findings_maker.findings(curves=(curve,))))["curves"]
-    assert drawn["at"] == [curve.points[0].at_s + at for at in (0, 60, 120, 180)]
-    assert drawn["asked"][1] == drawn["peak"][1] == drawn["asked"][3] == 0
-
-
 def test_what_a_limit_in_shadow_would_have_refused_is_among_what_was_admitted() -> None:
     point = Point(at_s=0, admitted_per_s=100.0, refused_per_s=0.0, shadowed_per_s=30.0, peak_per_s=150.0)
     curve = msgspec.structs.replace(findings_maker.curve("orders", None), points=(point,), shadowed=1_800)
@@ -201,14 +178,6 @@ def test_the_largest_storm_has_its_answers_at_the_top() -> None:
     assert "1,152,331 messages refused, at most 2,520/s" in said
     assert "What to do Raise 300/s → 450/s" in said
     assert 'id="largest"' not in render(findings_maker.findings(storms=()))
-
-
-def test_requests_are_said_only_where_they_are_others_than_messages() -> None:
-    storm = findings_maker.storm("orders", 10, 10, 1_000, requests=40)
-    page = render(findings_maker.findings(storms=(storm,), culprits=()))
-    assert '1,000<br><span class="muted">40 requests</span>' in page
-    storm = findings_maker.storm("orders", 10, 10, 1_000)
-    assert "1,000 requests" not in render(findings_maker.findings(storms=(storm,), culprits=()))
 
 
 def test_what_is_only_offered_stands_apart() -> None:
@@ -252,12 +221,6 @@ def test_a_week_is_compared_with_the_one_before_and_what_is_new_is_named() -> No
     assert "4,301" in new
     page = render(findings_maker.findings(week=None, new_resources=(), new_clients=(), fleets=()))
     assert not re.search(r'id="(week|new|fleet)"|href="#(week|new|fleet)"', page)
-
-
-def test_a_table_says_what_its_cells_are() -> None:
-    written = table("Figures", ("Name", "Count"), [("a", "1")], right=(1,))
-    assert '<th scope="row" role="rowheader">a</th>' in written
-    assert '<td role="cell" data-label="Count" class="number"><div>1</div></td>' in written
 
 
 def test_a_column_that_nobody_uses_is_left_out() -> None:

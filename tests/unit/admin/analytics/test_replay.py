@@ -1,6 +1,5 @@
 """The replay against the real limiter, which gets the same requests one by one."""
 
-import random
 from collections.abc import Iterator
 
 import pytest
@@ -23,7 +22,6 @@ def replayed(limit: Limit, seconds: list[Second]) -> int:
     return sum(map(replay.second, seconds))
 
 
-DURATION_S = 30
 WITHIN = 0.02
 """Of what was asked for."""
 
@@ -77,64 +75,6 @@ def evenly(seconds: list[Second]) -> Iterator[Arrival]:
             )
 
 
-def at_random(seconds: list[Second], rng: random.Random) -> Iterator[Arrival]:
-    """The same seconds, but within each the requests come when they like: a Poisson stream, given the counts."""
-    for at_s, requests, messages, size_bytes in seconds:
-        for index, at_ns in enumerate(sorted(rng.randrange(NS_PER_S) for _ in range(requests))):
-            yield (
-                at_s * NS_PER_S + at_ns,
-                messages * (index + 1) // requests - messages * index // requests,
-                size_bytes * (index + 1) // requests - size_bytes * index // requests,
-            )
-
-
-def demand(shape: str, times: float, rate: float, batch: int, rng: random.Random) -> list[Second]:
-    seconds = []
-    for at_s in range(DURATION_S):
-        per_s = {
-            "steady": times * rate,
-            "bursty": times * rate * rng.choice((0.2, 0.5, 1, 3)),
-            "poisson": max(0.0, rng.gauss(times * rate, (times * rate * batch) ** 0.5)),
-            "storms": times * rate if at_s % 15 < 6 else 0.3 * rate,
-        }[shape]
-        # Whole requests, with no drift.
-        requests = int(per_s / batch + rng.random())
-        if requests:
-            seconds.append(Second(at_s, requests, requests * batch, requests * batch * 100))
-    return seconds
-
-
-def off_by(limit: Limit, seconds: list[Second], arrivals: Iterator[Arrival]) -> float:
-    asked = sum(second.messages for second in seconds)
-    return abs(replayed(limit, seconds) - refused_one_by_one(limit, arrivals)) / max(1, asked)
-
-
-@pytest.fixture
-def evenly_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let requests come at even distances even where a bucket holds few of them."""
-    monkeypatch.setattr(module, "FEW", 0)
-
-
-@pytest.mark.usefixtures("evenly_only")
-@pytest.mark.parametrize(("burst_s", "break_s"), [(1, 1), (1, 0), (0.2, 0.2), (5, 5)])
-@pytest.mark.parametrize("times", [0.5, 1, 1.3, 4, 10])
-@pytest.mark.parametrize("shape", ["steady", "bursty", "poisson", "storms"])
-def test_refuses_what_the_real_limiter_refuses(shape: str, times: float, burst_s: float, break_s: float) -> None:
-    rng = random.Random(f"{shape} {times} {burst_s} {break_s}")
-    for rate, batch in ((7, 1), (60, 1), (200, 16)):
-        seconds = demand(shape, times, rate, batch, rng)
-        limit = Limit(rate_per_s=rate, burst_s=burst_s, break_s=break_s)
-        assert off_by(limit, seconds, evenly(seconds)) <= WITHIN, (rate, batch)
-
-
-@pytest.mark.parametrize("break_s", [0, 1])
-@pytest.mark.parametrize("times", [0.5, 2, 4, 10])
-def test_requests_that_come_at_random_within_a_second_make_no_difference(times: float, break_s: float) -> None:
-    rng = random.Random(f"{times} {break_s}")
-    seconds = demand("poisson", times, 100, 1, rng)
-    assert off_by(Limit(rate_per_s=100, break_s=break_s), seconds, at_random(seconds, rng)) <= WITHIN
-
-
 def at_its_times(seconds: list[Second]) -> Iterator[Arrival]:
     """The times that a replay takes requests to come at where a bucket holds few."""
     for at_s, requests, messages, size_bytes in seconds:
@@ -161,6 +101,12 @@ def test_of_few_requests_each_is_decided_as_by_the_real_limiter(
     limit = Limit(rate_per_s=rate, break_s=break_s, count=count, bytes_per_s=bytes_per_s)
     seconds = [Second(at_s, many, many * batch, many * batch * 50) for at_s, many in enumerate(counts) if many]
     assert replayed(limit, seconds) == refused_one_by_one(limit, at_its_times(seconds))
+
+
+@pytest.fixture
+def evenly_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let requests come at even distances even where a bucket holds few of them."""
+    monkeypatch.setattr(module, "FEW", 0)
 
 
 @pytest.mark.usefixtures("evenly_only")

@@ -53,11 +53,6 @@ def test_a_storm_over_midnight_is_one_on_the_day_it_began() -> None:
     assert (storm["dt"], storm["messages"], storm["refused_seconds"]) == (day_of(MONDAY_S), 400, 80)
 
 
-def test_a_storm_of_many_hours_is_one() -> None:
-    (storm,) = _storms(*_at(*range(MONDAY_S, MONDAY_S + 4 * 3600, 25)))
-    assert _ends([storm]) == [(MONDAY_S, MONDAY_S + 4 * 3600 - 25 + 1)]
-
-
 @pytest.mark.parametrize("hour_s", [MONDAY_S + 3600, MIDNIGHT_S])
 def test_refusals_exactly_the_gap_apart_are_of_one_storm_over_the_hour_too(hour_s: int) -> None:
     for before in (1, 17, GAP_S):
@@ -100,21 +95,6 @@ def test_the_most_come_first_over_all_hours() -> None:
 def test_refusals_of_no_messages_are_a_storm_of_none() -> None:
     (storm,) = _storms((MONDAY_S, "c", 0))
     assert (storm["messages"], storm["clients"][0]["share"], storm["peak_at_s"]) == (0, 0.0, MONDAY_S)
-
-
-def test_what_only_shadows_is_put_together_by_itself() -> None:
-    run = Run()
-    for at, verdict in ((0, "shadow"), (20, "refuse"), (40, "shadow"), (60, "shadow"), (100, "refuse")):
-        run.rejection(MONDAY_S + 3570 + at, 2, verdict=verdict)
-    parts = [part for row in rows_of(lines_of(run.records))["hours"] for part in row["storm_parts"]]
-    found = list(storms(("a", "topic", "orders"), parts, gap_s=GAP_S, newest_s=LATER_S, top=10))
-    assert sorted((each["shadow"], each["start_s"] - MONDAY_S - 3570, each["messages"]) for each in found) == [
-        (False, 20, 2), (False, 100, 2), (True, 0, 2), (True, 40, 4)
-    ]  # fmt: skip
-
-
-def test_of_nothing_there_is_none() -> None:
-    assert list(storms(("a", "topic", "orders"), [], gap_s=GAP_S, newest_s=0, top=10)) == []
 
 
 @given(

@@ -8,37 +8,7 @@ import pytest
 
 from admin.analytics import kernels, lines, tables
 from admin.analytics.combine import COMBINED
-from admin.analytics.tables import TABLES, Days, Store, Table, arrow_struct, arrow_type, day_of, in_spark
-
-
-@pytest.mark.parametrize(
-    ("sql", "arrow"),
-    [
-        ("STRING", pa.string()),
-        ("BIGINT", pa.int64()),
-        ("INT", pa.int32()),
-        ("DATE", pa.date32()),
-        ("ARRAY<DOUBLE>", pa.list_(pa.float64())),
-        ("ARRAY<ARRAY<BOOLEAN>>", pa.list_(pa.list_(pa.bool_()))),
-        (
-            "MAP<STRING, STRUCT<a: BIGINT, b: BINARY>>",
-            pa.map_(pa.string(), pa.struct([("a", pa.int64()), ("b", pa.binary())])),
-        ),
-        (
-            "STRUCT<a: MAP<STRING, BIGINT>, b: ARRAY<STRUCT<c: STRING, d: DOUBLE>>>",
-            pa.struct(
-                [
-                    ("a", pa.map_(pa.string(), pa.int64())),
-                    ("b", pa.list_(pa.struct([("c", pa.string()), ("d", pa.float64())]))),
-                ]
-            ),
-        ),
-    ],
-)
-def test_types_have_one_name_in_spark_and_one_in_arrow(sql: str, arrow: pa.DataType) -> None:
-    assert arrow_type(sql) == arrow
-    (field,) = pa.schema([("x", arrow)])
-    assert _said(pa.schema([field])) == _plain(f"x {sql}")
+from admin.analytics.tables import TABLES, Days, Store, Table, arrow_struct, day_of, in_spark
 
 
 def _said(schema: pa.Schema) -> str:
@@ -47,12 +17,6 @@ def _said(schema: pa.Schema) -> str:
 
 def _plain(words: str) -> str:
     return words.replace(" ", "").upper()
-
-
-@pytest.mark.parametrize("sql", ["TIMESTAMP", "VARCHAR", "SET<STRING>"])
-def test_a_type_that_no_table_has_is_an_error_of_ours(sql: str) -> None:
-    with pytest.raises((KeyError, ValueError)):
-        arrow_type(sql)
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=list(TABLES))
