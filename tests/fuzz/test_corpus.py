@@ -1,14 +1,18 @@
-"""What coverage-guided fuzzing has found worth keeping, tried again; and what it begins with."""
+"""Inputs of the fuzz targets: what coverage-guided fuzzing kept, what it begins with, and random changes of that."""
 
 from pathlib import Path
+from random import Random
 
 import pytest
-from fuzz_targets import NATIVE, TARGETS, load, run_counted
+from fuzz_targets import NATIVE, TARGETS, Mutate, load, run_counted
 
 from limiter.compiled import COMPILED
 
 _CORPUS = Path(__file__).with_name("corpus")
 _MAX_BYTES = 1 << 20
+_CHANGED = 300
+"""Changed inputs of each target that are tried."""
+_LONGEST_BYTES = 8192
 _NAMES = [name for name in TARGETS if COMPILED is not None or not name.endswith("_compiled")]
 
 
@@ -28,10 +32,48 @@ def test_what_was_found_before(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_what_it_begins_with(name: str) -> None:
+def test_what_it_begins_with_as_it_is_and_changed_at_random(name: str, factor: int) -> None:
     target = load(name)
-    for data in target.seeds():
+    seeds = list(target.seeds())
+    for data in seeds:
         target.run(data)
+    for seed in range(_CHANGED * factor):
+        random = Random(seed)
+        data = random.choice(seeds)
+        for _ in range(random.choice((1, 1, 2, 5))):
+            data = _changed(data, random) if target.mutated is None else _mutated(target.mutated, data, random)
+        try:
+            target.run(data)
+        except BaseException as error:
+            error.add_note(f"seed {seed}: {data.hex()}")
+            raise
+
+
+def _mutated(mutate: Mutate, data: bytes, random: Random) -> bytes:
+    return mutate(data, _LONGEST_BYTES, lambda part, most_bytes: _changed(part, random)[:most_bytes], random)
+
+
+def _changed(data: bytes, random: Random) -> bytes:
+    """Change, drop, repeat, flip or move some bytes, as libFuzzer does."""
+    out = bytearray(data)
+    at = random.randrange(len(out) + 1)
+    length = min(random.choice((1, 1, 2, 4, 8, 100)), len(out) - at)
+    piece = out[at : at + length]
+    match random.randrange(6):
+        case 0:
+            out[at : at + length] = random.randbytes(length)
+        case 1:
+            del out[at : at + length]
+        case 2:
+            out[at:at] = piece * random.randint(1, 3)
+        case 3:
+            out[at:at] = random.choice((b"\0", b'"', b"}", b"\xff", b"\\", b"{", b"\0\0\0\0", b"\x80", b"\x7f"))
+        case 4 if length:
+            out[at] ^= 1 << random.randrange(8)
+        case _:
+            other = random.randrange(len(out) + 1)
+            out[other : other + length] = piece
+    return bytes(out)
 
 
 def test_the_corpus_is_small() -> None:

@@ -169,19 +169,3 @@ def _flag(whole: bytes) -> int:
     if whole[4]:
         return int.from_bytes(whole[17:21])
     return int(str(frames.read_header(whole)["flag"]))
-
-
-@pytest.mark.parametrize("networks", [EVERYBODY, Networks()])
-def test_spoiled_streams_end_in_order_or_go_on(networks: Networks, factor: int) -> None:
-    for seed in range(150 * factor):
-        random = Random(seed)
-        spoiled = bytearray(b"".join(request(random, opaque)[0] for opaque in range(random.randint(1, 12))))
-        for _ in range(random.randint(1, 6)):
-            at = random.randrange(len(spoiled))
-            spoiled[at : at + random.choice((0, 1, 4))] = random.randbytes(random.choice((1, 1, 3)))
-        outcome = play(bytes(spoiled), b"", random, random.choice(LONGEST), networks)
-        assert outcome.closed in {None, "bad_frame", "unparsable", "tls", "proxy_protocol"}, f"seed {seed}"
-        assert all(frames.read_header(each) for each in frames.split(outcome.to_client)), f"seed {seed}"
-        assert len(outcome.description.client.id) <= 255
-        if not networks:
-            assert outcome.asks == []
