@@ -12,7 +12,7 @@ from random import Random
 from typing import Final
 
 import pytest
-from harness.amqp_one import ACCEPTED, REJECTED, AmqpOneClient, AmqpOneError, Receiver, Sender, frame, message
+from harness.amqp_one import ACCEPTED, REJECTED, AmqpOneClient, AmqpOneError, Receiver, Sender, message, say
 from harness.api import ask
 from harness.artemis import Artemis
 from harness.one_broker import OneBroker
@@ -71,7 +71,9 @@ class Connection:
         codes = []
         said = [each for each in self.client.history if each.name == "disposition"]
         for _, number in self.unsettled:
-            codes += [each["state"].code for each in said if each["first"] <= number <= each.get("last", each["first"])]
+            codes += [
+                each["state"].descriptor for each in said if each["first"] <= number <= each.get("last", each["first"])
+            ]
         return codes.count(ACCEPTED), codes.count(REJECTED)
 
 
@@ -117,7 +119,7 @@ class Run:
         with AmqpOneClient(self.broker.address) as direct:
             sender = direct.attach_sender(self.address)
             numbers = [sender.send(message(b"x")) for _ in range(THERE)]
-            assert {sender.outcome(number).code for number in numbers} == {ACCEPTED}
+            assert {sender.outcome(number).descriptor for number in numbers} == {ACCEPTED}
 
     def _stored(self) -> int:
         """Count what the broker has, past any proxy."""
@@ -142,7 +144,7 @@ class Run:
             sender = other.attach_sender(self.address)
             sender.wait_for_credit(timeout_s=10)
             until = time.monotonic() + 10
-            while sender.outcome(sender.send(message(b"x"))).code != ACCEPTED:
+            while sender.outcome(sender.send(message(b"x"))).descriptor != ACCEPTED:
                 assert time.monotonic() < until
                 time.sleep(0.2)
 
@@ -244,7 +246,7 @@ class Run:
         if how in {"close", "end"}:
             self._wait_for_outcomes(connection)
         if how == "end":
-            client.send(frame("end"))
+            client.send(say(0, "end"))
             client.expect("end", timeout_s=20)
         if how in {"close", "end"}:
             client.close()

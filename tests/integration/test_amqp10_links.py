@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from harness.amqp_one import (
     ACCEPTED,
-    AMQP_HEADER,
+    HEADER,
     REJECTED,
     SASL_HEADER,
     AmqpOneClient,
@@ -18,8 +18,8 @@ from harness.amqp_one import (
     Described,
     Receiver,
     body_of,
-    frame,
     message,
+    say,
 )
 from harness.one_broker import OneBroker
 from harness.ports import free_port
@@ -77,7 +77,7 @@ def _fill(broker: OneBroker, address: str, count: int) -> None:
         sender = direct.attach_sender(address)
         numbers = [sender.send(message(b"%d " % number)) for number in range(count)]
         for number in numbers:
-            assert sender.outcome(number).code == ACCEPTED
+            assert sender.outcome(number).descriptor == ACCEPTED
 
 
 def _numbers(bodies: list[bytes]) -> list[int]:
@@ -162,7 +162,7 @@ def test_closed_queue_gives_no_credit_and_costs_its_session_nothing(broker: OneB
 
     numbers = [beside.send(message(b"%d " % number)) for number in range(300)]
 
-    assert {beside.outcome(number).code for number in numbers} == {ACCEPTED}
+    assert {beside.outcome(number).descriptor for number in numbers} == {ACCEPTED}
     assert not [
         came
         for came in client.history
@@ -186,7 +186,7 @@ def test_aborted_deliveries_do_what_they_do_directly(name: str, broker: OneBroke
                 delivery = sender.send(message(body), frame_bytes=512, aborted=aborted)
                 if not aborted:
                     numbers.append(delivery)
-            assert {sender.outcome(number).code for number in numbers} == {ACCEPTED}
+            assert {sender.outcome(number).descriptor for number in numbers} == {ACCEPTED}
         return broker.take_all(address)
 
     # RabbitMQ 4.0 stores what came before.
@@ -201,7 +201,7 @@ def test_link_that_is_detached_and_attached_again_goes_on(name: str, broker: One
     for turn in range(4):
         sender = client.attach_sender(address, name=f"again-{name}")
         numbers = [sender.send(message(b"%d " % (20 * turn + number))) for number in range(20)]
-        assert {sender.outcome(number).code for number in numbers} == {ACCEPTED}
+        assert {sender.outcome(number).descriptor for number in numbers} == {ACCEPTED}
         sender.detach()
     assert _numbers(broker.take_all(address)) == list(range(80))
 
@@ -216,9 +216,9 @@ def test_refused_deliveries_are_swallowed_and_the_numbers_go_on(broker: OneBroke
         body = (b"%d " % number).ljust(1500 if number % 2 else 10, b".")
         wrong.append(refused.send(message(body), frame_bytes=512))
 
-    assert {sender.outcome(number).code for number in numbers} == {ACCEPTED}
+    assert {sender.outcome(number).descriptor for number in numbers} == {ACCEPTED}
     told = [refused.outcome(number) for number in wrong]
-    assert {state.code for state in told} == {REJECTED}
+    assert {state.descriptor for state in told} == {REJECTED}
     error = told[0].value[0]
     assert isinstance(error, Described)
     assert error.value[0] == "amqp:resource-limit-exceeded"
@@ -245,8 +245,8 @@ def test_4_mib_in_frames_of_512_bytes_arrive_unchanged(name: str, broker: OneBro
         sender = client.attach_sender(address)
         # Messages of many frames beside small ones.
         for body in bodies:
-            assert sender.outcome(sender.send(message(body), frame_bytes=512)).code == ACCEPTED
-            assert sender.outcome(sender.send(message(b"0 small"))).code == ACCEPTED
+            assert sender.outcome(sender.send(message(body), frame_bytes=512)).descriptor == ACCEPTED
+            assert sender.outcome(sender.send(message(b"0 small"))).descriptor == ACCEPTED
         receiver = client.attach_receiver(address)
         receiver.flow(4)
         received = [body_of(receiver.receive()) for _ in range(4)]
@@ -278,7 +278,7 @@ def test_client_of_a_sidecar_that_ends_is_told_so(broker: OneBroker, start_sluic
         client.attach_sender(broker.queue("closed-farewell"))
         sluice.process.signal(signal.SIGTERM)
         closed = client.expect("close")
-        client.send(frame("close"))
+        client.send(say(0, "close"))
         assert sluice.process.wait(timeout_s=60) == 0
     error = closed["error"]
     assert isinstance(error, Described)
@@ -299,7 +299,7 @@ def test_client_without_sasl_is_told_what_the_broker_says(broker: OneBroker, slu
     def answer(address: str) -> bytes:
         host, _, port = address.rpartition(":")
         with socket.create_connection((host, int(port)), 30) as connection:
-            connection.sendall(AMQP_HEADER)
+            connection.sendall(HEADER)
             return connection.recv(8)
 
     assert answer(sluice.routes[0].listen) == answer(broker.address)
@@ -326,6 +326,6 @@ def test_alarm_of_the_broker_stops_all_and_its_end_lets_the_limit_go_on(
             rabbitmq4.set_memory_alarm(on=False)
         begun = time.monotonic()
         numbers = [sender.send(message(b"%d " % number)) for number in range(1, 301)]
-        assert {sender.outcome(number).code for number in numbers} == {ACCEPTED}
+        assert {sender.outcome(number).descriptor for number in numbers} == {ACCEPTED}
         assert time.monotonic() - begun > 0.8 * 300 / 200
     assert _numbers(broker.take_all(address)) == list(range(301))

@@ -47,7 +47,7 @@ def test_what_one_version_publishes_the_other_one_consumes(sluice: Sluice, rabbi
         receiver.flow(1)
         assert body_of(receiver.receive()) == b"from 0.9.1"
         sender = new.attach_sender(address)
-        assert sender.outcome(sender.send(message(b"from 1.0"))).code == ACCEPTED
+        assert sender.outcome(sender.send(message(b"from 1.0"))).descriptor == ACCEPTED
         assert b"from 1.0" in old.call(channel, "basic.get", queue="both", no_ack=True).body
 
 
@@ -62,12 +62,12 @@ def test_both_versions_share_a_limit(sluice: Sluice, rabbitmq4: RabbitMQ) -> Non
             outcome = sender.outcome(sender.send(message(b"x")))
             old.publish(channel, "shared", b"x")
             confirmed = old.wait_for_confirms(channel)
-            accepted += outcome.code == ACCEPTED
+            accepted += outcome.descriptor == ACCEPTED
         accepted += len(confirmed.acked)
         # The burst, and one more, which is owed.
         assert accepted in {10, 11}
         assert confirmed.nacked
-        assert outcome.code == REJECTED
+        assert outcome.descriptor == REJECTED
         (error, *_) = outcome.value
         assert isinstance(error, Described)
         assert error.value[0] == "amqp:resource-limit-exceeded"
@@ -93,7 +93,7 @@ def test_without_an_action_each_version_has_its_own_default(sluice: Sluice, rabb
 def _send_all(sender: Sender, count: int) -> None:
     for _ in range(count):
         sender.wait_for_credit(timeout_s=2)
-        assert sender.outcome(sender.send(message(b"x"))).code == ACCEPTED
+        assert sender.outcome(sender.send(message(b"x"))).descriptor == ACCEPTED
 
 
 def test_both_are_said_goodbye_to(sluice: Sluice) -> None:

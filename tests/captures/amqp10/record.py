@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 _HERE: Final = Path(__file__).parent
-sys.path.insert(0, str(_HERE.parents[1] / "integration"))
+sys.path[:0] = [str(_HERE.parents[1] / folder) for folder in ("integration", "support")]
 
 from harness.amqp import AmqpClient  # noqa: E402
 from harness.amqp_one import AmqpOneClient, message  # noqa: E402

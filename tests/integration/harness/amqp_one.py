@@ -3,181 +3,47 @@
 import contextlib
 import itertools
 import socket
-import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
-SASL_HEADER: Final = b"AMQP\x03\x01\x00\x00"
-AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
-HEARTBEAT: Final = bytes.fromhex("0000000802000000")
+from amqp10_playbook import codec
+from amqp10_playbook.codec import HEADER, SASL_HEADER, Described, Said, ULong, message, say
+
+__all__ = ["ACCEPTED", "HEADER", "REJECTED", "RELEASED", "SASL_HEADER", "AmqpOneClient", "AmqpOneError", "Came"]
+__all__ += ["Described", "Receiver", "Sender", "body_of", "message", "say"]
+
 ACCEPTED, REJECTED, RELEASED = 0x24, 0x25, 0x26
 
 _PATIENCE_S: Final = 60.0
 _WINDOW: Final = 1 << 30
 
-# Fields with their types: string, symbol (Y), binary (B), uint, ushort (h), ubyte (o), ulong (L), bool, anything (*).
-# A line that begins with a space goes on.
-_LAYOUTS: Final = """
-open 10 container_id:s hostname:s max_frame_size:u channel_max:h idle_time_out:u
-begin 11 remote_channel:h next_outgoing_id:u incoming_window:u outgoing_window:u handle_max:u
-attach 12 name:s handle:u role:b snd_settle_mode:o rcv_settle_mode:o source:* target:*
-  unsettled:* incomplete:b initial_delivery_count:u
-flow 13 next_incoming_id:u incoming_window:u next_outgoing_id:u outgoing_window:u handle:u delivery_count:u
-  link_credit:u available:u drain:b echo:b
-transfer 14 handle:u delivery_id:u delivery_tag:B message_format:u settled:b more:b
-  rcv_settle_mode:o state:* resume:b aborted:b
-disposition 15 role:b first:u last:u settled:b state:*
-detach 16 handle:u closed:b error:*
-end 17 error:*
-close 18 error:*
-mechanisms 40 mechanisms:*
-init 41 mechanism:Y initial_response:B hostname:s
-outcome 44 code:o
-"""
 
+@dataclass
+class Came(Said):
+    """A frame that the peer sent; an empty one has no name."""
 
-class Described(NamedTuple):
-    """A described value: source, target, an outcome or an error."""
-
-    code: int
-    value: Any
-
-
-@dataclass(frozen=True)
-class Came:
-    """A frame that the peer sent."""
-
-    name: str
-    channel: int
-    fields: Mapping[str, Any]
-    payload: bytes
-    at_s: float
+    at_s: float = 0.0
 
     def get(self, field: str, otherwise: Any = None) -> Any:
         """Return one field."""
         return self.fields.get(field, otherwise)
-
-    def __getitem__(self, field: str) -> Any:
-        """Return one field that is there."""
-        return self.fields[field]
 
 
 class AmqpOneError(RuntimeError):
     """The peer ended the connection, or what a test waited for did not come."""
 
 
-def _layouts() -> tuple[dict[str, tuple[int, list[tuple[str, str]]]], dict[int, tuple[str, list[str]]]]:
-    by_name, by_code = {}, {}
-    for line in filter(None, _LAYOUTS.replace("\n  ", " ").split("\n")):
-        name, code, *fields = line.split()
-        pairs = [(field[:-2], field[-1]) for field in fields]
-        by_name[name] = (int(code, 16), pairs)
-        by_code[int(code, 16)] = (name, [field for field, _ in pairs])
-    return by_name, by_code
-
-
-_BY_NAME, _BY_CODE = _layouts()
-_FIXED: Final = {"u": (b"\x70", ">I"), "h": (b"\x60", ">H"), "o": (b"\x50", ">B"), "L": (b"\x80", ">Q")}
-_SIZED: Final = {"s": (b"\xa1", b"\xb1"), "Y": (b"\xa3", b"\xb3"), "B": (b"\xa0", b"\xb0")}
-
-
-def encoded(kind: str, value: Any) -> bytes:
-    """Return a value of AMQP; of kind ``*`` it is a Described of fields that are encoded already, or such bytes."""
-    if value is None:
-        return b"\x40"
-    if kind in _FIXED:
-        code, layout = _FIXED[kind]
-        return code + struct.pack(layout, value)
-    if kind == "b":
-        return b"\x41" if value else b"\x42"
-    if kind in _SIZED:
-        raw = value if isinstance(value, bytes) else value.encode()
-        short, long = _SIZED[kind]
-        return short + bytes([len(raw)]) + raw if len(raw) < 256 else long + struct.pack(">I", len(raw)) + raw
-    if isinstance(value, Described):
-        return b"\x00\x53" + bytes([value.code]) + listed(*value.value)
-    assert isinstance(value, bytes), value
-    return value
-
-
-def listed(*values: bytes) -> bytes:
-    """Return a list of encoded values."""
-    raw = b"".join(values)
-    return b"\xd0" + struct.pack(">II", len(raw) + 4, len(values)) + raw
-
-
-def frame(performative: str, channel: int = 0, payload: bytes = b"", /, **fields: Any) -> bytes:
-    """Return the bytes of a frame; fields that are not given are left out."""
-    code, layout = _BY_NAME[performative]
-    if unknown := fields.keys() - {field for field, _ in layout}:
-        raise TypeError(f"{performative} has no {unknown}")
-    values = [encoded(kind, fields.get(field)) for field, kind in layout]
-    while values and values[-1] == b"\x40":
-        values.pop()
-    body = b"\x00\x53" + bytes([code]) + listed(*values) + payload
-    return struct.pack(">IBBH", len(body) + 8, 2, code >= 0x40, channel) + body
-
-
-def message(body: bytes, *, to: str | None = None, subject: str | None = None, durable: bool = False) -> bytes:
-    """Return the sections of a message with one data section."""
-    sections = []
-    if durable:
-        sections.append(b"\x00\x53\x70" + listed(encoded("b", True)))
-    if to is not None or subject is not None:
-        values = (b"\x40", b"\x40", encoded("s", to), encoded("s", subject))
-        sections.append(b"\x00\x53\x73" + listed(*values))
-    return b"".join(sections) + b"\x00\x53\x75" + b"\xb0" + struct.pack(">I", len(body)) + body
-
-
 def body_of(payload: bytes) -> bytes:
     """Return the data of a message, whatever other sections it has."""
     at, found = 0, b""
     while at < len(payload):
-        value, at = _decoded(payload, at)
-        if value.code == 0x75:
-            found += value.value
+        section, at = codec.decode(payload, at)
+        if section.descriptor == 0x75:
+            found += section.value
     return found
-
-
-def _decoded(data: bytes, at: int) -> tuple[Any, int]:
-    code = data[at]
-    at += 1
-    if code == 0x00:
-        descriptor, at = _decoded(data, at)
-        value, at = _decoded(data, at)
-        return Described(descriptor, value), at
-    simple: dict[int, Any] = {0x40: None, 0x41: True, 0x42: False, 0x43: 0, 0x44: 0, 0x45: []}
-    if code in simple:
-        return simple[code], at
-    if code in {0x50, 0x51, 0x52, 0x53, 0x54, 0x55, 0x56}:
-        return (data[at] == 1 if code == 0x56 else data[at]), at + 1
-    fixed = {0x60: ">H", 0x61: ">h", 0x70: ">I", 0x71: ">i", 0x80: ">Q", 0x81: ">q", 0x82: ">d", 0x83: ">q"}
-    if code in fixed:
-        return struct.unpack_from(fixed[code], data, at)[0], at + struct.calcsize(fixed[code])
-    if code == 0x98:
-        return data[at : at + 16], at + 16
-    size, at = (data[at], at + 1) if code >> 4 in {0xA, 0xC, 0xE} else (int.from_bytes(data[at : at + 4]), at + 4)
-    raw, end = data[at : at + size], at + size
-    if code in {0xA0, 0xB0}:
-        return raw, end
-    if code in {0xA1, 0xB1, 0xA3, 0xB3}:
-        return raw.decode(), end
-    count, at = (data[at], at + 1) if code >> 4 in {0xC, 0xE} else (int.from_bytes(data[at : at + 4]), at + 4)
-    if code >> 4 in {0xE, 0xF}:  # an array; only those of symbols are of interest
-        symbols, constructor, at = [], data[at], at + 1
-        for _ in range(count):
-            symbol, behind = _decoded(bytes([constructor]) + data[at:end], 0)
-            symbols.append(symbol)
-            at += behind - 1
-        return symbols, end
-    values = []
-    for _ in range(count):
-        value, at = _decoded(data, at)
-        values.append(value)
-    return values, end
 
 
 class AmqpOneClient:
@@ -213,17 +79,15 @@ class AmqpOneClient:
             self._expect_header(SASL_HEADER)
             self._reader = threading.Thread(target=self._read, daemon=True)
             self._reader.start()
-            self.expect("mechanisms")
+            self.expect("sasl_mechanisms")
             mechanism, response = ("PLAIN", f"\0{user}\0{user}".encode()) if user else ("ANONYMOUS", b"")
-            self.send(frame("init", mechanism=mechanism, initial_response=response))
-            if code := self.expect("outcome").get("code"):
+            self.send(say(0, "sasl_init", mechanism=mechanism, initial_response=response))
+            if code := self.expect("sasl_outcome").get("code"):
                 raise AmqpOneError(f"SASL outcome {code}")  # noqa: TRY301
             idle = {"idle_time_out": int(idle_s * 1000)} if idle_s else {}
-            self.send(
-                AMQP_HEADER, frame("open", container_id="raw", hostname=hostname, max_frame_size=frame_bytes, **idle)
-            )
+            self.send(HEADER, say(0, "open", container_id="raw", hostname=hostname, max_frame_size=frame_bytes, **idle))
             self.opened = self.expect("open")
-            self.send(frame("begin", next_outgoing_id=0, incoming_window=_WINDOW, outgoing_window=_WINDOW))
+            self.send(say(0, "begin", next_outgoing_id=0, incoming_window=_WINDOW, outgoing_window=_WINDOW))
             begun = self.expect("begin")
             self._may_send_to = begun["incoming_window"]
             self._incoming = begun["next_outgoing_id"]
@@ -256,11 +120,11 @@ class AmqpOneClient:
     def attach_sender(self, address: str | None, *, settled: bool = False, name: str = "", **fields: Any) -> "Sender":
         """Attach a link that publishes; without an address it is the anonymous terminus."""
         handle = next(self._handles)
-        target = Described(0x29, [encoded("s", address)])
-        source = Described(0x28, [encoded("s", "raw")])
+        target = Described(ULong(0x29), [address])
+        source = Described(ULong(0x28), ["raw"])
         fields = {"snd_settle_mode": 1 if settled else 0, "initial_delivery_count": 0, **fields}
         name = name or f"raw-{id(self)}-{handle}"
-        self.send(frame("attach", name=name, handle=handle, role=False, source=source, target=target, **fields))
+        self.send(say(0, "attach", name=name, handle=handle, role=False, source=source, target=target, **fields))
         attached = self.expect("attach", name=name)
         theirs = attached["handle"]
         with self._changed:
@@ -275,9 +139,9 @@ class AmqpOneClient:
     def attach_receiver(self, address: str, *, name: str = "", **fields: Any) -> "Receiver":
         """Attach a link that consumes."""
         handle = next(self._handles)
-        source, target = Described(0x28, [encoded("s", address)]), Described(0x29, [encoded("s", "raw")])
+        source, target = Described(ULong(0x28), [address]), Described(ULong(0x29), ["raw"])
         name = name or f"raw-{id(self)}-{handle}"
-        self.send(frame("attach", name=name, handle=handle, role=True, source=source, target=target, **fields))
+        self.send(say(0, "attach", name=name, handle=handle, role=True, source=source, target=target, **fields))
         attached = self.expect("attach", name=name)
         return Receiver(self, handle, attached["handle"], attached.get("initial_delivery_count", 0))
 
@@ -314,7 +178,7 @@ class AmqpOneClient:
 
     def flow(self, **fields: Any) -> None:
         """Send a flow; what it says of the session is added."""
-        self.send(frame("flow", **self.session_fields(), **fields))
+        self.send(say(0, "flow", **self.session_fields(), **fields))
 
     def number_delivery(self) -> int:
         """Return the next delivery-id."""
@@ -330,13 +194,13 @@ class AmqpOneClient:
             if not room or self._ended is not None:
                 raise AmqpOneError(f"no room in the session's window; {self._last()}")
             self._next_outgoing += 1
-        self.send(frame("transfer", 0, payload, **fields))
+        self.send(say(0, "transfer", payload, **fields))
 
     def close(self) -> None:
         """Close the connection in the protocol's words, if it still stands."""
         with contextlib.suppress(AmqpOneError):
             if self._ended is None:
-                self.send(frame("close"))
+                self.send(say(0, "close"))
                 self.expect("close", timeout_s=10)
         self.abort()
 
@@ -371,7 +235,7 @@ class AmqpOneClient:
     def _beat(self, every_s: float) -> None:
         with contextlib.suppress(AmqpOneError):
             while not self._over.wait(every_s):
-                self.send(HEARTBEAT)
+                self.send(codec.EMPTY)
 
     def _read(self) -> None:
         ended = "was closed by the peer"
@@ -396,31 +260,16 @@ class AmqpOneClient:
             self._incoming = (self._incoming + 1) & 0xFFFF_FFFF
         elif came.name == "flow":
             self._may_send_to = came.get("next_incoming_id", 0) + came["incoming_window"]
-        if came.name != "heartbeat":
+        if came.name:
             self._waiting.append(came)
 
     def _frames(self) -> Iterator[Came]:
-        at = 0
-        while len(self._buffer) - at >= 8:
-            if self._buffer[at : at + 8] == AMQP_HEADER:
-                at += 8
-                continue
-            size = int.from_bytes(self._buffer[at : at + 4])
-            if len(self._buffer) - at < size:
-                break
-            yield _came(bytes(self._buffer[at : at + size]))
-            at += size
-        del self._buffer[:at]
-
-
-def _came(data: bytes) -> Came:
-    doff, channel = data[4] * 4, int.from_bytes(data[6:8])
-    if len(data) == doff:
-        return Came("heartbeat", channel, {}, b"", time.monotonic())
-    performative, behind = _decoded(data, doff)
-    name, fields = _BY_CODE[performative.code]
-    known = {field: value for field, value in zip(fields, performative.value, strict=False) if value is not None}
-    return Came(name, channel, known, data[behind:], time.monotonic())
+        if self._buffer.startswith(HEADER):
+            del self._buffer[: len(HEADER)]
+        said, left = codec.read(bytes(self._buffer))
+        self._buffer = bytearray(left)
+        for each in said:
+            yield Came(each.channel, each.name, each.fields, each.payload, each.data, time.monotonic())
 
 
 class Sender:
@@ -473,7 +322,7 @@ class Sender:
 
     def detach(self) -> None:
         """Detach it and wait for the answer."""
-        self.client.send(frame("detach", handle=self.handle, closed=True))
+        self.client.send(say(0, "detach", handle=self.handle, closed=True))
         self.client.expect("detach", handle=self.theirs)
 
 
@@ -502,7 +351,15 @@ class Receiver:
         if accept and not first.get("settled", False):
             number = first["delivery_id"]
             self.client.send(
-                frame("disposition", role=True, first=number, last=number, settled=True, state=Described(ACCEPTED, []))
+                say(
+                    0,
+                    "disposition",
+                    role=True,
+                    first=number,
+                    last=number,
+                    settled=True,
+                    state=Described(ULong(ACCEPTED), []),
+                )
             )
         return b"".join(payloads)
 
@@ -516,5 +373,5 @@ class Receiver:
 
     def detach(self) -> None:
         """Detach it and wait for the answer."""
-        self.client.send(frame("detach", handle=self.handle, closed=True))
+        self.client.send(say(0, "detach", handle=self.handle, closed=True))
         self.client.expect("detach", handle=self.theirs)

@@ -1,21 +1,17 @@
-"""The least of RocketMQ's remoting protocol that the harness needs: asking a broker what it holds, filling topics."""
+"""A client of RocketMQ's brokers and name servers: asks what they hold, and fills topics."""
 
-import json
+import itertools
 import re
-import socket
-import struct
-from dataclasses import dataclass
-from typing import Any, Self
 
-_QUERY_CONSUMER_OFFSET = 14
+from harness.frames import FrameClient
+from proxy.protocols.rocketmq.wire.codes import RequestCode, ResponseCode
+from proxy.protocols.rocketmq.wire.command import RemotingCommand
+
 _UPDATE_AND_CREATE_TOPIC = 17
-_GET_ROUTE = 105
 _GET_TOPIC_STATS = 202
-_SEND_MESSAGE_V2 = 310
 _QUEUES = 4
-_SUCCESS = 0
-_TOPIC_NOT_EXIST = 17
-_QUERY_NOT_FOUND = 22
+
+_opaques = itertools.count(1)
 
 
 class RemotingError(RuntimeError):
@@ -26,63 +22,46 @@ class RemotingError(RuntimeError):
         self.code = code
 
 
-@dataclass(frozen=True)
-class Reply:
-    """An answer: its header as it came, and its body."""
+class RemotingClient(FrameClient):
+    """One blocking connection."""
 
-    header: dict[str, Any]
-    body: bytes
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(f"{host}:{port}")
 
-
-class RemotingClient:
-    """One blocking connection that sends JSON requests."""
-
-    def __init__(self, host: str, port: int, *, timeout_s: float = 60.0) -> None:
-        self._socket = socket.create_connection((host, port), timeout_s)
-        self._opaque = 0
-
-    def call(self, code: int, fields: dict[str, str]) -> Reply:
-        """Send one request and return the answer."""
-        self._write([(code, fields, b"")])
-        answer = self._answer()
-        if answer.header["code"] != _SUCCESS:
-            raise RemotingError(answer.header["code"], answer.header.get("remark") or "")
+    def call(self, code: int, fields: dict[str, str]) -> RemotingCommand:
+        """Send one request and return the answer, or raise RemotingError."""
+        (answer,) = self.ask(RemotingCommand(code=code, opaque=next(_opaques), fields=fields))
+        if answer.code != ResponseCode.SUCCESS:
+            raise RemotingError(answer.code, answer.remark or "")
         return answer
 
     def send(self, topic: str, messages: int) -> int:
         """Send small messages to a topic, all in one go, and return how many of them were stored."""
         words = {"a": "harness", "b": topic, "c": "TBW102", "d": str(_QUEUES), "f": "0", "g": "1", "h": "0", "j": "0"}
         words |= {"k": "false", "m": "false"}
-        self._write(
-            [
-                (_SEND_MESSAGE_V2, {**words, "e": str(key % _QUEUES), "i": f"KEYS\x01{key}\x02"}, b"." * 64)
-                for key in range(self._opaque, self._opaque + messages)
-            ]
-        )
-        return sum(self._answer().header["code"] == _SUCCESS for _ in range(messages))
+        sends = [
+            RemotingCommand(
+                code=RequestCode.SEND_MESSAGE_V2,
+                opaque=key,
+                fields={**words, "e": str(key % _QUEUES), "i": f"KEYS\x01{key}\x02"},
+                body=b"." * 64,
+            )
+            for key in itertools.islice(_opaques, messages)
+        ]
+        return sum(answer.code == ResponseCode.SUCCESS for answer in self.ask(*sends))
 
     def create_topic(self, topic: str, *, queues: int = _QUEUES) -> None:
         """Make a topic on a broker, or change its number of queues."""
-        self.call(
-            _UPDATE_AND_CREATE_TOPIC,
-            {
-                "topic": topic,
-                "defaultTopic": "TBW102",
-                "readQueueNums": str(queues),
-                "writeQueueNums": str(queues),
-                "perm": "6",
-                "topicFilterType": "SINGLE_TAG",
-                "topicSysFlag": "0",
-                "order": "false",
-            },
-        )
+        fields = {"topic": topic, "defaultTopic": "TBW102", "perm": "6", "topicFilterType": "SINGLE_TAG"}
+        fields |= {"readQueueNums": str(queues), "writeQueueNums": str(queues), "topicSysFlag": "0", "order": "false"}
+        self.call(_UPDATE_AND_CREATE_TOPIC, fields)
 
     def has_route(self, topic: str) -> bool:
         """Return whether a name server knows a broker for the topic."""
         try:
-            self.call(_GET_ROUTE, {"topic": topic})
+            self.call(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
         except RemotingError as error:
-            if error.code == _TOPIC_NOT_EXIST:
+            if error.code == ResponseCode.TOPIC_NOT_EXIST:
                 return False
             raise
         return True
@@ -101,45 +80,8 @@ class RemotingClient:
         for queue in range(queues):
             fields = {"consumerGroup": group, "topic": topic, "queueId": str(queue)}
             try:
-                acknowledged += int(self.call(_QUERY_CONSUMER_OFFSET, fields).header["extFields"]["offset"])
+                acknowledged += int(self.call(RequestCode.QUERY_CONSUMER_OFFSET, fields).fields["offset"])
             except RemotingError as error:
-                if error.code != _QUERY_NOT_FOUND:
+                if error.code != ResponseCode.QUERY_NOT_FOUND:
                     raise
         return acknowledged
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._socket.close()
-
-    def __enter__(self) -> Self:
-        """Return itself; leaving the block closes the connection."""
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        """Close the connection."""
-        self.close()
-
-    def _write(self, requests: list[tuple[int, dict[str, str], bytes]]) -> None:
-        """Write requests (code, fields, body) in one go."""
-        frames = bytearray()
-        for code, fields, body in requests:
-            self._opaque += 1
-            header = {"code": code, "language": "OTHER", "version": 0, "opaque": self._opaque, "flag": 0}
-            encoded = json.dumps({**header, "extFields": fields}).encode()
-            frames += struct.pack(">II", 4 + len(encoded) + len(body), len(encoded)) + encoded + body
-        self._socket.sendall(frames)
-
-    def _answer(self) -> Reply:
-        length, header_word = struct.unpack(">II", self._read(8))
-        header_length = header_word & 0xFFFFFF
-        frame = self._read(length - 4)
-        return Reply(json.loads(frame[:header_length]), frame[header_length:])
-
-    def _read(self, count: int) -> bytes:
-        parts = bytearray()
-        while len(parts) < count:
-            part = self._socket.recv(count - len(parts))
-            if not part:
-                raise ConnectionResetError("the server closed the connection before it had answered")
-            parts += part
-        return bytes(parts)

@@ -135,6 +135,7 @@ _FIXED: dict[int, tuple[str, Any]] = {
     0x81: (">q", Long),
     0x82: (">d", float),
     0x83: (">q", Long),
+    0x98: (">16s", bytes),
 }
 
 
