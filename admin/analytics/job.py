@@ -90,7 +90,7 @@ def report_logs(wish: Wish) -> int:
     place = Place.of(wish.out, wish.html)
     if wish.once and "://" in wish.out:
         raise SettingsError(f"--out {wish.out}: must be a directory with --once")
-    logs = wish.logs or _usual_logs()
+    logs = wish.logs or _default_logs()
     _check_places(place, logs)
     found = inputs.find(logs, wish.options.since_s, wish.options.until_s)
     if not wish.once and Seen.is_kept(place.files):
@@ -116,10 +116,10 @@ def _console() -> "Console":
     return Console(stderr=True, highlight=False)
 
 
-def _usual_logs() -> tuple[str, ...]:
-    from admin.rejection_log.location import usual_logs  # noqa: PLC0415 - as above
+def _default_logs() -> tuple[str, ...]:
+    from admin.config.folders import default_logs  # noqa: PLC0415 - as above
 
-    return tuple(map(str, usual_logs()))
+    return tuple(map(str, default_logs()))
 
 
 def _check_places(place: Place, logs: tuple[str, ...]) -> None:

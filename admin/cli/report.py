@@ -165,14 +165,14 @@ def tail(
     follow: Annotated[bool, Switch(name=("--follow", "-f"), help="keep printing new records")] = False,
 ) -> int:
     """Print the latest records of the rejection log in readable form."""
-    from admin.rejection_log.location import usual_logs  # noqa: PLC0415 - as in report
+    from admin.config.folders import default_logs  # noqa: PLC0415 - as in report
     from admin.rejection_log.tail import tail as show  # noqa: PLC0415 - as in report
 
     if lines < 0:
         raise SettingsError(f"--lines {lines}: must be at least 0")
     folders = [Path(path) for path in paths]
     if not folders:
-        folders = _own_log() or usual_logs()
+        folders = _own_log() or default_logs()
         for folder in folders:
             _tell(f"reading {folder}{_age(folder)}")
     return show(folders, lines, follow)

@@ -118,11 +118,10 @@ def check(file: Annotated[FileName | None, Parameter(help="TOML file to validate
 
     Environment variables apply as in `sluice run --config FILE`.
     """
+    from admin.config import folders  # noqa: PLC0415 - as in run
     from admin.config.sources import ENV_CONFIG, Flags, load  # noqa: PLC0415 - as in run
-    from admin.edits import state_dir  # noqa: PLC0415 - as in run
-    from admin.run import spool_dir  # noqa: PLC0415 - as in run
     from admin.run.check import report, show  # noqa: PLC0415 - as in run
-    from admin.run.composition import compose  # noqa: PLC0415 - as in run
+    from admin.run.composition import compose, unspooled  # noqa: PLC0415 - as in run
 
     if not (file or os.environ.get(ENV_CONFIG)):
         raise SettingsError(
@@ -130,10 +129,10 @@ def check(file: Annotated[FileName | None, Parameter(help="TOML file to validate
             " to read, as in `sluice check /etc/sluice/sluice.toml` (no file is looked for by itself)"
         )
     plan = compose(load(str(file or "") or None, os.environ, Flags()))
-    place = state_dir.of(plan.settings, os.environ)
+    place = folders.state_dir(plan.settings, os.environ)
     show(report(plan, datetime.now(UTC), place))
-    spool = spool_dir.of(plan.settings.spool, place.directory)
-    warn((*plan.warnings(), *spool_dir.unspooled(plan.rule_set, spool)))
+    spool = folders.spool(plan.settings.spool, place.path)
+    warn((*plan.warnings(), *unspooled(plan.rule_set, spool)))
     return 0
 
 

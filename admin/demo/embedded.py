@@ -112,7 +112,7 @@ async def _start_broker(nursery: trio.Nursery) -> Loopback:
     return loopback
 
 
-async def _start_sidecar(nursery: trio.Nursery, loopback: Loopback, state_dir: str) -> tuple[sidecar.Running, Endpoint]:
+async def _start_sidecar(nursery: trio.Nursery, loopback: Loopback, state_dir: str) -> tuple[sidecar.Sidecar, Endpoint]:
     """Start a sidecar as ``sluice run`` would, on free ports if the usual ones are taken."""
     flags = Flags(
         listen=[str(_free(_LISTEN))],
@@ -129,7 +129,7 @@ async def _start_sidecar(nursery: trio.Nursery, loopback: Loopback, state_dir: s
     )
     plan = compose(load(None, {}, flags))
     logs.configure(plan.settings.log)
-    running: sidecar.Running = await nursery.start(sidecar.run, plan)
+    running: sidecar.Sidecar = await nursery.start(sidecar.run, plan)
     (address,) = running.listen.values()
     # Real clients that ask the name server are sent through the sidecar.
     loopback.broker.advertised = address

@@ -18,8 +18,10 @@ import structlog
 from admin.common.clock import utc_now
 from admin.common.disk import FileLock, LockedError, exposed_to, fresh_name, words_for
 from admin.common.errors import StartError
+from admin.config.folders import Folder
+from admin.edits import limiter_state
 from admin.edits.model import ActiveEdit, Change
-from admin.edits.state_dir import StateDir
+from limiter.deciding.limits import SavedLimits
 
 _log = structlog.get_logger(__name__)
 
@@ -212,24 +214,24 @@ class Store:
             latest = "SELECT coalesce(max(id), 0) FROM change WHERE target = ? AND id > ?"
             return found, max(later, default=0) or self._query(latest, found.target, change_id)[0][0]
 
-    def save_limiters(self, state: bytes) -> None:
-        """Save the encoded state of the limiters for the next start.
+    def save_limits(self, limits: SavedLimits) -> None:
+        """Save the state of the limiters for the next start; a failure is logged."""
+        try:
+            state = limiter_state.encode(limits)
+            with self._mutex:
+                self._query("REPLACE INTO limiters VALUES (1, ?)", state)
+        except (OSError, OverflowError) as error:
+            _log.warning("the limits' state is not kept; limits begin full at the next start", reason=str(error))
 
-        Raises:
-            OSError: it was not saved.
-        """
-        with self._mutex:
-            self._query("REPLACE INTO limiters VALUES (1, ?)", state)
-
-    def saved_limiters(self) -> bytes | None:
-        """Return the encoded state of the limiters at the last orderly end; None if there is none.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
-        with self._mutex:
-            rows = self._query("SELECT body FROM limiters")
-        return rows[0][0] if rows else None
+    def saved_limits(self) -> SavedLimits | None:
+        """Return the state of the limiters at the last orderly end; None if there is none that can be used."""
+        try:
+            with self._mutex:
+                rows = self._query("SELECT body FROM limiters")
+            return limiter_state.decode(rows[0][0]) if rows else None
+        except (OSError, ValueError) as error:
+            _log.warning("the saved state of the limits is not used; limits begin full", reason=str(error))
+            return None
 
     def close(self) -> None:
         """Let other processes have the directory. A commit that still runs is rolled back."""
@@ -311,11 +313,11 @@ def _reason(error: sqlite3.Error) -> str:
     return _WORDS.get(code) or _WORDS.get(code & 0xFF) or str(error)
 
 
-def active_in(place: StateDir) -> tuple[Mapping[str, ActiveEdit], str | None]:
+def active_in(place: Folder) -> tuple[Mapping[str, ActiveEdit], str | None]:
     """Return the active edits in a state directory, which another process may have open, and what is wrong with it."""
-    if place.directory is None:
+    if place.path is None:
         return {}, None
-    path = place.directory / NAME
+    path = place.path / NAME
     try:
         if not path.exists():
             return {}, None
@@ -329,7 +331,7 @@ def active_in(place: StateDir) -> tuple[Mapping[str, ActiveEdit], str | None]:
         return {}, f"{NAME}: {error}; it will be quarantined"
 
 
-def open_store(place: StateDir, *, lock: int | None = None) -> Store:
+def open_store(place: Folder, *, lock: int | None = None) -> Store:
     """Open the store of a state directory. A default one that cannot be had keeps edits until the restart only.
 
     Args:
@@ -339,9 +341,9 @@ def open_store(place: StateDir, *, lock: int | None = None) -> Store:
     Raises:
         StartError: another process has it, or it was configured and cannot be had.
     """
-    directory = place.directory
+    directory = place.path
     if directory is None:
-        return Store(None, error=place.why)
+        return Store(None, error=place.why or None)
     try:
         directory.mkdir(mode=_MODE, parents=True, exist_ok=True)
         return Store(directory, lock=lock)

@@ -11,16 +11,15 @@ from rich.padding import Padding
 from rich.text import Text
 
 from admin.common.tables import Rows
+from admin.config import folders
 from admin.config.faults import keys
+from admin.config.folders import Folder
 from admin.config.rule_fields import fields_of, scope_kinds_of, written
 from admin.config.settings import OFF
 from admin.edits.effective import EffectiveLimits
 from admin.edits.model import is_over
-from admin.edits.state_dir import StateDir
 from admin.edits.store import active_in
-from admin.rejection_log import location as log_location
 from admin.rejection_log.advice import usual as usual_report
-from admin.run import spool_dir
 from admin.run.composition import Plan
 from admin.wire.sentences import promise
 from limiter.rules.rule import Rule
@@ -50,7 +49,7 @@ def show(renderable: RenderableType, stream: TextIO | None = None) -> None:
     print(text, file=stream, flush=True)
 
 
-def report(plan: Plan, now: datetime, place: StateDir | None = None) -> RenderableType:
+def report(plan: Plan, now: datetime, place: Folder | None = None) -> RenderableType:
     """Lay out a plan.
 
     Args:
@@ -76,16 +75,16 @@ def report(plan: Plan, now: datetime, place: StateDir | None = None) -> Renderab
     )
 
 
-def _edits(plan: Plan, place: StateDir, now: datetime) -> Text | None:
+def _edits(plan: Plan, place: Folder, now: datetime) -> Text | None:
     """Show stored edits that are still active; nothing of the usual place if it has none."""
     active, problem = active_in(place)
     active = {path: each for path, each in active.items() if not is_over(each, now)}
     if not (place.given or active or problem):
         return None
-    if place.directory is None:
+    if place.path is None:
         return Text("kept until the restart only")
     drift = list(EffectiveLimits(plan.rulebook, active, now).differences())
-    lines = [f"kept in {place.directory}; active edits: {len(drift)}", *drift[:_MAX_EDITS_SHOWN]]
+    lines = [f"kept in {place.path}; active edits: {len(drift)}", *drift[:_MAX_EDITS_SHOWN]]
     if problem is not None:
         lines.append(problem)
     if (more := len(drift) - _MAX_EDITS_SHOWN) > 0:
@@ -189,7 +188,7 @@ def _waits(plan: Plan) -> Iterator[str]:
     return (f"{', '.join(names)}: {reason}." for reason, names in reasons.items() if names)
 
 
-def _rest(plan: Plan, place: StateDir | None) -> Iterator[tuple[str, str]]:
+def _rest(plan: Plan, place: Folder | None) -> Iterator[tuple[str, str]]:
     settings = plan.settings
     yield "limiting", "on" if settings.limiting else OFF
     readers = dict.fromkeys((each.protocol.name, each.protocol.reads_by(each.options)) for each in plan.listeners)
@@ -201,13 +200,13 @@ def _rest(plan: Plan, place: StateDir | None) -> Iterator[tuple[str, str]]:
         names = ", ".join(f"{token.name} ({token.role})" for token in plan.access.tokens)
         yield "admin tokens", names or "none: everyone who reaches the address may do everything"
     if place is not None:
-        kept = place.directory or f"none: edits are kept until the restart{_reason(place.why)}"
-        log = log_location.of(settings.rejection_log, place.directory)
-        spool = spool_dir.of(settings.spool, place.directory)
-        advice, why = usual_report(settings.report, place.directory)
+        kept = place.path or f"none: edits are kept until the restart{_reason(place.why)}"
+        log = folders.rejections(settings.rejection_log, place.path)
+        spool = folders.spool(settings.spool, place.path)
+        advice, why = usual_report(settings.report, place.path)
         yield "state_dir", str(kept)
-        yield "rejection_log", str(log.directory or OFF + _reason(log.why))
-        yield "spool", str(spool.directory or OFF + _reason(spool.why))
+        yield "rejection_log", str(log.path or OFF + _reason(log.why))
+        yield "spool", str(spool.path or OFF + _reason(spool.why))
         yield "report", str(advice or OFF + _reason(why))
     yield "grace_s", f"{settings.grace_s:g}"
     for table in ("rejection_log", "spool", "flow", "alarms", "log", "bounds"):
@@ -215,7 +214,7 @@ def _rest(plan: Plan, place: StateDir | None) -> Iterator[tuple[str, str]]:
         yield f"[{table}]", _pairs({key: value for key, value in values.items() if key != "dir"})
 
 
-def _reason(why: str | None) -> str:
+def _reason(why: str) -> str:
     return f" ({why})" if why else ""
 
 

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 from admin.common.errors import SettingsError
 from admin.config import lint, plugins, rulebook
 from admin.config.addresses import Endpoint, collides, leaves_ipv4, reaches
 from admin.config.faults import Origins
+from admin.config.folders import Folder
 from admin.config.rule_fields import scope_kinds_of
 from admin.config.rulebook import BUILT_IN, Rulebook
 from admin.config.settings import OFF, ListenerSettings, Settings
@@ -31,9 +33,10 @@ from proxy.net.server import ListenerConfig
 from proxy.protocols.base import Kind, ListenerAddresses, Protocol, kinds_of
 from proxy.spool.spool import SpoolSettings
 
-__all__ = ["BUILT_IN", "RATE_LIMIT", "Plan", "PlannedListener", "compose"]
+__all__ = ["BUILT_IN", "RATE_LIMIT", "Plan", "PlannedListener", "compose", "unspooled"]
 
 RATE_LIMIT = "rate_limit"
+_SHOWN: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +220,16 @@ def compose(configuration: Configuration) -> Plan:
         replaced=configuration.replaced,
         files=_files(configuration, listeners),
     )
+
+
+def unspooled(rule_set: RuleSet, spool: Folder) -> list[str]:
+    """Warn of rules that would spool requests if there were a spool."""
+    names = [rule.name for rule in rule_set.rules if rule.spool and rule.action == "delay" and rule.limits]
+    if spool.path is not None or not names:
+        return []
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    why = spool.why or f'spool.dir = "{OFF}"'
+    return [f"{', '.join(names[:_SHOWN])}{more}: spool = true, but there is no spool ({why}): what waits is in memory"]
 
 
 def _files(configuration: Configuration, listeners: Iterable[PlannedListener]) -> tuple[str, ...]:

@@ -37,9 +37,9 @@ import structlog
 import trio
 
 from admin.common.errors import StartError
+from admin.edits import limiter_state
 from admin.edits.service import EditService
 from admin.edits.store import Store
-from admin.run import limiter_state
 from limiter.deciding.limits import SavedLimits, Spent
 from proxy.control import DataPath
 
@@ -171,7 +171,7 @@ class Predecessor:
             raise _failed(error) from None
         try:
             return limiter_state.decode(left.limits)
-        except limiter_state.UnreadableError as error:
+        except ValueError as error:
             _log.warning("the limits of the old process are not used; limits begin full", reason=str(error))
             return None
 
@@ -254,7 +254,7 @@ class HandOver:
         self._data_path = data_path
         self._edits = edits
         self._grace_s = grace_s
-        self._handed_over = handed_over
+        self.handed_over = handed_over
         self._successor: tuple[_Channel, SavedLimits] | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -302,7 +302,7 @@ class HandOver:
                     await channel.send(_Offer(_VERSION, os.getpid()), descriptors)
                     await channel.receive(_Ready)
                 await self._leave_listeners_to(channel)
-                self._handed_over.set()
+                self.handed_over.set()
                 # The new process makes the edits from now on.
                 await trio.sleep_forever()
         except (BrokenError, trio.TooSlowError, OverflowError) as error:

@@ -10,7 +10,7 @@ from admin.analytics.options import Try
 from admin.cli import main
 from admin.cli.report import read_time
 from admin.common.errors import SettingsError
-from admin.rejection_log.location import usual_logs
+from admin.config.folders import default_logs
 
 _NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 _NOON_S = 1_795_262_400
@@ -139,7 +139,7 @@ def test_without_logs_those_of_this_machine_are_taken(tmp_path: Path) -> None:
     for name in ("b-2", "a-1"):
         (tmp_path / name / "rejections").mkdir(parents=True)
     (tmp_path / "other").mkdir()
-    assert usual_logs({"STATE_DIRECTORY": str(tmp_path)}) == [
+    assert default_logs({"STATE_DIRECTORY": str(tmp_path)}) == [
         tmp_path / "a-1" / "rejections",
         tmp_path / "b-2" / "rejections",
     ]
@@ -147,7 +147,7 @@ def test_without_logs_those_of_this_machine_are_taken(tmp_path: Path) -> None:
 
 def test_without_any_logs_it_says_where_it_looked(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=rf"no rejection log below {tmp_path}"):
-        usual_logs({"STATE_DIRECTORY": str(tmp_path)})
+        default_logs({"STATE_DIRECTORY": str(tmp_path)})
 
 
 def test_tail_says_which_folder_of_this_machine_it_reads(

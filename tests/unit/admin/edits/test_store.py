@@ -9,8 +9,8 @@ import pytest
 import structlog
 
 from admin.common.errors import StartError
+from admin.config.folders import Folder
 from admin.edits.model import ActiveEdit, Change
-from admin.edits.state_dir import StateDir
 from admin.edits.store import NAME, Store, active_in, open_store
 
 AT = "2026-11-21T12:00:00.000Z"
@@ -37,13 +37,11 @@ def test_everything_is_there_when_it_is_opened_again(state_dir: Path) -> None:
     store = Store(state_dir)
     commit(store, 1)
     store.commit([change(2, "switches/all")], {"switches/all": None}, required=True)
-    store.save_limiters(b"state")
     store.close()
     store = Store(state_dir)
     assert (ids(store), store.active, store.last_id) == ([2, 1], {PATH: active(1)}, 2)
-    assert store.saved_limiters() == b"state"
     assert (state_dir / NAME).stat().st_mode & 0o777 == 0o600
-    assert active_in(StateDir(state_dir, given=True)) == ({PATH: active(1)}, None)
+    assert active_in(Folder(state_dir, given=True)) == ({PATH: active(1)}, None)
     store.close()
 
 
@@ -220,16 +218,16 @@ def test_a_directory_that_others_can_write_is_told(state_dir: Path, mode: int, s
 def test_a_file_that_cannot_be_had_is_named(state_dir: Path, name: str) -> None:
     (state_dir / name).mkdir()
     with pytest.raises(StartError, match=f"{name}: "):
-        open_store(StateDir(state_dir, given=True))
-    kept = open_store(StateDir(state_dir, given=False))
+        open_store(Folder(state_dir, given=True))
+    kept = open_store(Folder(state_dir, given=False))
     assert kept.directory is None
     assert kept.error is not None
     assert name in kept.error
 
 
 def test_a_second_process_is_kept_out_even_of_a_usual_place(state_dir: Path) -> None:
-    first = open_store(StateDir(state_dir, given=False))
+    first = open_store(Folder(state_dir, given=False))
     with pytest.raises(StartError, match=r"in use by another process: .* or --take-over to replace it"):
-        open_store(StateDir(state_dir, given=False))
+        open_store(Folder(state_dir, given=False))
     first.close()
-    open_store(StateDir(state_dir, given=False)).close()
+    open_store(Folder(state_dir, given=False)).close()

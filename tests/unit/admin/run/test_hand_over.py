@@ -15,13 +15,14 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from admin.common.errors import StartError
 from admin.config.sources import Flags, load
+from admin.edits import limiter_state
 from admin.edits.model import Author, SetLimit
 from admin.edits.service import EditService
 from admin.edits.store import Store
-from admin.run import hand_over, limiter_state
+from admin.run import hand_over
 from admin.run.composition import compose
 from admin.run.hand_over import HandOver
-from admin.run.sidecar import Supervisor
+from admin.run.supervisor import Supervisor
 from limiter.deciding.limits import SavedLimits, Spent
 
 LIMITS = SavedLimits(5, {"messages": [], "bytes": []}, [])

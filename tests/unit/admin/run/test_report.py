@@ -6,10 +6,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from admin.config import plugins
+from admin.config import folders, plugins
+from admin.config.folders import Folder
 from admin.config.sources import Flags, load
-from admin.edits import state_dir
-from admin.edits.state_dir import StateDir
 from admin.run.check import report, show
 from admin.run.composition import compose
 from proxy.protocols.base import Kind, Protocol
@@ -231,10 +230,10 @@ def test_what_is_not_as_by_default_is_shown_of_a_listener(write: Write) -> None:
 def test_where_edits_are_kept_is_always_said(write: Write) -> None:
     plan = compose(load(write(LISTENER), {}, Flags()))
     stream = io.StringIO()
-    show(report(plan, MONDAY_NOON, state_dir.of(plan.settings, {"STATE_DIRECTORY": "/srv"})), stream)
+    show(report(plan, MONDAY_NOON, folders.state_dir(plan.settings, {"STATE_DIRECTORY": "/srv"})), stream)
     assert re.search(r"^  state_dir +/srv/127.0.0.1-1$", stream.getvalue(), re.MULTILINE)
     stream = io.StringIO()
-    show(report(plan, MONDAY_NOON, StateDir(None, given=True)), stream)
+    show(report(plan, MONDAY_NOON, Folder(None, given=True)), stream)
     assert re.search(r"^  state_dir +none: edits are kept until the restart$", stream.getvalue(), re.MULTILINE)
 
 
@@ -242,7 +241,7 @@ def test_where_files_are_kept_and_why_not_is_said(write: Write) -> None:
     def rows(text: str) -> dict[str, str]:
         plan = compose(load(write(text), {}, Flags()))
         stream = io.StringIO()
-        show(report(plan, MONDAY_NOON, state_dir.of(plan.settings, {"STATE_DIRECTORY": "/srv"})), stream)
+        show(report(plan, MONDAY_NOON, folders.state_dir(plan.settings, {"STATE_DIRECTORY": "/srv"})), stream)
         lines = stream.getvalue().partition("Everything else")[2].splitlines()[1:]
         return {line.split()[0]: " ".join(line.split()[1:]) for line in lines}
 

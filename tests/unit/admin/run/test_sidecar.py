@@ -17,9 +17,6 @@ from admin.config.sources import Flags, load
 from admin.rejection_log.files import LogFiles
 from admin.run import sidecar
 from admin.run.composition import compose
-from admin.run.process import Descriptors
-from limiter.rules.rule import Rule
-from limiter.rules.schedule import read_hours
 from proxy.deciding.pipeline import PipelineError
 from proxy.protocols.rocketmq.wire.codes import RequestCode
 from proxy.protocols.rocketmq.wire.command import RemotingCommand, encode
@@ -52,10 +49,8 @@ async def test_everything_listens_once_it_has_started(nursery: trio.Nursery, sil
 async def test_a_spool_is_opened_and_one_that_another_has_is_an_error(nursery: trio.Nursery, tmp_path: Path) -> None:
     environ = {"SLUICE_SPOOL_DIR": str(tmp_path / "spool"), "SLUICE_STATE_DIR": "off"}
     plan = compose(load(None, environ, flags()))
-    with structlog.testing.capture_logs() as logged:
-        running = await nursery.start(sidecar.run, plan)
+    running = await nursery.start(sidecar.run, plan)
     assert await running.data_path.spool() is not None
-    assert [line["dir"] for line in logged if line["event"] == "spool"] == [str(tmp_path / "spool")]
     with pytest.raises(ExceptionGroup) as caught:
         await sidecar.run(plan)
     assert caught.group_contains(StartError, match=r"^spool\.dir: another process uses the spool's folder .*spool")
@@ -66,12 +61,15 @@ async def test_without_a_state_directory_there_is_no_spool_and_a_limit_that_want
 ) -> None:
     limit = '[[limits]]\nkind = "topic"\nname = "a"\nrate = 5\naction = "delay"\nmax_delay_s = 1\nspool = true\n'
     plan = compose(load(write(limit), {"SLUICE_STATE_DIR": "off"}, flags()))
-    with structlog.testing.capture_logs() as logged:
-        running = await nursery.start(sidecar.run, plan)
+    running = await nursery.start(sidecar.run, plan)
     assert await running.data_path.spool() is None
+    with structlog.testing.capture_logs() as logged:
+        await running.announce()
     why = "there is no state directory; give spool.dir"
     warned = [line["event"] for line in logged if line["log_level"] == "warning"]
     assert f"topic:a: spool = true, but there is no spool ({why}): what waits is in memory" in warned
+    (up,) = (line for line in logged if line["event"] == "sluice is up")
+    assert (up["state_dir"], up["spool"], up["limits"], up["live_edits"]) == ("off", f"off ({why})", 2, 0)
 
 
 async def test_a_pipeline_that_cannot_be_is_an_error_of_the_settings(
@@ -85,39 +83,6 @@ async def test_a_pipeline_that_cannot_be_is_an_error_of_the_settings(
         await sidecar.run(compose(load(None, {}, flags())))
 
 
-def test_the_start_log_lists_the_operators_limits_and_no_built_in_ones() -> None:
-    plan = compose(load(None, {}, flags()))
-    assert sidecar._given_limits(plan) == ["topic:orders=5/s"]
-    assert sidecar._given_limits(compose(load(None, {}, Flags()))) == []
-    many = Flags(limits=[f"topic:t{number}=1/s" for number in range(23)])
-    shown = sidecar._given_limits(compose(load(None, {}, many)))
-    assert (len(shown), shown[0], shown[-1]) == (21, "topic:t0=1/s", "and 3 more")
-
-
-def test_the_start_log_says_what_is_done_above_a_limit_and_when() -> None:
-    hours = read_hours("09:00-18:00", ["mon"], "UTC")
-    assert sidecar._shown(Rule("topic", "a", 5, action="off")) == "topic:a=5/s (off)"
-    assert sidecar._shown(Rule("topic", "a", 5, hours=hours)) == "topic:a=5/s (09:00-18:00 mon UTC)"
-    assert sidecar._shown(Rule("topic", "a", 5, action="delay", hours=hours)) == (
-        "topic:a=5/s (delay, 09:00-18:00 mon UTC)"
-    )
-
-
-@pytest.mark.parametrize(("room", "level"), [(999, "warning"), (1000, "info")])
-def test_few_open_files_are_one_short_event(room: int, level: str) -> None:
-    with structlog.testing.capture_logs() as logged:
-        sidecar._say_room(Descriptors(3000, room, 200), 10_000)
-    assert logged == [
-        {
-            "event": "open files limited; clients beyond the room there is are closed",
-            "log_level": level,
-            "open_files": 3000,
-            "room_for_connections": room,
-            "max_connections": 10_000,
-        }
-    ]
-
-
 def raising(number: signal.Signals) -> Callable[..., Awaitable[None]]:
     """Make something that gets the process a signal."""
 
@@ -129,7 +94,7 @@ def raising(number: signal.Signals) -> Callable[..., Awaitable[None]]:
 
 @pytest.mark.parametrize("number", sidecar.STOP_SIGNALS)
 async def test_a_signal_ends_it_in_order(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
-    monkeypatch.setattr(sidecar, "_announce", raising(number))
+    monkeypatch.setattr(sidecar.Sidecar, "announce", raising(number))
     with structlog.testing.capture_logs() as logged:
         assert await sidecar.run_until_signal(compose(load(None, {}, flags()))) == 0
     assert {"draining", "drained"} <= {entry["event"] for entry in logged}
@@ -148,7 +113,7 @@ async def test_a_second_signal_ends_the_wait_for_a_disk_that_does_not_answer(
 
     monkeypatch.setattr(LogFiles, "write", hang)
     monkeypatch.setattr(LogFiles, "waits_s", 60.0)
-    monkeypatch.setattr(sidecar, "_announce", raising(signal.SIGTERM))
+    monkeypatch.setattr(sidecar.Sidecar, "announce", raising(signal.SIGTERM))
     plan = compose(load(None, {}, flags(log_dir=str(tmp_path))))
     with structlog.testing.capture_logs() as logged:
         assert await sidecar.run_until_signal(plan) == 128 + number

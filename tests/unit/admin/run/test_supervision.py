@@ -7,7 +7,7 @@ import trio
 from admin.config.sources import Flags, load
 from admin.run import sidecar
 from admin.run.composition import compose
-from admin.run.sidecar import Supervisor
+from admin.run.supervisor import Supervisor
 
 
 class Task:

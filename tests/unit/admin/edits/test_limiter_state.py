@@ -1,12 +1,11 @@
 from pathlib import Path
-from zlib import crc32
 
 import msgspec
 import pytest
 import structlog
 
+from admin.edits import limiter_state
 from admin.edits.store import Store
-from admin.run import limiter_state
 from limiter.buckets.saved import SavedLimiter, SavedShare
 from limiter.deciding.limits import SavedLimits, Spent
 
@@ -17,43 +16,41 @@ LIMITS = SavedLimits(
     {"messages": [LIMITER, LIMITER._replace(shares=(SHARE,), open_next_free_ns=11)], "bytes": []},
     [Spent("bytes", "topic", "orders", "topic:orders", False, -5)],
 )
-
-
-def encoded(*values: object) -> bytes:
-    body = msgspec.msgpack.encode(values)
-    return crc32(body).to_bytes(4) + body
+VERSION = limiter_state._VERSION
 
 
 def test_it_is_loaded_as_it_was_saved() -> None:
     store = Store(None)
-    assert limiter_state.load(store) is None
-    limiter_state.save(store, LIMITS)
-    assert limiter_state.load(store) == LIMITS
+    assert store.saved_limits() is None
+    store.save_limits(LIMITS)
+    assert store.saved_limits() == LIMITS
 
 
 @pytest.mark.parametrize(
     ("saved", "why"),
     [
-        (encoded(2, limiter_state.clock(), "all new"), "another version"),
-        (encoded(1, "another", None), "before the machine was started"),
-        (encoded(1, limiter_state.clock(), {"limits": 5}), "Expected"),
-        (limiter_state.encode(LIMITS)[:-1], "damaged"),
-        (b"", "damaged"),
+        (msgspec.msgpack.encode((VERSION + 1, limiter_state.clock(), "all new")), "another version"),
+        (msgspec.msgpack.encode((VERSION, "another", None)), "before the machine was started"),
+        (msgspec.msgpack.encode((VERSION, limiter_state.clock(), {"limits": 5})), "Expected"),
+        (limiter_state.encode(LIMITS)[:-1], "truncated"),
+        (b"", "truncated"),
     ],
 )
-def test_state_that_cannot_be_used_is_a_warning(saved: bytes, why: str) -> None:
+def test_state_that_cannot_be_used_is_a_warning(saved: bytes, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(None)
-    store.save_limiters(saved)
+    with monkeypatch.context() as patched:
+        patched.setattr(limiter_state, "encode", lambda _: saved)
+        store.save_limits(LIMITS)
     with structlog.testing.capture_logs() as logged:
-        assert limiter_state.load(store) is None
+        assert store.saved_limits() is None
     assert [why in line["reason"] for line in logged] == [True]
 
 
 def test_a_disk_that_does_not_take_it_is_a_warning(state_dir: Path) -> None:
     store = Store(state_dir)
     with structlog.testing.capture_logs() as logged:
-        limiter_state.save(store, LIMITS._replace(at_ns=2**70))
+        store.save_limits(LIMITS._replace(at_ns=2**70))
         state_dir.rename(state_dir.with_name("away"))
-        limiter_state.save(store, LIMITS)
+        store.save_limits(LIMITS)
     assert [line["log_level"] for line in logged] == ["warning"] * 2
     store.close()

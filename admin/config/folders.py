@@ -1,0 +1,138 @@
+"""The folders that a sidecar writes: its state directory and, by default in there, its rejection log and its spool."""
+
+import errno
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import platformdirs
+
+from admin.common.disk import words_for
+from admin.common.errors import SettingsError, StartError
+from admin.config.settings import OFF, RejectionLogSettings, Settings, SpoolSettings
+
+REJECTIONS: Final = "rejections"
+SPOOL: Final = "spool"
+"""In the state directory."""
+
+SPOOL_HINT: Final = 'make it writable for this user, choose another folder, or "off" to hold in memory only'
+_LOG_HINT: Final = 'make it writable for this user, choose another folder, or "off"'
+_APP: Final = "sluice"
+#: A sidecar starts on a full disk.
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class Folder(NamedTuple):
+    """A folder as configured.
+
+    Attributes:
+        path: None if there is none.
+        given: it was configured, or switched off. Otherwise it is the default one.
+        why: why there is none, or what is wrong with it; empty if it was switched off or nothing is.
+    """
+
+    path: Path | None
+    given: bool = False
+    why: str = ""
+
+
+def state_dir(settings: Settings, environ: Mapping[str, str]) -> Folder:
+    """Return the state directory, by default named after the first listener: sidecars must not share one."""
+    if settings.state_dir is not None:
+        return _given(settings.state_dir)
+    listen = settings.listeners[0].listen if settings.listeners else None
+    if listen is None or listen.port == 0:
+        why = "a listener whose port the system chooses has no name to keep them under; give --state-dir"
+        return Folder(None, why=why)
+    return Folder(_base(environ) / f"{listen.host.replace(':', '_').replace('/', '_')}-{listen.port}")
+
+
+def rejections(settings: RejectionLogSettings, state: Path | None) -> Folder:
+    """Return the folder of the rejection log; ``state`` is the state directory."""
+    return _below(settings.dir, "rejection_log.dir", state, REJECTIONS)
+
+
+def spool(settings: SpoolSettings, state: Path | None) -> Folder:
+    """Return the folder of the spool; ``state`` is the state directory."""
+    return _below(settings.dir, "spool.dir", state, SPOOL)
+
+
+def make_rejections(folder: Folder) -> Folder:
+    """Make the folder of the rejection log; on a full disk that is tried again while traffic flows.
+
+    Raises:
+        StartError: it was configured and cannot be used.
+    """
+    return _make(folder, "rejection_log.dir", _LOG_HINT, 0o750)
+
+
+def make_spool(folder: Folder) -> Folder:
+    """Make the folder of the spool; on a full disk there is no spool.
+
+    Raises:
+        StartError: it was configured and cannot be used.
+    """
+    made = _make(folder, "spool.dir", SPOOL_HINT, 0o700)
+    return made._replace(path=None) if made.why else made
+
+
+def default_logs(environ: Mapping[str, str] = os.environ) -> list[Path]:
+    """Return the default folders with rejection logs of this machine and user, sorted.
+
+    Raises:
+        SettingsError: there is none.
+    """
+    base = _base(environ)
+    try:
+        found = sorted(path for path in base.glob(f"*/{REJECTIONS}") if path.is_dir())
+    except OSError:
+        found = []
+    if not found:
+        raise SettingsError(
+            f"no rejection log below {base}, where sidecars of this machine and user keep theirs; name its folder:"
+            " rejection_log.dir, or `rejections` in the --state-dir; `sluice state` says it"
+        )
+    return found
+
+
+def _given(configured: str) -> Folder:
+    return Folder(None if configured == OFF else Path(configured).absolute(), given=True)
+
+
+def _below(configured: str | None, key: str, state: Path | None, name: str) -> Folder:
+    if configured is not None:
+        return _given(configured)
+    if state is None:
+        return Folder(None, why=f"there is no state directory; give {key}")
+    return Folder(state / name)
+
+
+def _base(environ: Mapping[str, str]) -> Path:
+    """Return the parent of all default state directories of this machine and user."""
+    if by_systemd := environ.get("STATE_DIRECTORY", "").split(":")[0]:
+        return Path(by_systemd)
+    if os.geteuid() == 0:
+        return Path("/var/lib") / _APP
+    return platformdirs.user_state_path(_APP, appauthor=False)
+
+
+def _make(folder: Folder, key: str, hint: str, mode: int) -> Folder:
+    path = folder.path
+    if path is None:
+        return folder
+    try:
+        path.mkdir(mode, parents=True, exist_ok=True)
+        if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+            read_only = os.statvfs(path).f_flag & os.ST_RDONLY
+            raise OSError(errno.EROFS if read_only else errno.EACCES, "not writable")  # noqa: TRY301 - worded below
+    except ValueError:
+        raise StartError(f"{key} {str(path)!r}: is not a path") from None
+    except OSError as error:
+        why = f"{path}: {words_for(error)}"
+        if error.errno in _FULL:
+            return folder._replace(why=why)
+        if folder.given:
+            raise StartError(f"{key} {why}; {hint}") from None
+        return Folder(None, why=f"{why}; give {key}")
+    return folder

@@ -1,0 +1,57 @@
+"""The limiter state as bytes, for a process that takes over or for the next start: a restart forgets no debt.
+
+Times are of the monotonic clock, so state from another boot or time namespace is not used: limiters begin full.
+"""
+
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from limiter.deciding.limits import SavedLimits
+
+_VERSION: Final = 2
+_CLOCK: Final = (Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/time"))
+
+
+class _Head(msgspec.Struct, array_like=True, frozen=True):
+    version: int
+    clock: str
+
+
+class _State(_Head, frozen=True):
+    limits: SavedLimits
+
+
+def encode(limits: SavedLimits) -> bytes:
+    """Return the state as bytes; raises OverflowError if a figure has more than 64 bits."""
+    return msgspec.msgpack.encode(_State(_VERSION, clock(), limits))
+
+
+def decode(data: bytes) -> SavedLimits:
+    """Return the state of ``encode``.
+
+    Raises:
+        ValueError: it is damaged, another version's or another clock's.
+    """
+    try:
+        # The rest may be another version's.
+        head = msgspec.msgpack.decode(data, type=_Head)
+        if head.version != _VERSION:
+            raise ValueError(f"written by another version of Sluice ({head.version}, this one writes {_VERSION})")
+        if head.clock != clock():
+            raise ValueError("written before the machine was started, or by another clock")
+        return msgspec.msgpack.decode(data, type=_State).limits
+    except msgspec.MsgspecError as error:
+        raise ValueError(str(error)) from None
+
+
+def clock() -> str:
+    """Name this machine's monotonic clock: processes with the same name read the same time."""
+    boot, namespace = _CLOCK
+    try:
+        return f"{boot.read_text(encoding='ascii').strip()} {namespace.readlink()}"
+    except OSError as error:
+        # No other process has this name.
+        return f"{os.getpid()} {error}"

@@ -1,0 +1,72 @@
+"""Restarts tasks of the admin side that fail. Traffic and the other tasks continue."""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import structlog
+import trio
+
+_log = structlog.get_logger(__name__)
+
+_FIRST_PAUSE_S: Final = 1.0
+_LONGEST_PAUSE_S: Final = 60.0
+
+
+class Supervisor:
+    """Knows which tasks failed, and how often."""
+
+    def __init__(self) -> None:
+        self._failures: Counter[str] = Counter()
+
+    async def keep(
+        self,
+        name: str,
+        run: Callable[..., Awaitable[None]],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Run a task until cancelled; raises its exception if it fails before its first start.
+
+        Args:
+            name: of the task, for people.
+            run: the task; it takes ``task_status``, and can be run again.
+            task_status: reports its first start.
+        """
+        status = _FirstStart(task_status)
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            began_s = trio.current_time()
+            try:
+                await run(task_status=status)
+            except Exception as error:
+                if not status.started_once:
+                    raise
+                self._failures[name] += 1
+                if trio.current_time() - began_s > _LONGEST_PAUSE_S:
+                    pause_s = _FIRST_PAUSE_S
+                _log.exception("a task of the admin side failed; traffic goes on", task=name, error=repr(error))
+                await trio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            else:
+                return
+
+    def warnings(self) -> list[str]:
+        """Name the tasks that failed since the start."""
+        return [
+            f"{name}: failed and was begun again{f', {count} times' if count > 1 else ''}; the log has the reason"
+            for name, count in self._failures.items()
+        ]
+
+
+class _FirstStart(trio.TaskStatus[Any]):
+    """Forwards the first start only."""
+
+    def __init__(self, status: trio.TaskStatus[Any]) -> None:
+        self.started_once = False
+        self._status = status
+
+    def started(self, value: Any = None) -> None:
+        if not self.started_once:
+            self.started_once = True
+            self._status.started(value)
