@@ -338,3 +338,24 @@ class Playbook:
             self._waiting = None
         if chunk is not None:
             chunk[:] = b"\xee" * len(chunk)
+
+
+def turns(session: Session, chunk: bytes, *, one_by_one: bool = True) -> list[list[str]]:
+    """Play one chunk as the driver does; returns the topics that were asked about in each turn.
+
+    With ``one_by_one`` what is for each topic is decided by itself.
+    """
+    asked, out = [], b""
+    left = len(chunk)
+    while left:
+        batch = session.receive(Side.CLIENT, memoryview(chunk)[-left:], 0)
+        assert batch is not None
+        asked.append([request.resources[0].name for request in batch.requests])
+        if one_by_one:
+            batch.groups()
+        session.decided(batch, 0)
+        out += b"".join(session.take(Side.BROKER))
+        left = session.left_bytes(Side.CLIENT)
+        assert session.between_frames(Side.CLIENT) is (not left)
+    assert out == chunk
+    return asked

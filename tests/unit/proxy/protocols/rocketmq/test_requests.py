@@ -32,6 +32,7 @@ from playbook.playbook import (
     busy,
     open_session,
     refuse,
+    turns,
 )
 
 from limiter.rules.resource import Resource
@@ -39,7 +40,6 @@ from proxy.common.buffers import KEPT_NS, Gathering, GatherRoom
 from proxy.deciding.batch import Side
 from proxy.protocols.base import NO_BOUND, Close, Session, WireCounters
 from proxy.protocols.rocketmq.requests import MAX_HEADER_BYTES, TRIAL_FRAMES, TRIAL_READ_BYTES
-from proxy.protocols.rocketmq.scanning import SCAN
 from proxy.protocols.rocketmq.wire.binary import MAX_FIELDS
 from proxy.protocols.rocketmq.wire.codes import MAX_FRAME_BYTES
 
@@ -570,27 +570,6 @@ def test_every_header_that_is_not_strict_asks_for_twice_as_many_strict_ones() ->
 # --- How much is looked at in one turn ------------------------------------------------------------
 
 
-def turns(session: Session, chunk: bytes, *, one_by_one: bool = True) -> list[list[str]]:
-    """Play one chunk as the driver does; returns the topics that were asked about in each turn.
-
-    With ``one_by_one`` what is for each topic is decided by itself.
-    """
-    asked, out = [], b""
-    left = len(chunk)
-    while left:
-        batch = session.receive(Side.CLIENT, memoryview(chunk)[-left:], 0)
-        assert batch is not None
-        asked.append([request.resources[0].name for request in batch.requests])
-        if one_by_one:
-            batch.groups()
-        session.decided(batch, 0)
-        out += b"".join(session.take(Side.BROKER))
-        left = session.left_bytes(Side.CLIENT)
-        assert session.between_frames(Side.CLIENT) is (not left)
-    assert out == chunk
-    return asked
-
-
 @pytest.mark.parametrize("reading", READINGS)
 def test_many_topics_are_looked_at_in_turns(reading: Reading) -> None:
     topics = [f"t{number}" for number in range(1250)]
@@ -603,14 +582,6 @@ def test_many_topics_are_looked_at_in_turns(reading: Reading) -> None:
     asked = turns(session, b"".join(map(send, topics)))
     assert [len(turn) for turn in asked] == [256, 256, 256, 256, 226]
     assert list(chain.from_iterable(asked)) == topics
-
-
-@pytest.mark.skipif(SCAN is None, reason="the compiled part is not installed")
-def test_scans_and_single_frames_count_together() -> None:
-    unit = A * 20 + send_batch("a", 2)
-    asked = turns(open_session(reading="compiled"), unit * 600)
-    assert max(map(len, asked)) <= 22 * 256
-    assert len(asked) == 3
 
 
 SLOW = frame(b'{"code":"310","opaque":1,"extFields":{"a":"g","b":"a"}}')
@@ -649,18 +620,6 @@ def test_connection_takes_turns_while_its_chunks_take_many_steps() -> None:
     assert play.session.takes_turns(Side.CLIENT)
     play = play >> Client(A) << Anything()
     assert not play.session.takes_turns(Side.CLIENT)
-
-
-@pytest.mark.skipif(SCAN is None, reason="the compiled part is not installed")
-@pytest.mark.parametrize("one_by_one", [True, False])
-def test_parts_of_a_chunk_wait_for_a_turn_only_if_they_are_decided_one_by_one(*, one_by_one: bool) -> None:
-    topics = [f"t{number}" for number in range(3000)]
-    session = open_session(reading="compiled")
-    asked = turns(session, b"".join(map(send, topics)), one_by_one=one_by_one)
-    assert [len(turn) for turn in asked] == [256] * 11 + [184]
-    assert list(chain.from_iterable(asked)) == topics
-    assert session.takes_turns(Side.CLIENT) is one_by_one
-    assert session.reads_fast(Side.CLIENT) is not one_by_one
 
 
 # --- What is no frame -----------------------------------------------------------------------------

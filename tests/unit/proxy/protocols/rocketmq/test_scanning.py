@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from playbook import frames
 from playbook.captures import distinct_frames
-from playbook.playbook import READINGS, Anything, Client, Playbook, Reading
+from playbook.playbook import READINGS, Reading
 
 from limiter.compiled import find
 from limiter.deciding.limits import Limits
@@ -27,7 +27,6 @@ from proxy.protocols.rocketmq.transactions import Transactions
 
 RESOURCES = Limits(RuleSet()).resources
 CONNECTION = ConnectionInfo(1, "main", "main", "192.0.2.1:40000", "192.0.2.1")
-with_scan = pytest.mark.skipif(SCAN is None, reason="the compiled part is not installed")
 
 
 def send(topic: str, opaque: int = 1, *, group: str = "pg", flag: int = 0, body: bytes = b"x") -> bytes:
@@ -262,17 +261,3 @@ def test_stream_reads_fast_while_its_chunks_take_few_steps(reading: Reading) -> 
         requests = stream.feed(memoryview(data), 0)
         stream.pass_on(Batch(CONNECTION, Side.CLIENT, requests.simplest()), [])
         assert stream.reads_fast() is fast
-
-
-@with_scan
-def test_half_messages_are_compared_with_what_was_scanned_once_for_each_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-    monkeypatch.setattr(Pending, "scanned", lambda _: calls.append(1))
-    play = Playbook(reading="compiled")
-    for piece, count in (
-        ((send("a", 1) * 20 + frames.send_half("a", 2)) * 5, 1),
-        (frames.send_half("a", 3), 1),
-        (send("a", 1) * 20 + bytes(8), 2),
-    ):
-        play = play >> Client(piece) << Anything()
-        assert len(calls) == count
