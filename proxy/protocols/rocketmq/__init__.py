@@ -11,8 +11,8 @@ from limiter.rules.resource import PRODUCER_GROUP, Resource
 from limiter.rules.rule import Rule
 from proxy.protocols.base import Kind, Protocol
 from proxy.protocols.options import read_by
-from proxy.protocols.rocketmq.forbidden import INTERNAL_TOPIC, is_internal
 from proxy.protocols.rocketmq.options import RocketMQOptions, check_rule
+from proxy.protocols.rocketmq.refusals import INTERNAL_TOPIC, is_internal
 from proxy.protocols.rocketmq.session import RocketMQSession
 from proxy.protocols.rocketmq.transactions import Transactions
 from proxy.protocols.rocketmq.wire import codes

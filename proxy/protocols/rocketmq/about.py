@@ -14,7 +14,7 @@ from limiter.rules.resource import Resource
 from proxy.protocols.rocketmq.wire import codes
 from proxy.protocols.rocketmq.wire.codes import MAX_NAME_CHARS, RemoteProtocolError
 from proxy.protocols.rocketmq.wire.command import MAX_DECODED_HEADER_BYTES, RemotingCommand, decode_header, encode
-from proxy.protocols.rocketmq.wire.reading import UNPARSED, Header
+from proxy.protocols.rocketmq.wire.frame import UNPARSED, Header
 from proxy.stats.snapshot import MAX_RESOURCES_SHOWN, ClientDescription
 
 # Protocol versions: a number on the wire, a word for people.

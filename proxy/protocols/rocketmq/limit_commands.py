@@ -25,7 +25,7 @@ from proxy.common.admission import in_networks
 from proxy.control import LimitCommandReply
 from proxy.protocols.base import CommandRequest, CommandStatus
 from proxy.protocols.rocketmq.options import RocketMQOptions
-from proxy.protocols.rocketmq.replies import VERSION
+from proxy.protocols.rocketmq.refusals import VERSION
 from proxy.protocols.rocketmq.wire.codes import (
     FLAG_ONEWAY,
     FLAG_RESPONSE,
@@ -39,7 +39,7 @@ from proxy.protocols.rocketmq.wire.codes import (
     ResponseCode,
 )
 from proxy.protocols.rocketmq.wire.command import MAX_DECODED_HEADER_BYTES, RemotingCommand, decode_header, encode
-from proxy.protocols.rocketmq.wire.reading import Header
+from proxy.protocols.rocketmq.wire.frame import Header
 
 # Unanswered requests of one connection. Tools wait for each answer.
 MAX_OPEN_OF_CONNECTION: Final = 8

@@ -43,8 +43,8 @@ from proxy.deciding.batch import (
 )
 from proxy.flow.credit import Stage, credit_for
 from proxy.protocols.base import SessionContext
-from proxy.protocols.rocketmq.forbidden import LOST, PURGED, TOO_OLD, no_room, put_aside_in_vain
 from proxy.protocols.rocketmq.held import HeldFrame
+from proxy.protocols.rocketmq.refusals import LOST, PURGED, TOO_OLD, no_room, put_aside_in_vain
 from proxy.protocols.rocketmq.replayed import mark_replayed
 from proxy.protocols.rocketmq.scanning import Gathered
 from proxy.protocols.rocketmq.transactions import Ended

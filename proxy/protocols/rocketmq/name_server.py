@@ -27,8 +27,7 @@ from proxy.protocols.base import (
 )
 from proxy.protocols.options import Tls, relays_unread
 from proxy.protocols.rocketmq.about import AboutClient
-from proxy.protocols.rocketmq.answers import MAX_ANSWER_HEADER_BYTES, header_bytes_of_answer
-from proxy.protocols.rocketmq.pending import Pending
+from proxy.protocols.rocketmq.answers import MAX_ANSWER_HEADER_BYTES, Pending, header_bytes_of_answer
 from proxy.protocols.rocketmq.routes import (
     NO_ADDRESSES,
     Address,

@@ -15,14 +15,13 @@ from limiter.rules.resource import Resource
 from proxy.common.buffers import Gathering
 from proxy.deciding.batch import Batch, Hold, Later, Refusal, Refuse, Request
 from proxy.protocols.base import NO_BOUND, Buffer, Close, SessionContext
-from proxy.protocols.rocketmq import forbidden
+from proxy.protocols.rocketmq import refusals
 from proxy.protocols.rocketmq.about import AboutClient, Names
+from proxy.protocols.rocketmq.answers import Pending
 from proxy.protocols.rocketmq.batch_body import BatchReader
 from proxy.protocols.rocketmq.held import HeldFrame, Holding
 from proxy.protocols.rocketmq.lines import Aside, Lines
-from proxy.protocols.rocketmq.pending import Pending
 from proxy.protocols.rocketmq.scanning import (
-    FEW_STEPS,
     MAX_RUNS,
     NOTHING_REFUSED,
     Cut,
@@ -33,8 +32,8 @@ from proxy.protocols.rocketmq.scanning import (
 )
 from proxy.protocols.rocketmq.transactions import Ended, EndOfTransaction, Transactions, read_half
 from proxy.protocols.rocketmq.wire import codes
-from proxy.protocols.rocketmq.wire.binary import MAX_FIELDS
 from proxy.protocols.rocketmq.wire.frame import (
+    FEW_STEPS,
     HEADER_LENGTH,
     MAX_HEADER_BYTES,
     Frame,
@@ -42,7 +41,7 @@ from proxy.protocols.rocketmq.wire.frame import (
     header_bytes_of,
     prefix_at,
 )
-from proxy.protocols.rocketmq.wire.header import LENIENT, STRICT, UNPARSABLE, Header, classify
+from proxy.protocols.rocketmq.wire.header import LENIENT, MAX_FIELDS, STRICT, UNPARSABLE, Header, classify
 from proxy.protocols.rocketmq.wire.message_id import message_id
 from proxy.spool.segments import Piece
 
@@ -416,11 +415,11 @@ class RequestStream:
         self._take_frame(frame, frame_bytes, body_at, requests, max(1, reader.count))
         resource = requests.last.resources[0]
         if not whole and not self._exempt:
-            self.refusals[index] = forbidden.unreadable_batch(resource)
+            self.refusals[index] = refusals.unreadable_batch(resource)
         elif reader.malformed and not self._exempt:
-            self.refusals[index] = forbidden.malformed_batch(resource)
+            self.refusals[index] = refusals.malformed_batch(resource)
         elif reader.sets_inner and self._refuses_internal:
-            self.refusals[index] = forbidden.inner_batch(resource)
+            self.refusals[index] = refusals.inner_batch(resource)
 
     def _take_frame(self, frame: Frame, frame_bytes: int, body_at: int, requests: Gathered, messages: int = 1) -> None:
         self.frames += 1
@@ -474,7 +473,7 @@ class RequestStream:
         if ended is None:
             # An unreadable end may be a commit.
             if (end is None or end.commits) and not self._exempt:
-                self.refusals[index] = forbidden.unknown_transaction(resources[0])
+                self.refusals[index] = refusals.unknown_transaction(resources[0])
             return resources
         self._ended[id(frame.header)] = ended
         if not ended.topic:
@@ -485,10 +484,10 @@ class RequestStream:
 
     def _look_closer(self, frame: Frame, body_at: int, resource: Resource, index: int) -> None:
         header = frame.header
-        if self._refuses_internal and forbidden.is_internal(header.name):
-            self.refusals[index] = forbidden.internal_topic(resource)
+        if self._refuses_internal and refusals.is_internal(header.name):
+            self.refusals[index] = refusals.internal_topic(resource)
         elif self._refuses_internal and header.sys_flag & codes.SYS_FLAG_INNER_BATCH:
-            self.refusals[index] = forbidden.inner_batch(resource)
+            self.refusals[index] = refusals.inner_batch(resource)
         elif (
             header.sys_flag & codes.SYS_FLAG_TRANSACTION == codes.SYS_FLAG_HALF
             and header.reading == STRICT
@@ -738,5 +737,5 @@ def _steps_of(header: Header, header_bytes: int) -> int:
 
 def _is_special(header: Header) -> bool:
     return header.sys_flag & codes.SYS_FLAGS_SPECIAL != 0 or (
-        header.kind == _TOPIC and forbidden.is_internal(header.name)
+        header.kind == _TOPIC and refusals.is_internal(header.name)
     )

@@ -16,9 +16,8 @@ from limiter.deciding.asking import permits_each
 from proxy.deciding import gathered
 from proxy.deciding.batch import Batch, Group, Hold, Later, Look, Refusal, Refuse, Request, Verdicts
 from proxy.protocols.options import ScanName
-from proxy.protocols.rocketmq.forbidden import INTERNAL_PREFIX, INTERNAL_TOPICS
-from proxy.protocols.rocketmq.pending import MAX_PENDING
-from proxy.protocols.rocketmq.replies import around_opaque, busy_answer
+from proxy.protocols.rocketmq.answers import MAX_PENDING
+from proxy.protocols.rocketmq.refusals import INTERNAL_PREFIX, INTERNAL_TOPICS, around_opaque, busy_answer
 from proxy.protocols.rocketmq.wire.codes import (
     FLAG_ONEWAY,
     KIND_RETRY_GROUP,
@@ -37,9 +36,6 @@ if TYPE_CHECKING:
 
 # Keys (resource and producer group) remembered per connection.
 MAX_KEYS: Final = 1024
-# A step is a frame looked at one by one, or a key of a scan that is decided one by one: some microseconds. With this
-# many in a chunk at most, the next read may be large.
-FEW_STEPS: Final = 64
 # A chunk with frames of more keys is decided in parts.
 MAX_RUNS: Final = 256
 

@@ -8,15 +8,13 @@ from proxy.deciding.batch import Batch, Refuse, Request, Response, Side
 from proxy.flow.credit import Stage
 from proxy.protocols.base import NO_BOUND, Buffer, CommandRequest, Description, Session, SessionContext
 from proxy.protocols.options import relays_unread
-from proxy.protocols.rocketmq import forbidden
-from proxy.protocols.rocketmq.answers import AnswerStream
-from proxy.protocols.rocketmq.forbidden import Forbidden
+from proxy.protocols.rocketmq import refusals
+from proxy.protocols.rocketmq.answers import AnswerStream, Pending
 from proxy.protocols.rocketmq.held import HeldFrame
 from proxy.protocols.rocketmq.limit_commands import LimitCommandReader
 from proxy.protocols.rocketmq.lines import Aside, Lines
 from proxy.protocols.rocketmq.options import RocketMQOptions
-from proxy.protocols.rocketmq.pending import Pending
-from proxy.protocols.rocketmq.replies import busy_answer
+from proxy.protocols.rocketmq.refusals import Forbidden, busy_answer
 from proxy.protocols.rocketmq.requests import RequestStream
 from proxy.protocols.rocketmq.scanning import NOTHING_REFUSED, Refused, answer_each, first_opaque, scan_named
 from proxy.protocols.rocketmq.transactions import Transactions
@@ -151,7 +149,7 @@ class RocketMQSession(Session):
         """
         del now_ns
         alarmed = bool(reason) and not self._connection.exempt
-        self._alarm = forbidden.alarm(self._connection.scope, reason) if alarmed else None
+        self._alarm = refusals.alarm(self._connection.scope, reason) if alarmed else None
 
     def decided(self, batch: Batch, now_ns: int) -> None:
         if self._lines is not None and self._lines.is_own(batch):

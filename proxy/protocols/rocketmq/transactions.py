@@ -27,7 +27,7 @@ from proxy.protocols.rocketmq.wire.codes import (
     ResponseCode,
 )
 from proxy.protocols.rocketmq.wire.command import RemotingCommand, decode_header
-from proxy.protocols.rocketmq.wire.reading import HalfSend
+from proxy.protocols.rocketmq.wire.frame import HalfSend
 
 # Half messages and copies remembered per broker, some 500 bytes each plus the names of group and topic. Beyond that the
 # oldest is forgotten, and its commit has to wait until the broker asks for it.

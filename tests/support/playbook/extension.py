@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from limiter.deciding.limits import Limits
 from limiter.rules.rule_set import RuleSet
-from proxy.protocols.rocketmq.forbidden import is_internal
+from proxy.protocols.rocketmq.refusals import is_internal
 from proxy.protocols.rocketmq.scanning import make_table
 from proxy.protocols.rocketmq.wire.codes import MAX_FRAME_BYTES, SYS_FLAGS_SPECIAL
 from proxy.protocols.rocketmq.wire.header import STRICT, Header

@@ -23,7 +23,7 @@ from proxy.protocols.base import (
 )
 from proxy.protocols.rocketmq import PROTOCOL
 from proxy.protocols.rocketmq.options import RocketMQOptions
-from proxy.protocols.rocketmq.replies import busy_answer
+from proxy.protocols.rocketmq.refusals import busy_answer
 from proxy.protocols.rocketmq.scanning import SCAN
 from proxy.protocols.rocketmq.session import RocketMQSession
 from proxy.protocols.rocketmq.transactions import Transactions

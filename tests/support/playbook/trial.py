@@ -12,7 +12,7 @@ from playbook.playbook import Reading, open_session
 from proxy.deciding.batch import Batch, Refuse, Request, Side
 from proxy.protocols.base import Close, WireCounters
 from proxy.protocols.rocketmq import answers
-from proxy.protocols.rocketmq.pending import MAX_PENDING
+from proxy.protocols.rocketmq.answers import MAX_PENDING
 from proxy.protocols.rocketmq.session import RocketMQSession
 from proxy.protocols.rocketmq.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, MAX_FRAME_BYTES
 from proxy.protocols.rocketmq.wire.frame import MAX_HEADER_BYTES

@@ -25,7 +25,7 @@ from proxy.protocols.rocketmq.wire.codes import (
     SUBSCRIPTION_FIELDS,
     KeyFields,
 )
-from proxy.protocols.rocketmq.wire.reading import LENIENT, REPLACEMENT, UNPARSABLE, Header, charge
+from proxy.protocols.rocketmq.wire.frame import LENIENT, REPLACEMENT, UNPARSABLE, Header, charge
 
 # A step takes about a microsecond. A token is a step, a field four, and so are an escape in a name and eight characters
 # of a name that is hashed. A send has some twenty fields with the header's own keys; this allows three times as many.

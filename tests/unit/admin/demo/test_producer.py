@@ -9,7 +9,7 @@ from admin.demo.ledger import Counts, TopicLoad
 from admin.demo.producer import Producer
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Refuse
-from proxy.protocols.rocketmq.replies import busy_answer
+from proxy.protocols.rocketmq.refusals import busy_answer
 from proxy.protocols.rocketmq.wire.codes import FLAG_RESPONSE
 from proxy.protocols.rocketmq.wire.command import RemotingCommand, decode, encode
 

@@ -40,8 +40,8 @@ from proxy.common.buffers import KEPT_NS, Gathering, GatherRoom
 from proxy.deciding.batch import Side
 from proxy.protocols.base import NO_BOUND, Close, Session, WireCounters
 from proxy.protocols.rocketmq.requests import MAX_HEADER_BYTES, TRIAL_FRAMES, TRIAL_READ_BYTES
-from proxy.protocols.rocketmq.wire.binary import MAX_FIELDS
 from proxy.protocols.rocketmq.wire.codes import MAX_FRAME_BYTES
+from proxy.protocols.rocketmq.wire.header import MAX_FIELDS
 
 A, B, C = send("a", 1), send("b", 2), send("c", 3)
 

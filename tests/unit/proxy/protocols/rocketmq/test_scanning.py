@@ -19,8 +19,8 @@ from limiter.rules.rule_set import RuleSet
 from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Request, Side
 from proxy.protocols.base import Close, SessionContext, WireCounters, nobody_takes
 from proxy.protocols.options import read_by
+from proxy.protocols.rocketmq.answers import Pending
 from proxy.protocols.rocketmq.options import RocketMQOptions
-from proxy.protocols.rocketmq.pending import Pending
 from proxy.protocols.rocketmq.requests import RequestStream
 from proxy.protocols.rocketmq.scanning import SCAN
 from proxy.protocols.rocketmq.transactions import Transactions

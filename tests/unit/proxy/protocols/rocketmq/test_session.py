@@ -33,7 +33,7 @@ from playbook.read_by import read_by  # noqa: F401 - every test here, in each wa
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Charge, Response, Side
 from proxy.protocols.base import Close, Session, WireCounters
-from proxy.protocols.rocketmq.pending import MAX_PENDING
+from proxy.protocols.rocketmq.answers import MAX_PENDING
 
 A, B = send("a", 1), send("b", 2)
 

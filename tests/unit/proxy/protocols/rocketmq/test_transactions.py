@@ -39,7 +39,7 @@ from playbook.read_by import read_by  # noqa: F401 - every test here, in each wa
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Side
 from proxy.protocols.rocketmq import transactions
-from proxy.protocols.rocketmq.pending import MAX_PENDING
+from proxy.protocols.rocketmq.answers import MAX_PENDING
 from proxy.protocols.rocketmq.transactions import Question, Transactions
 from proxy.protocols.rocketmq.wire.command import RemotingCommand
 

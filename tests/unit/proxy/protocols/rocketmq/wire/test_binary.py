@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from playbook.frames import pull
 
-from proxy.protocols.rocketmq.wire.binary import MAX_FIELDS, read_binary
-from proxy.protocols.rocketmq.wire.header import LENIENT, STRICT, UNPARSABLE, Header
+from proxy.protocols.rocketmq.wire.header import LENIENT, MAX_FIELDS, STRICT, UNPARSABLE, Header, read_binary
 
 _Fields = Sequence[tuple[bytes, bytes]]
 _SEND: _Fields = [(b"a", b"pg"), (b"b", b"orders"), (b"i", b"k\x01v\x02"), (b"m", b"false")]

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.protocols.rocketmq.wire.frame import LENIENT, UNPARSABLE, Header
 from proxy.protocols.rocketmq.wire.lenient import MAX_JSON_BYTES, MAX_STEPS, read_json
-from proxy.protocols.rocketmq.wire.reading import LENIENT, UNPARSABLE, Header
 
 _SEND = Header("topic", "orders", 310, 7, 0, "pg", False, 513, "JAVA", LENIENT)
 

@@ -13,9 +13,8 @@ from playbook.steps import opcodes
 from proxy.deciding.batch import Side
 from proxy.protocols.rocketmq.about import AboutClient
 from proxy.protocols.rocketmq.wire import lenient
-from proxy.protocols.rocketmq.wire.binary import read_binary
 from proxy.protocols.rocketmq.wire.frame import MAX_HEADER_BYTES
-from proxy.protocols.rocketmq.wire.header import LENIENT, UNPARSABLE, classify
+from proxy.protocols.rocketmq.wire.header import LENIENT, UNPARSABLE, classify, read_binary
 from proxy.protocols.rocketmq.wire.lenient import MAX_JSON_BYTES, MAX_STEPS, read_json
 
 
