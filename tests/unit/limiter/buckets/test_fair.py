@@ -4,7 +4,6 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from idleness import is_idle
 
 from limiter.buckets.bucket import Bucket
 from limiter.buckets.fair import ACTIVE_NS, OTHER_KEY, FairLimiter
@@ -240,36 +239,6 @@ def test_rate_0_refuses_every_key_and_states_the_break() -> None:
 
 
 @given(
-    rate_per_s=st.sampled_from([0.01, 1, 7, 100, 12_345.678]),
-    break_s=st.sampled_from([0, 0.2, 1]),
-    before=st.lists(
-        st.tuples(st.integers(0, NS_PER_S), st.sampled_from("abc"), st.lists(st.integers(0, 40), max_size=5)),
-        max_size=12,
-    ),
-    gap_ns=st.integers(0, NS_PER_S),
-)
-def test_stated_wait_is_long_enough_and_hardly_longer_if_nobody_else_asks(
-    rate_per_s: float, break_s: float, before: list[tuple[int, str, list[int]]], gap_ns: int
-) -> None:
-    limiter = fair(rate_per_s, break_s=break_s)
-    now_ns = 0
-    for step_ns, key, costs in before:
-        now_ns += step_ns
-        ask(limiter, key, now_ns, costs)
-    now_ns += gap_ns
-    share = limiter.share("a", now_ns)
-    if share.is_open(now_ns):
-        return  # for as long as was true when it opened: another key may have come since
-    wait_us = share.check(now_ns, [1]).wait_us
-    if wait_us:
-        assert share.refuse(now_ns) == wait_us
-        assert share.check(now_ns + wait_us * 1000, [1]).admitted == 1
-        # Every balance is known to a micro-permit, and the pool grows at some share's rate at least.
-        slack_ns = 1000 + 12 * NS_PER_S // share.rate_upermits_per_s
-        assert share.check(now_ns + wait_us * 1000 - slack_ns, [1]).admitted == 0
-
-
-@given(
     rate_per_s=st.sampled_from([1, 7, 100]),
     before=st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 60)), max_size=6),
     gap_ns=st.integers(0, NS_PER_S),
@@ -306,39 +275,6 @@ CALLS = st.lists(st.tuples(STEPS, KEYS, COSTS), max_size=25)
 RATES = st.sampled_from([0, 0.01, 1, 7, 33.333333, 100, 5000])
 BREAKS = st.sampled_from([0, 0.3, 1, 2])
 MAX_KEYS = st.integers(1, 4)
-
-
-@given(rate_per_s=RATES, break_s=BREAKS, most=MAX_KEYS, calls=CALLS)
-def test_batch_is_its_single_calls_and_check_changes_nothing(
-    rate_per_s: float, break_s: float, most: int, calls: list[tuple[int, str, list[int]]]
-) -> None:
-    batched, single = (fair(rate_per_s, break_s=break_s, max_fair_keys=most) for _ in range(2))
-    now_ns = 0
-    for step_ns, key, costs in calls:
-        now_ns += step_ns
-        share, one = batched.share(key, now_ns), single.share(key, now_ns)
-        at = 0
-        while True:
-            rest = costs[at:]
-            before = everything(batched)
-            assert share.check(now_ns, rest) == share.check(now_ns, rest)
-            assert everything(batched) == before
-            batch = acquire(share, now_ns, rest)
-            end = at + batch.admitted + batch.alone if batch.alone else len(costs)
-            singles = [acquire(one, now_ns, [cost]) for cost in costs[at:end]]
-
-            assert [bool(each.admitted) for each in singles] == [at < batch.admitted for at in range(len(singles))]
-            if not batch.alone:
-                # Behind one that stops all, one that costs too much is told of that and not of itself.
-                if not any(each.alone for each in singles):
-                    assert batch.wait_us == (singles[-1].wait_us if singles else 0)
-                    assert everything(batched) == everything(single)
-                single.last_wait_us = batched.last_wait_us
-                break
-            assert [each.alone for each in singles[batch.admitted :]] == [1] * batch.alone
-            single.last_wait_us = batched.last_wait_us
-            assert everything(batched) == everything(single)
-            at = end
 
 
 @given(
@@ -470,30 +406,6 @@ def test_debt_of_a_share_that_is_made_up_for_by_others_is_not_forgiven_by_idlene
     idle_at_ns = limiter.idle_at_ns()
     assert idle_at_ns is not None
     assert idle_at_ns >= paid_ns > ACTIVE_NS
-
-
-@given(rate_per_s=RATES, break_s=BREAKS, calls=CALLS, later=CALLS)
-def test_idle_is_indistinguishable_from_new(
-    rate_per_s: float, break_s: float, calls: list[tuple[int, str, list[int]]], later: list[tuple[int, str, list[int]]]
-) -> None:
-    used = fair(rate_per_s, break_s=break_s)
-    now_ns = 0
-    for step_ns, key, costs in calls:
-        now_ns += step_ns
-        ask(used, key, now_ns, costs)
-    idle_at_ns = used.idle_at_ns()
-    if idle_at_ns is None:
-        assert rate_per_s == 0
-        return
-    now_ns = max(now_ns, idle_at_ns)
-    assert is_idle(used, now_ns)
-    new = FairLimiter(ORDERS, used.rule, now_ns)
-    for step_ns, key, costs in later:
-        now_ns += step_ns
-        ours, theirs = (acquire(it.share(key, now_ns), now_ns, costs) for it in (used, new))
-
-        assert ours.admitted == theirs.admitted
-        assert ours.wait_us == pytest.approx(theirs.wait_us, abs=2 + 40 * US_PER_S // max(1, used.rate_upermits_per_s))
 
 
 # --- what operators see

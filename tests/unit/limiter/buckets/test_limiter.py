@@ -2,9 +2,8 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
-from idleness import is_idle
 
 from limiter.buckets.limiter import Admission, Limiter
 from limiter.rules.resource import Resource
@@ -118,26 +117,6 @@ def test_clock_that_runs_backwards_opens_closes_and_refills_nothing() -> None:
     assert (it.stored_upermits, it.at_ns, it.open_next_free_ns) == before
 
 
-@given(
-    rate_per_s=st.sampled_from([0.001, 0.7, 1, 7, 333.3, 100_000]),
-    break_s=st.sampled_from([0, 1e-9, 0.001, 1, 2]),
-    costs=st.lists(st.integers(1, 300), min_size=1, max_size=5),
-    gap_ns=st.integers(0, 3 * NS_PER_S),
-)
-def test_stated_wait_is_long_enough_and_not_a_microsecond_longer(
-    rate_per_s: float, break_s: float, costs: list[int], gap_ns: int
-) -> None:
-    it = limiter(rate_per_s, break_s=break_s)
-    it.acquire(0, costs)
-    wait_us = it.acquire(gap_ns, [1]).wait_us
-
-    if wait_us:
-        assert it.check(gap_ns + wait_us * 1000, [1]) == Admission(1, 0)
-        # The first micro-permit may take longer than a break of almost nothing.
-        slack_ns = 1000 + NS_PER_S // it.rate_upermits_per_s
-        assert it.check(gap_ns + wait_us * 1000 - slack_ns, [1]).admitted == 0
-
-
 # --- batches
 
 
@@ -146,64 +125,6 @@ CALLS = st.lists(st.tuples(st.integers(-NS_PER_S, 2 * NS_PER_S), COSTS), max_siz
 RATES = st.sampled_from([0, 0.001, 0.5, 1, 7, 33.333333, 100, 100_000])
 BREAKS = st.sampled_from([0, 0.3, 1, 2])
 DEBTS = st.sampled_from([0, 0.5, 10, 3600])
-
-
-@given(rate_per_s=RATES, break_s=BREAKS, max_debt_s=DEBTS, calls=CALLS)
-def test_batch_is_its_single_calls(
-    rate_per_s: float, break_s: float, max_debt_s: float, calls: list[tuple[int, list[int]]]
-) -> None:
-    batched = limiter(rate_per_s, break_s=break_s, max_debt_s=max_debt_s)
-    single = limiter(rate_per_s, break_s=break_s, max_debt_s=max_debt_s)
-    now_ns = 0
-    for step_ns, costs in calls:
-        now_ns += step_ns
-        at = 0
-        while True:
-            batch = batched.acquire(now_ns, costs[at:])
-            end = at + batch.admitted + batch.alone if batch.alone else len(costs)
-            singles = [single.acquire(now_ns, [cost]) for cost in costs[at:end]]
-            assert [bool(each.admitted) for each in singles] == [at < batch.admitted for at in range(end - at)]
-            if not batch.alone:
-                # Behind one that stops all, one that costs too much is told of that and not of itself.
-                if not any(each.alone for each in singles):
-                    # One that was refused alone brought the balance up to date; the batch may leave that for later.
-                    batched.refill(now_ns)
-                    single.refill(now_ns)
-                    assert batch.wait_us == (singles[-1].wait_us if singles else 0)
-                    assert everything(batched) == everything(single)
-                single.last_wait_us = batched.last_wait_us
-                break
-            assert [each.alone for each in singles[batch.admitted :]] == [1] * batch.alone
-            single.last_wait_us = batched.last_wait_us
-            assert everything(batched) == everything(single)
-            at = end
-
-
-@given(rate_per_s=RATES, break_s=BREAKS, max_debt_s=DEBTS, calls=CALLS)
-@example(
-    rate_per_s=100_000, break_s=0, max_debt_s=10, calls=[(1, [0]), (-1, [])]
-)  # costs nothing, then the clock runs backwards
-def test_acquire_is_check_then_commit_then_refuse(
-    rate_per_s: float, break_s: float, max_debt_s: float, calls: list[tuple[int, list[int]]]
-) -> None:
-    whole = limiter(rate_per_s, break_s=break_s, max_debt_s=max_debt_s)
-    parts = limiter(rate_per_s, break_s=break_s, max_debt_s=max_debt_s)
-    now_ns = 0
-    for step_ns, costs in calls:
-        now_ns += step_ns
-        before = everything(parts)
-        admission = parts.check(now_ns, costs)
-        assert everything(parts) == before
-        parts.commit(now_ns, costs[: admission.admitted])
-        if admission.alone:
-            assert parts.refuse_alone(now_ns, costs[admission.admitted]) == admission.wait_us
-        elif admission.admitted < len(costs):
-            assert parts.refuse(now_ns) == admission.wait_us
-
-        assert whole.acquire(now_ns, costs) == admission
-        assert whole.settled(now_ns) == parts.settled(now_ns)
-        assert whole.check(now_ns, [1]) == parts.check(now_ns, [1])
-        assert whole.last_wait_us == parts.last_wait_us
 
 
 def decide_together(limiters: Sequence[Limiter], now_ns: int, costs: Sequence[int]) -> int:
@@ -240,31 +161,6 @@ def test_several_limiters_agree_on_a_batch_as_on_its_single_requests(
 
 
 # --- the bound
-
-
-@given(
-    rate_per_s=st.sampled_from([0.3, 1, 7, 33.333333, 100, 2000]),
-    burst_s=st.sampled_from([0.01, 0.5, 1, 3]),
-    break_s=BREAKS,
-    start=st.booleans(),
-    calls=CALLS,
-)
-def test_never_admits_more_than_integral_and_burst_and_the_largest_cost_less_one(
-    *, rate_per_s: float, burst_s: float, break_s: float, start: bool, calls: list[tuple[int, list[int]]]
-) -> None:
-    """Integral and burst are rounded up to a whole permit: the last fraction may be borrowed against."""
-    it = limiter(rate_per_s, burst_s=burst_s, break_s=break_s, empty=start)
-    capacity = it.stored_upermits
-    now_ns = latest_ns = spent = largest = 0
-    for step_ns, costs in calls:
-        now_ns += step_ns
-        latest_ns = max(latest_ns, now_ns)
-        admitted = it.acquire(now_ns, costs).admitted
-        spent += sum(costs[:admitted])
-        largest = max([largest, *costs[:admitted]])
-        earned = it.rate_upermits_per_s * latest_ns + capacity * NS_PER_S
-
-        assert spent <= max(0, -(-earned // (NS_PER_S * UPERMITS_PER_PERMIT)) + largest - 1)
 
 
 def test_the_bound_is_reached() -> None:
@@ -432,42 +328,6 @@ def test_inherits_the_lower_balance() -> None:
 
 
 # --- idle, and what operators see
-
-
-@given(
-    rate_per_s=RATES,
-    break_s=BREAKS,
-    calls=CALLS,
-    later=CALLS,
-    idle_for_ns=st.integers(0, NS_PER_S),
-)
-def test_idle_is_indistinguishable_from_new(
-    rate_per_s: float,
-    break_s: float,
-    calls: list[tuple[int, list[int]]],
-    later: list[tuple[int, list[int]]],
-    idle_for_ns: int,
-) -> None:
-    used = limiter(rate_per_s, break_s=break_s)
-    now_ns = 0
-    for step_ns, costs in calls:
-        now_ns += step_ns
-        used.acquire(now_ns, costs)
-    idle_at_ns = used.idle_at_ns()
-    assert (idle_at_ns is None) == (rate_per_s == 0 and used.stored_upermits < 0)
-    if idle_at_ns is None:
-        return
-
-    now_ns = max(now_ns, idle_at_ns) + idle_for_ns
-    assert is_idle(used, now_ns)
-    new = Limiter(ORDERS, used.rule, now_ns)
-    for step_ns, costs in later:
-        now_ns += abs(step_ns)
-        ours, theirs = used.acquire(now_ns, costs), new.acquire(now_ns, costs)
-
-        assert ours.admitted == theirs.admitted
-        # The remainder of a micro-permit may be accounted a nanosecond apart.
-        assert abs(ours.wait_us - theirs.wait_us) <= 1 + US_PER_S // max(1, used.rate_upermits_per_s)
 
 
 def test_state_shows_what_operators_ask_for_and_changes_nothing() -> None:

@@ -1,11 +1,9 @@
-from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from idleness import is_idle
 
 from limiter.buckets.limiter import Admission, Limiter
 from limiter.buckets.warm_up import WarmUpLimiter
@@ -62,10 +60,6 @@ class Guava:
 
     def to_time_s(self, permits: Fraction) -> Fraction:
         return self.stable_s + permits * self.slope
-
-
-def everything(it: WarmUpLimiter) -> tuple[object, ...]:
-    return it.stored_upermits, it.at_ns, it.cold_upermits, it.coldest_upermits, it.last_refused_ns, it.last_wait_us
 
 
 def admitted_in(it: Limiter, from_s: float, to_s: float, step_ns: int = MS) -> int:
@@ -160,72 +154,6 @@ RATES = st.sampled_from([0, 0.001, 0.5, 1, 7, 33.333333, 100, 100_000, 10**9])
 WARM_UPS = st.sampled_from([0.000001, 0.1, 3, 3600])
 
 
-@given(rate_per_s=RATES, warm_up_s=WARM_UPS, calls=CALLS)
-def test_batch_is_its_single_calls_and_its_parts(
-    rate_per_s: float, warm_up_s: float, calls: list[tuple[int, list[int]]]
-) -> None:
-    batched, single, parts = (warming(rate_per_s, warm_up_s=warm_up_s) for _ in range(3))
-    now_ns = 0
-    for step_ns, all_costs in calls:
-        now_ns += step_ns
-        before = everything(parts)
-        admission = parts.check(now_ns, all_costs)
-        # What is behind one that is refused alone would be asked for anew.
-        costs = all_costs[: admission.admitted + 1] if admission.alone else all_costs
-        assert everything(parts) == before
-        parts.commit(now_ns, costs[: admission.admitted])
-        if admission.alone:
-            assert parts.refuse_alone(now_ns, costs[-1]) == admission.wait_us
-        elif admission.admitted < len(costs):
-            assert parts.refuse(now_ns) == admission.wait_us
-        singles = [single.acquire(now_ns, [cost]) for cost in costs]
-        batch = batched.acquire(now_ns, costs)
-
-        assert batch.admitted == admission.admitted
-        assert [bool(each.admitted) for each in singles] == [at < batch.admitted for at in range(len(costs))]
-        if not any(each.alone for each in singles) or admission.alone:
-            assert batch.wait_us == admission.wait_us == (singles[-1].wait_us if singles else 0)
-            assert everything(batched) == everything(single) == everything(parts)
-        single.last_wait_us = batched.last_wait_us
-
-
-@given(rate_per_s=st.sampled_from([0.01, 1, 33.333333, 100, 5000]), warm_up_s=WARM_UPS, calls=CALLS)
-def test_admits_no_more_than_integral_and_burst_and_the_largest_cost_less_one(
-    rate_per_s: float, warm_up_s: float, calls: list[tuple[int, list[int]]]
-) -> None:
-    it = warming(rate_per_s, warm_up_s=warm_up_s)
-    now_ns = latest_ns = spent = largest = 0
-    for step_ns, costs in calls:
-        now_ns += step_ns
-        latest_ns = max(latest_ns, now_ns)
-        admitted = costs[: it.acquire(now_ns, costs).admitted]
-        spent += sum(admitted)
-        largest = max([largest, *admitted])
-        earned = it.rate_upermits_per_s * latest_ns + it.capacity_upermits * NS_PER_S
-
-        assert spent <= max(0, -(-earned // (NS_PER_S * UPERMITS_PER_PERMIT)) + largest - 1)
-        assert 0 <= it.cold_upermits <= it.coldest_upermits
-
-
-@given(
-    rate_per_s=st.sampled_from([0.01, 1, 7, 333.3, 100_000]),
-    warm_up_s=WARM_UPS,
-    costs=st.lists(st.integers(1, 300), min_size=1, max_size=5),
-    gap_ns=st.integers(0, 3 * NS_PER_S),
-)
-def test_stated_wait_is_long_enough_and_not_a_microsecond_longer(
-    rate_per_s: float, warm_up_s: float, costs: Sequence[int], gap_ns: int
-) -> None:
-    it = warming(rate_per_s, warm_up_s=warm_up_s)
-    it.acquire(0, costs)
-    wait_us = it.acquire(gap_ns, [1]).wait_us
-    if wait_us:
-        assert wait_us == it.wait_us_behind(gap_ns, 0)
-        assert it.check(gap_ns + wait_us * 1000, [1]) == Admission(1, 0)
-        slack_ns = 1000 + NS_PER_S // it.rate_upermits_per_s
-        assert it.check(gap_ns + wait_us * 1000 - slack_ns, [1]).admitted == 0
-
-
 # --- rules that change
 
 
@@ -251,35 +179,3 @@ def test_lowering_and_raising_mints_nothing() -> None:
 
 
 # --- idle, and what operators see
-
-
-@given(rate_per_s=st.sampled_from([0.5, 7, 100, 5000]), warm_up_s=WARM_UPS, calls=CALLS, later=CALLS)
-def test_idle_is_indistinguishable_from_new(
-    rate_per_s: float, warm_up_s: float, calls: list[tuple[int, list[int]]], later: list[tuple[int, list[int]]]
-) -> None:
-    used = warming(rate_per_s, warm_up_s=warm_up_s)
-    now_ns = 0
-    for step_ns, costs in calls:
-        now_ns += step_ns
-        used.acquire(now_ns, costs)
-    idle_at_ns = used.idle_at_ns()
-    assert idle_at_ns is not None
-    now_ns = max(now_ns, idle_at_ns)
-    assert is_idle(used, now_ns)
-    new = WarmUpLimiter(ORDERS, used.rule, now_ns)
-    for step_ns, costs in later:
-        now_ns += abs(step_ns)
-        ours, theirs = used.acquire(now_ns, costs), new.acquire(now_ns, costs)
-
-        assert ours.admitted == theirs.admitted
-        assert ours.wait_us == pytest.approx(theirs.wait_us, abs=2 + 20 * US_PER_S // used.rate_upermits_per_s)
-
-
-def test_state_shows_what_is_stored_and_changes_nothing() -> None:
-    it = warming(100)
-    it.acquire(0, [10])
-    before = everything(it)
-    state = it.state(NS_PER_S)
-
-    assert (state.rate_per_s, state.stored_permits, state.wait_us) == (100.0, 100.0, 0)
-    assert everything(it) == before
