@@ -1,8 +1,6 @@
 """Busy answers while Sluice runs short of something, whatever the limits are."""
 
-import pytest
 from playbook.frames import (
-    end_transaction,
     heartbeat,
     pull,
     read_header,
@@ -10,9 +8,8 @@ from playbook.frames import (
     send_back,
     send_batch,
     send_half,
-    stored,
 )
-from playbook.playbook import Anything, Broker, Client, Decided, Playbook, Release, ToBroker, Undecided, hold
+from playbook.playbook import Anything, Client, Playbook
 from playbook.read_by import read_by  # noqa: F401 - every test here, in each way of reading
 
 from limiter.counting.accounts import Accounts
@@ -56,45 +53,11 @@ def test_a_chunk_of_plain_frames_alone_is_refused() -> None:
     assert play.session.in_flight() == 0
 
 
-def test_the_end_of_a_transaction_goes_on() -> None:
-    half, commit = send_half("a", 1), end_transaction(7, opaque=2)
-    play = Playbook() >> Client(half) << ToBroker(half) >> Broker(stored(1, 7)) << Anything()
-    assert alarmed(play) >> Client(commit) << ToBroker(commit)
-
-
-def test_what_was_read_before_goes_on() -> None:
-    play = Playbook(hold("b")) >> Undecided(send("a", 1) + send("b", 2))
-    assert alarmed(play) >> Decided() << ToBroker(send("a", 1)) >> Release(0) << ToBroker(send("b", 2))
-
-
-def test_sends_go_on_when_the_alarm_has_ended() -> None:
-    play = alarmed(Playbook()) >> Client(SENDS[0]) << Anything()
-    assert alarmed(play, "") >> Client(SENDS[0]) << ToBroker(SENDS[0])
-
-
 def test_the_stage_shows_that_it_is_blocked_once_something_is_refused() -> None:
     play = alarmed(Playbook()) >> Client(OTHERS[0]) << Anything()
     stage = play.session._stage  # type: ignore[attr-defined] # RocketMQ's
     assert stage.state(0) == "running"
     assert (play >> Client(SENDS[0]) << Anything() and stage.state(0)) == "blocked"
-
-
-def test_exempt_connections_go_on() -> None:
-    assert alarmed(Playbook(exempt=True)) >> Client(SENDS[0]) << ToBroker(SENDS[0])
-
-
-def test_an_alarm_holds_while_limiting_is_off() -> None:
-    play = alarmed(Playbook(limiting=False)) >> Client(SENDS[0] + OTHERS[0]) << Anything()
-    assert play.given[Side.BROKER] == OTHERS[0]
-    assert len(refused(play)) == 1
-
-
-@pytest.mark.parametrize(
-    ("why", "rule"),
-    [(MEMORY, "alarm:memory"), ("Sluice is low on memory & disk", "alarm:memory+disk"), ("Sluice is tired", "alarm")],
-)
-def test_the_rule_says_what_is_scarce(why: str, rule: str) -> None:
-    assert (alarmed(Playbook(), why) >> Client(SENDS[0]) << Anything()).refused_by == [rule]
 
 
 def test_the_words_of_the_alarms_are_understood() -> None:

@@ -1,21 +1,16 @@
 """The broker's stream: gaps between frames, and answers matched with their requests."""
 
-import struct
-
 import pytest
 from harness.wire_bytes import count_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from playbook.frames import answer, broker_request, cut, frame, records, send, split
-from playbook.playbook import READINGS, Anything, Client, Decide, Playbook, Reading, hold, refuse
+from playbook.frames import answer, broker_request, cut, frame, records, split
 from stored_records import Message, encode_record
 
 from admin.demo.broker import pack_host
 from limiter.rules.resource import Resource
-from proxy.deciding.batch import Charge, Response
 from proxy.protocols.base import Buffer
 from proxy.protocols.rocketmq.answers import (
-    MAX_ANSWER_HEADER_BYTES,
     MAX_PENDING,
     MIN_RECORD_BYTES,
     AnswerStream,
@@ -25,7 +20,6 @@ from proxy.protocols.rocketmq.answers import (
 from proxy.protocols.rocketmq.transactions import Transactions
 
 FIRST, SECOND = answer(1, body=b"first body"), answer(2)
-OWN = b"<our own>"
 
 
 def two_requests() -> Pending:
@@ -87,23 +81,6 @@ def test_own_answers_never_land_inside_a_frame(cuts: list[int], at: int) -> None
 # --- Matching -------------------------------------------------------------------------------------
 
 
-def test_answer_in_two_pieces_is_matched_once() -> None:
-    for at in range(1, len(FIRST)):
-        owed = two_requests()
-        stream = answers_to(owed)
-        feed(stream, FIRST[:at])
-        feed(stream, FIRST[at:])
-        assert len(owed) == 1
-        assert len(stream.responses) == 1
-        assert stream.frames == 1
-
-
-def test_answer_to_an_unknown_request_is_still_a_response(stream: AnswerStream, owed: Pending) -> None:
-    feed(stream, answer(77))
-    assert stream.responses == [Response(None, (), 0, len(answer(77)))]
-    assert len(owed) == 2
-
-
 def test_broker_requests_answer_nothing(stream: AnswerStream, owed: Pending) -> None:
     feed(stream, broker_request(1))
     assert len(owed) == 2
@@ -118,31 +95,6 @@ def test_header_that_cannot_be_read_passes_unmatched(stream: AnswerStream, owed:
     assert stream.frames == 2
 
 
-@pytest.mark.parametrize("first", [4, 8, 1000])
-def test_overlong_header_in_pieces_is_not_gathered(stream: AnswerStream, owed: Pending, first: int) -> None:
-    whole = answer(1, filler=MAX_ANSWER_HEADER_BYTES)
-    for part in cut(whole, first, 2000, 60_000):
-        feed(stream, part)
-        assert len(stream._beginning.pieces) < 8
-    assert stream.between_frames()
-    assert stream.frames == 1
-    assert len(owed) == 2
-
-
-# --- What is no frame -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("broken", [b"\0\0\0\3\0\0\0\0", b"\xff\xff\xff\xff\0\0\0\0", b"\0\0\0\x0c\0\0\0\x09"])
-@pytest.mark.parametrize("at", range(8))
-def test_broken_framing_closes_after_delivering_what_came_before(stream: AnswerStream, broken: bytes, at: int) -> None:
-    feed(stream, SECOND[:40])
-    out, _ = feed(stream, SECOND[40:] + broken[:at], OWN)
-    assert out == [SECOND[40:], OWN, broken[:at]] if at else [SECOND[40:], OWN]
-    assert feed(stream, broken[at:] + FIRST) == ([], not at)
-    assert stream.close is not None
-    assert stream.close.reason == "bad_answer"
-
-
 # --- Answers that bring messages ------------------------------------------------------------------
 
 SUBSCRIPTION = (Resource("subscription", "g@orders"),)
@@ -152,25 +104,6 @@ THREE = answer(5, body=records(91, 200, 120))
 @pytest.fixture
 def consuming(owed: Pending) -> AnswerStream:
     return taking_answers_to(owed)
-
-
-@pytest.mark.parametrize("opaque", [5, 6, 7])
-def test_an_answer_is_charged_what_it_brings(consuming: AnswerStream, opaque: int) -> None:
-    whole = answer(opaque, body=records(91, 200, 120))
-    assert feed(consuming, whole) == ([whole], True)
-    assert consuming.charges == [Charge(SUBSCRIPTION, 3, len(whole), consumes=True)]
-
-
-@pytest.mark.parametrize("code", [19, 20, 21, 1, 210, 209])
-def test_an_answer_that_brings_nothing_is_a_charge_of_nothing(consuming: AnswerStream, code: int) -> None:
-    feed(consuming, answer(5, code) + answer(6, code, body=records(91)))
-    assert consuming.charges == [Charge(SUBSCRIPTION, 0, 0, consumes=True)] * 2
-
-
-def test_other_answers_are_no_charge(consuming: AnswerStream, owed: Pending) -> None:
-    owed.add(8, 11, ())
-    feed(consuming, answer(1) + answer(2) + answer(8, body=records(91)) + answer(99) + broker_request(5))
-    assert consuming.charges == []
 
 
 def test_a_body_is_charged_when_it_is_complete() -> None:
@@ -197,19 +130,6 @@ def test_no_record_is_shorter_than_one_without_anything_in_it() -> None:
     message = Message("", 0, b"", b"", 0, 0, 0, pack_host("127.0.0.1", 1))
     record = encode_record(message, queue_offset=0, physical_offset=0, store_ms=0, store_host=pack_host("127.0.0.1", 1))
     assert len(record) == MIN_RECORD_BYTES
-
-
-def test_every_record_counts() -> None:
-    assert count_records(records(91, 200, 91, 5000)) == 4
-
-
-@pytest.mark.parametrize("size", [0, 1, 4, 90, -1, -(2**31)])
-def test_a_size_that_is_nonsense_counts_as_one_and_ends_the_counting(size: int) -> None:
-    assert count_records(records(91) + struct.pack(">i", size) + records(91, 91)) == 2
-
-
-def test_a_record_longer_than_what_follows_counts_as_one() -> None:
-    assert count_records(records(91) + struct.pack(">i", 2**31 - 1) + records(91, 91)) == 2
 
 
 @given(
@@ -287,14 +207,3 @@ def test_what_took_too_long_is_not_timed() -> None:
         assert owed.timed(took_ns) == expected
     owed.add(7, 34, ())
     assert owed.may_time(10**12)
-
-
-@pytest.mark.parametrize("reading", READINGS)
-@pytest.mark.parametrize("decide", [refuse("b"), hold("b")])
-def test_refused_or_held_request_is_no_answer_to_what_is_timed(reading: Reading, decide: Decide) -> None:
-    play = Playbook(decide, reading=reading) >> Client(send("a", 7) * 20) << Anything()
-    owed = play.session._owed  # type: ignore[attr-defined]
-    assert owed._timed == 7
-    play = play >> Client(send("b", 7) * 20) << Anything()
-    assert owed._timed is None
-    assert owed.timed(1) is None

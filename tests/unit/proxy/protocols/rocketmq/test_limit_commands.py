@@ -8,7 +8,6 @@ from playbook.frames import (
     ONEWAY,
     RESPONSE,
     cut,
-    json_frame,
     read_body,
     read_header,
     send,
@@ -22,12 +21,10 @@ from playbook.playbook import (
     Client,
     Decide,
     Playbook,
-    Release,
     Reply,
     ToBroker,
     ToClient,
     busy,
-    hold,
     pass_all,
     refuse,
 )
@@ -35,7 +32,6 @@ from playbook.playbook import (
 from proxy.control import LimitCommandReply, ListedLimit
 from proxy.deciding.batch import Side
 from proxy.protocols.base import CommandStatus
-from proxy.protocols.rocketmq.limit_commands import MAX_OPEN_OF_CONNECTION
 from proxy.protocols.rocketmq.options import Networks
 from proxy.protocols.rocketmq.wire.command import MAX_DECODED_HEADER_BYTES
 
@@ -64,26 +60,6 @@ def answered(play: Playbook) -> dict[str, object]:
 # --- What is asked --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("binary", [False, True])
-def test_view_is_asked_for_and_never_reaches_the_broker(*, binary: bool) -> None:
-    play = allowed() >> Client(view_limits(5, binary=binary))
-    assert play
-    assert [(ask.verb, ask.kind, ask.name) for ask in play.asks] == [("view_limits", "", "")]
-
-
-@pytest.mark.parametrize("binary", [False, True])
-@pytest.mark.parametrize(
-    ("topic", "kind", "name"),
-    [("orders", "topic", "orders"), ("%RETRY%billing", "retry_group", "billing"), ("%DLQ%x", "topic", "%DLQ%x")],
-)
-def test_update_names_what_rules_name(topic: str, kind: str, name: str, *, binary: bool) -> None:
-    play = allowed() >> Client(update_limit(topic, "1000.0", binary=binary))
-    assert play
-    assert [(ask.verb, ask.kind, ask.name, ask.rate_per_s) for ask in play.asks] == [
-        ("update_limit", kind, name, 1000.0)
-    ]
-
-
 @pytest.mark.parametrize(
     ("written", "rate_per_s"),
     [
@@ -99,17 +75,6 @@ def test_update_names_what_rules_name(topic: str, kind: str, name: str, *, binar
 def test_rates_are_read_as_java_and_people_write_them(written: str, rate_per_s: float) -> None:
     play = allowed() >> Client(update_limit("orders", written))
     assert str(play.asks[0].rate_per_s) == str(rate_per_s)
-
-
-def test_number_in_json_is_a_rate_as_well() -> None:
-    play = allowed() >> Client(json_frame(9003, {"topic": "orders", "topicLimitQps": 250}))
-    assert play.asks[0].rate_per_s == 250
-
-
-def test_fields_of_other_tools_that_change_nothing_are_fine() -> None:
-    leave = {"defaultLimitQps": "-1.0", "sendMsgBackLimitQps": "-1.0", "nsd": "x"}
-    play = allowed() >> Client(update_limit("orders", "5", **leave))
-    assert len(play.asks) == 1
 
 
 # --- What is refused ------------------------------------------------------------------------------
@@ -153,15 +118,6 @@ def test_what_cannot_be_changed_here_is_refused_by_name(field: str) -> None:
 def test_overlong_header_is_not_read() -> None:
     play = allowed() >> Client(update_limit("orders", "5", filler="x" * MAX_DECODED_HEADER_BYTES))
     assert answered(play)["code"] == 29
-
-
-def test_header_that_only_the_broker_reads_is_refused() -> None:
-    header = b"{'code':9003,'opaque':3,'flag':0,'extFields':{'topic':'orders','topicLimitQps':'5'}}"
-    whole = (len(header) + 4).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header
-    play = allowed() >> Client(whole)
-    said = answered(play)
-    assert (said["code"], said["opaque"]) == (29, 3)
-    assert not play.asks
 
 
 @pytest.mark.parametrize(
@@ -242,21 +198,6 @@ def test_view_lists_topics_and_retry_groups_in_the_words_of_the_wire() -> None:
     }
 
 
-def test_view_that_fits_no_frame_is_an_error() -> None:
-    limits = (ListedLimit("topic", "x" * 255, 5.0, 0, 0),) * 50_000
-    play = allowed() >> Client(view_limits(3)) >> Reply(0, LimitCommandReply(limits=limits))
-    header = answered(play)
-    assert header["code"] == 1
-    assert "do not fit" in str(header["remark"])
-
-
-def test_answers_may_come_in_any_order() -> None:
-    play = allowed() >> Client(view_limits(1) + update_limit("a", "5", 2)) >> Reply(1, DONE)
-    assert answered(play)["opaque"] == 2
-    play >> Reply(0, DONE)
-    assert answered(play)["opaque"] == 1
-
-
 # --- Beside other requests ------------------------------------------------------------------------
 
 
@@ -274,13 +215,6 @@ def test_requests_around_it_go_on(*, binary: bool) -> None:
         assert play.session.between_frames(Side.CLIENT)
 
 
-def test_verdicts_around_it_hold() -> None:
-    stream = A + view_limits(1) + B + update_limit("x", "5", 2) + send("c", 13)
-    assert allowed(refuse("b")) >> Client(stream) << ToBroker(A, send("c", 13)) << ToClient(busy("b", 12))
-    play = allowed(hold("b")) >> Client(stream) << ToBroker(A, send("c", 13))
-    assert play >> Release(0) << ToBroker(B)
-
-
 def test_frame_that_ends_where_the_next_begins_keeps_its_place() -> None:
     # The header of the first comes in two pieces and has no body: nothing of it is in the second but its end.
     first = view_limits(1)
@@ -290,36 +224,7 @@ def test_frame_that_ends_where_the_next_begins_keeps_its_place() -> None:
     assert len(play.asks) == 1
 
 
-def test_held_request_that_is_released_waits_for_no_frame_that_was_swallowed() -> None:
-    whole = update_limit("x", "5", body=b"x" * 100)
-    play = allowed(hold("a")) >> Client(A + whole[:-50]) >> Release(0) << ToBroker(A) >> Client(whole[-50:] + B)
-    assert play << ToBroker(B)
-
-
-def test_when_nobody_takes_them_they_pass_untouched() -> None:
-    stream = A + view_limits(1) + update_limit("x", "5", 2, body=b"body") + B
-    play = allowed(asked="nobody") >> Client(stream) << ToBroker(stream)
-    assert play
-    assert play.session.in_flight() == 4
-
-
-def test_answers_of_the_client_with_these_codes_pass() -> None:
-    stream = json_frame(9002, flag=RESPONSE) + json_frame(9003, flag=RESPONSE)
-    play = allowed() >> Client(stream) << ToBroker(stream)
-    assert play
-    assert not play.asks
-
-
 # --- Bounds and drains ----------------------------------------------------------------------------
-
-
-def test_no_more_than_a_few_are_open_at_a_time() -> None:
-    play = allowed() >> Client(b"".join(view_limits(number) for number in range(MAX_OPEN_OF_CONNECTION + 1)))
-    header = answered(play)
-    assert (header["code"], header["opaque"]) == (2, MAX_OPEN_OF_CONNECTION)
-    assert len(play.asks) == MAX_OPEN_OF_CONNECTION
-    play >> Reply(0, DONE) << Anything() >> Client(view_limits(99))
-    assert len(play.asks) == MAX_OPEN_OF_CONNECTION + 1
 
 
 def test_where_there_is_no_room_the_answer_is_busy() -> None:

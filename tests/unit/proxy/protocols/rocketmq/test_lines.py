@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from playbook.frames import (
     ONEWAY,
-    answer,
     end_transaction,
     heartbeat,
     json_frame,
@@ -21,7 +20,7 @@ from playbook.frames import (
     send_half,
     stored,
 )
-from playbook.put_aside import NS_PER_S, Connection, Shared, frames_of, headers
+from playbook.put_aside import Connection, Shared, frames_of, headers
 
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
@@ -73,22 +72,6 @@ class TestOrder:
         shared.pass_s(10)
         assert connection.sent == [1, 4, 5, 6, 8, 9, 2, 3, 7]
 
-    def test_nobody_is_asked_about_what_comes_behind(self, connect: Callable[[Shared], Connection]) -> None:
-        shared = Shared(SLOW)
-        connection = connect(shared)
-        for opaque in range(100):
-            connection.client(slow(opaque))
-        assert shared.limits.held.requests == 1
-        assert shared.outcome("hold", "topic:slow") == 1
-
-    def test_groups_and_resources_have_lines_of_their_own(self) -> None:
-        shared = Shared(SLOW, replace(SLOW, pattern="late"))
-        connection = Connection(shared)
-        connection.client(slow(1, 2, 3) + b"".join(send("late", opaque) for opaque in (4, 5, 6)))
-        assert len(list(connection.session.stages())) == 2
-        shared.pass_s(1)
-        assert sorted(connection.sent) == [1, 2, 3, 4, 5, 6]
-
     def test_bounds_put_aside_what_they_have_no_room_for(self, connect: Callable[[Shared], Connection]) -> None:
         shared = Shared(replace(SLOW, spool=None), options=RateLimitOptions(max_held_per_connection=3))
         connection = connect(shared)
@@ -102,17 +85,6 @@ class TestOrder:
         connection = connect(shared)
         connection.client(slow(*range(20)))
         assert len(connection.refused) == 16
-
-    def test_nothing_goes_into_a_frame_that_streams_through(self) -> None:
-        shared = Shared(SLOW)
-        connection = Connection(shared)
-        connection.client(slow(1, 2, 3))
-        free = send("free", 4, body=b"x" * 1000)
-        connection.client(free[:700])
-        shared.pass_s(10)
-        assert connection.given[Side.BROKER] == slow(1) + free[:700]
-        connection.client(free[700:])
-        assert connection.given[Side.BROKER] == slow(1) + free + slow(2, 3)
 
     @given(
         sizes=st.lists(st.sampled_from([1, 60, 700, 3_000, 9_000]), min_size=1, max_size=60),
@@ -154,15 +126,6 @@ class TestOrder:
 
 
 class TestRefusals:
-    def test_what_has_waited_for_too_long_is_answered(self, connect: Callable[[Shared], Connection]) -> None:
-        shared = Shared(replace(SLOW, rate_per_s=0.1, burst_s=10, max_delay_s=60.0))
-        connection = connect(shared)
-        connection.client(slow(*range(20)))
-        shared.pass_s(100)
-        assert connection.sent == list(range(7))
-        assert sorted(connection.refused) == list(range(7, 20))
-        assert shared.outcome("refuse", "topic:slow") == 13
-
     def test_a_oneway_that_is_put_aside_is_never_refused(self, connect: Callable[[Shared], Connection]) -> None:
         shared = Shared(replace(SLOW, rate_per_s=0.1, burst_s=10, max_delay_s=60.0))
         connection = connect(shared)
@@ -276,17 +239,6 @@ class TestRefusals:
 
 
 class TestTransactions:
-    def test_a_half_message_that_was_put_aside_is_known(self) -> None:
-        shared = Shared(SLOW)
-        connection = Connection(shared)
-        half, commit = send_half("slow", 3), end_transaction(7, opaque=4)
-        connection.client(slow(1, 2) + half)
-        shared.pass_s(1)
-        assert connection.given[Side.BROKER] == slow(1, 2) + half
-        connection.broker(answer(1) + answer(2) + stored(3, 7))
-        connection.client(commit)
-        assert connection.sent == [1, 2, 3, 4]
-
     def test_ends_that_are_put_aside_go_on_once(self) -> None:
         ends = Rule("transaction", "producers", 1, action="delay", max_delay_s=3600.0, spool=True)
         shared = Shared(ends)
@@ -492,17 +444,6 @@ class TestCredit:
         assert 400 <= went < 400 + 64
         shared.pass_s(10)
         assert connection.sent == list(range(3000))
-
-    def test_a_line_is_throttled_while_it_is_there(self) -> None:
-        shared = Shared(SLOW)
-        connection = Connection(shared)
-        connection.client(slow(1, 2, 3))
-        (stage,) = connection.session.stages()
-        assert (stage.kind, stage.name) == ("resource", "topic:slow")
-        assert stage.state(shared.now_ns) == "throttled"
-        assert connection.stage.state(shared.now_ns) == "throttled"
-        shared.pass_s(1)
-        assert connection.stage.state(shared.now_ns + 10 * NS_PER_S) == "running"
 
     def test_memory_and_disk_that_are_short_stop_the_connection(self) -> None:
         shared = Shared(replace(SLOW, rate_per_s=1), memory_bytes=20_000)

@@ -107,27 +107,12 @@ def test_answers_about_brokers_name_sluice(*, code: int, binary: bool) -> None:
     assert connection.session.describe().requests == 1
 
 
-@pytest.mark.parametrize("code", [_KV_CONFIG, _MEMBERS])
-def test_answers_to_other_requests_stay_as_they_are(code: int) -> None:
-    connection = _Connection()
-    connection.ask(code)
-    assert connection.answer(_BODIES[_ROUTE]) == _answer(_BODIES[_ROUTE])
-    assert connection.counters.routes == {}
-
-
 def test_answer_to_a_request_that_is_not_known_is_taken_for_one_about_brokers() -> None:
     connection = _Connection()
     assert connection.answer(_BODIES[_ROUTE], opaque=9) == _answer(_told(_BODIES[_ROUTE]), opaque=9)
     assert connection.answer(b"anything", opaque=9) == _answer(b"anything", opaque=9)
     assert connection.counters.routes == {"rewritten": 1}
     assert not connection.warnings
-
-
-def test_answer_whose_header_cannot_be_read_is_looked_into() -> None:
-    connection = _Connection()
-    connection.ask(_ROUTE)
-    connection.feed(Side.BROKER, frames.frame(b"{no header}", _BODIES[_ROUTE]))
-    assert connection.got[Side.CLIENT] == frames.frame(b"{no header}", _told(_BODIES[_ROUTE]))
 
 
 def test_request_of_the_name_server_goes_on() -> None:
@@ -145,17 +130,6 @@ def test_oneway_request_and_an_answer_of_the_client_are_owed_nothing() -> None:
     connection.ask(0, flag=frames.RESPONSE)
     connection.feed(Side.CLIENT, frames.frame(b"{no header}"))
     assert connection.session.in_flight() == 0
-
-
-def test_broker_without_a_listener_is_left_and_counted() -> None:
-    connection = _Connection()
-    connection.ask(_ROUTE)
-    body = b'{"brokerDatas":[{"brokerAddrs":{0:"10.0.0.5:10911",1:"10.0.0.6:10911"}}]}'
-    assert connection.answer(body) == _answer(_told(body))
-    connection.ask(_CLUSTER, opaque=2)
-    body = b'{"brokerAddrTable":{},"clusterAddrTable":{}}'
-    assert connection.answer(body, opaque=2) == _answer(body, opaque=2)
-    assert connection.counters.routes == {"left": 1}
 
 
 @pytest.mark.parametrize("body", [b"x\x9c\x03\x00", b'{"brokerDatas":[{"brokerAddrs":7}]}', _BODIES[_ROUTE][:-1]])
@@ -277,15 +251,6 @@ def test_recorded_clients_are_told_other_addresses_in_their_own_dialect(capture:
     assert connection.session.in_flight() == 0
 
 
-@pytest.mark.parametrize("frame", [b"GET / HTTP/1.1\r\n", struct.pack(">iI", 4, 5), struct.pack(">iI", 1 << 25, 0)])
-def test_client_that_sends_no_frame_is_closed_and_what_came_before_goes_on(frame: bytes) -> None:
-    connection = _Connection()
-    first = frames.json_frame(_ROUTE)
-    with pytest.raises(Close, match="bad_frame"):
-        connection.feed(Side.CLIENT, first + frame)
-    assert connection.got[Side.BROKER] == first
-
-
 def test_name_server_that_sends_no_frame_is_closed() -> None:
     connection = _Connection()
     first = _answer(b"")
@@ -324,13 +289,6 @@ def test_tls_is_refused_or_relayed_unread() -> None:
     connection.feed(Side.BROKER, _BODIES[_ROUTE])
     assert connection.got == {Side.BROKER: b"\x16\x03\x01", Side.CLIENT: _BODIES[_ROUTE]}
     assert not connection.session.between_frames(Side.CLIENT)
-
-
-def test_without_an_advertised_host_clients_are_told_where_they_are_connected() -> None:
-    connection = _Connection(NameServerOptions())
-    connection.ask(_ROUTE)
-    assert b'{0:"192.0.2.7:20911"}' in connection.answer(_BODIES[_ROUTE])
-    assert b'{0:"192.0.2.7:20911"}' in connection.answer(_BODIES[_ROUTE], opaque=2)
 
 
 _read = partial(read, NameServerOptions)

@@ -4,16 +4,14 @@ import json
 import struct
 
 import pytest
-from harness.wire_bytes import encode_batch
 from hypothesis import given
 from hypothesis import strategies as st
-from playbook.frames import json_frame, read_header, send, send_batch
-from playbook.playbook import Anything, Client, Playbook, ToBroker, hold
+from playbook.frames import read_header, send
+from playbook.playbook import Anything, Client, Playbook, ToBroker
 from playbook.read_by import read_by  # noqa: F401 - every test here, in each way of reading
 
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Refuse, Side
-from proxy.protocols.rocketmq.batch_body import BatchMessage
 from proxy.protocols.rocketmq.refusals import INTERNAL_TOPICS, busy_answer, is_internal
 from proxy.protocols.rocketmq.wire.command import RemotingCommand, decode
 
@@ -30,18 +28,6 @@ def test_send_to_an_internal_topic_is_refused_in_the_brokers_words(topic: str, b
     assert (answer["code"], answer["opaque"], answer["flag"]) == (16, 2, 1)
     assert answer["remark"] == f"Sending message to topic[{topic}] is forbidden."
     assert play.refused_by == ["internal_topic"]
-
-
-@pytest.mark.parametrize("code", [10, 324])
-def test_every_kind_of_send_to_an_internal_topic_is_refused(code: int) -> None:
-    one = json_frame(code, {"producerGroup": "g", "topic": INTERNAL[0], "sysFlag": "0", "batch": "false"})
-    assert (Playbook() >> Client(one) << Anything()).given[Side.BROKER] == b""
-    assert (Playbook() >> Client(send_batch(INTERNAL[0], 3)) << Anything()).given[Side.BROKER] == b""
-
-
-def test_what_is_refused_anyway_is_not_held() -> None:
-    play = Playbook(hold("a")) >> Client(send(INTERNAL[0], 2) + BEFORE) << Anything()
-    assert [request.resources[0].name for request in play.held] == ["a"]
 
 
 @pytest.mark.parametrize("topic", ["RMQ_SYS_TRACE_TOPIC", "DefaultCluster_REPLY_TOPIC", "orders", "BenchmarkTest"])
@@ -73,15 +59,6 @@ def test_escaped_spelling_does_not_hide_it() -> None:
     assert (Playbook() >> Client(whole) << Anything()).refused_by == ["inner_batch"]
 
 
-@pytest.mark.parametrize("inner", ["INNER_NUM\x0130000\x02INNER_BASE\x010\x02", "INNER_MULTI_DISPATCH\x01a\x02"])
-def test_batch_with_a_message_that_counts_as_many_or_is_elsewhere_too_is_refused(inner: str) -> None:
-    body = encode_batch([BatchMessage(b"x"), BatchMessage(b"x", inner)])
-    whole = send("a", 2, batch=True, body=body)
-    play = Playbook() >> Client(BEFORE + whole[:-30]) << Anything() >> Client(whole[-30:] + BEHIND) << Anything()
-    assert play.given[Side.BROKER] == BEFORE + BEHIND
-    assert play.refused_by == ["inner_batch"]
-
-
 #: The broker might make any number of messages of it: it steps back by the length of its properties.
 MALFORMED = struct.pack(">iiiiih", 22, 0, 0, 0, 0, -1) * 30
 
@@ -97,19 +74,6 @@ def test_malformed_batch_is_refused_and_costs_nothing(cut_at: int) -> None:
     answer = read_header(play.given[Side.CLIENT])
     assert (answer["code"], answer["remark"]) == (13, "The lengths of the batch's messages do not add up.")
     assert [request.messages for request in play.requests] == [1, 1, 1]
-
-
-@pytest.mark.parametrize("changes", [{"exempt": True}, {"limiting": False}])
-def test_malformed_batch_passes_where_nothing_is_refused(changes: dict[str, object]) -> None:
-    whole = send("a", batch=True, body=MALFORMED)
-    assert Playbook(**changes) >> Client(whole[:400]) >> Client(whole[400:]) << ToBroker(whole)
-
-
-@pytest.mark.parametrize("changes", [{"internal_topics": "pass"}, {"exempt": True}, {"limiting": False}])
-def test_who_may_sends_as_to_any_topic(changes: dict[str, object]) -> None:
-    chunk = send(INTERNAL[0], 1) + send("a", 2, sys_flag="128")
-    play = Playbook(**changes) >> Client(chunk) << ToBroker(chunk)
-    assert [request.resources[0].name for request in play.requests] == [INTERNAL[0], "a"]
 
 
 RULE = "topic:orders"
@@ -128,43 +92,6 @@ def test_a_busy_answer_has_code_remark_and_the_requests_number() -> None:
     assert (answer.body, answer.fields) == (b"", {})
 
 
-@pytest.mark.parametrize(
-    ("resource", "shown"),
-    [
-        (Resource("topic", "orders"), "orders"),
-        (Resource("retry_group", "cg"), "%RETRY%cg"),
-        (Resource("subscription", "cg@orders"), "cg@orders"),
-        (Resource("client", "10.1.2.3"), "client 10.1.2.3"),
-        (Resource("producer_group", "pg"), "producer group pg"),
-        (Resource("listener", "main"), "listener main"),
-        (Resource("total", "topic:*"), "total topic:*"),
-        (Resource("handler", "deny_names"), "handler deny_names"),
-    ],
-)
-def test_a_remark_names_what_is_over_its_limit(resource: Resource, shown: str) -> None:
-    refuse = Refuse(resource, "the rule", 1)
-    remark = f"[RateLimit] for {shown} need wait:1microsecs, rule the rule"
-    assert decode(busy_answer(refuse, 7, "topic")).remark == remark
-
-
-@pytest.mark.parametrize(
-    ("kind", "busy_code", "expected"),
-    [
-        ("topic", None, 2),
-        ("retry_group", None, 2),
-        ("subscription", None, 215),
-        ("topic", 215, 215),
-        ("subscription", 2, 2),
-        # What clients would read as stored, or as something else than busy.
-        ("topic", 0, 2),
-        ("topic", 10, 2),
-        ("subscription", 19, 215),
-    ],
-)
-def test_the_code_is_the_rules_if_clients_take_it_for_busy(kind: str, busy_code: int | None, expected: int) -> None:
-    assert answered(Resource("listener", "main"), kind, busy_code=busy_code).code == expected
-
-
 @given(st.text(max_size=255), st.text(max_size=255), st.integers(min_value=0), st.integers(-(2**31), 2**31 - 1))
 def test_any_names_make_an_answer_that_can_be_read(name: str, rule: str, wait_us: int, opaque: int) -> None:
     refuse = Refuse(Resource("topic", name), rule, wait_us)
@@ -173,12 +100,6 @@ def test_any_names_make_an_answer_that_can_be_read(name: str, rule: str, wait_us
     remark = f"[RateLimit] for {name} need wait:{wait_us}microsecs, rule {rule}"
     assert (header["remark"], header["opaque"]) == (remark, opaque)
     assert frame[:8] == (len(frame) - 4).to_bytes(4, "big") + (len(frame) - 8).to_bytes(4, "big")
-
-
-@pytest.mark.parametrize("kind", ["topic", "retry_group", "client"])
-def test_names_longer_than_any_topic_are_cut(kind: str) -> None:
-    refuse = Refuse(Resource(kind, "x" * 100_000), "y" * 100_000, 1)
-    assert len(busy_answer(refuse, 7, "topic")) < 700
 
 
 def test_one_that_can_never_be_admitted_is_told_how_much_can() -> None:

@@ -11,7 +11,7 @@ import pytest
 from harness.wire_bytes import encode_batch
 from hypothesis import given
 from hypothesis import strategies as st
-from playbook.frames import ONEWAY, binary_frame, frame, heartbeat, json_frame, send, send_back, send_batch
+from playbook.frames import ONEWAY, binary_frame, frame, heartbeat, json_frame, send, send_back
 from playbook.put_aside import Connection, Shared, frames_of
 
 from limiter.rules.rule import Rule
@@ -171,17 +171,6 @@ class TestReplay:
         assert not list(connection.session.stages())
         assert not left.spool.queues()
 
-    def test_its_own_sends_do_not_wait_for_that(self, left: Real) -> None:
-        connection = Connection(left)
-        connection.client(send("slow", 100) + send("free", 101))
-        left.pass_s(0.95)
-        assert {100, 101} < set(connection.sent)
-
-    def test_who_says_nothing_gets_nothing(self, left: Real) -> None:
-        Connection(left)
-        left.pass_s(10)
-        assert len(left.spool.queues()) == 1
-
     def test_what_is_left_is_for_the_one_after(self, left: Real) -> None:
         first, second = Connection(left), Connection(left, 2)
         first.client(heartbeat(100))
@@ -206,37 +195,3 @@ class TestReplay:
         assert left.tally.held_requests == 0
         assert left.limits.held == (0, 0)
         assert left.count("dropped") == 0
-
-    def test_an_orderly_end_leaves_the_rest_on_disk(self, left: Real) -> None:
-        connection = Connection(left)
-        connection.client(heartbeat(100))
-        left.pass_s(0.41)
-        sent = list(frames_of(connection.given[Side.BROKER]))[1:]
-        assert sent == marked(1, 3, 5, 7, 9, 11)
-        left.end()
-        left.open_spool()
-        connection = Connection(left)
-        connection.client(heartbeat(100))
-        left.pass_s(10)
-        assert list(frames_of(connection.given[Side.BROKER]))[-14:] == marked(*range(13, 41, 2))
-
-    def test_another_listeners_client_does_not_get_it(self, left: Real) -> None:
-        name = next(iter(left.spool._recovered)).name
-        assert b"main" in name
-        connection = Connection(left, listener="other")
-        connection.client(heartbeat(100))
-        left.pass_s(10)
-        assert connection.sent == [100]
-
-
-def test_a_batch_that_was_put_aside_is_replayed_whole(tmp_path: Path) -> None:
-    before = Real(tmp_path, SLOW)
-    connection = Connection(before)
-    connection.client(send_batch("slow", 3, 1) + send_batch("slow", 3, 2, flag=ONEWAY))
-    before.end()
-    after = Real(tmp_path, SLOW)
-    connection = Connection(after)
-    connection.client(heartbeat(100))
-    after.pass_s(100)
-    assert list(frames_of(connection.given[Side.BROKER]))[1:] == [mark_replayed(send_batch("slow", 3, 2, flag=ONEWAY))]
-    after.end()

@@ -66,13 +66,6 @@ def test_chunk_without_refusals_goes_on_uncopied_in_one_slice() -> None:
     assert out[0] == chunk
 
 
-def test_chunk_without_limitable_requests_needs_no_decision() -> None:
-    session = open_session()
-    chunk = memoryview(heartbeat() + heartbeat(2))
-    assert session.receive(Side.CLIENT, chunk, 0) is None
-    assert [bytes(part) for part in session.take(Side.BROKER)] == [bytes(chunk)]
-
-
 def test_requests_say_what_handlers_decide_by() -> None:
     oneway = send("b", 2, flag=ONEWAY, group="other", body=b"x" * 100)
     play = Playbook() >> Client(A + oneway) << ToBroker(A + oneway)
@@ -121,16 +114,6 @@ def test_whatever_remains_of_a_chunk_goes_on(refused: str, left: list[bytes]) ->
     assert Playbook(refuse(*refused)) >> Client(A + B + C) << ToBroker(*left) << ToClient(*answers)
 
 
-def test_oneway_refusals_are_silent() -> None:
-    silent = send("a", flag=ONEWAY)
-    assert Playbook(refuse("a")) >> Client(silent + B + silent) << ToBroker(B)
-
-
-def test_refused_send_back_is_answered_by_its_retry_topic() -> None:
-    play = Playbook(refuse("g")) >> Client(send_back("g", 7))
-    assert play << ToClient(busy("g", 7, kind="retry_group"))
-
-
 # --- Headers in pieces ----------------------------------------------------------------------------
 
 
@@ -155,17 +138,6 @@ def test_refused_frame_split_anywhere_disappears() -> None:
             play = play >> Client(A[offset:] + B) << ToBroker(B) << ToClient(busy("a", 1))
         assert play
         assert play.requests[0].size_bytes == len(A)
-
-
-def test_frames_before_a_held_header_go_on_at_once() -> None:
-    play = Playbook() >> Client(A + B[:20]) << ToBroker(A)
-    assert play >> Client(B[20:] + C) << ToBroker(B[:-5], B[-5:] + C)
-
-
-def test_end_of_stream_lets_go_of_a_held_header() -> None:
-    play = Playbook() >> Client(A + B[:20]) << ToBroker(A)
-    assert play >> End(Side.CLIENT) << ToBroker(B[:20])
-    assert play.session.between_frames(Side.CLIENT)
 
 
 # --- Bodies in pieces -----------------------------------------------------------------------------
@@ -215,20 +187,6 @@ def test_verdict_covers_the_body_however_it_is_cut(body: int, cuts: list[int], r
 # --- Batches --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("code", [310, 320])
-def test_batch_counts_as_its_messages(code: int) -> None:
-    whole = send("a", code=code, batch=True, body=batch_body(16))
-    play = Playbook() >> Client(whole) << ToBroker(whole)
-    assert [request.messages for request in play.requests] == [16]
-    assert not play.charges
-
-
-def test_batch_is_told_by_its_field_and_not_by_its_code() -> None:
-    whole = send("a", code=320, batch=False, body=batch_body(16))
-    play = Playbook() >> Client(whole) << ToBroker(whole)
-    assert [request.messages for request in play.requests] == [1]
-
-
 @settings(deadline=None)
 @given(cuts=st.lists(st.integers(1, 700), max_size=5))
 def test_batch_in_pieces_is_decided_once_and_whole(cuts: list[int]) -> None:
@@ -238,34 +196,6 @@ def test_batch_in_pieces_is_decided_once_and_whole(cuts: list[int]) -> None:
         play = play >> Client(piece) << Anything()
     assert [request.messages for request in play.requests] == [1, 16, 1]
     assert play.given[Side.BROKER] == A + whole + B
-
-
-def test_nothing_of_a_batch_goes_on_before_all_of_it_is_there() -> None:
-    whole = send_batch("a", 16)
-    play = Playbook() >> Client(A + whole[:-300]) << ToBroker(A)
-    assert play >> Client(whole[-300:-1])
-    assert not play.session.between_frames(Side.CLIENT)
-    assert play.session.missing_bytes(Side.CLIENT) == 1
-    assert topics(play) == ["a"]
-    play = play >> Client(whole[-1:] + B) << ToBroker(whole, B)
-    assert [request.messages for request in play.requests] == [1, 16, 1]
-    assert play.session.between_frames(Side.CLIENT)
-
-
-def test_batch_that_came_in_pieces_is_refused_as_a_whole() -> None:
-    whole = send_batch("a", 16)
-    play = Playbook(refuse("a"))
-    for piece in cut(whole, 5, 100, 300):
-        play = play >> Client(piece) << Anything()
-    assert play.given == {Side.BROKER: b"", Side.CLIENT: busy("a")}
-    assert play >> Client(B) << ToBroker(B)
-
-
-def test_unfinished_batch_goes_on_undecided_when_its_client_has_ended() -> None:
-    whole = send_batch("a", 16)
-    play = Playbook() >> Client(whole[:-100])
-    assert play >> End(Side.CLIENT) << ToBroker(whole[:-100])
-    assert not play.requests
 
 
 def test_body_that_is_no_batch_counts_as_one_message_however_it_is_marked() -> None:
@@ -505,39 +435,6 @@ def test_header_that_nobody_can_read_passes_where_nothing_is_limited(whole: byte
         assert play.session.in_flight() == 2
 
 
-def test_end_of_the_connection_says_what_could_not_be_read() -> None:
-    for whole, why in (
-        (UNREADABLE["suffix"], r"a header of 54 bytes .* no JSON as clients write it"),
-        (UNREADABLE["fields"], r"a header of \d+ bytes .* more than 128"),
-        (UNREADABLE["long"], r"a header of 262\d\d\d bytes .*: 262144 bytes at most"),
-    ):
-        session = open_session()
-        with pytest.raises(Close, match=why):
-            session.receive(Side.CLIENT, memoryview(whole), 0)
-
-
-def test_header_that_only_the_lenient_parser_reads_is_limited_and_counted() -> None:
-    lenient = frame(b'{"code":310,"opaque":5,"extFields":{"b":"other","b":"a"},"flag":0,"code":"310"}')
-    play = Playbook(refuse("a")) >> Client(lenient + B) << ToBroker(B) << ToClient(busy("a", 5))
-    assert play.counters.undecodable == {"lenient": 1}
-
-
-def test_overlong_header_passes_without_being_gathered() -> None:
-    whole = send("a", filler=MAX_HEADER_BYTES)
-    play = Playbook(exempt=True) >> Client(whole[:8]) << ToBroker(whole[:8])
-    play = play >> Client(whole[8:100_000]) << ToBroker(whole[8:100_000])
-    play = play >> Client(whole[100_000:] + B) << ToBroker(whole[100_000:] + B)
-    assert topics(play) == ["b"]
-
-
-def test_longest_header_that_is_gathered_is_read() -> None:
-    filler = MAX_HEADER_BYTES - (len(send("a", body=b"")) - 8)
-    whole = send("a", body=b"", filler=filler)
-    play = Playbook() >> Client(whole[:200_000])
-    assert play >> Client(whole[200_000:]) << ToBroker(whole)
-    assert topics(play) == ["a"]
-
-
 # --- How much is read at once ---------------------------------------------------------------------
 
 LENIENT = frame(b'{"code":"34","opaque":1}')
@@ -635,12 +532,6 @@ BROKEN = {
     "header type 255": b"\0\0\0\x0c" + b"\xff\0\0\x08",
     "HTTP": b"GET / HT",
 }
-
-
-@pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN.keys())
-def test_broken_framing_closes_after_delivering_what_came_before(broken: bytes) -> None:
-    play = Playbook(refuse("b")) >> Client(A + B + broken + b"more of it")
-    assert play << Closed("bad_frame") << ToBroker(A) << ToClient(busy("b", 2))
 
 
 @pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN.keys())

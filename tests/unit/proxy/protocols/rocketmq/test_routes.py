@@ -129,26 +129,6 @@ def _front(listen: tuple[str, int], *brokers: tuple[str, int]) -> ListenerAddres
     return ListenerAddresses("rocketmq", listen, brokers)
 
 
-def test_clients_are_told_where_the_listener_of_a_broker_is() -> None:
-    fronts = [
-        _front(("127.0.0.2", 10911), ("10.0.0.5", 10911)),
-        _front(("0.0.0.0", 20911), ("Broker-B", 10911)),
-        # The last one is a backup.
-        _front(("::", 30911), ("10.0.0.6", 10911), ("10.0.0.8", 10911)),
-    ]
-    assert told_instead(Addresses(), "", fronts, "192.0.2.7") == {
-        ("10.0.0.5", 10911): b"127.0.0.2:10911",
-        ("broker-b", 10911): b"192.0.2.7:20911",
-        ("10.0.0.6", 10911): b"192.0.2.7:30911",
-        ("10.0.0.8", 10911): b"192.0.2.7:30911",
-    }
-    assert set(told_instead(Addresses(), "2001:db8::7", fronts, "192.0.2.7").values()) == {
-        b"[2001:db8::7]:10911",
-        b"[2001:db8::7]:20911",
-        b"[2001:db8::7]:30911",
-    }
-
-
 def test_what_is_written_holds_before_what_listeners_say() -> None:
     fronts = [_front(("127.0.0.2", 10911), ("10.0.0.5", 10911)), _front(("127.0.0.3", 10911), ("10.0.0.5", 10911))]
     addresses = Addresses([(("10.0.0.5", 10911), ("sluice", 1)), (("192.0.2.1", 10911), ("sluice", 2))])

@@ -17,7 +17,7 @@ from limiter.deciding.limits import Limits
 from limiter.rules.resource import Resource
 from limiter.rules.rule_set import RuleSet
 from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Request, Side
-from proxy.protocols.base import Close, SessionContext, WireCounters, nobody_takes
+from proxy.protocols.base import SessionContext, WireCounters, nobody_takes
 from proxy.protocols.options import read_by
 from proxy.protocols.rocketmq.answers import Pending
 from proxy.protocols.rocketmq.options import RocketMQOptions
@@ -207,16 +207,6 @@ def test_columns_say_what_their_requests_do(reading: Reading, data: bytes, rando
             return
 
 
-def test_close_ends_a_scanned_chunk_behind_its_last_frame() -> None:
-    for reading in READINGS:
-        stream = stream_of(reading)
-        stream.feed(memoryview(send("a") + b"\xff" * 8), 0)
-        assert isinstance(stream.close, Close)
-        out: list[bytes | memoryview] = []
-        stream.pass_on(None, out)
-        assert b"".join(out) == send("a")
-
-
 @pytest.mark.parametrize("reading", READINGS[1:])
 def test_beginning_of_a_header_may_come_again_with_the_next_chunk(reading: Reading) -> None:
     data = send("a", 1) + send("b", 2) + send("c", 3)
@@ -247,17 +237,3 @@ def test_beginning_of_a_long_header_is_not_read_again() -> None:
     assert (stream.held_back(), stream.take_back()) == (0, b"")
     requests = stream.feed(memoryview(long[4000:]), 0)
     assert len(requests) == 1
-
-
-@pytest.mark.parametrize("reading", READINGS[1:])
-def test_stream_reads_fast_while_its_chunks_take_few_steps(reading: Reading) -> None:
-    stream = stream_of(reading)
-    for data, fast in (
-        (send("a") * 500, reading == "compiled"),
-        (b"".join(send(f"t{at}") for at in range(100)), reading == "compiled"),
-        (frames.json_frame(34, body=b"{}") * 100, False),
-        (send("a", body=bytes(5000)) * 30, True),
-    ):
-        requests = stream.feed(memoryview(data), 0)
-        stream.pass_on(Batch(CONNECTION, Side.CLIENT, requests.simplest()), [])
-        assert stream.reads_fast() is fast

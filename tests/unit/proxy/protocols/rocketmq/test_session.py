@@ -4,12 +4,10 @@ import pytest
 from playbook.frames import (
     ONEWAY,
     answer,
-    broker_request,
     heartbeat,
     json_frame,
     pull,
     read_header,
-    records,
     send,
 )
 from playbook.playbook import (
@@ -31,8 +29,8 @@ from playbook.playbook import (
 from playbook.read_by import read_by  # noqa: F401 - every test here, in each way of reading
 
 from limiter.rules.resource import Resource
-from proxy.deciding.batch import Charge, Response, Side
-from proxy.protocols.base import Close, Session, WireCounters
+from proxy.deciding.batch import Response, Side
+from proxy.protocols.base import Close
 from proxy.protocols.rocketmq.answers import MAX_PENDING
 
 A, B = send("a", 1), send("b", 2)
@@ -55,17 +53,6 @@ def test_busy_answer_says_what_clients_look_for() -> None:
     assert header["remark"] == f"[RateLimit] for a need wait:{WAIT_US}microsecs, rule some rule"
 
 
-def test_busy_answer_follows_the_frame_that_the_broker_has_begun() -> None:
-    theirs = answer(9)
-    for offset in range(1, len(theirs)):
-        play = Playbook(refuse("a")) >> Broker(theirs[:offset]) << ToClient(theirs[:offset])
-        play = play >> Client(A)
-        assert play.session.backlog_bytes(Side.CLIENT) == len(busy("a", 1))
-        play = play >> Broker(theirs[offset:]) << ToClient(theirs[offset:], busy("a", 1))
-        assert play
-        assert play.session.backlog_bytes(Side.CLIENT) == 0
-
-
 def test_busy_answers_go_into_the_first_gap_in_order() -> None:
     one, two = answer(8), answer(9)
     play = Playbook(refuse("a")) >> Broker(one[:10]) << ToClient(one[:10])
@@ -85,33 +72,12 @@ def test_busy_answers_that_nobody_has_taken_are_backlog() -> None:
     assert session.backlog_bytes(Side.CLIENT) == 0
 
 
-def test_broker_speaks_while_a_batch_is_being_decided() -> None:
-    theirs = answer(9)
-    play = Playbook(refuse("a")) >> Undecided(A + B) >> Broker(theirs[:20]) << ToClient(theirs[:20])
-    play = play >> Decided() << ToBroker(B)
-    assert play >> Broker(theirs[20:]) << ToClient(theirs[20:], busy("a", 1))
-
-
-def test_nothing_is_said_behind_the_end_of_the_brokers_stream() -> None:
-    play = Playbook(refuse("a")) >> End(Side.BROKER)
-    play = play >> Client(A + B) << ToBroker(B)
-    assert play
-    assert play.session.backlog_bytes(Side.CLIENT) == 0
-
-
 def test_answers_that_still_wait_at_the_end_of_the_brokers_stream_are_dropped() -> None:
     theirs = answer(9)
     play = Playbook(refuse("a")) >> Broker(theirs[:20]) << ToClient(theirs[:20])
     play = play >> Client(A)
     assert play >> End(Side.BROKER)
     assert play.session.backlog_bytes(Side.CLIENT) == 0
-
-
-def test_client_that_ended_its_stream_still_gets_its_answers() -> None:
-    play = Playbook() >> Client(A) << ToBroker(A)
-    play = play >> End(Side.CLIENT)
-    assert play >> Broker(answer(1)) << ToClient(answer(1))
-    assert play.session.in_flight() == 0
 
 
 # --- Requests that consume ------------------------------------------------------------------------
@@ -127,52 +93,7 @@ def test_a_pull_is_a_request_of_its_subscription_while_one_is_limited() -> None:
     assert request.size_bytes == len(pull(5))
 
 
-def test_a_pull_passes_unseen_while_none_is_limited() -> None:
-    play = Playbook(refuse("g@orders")) >> Client(pull(5)) << ToBroker(pull(5))
-    assert play >> Broker(answer(5, body=records(91))) << ToClient(answer(5, body=records(91)))
-    assert (play.requests, play.charges) == ([], [])
-
-
-def test_whether_any_is_limited_is_asked_again_with_every_chunk() -> None:
-    limited: set[str] = set()
-    play = Playbook(refuse("g@orders"), limited=limited)
-    assert play >> Client(pull(5)) << ToBroker(pull(5))
-    limited.add("subscription")
-    assert play >> Client(pull(6)) << ToClient(busy("g@orders", 6, kind="subscription"))
-    limited.clear()
-    assert play >> Client(pull(7)) << ToBroker(pull(7))
-
-
-def test_what_a_pull_brought_is_charged_with_its_answer() -> None:
-    play = Playbook(limited=("subscription",)) >> Client(pull(5)) << ToBroker(pull(5))
-    whole = answer(5, body=records(91, 91))
-    assert play >> Broker(whole[:150]) << ToClient(whole[:150])
-    assert play.charges == []
-    assert play >> Broker(whole[150:]) << ToClient(whole[150:])
-    assert play.charges == [Charge(SUBSCRIPTION, 2, len(whole), consumes=True)]
-
-
-def test_a_chunk_that_waits_for_its_verdicts_is_left_alone_by_a_charge() -> None:
-    play = Playbook(refuse("a"), limited=("subscription",)) >> Client(pull(5)) << ToBroker(pull(5))
-    whole = answer(5, body=records(91))
-    assert play >> Undecided(A + B)
-    batch = play.session.receive(Side.BROKER, memoryview(whole), 0)
-    assert batch is not None
-    assert batch.side is Side.BROKER
-    assert not batch.requests
-    play.session.decided(batch, 0)
-    assert play >> Decided() << ToBroker(B) << ToClient(whole, busy("a", 1))
-
-
 # --- The broker's own requests --------------------------------------------------------------------
-
-
-def test_broker_requests_pass_and_are_owed_by_nobody() -> None:
-    asked = broker_request(7)
-    play = Playbook(refuse("a")) >> Broker(asked) << ToClient(asked)
-    assert play
-    assert not play.requests
-    assert play.session.in_flight() == 0
 
 
 def test_clients_responses_to_broker_requests_are_never_limited_or_owed() -> None:
@@ -209,14 +130,6 @@ def test_tls_is_relayed_unread_where_the_listener_says_so() -> None:
     assert play >> End(Side.CLIENT)
 
 
-def test_only_the_first_byte_of_a_connection_is_sniffed() -> None:
-    whole = send("a", body=b"\x16P\r")
-    play = Playbook() >> Client(whole[:-3]) << ToBroker(whole[:-3])
-    for byte in (b"\x16", b"P", b"\r"):
-        play = play >> Client(byte) << ToBroker(byte)
-    assert play
-
-
 @pytest.mark.parametrize("hello", [b"PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\n", b"\r\n\r\n\0\r\nQUIT\n"])
 def test_proxy_protocol_header_is_not_accepted(hello: bytes) -> None:
     assert Playbook() >> Client(hello) << Closed("proxy_protocol")
@@ -224,15 +137,6 @@ def test_proxy_protocol_header_is_not_accepted(hello: bytes) -> None:
 
 
 # --- What is in flight ----------------------------------------------------------------------------
-
-
-def test_request_is_in_flight_until_it_is_answered() -> None:
-    play = Playbook() >> Client(A + heartbeat(5)) << ToBroker(A + heartbeat(5))
-    assert play.session.in_flight() == 2
-    play = play >> Broker(answer(5)) << ToClient(answer(5))
-    assert play.session.in_flight() == 1
-    play = play >> Broker(answer(1)) << ToClient(answer(1))
-    assert play.session.in_flight() == 0
 
 
 def test_oneway_requests_are_not_in_flight() -> None:
@@ -245,20 +149,6 @@ def test_refused_oneway_request_settles_nobody_elses() -> None:
     other = heartbeat(1)
     play = Playbook(refuse("a")) >> Client(other + send("a", 1, flag=ONEWAY)) << ToBroker(other)
     assert play.session.in_flight() == 1
-
-
-def test_repeated_numbers_and_answers_do_not_confuse_the_count() -> None:
-    play = Playbook() >> Client(A + A) << ToBroker(A + A)
-    assert play.session.in_flight() == 1
-    play = play >> Broker(answer(1) + answer(1)) << ToClient(answer(1) + answer(1))
-    assert play.session.in_flight() == 0
-
-
-def test_request_is_in_flight_while_it_is_being_decided() -> None:
-    play = Playbook(refuse("a")) >> Undecided(A)
-    assert play.session.in_flight() == 1
-    play = play >> Decided() << ToClient(busy("a", 1))
-    assert play.session.in_flight() == 0
 
 
 def test_what_is_remembered_as_in_flight_is_bounded() -> None:
@@ -297,15 +187,6 @@ def test_reading_only_what_is_missing_stops_at_the_end_of_every_frame() -> None:
         assert play.session.between_frames(Side.CLIENT)
 
 
-def test_stream_does_not_end_while_a_oneway_request_is_being_decided() -> None:
-    oneway = send("a", flag=ONEWAY)
-    play = Playbook() >> Undecided(oneway)
-    assert play.session.in_flight() == 0
-    assert not play.session.between_frames(Side.CLIENT)
-    play = play >> Decided() << ToBroker(oneway)
-    assert play.session.between_frames(Side.CLIENT)
-
-
 # --- Counting and observing -----------------------------------------------------------------------
 
 
@@ -335,11 +216,6 @@ def test_nothing_is_said_into_a_broken_answer() -> None:
     assert play >> Decided()
 
 
-def test_verdicts_of_a_chunk_that_ends_badly_still_hold() -> None:
-    play = Playbook(refuse("a")) >> Undecided(B + A + b"\0\0\0\1\0\0\0\0")
-    assert play >> Decided() << ToBroker(B) << ToClient(busy("a", 1)) << Closed("bad_frame")
-
-
 def test_details_name_what_was_seen() -> None:
     with pytest.raises(Close, match="a frame of length 3, where 4 to 16777212 are allowed"):
         open_session().receive(Side.CLIENT, memoryview(b"\0\0\0\3\0\0\0\0"), 0)
@@ -349,48 +225,3 @@ def test_details_name_what_was_seen() -> None:
         open_session().receive(Side.CLIENT, memoryview(b"\0\0\0\x0c\7\0\0\x08"), 0)
     with pytest.raises(Close, match="the broker sent a header of 9 bytes in a frame of length 12"):
         open_session().receive(Side.BROKER, memoryview(b"\0\0\0\x0c\0\0\0\x09"), 0)
-
-
-# --- Who it is ------------------------------------------------------------------------------------
-
-
-def test_language_is_that_of_the_first_header_and_known_before_its_batch_is_decided() -> None:
-    session = open_session(reading="as it comes")
-    assert session.language == ""
-    assert session.receive(Side.CLIENT, memoryview(send("a", 1)), 0) is not None
-    assert session.language == "JAVA"
-
-
-# --- The broker's round trip ----------------------------------------------------------------------
-
-
-def _round_trips(counters: WireCounters) -> tuple[int, float]:
-    durations = counters.round_trip.durations()
-    return sum(durations.counts), durations.sum_s
-
-
-def _ask(session: Session, stream: bytes, now_ns: int, *refused: str) -> None:
-    batch = session.receive(Side.CLIENT, memoryview(stream), now_ns)
-    assert batch is not None
-    if refused:
-        refuse(*refused)(batch)
-    session.decided(batch, now_ns)
-
-
-def test_round_trip_is_from_passing_a_request_to_its_own_answer() -> None:
-    counters = WireCounters()
-    session = open_session(counters)
-    _ask(session, A + B, 1_000_000)
-    session.receive(Side.BROKER, memoryview(answer(2)), 3_000_000)
-    assert _round_trips(counters) == (0, 0)
-    session.receive(Side.BROKER, memoryview(answer(1)), 6_000_000)
-    assert _round_trips(counters) == (1, 0.005)
-
-
-def test_refused_and_oneway_requests_and_long_polls_have_no_round_trip() -> None:
-    for stream, refused in ((A, "a"), (send("a", 1, flag=ONEWAY), "b"), (pull(), "b")):
-        counters = WireCounters()
-        session = open_session(counters, limited=("subscription",))
-        _ask(session, stream, 0, refused)
-        session.receive(Side.BROKER, memoryview(answer(1)), 1_000_000)
-        assert _round_trips(counters) == (0, 0)

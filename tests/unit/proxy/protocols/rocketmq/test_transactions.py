@@ -1,6 +1,5 @@
 """Transactions: each half message is committed once, whoever says how often."""
 
-import json
 from typing import Any
 
 import pytest
@@ -70,22 +69,6 @@ def test_half_message_is_committed_once() -> None:
     assert play.refused_by == ["unknown_transaction"] * 2
 
 
-def test_who_leaves_out_language_and_version_commits_too() -> None:
-    play = begun()
-    header = json.loads(end_transaction(OFFSET)[8:])
-    del header["language"], header["version"]
-    commit = frame(json.dumps(header).encode())
-    assert play >> Client(commit) << ToBroker(commit)
-
-
-def test_end_of_a_transaction_is_charged_to_its_producer_group() -> None:
-    play = begun()
-    assert commits(play)
-    request = play.requests[-1]
-    assert request.resources == (Resource("transaction", "producers"),)
-    assert (request.messages, request.producer_group, request.refusal) == (1, "producers", "silent")
-
-
 def test_commit_of_what_is_no_half_message_is_refused() -> None:
     play = Playbook() >> Client(send("orders", 7)) << Anything() >> Broker(stored(7, OFFSET)) << Anything()
     assert not commits(play)
@@ -119,11 +102,6 @@ def test_who_is_wrong_about_a_half_message_takes_it_from_nobody(wrong: dict[str,
     play = begun()
     assert not commits(play, **wrong)
     assert commits(play)
-
-
-@pytest.mark.parametrize("what", [0, 12, 7])
-def test_what_stores_nothing_goes_on_unasked(what: int) -> None:
-    assert commits(Playbook(), what=what)
 
 
 @pytest.mark.parametrize("asked", [0, 1, 3])
@@ -162,25 +140,6 @@ def test_one_copy_of_a_half_message_is_committed_whichever_that_is(committed: in
     assert not len(hub)
 
 
-def test_transactions_of_one_connection_are_committed_each_by_itself() -> None:
-    hub = Transactions()
-    play = Playbook(hub=hub)
-    for number in range(6):
-        play = play >> Client(send_half("orders", number, UNIQ_KEY=str(number))) << Anything()
-        play = play >> Broker(stored(number, number, transaction=str(number))) << Anything()
-    for number in range(0, 6, 2):
-        play = play >> Broker(check_transaction(10 + number, transaction=str(number))) << Anything()
-    assert [commits(play, number) for number in (3, 0, 14, 10, 5, 4, 2, 1)] == [True] * 3 + [
-        False,
-        True,
-        False,
-        True,
-        True,
-    ]
-    assert [len(request.resources) for request in play.requests[6:]] == [1] * 8
-    assert not len(hub)
-
-
 def test_copies_without_an_id_are_charged_to_their_topic() -> None:
     play = Playbook()
     for copy in range(2):
@@ -198,15 +157,6 @@ def test_second_message_of_a_transaction_is_charged_to_its_topic() -> None:
         play = play >> Broker(check_transaction(OFFSET + copy)) << Anything()
         assert commits(play, OFFSET + copy)
         assert play.requests[-1].resources == (Resource("transaction", "producers"), Resource("topic", "orders"))
-
-
-def test_first_message_of_a_transaction_was_paid_for_by_its_send() -> None:
-    play = begun() >> Broker(check_transaction(OFFSET + 1)) << Anything()
-    assert commits(play, OFFSET + 1)
-    assert play.requests[-1].resources == (Resource("transaction", "producers"),)
-    play = play >> Client(send_half("orders", 8)) << Anything() >> Broker(stored(8, OFFSET + 2)) << Anything()
-    assert commits(play, OFFSET + 2), "another send of the same id"
-    assert play.requests[-1].resources == (Resource("transaction", "producers"),)
 
 
 @pytest.mark.parametrize("other", [{"group": "others"}, {"topic": "elsewhere"}])
@@ -252,27 +202,11 @@ def test_question_is_read_however_it_comes(step_bytes: int, hosts: tuple[bytes, 
     assert commits(play, group="groups")
 
 
-def test_question_keeps_nothing_of_the_messages_body() -> None:
-    question = Question(RemotingCommand(code=39, opaque=1))
-    record = read_body(check_transaction(OFFSET, body=bytes(1_000_000)))
-    for at in range(0, len(record), 1000):
-        question.feed(memoryview(record)[at : at + 1000])
-        assert len(question._kept) <= 1000
-    assert question.half() == ("producers", "orders")
-
-
 @pytest.mark.parametrize("record_bytes", [0, 39, 87, 88, 91])
 def test_question_without_a_whole_message_tells_nothing(record_bytes: int) -> None:
     question = Question(RemotingCommand(code=39, opaque=1))
     question.feed(memoryview(read_body(check_transaction(OFFSET)))[:record_bytes])
     assert question.half() is None
-
-
-def test_other_connections_of_the_same_broker_may_end_it() -> None:
-    hub = Transactions()
-    begun(hub=hub)
-    assert not commits(Playbook())
-    assert commits(Playbook(hub=hub))
 
 
 def test_half_message_that_was_held_is_committed() -> None:
@@ -342,17 +276,6 @@ def test_what_passed_unread_while_limiting_was_off_makes_answers_ambiguous() -> 
     assert not commits(play)
 
 
-def test_numbers_may_come_in_any_order_and_again_once_they_were_answered() -> None:
-    numbers = (7, 9, 8, -3, 0, 2**31 - 1, -(2**31), 6)
-    play = Playbook(refuse("limited"), limited={"subscription"})
-    for _ in range(3):
-        plain = b"".join(send("orders", number) + send("limited", number + 1000) for number in numbers[1:5])
-        play = play >> Client(plain + pull(numbers[5]) + heartbeat(numbers[6])) << Anything()
-        play = play >> Client(send_half("orders", 7) + send("a", 5, flag=2) * 9) << Anything()
-        play = play >> Broker(b"".join(stored(number, OFFSET) for number in numbers[:7])) << Anything()
-    assert commits(play)
-
-
 V1 = {"producerGroup": "producers", "topic": "orders", "sysFlag": "4"}
 
 
@@ -377,19 +300,6 @@ V1 = {"producerGroup": "producers", "topic": "orders", "sysFlag": "4"}
 def test_what_the_broker_stores_as_a_plain_message_is_no_half_message(whole: bytes) -> None:
     play = Playbook() >> Client(whole) << Anything() >> Broker(stored(7, OFFSET)) << Anything()
     assert not commits(play)
-
-
-def test_half_message_of_an_older_client_is_committed() -> None:
-    whole = json_frame(10, V1 | {"properties": "PGROUP\x01producers\x02TRAN_MSG\x01true\x02"}, opaque=7)
-    play = Playbook() >> Client(whole) << Anything() >> Broker(stored(7, OFFSET)) << Anything()
-    assert commits(play)
-
-
-@pytest.mark.parametrize("changes", [{"exempt": True}, {"limiting": False}])
-def test_who_is_not_limited_commits_what_it_likes(changes: dict[str, Any]) -> None:
-    play = Playbook(**changes)
-    assert commits(play)
-    assert commits(play)
 
 
 def test_commit_that_cannot_be_read_exactly_is_refused() -> None:
@@ -426,26 +336,6 @@ def test_commit_that_a_limit_refused_may_be_repeated() -> None:
     begun(hub=hub)
     assert not commits(Playbook(refuse("producers"), hub=hub))
     stored_once(hub)
-
-
-def test_commit_that_expired_while_it_was_held_may_be_repeated() -> None:
-    hub = Transactions()
-    begun(hub=hub)
-    play = Playbook(hold("producers"), hub=hub)
-    assert not commits(play)
-    assert not commits(Playbook(hub=hub)), "it may yet go on"
-    play = play >> GiveUp(0) << Anything()
-    stored_once(hub)
-
-
-def test_commit_that_was_held_goes_on_once() -> None:
-    hub = Transactions()
-    begun(hub=hub)
-    play = Playbook(hold("producers"), hub=hub)
-    assert not commits(play)
-    play = play >> Release(0) << ToBroker(end_transaction(OFFSET))
-    play.session.close()
-    assert not commits(Playbook(hub=hub))
 
 
 @pytest.mark.parametrize("by", ["end", "close", "undecided"])

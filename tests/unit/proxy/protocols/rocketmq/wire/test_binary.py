@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from playbook.frames import pull
 
-from proxy.protocols.rocketmq.wire.header import LENIENT, MAX_FIELDS, STRICT, UNPARSABLE, Header, read_binary
+from proxy.protocols.rocketmq.wire.header import MAX_FIELDS, STRICT, UNPARSABLE, Header, read_binary
 
 _Fields = Sequence[tuple[bytes, bytes]]
 _SEND: _Fields = [(b"a", b"pg"), (b"b", b"orders"), (b"i", b"k\x01v\x02"), (b"m", b"false")]
@@ -22,28 +22,6 @@ def _header(fields: _Fields, code: int = 310, flag: int = 0, remark: bytes = b""
     ext = _ext(fields)
     fixed = struct.pack(">hBhiii", code, language, 513, 7, flag, len(remark))
     return fixed + remark + struct.pack(">i", len(ext)) + ext
-
-
-@pytest.mark.parametrize("code", [310, 320, 325])
-def test_a_javas_send_is_charged_to_its_topic(code: int) -> None:
-    assert read_binary(_header(_SEND, code)) == Header("topic", "orders", code, 7, 0, "pg", False, 513, "JAVA", STRICT)
-
-
-@pytest.mark.parametrize("code", [10, 324])
-def test_a_spelled_out_send_is_charged_to_its_topic(code: int) -> None:
-    answer = read_binary(_header([(b"producerGroup", b"pg"), (b"topic", b"orders"), (b"batch", b"True")], code))
-    assert answer == Header("topic", "orders", code, 7, 0, "pg", True, 513, "JAVA", STRICT)
-
-
-def test_a_send_back_is_charged_to_its_group() -> None:
-    answer = read_binary(_header([(b"offset", b"1"), (b"group", b"cg")], 36))
-    assert (answer.kind, answer.name, answer.reading) == ("retry_group", "cg", STRICT)
-
-
-@pytest.mark.parametrize(("code", "flag"), [(11, 0), (34, 0), (310, 1), (36, 3), (-310, 0)])
-def test_others_and_responses_are_not_limitable(code: int, flag: int) -> None:
-    answer = read_binary(_header([*_SEND, (b"group", b"cg")], code, flag))
-    assert (answer.kind, answer.code, answer.flag, answer.opaque) == ("", code, flag, 7)
 
 
 @pytest.mark.parametrize(
@@ -65,31 +43,6 @@ def test_the_last_of_equal_keys_wins_and_values_are_no_keys(
 
 def test_an_empty_topic_is_none() -> None:
     assert read_binary(_header([*_SEND, (b"b", b"")])).kind == ""
-
-
-def test_a_short_send_falls_back_to_the_spelled_out_topic() -> None:
-    answer = read_binary(_header([(b"topic", b"orders")]))
-    assert (answer.name, answer.reading) == ("orders", LENIENT)
-
-
-@pytest.mark.parametrize(("language", "name"), [(0, "JAVA"), (9, "GO"), (13, "NODE_JS"), (14, ""), (255, "")])
-def test_the_language_is_named(language: int, name: str) -> None:
-    assert read_binary(_header(_SEND, language=language)).language == name
-
-
-@pytest.mark.parametrize("size", range(len(_header(_SEND))))
-def test_a_header_cut_short_is_unparsable_or_not_limitable(size: int) -> None:
-    assert read_binary(_header(_SEND)[:size]) is UNPARSABLE
-
-
-def test_bytes_behind_the_fields_belong_to_the_body() -> None:
-    assert read_binary(_header(_SEND) + b"abc").reading == LENIENT
-    assert read_binary(_header([*_SEND, (b"m", b"true")]) + b"abc") is UNPARSABLE
-
-
-def test_a_name_longer_than_any_topic_is_unparsable() -> None:
-    assert read_binary(_header([(b"a", b"pg"), (b"b", b"x" * 255)])).kind == "topic"
-    assert read_binary(_header([(b"a", b"pg"), (b"b", b"x" * 256)])) is UNPARSABLE
 
 
 def test_a_name_that_is_not_utf8_is_unparsable() -> None:
@@ -114,12 +67,6 @@ def test_any_fields_are_read_without_an_error(ext: bytes) -> None:
 def consuming(whole: bytes) -> Header:
     header_bytes = int.from_bytes(whole[5:8])
     return read_binary(whole[8 : 8 + header_bytes], subscriptions=True)
-
-
-@pytest.mark.parametrize("code", [11, 361])
-def test_a_request_that_consumes_is_charged_to_its_subscription(code: int) -> None:
-    header = consuming(pull(code=code, binary=True))
-    assert (header.kind, header.name, header.code, header.reading) == ("subscription", "g@orders", code, STRICT)
 
 
 @pytest.mark.parametrize(("group", "topic"), [("", "orders"), ("g", "")])

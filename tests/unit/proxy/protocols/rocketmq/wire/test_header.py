@@ -42,17 +42,6 @@ def test_a_spelled_out_send_is_charged_to_its_topic(code: int) -> None:
     assert answer == Header("topic", "orders", code, 7, 0, "pg", True, 513, "JAVA", STRICT)
 
 
-def test_a_send_back_is_charged_to_its_group() -> None:
-    answer = _read(36, group="cg", originTopic="orders", offset="1", delayLevel="0")
-    assert answer == Header("retry_group", "cg", 36, 7, 0, "", False, 513, "JAVA", STRICT)
-
-
-@pytest.mark.parametrize("code", [11, 14, 15, 34, 35, 37, 38, 41, 42, 105, 361, 200_050, 0, -310])
-def test_other_requests_are_not_limitable(code: int) -> None:
-    answer = _read(code, a="pg", b="orders", topic="orders", group="cg")
-    assert (answer.kind, answer.code, answer.opaque) == ("", code, 7)
-
-
 @pytest.mark.parametrize("flag", [1, 3])
 def test_a_response_is_never_limitable(flag: int) -> None:
     assert _read(310, flag, b="orders").kind == ""
@@ -64,23 +53,6 @@ def test_a_response_is_never_limitable(flag: int) -> None:
 )
 def test_a_batch_is_what_java_calls_true(spelled: object, *, is_batch: bool) -> None:
     assert _read(b="orders", m=spelled).is_batch is is_batch
-
-
-@pytest.mark.parametrize(("code", "key"), [(10, "b"), (310, "B"), (310, "topic"), (36, "a")])
-def test_a_request_in_which_the_broker_finds_no_key_is_read_leniently(code: int, key: str) -> None:
-    fields: dict[str, object] = {key: "orders"}
-    assert classify(_json(code, 0, **fields), 0).reading == LENIENT
-
-
-def test_a_name_longer_than_any_topic_is_unparsable() -> None:
-    assert _read(b="x" * 255).kind == "topic"
-    assert _read(b="x" * 256) is UNPARSABLE
-    assert _read(36, group="x" * 256) is UNPARSABLE
-
-
-def test_a_long_producer_group_is_cut() -> None:
-    answer = _read(a="x" * 300, b="orders")
-    assert (answer.name, answer.producer_group) == ("orders", "x" * 255)
 
 
 @pytest.mark.parametrize("header_type", [2, 3, 127, 128, 255])
@@ -199,30 +171,11 @@ def test_one_that_names_no_subscription_is_for_the_broker_to_refuse(missing: str
     assert (header.kind, header.code, header.reading) == ("", 11, LENIENT)
 
 
-@pytest.mark.parametrize(
-    ("fields", "name"),
-    [
-        ({"consumerGroup": 5, "topic": "orders"}, "5@orders"),
-        ({"consumerGroup": True, "topic": 7}, "true@7"),
-    ],
-)
-def test_names_that_are_no_strings_are_spelled_as_the_broker_does(fields: dict[str, object], name: str) -> None:
-    header = _consuming(_json(11, 0, **fields))
-    assert (header.kind, header.name, header.reading) == ("subscription", name, LENIENT)
-
-
 def test_escaped_and_repeated_fields_are_read_as_the_broker_does() -> None:
     header = _consuming(
         b"{'code':11,'opaque':7,'extFields':{'topic':'x','consumer\\u0047roup':'g','topic':'\\x6frders'}}"
     )
     assert (header.kind, header.name, header.reading) == ("subscription", "g@orders", LENIENT)
-
-
-@pytest.mark.parametrize("field", ["consumerGroup", "topic"])
-def test_a_name_longer_than_any_is_not_read(field: str) -> None:
-    fields: dict[str, object] = {"consumerGroup": "g", "topic": "orders", field: "x" * 256}
-    assert _consuming(_json(11, 0, **fields)) is UNPARSABLE
-    assert _read(11, 0, **fields).kind == ""
 
 
 @pytest.mark.parametrize("flag", [1, 3])
