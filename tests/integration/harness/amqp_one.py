@@ -264,12 +264,16 @@ class AmqpOneClient:
             self._waiting.append(came)
 
     def _frames(self) -> Iterator[Came]:
-        if self._buffer.startswith(HEADER):
-            del self._buffer[: len(HEADER)]
-        said, left = codec.read(bytes(self._buffer))
-        self._buffer = bytearray(left)
-        for each in said:
-            yield Came(each.channel, each.name, each.fields, each.payload, each.data, time.monotonic())
+        while len(self._buffer) >= 8:
+            if self._buffer.startswith(HEADER):
+                del self._buffer[: len(HEADER)]
+                continue
+            size = int.from_bytes(self._buffer[:4])
+            if len(self._buffer) < size:
+                break
+            (said,), _ = codec.read(bytes(self._buffer[:size]))
+            del self._buffer[:size]
+            yield Came(said.channel, said.name, said.fields, said.payload, said.data, time.monotonic())
 
 
 class Sender:
