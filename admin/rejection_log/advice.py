@@ -26,7 +26,7 @@ USUAL: Final = Path("report", "recommendations.json")
 """In the state directory."""
 
 _LINE_BYTES: Final = 1024 * 1024
-_REMAKE: Final = "`sluice report` writes it anew"
+_REMAKE: Final = "run `sluice report` again"
 
 _decoder: Final = msgspec.json.Decoder(Recommendation)
 
@@ -108,7 +108,7 @@ def usual(settings: ReportSettings, state_dir: Path | None) -> tuple[Path | None
 
 
 def _read(path: Path, instance: str, resource: Resource) -> _Found | str:
-    """Read a file; return the recommendation, or what is wrong."""
+    """Read a file; return the recommendation, or why there is none."""
     needle = needle_of(resource)
     try:
         with os.fdopen(open_to_read(path), "rb") as file:
@@ -130,9 +130,9 @@ def _read(path: Path, instance: str, resource: Resource) -> _Found | str:
     except OSError as error:
         return f"{path}: {words_for(error)}"
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return f"{path}: is not as a report writes it; {_REMAKE}"
+        return f"{path}: is not a recommendations.json of `sluice report`; {_REMAKE}"
     except ValueError:
-        return f"{path}: is no path"
+        return f"{path}: is not a path"
 
 
 def _iso(at_s: int | None) -> str | None:

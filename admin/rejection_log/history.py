@@ -82,7 +82,7 @@ class HistoryReader:
 
 
 async def read_patiently(work: Callable[[], _Found], path: Path, limiter: trio.CapacityLimiter) -> _Found | str:
-    """Read on a thread; return what is wrong if the disk hangs. Its thread keeps its place in the limiter."""
+    """Read on a thread; return an error text if the disk hangs. Its thread keeps its place in the limiter."""
     with trio.move_on_after(_PATIENCE_S):
         return await trio.to_thread.run_sync(work, limiter=limiter, abandon_on_cancel=True)
     return f"{path}: the disk has not answered for {_PATIENCE_S:.0f} s"

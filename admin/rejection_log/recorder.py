@@ -45,7 +45,7 @@ class Recorder:
         bounds: on the files.
         max_resources: counted by name in a minute.
         takes_over: the previous run is still being written.
-        problem: what was wrong with the folder at the start; None if nothing.
+        problem: error of the folder at the start, if any.
         wall_s: the wall clock, in seconds since 1970.
 
     Attributes:
@@ -139,7 +139,7 @@ class Recorder:
         await self._compose()
 
     async def _step(self) -> None:
-        # The data path forgets what is taken: it must be handed in before the task can end.
+        # The data path forgets the seconds it hands out, so they must be handed in before the task ends.
         with trio.CancelScope(shield=True):
             await self._compose()
         await trio.to_thread.run_sync(self.files.write, abandon_on_cancel=True)

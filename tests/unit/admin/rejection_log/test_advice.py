@@ -154,16 +154,16 @@ async def test_what_is_no_report_is_a_problem_with_what_to_do(file: File, tmp_pa
         f"there is no report yet: {file.path} is not there; `sluice report --out {tmp_path}` makes it"
     )
     file.path.write_text("[1]\n")
-    assert await problem() == "is not as a report writes it; `sluice report` writes it anew"
+    assert await problem() == "is not a recommendations.json of `sluice report`; run `sluice report` again"
     file.write(msgspec.structs.replace(ADVISED, recommended_rate_per_s=-5.0))
-    assert await problem() == "is not as a report writes it; `sluice report` writes it anew"
+    assert await problem() == "is not a recommendations.json of `sluice report`; run `sluice report` again"
     file.write(ADVISED, period=Period(from_s=0, until_s=10**12))
-    assert await problem() == "is not as a report writes it; `sluice report` writes it anew"
+    assert await problem() == "is not a recommendations.json of `sluice report`; run `sluice report` again"
     file.write(ADVISED, version=2)
-    assert await problem() == "version: found 2, and this is version 1; `sluice report` writes it anew"
+    assert await problem() == "version: found 2, and this is version 1; run `sluice report` again"
     file.write()
     file.path.write_bytes(file.path.read_bytes() + b'{"kind":"topic","name":"orders"}\n')
-    assert await problem() == "is not as a report writes it; `sluice report` writes it anew"
+    assert await problem() == "is not a recommendations.json of `sluice report`; run `sluice report` again"
     file.path.unlink()
     file.path.mkdir()
     assert await problem() == "is a folder; name the recommendations.json in it"
