@@ -158,31 +158,3 @@ def test_json_is_what_the_page_answers(sidecar: Sluice, capsys: pytest.CaptureFi
     assert [(rule["rule"]["name"], rule["why"]) for rule in page["unapplied"]] == [
         ("producer_group:paused", "exact name; action off"),
     ]
-
-
-def test_wrong_question_is_one_line_that_names_what_is_wrong(
-    sidecar: Sluice, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["limits", "explain", "topic", "orders", "--listener", "side", "--admin", sidecar.admin]) == 2
-
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "--listener: 'side' is neither a listener nor a scope; there are: main (scope orders-broker)" in line
-
-
-@pytest.mark.parametrize(
-    ("question", "parameter", "said"),
-    [
-        ("kind=queue&name=orders", "kind", "'queue' is not one of topic, retry_group"),
-        ("kind=topic", "name", "missing"),
-        ("kind=topic&name=orders&client=home", "client", "'home' is not an IP address"),
-        ("kind=topic&name=orders&colour=red", "colour", "unknown; allowed here: "),
-    ],
-)
-def test_page_says_what_is_wrong_as_problem_details(sidecar: Sluice, question: str, parameter: str, said: str) -> None:
-    status, text = sidecar.get(f"/api/v1/explain?{question}")
-
-    assert status == 400
-    problem = json.loads(text)
-    (fault,) = problem["errors"]
-    assert (problem["status"], fault["field"]) == (400, parameter)
-    assert said in fault["detail"]

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from harness.api import ask
 from harness.embedded import EmbeddedBroker
 from harness.frames import FrameClient, sends
 from harness.process import ManagedProcess
@@ -22,7 +21,7 @@ from proxy.protocols.rocketmq.wire.codes import ResponseCode
 
 pytestmark = pytest.mark.long
 
-KILLS = 8
+KILLS = 4
 _AT_A_TIME = 20
 _FILE = """
 [[limits]]
@@ -268,16 +267,6 @@ def test_a_folder_that_is_removed_is_made_again(start: Start, route: Route, log:
     assert log.total("admitted") == len(asked) - refused
 
 
-def test_a_folder_that_cannot_be_is_an_error_that_names_it(tmp_path: Path, route: Route) -> None:
-    (tmp_path / "file").write_text("")
-    (tmp_path / "sluice.toml").write_text(_FILE.format(more=f'dir = "{tmp_path}/file/log"'))
-    arguments = ("run", "--config", "sluice.toml", "--listen", route.listen, "--broker", route.broker, "--admin", "off")
-    ended = run_sluice(*arguments, "--state-dir", "off", cwd=tmp_path)
-    assert ended.returncode == 1
-    (line,) = ended.stderr.splitlines()
-    assert line.startswith(f"sluice: rejection_log.dir {tmp_path}/file/log: ")
-
-
 def test_two_write_into_one_folder(
     start: Start, route: Route, broker: EmbeddedBroker, log: Log, start_sluice: StartSluice
 ) -> None:
@@ -296,51 +285,6 @@ def test_two_write_into_one_folder(
     for record in log.records("rejection"):
         found[record["instance"]] += record["requests"]
     assert found == refused
-
-
-def test_all_files_together_stay_within_their_bound(start: Start, route: Route, log: Log) -> None:
-    bound = 1024 * 1024
-    with start(max_total_bytes=bound, max_file_bytes=64 * 1024, max_file_age_s=3600) as sluice:
-        names = [Flood(route.listen, f"{'g' * 200}-{number}") for number in range(4)]
-        most = 0
-        while not sluice.metrics().total("sluice_rejection_log_deleted_files_total"):
-            with FrameClient(route.listen) as client:
-                for number in range(200):
-                    client.write(*sends(5, "orders", group=f"{'x' * 230}-{number}"))
-                client.read(1000)
-            sizes = []
-            for path in log.path.iterdir():
-                with suppress(FileNotFoundError):
-                    sizes.append(path.stat().st_size)
-            most = max(most, sum(sizes))
-        for flood in names:
-            flood.stop()
-        metrics = sluice.metrics()
-        assert metrics.total("sluice_rejection_log_deleted_bytes_total") > 0
-        assert metrics.total("sluice_rejection_log_kept_bytes") <= bound
-        assert sluice.stop() == 0
-    # Between a write and the deletion that it leads to there is a second's worth more.
-    assert most < 1.5 * bound
-    assert log.records()
-
-
-def test_live_changes_and_limits_are_in_the_log(start: Start, log: Log) -> None:
-    with start() as sluice:
-        sluice.wait_for_metrics(_is_up)
-        assert ask(sluice, "PUT", "limits/topic/orders", {"rate": 70, "reason": "more"})[0] == 200
-        assert ask(sluice, "PUT", "switches/all", {"limiting": False, "reason": "r"})[0] == 200
-        assert sluice.stop() == 0
-    (limit,) = log.records("limit")
-    assert (limit["name"], limit["rate_per_s"]) == ("orders", 50)
-    rate, switch = log.records("limit_change")
-    assert (rate["kind"], rate["name"], rate["rate_before_per_s"], rate["rate_after_per_s"]) == (
-        "topic",
-        "orders",
-        50,
-        70,
-    )
-    assert (rate["reason"], switch["kind"]) == ("more", "all")
-    assert log.records("heartbeat")[-1]["limiting"] is False
 
 
 def test_tail_shows_what_is_written_while_it_is(start: Start, route: Route, log: Log, tmp_path: Path) -> None:
