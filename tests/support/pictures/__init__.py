@@ -5,5 +5,5 @@ from typing import Final
 
 FOLDER: Final = Path(__file__).resolve().parents[3] / "deploy" / "images"
 
-PICTURES: Final = ("limits-page.png", "flood.png", "report-page.png", "dashboard.png")
+PICTURES: Final = ("limits-page.png", "flood.png", "report-page.png")
 """What is made, in the order in which a run makes it."""

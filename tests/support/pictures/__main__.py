@@ -7,7 +7,7 @@ from typing import Final
 
 from playwright.sync_api import Browser, Page
 
-from pictures import FOLDER, PICTURES, dashboard, flood, studio
+from pictures import FOLDER, PICTURES, flood, studio
 
 _MARGIN: Final = 20
 _EXCERPT: Final = """
@@ -22,19 +22,12 @@ _STYLE: Final = Path(__file__).with_name("style.css")
 def main() -> None:
     """Run, look, draw."""
     FOLDER.mkdir(exist_ok=True)
-    page_picture, flood_picture, report_picture, dashboard_picture = (FOLDER / name for name in PICTURES)
+    page_picture, flood_picture, report_picture = (FOLDER / name for name in PICTURES)
     with tempfile.TemporaryDirectory(prefix="sluice-pictures-") as scratch, studio.browser() as chromium:
         folder = Path(scratch)
         with studio.demo(folder, "limited") as (running, limited):
-            began_s, since_1970_s = time.monotonic(), time.time()
-            address = studio.admin_of(running)
-            with studio.scraping(folder, address) as prometheus:
-                shoot_page(studio.page_of(chromium, 1080, 483), address, began_s, page_picture)
-                studio.wait_until(began_s + 2 * studio.CALM_S + studio.FLOOD_S - 2)
-                until_s = time.time()
-                source = dashboard.Source(prometheus.address, since_1970_s, until_s, studio.RATE_INTERVAL)
-                drawn = dashboard.draw(source, since_1970_s + studio.LOOK_AT_S)
-                shoot(chromium, drawn, 1028, dashboard_picture)
+            page = studio.page_of(chromium, 1080, 483)
+            shoot_page(page, studio.admin_of(running), time.monotonic(), page_picture)
         with studio.demo(folder, "alone", "--without") as (_, alone):
             pass
         shoot(chromium, flood.draw(flood.read(alone), flood.read(limited)), 998, flood_picture)

@@ -39,7 +39,6 @@ class Chart:
     span_s: tuple[float, float]
     value: Callable[[float], str]
     stacked: bool = False
-    fill: float = 0.0
     most: float = 0.0
     shaded_s: tuple[float, float] | None = None
     left: int = _LEFT
@@ -99,12 +98,7 @@ class Chart:
         if below is not None and points:
             area = f"{line}L{self._path(list(reversed(below)), top)[1:]}Z"
             return f'<path d="{area}" fill="{series.colour}" fill-opacity="0.85"/>'
-        shade = ""
-        if self.fill and points and not any(math.isnan(y) for _, y in points):
-            last_x, first_x = self._x(points[-1][0]), self._x(points[0][0])
-            ends = f"L{last_x:.1f} {self._y(0, top):.1f}L{first_x:.1f} {self._y(0, top):.1f}Z"
-            shade = f'<path d="{line}{ends}" fill="{series.colour}" fill-opacity="{self.fill}"/>'
-        return f'{shade}<path d="{line}" {style}/>'
+        return f'<path d="{line}" {style}/>'
 
     def _path(self, points: Sequence[tuple[float, float]], top: float) -> str:
         parts, pen = [], "M"

@@ -11,7 +11,6 @@ from typing import Final
 
 from harness.paths import ROOT, VENV_BIN, required
 from harness.process import ManagedProcess
-from harness.prometheus import Prometheus
 from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
@@ -19,17 +18,6 @@ CALM_S: Final = 15
 FLOOD_S: Final = 40
 #: Since the beginning: the flood is at its height.
 LOOK_AT_S: Final = CALM_S + 30
-SCRAPE: Final = """
-global:
-  scrape_interval: 1s
-  scrape_timeout: 1s
-scrape_configs:
-  - job_name: sluice
-    static_configs: [{{targets: ["{address}"]}}]
-"""
-#: Four scrapes, as Grafana chooses it.
-RATE_INTERVAL: Final = "4s"
-
 _CHROMIUM: Final = Path("/usr/bin/chromium")
 _START_TIMEOUT_S: Final = 300.0
 _RUN_TIMEOUT_S: Final = 600.0
@@ -61,13 +49,6 @@ def admin_of(running: ManagedProcess) -> str:
     if found is None:
         raise running.failure("tells no page")
     return found[1]
-
-
-@contextmanager
-def scraping(folder: Path, address: str) -> Iterator[Prometheus]:
-    """Run a Prometheus that scrapes a sidecar each second."""
-    with Prometheus(folder, SCRAPE.format(address=address)) as running:
-        yield running
 
 
 def report(folder: Path) -> Path:
