@@ -2,6 +2,7 @@
 
 import ctypes
 import fcntl
+import itertools
 import os
 import signal
 import socket
@@ -115,9 +116,18 @@ def _child(address: str, queue: str, *, heartbeat_s: int, messages: int, end: st
     )
 
 
-@pytest.mark.parametrize("heartbeat_s", [0, 2])
-@pytest.mark.parametrize("end", ["exit", "kill"])
-@pytest.mark.parametrize("where", ["held", "spooled"])
+@pytest.mark.parametrize(
+    ("where", "end", "heartbeat_s"),
+    [
+        ("held", "kill", 2),
+        ("spooled", "exit", 0),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in itertools.product(("held", "spooled"), ("exit", "kill"), (0, 2))
+            if each not in {("held", "kill", 2), ("spooled", "exit", 0)}
+        ),
+    ],
+)
 def test_all_that_a_process_published_is_stored_when_it_has_ended(
     amqp: Sluice, rabbitmq: RabbitMQ, where: str, end: str, heartbeat_s: int
 ) -> None:
@@ -155,7 +165,7 @@ def _reset_shared(sock: socket.socket) -> None:
     assert libc.connect(sock.fileno(), unspecified, len(unspecified)) == 0
 
 
-@pytest.mark.parametrize("heartbeat_s", [0, 2])
+@pytest.mark.parametrize("heartbeat_s", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_half_closed_client_hears_on_and_all_is_stored(amqp: Sluice, rabbitmq: RabbitMQ, heartbeat_s: int) -> None:
     queue, messages = f"held-half-{heartbeat_s}", 400
     _declare(rabbitmq, queue)
@@ -189,6 +199,7 @@ def test_deliveries_to_a_client_that_has_left_destroy_nothing_that_it_sent(amqp:
     assert rabbitmq.messages(work) == 50
 
 
+@pytest.mark.long
 def test_live_client_that_is_not_read_hears_heartbeats_and_deliveries(amqp: Sluice, rabbitmq: RabbitMQ) -> None:
     queue, work, messages = "held-live", "work-live", 1500
     _declare(rabbitmq, queue, work)
@@ -234,8 +245,16 @@ def rocketmq_sluice(start_sluice: StartSluice, broker: EmbeddedBroker) -> Sluice
     return start_sluice(routes=(broker.route(),), config=_ROCKETMQ, covered=False)
 
 
-@pytest.mark.parametrize("end", ["close", "reset", "unread"])
-@pytest.mark.parametrize("topic", ["held", "spooled", "free"])
+@pytest.mark.parametrize(
+    ("topic", "end"),
+    [
+        *(("held", "close"), ("spooled", "reset"), ("free", "unread")),
+        *(
+            pytest.param(topic, end, marks=pytest.mark.long)
+            for topic, end in (("held", "reset"), ("held", "unread"), ("spooled", "close"), ("spooled", "unread"))
+        ),
+    ],
+)
 def test_oneways_of_a_client_that_leaves_are_stored(
     rocketmq_sluice: Sluice, broker: EmbeddedBroker, topic: str, end: str
 ) -> None:

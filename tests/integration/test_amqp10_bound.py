@@ -46,7 +46,7 @@ max_debt_s = 0.01
 _numbers = count()
 
 
-@pytest.fixture(scope="module", params=["python", "compiled"])
+@pytest.fixture(scope="module", params=[pytest.param("python", marks=pytest.mark.long), "compiled"])
 def sluice(request: pytest.FixtureRequest, start_sluice: StartSluice, one_broker: OneBroker) -> Sluice:
     route = Route(f"127.0.0.1:{free_port('127.0.0.1')}", one_broker.address)
     listener = (

@@ -258,6 +258,7 @@ def test_4_mib_in_frames_of_512_bytes_arrive_unchanged(name: str, broker: OneBro
     assert len(frames) > 2 * (4 << 20) // 512
 
 
+@pytest.mark.long
 def test_heartbeats_come_while_nothing_else_does(broker: OneBroker, sluice: Sluice) -> None:
     with AmqpOneClient(sluice.routes[0].listen, idle_s=2) as client:
         sender = client.attach_sender(broker.queue("closed-beating"))

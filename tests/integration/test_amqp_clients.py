@@ -64,7 +64,9 @@ def _check(rabbitmq: RabbitMQ, sluice: Sluice, report: Any, limited: str, free: 
 
 
 # pika waits for each confirm: beside the others it would be slower than the limit.
-@pytest.mark.parametrize("names", [("pika",), ("aio-pika", "amqplib", "java")], ids="+".join)
+@pytest.mark.parametrize(
+    "names", [("pika",), pytest.param(("aio-pika", "amqplib", "java"), marks=pytest.mark.long)], ids="+".join
+)
 def test_limited_queue_holds_its_limit_and_the_other_loses_nothing(
     names: tuple[str, ...], rabbitmq: RabbitMQ, sluice: Sluice, client_home: Path
 ) -> None:

@@ -103,7 +103,7 @@ def _publish_held(client: AmqpClient, channel: int, queue: str, messages: int = 
     client.send(*(publish(channel, queue, b"%d" % number) for number in range(messages)))
 
 
-@pytest.mark.parametrize("kind", ["quorum", "stream"])
+@pytest.mark.parametrize("kind", ["quorum", pytest.param("stream", marks=pytest.mark.long)])
 def test_queue_of_any_kind_has_all_back_in_order(
     rabbitmq: RabbitMQ, watcher: AmqpClient, addresses: tuple[str, str], kind: str
 ) -> None:
@@ -165,7 +165,7 @@ def _can_be_had(watcher: AmqpClient, queue: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("end", _ENDS)
+@pytest.mark.parametrize("end", [end if end == "reset" else pytest.param(end, marks=pytest.mark.long) for end in _ENDS])
 def test_exclusive_queue_ends_with_its_client_and_all_that_was_for_it(
     rabbitmq: RabbitMQ, watcher: AmqpClient, addresses: tuple[str, str], end: str
 ) -> None:

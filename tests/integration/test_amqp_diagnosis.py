@@ -104,6 +104,7 @@ spool = true
 """
 
 
+@pytest.mark.long
 def test_a_slow_disk_is_named(start: Start, rabbitmq: RabbitMQ) -> None:
     _declare(rabbitmq, "slow-disk")
     with (

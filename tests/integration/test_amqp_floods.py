@@ -132,7 +132,7 @@ def _check_flood(rabbitmq: RabbitMQ, sluice: Sluice, action: str, messages: int)
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("action", ["reject", "delay"])
+@pytest.mark.parametrize("action", ["reject", pytest.param("delay", marks=pytest.mark.long)])
 def test_flood_without_confirms_is_slowed_and_loses_nothing(rabbitmq: RabbitMQ, sluice: Sluice, action: str) -> None:
     _check_flood(rabbitmq, sluice, action, 15_000)
 

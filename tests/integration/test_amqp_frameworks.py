@@ -66,7 +66,7 @@ def _have_done(address: str, queue: str, results: str, home: Path) -> Any:
         assert worker.stop() == 0, worker.lines
 
 
-@pytest.mark.parametrize("results", ["rpc", "file"])
+@pytest.mark.parametrize("results", ["rpc", pytest.param("file", marks=pytest.mark.long)])
 def test_tasks_are_done_as_directly(rabbitmq: RabbitMQ, sluice: Sluice, client_home: Path, results: str) -> None:
     done = []
     for name, address in (("direct", rabbitmq.address), ("held", sluice.routes[0].listen)):
@@ -81,6 +81,7 @@ def test_tasks_are_done_as_directly(rabbitmq: RabbitMQ, sluice: Sluice, client_h
     assert metrics.total("sluice_rule_held_total") > 0
 
 
+@pytest.mark.long
 def test_program_that_exits_at_once_has_given_its_tasks(rabbitmq: RabbitMQ, sluice: Sluice, client_home: Path) -> None:
     command = _celery(sluice.routes[0].listen, "exits", "rpc://", "exits", str(_TASKS))
     run_client(command, home=client_home, seconds=60)
@@ -88,7 +89,9 @@ def test_program_that_exits_at_once_has_given_its_tasks(rabbitmq: RabbitMQ, slui
     assert rabbitmq.messages("exits") == _TASKS
 
 
-@pytest.mark.parametrize(("retry", "times"), [("retry", 4), ("", 1)], ids=["usual", "without_retry"])
+@pytest.mark.parametrize(
+    ("retry", "times"), [("retry", 4), pytest.param("", 1, marks=pytest.mark.long)], ids=["usual", "without_retry"]
+)
 def test_refused_task_is_published_at_each_retry(sluice: Sluice, client_home: Path, retry: str, times: int) -> None:
     def counted() -> tuple[float, float]:
         metrics = sluice.metrics()
@@ -107,6 +110,7 @@ def test_held_task_is_only_slower(rabbitmq: RabbitMQ, sluice: Sluice, client_hom
     assert rabbitmq.messages("held-confirmed") == 30
 
 
+@pytest.mark.long
 def test_spring_shows_a_refusal_as_that_of_a_full_queue(rabbitmq: RabbitMQ, sluice: Sluice, client_home: Path) -> None:
     with rabbitmq.connect() as client:
         # Without room for a single message it refuses each of them, from the first on.

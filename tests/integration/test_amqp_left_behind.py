@@ -651,7 +651,7 @@ async def _faulty(seeds: Iterable[int], rabbitmq: RabbitMQ, sluice: Sluice, *, a
 
 
 async def test_client_leaves_behind_what_it_does_directly(rabbitmq: RabbitMQ, sluice: Sluice) -> None:
-    assert await _faulty(range(8), rabbitmq, sluice) == []
+    assert await _faulty(range(3), rabbitmq, sluice) == []
 
 
 @pytest.mark.long

@@ -145,7 +145,9 @@ def test_who_waits_for_no_answer_is_told_of_a_drain_at_once(rabbitmq: RabbitMQ, 
     assert rabbitmq.messages("slow-dismissed") == _HELD
 
 
-@pytest.mark.parametrize("end", [RabbitMQ.stop, RabbitMQ.kill], ids=["stopped", "killed"])
+@pytest.mark.parametrize(
+    "end", [pytest.param(RabbitMQ.stop, marks=pytest.mark.long), RabbitMQ.kill], ids=["stopped", "killed"]
+)
 def test_broker_that_ends_looks_as_it_does_directly(
     rabbitmq: RabbitMQ, both: tuple[str, str], sluice: Sluice, end: Callable[[RabbitMQ], None]
 ) -> None:

@@ -72,6 +72,7 @@ def test_idle_connections_take_as_much_as_is_said(
     sluice.stop()
 
 
+@pytest.mark.long
 def test_unfinished_frames_take_as_much_as_is_said(
     start_sluice: StartSluice, broker: EmbeddedBroker, listen: str, stack: ExitStack
 ) -> None:
@@ -103,6 +104,7 @@ def test_clients_without_a_descriptor_are_closed_and_others_are_served_when_ther
     sluice.stop()
 
 
+@pytest.mark.long
 def test_clients_that_keep_a_connection_waiting_are_closed(
     start_sluice: StartSluice, broker: EmbeddedBroker, listen: str, stack: ExitStack
 ) -> None:

@@ -335,7 +335,7 @@ def test_transaction_that_the_broker_asks_about_is_committed(
     assert limited.stored() == 1
 
 
-@pytest.mark.parametrize("before", [(), (_ROLLBACK,)])
+@pytest.mark.parametrize("before", [pytest.param((), marks=pytest.mark.long), (_ROLLBACK,)])
 def test_transaction_that_takes_long_is_committed_as_its_send_was_answered(
     through: FrameClient, watched: Callable[..., _Watched], before: Sequence[str]
 ) -> None:
@@ -357,7 +357,7 @@ def test_transaction_that_takes_long_is_committed_as_its_send_was_answered(
     assert limited.stored() == 1
 
 
-@pytest.mark.parametrize("serialize", ["JSON", "ROCKETMQ"])
+@pytest.mark.parametrize("serialize", [pytest.param("JSON", marks=pytest.mark.long), "ROCKETMQ"])
 def test_transactions_of_a_java_client_end_as_it_says(
     broker: RocketMQ, sidecar: Sluice, client_home: Path, serialize: str
 ) -> None:

@@ -169,7 +169,7 @@ def within_limits(broker: EmbeddedBroker, began_s: float) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize("times", [3, pytest.param(50, marks=[pytest.mark.long, pytest.mark.alone])])
+@pytest.mark.parametrize("times", [2, pytest.param(50, marks=[pytest.mark.long, pytest.mark.alone])])
 def test_a_process_is_replaced_under_load_and_no_client_notices_more_than_a_goodbye(tmp_path: Path, times: int) -> None:
     began_s = time.monotonic()
     with EmbeddedBroker() as broker, Processes(tmp_path, (broker.route(),)) as processes:
@@ -312,6 +312,7 @@ def test_a_process_that_was_killed_keeps_nobody_from_starting(processes: Process
 
 
 @pytest.mark.alone
+@pytest.mark.long
 def test_messages_that_rabbitmq_confirmed_are_there(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     config = """
 take_over = true

@@ -60,7 +60,13 @@ def _peers(sluice: Sluice) -> set[str]:
     return {row["peer"] for row in json.loads(sluice.get("/api/v1/connections")[1])["rows"]}
 
 
-@pytest.mark.parametrize("option", ["send-proxy", "send-proxy-v2", "send-proxy-v2 proxy-v2-options crc32c,unique-id"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("send-proxy", "send-proxy-v2")),
+        "send-proxy-v2 proxy-v2-options crc32c,unique-id",
+    ],
+)
 def test_everybody_sees_the_clients_address(tmp_path: Path, sluice: Sluice, rabbitmq: RabbitMQ, option: str) -> None:
     turned_away = "sluice_connections_closed_total"
     before = sluice.metrics().total(turned_away, reason="too_many_connections_of_client")
@@ -90,8 +96,20 @@ def test_everybody_sees_the_clients_address(tmp_path: Path, sluice: Sluice, rabb
     assert f"{_CLIENT} has 2 open" in sluice.process.wait_for_line("too_many_connections_of_client", timeout_s=60)
 
 
-@pytest.mark.parametrize("listener", ["behind", "behind6"])
-@pytest.mark.parametrize("option", ["send-proxy", "send-proxy-v2"])
+@pytest.mark.parametrize(
+    ("option", "listener"),
+    [
+        ("send-proxy", "behind6"),
+        *(
+            pytest.param(option, listener, marks=pytest.mark.long)
+            for option, listener in (
+                ("send-proxy", "behind"),
+                ("send-proxy-v2", "behind"),
+                ("send-proxy-v2", "behind6"),
+            )
+        ),
+    ],
+)
 def test_everybody_sees_a_clients_ipv6_address(
     tmp_path: Path, sluice: Sluice, rabbitmq: RabbitMQ, listener: str, option: str
 ) -> None:

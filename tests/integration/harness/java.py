@@ -1,20 +1,29 @@
-"""Compiles the Java programs of the tests, each directory of them once in a run of the tests."""
+"""Compiles the Java programs of the tests, each version of a directory once."""
 
-import atexit
 import functools
+import hashlib
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
-from harness.paths import program, rocketmq_classpath
+from harness.paths import PARTS, program, rocketmq_classpath
 
 
 @functools.cache
 def compiled_java(sources: Path, classpath: str = "") -> Path:
     """Compile all programs of a directory and return the directory of the classes."""
-    classes = Path(tempfile.mkdtemp(prefix="sluice-tests-java-"))
-    atexit.register(shutil.rmtree, classes, ignore_errors=True)
-    files = [str(file) for file in sorted(sources.glob("*.java"))]
-    subprocess.run([program("javac"), "-cp", classpath or rocketmq_classpath(), "-d", str(classes), *files], check=True)
+    files = sorted(sources.glob("*.java"))
+    classpath = classpath or rocketmq_classpath()
+    digest = hashlib.sha256(b"\0".join([classpath.encode(), *(file.read_bytes() for file in files)])).hexdigest()
+    classes = PARTS / "classes" / digest[:16]
+    if not classes.is_dir():
+        classes.parent.mkdir(exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=classes.parent))
+        subprocess.run([program("javac"), "-cp", classpath, "-d", str(made), *map(str, files)], check=True)
+        try:
+            made.rename(classes)
+        except OSError:
+            # Another process was faster.
+            shutil.rmtree(made)
     return classes

@@ -14,7 +14,9 @@ _BINARY_HEADER = ("-Drocketmq.serialize.type=ROCKETMQ",)
 _SECONDS = 2
 
 
-@pytest.mark.parametrize("client", ["java", "java with the binary header", "cpp", "node"])
+@pytest.mark.parametrize(
+    "client", ["java", pytest.param("java with the binary header", marks=pytest.mark.long), "cpp", "node"]
+)
 async def test_everything_that_a_producer_was_told_is_stored_is_stored(
     embedded: Any, client_home: Path, client: str
 ) -> None:

@@ -258,22 +258,14 @@ def test_a_body_of_nothing_but_brackets_is_an_answer_and_no_failure(ask: Callabl
     assert 400 <= answer.status < 500
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def half_said(sidecar: Sluice) -> Iterator[dict[str, socket.socket]]:
-    """Connections that stopped in the middle of a body and of a head, both at once: each has ten seconds for it."""
+    """Connections that stop in the middle of a body and of a head. Each has ten seconds, while the other tests run."""
     fields = {"Host": sidecar.admin, "Authorization": f"Bearer {WRITE}", "Content-Length": "100"}
     with connect(sidecar.admin) as body, connect(sidecar.admin) as half_head:
         body.sendall(head("PUT", "/api/v1/limits/topic/orders", fields) + b'{"rate"')
         half_head.sendall(b"GET /healthz HTTP/1.1\r\nHost: ")
         yield {"body": body, "head": half_head}
-
-
-def test_a_body_that_is_shorter_than_it_says_is_cut(half_said: dict[str, socket.socket]) -> None:
-    assert "10 seconds" in refused(read(half_said["body"]), 408)
-
-
-def test_a_head_that_does_not_end_is_cut(half_said: dict[str, socket.socket]) -> None:
-    assert read(half_said["head"]).status == 0
 
 
 def test_a_head_that_is_too_large_is_refused(sidecar: Sluice) -> None:
@@ -411,3 +403,11 @@ def test_a_hangup_takes_new_tokens_and_keeps_the_old_ones_if_the_file_is_wrong(
         running.process.signal(signal.SIGHUP)
         running.process.wait_for_line("token bob: added (read)", timeout_s=_TIMEOUT_S)
         assert (status(WRITE), status(READ)) == (401, 200)
+
+
+def test_a_body_that_is_shorter_than_it_says_is_cut(half_said: dict[str, socket.socket]) -> None:
+    assert "10 seconds" in refused(read(half_said["body"]), 408)
+
+
+def test_a_head_that_does_not_end_is_cut(half_said: dict[str, socket.socket]) -> None:
+    assert read(half_said["head"]).status == 0

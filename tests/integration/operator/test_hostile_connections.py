@@ -83,7 +83,13 @@ def rss_mib(sidecar: Sluice) -> float:
 
 @pytest.mark.parametrize(
     "what",
-    ["nothing", "half a head", "half a body", "/metrics", "/api/v1/limits?limit=500", "/api/v1/events"],
+    [
+        *("half a head", "/api/v1/events"),
+        *(
+            pytest.param(each, marks=pytest.mark.long)
+            for each in ("nothing", "half a body", "/metrics", "/api/v1/limits?limit=500")
+        ),
+    ],
 )
 def test_hostile_connections_hold_up_neither_probes_nor_messages(sidecar: Sluice, what: str) -> None:
     before_mib = rss_mib(sidecar)
