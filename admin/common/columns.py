@@ -1,6 +1,6 @@
 """The columns of every table that the page and the command line show: a new column is a row here.
 
-The page gets them as ``COLUMNS`` of ``columns.js``, the commands import them. The API takes the names of columns with
+The page gets them as ``COLUMNS`` of ``parts.js``, the commands import them. The API takes the names of columns with
 an order as its ``sort`` words.
 """
 

@@ -64,6 +64,7 @@ def test_row_names_the_other_limit_that_refuses(sidecar: Sluice, open_tab: Any, 
     expect(total.locator("td.refusing")).to_be_visible()
 
 
+@pytest.mark.long
 def test_figures_of_a_flood_are_of_one_window_and_sort_by_what_is_shown(
     sidecar: Sluice, open_tab: Any, flood: Any, fresh_name: Any
 ) -> None:
@@ -99,7 +100,7 @@ def test_badge_of_a_breaker_does_not_flicker(sidecar: Sluice, open_tab: Any, flo
         "(flag) => { window.seen = []; new MutationObserver(() => window.seen.push(flag.textContent))"
         ".observe(flag, { childList: true, characterData: true, subtree: true }); }"
     )
-    load.wait_for(4000)
+    load.wait_for(1600)
     assert page.evaluate("window.seen") == []
 
 

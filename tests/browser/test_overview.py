@@ -28,7 +28,7 @@ def test_overview_says_what_matters_now(sidecar: Sluice, open_tab: Any, flood: A
     totals = _section(page, "Messages per second, last 5 minutes")
     expect(totals.get_by_role("img")).to_have_attribute("aria-label", re.compile(r"now \d+ passed and [\d,]+ refused"))
     expect(totals.locator("canvas")).to_be_visible()
-    most = _section(page, "Refused most, last 10 s").locator("tbody tr")
+    most = _section(page, "Most refused, last 10 s").locator("tbody tr")
     expect(most).to_have_count(5)
     expect(most.first).to_contain_text("loud-6")
     expect(_section(page, "Alarms now")).to_contain_text("None. The broker is reachable")

@@ -89,7 +89,7 @@ def test_switch_off_dialog_says_what_will_happen(sidecar: Sluice, open_tab: Any,
     expect(will).to_contain_text("All limits stop at once, for 1 h, until ")
     expect(will).to_contain_text("closed (")
     dialog.get_by_label("What", exact=True).select_option("only retry_group")
-    dialog.get_by_label("For how long").select_option("for good")
+    dialog.get_by_label("For how long").select_option("until it is changed")
     expect(will).to_contain_text("All limits of retry_group stop at once, until somebody switches them on")
     expect(will).to_contain_text("Nothing was refused or held in the last 10 s.")
     expect(dialog.get_by_role("button", name="Switch off retry_group")).to_be_visible()
@@ -177,7 +177,7 @@ def test_nothing_is_called_refusing_while_limiting_is_off(start_sluice: StartSlu
     )
     with urllib.request.urlopen(switch, timeout=60):
         expect(page.locator(".flags")).to_have_text("limiting off")
-    expect(page.get_by_role("region", name="Rule in force")).to_contain_text("limiting is switched off")
+    expect(page.get_by_role("region", name="Applied limits")).to_contain_text("limiting is switched off")
     page.goto(page.url.split("#")[0] + "#/limits")
     row = page.locator('tr[data-row="topic/loud"]')
     expect(row.locator("td.limit")).to_have_text("50/s")

@@ -40,6 +40,16 @@ def test_bypass_and_draining_are_said_and_the_health_is_not_green(sidecar: Sluic
     expect(page.locator(".part-health .dot")).to_have_class("dot warn")
 
 
+def test_a_broker_that_does_not_answer_is_a_banner_at_the_top(sidecar: Sluice, open_tab: Any) -> None:
+    tab = open_tab(sidecar)
+    (listener,) = json.loads(sidecar.get("/api/v1/state")[1])["listeners"]
+    _told(tab.page, sidecar, listeners=[{**listener, "reachable": False, "error": "connection refused"}])
+    page = tab.open("#/overview", live=False)
+    text = f"The broker {listener['broker']} does not answer: Connection refused. {listener['name']} takes no clients"
+    expect(page.locator("#banners .banner.bad").filter(has_text=text)).to_be_visible()
+    expect(page.get_by_role("region", name="Alarms now")).to_contain_text(text)
+
+
 def test_a_configuration_that_is_wrong_is_said_until_it_is_right(sidecar: Sluice, open_tab: Any) -> None:
     tab = open_tab(sidecar)
     failed = {"at": "2026-11-21T19:00:00.000Z", "by": "SIGHUP", "problems": ["sluice.toml:3: limits[0].rate: wrong"]}

@@ -4,10 +4,10 @@ const BASE = "/api/v1/";
 const TOKEN_KEY = "sluice.token";
 const FIRST_PAUSE_MS = 500;
 const MAX_PAUSE_MS = 15_000;
-/** Something comes every ten seconds, if only a comment. */
+/** The server sends at least a comment every ten seconds. */
 const MAX_SILENCE_MS = 25_000;
 
-/** The API's answer to something that it did not do; `status` 0: there was no answer. */
+/** A refusal by the API; `status` 0: there was no answer. */
 export class ApiError extends Error {
   constructor(status, problem) {
     super(problem.detail || problem.title || `HTTP ${status}`);
@@ -19,7 +19,7 @@ export class ApiError extends Error {
 
 let signInNeeded = () => {};
 
-/** Be told when the API wants a token, or another one. */
+/** Call `listener` whenever the API wants a token, or another one. */
 export function onSignInNeeded(listener) {
   signInNeeded = listener;
 }
@@ -34,29 +34,27 @@ export function setToken(value) {
   else sessionStorage.removeItem(TOKEN_KEY);
 }
 
-function credentials() {
-  return token() ? { Authorization: `Bearer ${token()}` } : {};
-}
-
-/** The path below /api/v1/ of something that is called by names, which may hold any characters. */
+/** A path of names, which may contain any characters. */
 export function pathOf(...names) {
   return names.map(encodeURIComponent).join("/");
 }
 
-function address(path, query = {}) {
+function request(path, query = {}, { headers, ...options } = {}) {
   const given = Object.entries(query).filter(([, value]) => (value ?? "") !== "");
   const text = new URLSearchParams(given).toString();
-  return BASE + path + (text ? `?${text}` : "");
+  const credentials = token() ? { Authorization: `Bearer ${token()}` } : {};
+  const how = { cache: "no-store", headers: { ...credentials, ...headers }, ...options };
+  return fetch(BASE + path + (text ? `?${text}` : ""), how);
 }
 
-/** Ask the API to do something, and return the body of its answer. Throws ApiError. */
+/** Return the body of the API's answer. Throws ApiError. */
 export async function call(method, path, { query, body, etag } = {}) {
-  const headers = { Accept: "application/json", ...credentials() };
+  const headers = { Accept: "application/json" };
   if (etag) headers["If-Match"] = /^("|W\/)/.test(etag) ? etag : `"${etag}"`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   let response;
   try {
-    response = await fetch(address(path, query), { method, headers, body: JSON.stringify(body), cache: "no-store" });
+    response = await request(path, query, { method, headers, body: JSON.stringify(body) });
   } catch {
     throw new ApiError(0, { detail: "Sluice did not answer. Nothing is known to have changed." });
   }
@@ -65,7 +63,7 @@ export async function call(method, path, { query, body, etag } = {}) {
   try {
     answer = text ? JSON.parse(text) : null;
   } catch {
-    throw new ApiError(response.status, { detail: `An answer that is not JSON, status ${response.status}` });
+    throw new ApiError(response.status, { detail: `The answer is not JSON, status ${response.status}` });
   }
   if (response.status === 401) signInNeeded();
   if (!response.ok) throw new ApiError(response.status, answer ?? {});
@@ -77,56 +75,45 @@ export function get(path, query) {
 }
 
 /**
- * Server-sent events by fetch, which unlike EventSource can send a token. Comes back after a broken connection: at once
- * first, then with growing pauses.
+ * Follow the stream of events by fetch, as EventSource cannot send a token. Reconnects with growing pauses.
+ * `begin()`: a new connection, whose first rows are complete; `event(name, data)`;
+ * `status("live" | "reconnecting" | "offline")`. Returns a function that opens the stream with a query.
  */
-export class Stream {
-  /** `begin()`: what comes next is whole; `event(name, data)`; `status("live" | "reconnecting" | "offline")`. */
-  constructor(listener) {
-    this.listener = listener;
-    this.query = {};
-    this.running = null;
-    this.failures = 0;
-    window.addEventListener("online", () => this.reopen());
-    document.addEventListener("visibilitychange", () => document.hidden || this.running || this.reopen());
-  }
-
-  /** Follow what this query selects from now on. */
-  open(query) {
-    this.query = query;
-    this.reopen();
-  }
-
-  reopen() {
-    this.stop();
-    const running = (this.running = new AbortController());
-    this.listener.begin();
-    const lost = () => this.lost(running);
-    this.follow(running).then(lost, lost);
-  }
-
-  stop() {
-    clearTimeout(this.timer);
-    this.running?.abort();
-    this.running = null;
-  }
-
-  async follow(running) {
+export function openStream({ begin, event, status }) {
+  let query = {};
+  let running = null;
+  let failures = 0;
+  let timer;
+  const open = (wanted = query) => {
+    query = wanted;
+    clearTimeout(timer);
+    running?.abort();
+    const own = (running = new AbortController());
+    begin();
+    const ended = () => own === running && lost();
+    read(own).then(ended, ended);
+  };
+  const lost = () => {
+    running = null;
+    failures += 1;
+    status(failures > 2 ? "offline" : "reconnecting");
+    const pauseMs = Math.min(MAX_PAUSE_MS, FIRST_PAUSE_MS * 2 ** (failures - 1));
+    timer = setTimeout(open, pauseMs * (0.75 + Math.random() / 2));
+  };
+  const read = async (own) => {
     let silence;
     const alive = () => {
       clearTimeout(silence);
-      silence = setTimeout(() => running.abort(), MAX_SILENCE_MS);
+      silence = setTimeout(() => own.abort(), MAX_SILENCE_MS);
     };
     alive();
     try {
-      const headers = { Accept: "text/event-stream", ...credentials() };
-      const response = await fetch(address("events", this.query), {
-        headers,
-        signal: running.signal,
-        cache: "no-store",
+      const response = await request("events", query, {
+        headers: { Accept: "text/event-stream" },
+        signal: own.signal,
       });
       if (response.status === 401) {
-        this.stop();
+        running = null;
         signInNeeded();
       }
       if (!response.ok || !response.body) return;
@@ -138,31 +125,22 @@ export class Stream {
         alive();
         const events = (rest + value).split("\n\n");
         rest = events.pop();
-        for (const text of events) this.take(running, text);
+        for (const text of events) if (own === running) take(text);
       }
     } finally {
       clearTimeout(silence);
     }
-  }
-
-  take(running, text) {
-    if (running !== this.running) return;
+  };
+  const take = (text) => {
     const lines = text.split(/\r?\n/);
-    const valuesOf = (name) =>
+    const valueOf = (name) =>
       lines.filter((line) => line.startsWith(name)).map((line) => line.slice(name.length).trim());
-    const data = valuesOf("data:").join("\n");
-    // A comment says as much as an event: what is shown is what there is now.
-    this.failures = 0;
-    this.listener.status("live");
-    if (data) this.listener.event(valuesOf("event:").at(-1), JSON.parse(data));
-  }
-
-  lost(running) {
-    if (running !== this.running) return;
-    this.running = null;
-    this.failures += 1;
-    this.listener.status(this.failures > 2 ? "offline" : "reconnecting");
-    const pauseMs = Math.min(MAX_PAUSE_MS, FIRST_PAUSE_MS * 2 ** (this.failures - 1));
-    this.timer = setTimeout(() => this.reopen(), pauseMs * (0.75 + Math.random() / 2));
-  }
+    const data = valueOf("data:").join("\n");
+    failures = 0;
+    status("live");
+    if (data) event(valueOf("event:").at(-1), JSON.parse(data));
+  };
+  window.addEventListener("online", () => open());
+  document.addEventListener("visibilitychange", () => document.hidden || running || open());
+  return open;
 }

@@ -1,9 +1,9 @@
-/** What all views share: who is asking, the newest figures, the address as the place in the page, and messages. */
+/** Shared by all views: the user, the newest figures, the address, questions to the API, messages and dialogs. */
 
 import { ApiError, get } from "./api.js";
 import { useEffect, useRef, useState } from "./html.js";
 
-/** Kinds of limits that are of no resource: of who asks, and of all that match a rule together. */
+/** Kinds of limits that are not of a resource. */
 const NO_RESOURCES = ["client", "producer_group", "certificate", "user", "vhost", "listener", "total"];
 const TOAST_MS = 12_000;
 
@@ -14,18 +14,17 @@ export const app = {
   state: null,
   /** @type {"connecting" | "live" | "reconnecting" | "offline"} */
   status: "connecting",
-  /** Milliseconds since 1970 at which figures last came. */
+  /** Milliseconds since 1970 of the last figures. */
   figuresAt: 0,
-  /** Rows that the view has asked the stream for: by key, their order, and what the answer says besides. */
-  rows: { byKey: new Map(), order: [], total: 0, totals: null, kinds: [], sampledS: 0, isKnown: false },
-  /** How many changes of limits and switches were heard of. */
+  /** The rows that the view has asked the stream for, and their totals. */
+  rows: { byKey: new Map(), order: [], total: 0, totals: null, kinds: [], isKnown: false },
+  /** Number of changes of limits and switches so far. */
   changes: 0,
-  /** Ids of the changes that were made here. */
+  /** Ids of the changes made in this tab. */
   ownChanges: new Set(),
   toasts: [],
-  /** Dialogs that are open: `{id, content}`. */
   dialogs: [],
-  /** Said to those who do not see the page change. */
+  /** Text for screen readers. */
   announcement: "",
 };
 
@@ -37,7 +36,7 @@ export function startDrawing(render) {
   draw = render;
 }
 
-/** Draw the page anew, once for all that happens in one go. */
+/** Draw the page, once for all that changes at the same time. */
 export function redraw() {
   if (isDue) return;
   isDue = true;
@@ -56,12 +55,12 @@ export function canWrite() {
   return app.whoami?.role === "write";
 }
 
-/** Attributes of a control that changes something: disabled, with the reason, for tokens that only read. */
+/** Attributes of a control that changes something: disabled for tokens that only read. */
 export function writing() {
   return canWrite() ? {} : { disabled: true, title: "Your token may only read." };
 }
 
-// --- places
+// --- the address
 
 /** What the address says: `#/audit?target=…`. */
 export function place() {
@@ -74,7 +73,7 @@ export function link(view, params = {}) {
   return `#/${view}${query ? `?${query}` : ""}`;
 }
 
-/** Change some parameters of the view that is shown; an empty one is taken away. */
+/** Change parameters of the view; an empty one is removed. */
 export function go(changes) {
   const { view, params } = place();
   const next = link(view, { ...Object.fromEntries(params), ...changes });
@@ -86,12 +85,12 @@ export function go(changes) {
   } else location.hash = next;
 }
 
-/** A name as the pattern that stands for it alone, as limits are called. */
+/** The pattern that matches this name alone. */
 export function globOf(name) {
   return name.replace(/[*?[]/g, "[$&]");
 }
 
-/** The one name that a pattern stands for; empty if that may be several. */
+/** The one name that a pattern matches; empty if it may match several. */
 export function nameOf(pattern) {
   const isPattern = /[*?[]/.test(pattern.replace(/\[[*?[]\]/g, ""));
   return isPattern ? "" : pattern.replace(/\[([*?[])\]/g, "$1");
@@ -108,10 +107,22 @@ export function pageOfTarget(target) {
   return pageOf(kind, what === "limits" ? nameOf(rest) : rest);
 }
 
-// --- asking
+// --- questions
+
+/** Do something that the API may refuse. A refusal is shown, and the result is undefined. */
+export async function attempt(act) {
+  try {
+    return await act();
+  } catch (error) {
+    if (!(error instanceof ApiError)) throw error;
+    // A missing token is the sign-in form's affair.
+    if (error.status !== 401) toast(error.message, null, "error");
+    return undefined;
+  }
+}
 
 /**
- * Ask for something when a component begins, when a key changes, after each change of limits, and every so often.
+ * Ask at the beginning, when a key changes, after each change of limits, and every so often.
  * Returns the newest answer (null at first) and a function that asks again.
  */
 export function useAnswer(load, keys, everyMs = 0) {
@@ -122,12 +133,8 @@ export function useAnswer(load, keys, everyMs = 0) {
   useEffect(() => {
     let isWanted = true;
     ask.current = async () => {
-      try {
-        const found = await newest.current();
-        if (isWanted) setAnswer(found);
-      } catch (error) {
-        if (isWanted) failed(error);
-      }
+      const found = await attempt(newest.current);
+      if (isWanted && found !== undefined) setAnswer(found);
     };
     ask.current();
     const timer = everyMs && setInterval(() => !document.hidden && app.status === "live" && ask.current(), everyMs);
@@ -148,16 +155,15 @@ export function useMedia(query) {
   return media.matches;
 }
 
-/** All switches, as the API lists them. */
 export async function switches() {
   return (await get("switches")).switches;
 }
 
-// --- messages
+// --- messages and dialogs
 
 let ids = 0;
 
-/** Show a message at the page's corner; an error stays until it is closed. `offer`: `{label, action}`. */
+/** Show a message in the corner; an error stays until it is closed. `offer`: `{label, action}`. */
 export function toast(text, offer = null, manner = "info") {
   const shown = { id: (ids += 1), text, offer, manner };
   app.toasts = [...app.toasts, shown];
@@ -171,27 +177,19 @@ export function closeToast(shown) {
   redraw();
 }
 
-/** Let a message leave after a while; whoever reads it has all the time. */
+/** Close a message after a while, unless it is being read. */
 export function hurry(shown, isRead = false) {
   clearTimeout(shown.timer);
   if (!isRead && shown.manner !== "error") shown.timer = setTimeout(() => closeToast(shown), TOAST_MS);
 }
 
-/** Tell of something that was not done. */
-export function failed(error) {
-  if (!(error instanceof ApiError)) throw error;
-  // The sign-in form says all there is to say about a missing token.
-  if (error.status !== 401) toast(error.message, null, "error");
-}
-
-/** Open a dialog: `content(close)` makes it. */
-export function openDialog(content) {
-  const shown = { id: (ids += 1), content: null };
-  const close = () => {
+/** Open a dialog: a component that gets `props` and the function `close`. */
+export function openDialog(component, props = {}) {
+  const shown = { id: (ids += 1), component, props };
+  shown.close = () => {
     app.dialogs = app.dialogs.filter((each) => each !== shown);
     redraw();
   };
-  shown.content = () => content(close);
   app.dialogs = [...app.dialogs, shown];
   redraw();
 }

@@ -1,16 +1,17 @@
-/** Changes of limits and switches: in words, as a preview, in the table of the audit trail, and the way back. */
+/** Changes of limits and switches: in words, as a preview, as the audit trail, and how to revert them. */
 
 import { ApiError, call, get } from "./api.js";
-import { app, failed, toast } from "./app.js";
+import { app, attempt, toast, useAnswer } from "./app.js";
 import { askReason } from "./dialogs.js";
 import { FIELDS, matters } from "./fields.js";
 import { count, exact, fieldValue, left, limitText } from "./format.js";
-import { html } from "./html.js";
-import { Button, Table, Tag, TargetLink } from "./parts.js";
+import { html, useState } from "./html.js";
+import { Button, Lines, Search, Table, Tag, TargetLink } from "./parts.js";
 
 const PAGE = 500;
-/** What the short form of a limit says already. */
-const SHORT = ["rate", "bytes_per_s", "action", "exempt", "limiting"];
+const AUDIT_PAGE = 50;
+/** The fields that the short form of a limit shows. */
+const SHORT = ["rate", "bytes_per_s", "count", "action", "exempt", "limiting"];
 const ACTIONS = { set: "", unset: "reverted to file", expire: "expired", reload: "reloaded", purge: "purged" };
 const COLUMNS = [
   { name: "id", title: "#" },
@@ -31,84 +32,73 @@ const FALLS = [{ name: "limit", title: "Limit" }, ...DIFFERENCES.slice(1)];
 
 /** A change in one line. */
 export function changeLine(change) {
-  if (change.action === "purge") return `${targetText(change.target)}: ${change.details.join(", ")}`;
-  const further = furtherText(change);
-  return `${targetText(change.target)}: ${oldText(change)} → ${newText(change)}${further && `, ${further}`}`;
+  const { from, to, further } = textsOf(change);
+  const what = change.action === "purge" ? change.details : [from === to ? to : `${from} → ${to}`, ...further];
+  return `${targetText(change.target)}: ${what.join(", ")}`;
 }
 
 function targetText(target) {
   return target.replace(/^(limits|switches)\//, "").replace(/^spool\//, "spool of ");
 }
 
-function oldText(change) {
-  return limitText(change.old) + (change.old_rule && ` by ${change.old_rule}`);
+/** The limits before and after a change, in short, and the other fields that differ: `burst_s 2 → 1`. */
+function textsOf({ old, old_rule: oldRule, new: then, new_rule: newRule }) {
+  const side = (limit, rule) => limitText(limit) + (rule && ` by ${rule}`);
+  const isComparable = old && then && !oldRule && !newRule;
+  const further = isComparable ? differences(old, then).filter(({ field }) => !SHORT.includes(field)) : [];
+  const lines = further.map(({ field, before, after }) => `${field} ${fieldValue(before)} → ${fieldValue(after)}`);
+  return { from: side(old, oldRule), to: side(then, newRule), further: lines };
 }
 
-function newText(change) {
-  return limitText(change.new) + (change.new_rule && ` by ${change.new_rule}`);
-}
-
-/** What a change did besides what limits say in short: `burst_s 2 → 1, break_s 1 → 0`. */
-function furtherText(change) {
-  if (!change.old || !change.new || change.old_rule || change.new_rule) return "";
-  return differences(change.old, change.new)
-    .filter(({ field }) => !SHORT.includes(field))
-    .map(({ field, before, after }) => `${field} ${fieldValue(before)} → ${fieldValue(after)}`)
-    .join(", ");
-}
-
-/** The fields that differ, without those that say nothing on either side. */
+/** The fields that differ, without those that have no effect on either side. */
 function differences(before, after) {
-  const fields = new Set([...Object.keys(before ?? {}), ...Object.keys(after ?? {})]);
-  return [...fields]
+  const fields = [...new Set([...Object.keys(before ?? {}), ...Object.keys(after ?? {})])];
+  const isSaid = (field) => {
+    const kind = FIELDS.find((each) => each.key === field);
+    return !kind || matters(kind, before ?? {}) || matters(kind, after ?? {});
+  };
+  return fields
     .map((field) => ({ field, before: before?.[field] ?? null, after: after?.[field] ?? null }))
-    .filter(({ field, before: one, after: other }) => {
-      const kind = FIELDS.find((each) => each.key === field);
-      const isSaid = !kind || matters(kind, before ?? {}) || matters(kind, after ?? {});
-      return isSaid && JSON.stringify(one) !== JSON.stringify(other);
-    });
+    .filter((each) => isSaid(each.field) && JSON.stringify(each.before) !== JSON.stringify(each.after));
 }
 
 // --- as tables
 
 function DifferenceTable({ change }) {
-  // Of a limit that is new only what it says is worth a line.
-  const rows = differences(change.old, change.new).filter((row) => change.old || row.after !== false);
-  if (!rows.length) return html`<p class="muted">Nothing differs from what is in force now.</p>`;
-  const shown = rows.map(({ field, before, after }) => ({
-    key: field,
-    field,
-    now: fieldValue(before),
-    then: fieldValue(after),
-  }));
-  return html`<${Table} name="differences" columns=${DIFFERENCES} rows=${shown} />`;
+  // A new limit shows only the fields that it sets.
+  const rows = differences(change.old, change.new)
+    .filter(({ after }) => change.old || after !== false)
+    .map(({ field, before, after }) => ({ key: field, field, now: fieldValue(before), then: fieldValue(after) }));
+  const empty = "Nothing differs from the limit in force.";
+  return html`<${Table} name="differences" columns=${DIFFERENCES} rows=${rows} empty=${empty} />`;
 }
 
 /** What a change would do. */
 export function Preview({ change }) {
+  const { old, new: then, old_rule: oldRule, new_rule: newRule } = change;
   const before = change.action === "set" && !change.expires_at && change.before?.expires_at;
   const notes = [
-    change.old_rule && !change.new_rule && `A limit of its own; ${change.old_rule} stays as it is for all others.`,
-    change.new_rule && !change.old_rule && "Then it has no rule of its own.",
+    oldRule && !newRule && `A limit of its own. ${oldRule} still applies to all other names.`,
+    newRule && !oldRule && "Then it has no limit of its own.",
     change.expires_at && `Until ${exact(change.expires_at)} (${left(change.expires_at)}).`,
-    before && `For good: the edit before it would have ended ${exact(before)}.`,
-    change.durable === false && "Only until Sluice is restarted: it is not written down.",
+    before && `Without an end: the edit before it would have expired at ${exact(before)}.`,
+    change.durable === false && "Only until Sluice restarts: it is not saved.",
   ].filter(Boolean);
   return html`
     <p class="old-new">
       <span class="visually-hidden">now </span>
-      <del>${limitText(change.old)}</del>
-      ${change.old_rule && html`<span class="by"> by ${change.old_rule}</span>`}
+      <del>${limitText(old)}</del>
+      ${oldRule && html`<span class="by"> by ${oldRule}</span>`}
       <span class="faint" aria-hidden="true"> → </span>
       <span class="visually-hidden">, then </span>
-      <ins>${newText(change)}</ins>
+      <ins>${limitText(then) + (newRule && ` by ${newRule}`)}</ins>
     </p>
-    ${change.new && html`<${DifferenceTable} change=${change} />`}
+    ${then && html`<${DifferenceTable} change=${change} />`}
     ${notes.map((note) => html`<p class="muted">${note}</p>`)}
   `;
 }
 
-/** Changes of the audit trail, with the way back. */
+/** Changes of the audit trail, with buttons that revert them. */
 export function ChangeTable({ changes, empty }) {
   const table = { name: "audit", columns: COLUMNS, rows: changes, cells: changeCells, action: "Revert", empty };
   return html`<${Table} ...${table} />`;
@@ -119,13 +109,12 @@ function changeCells(change) {
   const text = targetText(target);
   const isRevertible = /^(limits|switches)\//.test(target) && action !== "reset";
   const label = `Revert change ${id} of ${text}`;
+  const revert = () => attempt(() => revertChange(change));
   return {
     by: html`<span title=${address || null}>${by}</span>`,
     target: html`<${TargetLink} target=${target}>${text}<//>`,
     change: html`<${OldNew} change=${change} />`,
-    action:
-      isRevertible &&
-      html`<${Button} isWrite manner="small" label=${label} onclick=${() => revertChange(change)}>Revert…<//>`,
+    action: isRevertible && html`<${Button} isWrite manner="small" label=${label} onclick=${revert}>Revert…<//>`,
   };
 }
 
@@ -137,26 +126,48 @@ function OldNew({ change }) {
     change.durable === false && html` <${Tag} manner="warn">until restart<//>`,
   ];
   if (change.details?.length) return [tags, html`<${Lines} texts=${change.details} />`];
-  const [before, after, further] = [oldText(change), newText(change), furtherText(change)];
-  const isMoved = before !== after || !further;
-  const moved = isMoved && html`<del>${before}</del><span class="faint"> → </span><ins>${after}</ins>`;
+  const { from, to, further } = textsOf(change);
+  const isMoved = from !== to || !further.length;
+  const moved = isMoved && html`<del>${from}</del><span class="faint"> → </span><ins>${to}</ins>`;
   return html`<details>
-    <summary>${moved || after}${further && `, ${further}`}${tags}</summary>
+    <summary>${moved || to}${further.map((each) => `, ${each}`)}${tags}</summary>
     <${DifferenceTable} change=${change} />
   </details>`;
 }
 
-export function Lines({ texts }) {
-  return html`<ul class="details">${texts.map((text) => html`<li>${text}</li>`)}</ul>`;
+export function AuditView({ params }) {
+  const [earlier, setEarlier] = useState([]);
+  const query = { target: params.get("target"), by: params.get("by"), limit: AUDIT_PAGE };
+  const [newest] = useAnswer(async () => {
+    const page = await get("audit", query);
+    setEarlier([]);
+    return page;
+  }, [query.target, query.by]);
+  const pages = newest ? [newest, ...earlier] : [];
+  const before = pages.at(-1)?.next;
+  const more = () => attempt(async () => setEarlier([...earlier, await get("audit", { ...query, before })]));
+  const empty = newest ? "No change matches." : "Loading…";
+  return html`
+    <div class="heading">
+      <h1>Audit</h1>
+      <p class="muted">Every change, the latest first.</p>
+    </div>
+    <div class="toolbar" role="search">
+      <${Search} param="target" label="What was changed" placeholder="Target, e.g. limits/topic/orders" />
+      <${Search} param="by" label="Who changed it" placeholder="By" name="short" />
+    </div>
+    <${ChangeTable} changes=${pages.flatMap((page) => page.changes)} empty=${empty} />
+    ${before && html`<div class="pager"><${Button} manner="small" onclick=${more}>Earlier changes<//></div>`}
+  `;
 }
 
-// --- what follows a write
+// --- after a write
 
-/** Tell of a change that was made here, and offer to undo it. */
+/** Show a change that was made here, and offer to undo it. */
 export function done(change) {
   app.ownChanges.add(change.id);
   if (change.action === "reset") toast(`${targetText(change.target)}: ${change.details.join(", ")}`);
-  else toast(changeLine(change), { label: "Undo", action: () => undo(change) });
+  else toast(changeLine(change), { label: "Undo", action: () => attempt(() => undo(change)) });
 }
 
 async function undo(change) {
@@ -165,9 +176,9 @@ async function undo(change) {
     app.ownChanges.add(body.id);
     toast(`Undone. ${changeLine(body)}`);
   } catch (error) {
-    // What came since is for somebody to look at, not to be undone in passing.
-    if (isOvertaken(error)) await revertChange(change);
-    else failed(error);
+    // A later change must be looked at first.
+    if (!isOvertaken(error)) throw error;
+    await revertChange(change);
   }
 }
 
@@ -175,69 +186,57 @@ function isOvertaken(error) {
   return error instanceof ApiError && error.status === 409;
 }
 
-/** Undo one change, after a look at what that means; past later changes only if that is confirmed. */
+/** Revert one change after a preview. If a later change is in the way, `later` says so and it is asked again. */
 async function revertChange(change, later = "") {
   const path = `audit/${change.id}/revert`;
   const force = later !== "";
-  const overtaken = (error) => {
-    if (!isOvertaken(error)) throw error;
-    const id = /change (\d+)/.exec(error.message)?.[1];
-    const by = id ? `Change ${id}` : "A later change";
-    return revertChange(change, `${by} changed ${targetText(change.target)} since. Revert all the same?`);
-  };
-  let would;
-  try {
-    would = await call("POST", path, { query: { dry_run: 1 }, body: { force } });
-  } catch (error) {
-    if (force || !isOvertaken(error)) failed(error);
-    else await overtaken(error);
-    return;
-  }
-  const content = html`${force && html`<p class="problem warned">${later}</p>`}
-    <section class="preview"><${Preview} change=${would} /></section>`;
-  const words = force ? { label: "Revert all the same", manner: "danger" } : { label: "Revert" };
-  askReason(`Revert change ${change.id} of ${targetText(change.target)}`, content, words, async (reason) => {
+  const target = targetText(change.target);
+  const orAsk = async (act) => {
     try {
-      done(await call("POST", path, { body: { reason, force } }));
+      await act();
     } catch (error) {
-      await overtaken(error);
+      if (force || !isOvertaken(error)) throw error;
+      const id = /change (\d+)/.exec(error.message)?.[1];
+      await revertChange(
+        change,
+        `${id ? `Change ${id}` : "A later change"} changed ${target} since. Revert all the same?`,
+      );
     }
+  };
+  await orAsk(async () => {
+    const would = await call("POST", path, { query: { dry_run: 1 }, body: { force } });
+    const content = html`${force && html`<p class="problem warned">${later}</p>`}
+      <section class="preview"><${Preview} change=${would} /></section>`;
+    const words = force ? { label: "Revert all the same", manner: "danger" } : { label: "Revert" };
+    askReason(`Revert change ${change.id} of ${target}`, content, words, (reason) =>
+      orAsk(async () => done(await call("POST", path, { body: { reason, force } }))),
+    );
   });
 }
 
-/** Revert every live edit to the configuration, after a look at what falls back to what. */
-export async function revertAll() {
-  let edits;
-  let changes;
-  try {
-    edits = await standingEdits();
-    if (!edits.length) {
-      toast("Nothing is edited.");
-      return;
-    }
-    ({ changes } = await call("POST", "limits:batch", { query: { dry_run: 1 }, body: { edits } }));
-  } catch (error) {
-    failed(error);
-    return;
-  }
-  const rows = changes.map((change, key) => ({
-    key,
-    limit: targetText(change.target),
-    now: oldText(change),
-    then: newText(change),
-  }));
-  const falls = html`<div class="scroll" tabindex="0" role="region" aria-label="What falls back">
-    <${Table} name="falls" columns=${FALLS} rows=${rows} />
-  </div>`;
-  askReason(`Revert all ${count(edits.length)} edits`, falls, { label: "Revert all" }, async (reason) => {
-    const body = await call("POST", "limits:batch", { body: { edits, reason } });
-    for (const change of body.changes) app.ownChanges.add(change.id);
-    toast(`${count(body.changes.length)} edits reverted.`);
+/** Revert every live edit to the configuration, after a preview. */
+export function revertAll() {
+  return attempt(async () => {
+    const edits = await activeEdits();
+    if (!edits.length) return toast("Nothing is edited.");
+    const { changes } = await call("POST", "limits:batch", { query: { dry_run: 1 }, body: { edits } });
+    const rows = changes.map((change, key) => {
+      const { from, to } = textsOf(change);
+      return { key, limit: targetText(change.target), now: from, then: to };
+    });
+    const falls = html`<div class="scroll" tabindex="0" role="region" aria-label="Limits after the revert">
+      <${Table} name="falls" columns=${FALLS} rows=${rows} />
+    </div>`;
+    return askReason(`Revert all ${count(edits.length)} edits`, falls, { label: "Revert all" }, async (reason) => {
+      const body = await call("POST", "limits:batch", { body: { edits, reason } });
+      for (const change of body.changes) app.ownChanges.add(change.id);
+      toast(`${count(body.changes.length)} edits reverted.`);
+    });
   });
 }
 
-/** What takes all edits back. */
-async function standingEdits() {
+/** The batch that reverts all edits. */
+async function activeEdits() {
   const edits = [];
   for (let offset = 0; ; offset += PAGE) {
     const body = await get("diff", { offset, limit: PAGE });

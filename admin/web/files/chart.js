@@ -6,13 +6,21 @@ import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 
 const HEIGHT = 220;
 const HEIGHT_ON_PHONES = 180;
-/** What is so much higher than all else is written, not drawn: it would press all else flat. */
-const MUCH_HIGHER = 4;
-const minutes = new Intl.DateTimeFormat(undefined, { timeStyle: "short" });
+/** A limit this many times above the traffic is not drawn, since it would flatten the traffic. */
+export const MUCH_HIGHER = 4;
+/** The lowest top of the value axis, per second: below it, labels would need more digits. */
+const LOWEST_TOP = 2;
+const minutes = new Intl.DateTimeFormat(undefined, { timeStyle: "short", hourCycle: "h23" });
+
+/** Seconds since 1970 in the middle of each step of a history. */
+export function middles({ until, seconds }) {
+  let atS = Date.parse(until) / 1000 - seconds.reduce((sum, each) => sum + each, 0);
+  return seconds.map((lasted) => (atS += lasted) - lasted / 2);
+}
 
 /**
- * `series`: `{label, name, dash, filled, stepped}`; `name` is the class of the key that has its colour. `data`: seconds
- * since 1970, ascending, then per second for each series; null is unknown. `text` says what is to be seen.
+ * `series`: `{label, name, dash, filled, stepped}`; the class `name` has its colour. `data`: seconds since 1970,
+ * ascending, then messages per second for each series; null is unknown. `text` describes the chart.
  */
 export function Chart({ label, series, data, fromS, untilS, text }) {
   const canvas = useRef();
@@ -90,15 +98,15 @@ function makePlot(canvas, height, newest, colours, setPointed) {
   return new window.uPlot(options, newest.current.data, canvas);
 }
 
-/** The top of the value axis: all lines have room below it, but not a limit far above all else. */
+/** The top of the value axis, above all lines but a limit far above the traffic. */
 function top({ series, data }, most) {
   const traffic = Math.max(0, ...data.slice(1).flatMap((values, index) => (series[index].stepped ? [] : values)));
-  return 1.08 * (traffic && most > MUCH_HIGHER * traffic ? traffic : most || 1);
+  return 1.08 * (traffic && most > MUCH_HIGHER * traffic ? traffic : Math.max(most, LOWEST_TOP));
 }
 
 const SPARK = { width: 120, height: 26, slots: 60 };
 
-/** What passed, as an area, with what was refused stacked upon it; per second, oldest first. */
+/** Passed messages as an area with the refused ones on top; per second, oldest first. */
 export function Spark({ passed, refused, label }) {
   const { width, height, slots } = SPARK;
   const from = Math.max(0, passed.length - slots);

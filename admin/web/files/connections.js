@@ -7,6 +7,8 @@ import { count, exact } from "./format.js";
 import { html, useState } from "./html.js";
 import {
   Button,
+  Fold,
+  More,
   Pager,
   ResourceOf,
   Search,
@@ -22,23 +24,22 @@ import {
 
 const PAGE = 100;
 const EVERY_MS = 5000;
-const MOST_RESOURCES = 4;
-const MOST_CHANNELS = 2;
-const SEARCHED = "Peer, client, listener, resource or link";
+const SHOWN_RESOURCES = 4;
+const SHOWN_CHANNELS = 2;
 
 export function ConnectionsView({ params }) {
-  const [unfolded, setUnfolded] = useState(new Set());
+  const [unfolded, setUnfolded] = useState([]);
   const sort = { sort: params.get("sort") ?? "requests", order: params.get("order") ?? "desc" };
   const page = pageNumber(params);
   const query = { search: params.get("search"), ...sort, offset: (page - 1) * PAGE, limit: PAGE };
   const [answer, again] = useAnswer(() => get("connections", query), [JSON.stringify(query)], EVERY_MS);
-  const toggle = (id) => {
-    const next = new Set(unfolded);
-    if (!next.delete(id)) next.add(id);
-    setUnfolded(next);
+  const foldOf = ({ id }) => {
+    const isOpen = unfolded.includes(id);
+    const others = unfolded.filter((each) => each !== id);
+    return { isOpen, onclick: () => setUnfolded(isOpen ? others : [...others, id]) };
   };
-  const cells = (row) => cellsOf(row, { isUnfolded: unfolded.has(row.id), toggle: () => toggle(row.id) }, again);
-  const below = (row) => unfolded.has(row.id) && html`<${Links} of=${row} />`;
+  const cells = (row) => cellsOf(row, foldOf(row), again);
+  const below = (row) => foldOf(row).isOpen && html`<${Links} of=${row} />`;
   const table = { name: "connections", rows: answer?.rows ?? [], sort, cells, below, action: "Close" };
   return html`
     <div class="heading">
@@ -46,40 +47,38 @@ export function ConnectionsView({ params }) {
       <p class="muted">${answer && `${count(answer.total)} open`}</p>
     </div>
     <div class="toolbar" role="search">
-      <${Search} label="Search peers, clients, listeners, resources and links" placeholder=${SEARCHED} />
+      <${Search}
+        label="Search peers, clients, listeners, resources and links"
+        placeholder="Peer, client, listener, resource or link"
+      />
       <${SortChoice} name="connections" sort=${sort} />
     </div>
-    <${Table} ...${table} empty=${answer && "No connection matches."} />
+    <${Table} ...${table} empty=${answer ? "No connection matches." : "Loading…"} />
     <${Pager} page=${page} size=${PAGE} total=${answer?.total ?? 0} />
   `;
 }
 
 function cellsOf(row, fold, again) {
-  const { peer, exempt, listener, tls, broker, stage, channels, resources } = row;
+  const { peer, exempt, listener, tls, broker, stage, channels } = row;
   const inAll = (total, perS) => ({ title: `${count(total)} in all`, class: perS > 0 ? "refusing" : "" });
-  const waiting = channels.slice(0, MOST_CHANNELS);
+  const waiting = channels.slice(0, SHOWN_CHANNELS);
+  const label = `Close the connection of ${peer}`;
+  const close = () => askClose(row, again);
   return {
     peer: html`<span class="nowrap">${peer}</span> ${exempt && html`<${Tag}>exempt<//>`}
       <div class="faint">${listenerText(listener)}${tls && ` (${tls})`}${broker && ` → ${broker}`}</div>`,
     client: html`<${Client} of=${row} />`,
-    resources: cell(html`<${Resources} of=${row} fold=${fold} />`, { title: resources.join("\n") || null }),
+    resources: cell(html`<${Resources} of=${row} fold=${fold} />`, { title: row.resources.join("\n") || null }),
     requests: cell(undefined, inAll(row.requests_total)),
     refused: cell(undefined, inAll(row.refused_total, row.refused_per_s)),
     state: html`<${StateTag} state=${stage.state} more=${stage.text} />
       ${waiting.map(({ kind, name, state }) => html`<div class="faint">${kind} ${name}: ${state}</div>`)}`,
     age: cell(undefined, { title: `since ${exact(row.opened_at)}` }),
-    action: html`<${Button}
-      isWrite
-      manner="small"
-      label="Close the connection of ${peer}"
-      onclick=${() => askClose(row, again)}
-    >
-      Close…
-    <//>`,
+    action: html`<${Button} isWrite manner="small" label=${label} onclick=${close}>Close…<//>`,
   };
 }
 
-/** What a client says it is. */
+/** The client's library and version. */
 export function productOf({ product, language, version }) {
   return [product || language, version].filter(Boolean).join(" ");
 }
@@ -87,34 +86,25 @@ export function productOf({ product, language, version }) {
 function Client({ of: { client, certificate } }) {
   const user = client.user && `user ${client.user}`;
   const about = [user, certificate && `certificate ${certificate}`, productOf(client)].filter(Boolean).join(", ");
-  const name = client.id || html`<span class="faint">unknown</span>`;
-  return html`${name} ${about && html`<div class="faint">${about}</div>`}`;
+  return html`${client.id || html`<span class="faint">unknown</span>`}
+  ${about && html`<div class="faint">${about}</div>`}`;
 }
 
-function Resources({ of: row, fold }) {
-  const shown = row.resources.slice(0, MOST_RESOURCES);
-  const more = row.resources.length - shown.length + row.more_resources;
+function Resources({ of: { resources, more_resources: further, links, more_links: moreLinks }, fold }) {
+  const shown = resources.slice(0, SHOWN_RESOURCES);
+  const more = resources.length - shown.length + further;
+  const attached = links.length + moreLinks;
+  const waiting = links.filter((each) => each.waits_ms).length;
+  const text = `${count(attached)} ${attached === 1 ? "link" : "links"}${waiting ? `, ${count(waiting)} waiting` : ""}`;
   return html`
-    ${shown.length ? listed(shown.map((text) => html`<${ResourceOf} text=${text} />`)) : "–"}
+    ${shown.length ? listed(shown.map((each) => html`<${ResourceOf} text=${each} />`)) : "–"}
     ${more > 0 && html`<span class="faint"> and ${count(more)} more</span>`}
-    <${Fold} of=${row} ...${fold} />
+    ${attached > 0 && html`<div><${Fold} ...${fold}>${text}<//></div>`}
   `;
 }
 
-/** The button that shows the links of a connection that has any. */
-function Fold({ of: { links, more_links: more }, isUnfolded, toggle }) {
-  const attached = links.length + more;
-  if (!attached) return null;
-  const waiting = links.filter((each) => each.waits_ms).length;
-  const text = `${count(attached)} ${attached === 1 ? "link" : "links"}${waiting ? `, ${count(waiting)} waiting` : ""}`;
-  return html`<div>
-    <button type="button" class="fold" aria-expanded=${String(isUnfolded)} onClick=${toggle}>${text}</button>
-  </div>`;
-}
-
 function askClose({ id, peer, client, in_flight: inFlight }, again) {
-  const who = client.id || "The client";
-  const what = `${who} loses what is in flight (${count(inFlight)}), and will most likely connect again.`;
+  const what = `${client.id || "The client"} loses ${count(inFlight)} requests in flight and probably reconnects.`;
   const words = { label: "Close it", manner: "danger" };
   askReason(`Close the connection of ${peer}`, html`<p>${what}</p>`, words, async (reason) => {
     await call("DELETE", `connections/${id}`, { query: { reason } });
@@ -136,5 +126,5 @@ function Links({ of }) {
     };
   };
   return html`<${Table} name="links" label="Links of ${of.peer}" rows=${rows} cells=${cells} />
-    ${of.more_links > 0 && html`<p class="faint">and ${count(of.more_links)} more</p>`}`;
+    <${More} of=${of.more_links} />`;
 }

@@ -1,11 +1,13 @@
-/** Edits one limit in a drawer, so that the figures stay in sight: the fields, what would change, then the change. */
+/** Edits one limit in a drawer, beside the figures: the fields, a preview, then the change. */
 
 import { ApiError, call, get, pathOf } from "./api.js";
-import { canWrite, nameOf, writing } from "./app.js";
+import { canWrite, nameOf } from "./app.js";
 import { Preview, done } from "./changes.js";
 import {
+  Actions,
   Dialog,
   Field,
+  Form,
   Problem,
   ReasonField,
   TtlField,
@@ -15,22 +17,20 @@ import {
   useFocusOnError,
 } from "./dialogs.js";
 import { FIELDS, fieldsOf, inWords, readValue, shownValue } from "./fields.js";
-import { ago, exact, left, limitText, readNumber } from "./format.js";
+import { left, limitText, readNumber } from "./format.js";
 import { html, useEffect, useRef, useState } from "./html.js";
-import { Button, Facts, ResourceLink } from "./parts.js";
+import { Button, EditedBy, Facts, ResourceLink } from "./parts.js";
 
-const NUMBERS = () => ["rate", ...FIELDS.filter((each) => each.input === "number").map((each) => each.key)];
-const WHAT_A_RESET_CLEARS =
-  "What is owed, open breakers and fair shares are cleared: the buckets are full again. The limit stays as it is.";
-export const resetText = html`<p>${WHAT_A_RESET_CLEARS}</p>`;
+export const resetText = html`<p>
+  Debts, open breakers and fair shares are cleared, and the buckets are full again. The limit stays as it is.
+</p>`;
 
-export function Editor({ kind, name, onclose }) {
-  const control = useRef({}).current;
+export function Editor({ kind, name, close }) {
   const [entry, setEntry] = useState(null);
   const [draft, setDraft] = useState(null);
   const [problem, setProblem] = useState("");
   const [errors, setErrors] = useState({});
-  /** What is asked for a last word: `{heading, content, label, act}`; the form waits behind it. */
+  /** The step after the form, which keeps its draft: `{heading, content, label, act}`. */
   const [asked, setAsked] = useState(null);
   const path = pathOf("limits", kind, name);
 
@@ -55,10 +55,10 @@ export function Editor({ kind, name, onclose }) {
   };
   const refused = async (error) => {
     if (!(error instanceof ApiError)) throw error;
-    if (error.status === 401) return control.close();
+    if (error.status === 401) return close();
     if (error.status === 412) {
       await load();
-      return setProblem(`${error.message} Nothing was changed. What is shown now is in force.`);
+      return setProblem(`${error.message} Nothing was changed. The limit in force is shown now.`);
     }
     if ([400, 422].includes(error.status)) setAsked(null);
     const found = error.errors.map((each) => [each.field.split(".").pop(), each]);
@@ -66,10 +66,10 @@ export function Editor({ kind, name, onclose }) {
     setErrors(Object.fromEntries(found.filter(isShown).map(([key, { detail }]) => [key, inWords(detail)])));
     const elsewhere = found.filter((each) => !isShown(each));
     const texts = elsewhere.map(([, { field, detail }]) => (field ? `${field}: ${detail}` : detail));
-    setProblem(elsewhere.length || !found.length ? inWords(texts.join("; ") || error.message) : "");
+    return setProblem(elsewhere.length || !found.length ? inWords(texts.join("; ") || error.message) : "");
   };
 
-  /** Ask what a write would change, and show it. */
+  /** Show what a write would change, before it is made. */
   const foresee = async (label, method, { body, query = {} }) => {
     const write = (how) => call(method, path, { body, query: { ...query, ...how }, etag: entry.etag });
     try {
@@ -92,116 +92,96 @@ export function Editor({ kind, name, onclose }) {
       const act = () => call("POST", `${path}:reset`, { query });
       setAsked({ heading: "What a reset clears", content: resetText, label: "Reset", act });
     },
-    cancel: () => control.close(),
+    close,
   };
-  const acting = useAct(
-    asked?.label,
-    async (volatile) => {
-      const change = await asked.act(volatile);
-      control.close();
-      done(change);
-    },
-    refused,
-  );
+  const act = async (volatile) => {
+    const change = await asked.act(volatile);
+    close();
+    done(change);
+  };
+  const acting = useAct(asked?.label, act, refused);
+  const last = { label: asked?.label, innerRef: takeFocus, disabled: acting.isActing };
   const onescape = () => asked && (back(), true);
   const title = name === "*" ? `Default of ${kind}` : `${kind} ${name}`;
-  return html`<${Dialog} drawer title=${title} onclose=${onclose} onescape=${onescape} control=${control}>
+  return html`<${Dialog} drawer title=${title} close=${close} onescape=${onescape}>
     <${Problem} text=${problem}>${asked && acting.offer}<//>
-    ${asked && html`<${LastWord} asked=${asked} acting=${acting} back=${back} />`}
-    ${!asked && draft && html`<${Form} ...${{ kind, name, entry, draft, setDraft, errors, steps }} />`}
+    ${
+      asked &&
+      html`<section class="preview" aria-label=${asked.heading}>
+      ${asked.content}
+      <${Form} onsend=${acting.run}>
+        <${Actions} ...${last} cancel=${back} cancelLabel="Back" />
+      <//>
+    </section>`
+    }
+    ${!asked && draft && html`<${LimitForm} ...${{ kind, name, entry, draft, setDraft, errors, steps }} />`}
     ${!draft && !problem && html`<p class="muted">Loading…</p>`}
   <//>`;
 }
 
-function LastWord({ asked, acting, back }) {
-  return html`<section class="preview" aria-label=${asked.heading}>
-    ${asked.content}
-    <div class="actions">
-      <button class="button primary" type="button" ref=${takeFocus} disabled=${acting.isActing} onClick=${acting.run}>
-        ${asked.label}
-      </button>
-      <${Button} onclick=${back}>Back<//>
-    </div>
-  </section>`;
-}
-
-function Form({ kind, name, entry, draft, setDraft, errors, steps }) {
+function LimitForm({ kind, name, entry, draft, setDraft, errors, steps }) {
   const form = useRef();
   useFocusOnError(form, errors);
-  const [isOpen] = useState(() => isTelling(kind, name, draft));
-  const set = (changes) => setDraft({ ...draft, ...changes });
-  const write = writing();
-  const sent = (event) => {
-    event.preventDefault();
-    steps.preview();
-  };
-  const asked = fieldsOf(kind, name, entry.limit).filter((field) => isAsked(field, draft));
+  const fields = fieldsOf(kind, name, entry.limit);
+  const [isOpen] = useState(() => fields.some((field) => isTelling(field, draft)));
+  const of = (key) => ({
+    error: errors[key],
+    value: draft[key],
+    onvalue: (value) => setDraft({ ...draft, [key]: value }),
+  });
+  const setRate = (rate, unlimited) => setDraft({ ...draft, rate, unlimited });
   const ends = entry.edit?.expires_at;
-  const isNamed = entry.exact ? nameOf(name) : "";
-  return html`<form class="editor" novalidate ref=${form} onSubmit=${sent}>
-    <${Standing} entry=${entry} />
+  return html`<${Form} class="editor" novalidate formRef=${form} onsend=${steps.preview}>
+    <${Current} entry=${entry} />
     ${canWrite() && html`<${FirstOfItsOwn} kind=${kind} name=${name} entry=${entry} />`}
-    <fieldset disabled=${write.disabled}>
+    <fieldset disabled=${!canWrite()}>
       <legend class="visually-hidden">Limit</legend>
       <div class="rate-row">
         <${Field}
           label="Rate, per second"
           help="0 refuses all."
-          error=${errors.rate}
-          value=${draft.rate}
-          onvalue=${(rate) => set({ rate, unlimited: false })}
-          input=${{ inputmode: "decimal", ref: write.disabled ? null : focusAndSelect }}
+          ...${of("rate")}
+          onvalue=${(rate) => setRate(rate, false)}
+          input=${{ inputmode: "decimal", ref: canWrite() ? focusAndSelect : null }}
         />
         <${Field}
           label="unlimited"
           value=${draft.unlimited}
-          onvalue=${(unlimited) => set({ unlimited, rate: unlimited ? "" : draft.rate })}
+          onvalue=${(unlimited) => setRate(unlimited ? "" : draft.rate, unlimited)}
         />
       </div>
       <details open=${isOpen}>
         <summary>More</summary>
         <div class="fields">
-          ${asked.map(
-            ({ key, label, help, input, options }) => html`<${Field}
-              key=${key}
-              label=${label}
-              help=${help}
-              error=${errors[key]}
-              value=${draft[key]}
-              onvalue=${(value) => set({ [key]: value })}
-              options=${["choice", "boolean"].includes(input) ? (options ?? []) : null}
-              input=${input === "number" ? { inputmode: "decimal" } : null}
-            />`,
-          )}
+          ${fields
+            .filter((field) => isAsked(field, draft))
+            .map(
+              ({ key, label, help, input, options }) => html`<${Field}
+                key=${key}
+                label=${label}
+                help=${help}
+                ...${of(key)}
+                options=${["choice", "boolean"].includes(input) ? (options ?? []) : null}
+                input=${input === "number" ? { inputmode: "decimal" } : null}
+              />`,
+            )}
         </div>
       </details>
-      <${ReasonField}
-        error=${errors.reason}
-        value=${draft.reason}
-        onvalue=${(reason) => set({ reason })}
-        input=${{ placeholder: "for the audit trail" }}
-      />
-      <${TtlField}
-        value=${draft.ttl_s}
-        onvalue=${(ttl) => set({ ttl_s: ttl })}
-        kept=${ends && `as it is: ${left(ends)}`}
-        error=${errors.ttl_s}
-      />
+      <${ReasonField} ...${of("reason")} input=${{ placeholder: "for the audit trail" }} />
+      <${TtlField} ...${of("ttl_s")} kept=${ends && `no change: ${left(ends)}`} />
     </fieldset>
-    <div class="actions">
-      <button class="button primary" type="submit" ...${write}>Preview</button>
-      <${Button} onclick=${steps.cancel}>Cancel<//>
+    <${Actions} label="Preview" isWrite cancel=${steps.close}>
       <span class="spacer"></span>
       <${Button} isWrite onclick=${steps.reset}>Reset…<//>
       ${entry.edit && html`<${Button} isWrite onclick=${steps.revert}>Revert to file…<//>`}
-    </div>
+    <//>
     ${!canWrite() && html`<p class="muted">Your token may only read: sign in with another one to change this.</p>`}
     <p>
-      <${ResourceLink} kind=${kind} name=${isNamed} onClick=${steps.cancel}>
-        What limits it and why, its figures, and who sends it
+      <${ResourceLink} kind=${kind} name=${entry.exact ? nameOf(name) : ""} onClick=${steps.close}>
+        What limits it and why, its figures, and its senders
       <//>
     </p>
-  </form>`;
+  <//>`;
 }
 
 function focusAndSelect(element) {
@@ -209,32 +189,30 @@ function focusAndSelect(element) {
   element?.select();
 }
 
-/** What is in force, where it comes from, and what the file says. */
-function Standing({ entry }) {
-  const { edit, configured, limit_text: text, rule, source } = entry;
+/** The limit in force, where it comes from, and the one in the file. */
+function Current({ entry: { edit, configured, limit_text: text, rule, source } }) {
   const facts = [["In force", html`<b>${text}</b>${rule && html`<span class="muted"> by ${rule}</span>`}`]];
   if (edit) {
-    const end = edit.expires_at && ` · ${left(edit.expires_at)}`;
-    const by = html`<span title=${exact(edit.at)}>by ${edit.by}, ${ago(edit.at)}</span>`;
-    facts.push(["Edited", [by, end, edit.reason && html`<q>${edit.reason}</q>`]]);
-    const file = configured ? `${limitText(configured.limit)} (${configured.source})` : "nothing for this very name";
-    facts.push(["File", file]);
-  } else if (source) facts.push(["Written", source]);
+    const file = configured ? `${limitText(configured.limit)} (${configured.source})` : "no limit of its own";
+    facts.push(
+      ["Edited", html`<${EditedBy} edit=${edit} />${edit.reason && html`<q>${edit.reason}</q>`}`],
+      ["File", file],
+    );
+  } else if (source) facts.push(["Source", source]);
   return html`<${Facts} facts=${facts} />`;
 }
 
-/** What a limit of its own means, for a name that has none. */
 function FirstOfItsOwn({ kind, name, entry: { edit, configured, rule } }) {
   if (edit || configured) return null;
   return html`<p class="note">
     This makes ${name === "*" ? `a default of ${kind}` : "a limit of its own"}.${" "}
-    ${rule ? html`<b>${rule}</b> stays as it is for all others.` : "No limit holds for it so far."}
+    ${rule ? html`<b>${rule}</b> still applies to all other names.` : "It has no limit so far."}
   </p>`;
 }
 
-// --- what is entered
+// --- the draft
 
-/** What the controls show of a limit, by field. */
+/** The values of the controls, by field. */
 function draftOf(kind, name, { limit, edit }) {
   const shown = fieldsOf(kind, name, limit).map((field) => [field.key, shownValue(field, limit)]);
   return {
@@ -246,19 +224,19 @@ function draftOf(kind, name, { limit, edit }) {
   };
 }
 
-/** Whether a limit says more than its rate. */
-function isTelling(kind, name, draft) {
-  const says = (field) => field.telling && field.key in draft && readValue(field, draft[field.key]) !== undefined;
-  return FIELDS.some(says) || !["reject", "", undefined].includes(draft.action);
+/** Whether a field says more than the rate, so that all fields are unfolded. */
+function isTelling({ key, telling, ...field }, draft) {
+  if (key === "action") return !["reject", ""].includes(draft.action);
+  return telling && readValue({ key, ...field }, draft[key]) !== undefined;
 }
 
-/** Whether a field says anything beside what is entered. An empty choice is the default of the kind. */
+/** Whether a field has an effect beside the others. An empty choice is the default of the kind. */
 function isAsked({ onlyWith }, draft) {
   const other = onlyWith && draft[onlyWith[0]];
   return !other || other === onlyWith[1];
 }
 
-/** What is wrong, by field. */
+/** Faults by field. */
 function faultsOf(draft) {
   const faults = {};
   const rate = draft.rate.trim();
@@ -266,18 +244,17 @@ function faultsOf(draft) {
   if (!isLimit && !draft.exempt && draft.action !== "off" && draft.confirm !== "after_consume") {
     faults.rate = "Enter a rate, tick unlimited, or limit the bytes per second.";
   }
-  for (const key of NUMBERS()) {
+  for (const key of ["rate", ...FIELDS.filter((each) => each.input === "number").map((each) => each.key)]) {
     const text = draft[key]?.trim();
     if (!text || (key === "rate" && /^unlimited$/i.test(text))) continue;
     const { problem } = readNumber(text, key);
     if (problem) faults[key] = problem;
   }
   const { problem } = readTtl(draft.ttl_s);
-  if (problem) faults.ttl_s = problem;
-  return faults;
+  return problem ? { ...faults, ttl_s: problem } : faults;
 }
 
-/** The body of a PATCH: all fields that are shown, null for what is not set. `was`: the limit before. */
+/** The body of a PATCH: all fields that are shown, null for the default. `was`: the limit before. */
 function bodyOf(draft, was) {
   const body = { rate: null };
   const rate = draft.rate.trim();
@@ -286,10 +263,10 @@ function bodyOf(draft, was) {
   for (const field of FIELDS) {
     if (field.key in draft) body[field.key] = readValue(field, draft[field.key]) ?? null;
   }
-  // The longest delay is another one by default if everything is spooled: one that nobody has touched follows that.
+  // The default of the longest delay depends on the spool: without a change of its own it follows that.
   const isChanged = (key) => body[key] !== undefined && body[key] !== (was[key] ?? null);
   if (isChanged("spool") && !isChanged("max_delay_s")) body.max_delay_s = null;
-  // It is shown as it is in force, but belongs to the limit only beside one value of another field.
+  // A field that needs a value of another field goes with it.
   for (const { key, onlyWith } of FIELDS) {
     const [other, wanted] = onlyWith ?? [];
     const is = other && (body[other] ?? FIELDS.find((each) => each.key === other)?.otherwise);

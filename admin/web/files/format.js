@@ -2,15 +2,15 @@
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const tenths = new Intl.NumberFormat("en", { maximumFractionDigits: 1, minimumFractionDigits: 1 });
-/** Without separators, so that what is shown is what may be typed; limits are in millionths. */
+/** Without separators, so that it may be typed as it is shown; limits are in millionths. */
 const exactNumber = new Intl.NumberFormat("en", { maximumFractionDigits: 6, useGrouping: false });
-const when = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
-const clock = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
+// In 24 hours, as logs have it.
+const when = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium", hourCycle: "h23" });
+const clock = new Intl.DateTimeFormat(undefined, { timeStyle: "medium", hourCycle: "h23" });
 
 /** How far this machine's clock is behind the server's, in milliseconds. */
 let behindMs = 0;
 
-/** Go by the server's clock: relative times are about its moments. */
 export function setServerTime(iso) {
   const at = Date.parse(iso ?? "");
   if (!Number.isNaN(at)) behindMs = at - Date.now();
@@ -28,8 +28,8 @@ export function rate(perSecond) {
   return perSecond < 10 ? tenths.format(perSecond) : whole.format(perSecond);
 }
 
-export function count(number) {
-  return whole.format(number);
+export function count(amount) {
+  return whole.format(amount);
 }
 
 export function number(value) {
@@ -38,28 +38,21 @@ export function number(value) {
 
 export function percent(share) {
   if (share === null || share === undefined) return "–";
-  const value = share * 100;
-  if (value > 0 && value < 1) return "<1 %";
-  return `${whole.format(value)} %`;
+  return share > 0 && share < 0.01 ? "<1 %" : `${whole.format(share * 100)} %`;
 }
 
 export function bytes(amount) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
-  let unit = 0;
-  let value = amount;
-  while (value >= 1024 && unit < units.length - 1) {
-    value /= 1024;
-    unit += 1;
-  }
-  return `${value < 10 && unit > 0 ? tenths.format(value) : whole.format(value)} ${units[unit]}`;
+  const power = Math.min(Math.floor(Math.log2(Math.max(amount, 1)) / 10), units.length - 1);
+  const value = amount / 1024 ** power;
+  return `${value < 10 && power > 0 ? tenths.format(value) : whole.format(value)} ${units[power]}`;
 }
 
 /** A wait, in the unit that keeps it short. */
-export function wait(microseconds) {
-  if (!microseconds) return "–";
-  if (microseconds < 1000) return `${whole.format(microseconds)} µs`;
-  if (microseconds < 1_000_000) return `${whole.format(microseconds / 1000)} ms`;
-  return `${tenths.format(microseconds / 1_000_000)} s`;
+export function wait(seconds) {
+  if (!seconds) return "–";
+  if (seconds < 0.001) return `${whole.format(seconds * 1e6)} µs`;
+  return seconds < 1 ? `${whole.format(seconds * 1000)} ms` : `${tenths.format(seconds)} s`;
 }
 
 /** A length of time in its two largest units. */
@@ -71,23 +64,15 @@ export function duration(seconds) {
     [Math.floor(total / 60) % 60, "min"],
     [total % 60, "s"],
   ];
-  const first = parts.findIndex(([amount]) => Number(amount) > 0);
-  if (first < 0) return "0 s";
-  return parts
-    .slice(first, first + 2)
-    .filter(([amount]) => Number(amount) > 0)
-    .map(([amount, unit]) => `${amount} ${unit}`)
-    .join(" ");
+  const first = parts.findIndex(([amount]) => amount > 0);
+  const shown = parts.slice(first, first + 2).filter(([amount]) => amount > 0);
+  return first < 0 ? "0 s" : shown.map((part) => part.join(" ")).join(" ");
 }
 
 export function ago(iso) {
   if (!iso) return "–";
   const seconds = Math.max(0, (serverNow() - Date.parse(iso)) / 1000);
-  if (seconds < 2) return "now";
-  if (seconds < 60) return `${Math.floor(seconds)} s ago`;
-  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ago`;
-  if (seconds < 86_400) return `${Math.floor(seconds / 3600)} h ago`;
-  return `${Math.floor(seconds / 86_400)} d ago`;
+  return seconds < 2 ? "now" : `${duration(seconds).split(" ", 2).join(" ")} ago`;
 }
 
 export function left(iso) {
@@ -103,6 +88,11 @@ export function timeOfDay(milliseconds) {
   return clock.format(new Date(milliseconds));
 }
 
+/** A clause as a sentence. */
+export function sentence(text) {
+  return `${text[0]?.toUpperCase() ?? ""}${text.slice(1)}${/[.!?]$/.test(text) ? "" : "."}`;
+}
+
 export function fieldValue(value) {
   if (value === null || value === undefined) return "not set";
   if (typeof value === "number") return number(value);
@@ -110,48 +100,33 @@ export function fieldValue(value) {
   return Array.isArray(value) ? value.join(", ") : String(value);
 }
 
+/** A limit, or a switch, in short. */
 export function limitText(limit) {
   if (!limit) return "unlimited";
   if ("limiting" in limit) return limit.limiting ? "limiting on" : "limiting off";
   if (limit.exempt) return "exempt";
-  const parts = [];
-  if (limit.rate === "unlimited") parts.push("unlimited");
-  else if (limit.rate !== null && limit.rate !== undefined) parts.push(`${number(limit.rate)}/s`);
-  if (limit.bytes_per_s !== null && limit.bytes_per_s !== undefined) parts.push(`${bytes(limit.bytes_per_s)}/s`);
-  if (limit.action && limit.action !== "reject") parts.push(limit.action);
-  return parts.join(" · ") || "unlimited";
+  const { rate: perSecond, bytes_per_s: bytesPerSecond, action } = limit;
+  const parts = [
+    perSecond === "unlimited" && "unlimited",
+    typeof perSecond === "number" && `${number(perSecond)}${limit.count === "requests" ? " requests" : ""}/s`,
+    (bytesPerSecond ?? null) !== null && `${bytes(bytesPerSecond)}/s`,
+    action !== "reject" && action,
+  ];
+  return parts.filter(Boolean).join(" · ") || "unlimited";
 }
 
-/** The limit of a row or an entry; bytes in a unit that people read. */
-export function shortLimit(entry) {
-  const { limit } = entry;
-  if (!limit?.bytes_per_s) return entry.limit_text || "–";
-  return limitText({ rate: limit.rate, bytes_per_s: limit.bytes_per_s });
+/** The limit of a row, whose action has a place of its own. */
+export function shortLimit({ limit, limit_text: text }) {
+  return limit ? limitText({ ...limit, action: null }) : text || "–";
 }
 
-const PLAIN = /^-?(\d+(\.\d+)?|\.\d+)$/;
-const GROUPED = /^\d{1,3}([,_\s'’]\d{3})+(\.\d+)?$/;
-
-/**
- * Read a number that somebody typed. What could be meant in two ways is refused, with what to write instead: a comma
- * separates thousands here and decimals there. Returns `{value, problem}`, of which value is NaN if there is a problem.
- */
+/** Read a number that a person typed: `{value, problem}`, of which value is NaN if there is a problem. */
 export function readNumber(text, key = "") {
   const isPerSecond = ["rate", "bytes_per_s"].includes(key);
   const bare = isPerSecond ? text.trim().replace(/\s*\/\s*s$/i, "") : text.trim();
-  if (PLAIN.test(bare)) return { value: Number(bare), problem: "" };
-  const meant = meantBy(bare);
-  const problem = meant
-    ? `write ${meant}: digits and at most one point, nothing between them`
-    : "must be a number, written like 1000 or 2.5";
-  return { value: NaN, problem };
-}
-
-function meantBy(text) {
-  if (GROUPED.test(text)) return text.replaceAll(/[^\d.]/g, "");
-  if (/^\d+,\d+$/.test(text)) return text.replace(",", ".");
-  if (/^\d+(\.\d+)?e\+?\d+$/i.test(text) && Number(text) < 1e15) return String(Number(text));
-  return /^(\d+(?:\.\d+)?)\s*(s|min)$/i.exec(text)?.[1] ?? "";
+  // A comma separates thousands here and decimals there: what could be misread is refused.
+  if (/^-?(\d+(\.\d+)?|\.\d+)$/.test(bare)) return { value: Number(bare), problem: "" };
+  return { value: NaN, problem: "must be digits with at most one point, like 1000 or 2.5" };
 }
 
 /** What reached the broker, of counts or rates by outcome. */

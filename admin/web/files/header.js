@@ -1,8 +1,8 @@
-/** What is above every view: alarms, the views, the figures of the whole sidecar, and the emergency switch. */
+/** Above every view: banners, the views, the figures of the whole sidecar, and the emergency switch. */
 
 import { setToken, token } from "./api.js";
 import { app, redraw, switches, useAnswer, useMedia } from "./app.js";
-import { ago, count, duration, exact, left, rate, reached, serverNow, timeOfDay } from "./format.js";
+import { ago, count, duration, exact, left, rate, reached, sentence, serverNow, timeOfDay } from "./format.js";
 import { html, useRef } from "./html.js";
 import { Button, Dot, brokerState, listenerText } from "./parts.js";
 import { switchAll, switchOn } from "./switches.js";
@@ -11,11 +11,11 @@ const THEME_KEY = "sluice.theme";
 const STATUS = {
   connecting: ["connecting…", ""],
   live: ["live", "ok"],
-  reconnecting: ["reconnecting", "warn"],
-  offline: ["offline", "bad"],
+  reconnecting: ["reconnecting", "warn", "The connection to Sluice broke."],
+  offline: ["offline", "bad", "No connection to Sluice."],
 };
-const STALE = { reconnecting: "The connection to Sluice broke.", offline: "No connection to Sluice." };
 const VIEWS = ["overview", "limits", "rules", "audit", "connections", "flow", "state"];
+const SHOWN_PROBLEMS = 3;
 const SUN =
   "M8 4.5a3.5 3.5 0 1 0 0 7a3.5 3.5 0 0 0 0-7M8 .8v1.6M8 13.6v1.6M.8 8h1.6M13.6 8h1.6M2.9 2.9l1.1 1.1M12 12l1.1 1.1" +
   "M2.9 13.1L4 12M12 4l1.1-1.1";
@@ -25,6 +25,10 @@ const WATER = "M6.5 14c1.8-1.8 3.7-1.8 5.5 0s3.7 1.8 5.5 0M6.5 18.5c1.8-1.8 3.7-
 
 export function Header({ view }) {
   const isNarrow = useMedia("(max-width: 1060px)");
+  const { state, whoami } = app;
+  const isOff = Boolean(state?.off.includes("all"));
+  const title = isOff ? "Switch limiting back on" : "Switch limiting off, of all or of one kind";
+  const switchWrite = { isWrite: true, id: "switch-off", manner: isOff ? "" : "danger-quiet", title };
   const tabs = html`<nav class="tabs" aria-label="Views">
     ${VIEWS.map(
       (name) => html`<a key=${name} href="#/${name}" aria-current=${name === view ? "page" : null}>
@@ -32,10 +36,12 @@ export function Header({ view }) {
       </a>`,
     )}
   </nav>`;
-  const out = token() && html`<${Button} manner="icon" onclick=${signOut}>Sign out ${app.whoami?.name}<//>`;
   return html`
     <div class="head">
-      <${Alarms} />
+      <div class="banners" id="banners" role="region" aria-label="Alarms">
+        ${state && html`<${Off} state=${state} />`}
+        ${alarms().map((each) => html`<${Banner} key=${each.title} of=${each} />`)}
+      </div>
       <header class="top">
         <div class="bar">
           <a class="brand" href="#/overview" aria-label="Sluice, overview">
@@ -44,16 +50,23 @@ export function Header({ view }) {
               <path class="mark-water" d=${WATER} />
             </svg>
             <span>Sluice</span>
-            <span class="version">${app.state?.version}</span>
+            <span class="version">${state?.version}</span>
           </a>
           ${!isNarrow && tabs}
-          <div class="controls"><${Connection} /><${SwitchButton} />${out}<${ThemeButton} /></div>
+          <div class="controls">
+            <${Connection} />
+            <${Button} ...${switchWrite} onclick=${switchAll}>${isOff ? "Switch on…" : "Switch off…"}<//>
+            ${token() && html`<${Button} manner="icon" onclick=${signOut}>Sign out ${whoami?.name}<//>`}
+            <${ThemeButton} />
+          </div>
           ${isNarrow && tabs}
         </div>
         <${Strip} />
       </header>
     </div>
-    <${Warnings} />
+    <div class="banners" id="notices" role="region" aria-label="Warnings">
+      ${[...warnings(state?.persistence)].map((each) => html`<${Banner} key=${each.title} of=${each} />`)}
+    </div>
   `;
 }
 
@@ -62,20 +75,11 @@ function signOut() {
   location.reload();
 }
 
-function SwitchButton() {
-  const isOff = Boolean(app.state?.off.includes("all"));
-  const title = isOff ? "Switch limiting back on" : "Switch limiting off, of all or of one kind";
-  const manner = isOff ? "" : "danger-quiet";
-  return html`<${Button} isWrite id="switch-off" manner=${manner} title=${title} onclick=${switchAll}>
-    ${isOff ? "Switch on…" : "Switch off…"}
-  <//>`;
-}
-
-/** Whether the figures are live, and if not, of when they are. */
+/** Whether the figures are live, and if not, how old they are. */
 function Connection() {
-  const [word, manner] = STATUS[app.status];
-  const isStale = STALE[app.status] && app.figuresAt;
-  const age = isStale && `figures of ${timeOfDay(app.figuresAt)}, ${duration((Date.now() - app.figuresAt) / 1000)} ago`;
+  const [word, manner, isStale] = STATUS[app.status];
+  const ageS = (Date.now() - app.figuresAt) / 1000;
+  const age = isStale && app.figuresAt && `figures of ${timeOfDay(app.figuresAt)}, ${duration(ageS)} ago`;
   return html`<span class="connection" id="connection" role="status">
     <${Dot} manner=${manner} /><span>${word}</span>${age && html`<span class="faint" aria-live="off">${age}</span>`}
   </span>`;
@@ -94,7 +98,7 @@ function showTheme() {
   redraw();
 }
 
-/** The system's choice until the button was pressed, then what was chosen last. */
+/** Use the system's theme until another one is chosen. */
 export function startTheme() {
   showTheme();
   light.addEventListener("change", showTheme);
@@ -119,75 +123,58 @@ function Strip() {
   const { state } = app;
   if (!state) return html`<dl class="strip" id="strip"></dl>`;
   const { refused, shadowed } = state.rates.messages_per_s;
-  // It stays once it was there, so that the header does not jump.
+  // It stays, so that the header does not jump.
   isWouldSeen.current ||= shadowed > 0;
   const help = "messages per second, all resources, mean of the last 10 s";
   const sinceS = (serverNow() - Date.parse(state.started_at)) / 1000;
-  const parts = [
-    { name: "health", title: "Health", value: dotted(healthOf(state)) },
-    { name: "passed", title: "Passed", value: `${rate(reached(state.rates.messages_per_s))}/s`, help },
-    { name: "refused", title: "Refused", value: `${rate(refused)}/s`, help, manner: refused && "refusing" },
-    { name: "would", title: "Would refuse", value: `${rate(shadowed)}/s`, help, manner: shadowed && "would" },
-    { name: "connections", title: "Connections", value: count(state.totals.connections_open) },
-    { name: "broker", title: "Broker", value: brokerOf(state.listeners), help: brokerHelp(state.listeners) },
-    { name: "uptime", title: "Up", value: duration(app.status === "live" ? sinceS : state.uptime_s) },
-  ].filter(({ name }) => name !== "would" || isWouldSeen.current);
+  const part = (name, title, value, how = {}) =>
+    html`<div key=${name} class="part-${name}" title=${how.help}>
+      <dt>${title}</dt>
+      <dd class=${how.manner || null}>${value}</dd>
+    </div>`;
+  const would = () => part("would", "Would refuse", `${rate(shadowed)}/s`, { help, manner: shadowed && "would" });
   return html`<dl class="strip" id="strip" aria-label="Now">
-    ${parts.map(
-      (each) => html`<div key=${each.name} class="part-${each.name}" title=${each.help}>
-        <dt>${each.title}</dt>
-        <dd class=${each.manner || null}>${each.value}</dd>
-      </div>`,
-    )}
+    ${part("health", "Health", dotted(...healthOf(state)))}
+    ${part("passed", "Passed", `${rate(reached(state.rates.messages_per_s))}/s`, { help })}
+    ${part("refused", "Refused", `${rate(refused)}/s`, { help, manner: refused && "refusing" })}
+    ${isWouldSeen.current && would()} ${part("connections", "Connections", count(state.totals.connections_open))}
+    ${part("broker", "Broker", brokerOf(state.listeners), { help: state.listeners.map(brokerLine).join("\n") })}
+    ${part("uptime", "Up", duration(app.status === "live" ? sinceS : state.uptime_s))}
   </dl>`;
 }
 
-function dotted([text, manner]) {
+function dotted(text, manner) {
   return html`<${Dot} manner=${manner} /><span>${text}</span>`;
 }
 
-/** How it is, and how its dot looks; green is for what limits as it should. */
-function healthOf(state) {
-  if (state.draining) return ["draining", "warn"];
-  if (state.listeners.some((each) => each.reachable === false)) return ["not ready", "bad"];
-  if (state.off.includes("all")) return ["ready, limiting off", "bad"];
-  if (state.off.length) return [`ready, ${state.off.join(", ")} off`, "bad"];
-  return state.bypassed.per_s_last_60s > 0 ? ["ready, bypassing", "warn"] : ["ready", "ok"];
+/** The text and the dot of the health; green is a sidecar that limits as it should. */
+function healthOf({ draining, listeners, off, bypassed }) {
+  if (draining) return ["draining", "warn"];
+  if (listeners.some((each) => each.reachable === false)) return ["not ready", "bad"];
+  if (off.length) return [`ready, ${off.includes("all") ? "limiting" : off.join(", ")} off`, "bad"];
+  return bypassed.per_s_last_60s > 0 ? ["ready, bypassing", "warn"] : ["ready", "ok"];
 }
 
 function brokerOf(listeners) {
   const shown =
     listeners.find((each) => each.reachable === false) ?? listeners.find((each) => each.backup) ?? listeners[0];
-  if (!shown) return dotted(["none", "warn"]);
+  if (!shown) return dotted("none", "warn");
   const others = new Set(listeners.map((each) => each.broker)).size - 1;
   const route = `${shown.listen} → ${shown.broker}${others ? ` and ${others} more` : ""},`;
   const { manner, word } = brokerState(shown);
   return html`<${Dot} manner=${manner} /><span class="route">${route}</span><span>${word}</span>`;
 }
 
-function brokerHelp(listeners) {
-  const lineOf = (each) => `${listenerText(each.name)}: ${each.listen} → ${each.broker}, ${brokerState(each).text}`;
-  return listeners.map(lineOf).join("\n");
+function brokerLine(listener) {
+  return `${listenerText(listener.name)}: ${listener.listen} → ${listener.broker}, ${brokerState(listener).text}`;
 }
 
 // --- banners
 
 function Banner({ of: { manner = "warn", title, text } }) {
-  // Its figures change all the time, which nobody wants to have read out.
+  // Its figures change all the time and are not read out.
   return html`<div class="banner ${manner}" role="status">
     <p><strong>${title}</strong> <span aria-live="off">${text}</span></p>
-  </div>`;
-}
-
-/** What must not be overlooked. */
-function Alarms() {
-  const { state, status } = app;
-  const text = "What is shown is old. Traffic does not depend on this page; it tries again by itself.";
-  const stale = STALE[status] ? [{ manner: "bad", title: STALE[status], text }] : [];
-  const alarms = [...stale, ...(state ? alarmsOf(state) : [])];
-  return html`<div class="banners" id="banners" role="region" aria-label="Alarms">
-    ${state && html`<${Off} state=${state} />`}
-    ${alarms.map((each) => html`<${Banner} key=${each.title} of=${each} />`)}
   </div>`;
 }
 
@@ -209,50 +196,76 @@ function OffBy({ edit }) {
   const { by, at, reason, expires_at: end } = edit;
   const why = reason ? `: ${reason.replace(/[.\s]+$/, "")}.` : ".";
   const until = end ? `On again by itself: ${left(end)}.` : "Until somebody switches it on.";
-  return html`By ${by}<span title=${exact(at)} aria-live="off">, ${ago(at)}</span>${why}${" "}
-    <span title=${exact(end)} aria-live="off">${until}</span>`;
+  return html`By ${by}<span title=${exact(at)} aria-live="off">, ${ago(at)}</span>${why}
+    <span title=${exact(end)} aria-live="off"> ${until}</span>`;
 }
 
-/** What is wrong with the sidecar: `{manner, title, text}`. */
-export function alarmsOf({ alarms, failed_reload: reload, bypassed, draining, persistence }) {
-  const found = alarms
-    .filter((each) => each.stands)
-    .map((each) => ({
+/** What is wrong now, apart from limiting that is off: `{manner, title, text}`. */
+export function alarms() {
+  const { state, status } = app;
+  const title = STATUS[status][2];
+  const text = "The figures are old. Traffic does not depend on this page, which reconnects by itself.";
+  return [...(title ? [{ manner: "bad", title, text }] : []), ...(state ? stateAlarms(state) : [])];
+}
+
+function* stateAlarms(state) {
+  const {
+    listeners,
+    alarms: scarce,
+    failed_reload: reload,
+    bypassed,
+    draining,
+    persistence,
+    rejection_log: log,
+  } = state;
+  for (const each of listeners.filter(({ reachable }) => reachable === false)) {
+    const rest = `${listenerText(each.name)} takes no clients until it does.`;
+    yield {
+      manner: "bad",
+      title: `The broker ${each.broker} does not answer:`,
+      text: `${sentence(each.error || "unreachable")} ${rest}`,
+    };
+  }
+  for (const each of scarce.filter(({ stands }) => stands)) {
+    const since = each.since ? ` Since ${exact(each.since)}.` : "";
+    yield {
       manner: "bad",
       title: `Alarm: ${each.scarce} runs short, and publishers are stopped.`,
-      text: `${each.text}. Consumers go on.${each.since ? ` Since ${exact(each.since)}.` : ""}`,
-    }));
+      text: `${each.text}. Consumers go on.${since}`,
+    };
+  }
   if (reload) {
-    const more = reload.problems.length > 3 ? ` · and ${reload.problems.length - 3} more` : "";
-    const problems = reload.problems.slice(0, 3).join(" · ");
-    const text = `${problems}${more} (read again at ${exact(reload.at)} by ${reload.by})`;
-    found.push({ manner: "bad", title: "The configuration is wrong; what was in force still is.", text });
+    const hidden = reload.problems.length - SHOWN_PROBLEMS;
+    const shown = [...reload.problems.slice(0, SHOWN_PROBLEMS), ...(hidden > 0 ? [`and ${hidden} more`] : [])];
+    yield {
+      manner: "bad",
+      title: "The configuration is wrong; the one before it still applies.",
+      text: `${shown.join(" · ")} (read at ${exact(reload.at)} by ${reload.by})`,
+    };
   }
   if (bypassed.per_s_last_60s > 0) {
     const reasons = bypassed.by.map((each) => `${each.handler} ${each.reason} ${count(each.total)}`).join(", ");
-    const lately = `${rate(bypassed.per_s_last_60s)} per second over the last minute`;
-    const text = `${lately}, ${count(bypassed.total)} since the start (${reasons}).`;
-    found.push({ title: "Requests bypass the limiter:", text });
+    const perS = `${rate(bypassed.per_s_last_60s)} per second over the last minute`;
+    yield {
+      title: "Requests bypass the limiter:",
+      text: `${perS}, ${count(bypassed.total)} since the start (${reasons}).`,
+    };
   }
-  const ends = "No new connections are accepted; Sluice ends once what is in flight has its answers.";
-  if (draining) found.push({ title: "Draining.", text: ends });
-  if (persistence.error) found.push({ manner: "bad", title: "Edits are not saved:", text: persistence.error });
-  return found;
+  const ends = "No new connections are accepted. Sluice ends once all requests have their answers.";
+  if (draining) yield { title: "Draining.", text: ends };
+  if (persistence.error) yield { manner: "bad", title: "Edits are not saved:", text: persistence.error };
+  if (log.error) yield { title: "Refusals are not recorded:", text: log.error };
 }
 
-/** What is good to know, and may be scrolled away. */
-function Warnings() {
-  const { error, directory, set_aside: aside } = app.state?.persistence ?? { error: "unknown" };
-  const found = [];
-  if (!error && !directory) {
-    const text = "there is no state directory to keep them in.";
-    found.push({ title: "Edits last until the restart only:", text });
+/** What may be scrolled out of sight. */
+function* warnings(persistence) {
+  const { error, directory, set_aside: aside } = persistence ?? { error: "unknown" };
+  if (error) return;
+  if (!directory) {
+    yield { title: "Edits last until the restart only:", text: "there is no state directory to save them in." };
   }
-  if (!error && aside.length) {
+  if (aside.length) {
     const text = `${aside.join(", ")}. The edits in them are not in force; the configured limits are.`;
-    found.push({ title: "Damaged files were set aside at the start:", text });
+    yield { title: "Damaged files were set aside at the start:", text };
   }
-  return html`<div class="banners" id="notices" role="region" aria-label="Warnings">
-    ${found.map((each) => html`<${Banner} key=${each.title} of=${each} />`)}
-  </div>`;
 }

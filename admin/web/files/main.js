@@ -1,9 +1,8 @@
 /** Starts the page: who is asking, the stream of figures, and the view that the address names. */
 
-import { ApiError, Stream, get, onSignInNeeded } from "./api.js";
+import { ApiError, get, onSignInNeeded, openStream } from "./api.js";
 import { announce, app, closeToast, hurry, link, nameOf, pageOf, place, redraw, startDrawing, toast } from "./app.js";
-import { AuditView } from "./audit.js";
-import { changeLine } from "./changes.js";
+import { AuditView, changeLine } from "./changes.js";
 import { ConnectionsView } from "./connections.js";
 import { FlowView } from "./flow.js";
 import { setServerTime } from "./format.js";
@@ -19,7 +18,7 @@ import { StateView } from "./state.js";
 
 const TOLD_AFTER_MS = 1500;
 const AGAIN_AFTER_MS = 3000;
-/** Views without rows still want the state and the changes; one row is the least that the API sends. */
+/** For views without rows: the API sends at least one. */
 const STATE_ONLY = { limit: 1, history: 0 };
 const VIEWS = {
   overview: { title: "Overview", view: OverviewView, query: () => OVERVIEW_QUERY },
@@ -34,8 +33,9 @@ const VIEWS = {
 
 let followed = "";
 let isWhole = true;
+let lastName = "";
 
-const stream = new Stream({
+const follow = openStream({
   begin() {
     isWhole = true;
   },
@@ -49,7 +49,7 @@ const stream = new Stream({
     else if (name === "state") app.state = data;
     else if (name === "change") {
       app.changes += 1;
-      // The answer to one's own change may come after this; only then is it known whose it was.
+      // The answer to a change of one's own may come after this event.
       setTimeout(() => {
         if (!app.ownChanges.has(data.id)) toast(`${data.by}: ${changeLine(data)}`, offerOf(data));
       }, TOLD_AFTER_MS);
@@ -62,7 +62,6 @@ const stream = new Stream({
 function takeRows(data) {
   const { rows } = app;
   setServerTime(data.sampled_at);
-  rows.sampledS = Date.parse(data.sampled_at) / 1000;
   if (isWhole) rows.byKey.clear();
   for (const row of data.rows) rows.byKey.set(row.key, { ...rows.byKey.get(row.key), ...row });
   const order = isWhole ? data.rows.map((row) => row.key) : data.order;
@@ -70,53 +69,42 @@ function takeRows(data) {
     rows.order = order;
     for (const key of rows.byKey.keys()) if (!order.includes(key)) rows.byKey.delete(key);
   }
-  rows.total = data.total ?? rows.total;
-  rows.totals = data.totals ?? rows.totals;
-  rows.kinds = data.kinds ?? rows.kinds;
+  for (const name of ["total", "totals", "kinds"]) rows[name] = data[name] ?? rows[name];
   rows.isKnown = true;
   isWhole = false;
 }
 
-/** The way to what somebody else has changed. */
+/** The way to a resource that somebody else has changed. */
 function offerOf(change) {
   const [, kind, pattern = ""] = /^limits\/([^/]+)\/(.*)$/su.exec(change.target) ?? [];
   const name = nameOf(pattern);
   return pageOf(kind, name) && { label: "Show", action: () => (location.hash = link("resource", { kind, name })) };
 }
 
-/** What the address names: its view, and the name that the view is drawn anew for. */
+/** The view that the address names, and its title. */
 function shown() {
   const { view, params } = place();
   const name = view in VIEWS ? view : "overview";
   const isResource = name === "resource" && params.get("name");
   const title = isResource ? `${params.get("kind")} ${params.get("name")}` : VIEWS[name].title;
-  return { ...VIEWS[name], name, params, title };
+  return { query: () => STATE_ONLY, ...VIEWS[name], name, params, title };
 }
-
-function follow() {
-  if (!app.whoami) return;
-  const { query = () => STATE_ONLY, params } = shown();
-  const wanted = query(params);
-  const text = JSON.stringify(wanted);
-  if (text === followed) return;
-  followed = text;
-  stream.open(wanted);
-}
-
-let lastName = "";
 
 function route() {
-  const { name, title } = shown();
+  const { name, title, query, params } = shown();
   if (lastName && name !== lastName) {
-    app.rows.isKnown = false;
+    Object.assign(app.rows, { isKnown: false, order: [] });
     app.rows.byKey.clear();
-    app.rows.order = [];
     announce(title);
     scrollTo(0, 0);
     document.getElementById("main").focus({ preventScroll: true });
   }
   lastName = name;
-  follow();
+  const wanted = query(params);
+  if (app.whoami && JSON.stringify(wanted) !== followed) {
+    followed = JSON.stringify(wanted);
+    follow(wanted);
+  }
   redraw();
 }
 
@@ -130,13 +118,13 @@ function Page() {
   });
   const skip = () => document.getElementById("main").focus();
   return html`
-    <button type="button" class="skip" id="skip" onClick=${skip}>Skip to the content</button>
+    <${Button} manner="skip" id="skip" onclick=${skip}>Skip to the content<//>
     <${Header} view=${name} />
     <p class="visually-hidden" role="status">${app.announcement}</p>
     <main id="main" tabindex="-1">
       ${app.whoami ? html`<${View} key=${name} params=${params} />` : html`<p class="empty">Loading…</p>`}
     </main>
-    ${app.dialogs.map(({ id, content: Content }) => html`<${Content} key=${id} />`)}
+    ${app.dialogs.map(({ id, component, props, close }) => html`<${component} key=${id} ...${props} close=${close} />`)}
     <div class="toasts" role="region" aria-label="Messages">
       ${app.toasts.map((each) => html`<${Toast} key=${each.id} of=${each} />`)}
     </div>
@@ -150,14 +138,9 @@ function Toast({ of }) {
     closeToast(of);
     of.offer.action();
   };
-  return html`<div
-    class="toast ${of.manner}"
-    role=${of.manner === "error" ? "alert" : "status"}
-    onPointerEnter=${read}
-    onFocusIn=${read}
-    onPointerLeave=${leave}
-    onFocusOut=${leave}
-  >
+  const role = of.manner === "error" ? "alert" : "status";
+  const reading = { onPointerEnter: read, onFocusIn: read, onPointerLeave: leave, onFocusOut: leave };
+  return html`<div class="toast ${of.manner}" role=${role} ...${reading}>
     <p>${of.text}</p>
     ${of.offer && html`<${Button} manner="small" onclick=${act}>${of.offer.label}<//>`}
     <${Button} manner="small plain" label="Close this message" onclick=${() => closeToast(of)}>✕<//>
@@ -193,7 +176,7 @@ document.addEventListener("keydown", searchByKey);
 addEventListener("hashchange", route);
 onSignInNeeded(() => signIn(begin));
 startDrawing(() => render(html`<${Page} />`, document.getElementById("page")));
-// What is said of moments goes on by itself.
+// Relative times change by themselves.
 setInterval(redraw, 1000);
 startTheme();
 begin();

@@ -1,33 +1,46 @@
-/** What views are made of: tables with their headers, choices and pages, panels, links, times and states. */
+/** What views are made of: tables, searches and pages, panels, links, times and states. */
 
-import { app, go, pageOf, pageOfTarget, place, writing } from "./app.js";
-import { COLUMNS } from "./columns.js";
-import { ago, bytes, count, duration, exact, percent, rate, wait } from "./format.js";
+import { app, canWrite, go, pageOf, pageOfTarget, place, writing } from "./app.js";
+import { ago, bytes, count, duration, exact, left, percent, rate, wait } from "./format.js";
 import { html, useEffect, useRef } from "./html.js";
 
+/** @type {Record<string, object[]>} The columns of tables, by name: filled in from ``admin.common.columns``. */
+export const COLUMNS = {};
+
 const QUIET_MS = 150;
-/** What is said of each state, how it looks and what it means. */
+/** The text of each state, its look and its meaning. */
 const STATES = {
-  running: ["running", "", "Nothing stops it."],
+  running: ["running", "", ""],
   throttled: ["throttled", "", "A limit makes its messages wait."],
-  flow: ["in flow", "", "It was stopped within the last seconds, since a later stage takes no more."],
+  flow: ["in flow", "", "Stopped within the last seconds, because a later stage takes no more."],
   blocked: ["blocked", "bad", "An alarm stops it."],
 };
 
-/** A button; `isWrite`: for those who may change something. */
-export function Button({ manner = "", label, isWrite = false, onclick, children, ...attributes }) {
-  const more = { ...attributes, ...(isWrite && writing()) };
-  return html`<button type="button" class="button ${manner}" aria-label=${label} onClick=${onclick} ...${more}>
-    ${children}
-  </button>`;
+/** A button; `isWrite`: for users who may change something. */
+export function Button({ manner = "", label, isWrite = false, innerRef, onclick, children, ...attributes }) {
+  const more = { type: "button", ref: innerRef, onClick: onclick, ...attributes, ...(isWrite && writing()) };
+  return html`<button class="button ${manner}" aria-label=${label} ...${more}>${children}</button>`;
+}
+
+/** A button that shows and hides something, and looks like text. */
+export function Fold({ isOpen, onclick, children }) {
+  const how = { type: "button", "aria-expanded": String(isOpen), onClick: onclick };
+  return html`<button class="fold" ...${how}>${children}</button>`;
+}
+
+export function Choice({ label, value, options, onvalue, ...attributes }) {
+  const changed = (event) => onvalue(event.target.value);
+  return html`<select aria-label=${label} value=${value} onChange=${changed} ...${attributes}>
+    ${options.map(([key, text]) => html`<option key=${key} value=${key}>${text}</option>`)}
+  </select>`;
 }
 
 // --- tables
 
-/** How the value of a column is shown, by the column's format. */
+/** How a value is shown, by the format of its column. */
 const FORMATS = {
-  text: (value) => String(value),
-  name: (_, row) => html`<${Named} kind=${row.kind} name=${row.name} />`,
+  text: String,
+  name: (_, row) => html`<${Named} ...${row} />`,
   list: (values) => listed(values.map((text) => html`<${ResourceOf} text=${text} />`)),
   state: (state) => html`<${StateTag} state=${state} />`,
   flag: (value) => (value ? "yes" : "no"),
@@ -36,7 +49,7 @@ const FORMATS = {
   share: percent,
   bytes,
   seconds: duration,
-  milliseconds: (value) => wait(value * 1000),
+  milliseconds: (value) => wait(value / 1000),
   age: (at) => html`<${Ago} at=${at} />`,
   time: exact,
 };
@@ -48,35 +61,40 @@ export function cell(content, attributes) {
 }
 
 /**
- * A table; on phones a card for each row. `columns` are those of columns.js, or have their fields. `cells(row)` is what
- * a row shows in place of its values, and its cell `action` the buttons of a last column, which `action` names. `empty`
- * is said if there are no rows.
+ * A table; on phones a card for each row. `columns` have the fields of `admin.common.columns.Column`. `cells(row)` is
+ * what a row shows in place of its values; the cell `action` has the buttons of a last column, which `action` names.
+ * `below(row)` is shown below a row. A row with a `heading` has nothing else. `empty` is shown if there are no rows.
  */
-export function Table({ name, label, columns = COLUMNS[name], sort, children, empty, ...body }) {
-  const { rows = [], action } = body;
-  const shown = shownColumns(columns, rows);
+export function Table({ name, label, columns = COLUMNS[name], rows, sort, action, empty, ...how }) {
+  if (!rows.length && empty !== undefined) return html`<p class="empty">${empty}</p>`;
+  const { cells = () => ({}), below = () => null } = how;
+  const isSaid = (column) => rows.some((row) => ![undefined, null, "", 0].includes(lengthOf(valueOf(column, row))));
+  const shown = columns.filter((column) => column.page !== false && (!column.optional || isSaid(column)));
+  const ends = html`<span class="visually-hidden">${action}</span>`;
   return html`<div class="sheet">
     <table class="${name} cards-on-phones" role="table" aria-label=${label}>
       <thead role="rowgroup">
         <tr role="row">
           ${shown.map((column) => html`<${Header} key=${column.name} column=${column} sort=${sort} />`)}
-          ${action && html`<${Header} column=${{ title: hidden(action) }} />`}
+          ${action && html`<${Header} column=${{ title: ends }} />`}
         </tr>
       </thead>
-      ${children ?? html`<${Rows} columns=${shown} ...${body} />`}
+      <tbody role="rowgroup">
+        ${rows.map((row) => {
+          if (row.heading) return html`<${Heading} key=${row.key} of=${row} />`;
+          const [key, own, more] = [keyOf(row), cells(row), below(row)];
+          return [
+            html`<tr key=${key} class=${row.class} data-row=${row.key} role="row">
+              ${shown.map((column, at) => html`<${Cell} key=${column.name} ...${{ column, row, own, at }} />`)}
+              ${action && html`<td role="cell" class="edit-cell">${own.action}</td>`}
+            </tr>`,
+            more &&
+              html`<tr key="${key} below" class="below" role="row"><td role="cell" colspan="99">${more}</td></tr>`,
+          ];
+        })}
+      </tbody>
     </table>
-    ${empty && !rows.length && html`<p class="empty">${empty}</p>`}
   </div>`;
-}
-
-function hidden(text) {
-  return html`<span class="visually-hidden">${text}</span>`;
-}
-
-function shownColumns(columns, rows) {
-  const isSaid = (column) =>
-    rows.some((row) => ![undefined, null, "", 0].includes(valueOf(column, row)?.length ?? valueOf(column, row)));
-  return columns.filter((column) => column.page !== false && (!column.optional || isSaid(column)));
 }
 
 function valueOf({ field, name }, row) {
@@ -85,38 +103,30 @@ function valueOf({ field, name }, row) {
   return isMapping ? Object.values(value).reduce((sum, each) => sum + each, 0) : value;
 }
 
+function lengthOf(value) {
+  return Array.isArray(value) ? value.length : value;
+}
+
 function keyOf(row) {
   return row.key ?? row.id ?? `${row.kind}/${row.name}`;
 }
 
-/** The body of a table; `below(row)` makes a row below it. */
-export function Rows({ columns, rows, cells = () => ({}), below = () => null, action }) {
-  return html`<tbody role="rowgroup">
-    ${rows.map((row) => {
-      const own = cells(row);
-      const more = below(row);
-      return [
-        html`<tr key=${keyOf(row)} class=${row.class} data-row=${row.key} role="row">
-          ${columns.map((column, at) => html`<${Cell} key=${column.name} ...${{ column, row, own, isFirst: !at }} />`)}
-          ${action && html`<td role="cell" class="edit-cell">${own.action}</td>`}
-        </tr>`,
-        more &&
-          html`<tr key="${keyOf(row)} below" class="below" role="row"><td role="cell" colspan="99">${more}</td></tr>`,
-      ];
-    })}
-  </tbody>`;
+function Heading({ of: { heading } }) {
+  return html`<tr class="group" role="row"><th scope="rowgroup" role="rowheader" colspan="99">${heading}</th></tr>`;
 }
 
-function Cell({ column, row, own: cells, isFirst }) {
+function Cell({ column, row, own: cells, at }) {
   const { name, title, format = "text" } = column;
   const own = cells[name]?.attributes ? cells[name] : { content: cells[name] };
   const value = valueOf(column, row);
-  const isEmpty = own.content === undefined && [undefined, null, "", false].includes(value?.length === 0 ? "" : value);
+  const isEmpty =
+    own.content === undefined &&
+    [undefined, null, "", false].includes(lengthOf(value) === 0 && value !== 0 ? "" : value);
   const content = own.content ?? (isEmpty ? html`<span class="faint">–</span>` : FORMATS[format](value, row));
   const { class: more = "", ...attributes } = own.attributes ?? {};
-  const words = [name, FIGURES.includes(format) && "number", isEmpty && "none", more].filter(Boolean);
-  if (isFirst) return html`<th scope="row" role="rowheader" class=${words.join(" ")} ...${attributes}>${content}</th>`;
-  return html`<td role="cell" class=${words.join(" ")} data-label=${title} ...${attributes}>${content}</td>`;
+  const words = [name, FIGURES.includes(format) && "number", isEmpty && "none", more].filter(Boolean).join(" ");
+  if (!at) return html`<th scope="row" role="rowheader" class=${words} ...${attributes}>${content}</th>`;
+  return html`<td role="cell" class=${words} data-label=${title} ...${attributes}>${content}</td>`;
 }
 
 function Header({ column: { name, title, help, order, format }, sort }) {
@@ -130,23 +140,19 @@ function Header({ column: { name, title, help, order, format }, sort }) {
   </th>`;
 }
 
-/** The order of rows where headers have no room. */
+/** The order of rows on phones, where tables have no headers. */
 export function SortChoice({ name, sort }) {
-  const columns = COLUMNS[name].filter((each) => each.page && each.order);
-  const choices = columns.map((each) => ({ name: each.name, order: each.order, title: each.title }));
-  if (!choices.some((each) => each.name === sort.sort && each.order === sort.order)) {
-    const title = columns.find((each) => each.name === sort.sort)?.title ?? sort.sort;
-    choices.push({ name: sort.sort, order: sort.order, title });
-  }
-  const changed = (event) => {
-    const [of, order] = event.target.value.split(" ");
+  const value = `${sort.sort} ${sort.order}`;
+  const columns = COLUMNS[name].filter((each) => each.order);
+  const options = columns
+    .flatMap((each) => ["asc", "desc"].map((order) => [`${each.name} ${order}`, each, order]))
+    .filter(([key, each, order]) => key === value || (each.page && each.order === order))
+    .map(([key, { title }, order]) => [key, `Sort: ${title} ${order === "asc" ? "↑" : "↓"}`]);
+  const chosen = (key) => {
+    const [of, order] = key.split(" ");
     go({ sort: of, order, page: "" });
   };
-  const option = ({ name: of, order, title }) =>
-    html`<option value="${of} ${order}">Sort: ${title} ${order === "asc" ? "↑" : "↓"}</option>`;
-  return html`<select class="narrow-only" aria-label="Sort by" value="${sort.sort} ${sort.order}" onChange=${changed}>
-    ${choices.map(option)}
-  </select>`;
+  return html`<${Choice} class="narrow-only" label="Sort by" value=${value} options=${options} onvalue=${chosen} />`;
 }
 
 /** The page that the address names, from 1. */
@@ -165,50 +171,38 @@ export function Pager({ page, size, total, text = total > size ? `page ${page} o
   </div>`;
 }
 
-/** An input that changes a parameter of the address once nobody types. */
-export function Search({ param = "search", label, placeholder = label, name = "" }) {
-  const value = place().params.get(param) ?? "";
+/** An input that changes a parameter of the address after a short pause. */
+export function Search({ param = "search", label, placeholder = `${label} (press /)`, name = "" }) {
+  const { view, params } = place();
+  const value = params.get(param) ?? "";
   const input = useRef();
   const timer = useRef();
-  const { view } = place();
   useEffect(() => {
     if (document.activeElement !== input.current) input.current.value = value;
   }, [value]);
+  const change = () =>
+    place().view === view &&
+    go({ search: place().params.get("search") ?? "", [param]: input.current.value.trim(), page: "" });
   const typed = () => {
     clearTimeout(timer.current);
-    const change = () =>
-      place().view === view &&
-      go({ search: place().params.get("search") ?? "", [param]: input.current.value.trim(), page: "" });
     timer.current = setTimeout(change, QUIET_MS);
   };
-  return html`<div class="search ${name}">
-    <input
-      ref=${input}
-      type="search"
-      aria-label=${label}
-      placeholder=${placeholder}
-      autocomplete="off"
-      spellcheck="false"
-      onInput=${typed}
-    />
-    <kbd aria-hidden="true">/</kbd>
-  </div>`;
+  const how = { "aria-label": label, placeholder, autocomplete: "off", spellcheck: "false", onInput: typed };
+  return html`<input ref=${input} type="search" class=${name} ...${how} />`;
 }
 
 export function KindChoice({ kinds }) {
+  const options = [["", "All kinds"], ...kinds.map((kind) => [kind, kind])];
+  const chosen = (kind) => go({ kind, page: "" });
   const value = place().params.get("kind") ?? "";
-  const changed = (event) => go({ kind: event.target.value, page: "" });
-  return html`<select aria-label="Kind" value=${value} onChange=${changed}>
-    <option value="">All kinds</option>
-    ${kinds.map((kind) => html`<option key=${kind} value=${kind}>${kind}</option>`)}
-  </select>`;
+  return html`<${Choice} label="Kind" value=${value} options=${options} onvalue=${chosen} />`;
 }
 
 // --- panels
 
 /** A box with a heading. `facts`: names and values. */
-export function Panel({ title, facts, label = title, wide = false, children }) {
-  return html`<section class="panel ${wide ? "wide" : ""}" aria-label=${label}>
+export function Panel({ title, facts, wide = false, children }) {
+  return html`<section class="panel ${wide ? "wide" : ""}" aria-label=${title}>
     <h2>${title}</h2>
     ${facts && (facts.length ? html`<${Facts} facts=${facts} />` : html`<p class="faint">none</p>`)} ${children}
   </section>`;
@@ -216,6 +210,18 @@ export function Panel({ title, facts, label = title, wide = false, children }) {
 
 export function Facts({ facts }) {
   return html`<dl class="facts">${facts.map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>`;
+}
+
+/** Facts that the server made. */
+export function Details({ of }) {
+  return html`<${Facts} facts=${of.map(({ name, text }) => [name, text])} />`;
+}
+
+/** Titles with figures below them. */
+export function Figures({ label, title, figures }) {
+  return html`<dl class="figures" aria-label=${label} title=${title}>
+    ${figures.filter(Boolean).map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}
+  </dl>`;
 }
 
 export function Dot({ manner = "" }) {
@@ -226,14 +232,14 @@ export function Tag({ manner = "", title, children }) {
   return html`<span class="tag ${manner}" title=${title || null}>${children}</span>`;
 }
 
-/** Bytes of something, as a bar and in figures. */
-export function Gauge({ amount, most }) {
-  const share = most ? Math.min(amount / most, 1) : 0;
-  const filled = html`<span class="bar-fill" style=${{ width: `${share * 100}%` }}></span>`;
-  return html`<span class="gauge ${share > 0.8 ? "near" : ""}">
-    <span class="bar-track" aria-hidden="true">${filled}</span>
-    ${bytes(amount)} of ${bytes(most)}
+export function Bar({ share }) {
+  return html`<span class="bar-track" aria-hidden="true">
+    <span class="bar-fill" style=${{ width: `${Math.min(share, 1) * 100}%` }}></span>
   </span>`;
+}
+
+export function Lines({ texts }) {
+  return html`<ul class="details">${texts.map((text) => html`<li>${text}</li>`)}</ul>`;
 }
 
 /** How many more there are than are shown. */
@@ -243,7 +249,7 @@ export function More({ of }) {
 
 // --- names, times, states
 
-/** A name that leads to the page of its resource; what has none is only written. */
+/** A name that leads to the page of its resource, if it has one. */
 export function ResourceLink({ kind, name, children = name, ...attributes }) {
   const href = pageOf(kind, name);
   return href ? html`<a href=${href} ...${attributes}>${children}</a>` : children;
@@ -270,11 +276,22 @@ export function listed(items) {
 }
 
 /** How long ago a moment was. */
-export function Ago({ at }) {
-  return html`<time datetime=${at} title=${exact(at)} class="nowrap">${ago(at)}</time>`;
+export function Ago({ at, more = "" }) {
+  return html`<time datetime=${at} title=${exact(at) + more} class="nowrap">${ago(at)}</time>`;
 }
 
-/** A state as a tag; `running` is what is said of one that nothing stops. */
+/** Who made an edit, and when it ends. */
+export function EditedBy({ edit: { by, at, expires_at: end } }) {
+  return html`<span title=${exact(at)}>by ${by}, ${ago(at)}</span>${end && ` · ${left(end)}`}`;
+}
+
+export function EditButton({ kind, name, onclick }) {
+  const word = canWrite() ? "Edit" : "Show";
+  const what = name === "*" ? `default of ${kind}` : `limit of ${kind} ${name}`;
+  return html`<${Button} manner="small" label="${word} the ${what}" onclick=${onclick}>${word}<//>`;
+}
+
+/** A state as a tag; `running` is the text of one that nothing stops. */
 export function StateTag({ state, more = "", running = "running" }) {
   if (!state || state === "running") return running && html`<span class="faint">${running}</span>`;
   const [text, manner, meaning] = STATES[state] ?? [state, "", ""];
@@ -286,13 +303,12 @@ export function brokerState({ reachable, error, backup, backups, passed_over: pa
   if (reachable === false) return { manner: "bad", word: "unreachable", text: error || "unreachable" };
   const text = [`backup ${backup} of ${backups}`, ...(passedOver ?? [])].join("; ");
   if (backup) return { manner: "warn", word: "a backup", text };
-  if (reachable === null) return { manner: "", word: "not tried yet", text: "not tried yet" };
-  return { manner: "ok", word: "reachable", text: "reachable" };
+  const word = reachable === null ? "not tried yet" : "reachable";
+  return { manner: reachable === null ? "" : "ok", word, text: word };
 }
 
-/** A listener by its name, or by the address that was bound where it has no other. */
+/** A listener's name, or its address if the name is an address with any free port. */
 export function listenerText(name) {
   const listener = app.state?.listeners.find((each) => each.name === name);
-  // Without a name of its own it is called as the address to bind was written, of which 0 is any free port.
   return listener && name.endsWith(":0") ? listener.listen : name;
 }

@@ -1,24 +1,35 @@
-/** All rules in one table: an operator's, then the default of each kind, and folded what is Sluice's own. */
+/** All rules in one table: the operator's, the default of each kind, and folded those built into Sluice. */
 
 import { get } from "./api.js";
-import { canWrite, failed, nameOf, openDialog, useAnswer } from "./app.js";
+import { attempt, nameOf, openDialog, useAnswer } from "./app.js";
 import { revertAll } from "./changes.js";
 import { Editor } from "./editor.js";
-import { ago, count, exact, left, limitText, shortLimit } from "./format.js";
+import { count, limitText, shortLimit } from "./format.js";
 import { html, useState } from "./html.js";
-import { Button, KindChoice, Pager, ResourceLink, Rows, Table, Tag, cell, pageNumber } from "./parts.js";
+import {
+  Button,
+  EditButton,
+  EditedBy,
+  Fold,
+  KindChoice,
+  Pager,
+  ResourceLink,
+  Table,
+  Tag,
+  cell,
+  pageNumber,
+} from "./parts.js";
 
 const PAGE = 100;
-/** What the API calls the source of rules that nobody wrote. */
+/** Sources of rules: those of Sluice itself, and the missing default of a kind. */
 const BUILT_IN = "built-in";
-/** And where the default of a kind comes from that has none. */
 const UNWRITTEN = "default";
 const COLUMNS = [
   { name: "rule", title: "Rule" },
   { name: "limit", title: "Limit" },
-  { name: "above", title: "Above it" },
+  { name: "above", title: "Above the limit" },
   { name: "hours", title: "Hours" },
-  { name: "written", title: "Written" },
+  { name: "written", title: "Source" },
 ];
 
 export function RulesView({ params }) {
@@ -29,69 +40,46 @@ export function RulesView({ params }) {
   const [answer] = useAnswer(() => Promise.all([get("defaults"), get("rules", query)]), [JSON.stringify(query)]);
   const [{ defaults }, rules] = answer ?? [{ defaults: [] }, { rows: [], total: 0 }];
   const { own, standard, builtIn } = grouped(rules, defaults, kind, page);
-  const fold = html`<button
-    type="button"
-    class="fold"
-    aria-expanded=${String(isUnfolded)}
-    onClick=${() => setUnfolded(!isUnfolded)}
-  >
-    Sluice's own (${count(builtIn.length)})
-  </button>`;
+  const press = () => setUnfolded(!isUnfolded);
+  const fold = html`<${Fold} isOpen=${isUnfolded} onclick=${press}>Sluice's own (${count(builtIn.length)})<//>`;
+  const heading = (key, content, rows) => (rows.length ? [{ key, heading: content }] : []);
+  const rows = [
+    ...own,
+    ...heading("defaults", "Defaults, for each name that no other rule matches", standard),
+    ...standard,
+    ...heading("built-in", fold, builtIn),
+    ...(isUnfolded ? builtIn : []),
+  ];
   const words = `${count(rules.total)} ${rules.total === 1 ? "rule" : "rules"}.`;
-  const rows = (of) => html`<${Rows} columns=${COLUMNS} rows=${of} cells=${cellsOf} action="Edit" />`;
   return html`
     <div class="heading second">
       <h1>Rules</h1>
-      <p class="muted">${words} The most specific one that matches a name applies, and shared ones as well.</p>
+      <p class="muted">${words} The most specific rule that matches a name applies, and every shared one.</p>
       <span class="spacer"></span>
       <${KindChoice} kinds=${[...defaults.map((each) => each.kind), "total"]} />
       <${Button} onclick=${exportLimits}>Export<//>
       <${Button} isWrite onclick=${revertAll}>Revert all edits…<//>
     </div>
-    <${Table} name="rules" columns=${COLUMNS} action="Edit">
-      ${rows(own)}
-      ${standard.length > 0 && [group("Defaults, for each name that no other rule matches"), rows(standard)]}
-      ${builtIn.length > 0 && [group(fold), isUnfolded && rows(builtIn)]}
-    <//>
+    <${Table} name="rules" columns=${COLUMNS} rows=${rows} cells=${cellsOf} action="Edit" />
     <${Pager} page=${page} size=${PAGE} total=${rules.total} />
   `;
 }
 
-/** A line that says what comes below it. */
-function group(heading) {
-  return html`<tbody class="group" role="rowgroup">
-    <tr role="row"><th scope="rowgroup" role="rowheader" colspan=${COLUMNS.length + 1}>${heading}</th></tr>
-  </tbody>`;
-}
-
-/** An operator's rules, the defaults of all kinds, and what is Sluice's own. */
+/** An operator's rules, the defaults of all kinds, and those built in. */
 function grouped({ rows, total }, defaults, kind, page) {
   const isDefault = (row) => row.pattern === "*" && !row.shared && !row.hours;
   const isLast = page * PAGE >= total;
   const unwritten = isLast ? defaults.filter((each) => each.source === UNWRITTEN && (!kind || each.kind === kind)) : [];
   const entryOf = (row) => defaults.find((each) => each.kind === row.kind);
   const others = rows.filter((row) => !isDefault(row));
+  const none = { pattern: "*", limit_text: "unlimited", action: "–", hours: null, holds: true, source: "no rule" };
   return {
     own: others.filter((row) => row.source !== BUILT_IN).map((row) => ruleRow(row)),
     standard: [
       ...rows.filter(isDefault).map((row) => ruleRow(row, entryOf(row))),
-      ...unwritten.map((entry) => ruleRow(unlimited(entry), entry)),
+      ...unwritten.map((entry) => ruleRow({ ...none, kind: entry.kind, limit: entry.limit }, entry)),
     ],
     builtIn: others.filter((row) => row.source === BUILT_IN).map((row) => ruleRow(row)),
-  };
-}
-
-/** The row of a kind that nobody wrote a default for. */
-function unlimited({ kind, limit }) {
-  return {
-    kind,
-    pattern: "*",
-    limit,
-    limit_text: "unlimited",
-    action: "–",
-    hours: null,
-    holds: true,
-    source: "no rule",
   };
 }
 
@@ -101,52 +89,37 @@ function ruleRow(row, entry = null) {
   return { ...row, kind, name, entry, key: `${kind}/${name}/${row.hours ?? ""}` };
 }
 
-function cellsOf(row) {
-  const { kind, name, holds, limit, action, hours, entry, source } = row;
+function cellsOf({ kind, name, holds, action, hours, entry, source, ...row }) {
+  const { limit } = row;
+  const aboutConfirms = "The acks of consumers confirm messages to publishers.";
+  const confirmed = html`<${Tag} title=${aboutConfirms}>confirmed by consumers<//>`;
+  const edit = () => openDialog(Editor, { kind, name });
+  // The whole path is in the title.
+  const file = html`<span title=${source}>${source.slice(source.lastIndexOf("/") + 1)}</span>`;
   return {
     rule: html`<${Tag} manner="kind">${kind}<//><${ResourceLink} kind=${kind} name=${nameOf(name)}>${name}<//>
       ${!holds && html`<${Tag}>not now<//>`}`,
-    limit: html`${shortLimit(row)} ${limit?.confirm === "after_consume" && html`<${ConfirmedByConsumers} />`}`,
+    limit: html`${shortLimit(row)} ${limit?.confirm === "after_consume" && confirmed}`,
     above: limit?.exempt ? "–" : action,
     hours: cell(hours ?? "always", { class: hours ? "" : "faint" }),
-    written: cell(entry?.edit ? html`<${Edited} entry=${entry} />` : written(source), { class: "muted wrap" }),
-    action: html`<${EditButton} kind=${kind} name=${name} />`,
+    written: cell(entry?.edit ? html`<${Edited} entry=${entry} />` : file, { class: "muted wrap" }),
+    action: html`<${EditButton} kind=${kind} name=${name} onclick=${edit} />`,
   };
-}
-
-function ConfirmedByConsumers() {
-  return html`<${Tag} title="The acks of consumers confirm what is published.">confirmed by consumers<//>`;
-}
-
-function EditButton({ kind, name }) {
-  const word = canWrite() ? "Edit" : "Show";
-  const what = name === "*" ? `the default of ${kind}` : `the limit of ${kind} ${name}`;
-  const edit = () => openDialog((close) => html`<${Editor} kind=${kind} name=${name} onclose=${close} />`);
-  return html`<${Button} manner="small" label="${word} ${what}" onclick=${edit}>${word}<//>`;
-}
-
-/** Where a rule is written: the file's name, the whole path on hover. */
-function written(source) {
-  return html`<span title=${source}>${source.slice(source.lastIndexOf("/") + 1)}</span>`;
 }
 
 function Edited({ entry: { edit, configured } }) {
   return html`
-    <${Tag} manner="edited">edited<//> <span title=${exact(edit.at)}>by ${edit.by}, ${ago(edit.at)}</span>
-    ${edit.expires_at && ` · ${left(edit.expires_at)}`} ${configured && ` · file: ${limitText(configured.limit)}`}
+    <${Tag} manner="edited">edited<//> <${EditedBy} edit=${edit} />
+    ${configured && ` · file: ${limitText(configured.limit)}`}
   `;
 }
 
-/** Save the limits in force as a configuration file, as `sluice limits export` prints them. */
-async function exportLimits() {
-  try {
+/** Save the limits in force as a configuration file. */
+function exportLimits() {
+  return attempt(async () => {
     const { text } = await get("export");
-    const anchor = document.createElement("a");
-    anchor.href = URL.createObjectURL(new Blob([text], { type: "application/toml" }));
-    anchor.download = "limits.toml";
-    anchor.click();
-    URL.revokeObjectURL(anchor.href);
-  } catch (error) {
-    failed(error);
-  }
+    const href = URL.createObjectURL(new Blob([text], { type: "application/toml" }));
+    Object.assign(document.createElement("a"), { href, download: "limits.toml" }).click();
+    URL.revokeObjectURL(href);
+  });
 }

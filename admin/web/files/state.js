@@ -1,12 +1,23 @@
-/** The sidecar's own state: listeners, totals, lanes, switches, where edits are kept; and the reload. */
+/** The sidecar's own state: listeners, totals, lanes, switches, where edits are saved; and the reload. */
 
 import { ApiError, call } from "./api.js";
-import { app, canWrite, failed, openDialog, switches, toast, useAnswer } from "./app.js";
-import { Lines } from "./changes.js";
-import { Dialog, Problem, useAct } from "./dialogs.js";
-import { ago, bytes, count, duration, exact, left, rate } from "./format.js";
-import { html, useRef } from "./html.js";
-import { Button, Dot, Panel, Table, Tag, TargetLink, brokerState, cell, listenerText } from "./parts.js";
+import { app, attempt, canWrite, openDialog, switches, toast, useAnswer } from "./app.js";
+import { Actions, Dialog, Form, Problem, useAct } from "./dialogs.js";
+import { bytes, count, duration, exact, left, rate } from "./format.js";
+import { html } from "./html.js";
+import {
+  Button,
+  Dot,
+  EditedBy,
+  Lines,
+  Panel,
+  Table,
+  Tag,
+  TargetLink,
+  brokerState,
+  cell,
+  listenerText,
+} from "./parts.js";
 import { switchOff, switchOn } from "./switches.js";
 
 const SWITCHES = [
@@ -18,29 +29,27 @@ const SWITCHES = [
 
 export function StateView() {
   const [entries] = useAnswer(switches, []);
-  const table = { name: "switches", columns: SWITCHES, rows: entries ?? [], cells: switchCells, action: "Switch" };
   const { state } = app;
+  const table = { name: "switches", columns: SWITCHES, rows: entries ?? [], cells: switchCells, action: "Switch" };
   return html`
     <div class="heading second">
       <h1>State</h1>
       <span class="spacer"></span>
       <${Button} isWrite onclick=${askReload}>Reload the configuration…<//>
     </div>
-    <div class="panels">${state && html`<${Panels} state=${state} />`}</div>
-    <${Panel} wide title="Switches">
-      <${Table} ...${table} />
-    <//>
-  `;
-}
-
-function Panels({ state }) {
-  return html`
-    <${Panel} title="Listeners" facts=${state.listeners.map(listenerFact)} />
-    <${Panel} title="Messages since the start" facts=${messageFacts(state)} />
-    <${Panel} title="Data path" facts=${dataPathFacts(state)} />
-    <${Panel} title="Connections ended" facts=${closedFacts(state.totals.closed)} />
-    <${Panel} title="Edits" facts=${editFacts(state)} />
-    <${Panel} title="Process" facts=${processFacts(state)} />
+    <div class="panels">
+      ${
+        state && [
+          html`<${Panel} title="Listeners" facts=${state.listeners.map(listenerFact)} />`,
+          html`<${Panel} title="Messages since the start" facts=${messageFacts(state)} />`,
+          html`<${Panel} title="Data path" facts=${dataPathFacts(state)} />`,
+          html`<${Panel} title="Closed connections" facts=${closedFacts(state.totals.closed)} />`,
+          html`<${Panel} title="Edits and files" facts=${editFacts(state)} />`,
+          html`<${Panel} title="Process" facts=${processFacts(state)} />`,
+        ]
+      }
+    </div>
+    <${Panel} wide title="Switches"><${Table} ...${table} /><//>
   `;
 }
 
@@ -58,14 +67,13 @@ function closedFacts(closed) {
   return Object.entries(closed).map(([reason, amount]) => [reason.replaceAll("_", " "), count(amount)]);
 }
 
-function messageFacts({ totals, rates }) {
-  const perS = rates.messages_per_s;
+function messageFacts({ totals, rates: { messages_per_s: perS } }) {
   const facts = Object.entries(totals.messages).map(([end, amount]) => [
     end,
     `${count(amount)} · ${rate(perS[end])}/s`,
   ]);
-  // What was never read is of no resource, and counted in bytes.
-  const lost = `${count(totals.lost_messages)}, and with what was never read ${bytes(totals.lost_bytes)}`;
+  // What was never read has no resource, and is counted in bytes.
+  const lost = `${count(totals.lost_messages)}, and with those never read ${bytes(totals.lost_bytes)}`;
   return totals.lost_bytes ? [...facts, ["lost", lost]] : facts;
 }
 
@@ -89,21 +97,19 @@ function dataPathFacts({ totals, rates, held, limiters, lanes, bypassed }) {
   ];
 }
 
-function editFacts({ edits, persistence, spool, rule_set_version: version }) {
-  const next = edits.expiring_next;
+function editFacts({ edits, persistence, spool, rejection_log: log, rule_set_version: version }) {
   const { directory, error, set_aside: aside } = persistence;
+  const next = edits.expiring_next;
   return [
-    ["Standing", count(edits.standing)],
-    [
-      "Next to expire",
-      next ? html`<${TargetLink} target=${next.target}>${next.target}<//>, ${left(next.expires_at)}` : "none",
-    ],
-    ["Kept in", directory ?? "memory, until the restart"],
-    ...(error ? [["Problem", error]] : []),
-    ...(aside.length ? [["Set aside", aside.join(", ")]] : []),
+    ["Live edits", count(edits.standing)],
+    next && ["Expires next", html`<${TargetLink} target=${next.target}>${next.target}<//>, ${left(next.expires_at)}`],
+    ["Saved in", directory ?? "memory, until the restart"],
+    error && ["Problem", error],
+    aside.length > 0 && ["Set aside", aside.join(", ")],
     ["Spool", spool.directory ?? spool.error ?? "off"],
+    ["Rejection log", log.error ?? log.directory ?? "off"],
     ["Rule set", `version ${version}`],
-  ];
+  ].filter(Boolean);
 }
 
 function processFacts({ version, started_at: startedAt, uptime_s: uptimeS, warnings }) {
@@ -119,58 +125,56 @@ function processFacts({ version, started_at: startedAt, uptime_s: uptimeS, warni
 
 function switchCells(entry) {
   const { kind, edit, limiting, configured } = entry;
-  const [word, act] = limiting ? ["off", () => switchOff(kind)] : ["on", () => switchOn(entry)];
-  const end = edit?.expires_at ? ` · ${left(edit.expires_at)}` : "";
-  const changed =
-    edit &&
-    html`<span title=${exact(edit.at)}>${edit.by}, ${ago(edit.at)}</span>${end}${edit.reason && ` · ${edit.reason}`}`;
+  const [word, manner, act] = limiting
+    ? ["off", "small danger-quiet", () => switchOff(kind)]
+    : ["on", "small", () => switchOn(entry)];
   const file = html`<span class="narrow-only">in the file: </span>${configured ? "on" : "off"}`;
   const label = `Switch limiting of ${kind} ${limiting ? "off" : "back on"}`;
   return {
     kind: kind === "all" ? "everything" : kind,
     limiting: limiting ? "on" : html`<${Tag} manner="bad">off<//>`,
     file: cell(file, { class: configured === limiting ? "muted same" : "muted" }),
-    changed: cell(changed ?? undefined, { class: edit ? "wrap" : "wrap same" }),
-    action: html`<${Button} isWrite manner="small ${limiting ? "danger-quiet" : ""}" label=${label} onclick=${act}>
-      Switch ${word}…
-    <//>`,
+    changed: cell(edit ? [html`<${EditedBy} edit=${edit} />`, edit.reason && ` · ${edit.reason}`] : undefined, {
+      class: edit ? "wrap" : "same",
+    }),
+    action: html`<${Button} isWrite manner=${manner} label=${label} onclick=${act}>Switch ${word}…<//>`,
   };
 }
 
-/** Say what a reload would change, and do it when told so. */
-async function askReload() {
-  try {
-    const report = await call("POST", "reload", { query: { dry_run: 1 } });
-    openDialog((close) => html`<${Reload} report=${report} onclose=${close} />`);
-  } catch (error) {
-    if (!(error instanceof ApiError) || error.status === 401) return failed(error);
-    const texts = error.errors.length ? error.errors.map((each) => each.detail) : [error.message];
-    openDialog(
-      (close) => html`<${Dialog} title="The configuration is wrong" onclose=${close}>
-        <p>Nothing was changed.</p>
-        <${Lines} texts=${texts} />
-      <//>`,
-    );
-  }
+/** Show what a reload would change, and do it if confirmed. */
+function askReload() {
+  return attempt(async () => {
+    try {
+      openDialog(Reload, { report: await call("POST", "reload", { query: { dry_run: 1 } }) });
+    } catch (error) {
+      if (!(error instanceof ApiError) || !error.errors.length) throw error;
+      openDialog(WrongConfiguration, { texts: error.errors.map((each) => each.detail) });
+    }
+  });
 }
 
-function Reload({ report, onclose }) {
-  const control = useRef({}).current;
+function WrongConfiguration({ texts, close }) {
+  return html`<${Dialog} title="The configuration is wrong" close=${close}>
+    <p>Nothing was changed.</p>
+    <${Lines} texts=${texts} />
+  <//>`;
+}
+
+function Reload({ report, close }) {
   const acting = useAct("Reload", async () => {
     await call("POST", "reload");
-    control.close();
+    close();
     toast("The configuration was reloaded.");
   });
   const section = (title, texts) => texts.length > 0 && html`<h3>${title}</h3><${Lines} texts=${texts} />`;
   const isIdle = !report.changed.length;
-  return html`<${Dialog} title="Reload the configuration" onclose=${onclose} control=${control}>
+  return html`<${Dialog} title="Reload the configuration" close=${close}>
     <${Problem} text=${acting.problem} />
-    ${isIdle ? html`<p>Nothing would change.</p>` : section("Will hold at once", report.changed)}
-    ${section("Changed, but an edit stands over it", report.hidden)} ${section("Needs a restart", report.needs_restart)}
+    ${isIdle ? html`<p>Nothing would change.</p>` : section("Applies at once", report.changed)}
+    ${section("Changed, but overridden by an edit", report.hidden)} ${section("Needs a restart", report.needs_restart)}
     ${section("Warnings", report.warnings)}
-    <div class="actions">
-      <${Button} manner="primary" disabled=${isIdle || acting.isActing} onclick=${acting.run}>Reload<//>
-      <${Button} onclick=${() => control.close()}>Cancel<//>
-    </div>
+    <${Form} onsend=${acting.run}>
+      <${Actions} label="Reload" disabled=${isIdle || acting.isActing} cancel=${close} />
+    <//>
   <//>`;
 }

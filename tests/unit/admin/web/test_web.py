@@ -63,7 +63,7 @@ def test_the_form_has_all_fields_of_a_limit_besides_its_rate(client: TestClient)
 
 
 def test_tables_have_the_columns_of_the_api(client: TestClient) -> None:
-    text = client.get("/web/columns.js").text
+    text = client.get("/web/parts.js").text
     tables = json.loads(text.split("export const COLUMNS = ")[1].split(";\n")[0])
     assert tables.keys() == COLUMNS.keys()
     refused = next(each for each in tables["limits"] if each["name"] == "refused")
