@@ -47,6 +47,10 @@ def _input(of: LimitField) -> str:
     return "days" if of.is_list else _INPUTS.get(of.plain_type, "number")
 
 
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
 def _field(of: LimitField) -> dict[str, Any]:
     """Write a field as ``fields.js`` has it."""
     words = {**of.words, **{word: word for word in of.values if word not in of.words}}
@@ -55,7 +59,7 @@ def _field(of: LimitField) -> dict[str, Any]:
         "label": of.label,
         "input": _input(of),
         "otherwise": of.default,
-        "help": "" if _input(of) == "check" else f"{of.meaning[0].upper()}{of.meaning[1:]}.",
+        "help": "" if _input(of) == "check" else _sentence(of.meaning.partition(";")[0]),
         "options": list(words.items()),
         "named": of.named,
         "telling": of.telling,
