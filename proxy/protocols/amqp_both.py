@@ -7,7 +7,7 @@ from typing import Final
 
 from proxy.deciding.batch import Batch, Refuse, Request, Side
 from proxy.protocols.amqp.kinds import amqp_protocol, kinds
-from proxy.protocols.amqp091.memory import Hub, confirm_states
+from proxy.protocols.amqp091.after_consume import Hub, confirm_states
 from proxy.protocols.amqp091.session import AMQP091Options, AMQP091Session
 from proxy.protocols.amqp10.credit import UnpaidOfClients
 from proxy.protocols.amqp10.session import AMQP10Session

@@ -91,7 +91,6 @@ class Run:
         self.metered = what == "refused"
 
     def go(self) -> None:
-        """Do what comes, and judge what came of it."""
         if self.takes:
             self._fill()
         begun = time.monotonic()

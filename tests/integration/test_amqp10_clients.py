@@ -73,7 +73,6 @@ def _run(client: str, address: str, home: Path, *links: dict[str, Any], seconds:
 
 
 def _per_s(counts: Sequence[int], *, first: int, last: int) -> float:
-    """What was counted in a second on average, from one second to another."""
     return sum(counts[first:last]) / (last - first)
 
 

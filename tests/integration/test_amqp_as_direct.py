@@ -88,7 +88,6 @@ class Scene:
         return self._clients.enter_context(AmqpClient(self.address, **how))
 
     def queue(self, name: str, **how: Any) -> str:
-        """Make a queue, past any proxy."""
         with self.rabbitmq.connect() as client:
             client.call(client.open_channel(), "queue.declare", queue=name, **how)
         self._queues.append(name)
@@ -573,7 +572,6 @@ _PUBLISHES = {
 
 @pytest.fixture
 def tenant(rabbitmq: RabbitMQ) -> str:
-    """Another virtual host."""
     rabbitmq.ctl("add_vhost", "tenant")
     rabbitmq.ctl("set_permissions", "--vhost", "tenant", "guest", ".*", ".*", ".*")
     return "tenant"

@@ -61,7 +61,6 @@ def sluice(start_sluice: StartSluice, rabbitmq: RabbitMQ) -> Sluice:
 
 @pytest.fixture
 def addresses(sluice: Sluice, rabbitmq: RabbitMQ) -> tuple[str, str]:
-    """The broker's, and Sluice's in front of it."""
     return rabbitmq.address, sluice.routes[0].listen
 
 

@@ -51,8 +51,6 @@ Start = Callable[..., AbstractContextManager[Sluice]]
 
 @pytest.fixture
 def start(start_sluice: StartSluice, rabbitmq: RabbitMQ) -> Start:
-    """Starts a sidecar with more lines of configuration, in front of the broker or what stands before it."""
-
     @contextmanager
     def started(more: str = "", *, options: str = "", broker: str = "", **how: Any) -> Iterator[Sluice]:
         listen = f"127.0.0.1:{free_port('127.0.0.1')}"

@@ -52,7 +52,6 @@ def sluice(start_sluice: StartSluice, rabbitmq: RabbitMQ) -> Iterator[Sluice]:
 
 @pytest.fixture
 def both(rabbitmq: RabbitMQ, sluice: Sluice) -> tuple[str, str]:
-    """The broker's address, and Sluice's."""
     return rabbitmq.address, sluice.routes[0].listen
 
 

@@ -24,7 +24,6 @@ _CONNECTIONS, _CHANNELS = 10_000, 10
 
 
 def _memory_bytes(sluice: Sluice, what: str) -> int:
-    """``VmRSS`` is what the process has now, ``VmHWM`` the most that it had."""
     status = Path(f"/proc/{sluice.process.pid}/status").read_text(encoding="ascii")
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(what))
 

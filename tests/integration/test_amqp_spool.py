@@ -48,7 +48,6 @@ def _declare(rabbitmq: RabbitMQ, *queues: str) -> None:
 
 @pytest.fixture
 def start(start_sluice: StartSluice, rabbitmq: RabbitMQ, listen: str) -> Iterator[Any]:
-    """Starts a sidecar in front of the broker."""
     running: list[Sluice] = []
 
     def started(config: str, **how: Any) -> Sluice:

@@ -47,7 +47,6 @@ class Lives:
         self.address = listen
 
     def start(self, rate: float | str, *, recover: bool = False) -> Sluice:
-        """Start the next one."""
         return self._start(
             routes=(self._route,),
             protocol="amqp091",

@@ -25,7 +25,6 @@ Outcomes = dict[str, str]
 
 
 def _run(command: Sequence[str], cwd: Path, **env: str) -> str:
-    """Run a suite to its end and return what it printed; that tests of it fail is no failure here."""
     required(_SUITES / ".stamp", "make .parts/suites/.stamp")
     done = subprocess.run(
         [program("setpriv"), "--pdeathsig", "KILL", "--", *command],

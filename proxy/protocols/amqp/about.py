@@ -19,8 +19,7 @@ class Identity:
         self._library = self._version = self._name = ""
         # The first word of its platform, as in ``Python 3.11.2``, without the version, since accounts are kept by it.
         self.language = ""
-        # Its library with the version, as in ``amqplib 2.3.1``.
-        self.product = ""
+        self.product = ""  # its library with the version, as in ``amqplib 2.3.1``
 
     def introduce(self, name: bytes, said: Mapping[bytes, bytes]) -> None:
         """Take the connection's name and the client properties."""

@@ -21,8 +21,7 @@ DELIVERY: Final = "delivery"
 DEFAULT_VHOST: Final = b"/"
 #: Names remembered per connection and direction. Beyond, all are forgotten.
 MAX_NAMES: Final = 1024
-#: The longest name in AMQP 0.9.1, and of queues and exchanges in RabbitMQ.
-MAX_NAME_BYTES: Final = 255
+MAX_NAME_BYTES: Final = 255  # the longest name in AMQP 0.9.1, and of queues and exchanges in RabbitMQ
 
 
 def encoded(part: bytes) -> str:

@@ -3,7 +3,7 @@
 from operator import attrgetter
 
 from proxy.protocols.amqp.kinds import amqp_protocol, kinds
-from proxy.protocols.amqp091.memory import Hub, confirm_states
+from proxy.protocols.amqp091.after_consume import Hub, confirm_states
 from proxy.protocols.amqp091.session import AMQP091Options, AMQP091Session
 
 PROTOCOL = amqp_protocol(

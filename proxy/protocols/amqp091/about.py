@@ -8,10 +8,8 @@ from proxy.protocols.amqp.names import encoded
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.wire import Malformed, Reader, read_texts, reads_true
 
-#: The highest channel_max.
-_MAX_CHANNELS: Final = 65535
-#: Below this, no channel is withheld.
-_LEAST_CHANNELS: Final = 2
+_MAX_CHANNELS: Final = 65535  # the highest channel_max
+_LEAST_CHANNELS: Final = 2  # below this, no channel is withheld
 
 
 class AboutClient(Identity):

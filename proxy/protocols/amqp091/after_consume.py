@@ -35,6 +35,7 @@ from typing import Final, Literal
 
 from limiter.rules.resource import Resource
 from proxy.protocols.amqp091.channel import Channel, Deliveries, Delivery
+from proxy.protocols.amqp091.memory import SharedMemory
 from proxy.stats.snapshot import ConfirmState
 
 State = Literal["after_consume", "no_consumer", "auto_ack", "behind", "falls_back", "no_gain", "memory"]
@@ -45,8 +46,7 @@ for, without a fault of the destination."""
 #: How many messages of a destination may wait at first, and at most.
 FIRST_WINDOW: Final = 16
 MAX_WINDOW: Final = 10_000
-#: A message is soon if it waits for less than this part of its time.
-_SOON: Final = 5
+_SOON: Final = 5  # a message is soon if it waits for less than this part of its time
 #: One sample of the broker per so many consumed messages, for the first few samples, later by time.
 _BETWEEN_SAMPLES: Final = 4
 _FIRST_SAMPLES: Final = 4
@@ -56,8 +56,7 @@ _MEAN_OF_SAMPLES: Final = 4
 _MEAN_OF_CONSUMED: Final = 16
 _FIRST_PAUSE_NS: Final = 1_000_000_000
 _MAX_PAUSE_NS: Final = 60 * _FIRST_PAUSE_NS
-#: Memory of a waiting message in addition to its bytes, about.
-_OBJECT_BYTES: Final = 1536
+_OBJECT_BYTES: Final = 1536  # memory of a waiting message in addition to its bytes, about
 #: Destinations remembered. Beyond, idle ones are forgotten with their totals, of so many looked at.
 MAX_DESTINATIONS: Final = 4096
 _LOOKED_AT: Final = 64
@@ -110,8 +109,7 @@ class Destination:
     broker_total: int = 0
     persisted_total: int = 0
     nacked_total: int = 0
-    #: Consumed soon since the window has its width.
-    _soon: int = 0
+    _soon: int = 0  # consumed soon since the window has its width
     # Since messages wait again: consumed ones and their mean latency; samples of the broker, when the last one began,
     # how many have ended, and their mean latency; and whether consumers were seen to be faster.
     _consumed: int = 0
@@ -123,7 +121,7 @@ class Destination:
     _gains: bool = False
     _is_behind: bool = False
     # The current or last pause.
-    _until_ns: int = 0
+    paused_until_ns: int = 0
     _paused_as: State = "behind"
     _pause_ns: int = 0
 
@@ -144,7 +142,7 @@ class Destination:
                 return "auto_ack"
             if not consumers.acknowledging:
                 return "no_consumer"
-        if now_ns < self._until_ns:
+        if now_ns < self.paused_until_ns:
             return self._paused_as
         if not self.waiting:
             self._is_behind = False
@@ -157,7 +155,7 @@ class Destination:
         self.after_consume_total += 1
         self._consumed += 1
         self._consumers_ns = _mean(self._consumers_ns, now_ns - message.since_ns, self._consumed, _MEAN_OF_CONSUMED)
-        if now_ns - message.since_ns > message.within_ns // _SOON or self._is_behind or now_ns < self._until_ns:
+        if now_ns - message.since_ns > message.within_ns // _SOON or self._is_behind or now_ns < self.paused_until_ns:
             return
         self._soon += 1
         if self._soon >= self.window:
@@ -185,13 +183,10 @@ class Destination:
             if not self._gains:
                 self.pause("no_gain", now_ns)
 
-    def paused_until_ns(self) -> int:
-        return self._until_ns
-
     def pause(self, state: State, now_ns: int) -> None:
-        if now_ns >= self._until_ns:
+        if now_ns >= self.paused_until_ns:
             self._pause_ns = min(max(_FIRST_PAUSE_NS, 2 * self._pause_ns), _MAX_PAUSE_NS)
-            self._until_ns = now_ns + self._pause_ns
+            self.paused_until_ns = now_ns + self._pause_ns
             self._paused_as = state
 
 
@@ -208,8 +203,7 @@ class Inbox:
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self.ended: deque[tuple[Waiting, Outcome]] = deque()
-        #: By how long they may wait, the oldest first.
-        self._waiting: dict[int, OrderedDict[int, Waiting]] = {}
+        self._waiting: dict[int, OrderedDict[int, Waiting]] = {}  # by how long they may wait, the oldest first
 
     def add(self, message: Waiting) -> None:
         of_time = self._waiting.get(message.within_ns)
@@ -257,8 +251,6 @@ class AfterConsume:
         self._destinations: OrderedDict[Resource, Destination] = OrderedDict()
         self._consumers: dict[str, Consumers] = {}
 
-    # --- Destinations -----------------------------------------------------------------------------
-
     def destination(self, resource: Resource, *, is_queue: bool) -> Destination:
         """Return a destination; ``is_queue`` means that its name is that of a queue."""
         destination = self._destinations.get(resource)
@@ -304,8 +296,6 @@ class AfterConsume:
     def _is_full(self) -> bool:
         return self.waiting_bytes >= self.most_bytes
 
-    # --- Messages ---------------------------------------------------------------------------------
-
     def takes(self, destination: Destination, now_ns: int) -> int:
         """Return the number for a message that is to wait; 0 if none may wait now."""
         state = destination.look(now_ns, is_full=self._is_full())
@@ -347,8 +337,6 @@ class AfterConsume:
         if outcome != "parted":
             destination.pause("behind" if outcome == "late" else "falls_back", now_ns)
         message.inbox.tell(message, outcome)
-
-    # --- Consumers --------------------------------------------------------------------------------
 
     def _consumers_of(self, queue: str) -> Consumers:
         consumers = self._consumers.get(queue)
@@ -420,3 +408,20 @@ class AfterConsume:
             consumers = message.destination.consumers
             if consumers is not None and not consumers.acknowledging and not message.deliveries:
                 self.fall_back(message, "parted", now_ns)
+
+
+@dataclass(slots=True)
+class Hub(SharedMemory):
+    """What all sessions of one broker share."""
+
+    # How many connections the broker closed over a replayed queue, by its number.
+    failures: dict[int, int] = field(default_factory=dict)
+    after_consume: AfterConsume = field(default_factory=AfterConsume)
+
+    @property
+    def held_bytes(self) -> int:
+        return self.waiting_bytes + self.after_consume.waiting_bytes
+
+
+def confirm_states(hub: Hub, now_ns: int) -> Sequence[ConfirmState]:
+    return hub.after_consume.states(now_ns)

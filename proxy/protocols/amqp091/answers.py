@@ -31,10 +31,8 @@ _ACK: Final = wire.BASIC_ACK
 _NACK: Final = wire.BASIC_NACK
 #: Methods that must not overtake waiting deliveries.
 _BEHIND_DELIVERIES: Final = frozenset((wire.BASIC_CANCEL, wire.BASIC_CANCEL_OK, wire.BASIC_RECOVER_OK))
-#: The header field of a message from a stream.
-_STREAM_FIELD: Final = b"\x0fx-stream-offset"
-#: The fate of deliveries that the client has not been sent.
-_UNSENT: Final = frozenset((NEW, WAITING))
+_STREAM_FIELD: Final = b"\x0fx-stream-offset"  # the header field of a message from a stream
+_UNSENT: Final = frozenset((NEW, WAITING))  # the fate of deliveries that the client has not been sent
 #: Bytes of headers before a mark that count as one step: about a field.
 _BYTES_OF_STEP: Final = 8
 _method_at = wire.method_at
@@ -63,8 +61,7 @@ class Answers(Stream):
         self.reason = b""  # why Sluice blocks the client (connection.blocked); sent at the next boundary
         self.brokers_reason: bytes | None = None  # why the broker blocks the client
         self.silent = False  # the connection is being closed, so the client hears no more of this
-        #: The reason that the client was told.
-        self._told = b""
+        self._told = b""  # the reason that the client was told
         #: Channels that the client has left and that are open at the broker.
         self.left_channels: set[Channel] = set()
         self._names = shared.names
@@ -193,8 +190,6 @@ class Answers(Stream):
             charged_to = self._names.delivery(channel.resolve(queue))
             if content.resources != charged_to:
                 content.resources = charged_to + content.resources
-
-    # --- Delivery tags ----------------------------------------------------------------------------
 
     def _number(self, channel: Channel, content: _Delivery, number: int, *, automatic: bool) -> None:
         """Track a delivery tag. One without acks counts as settled."""
@@ -352,8 +347,8 @@ class Answers(Stream):
                         self._owner.requeue(lane.channel, content.tag)
             self._advance(line)
         if self.charges:
-            self._shared.pass_on(passed)
-            self._shared.wake()
+            self._context.pass_on(passed)
+            self._context.wake()
 
     @staticmethod
     def _is_unwanted(channel: Channel, tag: bytes) -> bool:

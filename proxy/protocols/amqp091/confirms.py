@@ -15,14 +15,11 @@ class Confirms:
 
     def __init__(self) -> None:
         self.numbered = 0
-        #: How many were forwarded.
-        self._sent = 0
-        #: Up to this number both are equal; None while they always were.
-        self._alike: int | None = None
+        self._sent = 0  # how many were forwarded
+        self._alike: int | None = None  # up to this number both are equal; None while they always were
         #: Beyond, the client's number by the broker's: negative if withheld, 0 if Sluice has answered it.
         self._numbers: dict[int, int] = {}
-        #: How many of these are not positive.
-        self._withheld = 0
+        self._withheld = 0  # how many of these are not positive
         #: Of the broker's numbers, the first open one, and those answered beyond it.
         self._first_open = 1
         self._ahead: set[int] = set()

@@ -23,8 +23,7 @@ from proxy.protocols.base import SessionContext
 MAX_UNCONFIRMED: Final = 16
 #: For how long such a channel's publishes are forwarded as they come, and those for a paused destination.
 _AHEAD_NS: Final = 1_000_000_000
-#: Messages answered or published again in one call: some milliseconds.
-MAX_ANSWERED: Final = 512
+MAX_ANSWERED: Final = 512  # messages answered or published again in one call: some milliseconds
 
 #: The pseudo queue of direct replies. A request that names it is a fault without a consumer of it.
 REPLIES: Final = b"amq.rabbitmq.reply-to"
@@ -48,19 +47,15 @@ class Marking:
         #: The rules of that version, by the resources of a publish.
         self._rules: dict[tuple[Resource, ...], Confirming | None] = {}
         self._version = -1
-        #: Channels whose publishes are left alone for a while.
-        self._ahead: dict[Channel, None] = {}
+        self._ahead: dict[Channel, None] = {}  # channels whose publishes are left alone for a while
         #: By channel, the publish that samples the broker's latency: its tag, when it was forwarded, and where to.
         self._samples: dict[Channel, tuple[int, int, Destination]] = {}
-        #: No new message waits, and waiting ones fall back.
-        self._ends = False
+        self._ends = False  # no new message waits, and waiting ones fall back
 
     def part(self) -> None:
         self._ahead.clear()
         self._samples.clear()
         del self._who, self._context, self.take_all
-
-    # --- What is published ------------------------------------------------------------------------
 
     def look(self) -> bool:
         """Check for new rules. Return whether they may make a difference."""
@@ -88,7 +83,7 @@ class Marking:
         """Say whether a publish that begins to arrive may wait."""
         if not self._can_wait(channel, target) or self._runs_ahead(channel, now_ns):
             return False
-        until_ns = self._destination(target).paused_until_ns()
+        until_ns = self._destination(target).paused_until_ns
         if now_ns < until_ns:
             self._leave_alone(channel, min(until_ns, now_ns + _AHEAD_NS))
             return False
@@ -163,8 +158,6 @@ class Marking:
         )
         return marked
 
-    # --- The broker's answers ---------------------------------------------------------------------
-
     def heard(self, now_ns: int) -> None:
         for channel, (tag, since_ns, destination) in list(self._samples.items()):
             assert channel.confirms is not None  # noqa: S101 - it had a number
@@ -185,8 +178,6 @@ class Marking:
             self._hub.forget(message)
             assert channel.confirms is not None  # noqa: S101 - it had a number
             channel.confirms.release(message.tag)
-
-    # --- Outcomes ---------------------------------------------------------------------------------
 
     def due_ns(self) -> int | None:
         return self._inbox.due_ns()

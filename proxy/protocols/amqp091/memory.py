@@ -1,34 +1,20 @@
 """Memory for copies of what waits: bounds per direction of a connection, and for all connections to a broker."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
-
-from proxy.protocols.amqp091.after_consume import AfterConsume
-from proxy.stats.snapshot import ConfirmState
 
 #: Beyond twice the bound plus this, a direction is not read even if what waits can then never be forwarded.
 _SLACK_BYTES: Final = 1024 * 1024
 
 
 @dataclass(slots=True)
-class Hub:
-    """What all sessions of one broker share."""
+class SharedMemory:
+    """What copies of all connections to a broker take."""
 
-    waiting_bytes: int = 0  # of copies
+    waiting_bytes: int = 0
     holders: int = 0  # how many directions of connections hold copies
     wakers: dict[Callable[[], None], None] = field(default_factory=dict)  # of sessions that wait for memory
-    # How many connections the broker closed over a replayed queue, by its number.
-    failures: dict[int, int] = field(default_factory=dict)
-    after_consume: AfterConsume = field(default_factory=AfterConsume)
-
-    @property
-    def held_bytes(self) -> int:
-        return self.waiting_bytes + self.after_consume.waiting_bytes
-
-
-def confirm_states(hub: Hub, now_ns: int) -> Sequence[ConfirmState]:
-    return hub.after_consume.states(now_ns)
 
 
 class Memory:
@@ -36,7 +22,7 @@ class Memory:
 
     __slots__ = ("_hub", "_most_bytes", "_most_bytes_in_all", "_wake", "taken_bytes")
 
-    def __init__(self, hub: Hub, most_bytes: int, most_bytes_in_all: int, wake: Callable[[], None]) -> None:
+    def __init__(self, hub: SharedMemory, most_bytes: int, most_bytes_in_all: int, wake: Callable[[], None]) -> None:
         self.taken_bytes = 0
         self._hub = hub
         self._most_bytes = most_bytes

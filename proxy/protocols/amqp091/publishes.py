@@ -6,12 +6,10 @@ A refused publish with confirms is answered with basic.nack. One without confirm
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, Refuse, Request, Shadow, Side, Verdicts
-from proxy.protocols.amqp.names import Target, encoded
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.after_consume import Waiting
 from proxy.protocols.amqp091.channel import GENERATED, MAX_CONSUMERS, MAX_UNANSWERED, Channel, Content, Lane, Method
@@ -24,7 +22,6 @@ from proxy.protocols.amqp091.stream import MAX_CHANNEL, MAX_CONTENTS, Owner, Sha
 from proxy.protocols.amqp091.wire import Malformed, Reader
 from proxy.protocols.base import Buffer
 from proxy.spool.segments import Piece
-from proxy.spool.spool import QueueName
 
 #: Methods that are forwarded while publishes of their channel wait.
 _GOES_ON: Final = frozenset(
@@ -42,8 +39,7 @@ _GOES_ON: Final = frozenset(
 #: Classes whose effect outlasts the channel: exchange and queue.
 _LASTING: Final = frozenset((40, 50))
 _IN_TRANSACTION: Final = _LASTING | {wire.TX}
-#: Only brokers make queues with this prefix.
-_RESERVED: Final = b"amq."
+_RESERVED: Final = b"amq."  # only brokers make queues with this prefix
 #: Exclusive queues remembered per connection, and the longest declaration. All others end only with the connection to
 #: the broker.
 _MAX_EXCLUSIVE: Final = 10_000
@@ -56,16 +52,7 @@ _PUBLISH: Final = wire.BASIC_PUBLISH
 _ALL_LANES: Final = 1 << 16
 _FEW_LANES: Final = 16
 _RECOVERS: Final = frozenset((wire.BASIC_RECOVER, wire.BASIC_RECOVER_ASYNC))
-#: Keeps order keys within 62 bits.
-_KEY_BITS: Final = (1 << 62) - 1
-
-
-@dataclass(eq=False, slots=True)
-class _Publish(Content):
-    """One publish; ``again`` if it was published before."""
-
-    target: Target = field(init=False)
-    again: bool = False
+_KEY_BITS: Final = (1 << 62) - 1  # keeps order keys within 62 bits
 
 
 class Publishes(SpoolingStream):
@@ -88,13 +75,10 @@ class Publishes(SpoolingStream):
         self._marking.take_all = self._take_all
         #: Until connection.open-ok the client may use channel 0 only.
         self.last_channel = 0
-        self.most_body_bytes = shared.max_message_bytes
-        #: Runs scanned of the current chunk; None before the first scan.
-        self._runs: int | None = None
-        #: The client's connection.close, which waits for its publishes.
-        self._last_words = b""
-        #: Incomplete contents are forgotten since.
-        self._completes = False
+        self.most_body_bytes = shared.context.options.max_message_bytes
+        self._runs: int | None = None  # runs scanned of the current chunk; None before the first scan
+        self._last_words = b""  # the client's connection.close, which waits for its publishes
+        self._completes = False  # incomplete contents are forgotten since
 
     def _take_method(self, method: int, buffer: Buffer, position: int, stop: int, number: int) -> None:
         if number == 0:
@@ -103,7 +87,7 @@ class Publishes(SpoolingStream):
         lane = self._lanes.get(number)
         if self.finished:
             if lane is not None and method == _PUBLISH:
-                self._open_content(_Publish(lane), buffer, position, stop)
+                self._open_content(Content(lane), buffer, position, stop)
             self._special = True
         elif lane is not None and lane.channel.left:
             self._take_successor(method, lane.channel, buffer[position:stop])
@@ -113,7 +97,7 @@ class Publishes(SpoolingStream):
             self._pass(buffer, position, stop, None)
         elif method == _PUBLISH:
             self.published = True
-            content = _Publish(lane)
+            content = Content(lane)
             exchange_at = position + _EXCHANGE_AT
             key_at = exchange_at + 1 + buffer[exchange_at] if exchange_at < stop else stop
             bits_at = key_at + 1 + buffer[key_at] if key_at < stop else stop
@@ -210,8 +194,7 @@ class Publishes(SpoolingStream):
             self._check_unanswered(len(channel.getting))
             channel.getting.append((queue or channel.declared, bits & wire.GET_NO_ACK != 0))
             return
-        # RabbitMQ strips these two.
-        queue = queue.translate(None, b"\r\n")
+        queue = queue.translate(None, b"\r\n")  # RabbitMQ strips these two
         if method == wire.QUEUE_DELETE:
             if not bits & wire.DELETE_ON_CONDITION:
                 self.exclusive.pop(queue or channel.declared, None)
@@ -298,8 +281,6 @@ class Publishes(SpoolingStream):
         if channel.deliveries.by_tag and not channel.doomed:
             self._consumers.settled(method, channel, tag, bits, now_ns)
         return wire.settling(method, channel.number, tag, bits) if is_all and waits else None
-
-    # --- What a client leaves behind --------------------------------------------------------------
 
     def _take_successor(self, method: int, former: Channel, frame: Buffer) -> None:
         """Let the open of a channel wait while its number is in use at the broker."""
@@ -409,9 +390,8 @@ class Publishes(SpoolingStream):
                     self._forget(item)
 
     def _is_for_exclusive(self, content: Content) -> bool:
-        assert isinstance(content, _Publish)  # noqa: S101 - clients send no others
         target = content.target
-        return not target.exchange and target.routing_key in self.exclusive and not self.is_copied(content)
+        return not target.exchange and target.routing_key in self.exclusive and content.resources is target.resources
 
     def declared(self, queue: bytes, frame: bytes) -> None:
         self.exclusive[queue] = frame
@@ -450,8 +430,6 @@ class Publishes(SpoolingStream):
     def _check_unanswered(self, count: int) -> None:
         if count >= MAX_UNANSWERED:
             raise self._stop(wire.RESOURCE_ERROR, f"more than {count} requests without waiting for an answer")
-
-    # --- The compiled part ------------------------------------------------------------------------
 
     def feed(self, chunk: memoryview) -> Sequence[Request]:
         self._runs = None
@@ -536,7 +514,7 @@ class Publishes(SpoolingStream):
         return () if channels is None else channels.names()
 
     def _make_content(self, lane: Lane, raw: bytes) -> Content:
-        content = _Publish(lane)
+        content = Content(lane)
         target = content.target = self._names.target(raw, raw[0])
         content.resources = target.resources
         content.key = hash((target.key, lane.channel.number)) & _KEY_BITS
@@ -631,7 +609,6 @@ class Publishes(SpoolingStream):
         self._begun = []
 
     def _limit(self, content: Content, keys: list[bytes]) -> bool:
-        assert isinstance(content, _Publish)  # noqa: S101 - clients send no others
         lane, target = content.lane, content.target
         content.resources = self._names.with_copies(target, keys) if keys else target.resources
         content.key = hash((target.key, lane.channel.number)) & _KEY_BITS
@@ -639,28 +616,6 @@ class Publishes(SpoolingStream):
             content.number = lane.channel.confirms.number()
         line = lane.lines.get(content.key)
         return not lane.after and (line is None or (content.number > 0 and not line.spools))
-
-    def name(self, content: Content) -> QueueName:
-        resource = self._goes_to(content)[0]
-        sender = encoded(self._about.vhost), encoded(self._about.user)
-        return QueueName(self._shared.listener, resource.kind, resource.name, sender)
-
-    def is_copied(self, content: Content) -> bool:
-        return content.resources is not self._goes_to(content)
-
-    def _goes_to(self, content: Content) -> tuple[Resource, ...]:
-        assert isinstance(content, _Publish)  # noqa: S101 - clients send no others
-        return content.target.resources
-
-    def restore(self, like: Content, copied: Piece | None) -> Content:
-        assert isinstance(like, _Publish)  # noqa: S101 - as above
-        content = _Publish(like.lane)
-        content.target, content.key = like.target, like.key
-        content.resources = like.target.resources
-        if copied is not None:
-            keys = wire.read_content_header(copied, *wire.content_header_at(copied))[2]
-            content.resources = self._names.with_copies(like.target, keys)
-        return content
 
     def _make_request(self, content: Content) -> Request:
         since_ns = content.since_ns if self._spool is not None else 0
@@ -679,7 +634,6 @@ class Publishes(SpoolingStream):
         )
 
     def _still_gathers(self, content: Content) -> bool:
-        assert isinstance(content, _Publish)  # noqa: S101 - as above
         return self._marking.is_small(content.target, content.left_bytes)
 
     def _goes_on(self, content: Content, frames: Piece) -> None:
@@ -688,7 +642,6 @@ class Publishes(SpoolingStream):
         confirms, marking = channel.confirms, self._marking
         if not content.number or confirms is None:
             return
-        assert isinstance(content, _Publish)  # noqa: S101 - as above
         if marking.active and not content.again:
             content.marked = marking.mark(
                 channel, content.target, content.number, bytes(frames), self.most_payload_bytes, self._stages.now_ns
@@ -697,7 +650,7 @@ class Publishes(SpoolingStream):
             confirms.sent(content.number)
 
     def publish_again(self, message: Waiting) -> None:
-        content = _Publish(message.channel.to_broker, again=True)
+        content = Content(message.channel.to_broker, again=True)
         content.number, content.size_bytes = message.sequence, len(message.frames)
         self._leave(content.lane)
         self._send_again(content, message.frames)

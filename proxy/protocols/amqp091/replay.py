@@ -40,16 +40,11 @@ from proxy.spool.spool import QueueName, Spool
 
 #: Queues asked about at once. Each may have one message in memory.
 _MAX_AT_ONCE: Final = 8
-#: Messages of one queue before another gets its turn.
-_MAX_IN_TURN: Final = 256
-#: Bytes on their way to the broker's socket.
-_MAX_UNWRITTEN_BYTES: Final = 256 * 1024
-#: Expired or unreadable messages dropped at a time.
-_MAX_DROPPED: Final = 1024
-#: When to ask again after a handler answered Later.
-_AGAIN_NS: Final = 10_000_000
-#: The code with which a broker closes a connection that did no wrong.
-_FORCED: Final = wire.CONNECTION_FORCED
+_MAX_IN_TURN: Final = 256  # messages of one queue before another gets its turn
+_MAX_UNWRITTEN_BYTES: Final = 256 * 1024  # bytes on their way to the broker's socket
+_MAX_DROPPED: Final = 1024  # expired or unreadable messages dropped at a time
+_AGAIN_NS: Final = 10_000_000  # when to ask again after a handler answered Later
+_FORCED: Final = wire.CONNECTION_FORCED  # the code with which a broker closes a connection that did no wrong
 #: After this many connections closed over a queue, it is dropped.
 _MAX_FAILURES: Final = 3
 _KEY_BITS: Final = (1 << 62) - 1
@@ -130,8 +125,6 @@ class Replay:
         self._is_stopped = False
         self._begin_some()
 
-    # --- Deciding ---------------------------------------------------------------------------------
-
     def asks(self) -> bool:
         return any(line.head is _Head.UNKNOWN for line in self._lines)
 
@@ -152,8 +145,7 @@ class Replay:
         for _ in range(_MAX_DROPPED):
             entry = queue.head()
             if entry is None:
-                # The queue is empty, or its head is on disk.
-                line.head = _Head.READING
+                line.head = _Head.READING  # the queue is empty, or its head is on disk
                 return None
             if queue.ending(now_ns) == "expired":
                 queue.pop("expired")
@@ -216,8 +208,6 @@ class Replay:
             line.head, line.request = _Head.GRANTED, None
             self.go_on()
         return True
-
-    # --- Sending ----------------------------------------------------------------------------------
 
     def go_on(self) -> None:
         while self._step():
@@ -286,8 +276,6 @@ class Replay:
             self._unwritten_bytes = 0
             self._wake()
 
-    # --- What the broker says ---------------------------------------------------------------------
-
     def hear(self, method: int, arguments: Reader) -> None:
         if self._is_stopped:
             return
@@ -316,8 +304,6 @@ class Replay:
         self._channel, self._owner = _Channel.SHUT, None
         if line is not None:
             self._drop(line, reason)
-
-    # --- Ends -------------------------------------------------------------------------------------
 
     def stop(self, code: int = _FORCED, text: str = "") -> None:
         """Leave the rest to another connection; ``code`` and ``text`` are the broker's if it closed this one."""

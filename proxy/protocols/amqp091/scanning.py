@@ -71,8 +71,7 @@ class Native:
         self._resources = resources
         self.channels: Channels | None = None  # once the vhost is known
         self.confirms = False  # some channel has asked for confirms
-        #: Lanes that it does not read.
-        self._left: dict[Lane, None] = {}
+        self._left: dict[Lane, None] = {}  # lanes that it does not read
 
     def enter(self, before_names: str) -> None:
         """Start to read, now that the vhost and so the prefix of names is known."""
@@ -152,8 +151,7 @@ class Scanned(gathered.Scanned["Publishes"]):
         self._make_content = make_content
         self._make_request = make_request
         self._contents: dict[int, Content] = {}
-        #: It was forwarded but for the refused publishes.
-        self._goes_on = False
+        self._goes_on = False  # it was forwarded but for the refused publishes
 
     def content(self, index: int) -> Content:
         content = self._contents.get(index)

@@ -90,20 +90,7 @@ class AMQP091Session(Session):
         #: Who is to be called after writes.
         self._listeners: set[str] = set()
         self._stages = Stages(context.stage, context.writer, partial(self._listen, "stages"), context.wake)
-        shared = Shared(
-            context.give_up,
-            context.lose,
-            context.wake,
-            self._consumers,
-            self._marking,
-            names,
-            native=native,
-            max_message_bytes=options.max_message_bytes,
-            stages=self._stages,
-            spool=context.spool,
-            listener=context.connection.listener,
-            pass_on=context.pass_on,
-        )
+        shared = Shared(context, self._consumers, self._marking, self._stages, names, native)
         self._about, self._names, self._channels = shared.about, shared.names, shared.channels
         self._answers = Answers(self._memory[Side.BROKER], shared, self)
         self._publishes = Publishes(self._memory[Side.CLIENT], shared, self)
@@ -309,8 +296,7 @@ class AMQP091Session(Session):
         if len(self._header) == _HEADER_BYTES:
             self._publishes.out.append(self._header)
             if self._header not in wire.PROTOCOL_HEADERS:
-                # The broker answers with its version.
-                self._foreign = True
+                self._foreign = True  # the broker answers with its version
                 return chunk[:0]
         return chunk[missing:]
 
@@ -409,8 +395,7 @@ class AMQP091Session(Session):
         if self._heartbeat_ns is not None and now_ns >= self._heartbeat_ns:
             self._heartbeat_ns = now_ns + self._half_ns()
             self._beat()
-        # In turns.
-        replay, self._replays_next = self._replay, not self._replays_next
+        replay, self._replays_next = self._replay, not self._replays_next  # in turns
         if replay is not None and (self._replays_next or not any(stream.asks() for stream in self._streams.values())):
             requests = self._ask_replay(replay, now_ns)
             if requests:

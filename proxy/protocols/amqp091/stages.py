@@ -39,8 +39,6 @@ class Stages:
     def part(self) -> None:
         del self._hear_of_writes
 
-    # --- What waits -------------------------------------------------------------------------------
-
     def begin(self, channel: Channel, name: str) -> Stage:
         """Return the stage of a new line."""
         gives, now_ns = self._connection.gives, self.now_ns
@@ -77,8 +75,6 @@ class Stages:
         stage = self._channels.pop(channel, None)
         if stage is not None:
             stage.close(self.now_ns)
-
-    # --- What goes --------------------------------------------------------------------------------
 
     def goes(self, resource: Stage, size_bytes: int) -> None:
         """Count a message that has waited and may be written."""

@@ -30,6 +30,7 @@ from proxy.protocols.amqp091.channel import (
     GRANTED,
     HELD,
     LATER,
+    MAX_ENDED,
     NEW,
     OBJECT_BYTES,
     PASSING,
@@ -46,9 +47,8 @@ from proxy.protocols.amqp091.memory import Memory
 from proxy.protocols.amqp091.scanning import Gathered, Native, Scanned
 from proxy.protocols.amqp091.stages import Stages
 from proxy.protocols.amqp091.wire import Malformed, Reader
-from proxy.protocols.base import Buffer, Close, nobody_waits
+from proxy.protocols.base import Buffer, Close, SessionContext
 from proxy.spool.segments import Piece
-from proxy.spool.spool import Spool
 
 #: After this many contents or steps the rest of a chunk is left for later: some milliseconds.
 MAX_CONTENTS: Final = 64
@@ -56,26 +56,18 @@ MAX_STEPS: Final = 512
 #: Up to the first number of steps a chunk is cheap, above the second it is expensive.
 _FEW_STEPS: Final = 64
 _MANY_STEPS: Final = 127
-#: A routing key in CC or BCC has names and limits of its own.
-_STEPS_OF_KEY: Final = 4
+_STEPS_OF_KEY: Final = 4  # a routing key in CC or BCC has names and limits of its own
 #: The longest incomplete method or header frame that is kept, whatever the peers agreed on.
 MAX_GATHERED_BYTES: Final = 1024 * 1024
 #: The same for the broker, which ignores frame_max for them: a dead letter's header is longer than its publisher's.
 MAX_GATHERED_OF_BROKER_BYTES: Final = 16 * MAX_GATHERED_BYTES
-#: A longer beginning of a frame is not read again with the next chunk.
-MAX_TAKEN_BACK_BYTES: Final = 4096
-#: A body that is announced longer counts as empty: it never arrives.
-MAX_BODY_BYTES: Final = 1 << 40
+MAX_TAKEN_BACK_BYTES: Final = 4096  # a longer beginning of a frame is not read again with the next chunk
+MAX_BODY_BYTES: Final = 1 << 40  # a body that is announced longer counts as empty: it never arrives
 #: The same for clients, by default: RabbitMQ closes the channel of one that announces more.
 MAX_MESSAGE_BYTES: Final = 128 * 1024 * 1024
-#: Channel numbers have two bytes.
-MAX_CHANNEL: Final = 65535
-#: Contents asked about in one batch, of all lines.
-MAX_ASKED: Final = 256
-#: Contents that leave the spool in one call to be answered.
-MAX_ENDED: Final = 1024
-#: When to ask again after a handler answered Later though nothing is in front.
-_AGAIN_NS: Final = 10_000_000
+MAX_CHANNEL: Final = 65535  # channel numbers have two bytes
+MAX_ASKED: Final = 256  # contents asked about in one batch, of all lines
+_AGAIN_NS: Final = 10_000_000  # when to ask again after a handler answered Later though nothing is in front
 
 _METHOD: Final = wire.METHOD
 _HEADER: Final = wire.HEADER
@@ -91,20 +83,14 @@ _method_at = wire.method_at
 class Shared:
     """What the two streams of a connection share."""
 
-    give_up: Callable[[Sequence[Request]], None]  # drops the tickets of held requests
-    lose: Callable[[Sequence[Request]], None]  # counts requests that were never decided
-    wake: Callable[[], None]  # schedules a call of ``Stream.ask``
+    context: SessionContext
     consumers: ConsumerAcks
     marking: Marking
-    names: Names = field(default_factory=Names)
+    stages: Stages
+    names: Names
+    native: Native | None = None  # if the compiled part reads
     about: AboutClient = field(default_factory=AboutClient)
     channels: dict[int, Channel] = field(default_factory=dict)
-    native: Native | None = None  # if the compiled part reads
-    max_message_bytes: int = MAX_MESSAGE_BYTES
-    stages: Stages = field(default_factory=Stages)
-    spool: Spool | None = None
-    listener: str = ""
-    pass_on: Callable[[Sequence[Request]], None] = nobody_waits  # as give_up, of those forwarded all the same
 
 
 class Owner(Protocol):
@@ -129,10 +115,8 @@ class Owner(Protocol):
 class Stream(ABC):
     """One peer's stream, on its way to the other peer."""
 
-    #: For error messages.
-    peer: str
-    #: CC and BCC in its contents count.
-    reads_copies = True
+    peer: str  # for error messages
+    reads_copies = True  # CC and BCC in its contents count
 
     def __init__(self, memory: Memory, shared: Shared, owner: Owner) -> None:
         self.frames = 0  # complete frames so far, including bodies that have begun
@@ -154,7 +138,8 @@ class Stream(ABC):
         self._memory = memory
         self._shared = shared
         self._owner = owner
-        self._give_up: Callable[[Sequence[Request]], None] = shared.give_up
+        self._context = shared.context
+        self._give_up: Callable[[Sequence[Request]], None] = shared.context.give_up
         self._stages = shared.stages
         #: Of open channels, and the lane of all others.
         self._lanes: dict[int, Lane] = {}
@@ -163,25 +148,20 @@ class Stream(ABC):
         self._beginning = bytearray()
         self._frame_left_bytes = 0
         self._frame_owner: Content | None = None
-        #: Contents of which only the method has arrived.
-        self._begun_only: dict[Content, None] = {}
-        #: The cost of the last chunk: frames read in Python, header fields and the like.
-        self._steps = 0
-        # The current chunk.
-        self._in_hand = False
+        self._begun_only: dict[Content, None] = {}  # contents of which only the method has arrived
+        self._steps = 0  # the cost of the last chunk: frames read in Python, header fields and the like
+        self._in_hand = False  # a chunk is being read or decided
         #: Its bytes in order: buffer, from, to, owner. Those without an owner are always forwarded.
         self._pieces: list[tuple[Buffer, int, int, Content | Method | Scanned | None]] = []
         #: Contents whose headers arrived in it, and their requests.
         self._begun: list[Content | Scanned] = []
         self._requests = Gathered()
-        #: It is not forwarded as one slice, whatever the verdicts.
-        self._special = False
+        self._special = False  # it is not forwarded as one slice, whatever the verdicts
         #: Lanes with something ready. Lines to be asked about. Lines that also wait for writes.
         self._ready: dict[Lane, None] = {}
         self._askable: dict[Line, None] = {}
         self._behind: dict[Line, None] = {}
-        #: Lines that may have something to spool.
-        self._unsettled: dict[Line, None] = {}
+        self._unsettled: dict[Line, None] = {}  # lines that may have something to spool
 
     # --- What the directions do differently -------------------------------------------------------
 
@@ -757,7 +737,7 @@ class Stream(ABC):
 
     def let_ask(self, line: Line) -> None:
         if not self._askable:
-            self._shared.wake()
+            self._context.wake()
         self._askable[line] = None
 
     def written(self) -> None:
@@ -823,8 +803,7 @@ class Stream(ABC):
                 break
 
     def asked(self, batch: Batch, now_ns: int) -> None:
-        #: Whether one of them waits on.
-        lines: dict[Line, bool] = {}
+        lines: dict[Line, bool] = {}  # whether one of them waits on
         for index, request in enumerate(batch.requests):
             content, verdict = request.handle, batch.verdicts.get(index)
             if not isinstance(content, Content):
@@ -853,7 +832,7 @@ class Stream(ABC):
             else:
                 self._advance(line)
         if self._askable and self.again_ns is None:
-            self._shared.wake()
+            self._context.wake()
         self.flush()
 
     def _leave_out(self, line: Line | None, content: Content) -> None:
@@ -1023,8 +1002,7 @@ class Stream(ABC):
                     self._let_go(lane, item[0])
             elif not methods:
                 self._let_go(lane, item)
-        # Contents of the current chunk that would have to wait are dropped once it is decided.
-        self._special = True
+        self._special = True  # contents of the current chunk that would have to wait are dropped once it is decided
 
     def give_up_all(self) -> None:
         for lane in self._lanes.values():
@@ -1046,7 +1024,7 @@ class Stream(ABC):
         if content.request is not None:
             self._give_up((content.request,))
         elif content.verdict == LATER:
-            self._shared.lose((self._make_request(content),))
+            self._context.lose((self._make_request(content),))
         self._waits_no_more(content)
         content.fate, content.verdict = DROPPED, REFUSED
 

@@ -20,12 +20,10 @@ FRAME_TYPES: Final = frozenset((METHOD, HEADER, BODY, HEARTBEAT))
 PREFIX_BYTES: Final = 7
 FRAME_BYTES: Final = 8
 FRAME_END: Final = 0xCE
-#: frame_max before tune-ok, framing included.
-DEFAULT_FRAME_MAX: Final = 131072
+DEFAULT_FRAME_MAX: Final = 131072  # frame_max before tune-ok, framing included
 
 PROTOCOL_HEADER_BYTES: Final = 8
-#: Of this version.
-PROTOCOL_HEADERS: Final = (b"AMQP\x00\x00\x09\x01", b"AMQP\x01\x01\x00\x09")
+PROTOCOL_HEADERS: Final = (b"AMQP\x00\x00\x09\x01", b"AMQP\x01\x01\x00\x09")  # of this version
 
 # Reply codes.
 REPLY_SUCCESS: Final = 200
@@ -38,8 +36,7 @@ UNEXPECTED_FRAME: Final = 505
 RESOURCE_ERROR: Final = 506
 INTERNAL_ERROR: Final = 541
 
-#: Type, channel and payload length.
-prefix_at: Final = Struct(">BHI").unpack_from
+prefix_at: Final = Struct(">BHI").unpack_from  # type, channel and payload length
 #: Class and method as one number.
 method_at: Final = Struct(">I").unpack_from
 _u16_at: Final = Struct(">H").unpack_from
@@ -93,8 +90,7 @@ TX_SELECT: Final = method(TX, 10)
 TX_COMMIT: Final = method(TX, 20)
 TX_COMMIT_OK: Final = method(TX, 21)
 
-#: Of ack and nack.
-MULTIPLE: Final = 1
+MULTIPLE: Final = 1  # of ack and nack
 #: Requeue.
 NACK_REQUEUE: Final = 2
 REJECT_REQUEUE: Final = 1
@@ -103,8 +99,7 @@ CONSUME_NO_ACK: Final = 2
 GET_NO_ACK: Final = 1
 DECLARE_PASSIVE: Final = 1
 DECLARE_EXCLUSIVE: Final = 4
-#: if-unused and if-empty.
-DELETE_ON_CONDITION: Final = 3
+DELETE_ON_CONDITION: Final = 3  # if-unused and if-empty
 #: Of each method: no answer.
 DECLARE_NO_WAIT: Final = 16
 CONSUME_NO_WAIT: Final = 8
@@ -295,8 +290,7 @@ def read_content_header(
 #: The properties before expiration: a short string, a table, or a number of bytes.
 _BEFORE_EXPIRATION: Final = ("short", "short", "long", 1, 1, "short", "short")
 _FLAG_EXPIRATION: Final = 1 << 8
-#: RabbitMQ's maximum is 2^32 ms.
-_EXPIRATION_DIGITS: Final = 10
+_EXPIRATION_DIGITS: Final = 10  # RabbitMQ's maximum is 2^32 ms
 
 
 def content_header_at(content: Buffer | bytearray) -> tuple[int, int]:
@@ -325,8 +319,7 @@ def read_expiration(content: Buffer | bytearray) -> int | None:
     return int(text) if text.isdigit() and len(text) <= _EXPIRATION_DIGITS else None
 
 
-#: The header field of replayed messages, which may have been sent before.
-_MARK: Final = b"\x11x-sluice-replayedt\x01"
+_MARK: Final = b"\x11x-sluice-replayedt\x01"  # the header field of replayed messages, which may have been sent before
 
 
 class Publish(NamedTuple):

@@ -35,10 +35,8 @@ from proxy.protocols.amqp10.stream import Stream
 from proxy.protocols.amqp10.wire import Frame, Malformed, Performative
 from proxy.protocols.base import Buffer, Close
 
-# Of all sessions of a connection.
-MAX_LINKS: Final = 16384
-# Longer names are known by a digest.
-_MAX_NAME_BYTES: Final = 64
+MAX_LINKS: Final = 16384  # of all sessions of a connection
+_MAX_NAME_BYTES: Final = 64  # longer names are known by a digest
 
 
 Key = tuple[bytes, Side]
@@ -207,8 +205,7 @@ class Conversation:
         if not half.senders:
             half.ids.forget_unsettled()
         elif link.sender is Side.CLIENT:
-            # A watched delivery of this link gets no answer any more.
-            half.ids.watched = None
+            half.ids.watched = None  # a watched delivery of this link gets no answer any more
 
     # --- Flows ------------------------------------------------------------------------------------
 
@@ -254,8 +251,7 @@ class Conversation:
         assert half.channel is not None  # noqa: S101 - it has begun
         incoming_id = other.transfers.incoming_id()
         if incoming_id is None and other.told:
-            # The receiver has not told it yet, but knows it.
-            incoming_id = other.first_id
+            incoming_id = other.first_id  # the receiver has not told it yet, but knows it
         sends, window = half.transfers, other.transfers.incoming_window
         frame = wire.flow_frame(
             half.channel, incoming_id, window, sends.outgoing_id(), sends.outgoing_window, link=link
@@ -300,8 +296,7 @@ class Conversation:
         link = None if handle is None else half.handles.get(handle)
         if link is None or link.sender is not side:
             raise Malformed(f"a transfer with handle {handle}, on which it does not send")
-        # Nobody answers deliveries on a link that has ended.
-        settled = performative.boolean(4) or link.gone
+        settled = performative.boolean(4) or link.gone  # nobody answers deliveries on a link that has ended
         # RabbitMQ delivers an aborted delivery as far as it came, so it counts like any other.
         aborted = performative.boolean(9)
         is_last = aborted or not performative.boolean(5)
@@ -480,19 +475,22 @@ class Conversation:
 
 
 class Mark(Step):
-    """A frame that is forwarded unchanged, and what follows from that."""
+    """A frame that is forwarded unchanged, or with other bytes in its place, and what follows from that."""
 
-    __slots__ = ("_then",)
+    __slots__ = ("_instead", "_then")
 
-    def __init__(self, session: Conversation | None, side: Side, then: Callable[[], None]) -> None:
+    def __init__(
+        self, session: Conversation | None, side: Side, then: Callable[[], None], *, instead: bytes | None = None
+    ) -> None:
         self.session = session
         self.side = side
         self._then = then
+        self._instead = instead
 
     def apply(self, piece: Piece) -> bytes | None:
         del piece
         self._then()
-        return None
+        return self._instead
 
 
 class FlowStep(Step):

@@ -199,28 +199,22 @@ class Credit:
         self.limit = self.granted = self.sent = self._initial
         self.offset = 0
         self.window = FIRST_WINDOW
-        # The receiver wants its credit used up.
-        self.draining = False
+        self.draining = False  # the receiver wants its credit used up
         # The sender was once told something else than the receiver said. Until then flows are forwarded unchanged.
         self.shaped = False
         # A swallowed delivery is still coming. Its sender may not have counted it yet.
         self.swallowing = False
-        # How much the sender last said it has to send.
-        self.available: int | None = None
+        self.available: int | None = None  # how much the sender last said it has to send
         # The receiver's last delivery-count, unwrapped; None if it left it out.
         self._said: int | None = None
         self._prepaid = 0
         self._due = 0
         # The last delivery-limit that the sender was told, in its own numbers, and the highest.
         self._told = self._highest = self._initial
-        # Where the sender was told to drain to, in its own numbers, or None.
-        self._drains_to: int | None = None
-        # How often it was told so since the receiver's last flow, less its answers.
-        self._drains = 0
-        # Deliveries since the window changed.
-        self._used = 0
-        # Nothing came since the last grant.
-        self._untouched = False
+        self._drains_to: int | None = None  # where the sender was told to drain to, in its own numbers, or None
+        self._drains = 0  # how often it was told so since the receiver's last flow, less its answers
+        self._used = 0  # deliveries since the window changed
+        self._untouched = False  # nothing came since the last grant
 
     def attached(self, initial_delivery_count: int) -> None:
         """Take the sender's attach, if the receiver's came first. Flows of the receiver may have come before it."""
@@ -241,8 +235,6 @@ class Credit:
         self._highest += initial_delivery_count
         if self._drains_to is not None:
             self._drains_to += initial_delivery_count
-
-    # The receiver's flows, and what the sender is told.
 
     def flow_of_receiver(self, delivery_count: int | None, credit: int | None, drain: bool) -> None:  # noqa: FBT001
         """Take the receiver's flow, as it is on the wire.
@@ -282,16 +274,13 @@ class Credit:
         if not self._attached:
             counted = self._initial
             return LinkFlow(None if said is None else wrapped(said), self.granted - counted, self.draining)
-        # As the receiver would say it if it had everything that came.
-        counted = min(self.sent, self.granted)
+        counted = min(self.sent, self.granted)  # as the receiver would say it if it had everything that came
         return LinkFlow(wrapped(counted + self.offset), min(self.granted - counted, MAX_CREDIT), self.draining)
 
     @property
     def to_tell(self) -> bool:
         """Whether the sender may use more than it was told: then it needs a flow with ``to_sender``."""
         return self.granted + self.offset > self._told
-
-    # Grants.
 
     def wanted(self) -> int:
         """Return how many permits to ask for now, where the link's credit is limited.
@@ -349,8 +338,6 @@ class Credit:
         drains_to = self._drains_to
         return self.draining and drains_to is not None and self.sent + self.offset < drains_to
 
-    # The sender's actions.
-
     def came(self, deliveries: int = 1) -> None:
         """Count deliveries at their first frame, also those that are swallowed or aborted later."""
         self.sent += deliveries
@@ -368,8 +355,7 @@ class Credit:
 
     def swallowed(self, deliveries: int = 1) -> None:
         """Take back swallowed deliveries, at their first frame; the sender gets their credit again (``to_tell``)."""
-        # From here on its numbers differ, even before it is told.
-        self.shaped = True
+        self.shaped = True  # from here on its numbers differ, even before it is told
         self.sent -= deliveries
         self.offset += deliveries
         self._prepaid += deliveries
@@ -410,21 +396,17 @@ class Credit:
             self._drains = 0 if doubtful else max(0, self._drains - 1)
         if drain and (counted < self.limit or doubtful):
             if not self.draining:
-                # It does not know yet that the receiver has lowered its limit.
-                drain = False
+                drain = False  # it does not know yet that the receiver has lowered its limit
             elif threw_away and counted >= self.granted and not doubtful:
                 self.offset -= self.limit - counted
                 counted = self.sent = self.granted = self.limit
             else:
                 if threw_away:
-                    # The receiver does not hear of it, so it can be granted again.
-                    self.sent = before
+                    self.sent = before  # the receiver does not hear of it, so it can be granted again
                     self.granted -= counted - before
                     self.offset += counted - before
                 return None
         return LinkFlow(wrapped(counted), min(max(0, self.limit - counted), MAX_CREDIT), drain)
-
-    # Its cost.
 
     @property
     def due(self) -> int:

@@ -31,15 +31,12 @@ from proxy.stats.snapshot import LinkState
 # What becomes of a delivery: it waits for more of itself, is being decided, is forwarded, or is swallowed.
 UNDECIDED, ASKED, PASSES, SWALLOWED = range(4)
 _NOWHERE: Final = Address("nothing")
-# In an attach: the sender settles all.
-_SETTLED: Final = 1
-# The weight of a new delivery in the mean size is one in this many.
-_SIZES: Final = 8
+_SETTLED: Final = 1  # in an attach: the sender settles all
+_SIZES: Final = 8  # the weight of a new delivery in the mean size is one in this many
 # Unpaid messages that the links of a client may send, where no limit of messages is lower.
 _MAX_UNPAID: Final = 512
 _ANY: Final = Advance(_MAX_UNPAID * UPERMITS_PER_PERMIT, _MAX_UNPAID, _MAX_UNPAID)
-# Cached answers of rules to resources that messages name.
-_MAX_TERMS: Final = 1024
+_MAX_TERMS: Final = 1024  # cached answers of rules to resources that messages name
 
 
 @dataclass(slots=True)
@@ -57,18 +54,18 @@ class Shared:
     rejected: "list[Delivery]" = field(default_factory=list)  # swallowed deliveries whose sender must hear of that
     due: "dict[Link, None]" = field(default_factory=dict)  # links that may have something to charge
     clients: UnpaidOfClients = field(default_factory=UnpaidOfClients)  # unpaid credit of all clients
-    # links that want unpaid credit when their client has none left
+    # Links that want unpaid credit when their client has none left.
     starved: "dict[Link, None]" = field(default_factory=dict)
     turning: "dict[Link, None]" = field(default_factory=dict)
-    # sessions that can keep no more: undecided deliveries are decided by what is known
+    # Sessions that can keep no more: undecided deliveries are decided by what is known.
     forced: "dict[SessionPart[Link], None]" = field(default_factory=dict)
     charges: list[Charge] = field(default_factory=list)
     paid: dict[tuple[tuple[Resource, ...], bool], Paid] = field(default_factory=dict)  # messages that came on credit
-    # sessions with deliveries that need more bytes before they can be decided
+    # Sessions with deliveries that need more bytes before they can be decided.
     keeping: "dict[SessionPart[Link], None]" = field(default_factory=dict)
-    # sessions, with the sender's side, whose window was used by swallowed transfers
+    # Sessions, with the sender's side, whose window was used by swallowed transfers.
     short: "dict[tuple[SessionPart[Link], Side], None]" = field(default_factory=dict)
-    # sessions where kept frames may have been decided
+    # Sessions where kept frames may have been decided.
     unblocked: "dict[Side, dict[SessionPart[Link], None]]" = field(default_factory=dict)
     tightest: Advance | None = None  # the allowance of the tightest limit that a message may hit
     withheld: bool = False  # producers get no more credit for now
@@ -78,7 +75,7 @@ class Shared:
     links: int = 0  # how many there are
     under_way: int = 0  # how many of the client's links are within a delivery
     refused: int = 0
-    # the numbers among which one delivery of the client is watched, and since when
+    # The numbers among which one delivery of the client is watched, and since when.
     timed: tuple[Renumbering, int] | None = None
     scanners: dict[Side, NativeScanner] = field(default_factory=dict)
     _kept_bytes: int = 0

@@ -12,8 +12,7 @@ from proxy.protocols.base import Buffer
 
 # A message must have told it within this many bytes; also the bound on what is kept of one.
 MAX_HEAD_BYTES: Final = 1 << 16
-# Copies that a message may name; each takes some microseconds.
-MAX_COPIES: Final = 256
+MAX_COPIES: Final = 256  # copies that a message may name; each takes some microseconds
 # The annotation with the routing keys of copies.
 COPIES: Final = b"x-cc"
 _TO, _SUBJECT = 2, 3

@@ -61,15 +61,13 @@ class Transfers:
     """The transfer-ids of one session in one direction, and the receiver's window."""
 
     def __init__(self) -> None:
-        # next_id: next_id: the next transfer to be forwarded, in the receiver's numbers, unwrapped
+        # The next transfer to be forwarded, in the receiver's numbers, unwrapped.
         self.next_id = self._initial = 0
         self.offset = 0  # how many were swallowed, by which the sender's numbers are higher
         self.incoming_window = 0
         self.outgoing_window = 0
-        # The receiver's last next-incoming-id, unwrapped, or None.
-        self._incoming_id: int | None = None
-        # The first transfer beyond the window that the sender was told, in the sender's numbers.
-        self._told = 0
+        self._incoming_id: int | None = None  # the receiver's last next-incoming-id, unwrapped, or None
+        self._told = 0  # the first transfer beyond the window that the sender was told, in the sender's numbers
 
     def begun(self, next_outgoing_id: int, outgoing_window: int) -> None:
         self.next_id = self._initial = self._told = next_outgoing_id
@@ -131,7 +129,6 @@ class Unsettled:
     def __init__(self) -> None:
         self._starts = array("q")
         self._stops = array("q")
-        # The sum.
         self.count = 0
 
     def add(self, first: int, count: int = 1) -> None:
@@ -208,19 +205,14 @@ class Renumbering:
         self.plain = True  # nothing was ever swallowed, so both sides count alike
         self.watched: int | None = None  # the delivery whose settlement is awaited, in the sender's numbers, unwrapped
         self.answered = False  # the last watched one was settled
-        # The sender's next number, unwrapped; None before its first.
-        self._next: int | None = None
-        # The difference before the first break.
-        self._offset = 0
+        self._next: int | None = None  # the sender's next number, unwrapped; None before its first
+        self._offset = 0  # the difference before the first break
         # For each break the first number behind it: the receiver's, and the sender's.
         self._positions = array("q")
         self._afters = array("q")
-        # At this number of breaks, those without unsettled deliveries between them are merged.
-        self._compact_at = 64
-        # Settled since it was full.
-        self._freed = 0
-        # Deliveries about to be swallowed.
-        self._reserved = 0
+        self._compact_at = 64  # at this number of breaks, those without unsettled deliveries between them are merged
+        self._freed = 0  # settled since it was full
+        self._reserved = 0  # deliveries about to be swallowed
         # In the sender's numbers; and of these, in order, those that were aborted.
         self._unsettled = Unsettled()
         self._aborted: list[int] = []
@@ -245,8 +237,6 @@ class Renumbering:
         self._forget()
         if self._afters:
             self._compact()
-
-    # From the sender.
 
     def came(self, delivery_id: int, deliveries: int = 1, *, settled: bool = False) -> int:
         """Count adjacent forwarded deliveries. Return the receiver's number of the first.
@@ -292,8 +282,6 @@ class Renumbering:
         begin, stop = self._forwarded(low), self._forwarded(high + 1)
         return [(wrapped(begin), wrapped(stop - 1))] if begin < stop else []
 
-    # From the receiver.
-
     def back_ranges(self, first: int, last: int) -> list[tuple[int, int]]:
         """Return the sender's numbers of a receiver's range, ends included, cut where some were swallowed."""
         if self.plain:
@@ -322,8 +310,6 @@ class Renumbering:
         if not afters:
             return None, None, wrapped(self._offset)
         return wrapped(afters[-1]), wrapped(positions[-1]), wrapped(afters[-1] - positions[-1])
-
-    # Settlement.
 
     @property
     def unsettled(self) -> int:

@@ -15,10 +15,8 @@ from proxy.protocols.amqp10.message import COPIES
 from proxy.protocols.amqp10.parts import LinkPart, Piece, SessionPart, Step
 from proxy.protocols.base import Buffer
 
-# Bounds the time of one scan: results are listed by link and by range.
-MAX_RUNS: Final = 512
-# Behind it, numbers of deliveries go on from 0.
-_HIGHEST: Final = (1 << 32) - 1
+MAX_RUNS: Final = 512  # bounds the time of one scan: results are listed by link and by range
+_HIGHEST: Final = (1 << 32) - 1  # behind it, numbers of deliveries go on from 0
 
 Ranges = Sequence[tuple[int, int]]
 """Ranges of delivery-ids, both ends included."""

@@ -16,7 +16,7 @@ from proxy.protocols.amqp10 import wire
 from proxy.protocols.amqp10.address import vhost_of
 from proxy.protocols.amqp10.conversation import Conversation, DispositionStep, Mark, NumberedRun, ScannedFlows
 from proxy.protocols.amqp10.links import Delivery, Link, Shared
-from proxy.protocols.amqp10.parts import Piece, SessionPart, Step
+from proxy.protocols.amqp10.parts import SessionPart, Step
 from proxy.protocols.amqp10.scanning import Flowed, NativeScanner, Scanned
 from proxy.protocols.amqp10.stream import MAX_WHOLE_BYTES, Stream
 from proxy.protocols.amqp10.wire import Frame, Malformed, Opened, Performative
@@ -25,10 +25,8 @@ from proxy.protocols.options import Scan, Tls, relays_unread, scans
 from proxy.stats.snapshot import MAX_LINKS_SHOWN, MAX_RESOURCES_SHOWN
 
 _NS_PER_MS: Final = 1_000_000
-# How often waiting links are looked at.
-_SWEEP_NS: Final = 250_000_000
-# Of a connection.
-MAX_SESSIONS: Final = 4096
+_SWEEP_NS: Final = 250_000_000  # how often waiting links are looked at
+MAX_SESSIONS: Final = 4096  # of a connection
 # Heartbeats are sent no more often, whatever a peer asks for.
 _LEAST_BEAT_NS: Final = 25_000_000
 _CLOSE: Final = b"\x00\x53\x18"
@@ -57,7 +55,7 @@ class AboutClient(Identity):
     def __init__(self) -> None:
         super().__init__(DEFAULT_VHOST)
         self.opened: dict[Side, Opened] = {}
-        # which peer has closed the connection: the client once the broker has agreed, the broker at once
+        # Which peer has closed the connection: the client once the broker has agreed, the broker at once.
         self.closed_by: Side | None = None
         self._closing: Side | None = None
 
@@ -84,20 +82,6 @@ class AboutClient(Identity):
             self.closed_by = self._closing
 
 
-class Dropped(Step):
-    """A frame that is not forwarded."""
-
-    __slots__ = ()
-
-    def __init__(self, side: Side) -> None:
-        self.session = None
-        self.side = side
-
-    def apply(self, piece: Piece) -> bytes | None:
-        del piece
-        return b""
-
-
 class AMQP10Session(Session):
     """The session of one client's connection; its options are AMQP10Options."""
 
@@ -117,9 +101,8 @@ class AMQP10Session(Session):
         if scans(options.scan):
             for side, stream in self._streams.items():
                 stream.scanner = self._shared.scanners[side] = NativeScanner(side)
-        # Sessions that have not ended; by each peer's channels; and those that wait for the other peer's begin, by the
-        # channel of
-        # the first.
+        # Sessions that have not ended. By each peer's channels. Those that wait for the other peer's begin, by the
+        # channel of the first.
         self._sessions: dict[Conversation, None] = {}
         self._channels: dict[Side, dict[int, Conversation]] = {side: {} for side in Side}
         self._unanswered: dict[Side, dict[int, deque[Conversation]]] = {side: {} for side in Side}
@@ -170,8 +153,7 @@ class AMQP10Session(Session):
             batch = self._in_hand[side] = self._batch(side, requests)
             return batch
         self._write(stream)
-        # What came makes links want more.
-        requests = self._ask() if shared.requests or shared.to_ask else ()
+        requests = self._ask() if shared.requests or shared.to_ask else ()  # what came makes links want more
         if requests or shared.has_more:
             batch = self._batch(side, requests)
             if requests or batch.charges or batch.paid:
@@ -209,7 +191,7 @@ class AMQP10Session(Session):
                     about.hold(request)
                     self._throttle(about)
                 else:
-                    self._grant(about, request, verdict.messages if isinstance(verdict, Grant) else request.most)
+                    about.grant(request, verdict.messages if isinstance(verdict, Grant) else request.most)
             elif isinstance(about, Delivery):
                 about.link.decided(about, verdict if isinstance(verdict, Refuse) else None)
         side = batch.side
@@ -224,9 +206,6 @@ class AMQP10Session(Session):
         self._wake_for_more()
         if stream.close is not None and self._in_hand[side] is None:
             raise stream.close
-
-    def _grant(self, link: Link, request: Request, permits: int) -> None:
-        link.grant(request, permits)
 
     def _throttle(self, link: Link) -> None:
         """Show that a link waits for a limit. A sweep sees when it no longer does."""
@@ -253,7 +232,7 @@ class AMQP10Session(Session):
         self._shared.now_ns = now_ns
         link = request.handle
         assert isinstance(link, Link)  # noqa: S101 - nothing else is held
-        self._grant(link, request, request.messages)
+        link.grant(request, request.messages)
         self._tell()
         self._wake_for_more()
 
@@ -328,7 +307,7 @@ class AMQP10Session(Session):
         if not header.startswith(b"AMQP\x00\x00\x09") and not header.startswith(b"AMQP\x01\x01"):
             what = "is not AMQP 1.0"
         stream.close = Close("other_protocol", f"the client began with {header!r}, which {what}")
-        return Dropped(stream.side)
+        return Mark(None, stream.side, _nothing, instead=b"")
 
     def take_sasl(self, stream: Stream, performative: Performative) -> Step | None:
         if stream.side is Side.CLIENT and performative.code == wire.SASL_INIT:
@@ -417,9 +396,8 @@ class AMQP10Session(Session):
         opened = wire.read_open(performative)
         self._about.open(side, opened)
         self._streams[side.other].bound_frames(max(opened.max_frame_bytes, wire.MIN_MAX_FRAME_BYTES))
-        # Addresses and hostname are read once the broker has told its product. A client that is not let in also costs
-        # no
-        # memory.
+        # Addresses and hostname are read once the broker has told its product. A client that is not let in costs no
+        # memory, either.
         self._streams[Side.CLIENT].waits = Side.BROKER not in self._about.opened
         if self._about.is_open:
             shared.let_in = True
@@ -482,8 +460,7 @@ class AMQP10Session(Session):
 
     def _beat_ns(self, side: Side) -> int:
         # Twice as often as a heartbeat may be due.
-        opened = self._about.opened[side]
-        return max(_LEAST_BEAT_NS, (opened.idle_time_out_ms or 0) * _NS_PER_MS // 4)
+        return max(_LEAST_BEAT_NS, (self._about.opened[side].idle_time_out_ms or 0) * _NS_PER_MS // 4)
 
     def next_tick_ns(self) -> int | None:
         times = [*self._beats_ns.values()]

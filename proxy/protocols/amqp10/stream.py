@@ -23,17 +23,13 @@ from proxy.protocols.amqp10.scanning import Flowed, NativeScanner, Scanned
 from proxy.protocols.amqp10.wire import Frame, Malformed, Performative
 from proxy.protocols.base import NO_BOUND, Buffer, Close
 
-# Frames up to this size are taken whole.
-MAX_WHOLE_BYTES: Final = 64 * 1024
-# After this many single frames the rest of a chunk is left for later: some milliseconds.
-MAX_FRAMES: Final = 512
+MAX_WHOLE_BYTES: Final = 64 * 1024  # frames up to this size are taken whole
+MAX_FRAMES: Final = 512  # after this many single frames the rest of a chunk is left for later: some milliseconds
 # A chunk with up to the first number of frames may be followed by larger ones; more than the second takes long.
 _FEW_FRAMES: Final = 64
 _MANY_FRAMES: Final = 127
-# This many results of a scan take as long as reading a frame.
-_SAID_STEPS: Final = 8
-# Results of a flow.
-_SAID_OF_FLOW: Final = 4
+_SAID_STEPS: Final = 8  # this many results of a scan take as long as reading a frame
+_SAID_OF_FLOW: Final = 4  # results of a flow
 # A longer incomplete frame is not read again with the next chunk.
 _MAX_TAKEN_BACK_BYTES: Final = 4096
 _HEADER_BYTES: Final = wire.HEADER_BYTES
@@ -158,26 +154,19 @@ class Stream:
         self.is_closed = False  # its close, or one of Sluice's, was forwarded: nothing may follow
         self.waits = False
         self._reader = reader
-        # An incomplete frame.
-        self._beginning = bytearray()
+        self._beginning = bytearray()  # an incomplete frame
         # What is still to come of the current frame's payload.
         self._payload_left_bytes = 0
         self._pieces: list[Piece] = []
         self._run: Run | None = None
-        # Frames of the last chunk that were read one by one.
-        self._steps = 0
-        # Where the last scan ended.
-        self._scanned = -1
+        self._steps = 0  # frames of the last chunk that were read one by one
+        self._scanned = -1  # where the last scan ended
         # The last bytes for ``out``, while they may grow.
         self._buffer: Buffer = b""
         self._start = self._stop = 0
-        # ``out`` ends within a frame.
-        self._is_within = False
-        # Our own frames that wait for its end.
-        self._inserts: list[bytes] = []
+        self._is_within = False  # ``out`` ends within a frame
+        self._inserts: list[bytes] = []  # our own frames that wait for its end
         self.own_bytes = 0  # of Sluice's own frames in ``out``, or about to get there
-
-    # --- Reading ----------------------------------------------------------------------------------
 
     def bound_frames(self, most_frame_bytes: int) -> None:
         self.most_frame_bytes = most_frame_bytes
@@ -300,8 +289,7 @@ class Stream:
             said += _SAID_OF_FLOW * len(flows)
             self._pieces.append(Piece(buffer, runs_to, stop, self._reader.take_flows(self, flows)))
         else:
-            # Plain frames may follow flows.
-            self._scanned = stop
+            self._scanned = stop  # plain frames may follow flows
         self._steps += said // _SAID_STEPS
         return stop
 
@@ -311,8 +299,7 @@ class Stream:
         is_last = not self._payload_left_bytes
         step = self._reader.take_payload(self, buffer[at:stop], is_last=is_last)
         self._add(buffer, at, stop, step, is_last=is_last)
-        # Our own frames that wait for its end go there, with the numbers of that moment.
-        self._run = None
+        self._run = None  # our own frames that wait for its end go there, with the numbers of that moment
         return stop
 
     def _take_header(self, buffer: Buffer, at: int) -> int:
@@ -344,13 +331,10 @@ class Stream:
                     last.stop = stop
                     last.is_last = is_last
                     return
-                # The frame was counted by the run before, which this continues.
-                step = self._run = Run(self.side)
+                step = self._run = Run(self.side)  # the frame was counted by the run before, which this continues
         else:
             self._run = None
         pieces.append(Piece(buffer, start, stop, step, is_last))
-
-    # --- Writing ----------------------------------------------------------------------------------
 
     def write(self) -> None:
         pieces, self._pieces, self._run = self._pieces, [], None
@@ -378,8 +362,7 @@ class Stream:
         for session in sessions:
             kept = session.halves[self.side].kept
             if self._is_within:
-                # The rest of that frame comes first.
-                self.unblocked[session] = None
+                self.unblocked[session] = None  # the rest of that frame comes first
                 continue
             while kept and not kept[0].step.is_blocked:
                 self._put(kept.popleft())
@@ -436,8 +419,6 @@ class Stream:
         if self.own_bytes:
             self.own_bytes = sum(map(len, self._inserts))
         return out
-
-    # --- For the driver ---------------------------------------------------------------------------
 
     def mark_opened(self) -> None:
         self.is_opened = True

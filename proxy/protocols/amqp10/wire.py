@@ -52,8 +52,7 @@ MESSAGE_ANNOTATIONS: Final = 0x72
 PROPERTIES: Final = 0x73
 _FOOTER: Final = 0x78
 SECTIONS: Final = range(_HEADER, _FOOTER + 1)
-# A symbol that is none of these.
-UNKNOWN: Final = -1
+UNKNOWN: Final = -1  # a symbol that is none of these
 
 # Symbols of descriptors that make a difference here.
 _SYMBOLS: Final = {
@@ -87,14 +86,10 @@ RESOURCE_LIMIT_EXCEEDED: Final = "amqp:resource-limit-exceeded"
 CONNECTION_FORCED: Final = "amqp:connection:forced"
 FRAMING_ERROR: Final = "amqp:connection:framing-error"
 
-# Twice the fields of any performative.
-MAX_FIELDS: Final = 64
-# The longest performative: an attach can list many unsettled deliveries.
-MAX_PERFORMATIVE_BYTES: Final = 1 << 20
-# Values of a list or a map that are read, at some tenths of a microsecond each.
-MAX_VALUES: Final = 4096
-# Nested descriptors; nobody needs two.
-MAX_DESCRIBED: Final = 16
+MAX_FIELDS: Final = 64  # twice the fields of any performative
+MAX_PERFORMATIVE_BYTES: Final = 1 << 20  # the longest performative: an attach can list many unsettled deliveries
+MAX_VALUES: Final = 4096  # values of a list or a map that are read, at some tenths of a microsecond each
+MAX_DESCRIBED: Final = 16  # nested descriptors; nobody needs two
 
 _u16_at: Final = Struct(">H").unpack_from
 _u32_at: Final = Struct(">I").unpack_from
@@ -657,8 +652,7 @@ def read_sasl_init(init: Performative) -> tuple[bytes, bytes]:
         _, _, signed = response.partition(b"\0")
         user = signed.partition(b"\0")[0]
     elif mechanism == b"AMQPLAIN":
-        # RabbitMQ's own: an AMQP 0.9.1 table without its length.
-        table = len(response).to_bytes(4, "big") + response
+        table = len(response).to_bytes(4, "big") + response  # RabbitMQ's own: an AMQP 0.9.1 table without its length
         try:
             user = amqp091.read_texts(amqp091.Reader(table, 0, len(table)), b"LOGIN").get(b"LOGIN", b"")
         except amqp091.Malformed as error:
@@ -668,8 +662,7 @@ def read_sasl_init(init: Performative) -> tuple[bytes, bytes]:
     return mechanism, user[: amqp091.MAX_SHORT_BYTES]
 
 
-# SCRAM's prefix before the user's name: channel binding, and whom to act for.
-_BEFORE_USER: Final = 2
+_BEFORE_USER: Final = 2  # SCRAM's prefix before the user's name: channel binding, and whom to act for
 
 
 def _scram_user(message: bytes) -> bytes:

@@ -127,12 +127,10 @@ class Event:
     header: bytes = b""
 
     def __getitem__(self, argument: str) -> Any:
-        """Return one argument."""
         return self.arguments[argument]
 
 
 def frame(kind: int, channel: int, payload: bytes) -> bytes:
-    """Return the bytes of one frame."""
     return struct.pack(">BHI", kind, channel, len(payload)) + payload + b"\xce"
 
 
@@ -182,7 +180,6 @@ def publish(
 
 
 def split_frames(data: bytes) -> list[bytes]:
-    """Return the frames of which ``data`` is made."""
     frames, at = [], 0
     while at < len(data):
         end = at + 8 + int.from_bytes(data[at + 3 : at + 7], "big")
@@ -201,11 +198,9 @@ class Confirmed:
     _open: dict[int, None] = field(default_factory=dict)
 
     def sent(self, number: int) -> None:
-        """Note that the publish with that number is about to be sent."""
         self._open[number] = None
 
     def answered(self, event: Event) -> None:
-        """Note an ack or a nack."""
         tag = event["delivery_tag"]
         numbers = [tag]
         if event["multiple"]:
@@ -223,7 +218,6 @@ class Confirmed:
 
     @property
     def outstanding(self) -> int:
-        """How many publishes have no answer yet."""
         return len(self._open)
 
 
@@ -275,22 +269,18 @@ class AmqpClient:
 
     @property
     def events(self) -> list[Event]:
-        """Everything the peer has sent since the connection opened, in its order."""
         with self._changed:
             return list(self._history)
 
     @property
     def heartbeats(self) -> int:
-        """How many heartbeats the peer has sent."""
         return self._heartbeats
 
     @property
     def end(self) -> str | None:
-        """How the connection ended, in a word or two; None while it stands."""
         return self._ended
 
     def send(self, *frames: bytes) -> None:
-        """Write bytes."""
         data = b"".join(frames)
         try:
             with self._writing:
@@ -390,7 +380,6 @@ class AmqpClient:
         return confirmed
 
     def wait_for_end(self, *, timeout_s: float = _PATIENCE_S) -> str:
-        """Wait until the connection has ended, and return how."""
         self.wait_until(lambda: self._ended is not None, what="ended", timeout_s=timeout_s)
         assert self._ended is not None
         return self._ended
@@ -400,18 +389,15 @@ class AmqpClient:
         self._unpaused.clear()
 
     def resume(self) -> None:
-        """Read again."""
         self._unpaused.set()
 
     def close(self) -> None:
-        """Close the connection as the protocol wants it; without complaint if the peer did so before."""
         with contextlib.suppress(AmqpError):
             if self._ended is None:
                 self.call(0, "connection.close", reply_code=200, reply_text="bye")
         self.abort()
 
     def abort(self) -> None:
-        """Close the socket without a word."""
         self._unpaused.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -420,11 +406,9 @@ class AmqpClient:
         self._socket.close()
 
     def __enter__(self) -> Self:
-        """Return itself; leaving the block closes it, and without a word if that is by an error."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *more: object) -> None:
-        """Close it."""
         # A peer that reads nothing would keep the close, and the error, for ever.
         if kind is None:
             self.close()
@@ -515,7 +499,6 @@ class EventReader:
         self._open: dict[int, tuple[Event, list[bytes], int, bytes]] = {}
 
     def events(self, data: bytes) -> list[Event]:
-        """Return what is complete with this."""
         self._data += data
         found: list[Event] = []
         at, now_s = 0, time.monotonic()

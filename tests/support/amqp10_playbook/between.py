@@ -66,6 +66,22 @@ class Between:
         driver.now_ns += random.choice([0, 0, 1000, SECOND_NS // 2, 2 * SECOND_NS])
         driver.tick()
 
+    def charged(self, resource: Resource) -> int:
+        """Return how many messages a limit that delays was charged with, once all links have ended."""
+        driver, charged = self.driver, 0
+        for batch in driver.batches:
+            for index, request in enumerate(batch.requests):
+                passes = index not in batch.verdicts or isinstance(batch.verdicts[index], Grant)
+                counts = request.most or (request.asks == "all" and passes)
+                if counts and resource in request.resources and id(request) not in driver.given_up_ids:
+                    charged += request.messages
+            charged += sum(
+                charge.messages
+                for charge in batch.charges
+                if charge.asks != "refusing" and resource in charge.resources
+            )
+        return charged
+
     def _change(self, random: Random) -> None:
         terms = self.driver.terms
         resource = random.choice(list(terms))

@@ -1,7 +1,7 @@
 """AMQP 1.0's types and frames, made and read apart from the code under test."""
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,7 +56,6 @@ class Described:
 
 
 def encode(value: Any) -> bytes:
-    """Encode a value, in the form that most clients write."""
     match value:
         case None:
             return b"\x40"
@@ -259,7 +258,6 @@ def frame(channel: int, body: bytes, payload: bytes = b"", kind: int = 0) -> byt
 
 
 def say(channel: int, name: str, payload: bytes = b"", /, **fields: Any) -> bytes:
-    """Make a frame with a performative."""
     return frame(channel, performative(name, **fields), payload, kind=1 if name.startswith("sasl_") else 0)
 
 
@@ -278,7 +276,6 @@ class Said:
 
 
 def read(data: bytes) -> tuple[list[Said], bytes]:
-    """Read all whole frames; return them and what is left."""
     said = []
     at = 0
     while len(data) - at >= 8:
@@ -316,7 +313,6 @@ def message(
     application: dict[str, Any] | None = None,
     durable: bool = False,
 ) -> bytes:
-    """Make a message of one section of data."""
     sections: list[Described] = []
     if durable:
         sections.append(Described(ULong(0x70), [True]))
@@ -328,10 +324,6 @@ def message(
         sections.append(Described(ULong(0x74), application))
     sections.append(Described(ULong(0x75), body))
     return b"".join(map(encode, sections))
-
-
-def joined(frames: Iterable[bytes]) -> bytes:
-    return b"".join(frames)
 
 
 def in_chunks(data: bytes, size: int) -> Iterator[bytes]:

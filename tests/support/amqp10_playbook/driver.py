@@ -107,7 +107,6 @@ class Driver:
 
     @property
     def paid(self) -> int:
-        """Messages that were counted as having come on credit."""
         return sum(paid.messages for batch in self.batches for paid in batch.paid)
 
     # --- What peers send --------------------------------------------------------------------------
@@ -163,7 +162,6 @@ class Driver:
         self.session.decided(batch, self.now_ns)
 
     def resolve(self, permits: int) -> None:
-        """Grant permits to the first request that is held."""
         request = next(iter(self.held.values()))[0]
         del self.held[id(request)]
         request.messages = permits
@@ -189,7 +187,6 @@ class Driver:
     # --- In words ---------------------------------------------------------------------------------
 
     def client(self, channel: int, name: str, payload: bytes = b"", /, **fields: Any) -> list[Said]:
-        """Have the client say something; return what the broker hears."""
         self.give(CLIENT, say(channel, name, payload, **fields))
         return self.to(BROKER)
 
@@ -263,7 +260,6 @@ class Driver:
         return self.broker(5, "flow", **(session | numbers | fields))
 
     def send(self, number: int, body: bytes = b"x", handle: int = 0, **fields: Any) -> list[Said]:
-        """Have the client send one message in one frame; return what the broker hears."""
         payload = fields.pop("payload", None) or codec.message(body)
         return self.client(
             1, "transfer", payload, handle=handle, delivery_id=number, delivery_tag=b"%d" % number, **fields
@@ -271,10 +267,8 @@ class Driver:
 
 
 def hold(request: Request) -> Verdict | None:
-    """Hold all requests for credit."""
     return Hold(ORDERS, "rule", Ticket(lambda: None)) if request.most else None
 
 
 def refuse(request: Request) -> Verdict | None:
-    """Refuse all messages that are decided."""
     return None if request.most else BUSY

@@ -22,7 +22,6 @@ def check(holds: object, *what: object) -> None:
 
 
 def ahead(serial: int, of: int) -> int:
-    """Return by how much a serial number is ahead of another one; negative if it is behind."""
     return (serial - of + SERIAL // 2) % SERIAL - SERIAL // 2
 
 
@@ -135,12 +134,10 @@ class Peer:
         self.out += frame
 
     def start(self) -> None:
-        """As a client, begin the connection."""
         self.out += codec.SASL_HEADER
         self.say(0, "sasl_init", mechanism="PLAIN", initial_response=b"\0guest\0guest")
 
     def begin(self, channel: int, window: int) -> Session:
-        """Begin a session of which that many transfers may come at first."""
         assert channel not in self.sessions
         session = self.sessions[channel] = Session(channel, self._first, window, delivery_id=self._first_delivery)
         self._say_begin(session, None)
@@ -159,7 +156,6 @@ class Peer:
     def attach(
         self, session: Session, name: str, handle: int, *, sends: bool, address: str | None, mode: int | None = None
     ) -> Link:
-        """Attach a link to a node."""
         assert handle not in session.links
         first = self._first
         link = session.links[handle] = Link(name, handle, sends, address, mode, first, count=first, limit=first)
@@ -218,13 +214,11 @@ class Peer:
         self.flow(session, link, **({"echo": True} if echo else {}))
 
     def may_send(self, session: Session, link: Link) -> bool:
-        """Say whether a frame can go on a link now."""
         if not (session.is_up and link.is_up and link.sends and link.outbox):
             return False
         return ahead(session.outgoing_limit, session.outgoing_id) > 0 and (link.frames > 0 or link.credit > 0)
 
     def send(self, session: Session, link: Link) -> None:
-        """Send the next frame of the first message of a link."""
         assert self.may_send(session, link)
         message = link.outbox[0]
         first = link.frames == 0
@@ -319,7 +313,6 @@ class Peer:
     # --- What it hears -----------------------------------------------------------------------------
 
     def take(self, data: bytes) -> None:
-        """Hear what the other peer has sent."""
         self._in += data
         while self._in[:4] == b"AMQP" and len(self._in) >= 8:
             header, self._in = self._in[:8], self._in[8:]

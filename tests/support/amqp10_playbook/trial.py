@@ -20,7 +20,7 @@ class Relay(Protocol):
         """Take what a peer has sent."""
 
     def take(self, to_client: bool) -> bytes:  # noqa: FBT001 - likewise
-        """Hand out, once, what a peer is to hear."""
+        pass
 
     def step(self, random: Random) -> None:
         """Do something of one's own, such as granting what waits."""
@@ -59,7 +59,6 @@ class Addresses:
 
     @classmethod
     def of(cls, *queues: str) -> "Addresses":
-        """Return those of queues, and the anonymous one."""
         names = tuple(f"/queues/{queue}" for queue in queues)
         return cls((*names, None), names, names)
 
@@ -78,12 +77,14 @@ class Trial:
         addresses: Addresses = ADDRESSES,
         refused: Callable[[str], bool] = lambda _: False,
         closes: bool = False,
+        aborts: bool = True,
     ) -> None:
         self.random = random = Random(seed)
         self.relay = relay
         self._addresses = addresses
         self._refused = refused
         self._closes = closes
+        self._aborts = aborts
         frame_bytes = random.choice([512, 1000, 1 << 14, 1 << 17])
         self.client, self.broker = (
             Peer(
@@ -119,7 +120,6 @@ class Trial:
 
     @property
     def outcomes(self) -> dict[str, int]:
-        """How many of the client's messages came to what."""
         found: dict[str, int] = {}
         for peer, link in self._made:
             if peer is self.client:
@@ -127,9 +127,17 @@ class Trial:
                     found[message.outcome] = found.get(message.outcome, 0) + 1
         return found
 
+    def sent_to(self, queue: str) -> int:
+        """Return how many messages the client has sent to a queue."""
+        return sum(
+            link.address == f"/queues/{queue}" or (link.address is None and f"/queues/{queue}".encode() in each.payload)
+            for peer, link in self._made
+            if peer is self.client and link.sends
+            for each in link.sent
+        )
+
     @property
     def refused(self) -> int:
-        """How many of the client's messages the relay has refused, as far as the client heard."""
         return sum(
             message.outcome == "rejected" and self._refused(message.detail)
             for peer, link in self._made
@@ -213,7 +221,7 @@ class Trial:
         payload = codec.message(body, to=to, durable=random.random() < 0.3)
         settled = link.mode == 1 or (link.mode != 0 and random.random() < 0.3)
         message = Message(payload, settled=settled, frame_bytes=random.choice([9, 100, 1 << 20, 1 << 20]))
-        if random.random() < 0.1:
+        if self._aborts and random.random() < 0.1:
             message.aborts = random.choice([1, 2])
         message.frame_bytes = max(message.frame_bytes, len(payload) // 50)
         link.outbox.append(message)

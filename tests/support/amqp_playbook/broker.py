@@ -24,7 +24,6 @@ class Stored:
 
 
 def mode_of(header: bytes) -> int | None:
-    """Return the delivery mode in a content header."""
     (flags,) = struct.unpack_from(">H", header, 12)
     at = 14
     for bit in (15, 14):
@@ -199,7 +198,6 @@ class ModelBroker:
             self._say(driver, b"".join(make(number, each.tag) for each in confirmed))
 
     def confirm_one(self, driver: Driver, number: int, index: int, *, nack: bool = False) -> None:
-        """Confirm one publish out of order."""
         self.hear()
         channel = self.channels[driver][number]
         each = channel.unconfirmed.pop(index)
@@ -234,7 +232,6 @@ class ModelBroker:
         self._say(driver, frames.with_header(channel.number, begin, message.header, message.body))
 
     def lose(self, driver: Driver) -> None:
-        """Lose a connection, whose unacknowledged messages go back to their queues."""
         self.hear()
         for channel in self.channels.pop(driver).values():
             self._requeue(channel, list(channel.unacked))
@@ -242,7 +239,6 @@ class ModelBroker:
         driver.session.close()
 
     def close_channel(self, driver: Driver, number: int) -> None:
-        """Close a channel for a fault."""
         self.hear()
         channel = self.channels[driver].pop(number)
         self._closing.add((driver, number))

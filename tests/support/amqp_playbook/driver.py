@@ -11,7 +11,7 @@ from proxy.deciding.batch import Batch, ConnectionInfo, Hold, Later, Refuse, Req
 from proxy.flow.credit import Stage
 from proxy.net.connection import OUTBOX_BYTES
 from proxy.protocols.amqp091 import PROTOCOL
-from proxy.protocols.amqp091.memory import Hub
+from proxy.protocols.amqp091.after_consume import Hub
 from proxy.protocols.amqp091.session import AMQP091Options, AMQP091Session
 from proxy.protocols.base import Confirming, Replayed, SessionContext, Terms, WireCounters
 from proxy.spool.spool import Spool
@@ -155,7 +155,6 @@ class Driver:
         self._read_on()
 
     def read(self, side: Side, random: Random | None = None, longest: int = 1 << 20) -> None:
-        """Read on, unless the session pauses."""
         while self.unread[side] and not self.must_wait(side):
             most = self.most_bytes(side, longest if random is None else random.randint(1, longest))
             taken_back = self.session.take_back(side) if random is None or random.random() < 0.5 else b""
@@ -167,11 +166,9 @@ class Driver:
             self.left[side] = b""
 
     def must_wait(self, side: Side) -> bool:
-        """Return whether the session wants nothing of that peer now."""
         return self.session.paused(side) or (side is CLIENT and self.session.backlog_bytes(side) > OUTBOX_BYTES)
 
     def most_bytes(self, side: Side, longest: int) -> int:
-        """Return how much to read of that peer, so much at most."""
         most = self.session.most_bytes(side)
         assert most >= 1
         return min(longest, most)
@@ -189,7 +186,6 @@ class Driver:
         return batch
 
     def finish(self, batch: Batch) -> None:
-        """Decide a batch."""
         self._decide(batch)
         room = self._rooms[batch.side]
         room[:] = b"\xaa" * len(room)
@@ -217,7 +213,6 @@ class Driver:
         self.take()
 
     def resolve(self, request: Request | None = None, refuse: Refuse | None = None) -> None:
-        """Resolve a held request, by default the first."""
         if request is None:
             request = next(iter(self.held.values()))[0]
         del self.held[id(request)]
@@ -226,13 +221,11 @@ class Driver:
         self._read_on()
 
     def alarm(self, reason: str) -> None:
-        """Tell the session of an alarm, or with an empty reason that it has ended."""
         self.session.alarm(reason, self.now_ns)
         self.take()
         self._read_on()
 
     def tick(self, *, finish: bool = True) -> Batch | None:
-        """Call ``tick`` once."""
         self.woken = False
         batch = self.session.tick(self.now_ns)
         if batch is not None and finish:
@@ -248,11 +241,9 @@ class Driver:
                 self.read(side)
 
     def finish_tick(self, batch: Batch) -> None:
-        """Decide what ``tick`` returned."""
         self._decide(batch)
 
     def settle(self, *, all_read: bool = True) -> None:
-        """Let all that is held go on, and all that was behind it, with nothing decided any more."""
         self.decide = lambda _: None
         while self.held or self.woken:
             if self.held:
@@ -262,7 +253,6 @@ class Driver:
         assert not all_read or not any(self.unread.values())
 
     def to_broker(self) -> list[frames.Message]:
-        """Return what was written to the broker, without a protocol header."""
         return list(frames.messages(bytes(self.written[BROKER])))
 
     def to_client(self) -> list[frames.Message]:
@@ -270,12 +260,10 @@ class Driver:
 
 
 def hold(request: Request) -> Verdict:
-    """Hold a request."""
     del request
     return Hold(ORDERS, "rule", Ticket(lambda: None))
 
 
 def refuse(request: Request) -> Verdict:
-    """Refuse a request."""
     del request
     return BUSY

@@ -65,7 +65,6 @@ def content(
     headers: Mapping[str, str | list[str] | bytes] | None = None,
     body_bytes: int = FRAME_MAX - 8,
 ) -> list[bytes]:
-    """Return a content's frames."""
     flags, properties = (0, b"") if headers is None else (1 << 15 | 1 << 13, short("text/plain") + table(headers))
     header = struct.pack(">HHQH", 60, 0, len(body), flags) + properties
     bodies = [frame(3, channel, body[at : at + body_bytes]) for at in range(0, len(body), body_bytes)]
@@ -78,7 +77,6 @@ def publish(channel: int, exchange: str | bytes, key: str | bytes, body: bytes =
 
 
 def header(size: int, *, mode: int | None = 2, headers: bytes | None = None, **others: bytes) -> bytes:
-    """Return the payload of a header frame."""
     if mode is not None:
         others["delivery_mode"] = bytes((mode,))
     if headers is not None:
@@ -115,7 +113,6 @@ def recover(channel: int) -> bytes:
 
 
 def subscribe(channel: int, queue: str, tag: str, *, automatic: bool = False) -> bytes:
-    """Return a basic.consume."""
     return method(channel, 60, 20, b"\0\0" + short(queue) + short(tag) + bytes((automatic << 1,)) + table({}))
 
 
@@ -267,7 +264,6 @@ class Frame:
 
 
 def read(data: bytes) -> Iterator[Frame]:
-    """Read whole frames; an end inside one is an error."""
     at = 0
     while at < len(data):
         kind, channel, length = struct.unpack_from(">BHI", data, at)

@@ -31,16 +31,13 @@ class SpooledDriver(Driver):
         return self.disk
 
     def put_aside(self) -> int:
-        """Return how many messages are in the spool."""
         return sum(queue.count for queue in self.spool.queues())
 
     def pass_time(self, seconds: float) -> None:
-        """Let time pass."""
         self.now_ns += round(seconds * NS)
         self.spool.tick(self.now_ns)
 
     def settle(self, *, all_read: bool = True) -> None:
-        """Let all that is held go on, as the base class says, and the disk do what it has to."""
         while self.held or self.woken or not self.disk.is_idle or self.session.next_tick_ns() is not None:
             self.disk.finish_all()
             self.now_ns = max(self.now_ns, self.session.next_tick_ns() or 0)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from proxy.protocols.amqp091.memory import Hub
+from proxy.protocols.amqp091.after_consume import Hub
 from proxy.protocols.amqp091.session import AMQP091Options
 from proxy.protocols.base import Confirming
 from proxy.stats.snapshot import ConfirmState
@@ -51,7 +51,6 @@ class World:
         return driver.forget()
 
     def settle(self) -> None:
-        """Have all sessions do what they were woken for."""
         while any(driver.woken for driver in self.drivers):
             for driver in self.drivers:
                 if driver.woken:
@@ -59,7 +58,6 @@ class World:
         self.broker.hear()
 
     def pass_time(self, seconds: float) -> None:
-        """Let time pass, and call sessions when they want it."""
         until_ns = self.now_ns + round(seconds * NS)
         while True:
             due_ns = min((each.session.next_tick_ns() or until_ns + 1 for each in self.drivers), default=until_ns + 1)
@@ -80,11 +78,9 @@ class World:
         return states[resource]
 
     def is_empty(self) -> bool:
-        """Say whether nothing waits, and nothing of it is left."""
         return self.hub.held_bytes == 0 and not self.hub.after_consume._waiting
 
     def close(self) -> None:
-        """Close all that is open; nothing is left then."""
         for driver in self.drivers:
             if driver in self.broker.channels:
                 self.broker.lose(driver)

@@ -16,7 +16,6 @@ _PASS_TLS: Final = 1
 
 
 def mutated(data: bytes, most_bytes: int, changed: Changed, random: Random) -> bytes:
-    """Change an input, as one of either version."""
     of = amqp091 if random.random() < 0.5 else amqp10
     known = {side: (*amqp091_known, *amqp10_known) for side, amqp091_known, amqp10_known in _KNOWN}
     return conversation.mutate(data, most_bytes, changed, random, split=of.split, mended=of.mended, known=known)
@@ -40,7 +39,6 @@ def seeds() -> Iterable[bytes]:
 
 
 def run(data: bytes) -> None:
-    """Try an input."""
     said = conversation.read(data)
     if said is None:
         return

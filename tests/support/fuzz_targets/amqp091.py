@@ -87,7 +87,6 @@ _CONFIRMING: Final = {"queue:orders": Confirming(1 << 20, 1_000_000_000, 1, pers
 
 
 def split(stream: bytes) -> list[bytes]:
-    """Take a stream apart."""
     found, at = [], 0
     if stream.startswith(b"AMQP"):
         found, at = [stream[:8]], 8
@@ -99,7 +98,6 @@ def split(stream: bytes) -> list[bytes]:
 
 
 def mended(frame: bytes) -> bytes:
-    """Give a frame its length and its end."""
     if len(frame) < 8 or frame.startswith(b"AMQP"):
         return frame
     payload = frame[7:-1]
@@ -138,7 +136,6 @@ def seeds() -> Iterable[bytes]:
 
 
 def run(data: bytes) -> None:
-    """Try an input."""
     said = conversation.read(data)
     if said is None:
         return
@@ -162,12 +159,10 @@ def run(data: bytes) -> None:
 
 
 def opened(said: Conversation, driver: Driver) -> Driver:
-    """Open the connection already, if it is to be."""
     return driver.open([1, 2, 3], confirms=[1]) if said.options & OPEN else driver
 
 
 def limits_of(said: Conversation) -> tuple[str, ...]:
-    """Return the kinds that are limited besides queues and exchanges."""
     return ("delivery", "routing_key") if said.options & _LIMITS else ()
 
 
@@ -244,7 +239,6 @@ def _begins_content(frame: bytes) -> bool:
 
 
 def without_confirms(stream: bytes) -> bytes:
-    """Leave out acks and nacks."""
     return b"".join(each for each in split(stream) if not (each[:1] == b"\x01" and each[7:11] in _CONFIRMS_OF_BROKER))
 
 
@@ -281,8 +275,6 @@ class Came(NamedTuple):
 
 
 def refuse_some(said: Conversation, *, scans: bool = False) -> Came:
-    """Refuse some of what can be, and return what came of it."""
-
     def decide(request: Request) -> Verdict | None:
         word = zlib.crc32(repr((request.resources, request.size_bytes)).encode()) ^ said.seed
         return BUSY if word % 3 == 0 and request.refusal == "answered" else None
@@ -339,7 +331,6 @@ def _refusable(driver: Driver) -> bool:
 
 
 def leave(driver: Driver) -> None:
-    """End a connection as the driver does, and see that nothing is kept."""
     session = driver.session
     session.farewell("over", driver.now_ns)
     driver.take()

@@ -18,7 +18,6 @@ if COMPILED is None:
 
 
 def run(data: bytes) -> None:
-    """Try an input."""
     said = conversation.read(data)
     if said is not None:
         compiled, python = refuse_some(said, scans=True), refuse_some(said)

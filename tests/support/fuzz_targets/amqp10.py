@@ -103,7 +103,6 @@ _TERMS: Final[Sequence[Mapping[Resource, Terms]]] = (
 
 
 def split(stream: bytes) -> list[bytes]:
-    """Take a stream apart."""
     found, at = [], 0
     while len(stream) - at >= 8:
         size = 8 if stream.startswith(b"AMQP", at) else max(1, int.from_bytes(stream[at : at + 4]))
@@ -113,7 +112,6 @@ def split(stream: bytes) -> list[bytes]:
 
 
 def mended(frame: bytes) -> bytes:
-    """Give a frame its length, and the list in it, as far as it says so in one byte."""
     if len(frame) < 8 or frame.startswith(b"AMQP"):
         return frame
     out = bytearray(len(frame).to_bytes(4) + frame[4:])
@@ -158,7 +156,6 @@ def _beginning(steps: Sequence[tuple[Side, bytes]]) -> Iterable[tuple[Side, byte
 
 
 def run(data: bytes) -> None:
-    """Try an input."""
     said = conversation.read(data)
     if said is None:
         return
@@ -267,8 +264,6 @@ class Came(NamedTuple):
 
 
 def decided_alike(said: Conversation, scan: ScanName) -> Came:
-    """Decide by what is asked, and return what came of it."""
-
     def decide(request: Request) -> Verdict | None:
         word = zlib.crc32(repr((request.resources, request.most, request.refusal)).encode()) ^ said.seed
         if request.most:
@@ -287,7 +282,6 @@ def decided_alike(said: Conversation, scan: ScanName) -> Came:
 
 
 def leave(driver: Driver) -> None:
-    """End a connection as the driver does."""
     session = driver.session
     session.describe()
     session.farewell("over", driver.now_ns)

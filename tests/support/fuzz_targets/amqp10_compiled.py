@@ -11,7 +11,6 @@ if COMPILED is None:
 
 
 def run(data: bytes) -> None:
-    """Try an input."""
     said = conversation.read(data)
     if said is not None:
         compiled, python = decided_alike(said, "compiled"), decided_alike(said, "python")

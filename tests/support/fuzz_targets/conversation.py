@@ -27,7 +27,6 @@ class Step(NamedTuple):
     data: bytes
 
     def chunks(self, random: Random) -> Iterator[bytes]:
-        """Cut it."""
         longest = len(self.data) if self.cut == WHOLE else 8 * self.cut
         if self.cut == SINGLE and len(self.data) <= _SINGLE_BYTES:
             longest = 1
@@ -46,17 +45,14 @@ class Conversation(NamedTuple):
     steps: Sequence[Step]
 
     def chunks(self) -> Iterator[tuple[Side, bytes]]:
-        """Yield all chunks in turn; the same ones each time."""
         for number, step in enumerate(self.steps):
             for chunk in step.chunks(Random(self.seed << 16 | number)):
                 yield step.side, chunk
 
     def whole(self) -> "Conversation":
-        """Return the same, with nothing cut."""
         return self._replace(steps=[step._replace(cut=WHOLE) for step in self.steps])
 
     def said(self, side: Side) -> bytes:
-        """Return all that one peer says."""
         return b"".join(step.data for step in self.steps if step.side is side)
 
 
@@ -76,7 +72,6 @@ def read(data: bytes) -> Conversation | None:
 
 
 def write(conversation: Conversation) -> bytes:
-    """Write it as ``read`` reads it."""
     out = bytearray(_BEGIN.pack(conversation.options, conversation.seed))
     for side, cut, data in conversation.steps:
         how = cut | (_FROM_BROKER if side is Side.BROKER else 0)
@@ -87,7 +82,6 @@ def write(conversation: Conversation) -> bytes:
 
 
 def seed(*steps: tuple[Side, bytes], options: int = 0, cut: int = WHOLE) -> bytes:
-    """Return an input in which this is said."""
     return write(Conversation(options, 0, [Step(side, cut, data) for side, data in steps if data]))
 
 
@@ -142,5 +136,4 @@ def mutate(
 
 
 def written(parts: Iterable[bytes | memoryview]) -> bytes:
-    """Put together what a session hands out."""
     return b"".join(bytes(part) for part in parts)

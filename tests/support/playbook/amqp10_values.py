@@ -20,7 +20,6 @@ class Described(NamedTuple):
 
 
 def uint(value: int) -> bytes:
-    """Return the shortest encoding."""
     return b"\x43" if not value else bytes([0x52, value]) if value < 256 else struct.pack(">BI", 0x70, value)
 
 
@@ -30,24 +29,20 @@ def wide_uint(value: int) -> bytes:
 
 
 def boolean(value: bool) -> bytes:  # noqa: FBT001 - it is one
-    """Return the shortest encoding."""
     return b"\x41" if value else b"\x42"
 
 
 def binary(value: bytes) -> bytes:
-    """Return the shortest encoding."""
     if len(value) < 256:
         return bytes([0xA0, len(value)]) + value
     return struct.pack(">BI", 0xB0, len(value)) + value
 
 
 def symbol(value: bytes) -> bytes:
-    """Return the short encoding."""
     return bytes([0xA3, len(value)]) + value
 
 
 def list_of(fields: Sequence[bytes], *, wide: bool = False) -> bytes:
-    """Return a list of encoded values."""
     values = b"".join(fields)
     if not wide and len(values) < 255:
         return bytes([0xC0, len(values) + 1, len(fields)]) + values
@@ -55,23 +50,19 @@ def list_of(fields: Sequence[bytes], *, wide: bool = False) -> bytes:
 
 
 def map_of(*values: bytes) -> bytes:
-    """Return a map of encoded keys and values in turn."""
     inside = b"".join(values)
     return struct.pack(">BII", 0xD1, len(inside) + 4, len(values)) + inside
 
 
 def described(code: int, value: bytes) -> bytes:
-    """Return a described value."""
     return bytes([0, 0x53, code]) + value
 
 
 def frame(channel: int, body: bytes, *, doff: int = 2, kind: int = 0) -> bytes:
-    """Return a frame; what is between its header and where ``doff`` says that it begins is the body's."""
     return struct.pack(">IBBH", 8 + len(body), doff, kind, channel) + body
 
 
 def performative(code: int, *fields: bytes, wide: bool = False) -> bytes:
-    """Return a performative of encoded fields."""
     return described(code, list_of(fields, wide=wide))
 
 
@@ -84,7 +75,6 @@ def transfer(
     settled: bool = False,
     more: bool = False,
 ) -> bytes:
-    """Return a transfer as most clients encode it."""
     number = NULL if delivery_id is None else uint(delivery_id)
     tag = NULL if delivery_id is None else binary(struct.pack(">I", delivery_id))
     fields = [uint(handle), number, tag, uint(0), boolean(settled), boolean(more)]
@@ -112,7 +102,6 @@ class Reader:
         self.depth = depth
 
     def take(self, size: int) -> bytes:
-        """Return the next bytes."""
         if self.at + size > len(self.data):
             raise UnreadableError
         self.at += size

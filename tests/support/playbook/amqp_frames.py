@@ -11,27 +11,22 @@ AROUND_BYTES: Final = 8
 
 
 def frame(kind: int, channel: int, payload: bytes, end: bytes = END) -> bytes:
-    """Return one frame."""
     return struct.pack(">BHI", kind, channel, len(payload)) + payload + end
 
 
 def method(channel: int, class_id: int, method_id: int, arguments: bytes = b"") -> bytes:
-    """Return a method frame."""
     return frame(METHOD, channel, struct.pack(">HH", class_id, method_id) + arguments)
 
 
 def short(text: bytes) -> bytes:
-    """Return a short string."""
     return bytes([len(text)]) + text
 
 
 def publish(channel: int, exchange: bytes, routing_key: bytes, bits: int = 0) -> bytes:
-    """Return the method frame of a publish."""
     return method(channel, 60, 40, bytes(2) + short(exchange) + short(routing_key) + bytes([bits]))
 
 
 def header(channel: int, body_bytes: int, flags: int = 0, properties: bytes = b"") -> bytes:
-    """Return the header frame of a content."""
     return frame(HEADER, channel, struct.pack(">HHQH", 60, 0, body_bytes, flags) + properties)
 
 
@@ -42,17 +37,14 @@ def table(*fields: tuple[bytes, bytes]) -> tuple[int, bytes]:
 
 
 def text(value: bytes) -> bytes:
-    """Return a long string as a table's value."""
     return b"S" + struct.pack(">I", len(value)) + value
 
 
 def array(*values: bytes) -> bytes:
-    """Return an array as a table's value."""
     return b"A" + struct.pack(">I", sum(map(len, values))) + b"".join(values)
 
 
 def content(channel: int, exchange: bytes, routing_key: bytes, body: bytes, frame_bytes: int = 131_072) -> list[bytes]:
-    """Return the frames of a publish without properties."""
     most = frame_bytes - AROUND_BYTES
     bodies = [frame(BODY, channel, body[at : at + most]) for at in range(0, len(body), most)]
     return [publish(channel, exchange, routing_key), header(channel, len(body)), *bodies]

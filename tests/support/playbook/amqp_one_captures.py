@@ -16,11 +16,9 @@ class OneCapture:
     steps: tuple[tuple[Side, bytes], ...]
 
     def sent(self, side: Side) -> bytes:
-        """Return all that came from one side."""
         return b"".join(data for whose, data in self.steps if whose is side)
 
     def __str__(self) -> str:
-        """Return its name, for test ids."""
         return self.name
 
 

@@ -16,7 +16,6 @@ _AT_ONCE = int(os.environ.get("AT_ONCE", "100"))
 
 
 async def main(host: str, port: str, seconds: str, *queues: str) -> None:
-    """Publish until the time is over and print the report."""
     connection = await aio_pika.connect(host=host, port=int(port))
     channel = await connection.channel(publisher_confirms=True)
     for queue in queues:

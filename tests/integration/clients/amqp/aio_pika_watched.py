@@ -8,12 +8,10 @@ import aio_pika
 
 
 def say(about: str, what: str, text: object) -> None:
-    """Print one line."""
     print(json.dumps({"about": about, "what": what, "text": str(text)}), flush=True)
 
 
 async def main(host: str, port: str, queue: str, refusing: str) -> None:
-    """Publish until the connection is gone."""
     connection = await aio_pika.connect(host=host, port=int(port))
     channel = await connection.channel(publisher_confirms=True)
 

@@ -16,13 +16,11 @@ _PATIENCE_S = 60
 
 @app.task
 def add(one: int, two: int) -> int:
-    """Return the sum."""
     return one + two
 
 
 @app.task
 def total(numbers: list[int]) -> int:
-    """Return the sum of all."""
     return sum(numbers)
 
 
@@ -36,7 +34,6 @@ def fails_at_first(self: Task) -> int:
 
 @app.task
 def is_due(at_s: float) -> bool:
-    """Return whether that time has come."""
     return time.time() >= at_s
 
 
@@ -46,7 +43,6 @@ def _say_so(**_: Any) -> None:
 
 
 def calls(results: str) -> dict[str, Any]:
-    """Have tasks of several kinds done."""
     if not results.startswith("rpc:"):  # which has no chords
         return {"chord": chord(add.s(n, n) for n in range(10))(total.s()).get(timeout=_PATIENCE_S)}
     sums = [add.delay(n, n) for n in range(60)]
@@ -75,7 +71,6 @@ def confirmed(count: str, retry: str) -> list[str]:
 
 
 def main(host: str, port: str, queue: str, results: str, what: str, *more: str) -> None:
-    """Do one of these."""
     app.conf.update(
         broker_url=f"amqp://guest:guest@{host}:{port}//?heartbeat=4",
         broker_connection_retry_on_startup=True,

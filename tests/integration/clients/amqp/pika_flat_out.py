@@ -11,7 +11,6 @@ import pika.exceptions
 
 
 def main(host: str, port: str, seconds: str, *queues: str) -> None:
-    """Publish until the time is over and print the report."""
     tls = None
     if authority := os.environ.get("TLS_CA"):
         context = ssl.create_default_context(cafile=authority)

@@ -16,7 +16,6 @@ _SAYING = threading.Lock()
 
 
 def say(what: str, number: int) -> None:
-    """Print one line."""
     with _SAYING:
         print(what, number, int(time.time() * 1000), flush=True)
 
@@ -30,7 +29,6 @@ def connect(host: str, port: int, queue: str) -> pika.adapters.blocking_connecti
 
 
 def publish(host: str, port: int, queue: str) -> None:
-    """Publish until the connection is gone."""
     channel = connect(host, port, queue)
     channel.confirm_delivery()
     while True:
@@ -48,7 +46,6 @@ def publish(host: str, port: int, queue: str) -> None:
 
 
 def consume(host: str, port: int, queue: str) -> None:
-    """Consume until the connection is gone."""
     channel = connect(host, port, queue)
     channel.basic_qos(prefetch_count=20)
     for method, _, body in channel.consume(queue):
@@ -57,7 +54,6 @@ def consume(host: str, port: int, queue: str) -> None:
 
 
 def forever(run: object, *where: object) -> None:
-    """Connect again whenever the connection is gone."""
     while True:
         try:
             run(*where)
@@ -66,7 +62,6 @@ def forever(run: object, *where: object) -> None:
 
 
 def main(host: str, port: str, queue: str) -> None:
-    """Do both."""
     print("started", flush=True)
     threading.Thread(target=forever, args=(consume, host, int(port), queue), daemon=True).start()
     forever(publish, host, int(port), queue)

@@ -17,7 +17,6 @@ class Taker:
         self._since_s = time.monotonic()
 
     def take(self, _: object, deliver: pika.spec.Basic.Deliver, properties: pika.BasicProperties, body: bytes) -> None:
-        """Do it."""
         said = {
             "body": body.decode(),
             "redelivered": deliver.redelivered,
@@ -53,7 +52,6 @@ class Taker:
 
 
 def main(host: str, port: str, queue: str, prefetch: str, what: str) -> None:
-    """Consume until the end."""
     connection = pika.BlockingConnection(pika.ConnectionParameters(host, int(port), heartbeat=0))
     channel = connection.channel()
     channel.basic_qos(prefetch_count=int(prefetch))

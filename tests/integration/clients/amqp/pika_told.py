@@ -8,7 +8,6 @@ import pika.exceptions
 
 
 def main(host: str, port: str, exchange: str, routing_key: str, *bodies: str) -> None:
-    """Publish and print the report."""
     connection = pika.BlockingConnection(pika.ConnectionParameters(host, int(port), heartbeat=0))
     channel = connection.channel()
     channel.confirm_delivery()

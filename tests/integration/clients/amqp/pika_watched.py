@@ -8,12 +8,10 @@ import pika.exceptions
 
 
 def say(about: str, what: str, text: object) -> None:
-    """Print one line."""
     print(json.dumps({"about": about, "what": what, "text": str(text)}), flush=True)
 
 
 def main(host: str, port: str, queue: str, refusing: str) -> None:
-    """Publish until the connection is gone."""
     connection = pika.BlockingConnection(pika.ConnectionParameters(host, int(port)))
     connection.add_on_connection_blocked_callback(lambda _, frame: say("blocked", "callback", frame.method.reason))
     connection.add_on_connection_unblocked_callback(lambda *_: say("unblocked", "callback", ""))

@@ -8,7 +8,6 @@ import amqp
 
 
 def main(host: str, port: str, seconds: str, *queues: str) -> None:
-    """Publish until the time is over and print the report."""
     with amqp.Connection(f"{host}:{port}", confirm_publish=True) as connection:
         channel = connection.channel()
         for queue in queues:

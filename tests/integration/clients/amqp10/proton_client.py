@@ -16,7 +16,6 @@ _PACE_S = 0.01
 
 
 def count_now(counts: list[int], since_s: float) -> None:
-    """Count one more in this second."""
     second = int(time.monotonic() - since_s)
     counts.extend([0] * (second + 1 - len(counts)))
     counts[second] += 1
@@ -32,14 +31,12 @@ class Publishing:
         self.over = False
 
     def open(self, container: Any, connection: Any) -> None:
-        """Attach the link."""
         options = AtMostOnce() if self.ask.get("settled") else AtLeastOnce()
         # By itself it names links after their addresses.
         name = str(uuid.uuid4())
         self.link = container.create_sender(connection, self.ask["publish"] or None, name=name, options=options)
 
     def go_on(self, since_s: float) -> None:
-        """Send what may be sent now."""
         report, ask = self.report, self.ask
         while (
             not self.over
@@ -61,7 +58,6 @@ class Publishing:
 
     @property
     def done(self) -> bool:
-        """Whether all is sent and answered."""
         sent = self.over or self.report["sent"] >= self.ask.get("count", 1 << 40)
         return bool(self.report["error"]) or (sent and not self.unanswered and not self.link.queued)
 
@@ -76,11 +72,9 @@ class Consuming:
         self.digest = hashlib.sha256()
 
     def open(self, container: Any, connection: Any) -> None:
-        """Attach the link."""
         self.link = container.create_receiver(connection, self.ask["consume"], name=str(uuid.uuid4()))
 
     def go_on(self, since_s: float) -> None:
-        """Give credit: at once, and again when half of it is used."""
         del since_s
         if self.over:
             return
@@ -95,7 +89,6 @@ class Consuming:
 
     @property
     def done(self) -> bool:
-        """Whether all came, or nothing more will."""
         if self.ask.get("drain"):
             return bool(self.report["error"]) or (self.drained and not self.link.credit)
         came = len(self.report["numbers"]) >= self.ask.get("count", 1 << 40)
@@ -113,7 +106,6 @@ class Client(MessagingHandler):
         self.timers: list[Any] = []
 
     def on_start(self, event: Any) -> None:
-        """Connect and attach all links."""
         how = {"max_frame_size": self.ask["frame_bytes"]} if self.ask.get("frame_bytes") else {}
         self.since_s = time.monotonic()
         self.connection = event.container.connect(
@@ -142,7 +134,6 @@ class Client(MessagingHandler):
             self.timers.append(container.schedule(seconds, Timer(self, link, what)))
 
     def go_on(self, link: Any) -> None:
-        """Send or ask for more, and close when all links are done."""
         link.go_on(self.since_s)
         if all(each.done for each in self.links) and self.connection:
             for each in self.links:
@@ -153,7 +144,6 @@ class Client(MessagingHandler):
                 timer.cancel()
 
     def on_link_opened(self, event: Any) -> None:
-        """Begin."""
         self.go_on(event.link.context)
 
     def on_link_flow(self, event: Any) -> None:
@@ -161,7 +151,6 @@ class Client(MessagingHandler):
         self.go_on(event.link.context)
 
     def on_sendable(self, event: Any) -> None:
-        """Go on."""
         self.go_on(event.sender.context)
 
     def _answered(self, event: Any, name: str) -> None:
@@ -178,19 +167,15 @@ class Client(MessagingHandler):
         self.go_on(link)
 
     def on_accepted(self, event: Any) -> None:
-        """Count it."""
         self._answered(event, "accepted")
 
     def on_rejected(self, event: Any) -> None:
-        """Note it."""
         self._answered(event, "rejected")
 
     def on_released(self, event: Any) -> None:
-        """Note it."""
         self._answered(event, "released")
 
     def on_message(self, event: Any) -> None:
-        """Accept it."""
         link = event.receiver.context
         body = bytes(event.message.body)
         link.digest.update(body)
@@ -201,20 +186,17 @@ class Client(MessagingHandler):
         self.go_on(link)
 
     def on_link_error(self, event: Any) -> None:
-        """Note what ended the link."""
         condition = event.link.remote_condition
         event.link.context.report["error"] = f"{condition.name}: {condition.description}"
         event.link.close()
         self.go_on(event.link.context)
 
     def on_connection_error(self, event: Any) -> None:
-        """Note what ended the connection."""
         condition = event.connection.remote_condition
         self.error = f"{condition.name}: {condition.description}"
         event.connection.close()
 
     def on_transport_error(self, event: Any) -> None:
-        """Note what ended the connection."""
         self.error = self.error or str(event.transport.condition)
 
 
@@ -225,7 +207,6 @@ class Timer:
         self.client, self.link, self.what = client, link, what
 
     def on_timer_task(self, event: Any) -> None:
-        """End it."""
         if self.client.connection is None:
             return
         if self.what == "due":

@@ -13,7 +13,6 @@ _WAIT_FOR_ANSWERS_S = 30
 
 
 def count_now(counts: list[int], since_s: float) -> None:
-    """Count one more in this second."""
     second = int(time.monotonic() - since_s)
     counts.extend([0] * (second + 1 - len(counts)))
     counts[second] += 1
@@ -29,7 +28,6 @@ class Publishing:
         self.link = connection.publisher(ask["publish"])._sender.link
 
     def go_on(self) -> None:
-        """Send what may be sent now, and take what was answered."""
         report, ask = self.report, self.ask
         for delivery in [delivery for delivery in self.unanswered if delivery.settled or delivery.remote_state]:
             self._answered(delivery, self.unanswered.pop(delivery))
@@ -49,14 +47,12 @@ class Publishing:
 
     @property
     def sent_all(self) -> bool:
-        """Whether nothing more is to be sent."""
         if time.monotonic() - self.since_s > self.ask.get("seconds", 1 << 20):
             return True
         return self.report["sent"] >= self.ask.get("count", 1 << 40)
 
     @property
     def done(self) -> bool:
-        """Whether all is sent and answered."""
         if time.monotonic() - self.since_s > self.ask.get("seconds", 1 << 20) + _WAIT_FOR_ANSWERS_S:
             self.report["error"] = "no answers"
             return True
@@ -85,7 +81,6 @@ class Consuming(AMQPMessagingHandler):
         connection.consumer(ask["consume"], message_handler=self, credit=ask.get("credit", 10))
 
     def on_amqp_message(self, event: Any) -> None:
-        """Accept it."""
         body = bytes(event.message.body)
         self.digest.update(body)
         self.report["numbers"].append(int(body.split(b" ", 1)[0]))
@@ -94,18 +89,16 @@ class Consuming(AMQPMessagingHandler):
         self.delivery_context.accept(event)
 
     def go_on(self) -> None:
-        """Do nothing."""
+        pass
 
     @property
     def done(self) -> bool:
-        """Whether all came, or the time is over."""
         if time.monotonic() - self.since_s > self.ask.get("seconds", 1 << 20):
             return True
         return len(self.report["numbers"]) >= self.ask.get("count", 1 << 40)
 
 
 def main(host: str, port: str, ask: dict[str, Any]) -> None:
-    """Do what was asked and print the report."""
     environment = Environment(uri=f"amqp://guest:guest@{host}:{port}/")
     connection = environment.connection()
     connection.dial()

@@ -9,7 +9,6 @@ from amqp_playbook import frames
 from amqp_playbook.driver import BROKER, CLIENT, Driver, hold
 
 from proxy.deciding.batch import Request, Verdict
-from proxy.protocols.amqp091.channel import Tags
 
 RECOVER_OK = frames.method(1, 60, 111)
 RECOVER_ASYNC = frames.method(1, 60, 100, b"\1")
@@ -45,7 +44,6 @@ def holding(sent: bytes, waiting: bytes) -> Driver:
 
 
 def said(driver: Driver, *settling: bytes) -> bytes:
-    """Return what the broker hears of what the client says."""
     driver.forget().give(CLIENT, b"".join(settling))
     return bytes(driver.written[BROKER])
 
@@ -120,20 +118,6 @@ def test_what_was_asked_for_is_answered_though_it_is_given_back() -> None:
     driver.give(BROKER, got(1) + RECOVER_OK)
     driver.settle()
     assert driver.written[CLIENT] == got(1) + RECOVER_OK
-
-
-@pytest.mark.parametrize("seed", range(15))
-def test_deliveries_are_open_until_they_are_settled_in_whatever_order(seed: int) -> None:
-    random, tags = Random(seed), Tags(0)
-    still_open = set(range(1, 61))
-    tags.latest = 60
-    while still_open:
-        tag, multiple = random.randint(1, 60), random.random() < 0.1
-        tags.settle(tag, multiple=multiple)
-        still_open -= set(range(1, tag + 1)) if multiple else {tag}
-        assert [each for each in range(62) if tags.is_open(each)] == sorted(still_open)
-        for each in range(61):
-            assert tags.last_open(each) == max((one for one in still_open if one <= each), default=0)
 
 
 class _World:

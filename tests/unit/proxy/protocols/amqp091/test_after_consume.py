@@ -17,7 +17,6 @@ from proxy.protocols.amqp091.scanning import Gathered
 
 
 def answers(driver: Driver) -> list[tuple[str, int]]:
-    """Return what the publisher was told since the last call, with ``multiple`` made single."""
     told = [
         ({80: "ack", 120: "nack"}[message.method[1]], int.from_bytes(message.arguments[:8], "big"))
         for message in driver.to_client()
@@ -28,7 +27,6 @@ def answers(driver: Driver) -> list[tuple[str, int]]:
 
 
 def delivered(driver: Driver) -> list[frames.Message]:
-    """Return the messages that the client was given since the last call."""
     given = [each for each in driver.to_client() if each.method in {(60, 60), (60, 71), (60, 50)}]
     del driver.written[CLIENT][:]
     return given
@@ -71,23 +69,6 @@ def test_a_consumers_ack_confirms_a_publish() -> None:
     assert publisher.session.in_flight() == 0
     assert world.broker.acked == {b"hello": {"orders"}}
     assert world.state().after_consume_total == 1
-    world.close()
-
-
-@pytest.mark.parametrize("cut", range(1, len(frames.durable(1, "orders", b"hello", content_type=frames.short("text")))))
-def test_a_publish_is_gathered_wherever_it_is_cut(cut: int) -> None:
-    world = World()
-    publisher, consumer = world.publisher(), world.consumer()
-    data = frames.durable(1, "orders", b"hello", content_type=frames.short("text"))
-    publisher.give(CLIENT, data[:cut])
-    assert not publisher.written[BROKER]
-    publisher.give(CLIENT, data[cut:])
-    world.broker.deliver(consumer, 1, "c")
-    (message,) = delivered(consumer)
-    assert message.header == frames.header(5, content_type=frames.short("text"))
-    consumer.give(CLIENT, frames.ack(1, 1))
-    world.settle()
-    assert answers(publisher) == [("ack", 1)]
     world.close()
 
 
@@ -500,7 +481,7 @@ def test_what_no_rule_is_for_is_scanned_all_the_same(scan: str) -> None:
     publisher.forget()
     publisher.give(CLIENT, data)
     assert publisher.written[BROKER] == data
-    assert type(publisher.batches[-1].requests[0].handle).__name__ == "_Publish"
+    assert type(publisher.batches[-1].requests[0].handle).__name__ == "Content"
     assert isinstance(publisher.batches[-1].requests, Gathered) is (scan == "compiled")
     assert world.state().pending == 1
     # A rule that comes is for what comes then.
@@ -556,15 +537,3 @@ def test_publishes_of_who_does_not_wait_for_each_confirm_go_as_they_come(scan: s
 
 
 # --- What the broker refuses ----------------------------------------------------------------------
-
-
-def unmarked(tag: int) -> bytes:
-    """Return a delivery of a message that does not wait."""
-    return b"".join(frames.deliver(1, tag, b"other"))
-
-
-def told(publisher: Driver) -> list[tuple[str, int]]:
-    """Return what the publisher is told before the broker says anything."""
-    while publisher.woken:
-        publisher.tick()
-    return answers(publisher)

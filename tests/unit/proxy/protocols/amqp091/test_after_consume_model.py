@@ -137,7 +137,6 @@ class Machine:
         self._hear(driver)
 
     def takes(self, driver: Driver) -> list[str]:
-        """Return the queues that a consumer takes from."""
         channel = self.world.broker.channels[driver].get(1)
         return [] if channel is None else [queue for queue, _ in channel.consumers.values()]
 

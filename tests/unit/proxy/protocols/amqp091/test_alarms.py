@@ -1,6 +1,5 @@
 """Alarms of Sluice's and of the broker's: who is told, who is not read, and what goes on meanwhile."""
 
-from itertools import pairwise
 from random import Random
 
 import pytest
@@ -21,7 +20,6 @@ def publisher(**greeting: object) -> Driver:
 
 
 def told(driver: Driver) -> list[str | None]:
-    """Return the reasons that the client was told, and None for each end."""
     said = [message for message in driver.to_client() if message.method in {(10, 60), (10, 61)}]
     return [each.arguments[1:].decode() if each.method == (10, 60) else None for each in said]
 
@@ -181,40 +179,3 @@ def test_a_drain_says_goodbye_to_a_blocked_client_at_once() -> None:
 
 
 # --- Any client, any time -------------------------------------------------------------------------
-
-
-@given(st.integers(0, 2**32))
-def test_alarms_at_any_time_lose_nothing(seed: int) -> None:
-    random = Random(seed)
-    driver = Driver(lambda request: hold(request) if random.random() < 0.3 else None).open(range(1, 5))
-    queues: dict[int, list[bytes]] = {
-        channel: [
-            frame
-            for _ in range(random.randint(0, 8))
-            for frame in frames.publish(channel, "", random.choice("ab"), b"x" * random.choice((0, 9, 3000)))
-        ]
-        for channel in range(1, 5)
-    }
-    sent = {channel: b"".join(queue) for channel, queue in queues.items()}
-    data = b""
-    while any(queues.values()):
-        queue = random.choice([each for each in queues.values() if each])
-        data += queue.pop(0)
-    longest = random.choice((10, 500, 100_000))
-    for at in range(0, len(data), longest):
-        driver.give(CLIENT, data[at : at + longest], random, longest)
-        if random.random() < 0.2:
-            driver.alarm(random.choice(("", LOW)))
-        if driver.held and random.random() < 0.5:
-            driver.resolve()
-        if random.random() < 0.5:
-            driver.tick()
-    driver.alarm("")
-    driver.settle()
-    arrived = driver.to_broker()
-    for channel, each in sent.items():
-        assert sorted(m.body + m.arguments for m in arrived if m.channel == channel) == sorted(
-            m.body + m.arguments for m in frames.messages(each)
-        )
-    assert all(first != second for first, second in pairwise(told(driver)))
-    assert not told(driver) or told(driver)[-1] is None

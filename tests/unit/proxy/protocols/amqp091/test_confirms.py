@@ -51,7 +51,6 @@ def test_each_number_is_answered_once(seed: int) -> None:
 
 
 def made(scan: str) -> Confirms:
-    """Return the numbers of a channel, kept as the scan of a test does."""
     if scan == "python":
         return Confirms()
     channels = Native(Limits(RuleSet()).resources)

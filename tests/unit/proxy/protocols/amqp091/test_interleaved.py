@@ -23,7 +23,6 @@ CLOSED = range(17, 21)
 
 
 def interleaved(random: Random, streams: list[list[list[bytes]]]) -> bytes:
-    """Mix the frames of several channels, each a list of methods or contents."""
     queues = [[frame for each in stream for frame in each] for stream in streams]
     out = []
     while any(queues):
@@ -277,7 +276,6 @@ class Model:
         self.client_reads()
 
     def use_disk(self, driver: SpooledDriver) -> None:
-        """Let some time pass, and the disk do something."""
         dice, disk = self.random.random(), driver.disk
         if dice < 0.1:
             driver.pass_time(0.1)

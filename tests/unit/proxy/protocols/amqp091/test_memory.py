@@ -1,4 +1,5 @@
-from proxy.protocols.amqp091.memory import Hub, Memory
+from proxy.protocols.amqp091.after_consume import Hub
+from proxy.protocols.amqp091.memory import Memory
 
 
 def test_one_is_full_above_its_own_bound() -> None:

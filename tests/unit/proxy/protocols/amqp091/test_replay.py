@@ -1,8 +1,6 @@
 """What an earlier process left in the spool is sent by the next connection of the same user, vhost and listener."""
 
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from queue import SimpleQueue
+from collections.abc import Callable, Sequence
 from random import Random
 
 import pytest
@@ -14,7 +12,7 @@ from spool_disk import NONCE, FakeDisk
 
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Request, Verdict
-from proxy.protocols.amqp091.memory import Hub
+from proxy.protocols.amqp091.after_consume import Hub
 from proxy.protocols.amqp091.replay import _MAX_AT_ONCE, _MAX_IN_TURN
 from proxy.protocols.base import Close
 from proxy.spool.segments import RECORD_BYTES, Extent, Found, FoundQueue, RunOnDisk, header_at
@@ -574,63 +572,3 @@ def test_a_client_that_is_exempt_replays_nothing(left: Left) -> None:
 
 
 # --- On a real disk -------------------------------------------------------------------------------
-
-
-class Real:
-    """A spool in a folder; what its thread posts is called by ``wait``."""
-
-    def __init__(self, folder: Path) -> None:
-        self.posted: SimpleQueue[Callable[[], object]] = SimpleQueue()
-        hooks = Hooks(lambda _: None, lambda _: None, lambda _: None)
-        settings = SpoolSettings(memory_bytes=1 << 18, least_free_bytes=0)
-        self.spool, self.recovered = Spool.open(
-            folder, settings, hooks, self.posted.put, now_ns=0, clock_ns=0, recover=True
-        )
-
-    def wait(self) -> None:
-        self.posted.get(timeout=60)()
-
-    def sync(self) -> None:
-        done: list[bool] = []
-        self.spool.sync(done.append)
-        while not done:
-            self.wait()
-
-
-@pytest.fixture
-def real(tmp_path: Path) -> Iterator[Callable[[], Real]]:
-    opened: list[Real] = []
-
-    def make() -> Real:
-        for each in opened:
-            each.spool.close()
-        opened.append(Real(tmp_path / "spool"))
-        return opened[-1]
-
-    yield make
-    opened[-1].spool.close()
-
-
-def test_what_is_on_a_real_disk_is_replayed_by_the_next_process(real: Callable[[], Real]) -> None:
-    process = real()
-    for name in ("orders", "other"):
-        queue = process.spool.queue(QueueName("main", "queue", name, SENDER).encoded(), lambda _: None)
-        for number in range(2000):
-            queue.append((publish(number, name),), 0, 0, is_refusable=False, is_recoverable=True)
-        queue.append((b"".join(frames.publish(1, "", name, b"9" * 200_000)),), 0, 0, is_recoverable=True)
-    process.sync()
-    process = real()
-    assert process.recovered.entries == 4002
-    driver = Driver(spool=process.spool)
-    broker = Broker(driver, process.spool).connect()
-    while len(driver.replayed) < 2:
-        if driver.woken:
-            driver.tick()
-        elif not broker.step():
-            process.wait()
-    broker.run()
-    for name in ("orders", "other"):
-        bodies = [m.body for m in broker.published if frames.short(name) in m.arguments]
-        assert bodies == [b"%d" % number for number in range(2000)] + [b"9" * 200_000]
-    process.sync()
-    assert real().recovered.entries == 0

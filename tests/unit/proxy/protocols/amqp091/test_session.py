@@ -5,8 +5,8 @@ from amqp_playbook import frames
 from amqp_playbook.driver import BROKER, CLIENT, ORDERS, Decide, Driver, hold, refuse
 
 from limiter.rules.resource import Resource
+from proxy.protocols.amqp091.after_consume import Hub
 from proxy.protocols.amqp091.channel import Channel, Content, Lane, Method
-from proxy.protocols.amqp091.memory import Hub
 from proxy.protocols.amqp091.scanning import MAX_RUNS
 from proxy.protocols.amqp091.session import AMQP091Options, AMQP091Session
 from proxy.protocols.amqp091.stream import MAX_CONTENTS, Stream
@@ -39,35 +39,6 @@ def test_what_passes_is_one_slice_of_the_chunk() -> None:
     driver.session.decided(batch, 0)
     (only,) = driver.session.take(BROKER)
     assert bytes(only) == data
-
-
-def test_a_greeting_passes_wherever_it_is_cut() -> None:
-    greeting, welcome = frames.greeting(), frames.welcome()
-    for longest in (1, 2, 7, 8, 20):
-        driver = Driver()
-        for at in range(0, len(greeting), longest):
-            driver.give(CLIENT, greeting[at : at + longest])
-        for at in range(0, len(welcome), longest):
-            driver.give(BROKER, welcome[at : at + longest])
-        assert driver.written[BROKER] == greeting
-        assert driver.written[CLIENT] == welcome
-        assert (driver.session.language, driver.session.product) == ("Python", "pika 1.3.2")
-
-
-@pytest.mark.parametrize("cut", range(1, len(PUBLISH)))
-def test_a_publish_passes_is_refused_or_waits_wherever_it_is_cut(cut: int) -> None:
-    passes = Driver().open()
-    refused = Driver(refuse).open(confirms=[1])
-    held = Driver(hold).open()
-    for driver in (passes, refused, held):
-        driver.give(CLIENT, PUBLISH[:cut])
-        driver.give(CLIENT, PUBLISH[cut:] + frames.declare(2))
-        assert driver.requests[0].size_bytes == len(PUBLISH)
-    assert passes.written[BROKER] == PUBLISH + frames.declare(2)
-    assert refused.written[BROKER] == held.written[BROKER] == frames.declare(2)
-    assert refused.written[CLIENT] == frames.nack(1, 1)
-    held.resolve()
-    assert held.written[BROKER] == frames.declare(2) + PUBLISH
 
 
 def test_what_waits_is_known_since_it_came_and_not_since_it_was_asked_about() -> None:
@@ -282,13 +253,6 @@ def test_confirms_get_the_clients_numbers() -> None:
 
 
 # --- Deliveries -----------------------------------------------------------------------------------
-
-
-def consumer(*, limits: tuple[str, ...] = ("delivery",)) -> Driver:
-    driver = Driver(hold, limits=limits).open([1, 2], vhost="tenant1")
-    driver.give(CLIENT, frames.consume(1, "orders", "c") + frames.consume(2, "other", "d"))
-    driver.give(BROKER, frames.consume_ok(1, "c") + frames.consume_ok(2, "d"))
-    return driver.forget()
 
 
 def delivery(number: int, channel: int = 1) -> bytes:

@@ -1,15 +1,12 @@
 """Publishes that are put aside: in order and each once, wherever they lie; and the answers to what does not go on."""
 
 from errno import EIO
-from random import Random
 from struct import pack
 
 import pytest
 from amqp_playbook import frames
 from amqp_playbook.driver import BROKER, CLIENT, Driver
 from amqp_playbook.spooled import NS, SpooledDriver, aside
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Hold, Request, Side, Ticket, Verdict
@@ -76,57 +73,6 @@ def limit(rate: list[int]) -> object:
 
 
 # --- In order, each once --------------------------------------------------------------------------
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.data())
-def test_all_go_in_order_and_each_once_wherever_they_lie(data: st.DataObject) -> None:
-    random = Random(data.draw(st.integers(0, 1 << 32), label="seed"))
-    memory_bytes = data.draw(st.sampled_from((1, 10_000, 1 << 20, 1 << 26)), label="memory")
-    confirms = data.draw(st.sampled_from(((), (1,))), label="confirms")
-    sizes = data.draw(st.lists(st.sampled_from((0, 1, 20, 500, 5_000, 70_000)), min_size=1, max_size=60), label="sizes")
-    rate = [0]
-    driver = make(limit(rate), confirms, settings=SpoolSettings(memory_bytes=memory_bytes))
-    sent: dict[str, list[bytes]] = {"orders": [], "other": []}
-    for number, size in enumerate(sizes):
-        key, body = random.choice(("orders", "orders", "other")), b"%d:" % number + bytes(size)
-        sent[key].append(body)
-        headers = {"CC": ["copy"]} if random.random() < 0.2 else None
-        content = b"".join(frames.publish(1, "", key, body, headers=headers))
-        driver.give(CLIENT, content, random, random.choice((20, 5_000, 100_000)))
-        for _ in range(random.randrange(6)):
-            step(driver, random, rate)
-    driver.decide = limit(rate)  # type: ignore[assignment]  # as above
-    while driver.session.in_flight() - driver.session._publishes.outstanding():
-        step(driver, random, rate)
-    went = [(each.arguments, each.body) for each in driver.to_broker()]
-    for key, of_key in sent.items():
-        assert [body for arguments, body in went if frames.short(key) in arguments] == of_key
-    assert len(went) == len(sizes)
-    assert driver.put_aside() == 0
-    assert not driver.spool.queues()
-    assert driver.session._publishes._memory.taken_bytes == 0
-    assert not driver.lost
-    assert not driver.stage.out_of_credit
-    # With CC there are two more that it is charged to.
-    assert all((Resource("queue", "copy") in each.resources) is (len(each.resources) == 2) for each in driver.requests)
-
-
-def step(driver: SpooledDriver, random: Random, rate: list[int]) -> None:
-    """Do something that can happen at any time."""
-    disk, dice = driver.disk, random.random()
-    if dice < 0.2 and disk.writes:
-        disk.finish_write()
-    elif dice < 0.4 and disk.reads:
-        disk.finish_read(random.randrange(len(disk.reads)))
-    elif dice < 0.6:
-        rate[0] = random.choice((0, 0, 1, 3, 100))
-    elif dice < 0.7:
-        driver.pass_time(0.3)
-    elif dice < 0.85 and driver.held:
-        driver.resolve()
-    elif driver.woken:
-        driver.tick()
 
 
 def test_what_is_put_aside_takes_no_memory_of_the_session_and_stops_nobody() -> None:

@@ -37,16 +37,6 @@ def test_serial_numbers_wrap() -> None:
     assert unwrapped(5, 3) == 5
 
 
-def test_a_flow_goes_on_as_it_is_where_all_is_granted() -> None:
-    credit = Credit(7)
-    for delivery_count, link_credit, drain in [(None, 170, False), (7, 100, False), (9, 0, True), (9, ALL, False)]:
-        credit.flow_of_receiver(delivery_count, link_credit, drain)
-        credit.grant_all()
-        assert credit.to_sender() == (delivery_count, link_credit, drain)
-    assert credit.flow_of_sender(9, 3, 1, False) == (9, 3, False)
-    assert not credit.shaped
-
-
 def test_the_sender_is_told_of_what_is_granted() -> None:
     credit = Credit(ALL - 1)
     credit.flow_of_receiver(ALL - 1, 170, False)
@@ -103,14 +93,6 @@ def test_an_idle_link_asks_for_no_more_and_keeps_what_it_paid() -> None:
     assert (credit.wanted(), credit.take_due()) == (64, 0)
 
 
-def test_what_is_repaid_is_charged_when_it_comes() -> None:
-    credit = wide(1000)
-    granted(credit)
-    assert (credit.repay(), credit.prepaid, credit.unpaid) == (-64, 0, 64)
-    credit.came(3)
-    assert (credit.take_due(), credit.granted, credit.unpaid) == (3, 64, 61)
-
-
 class TestUnpaid:
     S = 1_000_000_000
 
@@ -161,90 +143,7 @@ class TestUnpaid:
         assert clients.of("192.0.2.2", (), 0) is not clients.of("192.0.2.1", (), 0)
 
 
-def test_credit_of_a_swallowed_delivery_comes_back() -> None:
-    credit = wide(10, 4)
-    assert granted(credit) == (0, 4, False)
-    credit.came(4)
-    credit.swallowed(1)
-    assert credit.to_tell
-    assert credit.to_sender() == (4, 1, False)
-    assert (credit.prepaid, credit.take_due()) == (1, 0)
-    # The receiver knows of three.
-    credit.flow_of_receiver(3, 10, False)
-    credit.grant(2)
-    assert credit.to_sender() == (4, 3, False)
-    assert credit.flow_of_sender(4, 3, 0, False) == (3, 10, False)
-
-
-def test_a_receiver_that_takes_credit_back_gets_it() -> None:
-    credit = wide(100)
-    granted(credit)
-    credit.came(10)
-    credit.flow_of_receiver(5, 10, False)
-    assert credit.to_sender() == (10, 5, False)
-    assert (credit.prepaid, credit.take_due()) == (5, -49)
-    # What was under way comes, and is paid for; the receiver says no more of it.
-    credit.came(54)
-    assert (credit.take_due(), credit.wanted()) == (49, 0)
-
-
-def test_a_grant_that_comes_late_is_given_back() -> None:
-    credit = wide(100)
-    asked = credit.wanted()
-    credit.flow_of_receiver(0, 3, False)
-    credit.grant(asked)
-    assert (credit.granted, credit.prepaid, credit.take_due()) == (3, 3, 3 - asked)
-
-
 class TestDrain:
-    def test_none_of_the_credit_used(self) -> None:
-        credit = wide(100, 4)
-        granted(credit)
-        credit.flow_of_receiver(0, 100, True)
-        assert credit.to_sender() == (0, 4, True)
-        assert credit.flow_of_sender(4, 0, 0, True) == (100, 0, True)
-        assert (credit.offset, credit.prepaid, credit.take_due(), credit.wanted()) == (-96, 0, -4, 0)
-        credit.flow_of_receiver(100, 10, False)
-        assert granted(credit) == (4, 4, False)
-
-    def test_some_of_the_credit_used(self) -> None:
-        credit = wide(100, 4)
-        granted(credit)
-        credit.flow_of_receiver(0, 100, True)
-        credit.came(3)
-        assert credit.flow_of_sender(4, 0, 0, True) == (100, 0, True)
-
-    def test_all_of_the_credit_used(self) -> None:
-        credit = wide(6, 4)
-        granted(credit)
-        credit.flow_of_receiver(0, 6, True)
-        credit.came(4)
-        # It may have more.
-        assert credit.flow_of_sender(4, 0, 9, True) is None
-        assert granted(credit) == (4, 2, True)
-        credit.came(2)
-        assert credit.flow_of_sender(6, 0, 7, True) == (6, 0, True)
-
-    def test_nothing_granted(self) -> None:
-        credit = wide(6, 4)
-        credit.flow_of_receiver(0, 6, True)
-        assert credit.to_sender() == (0, 0, True)
-        assert credit.flow_of_sender(0, 0, 0, True) is None
-        assert granted(credit, 1) == (0, 1, True)
-        assert credit.flow_of_sender(1, 0, 0, True) == (6, 0, True)
-
-    def test_an_answer_that_crosses_a_grant_is_not_the_last(self) -> None:
-        credit = wide(100, 4)
-        granted(credit)
-        credit.flow_of_receiver(0, 100, True)
-        credit.to_sender()
-        credit.grant(3)
-        credit.to_sender()
-        assert credit.flow_of_sender(4, 0, 0, True) is None
-        # It has three left to throw away; the four can be granted anew.
-        assert (credit.sent, credit.granted, credit.offset, credit.prepaid) == (0, 3, 4, 3)
-        assert credit.flow_of_sender(7, 0, 0, True) == (100, 0, True)
-
     def test_grants_that_cross_answers_come_to_an_end(self) -> None:
         credit = wide(100, 8)
         assert granted(credit, 2) == (0, 2, False)
@@ -279,52 +178,8 @@ class TestDrain:
         assert credit.flow_of_sender(6, 0, 0, True) == (limit, 0, True)
         assert credit.sent == credit.limit == limit
 
-    def test_all_is_granted_when_the_drain_is_answered(self) -> None:
-        credit = wide(10, 8)
-        granted(credit, 2)
-        credit.flow_of_receiver(0, 10, True)
-        assert credit.to_sender() == (0, 2, True)
-        # From now on nothing limits the link.
-        assert not credit.grant_all()
-        credit.came()
-        assert not credit.grant_all()
-        credit.came()
-        assert credit.grant_all()
-        assert credit.to_sender() == (2, 8, True)
-        assert credit.flow_of_sender(2, 0, 0, True) is None
-        assert credit.flow_of_sender(10, 0, 0, True) == (10, 0, True)
-
-    def test_more_is_granted_to_who_does_not_drain_any_more(self) -> None:
-        credit = wide(10, 8)
-        credit.flow_of_receiver(0, 10, True)
-        granted(credit, 2)
-        assert credit.wanted() == 0
-        credit.flow_of_receiver(0, 10, False)
-        credit.came()
-        assert credit.wanted() == 7
-
-    def test_taken_back(self) -> None:
-        credit = wide(100, 4)
-        granted(credit)
-        credit.flow_of_receiver(0, 100, True)
-        credit.to_sender()
-        credit.flow_of_receiver(0, 100, False)
-        assert credit.to_sender() == (0, 4, False)
-        # It drained before it heard that: it has nothing of the four any more.
-        assert credit.flow_of_sender(4, 0, 0, True) == (4, 96, False)
-        assert credit.wanted() == 4
-
 
 class TestAttach:
-    def test_a_flow_before_the_sender_is_known_counts_from_its_number(self) -> None:
-        credit = Credit()
-        credit.flow_of_receiver(None, 100, False)
-        assert granted(credit) == (None, FIRST_WINDOW, False)
-        credit.attached(ALL - 4)
-        assert (credit.sent, credit.granted, credit.limit) == (ALL - 4, ALL - 4 + FIRST_WINDOW, ALL + 96)
-        credit.came(2)
-        assert granted(credit) == (ALL - 2, 2 * FIRST_WINDOW, False)
-
     def test_a_flow_may_name_a_number_that_it_cannot_know(self) -> None:
         credit = Credit()
         credit.flow_of_receiver(0, 100, False)
@@ -332,26 +187,3 @@ class TestAttach:
         credit.attached(ALL - 1)
         # What it said stands: the sender has two more than that.
         assert (credit.sent, credit.granted, credit.limit) == (-2, FIRST_WINDOW, 100)
-
-    def test_a_flow_that_crosses_the_attach_counts_from_its_number(self) -> None:
-        credit = Credit(7)
-        credit.flow_of_receiver(None, 2, False)
-        granted(credit)
-        credit.came(1)
-        credit.flow_of_receiver(None, 10, False)
-        assert credit.limit == 17
-
-
-def test_what_comes_beyond_credit_is_charged_and_known() -> None:
-    credit = wide(100, 4)
-    granted(credit)
-    credit.came(10)
-    assert (credit.beyond(0), credit.take_due(), credit.granted) == (6, 6, 10)
-
-
-def test_unused_credit_is_given_back_in_the_end() -> None:
-    credit = wide(100)
-    granted(credit)
-    credit.came(3)
-    assert credit.repay() == -61
-    assert credit.prepaid == 0

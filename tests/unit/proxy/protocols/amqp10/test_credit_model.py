@@ -21,7 +21,6 @@ SEEDS = 150 * max(1, int(os.environ.get("FUZZ_FACTOR", "1")))
 
 
 def signed(serial: int) -> int:
-    """Return a difference of serial numbers (RFC 1982)."""
     serial &= ALL
     return serial - (1 << 32) if serial >> 31 else serial
 

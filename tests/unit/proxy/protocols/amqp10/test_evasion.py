@@ -91,7 +91,6 @@ OTHER = Resource("queue", "other")
 
 
 def copied(*keys: str, before: int = 0) -> bytes:
-    """Return a message that names copies, behind so many bytes of other annotations."""
     annotations = {codec.Symbol("x-a"): "a" * before, codec.Symbol("x-cc"): list(keys)}
     return codec.message(b"x", annotations=annotations)
 

@@ -10,104 +10,10 @@ from amqp10_playbook import codec
 from amqp10_playbook.codec import Described, ULong, say
 from amqp10_playbook.driver import BROKER, CLIENT, ORDERS, REFUSED, Driver, refuse
 
-from limiter.rules.resource import Resource
 from proxy.common.buffers import SMALL_FRAME_BYTES, GatherRoom
 from proxy.protocols.amqp10 import wire
 from proxy.protocols.amqp10.session import AMQP10Options
 from proxy.protocols.base import Terms
-from proxy.protocols.options import ScanName
-
-DELIVERY = Resource("delivery", "orders")
-ANNOTATIONS = codec.encode(Described(ULong(0x72), {codec.Symbol("a"): "b" * 60_000}))
-
-
-def talk() -> dict:
-    """Return what both peers say in a connection with a bit of everything."""
-    target, source = Described(ULong(0x29), ["/queues/orders"]), Described(ULong(0x28), ["/queues/orders"])
-    windows = {"incoming_window": 400, "outgoing_window": 500}
-    client = [
-        codec.SASL_HEADER,
-        say(0, "sasl_init", mechanism="PLAIN", initial_response=b"\0guest\0guest"),
-        codec.HEADER,
-        say(0, "open", container_id="c", hostname="vhost:a", properties={codec.Symbol("product"): "p"}),
-        say(1, "begin", next_outgoing_id=0, **windows),
-        say(1, "attach", name="a", handle=0, role=False, target=target, initial_delivery_count=0),
-        say(1, "attach", name="b", handle=1, role=False, target=Described(ULong(0x29), []), initial_delivery_count=0),
-        say(1, "attach", name="c", handle=2, role=True, source=source),
-        say(1, "flow", next_outgoing_id=0, handle=2, link_credit=5, drain=True, **windows),
-    ]
-    payload = codec.message(b"x" * 50, to="/queues/orders")
-    for number in range(0, 8, 2):
-        client.append(say(1, "transfer", payload, handle=0, delivery_id=number, delivery_tag=b"t"))
-        client.append(say(1, "transfer", payload[:9], handle=1, delivery_id=number + 1, delivery_tag=b"t", more=True))
-        client.append(say(1, "transfer", payload[9:], handle=1, aborted=number == 2))
-    client += [
-        say(1, "disposition", role=True, first=0, last=3, settled=True),
-        say(1, "disposition", role=False, first=0, last=9, settled=True),
-        say(1, "detach", handle=0, closed=True),
-        say(1, "end"),
-        say(0, "close"),
-    ]
-    broker = [
-        codec.SASL_HEADER,
-        say(0, "sasl_outcome", code=0),
-        codec.HEADER,
-        say(0, "open", container_id="b", idle_time_out=100, properties=codec.RABBITMQ),
-        say(5, "begin", remote_channel=1, next_outgoing_id=0, **windows),
-        say(5, "attach", name="a", handle=4, role=True, target=target),
-        say(5, "attach", name="b", handle=5, role=True),
-        say(5, "attach", name="c", handle=6, role=False, source=source, initial_delivery_count=0),
-        say(5, "flow", next_incoming_id=0, next_outgoing_id=0, handle=4, delivery_count=0, link_credit=9, **windows),
-        say(5, "flow", next_incoming_id=0, next_outgoing_id=0, handle=5, delivery_count=0, link_credit=9, **windows),
-        say(5, "transfer", payload, handle=6, delivery_id=0, delivery_tag=b"t"),
-        say(5, "flow", next_incoming_id=0, next_outgoing_id=1, handle=6, delivery_count=5, drain=True, **windows),
-        say(5, "disposition", role=True, first=0, last=5, settled=True),
-        say(5, "detach", handle=4),
-        say(5, "end"),
-        say(0, "close"),
-    ]
-    return {CLIENT: client, BROKER: broker}
-
-
-@pytest.mark.parametrize("scan", ["python", "compiled"])
-def test_whatever_comes_is_relayed_or_ends_the_connection(scan: ScanName) -> None:
-    for seed in range(60):
-        random = Random(seed)
-        for _ in range(10):
-            terms = {ORDERS: random.choice([Terms(), Terms(delays=True), REFUSED, Terms(True, True, 60)])}
-            driver = Driver(refuse if random.random() < 0.5 else lambda _: None, terms=terms)
-            said = talk()
-            rest = {}
-            for side, frames in said.items():
-                for _ in range(random.choice([0, 1, 3])):
-                    at, kind = random.randrange(len(frames)), random.randrange(5)
-                    frame = bytearray(frames[at])
-                    if kind == 0 and frame:
-                        frame[random.randrange(len(frame))] ^= 1 << random.randrange(8)
-                    elif kind == 1:
-                        del frame[random.randint(0, len(frame)) :]
-                    elif kind == 2:
-                        frame += random.randbytes(3)
-                    elif kind == 3:
-                        other = random.randrange(len(frames))
-                        frames[at], frames[other] = frames[other], frames[at]
-                        continue
-                    else:
-                        frames.insert(at, bytes(frame))
-                    frames[at] = bytes(frame)
-                rest[side] = b"".join(frames)
-            while any(rest.values()) and driver.closed is None:
-                side = random.choice([CLIENT, BROKER])
-                size = random.randint(1, 400)
-                driver.give(side, rest[side][:size], random, longest=200)
-                rest[side] = rest[side][size:]
-                driver.now_ns += 10_000_000
-                driver.tick()
-            driver.session.describe()
-            driver.session.farewell("over", driver.now_ns)
-            driver.session.in_flight()
-            driver.take()
-            driver.session.close()
 
 
 @pytest.mark.parametrize("longest", [100, 1 << 20])

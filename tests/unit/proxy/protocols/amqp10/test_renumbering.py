@@ -27,7 +27,6 @@ def ids(ranges: list[tuple[int, int]]) -> list[int]:
 
 
 def numbering(first: int, swallowed: str) -> tuple[Renumbering, dict[int, int]]:
-    """Have deliveries come, those marked ``x`` in vain; return the receiver's numbers by the sender's."""
     deliveries = Renumbering()
     forward: dict[int, int] = {}
     here = first

@@ -1,5 +1,4 @@
 import gc
-from random import Random
 from typing import Any
 
 import pytest
@@ -58,30 +57,6 @@ def test_all_goes_on_as_it_came_while_nothing_is_limited() -> None:
     assert driver.written[BROKER] == sent
     assert driver.paid == 20
     assert not driver.requests
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_chunks_of_any_length_go_on_the_same(seed: int) -> None:
-    random = Random(seed)
-    driver = Driver().open().sends().sends(1, None).takes(2)
-    driver.credit(1000, incoming_window=1 << 20)
-    driver.credit(1000, handle=1, incoming_window=1 << 20)
-    driver.forget()
-    frames = []
-    for number in range(60):
-        handle = random.choice([0, 1])
-        payload = codec.message(random.randbytes(random.choice([1, 300, 70_000])), to="/queues/free")
-        parts = list(codec.in_chunks(payload, random.choice([17, 512, 200_000])))[:40]
-        for at, part in enumerate(parts):
-            first = {"delivery_id": number, "delivery_tag": b"tag"} if at == 0 else {}
-            frames.append(say(1, "transfer", part, handle=handle, more=at + 1 < len(parts), **first))
-        if random.random() < 0.3:
-            frames.append(codec.EMPTY)
-    data = b"".join(frames)
-    driver.give(CLIENT, data, random, longest=random.choice([30, 1000, 100_000]) if len(data) < 50_000 else 100_000)
-    assert driver.written[BROKER] == data
-    assert driver.paid == 60
-    assert driver.session.between_frames(CLIENT)
 
 
 def test_a_delivery_of_several_frames_is_not_within_a_frame_all_the_time() -> None:
@@ -195,14 +170,6 @@ def test_a_client_that_sends_more_than_it_has_credit_for_is_closed() -> None:
     driver.send(2)
     assert driver.closed is not None
     assert driver.closed.reason == "transfer_limit_exceeded"
-
-
-def test_where_nothing_is_limited_that_is_left_to_the_broker() -> None:
-    driver = Driver().open().sends()
-    driver.credit(1)
-    for number in range(3):
-        driver.send(number)
-    assert driver.closed is None
 
 
 def test_a_link_gets_the_credit_that_is_granted() -> None:
@@ -546,19 +513,6 @@ def test_no_more_is_swallowed_in_one_chunk_than_may_be(monkeypatch: pytest.Monke
     assert [said["first"] for said in driver.to(CLIENT) if said.name == "disposition"] == list(range(4))
 
 
-def test_a_disposition_says_nothing_of_what_was_refused_however_often_that_was() -> None:
-    driver = refused()
-    for number in range(400):
-        driver.decide = (lambda _: None) if number % 2 else refuse
-        if number % 100 == 0:
-            driver.credit(100, count=number // 2)
-        driver.send(number)
-    driver.forget()
-    heard = driver.broker(5, "disposition", role=True, first=0, last=199, settled=True)
-    assert [(said["first"], said["last"]) for said in heard] == [(number, number) for number in range(1, 400, 2)]
-    assert driver.session.in_flight() == 0
-
-
 @pytest.mark.parametrize("terms", [NO_TERMS, REFUSED])
 def test_nobody_waits_for_an_answer_to_what_was_aborted(terms: Terms) -> None:
     driver = refused(lambda _: None, terms)
@@ -575,51 +529,6 @@ def test_nobody_waits_for_an_answer_to_what_was_aborted(terms: Terms) -> None:
     assert driver.session.in_flight() == 1
     driver.broker(5, "disposition", role=True, first=2, last=2, settled=True)
     assert driver.session.in_flight() == 0
-
-
-def test_all_frames_of_a_refused_delivery_are_swallowed() -> None:
-    driver = refused()
-    assert driver.client(1, "transfer", b"a" * 50, handle=0, delivery_id=0, delivery_tag=b"t", more=True) == []
-    assert driver.to(CLIENT) == []
-    assert driver.client(1, "transfer", b"a" * 50, handle=0, more=True) == []
-    assert driver.client(1, "transfer", b"a" * 50, handle=0) == []
-    assert [said.name for said in driver.to(CLIENT)] == ["disposition", "flow"]
-    driver.decide = lambda _: None
-    (passed,) = driver.send(1)
-    assert passed["delivery_id"] == 0
-
-
-@pytest.mark.parametrize("counts_at_last", [False, True])
-def test_a_flow_within_a_refused_delivery_does_not_count_it(counts_at_last: bool) -> None:  # noqa: FBT001
-    driver = refused()
-    driver.client(1, "transfer", b"a" * 50, handle=0, delivery_id=0, delivery_tag=b"t", more=True)
-    numbers = {"next_incoming_id": 2**32 - 4, "incoming_window": 9, "outgoing_window": 9, "handle": 0}
-    count = 0 if counts_at_last else 1
-    (flow,) = driver.client(
-        1, "flow", **numbers, next_outgoing_id=11, delivery_count=count, link_credit=100 - count, available=0
-    )
-    assert (flow["delivery_count"], flow["link_credit"]) == (0, 100)
-    driver.client(1, "transfer", b"a" * 50, handle=0)
-    (flow,) = driver.client(1, "flow", **numbers, next_outgoing_id=12, delivery_count=1, link_credit=100, available=0)
-    assert (flow["delivery_count"], flow["link_credit"]) == (0, 100)
-
-
-def test_a_refused_delivery_in_a_long_frame_is_swallowed() -> None:
-    driver = refused()
-    frame = say(1, "transfer", b"a" * 300_000, handle=0, delivery_id=0, delivery_tag=b"t")
-    driver.give(CLIENT, frame, Random(1), longest=50_000)
-    assert not driver.written[BROKER]
-    assert [said.name for said in driver.to(CLIENT)] == ["disposition", "flow"]
-    driver.decide = lambda _: None
-    driver.give(
-        CLIENT,
-        say(1, "transfer", b"b" * 300_000, handle=0, delivery_id=1, delivery_tag=b"t"),
-        Random(2),
-        longest=50_000,
-    )
-    (passed,) = driver.to(BROKER)
-    assert passed["delivery_id"] == 0
-    assert passed.payload == b"b" * 300_000
 
 
 def test_settled_messages_are_never_refused() -> None:
@@ -819,17 +728,6 @@ def test_settled_messages_to_elsewhere_get_all_credit() -> None:
 # --- Sessions and links ---------------------------------------------------------------------------
 
 
-def test_detaches_that_cross_and_handles_that_are_used_again() -> None:
-    driver = shaped().sends()
-    driver.credit(170)
-    assert driver.client(1, "detach", handle=0)[0].name == "detach"
-    assert driver.broker(5, "detach", handle=3)[0].name == "detach"
-    driver.sends()
-    (flow,) = driver.credit(170)
-    assert flow["link_credit"] == 2
-    assert len(driver.session.describe().links) == 1
-
-
 def test_a_name_is_attached_again_before_the_broker_has_answered() -> None:
     driver = shaped(hold)
     target = Described(ULong(0x29), ["/queues/orders"])
@@ -842,16 +740,6 @@ def test_a_name_is_attached_again_before_the_broker_has_answered() -> None:
     assert driver.credit(9, handle=1)[0]["link_credit"] == 0
     driver.resolve(1)
     assert driver.to(CLIENT)[0]["link_credit"] == 1
-
-
-def test_channels_are_used_again() -> None:
-    driver = shaped().sends()
-    driver.client(1, "end")
-    driver.client(1, "begin", next_outgoing_id=0, incoming_window=1, outgoing_window=1)
-    driver.broker(5, "end")
-    driver.broker(5, "begin", remote_channel=1, next_outgoing_id=0, incoming_window=1, outgoing_window=1)
-    driver.sends()
-    assert driver.credit(170)[0]["link_credit"] == 2
 
 
 def test_a_link_that_the_broker_detaches_is_at_an_end() -> None:
@@ -960,30 +848,6 @@ def test_closing_is_who_closed_first() -> None:
     assert driver.session.closing is None
     driver.broker(0, "close")
     assert driver.session.closing is CLIENT
-
-
-def test_a_long_frame_is_never_interrupted() -> None:
-    driver = shaped(hold).sends().takes(1)
-    driver.credit(170)
-    driver.client(
-        1,
-        "flow",
-        next_incoming_id=2**32 - 4,
-        incoming_window=9,
-        next_outgoing_id=10,
-        outgoing_window=9,
-        handle=1,
-        delivery_count=2**32 - 5,
-        link_credit=1,
-    )
-    driver.forget()
-    frame = say(5, "transfer", b"x" * 100_000, handle=4, delivery_id=0, delivery_tag=b"t")
-    driver.give(BROKER, frame[:70_000])
-    driver.resolve(1)
-    assert driver.written[CLIENT] == frame[:70_000]
-    assert driver.session.backlog_bytes(CLIENT) > 0
-    driver.give(BROKER, frame[70_000:])
-    assert [said.name for said in driver.to(CLIENT)] == ["transfer", "flow"]
 
 
 def test_heartbeats_are_sent_to_who_would_hear_nothing() -> None:
