@@ -122,14 +122,6 @@ def test_what_a_cold_limiter_stored_counts_as_the_permits_it_would_have_bought()
     assert after.stored_upermits >= (could - 1) * UPERMITS_PER_PERMIT
 
 
-def test_warming_up_begins_cold() -> None:
-    after = put_in_force(new_limiter(ORDERS, PLAIN, 0), 0, WARM)
-
-    assert isinstance(after, WarmUpLimiter)
-    assert after.cold_upermits == after.coldest_upermits
-    assert after.stored_upermits == after.capacity_upermits
-
-
 def test_last_refusal_and_the_registrys_bookkeeping_go_along() -> None:
     plain = new_limiter(ORDERS, another(PLAIN, break_s=1), 0)
     plain.acquire(5, [1] * 100)

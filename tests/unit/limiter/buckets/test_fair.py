@@ -188,15 +188,6 @@ def test_share_closes_when_the_total_is_full() -> None:
     assert ask(limiter, "flood", now_ns, [1] * 100) == pytest.approx(50, abs=1)
 
 
-def test_keys_beyond_the_most_share_one_share() -> None:
-    limiter = fair(100, max_fair_keys=2)
-    for key in ("a", "b", "c", "d"):
-        limiter.share(key, 0)
-
-    assert [share.key for share in limiter.shares] == ["a", "b", OTHER_KEY]
-    assert limiter.share("c", 1) is limiter.share("d", 1)
-
-
 def test_key_in_debt_stays_active_until_it_is_paid() -> None:
     limiter = fair(10, break_s=0)
     limiter.share("other", 0)
@@ -211,20 +202,6 @@ def test_key_in_debt_stays_active_until_it_is_paid() -> None:
     assert share in limiter.shares
     limiter.share("other", 60 * NS_PER_S)
     assert share not in limiter.shares
-
-
-def test_charge_debits_what_would_admit_or_else_the_share() -> None:
-    limiter = fair(100, break_s=0)
-    share = limiter.share("a", 0)
-    share.charge(0, 10)  # the micro-permit it was given admits
-    share.charge(0, 200)  # then the pool
-    share.charge(0, 5)
-
-    assert share.stored_upermits == 1 - 15 * UPERMITS_PER_PERMIT
-    assert limiter.stored_upermits == (100 - 215) * UPERMITS_PER_PERMIT
-    assert not share.is_open(0)
-    with pytest.raises(ValueError, match="-1 permits"):
-        share.charge(0, -1)
 
 
 def test_rate_0_refuses_every_key_and_states_the_break() -> None:

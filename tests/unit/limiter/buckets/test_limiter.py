@@ -1,7 +1,6 @@
 import math
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,29 +45,7 @@ def everything(it: Limiter) -> tuple[object, ...]:
     )
 
 
-# --- remembering
-
-
-def test_what_a_shadow_rule_would_have_refused_is_no_refusal_once_it_enforces() -> None:
-    shadow = Rule("topic", "orders", 1, action="shadow")
-    it = Limiter(ORDERS, shadow, 0)
-    it.acquire(0, [1, 1])
-    it.reconfigure(0, Rule("topic", "orders", 2, action="shadow"))
-    assert it.last_refused_ns == 0
-    it.reconfigure(0, Rule("topic", "orders", 2))
-    assert (it.last_refused_ns, it.last_wait_us) == (None, 0)
-
-
 # --- deciding
-
-
-def test_last_fraction_of_a_permit_admits_and_leaves_a_debt() -> None:
-    it = limiter(100)
-    it.acquire(0, [99])
-    it.charge(0, 0)
-
-    assert it.acquire(0, [500]) == Admission(1, 0)
-    assert it.stored_upermits == -499 * UPERMITS_PER_PERMIT
 
 
 def test_refused_request_spends_nothing() -> None:
@@ -84,23 +61,6 @@ def test_refused_request_spends_nothing() -> None:
 # --- the breaker
 
 
-def test_must_wait_opens_for_a_break_after_the_debt_is_paid() -> None:
-    it = limiter(100, break_s=0.25)
-    it.acquire(0, [150])
-
-    assert it.acquire(0, [1]) == Admission(0, 750_000)
-    assert it.acquire(NS_PER_S // 2, [1]) == Admission(0, 250_000)
-    assert it.acquire(3 * NS_PER_S // 4 - 1, [1]) == Admission(0, 1)
-    assert it.acquire(3 * NS_PER_S // 4, [1] * 30) == Admission(25, 250_000)
-
-
-def test_break_as_long_as_the_burst_closes_on_a_full_bucket() -> None:
-    it = limiter(100)
-    it.acquire(0, [1] * 101)
-
-    assert it.acquire(NS_PER_S, [1] * 101) == Admission(100, US_PER_S)
-
-
 def test_break_longer_than_the_burst_admits_less_than_the_rate() -> None:
     it = limiter(100, break_s=2)
     admitted = sum(it.acquire(tick * NS_PER_S // 1000, [1]).admitted for tick in range(100_000))
@@ -108,23 +68,10 @@ def test_break_longer_than_the_burst_admits_less_than_the_rate() -> None:
     assert 0.51 < admitted / (100 * 100) < 0.55
 
 
-def test_clock_that_runs_backwards_opens_closes_and_refills_nothing() -> None:
-    it = limiter(100)
-    it.acquire(NS_PER_S, [1] * 101)
-    before = it.stored_upermits, it.at_ns, it.open_next_free_ns
-
-    assert it.acquire(0, [1]) == Admission(0, 2 * US_PER_S)
-    assert (it.stored_upermits, it.at_ns, it.open_next_free_ns) == before
-
-
 # --- batches
 
 
-COSTS = st.lists(st.one_of(st.integers(0, 3), st.integers(0, 200)), max_size=12)
-CALLS = st.lists(st.tuples(st.integers(-NS_PER_S, 2 * NS_PER_S), COSTS), max_size=12)
 RATES = st.sampled_from([0, 0.001, 0.5, 1, 7, 33.333333, 100, 100_000])
-BREAKS = st.sampled_from([0, 0.3, 1, 2])
-DEBTS = st.sampled_from([0, 0.5, 10, 3600])
 
 
 def decide_together(limiters: Sequence[Limiter], now_ns: int, costs: Sequence[int]) -> int:
@@ -184,43 +131,7 @@ def test_request_that_would_owe_more_than_allowed_is_refused_alone_until_enough_
     assert it.stored_upermits == -500 * UPERMITS_PER_PERMIT
 
 
-def test_request_that_can_never_be_admitted_spends_nothing_and_stops_nobody() -> None:
-    it = limiter(50, max_debt_s=10)
-
-    assert it.acquire(0, [1, 10_000, 551, 1, 551]) == Admission(1, US_PER_S, 2)
-    assert it.acquire(0, [1, 551]) == Admission(1, US_PER_S, 1)
-    assert not it.state(0).open
-    assert it.stored_upermits == 48 * UPERMITS_PER_PERMIT
-
-
-@pytest.mark.parametrize("rate_per_s", [0.01, 1, 50])
-def test_a_single_permit_may_always_be_owed(rate_per_s: float) -> None:
-    it = limiter(rate_per_s, max_debt_s=0)
-    it.acquire(0, [1] * int(rate_per_s))
-
-    assert it.acquire(NS_PER_S - 1, [1]).admitted == 1
-
-
-def test_nobody_waits_longer_than_the_debt_allowed_for_one_request() -> None:
-    it = limiter(50, max_debt_s=10, break_s=0)
-    it.acquire(0, [550])
-
-    assert it.check(0, [1]).wait_us == 10 * US_PER_S + 1
-
-
 # --- waiting behind others
-
-
-def test_wait_behind_others_is_until_they_are_paid_for_whatever_the_breaker_says() -> None:
-    it = limiter(100)
-    assert it.wait_us_behind(0, 99) == 0
-    assert it.wait_us_behind(0, 100) == 1
-    assert it.wait_us_behind(0, 150) == US_PER_S // 2 + 1
-
-    it.acquire(0, [1] * 101)
-    assert it.state(0).open
-    assert it.wait_us_behind(NS_PER_S // 2, 0) == 0
-    assert it.wait_us_behind(NS_PER_S // 2, 60) == US_PER_S // 10 + 1
 
 
 @given(
@@ -251,15 +162,6 @@ def test_who_waits_behind_others_is_admitted_when_it_was_told(
 # --- charge
 
 
-def test_charge_goes_into_debt_without_opening_the_breaker() -> None:
-    it = limiter(100)
-    it.charge(0, 150)
-
-    assert it.stored_upermits == -50 * UPERMITS_PER_PERMIT
-    assert not it.state(0).open
-    assert it.acquire(NS_PER_S // 2 + 10_000, [1]).admitted == 1
-
-
 def test_charge_keeps_an_open_breaker_open_for_as_long_as_it_owes() -> None:
     it = limiter(100)
     it.acquire(0, [1] * 101)
@@ -269,12 +171,6 @@ def test_charge_keeps_an_open_breaker_open_for_as_long_as_it_owes() -> None:
 
 
 # --- rates that change, 0 and unlimited
-
-
-def test_rate_0_refuses_everything_and_states_the_break_as_wait() -> None:
-    it = limiter(0, break_s=0.25)
-
-    assert it.acquire(0, [1, 1]) == it.acquire(10**18, [1]) == Admission(0, 250_000)
 
 
 def test_from_0_it_has_refilled_meanwhile_and_is_closed() -> None:
@@ -307,14 +203,6 @@ def test_raised_limit_closes_the_breaker_if_something_is_stored_then() -> None:
     it.reconfigure(0, rule(200))
     assert not it.state(0).open
     assert it.acquire(0, [1] * 101).admitted == 100
-
-
-def test_breaker_that_was_due_to_close_is_not_opened_again_by_a_longer_break() -> None:
-    it = limiter(100)
-    it.acquire(0, [1] * 101)
-    it.reconfigure(NS_PER_S, rule(100, break_s=10))
-
-    assert it.acquire(NS_PER_S, [1]).admitted == 1
 
 
 def test_inherits_the_lower_balance() -> None:

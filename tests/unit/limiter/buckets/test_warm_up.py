@@ -143,17 +143,6 @@ def test_wait_behind_others_counts_their_price() -> None:
     assert it.wait_us_behind(0, 600) == 10 * US_PER_S + 1
 
 
-# --- batches and bounds
-
-
-COSTS = st.lists(st.one_of(st.integers(0, 3), st.integers(0, 200)), max_size=12)
-CALLS = st.lists(
-    st.tuples(st.one_of(st.integers(-NS_PER_S, 2 * NS_PER_S), st.integers(0, 60 * NS_PER_S)), COSTS), max_size=12
-)
-RATES = st.sampled_from([0, 0.001, 0.5, 1, 7, 33.333333, 100, 100_000, 10**9])
-WARM_UPS = st.sampled_from([0.000001, 0.1, 3, 3600])
-
-
 # --- rules that change
 
 
@@ -176,6 +165,3 @@ def test_lowering_and_raising_mints_nothing() -> None:
         it.reconfigure(0, rule(1000))
 
     assert admitted <= 1000 / 3 * 1.1
-
-
-# --- idle, and what operators see

@@ -18,9 +18,7 @@ from limiter.counting.rejections import (
     OUTCOMES,
     Amount,
     Outcome,
-    Rejection,
     RejectionVerdict,
-    ResourceSecond,
     TrafficSecond,
 )
 from limiter.counting.row import KEPT_S, MAX_SENDERS, Row
@@ -107,32 +105,6 @@ def messages(seconds: Iterable[TrafficSecond]) -> int:
 
 
 class TestResourcesOfASecond:
-    def test_each_outcome_is_added_up_for_each_resource(self) -> None:
-        told = Told()
-        told.count("a", amount=(1, 10, 1000))
-        told.count("a", amount=(2, 20, 2000))
-        told.count("a", "b", outcome="dropped", amount=(1, 3, 300))
-        told.judge("b", told=1)
-        (clients, ann) = (("192.0.2.1",), ANN[1])
-        assert told.over().resources == (
-            ResourceSecond(
-                topic("a"),
-                {"admitted": Amount(3, 30, 3000), "dropped": Amount(1, 3, 300)},
-                0,
-                {ann: (4, 0)},
-                clients,
-                more_clients=False,
-            ),
-            ResourceSecond(
-                topic("b"),
-                {"dropped": Amount(1, 3, 300), "refused": Amount(1, 2, 100)},
-                1,
-                {ann: (2, 1)},
-                clients,
-                more_clients=False,
-            ),
-        )
-
     def test_languages_tell_requests_and_refused_ones_but_neither_held_ones_nor_charges(self) -> None:
         told = Told()
         told.judge("a", verdict="hold")
@@ -162,53 +134,8 @@ class TestResourcesOfASecond:
         assert (len(of.clients), of.more_clients) == (MAX_SENDERS, True)
         assert of.languages == {"GO": (MAX_SENDERS, MAX_SENDERS), OTHER: (2, 2)}
 
-    def test_beyond_the_bound_they_are_counted_together_unless_they_are_pinned(self) -> None:
-        told = Told(100, 100, 2)
-        told.accounts.pin([topic("vip")])
-        for name in ("a", "b", "c", "d", "vip", "a", "d"):
-            told.judge(name, told=1, wait_us=len(name))
-        second = told.over()
-        expected = {"a": 2, "b": 1, OTHER: 3, "vip": 1}
-        assert {each.resource.name: each.outcomes["refused"].requests for each in second.resources} == expected
-        assert {each.resource.name: each.amount.requests for each in second.rejections} == expected
-        assert {each.resource.name: each.busy_answers for each in second.resources} == expected
-        assert second.other == 2
-
 
 class TestRejections:
-    def test_one_for_each_client_group_rule_and_verdict_with_the_longest_wait(self) -> None:
-        told = Told()
-        for wait_us in (5, 9, 7):
-            told.judge("a", wait_us=wait_us)
-        told.judge("a", sender=BOB)
-        told.judge("a", group="h")
-        told.judge("a", rule="another")
-        told.judge("a", verdict="shadow")
-        told.judge("a", verdict="hold")
-        a, once = topic("a"), Amount(1, 2, 100)
-        assert told.over().rejections == (
-            Rejection(a, "192.0.2.1", "g", "rule", "refuse", Amount(3, 6, 300), 9),
-            Rejection(a, "192.0.2.2", "g", "rule", "refuse", once, 0),
-            Rejection(a, "192.0.2.1", "h", "rule", "refuse", once, 0),
-            Rejection(a, "192.0.2.1", "g", "another", "refuse", once, 0),
-            Rejection(a, "192.0.2.1", "g", "rule", "shadow", once, 0),
-            Rejection(a, "192.0.2.1", "g", "rule", "hold", once, 0),
-        )
-
-    def test_products_of_one_client_are_told_apart_within_the_bound(self) -> None:
-        told = Told(1000, 2, 2000)
-        for product in ("pika 1", "pika 2", "pika 1", "pika 3"):
-            told.judge("a", sender=(*ANN, "u", product))
-        told.judge("a", sender=ANN)
-        second = told.over()
-        assert [(each.client, each.user, each.product, each.amount.requests) for each in second.rejections] == [
-            ("192.0.2.1", "u", "pika 1", 2),
-            ("192.0.2.1", "u", "pika 2", 1),
-            (OTHER, OTHER, OTHER, 1),
-            (OTHER, "", "", 1),
-        ]
-        assert sum(each.outcomes["refused"].requests for each in second.resources) == 5
-
     def test_beyond_the_bound_client_and_group_are_others_then_the_resource_then_the_rule(self) -> None:
         told = Told(1000, 2, 2000)
         for number in (0, 1, 2, 0):
@@ -225,18 +152,6 @@ class TestRejections:
 
 
 class TestSeconds:
-    def test_begin_and_end_with_those_on_the_wall(self) -> None:
-        told = Told(offset_s=0.25)
-        told.count("a", amount=(1, 1, 1))
-        told.pass_s(0.74)
-        told.count("a", amount=(1, 2, 1))
-        assert told.take() == []
-        told.pass_s(0.01)
-        told.count("a", amount=(1, 4, 1))
-        (first,) = told.take()
-        second = told.over()
-        assert [(each.at_s, messages([each])) for each in (first, second)] == [(BEGAN_S, 3), (BEGAN_S + 1, 4)]
-
     def test_silent_ones_are_left_out(self) -> None:
         told = Told()
         told.count("a")
@@ -310,26 +225,8 @@ class TestLateTaker:
         assert sum(len(each.resources) + len(each.rejections) for each in seconds) < 200
         assert messages(seconds) == 2 * 20 * KEPT_S
 
-    def test_what_came_to_nothing_is_taken_back_before_what_came_since(self) -> None:
-        told = Told()
-        told.count("a", amount=(1, 1, 1))
-        told.pass_s(1)
-        told.count("a", amount=(1, 2, 1))
-        taken = told.accounts.take(told.now_ns, unfinished=False)
-        told.pass_s(1)
-        told.count("a", amount=(1, 4, 1))
-        told.accounts.put_back(taken)
-        told.pass_s(1)
-        assert [messages([each]) for each in told.take()] == [1, 2, 4]
-
 
 class TestNames:
-    def test_those_beyond_the_labels_are_shown_together_but_logged_apart(self) -> None:
-        told = Told(2)
-        told.count("a", "b", "c", "d", "a")
-        assert told.shown() == {"a": {"admitted": 2}, "b": {"admitted": 1}, OTHER: {"admitted": 2}}
-        assert len(told.over().resources) == 4
-
     def test_those_beyond_the_rows_share_one_and_find_their_own_when_there_is_room(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -432,24 +329,6 @@ class TestPinned:
 
 
 class TestStopsAndRules:
-    def test_the_last_refusal_is_told_with_wait_and_rule_and_when_something_was_held(self) -> None:
-        told = Told(1)
-        told.count("a")
-        last = told.accounts.last_stop
-        assert last(topic("a")) == last(topic("never")) == NEVER
-        began_ns = told.now_ns
-        for rule in ("total:x", "client:*"):
-            told.pass_s(1)
-            told.judge("a", "b", rule=rule, wait_us=7)
-        assert last(topic("a")) == last(topic(OTHER)) == (began_ns + 2 * S, 7, "client:*", None)
-        told.pass_s(1)
-        told.judge("a", verdict="shadow")
-        told.judge("a", verdict="hold")
-        assert last(topic("a")) == (began_ns + 2 * S, 7, "client:*", began_ns + 3 * S)
-        told.pass_s(1)
-        told.accounts.let_go(told.now_ns, [topic("a")])
-        assert last(topic("a")).held_ns == began_ns + 4 * S
-
     def test_what_each_rule_did_is_counted_once_for_requests_with_several_resources(self) -> None:
         told = Told(2)
         for verdict in get_args(RejectionVerdict):

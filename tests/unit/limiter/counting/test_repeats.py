@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from limiter.counting.repeats import HALF_NS, KEPT_NS, SOON_NS, PythonRefusedIds, RefusedIds
+from limiter.counting.repeats import SOON_NS, PythonRefusedIds, RefusedIds
 
 ORDERS, BILLS = hash(("topic", "orders")), hash(("topic", "bills"))
 
@@ -34,23 +34,6 @@ def test_what_was_refused_comes_again_until_it_passes(kind: type[RefusedIds]) ->
     assert len(ids) == 2
 
 
-@pytest.mark.parametrize("refused_ns", [0, HALF_NS - 1, HALF_NS, 5 * HALF_NS + 7])
-def test_an_id_is_known_for_half_a_minute_and_no_longer_than_a_minute(kind: type[RefusedIds], refused_ns: int) -> None:
-    for after_ns, known in ((HALF_NS - 1, True), (KEPT_NS, False)):
-        ids = kind()
-        refuse(ids, 0)
-        refuse(ids, 1, now_ns=refused_ns)
-        assert passes(ids, 1, now_ns=refused_ns + after_ns) == [known]
-
-
-def test_each_attempt_is_known_for_as_long_anew(kind: type[RefusedIds]) -> None:
-    ids = kind()
-    refuse(ids, 1)
-    for number in range(1, 9):
-        assert refuse(ids, 1, now_ns=number * (HALF_NS - 1)) == [(True, True)]
-    assert len(ids) == 1
-
-
 def test_no_more_are_kept_than_there_may_be_and_the_latest_are_known(kind: type[RefusedIds]) -> None:
     ids = kind(8)
     for number in range(100):
@@ -67,9 +50,3 @@ def test_what_is_forgotten_too_soon_is_told(kind: type[RefusedIds]) -> None:
     assert [seen for _, seen in refuse(ids, *range(8, 20), now_ns=SOON_NS - 1)] == [False] * 4 + [False] * 8
     # What comes again is known all the same, and takes nobody's place.
     assert refuse(ids, 19, now_ns=SOON_NS - 1) == [(True, True)]
-
-
-def test_a_flood_of_before_makes_nobody_blind(kind: type[RefusedIds]) -> None:
-    ids = kind(8)
-    assert refuse(ids, *range(100))[-1] == (False, False)
-    assert refuse(ids, 100, now_ns=KEPT_NS) == [(False, True)]

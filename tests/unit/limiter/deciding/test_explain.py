@@ -3,8 +3,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from limiter.deciding.limits import Applied, Caller, Denial, Held, Limits
-from limiter.rules.resource import CLIENT, LISTENER, PRODUCER_GROUP, TOTAL, Resource
+from limiter.deciding.limits import Applied, Caller, Limits
+from limiter.rules.resource import CLIENT, LISTENER, Resource
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
 from limiter.rules.schedule import read_hours
@@ -20,33 +20,6 @@ def limits_by(*rules: Rule, **more: Any) -> Limits:
 
 def explain(limits: Limits, caller: Caller = ASKER, now_ns: int = 0) -> tuple[Applied, ...]:
     return limits.explain(now_ns, [ORDERS], caller)
-
-
-def test_names_every_rule_in_the_order_in_which_they_are_asked_and_why() -> None:
-    rules = (
-        Rule(LISTENER, "*", 1000),
-        Rule(PRODUCER_GROUP, "g", 50, action="shadow"),
-        Rule(CLIENT, "10.0.0.0/8", 100),
-        Rule(CLIENT, "10.1.0.0/16", 60, shared=True),
-        Rule("topic", "orders.*", 10, bytes_per_s=2000, action="delay"),
-        Rule("topic", "*", 500, shared=True),
-    )
-    found = explain(limits_by(*rules))
-    assert [(one.resource, one.rule.name, one.dimension, one.why) for one in found] == [
-        (ORDERS, "topic:orders.*", "messages", "pattern with 7 literal characters"),
-        (ORDERS, "topic:orders.*", "bytes", "pattern with 7 literal characters"),
-        (Resource(TOTAL, "topic:*"), "total:topic:*", "messages", "total of all together: the default of every topic"),
-        (Resource(CLIENT, "10.1.2.3"), "client:10.0.0.0/8", "messages", "network 10.0.0.0/8"),
-        (
-            Resource(TOTAL, "client:10.1.0.0/16"),
-            "total:client:10.1.0.0/16",
-            "messages",
-            "total of all together: network 10.1.0.0/16",
-        ),
-        (Resource(PRODUCER_GROUP, "g"), "producer_group:g", "messages", "exact name"),
-        (Resource(LISTENER, "main"), "listener:*", "messages", "the default of every listener"),
-    ]
-    assert all(one.limits for one in found)
 
 
 def test_says_that_nothing_is_asked_for_what_is_exempt() -> None:
@@ -77,25 +50,6 @@ def test_creates_no_limiter_and_shows_the_state_of_those_that_live() -> None:
     assert one.usage.used_1s == 0.4
 
 
-def test_says_how_many_are_held() -> None:
-    class Waiting(Held):
-        __slots__ = ()
-
-        def resolved(self, stop: Denial | None) -> None:
-            """Tell nobody."""
-
-    limits = limits_by(Rule("topic", "*", 1, action="delay", max_delay_s=60), Rule(CLIENT, "*", 100))
-    decision = limits.decide(0, (ORDERS,), ASKER, [1] * 4, list)
-    for _ in range(3):
-        assert limits.hold(0, decision, Waiting((ORDERS,), ASKER, 1, 1, connection=1, order_key=None)) is None
-    assert [one.held for one in explain(limits)] == [3, 0]
-
-
-def test_leaves_the_scopes_of_what_consumes_out() -> None:
-    limits = limits_by(Rule(CLIENT, "*", 5), Rule("topic", "*", 1))
-    assert [one.rule.name for one in explain(limits, ASKER._replace(consumes=True, by_answer=True))] == ["topic:*"]
-
-
 class TestNotLimited:
     def why(self, limits: Limits) -> list[str]:
         found = explain(limits)
@@ -110,10 +64,6 @@ class TestNotLimited:
 
     def test_by_a_rule_that_is_off(self) -> None:
         assert self.why(limits_by(Rule("topic", "orders.eu", 5, action="off"))) == ["exact name; action off"]
-
-    def test_while_limiting_is_switched_off(self) -> None:
-        limits = limits_by(Rule("topic", "*", 5), enabled=False)
-        assert self.why(limits) == ["the default of every topic; limiting is switched off"]
 
     def test_at_other_hours(self) -> None:
         hours = read_hours("09:00-18:00", [], "UTC")

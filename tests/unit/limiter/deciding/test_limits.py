@@ -8,7 +8,7 @@ from live_states import states_of
 
 from limiter.buckets.fair import FairLimiter
 from limiter.buckets.limiter import LimiterState
-from limiter.deciding.limits import Caller, Decision, Denial, Held, Limits, ShadowDenial
+from limiter.deciding.limits import Caller, Decision, Denial, Held, Limits
 from limiter.rules.resource import CLIENT, LISTENER, PRODUCER_GROUP, TOTAL, Resource
 from limiter.rules.rule import Dimension, Rule
 from limiter.rules.rule_set import RuleSet
@@ -53,61 +53,12 @@ def stopped_by(decision: Decision) -> str:
     return f"{decision.stop.resource} by {decision.stop.rule.name}"
 
 
-class TestOneRule:
-    def test_admits_a_prefix_and_names_what_stops_the_rest(self) -> None:
-        decision = decide(limits_by(topic("orders", 2)), [1, 1, 1, 1])
-        assert decision.admitted == 2
-        assert stopped_by(decision) == "topic:orders by topic:orders"
-        assert decision.stop is not None
-        assert 1_000_000 <= decision.stop.wait_us <= 1_000_001
-        assert not decision.delays
-
-    def test_without_a_rule_everything_passes_and_nothing_lives(self) -> None:
-        limits = limits_by(topic("other", 1))
-        assert decide(limits, [1] * 300) == Decision(300)
-        assert limits.live == 0
-
-    @pytest.mark.parametrize("rule", [topic("*", None), topic("*", 0, action="off")])
-    def test_rule_that_limits_nothing_lets_everything_pass(self, rule: Rule) -> None:
-        assert decide(limits_by(rule), [1] * 5) == Decision(5)
-
-    def test_nothing_is_limited_while_limiting_is_switched_off(self) -> None:
-        limits = Limits(RuleSet((topic("*", 0),), enabled=False))
-        assert decide(limits, [1] * 5) == Decision(5)
-
-    def test_batch_costs_its_messages(self) -> None:
-        limits = limits_by(topic("*", 10))
-        assert decide(limits, [4, 6, 1]).admitted == 2
-        assert stored(limits, ORDERS) == 0
-
-
 class TestBytes:
-    def test_both_must_admit(self) -> None:
-        limits = limits_by(topic("*", 10, bytes_per_s=250))
-        decision = decide(limits, [1] * 5)
-        assert decision.admitted == 3
-        assert stopped_by(decision) == "topic:orders by topic:*"
-
     def test_refusal_spends_from_neither(self) -> None:
         limits = limits_by(topic("*", 10, bytes_per_s=250))
         decide(limits, [2] * 5)
         assert stored(limits, ORDERS) == 4
         assert stored(limits, ORDERS, "bytes") == -50
-
-    def test_are_asked_for_once_and_only_if_some_rule_limits_them(self) -> None:
-        calls: list[int] = []
-
-        def sizes() -> list[int]:
-            calls.append(1)
-            return [100]
-
-        limits = limits_by(
-            topic("audit", 5), topic("orders", 5, bytes_per_s=1000), Rule(CLIENT, "*", None, bytes_per_s=1)
-        )
-        limits.decide(0, (AUDIT,), replace_asker(client=""), [1], sizes)
-        assert calls == []
-        limits.decide(0, (ORDERS,), ASKER, [1], sizes)
-        assert calls == [1]
 
 
 def replace_asker(**changes: Any) -> Caller:
@@ -122,31 +73,9 @@ class TestScopes:
         Rule(LISTENER, "main", 16),
     )
 
-    def test_the_narrowest_stops_and_is_named(self) -> None:
-        decision = decide(limits_by(*self.RULES), [1] * 10)
-        assert decision.admitted == 4
-        assert stopped_by(decision) == "client:10.1.2.3 by client:10.0.0.0/8"
-
-    def test_refusal_spends_from_none(self) -> None:
-        limits = limits_by(*self.RULES)
-        decide(limits, [1] * 10)
-        names = (ORDERS, Resource(CLIENT, "10.1.2.3"), Resource(PRODUCER_GROUP, "g"), Resource(LISTENER, "main"))
-        assert [stored(limits, name) for name in names] == [96, 0, 4, 12]
-
-    def test_each_address_of_a_range_has_its_own_bucket(self) -> None:
-        limits = limits_by(*self.RULES)
-        assert decide(limits, [1] * 4).admitted == 4
-        assert decide(limits, [1] * 4, caller=replace_asker(client="10.1.2.4")).admitted == 4
-        assert decide(limits, [1] * 4).admitted == 0
-
     def test_who_falls_under_no_rule_is_not_limited(self) -> None:
         decision = decide(limits_by(*self.RULES), [1] * 9, caller=Caller("192.0.2.1", "", "other"))
         assert decision == Decision(9)
-
-    def test_do_not_limit_what_consumes(self) -> None:
-        limits = limits_by(*self.RULES)
-        assert decide(limits, [1] * 10, caller=replace_asker(consumes=True, by_answer=True)) == Decision(10)
-        assert stored(limits, Resource(CLIENT, "10.1.2.3")) is None
 
 
 class TestTotals:
@@ -178,37 +107,13 @@ class TestSeveralResources:
 
 
 class TestShadow:
-    def test_restricts_nothing_and_says_what_it_would_have_refused(self) -> None:
-        decision = decide(limits_by(topic("*", 2, action="shadow")), [1] * 5)
-        assert decision == Decision(5, shades=(ShadowDenial(ORDERS, "topic:*", 2, 5),))
-
     def test_is_used_by_all_that_passes(self) -> None:
         limits = limits_by(topic("*", 3, action="shadow"))
         decide(limits, [1] * 10)
         assert limits.used(ORDERS, NS_PER_S)["messages"].used_1s == pytest.approx(10 / 3)
 
-    def test_is_asked_only_for_what_the_others_admit(self) -> None:
-        limits = limits_by(topic("*", 3), Rule(CLIENT, "*", 5, action="shadow"))
-        decision = decide(limits, [1] * 9)
-        assert (decision.admitted, decision.shades) == (3, ())
-        assert stored(limits, Resource(CLIENT, "10.1.2.3")) == 2
-
-    def test_rules_are_asked_each_for_itself(self) -> None:
-        limits = limits_by(topic("*", 2, action="shadow"), Rule(CLIENT, "*", 4, action="shadow"))
-        assert [(shade.rule, shade.first) for shade in decide(limits, [1] * 5).shades] == [
-            ("topic:*", 2),
-            ("client:*", 4),
-        ]
-
 
 class TestFair:
-    def test_shares_are_kept_apart_by_group(self) -> None:
-        limits = limits_by(topic("*", 10, fair_by="producer_group", break_s=0))
-        small = replace_asker(producer_group="small")
-        assert decide(limits, [1] * 100).admitted > 0
-        assert decide(limits, [1]).admitted == 0
-        assert decide(limits, [1], caller=small).admitted == 1
-
     def test_shares_are_kept_apart_by_user(self) -> None:
         limits = limits_by(topic("*", 10, fair_by="user", break_s=0))
         flood, small = (replace_asker(scopes=(Resource("vhost", "/"), Resource("user", name))) for name in "fs")
@@ -230,27 +135,6 @@ class TestFair:
 
 
 class TestCharges:
-    def test_are_debited_from_every_limit(self) -> None:
-        limits = limits_by(
-            topic("*", 5, bytes_per_s=100), Rule(CLIENT, "*", 5, action="shadow"), topic("*", 9, shared=True)
-        )
-        limits.charge(0, (ORDERS,), ASKER, 7, 300)
-        assert stored(limits, ORDERS) == -2
-        assert stored(limits, ORDERS, "bytes") == -200
-        assert stored(limits, Resource(CLIENT, "10.1.2.3")) == -2
-        assert stored(limits, Resource(TOTAL, "topic:*")) == 2
-
-    def test_leave_the_scopes_of_what_consumes_alone(self) -> None:
-        limits = limits_by(topic("*", 5), Rule(CLIENT, "*", 5))
-        limits.charge(0, (ORDERS,), replace_asker(consumes=True, by_answer=True), 7, 300)
-        assert stored(limits, ORDERS) == -2
-        assert stored(limits, Resource(CLIENT, "10.1.2.3")) is None
-
-    def test_of_messages_cost_nothing_where_requests_are_counted(self) -> None:
-        limits = limits_by(topic("*", 5, count="requests"))
-        limits.charge(0, (ORDERS,), ASKER, 7, 300)
-        assert stored(limits, ORDERS) == 5
-
     def test_go_to_the_share_of_who_asked(self) -> None:
         limits = limits_by(topic("*", 10, fair_by="producer_group", break_s=0))
         other = replace_asker(producer_group="other")
@@ -260,18 +144,6 @@ class TestCharges:
         limiter = limits._registries["messages"].get(ORDERS, 0)
         assert isinstance(limiter, FairLimiter)
         assert {share.key: share.stored_upermits // 1_000_000 for share in limiter.shares} == {"g": -30, "other": -1}
-
-
-class TestSwap:
-    def test_holds_for_the_very_next_request(self) -> None:
-        limits = limits_by(topic("*", 100))
-        assert decide(limits, [1]).admitted == 1
-        limits.swap(limits.rule_set.replace(rules=[topic("*", 0), Rule(CLIENT, "*", 1)]), 1)
-        assert decide(limits, [1], now_ns=1).admitted == 0
-        limits.swap(limits.rule_set.replace(rules=[Rule(CLIENT, "*", 1)]), 2)
-        assert stopped_by(decide(limits, [1, 1], now_ns=2)) == "client:10.1.2.3 by client:*"
-        limits.swap(limits.rule_set.replace(enabled=False), 3)
-        assert decide(limits, [1, 1], now_ns=3) == Decision(2)
 
 
 class TestEdits:
@@ -389,13 +261,6 @@ class TestDefaultActionOfEachProtocol:
 
     LIMIT = topic("orders", 10, credit_waits=True)
     ASKS_CREDIT = ASKER._replace(asks="delaying", refusable=False)
-
-    def test_who_is_not_limited_by_credit_is_refused_and_not_held(self) -> None:
-        limits = limits_by(self.LIMIT)
-        decision = decide(limits, [1] * 15)
-        assert decision.admitted == 10
-        assert decision.stop is not None
-        assert decision.delays == ()
 
     def test_who_is_limited_by_credit_gets_none_and_waits(self) -> None:
         limits = limits_by(self.LIMIT)

@@ -48,36 +48,9 @@ def pinned_in(registry: Registry) -> int:
 # --- looking up
 
 
-def test_each_resource_has_its_own_limiter_and_keeps_it() -> None:
-    registry = Registry(rule_set("topic:*=100/s"))
-
-    assert admitted(registry, "a", 0, 150) == 100
-    assert admitted(registry, "b", 0, 150) == 100
-    assert admitted(registry, "a", 0, 1) == 0
-    assert live(registry, "a", 0) is live(registry, "a", 1)
-    assert registry.live == 2
-
-
-def test_what_nothing_limits_has_no_limiter_and_takes_no_room() -> None:
-    off = Rule("topic", "off", 1, action="off")
-    registry = Registry(RuleSet((parse_limit("topic:free-*=unlimited"), off)), max_live=1)
-
-    for name in ("free-1", "off", "anything"):
-        assert registry.get(topic(name), 0) is None
-        assert registry.get(topic(name), 1) is None
-    assert registry.live == 0
-
-
 def test_max_live_below_1_is_refused() -> None:
     with pytest.raises(ValueError, match="max_live is 0; allowed: 1 or more"):
         Registry(RuleSet(), max_live=0)
-
-
-def test_new_name_starts_full_whatever_the_clock_says() -> None:
-    registry = Registry(rule_set("topic:*=100/s"))
-
-    assert admitted(registry, "a", -(10**15), 150) == 100
-    assert admitted(registry, "b", 10**15, 150) == 100
 
 
 # --- the bound on live limiters
@@ -104,21 +77,6 @@ def test_limiter_that_is_not_full_or_not_closed_is_never_evicted() -> None:
     admitted(registry, "another", 1050 * MS, 1)
     assert registry.evicted_total == 1
     assert live(registry, "debtor", 1050 * MS).stored_upermits < 0
-
-
-def test_limiter_just_handed_out_is_not_evicted_by_the_next_question_at_the_same_time() -> None:
-    """A handler asks for all limiters of a batch before it spends from any."""
-    registry = Registry(rule_set("topic:*=100/s"), max_live=2)
-    for name in ("a", "b"):
-        live(registry, name, 0)
-    now_ns = NS_PER_S
-    first = live(registry, "a", now_ns)
-    live(registry, "c", now_ns)
-    live(registry, "d", now_ns)
-    first.acquire(now_ns, [1] * 100)
-
-    assert live(registry, "a", now_ns) is first
-    assert (registry.evicted_total, registry.overflowed_total) == (1, 1)
 
 
 def test_resources_with_a_rule_of_their_own_stand_outside_the_bound() -> None:
@@ -231,41 +189,6 @@ def test_what_a_lowered_limit_forgave_keeps_a_limiter_from_being_evicted() -> No
     assert admitted(registry, "a", 2 * NS_PER_S + 50 * MS, 1000) <= 53
 
 
-def test_name_that_nobody_has_asked_for_starts_full_whatever_was_changed() -> None:
-    registry = Registry(rule_set("topic:*=10/s"))
-    registry.swap(rule_set("topic:*=1000/s"), 0)
-
-    assert admitted(registry, "a", 0, 2000) == 1000
-
-
-@pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
-@pytest.mark.parametrize(
-    "before",
-    [rule_set("topic:*=unlimited"), rule_set("topic:*=0/s"), rule_set("topic:*=100/s", enabled=False), RuleSet()],
-    ids=["unlimited", "zero", "switched off", "no rule"],
-)
-def test_from_0_or_unlimited_it_starts_full(*, before: RuleSet, known: bool) -> None:
-    registry = Registry(before)
-    if known:
-        registry.get(topic("a"), 0)
-    registry.swap(rule_set("topic:*=100/s"), NS_PER_S)
-
-    assert admitted(registry, "a", NS_PER_S, 200) == 100
-
-
-@pytest.mark.parametrize("own", [True, False], ids=["own rule", "default"])
-def test_after_no_limit_it_begins_anew_whatever_it_owed(*, own: bool) -> None:
-    name = "a" if own else "*"
-    registry = Registry(rule_set(f"topic:{name}=100/s"))
-    live(registry, "a", 0).acquire(0, [1] * 101)
-    live(registry, "a", 0).charge(0, 10_000)
-    registry.swap(registry.rule_set.edited([parse_limit(f"topic:{name}=unlimited")]), 0)
-    registry.swap(registry.rule_set.edited([parse_limit(f"topic:{name}=100/s")]), 0)
-
-    assert admitted(registry, "a", 0, 200) == 100
-    assert live(registry, "a", 0).last_refused_ns == 0
-
-
 def test_global_switch_off_and_on_again_while_running() -> None:
     rules = rule_set("topic:*=100/s")
     registry = Registry(rules)
@@ -278,18 +201,6 @@ def test_global_switch_off_and_on_again_while_running() -> None:
     registry.swap(off.replace(enabled=True), 0)
     assert admitted(registry, "a", 0, 101) == 100
     assert registry.rule_set.version == 3
-
-
-def test_kind_that_is_switched_off_has_no_limits_and_begins_anew() -> None:
-    rules = rule_set("topic:*=100/s", "retry_group:*=100/s")
-    registry = Registry(rules)
-    live(registry, "a", 0).charge(0, 150)
-    registry.swap(rules.replace(off_kinds={"topic"}), 0)
-    assert registry.get(topic("a"), NS_PER_S) is None
-    assert registry.get(Resource("retry_group", "g"), NS_PER_S) is not None
-
-    registry.swap(registry.rule_set.replace(off_kinds=()), NS_PER_S)
-    assert admitted(registry, "a", NS_PER_S, 101) == 100
 
 
 def test_reset_begins_anew_for_one_name_or_for_all_under_a_patterns_rule() -> None:
@@ -322,15 +233,6 @@ def test_exact_rule_that_goes_returns_its_limiter_to_the_bound() -> None:
 
     admitted(registry, "c", 10 * NS_PER_S, 1)
     assert (registry.live, registry.evicted_total) == (1, 2)
-
-
-def test_rules_that_come_and_go_leave_no_more_limiters_than_the_bound() -> None:
-    registry = Registry(rule_set("topic:*=100/s"), max_live=2)
-    for number in range(10):
-        rule = parse_limit(f"topic:made-up-{number}=10/s")
-        registry.swap(registry.rule_set.edited([rule]), number * NS_PER_S)
-        registry.swap(registry.rule_set.edited(drop=[rule.key]), number * NS_PER_S)
-    assert registry.live <= 2
 
 
 def test_debt_under_a_limit_of_0_is_kept_until_the_limit_rises() -> None:
@@ -377,35 +279,12 @@ def test_states_show_live_limiters_then_overflow() -> None:
 # --- bytes, totals, and the kinds of limiters
 
 
-def test_totals_are_pinned() -> None:
-    rules = RuleSet((parse_limit("topic:*=100/s"), Rule("topic", "*", 30, shared=True)))
-    registry = Registry(rules, max_live=1)
-    total = Resource("total", "topic:*")
-    limiter = registry.get(total, 0)
-    assert limiter is not None
-    for number in range(5):
-        admitted(registry, f"made-up-{number}", number * 2 * NS_PER_S, 1)
-
-    assert registry.get(total, 10 * NS_PER_S) is limiter
-    assert (registry.live, pinned_in(registry), registry.evicted_total) == (2, 1, 4)
-
-
 def kinds_of_rule(rate_per_s: float = 100, pattern: str = "*") -> dict[type[Limiter], Rule]:
     return {
         Limiter: Rule("topic", pattern, rate_per_s, break_s=0),
         FairLimiter: Rule("topic", pattern, rate_per_s, break_s=0, fair_by="client"),
         WarmUpLimiter: Rule("topic", pattern, rate_per_s, warm_up_s=10),
     }
-
-
-@pytest.mark.parametrize("kind", kinds_of_rule())
-def test_rule_gets_the_kind_of_limiter_that_it_needs(kind: type[Limiter]) -> None:
-    registry = Registry(RuleSet((kinds_of_rule()[kind],)), max_live=1)
-
-    assert type(live(registry, "a", 0)) is kind
-    live(registry, "a", 0).charge(0, 200)
-    overflow = live(registry, "b", 0)
-    assert (type(overflow), overflow.resource.name) == (kind, OVERFLOW_NAME)
 
 
 @pytest.mark.parametrize("new", kinds_of_rule(), ids=lambda kind: f"to {kind.__name__}")

@@ -8,28 +8,6 @@ from limiter.rules.rule import Rule
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "pattern", "rate_per_s"),
-    [
-        ("topic:orders=500/s", "topic", "orders", 500),
-        ("topic:orders=0.5/s", "topic", "orders", 0.5),
-        ("topic:orders=500.5/s", "topic", "orders", 500.5),
-        ("topic:*=2000/s", "topic", "*", 2000),
-        ("retry_group:%RETRY%x=0/s", "retry_group", "%RETRY%x", 0),
-        ("topic:orders=unlimited", "topic", "orders", None),
-        ("address:queue://a:b=1/s", "address", "queue://a:b", 1),
-        ("client:10.0.0.0/8=100/s", "client", "10.0.0.0/8", 100),
-        ("client:2001:db8::/32=100/s", "client", "2001:db8::/32", 100),
-        ("subscription:billing@orders=100/s", "subscription", "billing@orders", 100),
-    ],
-)
-def test_reads_a_limit(text: str, kind: str, pattern: str, rate_per_s: float | None) -> None:
-    rule = parse_limit(text)
-
-    assert rule == Rule(kind, pattern, rate_per_s)
-    assert str(rule) == text
-
-
-@pytest.mark.parametrize(
     "text",
     [
         "",
@@ -91,24 +69,6 @@ def test_name_that_could_be_several_limits_is_refused_in_the_text_form_alone(nam
     assert repr(name) in error.value.what
     if name.isprintable():
         assert Rule("topic", name, 4).exact_name == name
-
-
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        ("topic:orders=1000000001/s", "rate_per_s 1000000001.0"),
-        ("topic:orders=0.0000001/s", "stores nothing"),
-        ("Topic:orders=1/s", "rule kind 'Topic'"),
-        ("topic:a[b=1/s", "never closed"),
-        ("client:10.*=1/s", "no address and no network"),
-    ],
-)
-def test_limit_with_a_value_that_cannot_be_is_refused_with_the_text_too(text: str, what: str) -> None:
-    with pytest.raises(RuleError) as error:
-        parse_limit(text)
-
-    assert repr(text) in error.value.what
-    assert what in error.value.what
 
 
 @given(st.text(max_size=30))

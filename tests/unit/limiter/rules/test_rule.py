@@ -4,9 +4,6 @@ import pytest
 
 from limiter.rules.errors import RuleError
 from limiter.rules.rule import MAX_FAIR_KEYS, Rule
-from limiter.rules.schedule import read_hours
-
-NIGHT = read_hours("22:00-06:00", (), "UTC")
 
 
 def test_rule_has_a_name_for_logs_and_integers_for_the_bucket() -> None:
@@ -19,56 +16,7 @@ def test_rule_has_a_name_for_logs_and_integers_for_the_bucket() -> None:
     assert rule.break_in_force_s == 0.25
 
 
-def test_client_rule_is_called_by_its_canonical_network() -> None:
-    assert Rule("client", "2001:DB8:0::/32", 5).name == "client:2001:db8::/32"
-
-
-@pytest.mark.parametrize(
-    ("rate_per_s", "bytes_per_s", "action", "does"),
-    [
-        (1.0, None, "reject", True),
-        (0, None, "reject", True),
-        (None, 1.0, "shadow", True),
-        (None, None, "delay", False),
-        (1.0, 1.0, "off", False),
-    ],
-)
-def test_rule_limits_if_it_is_not_off_and_not_unlimited(
-    *, rate_per_s: float | None, bytes_per_s: float | None, action: Any, does: bool
-) -> None:
-    assert Rule("topic", "orders", rate_per_s, bytes_per_s=bytes_per_s, action=action).limits is does
-
-
-@pytest.mark.parametrize(
-    ("rule", "text"),
-    [
-        (Rule("topic", "a", None), "unlimited"),
-        (Rule("topic", "a", 500), "500/s"),
-        (Rule("topic", "a", 0.5), "0.5/s"),
-        (Rule("topic", "a", 0), "0/s"),
-        (Rule("topic", "a", 1e-6, burst_s=1), "0.000001/s"),
-        (Rule("topic", "a", 500, count="requests"), "500 requests/s"),
-        (Rule("topic", "a", 500, bytes_per_s=1048576), "500/s + 1048576 bytes/s"),
-        (Rule("topic", "a", None, bytes_per_s=1048576), "1048576 bytes/s"),
-    ],
-)
-def test_limit_is_written_for_people(rule: Rule, text: str) -> None:
-    assert rule.limit_text == text
-    assert str(rule) == f"topic:a={text}"
-
-
 # --- the second dimension
-
-
-def test_rule_of_bytes_has_the_bytes_as_its_permits_and_all_else_in_common() -> None:
-    rule = Rule("topic", "a", 5, bytes_per_s=1000, bytes_burst_s=2, count="requests", action="shadow", busy_code=215)
-    of_bytes = rule.part("bytes")
-
-    assert rule.part("messages") is rule
-    assert of_bytes is rule.bytes_rule is not None
-    assert (of_bytes.rate_upermits_per_s, of_bytes.capacity_upermits) == (1_000_000_000, 2_000_000_000)
-    assert (of_bytes.name, of_bytes.action, of_bytes.busy_code) == ("topic:a", "shadow", 215)
-    assert of_bytes.bytes_rule is None
 
 
 @pytest.mark.parametrize(
@@ -128,13 +76,6 @@ def test_break_longer_than_the_burst_is_refused_unless_allowed() -> None:
     assert Rule("topic", "orders", 100, break_s=2, allow_under_limit=True).break_ns == 2_000_000_000
 
 
-def test_break_is_measured_by_the_bytes_burst_where_only_bytes_are_limited() -> None:
-    rule = Rule("topic", "orders", None, bytes_per_s=100, bytes_burst_s=2, break_s=2)
-
-    assert rule.bytes_rule is not None
-    assert rule.bytes_rule.break_in_force_s == 2
-
-
 @pytest.mark.parametrize(("values", "why"), [({"action": "delay"}, 'action "delay"'), ({"warm_up_s": 1}, "warm_up_s")])
 def test_break_where_there_is_no_breaker_is_refused(values: dict[str, Any], why: str) -> None:
     with pytest.raises(RuleError, match=f"break_s 1 with {why}, which has no breaker"):
@@ -142,24 +83,6 @@ def test_break_where_there_is_no_breaker_is_refused(values: dict[str, Any], why:
 
 
 # --- values that cannot be
-
-
-@pytest.mark.parametrize("rate", [float("nan"), float("inf"), -1, -0.001, 1e9 + 1, True, "5"])
-def test_rate_that_is_no_number_of_permits_is_refused(rate: Any) -> None:
-    with pytest.raises(RuleError, match="topic:orders: rate_per_s") as error:
-        Rule("topic", "orders", rate)
-
-    assert "unlimited" in error.value.allowed
-    assert error.value.attribute == "rate_per_s"
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 3601, "1", False])
-@pytest.mark.parametrize("field", ["burst_s", "break_s", "max_delay_s", "warm_up_s", "confirm_within_s"])
-def test_time_out_of_range_is_refused(field: str, value: Any) -> None:
-    with pytest.raises(RuleError, match=f"topic:orders: {field} .*; allowed: 0 to 3600 seconds") as error:
-        Rule("topic", "orders", 1, allow_under_limit=True, **{field: value})
-
-    assert error.value.attribute == field
 
 
 @pytest.mark.parametrize(("rate_per_s", "burst_s"), [(1e-7, 1.0), (0.001, 0.0001), (100, 0)])
@@ -220,18 +143,6 @@ def test_fair_shares_where_there_are_none_to_be_had_are_refused(values: dict[str
 
 
 @pytest.mark.parametrize(
-    "values",
-    [
-        {"kind": "client", "fair_by": "client", "shared": True},
-        {"kind": "client", "fair_by": "producer_group"},
-        {"kind": "listener", "fair_by": "client"},
-    ],
-)
-def test_fair_shares_of_several_askers_are_taken(values: dict[str, Any]) -> None:
-    assert Rule(pattern="*", rate_per_s=1, **values).fair_by == values["fair_by"]
-
-
-@pytest.mark.parametrize(
     ("values", "why"),
     [
         ({"kind": "topic", "rate_per_s": 1}, "exempt, but with a limit"),
@@ -247,25 +158,6 @@ def test_exempt_contradicts_a_limit_and_is_for_resources(values: dict[str, Any],
 
 
 # --- what tells rules apart
-
-
-def test_rules_are_told_apart_by_kind_name_sharing_and_hours() -> None:
-    rules = [
-        Rule("topic", "a*", 1),
-        Rule("topic", "a[*]", 1),
-        Rule("topic", "b*", 1),
-        Rule("retry_group", "a*", 1),
-        Rule("topic", "a*", 1, shared=True),
-        Rule("topic", "a*", 1, hours=NIGHT),
-    ]
-
-    assert len({rule.key for rule in rules}) == len(rules)
-
-
-def test_consumers_may_confirm_what_has_no_limit_and_what_is_exempt() -> None:
-    for more in ({}, {"exempt": True}, {"action": "shadow"}):
-        rule = Rule("queue", "orders", None, confirm="after_consume", confirm_within_s=0.5, **more)
-        assert (rule.confirms_after_consume, rule.limits, rule.confirm_within_ns) == (True, False, 500_000_000)
 
 
 @pytest.mark.parametrize("values", [{"kind": "queue", "shared": True}, {"kind": "client"}])

@@ -50,25 +50,6 @@ def test_exact_name_wins_over_pattern_over_default(name: str, expected: str) -> 
     assert [rules.match(topic(name)).name for _ in range(2)] == [expected] * 2
 
 
-def test_clients_are_matched_by_network_and_all_else_by_glob() -> None:
-    rules = RuleSet(limits("client:10.0.0.0/8=1/s", "client:10.1.0.0/16=2/s", "listener:10.*=3/s"))
-
-    assert rules.match(Resource("client", "10.1.2.3")).rate_per_s == 2
-    assert rules.match(Resource("client", "10.2.2.3")).rate_per_s == 1
-    assert rules.limit(Resource("client", "::ffff:10.1.2.3")) is None
-    assert rules.match(Resource("listener", "10.x")).rate_per_s == 3
-
-
-def test_unlimited_and_switched_off_rules_hide_what_is_less_specific() -> None:
-    off = Rule("topic", "off-*", 5, action="off")
-    rules = RuleSet((*limits("topic:*=1/s", "topic:RMQ_SYS_*=unlimited"), off))
-
-    assert rules.limit(topic("RMQ_SYS_TRACE")) is None
-    assert rules.match(topic("off-1")) is off
-    assert rules.limit(topic("off-1")) is None
-    assert rules.limit(topic("other")) is not None
-
-
 def test_global_switch_turns_every_limit_off() -> None:
     rules = RuleSet(limits("topic:orders=0/s", "client:*=1/s"), enabled=False)
 
@@ -76,59 +57,6 @@ def test_global_switch_turns_every_limit_off() -> None:
     assert rules.match(topic("orders")).rate_per_s == 0
     assert not rules.limits_kind("topic")
     assert rules.scopes == frozenset()
-
-
-def test_each_dimension_has_its_own_limit() -> None:
-    both = Rule("topic", "both", 5, bytes_per_s=1000)
-    rules = RuleSet((both, *limits("topic:*=1/s")))
-
-    assert rules.limit(topic("both")) is both
-    assert rules.limit(topic("both"), "bytes") is both.bytes_rule
-    assert rules.limit(topic("other"), "bytes") is None
-
-
-def test_kinds_and_scopes_that_are_limited_are_known() -> None:
-    rules = RuleSet(
-        (
-            *limits("topic:a=1/s", "client:*=unlimited"),
-            Rule("listener", "*", 5, action="off"),
-            Rule("producer_group", "*", 5, shared=True),
-            Rule("subscription", "*", None, bytes_per_s=5),
-        )
-    )
-
-    kinds = ("topic", "client", "listener", "producer_group", "subscription", "queue")
-    assert [kind for kind in kinds if rules.limits_kind(kind)] == ["topic", "producer_group", "subscription"]
-    assert rules.scopes == {"producer_group"}
-
-
-# --- totals
-
-
-def test_total_and_a_limit_for_each_hold_beside_each_other() -> None:
-    each, total = Rule("topic", "a*", 5), Rule("topic", "a*", 50, shared=True)
-    rules = RuleSet((total, each))
-
-    for _ in range(2):
-        assert rules.match(topic("a1")) is each
-        assert rules.match_total(topic("a1")) is total
-        assert rules.match_total(topic("b1")) is None
-        assert rules.match_total(Resource("queue", "a1")) is None
-
-
-def test_of_several_totals_the_most_specific_holds() -> None:
-    rules = RuleSet(tuple(Rule("client", text, 5, shared=True) for text in ("*", "10.0.0.0/8", "10.1.0.0/16")))
-
-    def total(address: str) -> str:
-        found = rules.match_total(Resource("client", address))
-        assert found is not None
-        return found.target
-
-    assert [total(address) for address in ("10.1.0.1", "10.2.0.1", "::1")] == [
-        "client:10.1.0.0/16",
-        "client:10.0.0.0/8",
-        "client:*",
-    ]
 
 
 # --- matches that are remembered
@@ -159,45 +87,6 @@ def test_memory_is_bounded_whatever_names_clients_make_up(monkeypatch: pytest.Mo
 
 
 # --- rules with hours
-
-
-def test_rule_with_hours_is_not_there_while_it_does_not_hold() -> None:
-    by_day, always = Rule("topic", "orders", 1, hours=DAY), Rule("topic", "*", 2)
-    rules = RuleSet((by_day, always))
-
-    assert rules.match(topic("orders")) is always
-    assert rules.at(at("12:00")).match(topic("orders")) is by_day
-    assert rules.at(at("18:00")).match(topic("orders")) is always
-    assert rules.at(at("12:00")).in_force == (by_day, always)
-    assert rules.at(at("20:00")).in_force == (always,)
-
-
-@pytest.mark.parametrize("pattern", ["orders", "o*", "*"])
-@pytest.mark.parametrize("shared", [False, True])
-def test_while_it_holds_it_wins_over_one_of_the_same_pattern_without(*, pattern: str, shared: bool) -> None:
-    if shared and pattern == "orders":
-        pattern = "ord*"
-    always = Rule("topic", pattern, 1, shared=shared)
-    by_day = Rule("topic", pattern, 2, shared=shared, hours=DAY)
-    by_night = Rule("topic", pattern, 3, shared=shared, hours=NIGHT)
-    rules = RuleSet((always, by_day, by_night))
-
-    def holds(clock: str) -> Rule | None:
-        now = rules.at(at(clock))
-        if not shared:
-            return now.match(topic("orders"))
-        total = now.match_total(topic("orders"))
-        assert total is now.match(Resource("total", f"topic:{pattern}"))
-        return total
-
-    assert [holds(clock) for clock in ("12:00", "20:00", "23:00")] == [by_day, always, by_night]
-
-
-def test_of_two_for_one_pattern_that_hold_at_once_the_first_wins() -> None:
-    by_day, at_noon = Rule("topic", "*", 1, hours=DAY), Rule("topic", "*", 2, hours=NOON)
-
-    assert RuleSet((by_day, at_noon)).at(at("12:30")).match(topic("a")) is by_day
-    assert RuleSet((at_noon, by_day)).at(at("12:30")).match(topic("a")) is at_noon
 
 
 def test_next_change_is_the_first_of_any_rule() -> None:
@@ -244,17 +133,6 @@ def test_two_rules_of_one_kind_and_pattern_are_refused_by_name() -> None:
 
     assert "topic:a=1/s (file:x)" in error.value.what
     assert error.value.what.startswith("flag: a second rule for topic:a: topic:a=2/s, ")
-
-
-def test_replace_makes_the_next_version_and_leaves_the_old_one() -> None:
-    first = RuleSet(limits("topic:a=1/s"))
-    first.match(topic("a"))
-    second = first.replace(rules=limits("topic:a=2/s"))
-    third = second.replace(enabled=False)
-
-    assert [rules.version for rules in (first, second, third)] == [1, 2, 3]
-    assert [rules.match(topic("a")).rate_per_s for rules in (first, second, third)] == [1, 2, 2]
-    assert (second.enabled, third.enabled) == (True, False)
 
 
 # --- switches of kinds

@@ -7,7 +7,6 @@ from limiter.rules.rule_set import layer_rules
 from limiter.rules.schedule import read_hours
 
 DAY = read_hours("09:00-18:00", (), "UTC")
-NIGHT = read_hours("22:00-06:00", (), "UTC")
 
 
 def limits(*texts: str, source: str = "flag") -> tuple[Rule, ...]:
@@ -33,24 +32,10 @@ def test_later_layer_overrides_and_goes_first() -> None:
     ]
 
 
-def test_stronger_rule_without_hours_replaces_weaker_ones_with() -> None:
-    by_day, by_night = Rule("topic", "a", 1, hours=DAY), Rule("topic", "a", 2, hours=NIGHT)
-    flag = Rule("topic", "a", 3)
-    total = Rule("topic", "a*", 4, shared=True, hours=DAY)
-
-    assert layer_rules((by_day, by_night, total), (flag,)) == (flag, total)
-
-
 def test_stronger_rule_with_hours_leaves_the_weaker_one_for_other_times() -> None:
     always, by_day, stronger = Rule("topic", "a", 1), Rule("topic", "a", 2, hours=DAY), Rule("topic", "a", 3, hours=DAY)
 
     assert layer_rules((always, by_day), (stronger,)) == (stronger, always)
-
-
-def test_within_a_layer_a_rule_without_hours_leaves_those_with() -> None:
-    always, by_day = Rule("topic", "a", 1), Rule("topic", "a", 2, hours=DAY)
-
-    assert layer_rules((always, by_day)) == (always, by_day)
 
 
 def test_layer_with_two_rules_of_one_kind_and_pattern_is_refused() -> None:

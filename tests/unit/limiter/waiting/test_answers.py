@@ -17,25 +17,6 @@ def line(name: str) -> QueueKey:
 A = line("a")
 
 
-def test_each_that_was_let_go_is_expected_to_cost_what_the_last_answer_did() -> None:
-    expected = ExpectedCosts()
-    expected.answered(A, 32)
-    for at_ns in (0, 1):
-        expected.released(A, at_ns)
-    assert expected.ahead(A, 1) == 64
-    expected.answered(A, 10)
-    assert expected.ahead(A, 1) == 10
-
-
-def test_answer_that_brings_nothing_says_nothing_about_the_cost() -> None:
-    expected = ExpectedCosts()
-    expected.answered(A, 32)
-    for at_ns in (0, 1):
-        expected.released(A, at_ns)
-    expected.answered(A, 0)
-    assert expected.ahead(A, 1) == 32
-
-
 def test_regard_ends_after_a_second() -> None:
     expected = ExpectedCosts()
     expected.released(A, 5)

@@ -113,29 +113,6 @@ class TestDelay:
         times = [at_ns for at_ns, _, _ in room.outcomes]
         assert [round(at_ns / MS) for at_ns in times] == [0, 100, 200, 300, 400]
 
-    def test_newcomers_stand_behind_what_waits_although_a_permit_is_there(self) -> None:
-        room = Room(delay())
-        filled(room, 11)
-        room.now_ns = 500 * MS
-        assert room.ask("late") == "hold"
-        room.until(500 * MS)
-        assert room.passed == ["10", "late"]
-        assert room.ask("later") == "pass"
-
-    def test_a_large_batch_delays_those_behind_it(self) -> None:
-        room = Room(delay())
-        filled(room, 10)
-        assert [room.ask("large", messages=15), room.ask("a"), room.ask("b", messages=9), room.ask("c")] == [
-            *["hold"] * 3,
-            "refuse",
-        ]
-        room.until(5 * S)
-        assert [(name, round(at_ns / MS)) for at_ns, name, _ in room.outcomes] == [
-            ("large", 0),
-            ("a", 1500),
-            ("b", 1600),
-        ]
-
     def test_refused_at_the_deadline_by_the_rule_it_waited_for(self) -> None:
         room = Room(delay())
         filled(room, 12)
@@ -157,18 +134,6 @@ class TestDelay:
         room.until(10 * S)
         assert room.passed == [str(number) for number in range(10, 30)]
         assert round(room.outcomes[-1][0] / MS) == 1900
-
-    def test_a_rule_that_rejects_refuses_what_another_would_hold(self) -> None:
-        room = Room(delay(1), Rule("client", "*", 1))
-        assert filled(room, 2) == ["pass", "refuse"]
-
-    def test_all_limits_are_asked_again_at_release(self) -> None:
-        room = Room(delay(1), Rule("client", "*", 2, break_s=0))
-        assert filled(room, 2) == ["pass", "hold"]
-        assert room.ask("other", Resource("topic", "other")) == "pass"
-        room.limits.charge(0, (Resource("listener", "x"),), ASKER, 50, 0)
-        room.until(5 * S)
-        assert [(name, rule) for _, name, rule in room.outcomes] == [("1", "client:*")]
 
     def test_fair_shares_wait_in_lines_of_their_own(self) -> None:
         room = Room(delay(10, fair_by="producer_group"))
@@ -197,20 +162,6 @@ class TestDelay:
 
 
 class TestRulesChange:
-    def test_edit_of_another_limit_releases_nobody(self) -> None:
-        room = Room(delay())
-        filled(room, 12)
-        room.limits.swap(room.limits.rule_set.edited([delay(pattern="other")]), 1)
-        room.until(1)
-        assert room.passed == []
-
-    def test_higher_rate_releases_at_once(self) -> None:
-        room = Room(delay(1, max_delay_s=60))
-        filled(room, 30)
-        room.swap(delay(1000))
-        room.until(100 * MS)
-        assert len(room.passed) == 29
-
     @pytest.mark.parametrize("rules", [(), (delay(None),), (Rule("topic", "*", 1, action="off"),)])  # type: ignore[arg-type]  # unlimited
     def test_limit_that_is_gone_releases_all(self, rules: tuple[Rule, ...]) -> None:
         room = Room(delay(1, max_delay_s=60))
@@ -227,15 +178,6 @@ class TestRulesChange:
         room.swap(rule)
         room.until(1)
         assert room.refused == list(room.waiting)
-
-    def test_rule_that_no_longer_delays_refuses_what_it_does_not_admit(self) -> None:
-        room = Room(delay())
-        filled(room, 12)
-        room.now_ns = 50 * MS
-        room.swap(Rule("topic", "*", 10))
-        room.until(50 * MS)
-        assert room.refused == ["11"]
-        assert room.passed == ["10"]
 
 
 class TestBounds:
@@ -279,23 +221,6 @@ class TestBounds:
 
 
 class TestOrderKeys:
-    def test_nothing_overtakes_a_held_request_of_its_key(self) -> None:
-        room = Room(delay(pattern="t"))
-        free = Resource("topic", "free")
-        filled(room, 10)
-        answers = [
-            room.ask("leader", order_key="k"),
-            room.ask("follower", free, order_key="k"),
-            room.ask("other key", free, order_key="l"),
-            room.ask("other connection", free, order_key="k", connection=2),
-            room.ask("no key", free),
-            room.ask("second follower", free, order_key="k"),
-        ]
-        assert answers == ["hold", "hold", "pass", "pass", "pass", "hold"]
-        room.until(S)
-        assert room.passed == ["leader", "follower", "second follower"]
-        assert room.ask("after", free, order_key="k") == "pass"
-
     def test_follower_is_asked_for_by_its_own_limits_in_its_turn(self) -> None:
         room = Room(delay(pattern="t"), Rule("topic", "tight", 0), delay(1, pattern="slow"))
         filled(room, 10)
@@ -379,44 +304,6 @@ class TestConsuming:
     def answer(self, room: Room, messages: int) -> None:
         room.limits.charge(room.now_ns, (PULL,), self.CONSUMER, messages, messages * 100)
 
-    def test_wait_until_the_debt_of_the_last_answer_is_paid(self) -> None:
-        room = self.room()
-        assert self.pull(room, "a") == "pass"
-        self.answer(room, 132)
-        assert self.pull(room, "b") == "hold"
-        room.until(5 * S)
-        assert [round(at_ns / MS) for at_ns, _, _ in room.outcomes] == [320]
-
-    def test_are_released_one_by_one_as_answers_are_paid_for(self) -> None:
-        room = self.room()
-        self.pull(room, "first")
-        self.answer(room, 132)
-        for name in "abcd":
-            assert self.pull(room, name) == "hold"
-        released: list[tuple[str, int]] = []
-        while room.holding.now.requests:
-            due_ns = room.holding.next_due_ns()
-            assert due_ns is not None
-            room.until(due_ns)
-            for at_ns, name, _ in room.outcomes[len(released) :]:
-                released.append((name, round(at_ns / MS)))
-                self.answer(room, 32)
-        assert released == [("a", 320), ("b", 640), ("c", 960), ("d", 1280)]
-
-    def test_are_held_until_their_deadline_however_deep_the_debt(self) -> None:
-        room = self.room()
-        self.pull(room, "first")
-        self.answer(room, 5000)
-        assert self.pull(room, "early") == "hold"
-        room.until(9999 * MS)
-        assert not room.outcomes
-        room.until(10 * S)
-        assert room.refused == ["early"]
-        room.until(45 * S)
-        assert self.pull(room, "late") == "hold"
-        room.until(51 * S)
-        assert room.passed == ["late"]
-
     def test_as_many_at_a_time_as_the_stored_permits_allow(self) -> None:
         room = self.room()
         self.pull(room, "first")
@@ -473,24 +360,6 @@ class TestDropping:
         assert room.holding.next_due_ns() is None
         room.until(10 * S)
         assert room.outcomes == []
-
-    def test_of_others_while_one_is_resolved_is_safe(self) -> None:
-        room = Room(delay(1, max_delay_s=60))
-        filled(room, 30)
-
-        class Leaving(Waiting):
-            __slots__ = ()
-
-            def resolved(self, stop: Denial | None) -> None:
-                super().resolved(stop)
-                for held in room.waiting.values():
-                    room.holding.drop(held)
-
-        room.waiting["1"].__class__ = Leaving
-        room.swap()
-        room.until(S)
-        assert room.passed == ["1"]
-        assert room.limits.held == (0, 0)
 
     def test_failure_of_one_does_not_strand_the_others(self) -> None:
         room = Room(delay(1, max_delay_s=60))
@@ -662,19 +531,6 @@ class TestWhatCannotBeRefused:
 
     def ask(self, room: Room, name: str, **more: Any) -> str:
         return room.ask(name, caller=self.CALLER, **more)
-
-    @pytest.mark.parametrize("action", ["reject", "delay"])
-    def test_waits_for_its_turn_however_long_that_takes_and_opens_no_breaker(self, action: Any) -> None:
-        room = Room(Rule("topic", "*", 10, action=action, max_delay_s=2))
-        outcomes = [self.ask(room, str(number)) for number in range(60)]
-        assert outcomes == ["pass"] * 10 + ["hold"] * 50
-        state = room.limits.state(T, 0)
-        assert state is not None
-        assert not state.open
-        room.until(5 * S - 101 * MS)
-        assert room.passed == [str(number) for number in range(10, 59)]
-        room.until(5 * S - 99 * MS)
-        assert (len(room.passed), room.refused, room.limits.held) == (50, [], (0, 0))
 
     def test_counts_for_no_bound_of_those_that_can_be_refused(self) -> None:
         room = Room(delay(1, max_delay_s=60))
