@@ -38,6 +38,7 @@ from statistics import median
 from typing import Final
 
 import machine
+import trio
 from peers import (
     LOAD_CORE,
     PROXY_CORE,
@@ -50,11 +51,12 @@ from peers import (
     sluice_program,
 )
 from report import aligned
-from scrape_delay import Sender, broker, child
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from playbook import frames
+
+from admin.demo.broker import serve_broker
 
 #: Headers that are slow to read, each in its own way.
 WORST_HEADERS: Final = (
@@ -323,6 +325,68 @@ def start_brokers(stack: contextlib.ExitStack, upstream: int, drain: int) -> int
             raise BenchError("the embedded broker or the sink does not listen")
         time.sleep(0.05)
     return broker_pid
+
+
+def broker(port: int) -> None:
+    """Serve as the broker, for ever, in a process of its own."""
+    os.sched_setaffinity(0, {LOAD_CORE})
+    trio.run(serve_broker, port)
+
+
+class Sender:
+    """One connection that sends a message and waits for its answer."""
+
+    def __init__(self, port: int, topics: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), 30)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._frames = [frames.send(f"topic-{number}", number, body=b"x" * 128) for number in range(topics)]
+        self._next = 0
+
+    def send(self) -> None:
+        """Send to the next topic, and wait for the answer."""
+        self._socket.sendall(self._frames[self._next])
+        self._next = (self._next + 1) % len(self._frames)
+        length = int.from_bytes(self._socket.recv(4, socket.MSG_WAITALL))
+        if len(self._socket.recv(length, socket.MSG_WAITALL)) < length:
+            raise BenchError("sluice closed the connection")
+
+    def fill(self) -> None:
+        """Send once to every topic."""
+        for _ in self._frames:
+            self.send()
+
+    def phase(self, pace: float, seconds: float, pids: Sequence[int] = ()) -> list[tuple[float, float]]:
+        """Send at that pace; return the round trips in ms: from when each was due, and what it took less waits."""
+        trips: list[tuple[float, float]] = []
+        start = time.perf_counter()
+        for number in range(round(pace * seconds)):
+            due = start + number / pace
+            left = due - time.perf_counter()
+            if left > 0:
+                time.sleep(left)
+            waits, sent = sum(map(waited_s, pids)), time.perf_counter()
+            self.send()
+            done = time.perf_counter()
+            waits = sum(map(waited_s, pids)) - waits
+            trips.append(((done - due) * 1000, (done - sent - waits) * 1000))
+        return trips
+
+
+def waited_s(pid: int) -> float:
+    """Return how long a process has been ready without a core, see the kernel's sched-stats.rst."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+
+
+@contextlib.contextmanager
+def child(target: Callable[..., None], *arguments: object) -> Iterator[int]:
+    """Run a function in a process of its own, and end it."""
+    process = get_context("spawn").Process(target=target, args=arguments, daemon=True)
+    process.start()
+    try:
+        yield process.pid or 0
+    finally:
+        process.terminate()
+        process.join()
 
 
 def options(arguments: Sequence[str]) -> argparse.Namespace:

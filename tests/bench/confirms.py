@@ -31,18 +31,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, median
 
-import load_generator
 import machine
 import script
-from load_generator import WARMUP_S
 from peers import BenchError
-from perf_test import cpu_s
 from report import aligned
 from rows import DIRECT
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
+from harness.paths import program, rabbitmq_classpath
 from harness.ports import free_port
+from harness.process import ManagedProcess
 from harness.rabbitmq import RabbitMQ
 from harness.sidecar import Route, Sluice
 
@@ -56,6 +55,13 @@ PRODUCERS, PRODUCER_CHANNELS, CONSUMERS, CONSUMER_CHANNELS = 2, 2, 3, 3
 """Connections for each queue, and channels of each."""
 AT_LEAST, AT_ONE_QUEUE = 0.95, 3.0
 """Confirmed a second with the rule against without: everywhere, and at one queue and the slow disk."""
+WARMUP_S = 2
+"""Seconds of each run that do not count: Java compiles."""
+#: Beyond what it was told to run: Java's start, and its threads' end.
+END_DEADLINE_S = 45.0
+_SECOND = re.compile(r"time:? [\d.]+ ?s, .*")
+# It is warm at once, and keeps its threads to itself.
+_JAVA = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _CONFIRMED = re.compile(r"confirmed: ([\d.]+) msg/s")
 _LATENCY = re.compile(r"confirm latency: ([\d/]+) .s")
 _RULE = """
@@ -188,19 +194,31 @@ def measured(broker: RabbitMQ, way: Way, cell: Cell, given: argparse.Namespace, 
         *("--consumers", str(CONSUMERS * cell.queues), "--consumer-channel-count", str(CONSUMER_CHANNELS)),
     ]
     before = counted(way.sluice) if way.sluice else {}
-    used_s = cpu_s(way.sluice.process.pid) if way.sluice else 0.0
+    used_s = machine.cpu_s(way.sluice.process.pid) if way.sluice else 0.0
     syncs = broker.syncs if cell.disk == SLOW else 0
-    lines = load_generator.ran(way.address, *arguments, seconds=given.seconds, scratch=scratch)
+    lines = _ran(way.address, *arguments, seconds=given.seconds, scratch=scratch)
     try:
         confirmed_per_s, p50_ms, p99_ms = confirms(lines)
     except ValueError as error:
         raise BenchError(f"PerfTest, {way.name}, {cell.title}: {error}; it said:\n" + "\n".join(lines[-20:])) from error
     messages = confirmed_per_s * given.seconds
     each = (broker.syncs - syncs) / messages if cell.disk == SLOW else None
-    cpu_us = (cpu_s(way.sluice.process.pid) - used_s) * 1e6 / messages if way.sluice else None
+    cpu_us = (machine.cpu_s(way.sluice.process.pid) - used_s) * 1e6 / messages if way.sluice else None
     after = {name: count - before[name] for name, count in counted(way.sluice).items()} if way.sluice else {}
     share = after.get("after_consume", 0.0) / sum(after.values()) if sum(after.values()) else None
     return Measured(confirmed_per_s, p50_ms, p99_ms, share, each, cpu_us)
+
+
+def _ran(address: str, *arguments: str, seconds: int, scratch: Path) -> list[str]:
+    """Run PerfTest against ``host:port`` for so many seconds, and return the lines it printed."""
+    command = [
+        *(program("java"), *_JAVA, "-cp", rabbitmq_classpath(), "com.rabbitmq.perf.PerfTest"),
+        *("--uri", f"amqp://{address}", "--time", str(seconds), "--predeclared", "--exchange", ""),
+        *arguments,
+    ]
+    with ManagedProcess("PerfTest", command, log=scratch / "perf-test.log", cwd=scratch) as process:
+        process.wait(timeout_s=seconds + END_DEADLINE_S)
+        return process.lines
 
 
 def counted(sluice: Sluice) -> dict[str, float]:
@@ -214,7 +232,7 @@ def counted(sluice: Sluice) -> dict[str, float]:
 
 def confirms(lines: Sequence[str]) -> tuple[float, float, float]:
     """Read what PerfTest printed of its warm seconds: confirmed messages a second, and p50 and p99 in ms."""
-    warm = load_generator.warm(lines)
+    warm = [line for line in lines if _SECOND.search(line)][WARMUP_S:]
     rates = [float(found[1]) for line in warm if (found := _CONFIRMED.search(line))]
     # In this order: min/median/75th/95th/99th, in microseconds.
     latencies = [tuple(map(int, found[1].split("/"))) for line in warm if (found := _LATENCY.search(line))]

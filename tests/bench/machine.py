@@ -42,6 +42,12 @@ def described() -> dict[str, Any]:
     }
 
 
+def cpu_s(pid: int) -> float:
+    """Return the processor time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def busy_share() -> float:
     """Look for a second at how busy all cores are; before and after the run that is other people's work."""
 

@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import os
 import random
 import socket
 import statistics
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from machine import cpu_s
 from peers import LOAD, LOAD_CORE, PROXY_CORE, BenchError, build_load, process
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
@@ -206,11 +206,6 @@ def _sample(frames: int, pid: int) -> Sample:
     return Sample(frames, rss_kib * 1024, sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir()))
 
 
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def _counters(
     plan: Plan, load: Mapping[str, int], sink: Mapping[str, int], metrics: Metrics, edits: tuple[float, int]
 ) -> dict[str, tuple[float, float]]:
@@ -294,7 +289,7 @@ def soak(plan: Plan, scratch: Path, seconds: float | None) -> Outcome:
         made = (metrics.total("sluice_rule_set_version") - version, edits.made)
         counters = _counters(plan, told, sink.counters(), metrics, made)
         idle = before.descriptors, sluice.wait_for_descriptors(before.descriptors)
-        return Outcome(plan, samples, told, counters, idle, took_s, _cpu_s(pid))
+        return Outcome(plan, samples, told, counters, idle, took_s, cpu_s(pid))
 
 
 def main() -> int:

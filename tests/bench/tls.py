@@ -16,7 +16,6 @@ without. Certificates are of ECDSA, P-256, unless ``--rsa`` is given; both peers
 import argparse
 import contextlib
 import json
-import os
 import selectors
 import socket
 import ssl
@@ -46,7 +45,6 @@ SIZES: Final = {"536": 536, "64K": 64 * 1024}
 ROWS: Final = (*(f"{way}-{size}" for way in ("up", "down") for size in SIZES), "handshakes")
 PLENTY: Final = 1_000_000_000
 _WARMUP_S: Final = 0.5
-_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _ONEWAY_SEND, _ANSWER = (310, 2), (0, 1)
 
 
@@ -194,12 +192,6 @@ def asked(process: subprocess.Popen[str]) -> int:
     return int(answer)
 
 
-def cpu_s(pid: int) -> float:
-    """Return the processor time of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-
-
 def haproxy(certificate: str) -> Peer:
     """HAProxy as the bench has it, with TLS in front if there is a certificate."""
 
@@ -238,9 +230,9 @@ def measured(running: Running, receiving: subprocess.Popen[str], row: str, autho
         sending.stdout.readline()
         counting = receiving if row.startswith("up") else sending
         time.sleep(_WARMUP_S)
-        counted, cpu, began_s = asked(counting), cpu_s(running.pid), time.monotonic()
+        counted, cpu, began_s = asked(counting), machine.cpu_s(running.pid), time.monotonic()
         time.sleep(seconds)
-        counted, cpu, took_s = asked(counting) - counted, cpu_s(running.pid) - cpu, time.monotonic() - began_s
+        counted, cpu, took_s = asked(counting) - counted, machine.cpu_s(running.pid) - cpu, time.monotonic() - began_s
     pieces = counted if row == "handshakes" else counted / SIZES[row.partition("-")[2]]
     if not pieces:
         raise BenchError(f"{running.peer.name}: nothing came through{peers.last_words(running.log)}")
