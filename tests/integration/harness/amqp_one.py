@@ -23,7 +23,7 @@ _WINDOW: Final = 1 << 30
 
 @dataclass
 class Came(Said):
-    """A frame that the peer sent; an empty one has no name."""
+    """A frame that the peer sent."""
 
     at_s: float = 0.0
 
@@ -260,7 +260,7 @@ class AmqpOneClient:
             self._incoming = (self._incoming + 1) & 0xFFFF_FFFF
         elif came.name == "flow":
             self._may_send_to = came.get("next_incoming_id", 0) + came["incoming_window"]
-        if came.name:
+        if came.name != "heartbeat":
             self._waiting.append(came)
 
     def _frames(self) -> Iterator[Came]:
@@ -273,7 +273,7 @@ class AmqpOneClient:
                 break
             (said,), _ = codec.read(bytes(self._buffer[:size]))
             del self._buffer[:size]
-            yield Came(said.channel, said.name, said.fields, said.payload, said.data, time.monotonic())
+            yield Came(said.channel, said.name or "heartbeat", said.fields, said.payload, said.data, time.monotonic())
 
 
 class Sender:
