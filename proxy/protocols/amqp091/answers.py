@@ -127,7 +127,7 @@ class Answers(Stream):
         native = self._shared.native
         # Unlimited deliveries are like any other bytes, unless some wait from when they were limited.
         contents = not self.limited and not self.waiting
-        if native is None or native.channels is None or self.left_channels or not (contents or native.confirms):
+        if native is None or self.left_channels or not (contents or native.confirms):
             return position
         stop, frames, parts = native.channels.settle(chunk, position, contents)
         if stop == position:
@@ -197,7 +197,7 @@ class Answers(Stream):
         if tags is None:
             tags = channel.tags = Tags(number - 1)
             native = self._shared.native
-            if native is not None and native.channels is not None:
+            if native is not None:
                 native.channels.track(channel.number)
         tags.latest = content.tag = number
         content.automatic = automatic
@@ -215,7 +215,7 @@ class Answers(Stream):
         tags, native = channel.tags, self._shared.native
         if tags is None:
             return 0
-        if native is not None and native.channels is not None:
+        if native is not None:
             tags.latest = max(tags.latest, native.channels.delivered(channel.number))
         return tags.latest
 
@@ -383,7 +383,7 @@ class Answers(Stream):
             self._consumers.delivered(channel, mark, consumer, number, self._stages.now_ns)
             if channel.tags is None and channel.deliveries.by_tag:
                 self._number(channel, content, number, automatic=False)
-        return wire.header_frame(channel.number, mark.header)
+        return wire.frame(wire.HEADER, channel.number, mark.header)
 
     def _most_gathered_bytes(self) -> int:
         return MAX_GATHERED_OF_BROKER_BYTES

@@ -16,7 +16,7 @@ from proxy.protocols.amqp091.channel import GENERATED, MAX_CONSUMERS, MAX_UNANSW
 from proxy.protocols.amqp091.confirms import Confirms
 from proxy.protocols.amqp091.marking import REPLIES, SETTLES
 from proxy.protocols.amqp091.memory import Memory
-from proxy.protocols.amqp091.scanning import MAX_RUNS, MAX_SCANNED, Gathered, Scanned
+from proxy.protocols.amqp091.scanning import MAX_RUNS, MAX_SCANNED, Gathered, Native, Scanned
 from proxy.protocols.amqp091.spooling import SpoolingStream
 from proxy.protocols.amqp091.stream import MAX_CHANNEL, MAX_CONTENTS, Owner, Shared
 from proxy.protocols.amqp091.wire import Malformed, Reader
@@ -69,7 +69,7 @@ class Publishes(SpoolingStream):
         # Those that are being deleted since the client has left, by the channel in which that is done.
         self.deleting: dict[int, dict[bytes, bytes]] = {}
         self.published = False
-        self._native = shared.native
+        self._native: Native | None = None
         self._consumers = shared.consumers
         self._marking = shared.marking
         self._marking.take_all = self._take_all
@@ -168,8 +168,9 @@ class Publishes(SpoolingStream):
                 return
         elif method == wire.CONNECTION_OPEN:
             self._names.enter(self._about.vhost)
-            if self._native is not None and not self._lanes:
-                self._native.enter(self._names.before)
+            resources = self._shared.scanned
+            if resources is not None and not self._lanes:
+                self._native = self._shared.native = Native(resources, self._names.before)
                 self._take_named()
         self._pass(buffer, position, stop, None)
 
@@ -450,7 +451,7 @@ class Publishes(SpoolingStream):
             marking.look_at_channels(self._stages.now_ns)
 
     def _take_named(self) -> None:
-        if self._native is not None and self._native.channels is not None:
+        if self._native is not None:
             self._native.channels.take_named(self._marking.active)
 
     def _take_all(self, channel: Channel, on: bool) -> None:  # noqa: FBT001 - as Marking has it
@@ -459,7 +460,7 @@ class Publishes(SpoolingStream):
 
     def _scan(self, chunk: memoryview, position: int) -> int:
         native = self._native
-        if native is None or native.channels is None or self.finished:
+        if native is None or self.finished:
             return position
         if self._runs is None:
             self._runs = 0
@@ -510,8 +511,7 @@ class Publishes(SpoolingStream):
                 self._marking.passed(self._names.target(raw, raw[0]), count)
 
     def scanned_names(self) -> Sequence[Resource]:
-        channels = None if self._native is None else self._native.channels
-        return () if channels is None else channels.names()
+        return () if self._native is None else self._native.channels.names()
 
     def _make_content(self, lane: Lane, raw: bytes) -> Content:
         content = Content(lane)

@@ -65,48 +65,39 @@ class NativeConfirms(Confirms):
 
 
 class Native:
-    """The compiled part's view of one connection."""
+    """The compiled part's view of one connection, from when its vhost is known."""
 
-    def __init__(self, resources: "Resources") -> None:
-        self._resources = resources
-        self.channels: Channels | None = None  # once the vhost is known
+    def __init__(self, resources: "Resources", before_names: str) -> None:
+        assert COMPILED is not None  # noqa: S101 - as who made this knows
+        kinds = QUEUE, EXCHANGE, ROUTING_KEY
+        self.channels: Channels = COMPILED.Channels(resources, kinds, before_names, DEFAULT_FRAME_MAX, MAX_NAMES)
         self.confirms = False  # some channel has asked for confirms
         self._left: dict[Lane, None] = {}  # lanes that it does not read
 
-    def enter(self, before_names: str) -> None:
-        """Start to read, now that the vhost and so the prefix of names is known."""
-        assert COMPILED is not None  # noqa: S101 - as who made this knows
-        kinds = QUEUE, EXCHANGE, ROUTING_KEY
-        self.channels = COMPILED.Channels(self._resources, kinds, before_names, DEFAULT_FRAME_MAX, MAX_NAMES)
-
     def confirms_of(self, number: int) -> Confirms:
         self.confirms = True
-        return Confirms() if self.channels is None else NativeConfirms(self.channels, number)
+        return NativeConfirms(self.channels, number)
 
     def name(self, key: bytes) -> None:
         """Let it read publishes of a key that does not wait for consumers."""
-        if self.channels is not None:
-            self.channels.name(key)
+        self.channels.name(key)
 
     def take_all(self, number: int, *, on: bool) -> None:
         """Let it read all publishes of a channel, or only those of named keys."""
-        if self.channels is not None:
-            self.channels.take_all(number, on)
+        self.channels.take_all(number, on)
 
     def leave(self, lane: Lane) -> None:
         """Read no publishes of a lane until it is plain again."""
-        if self.channels is not None:
-            self._left[lane] = None
-            self.channels.unmark(lane.channel.number)
+        self._left[lane] = None
+        self.channels.unmark(lane.channel.number)
 
     def forget(self, lane: Lane) -> None:
         self._left.pop(lane, None)
-        if self.channels is not None:
-            self.channels.forget(lane.channel.number)
+        self.channels.forget(lane.channel.number)
 
     def look_again(self, most: int) -> None:
         """Read lanes again that have become plain, unless more than ``most`` are to be checked."""
-        if self.channels is None or len(self._left) > most:
+        if len(self._left) > most:
             return
         for lane in [lane for lane in self._left if self._is_plain(lane)]:
             del self._left[lane]

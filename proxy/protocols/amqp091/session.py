@@ -21,7 +21,7 @@ from proxy.protocols.amqp091.marking import ConsumerAcks, Marking
 from proxy.protocols.amqp091.memory import Memory
 from proxy.protocols.amqp091.publishes import Publishes
 from proxy.protocols.amqp091.replay import Replay
-from proxy.protocols.amqp091.scanning import Native, last_handle
+from proxy.protocols.amqp091.scanning import last_handle
 from proxy.protocols.amqp091.stages import Stages
 from proxy.protocols.amqp091.stream import MAX_BODY_BYTES, MAX_MESSAGE_BYTES, Shared, Stream
 from proxy.protocols.amqp091.wire import Reader
@@ -85,12 +85,11 @@ class AMQP091Session(Session):
         after_consume.most_bytes = options.max_pending_bytes
         self._marking = Marking(context, self._who, after_consume)
         self._consumers = ConsumerAcks(names, after_consume)
-        resources = context.resources
-        native = None if resources is None or not scans(options.scan) else Native(resources)
+        scanned = context.resources if scans(options.scan) else None
         #: Who is to be called after writes.
         self._listeners: set[str] = set()
         self._stages = Stages(context.stage, context.writer, partial(self._listen, "stages"), context.wake)
-        shared = Shared(context, self._consumers, self._marking, self._stages, names, native)
+        shared = Shared(context, self._consumers, self._marking, self._stages, names, scanned)
         self._about, self._names, self._channels = shared.about, shared.names, shared.channels
         self._answers = Answers(self._memory[Side.BROKER], shared, self)
         self._publishes = Publishes(self._memory[Side.CLIENT], shared, self)
@@ -125,8 +124,6 @@ class AMQP091Session(Session):
         #: Sluice has sent connection.close to the broker. The last bytes received since.
         self._closes = False
         self._last_heard = b""
-
-    # --- Channels ---------------------------------------------------------------------------------
 
     def channel_opens(self, channel: Channel) -> None:
         self._channels[channel.number] = channel
@@ -234,8 +231,6 @@ class AMQP091Session(Session):
 
     def shown(self, channel: Channel) -> tuple[int, bool]:
         return self._answers.shown(channel)
-
-    # --- Chunks -----------------------------------------------------------------------------------
 
     @property
     def language(self) -> str:
@@ -371,8 +366,6 @@ class AMQP091Session(Session):
             self._replay.resolved(request)
             self._listen_for_replay()
 
-    # --- Time -------------------------------------------------------------------------------------
-
     def _begin_heartbeats(self, now_ns: int) -> None:
         if self._about.heartbeat_s:
             self._heartbeat_ns = now_ns + self._half_ns()
@@ -439,8 +432,6 @@ class AMQP091Session(Session):
         if before is not bool(self._listeners):
             self._context.hear_of_writes(not before)
 
-    # --- The spool --------------------------------------------------------------------------------
-
     def purge(self, resource: Resource, now_ns: int) -> tuple[int, int]:
         self._stages.now_ns = now_ns
         refused, dropped = self._publishes.purge(resource)
@@ -466,8 +457,6 @@ class AMQP091Session(Session):
                 stream.insert(None, wire.HEARTBEAT_FRAME)
         self._heard.clear()
         self._written.clear()
-
-    # --- Replay of an earlier process's spool ------------------------------------------------------
 
     def withholds(self) -> bool:
         """Say whether a channel may be needed for a replay. An exempt connection would replay without limits."""
@@ -518,8 +507,6 @@ class AMQP091Session(Session):
             self._context.wake()
         return requests
 
-    # --- Alarms -----------------------------------------------------------------------------------
-
     def alarm(self, reason: str, now_ns: int) -> None:
         """Block a client that publishes, with everything that it sends, as RabbitMQ does."""
         if not self._connection.exempt:
@@ -535,8 +522,6 @@ class AMQP091Session(Session):
             self._to_finish = None
         self._answers.reason = self._alarm if self._blocked and self._about.hears_blocked else b""
         self._context.stage.block(now_ns, on=self._blocked)
-
-    # --- Ends -------------------------------------------------------------------------------------
 
     def _stop_waits(self) -> None:
         """Stop what an end of any kind ends: the replay, and waits for consumers."""
@@ -627,8 +612,6 @@ class AMQP091Session(Session):
         self._look_at_spool(self._stages.now_ns)
         self._asked.clear()
         self._names.forget()
-
-    # --- For the driver ---------------------------------------------------------------------------
 
     def held_back(self, side: Side) -> int:
         return self._streams[side].held_back()

@@ -16,7 +16,7 @@ incomplete method and header frames are held back, and a method until the header
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, Charge, Hold, Refuse, Request, Shadow, Side, Verdict
@@ -50,6 +50,9 @@ from proxy.protocols.amqp091.wire import Malformed, Reader
 from proxy.protocols.base import Buffer, Close, SessionContext
 from proxy.spool.segments import Piece
 
+if TYPE_CHECKING:
+    from sluice_native import Resources
+
 #: After this many contents or steps the rest of a chunk is left for later: some milliseconds.
 MAX_CONTENTS: Final = 64
 MAX_STEPS: Final = 512
@@ -79,7 +82,7 @@ _prefix_at = wire.prefix_at
 _method_at = wire.method_at
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Shared:
     """What the two streams of a connection share."""
 
@@ -88,7 +91,8 @@ class Shared:
     marking: Marking
     stages: Stages
     names: Names
-    native: Native | None = None  # if the compiled part reads
+    scanned: "Resources | None" = None  # if the compiled part reads
+    native: Native | None = None  # once the vhost is known
     about: AboutClient = field(default_factory=AboutClient)
     channels: dict[int, Channel] = field(default_factory=dict)
 

@@ -342,10 +342,10 @@ class Publish(NamedTuple):
             if len(header) > most_payload_bytes:
                 raise Malformed(f"a content header of {len(header)} bytes, {most_payload_bytes} may be")
         method_payload = Struct(">IH").pack(BASIC_PUBLISH, 0) + self.target + b"\0"
-        out = [_frame(METHOD, channel, method_payload), _frame(HEADER, channel, header)]
+        out = [frame(METHOD, channel, method_payload), frame(HEADER, channel, header)]
         body = memoryview(self.body)
         out += [
-            _frame(BODY, channel, body[at : at + most_payload_bytes]) for at in range(0, len(body), most_payload_bytes)
+            frame(BODY, channel, body[at : at + most_payload_bytes]) for at in range(0, len(body), most_payload_bytes)
         ]
         return b"".join(out)
 
@@ -574,15 +574,11 @@ def _short_string(text: bytes) -> bytes:
 
 
 def _method_frame(channel: int, payload: bytes) -> bytes:
-    return _frame(METHOD, channel, payload)
+    return frame(METHOD, channel, payload)
 
 
-def _frame(kind: int, channel: int, payload: Buffer) -> bytes:
+def frame(kind: int, channel: int, payload: Buffer) -> bytes:
     return b"".join((Struct(">BHI").pack(kind, channel, len(payload)), payload, bytes((FRAME_END,))))
-
-
-def header_frame(channel: int, header: bytes) -> bytes:
-    return _frame(HEADER, channel, header)
 
 
 def channel_open(channel: int) -> bytes:

@@ -68,8 +68,6 @@ class Conversation:
         self.halves: dict[Side, Half] = {side: Half() for side in Side}
         self.links: dict[Link, None] = {}
 
-    # --- Begin and end ----------------------------------------------------------------------------
-
     def begin(self, side: Side, channel: int, performative: Performative) -> Step:
         half = self.halves[side]
         half.channel = channel
@@ -109,8 +107,6 @@ class Conversation:
         links, self.links = self.links, {}
         for link in links:
             self._end_link(link)
-
-    # --- Links ------------------------------------------------------------------------------------
 
     def attach(self, side: Side, performative: Performative) -> tuple[Link, Step]:
         attached = wire.read_attach(performative)
@@ -207,8 +203,6 @@ class Conversation:
         elif link.sender is Side.CLIENT:
             half.ids.watched = None  # a watched delivery of this link gets no answer any more
 
-    # --- Flows ------------------------------------------------------------------------------------
-
     def flow(self, side: Side, performative: Performative) -> Step:
         """Take a flow of either peer. Its credit counts at once, so that more can be asked for."""
         if None in map(performative.uint, (1, 2, 3)):
@@ -262,8 +256,6 @@ class Conversation:
         half = self.halves[outlet.side]
         if half.channel is not None and half.told:
             outlet.insert(wire.rejection_frame(half.channel, number, wire.RESOURCE_LIMIT_EXCEEDED, why))
-
-    # --- Transfers --------------------------------------------------------------------------------
 
     def is_plain(self, side: Side) -> bool:
         half = self.halves[side]
@@ -361,8 +353,6 @@ class Conversation:
             link.delivery = delivery
             self._show(link)
 
-    # --- Scans ------------------------------------------------------------------------------------
-
     def changed(self) -> None:
         for scanner in self._shared.scanners.values():
             scanner.changed[self] = None
@@ -383,8 +373,6 @@ class Conversation:
             scanner.forget_link(half.channel, handle)
         else:
             scanner.know_link(half.channel, handle, link, most_bytes=link.most_bytes, copies=link.copies)
-
-    # --- Deciding ---------------------------------------------------------------------------------
 
     def _look_at(self, half: Half, delivery: Delivery) -> None:
         delivery.fate = UNDECIDED

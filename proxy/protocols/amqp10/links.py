@@ -246,8 +246,6 @@ class Link:
     def consumes(self) -> bool:
         return self.sender is Side.BROKER
 
-    # --- Rules ------------------------------------------------------------------------------------
-
     def take_attach(self, side: Side, attached: Attached) -> None:
         """Take a peer's attach: the client's word counts, but for a node that the broker makes."""
         terminus = attached.source if self.consumes else attached.target
@@ -352,8 +350,6 @@ class Link:
     @property
     def _says(self) -> bool:
         return self.address.by in {"to", "subject"}
-
-    # --- Credit -----------------------------------------------------------------------------------
 
     def flow_of_receiver(self, delivery_count: int | None, credit: int | None, drain: bool) -> None:  # noqa: FBT001
         self.credit.flow_of_receiver(delivery_count, credit, drain)
@@ -482,8 +478,6 @@ class Link:
         if prepaid and self._bytes != size_bytes:
             self.shared.charges.append(self._charge(0, prepaid * (size_bytes - self._bytes)))
         self._bytes = size_bytes
-
-    # --- Deliveries -------------------------------------------------------------------------------
 
     def begins(self, deliveries: int) -> None:
         """Take note that deliveries were read. ``came`` follows.
@@ -749,8 +743,6 @@ class Link:
     def copies(self) -> bool:
         return self.address.by == "address" and not self.address.plain and not self.consumes
 
-    # --- Ends -------------------------------------------------------------------------------------
-
     def end(self) -> None:
         if self.gone:
             return
@@ -765,8 +757,6 @@ class Link:
             shared.charges.append(self._charge(due, due * self._bytes))
         for links in (shared.to_ask, shared.to_tell, shared.due, shared.starved, shared.turning):
             links.pop(self, None)
-
-    # --- For people -------------------------------------------------------------------------------
 
     @property
     def waits(self) -> bool:

@@ -123,8 +123,6 @@ class AMQP10Session(Session):
         self._closes = False
         self._last_heard = b""
 
-    # --- Chunks -----------------------------------------------------------------------------------
-
     @property
     def language(self) -> str:
         return self._about.language
@@ -294,8 +292,6 @@ class AMQP10Session(Session):
             for session in self._sessions:
                 session.ask_terms()
 
-    # --- Frames -----------------------------------------------------------------------------------
-
     def take_other_header(self, stream: Stream, header: bytes) -> Step | None:
         """Tell a client which version is spoken here. Relay a broker's answer to that."""
         if stream.side is Side.BROKER:
@@ -456,8 +452,6 @@ class AMQP10Session(Session):
             stream.run.add_settled(session, first, last, receiver=receiver)
         return None
 
-    # --- Time -------------------------------------------------------------------------------------
-
     def _beat_ns(self, side: Side) -> int:
         # Twice as often as a heartbeat may be due.
         return max(_LEAST_BEAT_NS, (self._about.opened[side].idle_time_out_ms or 0) * _NS_PER_MS // 4)
@@ -523,8 +517,6 @@ class AMQP10Session(Session):
         self._heard.discard(side.other)
         self._written.discard(side)
 
-    # --- Alarms -----------------------------------------------------------------------------------
-
     def alarm(self, reason: str, now_ns: int) -> None:
         """Withhold credit from producers, or grant what they missed."""
         shared = self._shared
@@ -542,8 +534,6 @@ class AMQP10Session(Session):
 
     def _sending(self) -> list[Link]:
         return [link for session in self._sessions for link in session.links if link.sender is Side.CLIENT]
-
-    # --- Ends -------------------------------------------------------------------------------------
 
     def farewell(self, detail: str, now_ns: int) -> None:
         """Queue a close for each peer that has opened the connection and heard none."""
@@ -607,8 +597,6 @@ class AMQP10Session(Session):
         self._waiting.clear()
         shared.forget()
         del self._streams
-
-    # --- For the driver ---------------------------------------------------------------------------
 
     def held_back(self, side: Side) -> int:
         return self._streams[side].held_back()

@@ -95,6 +95,11 @@ class Driver:
         return set(map(id, self.given_up))
 
     @property
+    def reason(self) -> str:
+        """Why the session has closed the connection; empty while it has not."""
+        return "" if self.closed is None else self.closed.reason
+
+    @property
     def requests(self) -> list[Request]:
         return [request for batch in self.batches for request in batch.requests]
 

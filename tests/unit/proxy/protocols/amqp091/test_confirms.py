@@ -53,9 +53,7 @@ def test_each_number_is_answered_once(seed: int) -> None:
 def made(scan: str) -> Confirms:
     if scan == "python":
         return Confirms()
-    channels = Native(Limits(RuleSet()).resources)
-    channels.enter("")
-    return channels.confirms_of(1)
+    return Native(Limits(RuleSet()).resources, "").confirms_of(1)
 
 
 def test_an_ack_of_what_is_withheld_says_nothing_and_a_nack_does(scan: str) -> None:

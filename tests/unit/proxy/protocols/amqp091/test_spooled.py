@@ -60,18 +60,6 @@ def with_expiration(channel: int, body: bytes, expiration_ms: object) -> bytes:
     return begin + frames.frame(2, channel, header) + frames.frame(3, channel, body)
 
 
-def limit(rate: list[int]) -> object:
-    """Return handlers that let so many pass, and hold what is over that."""
-
-    def decide(request: Request) -> Verdict | None:
-        if rate[0]:
-            rate[0] -= 1
-            return None
-        return aside(request)
-
-    return decide
-
-
 # --- In order, each once --------------------------------------------------------------------------
 
 

@@ -28,8 +28,7 @@ def test_what_is_sent_beyond_all_credit_does_not_go_on_and_costs_nobody(scan: Sc
         for number in range(500)
     ]
     driver.give(CLIENT, b"".join(flood))
-    assert driver.closed is not None
-    assert driver.closed.reason == "transfer_limit_exceeded"
+    assert driver.reason == "transfer_limit_exceeded"
     assert not driver.to(BROKER)
     assert driver.paid == 0
     assert not [charge for batch in driver.batches for charge in batch.charges]
@@ -143,8 +142,7 @@ def test_what_is_not_read_is_no_way_past_a_limit(payload: bytes, settled: bool) 
     driver.credit(170)
     assert driver.send(0, payload=payload, settled=settled) == []
     if settled:
-        assert driver.closed is not None
-        assert driver.closed.reason == "unreadable_message"
+        assert driver.reason == "unreadable_message"
     else:
         assert driver.to(CLIENT)[0].name == "disposition"
 
@@ -292,8 +290,7 @@ def test_no_frames_are_hidden_in_the_payload_of_a_frame_that_is_written_anew(
     }[name]
     frame = say(1, name, hidden * 5000, **fields)
     driver.give(CLIENT, frame, None if longest is None else Random(0), longest or 0)
-    assert driver.closed is not None
-    assert driver.closed.reason == "bad_frame"
+    assert driver.reason == "bad_frame"
     assert not driver.written[BROKER]
 
 
@@ -305,6 +302,5 @@ def test_no_frames_are_hidden_in_the_payload_of_a_frame_that_is_kept_back() -> N
     hidden = say(1, "transfer", codec.message(b"x"), handle=0, delivery_id=0, delivery_tag=b"t")
     frame = say(1, "attach", hidden * 5000, name="n", handle=2, role=False)
     driver.give(CLIENT, frame, Random(0), 1000)
-    assert driver.closed is not None
-    assert driver.closed.reason == "bad_frame"
+    assert driver.reason == "bad_frame"
     assert not driver.written[BROKER]

@@ -23,8 +23,7 @@ def test_a_transfer_longer_than_the_other_peer_takes_is_not_relayed(longest: int
     transfer = say(5, "transfer", codec.message(b"x" * 2000), handle=3, delivery_id=2**32 - 4, delivery_tag=b"0")
     for chunk in codec.in_chunks(transfer, longest):
         driver.give(BROKER, chunk)
-    assert driver.closed is not None
-    assert driver.closed.reason == "bad_frame"
+    assert driver.reason == "bad_frame"
     assert not driver.written[CLIENT]
 
 
@@ -46,8 +45,7 @@ def test_a_performative_that_does_not_end_is_not_kept() -> None:
     driver = Driver().open()
     begins = b"\0\x53\x12\xd0" + (wire.MAX_PERFORMATIVE_BYTES + 1).to_bytes(4) + b"\0\0\0\x01"
     driver.give(CLIENT, (1 << 30).to_bytes(4) + b"\x02\0\0\x01" + begins + b"x" * 100)
-    assert driver.closed is not None
-    assert driver.closed.reason == "bad_frame"
+    assert driver.reason == "bad_frame"
 
 
 def test_a_long_attach_takes_no_longer_in_small_chunks() -> None:
@@ -205,6 +203,5 @@ def test_what_is_sent_without_credit_is_not_decided() -> None:
     driver = Driver(terms={ORDERS: REFUSED}).open().sends()
     for number in range(3):
         driver.send(number)
-    assert driver.closed is not None
-    assert driver.closed.reason == "transfer_limit_exceeded"
+    assert driver.reason == "transfer_limit_exceeded"
     assert not driver.requests

@@ -84,8 +84,7 @@ def test_a_connection_without_sasl() -> None:
 def test_the_older_version_is_told_what_is_spoken_here() -> None:
     driver = Driver()
     driver.give(CLIENT, b"AMQP\x00\x00\x09\x01")
-    assert driver.closed is not None
-    assert driver.closed.reason == "other_protocol"
+    assert driver.reason == "other_protocol"
     assert "amqp091" in driver.closed.detail
     driver.take()
     assert driver.written == {CLIENT: codec.SASL_HEADER, BROKER: b""}
@@ -94,8 +93,7 @@ def test_the_older_version_is_told_what_is_spoken_here() -> None:
 def test_tls_is_refused_or_relayed_unread() -> None:
     driver = Driver()
     driver.give(CLIENT, b"\x16\x03\x01 hello")
-    assert driver.closed is not None
-    assert driver.closed.reason == "tls"
+    assert driver.reason == "tls"
     driver = Driver(options=AMQP10Options(tls="pass"))
     driver.give(CLIENT, b"\x16\x03\x01 hello")
     driver.give(BROKER, b"\x16\x03\x01 hi")
@@ -168,8 +166,7 @@ def test_a_client_that_sends_more_than_it_has_credit_for_is_closed() -> None:
     driver.send(1)
     assert driver.closed is None
     driver.send(2)
-    assert driver.closed is not None
-    assert driver.closed.reason == "transfer_limit_exceeded"
+    assert driver.reason == "transfer_limit_exceeded"
 
 
 def test_a_link_gets_the_credit_that_is_granted() -> None:
@@ -757,8 +754,7 @@ def test_a_flow_that_cannot_be_read_gives_no_credit() -> None:
     driver = Driver().open().sends()
     # A next-incoming-id is a number.
     assert not driver.credit(10, next_incoming_id=True)
-    assert driver.closed is not None
-    assert driver.closed.reason == "bad_frame"
+    assert driver.reason == "bad_frame"
 
 
 @pytest.mark.parametrize("name", ["detach", "end", "close"])
@@ -820,8 +816,7 @@ def test_a_bad_frame_ends_the_connection(frame: bytes) -> None:
     driver.forget()
     good = say(1, "transfer", handle=0, delivery_id=1, delivery_tag=b"t")
     driver.give(CLIENT, good + frame + good)
-    assert driver.closed is not None
-    assert driver.closed.reason == "bad_frame"
+    assert driver.reason == "bad_frame"
     assert driver.written[BROKER] == good
     driver.forget()
     driver.session.farewell(driver.closed.detail, 0)
