@@ -151,24 +151,6 @@ def test_runs_of_verdicts_are_told_apart(told: Told) -> None:
     )
 
 
-def test_a_refused_oneway_request_gets_no_answer_and_groups_are_told_apart(told: Told) -> None:
-    no = refuse()
-    told.count(request("a"), request("a", refusal="silent"), request("a", group="h"), at0=no, at1=no, at2=no)
-    second = told.over()
-    assert second.resources[0].busy_answers == 2
-    assert {each.producer_group: each.amount.requests for each in second.rejections} == {"g": 2, "h": 1}
-
-
-def test_bypassed_and_exempt_requests_have_their_own_words_unless_refused(told: Told) -> None:
-    told.count(request("a"), request("b"), bypassed=True, at1=refuse())
-    charge = Charge((resource("a"),), 5, 70)
-    told.count(request("a"), request("b"), charges=(charge,), bypassed=True, exempt=True, at1=refuse())
-    assert told.outcomes() == {
-        "a": {"bypassed": Amount(1, 1, 100), "exempt": Amount(1, 6, 170)},
-        "b": {"refused": Amount(2, 2, 200)},
-    }
-
-
 def test_what_consumes_is_charged_by_its_answer_and_a_charge_is_no_request(told: Told) -> None:
     told.count(request("a", messages=0, size_bytes=300, consumes=True, by_answer=True), bypassed=True)
     told.count(charges=(Charge((resource("a"),), 32, 9000), Charge((resource("b"),), 0, 0)))

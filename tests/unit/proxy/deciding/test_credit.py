@@ -25,7 +25,6 @@ from proxy.deciding.batch import (
     ConnectionInfo,
     Grant,
     Hold,
-    Paid,
     Refusal,
     Refuse,
     Request,
@@ -180,43 +179,12 @@ class TestGranting:
         assert verdict_of(world, Link("x", window=10)) is None
         assert world.stored() == 0
 
-    def test_what_finds_nothing_waits_and_is_granted_what_is_there_in_its_turn(self) -> None:
-        world = World(delay("a", 10))
-        world.charge(10)
-        request = Link("x").request()
-        verdict = world.decide(request).verdicts[0]
-        assert isinstance(verdict, Hold)
-        assert (verdict.resource, verdict.rule) == (A, "line_topic:a")
-        world.until(S // 2)
-        assert verdict.ticket.resolved
-        assert verdict.ticket.refuse is None
-        assert request.messages == 1
-        assert world.holding.now == (0, 0)
-
     def test_nothing_limits_what_has_no_rule_or_is_not_asked_for_the_rule(self) -> None:
         world = World(Rule(KIND, "a", 1))
         assert verdict_of(world, Link("x")) is None
         assert verdict_of(world, Link("x", (B,))) is None
         assert verdict_of(world, Link("x", asks="all")) == Grant(1)
         assert verdict_of(World(delay("a", 1)), Link("x", asks="refusing")) is None
-
-    def test_what_is_exempt_or_not_limited_now_is_granted_all(self) -> None:
-        world = World(delay("a", 1))
-        assert verdict_of(world, Link("x", info=info(exempt=True))) is None
-        world.limits.swap(world.limits.rule_set.replace(enabled=False), 0)
-        assert verdict_of(world, Link("x")) is None
-
-    def test_shadow_rules_restrict_no_credit_and_are_charged_what_they_have(self) -> None:
-        world = World(Rule(KIND, "a", 5, action="shadow"), delay("*", 8, shared=True))
-        assert verdict_of(world, Link("x", asks="all")) == Grant(8)
-        assert world.stored() == 0
-
-    def test_least_of_several_limits_counts_and_all_pay_the_same(self) -> None:
-        world = World(delay("a", 20), delay("*", 7, shared=True), Rule("client", "*", 9, action="delay"))
-        assert verdict_of(world, Link("x")) == Grant(7)
-        assert world.stored() == 13
-        assert world.stored(Resource("total", "line_topic:*")) == 0
-        assert world.stored(Resource("client", "192.0.2.1")) == 2
 
     def test_bytes_are_paid_as_predicted(self) -> None:
         world = World(delay("a", None, bytes_per_s=1000))
@@ -251,14 +219,6 @@ class TestGranting:
         assert world.holding.now == (0, 0)
         assert world.holding.next_due_ns() is None
         assert world.tally.held_requests == world.tally.held_bytes == 0
-
-    def test_raised_limit_lets_go_of_who_waits(self) -> None:
-        world = World(delay("a", 0))
-        link = Link("x")
-        world.ask(link, again=False)
-        world.limits.swap(world.limits.rule_set.replace(rules=(delay("a", 10),)), world.now_ns)
-        world.until(S)
-        assert link.granted
 
     def test_warm_up(self) -> None:
         world = World(delay("a", 100, warm_up_s=10, burst_s=1.0))
@@ -312,16 +272,6 @@ class TestTurns:
         world.until(S)
         assert world.order == ["x", "held", "y"]
 
-    def test_who_gave_up_is_passed_over(self) -> None:
-        world = World(delay("a", 10))
-        world.charge(10)
-        links = [Link(name, window=1) for name in "xyz"]
-        for link in links:
-            world.ask(link, again=False)
-        world.give_up(links[0])
-        world.until(S)
-        assert world.order == ["y", "z"]
-
     def test_fair_shares(self) -> None:
         world = World(delay("a", 100, fair_by="client"))
         greedy = [Link(f"x{number}", info=info(number)) for number in range(9)]
@@ -336,36 +286,6 @@ class TestTurns:
         more = [link.granted - granted for link, granted in zip(greedy, before, strict=True)]
         assert sum(more) == pytest.approx(1000, rel=0.02)
         assert max(more) < 1.2 * min(more)
-
-
-class TestGivingBack:
-    @pytest.mark.parametrize("more", [{}, {"fair_by": "client"}, {"warm_up_s": 2.0}])
-    def test_never_more_than_the_capacity_and_a_debt_shrinks(self, more: dict[str, Any]) -> None:
-        world = World(delay("a", 10, **more))
-        world.charge(30, asks="delaying")
-        debt = world.stored()
-        world.charge(-5, asks="delaying")
-        assert world.stored() == debt + 5
-        world.charge(-1000, asks="delaying")
-        assert world.stored() == 10
-
-    def test_it_is_given_back_to_those_that_were_asked(self) -> None:
-        world = World(delay("a", 10), Rule(KIND, "*", 10, shared=True))
-        world.charge(10)
-        world.charge(-3, asks="delaying")
-        total = Resource("total", "line_topic:*")
-        assert (world.stored(), world.stored(total)) == (3, 0)
-        world.charge(-2, asks="refusing")
-        assert (world.stored(), world.stored(total)) == (3, 2)
-
-    def test_who_waits_has_what_is_given_back_at_once(self) -> None:
-        world = World(delay("a", 1))
-        world.charge(1)
-        link = Link("x", window=3)
-        world.ask(link, again=False)
-        world.charge(-3, asks="delaying")
-        world.until(1)
-        assert link.granted == 1
 
 
 @given(
@@ -420,24 +340,6 @@ def _check_bound(grants: list[tuple[int, int]], rate: float) -> None:
 
 
 class TestCounting:
-    def test_credit_is_not_counted_and_what_comes_on_it_is(self) -> None:
-        world = World(delay("a", 10))
-        world.outcomes()
-        world.decide(Link("x", window=5).request())
-        assert world.outcomes() == {}
-        world.decide(paid=(Paid((A,), 3, 4, 900),))
-        assert world.outcomes() == {"admitted": Amount(3, 4, 900)}
-
-    @pytest.mark.parametrize("outcome", ["exempt", "bypassed"])
-    def test_paid_is_exempt_or_bypassed_as_requests_are(self, outcome: Outcome) -> None:
-        world = World(delay("a", 10))
-        world.outcomes()
-        batch = Batch(info(exempt=outcome == "exempt"), Side.BROKER, (), (), (Paid((A,), 1, 1, 90),))
-        if outcome == "bypassed":
-            batch.bypassed["rate_limit"] = "late"
-        world.tally.count(batch, 0, world.sender)
-        assert world.outcomes() == {outcome: Amount(1, 1, 90)}
-
     def test_one_that_waits_is_held_once_with_what_it_is_granted(self) -> None:
         world = World(delay("a", 1000))
         world.charge(1000)
@@ -456,15 +358,6 @@ class TestWhatMayNotWait:
     @staticmethod
     def request(refusal: Refusal = "answered", asks: Asks = "all", size_bytes: int = 100) -> Request:
         return Request((A,), 1, size_bytes, "", refusal, None, None, asks=asks, may_wait=False)
-
-    def test_delay_rule_refuses_it(self) -> None:
-        world = World(delay("a", 2))
-        batch = world.decide(*(self.request() for _ in range(3)))
-        assert list(batch.verdicts) == [2]
-        refuse = batch.verdicts[2]
-        assert isinstance(refuse, Refuse)
-        assert (refuse.rule, refuse.wait_us) == ("line_topic:a", 1)
-        assert not world.limits.state(A, 0).open  # type: ignore[union-attr]
 
     def test_one_that_is_too_large_is_refused_alone(self) -> None:
         world = World(delay("a", None, bytes_per_s=1000, max_debt_s=1))

@@ -222,14 +222,6 @@ class TestBypass:
         assert batch.bypassed == {"faulty": "error"}
         assert pipeline.bypassed() == {("faulty", "error"): 2}
 
-    @pytest.mark.parametrize("lane", ["thread", "inline"])
-    async def test_answer_that_would_have_to_be_awaited_is_a_fault_where_nobody_can(
-        self, start: Start, batch_of: MakeBatch, lane: str
-    ) -> None:
-        batch = batch_of("a")
-        await start(config("faulty", Scripted(FAULTS["awaitable"]), lane=lane)).decide(batch)
-        assert batch.bypassed == {"faulty": "error"}
-
     @pytest.mark.parametrize("fault", ["raises", "none", "wrong index"])
     async def test_handler_that_fails_closed_refuses_what_has_no_verdict(
         self, start: Start, batch_of: MakeBatch, lane: str, fault: str
@@ -400,15 +392,6 @@ class TestTickets:
     @staticmethod
     def holding(dropped: list[bool]) -> Callable[[Batch, int], Verdicts]:
         return lambda batch, now_ns: {0: Hold(A, "slow", Ticket(lambda: dropped.append(True)))}
-
-    async def test_of_a_faulty_answer_is_dropped(self, start: Start, batch_of: MakeBatch, lane: str) -> None:
-        dropped: list[bool] = []
-        hold = self.holding(dropped)
-        faulty = Scripted(lambda batch, now_ns: {**hold(batch, now_ns), 7: refuse("x")})
-        batch = batch_of("a")
-        await start(config("x", faulty, lane=lane)).decide(batch)
-        assert batch.bypassed == {"x": "error"}
-        assert dropped == [True]
 
     async def test_of_a_late_answer_is_dropped(
         self, start: Start, batch_of: MakeBatch, nursery: trio.Nursery, mock_clock: MockClock

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
 import trio
 from hypothesis import HealthCheck, given, settings
@@ -16,13 +15,12 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from admin.config.faults import FaultsError, read
 from limiter.buckets.limiter import LimiterState
-from limiter.deciding.limits import Caller, Limits
+from limiter.deciding.limits import Limits
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
 from proxy.deciding.batch import (
     LATER,
-    NO_VERDICTS,
     Batch,
     Charge,
     ConnectionInfo,
@@ -87,14 +85,6 @@ def test_what_is_over_the_limit_is_refused(batch_of: MakeBatch) -> None:
     assert 1_000_000 <= refuse.wait_us <= 1_000_001
 
 
-class TestSeveralResources:
-    def test_all_must_admit(self, batch_of: MakeBatch) -> None:
-        limiting = Limiting.by(rule("wide", 10), rule("narrow", 2))
-        verdicts = limiting.decide(batch_of(*[("wide", "narrow")] * 5))
-        assert verdicts.keys() == {2, 3, 4}
-        assert {verdict.rule for verdict in verdicts.values() if isinstance(verdict, Refuse)} == {"line_topic:narrow"}
-
-
 class TestTooLarge:
     def test_batch_that_can_never_be_admitted_locks_nobody_out(self, batch_of: MakeBatch) -> None:
         limiting = Limiting.by(rule("a", 50))
@@ -121,29 +111,6 @@ class TestTooLarge:
         verdicts = limiting.decide(batch_of("a", "a", "a", costs=[1, 21, 1]))
         assert [type(verdicts[index]) for index in range(3)] == [Hold, Refuse, Hold]
         assert verdicts[1] == Refuse(Resource(KIND, "a"), "line_topic:a", 1_000_000, most=20)
-
-
-class TestEarlierHandlers:
-    def test_their_refusals_are_not_charged(self, batch_of: MakeBatch) -> None:
-        limiting = Limiting.by(rule("a", 10))
-        batch = batch_of("a", "a", "a", costs=[4, 3, 2])
-        batch.add_verdicts({1: Refuse(Resource(KIND, "a"), "other", 0)})
-        assert limiting.decide(batch) is NO_VERDICTS
-        assert limiting.stored("a") == 4
-
-    def test_their_refusals_keep_the_others_apart(self, batch_of: MakeBatch) -> None:
-        limiting = Limiting.by(rule("a", 2))
-        batch = batch_of("a", "a", "a", "a")
-        batch.add_verdicts({0: Refuse(Resource(KIND, "a"), "other", 0)})
-        assert limiting.decide(batch).keys() == {3}
-
-
-class TestCharges:
-    def test_are_debited_into_debt_and_refuse_nothing_themselves(self, batch_of: MakeBatch) -> None:
-        limiting = Limiting.by(rule("a", 2))
-        assert limiting.decide(batch_of(charges=[("a", 5)])) is NO_VERDICTS
-        assert limiting.stored("a") == -3
-        assert limiting.decide(batch_of("a")).keys() == {0}
 
 
 STEPS = st.lists(
@@ -231,39 +198,6 @@ class TestScopes:
         assert (refuse.resource, refuse.rule, refuse.busy_code) == (Resource(kind, name), f"{kind}:{name}", 215)
         assert (2 in verdicts) is (kind != "producer_group")
 
-    def test_are_those_of_the_connection_that_its_session_knows(self) -> None:
-        limiting = Limiting.by(Rule("user", "alice", 1), Rule("vhost", "/", 2))
-        batch = batch_by(*(request(name) for name in "abc"))
-        assert limiting.decide(batch) == {}
-        scopes = (Resource("user", "alice"), Resource("vhost", "/"))
-        batch.connection = msgspec.structs.replace(batch.connection, scopes=scopes)
-        charge = Charge((Resource(KIND, "a"),), 1)
-        assert limiting.decide(batch).keys() == {1, 2}
-        batch = batch_by(charges=(charge,))
-        batch.connection = msgspec.structs.replace(batch.connection, scopes=scopes[1:])
-        limiting.decide(batch)
-        state = limiting.limits.state(scopes[1], 0)
-        assert state is not None
-        assert state.stored_permits == 0
-
-    def test_exempt_connections_are_neither_limited_nor_charged(self) -> None:
-        limiting = Limiting.by(Rule("client", "*", 0), rule("*", 5))
-        charge = Charge((Resource(KIND, "a"),), 5)
-        assert limiting.decide(batch_by(request(), charges=(charge,), exempt=True)) is NO_VERDICTS
-        assert limiting.limits.live == 0
-
-
-class TestBytes:
-    def test_are_those_of_the_frames(self) -> None:
-        limiting = Limiting.by(Rule(KIND, "*", None, bytes_per_s=1000))
-        assert limiting.decide(batch_by(*(request(size_bytes=size) for size in (600, 500, 1)))).keys() == {2}
-
-    def test_of_an_answer_are_charged(self) -> None:
-        limiting = Limiting.by(Rule(KIND, "*", None, bytes_per_s=1000))
-        charge = Charge((Resource(KIND, "a"),), 3, size_bytes=1500)
-        limiting.decide(batch_by(charges=(charge,)))
-        assert limiting.decide(batch_by(request())).keys() == {0}
-
 
 class TestShadow:
     def test_is_the_verdict_of_what_would_be_refused(self) -> None:
@@ -290,14 +224,6 @@ class TestHolding:
         assert (hold.resource, hold.rule) == (Resource(KIND, "a"), "line_topic:*")
         assert verdicts[3] is verdicts[5]
         assert limiting.limits.held == (2, 200)
-
-    def test_requests_with_an_order_key_stay_in_order(self) -> None:
-        limiting = Limiting.by(delay(1, "slow"))
-        first = batch_by(request("slow"), request("slow", order_key=1), request("free", order_key=1), request("free"))
-        assert [type(verdict) for verdict in limiting.decide(first).values()] == [Hold, Hold]
-        again = limiting.decide(batch_by(request("free", order_key=1)))
-        assert isinstance(again[0], Hold)
-        assert limiting.decide(batch_by(request("free", order_key=1), number=2)) is NO_VERDICTS
 
     def test_requests_of_one_group_and_order_key_follow_each_other(self) -> None:
         limiting = Limiting.by(delay(1, "slow"))
@@ -390,12 +316,6 @@ class TestHolding:
         assert held.ticket.refuse is not None
         assert last_ns == now_ns + 10 * NS_PER_S
 
-    def test_dropped_ticket_leaves_nothing_held(self) -> None:
-        limiting = Limiting.by(delay(1))
-        for ticket in tickets_of(limiting.decide(batch_by(*(request() for _ in range(3))))):
-            ticket.drop()
-        assert limiting.limits.held == (0, 0)
-
     def test_failure_half_way_drops_the_tickets(self, monkeypatch: pytest.MonkeyPatch) -> None:
         limiting = Limiting.by(delay(1), delay(1, "b"))
         real = limiting.limits.decide
@@ -485,26 +405,6 @@ class TestTask:
         timed.limiting.limits.swap(timed.limiting.limits.rule_set.replace(rules=()), timed.now_ns())
         await wait_all_tasks_blocked()
         assert [index for at_s, index, _ in timed.resolved if at_s == 0.5] == list(range(1, 1000))
-
-    async def test_refuses_at_the_deadline(self, start: StartTimed) -> None:
-        timed = start(delay(10))
-        timed.ask(request(messages=10), request())
-        timed.limiting.limits.charge(0, (Resource(KIND, "a"),), Caller("10.1.2.3", "", "scope"), 1000, 0)
-        await timed.jump(1.999)
-        assert timed.resolved == []
-        await timed.jump(0.001)
-        assert timed.resolved == [(2, 1, "line_topic:*")]
-
-    async def test_drain_refuses_what_is_left_shortly_before_the_end(self, start: StartTimed) -> None:
-        timed = start(delay(1, "a", 60))
-        timed.ask(request(messages=11), request())
-        await timed.jump(1)
-        timed.limiting.handler.drain(timed.now_ns() + 2 * NS_PER_S)
-        await timed.jump(1.7)
-        assert timed.resolved == []
-        await timed.jump(0.1)
-        assert timed.resolved == [(2.8, 1, "line_topic:a")]
-        assert timed.limiting.limits.held == (0, 0)
 
 
 class TestLog:

@@ -29,26 +29,6 @@ def left(sender: Stage, follower: Stage) -> Left:
 
 
 @pytest.mark.parametrize(
-    ("sent", "then"),
-    [
-        ((1,), Left(9)),
-        ((9,), Left(1)),
-        ((10,), Left(0, out_of_credit=True)),
-        ((9, 1), Left(0, out_of_credit=True)),
-        ((13,), Left(0, 3, out_of_credit=True)),
-        ((10, 1), Left(0, 1, out_of_credit=True)),
-        ((13, 5), Left(0, 8, out_of_credit=True)),
-    ],
-)
-def test_what_is_sent_uses_credit_and_then_is_overdraft(sent: tuple[int, ...], then: Left) -> None:
-    sender, follower = pair()
-    for count in sent:
-        sender.send(follower, count, 0)
-    assert left(sender, follower) == then
-    assert sender.under_way(follower) == sum(sent)
-
-
-@pytest.mark.parametrize(
     ("acks", "granted"),
     [((3,), 0), ((4,), 4), ((3, 1), 4), ((5,), 4), ((7,), 4), ((8,), 8), ((3, 5), 8), ((9, 2), 8), ((10,), 8)],
 )
@@ -59,51 +39,6 @@ def test_credit_comes_back_after_so_many_acks(acks: tuple[int, ...], granted: in
         follower.ack(sender, count, 0)
     assert left(sender, follower) == Left(20 + granted)
     assert sender.under_way(follower) == 20 - sum(acks)
-
-
-@pytest.mark.parametrize(
-    ("sent", "acked", "then"),
-    [
-        (10, 3, Left(0, out_of_credit=True)),
-        (10, 4, Left(4)),
-        (14, 4, Left(0, out_of_credit=True)),
-        (15, 4, Left(0, 1, out_of_credit=True)),
-        (15, 8, Left(3)),
-        (19, 8, Left(0, 1, out_of_credit=True)),
-    ],
-)
-def test_grant_pays_the_overdraft_first(sent: int, acked: int, then: Left) -> None:
-    sender, follower = pair()
-    sender.send(follower, sent, 0)
-    follower.ack(sender, acked, 0)
-    assert left(sender, follower) == then
-
-
-def test_grants_are_deferred_while_the_granter_is_out_of_credit() -> None:
-    sender, follower = pair()
-    store = Stage("store", gives=Credit(5, 5))
-    sender.send(follower, 12, 0)
-    follower.send(store, 5, 0)
-    follower.ack(sender, 5, 0)
-    assert left(sender, follower) == Left(0, 2, 4, out_of_credit=True)
-    follower.ack(sender, 7, 0)
-    assert left(sender, follower) == Left(0, 2, 12, out_of_credit=True)
-    store.ack(follower, 5, 0)
-    assert left(sender, follower) == Left(10)
-
-
-@pytest.mark.parametrize("by", ["sender", "follower"])
-def test_who_parts_is_waited_for_no_more(by: str) -> None:
-    told: list[int] = []
-    sender, follower = pair()
-    sender.on_credit = lambda: told.append(1)
-    sender.send(follower, 15, 0)
-    one, other = (sender, follower) if by == "sender" else (follower, sender)
-    one.part(other, 0)
-    assert left(sender, follower) == Left(10)
-    assert told == [1]
-    one.part(other, 0)
-    assert told == [1]
 
 
 def test_one_that_closes_gives_its_senders_their_credit_and_is_told_nothing() -> None:
@@ -221,25 +156,6 @@ def test_throttled_and_blocked_are_states_of_their_own() -> None:
         blocked_total=1,
         blocked_ns=5,
     )
-
-
-def test_stall_takes_the_credit_whatever_the_count_says() -> None:
-    told: list[None] = []
-    sender, follower = pair()
-    sender.on_credit = lambda: told.append(None)
-    sender.stall(follower, 0, on=True)
-    assert left(sender, follower) == Left(10, out_of_credit=True)
-    assert sender.waits_for() == (follower,)
-    sender.stall(follower, 1, on=True)
-    sender.send(follower, 10, 1)
-    sender.stall(follower, 2, on=False)
-    assert (left(sender, follower), told) == (Left(0, out_of_credit=True), [])
-    sender.stall(follower, 3, on=True)
-    follower.ack(sender, 4, 4)
-    assert (left(sender, follower), told) == (Left(4, out_of_credit=True), [])
-    sender.stall(follower, 5, on=False)
-    assert (left(sender, follower), told) == (Left(4), [None])
-    assert sender.figures(5)[4:6] == (1, 5)
 
 
 def test_what_a_stalled_stage_owes_waits_for_the_end_of_the_stall() -> None:

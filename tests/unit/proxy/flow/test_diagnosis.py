@@ -10,7 +10,6 @@ from proxy.flow.diagnosis import Finding, Survey, cause_of
 S = 1_000_000_000
 SMALL = Credit(2, 1)
 KINDS: tuple[Kind, ...] = get_args(Kind)
-STATES: tuple[State, ...] = get_args(State)
 
 
 @pytest.mark.parametrize(
@@ -69,46 +68,6 @@ class Path:
         return [finding.cause.name for finding in diagnose([self.connection], now_ns)]
 
 
-def test_nobody_waits() -> None:
-    path = Path()
-    path.connection.send(path.channel, 1, 0)
-    path.channel.send(path.resource, 1, 0)
-    assert path.causes() == []
-
-
-def test_bottleneck_is_the_first_behind_those_in_flow() -> None:
-    path = Path()
-    path.fill(path.connection, path.channel)
-    assert path.causes() == ["decoding"]
-    path.fill(path.channel, path.resource)
-    assert path.causes() == ["deciding"]
-    path.fill(path.resource, path.writer)
-    assert path.causes() == ["broker"]
-    path.writer.block(0, on=True)
-    assert path.causes() == ["broker_alarm"]
-
-
-def test_several_bottlenecks_are_all_found() -> None:
-    path = Path()
-    slow = Stage("resource", "slow", SMALL)
-    path.fill(path.connection, path.channel, path.resource, path.store)
-    path.fill(path.channel, slow)
-    path.fill(path.resource, path.writer)
-    assert path.causes() == ["broker", "disk", "deciding"]
-
-
-def test_limit_that_holds_is_the_cause_with_flow_before_it_and_without() -> None:
-    path = Path()
-    path.connection.send(path.channel, 1, 0)
-    path.channel.send(path.resource, 1, 0)
-    path.resource.throttle(0, on=True)
-    assert path.causes() == ["limit"]
-    path.channel.send(path.resource, 1, 0)
-    assert path.causes() == ["limit"]
-    path.connection.send(path.channel, 1, 0)
-    assert path.causes() == ["limit"]
-
-
 def test_turn_that_was_waited_for_says_less_than_what_else_waits() -> None:
     path = Path()
     decoding = Stage("channel", "decoding")
@@ -134,15 +93,6 @@ def test_alarm_of_the_broker_is_named_before_anything_waits_for_it() -> None:
     assert [finding.cause.name for finding in survey.findings()] == ["broker_alarm"]
 
 
-def test_limit_of_a_resource_that_holds_nothing_of_it_does_not_concern_a_connection() -> None:
-    path = Path()
-    path.connection.send(path.channel, 1, 0)
-    path.channel.send(path.resource, 1, 0)
-    path.resource.throttle(0, on=True)
-    path.resource.ack(path.channel, 1, 0)
-    assert path.causes() == []
-
-
 def test_channel_that_a_limit_makes_wait_names_the_resource() -> None:
     path = Path()
     path.connection.send(path.channel, 1, 0)
@@ -158,20 +108,6 @@ def test_channel_that_a_limit_makes_wait_names_the_resource() -> None:
     assert diagnose([path.connection], 0) == (finding,)
     path.resource.throttle(0, on=False)
     assert diagnose([path.connection], S)[0].at == ("channel 10.0.0.1/1",)
-
-
-def test_cause_stays_the_same_while_stages_show_flow_for_different_times() -> None:
-    path = Path()
-    path.fill(path.connection, path.channel, path.resource, path.writer)
-    for at_ns, sender, follower in (
-        (10, path.resource, path.writer),
-        (S // 2, path.channel, path.resource),
-        (S, path.connection, path.channel),
-    ):
-        follower.ack(sender, 2, at_ns)
-    assert not path.connection.out_of_credit
-    assert [path.causes(now_ns) for now_ns in (0, 11, S, 2 * S, 6 * S - 1)] == [["broker"]] * 5
-    assert path.causes(6 * S) == []
 
 
 def test_finding_says_who_waits_for_what_and_what_to_do() -> None:
@@ -201,25 +137,3 @@ def test_findings_count_connections_the_most_first() -> None:
     assert decoding.text.startswith("5 of 8 connections wait: ")
     assert "(channel 10.0.0.2/1, channel 10.0.0.3/1, channel 10.0.0.4/1, …)" in decoding.text
     assert (broker.cause.name, broker.stages, broker.at) == ("broker", 2, ("writer broker:5672",))
-
-
-def test_connections_that_share_a_path_look_at_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = Stage("writer", "shared", SMALL)
-    resource = Stage("resource", "orders", SMALL)
-    connections = []
-    for number in range(50):
-        path = Path(number, writer)
-        path.fill(path.connection, path.channel, resource)
-        connections.append(path.connection)
-    resource.send(writer, 2, 0)
-    looked_at: list[Stage] = []
-    waits_for = Stage.waits_for
-
-    def counted(stage: Stage) -> tuple[Stage, ...]:
-        looked_at.append(stage)
-        return waits_for(stage)
-
-    monkeypatch.setattr(Stage, "waits_for", counted)
-    (finding,) = diagnose(connections, 0)
-    assert (finding.cause.name, finding.stages) == ("broker", 50)
-    assert len(looked_at) == 101
