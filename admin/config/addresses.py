@@ -53,7 +53,11 @@ def parse_endpoint(value: object) -> Endpoint:
 _LOCALHOST: Final = "localhost"
 _IPV4_LOOPBACK: Final = "127.0.0.1"
 _IPV6_LOOPBACK: Final = "::1"
-_IPV6: Final = 6
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches this address; what a name stands for is not looked up."""
+    return host in {_LOCALHOST, _IPV6_LOOPBACK} or (host.startswith("127.") and _version(host) == 4)
 
 
 def reaches(broker: Endpoint, listen: Endpoint) -> bool:
@@ -62,47 +66,32 @@ def reaches(broker: Endpoint, listen: Endpoint) -> bool:
         return False
     hosts = {_canonical(broker.host), _canonical(listen.host)}
     if hosts & WILDCARDS:
-        return all(host in WILDCARDS or _is_loopback(host) for host in hosts)
+        return all(host in WILDCARDS or is_loopback(host) for host in hosts)
     return len({_IPV4_LOOPBACK if host in {_LOCALHOST, _IPV6_LOOPBACK} else host for host in hosts}) == 1
 
 
 def collides(first: Endpoint, second: Endpoint) -> bool:
-    """Return whether it is impossible to listen on both."""
+    """Return whether one of two addresses is the other, or contains it. A name is only itself."""
     if first.port != second.port or first.port == 0:
         return False
-    one, other = _canonical(first.host), _canonical(second.host)
-    return one == other or _covers(one, other) or _covers(other, one)
+    hosts = {_canonical(first.host), _canonical(second.host)}
+    if _LOCALHOST in hosts:
+        return all(host == _LOCALHOST or host in WILDCARDS or is_loopback(host) for host in hosts)
+    versions = {_version(host) for host in hosts}
+    return len(hosts) == 1 or "*" in hosts or (bool(hosts & WILDCARDS) and len(versions) == 1)
 
 
 def leaves_ipv4(listen: Endpoint, others: Iterable[Endpoint]) -> bool:
     """Return whether a listener on ``[::]`` must leave IPv4 to another address with its port."""
-    same_port = (each.host for each in others if each.port == listen.port and each.port)
-    return any(_version(_canonical(host)) != _IPV6 for host in same_port)
-
-
-def _covers(wide: str, narrow: str) -> bool:
-    if wide == "*":
-        return True
-    if wide == _LOCALHOST:
-        return narrow in {_IPV4_LOOPBACK, _IPV6_LOOPBACK}
-    if wide == "0.0.0.0":
-        return narrow == _LOCALHOST or _version(narrow) == 4
-    return wide == "::" and (narrow == _LOCALHOST or _version(narrow) == 6)
+    return any(each.port == listen.port != 0 and _version(_canonical(each.host)) != 6 for each in others)
 
 
 def _canonical(host: str) -> str:
-    """Normalize a host."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         return host.lower().rstrip(".")
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(address)
-
-
-def _is_loopback(host: str) -> bool:
-    return host == _LOCALHOST or (_version(host) is not None and ipaddress.ip_address(host).is_loopback)
+    return str(getattr(address, "ipv4_mapped", None) or address)
 
 
 def _version(host: str) -> int | None:

@@ -2,63 +2,38 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
-from typing import Final
 
 from admin.config.faults import Origins
 from admin.config.limit_fields import FIELDS, UNLIMITED
 from admin.config.rule_fields import longest_delay_s
-from admin.config.rulebook import BUILT_IN, Rulebook, plain_rule
+from admin.config.rulebook import BUILT_IN, written_limits
 from admin.config.settings import DEFAULT_SCOPE, Settings, Written
-from admin.config.toml_lines import Path as Place
 from limiter.rules.patterns import Matcher
 from limiter.rules.resource import CERTIFICATE, LISTENER, SCOPES
 from limiter.rules.rule import Rule
-from limiter.rules.rule_set import RuleSet
 from proxy.protocols.base import Kind
 
-#: Every schedule repeats within this time.
-_LOOK_AHEAD: Final = timedelta(days=15)
 
-
-def warnings(
-    settings: Settings, rulebook: Rulebook, kinds: Sequence[Kind], origins: Origins, now: datetime
-) -> list[str]:
+def warnings(settings: Settings, rules: Sequence[Rule], kinds: Iterable[Kind], origins: Origins) -> list[str]:
     """Return the warnings about limits and listeners.
 
     Args:
         settings: as configured.
-        rulebook: the rules.
+        rules: the configured rules.
         kinds: all kinds, scopes included.
         origins: where each value came from.
-        now: from when on schedules are looked at.
     """
     by_name = {kind.name: kind for kind in kinds}
-    patience = [kind.patience_s for kind in kinds if kind.patience_s is not None and not kind.consumes]
+    patience = [kind.patience_s for kind in by_name.values() if kind.patience_s is not None and not kind.consumes]
     for scope in by_name.keys() & set(SCOPES):
         # Scopes limit everything that is sent.
         by_name[scope] = replace(by_name[scope], patience_s=min(patience, default=None))
-    limits: list[tuple[Place, str, Written]] = [
-        (("limits", index), each["kind"], each) for index, each in enumerate(settings.limits)
-    ]
-    limits += [(("defaults", kind), kind, each) for kind, each in settings.defaults.items()]
     found: list[str] = []
-    for place, kind, limit in limits:
-        found += [
-            origins.problem((*place, key), what, limit[key])
-            for key, what in _of_limit(limit, by_name[kind])
-            if key in limit
-        ]
+    for place, kind, _, limit in written_limits(settings):
+        doubts = _of_limit(limit, by_name[kind])
+        found += [origins.problem((*place, key), what, limit[key]) for key, what in doubts if key in limit]
         if too_long := _longer_than_clients_wait(limit, by_name[kind]):
             found.append(origins.problem((*place, "max_delay_s"), too_long))
-    rules = rulebook.configured
-    for rule, by in rulebook.hidden:
-        if rule.source != BUILT_IN and rule != plain_rule(
-            by_name[rule.kind], rule.pattern, rule.rate_per_s, rule.source
-        ):
-            what = f"rule {rule.name} is replaced as a whole, not only its rate, by {by.source} {by}"
-            found.append(f"{rule.source}: {what}")
-    found += _clashes(rules, now)
     found += _of_listeners(settings, rules, origins)
     limiting = [rule for rule in rules if rule.limits]
     if not limiting and all(rule.source == BUILT_IN for rule in rules):
@@ -102,40 +77,6 @@ def _longer_than_clients_wait(limit: Written, kind: Kind) -> str:
     delay_s = limit.get("max_delay_s", longest_delay_s(kind, action=action, spool=limit.get("spool")))
     wait = f"{delay_s:g} s is longer than most clients wait for an answer, {kind.patience_s:g} s"
     return f"{wait}: they give up and may send again" if delay_s > kind.patience_s else ""
-
-
-def _clashes(rules: Sequence[Rule], now: datetime) -> Iterable[str]:
-    """Name rules that lose to others of the same pattern, at all their hours or at some."""
-    same_pattern: dict[object, list[Rule]] = {}
-    for rule in rules:
-        same_pattern.setdefault(rule.key._replace(hours=None), []).append(rule)
-    for group in same_pattern.values():
-        if len(group) == 1:
-            continue
-        states = _states(RuleSet(tuple(group)), now)
-        winners = {id(active[0]) for active in states}
-        for rule in group:
-            if id(rule) not in winners:
-                yield f"{rule.source}: rule {rule.name} is never active: another rule of the same pattern always wins"
-        overlaps = dict.fromkeys(
-            (rule, active[0]) for active in states for rule in active[1:] if rule.hours is not None
-        )
-        for loser, winner in overlaps:
-            # A rule whose hours are all inside those of the other one is an intended exception.
-            if id(loser) in winners and any(winner in active and loser not in active for active in states):
-                yield f"{loser.source}: rule {loser.name} overlaps with {winner.name} ({winner.source}), which wins"
-
-
-def _states(rules: RuleSet, now: datetime) -> list[tuple[Rule, ...]]:
-    """Return each set of rules that is active at some time, strongest first."""
-    states: list[tuple[Rule, ...]] = []
-    moment: datetime | None = now
-    while moment is not None and moment < now + _LOOK_AHEAD:
-        active = rules.at(moment).in_force
-        if active and active not in states:
-            states.append(active)
-        moment = rules.next_change(moment)
-    return states
 
 
 def _of_listeners(settings: Settings, rules: Sequence[Rule], origins: Origins) -> Iterable[str]:

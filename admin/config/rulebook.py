@@ -3,12 +3,12 @@
 Which rule wins is decided by ``limiter.rules.rule_set``.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from admin.common.errors import SettingsError
 from admin.config.rule_fields import RuleReader, key_of, worded
-from admin.config.settings import Written
+from admin.config.settings import Settings, Written
 from admin.config.sources import Configuration, LimitText
 from admin.config.toml_lines import Path as Place
 from limiter.rules.errors import RuleError
@@ -27,26 +27,21 @@ class Rulebook:
     A protocol's own rates apply only if the configuration says nothing about limits. Edits do not change that:
     otherwise the first edit of one topic would free all others, and the end of the last edit would limit them again.
 
-    Args:
-        reader: reads rules.
-        layers: the rules of each source, weakest first, beginning with the protocols' own.
-        enabled: whether limiting is on.
-
     Attributes:
-        reader: as given.
-        enabled: as given.
+        reader: reads the rules of edits.
         configured: the rules of the configuration.
-        hidden: rules that a stronger source replaces, each with the one that does.
-
-    Raises:
-        RuleError: two rules of one source share kind, pattern and hours.
+        enabled: whether limiting is on.
     """
 
     def __init__(self, reader: RuleReader, layers: Sequence[Sequence[Rule]], *, enabled: bool) -> None:
+        """Lay the rules of each source over each other, the weakest first, beginning with the protocols' own.
+
+        Raises:
+            RuleError: two rules of one source share kind, pattern and hours.
+        """
         self.reader = reader
         self.enabled = enabled
         self.configured = layer_rules(*layers)
-        self.hidden = tuple(_hidden(self.configured, layers))
 
     def rules(self, edits: Iterable[Rule] = ()) -> tuple[Rule, ...]:
         """Return the rules with edits as their strongest source, the most important first.
@@ -96,14 +91,6 @@ def build(configuration: Configuration, protocols: Sequence[Protocol], scopes: I
         raise SettingsError(str(error)) from None
 
 
-def _hidden(configured: Sequence[Rule], layers: Sequence[Sequence[Rule]]) -> Iterable[tuple[Rule, Rule]]:
-    by_key = {rule.key: rule for rule in configured}
-    for rule in (rule for layer in layers for rule in layer):
-        by = by_key.get(rule.key) or by_key.get(rule.key._replace(hours=None))
-        if by is not None and by is not rule:
-            yield rule, by
-
-
 def plain_rule(kind: Kind, pattern: str, rate_per_s: float | None, source: str = BUILT_IN) -> Rule:
     """Return a rule that has only a rate."""
     return Rule(
@@ -117,13 +104,17 @@ def plain_rule(kind: Kind, pattern: str, rate_per_s: float | None, source: str =
     )
 
 
+def written_limits(settings: Settings) -> Iterator[tuple[Place, str, str, Written]]:
+    """Yield the place, kind and pattern of each limit and default, with the limit."""
+    for index, limit in enumerate(settings.limits):
+        yield ("limits", index), limit["kind"], limit["name"], limit
+    for kind, limit in settings.defaults.items():
+        yield ("defaults", kind), kind, DEFAULT_PATTERN, limit
+
+
 def _of_file(configuration: Configuration, reader: RuleReader, problems: list[str]) -> Iterable[Rule]:
-    settings, origins = configuration.settings, configuration.origins
-    limits: list[tuple[Place, str, str, Written]] = [
-        (("limits", index), limit["kind"], limit["name"], limit) for index, limit in enumerate(settings.limits)
-    ]
-    limits += [(("defaults", kind), kind, DEFAULT_PATTERN, limit) for kind, limit in settings.defaults.items()]
-    for place, kind, pattern, limit in limits:
+    origins = configuration.origins
+    for place, kind, pattern, limit in written_limits(configuration.settings):
         if kind not in reader.kinds:
             is_default = place[0] == "defaults"
             kind_place = place if is_default else (*place, "kind")

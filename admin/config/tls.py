@@ -3,20 +3,16 @@
 For the admin address, and for listeners on both sides. TLS 1.2 and 1.3 only, without renegotiation and compression.
 """
 
-import grp
 import hashlib
-import os
-import pwd
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from admin.common.errors import SettingsError
 from admin.config.faults import Origins, keys
-from admin.config.settings import ListenerSettings
+from admin.config.settings import OFF, AdminSettings, ListenerSettings
 from admin.config.toml_lines import Path as Place
 from proxy.net.tls import BrokerTls, ClientTls
 
@@ -51,26 +47,14 @@ class NamedFile(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """The result of reading a listener's files again.
-
-    Attributes:
-        changed: the files that changed, a line each.
-        put_in_force: uses them for new connections.
-    """
+    """A listener's files, read again: what changed, a line each, and what uses them for new connections."""
 
     changed: tuple[str, ...]
     put_in_force: Callable[[], None]
 
 
 class Expiry(NamedTuple):
-    """When a certificate expires.
-
-    Attributes:
-        listener: its listener; empty for the admin address.
-        side: who is shown it.
-        file: its file.
-        ends: the end of the file's certificate that expires first.
-    """
+    """When a file's certificate expires that does so first; ``listener`` is empty for the admin address."""
 
     listener: str
     side: Side
@@ -78,71 +62,59 @@ class Expiry(NamedTuple):
     ends: datetime
 
 
-def new_context(protocol: ssl._SSLMethod) -> ssl.SSLContext:
-    """Return a context with the settings that all have."""
+def _new_context(protocol: ssl._SSLMethod) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
     return context
 
 
-def load_certificate(context: ssl.SSLContext, certificate: NamedFile, key: NamedFile, origins: Origins) -> None:
-    """Load a certificate into a context.
-
-    Args:
-        context: to load it into.
-        certificate: PEM, with the chain behind the certificate.
-        key: PEM, not encrypted.
-        origins: where each value came from.
+def _load_certificate(context: ssl.SSLContext, certificate: NamedFile, key: NamedFile, origins: Origins) -> None:
+    """Load a PEM certificate with its chain, and its unencrypted key.
 
     Raises:
         SettingsError: the two are not a certificate and its key.
     """
-
-    def problem(of: NamedFile, what: str) -> SettingsError:
-        return SettingsError(origins.problem(of.place, what, of.path))
-
     for each in (certificate, key):
         _must_be_readable(each, origins)
+    wrong = key
     try:
         context.load_cert_chain(certificate.path, key.path, _no_password)
     except _EncryptedError:
         what = "is encrypted; decrypt it: openssl pkey -in OLD -out NEW, and chmod 600 NEW"
-        raise problem(key, what) from None
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             what = f"is not the key of {certificate.path}; name the key that goes with it"
-            raise problem(key, what) from None
-        if _holds(certificate.path, b"CERTIFICATE"):
-            raise problem(key, "has no readable key; name a PEM file with a private key") from None
-        raise problem(certificate, "has no certificate; name a PEM file with a certificate") from None
+        elif _BEGIN in Path(certificate.path).read_text("ascii", errors="replace"):
+            what = "has no readable key; name a PEM file with a private key"
+        else:
+            wrong, what = certificate, "has no certificate; name a PEM file with a certificate"
+    else:
+        return
+    raise SettingsError(origins.problem(wrong.place, what, wrong.path))
 
 
 def expiry(listener: str, side: Side, file: str) -> tuple[Expiry, ...]:
     """Return when the certificates of a PEM file expire, or nothing if it cannot be read."""
     try:
         text = Path(file).read_text("ascii", errors="replace")
-        ends = [_not_after(ssl.PEM_cert_to_DER_cert(_BEGIN + each.partition(_END)[0] + _END)) for each in _after(text)]
+        ends = [
+            _not_after(ssl.PEM_cert_to_DER_cert(_BEGIN + each.partition(_END)[0] + _END))
+            for each in text.split(_BEGIN)[1:]
+        ]
     except (OSError, ValueError, IndexError):
         return ()
     return (Expiry(listener, side, file, min(ends)),) if ends else ()
 
 
-def digest(file: str) -> bytes:
-    """Return a hash of a file's content; empty if it cannot be read."""
+def _digest(file: str) -> bytes:
     try:
         return hashlib.sha256(Path(file).read_bytes()).digest()
     except (OSError, ValueError):
         return b""
 
 
-def renewed(whose: str, expiries: Iterable[Expiry]) -> str:
-    """Say that a certificate was replaced.
-
-    Args:
-        whose: its owner.
-        expiries: of the new certificate.
-    """
+def _renewed(whose: str, expiries: Iterable[Expiry]) -> str:
     return f"certificate of {whose}" + "".join(f", valid until {each.ends:%Y-%m-%d}" for each in expiries)
 
 
@@ -158,11 +130,6 @@ def expiry_warnings(expiries: Iterable[Expiry], now: datetime) -> Iterator[str]:
 class ListenerTls:
     """TLS of one listener, with its clients and with its broker.
 
-    Args:
-        settings: the listener's.
-        place: of the listener in the configuration.
-        origins: where each value came from.
-
     Attributes:
         clients: TLS with clients, or None.
         broker: TLS with the broker, or None.
@@ -174,16 +141,14 @@ class ListenerTls:
     """
 
     def __init__(self, settings: ListenerSettings, place: Place, origins: Origins) -> None:
-        self._settings = settings
-        self._place = place
-        self._origins = origins
-        faults = [*self._faults()]
-        if faults:
+        self._settings, self._place, self._origins = settings, place, origins
+        if faults := [*self._faults()]:
             raise SettingsError(faults)
         self.clients: ClientTls | None = None
         self.broker: BrokerTls | None = None
         # Before the files are read, so that the next reload notices a change in between.
-        self.digests = self._digested()
+        named = {key: getattr(settings, key) for key in _CERTIFICATES}
+        self.digests = {key: _digest(file) for key, file in named.items() if file is not None}
         if settings.tls in _ENDS_TLS:
             self.clients = ClientTls(self._client_context(), required=settings.tls == "require")
         if settings.broker_tls:
@@ -210,16 +175,9 @@ class ListenerTls:
     @property
     def files(self) -> tuple[str, ...]:
         """All its files."""
-        settings = self._settings
-        named = (
-            *(settings.tls_certificate_file, settings.tls_key_file, settings.tls_client_ca_file),
-            *(settings.broker_tls_ca_file, settings.broker_tls_certificate_file, settings.broker_tls_key_file),
-        )
-        return tuple(file for file in named if file is not None)
-
-    def _digested(self) -> dict[str, bytes]:
-        named = ((key, getattr(self._settings, key)) for key in _CERTIFICATES)
-        return {key: digest(file) for key, file in named if file is not None}
+        keys = (*_CLIENT_KEYS, *_BROKER_KEYS)
+        found = (getattr(self._settings, key) for key in keys if key.endswith("_file"))
+        return tuple(file for file in found if file is not None)
 
     def _changed(self, digests: Mapping[str, bytes], expiries: Iterable[Expiry]) -> Iterator[str]:
         whose = f"listener {self._settings.label}"
@@ -229,15 +187,12 @@ class ListenerTls:
             if side is None:
                 yield f"{what} of {whose}"
             else:
-                yield renewed(whose + what, (each for each in expiries if each.side == side))
+                yield _renewed(whose + what, (each for each in expiries if each.side == side))
 
     def _expiries(self) -> tuple[Expiry, ...]:
-        sides: tuple[tuple[Side, str | None], ...] = (
-            ("client", self._settings.tls_certificate_file),
-            ("broker", self._settings.broker_tls_certificate_file),
-        )
+        files = [(side, getattr(self._settings, key)) for key, (_, side) in _CERTIFICATES.items() if side is not None]
         label = self._settings.label
-        return tuple(each for side, file in sides if file is not None for each in expiry(label, side, file))
+        return tuple(each for side, file in files if file is not None for each in expiry(label, side, file))
 
     def _faults(self) -> Iterator[str]:
         """Yield missing keys, and keys without effect, because their author relies on them."""
@@ -250,23 +205,23 @@ class ListenerTls:
             if settings.tls_client_ca_file is None and settings.tls_client_certificate is not None:
                 yield self._fault("tls_client_certificate", "needs tls_client_ca_file")
         else:
-            for key in _CLIENT_KEYS:
-                if getattr(settings, key) != keys(ListenerSettings)[key].default:
-                    yield self._fault(key, 'has no effect without tls = "accept" or "require"')
+            yield from self._without_effect(_CLIENT_KEYS, 'tls = "accept" or "require"')
         if settings.broker_tls:
             if "pass" in {settings.tls, settings.options.get("tls")}:
                 yield self._fault("broker_tls", 'contradicts tls = "pass", which would be encrypted twice')
-            if (settings.broker_tls_certificate_file is None) != (settings.broker_tls_key_file is None):
-                given, other = "certificate", "key"
-                if settings.broker_tls_certificate_file is None:
-                    given, other = other, given
-                yield self._fault(f"broker_tls_{given}_file", f"goes with broker_tls_{other}_file; give both")
+            files = ["broker_tls_certificate_file", "broker_tls_key_file"]
+            if len(given := [key for key in files if getattr(settings, key) is not None]) == 1:
+                files.remove(given[0])
+                yield self._fault(given[0], f"goes with {files[0]}; give both")
             if settings.broker_tls_verify is False and settings.broker_tls_ca_file is not None:
                 yield self._fault("broker_tls_verify", "contradicts broker_tls_ca_file; remove one")
         else:
-            for key in _BROKER_KEYS:
-                if getattr(settings, key) != keys(ListenerSettings)[key].default:
-                    yield self._fault(key, "has no effect without broker_tls = true")
+            yield from self._without_effect(_BROKER_KEYS, "broker_tls = true")
+
+    def _without_effect(self, of: Iterable[str], needed: str) -> Iterator[str]:
+        for key in of:
+            if getattr(self._settings, key) != keys(ListenerSettings)[key].default:
+                yield self._fault(key, f"has no effect without {needed}")
 
     def _fault(self, key: str, what: str) -> str:
         return self._origins.problem((*self._place, key), what, getattr(self._settings, key))
@@ -276,7 +231,7 @@ class ListenerTls:
 
     def _client_context(self) -> ssl.SSLContext:
         settings = self._settings
-        context = new_context(ssl.PROTOCOL_TLS_SERVER)
+        context = _new_context(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = _VERSIONS[settings.tls_minimum_version]
         # A client that never reads would leave tickets unread, and its close would become a reset. A resumed session
         # also shows no certificate. Python cannot turn resumption of TLS 1.2 off; a reload ends it.
@@ -287,7 +242,7 @@ class ListenerTls:
             except ssl.SSLError:
                 what = "names no known cipher; write them as for `openssl ciphers`"
                 raise SettingsError(self._fault("tls_ciphers", what)) from None
-        load_certificate(context, self._named("tls_certificate_file"), self._named("tls_key_file"), self._origins)
+        _load_certificate(context, self._named("tls_certificate_file"), self._named("tls_key_file"), self._origins)
         if settings.tls_client_ca_file is not None:
             self._load_authorities(context, "tls_client_ca_file")
             required = settings.tls_client_certificate != "accept"
@@ -296,7 +251,7 @@ class ListenerTls:
 
     def _broker_context(self) -> ssl.SSLContext:
         settings = self._settings
-        context = new_context(ssl.PROTOCOL_TLS_CLIENT)
+        context = _new_context(ssl.PROTOCOL_TLS_CLIENT)
         if settings.broker_tls_verify is False:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
@@ -306,7 +261,7 @@ class ListenerTls:
             self._load_authorities(context, "broker_tls_ca_file")
         if settings.broker_tls_certificate_file is not None:
             certificate, key = self._named("broker_tls_certificate_file"), self._named("broker_tls_key_file")
-            load_certificate(context, certificate, key, self._origins)
+            _load_certificate(context, certificate, key, self._origins)
         return context
 
     def _load_authorities(self, context: ssl.SSLContext, key: str) -> None:
@@ -317,6 +272,64 @@ class ListenerTls:
         except ssl.SSLError:
             what = "has no certificate; name a PEM file with CA certificates"
             raise SettingsError(self._fault(key, what)) from None
+
+
+class Certificate:
+    """The certificate of the admin address, and its key, which a reload reads again.
+
+    Attributes:
+        context: ``reload`` changes it for later connections.
+        expiries: when it expires, if that can be read.
+
+    Raises:
+        SettingsError: the two are not a certificate and its key.
+    """
+
+    def __init__(self, certificate_file: str, key_file: str, origins: Origins) -> None:
+        self._certificate = NamedFile(("admin", "tls_certificate_file"), certificate_file)
+        self._key = NamedFile(("admin", "tls_key_file"), key_file)
+        self._origins = origins
+        self.context = _new_context(ssl.PROTOCOL_TLS_SERVER)
+        self.context.set_alpn_protocols(["http/1.1"])
+        self._load()
+
+    def changed(self) -> Iterator[str]:
+        """Yield a line if the file has another certificate now."""
+        file = self._certificate.path
+        if _digest(file) != self._read:
+            yield _renewed("the admin address", expiry("", "admin", file))
+
+    def reload(self) -> None:
+        """Read both files again.
+
+        Raises:
+            SettingsError: they are wrong now; the previous certificate stays.
+        """
+        # Tried on another context first: a failure could leave half of the new one in the live one.
+        _load_certificate(_new_context(ssl.PROTOCOL_TLS_SERVER), self._certificate, self._key, self._origins)
+        self._load()
+
+    def _load(self) -> None:
+        self._read = _digest(self._certificate.path)
+        _load_certificate(self.context, self._certificate, self._key, self._origins)
+        self.expiries = expiry("", "admin", self._certificate.path)
+
+
+def read_certificate(settings: AdminSettings, origins: Origins) -> Certificate | None:
+    """Return the certificate of the admin address, if one is configured.
+
+    Raises:
+        SettingsError: one of the two files is not given, or they are not a certificate and its key.
+    """
+    if settings.listen == OFF:
+        return None
+    if settings.tls_certificate_file is not None and settings.tls_key_file is not None:
+        return Certificate(settings.tls_certificate_file, settings.tls_key_file, origins)
+    for given, missing in (("certificate", "key"), ("key", "certificate")):
+        if (file := getattr(settings, f"tls_{given}_file")) is not None:
+            what = f"goes with admin.tls_{missing}_file; give both"
+            raise SettingsError(origins.problem(("admin", f"tls_{given}_file"), what, file))
+    return None
 
 
 class _EncryptedError(Exception):
@@ -330,34 +343,11 @@ def _no_password() -> str:
 
 def _must_be_readable(named: NamedFile, origins: Origins) -> None:
     try:
-        with open(named.path, "rb"):  # noqa: PTH123 - an invalid path must be an error here, too
-            pass
+        Path(named.path).read_bytes()
     except (OSError, ValueError) as error:
         reason = (getattr(error, "strerror", None) or str(error)).lower()
-        what = f"cannot be read: {reason}; " + (
-            _may_read(named.path) if isinstance(error, PermissionError) else "name a PEM file"
-        )
+        what = f"cannot be read: {reason}; name a PEM file that this process may read"
         raise SettingsError(origins.problem(named.place, what, named.path)) from None
-
-
-def _may_read(file: str) -> str:
-    """Say how this process could be allowed to read a file."""
-    user, group = str(os.geteuid()), str(os.getegid())
-    # In a container neither may have a name.
-    with suppress(KeyError):
-        user = pwd.getpwuid(os.geteuid()).pw_name
-    with suppress(KeyError):
-        group = grp.getgrgid(os.getegid()).gr_name
-    return f"allow user {user} to read it: chgrp {group} {file} && chmod 640 {file}, and the same for its folder"
-
-
-def _holds(file: str, what: bytes) -> bool:
-    with open(file, "rb") as opened:  # noqa: PTH123 - as above
-        return b"-----BEGIN " in (content := opened.read()) and what in content
-
-
-def _after(text: str) -> list[str]:
-    return text.split(_BEGIN)[1:]
 
 
 def _not_after(certificate: bytes) -> datetime:

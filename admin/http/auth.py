@@ -6,7 +6,6 @@ Tokens come from ``admin.token_file``, one ``NAME ROLE TOKEN`` a line, and from 
 
 import hashlib
 import hmac
-import ipaddress
 import os
 import re
 import stat
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from admin.common.errors import SettingsError
+from admin.config.addresses import is_loopback
 from admin.config.faults import Origins
 from admin.config.settings import OFF, AdminSettings
 
@@ -75,9 +75,10 @@ class Keyring:
         self.access = access
 
     def replace(self, access: Access) -> list[str]:
-        """Replace the access from the next request on; returns what changed, as ``compare`` does."""
+        """Replace the access from the next request on, if it differs; returns what changed, as ``compare`` does."""
         changed = self.compare(access)
-        self.access = access
+        if changed:
+            self.access = access
         return changed
 
     def compare(self, access: Access) -> list[str]:
@@ -146,19 +147,6 @@ def read_access(settings: AdminSettings, origins: Origins) -> Access:
     if problems:
         raise SettingsError(problems)
     return Access(tuple(tokens), tuple(warnings))
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches this address; ``server.bind`` checks what a name stands for."""
-    if host == "localhost":
-        return True
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    if isinstance(address, ipaddress.IPv4Address):
-        return address.is_loopback
-    return address == ipaddress.IPv6Address("::1")
 
 
 def _read_file(file: str, origins: Origins, problems: list[str], warnings: list[str]) -> list[Token]:

@@ -10,19 +10,20 @@ spelling of a path is not on the list.
 
 import ipaddress
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 from urllib.parse import unquote_to_bytes, urlsplit
 
 import structlog
 import trio
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from admin.edits.model import Author
 from admin.http.auth import LOCAL, Access, Keyring, Role
-from admin.http.refusals import NO_STORE, SECURITY_HEADERS, Headers, Reason, Refusals, RefusedError, problem
+from admin.http.problems import NO_STORE, Refusals, field_problem, problem
 from admin.wire import BASE
 from proxy.common.log_rate import LogRate
 from proxy.net.sockets import format_address
@@ -32,225 +33,223 @@ MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
 BODY_TIMEOUT_S: Final = 10.0
 """For the whole body, from the end of the request's head."""
 
-_API: Final = "/api/"
+SECURITY_HEADERS: Final[Mapping[str, str]] = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-embedder-policy": "require-corp",
+}
+"""The page loads nothing from elsewhere, runs no scripts but its own files, and cannot be put in a frame."""
+
 _BATCH: Final = f"{BASE}/limits:batch"
 #: Batches in memory at once: each can be large.
 _MAX_BATCHES: Final = 4
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-_BEARER: Final = re.compile(rb"bearer +([!-~]+) *", re.IGNORECASE)
+_BEARER: Final = re.compile(r"bearer +([!-~]+) *", re.IGNORECASE)
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}
 
+Reason = Literal[
+    *("path", "host", "origin", "no_token", "wrong_token", "role", "content_type", "body_size", "body_time"),
+    *("evicted", "slow_head", "slow_reader", "handshake"),
+]
+
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Public:
-    """The paths that need no token: pages, to which a link from another site may lead, and probes."""
+class RefusedError(Exception):
+    """The guard refuses a request.
 
-    pages: frozenset[str] = frozenset()
-    probes: frozenset[str] = frozenset()
+    Attributes:
+        reason: label of the metric.
+        status: of HTTP.
+        field: the header at fault, ``name`` or ``body``; empty is none.
+        challenge: for WWW-Authenticate; empty is none.
+    """
+
+    def __init__(self, reason: Reason, status: int, detail: str, field: str = "", challenge: str | None = None) -> None:
+        super().__init__(detail)
+        self.reason, self.status, self.field, self.challenge = reason, status, field, challenge
 
 
 class Guard:
-    """The middleware. ``allowed_hosts`` are names of the address besides localhost and IP addresses."""
+    """The middleware.
+
+    Args:
+        app: gets the requests that pass; raises HTTPException for what it does not have.
+        keyring: the tokens.
+        pages: paths without a token to which a link from another site may lead.
+        probes: further paths without a token.
+        allowed_hosts: names of the address besides localhost and IP addresses.
+        refusals: counts by reason.
+    """
 
     def __init__(
         self,
         app: ASGIApp,
         keyring: Keyring,
         *,
-        public: Public,
+        pages: Collection[str],
+        probes: Collection[str],
         allowed_hosts: Iterable[str] = (),
         refusals: Refusals,
     ) -> None:
-        self._app = app
-        self._keyring = keyring
-        self._public = public
+        self._app, self._keyring, self._refusals = app, keyring, refusals
+        self._pages, self._public = pages, frozenset({*pages, *probes})
         self._hosts = frozenset({"localhost", *(_bare(host) for host in allowed_hosts)})
-        self._refusals = refusals
         self._log_rate = LogRate()
         self._batches = trio.CapacityLimiter(_MAX_BATCHES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or refuse it."""
-        request = _Request(scope)
+        access = self._keyring.access
+
+        def is_allowed() -> bool:
+            # A stream ends when tokens change, and its client comes back with its own.
+            return self._keyring.access is access or scope["path"] in self._public
+
+        answer = _Answer(scope, send, is_allowed)
+        headers = Headers(scope=scope)
         try:
-            self._check(request)
-            access = self._keyring.access
-            role, author = self._authenticate(request, access)
-            async with self._batches if request.is_batch else nullcontext():
-                body = await self._body(request, receive)
+            self._check(scope, headers)
+            role, author = self._authenticate(scope, headers, access)
+            # Only of those who may change something: others must not take their turns.
+            async with self._batches if _is_batch(scope) else nullcontext():
+                body = await _body(scope, headers, receive)
                 # None: the client left before the end of its body.
                 if body is not None:
-                    state: dict[str, object] = {"author": author, "role": role, "authentication": bool(access.tokens)}
-                    await self._pass(request, _replay(body, receive), send, access, state)
+                    state = {"author": author, "role": role, "authentication": bool(access.tokens)}
+                    inner = {**scope, "state": {**scope["state"], **state}, "app": self}
+                    inner["method"] = "GET" if scope["method"] == "HEAD" else scope["method"]
+                    await self._app(inner, _replay(body, receive), answer.send)
         except RefusedError as refused:
-            self._refusals.count(refused.reason)
-            self._log_refusal(refused, request)
-            headers, body = problem(refused.status, refused.detail, refused.field)
+            self._refusals[refused.reason] += 1
+            self._log_refusal(refused, _peer(scope))
             # The client may still be sending a body that is not read.
-            headers += [*refused.headers, (b"connection", b"close")]
-            await send({"type": "http.response.start", "status": refused.status, "headers": headers})
-            await send({"type": "http.response.body", "body": body})
-
-    async def _pass(
-        self, request: "_Request", receive: Receive, send: Send, access: Access, state: dict[str, object]
-    ) -> None:
-        def still_allowed() -> bool:
-            now = self._keyring.access
-            return now is access or request.path in self._public.probes or _same(request, now, access)
-
-        answer = _Answer(request.scope, send, still_allowed)
-        inner = {
-            **request.scope,
-            "method": "GET" if request.method == "HEAD" else request.method,
-            "state": {**request.scope["state"], **state},
-        }
-        try:
-            await self._app(inner, receive, answer.send)
+            more = {"connection": "close", **({"www-authenticate": refused.challenge} if refused.challenge else {})}
+            response = field_problem(refused.status, refused.field, str(refused), more)
+            await response(scope, receive, answer.send)
+        except HTTPException as error:
+            details = {404: "there is nothing here", 405: "this cannot be done here"}
+            response = problem(error.status_code, details.get(error.status_code, error.detail), headers=error.headers)
+            await response(scope, receive, answer.send)
         except Exception as error:  # noqa: BLE001 - whatever it was, the client gets an answer and the log the reason
-            more = self._log_rate.take("failed", trio.current_time())
-            if more is not None:
-                _log.error("admin request failed", path=request.path, error=repr(error), more_since_last_line=more)
-            await answer.fail()
+            if (more := self._log_rate.take("failed", trio.current_time())) is not None:
+                _log.error("admin request failed", path=scope["path"], error=repr(error), more_since_last_line=more)
+            if not answer.is_started:
+                response = problem(500, "internal error; the log has the reason")
+                await response(scope, receive, answer.send)
 
-    def _check(self, request: "_Request") -> None:
-        if not request.path.startswith("/") or not request.is_utf8:
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        path = scope["path"]
+        if not path.startswith("/") or not _is_utf8(scope):
             raise RefusedError("path", 400, "the request's target must be a path in UTF-8, percent-encoded")
-        if _CONTROL.search(request.path):
+        if _CONTROL.search(path):
             # Here and not in the API: no route matches a path with a line feed.
-            raise RefusedError("path", 400, "no name has control characters, and this path has one", field="name")
-        host = request.only(b"host", "host", 400)
+            raise RefusedError("path", 400, "no name has control characters, and this path has one", "name")
+        host = _only(headers, "host", "host", 400)
         name = _HOST.fullmatch(host)
         if name is None or not (_bare(name[1]) in self._hosts or _is_address(name[1])):
-            raise RefusedError(
-                "host",
-                421,
-                f'nothing is served under the name "{host[:100]}"; use the address, or add the name to '
-                "admin.allowed_hosts",
-                field="host",
-            )
-        navigates = request.path in self._public.pages and request.method in _SAFE
-        origin = request.only(b"origin", "origin", 403)
+            what = f'nothing is served under the name "{host[:100]}"; use the address, or add the name to'
+            raise RefusedError("host", 421, f"{what} admin.allowed_hosts", "host")
+        origin = _only(headers, "origin", "origin", 403)
         if origin and not _same_host(origin, host):
-            raise RefusedError("origin", 403, "this is not for scripts of other sites", field="origin")
-        site = request.only(b"sec-fetch-site", "origin", 403)
+            raise RefusedError("origin", 403, "this is not for scripts of other sites", "origin")
+        site = _only(headers, "sec-fetch-site", "origin", 403)
+        navigates = path in self._pages and scope["method"] in _SAFE
         if site not in ("", "same-origin", "none") and not (
-            navigates and request.only(b"sec-fetch-mode", "origin", 403) in ("navigate", "")
+            navigates and _only(headers, "sec-fetch-mode", "origin", 403) in ("navigate", "")
         ):
-            raise RefusedError("origin", 403, "this is not for scripts of other sites", field="sec-fetch-site")
+            raise RefusedError("origin", 403, "this is not for scripts of other sites", "sec-fetch-site")
 
-    def _authenticate(self, request: "_Request", access: Access) -> tuple[Role, Author]:
-        if request.path in self._public.pages or request.path in self._public.probes:
-            return "read", Author("", request.peer)
+    def _authenticate(self, scope: Scope, headers: Headers, access: Access) -> tuple[Role, Author]:
+        peer = _peer(scope)
+        if scope["path"] in self._public:
+            return "read", Author("", peer)
         if not access.tokens:
-            return "write", Author(LOCAL, request.peer)
-        values = request.all(b"authorization")
+            return "write", Author(LOCAL, peer)
+        values = headers.getlist("authorization")
+        challenge = 'Bearer realm="sluice"'
         if not values:
-            raise RefusedError(
-                "no_token",
-                401,
-                "a token is wanted: Authorization: Bearer TOKEN",
-                field="authorization",
-                headers=[(b"www-authenticate", b'Bearer realm="sluice"')],
-            )
+            what = "a token is wanted: Authorization: Bearer TOKEN"
+            raise RefusedError("no_token", 401, what, "authorization", challenge)
         bearer = _BEARER.fullmatch(values[0]) if len(values) == 1 else None
         # Always compare something, so that the time taken does not reveal what was wrong.
-        token = access.find(bearer[1] if bearer else b"")
+        token = access.find(bearer[1].encode() if bearer else b"")
         if token is None or bearer is None:
-            raise RefusedError(
-                "wrong_token",
-                401,
-                "no such token" if bearer else "must be one header: Authorization: Bearer TOKEN",
-                field="authorization",
-                headers=[(b"www-authenticate", b'Bearer realm="sluice", error="invalid_token"')],
-            )
-        if token.role != "write" and request.method not in _SAFE:
-            raise RefusedError(
-                "role",
-                403,
-                f"the token {token.name} may only read",
-                field="authorization",
-                headers=[(b"www-authenticate", b'Bearer realm="sluice", error="insufficient_scope"')],
-            )
-        return token.role, Author(token.name, request.peer)
+            what = "no such token" if bearer else "must be one header: Authorization: Bearer TOKEN"
+            raise RefusedError("wrong_token", 401, what, "authorization", f'{challenge}, error="invalid_token"')
+        if token.role != "write" and scope["method"] not in _SAFE:
+            what = f"the token {token.name} may only read"
+            raise RefusedError("role", 403, what, "authorization", f'{challenge}, error="insufficient_scope"')
+        return token.role, Author(token.name, peer)
 
-    async def _body(self, request: "_Request", receive: Receive) -> bytes | None:
-        """Read the whole body; None if the client left."""
-        most = MAX_BATCH_BYTES if request.is_batch else MAX_BODY_BYTES
-        too_large = RefusedError("body_size", 413, f"a body has at most {most} bytes", field="body")
-        length = request.only(b"content-length", "body_size", 400)
-        if length and request.all(b"transfer-encoding"):
-            # A proxy in front may go by the other one, and send what follows as another client's request.
-            raise RefusedError(
-                "body_size", 400, "Content-Length and Transfer-Encoding exclude each other", field="transfer-encoding"
-            )
-        if length.isascii() and length.isdigit() and (len(length) > 9 or int(length) > most):
-            raise too_large
-        body = bytearray()
-        with trio.move_on_after(BODY_TIMEOUT_S) as scope:
-            while (message := await receive())["type"] == "http.request":
-                body += message.get("body", b"")
-                if len(body) > most:
-                    raise too_large
-                if not message.get("more_body", False):
-                    break
-            else:
-                return None
-        if scope.cancelled_caught:
-            raise RefusedError(
-                "body_time", 408, f"the body was not there within {BODY_TIMEOUT_S:g} seconds", field="body"
-            )
-        if body and request.method not in _SAFE and not _is_json(request.all(b"content-type")):
-            raise RefusedError(
-                "content_type", 415, "the body must be Content-Type: application/json", field="content-type"
-            )
-        return bytes(body)
-
-    def _log_refusal(self, refused: RefusedError, request: "_Request") -> None:
+    def _log_refusal(self, refused: RefusedError, peer: str) -> None:
         """Log a failed authentication, at a bounded rate."""
         if refused.status not in (401, 403):
             return
-        more = self._log_rate.take(refused.reason, trio.current_time())
-        if more is not None:
-            _log.warning("admin request refused", reason=refused.reason, peer=request.peer, more_since_last_line=more)
+        if (more := self._log_rate.take(refused.reason, trio.current_time())) is not None:
+            _log.warning("admin request refused", reason=refused.reason, peer=peer, more_since_last_line=more)
 
 
 class _Answer:
     """Sends an answer with the headers that every answer has, and nothing after its end."""
 
-    def __init__(self, scope: Scope, send: Send, still_allowed: Callable[[], bool]) -> None:
-        self._scope, self._send, self._still_allowed = scope, send, still_allowed
-        self._started = self._ended = False
+    def __init__(self, scope: Scope, send: Send, is_allowed: Callable[[], bool]) -> None:
+        self._scope, self._send, self._is_allowed = scope, send, is_allowed
+        self.is_started = self._has_ended = False
 
     async def send(self, message: Message) -> None:
-        if self._ended:
+        if self._has_ended:
             return
         if message["type"] == "http.response.start":
-            self._started = True
-            message = {**message, "headers": self._with_headers(message.get("headers", []))}
+            self.is_started = True
+            headers = MutableHeaders(raw=list(message.get("headers", [])))
+            for name, value in (SECURITY_HEADERS | NO_STORE if self._is_api else SECURITY_HEADERS).items():
+                headers.setdefault(name, value)
+            message = {**message, "headers": headers.raw}
         elif message["type"] == "http.response.body":
-            if self._scope["method"] == "HEAD" or not self._still_allowed():
+            if self._scope["method"] == "HEAD" or not self._is_allowed():
                 message = {"type": "http.response.body", "body": b"", "more_body": False}
-            self._ended = not message.get("more_body", False)
+            self._has_ended = not message.get("more_body", False)
         await self._send(message)
 
-    async def fail(self) -> None:
-        """Answer with 500; the server breaks off an answer that has begun."""
-        if not self._started:
-            headers, body = problem(500, "internal error; the log has the reason")
-            await self._send({"type": "http.response.start", "status": 500, "headers": headers})
-            await self._send({"type": "http.response.body", "body": body})
+    @property
+    def _is_api(self) -> bool:
+        return bool(self._scope["path"].startswith(BASE))
 
-    def _with_headers(self, given: Iterable[tuple[bytes, bytes]]) -> Headers:
-        headers = [(bytes(name), bytes(value)) for name, value in given]
-        present = {name.lower() for name, _ in headers}
-        headers += [header for header in SECURITY_HEADERS if header[0] not in present]
-        if NO_STORE[0] not in present and self._scope["path"].startswith(_API):
-            headers.append(NO_STORE)
-        return headers
+
+async def _body(scope: Scope, headers: Headers, receive: Receive) -> bytes | None:
+    """Read the whole body; None if the client left."""
+    most = MAX_BATCH_BYTES if _is_batch(scope) else MAX_BODY_BYTES
+    too_large = RefusedError("body_size", 413, f"a body has at most {most} bytes", "body")
+    length = _only(headers, "content-length", "body_size", 400)
+    if length and "transfer-encoding" in headers:
+        # A proxy in front may go by the other one, and send what follows as another client's request.
+        what = "Content-Length and Transfer-Encoding exclude each other"
+        raise RefusedError("body_size", 400, what, "transfer-encoding")
+    if length.isascii() and length.isdigit() and (len(length) > 9 or int(length) > most):
+        raise too_large
+    body = bytearray()
+    with trio.move_on_after(BODY_TIMEOUT_S) as patience:
+        while (message := await receive())["type"] == "http.request":
+            body += message.get("body", b"")
+            if len(body) > most:
+                raise too_large
+            if not message.get("more_body", False):
+                break
+        else:
+            return None
+    if patience.cancelled_caught:
+        raise RefusedError("body_time", 408, f"the body was not there within {BODY_TIMEOUT_S:g} seconds", "body")
+    if body and scope["method"] not in _SAFE and not _is_json(headers.getlist("content-type")):
+        raise RefusedError("content_type", 415, "the body must be Content-Type: application/json", "content-type")
+    return bytes(body)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
@@ -263,42 +262,23 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-class _Request:
-    """What the guard needs to know about a request."""
-
-    def __init__(self, scope: Scope) -> None:
-        self.scope = scope
-        self.method: str = scope["method"]
-        self.path: str = scope["path"]
-        #: Of those who may change something: others must not take their turns.
-        self.is_batch = self.path == _BATCH and self.method not in _SAFE
-        self.peer = _peer(scope)
-        self._headers: list[tuple[bytes, bytes]] = list(scope["headers"])
-        try:
-            self.is_utf8 = unquote_to_bytes(scope["raw_path"]).decode() == self.path
-        except UnicodeDecodeError:
-            self.is_utf8 = False
-
-    def all(self, name: bytes) -> list[bytes]:
-        return [value for key, value in self._headers if key.lower() == name]
-
-    def only(self, name: bytes, reason: Reason, status: int) -> str:
-        """Return the one header of that name, empty if there is none; a proxy in front may read another of several."""
-        values = self.all(name)
-        if len(values) > 1:
-            text = name.decode()
-            raise RefusedError(reason, status, f"there must be one header {text}", field=text)
-        return values[0].decode("latin-1").strip() if values else ""
+def _only(headers: Headers, name: str, reason: Reason, status: int) -> str:
+    """Return the one header of that name, empty if there is none; a proxy in front may read another of several."""
+    values = headers.getlist(name)
+    if len(values) > 1:
+        raise RefusedError(reason, status, f"there must be one header {name}", name)
+    return values[0].strip() if values else ""
 
 
-def _same(request: _Request, now: Access, before: Access) -> bool:
-    """Return whether the request's token still has the role that it had."""
-    if not now.tokens:
-        return True
-    bearer = _BEARER.fullmatch((request.all(b"authorization") or [b""])[0])
-    text = bearer[1] if bearer else b""
-    token, old = now.find(text), before.find(text)
-    return token is not None and old is not None and token.role == old.role
+def _is_batch(scope: Scope) -> bool:
+    return scope["path"] == _BATCH and scope["method"] not in _SAFE
+
+
+def _is_utf8(scope: Scope) -> bool:
+    try:
+        return bool(unquote_to_bytes(scope["raw_path"]).decode() == scope["path"])
+    except UnicodeDecodeError:
+        return False
 
 
 def _peer(scope: Scope) -> str:
@@ -330,5 +310,5 @@ def _same_host(origin: str, host: str) -> bool:
     return _bare(parts.netloc.removesuffix(port)) == _bare(host.removesuffix(port))
 
 
-def _is_json(content_types: list[bytes]) -> bool:
-    return len(content_types) == 1 and content_types[0].split(b";")[0].strip().lower() == b"application/json"
+def _is_json(content_types: list[str]) -> bool:
+    return len(content_types) == 1 and content_types[0].split(";")[0].strip().lower() == "application/json"

@@ -1,16 +1,17 @@
 """HTTP/1.1 for an ASGI application on trio, with h11, and bounds on connections, on slow clients and on memory.
 
 Connections and unsent bytes have a bound. Above it, the connection without progress for the longest time is closed, one
-without a request first, so that a new connection always gets an answer. One read is served in each turn of the event
-loop, so that a flood of requests cannot hold up the data path. The first read of a connection does not queue behind
-later ones of other connections, as probes open a new connection each time.
+without a request first, so that a new connection always gets an answer.
+
+Each turn of the event loop accepts and reads a few requests and begins one, so that a flood cannot hold up the data
+path. Probes begin as soon as they are read: they do not queue behind requests that cost more.
 
 HTTP/2, WebSocket and upgrades are not supported.
 """
 
-import errno
+import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from email.utils import formatdate
 from http import HTTPStatus
@@ -22,7 +23,7 @@ import structlog
 import trio
 from starlette.types import ASGIApp, Message, Scope
 
-from admin.http.refusals import Headers, problem
+from admin.http.problems import Refusals, problem
 from proxy.common.log_rate import LogRate
 from proxy.net.sockets import plain_address
 
@@ -44,8 +45,10 @@ _HEAD_FAULTS: Final = {
 _LINGER_S: Final = 1.0
 _READ_BYTES: Final = 16 * 1024
 _WRITE_BYTES: Final = 64 * 1024
-_OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
-_OUT_OF_DESCRIPTORS_PAUSE_S: Final = 0.1
+#: Connections accepted, and requests read, in one turn of the event loop.
+_MOST_A_TURN: Final = 8
+#: After accepting has failed, for example for want of descriptors.
+_PAUSE_S: Final = 0.1
 _GONE: Final = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 
 _log = structlog.get_logger(__name__)
@@ -56,53 +59,68 @@ class Http1Server:
 
     Args:
         app: answers the requests.
+        probes: paths of requests that cost next to nothing.
         tls: makes it HTTPS.
-        count: called with the reason for which a connection is closed: ``evicted``, ``slow_head``, ``slow_reader``,
-            ``handshake``.
+        refusals: counts why connections are closed: ``evicted``, ``slow_head``, ``slow_reader``, ``handshake``.
         max_connections: open at once.
         max_unsent_bytes: of all answers together.
-
-    Attributes:
-        first, later: turns of the first read of each connection, and of all other reads.
     """
 
     def __init__(
         self,
         app: ASGIApp,
         *,
+        probes: Collection[str] = (),
         tls: ssl.SSLContext | None = None,
-        count: Callable[[str], None] = lambda _: None,
+        refusals: Refusals | None = None,
         max_connections: int = MAX_CONNECTIONS,
         max_unsent_bytes: int = MAX_UNSENT_BYTES,
     ) -> None:
-        self.app = app
-        self.count = count
-        self.first, self.later = trio.StrictFIFOLock(), trio.StrictFIFOLock()
-        self._tls = tls
+        self.app, self.tls = app, tls
+        self.refusals = Refusals() if refusals is None else refusals
+        self._probes = {path.encode() for path in probes}
+        #: Each is held for one turn of the event loop.
+        self._reads, self._turns = trio.Semaphore(_MOST_A_TURN), trio.StrictFIFOLock()
         self._max_connections, self._max_unsent_bytes = max_connections, max_unsent_bytes
         #: The longest without progress first.
         self._open: dict[_Connection, None] = {}
         self._log_rate = LogRate()
 
     async def serve(
-        self, listener: trio.SocketListener, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        self, sock: socket.socket, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Accept and answer until cancelled."""
-        async with trio.open_nursery() as nursery, listener:
-            task_status.started()
-            while True:
-                try:
-                    stream = await listener.accept()
-                except OSError as error:
-                    if error.errno not in _OUT_OF_DESCRIPTORS:
-                        raise
-                    await trio.sleep(_OUT_OF_DESCRIPTORS_PAUSE_S)
-                    continue
-                if len(self._open) >= self._max_connections:
-                    self._evict(next((each for each in self._open if not each.busy), next(iter(self._open))))
-                connection = _Connection(self, stream, self._tls)
-                self._open[connection] = None
-                nursery.start_soon(self._run, connection)
+        """Accept and answer until cancelled, and close the socket."""
+        sock.setblocking(False)
+        async with trio.open_nursery() as nursery:
+            with sock:
+                task_status.started()
+                while True:
+                    await trio.lowlevel.wait_readable(sock)
+                    try:
+                        for _ in range(_MOST_A_TURN):
+                            self._enter(sock.accept()[0], nursery)
+                    except BlockingIOError:
+                        continue
+                    except OSError:
+                        await trio.sleep(_PAUSE_S)
+
+    def _enter(self, sock: socket.socket, nursery: trio.Nursery) -> None:
+        if len(self._open) >= self._max_connections:
+            self._evict(next((each for each in self._open if not each.busy), next(iter(self._open))))
+        connection = _Connection(self, trio.SocketStream(trio.socket.from_stdlib_socket(sock)))
+        self._open[connection] = None
+        nursery.start_soon(self._run, connection)
+
+    async def read(self) -> None:
+        """Wait until something that was received may be read."""
+        async with self._reads:
+            pass
+
+    async def begin(self, target: bytes) -> None:
+        """Wait until a request may begin."""
+        if target not in self._probes:
+            async with self._turns:
+                pass
 
     def progressed(self, connection: "_Connection") -> None:
         """Bytes went to or came from this connection."""
@@ -120,7 +138,7 @@ class Http1Server:
 
     def _evict(self, connection: "_Connection") -> None:
         del self._open[connection]
-        self.count("evicted")
+        self.refusals["evicted"] += 1
         connection.scope.cancel()
 
     async def _run(self, connection: "_Connection") -> None:
@@ -142,7 +160,7 @@ class _Connection:
         unsent: bytes of an answer that the client has not read.
     """
 
-    def __init__(self, server: Http1Server, transport: trio.SocketStream, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, server: Http1Server, transport: trio.SocketStream) -> None:
         self.scope = trio.CancelScope()
         self.busy = False
         self.unsent = 0
@@ -150,8 +168,6 @@ class _Connection:
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
         self._transport = transport
         self._stream: trio.SocketStream | trio.SSLStream[trio.SocketStream] = transport
-        self._tls = tls
-        self._turns = server.first
         self._start: Message | None = None
         #: The status to answer with if the body is not valid HTTP.
         self._body_fault: int | None = None
@@ -169,35 +185,35 @@ class _Connection:
             self._transport.socket.close()
 
     async def _shake_hands(self) -> bool:
-        if self._tls is None:
+        if self._server.tls is None:
             return True
         with trio.move_on_after(HEAD_TIMEOUT_S), suppress(trio.BrokenResourceError):
             await trio.lowlevel.wait_readable(self._transport.socket)
-            async with self._turns:
-                pass
-            self._stream = trio.SSLStream(self._transport, self._tls, server_side=True, https_compatible=True)
+            await self._server.read()
+            self._stream = trio.SSLStream(self._transport, self._server.tls, server_side=True, https_compatible=True)
             await self._stream.do_handshake()
             return True
-        self._server.count("handshake")
+        self._server.refusals["handshake"] += 1
         return False
 
     async def _serve(self) -> None:
-        socket = self._transport.socket
-        client, server = plain_address(socket.getpeername()), socket.getsockname()[:2]
+        sock = self._transport.socket
+        client, server = plain_address(sock.getpeername()), sock.getsockname()[:2]
         timeout_s = HEAD_TIMEOUT_S
         while (request := await self._next_request(timeout_s)) is not None:
             self.busy = True
+            await self._server.begin(request.target)
             raw_path, _, query_string = request.target.partition(b"?")
             await self._answer(
                 {
                     "type": "http",
                     "asgi": {"spec_version": "2.3", "version": "3.0"},
-                    "scheme": "http" if self._tls is None else "https",
+                    "scheme": "http" if self._server.tls is None else "https",
                     "client": client,
                     "server": server,
                     "root_path": "",
                     "extensions": {},
-                    "method": request.method.decode("ascii").upper(),
+                    "method": request.method.decode("ascii"),
                     "http_version": request.http_version.decode("ascii"),
                     "path": unquote(raw_path.decode("ascii")),
                     "raw_path": raw_path,
@@ -229,18 +245,16 @@ class _Connection:
                 return None
             if not begun:
                 # It came in one piece with the request before it.
-                async with self._turns:
-                    pass
+                await self._server.read()
             return event if isinstance(event, h11.Request) else None
         if begun or timeout_s == HEAD_TIMEOUT_S:
-            self._server.count("slow_head")
+            self._server.refusals["slow_head"] += 1
         return None
 
     async def _receive(self) -> None:
         data = await self._stream.receive_some(_READ_BYTES)
         self._server.progressed(self)
-        async with self._turns:
-            self._turns = self._server.later
+        await self._server.read()
         self._http.receive_data(bytes(data))
 
     async def _answer(self, scope: Scope) -> None:
@@ -292,9 +306,9 @@ class _Connection:
     async def _refuse(self, status: int, detail: str) -> None:
         """Answer with a problem, and end the connection."""
         if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            headers, body = problem(status, detail)
-            response = _response(status, [*headers, (b"connection", b"close")])
-            await self._write(response, h11.Data(data=body), h11.EndOfMessage())
+            refused = problem(status, detail, headers={"connection": "close"})
+            response = _response(status, refused.raw_headers)
+            await self._write(response, h11.Data(data=bytes(refused.body)), h11.EndOfMessage())
 
     async def _write(self, *events: h11.Event) -> None:
         """Send all of it, or end the connection."""
@@ -315,14 +329,14 @@ class _Connection:
                     self.unsent -= len(piece)
                     self._server.progressed(self)
         except trio.TooSlowError:
-            self._server.count("slow_reader")
+            self._server.refusals["slow_reader"] += 1
             self.scope.cancel()
         except _GONE:
             self.scope.cancel()
 
     async def _linger(self) -> None:
         """End our side, and read on for a moment until the client ends its own."""
-        if self._tls is None:
+        if self._server.tls is None:
             # TLS cannot end one side alone. There the client knows from the length that the answer is complete.
             with suppress(OSError):
                 self._transport.socket.shutdown(trio.socket.SHUT_WR)
@@ -331,6 +345,6 @@ class _Connection:
                 pass
 
 
-def _response(status: int, headers: Headers) -> h11.Response:
+def _response(status: int, headers: Iterable[tuple[bytes, bytes]]) -> h11.Response:
     dated = [*headers, (b"date", formatdate(usegmt=True).encode())]
     return h11.Response(status_code=status, reason=HTTPStatus(status).phrase, headers=dated)

@@ -2,26 +2,24 @@
 
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import ExitStack
 from typing import Final
 
 import trio
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import BaseRoute, Mount, Route, Router
 from starlette.types import ASGIApp
 
 from admin import web
 from admin.common.errors import StartError, listen_error
-from admin.config.addresses import Endpoint
+from admin.config.addresses import Endpoint, is_loopback
 from admin.config.settings import AdminSettings
-from admin.http.api.answers import failed, refused_by_router
-from admin.http.auth import ANYONE, Keyring, is_loopback
-from admin.http.guard import Guard, Public
+from admin.config.tls import Certificate
+from admin.http.auth import ANYONE, Keyring
+from admin.http.guard import Guard
 from admin.http.http1 import MAX_CONNECTIONS, Http1Server
-from admin.http.refusals import Refusals
-from admin.http.tls import Certificate
+from admin.http.problems import Refusals
 from admin.stats.health import Health
 from admin.stats.metrics import Family, counter, scrape
 from admin.wire import BASE
@@ -46,11 +44,10 @@ def application(
     extra: Callable[[], Iterable[Family]] = tuple,
 ) -> ASGIApp:
     """Make the ASGI application; ``api`` is served below ``/api/v1``, ``extra`` makes further metrics."""
-    keyring = keyring or Keyring(ANYONE)
     settings = settings or AdminSettings()
-    refusals = refusals or Refusals()
+    counted = Refusals() if refusals is None else refusals
     page = web.routes()
-    scrapes = _Scrapes(lambda accept: scrape(data_path, accept, [refused_family(refusals), *extra()]))
+    scrapes = _Scrapes(lambda accept: scrape(data_path, accept, [refused_family(counted), *extra()]))
 
     async def metrics(request: Request) -> Response:
         pieces, content_type = await scrapes.next(request.headers.get("accept", ""))
@@ -65,26 +62,18 @@ def application(
         readiness = await health.readiness()
         return JSONResponse(readiness, status_code=200 if readiness["ready"] else 503)
 
-    routes: list[BaseRoute] = [
-        Route(METRICS, metrics),
-        Route("/healthz", healthz),
-        Route("/readyz", readyz),
-        *page,
-    ]
+    routes: list[BaseRoute] = [Route(METRICS, metrics), Route("/healthz", healthz), Route("/readyz", readyz), *page]
     if api is not None:
         routes.append(Mount(BASE, app=api))
-    inner = Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: failed})
-    # Another spelling of a path is another path, which does not exist.
-    inner.router.redirect_slashes = False
+    listen = settings.listen
     return Guard(
-        inner,
-        keyring,
-        public=Public(
-            pages=frozenset(route.path for route in page),
-            probes=PROBES | {METRICS} if settings.public_metrics else PROBES,
-        ),
-        allowed_hosts=_names(settings),
-        refusals=refusals,
+        # Another spelling of a path is another path, which does not exist.
+        Router(routes, redirect_slashes=False),
+        keyring or Keyring(ANYONE),
+        pages=[route.path for route in page],
+        probes=PROBES | {METRICS} if settings.public_metrics else PROBES,
+        allowed_hosts=[*settings.allowed_hosts, *([listen.host] if isinstance(listen, Endpoint) else [])],
+        refusals=counted,
     )
 
 
@@ -117,7 +106,7 @@ def refused_family(refusals: Refusals) -> Family:
         "sluice_admin_refused",
         "Requests and connections that the admin address refused, by reason.",
         ("reason",),
-        (((reason,), count) for reason, count in list(refusals.by_reason.items())),
+        (((reason,), count) for reason, count in list(refusals.items())),
     )
 
 
@@ -147,36 +136,27 @@ def bind(
         StartError: the address cannot be had, or others would reach it without a token.
     """
     family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
-    given = None if inherited is None else _take(inherited, family, endpoint)
-    sock = given or socket.socket(family, socket.SOCK_STREAM)
-    try:
-        if given is None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, v6only)
-            sock.bind(endpoint)
-        reached = bound_endpoint(sock)
-        if anyone or is_loopback(reached.host):
-            sock.listen(_BACKLOG)
-            return sock
-    except OSError as error:
-        sock.close()
-        raise listen_error("admin", str(endpoint), error, hint=hint) from error
-    sock.close()
+    with ExitStack() as failing:
+        try:
+            (*_, address), *_ = socket.getaddrinfo(*endpoint, family, socket.SOCK_STREAM)
+            sock = None if inherited is None else inherited.take(family, (str(address[0]), endpoint.port))
+            if sock is None:
+                sock = failing.enter_context(socket.socket(family, socket.SOCK_STREAM))
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, v6only)
+                sock.bind(address)
+            reached = bound_endpoint(sock)
+            if anyone or is_loopback(reached.host):
+                sock.listen(_BACKLOG)
+                failing.pop_all()
+                return sock
+        except OSError as error:
+            raise listen_error("admin", str(endpoint), error, hint=hint) from error
     raise StartError(
         f"admin: {endpoint} is {reached}, which others reach, and it wants no token; listen on 127.0.0.1, or set "
         "admin.token_file (or SLUICE_ADMIN_TOKEN)"
     )
-
-
-def _take(inherited: Inherited, family: int, endpoint: Endpoint) -> socket.socket | None:
-    """Return the inherited socket of an address, which may be a name."""
-    try:
-        found = socket.getaddrinfo(*endpoint, family, socket.SOCK_STREAM)
-    except OSError:
-        # Binding reports it.
-        return None
-    return inherited.take(family, (str(found[0][4][0]), endpoint.port))
 
 
 def bound_endpoint(sock: socket.socket) -> Endpoint:
@@ -195,20 +175,11 @@ async def run(
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve on a socket from ``bind`` until cancelled, and close it."""
-    listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
     http = Http1Server(
         app,
+        probes=PROBES,
         tls=None if certificate is None else certificate.context,
-        count=(refusals or Refusals()).count,
+        refusals=Refusals() if refusals is None else refusals,
         max_connections=max_connections,
     )
-    await http.serve(listener, task_status=task_status)
-
-
-def _names(settings: AdminSettings) -> list[str]:
-    listen = settings.listen
-    return [*settings.allowed_hosts, *([listen.host] if isinstance(listen, Endpoint) else [])]
-
-
-async def _refused(_: Request, error: Exception) -> Response:
-    return refused_by_router(error, not_found="there is nothing here")
+    await http.serve(sock, task_status=task_status)

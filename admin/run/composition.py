@@ -18,10 +18,9 @@ from admin.config.rule_fields import scope_kinds_of
 from admin.config.rulebook import BUILT_IN, Rulebook
 from admin.config.settings import OFF, ListenerSettings, Settings
 from admin.config.sources import Configuration
-from admin.config.tls import Expiry, ListenerTls, expiry_warnings
+from admin.config.tls import Certificate, Expiry, ListenerTls, expiry_warnings, read_certificate
 from admin.config.toml_lines import Path as Place
 from admin.http.auth import ANYONE, Access, read_access
-from admin.http.tls import Certificate, read_certificate
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
 from proxy.datapath.alarm_watch import AlarmConfig
@@ -203,7 +202,7 @@ def compose(configuration: Configuration) -> Plan:
     book = rulebook.build(configuration, tuple(protocols.values()), scopes)
     rule_set = book.rule_set()
     all_kinds = (*kinds, *scope_kinds_of(protocols.values()))
-    doubtful = lint.warnings(settings, book, all_kinds, origins, datetime.now(UTC))
+    doubtful = lint.warnings(settings, book.configured, all_kinds, origins)
     doubtful += _doubts_of_listeners(listeners, origins)
     return Plan(
         settings,

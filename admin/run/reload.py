@@ -121,10 +121,6 @@ class Reloader:
             edit = edited.get(limit_path(target_of(rule))) if rule is not None else None
             if edit is not None:
                 yield f"{key.kind}:{key.pattern}: {edit.source} stands over it, {edit.limit_text}"
-        known = {(hidden.key, _said(hidden)) for hidden, _ in old.rulebook.hidden}
-        for hidden, by in new.rulebook.hidden:
-            if (hidden.key, _said(hidden)) not in known:
-                yield f"{hidden.source}: {hidden} does not hold: {by.source} says {by}"
 
 
 def families(reloader: Reloader | None) -> Iterator[Family]:

@@ -28,7 +28,7 @@ from admin.edits.service import EditService
 from admin.edits.store import Store, open_store
 from admin.http import api, server
 from admin.http.auth import Keyring
-from admin.http.refusals import Refusals
+from admin.http.problems import Refusals
 from admin.rejection_log.advice import AdviceReader
 from admin.rejection_log.advice import usual as usual_report
 from admin.rejection_log.files import Bounds

@@ -1,7 +1,7 @@
 """How fast each open connection is: two looks at the counters, some seconds apart, while somebody is interested."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import trio
@@ -33,20 +33,20 @@ class ConnectionQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which connections are asked for.
 
     Attributes:
-        search: part of the peer, the client's id, the listener, a resource or a link's name; empty is all.
-        resource: only those with exactly this resource, ``kind:name``; empty is all.
-        sort: the column.
-        order: of the column.
-        offset: of the first row.
-        limit: rows at most.
+        search: part of the peer, client id, user, certificate, listener, a resource or link.
+        resource: only connections with exactly this resource, as ``kind:name``; empty: all.
+        sort: the column to sort by.
+        order: smallest first, or largest first.
+        offset: rows to skip.
+        limit: most rows.
     """
 
-    search: str = ""
+    search: Annotated[str, msgspec.Meta(max_length=255)] = ""
     resource: str = ""
     sort: wire.ConnectionColumn = "id"
     order: wire.Order = "asc"
-    offset: int = 0
-    limit: int = wire.DEFAULT_PAGE
+    offset: wire.Offset = 0
+    limit: wire.MostRows = wire.DEFAULT_PAGE
 
 
 class _Seen:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest, nsmallest
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -498,25 +498,26 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     """Which rows are asked for.
 
     Attributes:
-        kind: only this one; empty is all.
-        name: only the row of this very name; empty is all.
-        search: part of the name, in any case; empty is all.
-        filter: only those limited or shadowed in the window, with an edit, or near their limit.
-        sort: the column.
-        order: of the column.
-        offset: of the first row.
-        limit: rows at most.
-        history: with the last minutes.
+        kind: only this kind, for example ``topic``; empty: all kinds.
+        name: only the row of exactly this name; empty: all names.
+        search: part of the name, case-insensitive.
+        filter: ``limited``: refused or held something in the last ten seconds; ``edited`` or ``overridden``: has an
+            edit; ``near``: uses at least 80 % of the limit; ``shadowed``: a shadow rule would have refused something.
+        sort: the column to sort by.
+        order: smallest first, or largest first.
+        offset: rows to skip.
+        limit: most rows.
+        history: include the messages of the last minutes.
     """
 
     kind: str = ""
     name: str = ""
-    search: str = ""
+    search: Annotated[str, msgspec.Meta(max_length=255)] = ""
     filter: wire.Filter | None = None
     sort: wire.LimitColumn = "name"
     order: wire.Order = "asc"
-    offset: int = 0
-    limit: int = wire.DEFAULT_PAGE
+    offset: wire.Offset = 0
+    limit: wire.MostRows = wire.DEFAULT_PAGE
     history: bool = True
 
 

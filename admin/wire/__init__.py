@@ -6,7 +6,7 @@ UTC.
 
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -42,6 +42,8 @@ EVENT_STREAM: Final = "text/event-stream"
 MAX_PAGE: Final = 500
 """Most rows of one page."""
 DEFAULT_PAGE: Final = 100
+Offset = Annotated[int, msgspec.Meta(ge=0)]
+MostRows = Annotated[int, msgspec.Meta(ge=0, le=MAX_PAGE)]
 MAX_EDITS: Final = 10_000
 """Most edits of one batch."""
 
@@ -937,7 +939,7 @@ class State(Answer, frozen=True, kw_only=True):
     etag: str = ""
 
 
-PROBLEMS: Final = "/api/v1/problems/"
+PROBLEMS: Final = "urn:sluice:problem:"
 """Prefix of the URIs of problem types."""
 
 
@@ -955,16 +957,6 @@ class ProblemType(msgspec.Struct, frozen=True):
     status: int
     title: str
     detail: str
-
-
-class ProblemTypes(msgspec.Struct, frozen=True):
-    """All types of problems.
-
-    Attributes:
-        types: the types, by status.
-    """
-
-    types: tuple[ProblemType, ...]
 
 
 def _type(name: str, status: int, detail: str) -> ProblemType:
@@ -1013,7 +1005,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """Why a request failed: problem details (RFC 9457).
 
     Attributes:
-        type: the URI of the type of problem, which never changes; ``/api/v1/problems`` describes them all.
+        type: the URI of the type of problem, which never changes.
         title: the status in words.
         status: the HTTP status.
         detail: what is wrong and what to do, for people.

@@ -1,4 +1,4 @@
-"""The API before a real desk and a data path made by hand, asked without a socket."""
+"""The API before a real edit service and a data path made by hand, asked without a socket."""
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -63,8 +63,8 @@ _TO_MIDDAY = _NOW.replace(hour=12) - _NOW
 class Served:
     """The API and what it stands on."""
 
-    desk: EditService
-    board: LiveStats
+    edits: EditService
+    stats: LiveStats
     data_path: Any
     client: httpx2.AsyncClient
     app: Any = None
@@ -100,17 +100,17 @@ def as_author(app: Any, name: str = "alice") -> Callable[..., Any]:
 @pytest.fixture
 async def served(data_path: Any, write: Any, nursery: trio.Nursery) -> AsyncIterator[Served]:
     plan = compose(load(write(CONFIG), {}, Flags()))
-    desk = EditService(plan.rulebook, Store(None), clock=midday)
-    await nursery.start(desk.run, data_path)
-    board = LiveStats(data_path, desk, Health(data_path), Clock(utc=midday))
-    await nursery.start(board.run)
+    edits = EditService(plan.rulebook, Store(None), clock=midday)
+    await nursery.start(edits.run, data_path)
+    stats = LiveStats(data_path, edits, Health(data_path), Clock(utc=midday))
+    await nursery.start(stats.run)
     warnings: list[str] = []
-    services = Services(data_path, desk, board, lambda: warnings)
+    services = Services(data_path, edits, stats, lambda: warnings)
     app = application(services)
     mounted = mount(app)
     transport = httpx2.ASGITransport(as_author(mounted))
     async with httpx2.AsyncClient(transport=transport, base_url="http://localhost", trust_env=False) as client:
-        yield Served(desk, board, data_path, client, app, services, warnings)
+        yield Served(edits, stats, data_path, client, app, services, warnings)
 
 
 def mount(app: Any) -> Any:

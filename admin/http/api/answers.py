@@ -1,20 +1,15 @@
 """Answers: bodies as JSON, entity tags, and problems in place of errors."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
 
 from admin.edits.model import EditError, FieldProblem, InvalidError, PreconditionError, ReloadError
-from admin.wire import PROBLEM, PROBLEMS, Problem
+from admin.http.problems import NO_STORE, problem
 from proxy.common.threads import on_thread
 from proxy.stats.question import QuestionError
-
-NO_STORE = {"cache-control": "no-store"}
-
 
 T = TypeVar("T")
 _LONG: Final = 100
@@ -63,42 +58,6 @@ async def answer(body: msgspec.Struct, *, etag: str | None = None, store: bool =
 def unchanged(etag: str) -> Response:
     """Answer that the client's copy is current."""
     return Response(status_code=304, headers={"cache-control": "no-cache", "etag": f'"{etag}"'})
-
-
-def problem(
-    status: int,
-    detail: str,
-    errors: Iterable[FieldProblem] = (),
-    *,
-    etag: str = "",
-    kind: str = "",
-    headers: Mapping[str, str] | None = None,
-) -> Response:
-    """Answer with a problem. ``kind`` is the last part of its type's URI, by default the usual type of the status."""
-    body = Problem(
-        type=PROBLEMS + kind if kind else "",
-        status=status,
-        detail=detail,
-        errors=tuple(errors),
-        etag=etag or msgspec.UNSET,
-    )
-    more = {**NO_STORE, **(headers or {})}
-    if etag:
-        more["etag"] = f'"{etag}"'
-    return Response(msgspec.json.encode(body), status_code=status, headers=more, media_type=PROBLEM)
-
-
-def refused_by_router(error: Exception, *, not_found: str) -> Response:
-    """Answer to an unknown path, or to a method that is not allowed."""
-    if not isinstance(error, HTTPException):
-        raise error
-    details = {404: not_found, 405: "this cannot be done here"}
-    return problem(error.status_code, details.get(error.status_code, error.detail), headers=error.headers)
-
-
-async def failed(_: Request, __: Exception) -> Response:
-    """Answer that something went wrong; the guard writes the reason into the log."""
-    return problem(500, "internal error; the log has the reason")
 
 
 def refused(error: EditError | QuestionError, *, batch: bool = False) -> Response:

@@ -1,17 +1,17 @@
 """The OpenAPI document, made from the endpoints and from the types that they read and answer."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from functools import cache
 from http import HTTPStatus
 from inspect import cleandoc
 from typing import Any, Final
 
 import msgspec
-from starlette.applications import Starlette
 
 from admin.common.version import sluice_version
 from admin.config.limit_fields import Limit
-from admin.http.api.routing import Endpoint, EndpointRoute
+from admin.http.api.routing import Api, Endpoint, EndpointRoute
 from admin.wire import BASE, EVENT_STREAM, PROBLEM, Answer, Problem, usual_type
 
 _REF: Final = "#/components/schemas/{name}"
@@ -47,15 +47,10 @@ TAGS: Final = [
 ]
 
 
-def document(app: Starlette) -> dict[str, Any]:
-    """Make the OpenAPI document of an application, once."""
-    if not hasattr(app.state, "document"):
-        app.state.document = _document([each for each in app.routes if isinstance(each, EndpointRoute)])
-    found: dict[str, Any] = app.state.document
-    return found
-
-
-def _document(routes: Sequence[EndpointRoute]) -> dict[str, Any]:
+@cache
+def document(api: Api) -> dict[str, Any]:
+    """Make the OpenAPI document."""
+    routes = [each for each in api.routes if isinstance(each, EndpointRoute)]
     paths: dict[str, Any] = {}
     for each in routes:
         paths.setdefault(each.path_format, {})[each.about.method.lower()] = _operation(each)
@@ -115,6 +110,7 @@ def _operation(route: EndpointRoute) -> dict[str, Any]:
 
 def _parameters(place: str, model: type[msgspec.Struct]) -> Iterator[dict[str, Any]]:
     _, (schema, *_) = _components([model])
+    _describe(schema)
     for name, each in schema["properties"].items():
         if each.get("default", "") is None:
             del each["default"]

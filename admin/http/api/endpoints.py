@@ -4,14 +4,11 @@ A method's name is the ``operationId`` of the OpenAPI document, and its docstrin
 The first argument is the request, the second the query, and the others are the values of the path.
 """
 
-from dataclasses import replace
-from inspect import signature
 from typing import Final
 
 import msgspec
 import structlog
 from msgspec import UNSET
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -22,13 +19,12 @@ from admin.config.rule_fields import fields_of
 from admin.edits import model
 from admin.edits.export import export
 from admin.http.api import requests
-from admin.http.api.answers import NO_STORE, Tagged, bad
+from admin.http.api.answers import Tagged, bad
 from admin.http.api.document import document
 from admin.http.api.events import Events
 from admin.http.api.requests import (
     AuditQuery,
     Batch,
-    ConnectionsQuery,
     DryRun,
     ExplainQuery,
     ExportQuery,
@@ -37,10 +33,8 @@ from admin.http.api.requests import (
     Id,
     Kind,
     LimitName,
-    LimitsQuery,
     PageQuery,
     Parameters,
-    ProblemName,
     PutSwitch,
     ResourceKind,
     ResourceName,
@@ -50,7 +44,6 @@ from admin.http.api.requests import (
     Unset,
     Why,
     Write,
-    board_query,
     check_kind,
     expected,
     left_by,
@@ -58,9 +51,10 @@ from admin.http.api.requests import (
     read_edits,
     read_tags,
 )
-from admin.http.api.routing import Endpoint, endpoint, path_of, serve
+from admin.http.api.routing import Api, endpoint
 from admin.http.api.state import Services, Status, flow_of
-from admin.stats import ConnectionQuery
+from admin.http.problems import NO_STORE
+from admin.stats import ConnectionQuery, Query
 from admin.wire import sentences
 from limiter.rules.patterns import DEFAULT_PATTERN, glob_of
 from limiter.rules.resource import Resource
@@ -74,13 +68,13 @@ _A_SWITCH: Final = "/switches/{kind}"
 _WHY: Final = "the campaign starts"
 
 
-def application(services: Services) -> Starlette:
+def application(services: Services) -> Api:
     """Make the application, to be mounted at ``/api/v1``.
 
     Its requests come from the guard, with ``author``, ``role`` and ``authentication`` in their state.
     """
     status = Status(services)
-    app = serve(
+    api = Api(
         _Limits(services, status),
         _Switches(services),
         _Rules(services),
@@ -92,21 +86,10 @@ def application(services: Services) -> Starlette:
     )
 
     async def openapi(_: Request) -> Response:
-        return JSONResponse(document(app), headers=NO_STORE)
+        return JSONResponse(document(api), headers=NO_STORE)
 
-    route = Route("/openapi.json", openapi)
-    # As of every other path: without HEAD.
-    route.methods = {"GET"}
-    app.routes.append(route)
-    return app
-
-
-def _of_default(about: Endpoint, summary: str) -> Endpoint:
-    """Make the endpoint of a kind's default from that of a limit."""
-    path = "/defaults/{kind}"
-    values = list(signature(about.handler).parameters.values())[3:]
-    same = "The same as that of the limit of the name `*`."
-    return replace(about, path=path, in_path=path_of(path, values), summary=summary, description=same)
+    api.routes.append(Route("/openapi.json", openapi))
+    return api
 
 
 class _Limits:
@@ -115,23 +98,22 @@ class _Limits:
     tag = "limits"
 
     def __init__(self, services: Services, status: Status) -> None:
-        self._edits, self._board = services.live, services.board
+        self._edits, self._stats = services.edits, services.stats
         self._events = Events(services, status)
 
     @endpoint("GET", "/limits", tags="list")
-    async def list_limits(self, _: Request, query: LimitsQuery) -> Tagged[wire.LimitPage]:
+    async def list_limits(self, _: Request, query: Query) -> Tagged[wire.LimitPage]:
         """List limits with their live figures.
 
         All limits with a rule of their own, and all resources that had requests. The ETag is that of all limits and
         switches together. The live figures change all the time, so the list is always sent.
         """
-        page = await self._board.query(board_query(query, self._edits))
+        check_kind(query.kind, self._edits)
+        page = await self._stats.query(query)
         return Tagged(page, page.etag)
 
     @endpoint("GET", _A_LIMIT, tags="read")
-    async def get_limit(
-        self, _: Request, __: Parameters, kind: Kind, name: LimitName = DEFAULT_PATTERN
-    ) -> Tagged[model.LimitEntry]:
+    async def get_limit(self, _: Request, __: Parameters, kind: Kind, name: LimitName) -> Tagged[model.LimitEntry]:
         """Read one limit.
 
         For any name or pattern, with or without a rule of its own.
@@ -145,9 +127,7 @@ class _Limits:
         example={"rate": 1000, "burst_s": 2, "reason": _WHY, "ttl_s": 3600},
         tags="write",
     )
-    async def set_limit(
-        self, request: Request, query: Write, kind: Kind, name: LimitName = DEFAULT_PATTERN
-    ) -> Tagged[model.Written]:
+    async def set_limit(self, request: Request, query: Write, kind: Kind, name: LimitName) -> Tagged[model.Written]:
         """Edit a limit.
 
         Overrides the configuration's limit, permanently or for `ttl_s` seconds. The edit survives a restart, unless
@@ -160,9 +140,7 @@ class _Limits:
         return await self._write(request, edit, query)
 
     @endpoint(*("PATCH", _A_LIMIT), body=requests.PatchLimit, example={"rate": 1000, "reason": _WHY}, tags="write")
-    async def patch_limit(
-        self, request: Request, query: Write, kind: Kind, name: LimitName = DEFAULT_PATTERN
-    ) -> Tagged[model.Written]:
+    async def patch_limit(self, request: Request, query: Write, kind: Kind, name: LimitName) -> Tagged[model.Written]:
         """Edit some fields of a limit.
 
         Changes the fields in the body and keeps the others (a JSON merge patch). The others come from the active
@@ -188,9 +166,7 @@ class _Limits:
         return await self._edits.reset(kind, name, _author(request), reason=query.reason)
 
     @endpoint("DELETE", _A_LIMIT, tags="write")
-    async def unset_limit(
-        self, request: Request, query: Unset, kind: Kind, name: LimitName = DEFAULT_PATTERN
-    ) -> Tagged[model.Written]:
+    async def unset_limit(self, request: Request, query: Unset, kind: Kind, name: LimitName) -> Tagged[model.Written]:
         """Revert a limit to the configuration.
 
         404 if there is no edit.
@@ -236,11 +212,6 @@ class _Limits:
             wire.Defaults(tuple(self._edits.limit(kind, DEFAULT_PATTERN) for kind in kinds)), self._edits.etag
         )
 
-    get_default = _of_default(get_limit, "Read a default")
-    set_default = _of_default(set_limit, "Edit a default")
-    patch_default = _of_default(patch_limit, "Edit some fields of a default")
-    unset_default = _of_default(unset_limit, "Revert a default to the configuration")
-
     @endpoint("GET", "/diff", tags="read")
     async def list_edits(self, _: Request, query: PageQuery) -> Tagged[wire.Drift]:
         """List the differences from the configuration.
@@ -260,7 +231,7 @@ class _Limits:
         return Tagged(drift, etag)
 
     @endpoint("GET", "/events", problems=(503,))
-    async def follow_events(self, _: Request, query: LimitsQuery) -> Response:
+    async def follow_events(self, _: Request, query: Query) -> Response:
         """Follow the table and the state.
 
         Server-sent events, each with one line of JSON. `limits`: first the answer of `GET limits` to the same query,
@@ -268,6 +239,7 @@ class _Limits:
         `state`: the answer of `GET state`, at first and when it changes. `change`: each change when it is made. `bye`:
         Sluice is stopping, and the stream ends.
         """
+        check_kind(query.kind, self._edits)
         return self._events.follow(query)
 
     def _entry(self, kind: str, name: str) -> model.LimitEntry:
@@ -296,7 +268,7 @@ class _Switches:
     tag = "switches"
 
     def __init__(self, services: Services) -> None:
-        self._edits = services.live
+        self._edits = services.edits
 
     @endpoint("GET", "/switches", tags="read")
     async def list_switches(self, _: Request, __: Parameters) -> Tagged[wire.Switches]:
@@ -359,8 +331,8 @@ class _Rules:
     tag = "rules"
 
     def __init__(self, services: Services) -> None:
-        self._edits, self._data_path = services.live, services.data_path
-        self._clock = services.board.clock
+        self._edits, self._data_path = services.edits, services.data_path
+        self._clock = services.stats.clock
 
     @endpoint("GET", "/rules", tags="read")
     async def list_rules(self, _: Request, query: RulesQuery) -> Tagged[wire.RulePage]:
@@ -441,7 +413,7 @@ class _Audit:
     tag = "audit"
 
     def __init__(self, services: Services) -> None:
-        self._edits = services.live
+        self._edits = services.edits
 
     @endpoint("GET", "/audit")
     async def list_changes(self, _: Request, query: AuditQuery) -> wire.AuditPage:
@@ -493,15 +465,15 @@ class _Connections:
     tag = "connections"
 
     def __init__(self, services: Services) -> None:
-        self._data_path, self._connections = services.data_path, services.board.connections
+        self._data_path, self._connections = services.data_path, services.stats.connections
 
     @endpoint("GET", "/connections")
-    async def list_connections(self, _: Request, query: ConnectionsQuery) -> wire.ConnectionPage:
+    async def list_connections(self, _: Request, query: ConnectionQuery) -> wire.ConnectionPage:
         """List the open connections.
 
         With their rates, which are taken every five seconds while somebody looks.
         """
-        return await self._connections.page(ConnectionQuery(**msgspec.structs.asdict(query)))
+        return await self._connections.page(query)
 
     @endpoint("DELETE", "/connections/{id}")
     async def close_connection(self, request: Request, query: Why, connection: Id) -> wire.ClosedConnection:
@@ -526,7 +498,7 @@ class _Resources:
     tag = "resources"
 
     def __init__(self, services: Services) -> None:
-        self._edits, self._history, self._advice = services.live, services.history, services.advice
+        self._edits, self._history, self._advice = services.edits, services.history, services.advice
 
     @endpoint("GET", "/history/{kind}/{name:path}")
     async def get_history(
@@ -562,8 +534,8 @@ class _Flow:
     tag = "flow"
 
     def __init__(self, services: Services) -> None:
-        self._data_path, self._edits = services.data_path, services.live
-        self._clock, self._folder = services.board.clock, services.spool
+        self._data_path, self._edits = services.data_path, services.edits
+        self._clock, self._folder = services.stats.clock, services.spool
 
     @endpoint("GET", "/flow")
     async def get_flow(self, _: Request, query: FlowQuery) -> wire.Flow:
@@ -601,7 +573,7 @@ class _Flow:
 
 
 class _State:
-    """How Sluice is, who asks, and what can be wrong with a request."""
+    """How Sluice is, and who asks."""
 
     tag = "state"
 
@@ -624,25 +596,6 @@ class _State:
         """
         author, known = _author(request), request.state
         return wire.WhoAmI(author.name, known.role, author.address, authentication=known.authentication)
-
-    @endpoint("GET", "/problems")
-    async def list_problem_types(self, _: Request, __: Parameters) -> wire.ProblemTypes:
-        """List the types of problems.
-
-        Each with its URI, the `type` of a problem.
-        """
-        return wire.ProblemTypes(tuple(wire.PROBLEM_TYPES.values()))
-
-    @endpoint("GET", "/problems/{name}")
-    async def get_problem_type(self, _: Request, __: Parameters, name: ProblemName) -> wire.ProblemType:
-        """Describe a type of problem.
-
-        The path is the `type` of a problem.
-        """
-        found = wire.PROBLEM_TYPES.get(name)
-        if found is None:
-            raise model.MissingError(f"there is no such type of problem; there are {', '.join(wire.PROBLEM_TYPES)}")
-        return found
 
 
 def _author(request: Request) -> model.Author:

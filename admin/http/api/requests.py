@@ -37,8 +37,7 @@ from admin.edits.transaction import whose
 from admin.http.api.answers import bad
 from admin.http.guard import MAX_BODY_BYTES
 from admin.rejection_log.history import MAX_SECONDS
-from admin.stats import Query as BoardQuery
-from admin.wire import DEFAULT_PAGE, MAX_EDITS, MAX_PAGE, ConnectionColumn, Filter, LimitColumn, Order
+from admin.wire import DEFAULT_PAGE, MAX_EDITS, MAX_PAGE, MostRows, Offset
 from limiter.rules.resource import TOTAL
 from proxy.common.threads import on_thread
 
@@ -59,12 +58,8 @@ ResourceName = Annotated[
     str, Meta(min_length=1, description="exact name, percent-encoded including slashes", examples=["orders"])
 ]
 Id = Annotated[int, Meta(ge=1, description="the id", examples=[1])]
-ProblemName = Annotated[str, Meta(description="the last part of the URI", examples=["stale"])]
 
-_Offset = Annotated[int, Meta(ge=0, description="rows to skip")]
-_Rows = Annotated[int, Meta(ge=0, le=MAX_PAGE, description="most rows")]
 _AnyKind = Annotated[str, Meta(description="only this kind, for example `topic`; empty: all kinds", examples=["topic"])]
-_SortOrder = Annotated[Order, Meta(description="smallest first, or largest first")]
 
 
 class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,43 +69,8 @@ class Parameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class PageQuery(Parameters, frozen=True, kw_only=True):
     """Which rows of a list."""
 
-    offset: _Offset = 0
-    limit: _Rows = DEFAULT_PAGE
-
-
-class LimitsQuery(PageQuery, frozen=True, kw_only=True):
-    """Which rows of the table of limits."""
-
-    kind: _AnyKind = ""
-    name: Annotated[str, Meta(description="only the row of exactly this name; empty: all names")] = ""
-    search: Annotated[str, Meta(max_length=255, description="part of the name, case-insensitive")] = ""
-    filter: Annotated[
-        Filter | None,
-        Meta(
-            description="`limited`: refused or held something in the last ten seconds; `edited` or `overridden`: has an"
-            " edit; `near`: uses at least 80 % of the limit; `shadowed`: a shadow rule would have refused something"
-        ),
-    ] = None
-    sort: Annotated[LimitColumn, Meta(description="the column to sort by")] = "name"
-    order: _SortOrder = "asc"
-    history: Annotated[bool, Meta(description="include the messages of the last minutes")] = True
-
-
-class ConnectionsQuery(PageQuery, frozen=True, kw_only=True):
-    """Which connections."""
-
-    search: Annotated[
-        str,
-        Meta(
-            max_length=255,
-            description="part of the peer, client id, user, certificate, listener, a resource or link",
-        ),
-    ] = ""
-    resource: Annotated[
-        str, Meta(description="only connections with exactly this resource, as `kind:name`; empty: all")
-    ] = ""
-    sort: Annotated[ConnectionColumn, Meta(description="the column to sort by")] = "id"
-    order: _SortOrder = "asc"
+    offset: Annotated[Offset, Meta(description="rows to skip")] = 0
+    limit: Annotated[MostRows, Meta(description="most rows")] = DEFAULT_PAGE
 
 
 class RulesQuery(PageQuery, frozen=True, kw_only=True):
@@ -335,16 +295,6 @@ def check_kind(kind: str, edits: EditService) -> None:
     kinds = [*(each.kind for each in edits.switches() if each.kind != ALL_KINDS), TOTAL]
     if kind and kind not in kinds:
         raise bad("kind", edits.reader.no_kind(kind, kinds))
-
-
-def board_query(query: LimitsQuery, edits: EditService) -> BoardQuery:
-    """Return the query for the live statistics.
-
-    Raises:
-        InvalidError: its kind does not exist.
-    """
-    check_kind(query.kind, edits)
-    return BoardQuery(**msgspec.structs.asdict(query))
 
 
 _ANY: Final = "*"

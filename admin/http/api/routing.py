@@ -8,29 +8,21 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from inspect import Parameter, cleandoc, signature
+from inspect import cleandoc, signature
 from typing import Any, Final, Literal, Protocol, get_args
 
 import msgspec
 import trio
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match, Route
+from starlette.routing import Match, Route, Router
 from starlette.types import Receive, Scope, Send
 
 from admin.edits.model import EditError
-from admin.http.api.answers import (
-    Tagged,
-    answer,
-    bad,
-    failed,
-    refused,
-    refused_by_router,
-    unchanged,
-)
-from admin.http.api.requests import Parameters, from_text, read_tags, validated
+from admin.http.api.answers import Tagged, answer, bad, refused, unchanged
+from admin.http.api.requests import from_text, read_tags, validated
+from admin.http.problems import problem
 from proxy.stats.question import QuestionError
 
 Tags = Literal["", "list", "read", "write", "batch"]
@@ -44,19 +36,12 @@ class Endpoint:
     """What one method does with one path.
 
     Attributes:
-        method: of HTTP.
         path: below ``/api/v1``.
         handler: gets its resource, the request, the query, and the values of the path.
-        summary: what it is for.
-        description: the rest that there is to say.
         answer: the type of the answer; None for a stream of events.
-        in_path: the parameters of the path.
-        query: the parameters of the query.
-        body: the type of the request's body.
-        example: of the request's body.
         tags: entity tags: the answer of a ``list`` has one; a ``read`` is answered with 304 if the client has it; a
             ``write`` may expect one; a ``batch`` may expect that of the list.
-        problems: further statuses: 404 if the path names something, and 404, 412 and 507 of a write are understood.
+        problems: further statuses, besides 404 if the path names something, and 404, 412 and 507 of a write.
     """
 
     method: str
@@ -66,7 +51,7 @@ class Endpoint:
     description: str
     answer: type[msgspec.Struct] | None
     in_path: type[msgspec.Struct]
-    query: type[Parameters]
+    query: type[msgspec.Struct]
     body: type[msgspec.Struct] | None
     example: Mapping[str, Any] | None
     tags: Tags
@@ -91,6 +76,8 @@ def endpoint(
         summary, _, description = cleandoc(handler.__doc__ or "").partition("\n\n")
         given = signature(handler)
         _, _, query, *values = given.parameters.values()
+        names = re.findall(r"{(\w+)", path)
+        in_path = [(name, each.annotation) for name, each in zip(names, values, strict=True)]
         returned = given.return_annotation
         return Endpoint(
             method,
@@ -99,7 +86,7 @@ def endpoint(
             summary.removesuffix("."),
             " ".join(description.split()),
             None if returned is Response else (*get_args(returned), returned)[0],
-            path_of(path, values),
+            msgspec.defstruct("Path", in_path),
             query.annotation,
             body,
             example,
@@ -108,12 +95,6 @@ def endpoint(
         )
 
     return made
-
-
-def path_of(path: str, values: list[Parameter]) -> type[msgspec.Struct]:
-    """Make the type of a path's parameters, in their order, from those of a handler."""
-    names = re.findall(r"{(\w+)", path)
-    return msgspec.defstruct("Path", [(name, each.annotation) for name, each in zip(names, values, strict=False)])
 
 
 class EndpointRoute(Route):
@@ -126,8 +107,6 @@ class EndpointRoute(Route):
 
     def __init__(self, about: Endpoint, name: str, resource: "Resource", turns: trio.StrictFIFOLock) -> None:
         super().__init__(about.path, about.handler, methods=[about.method], name=name)
-        # Without HEAD, which Starlette adds.
-        self.methods = {about.method}
         self.about, self.tag = about, resource.tag
         self._handler = partial(about.handler, resource)
         self._turns = turns
@@ -170,33 +149,42 @@ class Resource(Protocol):
         """The chapter."""
 
 
-def serve(*resources: Resource) -> Starlette:
-    """Make the application, to be mounted at ``/api/v1``."""
-    turns = trio.StrictFIFOLock()
-    routes = [
-        EndpointRoute(about, name, resource, turns)
-        for resource in resources
-        for name, about in vars(type(resource)).items()
-        if isinstance(about, Endpoint)
-    ]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _refused, Exception: failed})
-    app.router.redirect_slashes = False
-    return app
+class Api:
+    """The application, to be mounted at ``/api/v1``.
 
+    Attributes:
+        routes: one for each endpoint.
+    """
 
-async def _refused(request: Request, error: Exception) -> Response:
-    response = refused_by_router(error, not_found="there is nothing here; /api/v1/openapi.json says what there is")
-    if response.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        # Of the routes with this path, the router names the methods of the first.
-        response.headers["allow"] = ", ".join(sorted(_methods(request)))
-    return response
+    def __init__(self, *resources: Resource) -> None:
+        turns = trio.StrictFIFOLock()
+        self.routes: list[Route] = [
+            EndpointRoute(about, name, resource, turns)
+            for resource in resources
+            for name, about in vars(type(resource)).items()
+            if isinstance(about, Endpoint)
+        ]
+        self._router = Router(self.routes, redirect_slashes=False)
 
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        try:
+            await self._router(scope, receive, send)
+        except HTTPException as error:
+            headers: dict[str, str] = {}
+            if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+                # Of the routes with this path, the router names the methods of the first.
+                headers["allow"] = ", ".join(sorted(self._methods(scope)))
+                detail = "this cannot be done here"
+            else:
+                detail = "there is nothing here; /api/v1/openapi.json says what there is"
+            await problem(error.status_code, detail, headers=headers)(scope, receive, send)
 
-def _methods(request: Request) -> set[str]:
-    """Return what can be done with a path, by the longest of the patterns that it matches."""
-    matching = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
-    pattern = max((route.path for route in matching), key=len)
-    return {method for route in matching if route.path == pattern for method in route.methods}
+    def _methods(self, scope: Scope) -> set[str]:
+        """Return what can be done with a path, by the longest of the patterns that it matches."""
+        matching = [route for route in self.routes if route.matches(scope)[0] is not Match.NONE]
+        pattern = max((route.path for route in matching), key=len)
+        return {method for route in matching if route.path == pattern for method in route.methods or ()}
 
 
 async def _check(request: Request, *, takes_nothing: bool) -> None:

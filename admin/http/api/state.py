@@ -42,11 +42,11 @@ def _none() -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What the endpoints use; ``live`` and ``board`` must be running."""
+    """What the endpoints use; ``edits`` and ``stats`` must be running."""
 
     data_path: DataPath
-    live: EditService
-    board: LiveStats
+    edits: EditService
+    stats: LiveStats
     warnings: Callable[[], Sequence[str]] = _none
     instance: str = ""
     rejection_log: Callable[[], RejectionLog] = RejectionLog
@@ -65,7 +65,7 @@ class Status:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._clock = services.board.clock
+        self._clock = services.stats.clock
         self._started_ns = self._clock.now_ns()
         self._started_at = self._clock.iso_now()
         self._version = sluice_version()
@@ -73,16 +73,16 @@ class Status:
 
     async def state(self) -> State:
         """Return the state; its figures are at most a second old."""
-        services, board = self._services, self._services.board
-        snapshot = await board.fresh()
-        switches = services.live.switches()
-        traffic = board.traffic
+        services, stats = self._services, self._services.stats
+        snapshot = await stats.fresh()
+        switches = services.edits.switches()
+        traffic = stats.traffic
         return State(
             version=self._version,
             instance=services.instance,
             started_at=self._started_at,
             uptime_s=round((self._clock.now_ns() - self._started_ns) / NS_PER_S, 1),
-            limiting=services.live.rule_set.enabled,
+            limiting=services.edits.rule_set.enabled,
             off=tuple(switch.kind for switch in switches if not switch.limiting),
             draining=snapshot.draining,
             listeners=self._listeners(snapshot),
@@ -99,7 +99,7 @@ class Status:
                 lost_bytes=sum(snapshot.lost_bytes.values()),
             ),
             rates=traffic.rates(),
-            history=traffic.history(board.steps),
+            history=traffic.history(stats.steps),
             bypassed=traffic.bypassed(snapshot),
             lanes=tuple(
                 LaneState(handler, depth.queued, depth.capacity, depth.late_lanes)
@@ -111,19 +111,19 @@ class Status:
                 {str(bound): n for bound, n in snapshot.hold_refused.items()},
             ),
             limiters=Limiters(snapshot.live_limiters, snapshot.evicted_total, snapshot.overflowed_total),
-            persistence=services.live.persistence,
+            persistence=services.edits.persistence,
             edits=await self._standing(switches),
             rejection_log=services.rejection_log(),
             alarms=tuple(alarm_of(alarm, self._clock) for alarm in snapshot.alarms),
             spool=services.spool(),
             failed_reload=services.failed_reload(),
             warnings=tuple(services.warnings()),
-            rule_set_version=services.live.rule_set.version,
-            etag=services.live.etag,
+            rule_set_version=services.edits.rule_set.version,
+            etag=services.edits.etag,
         )
 
     def _listeners(self, snapshot: Snapshot) -> tuple[ListenerReach, ...]:
-        reaches = self._services.board.reaches
+        reaches = self._services.stats.reaches
         return tuple(
             ListenerReach(
                 name=listener.name,
@@ -143,7 +143,7 @@ class Status:
 
     async def _standing(self, switches: Sequence[SwitchEntry]) -> Edits:
         """Count the edits, and find the one that expires next."""
-        limits, etag = self._services.live.limits(), self._services.live.etag
+        limits, etag = self._services.edits.limits(), self._services.edits.etag
         if self._edits is None or self._edits[0] is not limits or self._edits[1] != etag:
             self._edits = (limits, etag, await on_thread(_count, limits, switches))
         return self._edits[2]

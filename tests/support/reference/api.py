@@ -8,7 +8,7 @@ from admin.http.api import Services, application
 from admin.http.api.document import document
 from admin.stats import LiveStats
 from admin.stats.health import Health
-from admin.wire import BASE, PROBLEM_TYPES, PROBLEMS
+from admin.wire import BASE, PROBLEM_TYPES
 from reference import markdown
 from reference.markdown import code, null, one_line, shape, table, value
 
@@ -24,8 +24,8 @@ def openapi() -> dict[str, Any]:
     """Return the document."""
     # Nothing is asked of what is behind the routes.
     nobody: Any = None
-    board = LiveStats(nobody, nobody, Health(nobody))
-    return document(application(Services(nobody, nobody, board)))
+    stats = LiveStats(nobody, nobody, Health(nobody))
+    return document(application(Services(nobody, nobody, stats)))
 
 
 def _parameters(operation: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -82,7 +82,7 @@ def _parts() -> Iterator[str]:
             if tag["name"] in operation.get("tags", ()):
                 yield from _operation(method, path, operation, always)
     yield "## Problems"
-    yield f"The `type` of a problem is the path of its entry, as in `GET {PROBLEMS}stale`. It stays the same."
+    yield "The `type` of a problem stays the same."
     yield table(
         ("type", "status", "meaning"),
         ((code(each.type), str(each.status), each.detail) for each in PROBLEM_TYPES.values()),

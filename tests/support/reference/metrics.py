@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from prometheus_client.core import Metric
 
 from admin.http import server
-from admin.http.refusals import Refusals
+from admin.http.problems import Refusals
 from admin.rejection_log.files import Figures
 from admin.rejection_log.recorder import families as log_families
 from admin.run import reload

@@ -83,30 +83,3 @@ def test_limits_that_only_count_are_named(write: Write) -> None:
         'every limit has action = "shadow": everything passes and is only counted'
     ]
     assert warnings(write(LISTENER + shadow + "[defaults.topic]\nrate = 3\n")) == []
-
-
-def test_a_rule_that_is_never_active_is_named(write: Write) -> None:
-    always = TOPIC + 'between = "00:00-24:00"\n'
-    for other in (TOPIC, TOPIC + 'between = "09:00-10:00"\n'):
-        (line,) = warnings(write(LISTENER + always + other))
-        assert line.startswith("sluice.toml:9: rule topic:a ")
-        assert line.endswith("is never active: another rule of the same pattern always wins")
-
-
-def test_rules_whose_hours_overlap_in_part_are_named_with_the_one_that_wins(write: Write) -> None:
-    by_day, by_night = TOPIC + 'between = "06:00-22:00"\n', TOPIC + 'between = "21:00-06:00"\n'
-    assert warnings(write(LISTENER + by_day + by_night)) == [
-        "sluice.toml:9: rule topic:a 21:00-06:00 UTC overlaps with topic:a 06:00-22:00 UTC (sluice.toml:4), which wins"
-    ]
-
-
-def test_a_rule_of_the_file_that_loses_more_than_its_rate_is_named(write: Write) -> None:
-    file = write(LISTENER + TOPIC + "fair_by = 'client'\n" + TOPIC.replace('"a"', '"b"'))
-    texts = ("topic:a=9/s", "topic:b=9/s")
-    for environ, flags, name in (
-        ({}, Flags(limits=texts), "--limit"),
-        ({"SLUICE_LIMIT": " ".join(texts)}, Flags(), "SLUICE_LIMIT"),
-    ):
-        assert compose(load(file, environ, flags)).warnings() == [
-            f"sluice.toml:4: rule topic:a is replaced as a whole, not only its rate, by {name} topic:a=9/s"
-        ]

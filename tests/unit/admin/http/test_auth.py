@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from admin.common.errors import SettingsError
-from admin.config.addresses import Endpoint
+from admin.config.addresses import Endpoint, is_loopback
 from admin.config.faults import Origins
 from admin.config.faults import read as read_table
 from admin.config.settings import AdminSettings
 from admin.config.sources import Flags, load
-from admin.http.auth import MIN_TOKEN_LENGTH, Access, Keyring, is_loopback, read_access
+from admin.http.auth import MIN_TOKEN_LENGTH, Access, Keyring, read_access
 from admin.run.composition import compose
 
 SECRET = "0123456789abcdef0123456789abcdef"

@@ -155,7 +155,7 @@ async def test_the_state_reads_back(served: Any) -> None:
     assert (state.listeners[0].name, state.listeners[0].reachable) == ("main", True)
     assert (state.totals.messages.refused, state.totals.connections_open) == (48, 12)
     assert (state.bypassed.total, state.held.requests) == (9, 8)
-    assert state.etag == served.desk.etag
+    assert state.etag == served.edits.etag
 
 
 async def test_what_a_state_says_of_a_broker_is_of_one_moment(served: Any) -> None:
@@ -164,18 +164,9 @@ async def test_what_a_state_says_of_a_broker_is_of_one_moment(served: Any) -> No
     (listener,) = served.data_path.snapshot_now.listeners
     gone = msgspec.structs.replace(listener, listening=False, error="Connection refused")
     served.data_path.snapshot_now = msgspec.structs.replace(served.data_path.snapshot_now, listeners=(gone,))
-    served.board.snapshot = None
+    served.stats.snapshot = None
     (reach,) = (await served.get("state")).json()["listeners"]
     assert (reach["listening"], reach["reachable"], reach["error"]) == (False, False, "Connection refused")
-
-
-async def test_who_asks_is_who_the_guard_says(served: Any) -> None:
-    assert (await served.get("whoami")).json() == {
-        "name": "alice",
-        "role": "write",
-        "address": "127.0.0.1:50222",
-        "authentication": True,
-    }
 
 
 async def test_what_is_not_there_and_what_cannot_be_done_are_problems(served: Any) -> None:
@@ -183,10 +174,10 @@ async def test_what_is_not_there_and_what_cannot_be_done_are_problems(served: An
     assert (gone.status_code, gone.headers["content-type"]) == (404, PROBLEM)
     wrong = await served.ask("POST", "limits/topic/orders")
     assert (wrong.status_code, wrong.headers["content-type"]) == (405, PROBLEM)
-    assert wrong.headers["allow"] == "DELETE, GET, PATCH, PUT"
+    assert wrong.headers["allow"] == "DELETE, GET, HEAD, PATCH, PUT"
 
 
 async def test_nothing_else_is_in_the_query(served: Any) -> None:
-    for path in ("state", "whoami", "switches", "switches/all", "limits/topic/orders", "defaults", "audit/1"):
+    for path in ("state", "switches/all", "limits/topic/orders", "audit/1"):
         answer = await served.get(f"{path}?x=1")
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (400, "x"), path

@@ -91,7 +91,7 @@ async def test_only_one_resource_is_purged_at_a_time(served: Any) -> None:
 async def test_alarms_are_in_the_state(served: Any) -> None:
     snapshot = served.data_path.snapshot_now
     served.data_path.snapshot_now = msgspec.structs.replace(snapshot, alarms=NOW.alarms)
-    served.board._sampled_ns = 0  # as if the last sample were old
+    served.stats._sampled_ns = 0  # as if the last sample were old
     state = msgspec.json.decode((await served.get("state")).content, type=State)
     assert [(alarm.scarce, alarm.text) for alarm in state.alarms] == [("memory", "too much")]
 

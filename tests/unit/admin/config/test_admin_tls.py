@@ -7,7 +7,7 @@ import trustme
 from admin.common.errors import SettingsError
 from admin.config.faults import Origins
 from admin.config.settings import AdminSettings
-from admin.http.tls import Certificate, read_certificate
+from admin.config.tls import Certificate, read_certificate
 
 ORIGINS = Origins(None, {}, {})
 

@@ -1,0 +1,42 @@
+"""Problems (RFC 9457): the answer to everything that is refused, and what the guard and the server count."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+from starlette.responses import Response
+
+from admin.edits.model import FieldProblem
+from admin.wire import PROBLEM, PROBLEMS, Problem
+
+NO_STORE: Final = {"cache-control": "no-store"}
+
+Refusals = Counter[str]
+"""How many requests and connections were refused, by reason, for the metric."""
+
+
+def problem(
+    status: int,
+    detail: str,
+    errors: Iterable[FieldProblem] = (),
+    *,
+    etag: str = "",
+    kind: str = "",
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """Answer with a problem. ``kind`` is the last part of its type's URI, by default the usual type of the status."""
+    body = Problem(
+        type=PROBLEMS + kind if kind else "",
+        status=status,
+        detail=detail,
+        errors=tuple(errors),
+        etag=etag or msgspec.UNSET,
+    )
+    more = {**NO_STORE, **(headers or {}), **({"etag": f'"{etag}"'} if etag else {})}
+    return Response(msgspec.json.encode(body), status_code=status, headers=more, media_type=PROBLEM)
+
+
+def field_problem(status: int, field: str, detail: str, headers: Mapping[str, str] | None = None) -> Response:
+    """Answer with a problem of one header, or of the ``body``; an empty field is none."""
+    return problem(status, detail, [FieldProblem(field, detail)] if field else [], headers=headers)
