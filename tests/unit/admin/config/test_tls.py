@@ -1,19 +1,14 @@
 """TLS of listeners from files: what is refused and why, what a reload takes over, and when certificates end."""
 
-import errno
-import grp
-import os
-import pwd
 import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
 from certificates import HOST, Certificates
 
 from admin.common.errors import SettingsError
-from admin.config import tls as config_tls
 from admin.config.faults import Origins
 from admin.config.settings import ListenerSettings
 from admin.config.tls import Expiry, ListenerTls, expiry, expiry_warnings
@@ -107,28 +102,6 @@ def test_broker_is_not_verified_where_that_is_written() -> None:
     made = tls(broker_tls=True, broker_tls_verify=False)
     assert made.broker is not None
     assert (made.broker.context.check_hostname, made.broker.context.verify_mode) == (False, ssl.CERT_NONE)
-
-
-def test_a_key_that_this_user_may_not_read_names_the_user_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(file: str, _: str) -> BinaryIO:
-        if file != "server.key":
-            return Path(file).open("rb")
-        raise PermissionError(errno.EACCES, "Permission denied", file)
-
-    monkeypatch.setattr(config_tls, "open", denied, raising=False)
-    user, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(os.getegid()).gr_name
-    with pytest.raises(SettingsError) as raised:
-        tls(**CLIENTS)
-    (line,) = raised.value.lines
-    assert line == (
-        'listeners[0].tls_key_file = "server.key": cannot be read: permission denied; '
-        f"allow user {user} to read it: chgrp {group} server.key && chmod 640 server.key, and the same for its folder"
-    )
-    nobody = 4_000_000_000
-    monkeypatch.setattr(os, "geteuid", lambda: nobody)
-    monkeypatch.setattr(os, "getegid", lambda: nobody)
-    with pytest.raises(SettingsError, match=f"user {nobody} .*chgrp {nobody} "):
-        tls(**CLIENTS)
 
 
 NO_EFFECT = 'has no effect without tls = "accept" or "require"'
