@@ -216,7 +216,6 @@ def _leaf(of: Key, value: object) -> Any:
 
 
 def _allowed(of: Key, value: object, *, strict: bool) -> str:
-    """Say what a value must be: of another type, or within bounds."""
     if get_origin(of.plain) is Literal:
         *most, last = [f'"{each}"' for each in get_args(of.plain)]
         meant = of.extra.get("meant", {}).get(str(value).lower())
@@ -320,7 +319,6 @@ def show(value: object) -> str:
 
 
 def _plain_text(value: object) -> object:
-    """Write addresses, which are tuples, as they are written in the file."""
     if isinstance(value, list):
         return [_plain_text(each) for each in value]
     return str(value) if isinstance(value, Endpoint) else value

@@ -15,14 +15,7 @@ from proxy.protocols.base import Kind
 
 
 def warnings(settings: Settings, rules: Sequence[Rule], kinds: Iterable[Kind], origins: Origins) -> list[str]:
-    """Return the warnings about limits and listeners.
-
-    Args:
-        settings: as configured.
-        rules: the configured rules.
-        kinds: all kinds, scopes included.
-        origins: where each value came from.
-    """
+    """Return the warnings about limits and listeners."""
     by_name = {kind.name: kind for kind in kinds}
     patience = [kind.patience_s for kind in by_name.values() if kind.patience_s is not None and not kind.consumes]
     for scope in by_name.keys() & set(SCOPES):
@@ -44,7 +37,6 @@ def warnings(settings: Settings, rules: Sequence[Rule], kinds: Iterable[Kind], o
 
 
 def _of_limit(limit: Written, kind: Kind) -> Iterable[tuple[str, str]]:
-    """Yield keys of a limit with what is doubtful about them."""
     rate, bytes_per_s = limit.get("rate", UNLIMITED), limit.get("bytes_per_s")
     action = limit.get("action", kind.action)
     given = {**limit, "action": action}

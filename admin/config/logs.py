@@ -23,9 +23,6 @@ class LogWriter:
 
     ``write`` neither blocks nor raises. Lines that cannot be queued or written are dropped and counted.
 
-    Args:
-        stream: where the lines go.
-
     Attributes:
         dropped_lines: lines lost so far.
     """
@@ -127,18 +124,15 @@ def configure(settings: LogSettings, stream: TextIO | LogWriter | None = None) -
 
 
 def _printable(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Escape control characters in names. Python itself escapes them in lists."""
     return {key: printable(value) if isinstance(value, str) else value for key, value in event.items()}
 
 
 def _lead(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Put the keys of every line first."""
     leading = {key: event[key] for key in ("timestamp", "level", "event") if key in event}
     return {**leading, **event}
 
 
 def _configure_libraries(shared: list[Processor], renderer: list[Processor], stream: TextIO, level: int) -> None:
-    """Let the standard library's loggers write in the same format."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

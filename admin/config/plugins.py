@@ -33,11 +33,6 @@ def own_protocols() -> tuple[Protocol, ...]:
 def protocol(name: str, place: Place, origins: Origins) -> Protocol:
     """Load a protocol.
 
-    Args:
-        name: as configured.
-        place: of the name, for errors.
-        origins: where each value came from.
-
     Raises:
         SettingsError: it is not installed, cannot be imported, or is not a Protocol.
     """
@@ -55,12 +50,6 @@ def handler(name: str, place: Place, origins: Origins) -> HandlerPlugin:
 
 def options(declared: type[Any], given: Mapping[str, object], place: Place, origins: Origins) -> Any:
     """Read a table of options into the type that its plug-in declares.
-
-    Args:
-        declared: a dataclass or a msgspec struct.
-        given: the table.
-        place: of the table, for errors.
-        origins: where each value came from.
 
     Raises:
         SettingsError: with a line for each fault.

@@ -85,7 +85,6 @@ def scope_kinds_of(protocols: Iterable[Protocol]) -> tuple[Kind, ...]:
 
 
 def _grants(protocol: Protocol) -> bool:
-    """Return whether everything that is sent waits for credit by default."""
     sent = [kind for kind in protocol.kinds if not kind.consumes]
     return bool(sent) and all(kind.by_credit and kind.action == "delay" for kind in sent)
 
@@ -102,10 +101,6 @@ def longest_delay_s(kind: Kind, *, action: str, spool: bool | None) -> float:
 
 class RuleReader:
     """Makes rules from written fields.
-
-    Args:
-        protocols: those of the listeners. Each must be able to follow the rules of its kinds.
-        scopes: those of the listeners; if empty, names in rules of kind ``listener`` are not checked.
 
     Attributes:
         protocols: as given.
@@ -245,7 +240,6 @@ class RuleReader:
             raise FieldError([_field_problem(error)]) from None
 
     def _unlimited(self, kind: str, name: str) -> Rule:
-        """Return an unlimited rule for a target."""
         of, pattern, shared = kind, name, kind == TOTAL
         if shared:
             of, colon, pattern = name.partition(":")

@@ -61,11 +61,6 @@ class Rulebook:
 def build(configuration: Configuration, protocols: Sequence[Protocol], scopes: Iterable[str]) -> Rulebook:
     """Lay the operator's rules over the protocols' own.
 
-    Args:
-        configuration: with the limits of all sources.
-        protocols: those of the listeners.
-        scopes: those of the listeners; none leaves the names in rules of kind ``listener`` unchecked.
-
     Raises:
         SettingsError: with a line for each faulty rule.
     """
@@ -128,7 +123,6 @@ def _of_file(configuration: Configuration, reader: RuleReader, problems: list[st
 
 
 def _of_texts(limits: Iterable[LimitText], reader: RuleReader, problems: list[str]) -> Iterable[Rule]:
-    """Yield the rules of a variable or of flags."""
     example = f"{next(iter(reader.kinds), 'topic')}:orders=500/s"
     for limit in limits:
 
@@ -150,7 +144,6 @@ def _of_texts(limits: Iterable[LimitText], reader: RuleReader, problems: list[st
 
 
 def _single(rules: Iterable[Rule], problems: list[str]) -> list[Rule]:
-    """Return the rules of one source, and report those that have the same key."""
     by_key: dict[RuleKey, Rule] = {}
     for rule in rules:
         other = by_key.setdefault(rule.key, rule)

@@ -78,8 +78,6 @@ Token = Annotated[str, Meta(min_length=1, max_length=255, extra={"check": Secret
 Positive = Annotated[float, Meta(gt=0)]
 Seconds = Annotated[float, Meta(ge=0)]
 AtLeastOne = Annotated[int, Meta(ge=1)]
-Credit = Annotated[int, Meta(ge=1, le=1_000_000)]
-StoreCredit = Annotated[int, Meta(ge=1, le=10_000_000)]
 
 LimitSettings: Final = limit_struct(
     "LimitSettings",
@@ -298,30 +296,6 @@ class SpoolSettings(Table, frozen=True, kw_only=True):
     recover: bool = True
 
 
-class FlowSettings(Table, frozen=True, kw_only=True):
-    """Credit between the stages of Sluice, as in RabbitMQ's credit flow.
-
-    Attributes:
-        initial_credit: messages that a stage may send to the next one.
-        more_credit_after: after this many processed messages it may send as many more; at most initial_credit.
-        store_initial_credit: messages that a queue may give the spool's disk to write.
-        store_more_credit_after: after this many written messages it may give as many more; at most
-            store_initial_credit.
-    """
-
-    initial_credit: Credit = 400
-    more_credit_after: Credit = 200
-    store_initial_credit: StoreCredit = 4_000
-    store_more_credit_after: StoreCredit = 800
-
-    def __post_init__(self) -> None:
-        for key in ("more_credit_after", "store_more_credit_after"):
-            initial = key.replace("more_credit_after", "initial_credit")
-            most = getattr(self, initial)
-            if getattr(self, key) > most:
-                raise ValueError(f"must have {key} of at most {initial}, {most}; otherwise messages stop")
-
-
 class AlarmSettings(Table, frozen=True, kw_only=True):
     """When Sluice stops publishers until there is enough memory and disk again.
 
@@ -377,6 +351,5 @@ class Settings(Table, frozen=True, kw_only=True):
     rejection_log: RejectionLogSettings = RejectionLogSettings()
     report: ReportSettings = ReportSettings()
     spool: SpoolSettings = SpoolSettings()
-    flow: FlowSettings = FlowSettings()
     alarms: AlarmSettings = AlarmSettings()
     bounds: BoundsSettings = BoundsSettings()

@@ -102,11 +102,6 @@ class Configuration:
 def load(file: str | None, environ: Mapping[str, str], flags: Flags) -> Configuration:
     """Read, merge and validate the configuration.
 
-    Args:
-        file: path of the TOML file; None looks at SLUICE_CONFIG.
-        environ: the environment.
-        flags: the command line.
-
     Raises:
         SettingsError: with a line for each fault of the first step that finds one: reading, merging or validating.
     """
@@ -175,7 +170,6 @@ def _read(file: str, name: str) -> tuple[dict[str, Any], Mapping[Place, int]]:
 
 
 def _not_toml(file: str, text: str, message: str) -> str:
-    """Say where a text stops being TOML, with that line unless it may hold a secret."""
     lines = text.splitlines()
     found = _TOML_LINE.search(message)
     number = int(found[1]) if found else max(1, len(lines))
@@ -230,7 +224,6 @@ def _merge_environment(
 
 
 def _get(data: dict[str, Any], place: Place) -> object:
-    """Return one value of nested tables, or None."""
     found: Any = data
     for key in place:
         found = found.get(key) if isinstance(found, dict) else None

@@ -375,7 +375,6 @@ def _not_after(certificate: bytes) -> datetime:
 
 
 def _element(der: bytes, at: int) -> tuple[int, int, int]:
-    """Return the tag of a DER element, and where its content begins and ends."""
     length, start = der[at + 1], at + 2
     if length >= 0x80:
         start += length - 0x80

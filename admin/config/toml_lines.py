@@ -68,7 +68,6 @@ def _split(dotted: str) -> tuple[str, ...]:
 
 
 def _resolve(keys: tuple[str, ...], arrays: Mapping[Path, int], *, whole: bool = False) -> Path:
-    """Insert the index of the latest element wherever a key names an array of tables."""
     path: Path = ()
     for position, key in enumerate(keys):
         path = (*path, key)

@@ -10,7 +10,7 @@ spelling of a path is not on the list.
 
 import ipaddress
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from contextlib import nullcontext
 from typing import Final, Literal
 from urllib.parse import unquote_to_bytes, urlsplit
@@ -33,7 +33,7 @@ MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
 BODY_TIMEOUT_S: Final = 10.0
 """For the whole body, from the end of the request's head."""
 
-SECURITY_HEADERS: Final[Mapping[str, str]] = {
+SECURITY_HEADERS: Final = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
@@ -54,10 +54,7 @@ _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?"
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}
 
-Reason = Literal[
-    *("path", "host", "origin", "no_token", "wrong_token", "role", "content_type", "body_size", "body_time"),
-    *("evicted", "slow_head", "slow_reader", "handshake"),
-]
+Reason = Literal["path", "host", "origin", "no_token", "wrong_token", "role", "content_type", "body_size", "body_time"]
 
 _log = structlog.get_logger(__name__)
 
@@ -131,8 +128,8 @@ class Guard:
             self._refusals[refused.reason] += 1
             self._log_refusal(refused, _peer(scope))
             # The client may still be sending a body that is not read.
-            more = {"connection": "close", **({"www-authenticate": refused.challenge} if refused.challenge else {})}
-            response = field_problem(refused.status, refused.field, str(refused), more)
+            fields = {"connection": "close", **({"www-authenticate": refused.challenge} if refused.challenge else {})}
+            response = field_problem(refused.status, refused.field, str(refused), fields)
             await response(scope, receive, answer.send)
         except HTTPException as error:
             details = {404: "there is nothing here", 405: "this cannot be done here"}
@@ -299,7 +296,6 @@ def _is_address(host: str) -> bool:
 
 
 def _same_host(origin: str, host: str) -> bool:
-    """Return whether a page of that origin was served by this host."""
     try:
         parts = urlsplit(origin)
     except ValueError:

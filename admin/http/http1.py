@@ -55,16 +55,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Http1Server:
-    """Serves an application to a bounded number of connections.
-
-    Args:
-        app: answers the requests.
-        probes: paths of requests that cost next to nothing.
-        tls: makes it HTTPS.
-        refusals: counts why connections are closed: ``evicted``, ``slow_head``, ``slow_reader``, ``handshake``.
-        max_connections: open at once.
-        max_unsent_bytes: of all answers together.
-    """
+    """Serves an application to a bounded number of connections."""
 
     def __init__(
         self,
@@ -264,7 +255,6 @@ class _Connection:
             await self._refuse(self._body_fault, "the body is not valid HTTP/1.1")
 
     async def _asgi_receive(self) -> Message:
-        """Return a piece of the body, and after the body wait until the client leaves."""
         await trio.lowlevel.checkpoint()
         try:
             while not self._body_complete:
@@ -290,7 +280,6 @@ class _Connection:
         return {"type": "http.disconnect"}
 
     async def _asgi_send(self, message: Message) -> None:
-        """Send the head with the first piece of the body: a write costs more than a copy."""
         if message["type"] == "http.response.start":
             self._start = message
             return
@@ -304,14 +293,12 @@ class _Connection:
         await self._write(*events)
 
     async def _refuse(self, status: int, detail: str) -> None:
-        """Answer with a problem, and end the connection."""
         if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             refused = problem(status, detail, headers={"connection": "close"})
             response = _response(status, refused.raw_headers)
             await self._write(response, h11.Data(data=bytes(refused.body)), h11.EndOfMessage())
 
     async def _write(self, *events: h11.Event) -> None:
-        """Send all of it, or end the connection."""
         # Passed through and not copied: a body can be large.
         parts = [part for event in events for part in self._http.send_with_data_passthrough(event) or ()]
         self.unsent = sum(map(len, parts))
@@ -335,7 +322,6 @@ class _Connection:
             self.scope.cancel()
 
     async def _linger(self) -> None:
-        """End our side, and read on for a moment until the client ends its own."""
         if self._server.tls is None:
             # TLS cannot end one side alone. There the client knows from the length that the answer is complete.
             with suppress(OSError):

@@ -209,7 +209,7 @@ def _rest(plan: Plan, place: Folder | None) -> Iterator[tuple[str, str]]:
         yield "spool", str(spool.path or OFF + _reason(spool.why))
         yield "report", str(advice or OFF + _reason(why))
     yield "grace_s", f"{settings.grace_s:g}"
-    for table in ("rejection_log", "spool", "flow", "alarms", "log", "bounds"):
+    for table in ("rejection_log", "spool", "alarms", "log", "bounds"):
         values = msgspec.structs.asdict(getattr(settings, table))
         yield f"[{table}]", _pairs({key: value for key, value in values.items() if key != "dir"})
 

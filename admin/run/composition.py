@@ -24,10 +24,9 @@ from admin.http.auth import ANYONE, Access, read_access
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
 from proxy.datapath.alarm_watch import AlarmConfig
-from proxy.datapath.datapath import CreditConfig, DataPathConfig
+from proxy.datapath.datapath import DataPathConfig
 from proxy.datapath.spooling import SpoolConfig
 from proxy.deciding.pipeline import HandlerConfig
-from proxy.flow.credit import Credit
 from proxy.net.server import ListenerConfig
 from proxy.protocols.base import Kind, ListenerAddresses, Protocol, kinds_of
 from proxy.spool.spool import SpoolSettings
@@ -104,7 +103,7 @@ class Plan:
             spool_required: fail at the start if the folder cannot be used.
         """
         settings = self.settings
-        bounds, spool, flow, alarms = settings.bounds, settings.spool, settings.flow, settings.alarms
+        bounds, spool, alarms = settings.bounds, settings.spool, settings.alarms
         return DataPathConfig(
             listeners=tuple(
                 ListenerConfig(
@@ -152,10 +151,6 @@ class Plan:
                 ),
                 recover=spool.recover,
                 required=spool_required,
-            ),
-            credit=CreditConfig(
-                Credit(flow.initial_credit, flow.more_credit_after),
-                Credit(flow.store_initial_credit, flow.store_more_credit_after),
             ),
             alarms=AlarmConfig(alarms.memory_high_watermark, alarms.disk_free_bytes),
         )

@@ -83,7 +83,6 @@ def _field(found: FieldProblem, *, batch: bool) -> FieldProblem:
 
 
 def _first(problems: Iterable[FieldProblem]) -> str:
-    """Return the first problem as a sentence, with the number of the others."""
     problems = tuple(problems)
     first = problems[0]
     text = f"{first.field}: {first.detail}" if first.field else first.detail

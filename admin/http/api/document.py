@@ -35,17 +35,6 @@ _PROBLEM_HEADERS: Final = {
     HTTPStatus.UNAUTHORIZED: ("WWW-Authenticate", "the scheme that is wanted", "string"),
 }
 
-TAGS: Final = [
-    {"name": "limits", "description": "Limits, how much of them is used, and live edits."},
-    {"name": "switches", "description": "Switch limiting off and on, for everything or for one kind."},
-    {"name": "rules", "description": "The rules in force, and which of them apply to a request."},
-    {"name": "audit", "description": "Who changed what, when and why; undo a change."},
-    {"name": "connections", "description": "Open connections."},
-    {"name": "resources", "description": "The last hour of one resource, and what a report recommends for it."},
-    {"name": "flow", "description": "What waits for what, alarms, and the spool."},
-    {"name": "state", "description": "How Sluice is."},
-]
-
 
 @cache
 def document(api: Api) -> dict[str, Any]:
@@ -73,7 +62,7 @@ def document(api: Api) -> dict[str, Any]:
                 "token": {"type": "http", "scheme": "bearer", "description": "a token of the read or the write role"}
             },
         },
-        "tags": TAGS,
+        "tags": api.tags,
         # Without any token in the configuration none is asked for.
         "security": [{"token": []}, {}],
     }
@@ -171,7 +160,6 @@ def _schemas(types: Iterable[type[Any]]) -> dict[str, Any]:
 
 
 def _describe(schema: dict[str, Any]) -> None:
-    """Give the attributes of a docstring to the properties that they are about."""
     text = cleandoc(schema.get("description", ""))
     head, _, attributes = text.partition("\n\nAttributes:\n")
     schema["description"] = _one_line(head)

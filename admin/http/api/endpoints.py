@@ -74,16 +74,8 @@ def application(services: Services) -> Api:
     Its requests come from the guard, with ``author``, ``role`` and ``authentication`` in their state.
     """
     status = Status(services)
-    api = Api(
-        _Limits(services, status),
-        _Switches(services),
-        _Rules(services),
-        _Audit(services),
-        _Connections(services),
-        _Resources(services),
-        _Flow(services),
-        _State(status),
-    )
+    chapters = (_Limits, _Switches, _Rules, _Audit, _Connections, _Resources, _Flow, _State)
+    api = Api([each(services, status) for each in chapters])
 
     async def openapi(_: Request) -> Response:
         return JSONResponse(document(api), headers=NO_STORE)
@@ -92,14 +84,17 @@ def application(services: Services) -> Api:
     return api
 
 
-class _Limits:
-    """What is limited, and live edits of it. A default is the limit of the name ``*``."""
-
-    tag = "limits"
+class _Chapter:
+    """What all endpoints use. The docstring of a class is what the OpenAPI document says of its chapter."""
 
     def __init__(self, services: Services, status: Status) -> None:
-        self._edits, self._stats = services.edits, services.stats
+        self._edits, self._stats, self._data_path = services.edits, services.stats, services.data_path
+        self._services, self._status, self._clock = services, status, services.stats.clock
         self._events = Events(services, status)
+
+
+class _Limits(_Chapter):
+    """Limits, how much of them is used, and live edits. A default is the limit of the name `*`."""
 
     @endpoint("GET", "/limits", tags="list")
     async def list_limits(self, _: Request, query: Query) -> Tagged[wire.LimitPage]:
@@ -262,13 +257,8 @@ class _Limits:
         return Tagged(model.Written(**msgspec.structs.asdict(change), limit=limit), etag)
 
 
-class _Switches:
-    """Limiting off and on, of everything or of one kind."""
-
-    tag = "switches"
-
-    def __init__(self, services: Services) -> None:
-        self._edits = services.edits
+class _Switches(_Chapter):
+    """Switch limiting off and on, for everything or for one kind."""
 
     @endpoint("GET", "/switches", tags="read")
     async def list_switches(self, _: Request, __: Parameters) -> Tagged[wire.Switches]:
@@ -325,14 +315,8 @@ class _Switches:
         return Tagged(change, left_by(change, self._entry(edit.kind)))
 
 
-class _Rules:
-    """The rules in force, and why a request is limited as it is."""
-
-    tag = "rules"
-
-    def __init__(self, services: Services) -> None:
-        self._edits, self._data_path = services.edits, services.data_path
-        self._clock = services.stats.clock
+class _Rules(_Chapter):
+    """The rules in force, and which of them apply to a request."""
 
     @endpoint("GET", "/rules", tags="read")
     async def list_rules(self, _: Request, query: RulesQuery) -> Tagged[wire.RulePage]:
@@ -407,13 +391,8 @@ class _Rules:
         return sentences.explained(explanation, live=not query.at)
 
 
-class _Audit:
-    """Who changed what, when and why; and undoing it."""
-
-    tag = "audit"
-
-    def __init__(self, services: Services) -> None:
-        self._edits = services.edits
+class _Audit(_Chapter):
+    """Who changed what, when and why; undo a change."""
 
     @endpoint("GET", "/audit")
     async def list_changes(self, _: Request, query: AuditQuery) -> wire.AuditPage:
@@ -459,13 +438,8 @@ class _Audit:
         return await self._edits.reload(_author(request), dry_run=query.dry_run)
 
 
-class _Connections:
-    """The open connections, and closing one."""
-
-    tag = "connections"
-
-    def __init__(self, services: Services) -> None:
-        self._data_path, self._connections = services.data_path, services.stats.connections
+class _Connections(_Chapter):
+    """Open connections."""
 
     @endpoint("GET", "/connections")
     async def list_connections(self, _: Request, query: ConnectionQuery) -> wire.ConnectionPage:
@@ -473,7 +447,7 @@ class _Connections:
 
         With their rates, which are taken every five seconds while somebody looks.
         """
-        return await self._connections.page(query)
+        return await self._stats.connections.page(query)
 
     @endpoint("DELETE", "/connections/{id}")
     async def close_connection(self, request: Request, query: Why, connection: Id) -> wire.ClosedConnection:
@@ -485,20 +459,15 @@ class _Connections:
         reason = f"{author.name}: {query.reason}" if query.reason else author.name
         if not await self._data_path.close_connection(connection, reason):
             raise model.MissingError(f"there is no open connection {connection}")
-        self._connections.forget(connection)
+        self._stats.connections.forget(connection)
         _log.info(
             "connection closed", connection=connection, by=author.name, address=author.address, reason=query.reason
         )
         return wire.ClosedConnection(connection)
 
 
-class _Resources:
-    """One resource: its last hour, and what a report recommends."""
-
-    tag = "resources"
-
-    def __init__(self, services: Services) -> None:
-        self._edits, self._history, self._advice = services.edits, services.history, services.advice
+class _Resources(_Chapter):
+    """The last hour of one resource, and what a report recommends for it."""
 
     @endpoint("GET", "/history/{kind}/{name:path}")
     async def get_history(
@@ -511,7 +480,7 @@ class _Resources:
         this was not all. An answer is given again for five seconds.
         """
         check_kind(kind, self._edits)
-        return await self._history.of(Resource(kind, name), query.seconds)
+        return await self._services.history.of(Resource(kind, name), query.seconds)
 
     @endpoint("GET", "/advice/{kind}/{name:path}")
     async def get_advice(
@@ -525,17 +494,11 @@ class _Resources:
         """
         check_kind(kind, self._edits)
         entry = self._edits.limit(kind, glob_of(name))
-        return await self._advice.about(Resource(kind, name), entry)
+        return await self._services.advice.about(Resource(kind, name), entry)
 
 
-class _Flow:
-    """What waits for what, and what is spooled."""
-
-    tag = "flow"
-
-    def __init__(self, services: Services) -> None:
-        self._data_path, self._edits = services.data_path, services.edits
-        self._clock, self._folder = services.stats.clock, services.spool
+class _Flow(_Chapter):
+    """What waits for what, alarms, and the spool."""
 
     @endpoint("GET", "/flow")
     async def get_flow(self, _: Request, query: FlowQuery) -> wire.Flow:
@@ -557,7 +520,7 @@ class _Flow:
         `alpha`: all of a message is in memory; `beta`: its content is on disk; `gamma`: its index is there, too;
         `delta`: nothing of it is in memory.
         """
-        return sentences.spool(wire.Spool(self._folder(), await self._data_path.spool(query.limit)))
+        return sentences.spool(wire.Spool(self._services.spool(), await self._data_path.spool(query.limit)))
 
     @endpoint("DELETE", "/spool/{kind}/{name:path}", problems=(409,))
     async def purge_spool(
@@ -572,13 +535,8 @@ class _Flow:
         return wire.PurgedSpool(kind=kind, name=name, refused=purged.refused, dropped=purged.dropped, change=change.id)
 
 
-class _State:
-    """How Sluice is, and who asks."""
-
-    tag = "state"
-
-    def __init__(self, status: Status) -> None:
-        self._status = status
+class _State(_Chapter):
+    """How Sluice is."""
 
     @endpoint("GET", "/state")
     async def get_state(self, _: Request, __: Parameters) -> wire.State:
@@ -599,6 +557,5 @@ class _State:
 
 
 def _author(request: Request) -> model.Author:
-    """Return whose request it is, as the guard found."""
     author: model.Author = request.state.author
     return author

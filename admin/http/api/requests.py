@@ -347,10 +347,6 @@ def read_tags(request: Request, header: str) -> Tags | None:
 def expected(request: Request, entry: Callable[[], LimitEntry | SwitchEntry]) -> str | None:
     """Return the tag that the write must find in force; ``*`` for any edit, None for no condition.
 
-    Args:
-        request: the write.
-        entry: returns what it changes, as it is now.
-
     Raises:
         InvalidError: a header cannot be read.
         PreconditionError: ``If-None-Match`` names what is in force.

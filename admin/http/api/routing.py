@@ -4,12 +4,12 @@ Unknown parameters, and parameters given twice, are refused.
 """
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from inspect import cleandoc, signature
-from typing import Any, Final, Literal, Protocol, get_args
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 import trio
@@ -102,13 +102,13 @@ class EndpointRoute(Route):
 
     Attributes:
         about: the endpoint.
-        tag: the chapter of the document that it stands in.
+        tag: the chapter of the document.
     """
 
-    def __init__(self, about: Endpoint, name: str, resource: "Resource", turns: trio.StrictFIFOLock) -> None:
+    def __init__(self, about: Endpoint, name: str, chapter: object, turns: trio.StrictFIFOLock) -> None:
         super().__init__(about.path, about.handler, methods=[about.method], name=name)
-        self.about, self.tag = about, resource.tag
-        self._handler = partial(about.handler, resource)
+        self.about, self.tag = about, _tag(chapter)
+        self._handler = partial(about.handler, chapter)
         self._turns = turns
         self.app = self._answer
 
@@ -141,27 +141,25 @@ class EndpointRoute(Route):
         return await answer(body, etag=etag, store=self.about.tags != "list" and etag is not None)
 
 
-class Resource(Protocol):
-    """A class whose attributes are the endpoints of one chapter of the document, called as they are named."""
-
-    @property
-    def tag(self) -> str:
-        """The chapter."""
+def _tag(chapter: object) -> str:
+    return type(chapter).__name__.removeprefix("_").lower()
 
 
 class Api:
     """The application, to be mounted at ``/api/v1``.
 
     Attributes:
-        routes: one for each endpoint.
+        tags: the chapters of the document, each with its description.
+        routes: one for each endpoint, which is an attribute of a chapter, called as it is named there.
     """
 
-    def __init__(self, *resources: Resource) -> None:
+    def __init__(self, chapters: Sequence[object]) -> None:
         turns = trio.StrictFIFOLock()
+        self.tags = [{"name": _tag(each), "description": type(each).__doc__} for each in chapters]
         self.routes: list[Route] = [
-            EndpointRoute(about, name, resource, turns)
-            for resource in resources
-            for name, about in vars(type(resource)).items()
+            EndpointRoute(about, name, chapter, turns)
+            for chapter in chapters
+            for name, about in vars(type(chapter)).items()
             if isinstance(about, Endpoint)
         ]
         self._router = Router(self.routes, redirect_slashes=False)
@@ -181,7 +179,6 @@ class Api:
             await problem(error.status_code, detail, headers=headers)(scope, receive, send)
 
     def _methods(self, scope: Scope) -> set[str]:
-        """Return what can be done with a path, by the longest of the patterns that it matches."""
         matching = [route for route in self.routes if route.matches(scope)[0] is not Match.NONE]
         pattern = max((route.path for route in matching), key=len)
         return {method for route in matching if route.path == pattern for method in route.methods or ()}

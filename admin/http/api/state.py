@@ -57,11 +57,7 @@ class Services:
 
 
 class Status:
-    """Puts the state of Sluice together.
-
-    Args:
-        services: where the figures come from.
-    """
+    """Puts the state of Sluice together."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -142,7 +138,6 @@ class Status:
         )
 
     async def _standing(self, switches: Sequence[SwitchEntry]) -> Edits:
-        """Count the edits, and find the one that expires next."""
         limits, etag = self._services.edits.limits(), self._services.edits.etag
         if self._edits is None or self._edits[0] is not limits or self._edits[1] != etag:
             self._edits = (limits, etag, await on_thread(_count, limits, switches))
@@ -180,7 +175,6 @@ def flow_of(flow: FlowState, confirms: Sequence[ConfirmState], most_confirms: in
 
 
 def _by_reason(closed: Mapping[tuple[str, str], int]) -> dict[str, int]:
-    """Sum over all listeners."""
     reasons: Counter[str] = Counter()
     for (_, reason), count in closed.items():
         reasons[reason] += count

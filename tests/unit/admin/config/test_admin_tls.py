@@ -39,10 +39,6 @@ def test_a_certificate_and_its_key_make_a_context_of_modern_tls(files: Path) -> 
     assert certificate.context.minimum_version == ssl.TLSVersion.TLSv1_2
 
 
-def test_without_either_there_is_no_tls() -> None:
-    assert read_certificate(AdminSettings(), ORIGINS) is None
-
-
 @pytest.mark.parametrize(
     ("certificate", "key", "told"),
     [

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from msgspec import Meta, Struct
 
-from admin.config.faults import FaultsError, FromText, Origins, given, read, show, spell, unknown_key
+from admin.config.faults import FaultsError, FromText, Origins, given, read, show, spell
 
 
 class Inner(Struct, frozen=True, kw_only=True):
@@ -90,12 +90,6 @@ def test_flags_and_variables_are_written_as_on_a_command_line(name: str, value: 
 def test_values_are_cut_to_what_fits_a_line() -> None:
     assert len(show("x" * 1000)) == 60
     assert show(16**5000) == "int"
-
-
-def test_an_unknown_name_suggests_the_closest() -> None:
-    assert unknown_key("tpoic", ["topic", "retry_group"]) == 'unknown; did you mean "topic"?'
-    assert unknown_key("zzz", ["b", "a"]) == "unknown; allowed here: a, b"
-    assert unknown_key("zzz", []) == "unknown; nothing can be set here"
 
 
 def test_a_value_without_a_line_is_named_by_its_key_alone() -> None:

@@ -1,5 +1,4 @@
 import io
-import os
 import threading
 
 import pytest
@@ -25,16 +24,6 @@ class Gated(io.StringIO):
 class Broken(io.StringIO):
     def write(self, text: str) -> int:
         raise BrokenPipeError
-
-
-def test_lines_are_written_in_order() -> None:
-    stream = io.StringIO()
-    writer = LogWriter(stream)
-    for number in range(100):
-        writer.write(f"{number}\n")
-    writer.drain(30)
-    assert stream.getvalue().split() == [str(number) for number in range(100)]
-    assert writer.dropped_lines == 0
 
 
 def test_a_reader_that_does_not_read_holds_up_nobody_and_what_does_not_fit_is_counted(
@@ -69,10 +58,3 @@ def test_draining_gives_up_on_a_reader_that_never_reads() -> None:
     assert stream.getvalue() == ""
     stream.gate.set()
     writer.drain(30)
-
-
-def test_a_terminal_stays_one() -> None:
-    leader, follower = os.openpty()
-    with os.fdopen(leader), os.fdopen(follower, "w") as terminal:
-        assert LogWriter(terminal).isatty()
-    assert not LogWriter(io.StringIO()).isatty()

@@ -58,17 +58,6 @@ def test_a_name_gives_the_terminal_no_orders() -> None:
     assert "x1b]0;b" in orders
 
 
-def test_the_format_can_be_forced_either_way() -> None:
-    assert written(Terminal(), format="json").startswith("{")
-    plain = written(io.StringIO(), format="human")
-    assert not plain.startswith("{")
-    assert "\x1b" not in plain
-
-
-def test_what_is_below_the_level_is_not_written() -> None:
-    assert written(io.StringIO(), "warning") == ""
-
-
 def test_warnings_of_libraries_come_in_the_same_form() -> None:
     stream = io.StringIO()
     logs.configure(LogSettings(), stream)

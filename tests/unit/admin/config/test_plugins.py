@@ -9,8 +9,6 @@ from msgspec import Struct
 from admin.common.errors import SettingsError
 from admin.config import plugins
 from admin.config.faults import Origins
-from proxy.deciding.rate_limit import PLUGIN
-from proxy.protocols.rocketmq import PROTOCOL
 
 ORIGINS = Origins("sluice.toml", {("handlers", 0): 3, ("handlers", 0, "options", "speed"): 5}, {})
 PLACE = ("handlers", 0, "options")
@@ -42,11 +40,6 @@ def lines(name: str) -> list[str]:
     with pytest.raises(SettingsError) as caught:
         plugins.handler(name, ("handlers", 0, "name"), ORIGINS)
     return list(caught.value.lines)
-
-
-def test_sluices_own_plug_ins_come_in_by_entry_point() -> None:
-    assert plugins.protocol("rocketmq", (), ORIGINS) is PROTOCOL
-    assert plugins.handler("rate_limit", (), ORIGINS) is PLUGIN
 
 
 def test_a_name_that_is_not_installed_suggests_one_that_is() -> None:

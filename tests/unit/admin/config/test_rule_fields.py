@@ -68,13 +68,3 @@ def test_a_name_has_one_spelling() -> None:
     assert READER.target("topic", "[o]rders") == Target("topic", "orders")
     assert READER.target("client", "::ffff:10.0.0.0/104") == Target("client", "10.0.0.0/8")
     assert READER.target("total", "topic:a*") == Target("total", "topic:a*")
-
-
-def test_all_faults_of_fields_are_told_at_once() -> None:
-    with pytest.raises(FieldError) as caught:
-        READER.read("topic", "a", {"rate": "5", "days": ["mo"], "brust_s": 1, "shared": True}, "edit")
-    told = dict(caught.value.problems)
-    assert told.keys() == {"rate", "days[0]", "brust_s", "shared"}
-    assert "must be a number" in told["rate"]
-    assert told["brust_s"] == 'unknown; did you mean "burst_s"?'
-    assert "total" in told["shared"]

@@ -9,7 +9,6 @@ from admin.config.rule_fields import FieldError, RuleReader, fields_of, longest_
 from admin.config.rulebook import build
 from admin.config.sources import Flags, load
 from admin.run.composition import Plan, compose
-from limiter.rules.errors import RuleError
 from limiter.rules.resource import SCOPES, Resource
 from limiter.rules.rule import Rule
 from proxy.protocols.base import Kind
@@ -69,13 +68,6 @@ def test_exempt_stands_in_place_of_a_rate(write: Write) -> None:
     ]
 
 
-def test_with_one_limit_given_what_it_does_not_match_is_unlimited() -> None:
-    planned = plan(flags=limits("topic:orders=5/s"))
-    assert rate(planned, "topic", "orders") == (5, "--limit")
-    assert rate(planned, "topic", "other") == (None, "default")
-    assert rate(planned, "retry_group", "billing") == (None, "default")
-
-
 def test_a_flags_rule_wins_over_the_environments_and_that_over_the_files(write: Write) -> None:
     text = "".join(f'[[limits]]\nkind = "topic"\nname = "{name}"\nrate = 1\n' for name in "abc")
     planned = plan(text, limits("topic:c=3/s"), write, SLUICE_LIMIT="topic:b=2/s topic:c=2/s")
@@ -89,16 +81,6 @@ def test_defaults_of_the_file_stand_in_for_the_built_in_ones(write: Write) -> No
     found = rule(planned, "topic", "orders")
     assert (found.rate_per_s, found.burst_s, found.break_s, found.source) == (7, 3, 0, "sluice.toml:1")
     assert rate(planned, "retry_group", "x") == (None, "default")
-
-
-def test_unlimited_and_switched_off_rules_do_not_limit(write: Write) -> None:
-    text = (
-        '[[limits]]\nkind = "topic"\nname = "free"\nrate = "unlimited"\n'
-        '[[limits]]\nkind = "topic"\nname = "off"\nrate = 5\naction = "off"\n'
-    )
-    planned = plan(text, write=write)
-    assert planned.rule_set.limit(Resource("topic", "free")) is None
-    assert planned.rule_set.limit(Resource("topic", "off")) is None
 
 
 @pytest.mark.parametrize("written", ["file", "default", "flag", "built-in"])
@@ -130,23 +112,6 @@ def test_what_is_put_aside_may_wait_for_an_hour_where_clients_do(write: Write) -
     assert longest("subscription", "spool = true") == 10
 
 
-@pytest.mark.parametrize(
-    ("text", "kind", "name", "action"),
-    [
-        ("client:10.0.0.0/8=100/s", "client", "10.1.2.3", "reject"),
-        ("client:2001:db8::/32=100/s", "client", "2001:db8::1", "reject"),
-        ("listener:default=5000/s", "listener", "default", "reject"),
-        ("producer_group:billing=50/s", "producer_group", "billing", "reject"),
-        ("subscription:billing@orders=100/s", "subscription", "billing@orders", "delay"),
-    ],
-)
-def test_flags_and_variables_can_limit_every_kind(text: str, kind: str, name: str, action: str) -> None:
-    for planned in (plan(flags=limits(text)), plan(SLUICE_LIMIT=text)):
-        found = rule(planned, kind, name)
-        assert (found.limits, found.action) == (True, action)
-    assert rule(plan(flags=limits(text)), kind, name).source == "--limit"
-
-
 def test_a_scope_that_no_protocol_in_use_has_is_refused_and_said_to_be() -> None:
     there_are = f"allowed here: {KINDS}"
     assert lines(flags=limits("user:alice=1/s", "vhost:/=1/s")) == [
@@ -155,14 +120,6 @@ def test_a_scope_that_no_protocol_in_use_has_is_refused_and_said_to_be() -> None
     ]
     with pytest.raises(FieldError, match='no kind "user"; rocketmq knows no user; there are certificate, client, '):
         plan().rulebook.reader.target("user", "alice")
-
-
-def test_shares_of_what_no_protocol_in_use_tells_apart_are_refused(write: Write) -> None:
-    (line,) = lines(TOPIC + 'rate = 5\nfair_by = "user"\n', write=write)
-    assert line.endswith(
-        'limits[0].fair_by: rule topic:a: fair_by "user", but rocketmq knows no user;'
-        " allowed: client, producer_group, certificate"
-    )
 
 
 def test_a_protocol_says_which_scopes_there_are() -> None:
@@ -268,11 +225,6 @@ def test_consumers_confirm_only_what_a_protocol_has_them_confirm(names: list[str
         assert reader.read("queue", "*", {"confirm": "after_consume"}, "an edit").confirms_after_consume
 
 
-def test_a_flag_wins_over_hours_of_the_file(write: Write) -> None:
-    planned = plan(TOPIC + 'rate = 5\nbetween = "00:00-24:00"\n', limits("topic:a=1/s"), write)
-    assert [rule.source for rule in planned.rule_set.rules if rule.exact_name == "a"] == ["--limit"]
-
-
 # --- what is wrong
 
 
@@ -285,11 +237,6 @@ def test_a_flag_wins_over_hours_of_the_file(write: Write) -> None:
 )
 def test_a_bad_limit_of_the_command_line_is_one_line(limit: str, line: str) -> None:
     assert lines(flags=limits(limit)) == [line]
-
-
-def test_a_bad_limit_of_the_environment_names_the_variable() -> None:
-    (line,) = lines(SLUICE_LIMIT="nonsense")
-    assert line.startswith("SLUICE_LIMIT 'nonsense' is not of the form KIND:NAME=RATE/s; allowed: ")
 
 
 def test_a_rule_of_an_unknown_kind_is_an_error(write: Write) -> None:
@@ -314,14 +261,6 @@ def test_faulty_rules_of_all_sources_are_named_at_once(write: Write) -> None:
     text += f"{TOPIC}rate = 1e12\n{TOPIC}rate = 1\n{TOPIC}rate = 2\n"
     found = lines(text, write=write, flags=limits("topic:x"))
     assert [line.split(" ")[0] for line in found] == ["sluice.toml:2:", "sluice.toml:8:", "sluice.toml:13:", "--limit"]
-
-
-@pytest.mark.parametrize(
-    ("word", "meant"), [("consumer_group", '"subscription" or "retry_group"'), ("address", '"client"')]
-)
-def test_a_kind_by_another_word_gets_the_right_ones(write: Write, word: str, meant: str) -> None:
-    text = f'[[limits]]\nkind = "{word}"\nname = "a"\nrate = 1\n'
-    assert lines(text, write=write) == [f'sluice.toml:2: limits[0].kind = "{word}": unknown; did you mean {meant}?']
 
 
 @pytest.mark.parametrize(
@@ -371,23 +310,9 @@ def test_a_rule_that_cannot_be_names_line_key_value_and_what_is_allowed(write: W
     assert lines(text, write=write) == [f"sluice.toml:{line}"]
 
 
-def test_a_rule_for_a_listener_may_name_scopes_by_pattern_and_is_unchecked_without_listeners(write: Write) -> None:
-    assert rule(plan(flags=limits("listener:def*=5/s")), "listener", "default").limits
-    assert rule(plan(flags=Flags(limits=["listener:main=5/s"])), "listener", "main").limits
-
-
-def test_protocols_are_asked_about_the_rules_of_their_kinds_and_about_scopes(write: Write) -> None:
-    configuration = load(None, {}, limits("topic:a=1/s", "client:*=1/s"))
-    protocol = plugins.protocol("rocketmq", (), configuration.origins)
-    asked: list[str] = []
-
-    def check(rule: Rule) -> None:
-        asked.append(rule.name)
-        if rule.kind == "client":
-            raise RuleError("no clients here", "none")
-
-    other = dataclasses.replace(protocol, name="other", kinds=(Kind("queue", ""),), check_rule=check)
-    with pytest.raises(SettingsError) as caught:
-        build(configuration, (protocol, other), ())
-    assert asked == ["client:*"]
-    assert list(caught.value.lines) == ["--limit 'client:*=1/s': no clients here; allowed: none"]
+@pytest.mark.parametrize(
+    ("word", "meant"), [("consumer_group", '"subscription" or "retry_group"'), ("address", '"client"')]
+)
+def test_a_kind_by_another_word_gets_the_right_ones(write: Write, word: str, meant: str) -> None:
+    text = f'[[limits]]\nkind = "{word}"\nname = "a"\nrate = 1\n'
+    assert lines(text, write=write) == [f'sluice.toml:2: limits[0].kind = "{word}": unknown; did you mean {meant}?']

@@ -1,4 +1,3 @@
-import dataclasses
 import re
 import tomllib
 from pathlib import Path
@@ -21,7 +20,6 @@ from admin.config.settings import (
 from admin.config.sources import Flags, load
 from admin.run.composition import compose
 from limiter.rules.rule import DEFAULT_BREAK_S
-from proxy.deciding.rate_limit import RateLimitOptions
 from proxy.protocols.rocketmq import PROTOCOL
 
 SAMPLE = Path(__file__).parents[4] / "deploy" / "sluice.toml"
@@ -66,7 +64,7 @@ def _with_commented_keys(text: str) -> Any:
 def test_the_sample_configuration_names_every_key_with_its_default() -> None:
     text = SAMPLE.read_text(encoding="utf-8")
     settings = read(Settings, tomllib.loads(text))
-    sections = "bounds", "admin", "log", "rejection_log", "spool", "flow", "alarms"
+    sections = "bounds", "admin", "log", "rejection_log", "spool", "alarms"
     for section in (*sections, "limiting", "grace_s", "state_dir"):
         assert getattr(settings, section) == getattr(Settings(), section), section
     sample = _with_commented_keys(text)
@@ -109,20 +107,8 @@ def test_the_sample_configuration_has_each_default_of_a_limit_somewhere() -> Non
     )
 
 
-def test_the_sample_configuration_has_the_rate_limiters_options_with_their_defaults() -> None:
-    sample = tomllib.loads(SAMPLE.read_text(encoding="utf-8"))
-    assert sample["handlers"][0]["options"] == dataclasses.asdict(RateLimitOptions())
-
-
 def test_the_sample_configuration_can_be_used_as_it_is() -> None:
     assert compose(load(str(SAMPLE), {}, Flags())).warnings() == []
-
-
-def test_credit_that_never_came_back_is_refused() -> None:
-    with pytest.raises(FaultsError, match="flow: must have more_credit_after of at most initial_credit, 100"):
-        read(Settings, {"flow": {"initial_credit": 100}})
-    with pytest.raises(FaultsError, match="store_more_credit_after of at most store_initial_credit, 4000"):
-        read(Settings, {"flow": {"store_more_credit_after": 4001}})
 
 
 def _limits(sample: dict[str, Any]) -> list[dict[str, Any]]:
@@ -134,10 +120,6 @@ def test_what_is_no_number_is_no_limit(value: Any) -> None:
     for key in ("rate", "burst_s"):
         with pytest.raises(FaultsError):
             read(DefaultLimit, {key: value})
-
-
-def test_zero_has_no_sign() -> None:
-    assert str(read(DefaultLimit, {"rate": -0.0, "break_s": -0.0})).count("=-0.0") == 0
 
 
 def test_a_report_is_named_by_its_file() -> None:

@@ -46,10 +46,6 @@ def test_keys_and_tables_are_found_on_their_lines() -> None:
     assert lines["defaults", "topic", "rate"] == 17
 
 
-def test_what_is_inside_a_multi_line_string_is_no_key() -> None:
-    assert ("listeners", 1, "listen") not in find_lines(TEXT)
-
-
 @pytest.mark.parametrize(
     ("place", "line"),
     [(("admin", "listen"), 2), (("listeners", 1, "broker"), 9), (("nowhere",), None), ((), None)],

@@ -306,18 +306,6 @@ async def test_a_failing_application_is_answered_and_logged_at_a_bounded_rate(
     ]
 
 
-async def test_failed_authentications_are_logged_with_the_peer_at_a_bounded_rate(
-    ask: Asking, autojump_clock: MockClock
-) -> None:
-    del autojump_clock
-    with structlog.testing.capture_logs() as logged:
-        for _ in range(100):
-            await ask(headers={"authorization": "Bearer wrong"})
-    assert len(logged) <= 2
-    assert (logged[0]["peer"], logged[0]["reason"]) == ("192.0.2.9:4711", "wrong_token")
-    assert "Bearer" not in str(logged)
-
-
 _PAGES = {route.path for route in web.routes()}
 _ENDPOINTS = ["/api/v1/whoami", "/api/v1/limits/topic/orders", "/metrics", "/api/v1/reload", "/healthz", "/"]
 _TRICKS = [

@@ -205,12 +205,6 @@ async def test_what_is_not_http_is_refused_as_a_problem(server: Server, said: by
     assert b"application/problem+json" in got
 
 
-async def test_a_body_that_is_longer_than_it_says_is_the_next_request_and_none(server: Server) -> None:
-    said = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{}smuggled\r\n\r\n"
-    got = await rest(await server.connect(said))
-    assert re.findall(rb"HTTP/1.1 \d+", got) == [b"HTTP/1.1 200", b"HTTP/1.1 400"]
-
-
 @pytest.fixture
 def contexts() -> Callable[[], tuple[ssl.SSLContext, ssl.SSLContext]]:
     """Makes a server's context and that of a client who trusts it."""
@@ -271,16 +265,22 @@ async def test_a_new_connection_is_answered_whatever_the_others_do(server: Serve
     assert server.counted["evicted"] >= 2 * MOST
 
 
+async def test_answers_that_are_not_read_have_a_bound_in_bytes(server: Server) -> None:
+    stuck = [await server.connect(LARGE) for _ in range(MOST - 1)]
+    assert server.counted == {"evicted": 1}
+    assert len(await rest(stuck[0])) < LARGE_BYTES
+    assert len(await rest(stuck[-1])) > LARGE_BYTES
+
+
+async def test_a_body_that_is_longer_than_it_says_is_the_next_request_and_none(server: Server) -> None:
+    said = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{}smuggled\r\n\r\n"
+    got = await rest(await server.connect(said))
+    assert re.findall(rb"HTTP/1.1 \d+", got) == [b"HTTP/1.1 200", b"HTTP/1.1 400"]
+
+
 async def test_a_connection_with_a_request_is_closed_last(server: Server) -> None:
     waiting = await server.connect(WAIT)
     idle = [await server.connect() for _ in range(MOST)]
     assert await rest(idle[0]) == b""
     await waiting.send_eof()
     assert server.heard[-1] == "http.request"
-
-
-async def test_answers_that_are_not_read_have_a_bound_in_bytes(server: Server) -> None:
-    stuck = [await server.connect(LARGE) for _ in range(MOST - 1)]
-    assert server.counted == {"evicted": 1}
-    assert len(await rest(stuck[0])) < LARGE_BYTES
-    assert len(await rest(stuck[-1])) > LARGE_BYTES

@@ -1,6 +1,5 @@
 import json
 import socket
-from typing import Any
 
 import pytest
 import trio
@@ -9,7 +8,6 @@ from admin.common.errors import StartError
 from admin.config.settings import Endpoint
 from admin.http import server
 from proxy.net.sockets import Inherited
-from proxy.stats.snapshot import BrokerReach
 
 
 class Served:
@@ -32,13 +30,6 @@ class Served:
 @pytest.fixture
 def asked(served: Endpoint) -> Served:
     return Served(served)
-
-
-async def test_an_unready_sidecar_answers_503_and_says_which_part_it_is(asked: Served, data_path: Any) -> None:
-    data_path.reaches = (BrokerReach("main", "127.0.0.1:10911", "Connection refused"),)
-    status, _, body = await asked.ask("/readyz")
-    assert status == 503
-    assert json.loads(body)["brokers"]["main"]["error"] == "Connection refused"
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,7 @@ from admin.config.sources import Flags, load
 from admin.run.composition import Plan, compose
 from limiter.rules.resource import Resource
 from proxy.datapath.alarm_watch import AlarmConfig
-from proxy.datapath.datapath import CreditConfig
 from proxy.datapath.spooling import SpoolConfig
-from proxy.flow.credit import Credit
 from proxy.protocols.rocketmq.options import RocketMQOptions
 from proxy.spool.spool import SpoolSettings
 
@@ -181,13 +179,11 @@ def test_rules_can_be_checked_before_there_is_a_listener() -> None:
     assert planned.rule_set.match(Resource("topic", "a")).rate_per_s == 1
 
 
-def test_spool_credit_and_alarms_reach_the_data_path(tmp_path: Path) -> None:
+def test_spool_and_alarms_reach_the_data_path(tmp_path: Path) -> None:
     planned = plan(
         SLUICE_SPOOL_MEMORY_BYTES="2000000",
         SLUICE_SPOOL_MAX_AGE_S="9",
         SLUICE_SPOOL_RECOVER="true",
-        SLUICE_FLOW_INITIAL_CREDIT="300",
-        SLUICE_FLOW_STORE_MORE_CREDIT_AFTER="7",
         SLUICE_ALARMS_MEMORY_HIGH_WATERMARK="0.5",
         SLUICE_ALARMS_DISK_FREE_BYTES="1000",
     )
@@ -195,7 +191,6 @@ def test_spool_credit_and_alarms_reach_the_data_path(tmp_path: Path) -> None:
     config = planned.data_path_config(tmp_path, spool_required=True)
     settings = SpoolSettings(memory_bytes=2_000_000, least_free_bytes=500, most_age_s=9)
     assert config.spool == SpoolConfig(tmp_path, settings, recover=True, required=True)
-    assert config.credit == CreditConfig(Credit(300, 200), Credit(4000, 7))
     assert config.alarms == AlarmConfig(0.5, 1000)
 
 

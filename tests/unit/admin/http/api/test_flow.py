@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 from api_examples import FLOW, SPOOL
 
-from admin.wire import PROBLEM, Flow, Spool, State
+from admin.wire import PROBLEM, Flow, Spool
 from proxy.stats.flow import AlarmState, ConnectionFlow, FlowFinding, FlowState, StageState
 
 WAITING = tuple(
@@ -86,16 +86,3 @@ async def test_only_one_resource_is_purged_at_a_time(served: Any) -> None:
         assert answer.status_code in {400, 404}, path
         assert answer.headers["content-type"] == PROBLEM
     assert served.data_path.purges == []
-
-
-async def test_alarms_are_in_the_state(served: Any) -> None:
-    snapshot = served.data_path.snapshot_now
-    served.data_path.snapshot_now = msgspec.structs.replace(snapshot, alarms=NOW.alarms)
-    served.stats._sampled_ns = 0  # as if the last sample were old
-    state = msgspec.json.decode((await served.get("state")).content, type=State)
-    assert [(alarm.scarce, alarm.text) for alarm in state.alarms] == [("memory", "too much")]
-
-
-def test_the_examples_say_what_there_is() -> None:
-    assert msgspec.json.decode(msgspec.json.encode(FLOW), type=Flow) == FLOW
-    assert msgspec.json.decode(msgspec.json.encode(SPOOL), type=Spool) == SPOOL

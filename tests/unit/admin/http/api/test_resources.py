@@ -16,8 +16,7 @@ from admin.http.api import application
 from admin.rejection_log.advice import AdviceReader
 from admin.rejection_log.history import HistoryReader
 from admin.rejection_log.records import RejectionRecord, line_of
-from admin.wire import ConnectionPage, LimitPage, ResourceAdvice, ResourceHistory
-from proxy.stats.snapshot import ClientDescription, ConnectionState, LinkState
+from admin.wire import ResourceAdvice, ResourceHistory
 
 ODD = "vhost/%2F?a=b [x]"
 
@@ -107,39 +106,3 @@ async def test_without_a_log_or_a_report_the_answers_say_so(served: Any) -> None
     advice = (await served.get("advice/topic/orders")).json()
     assert (advice["recommendation"], advice["path"]) == (None, None)
     assert advice["problem"].startswith("no report is looked at")
-
-
-async def test_one_row_of_the_table_is_found_by_its_very_name(served: Any) -> None:
-    for name, keys in (("orders", ["topic/orders"]), ("order", []), ("audit-*", ["topic/audit-*"])):
-        answer = await served.get("limits", params={"kind": "topic", "name": name})
-        page = msgspec.json.decode(answer.content, type=LimitPage)
-        assert [row.key for row in page.rows] == keys
-
-
-async def test_connections_are_found_by_a_very_resource(served: Any) -> None:
-    def connection(number: int, *resources: str, links: tuple[LinkState, ...] = ()) -> ConnectionState:
-        return ConnectionState(
-            id=number,
-            listener="main",
-            peer=f"10.0.0.{number}:1",
-            client=ClientDescription(),
-            exempt=False,
-            opened_ns=0,
-            bytes_total={},
-            requests_total=0,
-            refused_total=0,
-            in_flight=0,
-            resources=resources,
-            more_resources=0,
-            links=links,
-        )
-
-    link = LinkState("out", 0, True, "topic:orders", 1, 0, 0, 0, 0, "a")
-    served.data_path.connections_now = (
-        connection(1, "topic:orders"),
-        connection(2, "topic:orders2", "retry_group:topic:orders"),
-        connection(3, links=(link,)),
-    )
-    answer = await served.get("connections", params={"resource": "topic:orders"})
-    page = msgspec.json.decode(answer.content, type=ConnectionPage)
-    assert ([row.id for row in page.rows], page.total) == ([1, 3], 2)
