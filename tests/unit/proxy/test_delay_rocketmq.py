@@ -12,7 +12,6 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
-from proxy.common.threads import on_thread
 from proxy.protocols.rocketmq import PROTOCOL
 
 if TYPE_CHECKING:
@@ -71,38 +70,6 @@ async def test_delayed_sends_arrive_at_the_rate_of_their_limit(rig: Rig, mock_cl
     assert await frame(client) == frames.answer(2)
 
 
-async def test_age_of_the_oldest_held_message_is_told_for_as_long_as_one_is_held(
-    rig: Rig, mock_clock: MockClock
-) -> None:
-    async def ages() -> dict[tuple[str, str], float]:
-        return dict((await rig.snapshot()).oldest_waiting)
-
-    client, broker = await rig.connect()
-    await send_delayed(client, broker, 1, 2, 3)
-    assert await ages() == {("topic", "orders"): 0.0}
-    mock_clock.jump(1.0)
-    assert await frame(broker) == frames.send("orders", 2)
-    assert await ages() == {("topic", "orders"): 1.0}
-    # It is shown even if nothing has come for long.
-    shown = await on_thread(list, rig.path.resources(rig.path._now_ns()))
-    assert [(state.name, state.waits_since_ns) for state in shown if state.kind == "topic"] == [
-        ("orders", rig.path._now_ns() - 1_000_000_000)
-    ]
-    mock_clock.jump(1.0)
-    assert await frame(broker) == frames.send("orders", 3)
-    assert await ages() == {}
-
-
-async def test_a_delay_that_would_be_too_long_is_refused_at_once(rig: Rig) -> None:
-    client, broker = await rig.connect()
-    await send_delayed(client, broker, *range(1, 11))
-    code, _, remark = refused(await frame(client))
-    assert code == 2
-    assert remark.startswith("[RateLimit] for orders need wait:")
-    assert remark.endswith("microsecs, rule topic:orders")
-    assert held(rig)[0] <= 5
-
-
 async def test_a_delayed_send_is_refused_at_its_deadline(rig: Rig, mock_clock: MockClock) -> None:
     client, broker = await rig.connect()
     batch, marker = frames.send_batch("orders", 4), frames.send("free", 99)
@@ -152,63 +119,3 @@ async def test_a_drain_resolves_what_is_held(rig: Rig, mock_clock: MockClock, nu
     client.end()
     broker.end()
     await rig.until_closed("drained")
-
-
-async def test_a_batch_that_comes_in_pieces_is_held_whole(rig: Rig, mock_clock: MockClock) -> None:
-    client, broker = await rig.connect()
-    await send_delayed(client, broker, 1)
-    batch, behind = frames.send_batch("orders", 4, 2), frames.send("free", 3, body=b"x" * 500)
-    for piece in (batch[:250], batch[250:] + behind[:-300]):
-        await client.send(piece)
-        await wait_all_tasks_blocked()
-    assert await broker.receive(len(behind) - 300) == behind[:-300]
-    assert held(rig) == (1, len(batch))
-    mock_clock.jump(1.0)
-    await wait_all_tasks_blocked()
-    await client.send(behind[-300:] + frames.send("free", 4))
-    assert await broker.receive(300) == behind[-300:]
-    assert await frame(broker) == batch
-    assert await frame(broker) == frames.send("free", 4)
-    assert held(rig) == (0, 0)
-    counts = (await rig.snapshot()).resources["topic", "orders"]
-    assert counts.messages["pass"] == 5
-
-
-async def test_a_pull_waits_until_what_others_brought_is_paid(rig: Rig, mock_clock: MockClock) -> None:
-    client, broker = await rig.connect()
-    await client.send(frames.pull(1))
-    assert await frame(broker) == frames.pull(1)
-    whole = frames.answer(1, body=frames.records(*[500] * 25))
-    for piece in frames.cut(whole, 300, 5000):
-        await broker.send(piece)
-        await wait_all_tasks_blocked()
-    assert await frame(client) == whole
-    await client.send(frames.pull(2) + frames.heartbeat(3))
-    assert await frame(broker) == frames.heartbeat(3)
-    assert held(rig)[0] == 1
-    mock_clock.jump(1.4)
-    await wait_all_tasks_blocked()
-    assert broker.pending() == b""
-    mock_clock.jump(0.2)
-    assert await frame(broker) == frames.pull(2)
-    counts = (await rig.snapshot()).resources["subscription", "g@orders"]
-    assert counts.messages["pass"] == 25
-    assert counts.requests["pass"] == 2
-
-
-async def test_a_pull_that_waits_in_vain_is_told_to_ask_again(rig: Rig, mock_clock: MockClock) -> None:
-    client, broker = await rig.connect()
-    await client.send(frames.pull(1))
-    await frame(broker)
-    whole = frames.answer(1, body=frames.records(*[91] * 500))
-    await broker.send(whole)
-    assert await frame(client) == whole
-    await client.send(frames.pull(2) + frames.heartbeat(3))
-    assert await frame(broker) == frames.heartbeat(3)
-    mock_clock.jump(9.9)
-    await wait_all_tasks_blocked()
-    assert client.pending() == b""
-    mock_clock.jump(0.2)
-    code, opaque, remark = refused(await frame(client))
-    assert (code, opaque) == (215, 2)
-    assert remark.startswith("[RateLimit] for g@orders need wait:")

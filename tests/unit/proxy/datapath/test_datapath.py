@@ -12,14 +12,14 @@ import trio
 from playbook import frames
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from limiter.counting.rejections import OTHER, Amount, Rejection, ResourceSecond
+from limiter.counting.rejections import Amount, Rejection, ResourceSecond
 from limiter.rules.limit_text import parse_limit
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
 from limiter.rules.schedule import read_hours
 from proxy.common.threads import on_thread
-from proxy.control import Cleared, DataPath, Event
+from proxy.control import Cleared, Event
 from proxy.datapath.datapath import _EVENTS_KEPT, DataPathConfig, LocalDataPath
 from proxy.deciding.batch import NO_VERDICTS, Batch, Side, Verdicts
 from proxy.deciding.pipeline import Handler, HandlerConfig, HandlerPlugin, PipelineError
@@ -30,7 +30,7 @@ from proxy.net.server import ListenerConfig
 from proxy.net.sockets import format_address
 from proxy.protocols.base import Protocol, Session, SessionContext
 from proxy.protocols.rocketmq import PROTOCOL
-from proxy.stats.question import Question, QuestionError
+from proxy.stats.question import Question
 from proxy.stats.snapshot import BrokerReach, LaneDepth, ListenerState, ResourceState, Usage
 
 if TYPE_CHECKING:
@@ -74,10 +74,6 @@ class TestBuilding:
         assert await broker_end.receive_to_end() == b""
         await wait_all_tasks_blocked()
         socket.create_server(reserved_address).close()
-
-    async def test_is_a_data_path_as_the_admin_side_knows_it(self, rig: Rig) -> None:
-        path: DataPath = rig.path
-        assert (await path.snapshot()).rule_set_version == 1
 
 
 class TestSnapshot:
@@ -128,15 +124,6 @@ class TestSnapshot:
         assert {name for _, name in resources} == {"vip", "topic0", "topic1", "topic2", "_other"}
         assert resources[KIND, "_other"].requests["pass"] == 47
         assert resources[KIND, "vip"].requests["pass"] == 1
-
-    async def test_limiters_beyond_their_bound_share_one(self, start_rig: StartRig) -> None:
-        rig = await start_rig("line_topic:*=1/s", max_live_limiters=2)
-        client, broker = await rig.connect()
-        await client.send(b"t1 x\nt2 x\nt3 x\nt4 x\n")
-        assert await broker.receive(15) == b"t1 x\nt2 x\nt3 x\n"
-        snapshot = await rig.snapshot()
-        assert snapshot.live_limiters == 2
-        assert snapshot.overflowed_total == 2
 
     async def test_shows_what_is_held(self, start_rig: StartRig, mock_clock: MockClock) -> None:
         rig = await start_rig(rules=[Rule(KIND, "slow", 1, action="delay")])
@@ -222,23 +209,6 @@ class TestExplain:
         assert limit.state.open
         assert limit.state.wait_s > 0
         assert limit.state.last_refused_s == 0
-
-    async def test_makes_no_limiter_live(self, rig: Rig) -> None:
-        await rig.path.explain(Question(KIND, "a", "10.1.2.3"))
-        assert (await rig.snapshot()).live_limiters == 0
-
-    async def test_knows_the_listeners_and_their_scopes(self, rig: Rig) -> None:
-        assert (await rig.path.explain(Question(KIND, "a"))).question.listener == "main"
-        with pytest.raises(QuestionError) as caught:
-            await rig.path.explain(Question(KIND, "a", listener="vip"))
-        assert caught.value.parameter == "listener"
-
-    async def test_says_when_limiting_is_off(self, rig: Rig) -> None:
-        await rig.path.apply(next_rules(rig, f"{KIND}:a=2/s", enabled=False))
-        explanation = await rig.path.explain(Question(KIND, "a"))
-        assert (explanation.limiting, explanation.rule_set_version) == (False, 2)
-        assert explanation.limits == ()
-        assert [rule.rule.name for rule in explanation.unapplied] == [f"{KIND}:a"]
 
 
 class TestApply:
@@ -437,18 +407,6 @@ class TestHours:
         snapshot = await rig.snapshot()
         assert (snapshot.rule_set_version, snapshot.limiting, in_force(rig)) == (3, False, set())
 
-    async def test_names_of_rules_that_begin_to_hold_are_told_apart(
-        self, start_rig: StartRig, mock_clock: MockClock, eight: WallClock
-    ) -> None:
-        rig = await start_rig(f"{KIND}:free=unlimited", rules=[by_day()], wall_clock=eight, max_resource_labels=0)
-        await pass_time(mock_clock, 3600)
-        assert {name for _, name in (await rig.snapshot()).resources} == {"a", "free"}
-
-    async def test_scopes_and_totals_with_rules_take_no_part_in_the_counts(self, start_rig: StartRig) -> None:
-        rules = [Rule("client", "10.0.0.1", 5), Rule(KIND, "o*", 5, shared=True)]
-        rig = await start_rig(f"{KIND}:a=2/s", rules=rules)
-        assert {name for _, name in (await rig.snapshot()).resources} == {"a"}
-
 
 class TestDrain:
     async def test_handlers_are_told_when_it_ends_with_time_left_to_answer(
@@ -584,14 +542,6 @@ class TestResources:
         assert b.last_held_ns is not None
         assert (b.last_refused_ns, b.last_shadowed_ns) == (None, None)
 
-    async def test_a_kind_that_is_switched_off_passes_and_is_told(self, rig: Rig) -> None:
-        client, broker = await rig.connect()
-        await rig.path.apply(next_rules(rig, "line_topic:zero=0/s").replace(off_kinds={KIND}))
-        await client.send(b"zero 1\n")
-        assert await broker.receive(7) == b"zero 1\n"
-        snapshot = await rig.snapshot()
-        assert (snapshot.limiting, snapshot.off_kinds) == (True, (KIND,))
-
 
 class TestProbe:
     async def test_says_which_brokers_accept(
@@ -655,11 +605,6 @@ class TestEvents:
             await rig.path.drain(1)
             assert await anext(events) == Event("drain", 2_000_000_000, {"connections": 0})
 
-    async def test_reach_every_subscriber(self, rig: Rig) -> None:
-        async with rig.path.events() as first, rig.path.events() as second:
-            await rig.path.apply(next_rules(rig))
-            assert (await anext(first)).kind == (await anext(second)).kind == "rules"
-
     async def test_slow_subscriber_loses_the_oldest(self, rig: Rig) -> None:
         async with rig.path.events() as events:
             for _ in range(_EVENTS_KEPT + 10):
@@ -667,12 +612,6 @@ class TestEvents:
             first, *_, last = await take(events, _EVENTS_KEPT)
             assert first.detail["version"] == 12
             assert last.detail["version"] == _EVENTS_KEPT + 11
-
-    async def test_subscriber_that_left_costs_nothing(self, rig: Rig) -> None:
-        async with rig.path.events():
-            pass
-        await rig.path.apply(next_rules(rig))
-        assert rig.path._subscribers == {}
 
     async def test_subscriber_that_stopped_listening_harms_nobody(self, rig: Rig) -> None:
         async with rig.path.events() as events:
@@ -715,16 +654,6 @@ class TestTakeTraffic:
             rules=[slow],
             wall_clock=lambda: began + timedelta(microseconds=now_ns() // 1000),
         )
-
-    async def test_records_nothing_before_the_first_call(self, rig: Rig) -> None:
-        client, broker = await rig.connect()
-        await client.send(send := frames.send("free", 1))
-        await broker.receive(len(send))
-        assert await rig.path.take_traffic(unfinished=True) == ()
-        await client.send(send)
-        await broker.receive(len(send))
-        (second,) = await rig.path.take_traffic(unfinished=True)
-        assert second.resources[0].outcomes == {"admitted": Amount(1, 1, len(send))}
 
     async def test_tells_who_was_refused_what_in_which_second(self, rig: Rig, mock_clock: MockClock) -> None:
         assert await rig.path.take_traffic() == ()
@@ -772,36 +701,3 @@ class TestTakeTraffic:
         (rejection,) = second.rejections
         assert (rejection.user, rejection.product) == ("alice", "pika 1.4.4")
         assert (rejection.rule, rejection.amount.requests) == ("user:alice", 2)
-
-    async def test_tells_what_held_requests_come_to(self, rig: Rig, mock_clock: MockClock) -> None:
-        assert await rig.path.take_traffic() == ()
-        client, broker = await rig.connect()
-        size = len(first := frames.send("slow", 1))
-        await client.send(b"".join(frames.send("slow", opaque) for opaque in range(1, 6)))
-        assert await broker.receive(size) == first
-        await client.receive(8)
-        (second,) = await rig.path.take_traffic(unfinished=True)
-        assert second.resources[0].outcomes == {
-            "admitted": Amount(1, 1, size),
-            "held": Amount(3, 3, 3 * size),
-            "refused": Amount(1, 1, size),
-        }
-        assert [(each.verdict, each.amount.requests) for each in second.rejections] == [("hold", 3), ("refuse", 1)]
-        mock_clock.jump(1)
-        await broker.receive(size)
-        client.reset()
-        await until_held(rig, 0)
-        (later,) = await rig.path.take_traffic(unfinished=True)
-        assert later.at_s == second.at_s + 1
-        assert later.resources[0].outcomes == {"admitted": Amount(1, 1, size), "dropped": Amount(2, 2, 2 * size)}
-        assert later.resources[0].languages == {"JAVA": (3, 0)}
-
-    async def test_tells_apart_as_much_as_it_is_configured_to(self, start_rig: StartRig) -> None:
-        rig = await start_rig("topic:vip=0/s", protocol=PROTOCOL, max_resources=1, max_keys_per_s=1)
-        await rig.path.take_traffic()
-        client, broker = await rig.connect()
-        last = frames.send("c", 3)
-        await client.send(frames.send("a", 1) + frames.send("b", 2) + frames.send("vip", 4) + last)
-        await broker.receive(3 * len(last))
-        seconds = await rig.path.take_traffic(unfinished=True)
-        assert {of.resource.name for second in seconds for of in second.resources} == {"a", "vip", OTHER}

@@ -96,13 +96,6 @@ class TestLimits:
         assert listener.limit.fair_by == "client"
         assert all(limit.why for limit in ask(ALL, listeners).limits)
 
-    def test_leave_out_what_the_question_does_not_say(self, listeners: tuple[ListenerConfig, ...]) -> None:
-        assert names(ask(Question("topic", "orders"), listeners)) == [
-            "topic orders messages",
-            "topic orders bytes",
-            "total topic:o* messages",
-        ]
-
     def test_of_who_consumes_are_not_those_of_who_sends(self, listeners: tuple[ListenerConfig, ...]) -> None:
         question = Question("subscription", "g@orders", "10.1.2.3", "g", "main")
         explanation = ask(question, listeners)
@@ -200,10 +193,6 @@ class TestLimits:
             (True, None),
         ]
 
-    def test_of_what_no_rule_matches_are_none(self, listeners: tuple[ListenerConfig, ...]) -> None:
-        explanation = ask(Question("topic", "unheard-of"), listeners)
-        assert (explanation.limits, explanation.unapplied) == ((), ())
-
 
 class TestState:
     def test_is_that_of_the_live_limiter(self, listeners: tuple[ListenerConfig, ...]) -> None:
@@ -222,27 +211,6 @@ class TestState:
         assert topic.last_refused_s is None
         assert client.stored_permits == 50
         assert not client.open
-
-    def test_tells_how_long_ago_something_was_refused(self, listeners: tuple[ListenerConfig, ...]) -> None:
-        limits = Limits(rule_set())
-        limits.decide(0, (Resource("topic", "orders"),), Caller("", "", ""), [500, 1], lambda: [0, 0])
-        (topic, *_) = ask(Question("topic", "orders"), listeners, limits, NS_PER_S // 4).limits
-        assert topic.state is not None
-        assert topic.state.open
-        assert topic.state.last_refused_s == 0.25
-        assert 0.7 < topic.state.wait_s <= 0.76
-
-    def test_of_fair_shares_is_shown(self, listeners: tuple[ListenerConfig, ...]) -> None:
-        limits = Limits(rule_set())
-        limits.decide(0, (Resource("topic", "free"),), Caller("10.1.2.3", "", "one"), [1], lambda: [0])
-        *_, listener = ask(Question("topic", "free", listener="one"), listeners, limits).limits
-        assert listener.state is not None
-        assert [share.key for share in listener.state.shares] == ["10.1.2.3"]
-
-    def test_comes_into_being_by_no_question(self, listeners: tuple[ListenerConfig, ...]) -> None:
-        limits = Limits(rule_set())
-        assert {limit.state for limit in ask(ALL, listeners, limits).limits} == {None}
-        assert limits.live == 0
 
 
 class TestUnapplied:
@@ -284,9 +252,6 @@ class TestListeners:
         self, listeners: tuple[ListenerConfig, ...], asked: str, understood: str
     ) -> None:
         assert ask(Question("topic", "orders", listener=asked), listeners).question.listener == understood
-
-    def test_only_scope_there_is_need_not_be_said(self, listeners: tuple[ListenerConfig, ...]) -> None:
-        assert ask(Question("topic", "orders"), listeners[:2]).question.listener == "one"
 
     @pytest.mark.parametrize(
         ("client", "listener", "exempt_on"),
@@ -385,13 +350,6 @@ class TestConfirm:
         assert (three.queues, three.left_alone, three.now) == (3, "", None)
         assert others is not None
         assert others.left_alone == "confirm_queues does not say to how many queues each message goes"
-
-    @pytest.mark.parametrize("name", ["kept", "plain", "unknown"])
-    def test_nothing_is_told_where_no_rule_says_it(self, listeners: tuple[ListenerConfig, ...], name: str) -> None:
-        assert self.ask(listeners, "queue", name) is None
-
-    def test_nothing_is_told_of_a_listener_that_cannot_do_it(self, listeners: tuple[ListenerConfig, ...]) -> None:
-        assert self.ask(listeners, "queue", "orders", listener="other") is None
 
     def test_exempt_clients_and_limiting_that_is_off_are_named(self, listeners: tuple[ListenerConfig, ...]) -> None:
         off = self.ask(listeners, "queue", "orders", enabled=False)

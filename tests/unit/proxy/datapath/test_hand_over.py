@@ -117,11 +117,6 @@ async def test_without_its_spool_one_goes_on_all_the_same(
     assert "goes on without the spool" in [entry["event"] for entry in log]
 
 
-async def test_each_lane_has_its_turn(rig: Rig) -> None:
-    with trio.fail_after(1):
-        await rig.path.turn()
-
-
 async def test_a_failure_to_take_over_is_the_callers(start_rig: StartRig) -> None:
     async def refuse() -> None:
         await trio.lowlevel.checkpoint()

@@ -148,16 +148,6 @@ class TestEnding:
             await trio.lowlevel.checkpoint()
         await again.close()
 
-    async def test_queue_that_was_closed_before_leaves_nothing(self, folder: Path, log: list[Any]) -> None:
-        spooling = await open_in(folder)
-        queue = opened(spooling).queue(NAME, lambda _: None)
-        put(queue, 3, recoverable=True)
-        queue.close()
-        spooling.keep()
-        await spooling.close()
-        await (await open_in(folder, recover=True)).close()
-        assert log == []
-
     @pytest.mark.parametrize("drains", [False, True])
     async def test_data_path_that_ends_keeps_it(self, start_rig: StartRig, folder: Path, *, drains: bool) -> None:
         rig = await start_rig(spool=SpoolConfig(folder))
@@ -232,12 +222,3 @@ class TestDisk:
         queue.close()
         assert resource.followers() == ()
         await spooling.close()
-
-
-async def test_fault_of_who_is_told_ends_nothing(folder: Path, log: list[Any]) -> None:
-    spooling = await open_in(folder)
-    opened(spooling).sync(lambda _: 1 // 0)
-    while not log:
-        await trio.lowlevel.checkpoint()
-    assert log[0]["event"] == "a step of the spool failed"
-    await spooling.close()

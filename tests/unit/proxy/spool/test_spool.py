@@ -64,19 +64,6 @@ def make() -> Iterator[Callable[..., Made]]:
     return made
 
 
-def test_what_fits_into_memory_is_not_written(make: Callable[..., Made]) -> None:
-    made = make()
-    queues = [made.queue() for _ in range(10)]
-    for queue in queues:
-        made.put(queue, 300)
-    for _ in range(5):
-        made.tick()
-    assert made.disk.is_idle
-    assert made.take(queues[3], 300) == list(range(300))
-    states = made.spool.figures().states
-    assert (states.alpha, states.alpha_bytes) == (2_700, 270_000)
-
-
 def test_a_slow_disk_stops_the_flow_while_little_is_on_the_way_and_lets_it_go_on(make: Callable[..., Made]) -> None:
     made = make()
     queue = made.queue()
@@ -94,53 +81,6 @@ def test_a_slow_disk_stops_the_flow_while_little_is_on_the_way_and_lets_it_go_on
     assert made.flows == [True, False]
     assert 64 * 1024 < made.spool.figures().writing_bytes <= 128 * 1024
     assert made.spool.figures().stops_total == 1
-
-
-def test_a_caller_that_does_not_stop_loses_nothing(make: Callable[..., Made]) -> None:
-    made = make()
-    queue = made.queue()
-    made.put(queue, 30_000)
-    assert made.spool.figures().memory_bytes > 4_000_000
-    assert made.flows == [True]
-    made.disk.finish_all()
-    made.tick()
-    assert made.spool.figures().memory_bytes < 1 << 20
-    assert made.take(queue, 30_000) == list(range(30_000))
-
-
-def test_on_a_full_disk_nothing_is_lost_and_the_order_stays(make: Callable[..., Made]) -> None:
-    made = make()
-    queue = made.queue()
-    made.put(queue, 4_500)
-    while made.disk.writes:
-        made.disk.finish_write(_FULL)
-    assert made.alarms == [str(_FULL)]
-    made.put(queue, 1)
-    assert not made.disk.writes
-    made.tick(2)
-    assert len(made.disk.writes) == 1, "it is tried with one"
-    made.disk.finish_write(_FULL)
-    made.tick(0.5)
-    assert not made.disk.writes, "and not at once again"
-    made.tick(1)
-    made.disk.finish_write()
-    assert made.alarms == [str(_FULL), None]
-    made.disk.finish_all()
-    assert made.take(queue, 4_501) == [*range(4_500), 0]
-    made.disk.finish_all()
-    assert not made.disk.runs
-
-
-def test_the_alarm_ends_when_nothing_waits_any_more(make: Callable[..., Made]) -> None:
-    made = make()
-    queue = made.queue()
-    made.put(queue, 6_000)
-    while made.disk.writes:
-        made.disk.finish_write(_FULL)
-    queue.purge()
-    made.tick(2)
-    assert made.alarms == [str(_FULL), None]
-    assert made.flows == [True, False]
 
 
 def test_what_cannot_be_read_for_now_is_read_later(make: Callable[..., Made]) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
-import trio
 
 from proxy.spool.queue import Entry, Lost, Queue
 from proxy.spool.spool import Hooks, Recovered, Spool, SpoolSettings
@@ -435,24 +434,3 @@ def test_writes_fail_and_go_on_in_another_file(tmp_path: Path, made: Make) -> No
     assert harness.alarms[1:] == [None]
     assert len(harness.segments()) == 2
     assert taken_all(harness, queue) == list(range(2_000))
-
-
-async def test_with_trio_the_head_comes_when_it_was_read(tmp_path: Path) -> None:
-    token = trio.lowlevel.current_trio_token()
-    ready = trio.Event()
-    hooks = Hooks(lambda _: None, lambda _: None, lambda _: None)
-    settings = SpoolSettings(memory_bytes=16_384, least_free_bytes=0)
-
-    def opened() -> tuple[Spool, Recovered]:
-        return Spool.open(tmp_path / "spool", settings, hooks, token.run_sync_soon, now_ns=0, clock_ns=0, recover=True)
-
-    spool, _ = await trio.to_thread.run_sync(opened)
-    queue = spool.queue(b"name", lambda _: ready.set())
-    fill(queue, 1_000)
-    for number in range(1_000):
-        while queue.head() is None:
-            ready = trio.Event()
-            await ready.wait()
-        assert queue.pop().handle == number
-    fill(queue, 1_000)
-    await trio.to_thread.run_sync(spool.close)

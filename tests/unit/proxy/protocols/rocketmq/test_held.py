@@ -8,7 +8,6 @@ from playbook.frames import (
 )
 from playbook.playbook import (
     Client,
-    End,
     Playbook,
     Release,
     ToBroker,
@@ -20,7 +19,6 @@ from proxy.deciding.batch import Side
 from proxy.protocols.rocketmq.session import RocketMQSession
 
 A, B, C = send("a", 1), send("b", 2), send("c", 3)
-BIG = send("a", 1, body=b"x" * 1000)
 
 
 def session_of(play: Playbook) -> RocketMQSession:
@@ -51,17 +49,6 @@ def test_a_frame_that_came_in_two_pieces_is_held_whole() -> None:
         assert play >> Release(0) << ToBroker(A)
 
 
-# --- Bodies that are still to come ----------------------------------------------------------------
-
-
-def test_the_rest_of_a_released_frame_streams_on() -> None:
-    play = Playbook(hold("a"))
-    assert play >> Client(BIG[:500])
-    assert play >> Release(0) << ToBroker(BIG[:500])
-    assert play >> Client(BIG[500:700]) << ToBroker(BIG[500:700])
-    assert play >> Client(BIG[700:] + B) << ToBroker(BIG[700:] + B)
-
-
 # --- Boundaries -----------------------------------------------------------------------------------
 
 
@@ -90,13 +77,6 @@ def test_a_batch_that_came_in_pieces_is_released_as_it_came(at: int) -> None:
 
 
 # --- Ends -----------------------------------------------------------------------------------------
-
-
-def test_the_end_of_the_clients_stream_frees_what_is_held() -> None:
-    play = Playbook(hold("a"))
-    assert play >> Client(A + BIG[:500])
-    assert play >> End(Side.CLIENT)
-    assert held_bytes(play) == play.session.in_flight() == 0
 
 
 def test_held_oneways_go_on_when_their_client_has_gone_and_nothing_else_does() -> None:

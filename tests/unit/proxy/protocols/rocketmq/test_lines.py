@@ -239,19 +239,6 @@ class TestRefusals:
 
 
 class TestTransactions:
-    def test_ends_that_are_put_aside_go_on_once(self) -> None:
-        ends = Rule("transaction", "producers", 1, action="delay", max_delay_s=3600.0, spool=True)
-        shared = Shared(ends)
-        connection = Connection(shared)
-        connection.client(b"".join(send_half("a", opaque) for opaque in range(5)))
-        connection.broker(b"".join(stored(opaque, 70 + opaque, transaction=f"t{opaque}") for opaque in range(5)))
-        commits = [end_transaction(70 + number, opaque=10 + number) for number in range(5)]
-        connection.client(b"".join(commits))
-        shared.pass_s(2)
-        connection.client(commits[4])
-        shared.pass_s(10)
-        assert connection.sent == [*range(5), *range(10, 15)]
-
     def test_ends_that_do_not_go_on_are_undone(self) -> None:
         ends = Rule("transaction", "producers", 1, action="delay", max_delay_s=3600.0, spool=True)
         shared = Shared(ends)

@@ -227,13 +227,3 @@ def test_beginning_of_a_header_may_come_again_with_the_next_chunk(reading: Readi
     refused = stream.pass_on(batch, out)
     assert b"".join(out) == expected[2]
     assert list(refused.answers) == expected[4]
-
-
-def test_beginning_of_a_long_header_is_not_read_again() -> None:
-    stream = stream_of("python")
-    long = frames.json_frame(310, {"a": "pg", "b": "t", "i": "x" * 5000})
-    stream.feed(memoryview(long[:4000]), 0)
-    stream.pass_on(None, [])
-    assert (stream.held_back(), stream.take_back()) == (0, b"")
-    requests = stream.feed(memoryview(long[4000:]), 0)
-    assert len(requests) == 1

@@ -2,7 +2,6 @@
 
 import pytest
 from playbook.frames import (
-    ONEWAY,
     answer,
     heartbeat,
     json_frame,
@@ -58,18 +57,6 @@ def test_busy_answers_go_into_the_first_gap_in_order() -> None:
     play = Playbook(refuse("a")) >> Broker(one[:10]) << ToClient(one[:10])
     play = play >> Client(send("a", 1)) >> Client(send("a", 2) + send("a", 3))
     assert play >> Broker(one[10:] + two) << ToClient(one[10:], busy("a", 1), busy("a", 2), busy("a", 3), two)
-
-
-def test_busy_answers_that_nobody_has_taken_are_backlog() -> None:
-    session = open_session()
-    batch = session.receive(Side.CLIENT, memoryview(A + A), 0)
-    assert batch is not None
-    refuse("a")(batch)
-    session.decided(batch, 0)
-    assert session.backlog_bytes(Side.CLIENT) == 2 * len(busy("a", 1))
-    assert session.backlog_bytes(Side.BROKER) == 0
-    session.take(Side.CLIENT)
-    assert session.backlog_bytes(Side.CLIENT) == 0
 
 
 def test_answers_that_still_wait_at_the_end_of_the_brokers_stream_are_dropped() -> None:
@@ -137,18 +124,6 @@ def test_proxy_protocol_header_is_not_accepted(hello: bytes) -> None:
 
 
 # --- What is in flight ----------------------------------------------------------------------------
-
-
-def test_oneway_requests_are_not_in_flight() -> None:
-    oneway = send("a", flag=ONEWAY) + json_frame(15, flag=ONEWAY)
-    play = Playbook() >> Client(oneway) << ToBroker(oneway)
-    assert play.session.in_flight() == 0
-
-
-def test_refused_oneway_request_settles_nobody_elses() -> None:
-    other = heartbeat(1)
-    play = Playbook(refuse("a")) >> Client(other + send("a", 1, flag=ONEWAY)) << ToBroker(other)
-    assert play.session.in_flight() == 1
 
 
 def test_what_is_remembered_as_in_flight_is_bounded() -> None:

@@ -72,8 +72,3 @@ def consuming(whole: bytes) -> Header:
 @pytest.mark.parametrize(("group", "topic"), [("", "orders"), ("g", "")])
 def test_one_that_names_no_subscription_is_for_the_broker_to_refuse(group: str, topic: str) -> None:
     assert consuming(pull(binary=True, group=group, topic=topic)).kind == ""
-
-
-@pytest.mark.parametrize(("group", "topic"), [("x" * 256, "orders"), ("g", "x" * 256)])
-def test_a_name_longer_than_any_is_not_read(group: str, topic: str) -> None:
-    assert consuming(pull(binary=True, group=group, topic=topic)) is UNPARSABLE

@@ -75,14 +75,6 @@ def test_what_only_plays_games_is_unparsable(header: str) -> None:
     assert read_json(header.encode()) is UNPARSABLE
 
 
-@pytest.mark.parametrize(
-    ("spelled", "language"),
-    [('"GO"', "GO"), ('"go"', "go"), ("9", "GO"), ("99", ""), ('"COBOL"', ""), ("null", ""), ("[]", "")],
-)
-def test_a_language_is_named_or_left_open(spelled: str, language: str) -> None:
-    assert read_json(f'{{"code":310,"language":{spelled}}}'.encode()).language == language
-
-
 def test_a_short_send_falls_back_to_the_spelled_out_topic() -> None:
     assert read_json(b'{"code":310,"extFields":{"topic":"orders"}}').name == "orders"
 
