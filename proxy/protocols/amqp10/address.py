@@ -51,15 +51,13 @@ from proxy.protocols.amqp10.message import MessageHead
 from proxy.protocols.amqp10.wire import Terminus
 
 KeyBy = Literal["address", "to", "subject", "nothing"]
-"""What tells where the messages of a link go: its address; each message's address; the link's exchange and each
-message's
-subject; or nothing, as it is not to be limited.
-"""
+"""What tells where the messages of a link go: its address, each message's address, the link's exchange and each
+message's subject, or nothing, as it is not to be limited."""
 
-# Prefix of the queues that RabbitMQ names itself.
-MADE_BY_BROKER: Final = b"amq.gen"
+MADE_BY_BROKER: Final = b"amq.gen"  # prefix of the queues that RabbitMQ names itself
 _VHOST: Final = b"vhost:"
 _DEFAULT_EXCHANGES: Final = (b"", b"amq.default")
+_SOURCES_MADE: Final = (b"exchange", b"exchanges", b"topic")
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -174,23 +172,11 @@ def source_of(source: Terminus | None, *, plain: bool = False) -> bytes | None:
     address = source.address
     if plain:
         return _plain(address)
-    if not address.startswith(b"/"):
-        return _unescaped(address)
-    _, node, *rest = address.split(b"/", 2)
-    name = rest[0] if rest else b""
-    match node:
-        case b"queues":
-            return unquote_to_bytes(name)
-        case b"queue":
-            return _unescaped(name)
-        case b"amq" if name.startswith(b"queue/"):
-            return _unescaped(name.removeprefix(b"queue/"))
-        case b"exchange" | b"exchanges" | b"topic":
-            return MADE_BY_BROKER
-        case b"management" if not rest:
-            return None
-        case _:
-            return address
+    routed = address_of(address)
+    if routed.by == "nothing":
+        return None
+    node = address.split(b"/", 2)[1] if address.startswith(b"/") else b""
+    return MADE_BY_BROKER if node in _SOURCES_MADE else routed.routing_key
 
 
 def delivered(names: Names, source: Terminus | None, *, plain: bool = False) -> tuple[Resource, ...]:

@@ -468,7 +468,12 @@ class Mark(Step):
     __slots__ = ("_instead", "_then")
 
     def __init__(
-        self, session: Conversation | None, side: Side, then: Callable[[], None], *, instead: bytes | None = None
+        self,
+        session: Conversation | None,
+        side: Side,
+        then: Callable[[], None] = lambda: None,
+        *,
+        instead: bytes | None = None,
     ) -> None:
         self.session = session
         self.side = side

@@ -303,7 +303,7 @@ class AMQP10Session(Session):
         if not header.startswith(b"AMQP\x00\x00\x09") and not header.startswith(b"AMQP\x01\x01"):
             what = "is not AMQP 1.0"
         stream.close = Close("other_protocol", f"the client began with {header!r}, which {what}")
-        return Mark(None, stream.side, _nothing, instead=b"")
+        return Mark(None, stream.side, instead=b"")
 
     def take_sasl(self, stream: Stream, performative: Performative) -> Step | None:
         if stream.side is Side.CLIENT and performative.code == wire.SASL_INIT:
@@ -357,7 +357,7 @@ class AMQP10Session(Session):
             if all(each.ended for each in session.halves.values()):
                 self._sessions.pop(session, None)
             return step
-        return Mark(session, side, _nothing)
+        return Mark(session, side)
 
     def take_payload(self, stream: Stream, payload: Buffer, *, is_last: bool) -> Step | None:
         owner = self._payload[stream.side]
@@ -659,7 +659,3 @@ class AMQP10Session(Session):
         if self._unread or side is Side.BROKER:
             return NO_BOUND
         return self._streams[side].missing_bytes()
-
-
-def _nothing() -> None:
-    pass

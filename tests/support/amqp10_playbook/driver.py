@@ -114,8 +114,6 @@ class Driver:
     def paid(self) -> int:
         return sum(paid.messages for batch in self.batches for paid in batch.paid)
 
-    # --- What peers send --------------------------------------------------------------------------
-
     def give(self, side: Side, data: bytes, random: Random | None = None, longest: int = 1 << 20) -> None:
         """Give a peer's bytes, in chunks of random length if there is a random."""
         data, self.unread[side] = self.unread[side] + data, b""
@@ -188,8 +186,6 @@ class Driver:
             for each in self.session.take(side):
                 self.written[side] += each
                 self.total[side] += each
-
-    # --- In words ---------------------------------------------------------------------------------
 
     def client(self, channel: int, name: str, payload: bytes = b"", /, **fields: Any) -> list[Said]:
         self.give(CLIENT, say(channel, name, payload, **fields))

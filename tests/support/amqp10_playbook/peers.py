@@ -126,8 +126,6 @@ class Peer:
         # What is heard in turn: headers, then frames.
         self._awaits = [codec.SASL_HEADER, codec.HEADER]
 
-    # --- What it does ------------------------------------------------------------------------------
-
     def say(self, channel: int, name: str, payload: bytes = b"", /, **fields: Any) -> None:
         frame = say(channel, name, payload, **fields)
         assert len(frame) <= self._their_max_frame_bytes or name in {"open", "sasl_init", "sasl_mechanisms"}, name
@@ -309,8 +307,6 @@ class Peer:
     def close(self) -> None:
         self._said_close = True
         self.say(0, "close")
-
-    # --- What it hears -----------------------------------------------------------------------------
 
     def take(self, data: bytes) -> None:
         self._in += data

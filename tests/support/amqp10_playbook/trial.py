@@ -145,8 +145,6 @@ class Trial:
             for message in link.sent
         )
 
-    # --- Steps -------------------------------------------------------------------------------------
-
     def _step(self) -> None:
         random = self.random
         match random.randrange(27):
@@ -299,8 +297,6 @@ class Trial:
         else:
             peer.end(session)
 
-    # --- Bytes -------------------------------------------------------------------------------------
-
     def _move(self) -> bool:
         """Carry what was said, in chunks of any length; say whether there was something."""
         moved = False
@@ -326,8 +322,6 @@ class Trial:
         )
         cuts = sorted({0, len(data), *inner})
         return list(pairwise(cuts))
-
-    # --- The end -----------------------------------------------------------------------------------
 
     def _come_to_rest(self) -> None:
         """Send all that can be, settle all, until nothing moves."""

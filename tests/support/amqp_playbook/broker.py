@@ -179,8 +179,6 @@ class ModelBroker:
             message.redelivered = True
             self.queues[message.queue].appendleft(message)
 
-    # --- Steps ------------------------------------------------------------------------------------
-
     def confirm(
         self, driver: Driver, number: int, count: int = 1, *, multiple: bool = False, nack: bool = False
     ) -> None:

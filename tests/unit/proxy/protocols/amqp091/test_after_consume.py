@@ -44,9 +44,6 @@ def waiting(world: World, bodies: int = 1, **more: object) -> tuple[Driver, Driv
     return publisher, consumer
 
 
-# --- The way it is meant --------------------------------------------------------------------------
-
-
 def test_a_consumers_ack_confirms_a_publish() -> None:
     world = World()
     publisher, consumer = world.publisher(), world.consumer()
@@ -90,9 +87,6 @@ def test_a_delivery_is_restored_wherever_it_is_cut(cut: int) -> None:
     assert answers(publisher) == [("ack", 1)]
 
 
-# --- What does not wait ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "publish",
     [
@@ -123,9 +117,6 @@ def test_a_publish_without_confirms_or_in_a_transaction_goes_as_it_came() -> Non
     data = frames.durable(1, "orders", b"x") + frames.method(2, 90, 10) + frames.durable(2, "orders", b"y")
     driver.give(CLIENT, data)
     assert driver.written[BROKER] == data
-
-
-# --- What falls back ------------------------------------------------------------------------------
 
 
 def reject(consumer: Driver, world: World) -> None:
@@ -249,9 +240,6 @@ def test_a_publish_that_comes_back_is_restored_and_confirmed_by_the_broker() -> 
     assert world.is_empty()
 
 
-# --- What goes on waiting -------------------------------------------------------------------------
-
-
 def test_a_consumer_that_ends_can_still_acknowledge() -> None:
     world = World()
     publisher, consumer = waiting(world, 2)
@@ -263,9 +251,6 @@ def test_a_consumer_that_ends_can_still_acknowledge() -> None:
     assert answers(publisher) == [("ack", 1)]
     assert world.state().persisted_total == 1
     world.close()
-
-
-# --- Several queues -------------------------------------------------------------------------------
 
 
 def test_what_goes_to_several_queues_is_confirmed_once_consumers_of_all_have_acknowledged_it() -> None:
@@ -301,9 +286,6 @@ def test_what_one_of_several_queues_does_not_consume_falls_back(rule: Confirming
     world.close()
 
 
-# --- Other marks ----------------------------------------------------------------------------------
-
-
 def test_a_mark_of_another_process_is_taken_out_and_waits_for_nobody() -> None:
     world = World()
     consumer = world.consumer()
@@ -337,12 +319,6 @@ def test_a_message_with_more_headers_than_are_read_reaches_its_consumer_as_it_is
     data = frames.with_header(1, frames.deliver(1, 1)[0], frames.header(1, headers=MANY + last), b"x")
     consumer.give(BROKER, data)
     assert consumer.written[CLIENT] == data
-
-
-# --- Limits ---------------------------------------------------------------------------------------
-
-
-# --- Whether messages wait ------------------------------------------------------------------------
 
 
 def test_without_a_consumer_nothing_waits() -> None:
@@ -534,6 +510,3 @@ def test_publishes_of_who_does_not_wait_for_each_confirm_go_as_they_come(scan: s
     publisher.give(CLIENT, data * 2)
     assert wire.CONFIRM_FIELD in publisher.written[BROKER]
     world.close()
-
-
-# --- What the broker refuses ----------------------------------------------------------------------

@@ -80,8 +80,6 @@ class Machine:
             self.consumers.append(driver)
             self.unacked[driver] = {}
 
-    # --- Publishing -------------------------------------------------------------------------------
-
     def publish(  # noqa: PLR0917 - drawn by chance
         self,
         which: int,
@@ -124,8 +122,6 @@ class Machine:
             unconfirmed = self.world.broker.channels[publisher.driver][channel].unconfirmed
             if unconfirmed:
                 self.world.broker.confirm_one(publisher.driver, channel, index % len(unconfirmed))
-
-    # --- Consuming --------------------------------------------------------------------------------
 
     def deliver(self, which: int, count: int) -> None:
         driver = self.consumers[which % len(self.consumers)]
@@ -221,8 +217,6 @@ class Machine:
         if how == "lost":
             self.world.drivers.remove(driver)
 
-    # --- Ends -------------------------------------------------------------------------------------
-
     def end_publisher(self, which: int, channel: int, how: str) -> None:
         publisher = self.publishers[which % len(self.publishers)]
         broker, driver = self.world.broker, publisher.driver
@@ -260,8 +254,6 @@ class Machine:
             self.rules.update({"queue:orders": changed, "exchange:events": changed._replace(queues=2)})
         for driver in self.world.drivers:
             driver.rules_version += 1
-
-    # --- What holds -------------------------------------------------------------------------------
 
     def _look(self, publisher: Publisher) -> None:
         """Look at what a publisher is told: each number once, and nothing that is not so."""

@@ -24,9 +24,6 @@ def told(driver: Driver) -> list[str | None]:
     return [each.arguments[1:].decode() if each.method == (10, 60) else None for each in said]
 
 
-# --- Who is blocked -------------------------------------------------------------------------------
-
-
 def test_a_client_that_has_published_is_told_and_not_read_until_the_alarm_ends() -> None:
     driver = publisher()
     driver.alarm(LOW)
@@ -93,9 +90,6 @@ def test_a_broker_hears_heartbeats_while_its_client_is_not_read() -> None:
         assert driver.written[BROKER] == (frames.frame(8, 0, b"") if step else b"")
 
 
-# --- Where it stops -------------------------------------------------------------------------------
-
-
 def test_a_publish_that_has_begun_is_read_to_its_end() -> None:
     for cut in range(1, len(PUBLISH)):
         driver = publisher()
@@ -108,9 +102,6 @@ def test_a_publish_that_has_begun_is_read_to_its_end() -> None:
         assert driver.session.between_frames(CLIENT)
         driver.alarm("")
         assert driver.written[BROKER] == PUBLISH + frames.declare(2) + PUBLISH
-
-
-# --- The broker's own -----------------------------------------------------------------------------
 
 
 @given(st.integers(0, 2**32), st.integers(1, 40))
@@ -137,9 +128,6 @@ def test_what_a_client_was_told_last_is_true(seed: int, longest: int) -> None:
             assert not heard or heard[-1] is None
         assert driver.session.paused(CLIENT) is bool(ours)
         assert (driver.writer.state(0) == "blocked") is bool(theirs)
-
-
-# --- Ends -----------------------------------------------------------------------------------------
 
 
 def test_nothing_is_said_behind_a_last_word() -> None:
@@ -176,6 +164,3 @@ def test_a_drain_says_goodbye_to_a_blocked_client_at_once() -> None:
     driver.session.farewell("Sluice is shutting down", 0)
     driver.take()
     assert [message.method for message in driver.to_broker()][-1] == (10, 50)
-
-
-# --- Any client, any time -------------------------------------------------------------------------

@@ -47,9 +47,6 @@ def test_each_number_is_answered_once(seed: int) -> None:
         assert confirms.outstanding() == len(unanswered)
 
 
-# --- What is withheld -----------------------------------------------------------------------------
-
-
 def made(scan: str) -> Confirms:
     if scan == "python":
         return Confirms()

@@ -67,9 +67,6 @@ def go_on(driver: Driver, *channels: int) -> bytes:
     return bytes(driver.written[BROKER])
 
 
-# --- The connection -------------------------------------------------------------------------------
-
-
 def test_consumers_end_at_once_and_what_they_have_goes_back() -> None:
     driver = consuming(1, 2)
     driver.give(CLIENT, publish(1))
@@ -194,9 +191,6 @@ def test_a_close_of_the_connection_is_agreed_to_once_its_exclusive_queues_are_de
     assert driver.written[CLIENT] == frames.close_ok(0)
 
 
-# --- A channel ------------------------------------------------------------------------------------
-
-
 def closed() -> Driver:
     """Return a driver whose client has closed a channel with a consumer, and a publish that is held."""
     driver = consuming(1)
@@ -246,9 +240,6 @@ def test_a_fault_of_a_closed_channel_is_not_the_clients(reopened: bool) -> None:
     assert driver.session.in_flight() == 0
     driver.forget().give(CLIENT, frames.channel_open(1))
     assert driver.written[BROKER] == frames.channel_open(1)
-
-
-# --- A consumer -----------------------------------------------------------------------------------
 
 
 def test_the_end_of_a_consumer_waits_for_none_of_its_deliveries() -> None:

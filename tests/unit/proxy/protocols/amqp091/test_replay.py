@@ -188,9 +188,6 @@ def connected(left: Left, *, driver: Driver | None = None, **greeting: object) -
     return Broker(driver, left.spool, left.disk).connect(**greeting)  # type: ignore[arg-type]  # as connect's
 
 
-# --- What is replayed -----------------------------------------------------------------------------
-
-
 def test_what_was_left_is_sent_in_order_on_a_channel_of_our_own_and_marked(left: Left) -> None:
     left.put("orders", [publish(number) for number in range(300)])
     left.crash()
@@ -304,9 +301,6 @@ def test_a_client_that_uses_the_number_all_the_same_has_done_wrong(left: Left) -
     assert left.spool.has_recovered(lambda _: True)
 
 
-# --- Beside the client ----------------------------------------------------------------------------
-
-
 @given(st.integers(0, 2**32), st.sampled_from((20, 200, 5000)))
 def test_a_client_sees_and_loses_nothing_wherever_its_bytes_are_cut(seed: int, longest: int) -> None:
     left, random = Left(), Random(seed)
@@ -399,9 +393,6 @@ def test_many_queues_take_turns(left: Left) -> None:
     assert len(broker.driver.replayed) == 2 * _MAX_AT_ONCE
 
 
-# --- What messages look like ----------------------------------------------------------------------
-
-
 def test_bodies_are_cut_as_this_connection_wants_them(left: Left) -> None:
     body = b"1" * 20_000
     whole = b"".join(frames.publish(7, "", "orders", body, body_bytes=10_000))
@@ -450,9 +441,6 @@ def test_what_has_expired_is_dropped_and_counted(left: Left) -> None:
         "orders": (0, 3000, 0, 0, ""),
         "other": (1, 0, 0, 0, ""),
     }
-
-
-# --- When it fails --------------------------------------------------------------------------------
 
 
 def test_a_queue_over_which_the_broker_closes_the_channel_is_dropped_and_others_go_on(left: Left) -> None:
@@ -569,6 +557,3 @@ def test_a_client_that_is_exempt_replays_nothing(left: Left) -> None:
     broker = connected(left, driver=Driver(spool=left.spool, exempt=True)).run()
     assert (broker.opened, broker.published) == (0, [])
     assert left.entries() == 1
-
-
-# --- On a real disk -------------------------------------------------------------------------------

@@ -28,9 +28,6 @@ def bodies(messages: list[frames.Message]) -> list[int]:
     return [int(message.body) for message in messages if message.body]
 
 
-# --- What passes ----------------------------------------------------------------------------------
-
-
 def test_what_passes_is_one_slice_of_the_chunk() -> None:
     driver = Driver().open(range(1, 4))
     data = b"".join(publish(number, number % 3 + 1) for number in range(60))
@@ -78,9 +75,6 @@ def test_a_message_of_several_frames_is_not_within_a_frame_all_the_time() -> Non
         assert driver.session.between_frames(CLIENT) == (frame is body)
     driver.give(BROKER, frames.ack(1, 1)[:5])
     assert driver.session.within_frame(BROKER)
-
-
-# --- What a publish is charged to -----------------------------------------------------------------
 
 
 def resources(*publishes: list[bytes], vhost: str = "/", limits: tuple[str, ...] = ()) -> list[list[str]]:
@@ -134,9 +128,6 @@ def test_requests_are_those_of_user_and_vhost(vhost: str, name: str) -> None:
     driver.give(CLIENT, PUBLISH)
     assert driver.batches[0].connection.scopes == (Resource("user", "guest"), Resource("vhost", name))
     assert driver.requests[0].refusal == "impossible"
-
-
-# --- Order ----------------------------------------------------------------------------------------
 
 
 def test_a_method_waits_for_what_was_published_before_and_all_waits_behind_it() -> None:
@@ -238,9 +229,6 @@ def test_what_a_client_takes_for_delivered_goes_on_when_it_has_gone() -> None:
     assert driver.session.in_flight() == 0
 
 
-# --- Confirms -------------------------------------------------------------------------------------
-
-
 def test_confirms_get_the_clients_numbers() -> None:
     driver = Driver().open(confirms=[1])
     driver.decide = lambda request: refuse(request) if request.resources == (ORDERS,) else None
@@ -250,9 +238,6 @@ def test_confirms_get_the_clients_numbers() -> None:
     driver.forget().give(BROKER, frames.ack(1, 1) + frames.ack(1, 3, multiple=True))
     assert driver.written[CLIENT] == frames.ack(1, 1) + frames.ack(1, 3) + frames.ack(1, 4)
     assert driver.session.in_flight() == 0
-
-
-# --- Deliveries -----------------------------------------------------------------------------------
 
 
 def delivery(number: int, channel: int = 1) -> bytes:
@@ -371,9 +356,6 @@ def test_requests_without_end_that_the_broker_does_not_answer_end_the_connection
         driver.session.farewell("bad", 0)
         driver.take()
         assert driver.written[CLIENT] == frames.close(0, 506, "bad")
-
-
-# --- Memory and time ------------------------------------------------------------------------------
 
 
 def test_a_side_of_which_too_much_waits_is_not_read() -> None:
@@ -538,9 +520,6 @@ def test_of_one_channel_too_many_the_broker_says_so_whatever_its_number() -> Non
     assert len(driver.session._channels) == 2047
 
 
-# --- Frames of the broker above frame_max ---------------------------------------------------------
-
-
 def beyond_frame_max(field_bytes: int) -> list[bytes]:
     """Return a connection-wide method, a delivery and a return, each with a frame above frame_max, but for its body."""
     headers = {"x-death": "x" * field_bytes}
@@ -574,9 +553,6 @@ def test_a_frame_of_the_broker_is_gathered_up_to_a_bound(kind: int) -> None:
     driver.give(BROKER, bytes((kind, 0, 1)) + longest)
     with pytest.raises(Close, match="bad_frame"):
         Driver().open().give(BROKER, bytes((kind, 0, 1)) + b"\1\0\0\1")
-
-
-# --- Ends -----------------------------------------------------------------------------------------
 
 
 def test_a_frame_that_is_none_ends_the_connection() -> None:
@@ -682,9 +658,6 @@ def test_tls_is_refused_or_relayed() -> None:
     assert not driver.session.within_frame(CLIENT)
     with pytest.raises(Close, match="proxy_protocol"):
         Driver().give(CLIENT, b"PROXY")
-
-
-# --- What operators see ---------------------------------------------------------------------------
 
 
 def test_a_confirmed_publish_is_timed() -> None:

@@ -60,9 +60,6 @@ def with_expiration(channel: int, body: bytes, expiration_ms: object) -> bytes:
     return begin + frames.frame(2, channel, header) + frames.frame(3, channel, body)
 
 
-# --- In order, each once --------------------------------------------------------------------------
-
-
 def test_what_is_put_aside_takes_no_memory_of_the_session_and_stops_nobody() -> None:
     driver = make(settings=SpoolSettings(memory_bytes=100_000))
     for _ in range(20):
@@ -134,9 +131,6 @@ def test_no_more_comes_out_than_the_broker_reads() -> None:
     assert not driver.hears_of_writes
 
 
-# --- Methods --------------------------------------------------------------------------------------
-
-
 def test_what_cannot_be_refused_goes_on_when_its_client_has_gone() -> None:
     driver = make(confirms=(2,))
     publish(driver, numbered(100))
@@ -174,9 +168,6 @@ def test_nothing_is_left_when_the_connection_is_over() -> None:
     assert not driver.session.stages()
     assert driver.stage.followers() == ()
     driver.disk.finish_all()
-
-
-# --- What does not go on --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("confirms", [(), (1,)])
@@ -288,9 +279,6 @@ def test_what_is_damaged_on_disk_is_sent_again_by_who_can(confirms: tuple[int, .
     assert went == sorted(went, key=int)
     assert len(driver.lost) == lost.entries
     assert driver.session.in_flight() == 0
-
-
-# --- What others see ------------------------------------------------------------------------------
 
 
 def test_entries_say_whose_they_are_and_which_are_to_be_replayed() -> None:

@@ -117,8 +117,6 @@ def test_a_content_says_when_it_expires(flags: int, properties: bytes, expiratio
         assert read_expiration(content[:stop]) in {None, expiration_ms}
 
 
-# --- The mark of what waits for consumers ---------------------------------------------------------
-
 # What holds the field by chance is left alone; the longest that may not.
 short_strings = st.binary(max_size=len(wire.CONFIRM_FIELD) - 1).map(frames.short)
 NAMES = (b"a", b"n", b"x-deat", b"x-sluice-confir", b"CC")

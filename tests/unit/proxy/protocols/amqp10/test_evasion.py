@@ -84,8 +84,6 @@ def test_credit_that_is_given_and_taken_back_in_one_write_is_not_told_whole(scan
     assert [said["link_credit"] for said in driver.to(BROKER)] == [0] * 4
 
 
-# --- Copies ---------------------------------------------------------------------------------------
-
 OTHER = Resource("queue", "other")
 
 
@@ -207,9 +205,6 @@ def test_an_anonymous_link_of_settled_messages_pays_for_all_that_they_name() -> 
     driver.send(0, payload=payload, settled=True)
     driver.tick()
     assert sum(charge.messages for batch in driver.batches for charge in batch.charges) == 1
-
-
-# --- Credit that is not used ----------------------------------------------------------------------
 
 
 def test_idle_links_have_no_more_credit_than_was_charged() -> None:

@@ -84,31 +84,23 @@ def test_what_is_kept_back_is_bounded() -> None:
     assert not driver.session._streams[CLIENT].unblocked
 
 
-def test_those_who_need_the_room_get_it() -> None:
-    terms = {ORDERS: Terms(delays=True, most_bytes=10_000_000)}
+def test_room_is_given_to_those_who_need_it_and_back_at_the_end() -> None:
     room = GatherRoom()
-    driver = Driver(terms=terms, room=room).open().sends()
-    driver.credit(100, incoming_window=1 << 30)
-    for number in range(30):
-        first = {"delivery_id": 0, "delivery_tag": b"t"} if number == 0 else {}
-        driver.client(1, "transfer", b"x" * 5000, handle=0, more=True, **first)
-    assert room.taken_bytes > 0
-    assert not driver.to(BROKER)
-    driver.session._shared._lose()
-    driver.tick()
-    assert len(driver.to(BROKER)) == 30
-    assert room.taken_bytes == 0
-
-
-def test_all_room_is_given_back_at_the_end() -> None:
-    terms = {ORDERS: Terms(delays=True, most_bytes=10_000_000)}
-    room = GatherRoom()
-    driver = Driver(terms=terms, room=room).open().sends()
-    driver.credit(100, incoming_window=1 << 30)
-    for number in range(30):
-        first = {"delivery_id": 0, "delivery_tag": b"t"} if number == 0 else {}
-        driver.client(1, "transfer", b"x" * 5000, handle=0, more=True, **first)
-    driver.session.close()
+    kept = []
+    for _ in range(2):
+        driver = Driver(terms={ORDERS: Terms(delays=True, most_bytes=10_000_000)}, room=room).open().sends()
+        driver.credit(100, incoming_window=1 << 30)
+        for number in range(30):
+            first = {"delivery_id": 0, "delivery_tag": b"t"} if number == 0 else {}
+            driver.client(1, "transfer", b"x" * 5000, handle=0, more=True, **first)
+        assert not driver.to(BROKER)
+        kept.append(driver)
+    before = room.taken_bytes
+    kept[0].session._shared._lose()
+    kept[0].tick()
+    assert len(kept[0].to(BROKER)) == 30
+    assert 0 < room.taken_bytes < before
+    kept[1].session.close()
     assert room.taken_bytes == 0
 
 

@@ -27,9 +27,6 @@ def shaped(decide: Decide = lambda _: None) -> Driver:
     return Driver(decide, terms={ORDERS: SHAPED, DELIVERY: SHAPED}).open()
 
 
-# --- What passes ----------------------------------------------------------------------------------
-
-
 def test_all_goes_on_as_it_came_while_nothing_is_limited() -> None:
     given = codec.SASL_HEADER + say(0, "sasl_init", mechanism="ANONYMOUS") + codec.HEADER
     driver = Driver()
@@ -153,9 +150,6 @@ def test_user_and_vhost_are_scopes() -> None:
     (batch,) = driver.batches
     assert [str(scope) for scope in batch.connection.scopes] == ["user:joe", "vhost:tenant1"]
     assert batch.paid[0].resources == (Resource("queue", "tenant1/orders"),)
-
-
-# --- Credit ---------------------------------------------------------------------------------------
 
 
 def test_a_client_that_sends_more_than_it_has_credit_for_is_closed() -> None:
@@ -313,9 +307,6 @@ def test_what_is_granted_during_an_alarm_is_given_back() -> None:
     assert len(driver.held) == 1
 
 
-# --- Consuming ------------------------------------------------------------------------------------
-
-
 def consumes(driver: Driver, credit: int, count: int | None = 2**32 - 5, **fields: Any) -> list[codec.Said]:
     return driver.client(
         1,
@@ -373,9 +364,6 @@ def test_a_consumer_that_drains_hears_of_it_once_all_was_granted() -> None:
 
 def links_of(driver: Driver) -> list[Link]:
     return [link for session in driver.session._sessions for link in session.links]
-
-
-# --- Rejecting ------------------------------------------------------------------------------------
 
 
 def refused(decide: Decide = refuse, terms: Terms = REFUSED) -> Driver:
@@ -602,9 +590,6 @@ def test_a_message_larger_than_its_limit_is_decided() -> None:
     assert [said["first"] for said in dispositions] == [3]
 
 
-# --- Each message says where it is to go ----------------------------------------------------------
-
-
 def anonymous(decide: Decide = refuse) -> Driver:
     driver = Driver(decide, terms={ORDERS: REFUSED}).open().sends(0, None)
     driver.credit(100)
@@ -722,9 +707,6 @@ def test_settled_messages_to_elsewhere_get_all_credit() -> None:
     assert flow["delivery_count"] + flow["link_credit"] > 6
 
 
-# --- Sessions and links ---------------------------------------------------------------------------
-
-
 def test_a_name_is_attached_again_before_the_broker_has_answered() -> None:
     driver = shaped(hold)
     target = Described(ULong(0x29), ["/queues/orders"])
@@ -792,9 +774,6 @@ def test_links_are_described() -> None:
     assert (first.address, second.address) == ("/queues/orders", "/queues/orders")
     assert (first.credit, first.withheld, first.used) == (0, 170, 0)
     assert (second.name, second.sends, second.resource) == ("receiver-1", False, "delivery:orders")
-
-
-# --- Ends -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -925,9 +904,6 @@ def test_a_connection_shows_that_a_limit_makes_it_wait() -> None:
     assert driver.stage.state(driver.now_ns) == "running"
 
 
-# --- Numbers over long times ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("scan", ["python", "compiled"])
 def test_numbers_stay_right_over_many_settled(scan: ScanName) -> None:
     driver = (
@@ -947,9 +923,6 @@ def test_numbers_stay_right_over_many_settled(scan: ScanName) -> None:
         (heard,) = driver.send(number, handle=1, settled=True)
         assert heard["delivery_id"] == (number - 1) & 0xFFFFFFFF, step
         number = (number + (1 << 29)) & 0xFFFFFFFF  # as if so many had been sent between
-
-
-# --- What must go on ----------------------------------------------------------------------------------
 
 
 def test_a_senders_flow_that_would_mislead_still_says_its_window() -> None:
