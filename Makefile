@@ -268,7 +268,7 @@ fuzz-corpus: $(FUZZ_STAMP) $(NATIVE) ## make tests/fuzz/corpus anew from what fu
 # Of each real part (Spark, Chromium, a sluice process, a broker with its clients) the tests that are not marked as long.
 quick: parts ## the quick tests with Spark, a browser, real brokers and real clients
 	@sh tests/integration/packages.sh spark
-	$(BIN)/python -m pytest tests/spark tests/integration tests/browser -m "not long and not alone and not rabbitmq4" -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest tests/spark tests/browser tests/integration -m "not long and not alone and not rabbitmq4" -n 2 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest tests/integration -m "alone and not long and not rabbitmq4"
 
 browser: setup ## the page in a real Chromium

@@ -83,17 +83,6 @@ def test_a_purge_is_asked_for_and_tells_what_it_did(open_tab: Any, sluice: Sluic
     assert asked == ["DELETE spool/topic/orders?reason=too+old"]
 
 
-def test_names_of_clients_are_text_and_no_markup(open_tab: Any, sluice: Sluice) -> None:
-    assert SPOOL.holds is not None
-    resources = (msgspec.structs.replace(SPOOL.holds.resources[0], name=MARKUP),)
-    spool = msgspec.structs.replace(SPOOL, holds=msgspec.structs.replace(SPOOL.holds, resources=resources))
-    flow = msgspec.structs.replace(FLOW, sentences=(MARKUP,))
-    page = opened(open_tab, sluice, flow, spool)
-    expect(page.locator(".findings")).to_have_text(MARKUP)
-    expect(page.locator(".spooled tbody th")).to_contain_text(MARKUP)
-    assert page.locator("main img").count() == 0
-
-
 @pytest.mark.parametrize("width", [1280, 390])
 def test_what_confirms_messages_is_shown_with_the_reason(
     open_tab: Any, sluice: Sluice, picture: Any, width: int
@@ -120,12 +109,6 @@ def test_what_confirms_messages_is_shown_with_the_reason(
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     section.scroll_into_view_if_needed()
     picture(page, f"confirms-{width}")
-
-
-def test_without_such_rules_there_is_no_table_of_confirms(open_tab: Any, sluice: Sluice) -> None:
-    page = opened(open_tab, sluice, msgspec.structs.replace(FLOW, confirms=()))
-    expect(page.locator(".findings")).to_have_text(FLOW.findings[0].text)
-    expect(page.get_by_role("heading", name="Confirmed after consume")).to_be_hidden()
 
 
 @pytest.mark.parametrize("width", [1280, 390])

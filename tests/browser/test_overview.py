@@ -36,13 +36,3 @@ def test_overview_says_what_matters_now(sidecar: Sluice, open_tab: Any, flood: A
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     most.first.get_by_role("link").press("Enter")
     expect(page.get_by_role("heading", level=1)).to_contain_text("loud-")
-
-
-def test_overview_says_that_limiting_is_off(sidecar: Sluice, open_tab: Any) -> None:
-    page = open_tab(sidecar).open("#/overview")
-    page.locator("#switch-off").click()
-    page.get_by_role("dialog").get_by_role("button", name="Switch off").click()
-    expect(_section(page, "Alarms now")).to_contain_text("Limiting is switched off.")
-    page.locator("#switch-off").click()
-    page.get_by_role("dialog").get_by_role("button", name="Switch on").click()
-    expect(_section(page, "Alarms now")).to_contain_text("None.")

@@ -96,18 +96,6 @@ def test_switch_off_dialog_says_what_will_happen(sidecar: Sluice, open_tab: Any,
     dialog.get_by_role("button", name="Cancel").click()
 
 
-def test_header_offers_to_switch_on_while_all_is_off(sidecar: Sluice, open_tab: Any) -> None:
-    page = open_tab(sidecar).open()
-    button = page.locator("#switch-off")
-    button.click()
-    page.get_by_role("dialog").get_by_role("button", name="Switch off").click()
-    expect(button).to_have_text("Switch on…")
-    button.click()
-    page.get_by_role("dialog", name="Switch limiting back on").get_by_role("button", name="Switch on").click()
-    expect(button).to_have_text("Switch off…")
-    expect(page.locator(".banner.off")).to_be_hidden()
-
-
 def test_one_kind_is_switched_off_by_itself(sidecar: Sluice, open_tab: Any) -> None:
     page = open_tab(sidecar).open("#/state")
     page.get_by_role("button", name="Switch limiting of retry_group off").click()

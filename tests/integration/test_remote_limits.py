@@ -92,7 +92,7 @@ def audit(sluice: Sluice) -> list[dict[str, Any]]:
     return changes
 
 
-@pytest.mark.parametrize("serialize", ["JSON", "ROCKETMQ"])
+@pytest.mark.parametrize("serialize", [pytest.param("JSON", marks=pytest.mark.long), "ROCKETMQ"])
 def test_limits_are_seen_and_changed_by_an_unchanged_client(
     serialize: str, ask: Ask, start: Callable[[], Sluice], listen: str
 ) -> None:
@@ -117,6 +117,7 @@ def test_limits_are_seen_and_changed_by_an_unchanged_client(
     assert any("33.5" in each["rule"]["limit"] for each in explained)
 
 
+@pytest.mark.long
 def test_change_holds_for_connections_that_were_open_before(ask: Ask, start: Callable[[], Sluice], listen: str) -> None:
     start()
     with FrameClient(listen) as client:
@@ -125,6 +126,7 @@ def test_change_holds_for_connections_that_were_open_before(ask: Ask, start: Cal
         assert len(refused(client.ask(*sends(3, "remote-b")))) == 3
 
 
+@pytest.mark.long
 def test_change_keeps_what_else_the_limit_says(ask: Ask, start: Callable[[], Sluice], listen: str) -> None:
     sluice = start()
     assert ask(listen, "update=shared-out-x=0") == [{"code": SUCCESS}]
@@ -134,6 +136,7 @@ def test_change_keeps_what_else_the_limit_says(ask: Ask, start: Callable[[], Slu
         assert stored(client.ask(*sends(2, "shared-out-x"))) == 2
 
 
+@pytest.mark.long
 def test_change_is_in_the_audit_trail_and_survives_a_restart(
     ask: Ask, start: Callable[[], Sluice], listen: str
 ) -> None:
@@ -175,6 +178,7 @@ def test_without_permission_nothing_is_changed_or_seen(
     assert audit(sluice) == []
 
 
+@pytest.mark.long
 def test_what_makes_no_sense_is_refused_with_what_does(ask: Ask, start: Callable[[], Sluice], listen: str) -> None:
     sluice = start()
     *answers, sent = ask(
@@ -188,6 +192,7 @@ def test_what_makes_no_sense_is_refused_with_what_does(ask: Ask, start: Callable
     assert audit(sluice) == []
 
 
+@pytest.mark.long
 def test_brokers_themselves_know_no_such_requests(ask: Ask, broker_address: str) -> None:
     seen, changed = ask(broker_address, "view", "update=remote-h=0")
     assert (seen["code"], changed["code"]) == (NOT_SUPPORTED, NOT_SUPPORTED)

@@ -159,7 +159,7 @@ function LimitForm({ kind, name, entry, draft, setDraft, errors, steps }) {
               ({ key, label, help, input, options }) => html`<${Field}
                 key=${key}
                 label=${label}
-                help=${help}
+                help=${inWords(help)}
                 ...${of(key)}
                 options=${["choice", "boolean"].includes(input) ? (options ?? []) : null}
                 input=${input === "number" ? { inputmode: "decimal" } : null}
