@@ -1,15 +1,12 @@
-"""The page: static files that the browser gets as they lie here, without a build step, with the fields of limits.
+"""Serves the page: static files without a build step, with the fields of limits and the columns of tables filled in.
 
-Only the files that lay here when the process began are served, and from memory, so no path leads anywhere else. What
-the page may load and do is said by the headers that every answer of the admin address has; who may see figures is
-asked by the API, so these files are for everybody.
+The files are read at the start and served from memory, to everybody: figures need a token, which the API checks.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from importlib import resources
 from typing import Any, Final
 
@@ -34,8 +31,6 @@ _TYPES: Final = {
 _FOLDERS: Final = ("", "vendor/")
 #: A file keeps its name from one version to the next, so each use asks whether it is still the same.
 _CACHE_CONTROL: Final = "no-cache"
-
-
 _INPUTS: Final[Mapping[Any, str]] = {bool: "check", str: "text"}
 
 
@@ -80,20 +75,14 @@ _FILLED_IN: Final = {
 
 @dataclass(frozen=True, slots=True)
 class StaticFile:
-    """One file of the page.
-
-    Attributes:
-        body: its bytes.
-        media_type: what they are.
-        etag: changes with them.
-    """
+    """One file of the page."""
 
     body: bytes
     media_type: str
     etag: str
 
-    def answer(self, request: Request) -> Response:
-        """Return it, or 304 to who has it already."""
+    async def answer(self, request: Request) -> Response:
+        """Return the file, or 304 if the browser has it."""
         headers = {"etag": self.etag, "cache-control": _CACHE_CONTROL}
         known = (tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(","))
         if any(tag in (self.etag, "*") for tag in known):
@@ -117,11 +106,7 @@ def files() -> dict[str, StaticFile]:
 
 
 def routes() -> list[Route]:
-    """Make the routes of the page, ``/``, and of what it is made of, below ``/web/``."""
+    """Make the routes of the page, ``/``, and of its files, below ``/web/``."""
     found = files()
     paths = {"/": found[INDEX]} | {PREFIX + name: file for name, file in found.items() if name != INDEX}
-    return [Route(path, partial(_serve, file)) for path, file in paths.items()]
-
-
-async def _serve(file: StaticFile, request: Request) -> Response:
-    return file.answer(request)
+    return [Route(path, file.answer) for path, file in paths.items()]
