@@ -265,10 +265,11 @@ fuzz-long: $(FUZZ_STAMP) $(NATIVE) ## coverage-guided fuzzing with libFuzzer (At
 fuzz-corpus: $(FUZZ_STAMP) $(NATIVE) ## make tests/fuzz/corpus anew from what fuzz-long has learnt
 	$(BIN)/python tests/fuzz/guided.py $(FUZZ_TARGETS) --minimise
 
-# Of each real part (Spark, Chromium, a sluice process, a broker with its clients) the tests that are not marked as long.
+# Of each real part (Spark, Chromium, a sluice process, a broker with its clients) the tests that are not marked as long. Most
+# of them wait for brokers and clients: three at a time keep two cores busy.
 quick: parts ## the quick tests with Spark, a browser, real brokers and real clients
 	@sh tests/integration/packages.sh spark
-	$(BIN)/python -m pytest tests/spark tests/browser tests/integration -m "not long and not alone and not rabbitmq4" -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest tests/spark tests/browser tests/integration -m "not long and not alone and not rabbitmq4" -n 3 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest tests/integration -m "alone and not long and not rabbitmq4"
 
 browser: setup ## the page in a real Chromium

@@ -43,7 +43,7 @@ def test_switch_is_unmistakable_in_every_view_until_it_is_back_on(
     assert broker.stored("closed") == 1
 
 
-@pytest.mark.parametrize(("width", "height"), [(1280, 500), (390, 600)])
+@pytest.mark.parametrize(("width", "height"), [pytest.param(1280, 500, marks=pytest.mark.long), (390, 600)])
 def test_alarm_stays_in_sight_however_far_the_page_is_scrolled(
     sidecar: Sluice, open_tab: Any, width: int, height: int
 ) -> None:
@@ -110,6 +110,7 @@ def test_one_kind_is_switched_off_by_itself(sidecar: Sluice, open_tab: Any) -> N
     expect(banner).to_be_hidden()
 
 
+@pytest.mark.long
 def test_connection_is_closed_after_a_question(sidecar: Sluice, open_tab: Any) -> None:
     with FrameClient(sidecar.routes[0].listen) as client:
         client.ask(send("to-be-closed"))

@@ -275,7 +275,9 @@ def test_oneways_of_a_client_that_leaves_are_stored(
 # --- AMQP 1.0 -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("end", ["close", "reset", "half-close"])
+@pytest.mark.parametrize(
+    "end", ["reset", *(pytest.param(end, marks=pytest.mark.long) for end in ("close", "half-close"))]
+)
 def test_settled_transfers_of_a_client_that_leaves_are_stored(
     start_sluice: StartSluice, artemis: Artemis, end: str
 ) -> None:

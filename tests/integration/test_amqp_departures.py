@@ -224,6 +224,7 @@ def test_end_of_an_automatic_consumer_brings_all_that_the_broker_has_sent(
     client.close()
 
 
+@pytest.mark.long
 def test_close_of_a_channel_waits_for_no_publish(
     rabbitmq: RabbitMQ, watcher: AmqpClient, addresses: tuple[str, str]
 ) -> None:

@@ -64,6 +64,7 @@ def _connect_many(stack: ExitStack, sluice: Sluice, listen: str, first: bytes, e
     return (_resident_kib(sluice) - before_kib) / _MANY
 
 
+@pytest.mark.long
 def test_idle_connections_take_as_much_as_is_said(
     start_sluice: StartSluice, broker: EmbeddedBroker, listen: str, stack: ExitStack
 ) -> None:

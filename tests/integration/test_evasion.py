@@ -357,7 +357,8 @@ def test_transaction_that_takes_long_is_committed_as_its_send_was_answered(
     assert limited.stored() == 1
 
 
-@pytest.mark.parametrize("serialize", [pytest.param("JSON", marks=pytest.mark.long), "ROCKETMQ"])
+@pytest.mark.long
+@pytest.mark.parametrize("serialize", ["JSON", "ROCKETMQ"])
 def test_transactions_of_a_java_client_end_as_it_says(
     broker: RocketMQ, sidecar: Sluice, client_home: Path, serialize: str
 ) -> None:

@@ -18,7 +18,7 @@ from harness.rocketmq import StartRocketMQ
 from harness.sidecar import Route, Sluice, StartSluice
 from harness.toxiproxy import Direction, Toxiproxy
 
-pytestmark = [pytest.mark.integration]
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 _HOST: Final = "127.0.0.1"
 _CHILD: Final = Path(__file__).parent / "harness" / "ledger_child.py"
@@ -56,7 +56,6 @@ _FAULTS: Final = {
     "black hole": _Fault("timeout", {"timeout": 0}, breaks=True),
     "byte by byte": _Fault("slicer", {"average_size": 1, "size_variation": 0, "delay": 0}),
 }
-_QUICK: Final = ("rabbitmq", "cut after 5 kB", "client-sluice")
 
 
 class _Stage:
@@ -145,10 +144,9 @@ def _scenarios() -> list[Any]:
         for nth, fault in enumerate(_FAULTS):
             for place in _PLACES:
                 flip = (nth + (broker == "rabbitmq") + _PLACES.index(place)) % 2
-                marks = () if (broker, fault, place) == _QUICK else (pytest.mark.long,)
                 direction = ("upstream", "downstream")[flip]
                 name = f"{broker}-{place}-{fault}-{direction}".replace(" ", "_")
-                found.append(pytest.param(broker, fault, place, direction, marks=marks, id=name))
+                found.append(pytest.param(broker, fault, place, direction, id=name))
     return found
 
 
@@ -171,9 +169,7 @@ def test_what_clients_are_told_is_true_and_all_goes_on(
         assert stage.opened() > opened
 
 
-@pytest.mark.parametrize(
-    "stage", [pytest.param("rocketmq", marks=pytest.mark.long), "rabbitmq"], indirect=True, scope="module"
-)
+@pytest.mark.parametrize("stage", ["rocketmq", "rabbitmq"], indirect=True, scope="module")
 def test_nothing_is_left_behind(stage: _Stage) -> None:
     """By all that came before."""
     stage.end_clients()

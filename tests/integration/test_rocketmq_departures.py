@@ -49,6 +49,7 @@ def _members(broker: RemotingClient, group: str) -> list[str]:
     return sorted(json.loads(reply.body)["consumerIdList"])
 
 
+@pytest.mark.long
 def test_member_that_has_left_is_no_member_any_more(rocketmq: RocketMQ, start_sluice: StartSluice) -> None:
     topic, group = "departing", "departing-group"
     route = Route(f"127.0.0.1:{free_port('127.0.0.1')}", f"{rocketmq.host}:{rocketmq.port}")

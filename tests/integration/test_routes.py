@@ -137,7 +137,7 @@ def traps(routed: _Routed) -> Iterator[_Traps]:
 
 
 @pytest.mark.parametrize(
-    "client", ["java", *(pytest.param(name, marks=[pytest.mark.long]) for name in _CLIENTS if name != "java")]
+    "client", ["cpp", *(pytest.param(name, marks=[pytest.mark.long]) for name in _CLIENTS if name != "cpp")]
 )
 def test_clients_that_know_only_sluice_never_go_past_it(
     client: str, routed: _Routed, traps: _Traps, client_home: Path
@@ -156,6 +156,7 @@ def test_clients_that_know_only_sluice_never_go_past_it(
     assert (more("sluice_connections_opened_total", listener="vip") > 0) is (client == "java-vip")
 
 
+@pytest.mark.long
 def test_all_connections_of_a_broker_are_those_of_the_sidecar_that_fronts_it(
     start_rocketmq: StartRocketMQ, start_sluice: StartSluice, client_home: Path
 ) -> None:

@@ -140,6 +140,7 @@ def test_what_would_wait_too_long_is_refused_at_once(client: FrameClient, sideca
     assert sidecar.metrics().total("sluice_rule_held_total", rule="topic:too-long") == 0
 
 
+@pytest.mark.long
 def test_what_is_held_until_its_deadline_is_refused_then(client: FrameClient, sidecar: Sluice) -> None:
     assert stored(client.ask(send("a-while", group="also-delayed", batch=2))) == 1
 

@@ -119,8 +119,8 @@ def _publish(name: str, address: str, home: Path, *queues: str, seconds: int = _
 
 
 @pytest.mark.parametrize("client", ["pika", pytest.param("java", marks=[pytest.mark.long])])
-@pytest.mark.parametrize("to_broker", ["plain", "TLS"])
-@pytest.mark.parametrize("to_sluice", ["plain", "TLS"])
+@pytest.mark.parametrize("to_broker", [pytest.param("plain", marks=[pytest.mark.long]), "TLS"])
+@pytest.mark.parametrize("to_sluice", [pytest.param("plain", marks=[pytest.mark.long]), "TLS"])
 def test_limits_hold_with_tls_on_either_side(  # noqa: PLR0917 - fixtures
     client: str,
     to_broker: str,
@@ -140,6 +140,7 @@ def test_limits_hold_with_tls_on_either_side(  # noqa: PLR0917 - fixtures
         assert report[queue]["acked"]
 
 
+@pytest.mark.long
 def test_name_in_the_clients_certificate_is_limited_and_shown(
     rabbitmq: TlsRabbitMQ, sluice: Sluice, certificates: Certificates, client_home: Path
 ) -> None:

@@ -12,6 +12,8 @@ from admin.analytics.lines import GATHERED, HOURS_IN, Wanted, gather, hours_in
 from admin.analytics.report import lines_in, path_of
 from admin.analytics.tables import in_spark
 
+pytestmark = pytest.mark.long
+
 _NAMES = (
     "odd {name} [1]*?.jsonl", "100%.jsonl", "a%3Ab c.jsonl", "ünïcode.jsonl", "per cent%20.jsonl.gz",
     "deep/a=b/c.jsonl.gz",

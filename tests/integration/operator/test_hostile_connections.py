@@ -84,10 +84,10 @@ def rss_mib(sidecar: Sluice) -> float:
 @pytest.mark.parametrize(
     "what",
     [
-        *("half a head", "/api/v1/events"),
+        "half a head",
         *(
             pytest.param(each, marks=pytest.mark.long)
-            for each in ("nothing", "half a body", "/metrics", "/api/v1/limits?limit=500")
+            for each in ("nothing", "half a body", "/metrics", "/api/v1/limits?limit=500", "/api/v1/events")
         ),
     ],
 )
