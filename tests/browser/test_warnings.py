@@ -45,7 +45,7 @@ def test_a_broker_that_does_not_answer_is_a_banner_at_the_top(sidecar: Sluice, o
     (listener,) = json.loads(sidecar.get("/api/v1/state")[1])["listeners"]
     _told(tab.page, sidecar, listeners=[{**listener, "reachable": False, "error": "connection refused"}])
     page = tab.open("#/overview", live=False)
-    text = f"The broker {listener['broker']} does not answer: Connection refused. {listener['name']} takes no clients"
+    text = f"The broker {listener['broker']} does not answer: Connection refused. No new clients on {listener['name']}"
     expect(page.locator("#banners .banner.bad").filter(has_text=text)).to_be_visible()
     expect(page.get_by_role("region", name="Alarms now")).to_contain_text(text)
 
@@ -63,7 +63,7 @@ def test_a_configuration_that_is_wrong_is_said_until_it_is_right(sidecar: Sluice
 def test_damaged_journal_is_named_after_the_start(start_sluice: StartSluice, open_tab: Any, tmp_path: Path) -> None:
     (tmp_path / "state.db").write_text("not a journal at all\n", encoding="utf-8")
     page = open_tab(start_sluice(state_dir=tmp_path)).open()
-    expect(page.locator("#notices .banner").filter(has_text="set aside")).to_contain_text("state.db.")
+    expect(page.locator("#notices .banner").filter(has_text="quarantined")).to_contain_text("state.db.")
 
 
 def test_edit_that_cannot_be_saved_is_offered_until_the_restart(

@@ -218,13 +218,12 @@ function* stateAlarms(state) {
     persistence,
     rejection_log: log,
   } = state;
-  for (const each of listeners.filter(({ reachable }) => reachable === false)) {
-    const rest = `${listenerText(each.name)} takes no clients until it does.`;
-    yield {
-      manner: "bad",
-      title: `The broker ${each.broker} does not answer:`,
-      text: `${sentence(each.error || "unreachable")} ${rest}`,
-    };
+  const down = listeners.filter(({ reachable }) => reachable === false);
+  for (const broker of new Set(down.map((each) => each.broker))) {
+    const own = down.filter((each) => each.broker === broker);
+    const names = own.map((each) => listenerText(each.name)).join(", ");
+    const text = `${sentence(own[0].error || "unreachable")} No new clients on ${names} until it does.`;
+    yield { manner: "bad", title: `The broker ${broker} does not answer:`, text };
   }
   for (const each of scarce.filter(({ stands }) => stands)) {
     const since = each.since ? ` Since ${exact(each.since)}.` : "";
@@ -266,6 +265,6 @@ function* warnings(persistence) {
   }
   if (aside.length) {
     const text = `${aside.join(", ")}. The edits in them are not in force; the configured limits are.`;
-    yield { title: "Damaged files were set aside at the start:", text };
+    yield { title: "Damaged files were quarantined at the start:", text };
   }
 }

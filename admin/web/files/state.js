@@ -105,7 +105,7 @@ function editFacts({ edits, persistence, spool, rejection_log: log, rule_set_ver
     next && ["Expires next", html`<${TargetLink} target=${next.target}>${next.target}<//>, ${left(next.expires_at)}`],
     ["Saved in", directory ?? "memory, until the restart"],
     error && ["Problem", error],
-    aside.length > 0 && ["Set aside", aside.join(", ")],
+    aside.length > 0 && ["Quarantined", aside.join(", ")],
     ["Spool", spool.directory ?? spool.error ?? "off"],
     ["Rejection log", log.error ?? log.directory ?? "off"],
     ["Rule set", `version ${version}`],
