@@ -358,13 +358,6 @@ class TestConnectionsOfAClient:
         await leave(*first)
         await rig.connect()
 
-    async def test_cost_other_clients_nothing(self, start_limited: StartLimited) -> None:
-        rig = await start_limited(max_connections_per_client=1)
-        await rig.connect()
-        await rig.connect(source=ANOTHER)
-        assert await (await rig.client(source=ANOTHER)).receive_to_end() == b""
-        assert {connection.info.address for connection in rig.connections} == {HOST, ANOTHER}
-
     async def test_count_together_on_the_listeners_of_a_scope(self, start_limited: StartLimited) -> None:
         rig = await start_limited("main", "vip", max_connections_per_client=1)
         await rig.connect()
@@ -937,18 +930,6 @@ class TestFairness:
         # Each of the four gets a few turns at the most before the quiet one has its own.
         assert max(waits) <= 4 * 4
 
-    async def test_flooding_connections_share_evenly(
-        self, start_rig: StartRig, recording: Protocol, order: list[int], nursery: trio.Nursery
-    ) -> None:
-        rig = await start_rig(protocol=recording)
-        for client, broker in [await rig.connect() for _ in range(4)]:
-            nursery.start_soon(flood, client)
-            nursery.start_soon(swallow, broker)
-        while len(order) < 160:
-            await trio.lowlevel.checkpoint()
-        turns = [order.count(connection.info.id) for connection in rig.connections]
-        assert max(turns) < 2 * min(turns)
-
 
 class TestSaturation:
     """64 connections that never rest, in a loop where every read costs more time than a batch may wait."""
@@ -992,37 +973,6 @@ class TestSaturation:
         assert (await rig.snapshot()).bypassed == {}
         assert counted["refuse"] > 1000
         assert 100 <= counted["pass"] <= 100 * (mock_clock.current_time() + 1)
-
-    async def test_does_not_keep_a_limiter_bypassed_that_works_again(
-        self, start_rig: StartRig, slow: Protocol, nursery: trio.Nursery, mock_clock: MockClock
-    ) -> None:
-        gate = trio.Event()
-
-        async def decide(batch: Batch, now_ns: int) -> Verdicts:
-            if not gate.is_set():
-                await gate.wait()
-            return NO_VERDICTS
-
-        async def pass_time() -> None:
-            """Go on when all connections wait for the handler and none is read."""
-            while True:
-                mock_clock.jump(0.001)
-                await trio.lowlevel.checkpoint()
-
-        rig = await start_rig(protocol=slow, handlers=[handler(decide, deadline_ms=20)])
-        await self.saturate(rig, nursery)
-        nursery.start_soon(pass_time)
-        await self.until_read(rig, 20_000)
-        assert rig.path._pipeline.lanes()["scripted"][0].late
-        gate.set()
-        turns = 0
-        while rig.path._pipeline.lanes()["scripted"][0].late:
-            turns += 1
-            await trio.lowlevel.checkpoint()
-        assert turns < 20
-        bypassed = (await rig.snapshot()).bypassed["scripted", "late"]
-        await self.until_read(rig, 20_000)
-        assert (await rig.snapshot()).bypassed == {("scripted", "late"): bypassed}
 
 
 FREE = (b"free " + b"x" * 500 + b"\n") * 1000
