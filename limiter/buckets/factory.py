@@ -20,9 +20,8 @@ def put_in_force(limiter: Limiter, now_ns: int, rule: Rule) -> Limiter:
     """Switch a limiter to another rule, in place or by a successor of another kind.
 
     A successor has the balance that the limiter would have under the new rule, and every debt; shares end in the total.
-    A
-    fair limiter with an inherited debt admits nobody until it is paid. A warm-up starts cold, and cold permits
-    count as the permits that they would have bought. Breakers close; the last refusal stays known.
+    A fair limiter with an inherited debt admits nobody until it is paid. A warm-up starts cold, and cold permits count
+    as the permits that they would have bought. Breakers close; the last refusal stays known.
 
     Returns:
         The limiter that decides from now on; if it is another, the old one is retired.
@@ -52,7 +51,6 @@ def begun_anew(limiter: Limiter, now_ns: int, rule: Rule) -> Limiter:
 
 
 def kind_of(rule: Rule) -> type[Limiter]:
-    """Return the kind of limiter that a rule needs."""
     if rule.fair_by:
         return FairLimiter
     return WarmUpLimiter if rule.warm_up_ns else Limiter

@@ -159,7 +159,7 @@ class FairShare(Gate):
         return _Split(admitted, own, pooled, stored, pool)
 
     def refuse(self, now_ns: int) -> int:
-        """The wait assumes that no other key borrows or arrives."""
+        """As ``Gate.refuse``; the wait assumes that no other key borrows or arrives."""
         total = self.total
         if not total.rate_upermits_per_s:
             wait_us = total.refuse_all_wait_us()

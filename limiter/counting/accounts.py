@@ -361,7 +361,6 @@ class Accounts:
                 yield found
 
     def last_stop(self, resource: Resource) -> LastStop:
-        """Return the last stop of a resource, under the name that ``each`` yields."""
         return self._stops.get(resource, NEVER)
 
     def spent(self) -> Iterator[Resource]:

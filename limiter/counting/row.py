@@ -197,7 +197,6 @@ class Row:
 
 
 def amounts_of(figures: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Group a flat sequence of figures by outcome."""
     return list(zip(figures[0::3], figures[1::3], figures[2::3], strict=True))
 
 

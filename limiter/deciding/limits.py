@@ -141,7 +141,6 @@ class Limits:
 
     @property
     def overflowed_total(self) -> int:
-        """Lookups answered with an overflow limiter."""
         return sum(registry.overflowed_total for registry in self._registries.values())
 
     @property
@@ -150,7 +149,6 @@ class Limits:
 
     @property
     def refused_by_bound(self) -> Counter[BoundName]:
-        """Requests refused because too much was held, by the option that bounds it."""
         return self.holding.refused_by_bound
 
     def swap(self, rule_set: RuleSet, now_ns: int) -> None:
@@ -286,13 +284,11 @@ class Limits:
     def hold(
         self, now_ns: int, decision: Decision, held: Held, behind: int = 0, *, may_spool: bool = False
     ) -> Denial | None:
-        """Let a request wait that only delay rules stopped; as ``Delays.hold``."""
         return self._delays.hold(now_ns, decision, held, behind, may_spool=may_spool)
 
     def grant(
         self, now_ns: int, resources: tuple[Resource, ...], caller: Caller, credit: Credit, held: Held | None = None
     ) -> Granted:
-        """Grant credit as ``Asking.grant`` does; granted credit is spent."""
         plan, scoped = self._asked(resources, caller)
         if not plan.parts and not scoped.parts:
             return Granted(credit.most)
@@ -505,7 +501,6 @@ class Limits:
             yield resource, self.used(resource, now_ns)
 
     def explain(self, now_ns: int, resources: Sequence[Resource], caller: Caller) -> tuple[Applied, ...]:
-        """Return every rule that a request would meet, in order; creates no limiter."""
         return explain(
             now_ns, self.rule_set, self._registries, self._accounts, self.holding, resources=resources, caller=caller
         )

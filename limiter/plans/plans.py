@@ -92,7 +92,6 @@ _CLOSED: Final = Advance(UPERMITS_PER_PERMIT, 2, 0)
 
 
 def advance_of(rules: Iterable[Rule]) -> Advance | None:
-    """Return the allowance of the tightest rule that limits messages, or None."""
     found: Advance | None = None
     for rule in rules:
         limit = None if rule.exempt or rule.action == "shadow" else rule.part("messages")
@@ -135,7 +134,6 @@ class QueueKey(NamedTuple):
 
 
 def unit_of(dimension: Dimension, rule: Rule) -> int:
-    """Return the unit of a request's cost under a rule of this dimension."""
     return BYTES if dimension == "bytes" else REQUESTS if rule.count == "requests" else MESSAGES
 
 
@@ -174,7 +172,6 @@ class ApplicableLimit:
         self._unused = 0
 
     def waits(self, caller: Caller) -> bool:
-        """Say whether a request over the limit waits instead of being refused."""
         return (self.holds and caller.may_wait) or not caller.refusable
 
     def spend(self, second: Second, now_ns: int, permits: int) -> None:
@@ -235,7 +232,6 @@ class Plan:
         )
 
     def asked(self, asks: Asks) -> "Plan":
-        """Return the plan of only those parts that are asked."""
         if asks == "all":
             return self
         plan = self._asked.get(asks)
@@ -282,7 +278,6 @@ class Plans:
         self._parts: dict[tuple[Dimension, Resource], ApplicableLimit] = {}
 
     def of(self, resources: Sequence[Resource]) -> Plan:
-        """Return the plan of a tuple of resources."""
         plan = self.by_resources.get(resources)
         if plan is None:
             exempt = bool(resources) and all(self._rule_set.match(resource).exempt for resource in resources)
@@ -340,7 +335,6 @@ def _remember(memory: dict[K, V], key: K, value: V) -> None:
 
 
 def scopes(caller: Caller) -> Iterator[Resource]:
-    """Yield the scopes of a caller, in the order in which they are asked."""
     if caller.client:
         yield Resource(CLIENT, caller.client)
     if caller.producer_group:

@@ -150,7 +150,6 @@ class Registry:
             number = names[-1][0]
 
     def share_bound_with(self, resources: "Resources") -> None:
-        """Let the compiled part begin limiters within the same bound."""
         self._resources = resources
         self._count(0)
 
@@ -268,7 +267,6 @@ class Registry:
         return self.overflow.get(spent.rule) if spent.shared else self.get(Resource(spent.kind, spent.name), now_ns)
 
     def spent_since(self, saved: Iterable[SavedLimiter], since_ns: int, now_ns: int) -> Iterator[Spent]:
-        """Yield what was spent since ``save``."""
         known = {(each.rule if each.shared else "", each.resource): each for each in saved}
         live = (("", self.current(resource)) for resource in self._names() if resource is not None)
         for rule, limiter in chain(live, self.overflow.items()):

@@ -29,8 +29,6 @@ _OCTETS: Final = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,3}){0,2})(?:\.\*)*\.?")
 
 
 class Pattern(NamedTuple):
-    """A pattern."""
-
     text: str  # as written; the canonical spelling of a network
     exact_name: str | None  # the one name it matches, or None if it may match several
     literals: int  # how specific it is: literal characters, or bits of the prefix
@@ -80,7 +78,6 @@ def read_glob(text: str) -> Pattern:
 
 
 def glob_of(name: str) -> str:
-    """Return the glob that matches exactly this name."""
     return "".join(f"[{character}]" if character in "*?[" else character for character in name)
 
 

@@ -195,7 +195,6 @@ class Rule:
 
     @property
     def limits(self) -> bool:
-        """Whether it limits anything: it is not off and not unlimited."""
         return self.action != "off" and (self.rate_per_s is not None or self.bytes_per_s is not None)
 
     @property
@@ -208,7 +207,6 @@ class Rule:
 
     @property
     def break_in_force_s(self) -> float:
-        """The effective break in seconds, written or not."""
         return self.break_ns / NS_PER_S
 
     def part(self, dimension: Dimension) -> "Rule | None":

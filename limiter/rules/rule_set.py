@@ -244,7 +244,6 @@ class RuleSet:
 
     @property
     def confirms_after_consume(self) -> bool:
-        """Whether some rule has consumers confirm messages now."""
         if self._after_consume is None:
             kinds = {rule.kind for rule in self.in_force if rule.confirms_after_consume}
             self._after_consume = not kinds <= self._off_kinds
@@ -292,7 +291,6 @@ class RuleSet:
 
     @property
     def untried(self) -> tuple[Rule, ...]:
-        """The rules that do not apply now because of hours."""
         tried = {rule.key for rule in self.tried}
         return tuple(rule for rule in self.rules if rule.key not in tried)
 

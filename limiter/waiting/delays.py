@@ -51,7 +51,6 @@ class ExpectedCosts:
         return flow.released_ns[0] + REGARD_NS if flow is not None and flow.released_ns else None
 
     def released(self, line: QueueKey, now_ns: int) -> None:
-        """Note that a held request was let go."""
         self._flow(line).released_ns.append(now_ns)
 
     def answered(self, line: QueueKey, cost: int) -> None:
@@ -268,7 +267,6 @@ class Delays:
         return None
 
     def spools_behind(self, held: Held, leader: Held) -> bool:
-        """Say whether a request is to be spooled because it must not overtake a held one."""
         if leader.spooled:
             return True
         return leader.rule.spool is not False and self._holding.over_bound(held) is not None

@@ -67,7 +67,6 @@ class BufferPool:
         return memoryview(mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
     def give_back(self, buffer: memoryview) -> None:
-        """Return a borrowed buffer; small ones are let go."""
         if len(buffer) == CHUNK_BYTES:
             self._free.append(buffer)
         elif len(buffer) == LARGE_CHUNK_BYTES:

@@ -197,7 +197,6 @@ class Lane:
         return True
 
     async def run(self) -> None:
-        """Serve the queue until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch)
             while True:
@@ -356,7 +355,6 @@ class Executor:
         return (lanes[0] if len(lanes) == 1 else self._lane(batch)).submit(batch)
 
     async def outcome_of(self, submission: Submission) -> Verdicts | Bypass:
-        """Wait for a decision that could not be made at once."""
         assert submission.batch is not None  # noqa: S101 - it asks something
         return await self._lane(submission.batch).outcome_of(submission)
 

@@ -48,12 +48,6 @@ class RateLimitOptions:
     """How much may be held for rules with action ``delay``; what is over a bound is refused at once.
 
     Rules and limits are no options of the handler.
-
-    Attributes:
-        max_held: requests held at most, of all connections together.
-        max_held_bytes: bytes of held requests at most, of all connections together.
-        max_held_per_connection: requests held at most of one connection.
-        max_held_bytes_per_connection: bytes of held requests at most of one connection.
     """
 
     max_held: Annotated[int, Meta(ge=0)] = _DEFAULTS.requests
@@ -124,7 +118,6 @@ class RateLimit(Handler):
         self.holding.earlier = self._wake_up
 
     def on_requests(self, batch: Batch, now_ns: int) -> Verdicts:
-        """Decide most of the requests at once, and the others in groups."""
         if batch.connection.exempt:
             return NO_VERDICTS
         verdicts: dict[int, Verdict] = {}
@@ -337,7 +330,6 @@ class RateLimit(Handler):
         return Refuse(stop.resource, name, stop.wait_us, stop.rule.busy_code, stop.most, stop.most_of)
 
     async def run(self) -> None:
-        """Release held requests when they are due."""
         while True:
             self._woken = trio.Event()
             due_ns = self.holding.next_due_ns()

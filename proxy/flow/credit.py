@@ -265,7 +265,6 @@ class Stage:
                 sender._waited_for = None
 
     def close(self, now_ns: int) -> None:
-        """Part with all peers: the stage has ended."""
         self.on_credit = None
         for pair in _each(self._senders):
             self.part(pair.sender, now_ns)
@@ -281,7 +280,6 @@ class Stage:
         return to.gives.initial if pair is None else max(0, pair.balance)
 
     def under_way(self, to: "Stage") -> int:
-        """Return how much it has sent to a stage without an ack."""
         pair = self._find(to)
         if pair is None:
             return 0
@@ -289,7 +287,6 @@ class Stage:
         return initial - pair.balance - more_after + pair.until_grant - to.deferred(self)
 
     def deferred(self, sender: "Stage") -> int:
-        """Return how much credit it owes a sender."""
         pair = sender._find(self)
         return self._deferred.get(pair, 0) if pair is not None and self._deferred is not None else 0
 

@@ -155,7 +155,6 @@ class Survey:
         _merge(self._at, ends)
 
     def findings(self) -> tuple[Finding, ...]:
-        """Return the findings, those that affect most stages first."""
         order = (*CAUSES, _OTHER)
         causes = sorted(self._counts, key=lambda cause: (-self._counts[cause], order.index(cause)))
         return tuple(self._finding(cause) for cause in causes)

@@ -645,7 +645,6 @@ class Queue:
             self._seal()
 
     def write_all(self) -> None:
-        """Have all recoverable entries written that are not on disk."""
         for run in (*self._head, *self._tail):
             if run.recoverable and run.extent is None and run.pending is None:
                 if run is self._open:
@@ -653,7 +652,6 @@ class Queue:
                 self._write(run)
 
     def written(self, run: Run, extent: Extent) -> None:
-        """Note where a run was written."""
         run.pending = None
         if run.place is _Place.GONE:
             self._orders.release([(extent, run.written)])

@@ -100,7 +100,6 @@ def head_of(  # noqa: PLR0917 - called for each entry, and keywords take time
 
 
 def with_crc(head: Piece, content: Sequence[Piece]) -> bytes:
-    """Return the head of a record with the content's checksum."""
     crc = 0
     for piece in content:
         crc = crc32(piece, crc)
@@ -194,7 +193,6 @@ class RunHeader(NamedTuple):
         return RUN_BYTES + len(self.name)
 
     def pack(self, nonce: bytes) -> bytes:
-        """Return its bytes in the file of that nonce."""
         fixed = _RUN.pack(nonce, *self[:-1], len(self.name))
         return fixed + _CRC.pack(crc32(self.name, crc32(fixed))) + self.name
 

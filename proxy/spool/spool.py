@@ -296,7 +296,6 @@ class Spool:
         return self._stopped
 
     def queues(self) -> list[Queue]:
-        """Return all present queues, with those of an earlier process."""
         return list(self._queues.values())
 
     def has_recovered(self, wants: Callable[[QueueName], bool]) -> bool:
@@ -377,7 +376,6 @@ class Spool:
 
     @property
     def keeps(self) -> bool:
-        """Whether recoverable entries stay on disk when their queue is closed."""
         return self._keeps
 
     def close(self) -> None:

@@ -91,7 +91,6 @@ class AboutClient:
         return ClientDescription(self._id, self.language, version_name(self._version))
 
     def meet(self, header: Header) -> None:
-        """Take language and version from the first header that can be read."""
         if self._version is None and header.reading != UNPARSED:
             # A copy of the words: they are as long as the client likes.
             self.language, self._version = header.language[:MAX_NAME_CHARS], header.version
@@ -104,7 +103,6 @@ class AboutClient:
             self.hear(piece, more=len(piece) < size_bytes)
 
     def hear(self, piece: memoryview, *, more: bool) -> None:
-        """Take another piece of the body, and read it if it is the last."""
         self._body += piece
         if more:
             return

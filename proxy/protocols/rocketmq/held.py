@@ -77,7 +77,6 @@ class Holding:
         return data
 
     def wait(self, data: Sequence[Piece]) -> None:
-        """Keep bytes until the frame that streams through ends."""
         self.waiting += data
         self.size_bytes += sum(map(len, data))
 

@@ -278,20 +278,17 @@ class Lines:
         return (request.resources, request.producer_group) in self._lines
 
     def put(self, request: Request, header: Header, data: bytes, now_ns: int, *, ended: Ended | None) -> None:
-        """Append a whole request to its line, undecided."""
         line = self._line_of(request, now_ns)
         self._append(line, request, header, data, now_ns, ended=ended)
         if not line.front:
             self._let_ask(line)
 
     def put_held(self, request: Request, header: Header, data: bytes, now_ns: int, *, ended: Ended | None) -> None:
-        """Begin a line with a whole request that is held."""
         line = self._line_of(request, now_ns)
         handle = self._append(line, request, header, data, now_ns, ended=ended)
         self._begin(line, request, handle, now_ns)
 
     def begin_coming(self, request: Request, held: HeldFrame, now_ns: int, *, ended: Ended | None) -> Aside:
-        """Begin a line with an incomplete request that is held."""
         line = self._line_of(request, now_ns)
         handle = line.handle_of(held.header, ended)
         line.oneways += request.refusal != "answered"
@@ -308,7 +305,6 @@ class Lines:
         return aside
 
     def has_come(self, aside: Aside, data: bytes) -> None:
-        """Take the rest of the request that a line began with."""
         if aside.held is None:
             return
         aside.held = None
@@ -324,7 +320,6 @@ class Lines:
         )
 
     def has_no_room(self, aside: Aside) -> None:
-        """Refuse the incomplete request that a line began with."""
         request = aside.request
         if aside.state == _HELD and request is not None:
             aside.request = None
@@ -333,7 +328,6 @@ class Lines:
         self._advance(aside.line)
 
     def had_no_room(self, request: Request, opaque: int) -> None:
-        """Refuse an incomplete request that was to be appended."""
         self._context.lose((request,))
         if request.refusal == "answered":
             self._refuse(request.resources[0].kind, opaque, no_room(request.resources[0]))
@@ -550,11 +544,9 @@ class Lines:
         return overdue
 
     def is_own(self, batch: Batch) -> bool:
-        """Return whether ``ask`` returned this batch last."""
         return batch is self._batch
 
     def asked(self, batch: Batch, now_ns: int) -> None:
-        """Take the verdicts on what ``ask`` returned."""
         self._batch = None
         self._now_ns = now_ns
         self._answer_lost()

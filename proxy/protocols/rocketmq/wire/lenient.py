@@ -139,7 +139,6 @@ class Parser:
             self.is_utf8 = True
 
     def spend(self, steps: int) -> None:
-        """Count steps that were taken with what was read."""
         self._steps_left -= steps
         if self._steps_left < 0:
             raise UnsureError
