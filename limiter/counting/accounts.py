@@ -298,7 +298,7 @@ class Accounts:
             self._count_rule(judged, amount)
 
     def looks_for_repeats(self, resource: Resource, now_ns: int) -> bool:
-        """Say whether something of a resource was refused of late, so that it may come again."""
+        """Say whether requests for a resource were refused recently, so that repeats are possible."""
         return self.row(resource, now_ns).looks_until_ns > now_ns
 
     def repeat(self, now_ns: int, resources: Iterable[Resource], repeats: Repeats, *, refused: bool) -> None:

@@ -1,12 +1,11 @@
-"""What came again: ids of the messages that were refused a moment ago, so that one that is sent anew is known.
+"""Repeats: ids of recently refused messages, so that a message that is sent again is recognised.
 
-There are so many ids at most, as hashes that nobody outside can foresee, in two generations. The younger one becomes
-the older one after half a minute, or when it is full; what was the older one is forgotten. So an id is remembered for
-half a minute to a minute. Of a flood that is greater than the bound the latest are known; what was forgotten within
-seconds for the sake of others is told, since a repeat of it would not have been seen.
+Ids are kept as keyed hashes, in bounded numbers, in two generations. The younger generation becomes the older one after
+half a minute, or when it is full, and the older one is dropped. So an id is remembered for half a minute to a minute.
+In a flood beyond the bound the latest ids are known. Ids that were dropped within seconds are counted, since a repeat
+of them would have been missed.
 
-Nothing here reads a clock. ``RefusedIds`` may be there in compiled form, too, and then is the same in all that is said
-here.
+The compiled part has the same ``RefusedIds``.
 """
 
 from operator import add
@@ -17,27 +16,27 @@ from limiter.compiled import COMPILED
 MAX_IDS: Final = 65_536
 """Remembered in both generations together, unless another bound is given."""
 HALF_NS: Final = 30_000_000_000
-"""After so long the younger generation is the older one."""
+"""How long a generation is the younger one."""
 KEPT_NS: Final = 2 * HALF_NS
 """No id is remembered for longer."""
 SOON_NS: Final = 10_000_000_000
-"""A client that tries again does so within that, as a rule: what is forgotten earlier counts as not seen."""
+"""Clients usually try again within this time: an id that is dropped earlier counts as not seen."""
 
 
 class Repeats(NamedTuple):
-    """What is known of some requests that are decided alike."""
+    """The repeats among requests that are decided alike."""
 
     requests: int = 0
     messages: int = 0
     size_bytes: int = 0
-    identified: int = 0  # of those that are refused now, so many carry an id, and a repeat of theirs will be seen
+    identified: int = 0  # refused requests with an id, whose repeats will be recognised
 
     def and_more(self, more: "Repeats") -> "Repeats":
         return Repeats(*map(add, self, more))
 
 
 NO_REPEATS: Final = Repeats()
-"""Of requests without ids."""
+"""For requests without ids."""
 
 
 class RefusedIds:
@@ -47,11 +46,11 @@ class RefusedIds:
 
     def __init__(self, most: int = MAX_IDS) -> None:
         self._half = most // 2
-        #: Hashes: Python keys those of text and bytes anew in each process.
+        #: Hashes: Python keys those of text and bytes afresh in each process.
         self._new: set[int] = set()
         self._old: set[int] = set()
         self._began_ns = 0
-        #: Of the ids that were forgotten early so many have not been told so far.
+        #: Ids that were dropped early and are not reported yet.
         self._unseen = 0
 
     def __len__(self) -> int:
@@ -105,6 +104,6 @@ class RefusedIds:
 
 
 PythonRefusedIds = RefusedIds
-"""What is written here; where the compiled part is installed the name above is its."""
+"""The class above; where the compiled part is installed, ``RefusedIds`` is its."""
 if not TYPE_CHECKING and COMPILED is not None:
     RefusedIds = COMPILED.RefusedIds

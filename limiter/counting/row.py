@@ -1,8 +1,7 @@
-"""A row: what became of all that was asked of one resource, since the start and second by second.
+"""A row: the outcomes of all requests for one resource, since the start and second by second.
 
-It is added to once for each group of requests that are decided alike. Nothing here reads a clock, has an opinion or is
-made for several threads. ``Second`` and ``Row`` may be there in compiled form, too, and then are the same in all that
-is said here.
+It is updated once for each group of requests that are decided alike, by one thread. The compiled part has the same
+``Second`` and ``Row``.
 """
 
 import operator
@@ -18,18 +17,18 @@ N_OUTCOMES: Final = 7
 """How many outcomes there are; they are numbered as ``limiter.counting.rejections.OUTCOMES`` has them."""
 REFUSED: Final = 1
 HELD: Final = 2
-"""A request that is held is counted again when it is known what becomes of it."""
+"""A held request is counted again with its final outcome."""
 MAX_SENDERS: Final = 256
 """Senders told apart in each entry."""
 KEPT_S: Final = 60
-"""Complete seconds of which it is known what was spent."""
+"""Complete seconds for which the permits spent are known."""
 
 Amounts = Sequence[tuple[int, int, int]]
 """Requests, messages and bytes, by the number of the outcome; there are always all of them."""
 
 _FIGURES: Final = 3 * N_OUTCOMES
 _SLOTS: Final = KEPT_S + 1
-"""Of what was spent: the second under way has one, too."""
+"""One for each of these seconds, and one for the current second."""
 _OTHERS: Final = 0
 """No object's identity."""
 
@@ -41,7 +40,7 @@ class Second:
 
     def __init__(self, number: int) -> None:
         self.began = self.number = number  # ``number`` may be raised: then the stretch goes on for another second
-        # What was asked for in it, in order of first appearance; each row has one at most.
+        # In order of first appearance; at most one for each row.
         self.entries: list[Entry] = []
 
 

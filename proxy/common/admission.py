@@ -1,6 +1,6 @@
 """Which clients may connect: how many connections each may have, and how many a listener takes each second.
 
-Counts and buckets only. Accepting, closing and telling anybody is ``server``'s.
+Counts and buckets only: ``server`` accepts, closes and logs.
 """
 
 from collections.abc import Iterable

@@ -12,15 +12,15 @@ from typing import Final
 
 from proxy.common.admission import client_of
 
-#: What one read takes as a rule. Measured on loopback, a raw relay with 64 KiB reads makes 0.7-0.9 of a one-thread
-#: HAProxy's throughput and with 256 KiB reads 1.07.
+#: The size of most reads. Measured on loopback, a raw relay with 64 KiB reads makes 0.7-0.9 of a one-thread HAProxy's
+#: throughput and with 256 KiB reads 1.07.
 CHUNK_BYTES: Final = 256 * 1024
-#: What it takes of a peer that fills the former, if its session reads fast. A chunk has a cost of its own, the more so
-#: as copying it drives the interpreter out of the processor's caches: measured in two runs, frames of 536 bytes cost
+#: The size of a read from a peer that fills the usual one, if its session reads fast. Each chunk has a cost, since
+#: copying it drives the interpreter out of the processor's caches: measured in two runs, frames of 536 bytes cost
 #: 0.44 µs each with reads of 512 KiB and 0.41 with 1 MiB; 0.41 with 1 MiB and 0.35 with 2 MiB.
 LARGE_CHUNK_BYTES: Final = 2 * 1024 * 1024
 _USUAL_IN_LARGE: Final = LARGE_CHUNK_BYTES // CHUNK_BYTES
-#: What a read takes while the budget is spent.
+#: The size of reads while the budget is spent.
 SMALL_CHUNK_BYTES: Final = 16 * 1024
 
 

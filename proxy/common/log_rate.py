@@ -1,7 +1,6 @@
-"""One log line a second for each thing that can happen very often; the rest is counted in the next line.
+"""One log line a second for each frequent event; the next line says how many were left out.
 
-What clients can cause thousands of times a second must not be able to fill a disk. Nothing is lost: counters have every
-one of them.
+Events that clients can cause thousands of times a second must not fill a disk. Counters have all of them.
 """
 
 from collections.abc import Hashable
