@@ -144,6 +144,17 @@ class TestUnpaid:
 
 
 class TestDrain:
+    def test_all_of_the_credit_used(self) -> None:
+        credit = wide(6, 4)
+        granted(credit)
+        credit.flow_of_receiver(0, 6, True)
+        credit.came(4)
+        # It may have more.
+        assert credit.flow_of_sender(4, 0, 9, True) is None
+        assert granted(credit) == (4, 2, True)
+        credit.came(2)
+        assert credit.flow_of_sender(6, 0, 7, True) == (6, 0, True)
+
     def test_grants_that_cross_answers_come_to_an_end(self) -> None:
         credit = wide(100, 8)
         assert granted(credit, 2) == (0, 2, False)
