@@ -516,6 +516,21 @@ def test_nobody_waits_for_an_answer_to_what_was_aborted(terms: Terms) -> None:
     assert driver.session.in_flight() == 0
 
 
+@pytest.mark.parametrize("counts_at_last", [False, True])
+def test_a_flow_within_a_refused_delivery_does_not_count_it(counts_at_last: bool) -> None:  # noqa: FBT001
+    driver = refused()
+    driver.client(1, "transfer", b"a" * 50, handle=0, delivery_id=0, delivery_tag=b"t", more=True)
+    numbers = {"next_incoming_id": 2**32 - 4, "incoming_window": 9, "outgoing_window": 9, "handle": 0}
+    count = 0 if counts_at_last else 1
+    (flow,) = driver.client(
+        1, "flow", **numbers, next_outgoing_id=11, delivery_count=count, link_credit=100 - count, available=0
+    )
+    assert (flow["delivery_count"], flow["link_credit"]) == (0, 100)
+    driver.client(1, "transfer", b"a" * 50, handle=0)
+    (flow,) = driver.client(1, "flow", **numbers, next_outgoing_id=12, delivery_count=1, link_credit=100, available=0)
+    assert (flow["delivery_count"], flow["link_credit"]) == (0, 100)
+
+
 def test_settled_messages_are_never_refused() -> None:
     driver = refused()
     assert len(driver.send(0, settled=True)) == 1
