@@ -75,11 +75,8 @@ class Key:
     """The type of a key, or of the values of a list or a table.
 
     Attributes:
-        type: as declared.
         default: ``msgspec.NODEFAULT`` if the key is required.
         plain: the type without its metadata, and without None.
-        metas: bounds and description.
-        extra: see the module.
         optional: None is a value.
         item: the type of its values, of a list or a table.
     """
@@ -238,13 +235,7 @@ def _allowed(of: Key, value: object, *, strict: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """Where each value came from.
-
-    Attributes:
-        file: the path of the file as the operator gave it, or None.
-        lines: the file's lines by place.
-        named: the variable or flag that gave the value of a place.
-    """
+    """Where each value came from: the lines of a file by place, and variables and flags by place."""
 
     file: str | None
     lines: Mapping[Place, int]

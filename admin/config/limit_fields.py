@@ -57,21 +57,17 @@ class LimitField:
     """One field of a limit.
 
     Attributes:
-        key: the field's name; in seconds if it ends in ``_s``.
-        type: type of its values, with their bounds.
-        default: default value; None: no value, or the default of the kind.
-        meaning: what it is, and in which unit. The flag's help text is the part before the first semicolon.
+        default: None: no value, or the default of the kind.
+        meaning: with its unit. The flag's help text is the part before the first semicolon.
         meant: for words that are not values, the value that was probably meant.
         beside: it has no effect unless one of these fields is given.
         only_with: another field and its value, without which this field has no effect.
         named: only limits of a name or a pattern have it, not defaults.
         metavar: placeholder for the flag's value; a boolean has none.
-        place: its position in the page's form.
-        label: its label in the form; empty if the form has no ordinary input for it.
+        place, label: its position and label in the page's form; without a label the form has no ordinary input.
         words: labels of its values in the form; the empty value is none.
         telling: the form unfolds all fields of a limit that has it.
-        not_of: kinds whose form does not show it.
-        words_not_of: kinds whose form does not show one of its values.
+        not_of, words_not_of: kinds whose form does not show it, or one of its values.
     """
 
     key: str
@@ -234,14 +230,9 @@ FIELDS: Final = (
 def limit_struct(
     name: str, doc: str, *, more: Iterable[tuple[Any, ...]] = (), named: bool = True, patch: bool = False
 ) -> type[msgspec.Struct]:
-    """Make a struct with the fields of a limit.
+    """Make a struct with the fields of a limit, and with more, as ``msgspec.defstruct`` takes them.
 
-    Args:
-        name: of the struct.
-        doc: its docstring.
-        more: further fields, as for ``msgspec.defstruct``.
-        named: with the fields that a default does not have.
-        patch: every field may be left out, or None.
+    If not ``named``, it is that of a default. In a ``patch`` every field may be left out, or None.
     """
     fields = [_struct_field(each, patch=patch) for each in FIELDS if named or not each.named]
     return msgspec.defstruct(name, [*fields, *more], namespace={"__doc__": doc}, frozen=True, kw_only=True)

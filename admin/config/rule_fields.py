@@ -53,11 +53,7 @@ class Target(NamedTuple):
 
 
 class FieldError(Exception):
-    """The written fields do not make a rule.
-
-    Attributes:
-        problems: each field with what is wrong. An empty field is the rule as a whole.
-    """
+    """The written fields do not make a rule: each field with its problem; an empty field is the rule as a whole."""
 
     def __init__(self, problems: Iterable[tuple[str, str]]) -> None:
         self.problems = tuple(problems)
@@ -143,7 +139,7 @@ class RuleReader:
         """Return the checked rule of a limit.
 
         Args:
-            kind: of what is limited, one of ``kinds``.
+            kind: one of ``kinds``.
             pattern: as written.
             limit: the given fields, each of them valid.
             source: where it was written.

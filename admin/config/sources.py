@@ -82,13 +82,9 @@ class LimitText:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Settings, the limits from outside the file, and the place of everything.
+    """The merged settings, the limits from outside the file, weakest first, and where each value came from.
 
     Attributes:
-        settings: file, environment and flags merged.
-        env_limits: limits of the environment, stronger than the file's.
-        flag_limits: limits of the command line, stronger than the environment's.
-        origins: where each value came from.
         replaced: values of the file that the environment overrides, a line each.
     """
 

@@ -75,11 +75,9 @@ class RefusedError(Exception):
 
 
 class Guard:
-    """The middleware.
+    """The middleware. The application raises HTTPException for what it does not have.
 
     Args:
-        app: gets the requests that pass; raises HTTPException for what it does not have.
-        keyring: the tokens.
         pages: paths without a token to which a link from another site may lead.
         probes: further paths without a token.
         allowed_hosts: names of the address besides localhost and IP addresses.

@@ -4,6 +4,7 @@ A method's name is the ``operationId`` of the OpenAPI document, and its docstrin
 The first argument is the request, the second the query, and the others are the values of the path.
 """
 
+from datetime import datetime
 from typing import Final
 
 import msgspec
@@ -58,6 +59,8 @@ from admin.stats import ConnectionQuery, Query
 from admin.wire import sentences
 from limiter.rules.patterns import DEFAULT_PATTERN, glob_of
 from limiter.rules.resource import Resource
+from limiter.rules.rule import Rule
+from limiter.rules.rule_set import RuleSet
 from proxy.common.threads import on_thread
 from proxy.stats.question import Explanation, Question
 
@@ -318,6 +321,9 @@ class _Switches(_Chapter):
 class _Rules(_Chapter):
     """The rules in force, and which of them apply to a request."""
 
+    #: Rules in the order in which they are tried, and those whose hours have not come, of a minute.
+    _ordered: tuple[RuleSet, datetime, tuple[Rule, ...], tuple[Rule, ...]] | None = None
+
     @endpoint("GET", "/rules", tags="read")
     async def list_rules(self, _: Request, query: RulesQuery) -> Tagged[wire.RulePage]:
         """List the rules in force.
@@ -333,14 +339,15 @@ class _Rules(_Chapter):
         return Tagged(page, f"{etag}-{hours}" if hours else etag)
 
     def _page(self, query: RulesQuery) -> wire.RulePage:
-        rule_set = self._edits.rule_set
-        in_force = rule_set.at(self._clock.utc())
-        tried = in_force.tried
-        rules = [
-            (position, rule)
-            for position, rule in enumerate((*tried, *in_force.untried))
-            if not query.kind or rule.kind == query.kind
-        ]
+        rule_set, minute = self._edits.rule_set, self._clock.utc().replace(second=0, microsecond=0)
+        if self._ordered is None or self._ordered[:2] != (rule_set, minute):
+            in_force = rule_set.at(minute)
+            # Kept for the other pages: of 50 000 rules it takes a tenth of a second.
+            self._ordered = (rule_set, minute, in_force.tried, in_force.untried)
+        *_, tried, untried = self._ordered
+        rules = [*enumerate((*tried, *untried))]
+        if query.kind:
+            rules = [(position, rule) for position, rule in rules if rule.kind == query.kind]
         return wire.RulePage(
             rows=tuple(
                 wire.RuleRow(

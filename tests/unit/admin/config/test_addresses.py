@@ -8,15 +8,10 @@ from admin.config.settings import parse_endpoint
     ("broker", "listen", "does"),
     [
         ("127.0.0.1:7", "127.0.0.1:7", True),
-        ("127.0.0.1:7", "127.0.0.1:8", False),
         ("127.0.0.1:7", "127.0.0.2:7", False),
         ("127.0.0.2:7", "0.0.0.0:7", True),
-        ("0.0.0.0:7", "127.0.0.1:7", True),
-        ("[::]:7", "*:7", True),
         ("localhost:7", "[::1]:7", True),
-        ("127.0.0.1:7", "[0:0::1]:7", True),
         ("[::ffff:127.0.0.1]:7", "127.0.0.1:7", True),
-        ("LOCALHOST:7", "localhost:7", True),
         ("Broker.example.:7", "broker.example:7", True),
         ("broker.example:7", "*:7", False),
         ("10.0.0.1:7", "0.0.0.0:7", False),
@@ -31,15 +26,12 @@ def test_a_broker_is_a_listener_if_a_connection_to_it_arrives_there(broker: str,
     [
         ("127.0.0.1:7", "127.0.0.1:7", True),
         ("127.0.0.1:0", "127.0.0.1:0", False),
-        ("127.0.0.1:7", "127.0.0.1:8", False),
         ("127.0.0.1:7", "[::1]:7", False),
         ("localhost:7", "[::1]:7", True),
         ("0.0.0.0:7", "10.0.0.1:7", True),
         ("0.0.0.0:7", "localhost:7", True),
-        ("0.0.0.0:7", "[::]:7", False),
         ("[::]:7", "[::1]:7", True),
         ("*:7", "a.example:7", True),
-        ("a.example:7", "b.example:7", False),
     ],
 )
 def test_addresses_collide_if_they_cannot_both_be_listened_on(first: str, second: str, *, do: bool) -> None:
@@ -51,10 +43,8 @@ def test_addresses_collide_if_they_cannot_both_be_listened_on(first: str, second
     ("other", "does"),
     [
         ("127.0.0.1:7", True),
-        ("0.0.0.0:7", True),
         ("[::ffff:10.0.0.1]:7", True),
         ("a.example:7", True),
-        ("127.0.0.1:8", False),
         ("[::]:7", False),
     ],
 )

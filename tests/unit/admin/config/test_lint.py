@@ -23,9 +23,7 @@ def warnings(file: str) -> list[str]:
     ("text", "line"),
     [
         (TOPIC + "max_delay_s = 3", '8: limits[0].max_delay_s = 3.0: has no effect without action = "delay"'),
-        (TOPIC + "spool = true", '8: limits[0].spool = true: has no effect without action = "delay"'),
         (FREE + "fair_by = 'client'", '8: limits[0].fair_by = "client": has no effect without a rate or bytes_per_s'),
-        (BYTES + "burst_s = 2", "8: limits[0].burst_s = 2.0: has no effect without a rate"),
         (
             TOPIC + "action = 'delay'\nmax_delay_s = 3.5",
             "9: limits[0].max_delay_s: 3.5 s is longer than most clients wait for an answer, 3 s: they give up",

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import NODEFAULT
 
 from admin.config.faults import FaultsError, is_table, keys, read
 from admin.config.limit_fields import DefaultLimit
@@ -19,8 +18,6 @@ from admin.config.settings import (
 )
 from admin.config.sources import Flags, load
 from admin.run.composition import compose
-from limiter.rules.rule import DEFAULT_BREAK_S
-from proxy.protocols.rocketmq import PROTOCOL
 
 SAMPLE = Path(__file__).parents[4] / "deploy" / "sluice.toml"
 
@@ -76,35 +73,6 @@ def test_the_sample_configuration_names_every_key_with_its_default() -> None:
     for key, info in keys(HandlerSettings).items():
         assert key in {"name", "lane", "options"} or sample["handlers"][0][key] == info.default, key
     assert {key for limit in _limits(sample) for key in limit} == set(keys(LimitSettings))
-
-
-def test_the_sample_configuration_has_each_default_of_a_limit_somewhere() -> None:
-    sample = _with_commented_keys(SAMPLE.read_text(encoding="utf-8"))
-    # What has no default, what is shown by something else than its default, and what can only be said by another value.
-    shown_otherwise = {
-        "rate",
-        "bytes_per_s",
-        "warm_up_s",
-        "shared",
-        "between",
-        "days",
-        "busy_code",
-        "fair_by",
-        "exempt",
-    }
-    for key, info in {**keys(DefaultLimit), **keys(LimitSettings)}.items():
-        if key not in shown_otherwise and info.default not in {None, NODEFAULT}:
-            assert any(limit.get(key) == info.default for limit in _limits(sample)), key
-    topic, retry_group = sample["defaults"]["topic"], sample["defaults"]["retry_group"]
-    kinds = {kind.name: kind for kind in PROTOCOL.kinds}
-    assert (topic["rate"], topic["action"]) == (kinds["topic"].rate_per_s, kinds["topic"].action)
-    assert topic["break_s"] == DEFAULT_BREAK_S
-    own = kinds["retry_group"]
-    assert (retry_group["rate"], retry_group["action"], retry_group["max_delay_s"]) == (
-        own.rate_per_s,
-        own.action,
-        own.max_delay_s,
-    )
 
 
 def test_the_sample_configuration_can_be_used_as_it_is() -> None:
