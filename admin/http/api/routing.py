@@ -16,7 +16,7 @@ import trio
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match, Route, Router
+from starlette.routing import BaseRoute, Match, Route, Router
 from starlette.types import Receive, Scope, Send
 
 from admin.edits.model import EditError
@@ -156,13 +156,14 @@ class Api:
     def __init__(self, chapters: Sequence[object]) -> None:
         turns = trio.StrictFIFOLock()
         self.tags = [{"name": _tag(each), "description": type(each).__doc__} for each in chapters]
-        self.routes: list[Route] = [
+        routes = [
             EndpointRoute(about, name, chapter, turns)
             for chapter in chapters
             for name, about in vars(type(chapter)).items()
             if isinstance(about, Endpoint)
         ]
-        self._router = Router(self.routes, redirect_slashes=False)
+        self._router = Router(routes, redirect_slashes=False)
+        self.routes: list[BaseRoute] = self._router.routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -179,7 +180,8 @@ class Api:
             await problem(error.status_code, detail, headers=headers)(scope, receive, send)
 
     def _methods(self, scope: Scope) -> set[str]:
-        matching = [route for route in self.routes if route.matches(scope)[0] is not Match.NONE]
+        routes = [each for each in self.routes if isinstance(each, Route)]
+        matching = [route for route in routes if route.matches(scope)[0] is not Match.NONE]
         pattern = max((route.path for route in matching), key=len)
         return {method for route in matching if route.path == pattern for method in route.methods or ()}
 

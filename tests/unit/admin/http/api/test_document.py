@@ -76,3 +76,9 @@ def test_every_example_of_a_body_is_valid(openapi: dict[str, Any]) -> None:
 def test_the_document_is_one_that_tools_read(openapi: dict[str, Any]) -> None:
     schema = schemathesis.openapi.from_dict(openapi)
     schema.validate()
+
+
+async def test_the_document_is_served(served: Any) -> None:
+    answer = await served.get("openapi.json")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
+    assert answer.json()["openapi"].startswith("3.1")
