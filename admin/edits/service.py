@@ -5,13 +5,11 @@ then answered. If the data path does not take the rules after that, the caller g
 after a restart, and the log names them.
 """
 
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+import math
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Final
-from weakref import WeakSet
 
 import msgspec
 import structlog
@@ -25,6 +23,7 @@ from admin.edits.model import (
     LIMITS,
     SPOOL,
     SWITCHES,
+    Action,
     Author,
     Change,
     ConflictError,
@@ -39,6 +38,7 @@ from admin.edits.model import (
     ReloadReport,
     StoreError,
     SwitchEntry,
+    limit_path,
 )
 from admin.edits.store import Store
 from admin.edits.transaction import Transaction
@@ -50,30 +50,9 @@ from proxy.stats.flow import Purged
 
 _log = structlog.get_logger(__name__)
 
-_FOLLOWER_BEHIND: Final = 1_024
 #: The wall clock can be set, so it is looked at again after this time.
 _LONGEST_SLEEP_S: Final = 30.0
 _AFTER_FAILURE_S: Final = 5.0
-
-
-class Follower(AsyncIterator[Change]):
-    """Yields changes as they come; one that does not keep up loses the oldest."""
-
-    def __init__(self) -> None:
-        self._changes: deque[Change] = deque(maxlen=_FOLLOWER_BEHIND)
-        self._came = trio.Event()
-
-    def put(self, changes: Sequence[Change]) -> None:
-        """Add changes."""
-        self._changes.extend(changes)
-        self._came.set()
-
-    async def __anext__(self) -> Change:
-        await trio.lowlevel.checkpoint()
-        while not self._changes:
-            self._came = trio.Event()
-            await self._came.wait()
-        return self._changes.popleft()
 
 
 class EditService:
@@ -85,16 +64,17 @@ class EditService:
         clock: the wall clock.
 
     Attributes:
+        lock: held by each writer in turn; who holds it makes all others wait.
         reloader: reads the configuration again, as ``reload`` does; None if there is nothing to read.
     """
 
     def __init__(self, rulebook: Rulebook, store: Store, *, clock: Callable[[], datetime] = utc_now) -> None:
+        self.lock = trio.StrictFIFOLock()
         self.reloader: Callable[[Author, bool], Awaitable[ReloadReport]] | None = None
         self._store = store
         self._clock = clock
         self._data_path: DataPath | None = None
-        self._followers: WeakSet[Follower] = WeakSet()
-        self._one_at_a_time = trio.StrictFIFOLock()
+        self._followers: list[trio.MemorySendChannel[Change]] = []
         self._changed = trio.Event()
         self._next_id = store.last_id + 1
         self._limits = EffectiveLimits(rulebook, store.active, clock())
@@ -267,7 +247,7 @@ class EditService:
             what = f"there is no limit {target.kind}:{target.name}"
             raise MissingError(f"{what}; a pattern is reset as a whole, where it has a rule of its own")
         details = cleared_lines(await self._running.reset(*target))
-        return await self._note(lambda each: each.note_reset(target, author, reason=reason, **self._noted(details)))
+        return await self._note("reset", limit_path(target), author, details, reason=reason)
 
     async def purge(self, kind: str, name: str, author: Author, *, reason: str = "") -> tuple[Purged, Change]:
         """Refuse the spooled messages of one resource, or drop them if their senders expect no answer.
@@ -283,8 +263,8 @@ class EditService:
             purged = await self._running.purge(entry.kind, entry.name)
         except ValueError as error:
             raise ConflictError(str(error)) from None
-        path, noted = f"{SPOOL}{entry.kind}/{entry.name}", self._noted(purged_lines(purged))
-        return purged, await self._note(lambda each: each.note("purge", path, author, reason=reason, **noted))
+        path, details = f"{SPOOL}{entry.kind}/{entry.name}", purged_lines(purged)
+        return purged, await self._note("purge", path, author, details, reason=reason)
 
     async def reload(self, author: Author, *, dry_run: bool = False) -> ReloadReport:
         """Read the configuration again, and put in force what does not need a restart.
@@ -296,39 +276,22 @@ class EditService:
             raise MissingError("there is no configuration to read again")
         return await self.reloader(author, dry_run)
 
-    @asynccontextmanager
-    async def held(self) -> AsyncIterator[None]:
-        """Make callers that change something wait."""
-        async with self._one_at_a_time:
-            yield
-
     async def put_rulebook(
         self, rulebook: Rulebook, author: Author, details: Sequence[str], committed: Callable[[], None] = lambda: None
     ) -> Change:
         """Put another configuration under the active edits, even if the disk is full.
 
-        Args:
-            rulebook: the configuration's rules.
-            author: the caller.
-            details: what changed, for the audit trail.
-            committed: called once it is in force, even if the caller is cancelled before that.
+        ``details`` is for the audit trail. ``committed`` is called once it is in force, even if the caller is
+        cancelled before that.
         """
-
-        def fill(transaction: Transaction) -> None:
-            transaction.note("reload", "configuration", author, **self._noted(details))
-
-        return await self._note(fill, rulebook=rulebook, committed=committed)
+        return await self._note("reload", "configuration", author, details, rulebook=rulebook, committed=committed)
 
     async def audit(
         self, *, before: int | None = None, target: str = "", by: str = "", limit: int = 100
     ) -> tuple[Change, ...]:
-        """Return changes, the latest first.
+        """Return at most ``limit`` changes with a smaller id than ``before``, the latest first.
 
-        Args:
-            before: only those with a smaller id.
-            target: only those whose target begins with it.
-            by: only those of this author.
-            limit: how many at most.
+        They are those whose target begins with ``target``, and of the author ``by``, if these are given.
 
         Raises:
             StoreError: the audit trail cannot be read.
@@ -339,27 +302,22 @@ class EditService:
         except OSError as error:
             raise _unreadable(error) from None
 
-    def changes(self) -> AsyncIterator[Change]:
-        """Follow changes as they are committed; a follower that does not keep up loses the oldest."""
-        follower = Follower()
-        self._followers.add(follower)
-        return follower
+    def changes(self) -> trio.MemoryReceiveChannel[Change]:
+        """Follow changes as they are committed, until the channel is closed."""
+        send, receive = trio.open_memory_channel[Change](math.inf)
+        self._followers.append(send)
+        return receive
 
     async def run(self, data_path: DataPath, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """End temporary edits in time, until cancelled.
-
-        Args:
-            data_path: takes the rules from now on.
-            task_status: reports that changes are taken.
-        """
+        """End temporary edits in time, until cancelled. The data path takes the rules from now on."""
         self._data_path = data_path
-        async with self._one_at_a_time:
+        async with self.lock:
             expired, self._expired_before = self._expired_before, self._transaction()
             await self._save(expired, required=False)
         task_status.started()
         while True:
             try:
-                async with self._one_at_a_time:
+                async with self.lock:
                     self._changed = trio.Event()
                     with trio.CancelScope(shield=True):
                         await self._expire()
@@ -381,17 +339,23 @@ class EditService:
         assert self._data_path is not None  # noqa: S101 - the API is served once this runs
         return self._data_path
 
-    def _noted(self, details: Sequence[str]) -> dict[str, object]:
-        return {"details": tuple(details), "durable": self._store.directory is not None}
-
     async def _note(
         self,
-        fill: Callable[[Transaction], None],
+        action: Action,
+        target: str,
+        author: Author,
+        details: Sequence[str],
         *,
+        reason: str = "",
         rulebook: Rulebook | None = None,
         committed: Callable[[], None] = lambda: None,
     ) -> Change:
         """Record something that has happened, now or once the disk takes it."""
+        more = {"details": tuple(details), "reason": reason, "durable": self._store.directory is not None}
+
+        def fill(transaction: Transaction) -> None:
+            transaction.note(action, target, author, **more)
+
         (change,) = await self._do(fill, required=False, rulebook=rulebook, committed=committed)
         return change
 
@@ -404,19 +368,11 @@ class EditService:
         rulebook: Rulebook | None = None,
         committed: Callable[[], None] = lambda: None,
     ) -> tuple[Change, ...]:
-        """Make changes in their turn. Then they are done as a whole, even if the caller is cancelled.
+        """Make the changes of ``fill``, on a thread, in their turn; then all are done, even if the caller is cancelled.
 
-        Args:
-            fill: does them on a transaction, on a thread.
-            dry_run: only return what would be done.
-            required: refuse durable changes that the disk does not take.
-            rulebook: replaces the configuration.
-            committed: called once all is in force.
-
-        Raises:
-            EditError: the disk does not take them, or raised by ``fill``; nothing was changed.
+        If they are ``required``, durable changes that the disk does not take are refused.
         """
-        async with self._one_at_a_time:
+        async with self.lock:
             with trio.CancelScope(shield=True):
                 await self._expire()
                 transaction = self._transaction()
@@ -453,11 +409,7 @@ class EditService:
         await trio.to_thread.run_sync(commit)
 
     async def _commit(self, transaction: Transaction, limits: EffectiveLimits, *, required: bool) -> None:
-        """Save changes, put them in force, and notify followers and the log.
-
-        Raises:
-            StoreError: they are required and the disk does not take them; nothing was changed.
-        """
+        """Save changes, put them in force, and notify followers and the log."""
         changes = transaction.changes
         if not changes:
             return
@@ -483,7 +435,11 @@ class EditService:
         self._changed.set()
         log_changes(changes)
         for follower in list(self._followers):
-            follower.put(changes)
+            try:
+                for change in changes:
+                    follower.send_nowait(change)
+            except trio.BrokenResourceError:
+                self._followers.remove(follower)
 
 
 def _unreadable(error: OSError) -> StoreError:

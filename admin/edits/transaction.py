@@ -123,7 +123,10 @@ class Transaction:
         self._put("revert", change.target, active, author, durable=change.durable, reason=reason, reverts=change.id)
 
     def note(self, action: Action, target: str, author: Author, **more: Any) -> None:
-        """Record something that changed no limit: a reload, or a purge of the spool."""
+        """Record what was done; a reset leaves the limit as it is."""
+        if action == "reset":
+            shown, rule = self._shown(target)
+            more |= {"old": shown, "new": shown, "old_rule": rule, "new_rule": rule}
         self.changes.append(
             Change(
                 id=self._next_change_id(),
@@ -135,12 +138,6 @@ class Transaction:
                 **more,
             )
         )
-
-    def note_reset(self, target: Target, author: Author, **more: Any) -> None:
-        """Record that limiters began anew; the limit stays as it is."""
-        path = limit_path(target)
-        shown, rule = self._shown(path)
-        self.note("reset", path, author, old=shown, new=shown, old_rule=rule, new_rule=rule, **more)
 
     # --- how
 

@@ -4,10 +4,12 @@ It loads plug-ins and checks what can only be checked with them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from admin.common.errors import SettingsError
 from admin.config import lint, plugins, rulebook
@@ -103,51 +105,35 @@ class Plan:
             spool_required: fail at the start if the folder cannot be used.
         """
         settings = self.settings
-        bounds, spool, alarms = settings.bounds, settings.spool, settings.alarms
+        spool, alarms = settings.spool, settings.alarms
         return DataPathConfig(
             listeners=tuple(
                 ListenerConfig(
-                    name=listener.settings.label,
-                    protocol=listener.protocol,
-                    options=listener.options,
-                    listen=listener.settings.listen,
-                    v6only=self.leaves_ipv4(listener.settings.listen),
-                    broker=listener.settings.broker,
-                    backup_brokers=tuple(listener.settings.backup_brokers),
-                    scope=listener.settings.scope,
-                    exempt=tuple(listener.settings.exempt),
-                    max_connections_per_client=listener.settings.max_connections_per_client,
-                    new_connections_per_s=listener.settings.new_connections_per_s,
-                    proxy_protocol_from=tuple(listener.settings.proxy_protocol_from),
-                    send_proxy_protocol=listener.settings.send_proxy_protocol,
-                    handshake_timeout_s=listener.settings.handshake_timeout_s,
-                    frame_timeout_s=listener.settings.frame_timeout_s,
-                    idle_timeout_s=listener.settings.idle_timeout_s,
-                    write_timeout_s=listener.settings.write_timeout_s,
-                    client_tls=listener.tls.clients,
-                    broker_tls=listener.tls.broker,
+                    **_same(listener.settings, ListenerConfig)
+                    | {
+                        "name": listener.settings.label,
+                        "protocol": listener.protocol,
+                        "options": listener.options,
+                        "v6only": self.leaves_ipv4(listener.settings.listen),
+                        "client_tls": listener.tls.clients,
+                        "broker_tls": listener.tls.broker,
+                    }
                 )
                 for listener in self.listeners
             ),
             handlers=self.handlers,
             rule_set=self.rule_set,
-            max_connections=bounds.max_connections,
-            max_live_limiters=bounds.max_live_limiters,
-            max_resource_labels=bounds.max_resource_labels,
-            buffer_budget_bytes=bounds.buffer_budget_bytes,
-            max_keys_per_s=self.settings.rejection_log.max_keys_per_s,
-            max_resources=self.settings.rejection_log.max_resources,
+            **_same(settings.bounds, DataPathConfig),
+            **_same(settings.rejection_log, DataPathConfig),
             spool=None
             if spool_folder is None
             else SpoolConfig(
                 spool_folder,
                 SpoolSettings(
-                    memory_bytes=spool.memory_bytes,
-                    max_disk_bytes=spool.max_disk_bytes,
+                    **_same(spool, SpoolSettings),
                     # While the alarm is on, requests that are here already can still be written.
                     least_free_bytes=alarms.disk_free_bytes // 2,
                     most_age_s=spool.max_age_s,
-                    target_s=spool.target_s,
                 ),
                 recover=spool.recover,
                 required=spool_required,
@@ -214,6 +200,13 @@ def compose(configuration: Configuration) -> Plan:
         replaced=configuration.replaced,
         files=_files(configuration, listeners),
     )
+
+
+def _same(settings: msgspec.Struct, config: type) -> dict[str, Any]:
+    """Return the settings that a dataclass of the data path has under the same name."""
+    shared = {each.name for each in fields(config)} & {*settings.__struct_fields__}
+    found = {name: getattr(settings, name) for name in shared}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
 
 
 def unspooled(rule_set: RuleSet, spool: Folder) -> list[str]:
@@ -367,15 +360,6 @@ def _handlers(configuration: Configuration, problems: list[str]) -> tuple[tuple[
         except SettingsError as error:
             problems.extend(error.lines)
             continue
-        configs.append(
-            HandlerConfig(
-                plugin=plugin,
-                options=options,
-                lane=handler.lane,
-                lanes=handler.lanes,
-                capacity=handler.capacity,
-                deadline_ms=handler.deadline_ms,
-            )
-        )
+        configs.append(HandlerConfig(**_same(handler, HandlerConfig) | {"plugin": plugin, "options": options}))
         sources.append(origins.of(place))
     return tuple(configs), tuple(sources)

@@ -91,21 +91,18 @@ class _SpentSince(msgspec.Struct, frozen=True):
     spent: list[Spent]
 
 
-class BrokenError(Exception):
+class _BrokenError(Exception):
     """The other process has gone, or sent something that is not a message."""
 
 
 class _Channel:
-    """Messages between the two processes, and descriptors along with them."""
+    """Messages between the two processes, and descriptors along with them. All methods raise _BrokenError."""
 
     def __init__(self, sock: trio.socket.SocketType) -> None:
         self._sock = sock
-
-    def close(self) -> None:
-        self._sock.close()
+        self.close = sock.close
 
     async def send(self, message: object, descriptors: Iterable[int] = ()) -> None:
-        """Raises BrokenError."""
         body = msgspec.msgpack.encode(message)
         data = memoryview(len(body).to_bytes(_LENGTH_BYTES) + body)
         passed = array.array("i", descriptors)
@@ -115,10 +112,9 @@ class _Channel:
             while sent < len(data):
                 sent += await self._sock.send(data[sent:])
         except OSError as error:
-            raise BrokenError(error.strerror or str(error)) from None
+            raise _BrokenError(error.strerror or str(error)) from None
 
     async def receive(self, kind: type[_Message]) -> tuple[_Message, list[int]]:
-        """Return a message and the descriptors that came with it; raises BrokenError."""
         head, descriptors = bytearray(), array.array("i")
         room = socket.CMSG_SPACE(_MAX_DESCRIPTORS * descriptors.itemsize)
         try:
@@ -128,21 +124,21 @@ class _Channel:
                     if level == socket.SOL_SOCKET and what == socket.SCM_RIGHTS:
                         descriptors.frombytes(rights[: len(rights) - len(rights) % descriptors.itemsize])
                 if not data:
-                    raise BrokenError("it has gone")  # noqa: TRY301 - to close the descriptors
+                    raise _BrokenError("it has gone")  # noqa: TRY301 - to close the descriptors
                 head += data
             size = int.from_bytes(head)
             if size > _MAX_BYTES:
-                raise BrokenError("it sent no message")  # noqa: TRY301 - as above
+                raise _BrokenError("it sent no message")  # noqa: TRY301 - as above
             body = bytearray()
             while len(body) < size:
                 data = await self._sock.recv(min(size - len(body), 1024 * 1024))
                 if not data:
-                    raise BrokenError("it has gone")  # noqa: TRY301 - as above
+                    raise _BrokenError("it has gone")  # noqa: TRY301 - as above
                 body += data
             return msgspec.msgpack.decode(body, type=kind), descriptors.tolist()
         except (OSError, msgspec.MsgspecError) as error:
             _close(descriptors)
-            raise BrokenError(str(error)) from None
+            raise _BrokenError(str(error)) from None
         except BaseException:
             _close(descriptors)
             raise
@@ -152,22 +148,16 @@ class Predecessor:
     """The old process, in the new one. Both have ``lock``, the state directory's, and its listening ``sockets``."""
 
     def __init__(self, channel: _Channel, pid: int, lock: int, sockets: list[socket.socket]) -> None:
-        self.pid = pid
-        self.lock = lock
-        self.sockets = sockets
-        self._channel = channel
+        self.pid, self.lock, self.sockets, self._channel = pid, lock, sockets, channel
+        self.close = channel.close
 
     async def take(self) -> SavedLimits | None:
-        """Have it stop accepting; return its limiter state, or None if it cannot be used here.
-
-        Raises:
-            StartError: it has gone, continues, or does not answer.
-        """
+        """Have it stop accepting; return its limiter state, None if it cannot be used here; raises StartError."""
         try:
             with trio.fail_after(_LEFT_S):
                 await self._channel.send(_Ready())
                 left, _ = await self._channel.receive(_Left)
-        except (BrokenError, trio.TooSlowError) as error:
+        except (_BrokenError, trio.TooSlowError) as error:
             raise _failed(error) from None
         try:
             return limiter_state.decode(left.limits)
@@ -176,10 +166,10 @@ class Predecessor:
             return None
 
     async def serve(self) -> None:
-        """Tell it that this process accepts clients; raises StartError if it has gone."""
+        """Tell it that this process accepts clients; raises StartError."""
         try:
             await self._channel.send(_Serves())
-        except BrokenError as error:
+        except _BrokenError as error:
             raise _failed(error) from None
         _log.info("took over from the process before, which drains", pid=self.pid)
 
@@ -187,26 +177,18 @@ class Predecessor:
         """Wait until it ends, and debit the limits by what it spent meanwhile."""
         try:
             since, _ = await self._channel.receive(_SpentSince)
-        except BrokenError:
+        except _BrokenError:
             _log.warning(
                 "the process before ended without a word: what it spent of limits last is not known", pid=self.pid
             )
         else:
             data_path.debit(since.spent)
         finally:
-            self._channel.close()
-
-    def close(self) -> None:
-        """End the conversation."""
-        self._channel.close()
+            self.close()
 
 
 async def reach(directory: Path) -> Predecessor | None:
-    """Connect to the process that runs in a state directory; None if there is none.
-
-    Raises:
-        StartError: it does not answer as expected.
-    """
+    """Connect to the process that runs in a state directory, None if there is none; raises StartError."""
     sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     channel = _Channel(sock)
     try:
@@ -222,23 +204,14 @@ async def reach(directory: Path) -> Predecessor | None:
         with trio.fail_after(_READY_S):
             await channel.send(_Hello(_VERSION))
             offer, (lock, *descriptors) = await channel.receive(_Offer)
-    except (BrokenError, ValueError, trio.TooSlowError) as error:
+    except (_BrokenError, ValueError, trio.TooSlowError) as error:
         channel.close()
         raise _failed(error) from None
     return Predecessor(channel, offer.pid, lock, [socket.socket(fileno=descriptor) for descriptor in descriptors])
 
 
 class HandOver:
-    """Hands everything over to a new process, in the old one.
-
-    Args:
-        store: the state directory.
-        admin: the socket of the admin address, if there is one.
-        data_path: whose listeners and limits are handed over.
-        edits: makes no changes from then on.
-        grace_s: how long the drain may take.
-        handed_over: set once the new process serves.
-    """
+    """Hands everything over to a new process, in the old one. ``handed_over`` is set once the new one serves."""
 
     def __init__(  # noqa: PLR0917 - one for each part that is handed over
         self,
@@ -249,12 +222,8 @@ class HandOver:
         grace_s: float,
         handed_over: trio.Event,
     ) -> None:
-        self._store = store
-        self._admin = admin
-        self._data_path = data_path
-        self._edits = edits
-        self._grace_s = grace_s
         self.handed_over = handed_over
+        self._store, self._admin, self._data_path, self._edits, self._grace_s = store, admin, data_path, edits, grace_s
         self._successor: tuple[_Channel, SavedLimits] | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -288,14 +257,14 @@ class HandOver:
         """Tell the new process what was spent since, after the drain."""
         if self._successor is not None:
             channel, saved = self._successor
-            with suppress(BrokenError), trio.move_on_after(1):
+            with suppress(_BrokenError), trio.move_on_after(1):
                 await channel.send(_SpentSince(self._data_path.spent_since(saved)))
 
     async def _leave_to(self, channel: _Channel) -> None:
         try:
             with trio.fail_after(_READY_S):
                 await channel.receive(_Hello)
-            async with self._edits.held():
+            async with self._edits.lock:
                 with trio.fail_after(_READY_S):
                     admin = () if self._admin is None else (self._admin.fileno(),)
                     descriptors = (self._store.lock, *self._data_path.descriptors(), *admin)
@@ -305,7 +274,7 @@ class HandOver:
                 self.handed_over.set()
                 # The new process makes the edits from now on.
                 await trio.sleep_forever()
-        except (BrokenError, trio.TooSlowError, OverflowError) as error:
+        except (_BrokenError, trio.TooSlowError, OverflowError) as error:
             _log.warning("another process came to take over and did not; this one goes on", reason=_reason(error))
 
     async def _leave_listeners_to(self, channel: _Channel) -> None:

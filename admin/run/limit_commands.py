@@ -67,11 +67,7 @@ async def answer(
 async def view(data_path: DataPath, edits: EditService, now_ns: int, since_1970_ns: int) -> LimitCommandReply:
     """Return the limits of all resources of kinds that commands show, if they have their own limit or were used.
 
-    Args:
-        data_path: knows the resources in use.
-        edits: the limits.
-        now_ns: the monotonic clock.
-        since_1970_ns: added to the monotonic clock it gives nanoseconds since 1970.
+    ``now_ns`` is the monotonic clock; with ``since_1970_ns`` it gives nanoseconds since 1970.
     """
     # Rules with hours apply by the wall clock.
     rules = edits.rule_set.at(datetime.fromtimestamp((now_ns + since_1970_ns) / _NS_PER_S, UTC))

@@ -26,13 +26,7 @@ class Supervisor:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Run a task until cancelled; raises its exception if it fails before its first start.
-
-        Args:
-            name: of the task, for people.
-            run: the task; it takes ``task_status``, and can be run again.
-            task_status: reports its first start.
-        """
+        """Run a task, which can be run again, until cancelled; raises its exception before its first start."""
         status = _FirstStart(task_status)
         pause_s = _FIRST_PAUSE_S
         while True:

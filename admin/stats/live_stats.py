@@ -331,9 +331,10 @@ class LiveStats:
         ticked.set()
 
     async def _follow_changes(self) -> None:
-        async for change in self._live.changes():
-            self._changes.append(change)
-            self._changed += 1
+        with self._live.changes() as changes:
+            async for change in changes:
+                self._changes.append(change)
+                self._changed += 1
 
     async def _probe(self) -> None:
         while True:

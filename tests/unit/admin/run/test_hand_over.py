@@ -22,7 +22,6 @@ from admin.edits.store import Store
 from admin.run import hand_over
 from admin.run.composition import compose
 from admin.run.hand_over import HandOver
-from admin.run.supervisor import Supervisor
 from limiter.deciding.limits import SavedLimits, Spent
 
 LIMITS = SavedLimits(5, {"messages": [], "bytes": []}, [])
@@ -163,16 +162,6 @@ async def test_no_edit_is_made_once_the_other_may_have_read_them(old: Old, nurse
     await wait_all_tasks_blocked()
 
 
-async def test_limits_that_another_version_wrote_are_left_aside(old: Old, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limiter_state, "encode", lambda _: b"all new")
-    predecessor = await hand_over.reach(old.directory)
-    assert predecessor is not None
-    with structlog.testing.capture_logs() as logged:
-        assert await predecessor.take() is None
-    assert "limits begin full" in logged[0]["event"]
-    close(predecessor)
-
-
 async def test_one_that_says_nothing_is_let_go_of(old: Old, autojump_clock: MockClock, nursery: trio.Nursery) -> None:
     predecessor = await hand_over.reach(old.directory)
     assert predecessor is not None
@@ -216,34 +205,6 @@ async def test_what_is_no_message_is_an_error_that_says_what_to_think_of_it(tmp_
             nursery.start_soon(trio.to_thread.run_sync, answer)
             with pytest.raises(StartError, match="take_over: the process that runs did not hand over"):
                 await hand_over.reach(tmp_path)
-
-
-async def test_another_process_may_come_after_a_fault(
-    tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
-) -> None:
-    def fail(_: SavedLimits) -> bytes:
-        raise RuntimeError("broken")
-
-    old = Old(tmp_path / "state")
-    await nursery.start(Supervisor().keep, "hand-over", old.leaving.run)
-    with monkeypatch.context() as patched, structlog.testing.capture_logs() as logged:
-        patched.setattr(limiter_state, "encode", fail)
-        first = await hand_over.reach(old.directory)
-        assert first is not None
-        with pytest.raises(StartError, match="did not hand over"):
-            await first.take()
-        await wait_all_tasks_blocked()
-    close(first)
-    assert [line["event"] for line in logged] == ["a task of the admin side failed; traffic goes on"]
-    assert old.data_path.calls == ["hand over 3", "go on"]
-    mock_clock.jump(1)
-    await wait_all_tasks_blocked(0.01)
-    second = await hand_over.reach(old.directory)
-    assert second is not None
-    assert await second.take() == LIMITS
-    close(second)
-    old.data_path.listening.close()
-    old.store.close()
 
 
 async def test_where_no_process_runs_there_is_nothing_to_take_over(old: Old, tmp_path: Path) -> None:

@@ -56,19 +56,6 @@ async def test_whether_the_configuration_was_right_when_last_read_is_a_metric(ma
     assert shown(reloader) == ["sluice_reload_ok 1.0\n"]
 
 
-async def test_asking_what_would_change_is_no_reload(make: Make, tmp_path: Path) -> None:
-    reloader = make("grace_s = 1")
-    (tmp_path / "sluice.toml").write_text("grace_s = -1", encoding="utf-8")
-    with pytest.raises(ReloadError):
-        await reloader(SOMEBODY, True)
-    assert reloader.failed is None
-    with pytest.raises(ReloadError):
-        await reloader(SOMEBODY, False)
-    (tmp_path / "sluice.toml").write_text("grace_s = 1", encoding="utf-8")
-    await reloader(SOMEBODY, True)
-    assert reloader.failed is not None
-
-
 async def test_a_reload_is_a_line_of_the_log_whoever_asked_for_it(make: Make, tmp_path: Path) -> None:
     reloader = make("grace_s = 1")
     (tmp_path / "sluice.toml").write_text("grace_s = -1", encoding="utf-8")
@@ -174,14 +161,6 @@ def start(nursery: trio.Nursery, edits: EditService, looks: Looks) -> Start:
     return begin
 
 
-async def test_nothing_is_read_again_while_nothing_changes(
-    start: Start, looks: Looks, file: trio.Path, authors: list[str]
-) -> None:
-    await start(file, file.with_name("missing"))
-    await looks(3)
-    assert authors == []
-
-
 async def test_a_change_is_read_once_as_soon_as_the_file_is_quiet(
     start: Start, looks: Looks, file: trio.Path, authors: list[str]
 ) -> None:
@@ -210,18 +189,6 @@ async def test_a_link_that_leads_elsewhere_is_a_change(
     (tmp_path / "new").rename(tmp_path / "..data")
     await looks(2)
     assert authors == ["file change"]
-
-
-async def test_a_file_that_goes_and_comes_back_is_read_each_time(
-    start: Start, looks: Looks, file: trio.Path, authors: list[str]
-) -> None:
-    await start(file)
-    away = await file.rename(file.with_name("away"))
-    await looks(2)
-    assert len(authors) == 1
-    await away.rename(file)
-    await looks(2)
-    assert len(authors) == 2
 
 
 @pytest.mark.parametrize("wanted", [True, False])

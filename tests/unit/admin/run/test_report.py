@@ -1,13 +1,11 @@
 import dataclasses
 import io
-import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pytest
 
 from admin.config import folders, plugins
-from admin.config.folders import Folder
 from admin.config.sources import Flags, load
 from admin.run.check import report, show
 from admin.run.composition import compose
@@ -32,35 +30,10 @@ def limit(kind: str, name: str, *more: str) -> str:
     return "\n".join([f'[[limits]]\nkind = "{kind}"\nname = "{name}"', *more, ""])
 
 
-def test_plain_limits_have_no_columns_for_what_they_do_not_say(write: Write) -> None:
-    file = write(LISTENER + limit("topic", "a", "rate = 5"))
-    rules = section("Rules", file)
-    assert rules[:2] == [
-        "rule limit above it from",
-        "topic:a 5/s refuse sluice.toml:5",
-    ]
-    assert section("Listeners", file) == [
-        "listen broker protocol name scope from",
-        "127.0.0.1:1 127.0.0.1:2 rocketmq main default sluice.toml:1",
-    ]
-
-
 def test_each_protocol_is_said_to_be_read_by_something(write: Write) -> None:
     second = '[[listeners]]\nlisten = "127.0.0.1:3"\nbroker = "127.0.0.1:4"\nname = "other"\nprotocol = "amqp10"\n'
     told = section("Everything else", write(LISTENER + second))
     assert [line.split()[0] for line in told if " read by " in line] == ["rocketmq", "amqp10"]
-
-
-def test_name_servers_are_listed_with_their_options_and_doubts_name_their_line(write: Write) -> None:
-    options = 'addresses = { "10.0.0.5:10911" = "10.0.0.7:1" }'
-    text = '[[listeners]]\nlisten = "127.0.0.1:9876"\nbroker = "127.0.0.1:9877"\nprotocol = "rocketmq-namesrv"\n'
-    file = write(f'{text}name = "routes"\noptions = {{ {options} }}\n')
-    (_, line) = section("Listeners", file)
-    assert line == f"127.0.0.1:9876 127.0.0.1:9877 rocketmq-namesrv routes default {options} sluice.toml:1"
-    plan = compose(load(write(LISTENER + text), {}, Flags()))
-    assert [line.partition(": sends clients")[0] for line in plan.warnings()] == [
-        'sluice.toml:8: listeners[1].protocol = "rocketmq-namesrv"'
-    ]
 
 
 def test_everything_that_a_rule_says_is_shown(write: Write) -> None:
@@ -192,21 +165,6 @@ def test_what_waits_for_credit_is_not_said_to_be_held(write: Write, monkeypatch:
     assert above("queue", 'action = "shadow"') == "only count"
 
 
-def test_listeners_that_differ_in_a_default_are_named(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "protocol", credit)
-    held = '[[listeners]]\nlisten = "127.0.0.1:3"\nbroker = "127.0.0.1:4"\nprotocol = "held"\n'
-    first = LISTENER + 'protocol = "credit"\n'
-    for listeners in (first + held, held + first):
-        for kind in ("queue", "user"):
-            assert (
-                "refuse; credit: withhold credit"
-                in section("Rules", write(listeners + limit(kind, "a", "rate = 1")))[1]
-            )
-    queue = limit("queue", "a", "rate = 1")
-    assert section("Rules", write(first + held + queue))[-2:] == ["queue: credit waits.", "queue: held waits."]
-    assert "refuse;" not in section("Rules", write(first + queue))[1]
-
-
 def test_without_any_limit_it_is_said_that_all_passes(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     passes = "no limit is given, and the protocol has none of its own: everything passes"
     assert passes not in compose(load(write(LISTENER), {}, Flags())).lint
@@ -225,16 +183,6 @@ def test_what_is_not_as_by_default_is_shown_of_a_listener(write: Write) -> None:
             " ::/0], idle_timeout_s = 90, tls = pass, remote_update_from = [10.0.0.0/8] sluice.toml:1"
         ),
     ]
-
-
-def test_where_edits_are_kept_is_always_said(write: Write) -> None:
-    plan = compose(load(write(LISTENER), {}, Flags()))
-    stream = io.StringIO()
-    show(report(plan, MONDAY_NOON, folders.state_dir(plan.settings, {"STATE_DIRECTORY": "/srv"})), stream)
-    assert re.search(r"^  state_dir +/srv/127.0.0.1-1$", stream.getvalue(), re.MULTILINE)
-    stream = io.StringIO()
-    show(report(plan, MONDAY_NOON, Folder(None, given=True)), stream)
-    assert re.search(r"^  state_dir +none: edits are kept until the restart$", stream.getvalue(), re.MULTILINE)
 
 
 def test_where_files_are_kept_and_why_not_is_said(write: Write) -> None:
