@@ -20,12 +20,7 @@ def write_time(moment: datetime) -> str:
 
 
 class Clock:
-    """Tells both times.
-
-    Args:
-        now_ns: monotonic nanoseconds, of the clock that the data path reads.
-        utc: the time of day.
-    """
+    """Tells both times; ``now_ns`` is of the monotonic clock that the data path reads."""
 
     __slots__ = ("now_ns", "utc")
 

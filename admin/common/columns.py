@@ -59,101 +59,43 @@ class Column(msgspec.Struct, frozen=True):
     cli: bool = True
 
 
-_WINDOW: Final = "the last 10 s"
 _BURST: Final = "Permits that were stored before come on top, so it can exceed the limit for a while."
+
+
+def _rate(name: str, title: str, field: str, what: str, *, optional: bool = False) -> Column:
+    what = f"Messages per second that {what}, the mean of the last 10 s."
+    return Column(name, title, field, "rate", "msg/s", "desc", what, optional)
+
+
+def _live(name: str, title: str, field: str, format_: Format, what: str) -> Column:
+    """Make a column of the command line that is shown only if a row has a value."""
+    return Column(name, title, f"live.{field}", format_, help=what, optional=True, page=False)
+
 
 LIMITS: Final = (
     Column("kind", "Kind", "kind", order="asc", page=False),
     Column("name", "Resource", "name", "name", order="asc"),
     Column("limit", "Limit", "limit_text", order="desc"),
     Column("action", "Action", "limit.action", help="What happens above the limit.", optional=True, page=False),
+    _rate("passed", "Passed/s", "live.passed_per_s", "passed"),
+    _rate("refused", "Refused/s", "live.refused_per_s", "were refused"),
+    _rate("shadowed", "Would refuse/s", "live.shadowed_per_s", "a shadow rule would have refused", optional=True),
+    _rate("bypassed", "Bypassed/s", "live.messages_per_s.bypassed", "a skipped handler let pass", optional=True),
+    Column("used", "Used", "live.used_ratio", "share", order="desc", help=f"Share of it that was used. {_BURST}"),
     Column(
-        "passed",
-        "Passed/s",
-        "live.passed_per_s",
-        "rate",
-        "msg/s",
-        "desc",
-        f"Messages per second that passed, the mean of {_WINDOW}. {_BURST}",
-    ),
-    Column(
-        "refused",
-        "Refused/s",
-        "live.refused_per_s",
-        "rate",
-        "msg/s",
-        "desc",
-        f"Messages per second that were refused, the mean of {_WINDOW}.",
-    ),
-    Column(
-        "shadowed",
-        "Would refuse/s",
-        "live.shadowed_per_s",
-        "rate",
-        "msg/s",
-        "desc",
-        f"Messages per second that a shadow rule would have refused, the mean of {_WINDOW}. They passed.",
-        optional=True,
-    ),
-    Column(
-        "bypassed",
-        "Bypassed/s",
-        "live.messages_per_s.bypassed",
-        "rate",
-        "msg/s",
-        "desc",
-        f"Messages per second that passed because a handler was skipped, the mean of {_WINDOW}.",
-        optional=True,
-    ),
-    Column(
-        "used",
-        "Used",
-        "live.used_ratio",
-        "share",
-        order="desc",
-        help=f"Share of the limit that was used in {_WINDOW}, of messages or of bytes, whichever is more. {_BURST}",
-    ),
-    Column(
-        "wait",
-        "Wait",
-        "live.wait_s",
-        "seconds",
+        *("wait", "Wait", "live.wait_s", "seconds"),
         order="desc",
         help="How long a request would wait now.",
         optional=True,
         page=False,
     ),
-    Column("spooled", "Spooled", "live.spooled", "count", help="Messages in the spool.", optional=True, page=False),
-    Column("state", "State", "live.state", "state", help="What its queues wait for.", optional=True, page=False),
-    Column(
-        "oldest_wait",
-        "Oldest waits",
-        "live.oldest_wait_s",
-        "seconds",
-        help="How long its oldest message has waited, held in memory or in the spool.",
-        optional=True,
-        page=False,
-    ),
-    Column(
-        "history", "Last 5 min", "history", "history", help="Passed, and refused upon it: means of 5 s each.", cli=False
-    ),
-    Column(
-        "last_refused",
-        "Last limited",
-        "live.last_limited_at",
-        "age",
-        order="desc",
-        help="When something was last refused or held.",
-    ),
+    _live("spooled", "Spooled", "spooled", "count", "Messages in the spool."),
+    _live("state", "State", "state", "state", "What its queues wait for."),
+    _live("oldest_wait", "Oldest waits", "oldest_wait_s", "seconds", "How long its oldest message has waited."),
+    Column("history", "Last 5 min", "history", "history", help="Passed, and refused upon it: means of 5 s.", cli=False),
+    Column("last_refused", "Last limited", "live.last_limited_at", "age", order="desc", help="Last refused or held."),
     Column("rule", "Rule", "rule", order="asc"),
-    Column(
-        "refused_by",
-        "Refused by",
-        "live.refused_by",
-        help="The rule that refused last, if it was not the limit's own.",
-        optional=True,
-        page=False,
-    ),
+    _live("refused_by", "Refused by", "refused_by", "text", "The rule that refused last, if it is not its own."),
     Column("edited_by", "Edited by", "edit.by", optional=True, page=False),
     Column("edited", "Edited", "edit.at", "age", order="desc", optional=True, page=False, cli=False),
     Column("expires", "Until", "edit.expires_at", "time", order="asc", optional=True, page=False),

@@ -34,11 +34,7 @@ def words_for(error: OSError) -> str:
 
 
 def open_to_read(path: Path) -> int:
-    """Open a regular file and return its descriptor. Opening a pipe would wait for a writer.
-
-    Raises:
-        OSError: it is not there, not a regular file, or cannot be read.
-    """
+    """Open a regular file and return its descriptor; raises OSError. Opening a pipe would wait for a writer."""
     mode = path.stat().st_mode
     if stat.S_ISDIR(mode):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -51,9 +47,6 @@ def exposed_to(directory: Path) -> str | None:
     """Say who besides this user and root can write in a directory, and what to do; None if nobody can.
 
     They can replace files there, whatever the files' modes. A sticky bit (as of /tmp) does not help against new files.
-
-    Raises:
-        OSError: it is not there.
     """
     found = directory.stat()
     mode = stat.S_IMODE(found.st_mode)
@@ -102,27 +95,23 @@ def fresh_name(directory: Path, name: str) -> Path:
 class FileLock:
     """Keeps other processes out of a directory while this one lives.
 
-    Args:
-        path: the file; made if it is not there.
-        mode: of a file that is made.
-        inherited: the descriptor of the process that has the lock and shares it.
+    ``inherited`` is the descriptor of a process that has the lock and shares it.
 
     Raises:
         LockedError: another process has it.
-        OSError: it cannot be made.
+        OSError: the file cannot be made.
     """
 
-    def __init__(self, path: Path, mode: int = _MODE, *, inherited: int | None = None) -> None:
-        self._descriptor = (
-            os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode) if inherited is None else inherited
-        )
+    def __init__(self, path: Path, *, inherited: int | None = None) -> None:
+        if inherited is None:
+            inherited = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
+        self._descriptor = inherited
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError as error:
             self.close()
-            raise LockedError(f"{path.parent} is in use by another process") from None
-        except OSError:
-            self.close()
+            if isinstance(error, BlockingIOError):
+                raise LockedError(f"{path.parent} is in use by another process") from None
             raise
 
     def fileno(self) -> int:

@@ -103,6 +103,7 @@ class Store:
         self._unsaved: list[Change] = []
         self._unsaved_edits: dict[str, ActiveEdit | None] = {}
         self._lock: FileLock | None = None
+        self._db: sqlite3.Connection
         if directory is None:
             self._db = _connect(":memory:")
         else:

@@ -116,23 +116,6 @@ async def test_sockets_lock_and_limits_go_over_and_what_is_spent_later_is_settle
     close(predecessor)
 
 
-@pytest.mark.parametrize("taken", [False, True])
-async def test_one_that_leaves_before_it_serves_leaves_the_other_as_it_was(old: Old, taken: bool) -> None:  # noqa: FBT001 - a parameter
-    predecessor = await hand_over.reach(old.directory)
-    assert predecessor is not None
-    if taken:
-        await predecessor.take()
-    with structlog.testing.capture_logs() as logged:
-        close(predecessor)
-        # Edits waited for that, and are made again.
-        await old.edit()
-    assert [line["log_level"] for line in logged if "take over" in line["event"]] == ["warning"]
-    assert old.data_path.calls == (["hand over 3", "go on"] if taken else [])
-    again = await hand_over.reach(old.directory)
-    assert again is not None
-    close(again)
-
-
 async def test_limits_that_cannot_be_written_are_a_warning_and_the_process_goes_on(
     old: Old, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,15 +188,6 @@ async def test_what_is_no_message_is_an_error_that_says_what_to_think_of_it(tmp_
             nursery.start_soon(trio.to_thread.run_sync, answer)
             with pytest.raises(StartError, match="take_over: the process that runs did not hand over"):
                 await hand_over.reach(tmp_path)
-
-
-async def test_where_no_process_runs_there_is_nothing_to_take_over(old: Old, tmp_path: Path) -> None:
-    assert await hand_over.reach(tmp_path / "nowhere") is None
-    assert await hand_over.reach(tmp_path) is None
-    # Left by one that was killed.
-    with socket.socket(socket.AF_UNIX) as gone:
-        gone.bind(str(tmp_path / hand_over.NAME))
-    assert await hand_over.reach(tmp_path) is None
 
 
 async def test_the_socket_is_for_this_user_alone(old: Old) -> None:

@@ -4,7 +4,6 @@ from pathlib import Path
 from shutil import copyfile
 
 import pytest
-import structlog
 import trio
 from certificates import Certificates
 
@@ -54,28 +53,6 @@ async def test_whether_the_configuration_was_right_when_last_read_is_a_metric(ma
     (tmp_path / "sluice.toml").write_text("grace_s = 2", encoding="utf-8")
     await reloader(SOMEBODY, False)
     assert shown(reloader) == ["sluice_reload_ok 1.0\n"]
-
-
-async def test_a_reload_is_a_line_of_the_log_whoever_asked_for_it(make: Make, tmp_path: Path) -> None:
-    reloader = make("grace_s = 1")
-    (tmp_path / "sluice.toml").write_text("grace_s = -1", encoding="utf-8")
-    author = Author("ada", "10.0.0.1:5")
-    with structlog.testing.capture_logs() as logged:
-        with pytest.raises(ReloadError):
-            await reloader(author, True)
-        assert logged == []
-        with pytest.raises(ReloadError):
-            await reloader(author, False)
-        (tmp_path / "sluice.toml").write_text("grace_s = 1", encoding="utf-8")
-        await reloader(author, False)
-    wrong, right = logged
-    assert (wrong["event"], wrong["by"], wrong["address"]) == (
-        "configuration not reloaded: it is wrong, and nothing was changed",
-        "ada",
-        "10.0.0.1:5",
-    )
-    assert wrong["problems"][0].startswith(f"{tmp_path / 'sluice.toml'}:1: ")
-    assert (right["event"], right["by"], right["changed"]) == ("configuration reloaded", "ada", [])
 
 
 # --- on change

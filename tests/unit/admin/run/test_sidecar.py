@@ -237,20 +237,3 @@ async def _get(address: str, path: str) -> bytes:
     async with await _connect(address) as stream:
         await stream.send_all(f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
         return b"".join([chunk async for chunk in stream])
-
-
-async def test_an_unreachable_broker_is_warned_about_once_and_not_fatal(
-    start: Callable[[str], Awaitable[Sluice]],
-) -> None:
-    sluice = await start("127.0.0.1:1")
-    admin = (await sluice.event("sluice is up"))["admin"].removeprefix("http://").rstrip("/")
-    (warning,) = (each for each in sluice.log if each["event"].startswith("broker unreachable"))
-    assert (warning["level"], warning["broker"]) == ("warning", "127.0.0.1:1")
-    events = [each["event"] for each in sluice.log]
-    assert ("waiting for the broker" in events, "listening" in events) == (True, False)
-    assert (await _get(admin, "/readyz")).startswith(b"HTTP/1.1 503")
-    assert (await _get(admin, "/healthz")).startswith(b"HTTP/1.1 200")
-    sluice.process.terminate()
-    await sluice.event("drained")
-    assert await sluice.process.wait() == 0
-    assert [entry["event"] for entry in sluice.log].count(warning["event"]) == 1
