@@ -36,6 +36,10 @@ class Folder(NamedTuple):
     given: bool = False
     why: str = ""
 
+    def __str__(self) -> str:
+        """Write it, or why there is none, for people."""
+        return str(self.path or OFF) + (f" ({self.why})" if self.why else "")
+
 
 def state_dir(settings: Settings, environ: Mapping[str, str]) -> Folder:
     """Return the state directory, by default named after the first listener: sidecars must not share one."""

@@ -141,10 +141,6 @@ class EditService:
         """Return the rules of the active edits."""
         return list(self._limits.rules.values())
 
-    def differences(self) -> list[str]:
-        """Return how each active edit differs from the configuration, a line each."""
-        return list(self._limits.differences())
-
     def warnings(self) -> list[str]:
         """Return warnings: edits without effect, an unwritable state directory, unsafe permissions."""
         found = [

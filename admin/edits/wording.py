@@ -114,28 +114,22 @@ def log_changes(changes: Sequence[Change]) -> None:
     """Log each of the first changes, and the number of the others."""
     edits = [change for change in changes if change.action != "reload"]
     for change in edits[:_MAX_LOGGED]:
-        who = {"by": change.by, "change": change.id}
-        more = {"reason": change.reason, "address": change.address}
-        if change.action == "purge":
-            what, purged = target(change.target), "; ".join(change.details)
-            _log.info("spool purged", what=what, purged=purged, **who, **_given(more))
-            continue
-        before, after = sides(change)
         event = "switch changed" if change.target.startswith(SWITCHES) else "limit changed"
-        more |= {
-            "cleared": "; ".join(change.details) if change.action == "reset" else "",
-            "fields": ", ".join(fields(change)).replace("→", "->"),
-            "until": change.expires_at or ("" if change.durable or change.new is None else "the restart"),
-        }
-        _log.info(
-            "edit expired" if change.action == "expire" else event,
-            action=change.action if change.reverts is None else f"revert of {change.reverts}",
-            what=target(change.target),
-            before=before,
-            after=after,
-            **who,
-            **_given(more),
-        )
+        event = {"purge": "spool purged", "expire": "edit expired"}.get(change.action, event)
+        about = {"purged": "; ".join(change.details)}
+        if change.action != "purge":
+            before, after = sides(change)
+            about = {
+                "action": change.action if change.reverts is None else f"revert of {change.reverts}",
+                "before": before,
+                "after": after,
+                "cleared": "; ".join(change.details),
+                "fields": ", ".join(fields(change)).replace("→", "->"),
+                "until": change.expires_at or ("" if change.durable or change.new is None else "the restart"),
+            }
+        about |= {"reason": change.reason, "address": change.address}
+        given = {key: value for key, value in about.items() if value}
+        _log.info(event, what=target(change.target), by=change.by, change=change.id, **given)
     if rest := edits[_MAX_LOGGED:]:
         _log.info(
             "more changes were made together; the audit trail has all of them",
@@ -144,10 +138,6 @@ def log_changes(changes: Sequence[Change]) -> None:
             first_change=rest[0].id,
             last_change=rest[-1].id,
         )
-
-
-def _given(fields_: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in fields_.items() if value}
 
 
 def cleared_lines(cleared: Cleared) -> list[str]:

@@ -200,22 +200,15 @@ def _rest(plan: Plan, place: Folder | None) -> Iterator[tuple[str, str]]:
         names = ", ".join(f"{token.name} ({token.role})" for token in plan.access.tokens)
         yield "admin tokens", names or "none: everyone who reaches the address may do everything"
     if place is not None:
-        kept = place.path or f"none: edits are kept until the restart{_reason(place.why)}"
-        log = folders.rejections(settings.rejection_log, place.path)
-        spool = folders.spool(settings.spool, place.path)
         advice, why = usual_report(settings.report, place.path)
-        yield "state_dir", str(kept)
-        yield "rejection_log", str(log.path or OFF + _reason(log.why))
-        yield "spool", str(spool.path or OFF + _reason(spool.why))
-        yield "report", str(advice or OFF + _reason(why))
+        yield "state_dir", str(place)
+        yield "rejection_log", str(folders.rejections(settings.rejection_log, place.path))
+        yield "spool", str(folders.spool(settings.spool, place.path))
+        yield "report", str(Folder(advice, why=why))
     yield "grace_s", f"{settings.grace_s:g}"
     for table in ("rejection_log", "spool", "alarms", "log", "bounds"):
         values = msgspec.structs.asdict(getattr(settings, table))
         yield f"[{table}]", _pairs({key: value for key, value in values.items() if key != "dir"})
-
-
-def _reason(why: str) -> str:
-    return f" ({why})" if why else ""
 
 
 def _changed(values: Any, hidden: Sequence[str] = ()) -> str:

@@ -237,8 +237,8 @@ class Sidecar:
             version=sluice_version(),
             admin=self.admin_url or OFF,
             state_dir=str(self._store.directory or OFF),
-            rejection_log=_shown(self._log_folder),
-            spool=_shown(self._spool),
+            rejection_log=str(self._log_folder),
+            spool=str(self._spool),
             limits=sum(rule.source != BUILT_IN for rule in plan.rule_set.rules),
             live_edits=len(self.edits.edited_rules()),
         )
@@ -387,10 +387,6 @@ async def _open_nursery(*, task_status: trio.TaskStatus[trio.Nursery]) -> None:
 async def _end_after(event: trio.Event, scope: trio.CancelScope) -> None:
     await event.wait()
     scope.cancel()
-
-
-def _shown(folder: Folder) -> str:
-    return str(folder.path or OFF) + (f" ({folder.why})" if folder.why else "")
 
 
 # --- signals

@@ -115,16 +115,6 @@ def test_of_writers_with_the_same_tag_one_wins_and_nothing_is_lost(sidecar: Slui
     assert [each["new"]["rate"] for each in changes] == list(range(1 + writers * times, 0, -1))
 
 
-def test_two_writers_with_one_stale_tag_are_told_apart(sidecar: Sluice, api: Api) -> None:
-    _, headers, _ = api.ask("GET", "limits/topic/pair")
-    with closing(Api(sidecar.admin)) as other:
-        first = api.ask("PUT", "limits/topic/pair", {"rate": 1}, If_Match=headers["etag"])
-        second = other.ask("PUT", "limits/topic/pair", {"rate": 2}, If_Match=headers["etag"])
-    assert (first[0], second[0]) == (200, 412)
-    assert second[1]["content-type"] == "application/problem+json"
-    assert api.ask("GET", "limits/topic/pair")[2]["limit"]["rate"] == 1
-
-
 def events(response: http.client.HTTPResponse) -> Iterator[tuple[str, Any]]:
     name = ""
     while raw := response.readline():

@@ -323,18 +323,6 @@ async def test_what_ended_while_sluice_was_down_is_not_in_force_for_a_moment_and
 # --- switches
 
 
-async def test_switches_turn_all_or_one_kind_off_and_back(open_edits: OpenEdits) -> None:
-    async with open_edits() as edits:
-        (change,) = await edits.change([SetSwitch(kind="topic", limiting=False, reason="storm")], ALICE)
-        assert (change.target, change.old, change.new) == ("switches/topic", {"limiting": True}, {"limiting": False})
-        assert edits.rule_set.off_kinds == {"topic"}
-        assert not next(each for each in edits.switches() if each.kind == "topic").limiting
-        await edits.change([SetSwitch(kind="all", limiting=False)], ALICE)
-        assert not edits.rule_set.enabled
-        await edits.change([UnsetSwitch(kind="all"), UnsetSwitch(kind="topic")], ALICE)
-        assert (edits.rule_set.enabled, edits.rule_set.off_kinds) == (True, frozenset())
-
-
 # --- undoing
 
 
@@ -423,7 +411,7 @@ async def test_an_edit_that_the_configuration_has_no_place_for_stands_and_does_n
     edits = EditService(elsewhere, store)
     (warning,) = edits.warnings()
     assert warning.startswith("the edit of listener default has no effect: name: rule listener:default")
-    assert (len(edits.differences()), rate(edits, "x")) == (2, 1)
+    assert rate(edits, "x") == 1
     store.close()
     async with open_edits(directory=state_dir) as edits:
         assert edits.warnings() == []
