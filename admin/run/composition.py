@@ -23,7 +23,6 @@ from admin.config.sources import Configuration
 from admin.config.tls import Certificate, Expiry, ListenerTls, expiry_warnings, read_certificate
 from admin.config.toml_lines import Path as Place
 from admin.http.auth import ANYONE, Access, read_access
-from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
 from proxy.datapath.alarm_watch import AlarmConfig
 from proxy.datapath.datapath import DataPathConfig
@@ -86,10 +85,6 @@ class Plan:
     certificate: Certificate | None
     replaced: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
-
-    def defaults(self) -> list[Rule]:
-        """Return each kind's default."""
-        return [self.rule_set.default(kind.name) for kind in self.kinds]
 
     def leaves_ipv4(self, listen: Endpoint) -> bool:
         """Return whether what listens on ``[::]`` is to leave IPv4 to another address of its port."""
