@@ -1,7 +1,10 @@
 """``sluice limits``: look into limits, and change them."""
 
+import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, make_dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn
 
 from cyclopts import App, Parameter
 
@@ -9,33 +12,50 @@ from admin.cli.options import (
     ASK,
     ASKING,
     KINDS,
-    LIMIT_COLUMNS,
+    LONG_S,
+    PLAIN,
     WRITE,
+    All,
     ColumnWord,
+    Desc,
     FileName,
     Filter,
-    Flag,
     KindWord,
     Most,
     OfKind,
     Reason,
     Search,
-    Switch,
     TargetFlags,
     Write,
-    positive,
     say,
 )
 from admin.cli.protocol_words import SPELLINGS
-from admin.common.errors import SettingsError
+from admin.client.text import as_json, moment, read_rate, read_seconds, standing
+from admin.common.columns import LIMITS, sort_words
+from admin.common.errors import OperatorError, SettingsError
+from admin.common.tables import Rows
 from admin.config.limit_fields import FIELDS, LimitField
 
-app = App(name="limits", help="Show and change the limits of a running Sluice.", help_epilogue=ASKING)
+if TYPE_CHECKING:
+    from admin.client.api import Api
+    from admin.edits.model import Change
+
+app = App(
+    name="limits",
+    help="Show and change the limits of a running Sluice.",
+    help_epilogue=ASKING,
+    default_parameter=PLAIN,
+)
+
+_NAMES: Final = 1000
+"""How many names, the busiest first, are searched for a similar one."""
+_NEAR: Final = 0.8
+"""Ratio of ``difflib``: one letter missing, or two swapped, in a word of six."""
 
 Kind = Annotated[KindWord, Parameter(help=f"{KINDS}; total")]
 Name = Annotated[str, Parameter(help=f"name or pattern{SPELLINGS}; * is the default of the kind")]
-IfMatch = Annotated[str, Flag(help="only if the limit still has this ETag; see `limits get`", metavar="ETAG")]
-Shared = Annotated[bool, Switch(help="one limit for all matching names together, as shared = true in a file")]
+IfMatch = Annotated[str, Parameter(help="only if the limit still has this ETag; see `limits get`", metavar="ETAG")]
+Shared = Annotated[bool, Parameter(help="one limit for all matching names together, as shared = true in a file")]
 
 
 class _Given:
@@ -51,17 +71,17 @@ class _Given:
 
 
 _FLAGS: Final = tuple(each for each in FIELDS if each.key != "rate")
+_FIELDS: Final = frozenset(each.key for each in FIELDS)
 
 
 def _flag(of: LimitField) -> Any:
     meaning = of.meaning.partition(";")[0]
-    if of.is_choice:
-        return Annotated[bool | None, Flag(help=meaning)]
     if of.plain_type is bool:
-        return Annotated[bool | None, Switch(help=meaning)]
+        no = f"--no-{of.key.replace('_', '-')}" if of.is_choice else ""
+        return Annotated[bool | None, Parameter(help=meaning, negative=no)]
     # All words are let through: the sidecar knows which there are.
     type_: Any = str if of.is_list else of.plain_type | str if of.values else of.plain_type
-    return Annotated[type_ | None, Flag(help=meaning, metavar=of.metavar)]
+    return Annotated[type_ | None, Parameter(help=meaning, metavar=of.metavar)]
 
 
 if TYPE_CHECKING:
@@ -81,34 +101,186 @@ else:
 _NO_FIELDS = LimitFlags()
 
 
+def _path(api: "Api", command: str, kind: str, name: str, *, shared: bool) -> tuple[str, str, str]:
+    """Return a limit's path in the API, which addresses a shared rule as what it limits."""
+    if not name:
+        _incomplete(api, command, kind)
+    return ("limits", "total", f"{kind}:{name}") if shared else ("limits", kind, name)
+
+
+def _incomplete(api: "Api", command: str, kind: str, name: str = "", rate: str = "") -> NoReturn:
+    """Name the missing word, with a complete command; the sidecar knows names and kinds.
+
+    Raises:
+        SettingsError: always.
+    """
+    word = name or kind.rpartition(":")[2]
+    page = api.get("limits", name=word, history="0").read(dict[str, Any])
+    kinds = page["kinds"]
+    if kind in {*kinds, "total"}:
+        missing, words = ("RATE", (kind, name)) if name else ("NAME", (kind, "NAME"))
+    else:
+        found = next((row["kind"] for row in page["rows"] if row["kind"] in kinds), next(iter(kinds), "KIND"))
+        given = kind.partition(":")[0]
+        missing, words = "KIND", (given if given in kinds else found, word)
+    field = ", or a field to change" if missing == "RATE" else ""
+    example = " ".join(filter(None, (command, *words, rate)))
+    raise SettingsError(f"{missing} is missing{field}; did you mean: sluice limits {example}")
+
+
+# --- read -----------------------------------------------------------------------------------------
+
+
 @app.command(name="list")
 def list_(
     *,
     kind: OfKind = "",
     search: Search = "",
     filter: Filter = "",  # noqa: A002 - the flag is called so, as the API's parameter is
-    sort: Annotated[
-        ColumnWord,
-        Flag(help=f"{LIMIT_COLUMNS} (name)", metavar="COLUMN"),
-    ] = "",
-    desc: Annotated[bool, Switch(help="reverse the order")] = False,
+    sort: Annotated[ColumnWord, Parameter(help=f"{', '.join(sort_words(LIMITS))} (name)", metavar="COLUMN")] = "",
+    desc: Desc = False,
     limit: Most = 100,
-    all: Annotated[bool, Switch(help="all rows")] = False,  # noqa: A002 - the flag is called so
+    all: All = False,  # noqa: A002 - the flag is called so
     ask: TargetFlags = ASK,
 ) -> int:
     """List limits, and how much of each is used now."""
-    from admin.client.limits import list_limits  # noqa: PLC0415 - the HTTP client takes its time
-
     query = {"kind": kind, "search": search, "filter": filter, "sort": sort, "order": "desc" if desc else ""}
-    return ask.print(lambda api: list_limits(api, query, None if all else positive(limit), json=ask.json))
+    most = None if all else limit
+    return ask.run(lambda api: api.table("limits", LIMITS, most, "Nothing matches.", **query, history="0"))
+
+
+@app.command(usage="Usage: sluice limits get KIND NAME [OPTIONS]")
+def get(kind: Kind, name: Name = "", /, *, shared: Shared = False, ask: TargetFlags = ASK) -> int:
+    """Show one limit: what is in force, what is configured, who edited it."""
+    return ask.run(lambda api: api.text(api.get(*_path(api, "get", kind, name, shared=shared)), _entry))
+
+
+def _entry(entry: dict[str, Any]) -> Iterator[str]:
+    from admin.edits.wording import further, short  # noqa: PLC0415 - takes its time
+
+    yield f"{entry['kind']} {entry['name']}: {entry['limit_text']}"
+    yield f"   rule        {entry['rule'] or 'none'}" + (f" ({entry['source']})" if entry["source"] else "")
+    if rest := further(entry["limit"]):
+        yield f"   further     {', '.join(f'{key} {value}' for key, value in rest.items())}"
+    if entry["edit"] is not None:
+        yield f"   edited      {standing(entry['edit'])}"
+    if (configured := entry["configured"]) is not None:
+        yield f"   configured  {short(configured['limit'])} ({configured['source']})"
+    yield f"   etag        {entry['etag']}"
+
+
+@app.command(
+    usage="Usage: sluice limits explain KIND NAME [OPTIONS]",
+    help_epilogue=(
+        "It lists the limits of such a request in the order in which Sluice asks them: the rule and why it applies, "
+        "what happens above the limit, the state of the bucket, and how much was used recently.\n\n" + ASKING
+    ),
+)
+def explain(
+    kind: Annotated[KindWord, Parameter(help=KINDS)],
+    name: Annotated[str, Parameter(help=f"name{SPELLINGS}")] = "",
+    /,
+    *,
+    client: Annotated[str, Parameter(help="IP address of the client", metavar="ADDRESS")] = "",
+    producer_group: Annotated[str, Parameter(help="producer group of the request", metavar="GROUP")] = "",
+    certificate: Annotated[str, Parameter(help="name in the client's TLS certificate", metavar="NAME")] = "",
+    user: Annotated[str, Parameter(help="user that the client has logged in as", metavar="NAME")] = "",
+    vhost: Annotated[str, Parameter(help="virtual host that the client works in", metavar="NAME")] = "",
+    listener: Annotated[str, Parameter(help="listener of the request, or its scope", metavar="NAME")] = "",
+    at: Annotated[str, Parameter(help="use the rules of this time, e.g. 2026-11-21T23:00+01:00", metavar="TIME")] = "",
+    config: Annotated[
+        FileName | None, Parameter(help="read this TOML file instead of asking a sidecar", metavar="FILE")
+    ] = None,
+    ask: TargetFlags = ASK,
+) -> int:
+    """Show which limits apply to a request, why, and their state."""
+    question = {
+        "kind": kind,
+        "name": name,
+        "client": client,
+        "producer_group": producer_group,
+        "certificate": certificate,
+        "user": user,
+        "vhost": vhost,
+        "listener": listener,
+        "at": at,
+    }
+    if config is None:
+        return ask.run(
+            lambda api: (
+                api.text(api.get("explain", **question), _explained) if name else _incomplete(api, "explain", kind)
+            )
+        )
+    if given := [flag for flag, value in (("--admin", ask.admin), ("--profile", ask.profile)) if value is not None]:
+        raise SettingsError(f"{given[0]} and --config: give one of them; only one can be asked")
+    from admin.client.explain import explain_file  # noqa: PLC0415 - the data path takes its time
+
+    explanation = explain_file(str(config), question)
+    say(as_json(explanation) if ask.json else "\n".join(_explained(explanation)))
+    return 0
+
+
+def _explained(explanation: Mapping[str, Any]) -> Iterator[str]:
+    yield from (explanation["text"], *explanation["sentences"])
+    for place, limit in enumerate(explanation["limits"], 1):
+        yield from ("", f"{place}. {limit['kind'].replace('_', ' ')} {limit['name']}: {limit['text']}")
+        yield from (f"   {each['name']:<6} {each['text']}" for each in limit["details"])
+    if (confirm := explanation["confirm"]) is not None:
+        yield from ("", confirm["text"], *(f"   {each['name']:<7} {each['text']}" for each in confirm["details"]))
+    if explanation["unapplied"]:
+        yield from ("", "These rules match but do not apply:")
+        yield from (f"   {each['text']}" for each in explanation["unapplied"])
 
 
 @app.command
-def get(kind: Kind, name: Name, /, *, shared: Shared = False, ask: TargetFlags = ASK) -> int:
-    """Show one limit: what is in force, what is configured, who edited it."""
-    from admin.client.limits import get as show  # noqa: PLC0415 - as in list
+def diff(*, ask: TargetFlags = ASK) -> int:
+    """Show where limits and switches differ from the configuration, and who edited them."""
+    return ask.run(_diff)
 
-    return ask.print(lambda api: show(api, _addressed(kind, name, shared=shared), json=ask.json))
+
+def _diff(api: "Api") -> str:
+    from admin.edits.wording import short  # noqa: PLC0415 - takes its time
+
+    edited = api.rows("limits", filter="edited", history="0", most=None)
+    switches = [each for each in api.get("switches").read(dict[str, Any])["switches"] if each["edit"]]
+    if api.json:
+        return as_json({"limits": edited["rows"], "switches": switches, "etag": edited["etag"]})
+    on, configured = {True: "on", False: "off"}, [row["configured"] for row in edited["rows"]]
+    texts = ["no rule" if each is None else short(each["limit"]) for each in configured]
+    sides = [
+        (row["kind"], row["name"], text, row["limit_text"]) for row, text in zip(edited["rows"], texts, strict=True)
+    ]
+    sides += [("switch", each["kind"], on[each["configured"]], on[each["limiting"]]) for each in switches]
+    edits = [each["edit"] for each in (*edited["rows"], *switches)]
+    rows = [
+        (*side, edit["by"], moment(edit["at"]), moment(edit["expires_at"]), edit["reason"])
+        for side, edit in zip(sides, edits, strict=True)
+    ]
+    columns = ("kind", "name", "configured", "in force", "by", "since", "until", "reason")
+    return "\n".join(Rows(columns, rows).used().lines()) if rows else "All is as configured."
+
+
+@app.command(help_epilogue="`sluice check` and `limits apply` accept its output.\n\n" + ASKING)
+def export(
+    *,
+    format: Annotated[  # noqa: A002 - the flag is called so
+        Literal["toml", "json"], Parameter(help="toml or json (toml)", metavar="FORMAT")
+    ] = "toml",
+    edits_only: Annotated[bool, Parameter(help="only live edits")] = False,
+    ask: TargetFlags = ASK,
+) -> int:
+    """Print the limits in force as a configuration file."""
+
+    def exported(api: "Api") -> str:
+
+        text = str(api.get("export", edits_only=edits_only).read(dict[str, Any])["text"])
+        as_toml = format == "toml" and not ask.json
+        return text.rstrip("\n") if as_toml else as_json({"limits": []} | tomllib.loads(text))
+
+    return ask.run(exported)
+
+
+# --- change ---------------------------------------------------------------------------------------
 
 
 @app.command(
@@ -123,132 +295,112 @@ def get(kind: Kind, name: Name, /, *, shared: Shared = False, ask: TargetFlags =
 )
 def set_(
     kind: Kind,
-    name: Name,
+    name: Name = "",
     rate: Annotated[str | None, Parameter(help="messages per second: 500, 500/s, 0 or unlimited")] = None,
     /,
     *,
     limit: LimitFlags = _NO_FIELDS,
     shared: Shared = False,
-    ttl: Annotated[str | None, Flag(help="expires after 90s, 15m, 2h, 1d; or never", metavar="TIME")] = None,
-    without: Annotated[str, Flag(help="fields to remove: bytes_per_s,…", metavar="FIELDS")] = "",
-    replace: Annotated[bool, Switch(help="replace the whole limit; keep nothing")] = False,
+    ttl: Annotated[str | None, Parameter(help="expires after 90s, 15m, 2h, 1d; or never", metavar="TIME")] = None,
+    without: Annotated[str, Parameter(help="fields to remove: bytes_per_s,…", metavar="FIELDS")] = "",
+    replace: Annotated[bool, Parameter(help="replace the whole limit; keep nothing")] = False,
     if_match: IfMatch = "",
     write: Write = WRITE,
     ask: TargetFlags = ASK,
 ) -> int:
     """Change a limit; the change overrides the configuration."""
-    from admin.client.limits import misspelt, unaddressed  # noqa: PLC0415 - as in list
-    from admin.client.words import is_rate, read_rate, read_seconds  # noqa: PLC0415 - as in list
-
     if without and replace:
         raise SettingsError("--without and --replace: give one of them; --replace keeps nothing anyway")
     body: dict[str, Any] = limit.given()
+    if rate is not None and (found := read_rate(rate)) is None:
+        raise SettingsError(f'RATE {rate}: must be a number of at least 0, like 500 or 500/s, or "unlimited"')
     if rate is not None:
-        body["rate"] = read_rate(rate)
+        body["rate"] = found
     for field in [field.strip() for field in without.split(",")] if without else ():
+        if field not in _FIELDS:
+            raise SettingsError(f"--without {field}: there is no such field; there are {', '.join(sorted(_FIELDS))}")
         if body.get(field) is not None:
-            raise SettingsError(f"--without {field}: it is given as well; give it or take it away")
+            raise SettingsError(f"--without {field}: it is given as well; give it or remove it")
         body[field] = None
-    if rate is None and not body and (ttl is None or is_rate(name)):
-        # The commonest slip: the kind is left out, so that the rate is taken for the name.
-        return ask.print(lambda api: unaddressed(api, kind, name))
-    if write.reason:
-        body["reason"] = write.reason
+    if not name or (rate is None and not body and (ttl is None or read_rate(name) is not None)):
+        # The commonest slip: without the kind, the rate is taken for the name.
+        words = (kind, "", name) if read_rate(name) is not None else (kind, name, "500")
+        return ask.run(lambda api: _incomplete(api, "set", *words))
     if ttl is not None:
         body["ttl_s"] = None if ttl == "never" else read_seconds(ttl, "--ttl")
-    return ask.write(
-        "PUT" if replace else "PATCH",
-        *_addressed(kind, name, shared=shared),
-        body=body,
-        if_match=if_match,
-        note=lambda api, reply: misspelt(api, reply, kind, name),
-        dry_run=write.dry_run,
-        volatile=write.volatile,
+    params = asdict(write)
+    body |= {"reason": reason} if (reason := params.pop("reason")) else {}
+    return ask.run(
+        lambda api: api.write(
+            "PUT" if replace else "PATCH",
+            *_path(api, "set", kind, name, shared=shared),
+            body=body,
+            if_match=if_match,
+            params=params,
+            note=lambda change: _misspelt(api, change, kind, name),
+        )
     )
+
+
+def _misspelt(api: "Api", change: "Change", kind: str, name: str) -> str:
+    """Return a hint if a new limit's name has no traffic, and a similar name has."""
+    if (change.old is not None and not change.old_rule) or kind == "total" or any(special in name for special in "*?["):
+        return ""
+    try:
+        page = api.rows("limits", most=_NAMES, kind=kind, sort="passed", order="desc", history="0")
+    except OperatorError:
+        return ""
+    names = [row["name"] for row in page["rows"] if row["exact"] and row["live"] is not None]
+    near = [] if name in names else get_close_matches(name, names, 1, _NEAR)
+    return f"There is no traffic for {kind} {name} yet. Did you mean {near[0]}?" if near else ""
 
 
 @app.command(
+    usage="Usage: sluice limits reset KIND NAME [OPTIONS]",
     help_epilogue=(
         "It clears debts, open breakers and fair shares. The limit itself does not change. A pattern resets the buckets"
         " of all names for which its rule is in force.\n\n" + ASKING
-    )
+    ),
 )
 def reset(
-    kind: Kind,
-    name: Name,
-    /,
-    *,
-    shared: Shared = False,
-    reason: Reason = "",
-    ask: TargetFlags = ASK,
+    kind: Kind, name: Name = "", /, *, shared: Shared = False, reason: Reason = "", ask: TargetFlags = ASK
 ) -> int:
     """Fill the buckets of a limit and clear their debt."""
-    return ask.write("POST", *_addressed(kind, name, shared=shared), verb=":reset", reason=reason)
+    return ask.run(
+        lambda api: api.write(
+            "POST", *_path(api, "reset", kind, name, shared=shared), verb=":reset", params={"reason": reason}
+        )
+    )
 
 
 @app.command(usage="Usage: sluice limits unset KIND NAME [OPTIONS]\n       sluice limits unset --all [OPTIONS]")
 def unset(
-    kind: Annotated[KindWord | None, Parameter(help="as in `limits set`")] = None,
-    name: Annotated[str | None, Parameter(help="as in `limits set`")] = None,
+    kind: Annotated[KindWord, Parameter(help="as in `limits set`")] = "",
+    name: Annotated[str, Parameter(help="as in `limits set`")] = "",
     /,
     *,
-    all: Annotated[bool, Switch(help="undo all edits at once")] = False,  # noqa: A002 - the flag is called so
+    all: Annotated[bool, Parameter(help="undo all edits at once")] = False,  # noqa: A002 - the flag is called so
     shared: Shared = False,
     if_match: IfMatch = "",
     write: Write = WRITE,
     ask: TargetFlags = ASK,
 ) -> int:
     """Undo the edit of a limit, or all edits: the configuration applies again."""
-    from admin.client.limits import unset_all  # noqa: PLC0415 - as in list
+    if all and kind:
+        raise SettingsError("KIND and --all: give one of them")
+    if not (all or kind):
+        raise SettingsError("KIND: nothing given; name the limit, or give --all")
 
-    if all:
-        if kind is not None:
-            raise SettingsError("KIND and --all: give one of them")
-        return ask.print(lambda api: unset_all(api, if_match=if_match, json=ask.json, **asdict(write)))
-    if kind is None or name is None:
-        raise SettingsError(f"{'NAME' if kind else 'KIND'}: nothing given; name the limit, or give --all")
-    return ask.write("DELETE", *_addressed(kind, name, shared=shared), if_match=if_match, **asdict(write))
+    def unset_(api: "Api") -> str:
+        if not all:
+            path = _path(api, "unset", kind, name, shared=shared)
+            return api.write("DELETE", *path, if_match=if_match, params=asdict(write))
+        edited = api.rows("limits", filter="edited", history="0", most=None)
+        edits = [{"type": "unset_limit", "kind": row["kind"], "name": row["name"]} for row in edited["rows"]]
+        # Edits since the list was read are not meant.
+        return api.undo(edits, "limit", if_match=if_match or edited["etag"], **asdict(write))
 
-
-@app.command(
-    help_epilogue=(
-        "It lists the limits of such a request in the order in which Sluice asks them: the rule and why it applies, "
-        "what happens above the limit, the state of the bucket, and how much was used recently.\n\n" + ASKING
-    )
-)
-def explain(
-    kind: Annotated[KindWord, Flag(help=KINDS)],
-    name: Annotated[str, Flag(help=f"name{SPELLINGS}")],
-    /,
-    *,
-    client: Annotated[str, Flag(help="IP address of the client", metavar="ADDRESS")] = "",
-    producer_group: Annotated[str, Flag(help="producer group of the request", metavar="GROUP")] = "",
-    certificate: Annotated[str, Flag(help="name in the client's TLS certificate", metavar="NAME")] = "",
-    user: Annotated[str, Flag(help="user that the client has logged in as", metavar="NAME")] = "",
-    vhost: Annotated[str, Flag(help="virtual host that the client works in", metavar="NAME")] = "",
-    listener: Annotated[str, Flag(help="listener of the request, or its scope", metavar="NAME")] = "",
-    at: Annotated[str, Flag(help="use the rules of this time, e.g. 2026-11-21T23:00+01:00", metavar="TIME")] = "",
-    config: Annotated[
-        FileName | None, Flag(help="read this TOML file instead of asking a sidecar", metavar="FILE")
-    ] = None,
-    ask: TargetFlags = ASK,
-) -> int:
-    """Show which limits apply to a request, why, and their state."""
-    from admin.client import explain as asking  # noqa: PLC0415 - as in list
-    from admin.client.api import Api, as_json  # noqa: PLC0415 - as in list
-    from proxy.stats.question import Question  # noqa: PLC0415 - as in list
-
-    question = Question(kind, name, client, producer_group, listener, at, user, vhost, certificate)
-    if config is None:
-        with Api(ask.target()) as api:
-            explanation = asking.ask_sidecar(api, question)
-    elif ask.admin is None and ask.profile is None:
-        explanation = asking.ask_file(str(config), question)
-    else:
-        flag = "--admin" if ask.admin is not None else "--profile"
-        raise SettingsError(f"{flag} and --config: give one of them; only one can be asked")
-    say(as_json(explanation) if ask.json else asking.text(explanation))
-    return 0
+    return ask.run(unset_)
 
 
 @app.command(
@@ -256,9 +408,9 @@ def explain(
         "A TOML file has [[limits]] and [defaults] like a configuration file; everything else in it is ignored. Limits"
         " that are already in force as written are not touched.\n\n"
         "From the recommendations.json of `sluice report`, raised and new limits and fair shares are put in force, with"
-        " the evidence as the reason. What is offered apart is left out unless it is asked for: limits that could be"
-        " lower (--lower), and limits that were not near and could be higher (--raise). The other fields of a limit"
-        " do not change. The recommendations are only for the sidecar that they name.\n\n"
+        " the evidence as the reason. Limits that could be lower (--lower), and limits that were not near and could be"
+        " higher (--raise), are left out unless you ask for them. The other fields of a limit do not change. The"
+        " recommendations are only for the sidecar that they name.\n\n"
         "All changes are made at once, or none.\n\n" + ASKING
     )
 )
@@ -266,60 +418,28 @@ def apply(
     file: Annotated[FileName, Parameter(help="TOML file of limits, or the recommendations.json of a report")],
     /,
     *,
-    prune: Annotated[bool, Switch(help="TOML file: undo all edits that are not in it")] = False,
-    only: Annotated[str, Flag(help="recommendations: only names that match this pattern", metavar="GLOB")] = "",
-    instance: Annotated[str, Flag(help="recommendations: only those for this sidecar", metavar="NAME")] = "",
-    lower: Annotated[bool, Switch(help="recommendations: also lower the limits that are offered lower")] = False,
+    prune: Annotated[bool, Parameter(help="TOML file: undo all edits that are not in it")] = False,
+    only: Annotated[str, Parameter(help="recommendations: only names that match this pattern", metavar="GLOB")] = "",
+    instance: Annotated[str, Parameter(help="recommendations: only those for this sidecar", metavar="NAME")] = "",
+    lower: Annotated[bool, Parameter(help="recommendations: also lower limits that could be lower")] = False,
     raise_: Annotated[
-        bool, Switch(name="--raise", help="recommendations: also raise limits that were not near")
+        bool, Parameter(name="--raise", help="recommendations: also raise limits that were not near")
     ] = False,
-    force: Annotated[bool, Switch(help="recommendations: also for limits that were changed since")] = False,
+    force: Annotated[bool, Parameter(help="recommendations: also for limits that were changed since")] = False,
     write: Write = WRITE,
     ask: TargetFlags = ASK,
 ) -> int:
     """Put the limits of a file, or of a report's recommendations, in force."""
-    from admin.client import files, recommendations  # noqa: PLC0415 - as in list
+    from admin.client.apply import apply_limits, apply_recommendations  # noqa: PLC0415 - takes its time
 
-    name = str(file)
-    offered = frozenset(word for word, given in (("lower", lower), ("raise", raise_)) if given)
-    how = files.Applying(write.reason, write.dry_run, write.volatile, prune, only, instance, force, offered)
-    if name.endswith(recommendations.SUFFIX):
+    name, how = str(file), asdict(write)
+    flags = {"--only": only, "--instance": instance, "--lower": lower, "--raise": raise_, "--force": force}
+    if name.endswith(".json"):
         if prune:
             raise SettingsError("--prune: goes with a TOML file of limits, which says all that shall be edited")
-        say(recommendations.apply(ask.target(), name, how, json=ask.json))
-        return 0
-    flags = {"--only": only, "--instance": instance, "--lower": lower, "--raise": raise_, "--force": force}
-    for flag, given in flags.items():
-        if given:
-            raise SettingsError(f"{flag}: goes with the recommendations.json of a report; {name} is a TOML file")
-    say(files.apply(ask.target(), name, how, json=ask.json))
-    return 0
-
-
-@app.command
-def diff(*, ask: TargetFlags = ASK) -> int:
-    """Show where limits and switches differ from the configuration, and who edited them."""
-    from admin.client.files import diff as show  # noqa: PLC0415 - as in list
-
-    return ask.print(lambda api: show(api, json=ask.json))
-
-
-@app.command(help_epilogue="`sluice check` and `limits apply` accept its output.\n\n" + ASKING)
-def export(
-    *,
-    format: Annotated[  # noqa: A002 - the flag is called so
-        Literal["toml", "json"], Flag(help="toml or json (toml)", metavar="FORMAT")
-    ] = "toml",
-    edits_only: Annotated[bool, Switch(help="only live edits")] = False,
-    ask: TargetFlags = ASK,
-) -> int:
-    """Print the limits in force as a configuration file."""
-    from admin.client.files import export as write_out  # noqa: PLC0415 - as in list
-
-    form = "json" if ask.json else format
-    return ask.print(lambda api: write_out(api, form=form, edits_only=edits_only))
-
-
-def _addressed(kind: str, name: str, *, shared: bool) -> tuple[str, str, str]:
-    """Return a limit's place in the API, in which a shared rule is addressed as what it limits."""
-    return ("limits", "total", f"{kind}:{name}") if shared else ("limits", kind, name)
+        how |= {"only": only, "instance": instance, "force": force}
+        offered = [word for word in ("lower", "raise") if flags[f"--{word}"]]
+        return ask.run(lambda api: apply_recommendations(api, name, offered=offered, **how), LONG_S)
+    for flag in (flag for flag, given in flags.items() if given):
+        raise SettingsError(f"{flag}: goes with the recommendations.json of a report; {name} is a TOML file")
+    return ask.run(lambda api: apply_limits(api, name, prune=prune, **how), LONG_S)

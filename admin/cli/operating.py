@@ -1,47 +1,77 @@
 """``sluice switch``, ``reload``, ``state``, ``audit``, ``connections``, ``flow``, ``spool`` and ``top``."""
 
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import App, Parameter
 
 from admin.cli.options import (
     ASK,
     ASKING,
-    CONNECTION_COLUMNS,
+    LONG_S,
+    PLAIN,
     WRITE,
+    All,
     ColumnWord,
     ConnectionColumnWord,
+    Desc,
     DryRun,
     Filter,
-    Flag,
     Most,
     OfKind,
     Reason,
     Search,
-    Switch,
     SwitchWord,
     TargetFlags,
     Write,
-    positive,
 )
 from admin.cli.protocol_words import MAIN_KIND
+from admin.client.text import limiting, listing, moment, passing, read_seconds, standing, until
+from admin.common.columns import CONFIRMS, CONNECTIONS, LINKS, SPOOLED, STAGES, Column, sort_words
+from admin.common.errors import SettingsError
+from admin.common.numbers import span
+from admin.common.tables import Rows, printable
 
-spool = App(name="spool", help="Show spooled messages, and purge them.", help_epilogue=ASKING)
-switch = App(name="switch", help="Switch limiting off or on, in an emergency.", help_epilogue=ASKING)
-audit = App(name="audit", help="Show who changed what, when and why; latest first.", help_epilogue=ASKING)
-connections = App(name="connections", help="List connected clients, and close connections.", help_epilogue=ASKING)
+if TYPE_CHECKING:
+    from admin.client.api import Api
 
-SwitchKind = Annotated[SwitchWord, Flag(help=f"only this kind: {MAIN_KIND}, client, … (all)", metavar="KIND")]
-Ttl = Annotated[str | None, Flag(help="expires after 90s, 15m, 2h, 1d", metavar="TIME")]
+TOP_EPILOGUE: Final = (
+    "Keys: q ends it, s sorts by the next column, r reverses the order, / searches, f filters, Esc shows all again,"
+    " arrows, PgUp and PgDn scroll.\n\n" + ASKING
+)
+FLOW_EPILOGUE: Final = (
+    "A connection is throttled if a limit makes its messages wait; in flow if it was stopped within the last seconds,"
+    " because a later stage takes no more; blocked if an alarm stops it.\n\n" + ASKING
+)
+
+_GROUP: Final[Any] = {"help_epilogue": ASKING, "default_parameter": PLAIN}
+switch = App(name="switch", help="Switch limiting off or on, in an emergency.", **_GROUP)
+audit = App(name="audit", help="Show who changed what, when and why; latest first.", **_GROUP)
+connections = App(name="connections", help="List connected clients, and close connections.", **_GROUP)
+spool = App(name="spool", help="Show spooled messages, and purge them.", **_GROUP)
+
+
+# --- switch ---------------------------------------------------------------------------------------
+
+SwitchKind = Annotated[SwitchWord, Parameter(help=f"only this kind: {MAIN_KIND}, client, … (all)", metavar="KIND")]
+Ttl = Annotated[str | None, Parameter(help="expires after 90s, 15m, 2h, 1d", metavar="TIME")]
 
 
 @switch.default
 def show_switches(*, ask: TargetFlags = ASK) -> int:
-    """Say what is switched off."""
-    from admin.client import operate  # noqa: PLC0415 - the HTTP client takes its time
+    """Show the switches."""
+    return ask.run(lambda api: api.text(api.get("switches"), _switches))
 
-    return ask.print(lambda api: operate.show_switches(api, json=ask.json))
+
+def _switches(now: Mapping[str, Any]) -> Iterator[str]:
+    word = {True: "on", False: "OFF"}
+    rows = (
+        (each["kind"], word[each["limiting"]], word[each["configured"]], standing(each["edit"]) if each["edit"] else "")
+        for each in now["switches"]
+    )
+    yield from Rows(("switch", "limiting", "configured", "edited"), rows).used().lines()
 
 
 @switch.command
@@ -57,45 +87,97 @@ def on(*, kind: SwitchKind = "all", ttl: Ttl = None, write: Write = WRITE, ask: 
 
 
 def _switch(kind: str, ttl: str | None, write: Write, ask: TargetFlags, *, limiting: bool) -> int:
-    from admin.client.words import read_seconds  # noqa: PLC0415 - as above
-
-    body: dict[str, Any] = {"limiting": limiting, "reason": write.reason}
-    if ttl is not None:
-        body["ttl_s"] = read_seconds(ttl, "--ttl")
-    return ask.write("PUT", "switches", kind, body=body, dry_run=write.dry_run, volatile=write.volatile)
+    params = asdict(write)
+    body = {"limiting": limiting, "reason": params.pop("reason")}
+    body |= {} if ttl is None else {"ttl_s": read_seconds(ttl, "--ttl")}
+    return ask.run(lambda api: api.write("PUT", "switches", kind, body=body, params=params))
 
 
 @switch.command
 def reset(
     *,
-    kind: Annotated[SwitchWord | None, Flag(help="only this kind's switch, or all", metavar="KIND")] = None,
+    kind: Annotated[SwitchWord | None, Parameter(help="only this kind's switch, or all", metavar="KIND")] = None,
     write: Write = WRITE,
     ask: TargetFlags = ASK,
 ) -> int:
     """Set the switches as configured."""
-    from admin.client import operate  # noqa: PLC0415 - as above
 
-    if kind is not None:
-        return ask.write("DELETE", "switches", kind, **asdict(write))
-    return ask.print(lambda api: operate.reset_all(api, json=ask.json, **asdict(write)))
+    def all_switches(api: "Api") -> str:
+        switches = api.get("switches").read(dict[str, Any])["switches"]
+        edits = [{"type": "unset_switch", "kind": each["kind"]} for each in switches if each["edit"] is not None]
+        return api.undo(edits, "switch", **asdict(write))
+
+    return ask.run(
+        all_switches if kind is None else lambda api: api.write("DELETE", "switches", kind, params=asdict(write))
+    )
+
+
+# --- reload, state --------------------------------------------------------------------------------
 
 
 def reload(*, dry_run: DryRun = False, ask: TargetFlags = ASK) -> int:
-    """Reload the configuration, as SIGHUP does.
+    """Reload the configuration, as SIGHUP does; an invalid one changes nothing."""
 
-    An invalid configuration changes nothing. The output names settings that need a restart.
-    """
-    from admin.client import operate  # noqa: PLC0415 - as above
-    from admin.client.api import LONG_TIMEOUT_S  # noqa: PLC0415 - as above
+    def lines(report: Mapping[str, Any]) -> Iterator[str]:
+        yield from (f"{'would change' if dry_run else 'changed'}: {line}" for line in report["changed"])
+        yield from (f"needs a restart: {line}" for line in report["needs_restart"])
+        yield from (f"hidden by an edit: {line}" for line in report["hidden"])
+        yield from (f"warning: {line}" for line in report["warnings"])
+        change = report["change"]
+        if not report["changed"]:
+            yield "nothing would change" if dry_run else "nothing changed"
+        elif change is not None and not dry_run:
+            yield f"change {change['id']} by {change['by']}"
 
-    return ask.print(lambda api: operate.reload(api, dry_run=dry_run, json=ask.json), LONG_TIMEOUT_S)
+    return ask.run(lambda api: api.text(api.ask("POST", "reload", params={"dry_run": dry_run}), lines), LONG_S)
 
 
 def state(*, ask: TargetFlags = ASK) -> int:
     """Show the state of the sidecar: listeners, brokers, bypassed requests, where edits are stored."""
-    from admin.client import operate  # noqa: PLC0415 - as above
+    return ask.run(lambda api: api.text(api.get("state"), lambda now: _state(now, api.url)))
 
-    return ask.print(lambda api: operate.state(api, json=ask.json))
+
+def _state(now: Mapping[str, Any], url: str) -> Iterator[str]:
+    rates, edits, bypassed = now["rates"]["messages_per_s"], now["edits"], now["bypassed"]
+    yield f"Sluice {now['version']} at {url}, up for {span(now['uptime_s'])}{', draining' if now['draining'] else ''}"
+    if now["instance"]:
+        yield f"instance     {now['instance']}"
+    yield f"limiting     {limiting(now)}"
+    yield f"messages/s   {passing(rates)}"
+    yield f"connections  {now['totals']['connections_open']} open, {now['totals']['connections']} since the start"
+    for each in now["listeners"]:
+        reached = {None: "not tried yet", True: "reachable", False: f"NOT REACHABLE: {each['error']}"}[
+            each["reachable"]
+        ]
+        if each["backup"] and each["reachable"]:
+            reached = "; ".join((f"backup {each['backup']} of {each['backups']}", *each["passed_over"]))
+        waits = "" if each["listening"] or now["draining"] else ", not listening until it answers"
+        yield (
+            f"listener     {each['name']}: {each['listen']} -> {each['broker']} ({reached}{waits}),"
+            f" {each['connections']} open"
+        )
+    by = ", ".join(f"{each['handler']} {each['reason']} {each['total']}" for each in bypassed["by"] if each["total"])
+    yield f"bypassed     {bypassed['total']} requests since the start{f' ({by})' if by else ''}"
+    ending = edits["expiring_next"]
+    soon = "" if ending is None else f"; {ending['target']} expires {until(ending['expires_at'])}"
+    yield f"edits        {edits['standing']} active{soon}"
+    yield f"kept in      {_place(now['persistence'], 'memory: edits are lost at the restart')}"
+    yield from (f"quarantined  {file}" for file in now["persistence"]["set_aside"])
+    yield f"recorded in  {_place(now['rejection_log'], 'nothing: the rejection log is off')}"
+    if (failed := now["failed_reload"]) is not None:
+        yield f"reload       FAILED by {failed['by']}, {moment(failed['at'])}: the old configuration still applies"
+        yield from (f"             {line}" for line in failed["problems"])
+    if now["spool"]["directory"] or now["spool"]["error"]:
+        yield f"spooled in   {_place(now['spool'], 'nothing')}"
+    yield from (f"ALARM        {alarm['scarce']}: {alarm['text']}" for alarm in now["alarms"] if alarm["stands"])
+    yield from (f"warning      {line}" for line in now["warnings"])
+
+
+def _place(folder: Mapping[str, Any], otherwise: str) -> str:
+    return (folder["directory"] or otherwise) + (f"; {folder['error']}" if folder["error"] else "")
+
+
+# --- audit ----------------------------------------------------------------------------------------
 
 
 @audit.default
@@ -103,21 +185,19 @@ def show_audit(
     *,
     target: Annotated[
         str,
-        Flag(
+        Parameter(
             help=f"only targets that begin with this: limits/{MAIN_KIND}/orders, limits/{MAIN_KIND}/, switches/",
             metavar="TARGET",
         ),
     ] = "",
     by: Annotated[
-        str, Flag(help="only changes by this author: a token's name, local, remote, sluice", metavar="NAME")
+        str, Parameter(help="only changes by this author: a token's name, local, remote, sluice", metavar="NAME")
     ] = "",
     limit: Most = 100,
     ask: TargetFlags = ASK,
 ) -> int:
     """Show who changed what, when and why."""
-    from admin.client import operate  # noqa: PLC0415 - as above
-
-    return ask.print(lambda api: operate.audit(api, {"target": target, "by": by}, positive(limit), json=ask.json))
+    return ask.run(lambda api: api.audit(limit, target=target, by=by))
 
 
 @audit.command
@@ -126,18 +206,22 @@ def revert(
     /,
     *,
     reason: Reason = "",
-    force: Annotated[bool, Switch(help="even if it was changed again since")] = False,
+    force: Annotated[bool, Parameter(help="even if it was changed again since")] = False,
     dry_run: DryRun = False,
     ask: TargetFlags = ASK,
 ) -> int:
     """Undo one change."""
-    return ask.write("POST", "audit", change, "revert", body={"reason": reason, "force": force}, dry_run=dry_run)
+    body = {"reason": reason, "force": force}
+    return ask.run(
+        lambda api: api.write("POST", "audit", str(change), "revert", body=body, params={"dry_run": dry_run})
+    )
 
+
+# --- connections ----------------------------------------------------------------------------------
 
 SearchConnections = Annotated[
-    str, Flag(help="address, client id, user, listener, resource or link contains this", metavar="TEXT")
+    str, Parameter(help="address, client id, user, listener, resource or link contains this", metavar="TEXT")
 ]
-All = Annotated[bool, Switch(help="all rows")]
 
 
 @connections.default
@@ -145,21 +229,16 @@ All = Annotated[bool, Switch(help="all rows")]
 def list_connections(
     *,
     search: SearchConnections = "",
-    sort: Annotated[
-        ConnectionColumnWord,
-        Flag(help=CONNECTION_COLUMNS, metavar="COLUMN"),
-    ] = "",
-    desc: Annotated[bool, Switch(help="reverse the order")] = False,
+    sort: Annotated[ConnectionColumnWord, Parameter(help=", ".join(sort_words(CONNECTIONS)), metavar="COLUMN")] = "",
+    desc: Desc = False,
     limit: Most = 100,
     all: All = False,  # noqa: A002 - the flag is called so
     ask: TargetFlags = ASK,
 ) -> int:
     """List connected clients."""
-    from admin.client import operate  # noqa: PLC0415 - as above
-
     query = {"search": search, "sort": sort, "order": "desc" if desc else ""}
-    most = None if all else positive(limit)
-    return ask.print(lambda api: operate.connections(api, query, most, json=ask.json))
+    nothing = "Nothing matches." if search else "No client is connected."
+    return ask.run(lambda api: api.table("connections", CONNECTIONS, None if all else limit, nothing, **query))
 
 
 @connections.command
@@ -167,14 +246,18 @@ def links(
     *,
     search: SearchConnections = "",
     limit: Most = 100,
-    all: All = False,  # noqa: A002 - as above
+    all: All = False,  # noqa: A002 - the flag is called so
     ask: TargetFlags = ASK,
 ) -> int:
     """List the links of connected clients, and their credit; of each client, those that wait first."""
-    from admin.client import operate  # noqa: PLC0415 - as above
 
-    most = None if all else positive(limit)
-    return ask.print(lambda api: operate.links(api, {"search": search}, most, json=ask.json))
+    def links_of(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        more = [{"name": f"and {row['more_links']} more"}] if row.get("more_links") else []
+        yield from ({"id": row["id"], "peer": row["peer"], **link} for link in (*row.get("links", ()), *more))
+
+    columns = [column for column in CONNECTIONS if column.name in {"id", "peer"}] + list(LINKS)
+    most, nothing = None if all else limit, "No link is attached."
+    return ask.run(lambda api: api.table("connections", columns, most, nothing, rows_of=links_of, search=search))
 
 
 @connections.command
@@ -182,49 +265,99 @@ def close(
     connection: Annotated[int, Parameter(help="number of the connection", name="ID")],
     /,
     *,
-    reason: Annotated[str, Flag(help="why, for the log", metavar="TEXT")] = "",
+    reason: Annotated[str, Parameter(help="why, for the log", metavar="TEXT")] = "",
     ask: TargetFlags = ASK,
 ) -> int:
     """Close one connection; most clients reconnect by themselves."""
-    from admin.client import operate  # noqa: PLC0415 - as above
 
-    return ask.print(lambda api: operate.close(api, connection, reason=reason, json=ask.json))
+    def closed(api: "Api") -> str:
+        reply = api.ask("DELETE", "connections", str(connection), params={"reason": reason})
+        return api.text(reply, lambda _: [f"connection {connection} is closed"])
+
+    return ask.run(closed)
+
+
+# --- flow, spool ----------------------------------------------------------------------------------
 
 
 def flow(*, limit: Most = 100, ask: TargetFlags = ASK) -> int:
-    """Show what waits for what: the bottleneck in words, alarms, and the connections that wait.
+    """Show what waits for what: the bottleneck in words, alarms, and the connections that wait."""
+    return ask.run(lambda api: api.text(api.get("flow", limit=limit), _flow))
 
-    A connection is throttled if a limit makes its messages wait; in flow if it was stopped within the last seconds,
-    because a later stage takes no more; blocked if an alarm stops it.
-    """
-    from admin.client import flow as client  # noqa: PLC0415 - as above
 
-    return ask.print(lambda api: client.flow(api, positive(limit), json=ask.json))
+def _flow(now: Mapping[str, Any]) -> Iterator[str]:
+    yield from (*now["sentences"], "")
+    for alarm in now["alarms"]:
+        since = f" (since {moment(alarm['since'])})" if alarm["since"] else ""
+        yield f"{alarm['scarce'] + ' alarm':<13} {alarm['status']}{since}"
+    yield from (f"{each['name']:<13} {each['text']}" for each in now["details"])
+    stages = [
+        {**stage, "id": each["id"], "listener": each["listener"]} if number == 0 else stage
+        for each in now["connections"]
+        for number, stage in enumerate((each["connection"], *each["others"]))
+    ]
+    owner = [column for column in CONNECTIONS if column.name in {"id", "listener"}]
+    yield from _part([*owner, *STAGES], stages, now["more_connections"], "more connection")
+    yield from _part(CONFIRMS, now["confirms"], now["more_confirms"], "more destination")
+
+
+def _part(columns: Iterable[Column], rows: Sequence[Mapping[str, Any]], more: int, what: str) -> Iterator[str]:
+    """Yield a table behind a blank line, and how many rows are missing."""
+    yield from ("", listing(columns, rows)) if rows else ()
+    yield from ("", f"and {more} {what}{'s' * (more != 1)}; --limit N shows more") if more else ()
 
 
 @spool.default
 @spool.command(name="list")
 def list_spool(*, limit: Most = 100, ask: TargetFlags = ASK) -> int:
     """Show spooled messages, in memory and on disk, by resource."""
-    from admin.client import flow as client  # noqa: PLC0415 - as above
+    return ask.run(lambda api: api.text(api.get("spool", limit=limit), _spool))
 
-    return ask.print(lambda api: client.spool(api, positive(limit), json=ask.json))
+
+def _spool(now: Mapping[str, Any]) -> Iterator[str]:
+    yield from now["sentences"]
+    if (holds := now["holds"]) is not None:
+        yield from ("", *(f"{each['name']:<10} {each['text']}" for each in now["details"]))
+        yield from _part(SPOOLED, holds["resources"], holds["more_resources"], "more resource")
 
 
 @spool.command
 def purge(
-    resource: Annotated[str, Parameter(help="KIND:NAME, as `sluice spool` lists it", name="KIND:NAME")],
+    resource: Annotated[str, Parameter(help="as `sluice spool` lists it", name="KIND:NAME")],
     /,
     *,
     reason: Reason = "",
-    yes: Annotated[bool, Switch(help="do not ask")] = False,
+    yes: Annotated[bool, Parameter(help="do not ask")] = False,
     ask: TargetFlags = ASK,
 ) -> int:
     """Refuse the spooled messages of one resource; drop those without an answer. This cannot be undone."""
-    from admin.client import flow as client  # noqa: PLC0415 - as above
-    from admin.client.api import LONG_TIMEOUT_S  # noqa: PLC0415 - as above
+    kind, colon, name = resource.partition(":")
+    if not (kind and colon and name):
+        raise SettingsError(f"{resource}: must be KIND:NAME, as `sluice spool` lists it")
+    if not yes:
+        _confirm(resource)
 
-    return ask.print(lambda api: client.purge(api, resource, reason=reason, yes=yes, json=ask.json), LONG_TIMEOUT_S)
+    def lines(done: Mapping[str, Any]) -> Iterator[str]:
+        what = f"{resource}: {done['refused']} refused, {done['dropped']} dropped"
+        nothing = f"Nothing of {resource} was spooled"
+        yield f"{what if done['refused'] or done['dropped'] else nothing}; change {done['change']}"
+
+    return ask.run(
+        lambda api: api.text(api.ask("DELETE", "spool", kind, name, params={"reason": reason}), lines), LONG_S
+    )
+
+
+def _confirm(resource: str) -> None:
+    """Ask the operator; raises SettingsError without a yes."""
+    if not sys.stdin.isatty():
+        raise SettingsError(f"purging {resource} cannot be undone: give --yes to purge it without a question")
+    question = f"Refuse or drop all spooled messages of {printable(resource)}? This cannot be undone. [y/N] "
+    print(question, end="", file=sys.stderr, flush=True)  # noqa: T201 - for people
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise SettingsError("nothing was purged")
+
+
+# --- top ------------------------------------------------------------------------------------------
 
 
 def top(
@@ -234,16 +367,14 @@ def top(
     filter: Filter = "",  # noqa: A002 - the flag is called so, as the API's parameter is
     sort: Annotated[
         ColumnWord,
-        Flag(help="refused, passed, used, wait, name, kind or another of `limits list` (refused)", metavar="COLUMN"),
+        Parameter(
+            help="refused, passed, used, wait, name, kind or another of `limits list` (refused)", metavar="COLUMN"
+        ),
     ] = "refused",
-    once: Annotated[bool, Switch(help="print one table and exit; the default without a terminal")] = False,
+    once: Annotated[bool, Parameter(help="print one table and exit; the default without a terminal")] = False,
     ask: TargetFlags = ASK,
 ) -> int:
-    """Watch limits, rates and refusals live, until q or Ctrl-C.
+    """Watch limits, rates and refusals live, until q or Ctrl-C."""
+    from admin.client import top as screen  # noqa: PLC0415 - rich takes its time
 
-    Keys: q ends it, s sorts by the next column, r reverses the order, / searches, f filters, arrows and PgUp, PgDn
-    scroll.
-    """
-    from admin.client.top import Wish, watch  # noqa: PLC0415 - as above
-
-    return watch(ask.target(), Wish(kind, search, filter, sort), once=once, json=ask.json)
+    return screen.show(ask.target(), screen.View(kind, search, filter, sort), once=once, json=ask.json)

@@ -7,17 +7,18 @@ import math
 import re
 import signal
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 from cyclopts import App, Parameter
+from cyclopts.validators import Number
 
-from admin.cli.options import FileName, Flag, Switch
+from admin.cli.options import ASK, PLAIN, FileName
+from admin.client.text import read_seconds
 from admin.common.clock import LATEST_S
 from admin.common.errors import SettingsError
 from admin.common.tables import printable
@@ -56,66 +57,60 @@ app = App(
     name="report",
     help="Report what was refused, who was refused, and what the limits should be, from the rejection log.",
     help_epilogue=_EPILOGUE,
+    default_parameter=PLAIN,
     usage="Usage: sluice report [LOGS…] [OPTIONS]\n       sluice report tail [PATHS…] [OPTIONS]",
 )
 
-Logs = Annotated[
-    tuple[FileName, ...],
-    Parameter(help="where the rejection log is (this machine's log)", show_default=False, negative=""),
-]
-_TIME: Final = "TIME"
+Files = tuple[FileName, ...]
+Time = Annotated[str | None, Parameter(metavar="TIME")]
+Directory = Annotated[FileName, Parameter(metavar="DIRECTORY")]
+File = Annotated[FileName | None, Parameter(metavar="FILE")]
 _MINUTE_S: Final = 60
-"""Traffic is recorded by the minute: with a part of one, what was refused in it would have no demand beside it."""
-_AGO: Final = re.compile(r"(?:\d+(?:\.\d+)?(?:min|[smhdw]))+")
-_MEMORY: Final = re.compile(r"(\d+)([kmgt])b?", re.IGNORECASE)
-_MEMORY_BYTES: Final = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_LEAST_MEMORY: Final = 512 << 20
+"""Traffic is recorded by the minute, so that a part of one would have refusals without a demand."""
+_LEAST_KIB: Final = 512 << 10
+_LEAST_RATE: Final = 1e-6
+"""Limits have millionths."""
 
 
 @app.default
 def report(
-    logs: Logs = (),
+    logs: Files = (),
     /,
     *,
-    since: Annotated[str | None, Flag(help="leave out everything before", metavar=_TIME)] = None,
-    until: Annotated[str | None, Flag(help="leave out everything from then on", metavar=_TIME)] = None,
-    out: Annotated[FileName, Flag(help="folder for tables and page (./sluice-report)", metavar="DIRECTORY")] = (
-        "sluice-report"
-    ),
-    html: Annotated[FileName | None, Flag(help="write the page here instead", metavar="FILE")] = None,
-    json: Annotated[bool, Switch(help="print the report as JSON")] = False,
-    storm_gap: Annotated[
-        str, Flag(help="refusals further apart than this are two storms (30s)", metavar="SECONDS")
-    ] = "30s",
-    headroom: Annotated[str, Flag(help="margin above the demand, as a share of it (0.2)", metavar="SHARE")] = "0.2",
-    capacity: Annotated[
-        str | None, Flag(help="messages per second that the broker can take in all", metavar="RATE")
-    ] = None,
-    once: Annotated[
-        bool, Switch(help="read only what is new since the last time, and keep all that is there; for timers")
-    ] = False,
-    attempts: Annotated[
-        tuple[str, ...],
-        Flag(help="how often clients of a language try in all; may be repeated", metavar="LANGUAGE=N", negative=""),
-    ] = (),
-    try_: Annotated[
-        tuple[str, ...],
-        Flag(
-            name="--try",
-            help="say what this rate would have refused; may be repeated",
-            metavar="KIND:NAME=RATE",
-            negative="",
-        ),
-    ] = (),
-    master: Annotated[
-        str, Flag(help="where Spark runs: local[2], spark://HOST:PORT, yarn, k8s://… (this machine)", metavar="MASTER")
-    ] = "",
-    driver_memory: Annotated[str, Flag(help="memory of Spark's driver process (1g)", metavar="SIZE")] = "1g",
-    conf: Annotated[
-        tuple[str, ...], Flag(help="a Spark option; may be repeated", metavar="KEY=VALUE", negative="")
-    ] = (),
+    since: Time = None,
+    until: Time = None,
+    out: Directory = "sluice-report",
+    html: File = None,
+    json: bool = False,
+    storm_gap: Annotated[str, Parameter(metavar="SECONDS")] = "30s",
+    headroom: Annotated[str, Parameter(metavar="SHARE")] = "0.2",
+    capacity: Annotated[str | None, Parameter(metavar="RATE")] = None,
+    once: bool = False,
+    attempts: Annotated[tuple[str, ...], Parameter(metavar="LANGUAGE=N")] = (),
+    try_: Annotated[tuple[str, ...], Parameter(name="--try", metavar="KIND:NAME=RATE")] = (),
+    master: Annotated[str, Parameter(metavar="MASTER")] = "",
+    driver_memory: Annotated[str, Parameter(metavar="SIZE")] = "1g",
+    conf: Annotated[tuple[str, ...], Parameter(metavar="KEY=VALUE")] = (),
 ) -> int:
-    """Report what was refused, who was refused, and what the limits should be."""
+    """Report what was refused, who was refused, and what the limits should be.
+
+    Args:
+        logs: where the rejection log is (this machine's log)
+        since: leave out everything before
+        until: leave out everything from then on
+        out: folder for tables and page (./sluice-report)
+        html: write the page here instead
+        json: print the report as JSON
+        storm_gap: refusals further apart than this are two storms (30s)
+        headroom: margin above the demand, as a share of it (0.2)
+        capacity: messages per second that the broker can take in all
+        once: read only new files since the last time, and keep everything else; for timers
+        attempts: how often clients of a language try in all; may be repeated
+        try_: say what this rate would have refused; may be repeated
+        master: where Spark runs: local[2], spark://HOST:PORT, yarn, k8s://… (this machine)
+        driver_memory: memory of Spark's driver process (1g)
+        conf: a Spark option; may be repeated
+    """
     from admin.analytics.options import Options  # noqa: PLC0415 - see the module
     from admin.analytics.requirements import check_requirements  # noqa: PLC0415 - see the module
     from admin.analytics.retries import default_attempts  # noqa: PLC0415 - see the module
@@ -131,8 +126,9 @@ def report(
         storm_gap_s=_gap(storm_gap),
         since_s=None if since_s is None else since_s - since_s % _MINUTE_S,
         until_s=None if until_s is None else until_s + -until_s % _MINUTE_S,
-        headroom=_headroom(headroom),
-        capacity_per_s=_capacity(capacity),
+        headroom=_number("--headroom", headroom, "a number from 0 to 10; 0.2 adds a fifth", least=0, most=10),
+        capacity_per_s=capacity
+        and _number("--capacity", capacity, "messages per second, as 50000", least=_LEAST_RATE, most=MAX_RATE_PER_S),
         attempts=_attempts(attempts, default_attempts()),
         tries=tuple(map(_try, try_)),
     )
@@ -155,45 +151,42 @@ def report(
 
 @app.command(help_epilogue=TAIL_EPILOGUE)
 def tail(
-    paths: Annotated[
-        tuple[FileName, ...],
-        Parameter(help="folders or files of the log (the sidecar's log)", show_default=False, negative=""),
-    ] = (),
+    paths: Files = (),
     /,
     *,
-    lines: Annotated[int, Flag(name=("--lines", "-n"), help="number of records (10)", metavar="N")] = 10,
-    follow: Annotated[bool, Switch(name=("--follow", "-f"), help="keep printing new records")] = False,
+    lines: Annotated[int, Parameter(name=("--lines", "-n"), metavar="N", validator=Number(gte=0))] = 10,
+    follow: Annotated[bool, Parameter(name=("--follow", "-f"))] = False,
 ) -> int:
-    """Print the latest records of the rejection log in readable form."""
+    """Print the latest records of the rejection log in readable form.
+
+    Args:
+        paths: folders or files of the log (the sidecar's log)
+        lines: number of records (10)
+        follow: keep printing new records
+    """
     from admin.config.folders import default_logs  # noqa: PLC0415 - as in report
     from admin.rejection_log.tail import tail as show  # noqa: PLC0415 - as in report
 
-    if lines < 0:
-        raise SettingsError(f"--lines {lines}: must be at least 0")
     folders = [Path(path) for path in paths]
     if not folders:
         folders = _own_log() or default_logs()
         for folder in folders:
-            _tell(f"reading {folder}{_age(folder)}")
+            _tell(f"reading {folder}")
     return show(folders, lines, follow)
 
 
 def _own_log() -> list[Path]:
-    """Return the log of the sidecar that other commands ask; nothing if that does not say it.
+    """Return the log of the sidecar that other commands ask; nothing if that cannot be asked.
 
     Raises:
-        SettingsError: it has none, or on another machine; or what says which sidecar it is, is wrong.
+        SettingsError: it has none, or on another machine.
     """
-    from admin.cli.options import ASK  # noqa: PLC0415 - as in report
-    from admin.client import NoAnswerError, NotPermittedError  # noqa: PLC0415 - as in report
-    from admin.client.api import Api, path  # noqa: PLC0415 - as in report
-    from admin.wire import State  # noqa: PLC0415 - as in report
+    from admin.client.api import Api, ApiError  # noqa: PLC0415 - as in report
 
     try:
         with Api(ASK.target()) as api:
-            directory = api.get(path("state")).read(State).rejection_log.directory
-            url = api.url
-    except (NoAnswerError, NotPermittedError) as error:
+            url, directory = api.url, api.get("state").read(dict[str, Any])["rejection_log"]["directory"]
+    except ApiError as error:
         _tell(f"{error}; until then, these are all logs of this machine and user")
         return []
     if directory is None:
@@ -203,80 +196,56 @@ def _own_log() -> list[Path]:
     return [Path(directory)]
 
 
-def _age(folder: Path) -> str:
-    """Say how long ago a log was written to; nothing if it has no files."""
-    from admin.common.numbers import span  # noqa: PLC0415 - as in report
-
-    files = (file for file in folder.iterdir() if ".jsonl" in file.name)
-    newest_s = max((file.stat().st_mtime for file in files), default=None)
-    return "" if newest_s is None else f", last written {span(max(0.0, time.time() - newest_s))} ago"
-
-
 def _tell(line: str) -> None:
     # Not among the records, which may be on their way into a pipe.
     print(f"sluice: {printable(line)}", file=sys.stderr)  # noqa: T201 - for people
 
 
 def read_time(text: str | None, flag: str, now: datetime) -> int | None:
-    """Read a time: a date or a date and time, UTC if it does not say, or so long ago.
+    """Read a time: a date or a date and time, in UTC without an offset, or a duration before now.
 
     Raises:
-        SettingsError: it is none.
+        SettingsError: it is not a time.
     """
     if text is None:
         return None
     words = text.strip()
-    if _AGO.fullmatch(words):
-        from admin.client.words import read_seconds  # noqa: PLC0415 - as in report
-
-        at_s = now.timestamp() - read_seconds(words, flag)
-    else:
-        try:
+    try:
+        if re.fullmatch(r"(?:\d+(?:\.\d+)?(?:min|[smhdw]))+", words):
+            at_s = now.timestamp() - read_seconds(words, flag)
+        else:
             found = datetime.fromisoformat(words)
-        except ValueError:
-            raise SettingsError(
-                f"{flag} {text}: must be a time like 2026-11-21, 2026-11-21T13:30, or so long ago: 36h, 7d"
-            ) from None
-        at_s = (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+            at_s = (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    except ValueError:
+        example = "2026-11-21, 2026-11-21T13:30, or a time ago: 36h, 7d"
+        raise SettingsError(f"{flag} {text}: must be a time like {example}") from None
     if not 0 <= at_s <= LATEST_S:
         raise SettingsError(f"{flag} {text}: must be from 1970 to 9999")
     return int(at_s)
 
 
 def _memory(text: str) -> str:
-    found = _MEMORY.fullmatch(text)
-    if found is None:
-        raise SettingsError(f"--driver-memory {text}: must be a size like 1g or 1500m")
-    if int(found[1]) * _MEMORY_BYTES[found[2].lower()] < _LEAST_MEMORY:
-        raise SettingsError(f"--driver-memory {text}: Spark needs 512m at least")
+    found = re.fullmatch(r"(\d+)([kmgt])b?", text.lower())
+    if found is None or int(found[1]) << 10 * "kmgt".index(found[2]) < _LEAST_KIB:
+        raise SettingsError(f"--driver-memory {text}: must be a size like 1g or 1500m; Spark needs 512m at least")
     return text.lower()
 
 
 def _gap(text: str) -> int:
-    from admin.client import RefusedError  # noqa: PLC0415 - as in report
-    from admin.client.words import read_seconds  # noqa: PLC0415 - as in report
-
-    try:
-        seconds = read_seconds(text, "--storm-gap")
-    except RefusedError:
-        seconds = 0.0
+    seconds = read_seconds(text, "--storm-gap")
     if seconds != int(seconds) or not 1 <= seconds <= 3600:
         raise SettingsError(f"--storm-gap {text}: must be whole seconds, from 1s to 1h, as 30s")
     return int(seconds)
 
 
-def _number(text: str) -> float:
-    """Read a number; what is none is none of those that may be given."""
+def _number(flag: str, text: str, must: str, *, least: float, most: float) -> float:
     try:
-        return float(text)
+        number = float(text.removesuffix("/s"))
     except ValueError:
-        return math.nan
-
-
-def _headroom(text: str) -> float:
-    if not 0 <= (share := _number(text)) <= 10:
-        raise SettingsError(f"--headroom {text}: must be a number from 0 to 10; 0.2 is a fifth more than is needed")
-    return share
+        number = math.nan
+    if not least <= number <= most:
+        raise SettingsError(f"{flag} {text}: must be {must}")
+    return number
 
 
 def _attempts(words: tuple[str, ...], known: Mapping[str, int]) -> dict[str, int]:
@@ -297,20 +266,10 @@ def _try(word: str) -> "Try":
 
     what, equals, rate = word.rpartition("=")
     kind, colon, name = what.partition(":")
-    per_s = _number(rate.removesuffix("/s"))
-    if not (equals and colon and kind and name and 0 < per_s <= MAX_RATE_PER_S):
-        raise SettingsError(
-            f"--try {word}: must be KIND:NAME=RATE, as topic:orders=150/s, with a rate up to {MAX_RATE_PER_S:,}/s"
-        )
-    return Try(kind, name, per_s)
-
-
-def _capacity(text: str | None) -> float | None:
-    if text is None:
-        return None
-    if not 0 < (rate := _number(text.removesuffix("/s"))) < math.inf:
-        raise SettingsError(f"--capacity {text}: must be a number of messages per second above 0, as 50000")
-    return rate
+    must = f"KIND:NAME=RATE, as topic:orders=150/s, with a rate up to {MAX_RATE_PER_S:,}/s"
+    if not (equals and colon and kind and name):
+        raise SettingsError(f"--try {word}: must be {must}")
+    return Try(kind, name, _number(f"--try {what}", rate, must, least=_LEAST_RATE, most=MAX_RATE_PER_S))
 
 
 @contextmanager
@@ -328,7 +287,7 @@ def _ended_in_order() -> Iterator[None]:
     try:
         yield
     except Exception:
-        # What was under way fails in many ways when it is interrupted.
+        # Interrupted work fails in many ways.
         if not noted:
             raise
         sys.exit(128 + noted[0])

@@ -8,17 +8,15 @@ from typing import Annotated, Final, Literal
 from cyclopts import Parameter
 
 from admin.cli import protocol_words
-from admin.cli.options import FileName, Flag, Switch, warn
+from admin.cli.options import FileName, warn
 from admin.common.errors import SettingsError
 from admin.config.addresses import DEFAULT_ADMIN
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "human", "json"]
 
-_ADDRESS = "HOST:PORT"
-# No --empty-listen and the like: leaving a flag out says the same.
-_Pairs = partial(Parameter, negative="", metavar=_ADDRESS)
-_Limits = partial(Parameter, negative="", metavar="LIMIT")
+_LIMIT: Final = f"e.g. {protocol_words.MAIN_KIND}:orders=500/s; see below"
+_ADMIN: Final = f"address of page, API, metrics and health, or off ({DEFAULT_ADMIN})"
 
 
 RUN_EPILOGUE: Final = (
@@ -43,37 +41,43 @@ DEMO_EPILOGUE: Final = (
 )
 
 
-def run(
+Addresses = Annotated[list[str] | None, Parameter(metavar="HOST:PORT")]
+File = Annotated[FileName | None, Parameter(metavar="FILE")]
+
+
+def run(  # noqa: D417 - the help of the others is made of words
     *,
-    listen: Annotated[list[str] | None, _Pairs(help="address that clients connect to")] = None,
-    broker: Annotated[list[str] | None, _Pairs(help="address of the broker behind it")] = None,
+    listen: Addresses = None,
+    broker: Addresses = None,
     protocol: Annotated[
-        str | None, Flag(help=f"{protocol_words.PROTOCOLS} ({protocol_words.DEFAULT})", metavar="PROTOCOL")
+        str | None, Parameter(help=f"{protocol_words.PROTOCOLS} ({protocol_words.DEFAULT})", metavar="PROTOCOL")
     ] = None,
-    limit: Annotated[list[str] | None, _Limits(help=f"e.g. {protocol_words.MAIN_KIND}:orders=500/s; see below")] = None,
-    config: Annotated[FileName | None, Flag(help="TOML file, like deploy/sluice.toml", metavar="FILE")] = None,
-    admin: Annotated[
-        str | None, Flag(help=f"address of page, API, metrics and health, or off ({DEFAULT_ADMIN})", metavar=_ADDRESS)
-    ] = None,
-    log_level: Annotated[LogLevel | None, Flag(help="debug, info, warning or error (info)", metavar="LEVEL")] = None,
-    log_format: Annotated[LogFormat | None, Flag(help="auto, human or json (auto)", metavar="FORMAT")] = None,
-    state_dir: Annotated[
-        FileName | None, Flag(help="where live edits are stored, or off; see below", metavar="DIRECTORY")
-    ] = None,
-    admin_token_file: Annotated[
-        FileName | None, Flag(help="tokens of the admin address, one per line: NAME ROLE TOKEN", metavar="FILE")
-    ] = None,
-    grace_s: Annotated[float | None, Flag(help="time for requests in flight on exit (10)", metavar="SECONDS")] = None,
-    take_over: Annotated[
-        bool, Switch(help="take over from a process with the same state directory, which then ends")
-    ] = False,
+    limit: Annotated[list[str] | None, Parameter(help=_LIMIT, metavar="LIMIT")] = None,
+    config: File = None,
+    admin: Annotated[str | None, Parameter(help=_ADMIN, metavar="HOST:PORT")] = None,
+    log_level: Annotated[LogLevel | None, Parameter(metavar="LEVEL")] = None,
+    log_format: Annotated[LogFormat | None, Parameter(metavar="FORMAT")] = None,
+    state_dir: Annotated[FileName | None, Parameter(metavar="DIRECTORY")] = None,
+    admin_token_file: File = None,
+    grace_s: Annotated[float | None, Parameter(metavar="SECONDS")] = None,
+    take_over: bool = False,
 ) -> int:
     """Run the sidecar until SIGTERM or Ctrl-C.
 
     Repeat --listen and --broker in pairs, and --limit for each limit.
+
+    Args:
+        listen: address that clients connect to
+        broker: address of the broker behind it
+        config: TOML file, like deploy/sluice.toml
+        log_level: debug, info, warning or error (info)
+        log_format: auto, human or json (auto)
+        state_dir: where live edits are stored, or off; see below
+        admin_token_file: tokens of the admin address, one per line: NAME ROLE TOKEN
+        grace_s: time for requests in flight on exit (10)
+        take_over: take over from a process with the same state directory, which then ends
     """
-    # Imported only in the commands that need it, here and below: settings, event loop, HTTP server and tables take
-    # their time.
+    # Only the commands that need it import settings, event loop, HTTP server and tables, which takes its time.
     import trio  # noqa: PLC0415 - see above
 
     from admin.config import logs  # noqa: PLC0415 - see above

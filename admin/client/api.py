@@ -1,110 +1,101 @@
-"""The HTTP API of one sidecar: requests, ETags, and problems as messages for the operator.
-
-A problem names a field of the request. The caller says what the operator typed for it: a flag, or a line of a file.
-"""
+"""The HTTP API of one sidecar: requests, answers as text or JSON, and problems as messages for the operator."""
 
 import re
 import ssl
-from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Self, TypeVar
 from urllib.parse import quote
 
 import httpx2
 import msgspec
 
-from admin.client import NoAnswerError, NotFoundError, NotPermittedError, RefusedError, StaleError
 from admin.client.target import Target
-from admin.common.errors import OperatorError
-from admin.wire import BASE, MAX_PAGE, PROBLEM, FieldProblem, Problem
-
-TIMEOUT_S: Final = 5.0
-LONG_TIMEOUT_S: Final = 60.0
-"""For many edits, or a reload."""
+from admin.client.text import as_json, listing, moment, until
+from admin.common.columns import Column
+from admin.common.errors import OperatorError, SettingsError
+from admin.common.tables import Rows
+from admin.edits.model import Change
+from admin.edits.wording import difference, target
+from admin.wire import BASE, MAX_PAGE, PROBLEM, AuditPage, Changes, FieldProblem, Problem
 
 _WORDS: Final = {"kind": "KIND", "name": "NAME", "rate": "RATE", "ttl_s": "--ttl", "id": "ID"}
-
+_LINES: Final = 20
+"""How many changes of a batch are printed."""
 _T = TypeVar("_T")
 
-
-Name = Callable[[FieldProblem], str]
-"""Returns the operator's name for the place of a fault."""
-
-
-def flag(fault: FieldProblem) -> str:
-    """Name a field as an argument or a flag of the command line."""
-    if fault.detail.startswith("no kind "):
-        # The detail says what it is about.
-        return ""
-    field = fault.field.rpartition(".")[2] if fault.edit is not None else fault.field
-    # The value says which of several it is.
-    field = field.partition("[")[0]
-    return _WORDS.get(field) or ("--" + field.replace("_", "-") if field else "")
+Worded = Callable[[FieldProblem], str]
+"""Words a fault, with what the operator typed for its place: a flag, or a line of a file."""
 
 
-class Reply:
-    """An answer.
+class ApiError(OperatorError):
+    """There is no answer (exit code 1), or the sidecar refuses: stale (3), not permitted (4), not found (5)."""
 
-    Attributes:
-        content: JSON.
-        etag: without quotes; empty if there is none.
-    """
+    def __init__(self, lines: str | Sequence[str], exit_code: int = 1) -> None:
+        super().__init__(lines)
+        self.exit_code = exit_code
 
-    def __init__(self, content: bytes, etag: str, url: str) -> None:
-        self.content, self.etag, self._url = content, etag, url
+
+class Reply(NamedTuple):
+    """An answer in JSON."""
+
+    content: bytes
+    url: str
 
     def read(self, type_: type[_T]) -> _T:
         """Decode it.
 
         Raises:
-            NoAnswerError: it is of another type.
+            ApiError: it is of another type.
         """
         try:
             return msgspec.json.decode(self.content, type=type_)
         except msgspec.DecodeError:
-            raise NoAnswerError(_strange(self._url, "something else than was asked for")) from None
-
-    def json(self) -> str:
-        """Return it indented."""
-        return as_json(self.content)
+            raise ApiError(_strange(self.url, "something else than was asked for")) from None
 
 
-def as_json(content: bytes | object) -> str:
-    """Format JSON, or a value as JSON, for people and scripts."""
-    raw = content if isinstance(content, bytes) else msgspec.json.encode(content)
-    return msgspec.json.format(raw, indent=2).decode()
+def by_flag(fault: FieldProblem) -> str:
+    """Word a fault with the argument or the flag of the command line."""
+    # The value says which of several it is.
+    field = fault.field.rpartition(".")[2].partition("[")[0]
+    if not field or fault.detail.startswith("no kind "):
+        return fault.detail
+    return f"{_WORDS.get(field) or '--' + field.replace('_', '-')}: {fault.detail}"
 
 
-def path(*parts: str | int) -> str:
-    """Return the path of a resource of the API; names may hold any characters.
-
-    Raises:
-        RefusedError: a part is empty, or not text.
-    """
-    quoted = []
-    for part in map(str, parts):
-        if not part:
-            raise RefusedError("NAME: must not be empty")
-        try:
-            # URL parsers fold only these two.
-            quoted.append({".": "%2E", "..": "%2E%2E"}.get(part) or quote(part, safe=":"))
-        except UnicodeEncodeError:
-            raise RefusedError(f"{part!r}: is not text") from None
-    return "/".join([BASE, *quoted])
+def change_lines(change: Change, *, dry_run: bool = False) -> Iterator[str]:
+    """Describe a change, or a dry run."""
+    yield f"{'would change: ' if dry_run else ''}{target(change.target)}: {difference(change)}"
+    before = change.before.expires_at if change.before is not None else None
+    if change.expires_at is not None:
+        as_before = ", as before; --ttl never makes it permanent" if before == change.expires_at else ""
+        yield f"   until {until(change.expires_at)}{as_before}"
+    elif before is not None and change.action == "set":
+        yield f"   permanent; the edit before it would have ended {until(before)}"
+    cleared = {"reset": "cleared", "purge": "purged"}.get(change.action)
+    if cleared:
+        yield from (f"   {cleared}: {line}" for line in change.details)
+        yield f"   change {change.id} by {change.by}"
+    elif not dry_run:
+        where = "" if change.durable else ", until the restart only"
+        yield f"   change {change.id} by {change.by}{where}; `sluice audit revert {change.id}` undoes it"
 
 
 class Api:
-    """The API of one sidecar; use it as a context manager."""
+    """The API of one sidecar; use it as a context manager.
 
-    def __init__(self, target: Target, timeout_s: float = TIMEOUT_S) -> None:
-        self.url = target.url
+    Attributes:
+        url: of the sidecar.
+        json: whether commands print the API's JSON.
+    """
+
+    def __init__(self, target: Target, timeout_s: float = 5.0, *, json: bool = False) -> None:
+        self.url, self.json = target.url, json
         self._timeout_s = timeout_s
         self._has_token = target.token is not None
         headers = {"Accept": "application/json, application/problem+json"}
         if target.token is not None:
             headers["Authorization"] = f"Bearer {target.token}"
-        # No proxy of the environment between commands and their sidecar, and no redirection: a token goes where it was
-        # meant to.
+        # Neither a proxy of the environment nor a redirection may get the token.
         self._client = httpx2.Client(
             base_url=target.url, timeout=timeout_s, trust_env=False, headers=headers, verify=_verifying(target)
         )
@@ -113,152 +104,229 @@ class Api:
         """Return itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close its connections."""
         self._client.close()
 
-    def get(self, where: str, params: Mapping[str, Any] | None = None, *, name: Name = flag) -> Reply:
-        """Read something."""
-        return self.ask("GET", where, params=params, name=name)
+    def get(self, *path: str, **params: Any) -> Reply:
+        """Read something; ``params`` are those of ``ask``."""
+        return self.ask("GET", *path, params=params)
 
     def ask(
         self,
         method: str,
-        where: str,
-        *,
+        *path: str,
+        verb: str = "",
         params: Mapping[str, Any] | None = None,
         body: object = None,
         if_match: str = "",
-        name: Name = flag,
+        worded: Worded = by_flag,
     ) -> Reply:
         """Send one request.
 
         Args:
             method: of HTTP.
-            where: see ``path``.
-            params: of the query, without empty ones.
+            path: its parts, which may hold any characters.
+            verb: put behind the path.
+            params: of the query; empty ones are left out.
             body: sent as JSON; None sends none.
-            if_match: the expected ETag without quotes; ``*`` is any edit, empty is no condition.
-            name: names the fields for the operator.
+            if_match: the expected ETag; ``*`` is any edit, empty is no condition.
+            worded: words each fault.
 
         Raises:
-            OperatorError: with its exit code.
+            SettingsError: it is refused as invalid.
+            ApiError: with its exit code.
         """
         headers = {"Content-Type": "application/json"} if body is not None else {}
         if if_match:
             headers["If-Match"] = "*" if if_match == "*" else f'"{if_match.strip(chr(34))}"'
         try:
-            content = None if body is None else msgspec.json.encode(body)
+            response = self._client.request(
+                method,
+                "/".join([BASE, *map(_quoted, path)]) + verb,
+                params={key: "1" if value is True else str(value) for key, value in (params or {}).items() if value},
+                content=None if body is None else msgspec.json.encode(body),
+                headers=headers,
+            )
         except UnicodeEncodeError:
-            raise RefusedError("what was given is not text") from None
-        given = _query(params or {})
-        try:
-            response = self._client.request(method, where, params=given, content=content, headers=headers)
+            raise SettingsError("the command line has characters that are not UTF-8 text; write them as text") from None
         except httpx2.TimeoutException:
-            what = f"no answer from {self.url} within {self._timeout_s:g} s; is it overloaded?"
-            raise NoAnswerError(what) from None
+            raise ApiError(f"no answer from {self.url} within {self._timeout_s:g} s; is it overloaded?") from None
         except httpx2.HTTPError as error:
             raise self._unreachable(error) from None
         if response.is_success:
-            return Reply(response.content, response.headers.get("etag", "").strip('"'), self.url)
-        raise self._refused(response, name)
+            return Reply(response.content, self.url)
+        raise self._refused(response, worded)
 
-    def pages(self, where: str, params: Mapping[str, Any], most: int | None) -> Iterator[Reply]:
-        """Read a list page by page, up to ``most`` rows (None: all)."""
-        offset = 0
-        while most is None or offset < most:
+    def rows(self, *path: str, most: int | None, **params: Any) -> dict[str, Any]:
+        """Read up to ``most`` rows of a list (None: all), page by page; the rest is that of the first page."""
+        whole: dict[str, Any] = {}
+        while not whole or len(whole["rows"]) < min(whole["total"], whole["total"] if most is None else most):
+            offset = len(whole["rows"]) if whole else 0
             size = MAX_PAGE if most is None else min(MAX_PAGE, most - offset)
-            reply = self.get(where, {**params, "offset": offset, "limit": size})
-            yield reply
-            offset += size
-            if offset >= reply.read(_Counted).total:
-                return
+            page = self.get(*path, **params, offset=offset, limit=size).read(dict[str, Any])
+            if not whole:
+                whole = page
+            elif page["rows"]:
+                whole["rows"] += page["rows"]
+                whole["limit"] = len(whole["rows"])
+            else:
+                break
+        return whole
 
-    def events(self, params: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
-        """Yield each event's name and JSON, until the sidecar ends the stream.
+    def batch(
+        self,
+        edits: Sequence[Mapping[str, Any]],
+        *,
+        reason: str = "",
+        if_match: str = "",
+        worded: Worded = by_flag,
+        **params: bool,
+    ) -> Reply:
+        """Make all edits or none."""
+        body = {"edits": edits, "reason": reason} if reason else {"edits": edits}
+        return self.ask("POST", "limits:batch", params=params, body=body, if_match=if_match, worded=worded)
+
+    def text(self, reply: Reply, lines: Callable[[dict[str, Any]], Iterable[str]]) -> str:
+        """Return an answer's JSON if that is wanted, or else its lines."""
+        try:
+            return as_json(reply.content) if self.json else "\n".join(lines(reply.read(dict[str, Any])))
+        except KeyError as error:
+            raise ApiError(_strange(self.url, f"without {error}")) from None
+
+    def table(
+        self,
+        where: str,
+        columns: Iterable[Column],
+        most: int | None,
+        nothing: str,
+        *,
+        rows_of: Callable[[dict[str, Any]], Iterable[dict[str, Any]]] = lambda row: (row,),
+        **params: Any,
+    ) -> str:
+        """Read a list and lay it out; ``nothing`` stands for no rows, and ``rows_of`` makes rows of a row."""
+        page = self.rows(where, most=most, **params)
+        if self.json:
+            return as_json(page)
+        found = page["rows"]
+        rows = [each for row in found for each in rows_of(row)]
+        more = f"\n\n{len(found)} of {page['total']}; --limit N or --all shows more"
+        return (listing(columns, rows) if rows else nothing) + (more if 0 < len(found) < page["total"] else "")
+
+    def write(
+        self,
+        method: str,
+        *path: str,
+        params: Mapping[str, Any],
+        note: Callable[[Change], str] | None = None,
+        **how: Any,
+    ) -> str:
+        """Change one thing and return what that did; ``note`` makes a line to print below."""
+        reply = self.ask(method, *path, params=params, **how)
+        if self.json:
+            return as_json(reply.content)
+        change = reply.read(Change)
+        lines = [*change_lines(change, dry_run=bool(params.get("dry_run")))]
+        return "\n".join([*lines, *filter(None, [note(change) if note is not None else ""])])
+
+    def audit(self, most: int, **query: str) -> str:
+        """Return the latest changes, the latest first."""
+        changes: list[Change] = []
+        before: int | None = None
+        while len(changes) < most:
+            size = min(MAX_PAGE, most - len(changes))
+            page = self.get("audit", **query, before=before, limit=size).read(AuditPage)
+            changes += page.changes
+            before = page.next
+            if before is None:
+                break
+        if self.json:
+            return as_json({"changes": changes, "next": before})
+        columns = ("id", "when", "by", "from", "action", "what", "change", "until", "reason")
+        table = Rows(columns, map(_audited, changes), right=(0,)).used()
+        nothing = "Nothing matches." if any(query.values()) else "Nothing has been changed."
+        return "\n".join(table.lines()) if changes else nothing
+
+    def undo(self, edits: Sequence[Mapping[str, str]], what: str, *, dry_run: bool, **how: Any) -> str:
+        """Make edits that undo others, all or none, and return what that did.
 
         Raises:
-            OperatorError: it cannot be followed, or no longer.
+            ApiError: there are none.
         """
-        given = _query(params)
-        # A comment comes every ten seconds.
-        timeout = httpx2.Timeout(self._timeout_s, read=_SILENCE_S)
-        try:
-            with self._client.stream("GET", path("events"), params=given, timeout=timeout) as response:
-                if not response.is_success:
-                    response.read()
-                    raise self._refused(response, flag)
-                event = ""
-                for line in response.iter_lines():
-                    if line.startswith("event:"):
-                        event = line.removeprefix("event:").strip()
-                    elif line.startswith("data:"):
-                        yield event, line.removeprefix("data:").strip().encode()
-        except httpx2.TimeoutException:
-            raise NoAnswerError(f"no answer from {self.url} within {_SILENCE_S:g} s; is it overloaded?") from None
-        except httpx2.HTTPError as error:
-            raise self._unreachable(error) from None
+        if not edits:
+            raise ApiError(f"no {what} is edited: all are as configured", 5)
+        reply = self.batch(edits, dry_run=dry_run, **how)
+        if self.json:
+            return as_json(reply.content)
+        changes = reply.read(Changes).changes
+        lines = [next(change_lines(each, dry_run=dry_run)) for each in changes[:_LINES]]
+        lines += [f"and {len(changes) - _LINES} more"] if len(changes) > _LINES else []
+        ids = " to ".join(dict.fromkeys(str(each.id) for each in (changes[0], changes[-1])))
+        count = f"{len(changes)} edit{'s' * (len(changes) != 1)}"
+        lines.append(f"would undo {count}" if dry_run else f"undid {count}: change {ids} by {changes[0].by}")
+        return "\n".join(lines)
 
-    def _unreachable(self, error: Exception) -> NoAnswerError:
+    def _unreachable(self, error: Exception) -> ApiError:
         why = re.sub(r"\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
         if "CERTIFICATE_VERIFY_FAILED" in why:
             reason = why.rpartition("verify failed: ")[2].partition(" (_ssl")[0]
-            return NoAnswerError(
+            return ApiError(
                 f"{self.url} is not trusted ({reason}): name the PEM file of who signed its certificate with --ca-file"
             )
         if self.url.startswith("https:") and re.search(r"\bSSL\b|_ssl\.c", why):
-            return NoAnswerError(f"no TLS at {self.url}: write http://{self.url.removeprefix('https://')}")
+            return ApiError(f"no TLS at {self.url}: write http://{self.url.removeprefix('https://')}")
         if isinstance(error, httpx2.RemoteProtocolError) and self.url.startswith("http:"):
-            return NoAnswerError(f"{self.url} speaks no HTTP ({why}): write https:// if it has TLS")
-        return NoAnswerError(
+            return ApiError(f"{self.url} speaks no HTTP ({why}): write https:// if it has TLS")
+        return ApiError(
             f"nobody answers at {self.url} ({why}): start `sluice run`, or name its admin address with --admin"
         )
 
-    def _refused(self, response: httpx2.Response, name: Name) -> OperatorError:
+    def _refused(self, response: httpx2.Response, worded: Worded) -> OperatorError:
         status = response.status_code
-        problem = None
-        if response.headers.get("content-type", "").startswith(PROBLEM):
-            try:
-                problem = msgspec.json.decode(response.content, type=Problem)
-            except msgspec.DecodeError:
-                problem = None
-        if problem is None:
-            return NoAnswerError(_strange(self.url, str(status)))
-        lines = [f"{place}: {each.detail}" if (place := name(each)) else each.detail for each in problem.errors]
+        try:
+            is_problem = response.headers.get("content-type", "").startswith(PROBLEM)
+            problem = msgspec.json.decode(response.content if is_problem else b"", type=Problem)
+        except msgspec.DecodeError:
+            return ApiError(_strange(self.url, str(status)))
+        lines = [*map(worded, problem.errors)]
         match status:
             case 401:
-                what = problem.detail.rstrip(".")
                 todo = "another token" if self._has_token else "a token"
-                return NotPermittedError(
-                    f"{self.url}: {what}; give {todo} with --token-file, SLUICE_TOKEN or a profile"
-                )
+                how = f"give {todo} with --token-file, SLUICE_TOKEN or a profile"
+                return ApiError(f"{self.url}: {problem.detail.rstrip('.')}; {how}", 4)
             case 403:
-                return NotPermittedError(f"{self.url}: {problem.detail}")
-            case 404 if any(each.field == "kind" for each in problem.errors):
-                return RefusedError(lines)
-            case 404:
-                return NotFoundError(lines or problem.detail)
+                return ApiError(f"{self.url}: {problem.detail}", 4)
+            case 404 if all(each.field != "kind" for each in problem.errors):
+                return ApiError(lines or problem.detail, 5)
             case 412:
-                return StaleError(_stale(problem))
-            case 400 | 413 | 415 | 422:
-                return RefusedError(lines or problem.detail)
-            case 409 if lines:
-                # A reload of an invalid configuration.
-                return RefusedError([problem.detail, *lines])
+                return ApiError(_stale(problem), 3)
+            case 409 if not lines:
+                # A later change has overtaken the one to revert, or there is no spool to purge.
+                return ApiError(problem.detail, 3 if response.url.path.endswith("/revert") else 1)
             case 409:
-                # A later change has overtaken the one to revert.
-                return StaleError(problem.detail)
-            case _:
-                return NoAnswerError(lines or problem.detail)
+                # A reload of an invalid configuration.
+                return SettingsError([problem.detail, *lines])
+            case 400 | 404 | 413 | 415 | 422:
+                return SettingsError(lines or problem.detail)
+        return ApiError(lines or problem.detail)
 
 
-_SILENCE_S: Final = 30.0
+def _audited(change: Change) -> tuple[str, ...]:
+    return (
+        str(change.id),
+        moment(change.at),
+        change.by,
+        change.address,
+        change.action if change.reverts is None else f"{change.action} of {change.reverts}",
+        target(change.target),
+        "; ".join(change.details) if change.action in {"reload", "reset", "purge"} else difference(change),
+        moment(change.expires_at),
+        change.reason,
+    )
 
 
 def _stale(problem: Problem) -> str:
-    """Say what is active instead of what was expected, and what to do."""
+    """Say what is in force instead of what was expected, and what to do."""
     if not problem.etag or any(each.edit is not None for each in problem.errors):
         return f"{problem.detail}: look at it again, and run this once more"
     return (
@@ -267,13 +335,11 @@ def _stale(problem: Problem) -> str:
     )
 
 
-class _Counted(msgspec.Struct):
-    total: int
-
-
-def _query(params: Mapping[str, Any]) -> dict[str, str]:
-    given = {key: value for key, value in params.items() if value is not None and value is not False and value != ""}
-    return {key: "1" if value is True else str(value) for key, value in given.items()}
+def _quoted(part: str) -> str:
+    if not part:
+        raise SettingsError("NAME: must not be empty")
+    # URL parsers fold only these two.
+    return {".": "%2E", "..": "%2E%2E"}.get(part) or quote(part, safe=":")
 
 
 def _strange(url: str, what: str) -> str:
@@ -282,9 +348,9 @@ def _strange(url: str, what: str) -> str:
 
 def _verifying(target: Target) -> ssl.SSLContext:
     if not target.url.startswith("https:"):
-        # Without TLS nothing is loaded, which would take time.
+        # Loading certificates would take time.
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         return ssl.create_default_context(cafile=target.ca_file)
     except (OSError, ssl.SSLError):
-        raise RefusedError(f"{target.ca_file}: no PEM file of certificates; name one with --ca-file") from None
+        raise SettingsError(f"{target.ca_file}: no PEM file of certificates; name one with --ca-file") from None

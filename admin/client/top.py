@@ -1,232 +1,290 @@
 """``sluice top``: limits, rates and refusals live on a terminal. Without one it prints one table and ends.
 
-One thread follows the sidecar's events and reconnects; the main thread draws (``admin.client.screen``) and reads keys.
+One loop: ask for the rows that fit, draw them, wait up to a second for keys.
 """
 
-import queue
+import os
+import re
+import select
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
+import termios
+import tty
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from itertools import count
-from types import FrameType
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final
 
-from rich.console import Console
-from rich.live import Live as Screen
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
-from admin.client import NoAnswerError
-from admin.client.api import Api, path
-from admin.client.keyboard import Keyboard
-from admin.client.screen import View, Wish, draw, head, room
-from admin.client.tables import listing
+from admin.client.api import Api, ApiError
 from admin.client.target import Target
+from admin.client.text import RIGHT, as_json, cell, limiting, listing, passing
 from admin.common.columns import LIMITS
-from admin.common.errors import OperatorError
-from admin.wire import State
+from admin.common.numbers import per_second, span
+from admin.common.tables import printable
+from admin.wire import MAX_PAGE
 
-__all__ = ["News", "View", "Wish", "draw", "follow", "watch"]
+_SORTS: Final = ("refused", "passed", "used", "wait", "name", "kind")
+_UPWARDS: Final = frozenset({"name", "kind"})
+_FILTERS: Final = ("", "limited", "near", "shadowed", "edited")
+_REFRESH_S: Final = 1.0
+_TIMEOUT_S: Final = 5.0
+_CHROME_LINES: Final = 8
+"""Lines of the screen that are not rows of the table."""
+_WIDE: Final = 110
+"""Narrower terminals show fewer columns, so that names have room."""
+_NARROW: Final = frozenset({"kind", "name", "limit", "passed", "refused", "used"})
 
-_AGAIN_S: Final = 1.0
-_REDRAW_S: Final = 1.0
-# Direction by key; the ends are further away than there are rows.
-_SCROLLING: Final = {"up": -1, "down": 1, "pageup": -1, "pagedown": 1, "home": -(10**9), "end": 10**9}
+_KEYS: Final = {
+    "\r": "enter",
+    "\n": "enter",
+    "\x7f": "backspace",
+    "\x08": "backspace",
+    "\x1b": "escape",
+    "\x1b[A": "up",
+    "\x1bOA": "up",
+    "\x1b[B": "down",
+    "\x1bOB": "down",
+    "\x1b[5~": "pageup",
+    "\x1b[6~": "pagedown",
+    "\x1b[H": "home",
+    "\x1bOH": "home",
+    "\x1b[1~": "home",
+    "\x1b[F": "end",
+    "\x1bOF": "end",
+    "\x1b[4~": "end",
+}
+_KEY: Final = re.compile(r"\x1b(?:\[[0-9;]*[@-~]|O.)?|[^\x1b]", re.DOTALL)
 
 
-class News(NamedTuple):
-    """From the following thread: an event, or ``lost`` and ``failed`` with the reason.
+@dataclass(slots=True)
+class View:
+    """What is shown.
 
     Attributes:
-        generation: of the thread; a replaced one may still send something.
-        event: its name.
-        body: its JSON, or the reason.
-        error: of ``failed``.
+        backwards: against the usual order of the column.
+        top: number of rows above the first one on the screen.
+        total: number of rows at the sidecar.
+        typed: the text in the search; None while it is closed.
     """
 
-    generation: int
-    event: str
-    body: bytes = b""
-    error: OperatorError | None = None
+    kind: str = ""
+    search: str = ""
+    filter: str = ""
+    sort: str = "refused"
+    backwards: bool = False
+    top: int = 0
+    total: int = 0
+    typed: str | None = None
+
+    def query(self, rows: int) -> dict[str, Any]:
+        """Return the API's query for this many rows."""
+        order = "asc" if (self.sort in _UPWARDS) != self.backwards else "desc"
+        wanted = {"kind": self.kind, "search": self.search, "filter": self.filter, "sort": self.sort, "order": order}
+        return {**wanted, "offset": self.top, "limit": rows, "history": "0"}
+
+    def scroll(self, lines: int, rows: int) -> None:
+        """Scroll down, or up, on a screen of this many rows."""
+        self.top = max(0, min(self.top + lines, self.total - rows))
+
+    def press(self, key: str, rows: int) -> bool:
+        """Do what a key says; return whether to continue."""
+        if self.typed is not None:
+            self._type(key)
+            return True
+        scrolled = {"up": -1, "down": 1, "pageup": -rows, "pagedown": rows, "home": -self.total, "end": self.total}
+        if key in scrolled:
+            self.scroll(scrolled[key], rows)
+            return True
+        match key:
+            case "q" | "Q":
+                return False
+            case "s":
+                self.sort, self.backwards = _next(_SORTS, self.sort), False
+            case "r":
+                self.backwards = not self.backwards
+            case "f":
+                self.filter = _next(_FILTERS, self.filter)
+            case "escape":
+                self.search = self.filter = ""
+            case "/":
+                self.typed = ""
+                return True
+            case _:
+                return True
+        self.top = 0
+        return True
+
+    def _type(self, key: str) -> None:
+        match key:
+            case "enter":
+                self.search, self.typed, self.top = self.typed or "", None, 0
+            case "escape":
+                self.typed = None
+            case "backspace":
+                self.typed = (self.typed or "")[:-1]
+            case _ if len(key) == 1:
+                self.typed = (self.typed or "") + key
 
 
-def watch(target: Target, wish: Wish, *, once: bool, json: bool) -> int:
-    """Show the sidecar live, or once without a terminal.
+def _next(words: Sequence[str], word: str) -> str:
+    return words[(words.index(word) + 1) % len(words)] if word in words else words[0]
 
-    Returns:
-        The exit code: 0, or 128 + the number of the signal that ended it.
+
+def show(target: Target, view: View, *, once: bool, json: bool) -> int:
+    """Show the sidecar live, or once without a terminal; return the exit code.
 
     Raises:
         OperatorError: it cannot be asked.
     """
     console = Console(highlight=False)
-    if once or json or not console.is_terminal or console.is_dumb_terminal:
-        print(_once(target, wish, json=json))  # noqa: T201 - the command line speaks to people here
-        return 0
-    with ExitStack() as running:
-        ended = running.enter_context(_signals())
-        keyboard = running.enter_context(Keyboard(sys.stdin))
-        screen = running.enter_context(Screen(console=console, screen=True, auto_refresh=False))
-        _Watching(target, wish, console, screen, keyboard).run(ended)
-    return 128 + ended[0] if ended else 0
+    with Api(target, _TIMEOUT_S) as api, ExitStack() as stack:
+        if once or json or not console.is_terminal or console.is_dumb_terminal:
+            print(_once(api, view, json=json))  # noqa: T201 - for people
+            return 0
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
+        # A stopped process would leave the shell on the alternate screen.
+        signal.signal(signal.SIGTSTP, signal.SIG_IGN)
+        typed = stack.enter_context(_keyboard())
+        _watch(api, view, stack.enter_context(Live(console=console, screen=True, auto_refresh=False)), typed)
+    return 0
 
 
-def _once(target: Target, wish: Wish, *, json: bool) -> str:
-    with Api(target) as api:
-        reply = api.get(path("limits"), wish.query())
-        if json:
-            return reply.json()
-        page = reply.read(dict[str, Any])
-        now = api.get(path("state")).read(State)
-    rows = page["rows"]
-    view = View(target.url, wish, total=page["total"], state=now)
-    lines = [str(line) for line in head(view, str(len(rows)))]
-    return "\n".join([*lines, "", listing(LIMITS, rows) if rows else "Nothing has been asked for."])
+def _once(api: Api, view: View, *, json: bool) -> str:
+    reply = api.get("limits", **view.query(MAX_PAGE))
+    if json:
+        return as_json(reply.content)
+    page, state = reply.read(dict[str, Any]), api.get("state").read(dict[str, Any])
+    lines = map(str, _head(view, state, api.url, page, ""))
+    return "\n".join([*lines, "", listing(LIMITS, page["rows"]) if page["rows"] else "Nothing has been asked for."])
 
 
-class _Watching:
-    """Draws what comes in, and does what is typed."""
-
-    def __init__(self, target: Target, wish: Wish, console: Console, screen: Screen, keyboard: Keyboard) -> None:
-        self._target, self._console, self._screen, self._keyboard = target, console, screen, keyboard
-        self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
-        self._generations = count(1)
-        self._generation = 0
-        self._stop = threading.Event()
-        self.view = View(target.url, wish)
-
-    def run(self, ended: list[int]) -> None:
-        """Watch until a key or a signal ends it."""
-        self._follow()
+def _watch(api: Api, view: View, screen: Live, typed: Callable[[float], Sequence[str]]) -> None:
+    """Draw until a key ends it; raises ApiError if the sidecar cannot be asked at first, or refuses."""
+    page: dict[str, Any] = {}
+    state: dict[str, Any] = {}
+    lost = ""
+    while True:
+        rows = max(1, screen.console.height - _CHROME_LINES)
         try:
-            while not ended:
-                self._screen.update(draw(self.view, self._console.height, self._console.width), refresh=True)
-                for key in self._keyboard.wait(_REDRAW_S):
-                    if not self._press(key):
-                        return
-                self._take_news()
-        finally:
-            self._stop.set()
-
-    def _follow(self) -> None:
-        """Follow the present wish; the thread before ends with its next event."""
-        self._stop.set()
-        self._stop = threading.Event()
-        self._generation = next(self._generations)
-        threading.Thread(
-            target=follow,
-            args=(self._target, self.view.wish.query(), self._generation, self._tell, self._stop),
-            daemon=True,
-        ).start()
-
-    def _tell(self, news: News) -> None:
-        self._news.put(news)
-        self._keyboard.wake()
-
-    def _take_news(self) -> None:
-        while not self._news.empty():
-            news = self._news.get()
-            if news.generation != self._generation:
-                continue
-            if news.error is not None:
-                raise news.error
-            if news.event == "lost":
-                self.view.lost = news.body.decode()
-            else:
-                self.view.take(news.event, news.body)
-
-    def _press(self, key: str) -> bool:
-        """Handle a key; return whether to continue."""
-        view, before = self.view, self.view.wish
-        if view.typed is not None:
-            if key == "enter":
-                view.wish = replace(before, search=view.typed, offset=0)
-                view.typed = None
-            elif key == "escape":
-                view.typed = None
-            elif key == "backspace":
-                view.typed = view.typed[:-1]
-            elif len(key) == 1:
-                view.typed += key
-        elif key in {"q", "Q"}:
-            return False
-        elif key == "s":
-            view.wish = before.next_sort()
-        elif key == "r":
-            view.wish = replace(before, backwards=not before.backwards, offset=0)
-        elif key == "f":
-            view.wish = before.next_filter()
-        elif key == "/":
-            view.typed = ""
-        elif key == "escape":
-            view.wish = replace(before, search="", filter="", offset=0)
-        elif key in _SCROLLING:
-            rows = room(self._console.size.height)
-            view.scroll(_SCROLLING[key] * (1 if key in {"up", "down"} else rows), rows)
-        if view.wish != before and replace(view.wish, offset=before.offset) != before:
-            # Another list starts at its top.
-            view.top = 0
-        if view.wish != before:
-            self._follow()
-        return True
-
-
-def follow(
-    target: Target,
-    query: dict[str, Any],
-    generation: int,
-    tell: Callable[[News], None],
-    stop: threading.Event,
-) -> None:
-    """Send events until it is stopped; reconnect when the sidecar goes away.
-
-    Args:
-        target: of the sidecar.
-        query: as the API takes it.
-        generation: sent with everything.
-        tell: called from this thread.
-        stop: ends it.
-    """
-    reached = False
-    while not stop.is_set():
-        why = "the sidecar ended it"
-        try:
-            with Api(target) as api:
-                for event, body in api.events(query):
-                    if stop.is_set():
-                        return
-                    reached = True
-                    tell(News(generation, event, body))
-        except NoAnswerError as error:
-            why = error.lines[0]
-            if not reached:
-                tell(News(generation, "failed", error=error))
+            page = api.get("limits", **view.query(rows)).read(dict[str, Any])
+            state = api.get("state").read(dict[str, Any])
+            lost = ""
+        except ApiError as error:
+            if not state or error.exit_code != 1:
+                raise
+            lost = error.lines[0]
+        view.total = page["total"]
+        # Rows may have gone.
+        view.scroll(0, rows)
+        drawn = draw(view, state, api.url, page, lost=lost, width=screen.console.width)
+        screen.update(drawn, refresh=True)
+        for key in typed(_REFRESH_S):
+            if not view.press(key, rows):
                 return
-        except OperatorError as error:
-            tell(News(generation, "failed", error=error))
-            return
-        if not stop.is_set():
-            tell(News(generation, "lost", why.encode()))
-        stop.wait(_AGAIN_S)
+
+
+# --- the screen -----------------------------------------------------------------------------------
+
+
+def draw(
+    view: View, state: Mapping[str, Any], url: str, page: Mapping[str, Any], *, lost: str = "", width: int = 120
+) -> RenderableType:
+    """Lay out the screen; ``lost`` says why there is no news."""
+    keys = Text("q quit   s sort   r reverse   / search   f filter   Esc all   ↑ ↓ PgUp PgDn scroll", style="dim")
+    if view.typed is not None:
+        keys = Text.assemble(("search: ", "bold"), printable(view.typed), "▏   Enter searches, Esc leaves it")
+    return Group(*_head(view, state, url, page, lost), _table(page["rows"], width), keys)
+
+
+def _head(view: View, now: Mapping[str, Any], url: str, page: Mapping[str, Any], lost: str) -> Iterator[Text]:
+    """Yield the lines above the table."""
+    count, begin = len(page["rows"]), page.get("offset", 0)
+    shown = str(count) if count >= page["total"] or not count else f"{begin + 1} to {begin + count}"
+    order = f"by {view.sort}{' (reversed)' if view.backwards else ''}"
+    search = f'with "{printable(view.search)}"' if view.search else ""
+    what = ", ".join(filter(None, (f"{shown} of {page['total']}", order, view.filter, view.kind, search)))
+    title = f"Sluice {now['version']} at {url}, up for {span(now['uptime_s'])}"
+    yield Text.assemble((title, "bold"), f"   {what}", no_wrap=True)
+    if lost:
+        yield Text(f" No news: {lost}; asking again ", style="bold white on red")
+    rates, bypassed = now["rates"]["messages_per_s"], now["bypassed"]["per_s_last_60s"]
+    edits = now["edits"]["standing"]
+    yield Text.assemble(
+        ("messages/s  " + passing(rates), "red" if rates["refused"] else ""),
+        f"   connections {now['totals']['connections_open']}   edits {edits}",
+    )
+    banners = [
+        (now["off"] or not now["limiting"], f"LIMITING IS {limiting(now)}", "bold white on red"),
+        (bypassed, f"BYPASSING: {per_second(bypassed)} requests/s went by the limiter in the last minute", ""),
+        *(
+            (each["stands"], f"{each['scarce'].upper()} ALARM: {each['text']}", "bold white on red")
+            for each in now["alarms"]
+        ),
+        (now["draining"], "DRAINING: it accepts no connections and ends soon", ""),
+        *(
+            (
+                each["reachable"] is False,
+                f"BROKER of {each['name']} not reachable: {each['error']}",
+                "bold white on red",
+            )
+            for each in now["listeners"]
+        ),
+        (now["persistence"]["error"], f"EDITS: {now['persistence']['error']}", ""),
+    ]
+    yield from (
+        Text(f" {printable(text)} ", style=style or "black on yellow") for is_so, text, style in banners if is_so
+    )
+
+
+def _table(rows: Sequence[Mapping[str, Any]], width: int) -> Table:
+    columns = [column for column in LIMITS if column.cli and (width >= _WIDE or column.name in _NARROW)]
+    lines = [[cell(column, row, columns) for column in columns] for row in rows]
+    used = [at for at, column in enumerate(columns) if not column.optional or any(cells[at] for cells in lines)]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
+    for column in (columns[at] for at in used):
+        justify = "right" if column.format in RIGHT or column.name == "limit" else "left"
+        table.add_column(
+            column.title.lower(), no_wrap=True, ratio=1 if column.name == "name" else None, justify=justify
+        )
+    for row, cells in zip(rows, lines, strict=True):
+        live = row.get("live") or {}
+        style = "red" if live.get("limited") else "yellow" if live.get("would_refuse") or live.get("near") else ""
+        table.add_row(*(Text(printable(cells[at])) for at in used), style=style)
+    return table
+
+
+# --- the keyboard ---------------------------------------------------------------------------------
 
 
 @contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Collect signals, so that the terminal is restored before the process ends.
+def _keyboard() -> Iterator[Callable[[float], Sequence[str]]]:
+    """Yield a function that waits some seconds for keys, without Enter; the terminal is restored at the end."""
+    descriptors = [sys.stdin.fileno()] if sys.stdin.isatty() else []
 
-    SIGTSTP is ignored: it would leave a shell on the alternate screen.
-    """
-    ended: list[int] = []
+    def read(seconds: float) -> Sequence[str]:
+        if not select.select(descriptors, [], [], seconds)[0]:
+            return ()
+        # Nothing to read: the terminal is gone.
+        return keys(os.read(descriptors[0], 256).decode(errors="ignore")) or ("q",)
 
-    def end(number_: int, _frame: FrameType | None) -> None:
-        ended.append(number_)
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {each: signal.signal(each, end) for each in numbers}
-    before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
+    before = [termios.tcgetattr(each) for each in descriptors]
+    for each in descriptors:
+        tty.setcbreak(each)
     try:
-        yield ended
+        yield read
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for each, attributes in zip(descriptors, before, strict=True):
+            termios.tcsetattr(each, termios.TCSADRAIN, attributes)
+
+
+def keys(text: str) -> list[str]:
+    """Name the typed keys: characters are themselves, unknown keys are left out."""
+    named = (_KEYS.get(each, each) for each in _KEY.findall(text))
+    return [key for key in named if key.isprintable()]

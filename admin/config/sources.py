@@ -103,7 +103,7 @@ def load(file: str | None, environ: Mapping[str, str], flags: Flags) -> Configur
     """
     name = "" if file else f"{ENV_CONFIG}="
     file = file or environ.get(ENV_CONFIG) or None
-    data, lines = ({}, {}) if file is None else _read(file, name)
+    data, lines = ({}, {}) if file is None else read_toml(file, name)
     named: dict[Place, str] = {}
     origins = Origins(file, lines, named)
     problems = _expand_addresses(data, environ, origins)
@@ -115,15 +115,34 @@ def load(file: str | None, environ: Mapping[str, str], flags: Flags) -> Configur
     problems += _merge_listeners(data, named, environ, flags)
     if problems:
         raise SettingsError(problems)
-    try:
-        settings = read(Settings, data)
-    except FaultsError as error:
-        raise SettingsError(origins.problems(error)) from None
+    settings = _validated(data, origins)
     env_limits = tuple(
         LimitText(text, ENV_LIMIT) for text in _LIMIT_SEPARATOR.split(environ.get(ENV_LIMIT, "")) if text
     )
     flag_limits = tuple(LimitText(text, "--limit") for text in flags.limits)
     return Configuration(settings, env_limits, flag_limits, origins, tuple(replaced))
+
+
+def load_limits(file: str) -> tuple[dict[str, Any], Origins]:
+    """Return the tables ``limits`` and ``defaults`` of a file, as written, and their places.
+
+    Other tables of a configuration are ignored.
+
+    Raises:
+        SettingsError: with a line for each fault.
+    """
+    data, lines = read_toml(file)
+    origins = Origins(file, lines, {})
+    data = {key: each for key, each in data.items() if key in {"limits", "defaults"} or key not in keys(Settings)}
+    _validated(data, origins)
+    return data, origins
+
+
+def _validated(data: Mapping[str, Any], origins: Origins) -> Settings:
+    try:
+        return read(Settings, data)
+    except FaultsError as error:
+        raise SettingsError(origins.problems(error)) from None
 
 
 def environment_names() -> dict[str, Place]:
@@ -141,8 +160,12 @@ def _environment_names(model: Any, parent: Place) -> Iterable[tuple[str, Place]]
             yield ENV_PREFIX + "_".join(map(str, place)).upper(), place
 
 
-def _read(file: str, name: str) -> tuple[dict[str, Any], Mapping[Place, int]]:
-    """Read the file; ``name`` is the variable that named it, if one did."""
+def read_toml(file: str, name: str = "") -> tuple[dict[str, Any], Mapping[Place, int]]:
+    """Read a file, and the line of each key; ``name`` is the variable that named it, if one did.
+
+    Raises:
+        SettingsError: with file and line.
+    """
     where = f"{name}{file}"
     try:
         # Editors on Windows put a byte-order mark in front.

@@ -15,7 +15,7 @@ from admin.analytics.lines import Wanted
 from admin.analytics.making import _write_recommendations
 from admin.analytics.options import Options
 from admin.analytics.report import Recommended, Tools, find_instances, make_tables, recommend
-from admin.client.recommendations import read as read_file
+from admin.client.apply import read_recommendations as read_file
 from admin.common.recommendations import Recommendation
 
 pytestmark = pytest.mark.long

@@ -29,7 +29,7 @@ class FakeApi:
     Attributes:
         address: ``host:port``.
         answers: by ``METHOD /path`` (without ``/api/v1``, as on the wire): status and JSON, or a function of the
-            request that returns them; an iterator of events instead of JSON is a stream of them.
+            request that returns them.
         asked: the requests: method, path, query, headers (lower case), JSON.
         etag: sent with every answer, if not empty.
     """
@@ -58,9 +58,6 @@ class FakeApi:
                 fake.asked.append(request)
                 answer = fake.answers.get(f"{self.command} {where}", problem(404, "there is no such thing"))
                 status, what = answer(request) if callable(answer) else answer
-                if isinstance(what, Iterator):
-                    self._stream(what)
-                    return
                 raw = what if isinstance(what, bytes) else json.dumps(what).encode()
                 self.send_response(status)
                 self.send_header("content-length", str(len(raw)))
@@ -69,16 +66,6 @@ class FakeApi:
                     self.send_header("etag", f'"{fake.etag}"')
                 self.end_headers()
                 self.wfile.write(raw)
-
-            def _stream(self, events: Iterator[tuple[str, Any]]) -> None:
-                """Send events as they come; the connection ends with them."""
-                self.close_connection = True
-                self.send_response(200)
-                self.send_header("content-type", "text/event-stream")
-                self.end_headers()
-                for event, body in events:
-                    self.wfile.write(f": alive\n\nevent: {event}\ndata: {json.dumps(body)}\n\n".encode())
-                    self.wfile.flush()
 
             do_GET = do_PUT = do_PATCH = do_POST = do_DELETE = _answer  # noqa: N815 - http.server's names
 

@@ -86,7 +86,7 @@ async def test_all_are_unset_at_once(asked: Asked) -> None:
     for name in ("orders", "mail"):
         await asked("limits", "set", "topic", name, "7")
     ran = await asked("limits", "unset", "--all", "--reason", "over")
-    assert words(ran.out)[-1] == "changed 2 limits: change 3 to 4 by ada"
+    assert words(ran.out)[-1] == "undid 2 edits: change 3 to 4 by ada"
 
 
 async def test_buckets_begin_anew(asked: Asked) -> None:
@@ -105,7 +105,7 @@ async def test_the_limits_of_a_file_are_put_in_force_and_written_out_again(asked
     assert exported == {"limits": [{"kind": "topic", "name": "orders", "rate": 7, "action": "reject"}]}
     file.write_text('[[limits]]\nkind = "topic"\nname = "orders"\nrate = -1\n', encoding="utf-8")
     wrong = await asked("limits", "apply", str(file))
-    assert (wrong.exit_code, wrong.err.startswith(f"sluice: {file}:4: limits[0].rate: must be")) == (2, True)
+    assert (wrong.exit_code, wrong.err.startswith(f"sluice: {file}:4: limits[0].rate = -1: must be")) == (2, True)
 
 
 async def test_limiting_is_switched_off_and_back(asked: Asked) -> None:

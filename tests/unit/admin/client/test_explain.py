@@ -6,9 +6,7 @@ import msgspec
 import pytest
 
 from admin.cli import main
-from admin.client.api import Api
-from admin.client.explain import ask_file, ask_sidecar
-from admin.client.target import Target
+from admin.client.explain import explain_file
 from admin.common.errors import SettingsError
 from admin.wire.sentences import explained
 from proxy.stats.question import (
@@ -18,44 +16,6 @@ from proxy.stats.question import (
 )
 
 Write = Callable[[str], str]
-
-
-ORDERS = Question("topic", "orders", "10.1.2.3", "g", "main")
-
-
-class TestAskingASidecar:
-    def test_brings_its_answer(self, api: Any, explanation: Explanation) -> None:
-        api.answers["GET /explain"] = (200, msgspec.to_builtins(explanation))
-        with Api(Target(api.url)) as client:
-            assert ask_sidecar(client, ORDERS) == explanation
-        assert api.asked[0].query == {
-            "kind": "topic",
-            "name": "orders",
-            "client": "10.1.2.3",
-            "producer_group": "g",
-            "listener": "main",
-        }
-
-    @pytest.mark.parametrize(
-        ("field", "line"),
-        [
-            ("kind", "KIND: is wrong"),
-            ("name", "NAME: is wrong"),
-            ("producer_group", "--producer-group: is wrong"),
-        ],
-    )
-    def test_what_is_wrong_is_named_as_on_the_command_line(self, api: Any, problem: Any, field: str, line: str) -> None:
-        api.answers["GET /explain"] = problem(400, "wrong", {"field": field, "detail": "is wrong"})
-        with Api(Target(api.url)) as client, pytest.raises(SettingsError) as caught:
-            ask_sidecar(client, ORDERS)
-        assert caught.value.lines == (line,)
-
-    @pytest.mark.parametrize("name", ["\udcff\udcfe", "a\nb"])
-    def test_what_cannot_be_printed_is_not_asked_for(self, api: Any, sluice: Any, name: str) -> None:
-        ran = sluice("limits", "explain", "topic", name)
-        assert ran.exit_code == 2
-        assert ran.err == f"sluice: NAME: {name!r} has characters that cannot be printed\n"
-        assert api.asked == []
 
 
 class TestCommand:
@@ -77,13 +37,14 @@ class TestCommand:
 
     def test_prints_json_on_demand(self, api: Any, sluice: Any, explanation: Explanation) -> None:
         api.answers["GET /explain"] = (200, msgspec.to_builtins(explanation))
-        ran = sluice("limits", "explain", "topic", "orders", "--json")
+        ran = sluice("limits", "explain", "topic", "orders", "--client", "10.1.2.3", "--listener", "main", "--json")
         assert json.loads(ran.out) == json.loads(msgspec.json.encode(explanation))
+        asked = {"kind": "topic", "name": "orders", "client": "10.1.2.3", "listener": "main"}
+        assert api.asked[0].query == asked
 
     @pytest.mark.parametrize(
         ("tokens", "line"),
         [
-            ("explain topic", "NAME: nothing given; see sluice limits explain --help"),
             (
                 "explain topic a --clinet 1",
                 "unknown option: --clinet; did you mean --client? see sluice limits explain --help",
@@ -134,6 +95,10 @@ name = "10.0.0.0/8"
 rate = "unlimited"
 bytes_per_s = 1048576
 """
+
+
+def ask_file(file: str, question: Question) -> Explanation:
+    return msgspec.convert(explain_file(file, msgspec.to_builtins(question)), Explanation)
 
 
 class TestAskingAFile:

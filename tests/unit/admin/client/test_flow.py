@@ -75,13 +75,16 @@ class TestPurge:
         assert api.asked[0].query == {"reason": "too old"}
 
     def test_of_nothing_says_so(self, api: Any, sluice: Sluice) -> None:
-        api.answers["DELETE /spool/topic/a"] = (200, {"kind": "topic", "name": "a", "change": 7})
+        api.answers["DELETE /spool/topic/a"] = (
+            200,
+            {"kind": "topic", "name": "a", "refused": 0, "dropped": 0, "change": 7},
+        )
         assert sluice("spool", "purge", "topic:a", "--yes").out == "Nothing of topic:a was spooled; change 7\n"
 
     def test_wants_a_yes_where_nobody_can_be_asked(self, api: Any, sluice: Sluice) -> None:
         ran = sluice("spool", "purge", "topic:a")
         assert (ran.exit_code, api.asked) == (2, [])
-        assert ran.err == "sluice: purging topic:a cannot be undone: give --yes if it is meant\n"
+        assert ran.err == "sluice: purging topic:a cannot be undone: give --yes to purge it without a question\n"
 
     @pytest.mark.parametrize(("said", "asked"), [("y\n", 1), ("n\n", 0), ("\n", 0)])
     def test_asks_on_a_terminal(
@@ -95,7 +98,10 @@ class TestPurge:
                 return said
 
         monkeypatch.setattr("sys.stdin", Terminal())
-        api.answers["DELETE /spool/topic/a"] = (200, {"kind": "topic", "name": "a", "refused": 1, "change": 7})
+        api.answers["DELETE /spool/topic/a"] = (
+            200,
+            {"kind": "topic", "name": "a", "refused": 1, "dropped": 0, "change": 7},
+        )
         ran = sluice("spool", "purge", "topic:a")
         assert len(api.asked) == asked
         assert "This cannot be undone. [y/N]" in ran.err

@@ -1,5 +1,4 @@
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,15 +8,18 @@ import pytest
 from api_examples import CONNECTIONS, STATE
 
 from admin.cli import main
-from admin.client.words import moment
+from admin.client.text import moment
 
 Make = Callable[..., dict[str, Any]]
 Sluice = Callable[..., Any]
 
 
+KEYS = ("changed", "needs_restart", "hidden", "warnings")
+
+
 class TestReload:
     def test_of_the_same_says_so(self, api: Any, sluice: Sluice) -> None:
-        api.answers["POST /reload"] = (200, {"change": None})
+        api.answers["POST /reload"] = (200, {"change": None, **dict.fromkeys(KEYS, ())})
         assert sluice("reload", "--dry-run").out == "nothing would change\n"
         assert api.asked[0].query == {"dry_run": "1"}
 
@@ -98,71 +100,61 @@ class TestConnections:
 
     def test_of_nobody_says_so(self, api: Any, sluice: Sluice) -> None:
         api.answers["GET /connections"] = (200, {"rows": [], "total": 0})
-        assert sluice("connections").out == "Nobody is connected.\n"
+        assert sluice("connections").out == "No client is connected.\n"
 
 
 def test_state_says_what_an_operator_looks_for(api: Any, sluice: Sluice) -> None:
-    api.answers["GET /state"] = (
-        200,
-        {
-            "version": "0.1.0",
-            "uptime_s": 90,
-            "limiting": True,
-            "off": ["topic"],
-            "draining": False,
-            "listeners": [
-                {
-                    "name": "main",
-                    "listen": "127.0.0.2:1",
-                    "broker": "127.0.0.1:1",
-                    "connections": 4,
-                    "reachable": False,
-                    "error": "refused",
-                }
-            ],
-            "totals": {"connections": 9, "connections_open": 4},
-            "rates": {"messages_per_s": {"passed": 10.0, "refused": 2.5}},
-            "bypassed": {
-                "total": 5,
-                "per_s_last_60s": 0.0,
-                "by": [{"handler": "rate_limit", "reason": "late", "total": 5}],
-            },
-            "persistence": {"directory": None, "error": "disk full", "set_aside": ["state.db.damaged-1"]},
-            "edits": {
-                "standing": 2,
-                "expiring_next": {"target": "limits/topic/a", "expires_at": "2026-11-21T20:00:00Z"},
-            },
-            "failed_reload": {
-                "at": "2026-11-21T19:00:00Z",
-                "by": "SIGHUP",
-                "problems": ["sluice.toml:3: limits[0].rate: must be a number"],
-            },
-            "rejection_log": {"directory": "/var/lib/sluice/rejections", "error": "disk full"},
-            "warnings": ["doubtful"],
+    listener = {"name": "main", "listen": "127.0.0.2:1", "broker": "127.0.0.1:1", "connections": 4, "reachable": False}
+    now = {
+        "version": "0.1.0",
+        "instance": "",
+        "uptime_s": 90,
+        "off": ["topic"],
+        "draining": False,
+        "listeners": [msgspec.to_builtins(STATE.listeners[0]) | listener | {"error": "refused"}],
+        "bypassed": {
+            "total": 5,
+            "per_s_last_60s": 0.0,
+            "by": [{"handler": "rate_limit", "reason": "late", "total": 5}],
         },
-    )
+        "persistence": {"directory": None, "error": "disk full", "set_aside": ["state.db.damaged-1"]},
+        "edits": {"standing": 2, "expiring_next": {"target": "limits/topic/a", "expires_at": "2026-11-21T20:00:00Z"}},
+        "failed_reload": {
+            "at": "2026-11-21T19:00:00Z",
+            "by": "SIGHUP",
+            "problems": ["sluice.toml:3: limits[0].rate: must be a number"],
+        },
+        "rejection_log": {"directory": "/var/lib/sluice/rejections", "error": "disk full"},
+        "warnings": ["doubtful"],
+    }
+    api.answers["GET /state"] = (200, msgspec.to_builtins(STATE) | now)
     lines = sluice("state").out.splitlines()
     assert lines[0] == f"Sluice 0.1.0 at {api.url}, up for 1 min 30 s"
-    assert lines[1:5] == [
-        "limiting     on, OFF for topic",
-        "messages/s   10 passed, 2.5 refused",
-        "connections  4 open, 9 since the start",
+    assert lines[1] == "limiting     on, OFF for topic"
+    for line in (
         "listener     main: 127.0.0.2:1 -> 127.0.0.1:1 (NOT REACHABLE: refused), 4 open",
-    ]
-    assert lines[5] == "bypassed     5 requests since the start (rate_limit late 5)"
-    assert lines[6].startswith("edits        2 stand; topic a ends ")
-    assert lines[7:] == [
+        "bypassed     5 requests since the start (rate_limit late 5)",
         "kept in      memory: edits are lost at the restart; disk full",
-        "set aside    state.db.damaged-1",
+        "quarantined  state.db.damaged-1",
         "recorded in  /var/lib/sluice/rejections; disk full",
-        f"reload       FAILED by SIGHUP, {moment('2026-11-21T19:00:00Z')}: what was in force still is",
+        f"reload       FAILED by SIGHUP, {moment('2026-11-21T19:00:00Z')}: the old configuration still applies",
         "             sluice.toml:3: limits[0].rate: must be a number",
         "warning      doubtful",
-    ]
+    ):
+        assert line in lines
+    assert any(line.startswith("edits        2 active; limits/topic/a expires ") for line in lines)
+
+
+def test_a_state_without_a_field_is_that_of_another_version(api: Any, sluice: Sluice) -> None:
+    api.answers["GET /state"] = (200, {"version": "0"})
+    ran = sluice("state")
+    assert (ran.exit_code, ran.out) == (1, "")
+    assert f"{api.url} answers without 'rates': name the admin address of a Sluice of this version" in ran.err
 
 
 def test_state_and_connections_say_which_of_several_brokers_is_used(api: Any, sluice: Any) -> None:
-    listener = {"name": "ha", "listen": "127.0.0.2:1", "broker": "127.0.0.1:3", "connections": 1, "reachable": True}
+    listener = msgspec.to_builtins(STATE.listeners[0]) | {"name": "ha", "listen": "127.0.0.2:1"}
+    listener |= {"broker": "127.0.0.1:3", "connections": 1, "reachable": True}
     backup = {"backup": 2, "backups": 2, "passed_over": ["127.0.0.1:1: Connection refused", "127.0.0.1:2: no answer"]}
     api.answers["GET /state"] = (200, {**msgspec.to_builtins(STATE), "listeners": [listener | backup]})
     how = "backup 2 of 2; 127.0.0.1:1: Connection refused; 127.0.0.1:2: no answer"
@@ -181,9 +173,7 @@ def test_tail_reads_the_log_of_the_sidecar_that_is_asked(
     own, other = tmp_path / "own" / "rejections", tmp_path / "usual" / "other" / "rejections"
     for folder in (own, other):
         folder.mkdir(parents=True)
-        file = folder / "rejections-a-000000000000-000001.jsonl"
-        file.touch()
-        os.utime(file, (0, 0))
+        (folder / "rejections-a-000000000000-000001.jsonl").touch()
     monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "usual"))
     monkeypatch.setenv("SLUICE_URL", api.url)
 
@@ -195,7 +185,7 @@ def test_tail_reads_the_log_of_the_sidecar_that_is_asked(
 
     code, said = tail_of(own)
     assert code == 0
-    assert said.startswith(f"sluice: reading {own}, last written ")
+    assert said == f"sluice: reading {own}"
     code, said = tail_of(tmp_path / "elsewhere")
     assert code == 2
     assert said.endswith(f"keeps its log in {tmp_path / 'elsewhere'}, which is not on this machine")

@@ -171,14 +171,17 @@ class TestProfile:
     @pytest.mark.parametrize(
         ("text", "said"),
         [
-            ('[test]\nadmin = "a:1"\n', "--profile prod: no such profile in {file}; there are: test"),
-            ('prod = "a:1"\n', "{file}:1: prod: must be a table: [prod]"),
-            ('[prod]\nadmin = "a:1"\ntokn = "x"\n', "{file}:3: tokn: unknown; allowed here: admin, token, "),
-            ("[prod]\nadmin = 1\n", "{file}:2: admin: must be text in quotes"),
+            ('[test]\nadmin = "a:1"\n', "--profile prod: there is no table [prod] in {file}; there are: test"),
+            ('prod = "a:1"\n', "--profile prod: there is no table [prod] in {file}; there are: prod"),
+            ('[prod]\nadmin = "a:1"\ntokn = "x"\n', "{file}:3: prod.tokn: unknown; allowed here: admin, token, "),
+            ("[prod]\nadmin = 1\n", "{file}:2: prod.admin: must be text in quotes"),
             ("[prod]\n", '{file}:1: prod: has no admin; write admin = "HOST:PORT"'),
-            ('[prod]\nadmin = "here"\n', "{file}:2: admin here: must be"),
-            ('[prod]\nadmin = "a:1"\ntoken = "x"\ntoken_file = "y"\n', "{file}:3: token: stands beside token_file"),
-            ('[prod]\nadmin = "a:1"\ntoken = "x y"\n', "{file}:3: token: has characters that no token has"),
+            ('[prod]\nadmin = "here"\n', "{file}:2: prod.admin here: must be"),
+            (
+                '[prod]\nadmin = "a:1"\ntoken = "x"\ntoken_file = "y"\n',
+                "{file}:3: prod.token: there is a token_file, too",
+            ),
+            ('[prod]\nadmin = "a:1"\ntoken = "x y"\n', "{file}:3: prod.token: has characters that no token has"),
             ("[prod\n", "{file}:1: not TOML: "),
         ],
     )
@@ -188,4 +191,4 @@ class TestProfile:
 
     def test_without_a_file_says_where_it_would_be(self) -> None:
         line = refused(Given(profile="prod"))
-        assert line.startswith(f"--profile prod: {profiles_file()}: cannot be read: no such file or directory; write")
+        assert line == f"--profile prod: there is no {profiles_file()}; write it, with a table [prod]"

@@ -9,213 +9,140 @@ import struct
 import subprocess
 import sys
 import termios
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from api_examples import STATE as EXAMPLE
 from rich.console import Console
 
-from admin.client.screen import room
-from admin.client.target import Target
-from admin.client.top import News, View, Wish, draw, follow
+from admin.client.top import View, draw, keys
 
 SLUICE = Path(sys.executable).with_name("sluice")
 SCREEN = b"\x1b[?1049h"
 BACK = b"\x1b[?1049l"
-STATE = {
+URL = "http://127.0.0.1:1"
+STATE = msgspec.to_builtins(EXAMPLE) | {
     "version": "0.1.0",
     "uptime_s": 90,
     "limiting": True,
     "off": [],
     "draining": False,
     "listeners": [],
-    "totals": {"connections": 9, "connections_open": 4},
-    "rates": {"messages_per_s": {"passed": 10.0, "refused": 2.5}},
-    "bypassed": {"total": 0, "per_s_last_60s": 0.0, "by": []},
-    "edits": {"standing": 2, "expiring_next": None},
+    "alarms": [],
+    "bypassed": {"per_s_last_60s": 0.0},
+    "persistence": {"directory": None, "error": None},
+    "rates": {"messages_per_s": {"passed": 10.0, "refused": 2.5, "shadowed": 0}},
+    "edits": {"standing": 2},
+    "totals": {"connections_open": 4},
 }
 
 
 def row(name: str, refused: float = 0.0, **fields: Any) -> dict[str, Any]:
-    return {
-        "key": f"topic/{name}",
-        "kind": "topic",
-        "name": name,
-        "limit_text": "500/s",
-        "live": {"passed_per_s": 1.0, "refused_per_s": refused, "used_ratio": 0.5, "limited": refused > 0},
-    } | fields
+    live = {"passed_per_s": 1.0, "refused_per_s": refused, "used_ratio": 0.5, "limited": refused > 0}
+    return {"kind": "topic", "name": name, "limit_text": "500/s", "live": live} | fields
 
 
-def page(*rows: dict[str, Any]) -> dict[str, Any]:
-    return {"rows": list(rows), "total": len(rows), "offset": 0, "etag": "e"}
+def page(*rows: dict[str, Any], total: int = 0, offset: int = 0) -> dict[str, Any]:
+    return {"rows": list(rows), "total": total or len(rows), "offset": offset, "etag": "e"}
 
 
-@pytest.fixture
-def view() -> View:
-    view = View("http://127.0.0.1:1", Wish())
-    view.take("state", json.dumps(STATE).encode())
-    view.take("limits", json.dumps(page(row("orders", 3.0), row("mail"))).encode())
-    return view
+ORDERS = page(row("orders", 3.0), row("mail"))
 
 
-def seen(view: View, height: int = 24) -> str:
-    console = Console(file=io.StringIO(), width=140, height=height, color_system=None, highlight=False)
+def seen(view: View, state: dict[str, Any] = STATE, rows: dict[str, Any] = ORDERS, lost: str = "") -> str:
+    console = Console(file=io.StringIO(), width=140, height=24, color_system=None, highlight=False)
     with console.capture() as capture:
-        console.print(draw(view, height))
+        console.print(draw(view, state, URL, rows, lost=lost))
     return capture.get()
 
 
-class TestView:
-    def test_shows_totals_and_rows_in_their_order(self, view: View) -> None:
-        text = seen(view)
-        assert "Sluice 0.1.0 at http://127.0.0.1:1, up for 1 min 30 s   2 of 2, by refused" in text
+class TestScreen:
+    def test_shows_totals_and_rows_in_their_order(self) -> None:
+        text = seen(View())
+        assert f"Sluice 0.1.0 at {URL}, up for 1 min 30 s   2 of 2, by refused" in text
         assert "messages/s  10 passed, 2.5 refused   connections 4   edits 2" in text
         assert text.index("orders") < text.index("mail")
+        assert "would" not in text
 
-    def test_shows_what_would_be_refused_where_there_is_any(self, view: View) -> None:
-        assert "would" not in seen(view)
+    def test_shows_what_would_be_refused_where_there_is_any(self) -> None:
         live = {"passed_per_s": 9.0, "refused_per_s": 0.0, "shadowed_per_s": 4.0, "would_refuse": True}
-        by = {"passed_per_s": 1, "refused_per_s": 2, "limited": True, "refused_by": "client:*"}
-        rows = page(row("dark", live=live, limit={"rate": 5, "action": "shadow"}), row("log", live=by))
-        view.take("limits", json.dumps(rows).encode())
-        state = STATE | {"rates": {"messages_per_s": {"passed": 10.0, "refused": 2.5, "shadowed": 4.0}}}
-        view.take("state", json.dumps(state).encode())
-        text = " ".join(seen(view).split())
-        assert "10 passed, 2.5 refused, 4 would be refused" in text
+        rows = page(row("dark", live=live, limit={"rate": 5, "action": "shadow"}))
+        text = " ".join(seen(View(), rows=rows).split())
         assert "kind resource limit action passed/s refused/s would refuse/s used" in text
         assert "topic dark 500/s shadow 9 0 4" in text
-        assert "client:*" in text
-
-    def test_takes_in_only_what_changed(self, view: View) -> None:
-        changed = {
-            "rows": [{"key": "topic/mail", "limit_text": "7/s"}],
-            "order": ["topic/mail", "topic/orders"],
-            "total": 5,
-        }
-        view.take("limits", json.dumps(changed).encode())
-        assert [(each["name"], each["limit_text"]) for each in view.shown()] == [("mail", "7/s"), ("orders", "500/s")]
-        assert view.total == 5
-
-    def test_forgets_rows_that_are_not_in_the_order_any_more(self, view: View) -> None:
-        view.take("limits", json.dumps({"rows": [], "order": ["topic/mail"]}).encode())
-        assert [each["name"] for each in view.shown()] == ["mail"]
-        assert list(view.rows) == ["topic/mail"]
-
-    def test_leaves_aside_events_that_it_does_not_know(self, view: View) -> None:
-        view.take("change", b"{}")
-        view.take("anything", b"no JSON")
 
     @pytest.mark.parametrize(
         ("state", "banner"),
         [
             ({"limiting": False}, "LIMITING IS OFF: everything passes"),
             ({"off": ["topic"]}, "LIMITING IS on, OFF for topic"),
-            ({"bypassed": {"total": 5, "per_s_last_60s": 1.5, "by": []}}, "BYPASSING: 1.5 requests/s"),
+            ({"bypassed": {"per_s_last_60s": 1.5}}, "BYPASSING: 1.5 requests/s"),
             ({"draining": True}, "DRAINING"),
             ({"persistence": {"directory": None, "error": "disk full"}}, "EDITS: disk full"),
+            ({"alarms": [{"stands": True, "scarce": "memory", "text": "no room"}]}, "MEMORY ALARM: no room"),
             (
-                {
-                    "listeners": [
-                        {
-                            "name": "main",
-                            "listen": "a:1",
-                            "broker": "b:1",
-                            "connections": 0,
-                            "reachable": False,
-                            "error": "refused",
-                        }
-                    ]
-                },
+                {"listeners": [{"name": "main", "reachable": False, "error": "refused"}]},
                 "BROKER of main not reachable: refused",
             ),
         ],
     )
-    def test_shouts_what_an_operator_must_not_miss(self, view: View, state: dict[str, Any], banner: str) -> None:
-        assert banner not in seen(view)
-        view.take("state", json.dumps(STATE | state).encode())
-        assert banner in seen(view)
+    def test_shouts_what_an_operator_must_not_miss(self, state: dict[str, Any], banner: str) -> None:
+        assert banner not in seen(View())
+        assert banner in seen(View(), STATE | state)
 
-    def test_says_that_there_is_no_news_until_there_is(self, view: View) -> None:
-        view.lost = "nobody answers"
-        assert "No news: nobody answers; asking again" in seen(view)
-        view.take("state", json.dumps(STATE).encode())
-        assert "No news" not in seen(view)
+    def test_says_which_rows_are_shown_and_that_there_is_no_news(self) -> None:
+        view = View(search="or", filter="near", kind="topic", backwards=True)
+        text = seen(view, rows=page(row("a"), total=100, offset=30), lost="nobody answers")
+        assert '31 to 31 of 100, by refused (reversed), near, topic, with "or"' in " ".join(text.split())
+        assert "No news: nobody answers; asking again" in text
 
-    def test_shows_no_more_rows_than_there_is_room_for(self, view: View) -> None:
-        view.take("limits", json.dumps(page(*(row(f"topic-{at}") for at in range(100)))).encode())
-        assert len(seen(view, 20).splitlines()) <= 20
-
-    def test_scrolls_and_says_which_rows_are_shown(self, view: View) -> None:
-        view.take("limits", json.dumps(page(*(row(f"topic-{at:03}") for at in range(100)))).encode())
-        view.scroll(30, room(20))
-        text = seen(view, 20)
-        assert "topic-029" not in text
-        assert "topic-030" in text
-        assert "31 to 42 of 100" in text
-        view.scroll(10**9, room(20))
-        assert "89 to 100 of 100" in seen(view, 20)
-        view.scroll(-(10**9), room(20))
-        assert "topic-000" in seen(view, 20)
-
-    def test_asks_for_other_rows_where_it_has_none(self, view: View) -> None:
-        view.take("limits", json.dumps(page(*(row(f"topic-{at}") for at in range(500))) | {"total": 2000}).encode())
-        view.scroll(400, 12)
-        assert view.wish.query()["offset"] == 0
-        view.scroll(100, 12)
-        assert view.wish.query()["offset"] == 250
-        assert "topic-" in seen(view, 20)
-        rows = page(*(row(f"later-{at}") for at in range(250, 750))) | {"total": 2000, "offset": 250}
-        view.take("limits", json.dumps(rows).encode())
-        text = seen(view, 20)
-        assert "later-500" in text
-        assert "501 to 512 of 2000" in text
-
-    def test_gives_the_terminal_no_orders(self, view: View) -> None:
-        view.take("limits", json.dumps(page(row("a\x1b[2J"))).encode())
-        view.typed = "\x1b"
-        assert "\x1b" not in seen(view)
+    def test_gives_the_terminal_no_orders(self) -> None:
+        view = View(typed="\x1b")
+        assert "\x1b" not in seen(view, rows=page(row("a\x1b[2J")))
 
 
-class TestWish:
-    def test_sorts_figures_downwards_and_names_upwards(self) -> None:
-        assert Wish(sort="used").query()["order"] == "desc"
-        assert Wish(sort="used", backwards=True).query()["order"] == "asc"
-        assert Wish(sort="name").query()["order"] == "asc"
+class TestKeys:
+    @pytest.mark.parametrize(
+        ("typed", "named"),
+        [
+            ("q", ["q"]),
+            ("/or\r", ["/", "o", "r", "enter"]),
+            ("\x7f\x08", ["backspace", "backspace"]),
+            ("\x1b[A\x1bOB\x1b[5~\x1b[6~\x1b[H\x1b[4~", ["up", "down", "pageup", "pagedown", "home", "end"]),
+            ("\x1b", ["escape"]),
+            ("\x1b[1;5Cq\x01", ["q"]),
+        ],
+    )
+    def test_are_named(self, typed: str, named: list[str]) -> None:
+        assert keys(typed) == named
 
-    def test_goes_round_the_columns_and_filters(self) -> None:
-        wish = Wish()
-        for _ in range(6):
-            wish = wish.next_sort()
-        for _ in range(5):
-            wish = wish.next_filter()
-        assert wish == Wish()
+    def test_sort_reverse_filter_and_search_from_the_top(self) -> None:
+        view = View(top=7, total=100)
+        assert all(view.press(key, 10) for key in ("s", "r", "f", "/", "o", "x", "backspace", "enter"))
+        wanted = {"kind": "", "search": "o", "filter": "limited", "sort": "passed", "order": "asc"}
+        assert view.query(10) == wanted | {"offset": 0, "limit": 10, "history": "0"}
+        view.press("escape", 10)
+        assert (view.search, view.filter) == ("", "")
+        view.press("/", 10)
+        assert view.press("q", 10)
+        view.press("escape", 10)
+        assert not view.press("q", 10)
 
+    def test_go_round_columns_and_filters(self) -> None:
+        view = View()
+        for key in "ssssss" + "fffff":
+            view.press(key, 10)
+        assert view == View()
+        assert View(sort="name").query(1)["order"] == "asc"
 
-class TestFollowing:
-    def test_asks_again_when_the_sidecar_goes_away(self, api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("admin.client.top._AGAIN_S", 0)
-        api.answers["GET /events"] = lambda _: (200, iter([("state", STATE)]))
-        stop, told = threading.Event(), []
-
-        def tell(news: News) -> None:
-            told.append(news.event)
-            if told.count("state") == 2:
-                stop.set()
-
-        follow(Target(api.url), Wish().query(), 1, tell, stop)
-        assert told == ["state", "lost", "state"]
-        assert api.asked[0].query["sort"] == "refused"
-
-    @pytest.mark.parametrize(("status", "exit_code"), [(401, 4), (400, 2), (503, 1)])
-    def test_of_what_is_refused_ends(self, api: Any, problem: Any, status: int, exit_code: int) -> None:
-        api.answers["GET /events"] = problem(status, "no")
-        told: list[News] = []
-        follow(Target(api.url), {}, 1, told.append, threading.Event())
-        (news,) = told
-        assert news.error is not None
-        assert news.error.exit_code == exit_code
+    def test_scroll_within_the_list(self) -> None:
+        view = View(total=100)
+        for key, top in (("down", 1), ("pagedown", 13), ("up", 12), ("end", 88), ("pageup", 76), ("home", 0)):
+            view.press(key, 12)
+            assert view.top == top
 
 
 class TestOnce:
@@ -285,85 +212,55 @@ class Terminal:
 
 @pytest.fixture
 def terminal(api: Any) -> Iterator[Terminal]:
-    ended = threading.Event()
+    def limits(request: Any) -> Any:
+        name, first = request.query.get("search") or request.query["sort"], int(request.query.get("offset", 0))
+        rows = (row(f"topic-{at}-by-{name}", 3.0) for at in range(first, first + int(request.query["limit"])))
+        return 200, page(*rows, total=100, offset=first)
 
-    def events(request: Any) -> Any:
-        def stream() -> Iterator[tuple[str, Any]]:
-            name = request.query.get("search") or request.query["sort"]
-            yield "state", STATE
-            yield "limits", page(row(f"topic-by-{name}", 3.0))
-            while not ended.wait(0.05):
-                yield "state", STATE
-
-        return 200, stream()
-
-    api.answers["GET /events"] = events
+    api.answers["GET /limits"], api.answers["GET /state"] = limits, (200, STATE)
     terminal = Terminal(api.address)
     try:
-        terminal.wait_for(b"topic-by-refused")
+        terminal.wait_for(b"topic-0-by-refused")
         yield terminal
     finally:
         terminal.close()
-        ended.set()
 
 
 class TestTerminal:
-    def test_arrows_scroll(self, api: Any, terminal: Terminal) -> None:
-        rows = page(*(row(f"row-{at:03}") for at in range(100)))
-        ended = threading.Event()
-
-        def stream() -> Iterator[tuple[str, Any]]:
-            yield "state", STATE
-            yield "limits", rows
-            while not ended.wait(0.05):
-                yield "state", STATE
-
-        api.answers["GET /events"] = lambda _: (200, stream())
-        terminal.type(b"s")
-        terminal.wait_for(b"row-000")
+    def test_keys_scroll_sort_search_and_end_it(self, terminal: Terminal) -> None:
         terminal.type(b"\x1b[B")
         terminal.wait_for(b"2 to 23 of 100")
         terminal.type(b"\x1b[6~")
         terminal.wait_for(b"24 to 45 of 100")
-        terminal.type(b"q")
-        assert terminal.end() == 0
-        ended.set()
-
-    def test_keys_sort_search_and_end_it(self, terminal: Terminal) -> None:
         terminal.type(b"s")
-        terminal.wait_for(b"topic-by-passed")
+        terminal.wait_for(b"topic-0-by-passed")
         terminal.type(b"/")
         terminal.wait_for(b"search:")
         terminal.type(b"orderz\x7fs\r")
-        terminal.wait_for(b"topic-by-orders")
+        terminal.wait_for(b"topic-0-by-orders")
         terminal.type(b"q")
         assert terminal.end() == 0
         assert terminal.is_as_it_was
 
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
     def test_a_signal_leaves_the_terminal_as_it_was(self, terminal: Terminal, number: signal.Signals) -> None:
         terminal.process.send_signal(number)
         assert terminal.end() == 128 + number
         assert terminal.is_as_it_was
 
     def test_a_sidecar_that_goes_away_is_said_and_asked_again(self, api: Any, terminal: Terminal, problem: Any) -> None:
-        api.answers["GET /events"] = lambda _: (200, iter(()))
-        terminal.type(b"s")
+        before = api.answers["GET /state"]
+        api.answers["GET /state"] = problem(503, "busy")
         terminal.wait_for(b"No news: ")
+        api.answers["GET /state"] = before
+        terminal.type(b"s")
+        terminal.wait_for(b"by-passed")
         terminal.type(b"q")
         assert terminal.end() == 0
         assert terminal.is_as_it_was
 
     def test_being_refused_leaves_the_terminal_and_says_why(self, api: Any, terminal: Terminal, problem: Any) -> None:
-        api.answers["GET /events"] = problem(401, "the token is wrong")
-        terminal.type(b"s")
+        api.answers["GET /limits"] = problem(401, "the token is wrong")
         assert terminal.end() == 4
         assert terminal.is_as_it_was
         assert b"the token is wrong" in terminal.output.rpartition(BACK)[2]
-
-
-def test_before_the_first_figures_it_says_that_it_waits(view: View) -> None:
-    for shown, waits in ((View("http://127.0.0.1:1", Wish()), True), (view, False)):
-        stream = io.StringIO()
-        Console(file=stream, width=100).print(draw(shown, 24))
-        assert ("Waiting for the first figures" in stream.getvalue()) is waits

@@ -1,0 +1,266 @@
+"""``sluice limits apply``: puts the limits of a TOML file, or the recommendations of a report, in force.
+
+The sidecar checks the limits. Its objections name the place in the file.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from admin.client.api import Api, change_lines
+from admin.client.text import as_json
+from admin.common.errors import SettingsError
+from admin.common.recommendations import VERSION, Recommendation, RecommendationsFile
+from admin.common.tables import printable
+from admin.config.faults import Origins
+from admin.config.sources import load_limits
+from admin.config.toml_lines import Path as Place
+from admin.edits.model import Change, LimitEntry
+from admin.edits.wording import short
+from admin.wire import MAX_EDITS, Changes, FieldProblem, applying
+from limiter.rules.errors import RuleError
+from limiter.rules.patterns import glob_of, read_glob
+
+_FEW: Final = 5
+"""How many of those left out for one reason are named."""
+_REMAKE: Final = "name the recommendations.json of a report, or make a new one with `sluice report`"
+
+
+class _Planned(NamedTuple):
+    """An edit; ``at`` words a fault of one of its keys with the place in the file."""
+
+    edit: Mapping[str, Any]
+    at: Callable[[str, str], str]
+
+
+# --- a file of limits -----------------------------------------------------------------------------
+
+
+def apply_limits(api: Api, file: str, *, prune: bool, reason: str, **how: bool) -> str:
+    """Apply the limits of a file, all or none, and return what that did. Those in force already are left alone.
+
+    Args:
+        api: of the sidecar.
+        file: path of the TOML file.
+        prune: also undo edits that the file does not have.
+        reason: for the audit trail.
+        how: ``dry_run`` and ``volatile``.
+
+    Raises:
+        OperatorError: nothing was changed.
+    """
+    wanted = _wanted(file)
+    edited = api.rows("limits", filter="edited", history="0", most=None)
+    planned: list[_Planned] = []
+    unchanged: list[Mapping[str, Any]] = []
+    for begin in range(0, len(wanted), MAX_EDITS):
+        part = wanted[begin : begin + MAX_EDITS]
+        # The sidecar fills in defaults.
+        for each, change in zip(part, _send(api, file, part, dry_run=True), strict=True):
+            if (change.old, change.old_rule) == (change.new, change.new_rule):
+                unchanged.append(each.edit)
+            else:
+                planned.append(each)
+    names = {(each.edit["kind"], each.edit["name"]) for each in wanted}
+    for row in edited["rows"]:
+        if prune and (row["kind"], row["name"]) not in names:
+            edit = {"type": "unset_limit", "kind": row["kind"], "name": row["name"]}
+            planned.append(_Planned(edit, lambda _, what: f"{file}: {what}"))
+    # Edits since the comparison are not overruled.
+    changes = _send(api, file, planned, reason=reason, if_match=edited["etag"], **how)
+    if api.json:
+        left = [{"kind": each["kind"], "name": each["name"]} for each in unchanged]
+        return as_json({"changes": changes, "unchanged": left})
+    lines = [line for each in changes for line in change_lines(each, dry_run=how["dry_run"])]
+    lines += [f"unchanged: {each['kind']} {each['name']}: {short(each['limit'])}" for each in unchanged]
+    did = "would change" if how["dry_run"] else "changed"
+    return "\n".join([*lines, f"{did} {len(changes)}, left {len(unchanged)} unchanged"])
+
+
+def _wanted(file: str) -> list[_Planned]:
+    """Return the edits that make the limits of a file.
+
+    Raises:
+        SettingsError: with a line for each fault.
+    """
+    data, origins = load_limits(file)
+    found: dict[tuple[str, str], _Planned] = {}
+    problems = []
+    limits = [(("limits", index), dict(table)) for index, table in enumerate(data.get("limits", []))]
+    limits += [
+        (("defaults", kind), {"kind": kind, "name": "*", **each}) for kind, each in data.get("defaults", {}).items()
+    ]
+    for place, limit in limits:
+        kind, name = limit.pop("kind"), limit.pop("name")
+        kind, name = ("total", f"{kind}:{name}") if limit.pop("shared", False) else (kind, name)
+        if (kind, name) in found:
+            what = f"a second limit for {kind} {name}: an edit has no hours beside it; put it into the configuration"
+            problems.append(origins.problem(place, f"{what} and run `sluice reload`"))
+        edit = {"type": "set_limit", "kind": kind, "name": name, "limit": limit}
+        found[kind, name] = _Planned(edit, partial(_at, origins, place))
+    if problems:
+        raise SettingsError(problems)
+    return list(found.values())
+
+
+def _at(origins: Origins, place: Place, key: str, what: str) -> str:
+    return origins.problem((*place, key) if key else place, what)
+
+
+def _send(api: Api, file: str, planned: Sequence[_Planned], **how: Any) -> tuple[Change, ...]:
+    """Make all edits or none."""
+
+    def worded(fault: FieldProblem) -> str:
+        if fault.edit is None or fault.edit >= len(planned):
+            return f"{file}: {fault.detail}"
+        key = fault.field.rpartition(".")[2]
+        return planned[fault.edit].at("" if key.isdigit() else key, fault.detail)
+
+    if len(planned) > MAX_EDITS:
+        raise SettingsError(
+            f"{file}: {len(planned)} limits would change, and {MAX_EDITS} can be changed at once; put them into the"
+            " configuration and run `sluice reload`"
+        )
+    edits = [each.edit for each in planned]
+    return api.batch(edits, worded=worded, **how).read(Changes).changes if edits else ()
+
+
+# --- recommendations ------------------------------------------------------------------------------
+
+
+def read_recommendations(file: str) -> RecommendationsFile:
+    """Read ``recommendations.json``.
+
+    Raises:
+        SettingsError: it is invalid; the message says what to do.
+    """
+    try:
+        content = Path(file).read_bytes()
+        version = msgspec.json.decode(content, type=dict[str, Any]).get("version")
+        if version == VERSION:
+            return msgspec.json.decode(content, type=RecommendationsFile)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise SettingsError(f"{file}: cannot be read: {why}; name the recommendations.json of a report") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SettingsError(f"{file}: {error}; {_REMAKE}") from None
+    raise SettingsError(f"{file}: version: found {version}, and this is version {VERSION}; {_REMAKE} of this release")
+
+
+def apply_recommendations(
+    api: Api,
+    file: str,
+    *,
+    only: str,
+    instance: str,
+    offered: Collection[str],
+    force: bool,
+    reason: str,
+    **how: bool,
+) -> str:
+    """Apply recommended limits, all that are not left out, or none; return what that did.
+
+    Each becomes an edit with its evidence as the reason. It is left out if it was made for another limit (unless
+    forced), or is optional (unless asked for).
+
+    Args:
+        api: of the sidecar.
+        file: path of the ``recommendations.json``.
+        only: names that match this glob; empty is all.
+        instance: those for this sidecar; empty is the one that is asked.
+        offered: optional ones to apply, ``lower`` or ``raise``.
+        force: also those for limits that were changed since.
+        reason: for the audit trail, before the evidence.
+        how: ``dry_run`` and ``volatile``.
+
+    Raises:
+        OperatorError: nothing was changed.
+    """
+    recommended = read_recommendations(file)
+    instance = instance or str(api.get("state").read(dict[str, Any])["instance"])
+    known = sorted({*recommended.instances, *(each.instance for each in recommended.recommendations)})
+    if recommended.recommendations and instance not in known:
+        listed = ", ".join(known[:_FEW]) + (f" and {len(known) - _FEW} more" if len(known) > _FEW else "")
+        raise SettingsError(
+            f"{file}: made for {listed}, not for {instance or 'a sidecar without a name'} at {api.url}; ask the right"
+            " one with --admin, or name the sidecar of the recommendations with --instance"
+        )
+    leaves_out = _choice(only, instance, offered)
+    planned: list[_Planned] = []
+    skipped: list[dict[str, str]] = []
+    for index, each in enumerate(recommended.recommendations):
+        place = f"{file}: recommendations[{index}]"
+        why = leaves_out(each)
+        if not why:
+            try:
+                entry = api.get("limits", each.kind, glob_of(each.name)).read(LimitEntry)
+            except SettingsError as error:
+                raise SettingsError(f"{place}: {error}") from None
+            changed = "" if force else applying.changed_since(each, entry)
+            why = applying.beside_the_point(each, entry) or (changed and f"{changed}; --force applies it nevertheless")
+        if why:
+            names = {"instance": each.instance, "kind": each.kind, "name": each.name}
+            skipped.append({**names, "action": each.action, "why": why})
+        else:
+            planned.append(_Planned(_edit(each, entry, reason), partial(_of, f"{place}: {each.kind} {each.name}")))
+    changes = _send(api, file, planned, **how)
+    if api.json:
+        return as_json({"changes": changes, "skipped": skipped})
+    lines = []
+    for change in changes:
+        lines += change_lines(change, dry_run=how["dry_run"])
+        lines += [f"   because {change.reason}"] if change.reason else []
+    by_reason = defaultdict(list)
+    for left in skipped:
+        by_reason[left["why"]].append(f"{left['kind']} {left['name']}")
+    for why, alike in by_reason.items():
+        lines += (
+            [f"left out: {name}: {why}" for name in alike]
+            if len(alike) <= _FEW
+            else [f"left out: {len(alike)} limits: {why}"]
+        )
+    did = "would change" if how["dry_run"] else "changed"
+    return "\n".join([*map(printable, lines), f"{did} {len(changes)}, left out {len(skipped)}"])
+
+
+def _of(place: str, key: str, what: str) -> str:
+    return f"{place}: {key}: {what}" if key else f"{place}: {what}"
+
+
+def _choice(text: str, instance: str, offered: Collection[str]) -> Callable[[Recommendation], str]:
+    """Return a function that says why a recommendation is left out whatever limit is in force; empty if it is not."""
+    try:
+        only = read_glob(text or "*")
+    except RuleError as error:
+        raise SettingsError(f"--only {text}: {error}") from None
+
+    def why(each: Recommendation) -> str:
+        if each.instance != instance:
+            return f"for {each.instance}"
+        if not only.stands_for(each.name):
+            return "does not match --only"
+        logged = each.backtest.logged
+        if each.action == "keep" and logged is not None and logged.refused_messages:
+            return f"keep: {each.evidence}"
+        if each.only_with and each.only_with not in offered:
+            return f"{applying.change_of(each)} is offered apart, --{each.only_with} applies it: {each.evidence}"
+        return applying.nothing_to_do(each)
+
+    return why
+
+
+def _edit(each: Recommendation, entry: LimitEntry, reason: str) -> dict[str, Any]:
+    limit = {**entry.limit, **applying.fields_of(each, entry)}
+    return {
+        "type": "set_limit",
+        "kind": each.kind,
+        "name": glob_of(each.name),
+        "limit": {key: value for key, value in limit.items() if value is not None},
+        "reason": applying.reason_of(each, reason),
+        # Edits since the look at it are not overruled.
+        "if_match": entry.etag,
+    }

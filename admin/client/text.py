@@ -1,0 +1,154 @@
+"""How rows and times are written for people, and how durations and rates are read."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from admin.common.columns import Column
+from admin.common.errors import SettingsError
+from admin.common.numbers import per_second, percent, short_span, span
+from admin.common.tables import Rows
+from proxy.flow.alarms import size_text
+
+RIGHT: Final = frozenset({"rate", "count", "share", "bytes", "seconds", "milliseconds"})
+"""Formats of figures."""
+_USUAL: Final = ("reject", "off", "running")
+"""Actions and states that are not shown."""
+_UNITS: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_PART: Final = r"(\d+(?:\.\d+)?)(ms|min|[smhdw])"
+
+
+def as_json(value: object) -> str:
+    """Format a value, or the bytes of an answer, as indented JSON."""
+    raw = value if isinstance(value, bytes) else msgspec.json.encode(value)
+    return msgspec.json.format(raw, indent=2).decode()
+
+
+def read_seconds(text: str, flag: str) -> float:
+    """Read a duration: ``90``, ``90s``, ``15m``, ``1h30m``; raises SettingsError."""
+    seconds = math.nan
+    if re.fullmatch(r"\d+(?:\.\d+)?", text):
+        seconds = float(text)
+    elif re.fullmatch(f"(?:{_PART})+", text):
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in re.findall(_PART, text))
+    if not seconds > 0:
+        raise SettingsError(f"{flag} {text}: must be a time like 90s, 15m, 2h, 1h30m or 7d")
+    return seconds
+
+
+def read_rate(text: str) -> float | str | None:
+    """Read a rate: ``500``, ``500/s`` or ``unlimited``; None if it is not a rate."""
+    if text == "unlimited":
+        return text
+    try:
+        rate = float(text.lower().removesuffix("/s"))
+    except ValueError:
+        return None
+    return rate if 0 <= rate < math.inf else None
+
+
+def moment(text: str | None) -> str:
+    """Write a time of the API in local time; nothing for None."""
+    try:
+        return datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S") if text else ""
+    except ValueError:
+        return str(text)
+
+
+def until(text: str) -> str:
+    """Write when something ends, and in how long."""
+    try:
+        left_s = (datetime.fromisoformat(text) - datetime.now(UTC)).total_seconds()
+    except (ValueError, TypeError):
+        return text
+    return f"{moment(text)} (in {span(max(0.0, left_s))})"
+
+
+def standing(edit: Mapping[str, Any]) -> str:
+    """Say who made an edit, until when, and why."""
+    ends = f", until {until(edit['expires_at'])}" if edit.get("expires_at") else ""
+    reason = f": {edit['reason']}" if edit["reason"] else ""
+    return f"change {edit['change_id']} by {edit['by']}, {moment(edit['at'])}{ends}{reason}"
+
+
+def limiting(now: Mapping[str, Any]) -> str:
+    """Say what is limited, given the sidecar's state."""
+    if not now["limiting"] or "all" in now["off"]:
+        return "OFF: everything passes"
+    return f"on, OFF for {', '.join(now['off'])}" if now["off"] else "on"
+
+
+def passing(rates: Mapping[str, float]) -> str:
+    """Say how many messages pass and are refused, per second."""
+    shadowed = f", {per_second(rates['shadowed'])} would be refused" if rates["shadowed"] else ""
+    return f"{per_second(rates['passed'])} passed, {per_second(rates['refused'])} refused{shadowed}"
+
+
+def listing(columns: Iterable[Column], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Lay out rows of the API by the table of columns, without columns that are empty in every row."""
+    shown = [column for column in columns if column.cli]
+    cells = ([cell(column, row, shown) for column in shown] for row in rows)
+    right = (at for at, column in enumerate(shown) if column.format in RIGHT)
+    return "\n".join(Rows([column.title.lower() for column in shown], cells, right).used().lines())
+
+
+def cell(column: Column, row: Mapping[str, Any], columns: Iterable[Column] = ()) -> str:
+    """Write one value of a row; empty if it has none. ``columns`` are those of its table."""
+    value: Any = row
+    for key in column.field.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    match column.format:
+        case "name":
+            # The kind of a name is written with it unless it has a column of its own.
+            kind = "" if any(each.name == "kind" for each in columns) else row.get("kind", "")
+            return f"{kind} {value or ''}".strip()
+        case "client":
+            return _client(row)
+        case "links":
+            links, waiting = row.get("links") or (), sum(link["waits_ms"] > 0 for link in row.get("links") or ())
+            attached = len(links) + row.get("more_links", 0)
+            return f"{attached}, {waiting} waiting" if waiting else str(attached or "")
+        case "list":
+            more = row.get(f"more_{column.name}")
+            return ", ".join(value or ()) + (f" and {more} more" if more else "")
+    if isinstance(value, Mapping):
+        value = sum(value.values())
+    if value is None or value in _USUAL or (not value and column.optional):
+        return ""
+    match column.format:
+        case "state":
+            return "in flow" if value == "flow" else str(value)
+        case "flag":
+            return "yes" if value else ""
+        case "rate":
+            return per_second(value)
+        case "share":
+            return percent(value)
+        case "bytes":
+            return size_text(value)
+        case "seconds":
+            return short_span(value) if value else ""
+        case "milliseconds":
+            return (f"{value} ms" if value < 1000 else short_span(value / 1000)) if value else ""
+        case "age" | "time":
+            return moment(value)
+    return str(value)
+
+
+def _client(row: Mapping[str, Any]) -> str:
+    client = row["client"]
+    user, certificate = client.get("user"), row.get("certificate")
+    marks = ", ".join(filter(None, ("exempt" if row.get("exempt") else "", row.get("tls"))))
+    parts = (
+        client.get("id"),
+        user and f"({user})",
+        certificate and f"(certificate {certificate})",
+        client.get("product") or client.get("language"),
+        client.get("version"),
+        marks and f"[{marks}]",
+    )
+    return " ".join(filter(None, parts))
