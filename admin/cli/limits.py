@@ -144,7 +144,13 @@ def list_(
     ask: TargetFlags = ASK,
 ) -> int:
     """List limits, and how much of each is used now."""
-    query = {"kind": kind, "search": search, "filter": filter, "sort": sort, "order": "desc" if desc else ""}
+    query: dict[str, Any] = {
+        "kind": kind,
+        "search": search,
+        "filter": filter,
+        "sort": sort,
+        "order": "desc" if desc else "",
+    }
     most = None if all else limit
     return ask.run(lambda api: api.table("limits", LIMITS, most, "Nothing matches.", **query, history="0"))
 

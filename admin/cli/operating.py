@@ -236,7 +236,7 @@ def list_connections(
     ask: TargetFlags = ASK,
 ) -> int:
     """List connected clients."""
-    query = {"search": search, "sort": sort, "order": "desc" if desc else ""}
+    query: dict[str, Any] = {"search": search, "sort": sort, "order": "desc" if desc else ""}
     nothing = "Nothing matches." if search else "No client is connected."
     return ask.run(lambda api: api.table("connections", CONNECTIONS, None if all else limit, nothing, **query))
 

@@ -127,8 +127,9 @@ def report(
         since_s=None if since_s is None else since_s - since_s % _MINUTE_S,
         until_s=None if until_s is None else until_s + -until_s % _MINUTE_S,
         headroom=_number("--headroom", headroom, "a number from 0 to 10; 0.2 adds a fifth", least=0, most=10),
-        capacity_per_s=capacity
-        and _number("--capacity", capacity, "messages per second, as 50000", least=_LEAST_RATE, most=MAX_RATE_PER_S),
+        capacity_per_s=None
+        if capacity is None
+        else _number("--capacity", capacity, "messages per second, as 50000", least=_LEAST_RATE, most=MAX_RATE_PER_S),
         attempts=_attempts(attempts, default_attempts()),
         tries=tuple(map(_try, try_)),
     )

@@ -189,20 +189,20 @@ def apply_recommendations(
             f"{file}: made for {listed}, not for {instance or 'a sidecar without a name'} at {api.url}; ask the right"
             " one with --admin, or name the sidecar of the recommendations with --instance"
         )
-    leaves_out = _choice(only, instance, offered)
+    left_out = _choice(only, instance, offered)
     planned: list[_Planned] = []
     skipped: list[dict[str, str]] = []
     for index, each in enumerate(recommended.recommendations):
         place = f"{file}: recommendations[{index}]"
-        why = leaves_out(each)
-        if not why:
+        entry = None
+        if not (why := left_out(each)):
             try:
                 entry = api.get("limits", each.kind, glob_of(each.name)).read(LimitEntry)
             except SettingsError as error:
                 raise SettingsError(f"{place}: {error}") from None
             changed = "" if force else applying.changed_since(each, entry)
             why = applying.beside_the_point(each, entry) or (changed and f"{changed}; --force applies it nevertheless")
-        if why:
+        if entry is None or why:
             names = {"instance": each.instance, "kind": each.kind, "name": each.name}
             skipped.append({**names, "action": each.action, "why": why})
         else:
@@ -210,19 +210,16 @@ def apply_recommendations(
     changes = _send(api, file, planned, **how)
     if api.json:
         return as_json({"changes": changes, "skipped": skipped})
-    lines = []
+    lines: list[str] = []
     for change in changes:
         lines += change_lines(change, dry_run=how["dry_run"])
         lines += [f"   because {change.reason}"] if change.reason else []
-    by_reason = defaultdict(list)
+    by_reason: dict[str, list[str]] = defaultdict(list)
     for left in skipped:
         by_reason[left["why"]].append(f"{left['kind']} {left['name']}")
     for why, alike in by_reason.items():
-        lines += (
-            [f"left out: {name}: {why}" for name in alike]
-            if len(alike) <= _FEW
-            else [f"left out: {len(alike)} limits: {why}"]
-        )
+        named = alike if len(alike) <= _FEW else [f"{len(alike)} limits"]
+        lines += [f"left out: {what}: {why}" for what in named]
     did = "would change" if how["dry_run"] else "changed"
     return "\n".join([*map(printable, lines), f"{did} {len(changes)}, left out {len(skipped)}"])
 

@@ -13,7 +13,7 @@ import tty
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -249,10 +249,9 @@ def _table(rows: Sequence[Mapping[str, Any]], width: int) -> Table:
     used = [at for at, column in enumerate(columns) if not column.optional or any(cells[at] for cells in lines)]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
     for column in (columns[at] for at in used):
-        justify = "right" if column.format in RIGHT or column.name == "limit" else "left"
-        table.add_column(
-            column.title.lower(), no_wrap=True, ratio=1 if column.name == "name" else None, justify=justify
-        )
+        justify: Literal["right", "left"] = "right" if column.format in RIGHT or column.name == "limit" else "left"
+        ratio = 1 if column.name == "name" else None
+        table.add_column(column.title.lower(), no_wrap=True, ratio=ratio, justify=justify)
     for row, cells in zip(rows, lines, strict=True):
         live = row.get("live") or {}
         style = "red" if live.get("limited") else "yellow" if live.get("would_refuse") or live.get("near") else ""

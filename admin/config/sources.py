@@ -140,9 +140,10 @@ def load_limits(file: str) -> tuple[dict[str, Any], Origins]:
 
 def _validated(data: Mapping[str, Any], origins: Origins) -> Settings:
     try:
-        return read(Settings, data)
+        settings: Settings = read(Settings, data)
     except FaultsError as error:
         raise SettingsError(origins.problems(error)) from None
+    return settings
 
 
 def environment_names() -> dict[str, Place]:
