@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import tomllib
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -30,7 +29,6 @@ _LISTED = {each.line for each in NOT_RUN}
 _TEXTS = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
 _COMMANDS = {page: tuple(commands_of(text)) for page, text in _TEXTS.items()}
 _RUN_HERE = [page for page, commands in _COMMANDS.items() if any(each.line not in _LISTED for each in commands)]
-_TOML = re.findall(r"\*\*(\d+)\. .*?```toml\n(.*?)```", _TEXTS["docs/limits.md"], re.DOTALL)
 
 _OTHER_LANGUAGES = {"text", "toml", "python", "properties", "yaml"}
 
@@ -87,11 +85,6 @@ class Reader:
             self._until_shown(line, command.shown)
         else:
             self._done(line)
-
-    def check(self, file: Path) -> str:
-        """Return what `sluice check` says of a file."""
-        given = "" if "listeners" in tomllib.loads(file.read_text(encoding="utf-8")) else self._listeners()
-        return self._done(f"{given}sluice check {file}")
 
     def _adapted(self, line: str) -> str:
         line = line.replace("/opt/sluice/bin/", f"{VENV_BIN}/").replace("/opt/sluice", str(self._folder / "opt"))
@@ -213,15 +206,6 @@ def test_the_commands_of_a_page_work(page: str, reader: Callable[[str], Reader])
             typing.type(command)
 
 
-@pytest.mark.parametrize(("number", "text"), _TOML)
-def test_sluice_check_takes_an_example_of_a_limit(
-    number: str, text: str, tmp_path: Path, reader: Callable[[str], Reader]
-) -> None:
-    file = tmp_path / "example.toml"
-    file.write_text(text, encoding="utf-8")
-    assert tomllib.loads(text)["limits"][0]["name"] in reader("docs/limits.md").check(file)
-
-
 def test_the_client_of_the_readme_is_limited(tmp_path: Path) -> None:
     readme = _TEXTS["README.md"]
     (code,) = re.findall(r"^```python\n(# send\.py\n.*?)^```$", readme, re.DOTALL | re.MULTILINE)
@@ -240,10 +224,6 @@ def test_the_client_of_the_readme_is_limited(tmp_path: Path) -> None:
         printed = subprocess.run(client, check=True, cwd=tmp_path, stdout=subprocess.PIPE, text=True).stdout
     assert " stored" in printed
     assert " refused: No route info of this topic" in printed
-
-
-def test_there_are_ten_of_them() -> None:
-    assert [number for number, _ in _TOML] == [str(number) for number in range(1, 11)]
 
 
 @pytest.mark.parametrize("page", PAGES)

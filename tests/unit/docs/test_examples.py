@@ -47,12 +47,6 @@ def test_limits_of_the_command_line_can_be_used_as_they_are() -> None:
     compose(load(None, {}, Flags(listen=PAIR.listen, broker=PAIR.broker, limits=texts)))
 
 
-def test_keys_that_need_an_example_have_one() -> None:
-    shown = {key for _, text in EXAMPLES for limit in tomllib.loads(text).get("limits", []) for key in limit}
-
-    assert {"bytes_per_s", "shared", "action", "max_delay_s", "fair_by", "busy_code", "between", "warm_up_s"} <= shown
-
-
 @pytest.mark.parametrize("number", [0, 1])
 def test_routes_of_the_page_are_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.chdir(tmp_path)

@@ -19,7 +19,6 @@ from admin.run.composition import compose
 from proxy.datapath.datapath import LocalDataPath
 
 GUIDES = {"write-a-handler.md": "size_guard", "add-a-protocol.md": "pub_lines"}
-OPTIONS = {"write-a-handler.md": "max_bytes", "add-a-protocol.md": "longest_bytes"}
 DOCS = Path(__file__).parents[3] / "docs"
 COMMAND = re.compile(r"^```\n(sluice .*?)\n```$", re.MULTILINE)
 Start = Callable[[], Awaitable[tuple[trio.SocketStream, trio.SocketStream]]]
@@ -44,17 +43,6 @@ def test_the_command_of_a_guide_finds_the_package(
     (command,) = COMMAND.findall((DOCS / guide).read_text(encoding="utf-8"))
     assert main(shlex.split(command)[1:]) == 0, capsys.readouterr().err
     assert "topic:orders" in (out := capsys.readouterr().out) or "queue:orders" in out
-
-
-@pytest.mark.parametrize(("guide", "option"), OPTIONS.items())
-def test_an_option_that_is_wrong_is_named(
-    guide: str, option: str, install: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = install(guide)
-    file = folder / "sluice.toml"
-    file.write_text(file.read_text().replace(f"{option} = 1000", f"{option} = 0"))
-    assert main(["check", "sluice.toml"]) == 2
-    assert option in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -112,11 +100,3 @@ async def test_the_protocol_is_limited_in_a_data_path(install: Any, start: Start
         assert (await client.receive_some()).startswith(b"BUSY 3 ")
         await broker.send_all(b"OK 1\nOK 2\n")
         assert await receive(client, 10) == b"OK 1\nOK 2\n"
-
-
-async def test_the_protocol_closes_on_what_it_does_not_know(install: Any, start: Start) -> None:
-    install("add-a-protocol.md")
-    client, broker = await start()
-    async with client, broker:
-        await client.send_all(b"GET / HTTP/1.1\r\n")
-        assert await client.receive_some() == b""

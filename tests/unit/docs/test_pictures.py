@@ -6,7 +6,6 @@ from typing import Final
 
 import pytest
 from pictures import FOLDER, PICTURES
-from pictures.charts import Chart, Series
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 PAGES: Final = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("deploy/**/*.md")})
@@ -26,10 +25,6 @@ def test_a_picture_that_is_shown_is_made_by_the_script(page: Path, place: tuple[
     assert file.exists(), "run: make pictures"
 
 
-def test_the_readme_shows_pictures() -> None:
-    assert ROOT / "README.md" in {page for page, _ in SHOWN}
-
-
 def test_there_are_no_pictures_besides() -> None:
     assert {file.name for file in FOLDER.iterdir()} == set(PICTURES)
 
@@ -39,13 +34,3 @@ def test_a_picture_is_small_enough_for_a_page(name: str) -> None:
     data = (FOLDER / name).read_bytes()
     assert data.startswith(b"\x89PNG\r\n")
     assert len(data) < LARGEST_BYTES
-
-
-@pytest.mark.parametrize("text", ["{:.0f}", "{:,.0f} requests a second"])
-def test_the_labels_of_a_scale_have_room_beside_it(text: str) -> None:
-    chart = Chart(width=500, height=150, span_s=(0, 60), value=text.format)
-    drawn = chart.draw([Series("a", "red", [(0, 0), (60, 15_000)])])
-    labels = re.findall(r'x="([\d.]+)"[^>]*text-anchor="end"[^>]*>([^<]+)<', drawn)
-    assert labels
-    # Liberation Sans at 11 pixels is at most so wide, on average.
-    assert all(float(x) >= 6 * len(label) for x, label in labels)

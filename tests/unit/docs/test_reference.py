@@ -1,10 +1,7 @@
 """The reference pages must say what the code says."""
 
-from pathlib import Path
-
 import pytest
 from reference import FOLDER, PAGES, protocol_words
-from reference.metrics import described
 
 from admin.config.faults import keys
 from admin.config.settings import Settings
@@ -30,12 +27,3 @@ def test_every_variable_and_every_table_of_the_configuration_is_there() -> None:
     text = PAGES["configuration.md"]()
     assert not [name for name in environment_names() if f"`{name}`" not in text]
     assert not [key for key in keys(Settings) if f"`{key}`" not in text and f"[{key}]" not in text]
-
-
-def test_all_that_a_scrape_joins_is_on_the_page() -> None:
-    root = Path(__file__).parents[3]
-    sources = "".join(path.read_text(encoding="utf-8") for path in (root / "admin").rglob("*.py"))
-    assert sources.count("\ndef families(") == 3, (
-        "a new source of metrics; tests/support/reference/metrics.py joins them"
-    )
-    assert len({each.name for each in described()}) == len(list(described()))

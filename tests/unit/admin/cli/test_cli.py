@@ -73,16 +73,6 @@ def test_check_without_a_file_says_which_one_to_name(
     assert complaint(capsys, "check") == "sluice.toml:1: grace_s = -1: must be at least 0"
 
 
-def test_a_wrong_choice_names_what_is_allowed(capsys: pytest.CaptureFixture[str]) -> None:
-    line = complaint(capsys, "run", "--log-format", "xml")
-    assert line == 'invalid value "xml" for --log-format; choose from: "auto", "human", "json"; see sluice run --help'
-
-
-def test_a_bad_limit_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    line = complaint(capsys, "run", *PAIR, "--limit", "topic:orders=fast")
-    assert line.startswith("--limit 'topic:orders=fast': rate 'fast'; allowed: KIND:NAME-or-glob=RATE/s")
-
-
 def test_a_broken_file_names_file_line_key_value_and_what_is_allowed(
     capsys: pytest.CaptureFixture[str], write: Write
 ) -> None:
@@ -105,13 +95,6 @@ def test_an_occupied_port_is_named(capsys: pytest.CaptureFixture[str], tmp_path:
         assert told == f"listener: cannot listen on {address}: it is in use; {nobody}; {reason.rpartition('; ')[2]}"
 
 
-def test_an_address_of_another_machine_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    line = complaint(
-        capsys, "run", "--listen", "192.0.2.1:10911", "--broker", "127.0.0.1:1", "--admin", "off", exit_code=1
-    )
-    assert line.startswith("listener: cannot listen on 192.0.2.1:10911: this machine has no such address; ")
-
-
 def test_what_nobody_thought_of_is_still_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,11 +105,6 @@ def test_what_nobody_thought_of_is_still_one_line(
     line = complaint(capsys, "run", *PAIR, exit_code=1)
     assert line.startswith("internal error: ZeroDivisionError")
     assert "so it happened" in line
-
-
-def test_every_fault_has_its_own_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", *PAIR, "--limit", "a", "--limit", "b"]) == 2
-    assert [line.split("'")[1] for line in capsys.readouterr().err.splitlines()] == ["a", "b"]
 
 
 def test_the_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,12 +136,6 @@ def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str], group
             assert "--admin " in text
 
 
-@pytest.mark.parametrize("command", ["check", "demo", "completion", "run"])
-def test_what_asks_no_sidecar_does_not_say_how_one_is_found(capsys: pytest.CaptureFixture[str], command: str) -> None:
-    main([command, "--help"])
-    assert "SLUICE_URL" not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     "command", ["limits list", "limits set", "switch off", "audit", "connections", "state", "top", "reload"]
 )
@@ -172,16 +144,6 @@ def test_what_asks_a_sidecar_says_how_it_is_found(capsys: pytest.CaptureFixture[
     text = capsys.readouterr().out
     assert "SLUICE_URL" in text
     assert "SLUICE_ADMIN" not in text
-
-
-def test_variables_of_commands_are_nothing_to_check(
-    capsys: pytest.CaptureFixture[str], write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SLUICE_URL", "https://10.0.0.5:9870")
-    monkeypatch.setenv("SLUICE_TOKEN", "token-of-ada")
-    assert main(["check", write(LISTENER)]) == 0
-    assert "http://127.0.0.1:9870/: page, API" in capsys.readouterr().out
-    assert complaint(capsys, "check", write(LISTENER + '[admin]\nlisten = "here"\n')).startswith("sluice.toml:5: ")
 
 
 def test_check_says_what_the_environment_replaces(
@@ -250,32 +212,6 @@ def test_saying_what_there_is_to_say_takes_no_data_path() -> None:
     code = f"import sys, admin.cli; print({slow} & {{*sys.modules}})"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout == "set()\n"
-
-
-def test_check_prints_what_would_be_in_force_in_match_order(
-    capsys: pytest.CaptureFixture[str], write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = write(
-        '[[listeners]]\nlisten = "127.0.0.2:10911"\nbroker = "127.0.0.1:10911"\nname = "main"\n'
-        '[[limits]]\nkind = "topic"\nname = "o*"\nrate = 5\nbreak_s = 0.5\n'
-        '[[limits]]\nkind = "topic"\nname = "orders"\nrate = "unlimited"\n'
-        '[[limits]]\nkind = "topic"\nname = "old"\nrate = 0\naction = "off"\n'
-    )
-    monkeypatch.setenv("SLUICE_LIMIT", "retry_group:*=7/s")
-    assert main(["check", file]) == 0
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    listener = next(line for line in lines if line.startswith("127.0.0.2"))
-    assert listener.startswith("127.0.0.2:10911 127.0.0.1:10911 rocketmq main default")
-    assert listener.endswith("sluice.toml:1")
-    assert [line for line in lines if line.startswith(("topic:", "retry_group:"))] == [
-        "topic:orders unlimited sluice.toml:10",
-        "topic:old off (0/s) sluice.toml:14",
-        "topic:*_REPLY_TOPIC exempt built-in",
-        "topic:RMQ_SYS_* exempt built-in",
-        "topic:o* 5/s refuse break_s = 0.5 sluice.toml:5",
-        "retry_group:* 7/s hold up to 2 s, then refuse SLUICE_LIMIT",
-        "topic:* unlimited default",
-    ]
 
 
 def test_check_takes_the_sample_configuration(capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,7 +108,7 @@ def test_a_timer_asks_for_what_is_new_alone(wishes: list[job.Wish]) -> None:
             "JAVA", "JAVA=", "=3", "JAVA=0", "JAVA=101", "JAVA=1.5", "JAVA=-1",
         )),
         (("--attempts", "JAV=1"), "--attempts JAV: must be a language as clients name it: JAVA, "),
-        (("tail", "-n", "-1"), 'invalid value "-1" for --lines; must be at least 0'),
+        (("tail", "-n", "-1"), 'invalid value "-1" for -n; must be at least 0'),
     ],
 )  # fmt: skip
 def test_wrong_flags_are_named_and_nothing_is_started(

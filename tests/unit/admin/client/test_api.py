@@ -19,7 +19,7 @@ def failure(url: str, token: str | None = None) -> OperatorError:
 
 @pytest.mark.parametrize(
     ("status", "exit_code"),
-    [(400, 2), (413, 2), (415, 2), (422, 2), (401, 4), (403, 4), (404, 5), (412, 3), (409, 3), (507, 1), (503, 1)],
+    [(400, 2), (413, 2), (415, 2), (422, 2), (401, 4), (403, 4), (404, 5), (412, 3), (409, 1), (507, 1), (503, 1)],
 )
 def test_a_problem_ends_with_the_exit_code_of_its_status(
     api: Any, problem: Callable[..., Any], status: int, exit_code: int

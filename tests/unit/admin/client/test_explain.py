@@ -12,7 +12,6 @@ from admin.wire.sentences import explained
 from proxy.stats.question import (
     Explanation,
     Question,
-    StandingRefusal,
 )
 
 Write = Callable[[str], str]
@@ -112,40 +111,6 @@ class TestAskingAFile:
         assert {limit.state for limit in explanation.limits} == {None}
         assert explanation.question.listener == "default"
 
-    def test_knows_who_is_exempt(self, write: Write) -> None:
-        file = write(FILE)
-        assert ask_file(file, Question("topic", "orders", "10.9.1.1")).exempt_on == ("main",)
-        assert ask_file(file, Question("topic", "orders", "::ffff:10.9.1.1")).exempt_on == ("main",)
-        assert ask_file(file, Question("topic", "orders", "10.1.1.1")).exempt_on == ()
-
-    def test_names_what_is_refused_whatever_the_limits_are(self, write: Write) -> None:
-        listener = '[[listeners]]\nname = "{}"\nlisten = "127.0.0.1:{}"\nbroker = "127.0.0.1:9"\n'
-        limit = '[[limits]]\nkind = "topic"\nname = "a"\nrate = 1\n'
-        passing = 'exempt = ["10.9.0.0/16"]\n' + listener.format("inner", 2)
-        file = write(listener.format("main", 1) + passing + '[listeners.options]\ninternal_topics = "pass"\n' + limit)
-        shown = ask_file(file, Question("topic", "rmq_sys_wheel_timer"))
-        assert shown.refusals == (StandingRefusal("internal_topic", ("main",)),)
-        assert shown.sentences == (
-            "It is refused on listener main whatever the limits are: internal_topic.",
-            "No limit applies to it.",
-        )
-        assert ask_file(file, Question("topic", "rmq_sys_wheel_timer", "10.9.0.1", listener="main")).refusals == ()
-        assert ask_file(file, Question("topic", "rmq_sys_wheel_timer", listener="inner")).refusals == ()
-        assert ask_file(file, Question("topic", "a")).refusals == ()
-        off = ask_file(
-            write(f"limiting = false\n{listener.format('main', 1)}"), Question("topic", "rmq_sys_wheel_timer")
-        )
-        assert off.refusals == ()
-
-    def test_lists_what_matches_and_does_not_limit(self, write: Write) -> None:
-        explanation = ask_file(write(FILE), Question("topic", "free"))
-        assert explanation.limits == ()
-        assert [(rule.name, rule.rule.name) for rule in explanation.unapplied] == [("free", "topic:free")]
-
-    def test_without_listeners_knows_the_usual_kinds(self, write: Write) -> None:
-        file = write('[[limits]]\nkind = "topic"\nname = "a"\nrate = 1\n')
-        assert [limit.rule.name for limit in ask_file(file, Question("topic", "a")).limits] == ["topic:a"]
-
     @pytest.mark.parametrize(
         ("question", "line"),
         [
@@ -161,20 +126,6 @@ class TestAskingAFile:
         with pytest.raises(SettingsError) as caught:
             ask_file(write(FILE), question)
         assert caught.value.lines[0].startswith(line)
-
-    @pytest.mark.parametrize(
-        ("kind", "name", "line"),
-        [
-            ("subscription", "billing", "NAME: billing names no subscription; allowed: GROUP@TOPIC"),
-            ("retry_group", "%RETRY%g", "NAME: %RETRY% is no part of a name here"),
-            ("topic", "%RETRY%g", "NAME: %RETRY% is no part of a name here"),
-        ],
-    )
-    def test_a_name_that_cannot_be_is_one_line(self, write: Write, kind: str, name: str, line: str) -> None:
-        with pytest.raises(SettingsError) as caught:
-            ask_file(write(FILE), Question(kind, name))
-        assert caught.value.lines[0].startswith(line)
-        assert caught.value.exit_code == 2
 
     def test_goes_by_the_rules_of_the_moment_that_is_asked_about(self, write: Write) -> None:
         night = (

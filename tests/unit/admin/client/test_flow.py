@@ -35,14 +35,6 @@ class TestFlow:
             "queue orders consumers 310 18 ms 2048 4811020 65 3 0",
         ]
 
-    def test_says_how_many_more_destinations_consumers_confirm(self, api: Any, sluice: Sluice) -> None:
-        api.answers["GET /flow"] = (200, body(msgspec.structs.replace(FLOW, more_confirms=2)))
-        assert sluice("flow").out.splitlines()[-1] == "and 2 more destinations; --limit N shows more"
-
-    def test_prints_json_on_demand(self, api: Any, sluice: Sluice) -> None:
-        api.answers["GET /flow"] = (200, body(FLOW))
-        assert json.loads(sluice("flow", "--json").out) == body(FLOW)
-
 
 class TestSpool:
     @pytest.mark.parametrize("command", [["spool"], ["spool", "list"]])

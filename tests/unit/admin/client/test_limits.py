@@ -53,11 +53,6 @@ class TestList:
             "total topic:log-* 500/s 2 topic:topic:log-*",
         ]
 
-    @pytest.mark.parametrize("limit", [{"rate": 5, "action": "reject"}, {"rate": 5, "action": "off"}, {}])
-    def test_leaves_out_actions_that_say_nothing(self, api: Any, sluice: Sluice, limit: dict[str, Any]) -> None:
-        api.answers["GET /limits"] = (200, {"rows": [row("a", limit=limit)], "total": 1})
-        assert "action" not in sluice("limits", "list").out
-
     def test_asks_for_what_is_wanted(self, api: Any, sluice: Sluice) -> None:
         api.answers["GET /limits"] = (200, {"rows": [], "total": 0})
         wanted = ["--kind", "topic", "--search", "or", "--filter", "near", "--sort", "used", "--desc", "--limit", "7"]
@@ -91,9 +86,6 @@ class TestList:
         out = sluice("limits", "list").out
         assert "a\\x1b[2J\\nb" in out
         assert "\x1b" not in out
-
-    def test_of_none_is_refused(self, sluice: Sluice) -> None:
-        assert "--limit" in sluice("limits", "list", "--limit", "0").err
 
 
 class TestGet:
@@ -234,48 +226,6 @@ class TestSet:
         assert line.startswith(said)
         assert line.endswith(", as before; --ttl never makes it permanent") is (expires_at is not None)
 
-    def test_of_what_has_no_rate_needs_none(self, api: Any, sluice: Sluice, change: Make) -> None:
-        api.answers["PATCH /limits/topic/orders"] = (200, change())
-        sluice("limits", "set", "topic", "orders", "--exempt")
-        assert api.asked[0].body == {"exempt": True}
-
-    def test_prints_the_apis_json(self, api: Any, sluice: Sluice, change: Make) -> None:
-        api.answers["PATCH /limits/topic/orders"] = (200, change())
-        assert json.loads(sluice("limits", "set", "topic", "orders", "5", "--json").out) == change()
-
-    def test_that_came_too_late_says_what_is_in_force_and_what_to_do(
-        self, api: Any, sluice: Sluice, problem: Any
-    ) -> None:
-        status, body = problem(412, "something else is in force: 7/s, change 17 by ada")
-        api.answers["PATCH /limits/topic/orders"] = (status, body | {"etag": "def"})
-        assert sluice("limits", "set", "topic", "orders", "5", "--if-match", "abc").err == (
-            "sluice: something else is in force: 7/s, change 17 by ada; its ETag is def now: look at it with"
-            " `sluice limits get`, then give --if-match def\n"
-        )
-
-    @pytest.mark.parametrize(("field", "said"), [("days[0]", "--days: no day"), ("exempt", "--exempt: no day")])
-    def test_that_is_refused_names_flags_as_they_are_typed(
-        self, api: Any, sluice: Sluice, problem: Any, field: str, said: str
-    ) -> None:
-        api.answers["PATCH /limits/topic/orders"] = problem(400, "wrong", {"field": field, "detail": "no day"})
-        assert sluice("limits", "set", "topic", "orders", "5").err == f"sluice: {said}\n"
-
-    def test_that_is_refused_names_the_flags(self, api: Any, sluice: Sluice, problem: Any) -> None:
-        wrong = [{"field": "burst_s", "detail": "must be more than 0"}, {"field": "rate", "detail": "missing"}]
-        api.answers["PATCH /limits/topic/orders"] = problem(400, "wrong", *wrong)
-        ran = sluice("limits", "set", "topic", "orders", "--burst-s", "0")
-        assert ran.exit_code == 2
-        assert ran.err == "sluice: --burst-s: must be more than 0\nsluice: RATE: missing\n"
-
-    @pytest.mark.parametrize(("status", "exit_code"), [(401, 4), (403, 4), (404, 5), (507, 1)])
-    def test_that_is_not_done_ends_with_its_exit_code(
-        self, api: Any, sluice: Sluice, problem: Any, status: int, exit_code: int
-    ) -> None:
-        api.answers["PATCH /limits/topic/orders"] = problem(status, "no")
-        ran = sluice("limits", "set", "topic", "orders", "5")
-        assert (ran.exit_code, ran.out) == (exit_code, "")
-        assert ran.err.startswith("sluice: ")
-
 
 @pytest.mark.parametrize("command", ["get", "reset", "unset", "explain"])
 @pytest.mark.parametrize(
@@ -297,11 +247,6 @@ def test_a_missing_kind_or_name_is_said_with_the_whole_command(
 
 
 class TestUnset:
-    def test_lets_one_be_as_configured(self, api: Any, sluice: Sluice, change: Make) -> None:
-        api.answers["DELETE /limits/topic/orders"] = (200, change(action="unset"))
-        assert sluice("limits", "unset", "topic", "orders", "--reason", "over").exit_code == 0
-        assert api.asked[0].query == {"reason": "over"}
-
     def test_lets_all_be_as_configured_at_once(self, api: Any, sluice: Sluice, change: Make) -> None:
         names = [f"t{at}" for at in range(25)]
         api.answers["GET /limits"] = (200, {"rows": [row(name) for name in names], "total": 25, "etag": "all"})

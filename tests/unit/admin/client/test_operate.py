@@ -61,15 +61,6 @@ CONNECTION = {
 
 
 class TestConnections:
-    @pytest.mark.parametrize("command", [["connections"], ["connections", "list"]])
-    def test_are_listed(self, api: Any, sluice: Sluice, command: list[str]) -> None:
-        api.answers["GET /connections"] = (200, {"rows": [CONNECTION], "total": 1})
-        lines = sluice(*command, "--search", "orders", "--sort", "age", "--desc").out.splitlines()
-        assert " ".join(lines[1].split()) == (
-            "3 10.0.0.1:5 orders@1 JAVA 5.3.0 main topic:orders and 2 more 10 2 1 1 min 1 s"
-        )
-        assert api.asked[0].query["order"] == "desc"
-
     def test_their_links_are_listed(self, api: Any, sluice: Sluice) -> None:
         links = [
             {"name": "out", "session": 0, "sends": True, "resource": "queue:orders", "credit": 20}
@@ -97,10 +88,6 @@ class TestConnections:
         api.answers["GET /connections"] = (200, {"rows": [CONNECTION], "total": 1})
         assert sluice("connections", "links").out == "No link is attached.\n"
         assert "links" not in sluice("connections").out
-
-    def test_of_nobody_says_so(self, api: Any, sluice: Sluice) -> None:
-        api.answers["GET /connections"] = (200, {"rows": [], "total": 0})
-        assert sluice("connections").out == "No client is connected.\n"
 
 
 def test_state_says_what_an_operator_looks_for(api: Any, sluice: Sluice) -> None:
