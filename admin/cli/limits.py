@@ -109,11 +109,7 @@ def _path(api: "Api", command: str, kind: str, name: str, *, shared: bool) -> tu
 
 
 def _incomplete(api: "Api", command: str, kind: str, name: str = "", rate: str = "") -> NoReturn:
-    """Name the missing word, with a complete command; the sidecar knows names and kinds.
-
-    Raises:
-        SettingsError: always.
-    """
+    """Raise SettingsError with the missing word and a complete command; the sidecar knows names and kinds."""
     word = name or kind.rpartition(":")[2]
     page = api.get("limits", name=word, history="0").read(dict[str, Any])
     kinds = page["kinds"]
@@ -251,16 +247,20 @@ def _diff(api: "Api") -> str:
     switches = [each for each in api.get("switches").read(dict[str, Any])["switches"] if each["edit"]]
     if api.json:
         return as_json({"limits": edited["rows"], "switches": switches, "etag": edited["etag"]})
-    on, configured = {True: "on", False: "off"}, [row["configured"] for row in edited["rows"]]
-    texts = ["no rule" if each is None else short(each["limit"]) for each in configured]
-    sides = [
-        (row["kind"], row["name"], text, row["limit_text"]) for row, text in zip(edited["rows"], texts, strict=True)
+    on = {True: "on", False: "off"}
+    found = [
+        (
+            row["kind"],
+            row["name"],
+            short(row["configured"] and row["configured"]["limit"]),
+            row["limit_text"],
+            row["edit"],
+        )
+        for row in edited["rows"]
     ]
-    sides += [("switch", each["kind"], on[each["configured"]], on[each["limiting"]]) for each in switches]
-    edits = [each["edit"] for each in (*edited["rows"], *switches)]
+    found += [("switch", each["kind"], on[each["configured"]], on[each["limiting"]], each["edit"]) for each in switches]
     rows = [
-        (*side, edit["by"], moment(edit["at"]), moment(edit["expires_at"]), edit["reason"])
-        for side, edit in zip(sides, edits, strict=True)
+        (*words, edit["by"], moment(edit["at"]), moment(edit["expires_at"]), edit["reason"]) for *words, edit in found
     ]
     columns = ("kind", "name", "configured", "in force", "by", "since", "until", "reason")
     return "\n".join(Rows(columns, rows).used().lines()) if rows else "All is as configured."
@@ -278,7 +278,6 @@ def export(
     """Print the limits in force as a configuration file."""
 
     def exported(api: "Api") -> str:
-
         text = str(api.get("export", edits_only=edits_only).read(dict[str, Any])["text"])
         as_toml = format == "toml" and not ask.json
         return text.rstrip("\n") if as_toml else as_json({"limits": []} | tomllib.loads(text))

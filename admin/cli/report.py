@@ -177,11 +177,7 @@ def tail(
 
 
 def _own_log() -> list[Path]:
-    """Return the log of the sidecar that other commands ask; nothing if that cannot be asked.
-
-    Raises:
-        SettingsError: it has none, or on another machine.
-    """
+    """Return the log of the sidecar that other commands ask; nothing if it cannot be asked. Raises SettingsError."""
     from admin.client.api import Api, ApiError  # noqa: PLC0415 - as in report
 
     try:
@@ -203,11 +199,7 @@ def _tell(line: str) -> None:
 
 
 def read_time(text: str | None, flag: str, now: datetime) -> int | None:
-    """Read a time: a date or a date and time, in UTC without an offset, or a duration before now.
-
-    Raises:
-        SettingsError: it is not a time.
-    """
+    """Read a date or a date and time, in UTC without an offset, or a duration before now; raises SettingsError."""
     if text is None:
         return None
     words = text.strip()

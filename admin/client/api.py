@@ -3,7 +3,8 @@
 import re
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from contextlib import AbstractContextManager
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import httpx2
@@ -36,17 +37,13 @@ class ApiError(OperatorError):
 
 
 class Reply(NamedTuple):
-    """An answer in JSON."""
+    """An answer in JSON, and the sidecar's URL."""
 
     content: bytes
     url: str
 
     def read(self, type_: type[_T]) -> _T:
-        """Decode it.
-
-        Raises:
-            ApiError: it is of another type.
-        """
+        """Decode it; raises ApiError if it is of another type."""
         try:
             return msgspec.json.decode(self.content, type=type_)
         except msgspec.DecodeError:
@@ -80,7 +77,7 @@ def change_lines(change: Change, *, dry_run: bool = False) -> Iterator[str]:
         yield f"   change {change.id} by {change.by}{where}; `sluice audit revert {change.id}` undoes it"
 
 
-class Api:
+class Api(AbstractContextManager["Api"]):
     """The API of one sidecar; use it as a context manager.
 
     Attributes:
@@ -100,10 +97,6 @@ class Api:
             base_url=target.url, timeout=timeout_s, trust_env=False, headers=headers, verify=_verifying(target)
         )
 
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
     def __exit__(self, *_: object) -> None:
         """Close its connections."""
         self._client.close()
@@ -122,20 +115,10 @@ class Api:
         if_match: str = "",
         worded: Worded = by_flag,
     ) -> Reply:
-        """Send one request.
+        """Send one request; raises ApiError, or SettingsError if it is refused as invalid.
 
-        Args:
-            method: of HTTP.
-            path: its parts, which may hold any characters.
-            verb: put behind the path.
-            params: of the query; empty ones are left out.
-            body: sent as JSON; None sends none.
-            if_match: the expected ETag; ``*`` is any edit, empty is no condition.
-            worded: words each fault.
-
-        Raises:
-            SettingsError: it is refused as invalid.
-            ApiError: with its exit code.
+        Parts of the path may hold any characters, ``verb`` stands behind them, and empty parameters are left out.
+        ``if_match`` is the expected ETag, or ``*`` for any edit.
         """
         headers = {"Content-Type": "application/json"} if body is not None else {}
         if if_match:
@@ -248,11 +231,7 @@ class Api:
         return "\n".join(table.lines()) if changes else nothing
 
     def undo(self, edits: Sequence[Mapping[str, str]], what: str, *, dry_run: bool, **how: Any) -> str:
-        """Make edits that undo others, all or none, and return what that did.
-
-        Raises:
-            ApiError: there are none.
-        """
+        """Make edits that undo others, all or none, and return what that did; raises ApiError if there are none."""
         if not edits:
             raise ApiError(f"no {what} is edited: all are as configured", 5)
         reply = self.batch(edits, dry_run=dry_run, **how)

@@ -41,17 +41,10 @@ class _Planned(NamedTuple):
 
 
 def apply_limits(api: Api, file: str, *, prune: bool, reason: str, **how: bool) -> str:
-    """Apply the limits of a file, all or none, and return what that did. Those in force already are left alone.
+    """Apply the limits of a TOML file, all or none, and return what that did; raises OperatorError.
 
-    Args:
-        api: of the sidecar.
-        file: path of the TOML file.
-        prune: also undo edits that the file does not have.
-        reason: for the audit trail.
-        how: ``dry_run`` and ``volatile``.
-
-    Raises:
-        OperatorError: nothing was changed.
+    Limits in force already are left alone. With ``prune``, edits that the file does not have are undone. ``how`` is
+    ``dry_run`` and ``volatile``.
     """
     wanted = _wanted(file)
     edited = api.rows("limits", filter="edited", history="0", most=None)
@@ -82,11 +75,7 @@ def apply_limits(api: Api, file: str, *, prune: bool, reason: str, **how: bool) 
 
 
 def _wanted(file: str) -> list[_Planned]:
-    """Return the edits that make the limits of a file.
-
-    Raises:
-        SettingsError: with a line for each fault.
-    """
+    """Return the edits that make the limits of a file; raises SettingsError."""
     data, origins = load_limits(file)
     found: dict[tuple[str, str], _Planned] = {}
     problems = []
@@ -133,11 +122,7 @@ def _send(api: Api, file: str, planned: Sequence[_Planned], **how: Any) -> tuple
 
 
 def read_recommendations(file: str) -> RecommendationsFile:
-    """Read ``recommendations.json``.
-
-    Raises:
-        SettingsError: it is invalid; the message says what to do.
-    """
+    """Read ``recommendations.json``; raises SettingsError."""
     try:
         content = Path(file).read_bytes()
         version = msgspec.json.decode(content, type=dict[str, Any]).get("version")
@@ -162,23 +147,11 @@ def apply_recommendations(
     reason: str,
     **how: bool,
 ) -> str:
-    """Apply recommended limits, all that are not left out, or none; return what that did.
+    """Apply recommended limits, all that are not left out, or none; return what that did. Raises OperatorError.
 
-    Each becomes an edit with its evidence as the reason. It is left out if it was made for another limit (unless
-    forced), or is optional (unless asked for).
-
-    Args:
-        api: of the sidecar.
-        file: path of the ``recommendations.json``.
-        only: names that match this glob; empty is all.
-        instance: those for this sidecar; empty is the one that is asked.
-        offered: optional ones to apply, ``lower`` or ``raise``.
-        force: also those for limits that were changed since.
-        reason: for the audit trail, before the evidence.
-        how: ``dry_run`` and ``volatile``.
-
-    Raises:
-        OperatorError: nothing was changed.
+    Each becomes an edit with its evidence as the reason. It is left out if its name does not match the glob ``only``,
+    if it is not for ``instance`` (by default the sidecar that is asked), if the limit was changed since (without
+    ``force``), or if it is optional and not among ``offered``. ``how`` is ``dry_run`` and ``volatile``.
     """
     recommended = read_recommendations(file)
     instance = instance or str(api.get("state").read(dict[str, Any])["instance"])

@@ -19,11 +19,7 @@ from proxy.stats.question import Question, QuestionError
 
 
 def explain_file(file: str, question: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the API would answer with this configuration, without live state.
-
-    Raises:
-        SettingsError: the file is invalid, or the question makes no sense with it.
-    """
+    """Return what the API would answer with this configuration, without live state; raises SettingsError."""
     plan = compose(load(file, os.environ, Flags()))
     limits = Limits(plan.rule_set.at(datetime.now(UTC)))
     try:

@@ -67,11 +67,7 @@ class _Value(NamedTuple):
 
 
 def find_target(given: Given, environ: Mapping[str, str]) -> Target:
-    """Return where to ask.
-
-    Raises:
-        SettingsError: something is invalid; the line names the flag, the variable, or file and line.
-    """
+    """Return where to ask; raises SettingsError, which names the flag, the variable, or file and line."""
 
     def flag(text: str | None, name: str) -> _Value | None:
         return None if text is None else _Value(text, name)

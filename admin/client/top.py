@@ -137,11 +137,7 @@ def _next(words: Sequence[str], word: str) -> str:
 
 
 def show(target: Target, view: View, *, once: bool, json: bool) -> int:
-    """Show the sidecar live, or once without a terminal; return the exit code.
-
-    Raises:
-        OperatorError: it cannot be asked.
-    """
+    """Show the sidecar live, or once without a terminal; return the exit code. Raises OperatorError."""
     console = Console(highlight=False)
     with Api(target, _TIMEOUT_S) as api, ExitStack() as stack:
         if once or json or not console.is_terminal or console.is_dumb_terminal:

@@ -109,18 +109,6 @@ def _as_configured(sidecar: Sluice, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert main([*undo, "--admin", sidecar.admin]) in (0, 5)  # 5: there was nothing to take back
 
 
-def test_a_limit_is_set_shown_and_unset(run: Run) -> None:
-    done = run("limits", "set", "topic", "orders", "1000", "--burst-s", "2", "--reason", "launch")
-    assert done.exit_code == 0, done.err
-    assert done.out.startswith("topic orders: 500/s → 1000/s, burst_s 1 → 2\n   change ")
-    assert " by ada" in done.out
-    shown = run("limits", "get", "topic", "orders", "--json").json
-    assert (shown["limit"]["rate"], shown["edit"]["by"], shown["edit"]["reason"]) == (1000, "ada", "launch")
-    assert "topic   orders   500/s        1000/s" in run("limits", "diff").out
-    assert run("limits", "unset", "topic", "orders").out.startswith("topic orders: 1000/s → 500/s, burst_s 2 → 1")
-    assert run("limits", "diff").out == "All is as configured.\n"
-
-
 def test_it_holds_for_the_very_next_request(run: Run, sidecar: Sluice) -> None:
     with FrameClient(sidecar.routes[0].listen) as client:
         # Who connects and says nothing is closed.
@@ -131,11 +119,6 @@ def test_it_holds_for_the_very_next_request(run: Run, sidecar: Sluice) -> None:
         assert stored(client.ask(send("stopped"))) == 1
 
 
-def test_a_temporary_limit_says_when_it_ends(run: Run) -> None:
-    assert "(in 15 min)" in run("limits", "set", "topic", "orders", "7", "--ttl", "15m").out
-    assert run("limits", "get", "topic", "orders", "--json").json["edit"]["expires_at"] is not None
-
-
 @pytest.mark.parametrize("name", ["a/b", "100%", "ünïcode", "..", ".", "a b?x=1#y", "<b>&"])
 def test_a_name_of_any_characters_can_be_edited(run: Run, name: str) -> None:
     assert run("limits", "set", "topic", name, "5").exit_code == 0
@@ -143,28 +126,15 @@ def test_a_name_of_any_characters_can_be_edited(run: Run, name: str) -> None:
     assert run("limits", "unset", "topic", name).exit_code == 0
 
 
-def test_a_shared_limit_is_addressed_by_its_flag(run: Run) -> None:
-    assert run("limits", "set", "topic", "log-*", "9", "--shared").exit_code == 0
-    assert run("limits", "get", "total", "topic:log-*", "--json").json["limit"]["rate"] == 9
-
-
 @pytest.mark.parametrize(
     ("tokens", "exit_code", "said"),
     [
-        (["limits", "set", "topic", "orders", "5", "--burst-s", "0"], 2, "--burst-s: must be more than 0"),
         (["limits", "set", "topic", "orders", "5", "--action", "deny"], 2, "--action: "),
         (["limits", "set", "shelf", "orders", "5"], 2, 'no kind "shelf"; there are '),
-        (["limits", "set", "topic", "orders"], 2, ""),
-        (["limits", "set", "topic", "orders", "5", "--if-match", "abc"], 3, ""),
-        (["limits", "unset", "topic", "orders"], 5, ""),
-        (["limits", "unset", "--all"], 5, "no limit is edited"),
         (["limits", "get", "shelf", "orders"], 2, 'no kind "shelf"; there are '),
         (["limits", "list", "--kind", "topc"], 2, 'no kind "topc"; did you mean "topic"?'),
-        (["switch", "off", "--kind", "topc"], 2, 'no kind "topc"; did you mean "topic"?'),
         (["limits", "set", "topic", "orders", "5", "--time-zone", "Mars"], 2, "--time-zone: "),
-        (["limits", "set", "topic", "orders", "5", "--days", "mo"], 2, "--days: "),
         (["limits", "set", "topic", "orders", "5", "--exempt"], 2, "--exempt: "),
-        (["audit", "revert", "999999"], 5, ""),
         (["connections", "close", "999999"], 5, ""),
         (["limits", "explain", "topic", "orders", "--client", "x"], 2, "--client: "),
         (["limits", "list", "--sort", "colour"], 2, "--sort: "),
@@ -241,35 +211,6 @@ def test_what_is_exported_can_be_checked_and_makes_the_same_limits(run: Run, tmp
     assert {each["name"] for each in edits} == {"orders", "warm-*", "held", "alarms"}
 
 
-def test_all_is_switched_off_and_on_again(run: Run) -> None:
-    assert run("switch", "off", "--reason", "incident", "--ttl", "10m").out.startswith("switch all: on → off\n")
-    assert "limiting     OFF" in run("state").out
-    assert run("switch", "reset").out.startswith("switch all: off → on\n")
-    assert run("switch", "reset").exit_code == 5
-    assert run("switch", "off", "--kind", "topic").exit_code == 0
-    assert "OFF for topic" in run("state").out
-
-
-def test_a_change_names_the_rule_that_held_and_the_one_that_holds(run: Run) -> None:
-    run("limits", "set", "topic", "new*", "0.0001")
-    assert run("limits", "set", "topic", "newest", "5").out.startswith("topic newest: 0.0001/s (by new*) → 5/s\n")
-    unset = run("limits", "unset", "topic", "newest")
-    assert unset.out.startswith("topic newest: 5/s → 0.0001/s (by new*)\n")
-    assert "5/s → 0.0001/s (by new*)" in run("audit", "--limit", "1").out
-
-
-def test_a_change_is_reverted_unless_the_same_changed_since(run: Run) -> None:
-    first = run("limits", "set", "topic", "orders", "1", "--json").json["id"]
-    run("limits", "set", "topic", "orders", "2")
-    late = run("audit", "revert", str(first))
-    assert late.exit_code == 3
-    assert late.err.startswith("sluice: ")
-    assert run("audit", "revert", str(first), "--force").exit_code == 0
-    trail = run("audit", "--target", "limits/topic/orders", "--limit", "1", "--json").json["changes"]
-    assert (trail[0]["action"], trail[0]["reverts"]) == ("revert", first)
-    assert f"revert of {first}" in run("audit", "--limit", "1").out
-
-
 def test_connections_are_listed_and_closed(run: Run, sidecar: Sluice) -> None:
     with FrameClient(sidecar.routes[0].listen) as client:
         assert stored(client.ask(send("orders"))) == 1
@@ -277,22 +218,6 @@ def test_connections_are_listed_and_closed(run: Run, sidecar: Sluice) -> None:
         assert f"{row['id']}   {row['peer']}" in run("connections", "list").out
         assert run("connections", "close", str(row["id"])).exit_code == 0
         assert client.read_to_end() == []
-
-
-def test_reload_says_that_nothing_changed(run: Run) -> None:
-    assert run("reload", "--dry-run").out.splitlines()[-1] == "nothing would change"
-
-
-def test_top_off_a_terminal_is_one_table(run: Run) -> None:
-    done = run("top", "--sort", "name")
-    assert done.exit_code == 0, done.err
-    assert done.out.startswith("Sluice ")
-    assert "500/s" in done.out
-
-
-def test_explain_knows_an_edit(run: Run) -> None:
-    run("limits", "set", "topic", "orders", "123")
-    assert "1. topic orders: 123 messages per second" in run("limits", "explain", "topic", "orders").out
 
 
 def test_the_settings_of_the_sidecar_beside_lead_to_it(run: Run, sidecar: Sluice) -> None:

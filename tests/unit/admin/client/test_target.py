@@ -66,12 +66,10 @@ class TestAddress:
     def test_that_is_none_names_where_it_came_from(self, text: str, said: str) -> None:
         assert refused(Given(text)).startswith(said)
 
-    def test_that_has_a_password_in_it_is_not_repeated(self) -> None:
+    def test_of_the_environment_is_named_when_it_is_wrong_without_a_password(self) -> None:
         assert refused(Given("http://me:secret@a:1")).startswith("--admin: must be the address alone")
-
-    def test_of_the_environment_is_named_when_it_is_wrong(self) -> None:
-        assert refused(Given(), {"SLUICE_URL": "off"}).startswith("SLUICE_URL off: must be")
-        assert refused(Given(), {"SLUICE_ADMIN": "off"}).startswith("SLUICE_ADMIN off: must be")
+        for name in ("SLUICE_URL", "SLUICE_ADMIN"):
+            assert refused(Given(), {name: "off"}).startswith(f"{name} off: must be")
 
     def test_with_a_certificate_authority_is_encrypted(self, tmp_path: Path) -> None:
         ca = secret(tmp_path / "ca.pem")
@@ -87,18 +85,13 @@ class TestToken:
         assert find_target(Given(), ENVIRONMENT).token == "token-of-the-environment"
         assert find_target(Given(), {"SLUICE_TOKEN_FILE": file}).token == "token-of-the-file"
 
-    def test_of_a_sidecars_own_file_is_its_last_word(self, tmp_path: Path) -> None:
+    def test_of_a_sidecars_own_file_is_its_last_word_and_is_not_for_others_to_read(self, tmp_path: Path) -> None:
         file = secret(tmp_path / "token", "# who\nada write token-of-ada\n")
-        assert find_target(Given(token_file=file), {}).token == "token-of-ada"
-
-    def test_is_in_no_representation(self) -> None:
-        assert "token-of" not in repr(find_target(Given(), ENVIRONMENT))
-
-    def test_that_others_can_read_gets_a_warning(self, tmp_path: Path) -> None:
-        file = tmp_path / "token"
-        file.write_text("token-of-the-file", encoding="utf-8")
-        file.chmod(0o644)
-        (warning,) = find_target(Given(token_file=str(file)), {}).warnings
+        target = find_target(Given(token_file=file), {})
+        assert (target.token, target.warnings) == ("token-of-ada", ())
+        assert "token-of" not in repr(target)
+        Path(file).chmod(0o644)
+        (warning,) = find_target(Given(token_file=file), {}).warnings
         assert warning == f"--token-file {file}: others can read it; run chmod 600 {file}"
 
     def test_that_goes_unencrypted_over_a_network_gets_a_warning(self) -> None:
