@@ -176,7 +176,7 @@ def test_a_file_is_applied_as_a_whole_or_not_at_all(run: Run, tmp_path: Path) ->
     )
     refused = run("limits", "apply", str(file))
     assert refused.exit_code == 2
-    assert refused.err.startswith(f"sluice: {file}:13: defaults.topic.burst_s: must be more than 0")
+    assert refused.err.startswith(f"sluice: {file}:13: defaults.topic.burst_s = 0: must be more than 0")
     assert run("limits", "diff").out == "All is as configured.\n"
 
     file.write_text(file.read_text(encoding="utf-8").replace("burst_s = 0", "burst_s = 2"), encoding="utf-8")

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from admin.cli import main
-from admin.common.version import sluice_version
 
 Write = Callable[[str], str]
 SLUICE = Path(sys.executable).with_name("sluice")
@@ -107,11 +106,6 @@ def test_what_nobody_thought_of_is_still_one_line(
     assert "so it happened" in line
 
 
-def test_the_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"sluice {sluice_version()}\n"
-
-
 GROUPS = {
     "": ["run", "check", "limits", "switch", "reload", "state", "audit", "connections", "top", "completion", "demo"],
     "limits": ["list", "get", "set", "unset", "explain", "apply", "diff", "export"],
@@ -188,11 +182,6 @@ def test_every_shell_has_a_completion(capsys: pytest.CaptureFixture[str], shell:
     assert "--dry-run" in capsys.readouterr().out or shell == "fish"
 
 
-def test_where_to_ask_that_is_wrong_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert complaint(capsys, "state", "--admin", "here").startswith("--admin here: must be")
-    assert complaint(capsys, "top", "--profile", "prod").startswith("--profile prod: ")
-
-
 def test_a_token_file_that_others_can_read_gets_a_warning(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, reserve: Callable[..., int]
 ) -> None:
@@ -212,12 +201,6 @@ def test_saying_what_there_is_to_say_takes_no_data_path() -> None:
     code = f"import sys, admin.cli; print({slow} & {{*sys.modules}})"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout == "set()\n"
-
-
-def test_check_takes_the_sample_configuration(capsys: pytest.CaptureFixture[str]) -> None:
-    sample = Path(__file__).parents[4] / "deploy" / "sluice.toml"
-    assert main(["check", str(sample)]) == 0
-    assert "topic:orders" in capsys.readouterr().out
 
 
 def test_check_says_what_a_file_without_listeners_lacks(capsys: pytest.CaptureFixture[str], write: Write) -> None:
@@ -259,18 +242,6 @@ def test_a_reader_that_goes_away_is_no_error(write: Write) -> None:
     done = subprocess.run([SLUICE, "check", file], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_reader_that_goes_away_from_a_task_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    discarded = []
-
-    def fail(*_: object) -> None:
-        raise ExceptionGroup("all", [ExceptionGroup("inner", [BrokenPipeError()])])
-
-    monkeypatch.setattr("admin.config.sources.load", fail)
-    monkeypatch.setattr("admin.cli._discard_output", lambda: discarded.append(True))
-    assert main(["check", "x"]) == 0
-    assert discarded
 
 
 @pytest.mark.parametrize("command", [["run", "--help"], ["check", "sluice.toml"]])

@@ -75,12 +75,6 @@ def test_rates_that_are_asked_about_and_attempts_that_are_known_better(wishes: l
     assert one.attempts == {**other.attempts, "JAVA": 1, "GO": 7}
 
 
-def test_a_timer_asks_for_what_is_new_alone(wishes: list[job.Wish]) -> None:
-    assert main(("report", "logs", "--once", "--json")) == 0
-    assert main(("report", "logs")) == 0
-    assert [(wish.once, wish.json) for wish in wishes] == [(True, True), (False, False)]
-
-
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -116,14 +110,6 @@ def test_wrong_flags_are_named_and_nothing_is_started(
 ) -> None:
     assert main(("report", *arguments)) == 2
     assert complaint in capsys.readouterr().err
-
-
-def test_help_says_what_it_needs_and_leaves_behind(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(("report", "--help")) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert "pip install 'sluice-proxy[spark]'" in told
-    assert "recommendations.json" in told
-    assert "removes days that the logs no longer cover" in told
 
 
 def test_spark_is_imported_by_nothing_but_a_report() -> None:

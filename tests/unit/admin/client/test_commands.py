@@ -11,7 +11,6 @@ import pytest
 
 from admin import wire
 from admin.edits.model import ReloadReport
-from proxy.stats.question import Explanation
 from proxy.stats.snapshot import ClientDescription, ConnectionState
 
 Asked = Callable[..., Any]
@@ -186,37 +185,3 @@ async def test_the_state_is_told(asked: Asked, served: Any) -> None:
         "warning",
     ]
     assert lines[-2:] == ["recorded in nothing: the rejection log is off", "warning doubtful"]
-
-
-async def test_a_question_is_answered(asked: Asked, served: Any, explanation: Explanation) -> None:
-    served.data_path.explanation = explanation
-    ran = await asked("limits", "explain", "topic", "orders", "--client", "10.1.2.3")
-    assert "1. topic orders: 500 messages per second, burst 1 s" in ran.out.splitlines()
-    assert served.data_path.asked[0].client == "10.1.2.3"
-
-
-async def test_top_off_a_terminal_is_one_table(asked: Asked) -> None:
-    lines = words((await asked("top", "--once")).out)
-    assert lines[0].startswith("Sluice ")
-    assert any(line.startswith("topic orders ") for line in lines)
-
-
-async def test_connections_name_user_and_product_and_are_found_by_the_user(asked: Asked, served: Any) -> None:
-    served.data_path.connections_now = tuple(
-        ConnectionState(
-            id=number,
-            listener="main",
-            peer=f"10.0.0.1:{number}",
-            client=ClientDescription("orders", "Python 3.11", "1.3.2", "Pika", user),
-            exempt=False,
-            opened_ns=1,
-            bytes_total={"client": 10, "broker": 5},
-            requests_total=10,
-            refused_total=2,
-            in_flight=1,
-            resources=(),
-        )
-        for number, user in enumerate(("alice", "bob"))
-    )
-    (_, line) = words((await asked("connections", "list", "--search", "ALICE")).out)
-    assert line.startswith("0 10.0.0.1:0 orders (alice) Pika 1.3.2 main ")

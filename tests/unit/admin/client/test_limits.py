@@ -89,12 +89,6 @@ class TestList:
 
 
 class TestGet:
-    def test_says_when_a_temporary_edit_expires(self, api: Any, sluice: Sluice, entry: Make) -> None:
-        edit = entry()["edit"] | {"expires_at": "2126-01-01T00:00:00.000Z"}
-        api.answers["GET /limits/topic/orders"] = (200, entry(edit=edit))
-        out = sluice("limits", "get", "topic", "orders").out
-        assert "until 2126-" in out or "until 2125-" in out
-
     def test_of_a_shared_rule_is_its_total(self, api: Any, sluice: Sluice, entry: Make) -> None:
         api.answers["GET /limits/total/topic:log-%2A"] = (200, entry())
         assert sluice("limits", "get", "topic", "log-*", "--shared").exit_code == 0
@@ -273,10 +267,3 @@ class TestUnset:
     def test_of_what_is_not_named_is_refused(self, sluice: Sluice, tokens: list[str], line: str) -> None:
         ran = sluice("limits", "unset", *tokens)
         assert (ran.exit_code, ran.err) == (2, f"sluice: {line}\n")
-
-
-class TestReset:
-    def test_of_a_total_is_addressed_as_such(self, api: Any, sluice: Sluice, change: Make) -> None:
-        api.answers["POST /limits/total/topic%3Alog-%2A:reset"] = (200, change(action="reset"))
-        sluice("limits", "reset", "topic", "log-*", "--shared")
-        assert api.asked[0].path.endswith(":reset")

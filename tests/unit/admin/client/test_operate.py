@@ -18,11 +18,6 @@ KEYS = ("changed", "needs_restart", "hidden", "warnings")
 
 
 class TestReload:
-    def test_of_the_same_says_so(self, api: Any, sluice: Sluice) -> None:
-        api.answers["POST /reload"] = (200, {"change": None, **dict.fromkeys(KEYS, ())})
-        assert sluice("reload", "--dry-run").out == "nothing would change\n"
-        assert api.asked[0].query == {"dry_run": "1"}
-
     def test_of_what_is_wrong_says_each_fault(self, api: Any, sluice: Sluice, problem: Any) -> None:
         faults = [{"field": "", "detail": "sluice.toml:3: rate = -1: must be"}]
         api.answers["POST /reload"] = problem(409, "the configuration is wrong; nothing was changed", *faults)
@@ -83,11 +78,6 @@ class TestConnections:
         ]
         assert api.asked[0].query["search"] == "out"
         assert " 5, 1 waiting   1 min 1 s" in sluice("connections").out
-
-    def test_without_links_that_is_said(self, api: Any, sluice: Sluice) -> None:
-        api.answers["GET /connections"] = (200, {"rows": [CONNECTION], "total": 1})
-        assert sluice("connections", "links").out == "No link is attached.\n"
-        assert "links" not in sluice("connections").out
 
 
 def test_state_says_what_an_operator_looks_for(api: Any, sluice: Sluice) -> None:
