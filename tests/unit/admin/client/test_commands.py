@@ -144,7 +144,7 @@ async def test_the_configuration_is_read_again(asked: Asked, served: Any) -> Non
     async def reload(_: Any, dry_run: bool) -> Any:  # noqa: FBT001 - as the service calls it
         return report
 
-    served.desk.reloader = reload
+    served.edits.reloader = reload
     assert (await asked("reload", "--dry-run")).out.splitlines() == [
         "would change: topic:orders = 500/s",
         "needs a restart: listeners",
