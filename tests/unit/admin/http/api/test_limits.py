@@ -3,7 +3,7 @@ from urllib.parse import quote
 
 import pytest
 
-from admin.wire import PROBLEM
+from admin.wire import MAX_EDITS, PROBLEM
 
 
 def fields(answer: Any) -> list[str]:
@@ -261,3 +261,10 @@ async def test_a_batch_can_expect_what_all_limits_are(served: Any) -> None:
     stale = await served.ask("POST", "limits:batch", json=edits, headers={"If-Match": etag})
     assert stale.status_code == 412
     assert (await served.ask("POST", "limits:batch", json=edits, headers={"If-Match": "*"})).status_code == 200
+
+
+async def test_a_batch_of_more_values_than_edits_can_have_is_not_taken_apart(served: Any) -> None:
+    body = '{"edits": [' + "0," * (MAX_EDITS * 40 + 1) + "0]}"
+    answer = await served.ask("POST", "limits:batch", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert "more values than these can have" in answer.text
