@@ -12,7 +12,7 @@ from playbook.frames import (
     send,
     send_back,
 )
-from playbook.playbook import Anything, Client, Playbook, open_session
+from playbook.playbook import Anything, Client, GiveUp, Playbook, hold, open_session
 
 from proxy.deciding.batch import Side
 from proxy.protocols.rocketmq.about import MAX_NAMES, version_name
@@ -131,3 +131,11 @@ def test_number_has_the_word_of_the_enumeration(number: int, name: str) -> None:
 @pytest.mark.parametrize("number", [-(2**31), -1, 612, 2**31 - 1])
 def test_number_without_a_word_stays_a_number(number: int) -> None:
     assert version_name(number) == str(number)
+
+
+def test_frames_and_refusals_are_counted() -> None:
+    play = Playbook(hold("h", refusing=["r"]))
+    play >> Client(heartbeat() + send("a") + send("r", 2) + send("r", 3) + send("h", 4)) << Anything()
+    assert (play.session.describe().requests, play.session.describe().refused) == (5, 2)
+    play >> GiveUp(0) << Anything()
+    assert play.session.describe().refused == 3

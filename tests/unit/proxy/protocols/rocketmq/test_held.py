@@ -8,9 +8,12 @@ from playbook.frames import (
 )
 from playbook.playbook import (
     Client,
+    GiveUp,
     Playbook,
     Release,
     ToBroker,
+    ToClient,
+    busy,
     hold,
 )
 from playbook.read_by import read_by  # noqa: F401 - every test here, in each way of reading
@@ -19,6 +22,7 @@ from proxy.deciding.batch import Side
 from proxy.protocols.rocketmq.session import RocketMQSession
 
 A, B, C = send("a", 1), send("b", 2), send("c", 3)
+BIG = send("a", 1, body=b"x" * 1000)
 
 
 def session_of(play: Playbook) -> RocketMQSession:
@@ -97,3 +101,12 @@ def test_a_held_oneway_whose_client_left_in_the_middle_of_it_does_not_go_on() ->
     assert not session.keeps(Side.CLIENT)
     assert play >> Release(0)
     assert held_bytes(play) == 0
+
+
+def test_the_rest_of_a_refused_frame_is_swallowed() -> None:
+    play = Playbook(hold("a"))
+    assert play >> Client(BIG[:500])
+    assert play >> GiveUp(0) << ToClient(busy("a", 1))
+    assert play >> Client(BIG[500:700])
+    assert play >> Client(BIG[700:] + B) << ToBroker(B)
+    assert play.session.between_frames(Side.CLIENT)

@@ -231,3 +231,11 @@ def test_where_there_is_no_room_the_answer_is_busy() -> None:
     play = allowed(asked="full") >> Client(view_limits(5))
     assert answered(play)["code"] == 2
     assert play.session.in_flight() == 0
+
+
+def test_view_that_fits_no_frame_is_an_error() -> None:
+    limits = (ListedLimit("topic", "x" * 255, 5.0, 0, 0),) * 50_000
+    play = allowed() >> Client(view_limits(3)) >> Reply(0, LimitCommandReply(limits=limits))
+    header = answered(play)
+    assert header["code"] == 1
+    assert "do not fit" in str(header["remark"])

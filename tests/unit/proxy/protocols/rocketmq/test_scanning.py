@@ -227,3 +227,17 @@ def test_beginning_of_a_header_may_come_again_with_the_next_chunk(reading: Readi
     refused = stream.pass_on(batch, out)
     assert b"".join(out) == expected[2]
     assert list(refused.answers) == expected[4]
+
+
+@pytest.mark.parametrize("reading", READINGS[1:])
+def test_stream_reads_fast_while_its_chunks_take_few_steps(reading: Reading) -> None:
+    stream = stream_of(reading)
+    for data, fast in (
+        (send("a") * 500, reading == "compiled"),
+        (b"".join(send(f"t{at}") for at in range(100)), reading == "compiled"),
+        (frames.json_frame(34, body=b"{}") * 100, False),
+        (send("a", body=bytes(5000)) * 30, True),
+    ):
+        requests = stream.feed(memoryview(data), 0)
+        stream.pass_on(Batch(CONNECTION, Side.CLIENT, requests.simplest()), [])
+        assert stream.reads_fast() is fast

@@ -29,7 +29,7 @@ from playbook.read_by import read_by  # noqa: F401 - every test here, in each wa
 
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Response, Side
-from proxy.protocols.base import Close
+from proxy.protocols.base import Close, Session, WireCounters
 from proxy.protocols.rocketmq.answers import MAX_PENDING
 
 A, B = send("a", 1), send("b", 2)
@@ -200,3 +200,26 @@ def test_details_name_what_was_seen() -> None:
         open_session().receive(Side.CLIENT, memoryview(b"\0\0\0\x0c\7\0\0\x08"), 0)
     with pytest.raises(Close, match="the broker sent a header of 9 bytes in a frame of length 12"):
         open_session().receive(Side.BROKER, memoryview(b"\0\0\0\x0c\0\0\0\x09"), 0)
+
+
+def _ask(session: Session, stream: bytes, now_ns: int, *refused: str) -> None:
+    batch = session.receive(Side.CLIENT, memoryview(stream), now_ns)
+    assert batch is not None
+    if refused:
+        refuse(*refused)(batch)
+    session.decided(batch, now_ns)
+
+
+def _round_trips(counters: WireCounters) -> tuple[int, float]:
+    durations = counters.round_trip.durations()
+    return sum(durations.counts), durations.sum_s
+
+
+def test_round_trip_is_from_passing_a_request_to_its_own_answer() -> None:
+    counters = WireCounters()
+    session = open_session(counters)
+    _ask(session, A + B, 1_000_000)
+    session.receive(Side.BROKER, memoryview(answer(2)), 3_000_000)
+    assert _round_trips(counters) == (0, 0)
+    session.receive(Side.BROKER, memoryview(answer(1)), 6_000_000)
+    assert _round_trips(counters) == (1, 0.005)

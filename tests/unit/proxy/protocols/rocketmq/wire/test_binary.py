@@ -72,3 +72,8 @@ def consuming(whole: bytes) -> Header:
 @pytest.mark.parametrize(("group", "topic"), [("", "orders"), ("g", "")])
 def test_one_that_names_no_subscription_is_for_the_broker_to_refuse(group: str, topic: str) -> None:
     assert consuming(pull(binary=True, group=group, topic=topic)).kind == ""
+
+
+@pytest.mark.parametrize("size", range(len(_header(_SEND))))
+def test_a_header_cut_short_is_unparsable_or_not_limitable(size: int) -> None:
+    assert read_binary(_header(_SEND)[:size]) is UNPARSABLE
