@@ -19,7 +19,7 @@ from admin.common.clock import utc_now
 from admin.common.disk import FileLock, LockedError, exposed_to, fresh_name, words_for
 from admin.common.errors import StartError
 from admin.config.folders import Folder
-from admin.edits import limiter_state
+from admin.edits import limiter_state, previous
 from admin.edits.model import ActiveEdit, Change
 from limiter.deciding.limits import SavedLimits
 
@@ -254,7 +254,7 @@ class Store:
             # Reasons and names of clients are private. SQLite gives its journal the same mode.
             path.touch(_FILE_MODE)
         try:
-            return _connect(path)
+            db = _connect(path)
         except _DamagedError as damaged:
             aside = self._quarantine(path)
             _log.error(
@@ -263,6 +263,36 @@ class Store:
                 reason=str(damaged),
             )
             return self._open(path)
+        try:
+            self._import(db, path.parent)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _import(self, db: sqlite3.Connection, directory: Path) -> None:
+        """Import the edits of versions before ``state.db``, unless it has some of its own."""
+        journal = directory / previous.JOURNAL
+        try:
+            active, last_id = previous.read_edits(directory)
+        except FileNotFoundError:
+            return
+        except (ValueError, msgspec.MsgspecError) as damaged:
+            aside = self._quarantine(journal)
+            _log.error(
+                "live edits of the previous version were damaged: quarantined; the configured limits apply",
+                file=aside,
+                reason=str(damaged),
+            )
+            return
+        if db.execute("SELECT count(*) FROM sqlite_sequence").fetchone() == (0,):
+            with db:
+                db.execute("BEGIN IMMEDIATE")
+                rows = ((path, msgspec.json.encode(edit)) for path, edit in active.items())
+                db.executemany("INSERT INTO edit VALUES (?, ?)", rows)
+                db.execute("INSERT INTO sqlite_sequence VALUES ('change', ?)", (last_id,))
+        journal.rename(journal.with_name(f"{journal.name}.imported"))
+        _log.info("live edits of the previous version were imported", state_dir=str(directory), edits=len(active))
 
     def _quarantine(self, path: Path) -> str:
         stamp = utc_now().strftime("%Y%m%dT%H%M%SZ")
@@ -321,15 +351,19 @@ def active_in(place: Folder) -> tuple[Mapping[str, ActiveEdit], str | None]:
     path = place.path / NAME
     try:
         if not path.exists():
-            return {}, None
+            return previous.read_edits(place.path)[0], None
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=_START_BUSY_S)) as db:
             return _active(db), None
+    except FileNotFoundError:
+        return {}, None
     except OSError as error:
         return {}, words_for(error)
     except sqlite3.Error as error:
         return {}, f"{NAME}: {_reason(error)}"
     except msgspec.MsgspecError as error:
         return {}, f"{NAME}: {error}; it will be quarantined"
+    except ValueError as error:
+        return {}, f"{previous.JOURNAL}: {error}; it will be quarantined"
 
 
 def open_store(place: Folder, *, lock: int | None = None) -> Store:

@@ -3,7 +3,9 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from zlib import crc32
 
+import msgspec
 import pytest
 import structlog
 
@@ -199,3 +201,37 @@ def test_a_file_that_cannot_be_had_is_named(state_dir: Path, name: str) -> None:
     assert kept.directory is None
     assert kept.error is not None
     assert name in kept.error
+
+
+def journal(*records: object) -> bytes:
+    bodies = [msgspec.json.encode(record) for record in records]
+    return b"sluice-edits 1\n" + b"".join(b"%08x %08x %s\n" % (len(body), crc32(body), body) for body in bodies)
+
+
+OLD = journal(
+    {"written": {PATH: active(1), "switches/all": active(2)}, "changes": [change(1), change(2)]},
+    {"written": {"switches/all": None}, "changes": [change(3)]},
+)
+
+
+@pytest.mark.parametrize("torn", [b"", b"0000012f 5f37"])
+def test_the_edits_of_the_previous_version_are_imported_once(state_dir: Path, torn: bytes) -> None:
+    (state_dir / "edits.journal").write_bytes(OLD + torn)
+    assert active_in(Folder(state_dir, given=True)) == ({PATH: active(1)}, None)
+    store = Store(state_dir)
+    assert (store.active, store.last_id) == ({PATH: active(1)}, 3)
+    store.commit([change(4)], {PATH: None}, required=True)
+    store.close()
+    store = Store(state_dir)
+    assert (store.active, store.last_id) == ({}, 4)
+    assert (state_dir / "edits.journal.imported").exists()
+    store.close()
+
+
+@pytest.mark.parametrize("data", [OLD.replace(b'"rate":1', b'"rate":9'), b"", b"sluice-edits 7\n"])
+def test_a_damaged_journal_of_the_previous_version_is_quarantined(state_dir: Path, data: bytes) -> None:
+    (state_dir / "edits.journal").write_bytes(data)
+    store = Store(state_dir)
+    (aside,) = store.set_aside
+    assert (store.active, Path(aside).read_bytes()) == ({}, data)
+    store.close()
