@@ -12,16 +12,10 @@ import msgspec
 from limiter.counting.rejections import TrafficSecond
 from limiter.deciding.limits import SavedLimits, Spent
 from limiter.rules.rule_set import RuleSet
-from proxy.stats.flow import FlowState, Purged, SpoolState
+from proxy.spool.figures import SpoolState
+from proxy.stats.flow import Flow, Purged
 from proxy.stats.question import Explanation, Question
-from proxy.stats.snapshot import (
-    BrokerReach,
-    ConfirmState,
-    ConnectionState,
-    ResourceCounts,
-    ResourceState,
-    Snapshot,
-)
+from proxy.stats.snapshot import ConnectionState, ListenerState, ResourceCounts, ResourceState, Snapshot
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -109,10 +103,8 @@ class DataPath(Protocol):
     async def close_connection(self, connection_id: int, reason: str) -> bool:
         """Close one connection; returns whether it was there."""
 
-    async def flow(self, most_connections: int = 100) -> FlowState:
-        """Return what waits for what, and which stage is the bottleneck."""
-
-    async def confirms(self) -> tuple[ConfirmState, ...]: ...
+    async def flow(self, most_connections: int = 100) -> Flow:
+        """Return what waits for what, and which stage is the bottleneck; also at most as many destinations."""
 
     async def spool(self, most_resources: int = 100) -> SpoolState | None:
         """Return what the spool holds; None if there is no spool."""
@@ -143,7 +135,8 @@ class DataPath(Protocol):
             unfinished: with the current second so far; its rest is returned later as one of its own.
         """
 
-    async def probe_brokers(self) -> tuple[BrokerReach, ...]: ...
+    async def probe_brokers(self) -> tuple[ListenerState, ...]:
+        """Try to connect to each listener's broker; return the listeners afterwards."""
 
     def events(self) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
         """Subscribe; a slow subscriber loses the oldest events."""

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from admin.analytics.tables import RESOURCE, arrow_schema
 from admin.analytics.words import HOUR_S, MINUTE_S
-from admin.common.clock import LATEST_S
+from admin.common.numbers import LATEST_S
 from admin.rejection_log.records import VERSION, AnyRecord, RejectionRecord, TrafficRecord
 
 VERSIONS: Final = (VERSION,)

@@ -12,6 +12,7 @@ from cyclopts.validators import Number
 
 from admin.cli import protocol_words
 from admin.client.target import Given, Target, find_target
+from admin.common import columns
 from admin.common.columns import ConnectionColumn, LimitColumn
 from admin.common.tables import printable
 from admin.config.addresses import DEFAULT_ADMIN
@@ -27,7 +28,7 @@ PLAIN: Final = Parameter(show_choices=False, show_default=False, negative="")
 _Word = protocol_words.Kind | protocol_words.Scope
 KindWord = _Word | Literal["total"] | str  # noqa: PYI051 - see above
 SwitchWord = Literal["all"] | _Word | str  # noqa: PYI051 - see above
-FilterWord = Literal["limited", "edited", "near", "shadowed"] | str  # noqa: PYI051 - see above
+FilterWord = columns.Filter | str
 ColumnWord = LimitColumn | str
 ConnectionColumnWord = ConnectionColumn | str
 # fmt: on

@@ -19,8 +19,8 @@ from cyclopts.validators import Number
 
 from admin.cli.options import ASK, PLAIN, FileName
 from admin.client.text import read_seconds
-from admin.common.clock import LATEST_S
 from admin.common.errors import SettingsError
+from admin.common.numbers import LATEST_S
 from admin.common.tables import printable
 from limiter.rules.rule import MAX_RATE_PER_S
 

@@ -24,14 +24,14 @@ from rich.text import Text
 from admin.client.api import Api, ApiError
 from admin.client.target import Target
 from admin.client.text import RIGHT, as_json, cell, limiting, listing, passing
-from admin.common.columns import LIMITS
+from admin.common.columns import FILTERS, LIMITS
 from admin.common.numbers import per_second, span
 from admin.common.tables import printable
 from admin.wire import MAX_PAGE
 
 _SORTS: Final = ("refused", "passed", "used", "wait", "name", "kind")
 _UPWARDS: Final = frozenset({"name", "kind"})
-_FILTERS: Final = ("", "limited", "near", "shadowed", "edited")
+_FILTERS: Final = ("", *FILTERS)
 _REFRESH_S: Final = 1.0
 _TIMEOUT_S: Final = 5.0
 _CHROME_LINES: Final = 8

@@ -210,14 +210,25 @@ COLUMNS: Final[Mapping[str, tuple[Column, ...]]] = {
 """By table."""
 
 
+FILTERS: Final[Mapping[str, str]] = {
+    "limited": "refused or held something in the last ten seconds",
+    "edited": "has an edit",
+    "near": "uses at least 80 % of the limit",
+    "shadowed": "a shadow rule would have refused something in the last ten seconds",
+}
+"""Filters of the table of limits, each with the rows that it shows."""
+
+
 def sort_words(columns: tuple[Column, ...]) -> tuple[str, ...]:
     """Return the names of the columns that a table can be sorted by."""
     return tuple(column.name for column in columns if column.order is not None)
 
 
 if TYPE_CHECKING:
+    Filter = str
     LimitColumn = str
     ConnectionColumn = str
 else:
+    Filter = Literal[tuple(FILTERS)]
     LimitColumn = Literal[sort_words(LIMITS)]
     ConnectionColumn = Literal[sort_words(CONNECTIONS)]

@@ -3,6 +3,8 @@
 import math
 from typing import Final
 
+LATEST_S: Final = 253_402_214_400
+"""The last day of the year 9999, as far as dates go, in seconds since 1970."""
 #: Larger and smaller figures are written with an exponent.
 _MOST: Final = 1e15
 _LEAST: Final = 1e-9

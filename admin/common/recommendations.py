@@ -4,8 +4,7 @@ from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 
-from admin.common.clock import LATEST_S
-from admin.common.numbers import percent
+from admin.common.numbers import LATEST_S, percent
 from limiter.rules.rule import MAX_RATE_PER_S, Count, FairBy
 
 VERSION: Final = 1

@@ -15,7 +15,6 @@ import msgspec
 import structlog
 import trio
 
-from admin.common.clock import utc_now
 from admin.config.rule_fields import RuleReader, Target
 from admin.config.rulebook import Rulebook
 from admin.edits.effective import EffectiveLimits
@@ -45,6 +44,7 @@ from admin.edits.transaction import Transaction
 from admin.edits.wording import cleared_lines, log_changes, purged_lines
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
+from proxy.common.clock import utc_now
 from proxy.control import DataPath
 from proxy.stats.flow import Purged
 

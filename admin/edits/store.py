@@ -15,13 +15,13 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from admin.common.clock import utc_now
 from admin.common.disk import FileLock, LockedError, exposed_to, fresh_name, words_for
 from admin.common.errors import StartError
 from admin.config.folders import Folder
 from admin.edits import limiter_state, previous
 from admin.edits.model import ActiveEdit, Change
 from limiter.deciding.limits import SavedLimits
+from proxy.common.clock import utc_now
 
 _log = structlog.get_logger(__name__)
 

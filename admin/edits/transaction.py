@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from admin.common.clock import write_time
 from admin.config.rule_fields import FieldError, Target, fields_of, patched, target_of, written
 from admin.config.rulebook import Rulebook
 from admin.edits.effective import EffectiveLimits
@@ -39,6 +38,7 @@ from admin.edits.model import (
     target_at,
 )
 from limiter.rules.rule import Rule
+from proxy.common.clock import write_time
 
 
 class Transaction:

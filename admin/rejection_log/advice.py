@@ -12,7 +12,6 @@ from typing import Final, NamedTuple
 import msgspec
 import trio
 
-from admin.common.clock import Clock, write_time
 from admin.common.disk import open_to_read, words_for
 from admin.common.recommendations import VERSION, Recommendation, RecommendationsFile
 from admin.config.settings import OFF, ReportSettings
@@ -21,6 +20,7 @@ from admin.rejection_log.history import needle_of, read_patiently
 from admin.wire import ResourceAdvice
 from admin.wire.applying import beside_the_point, changed_since, fields_of, nothing_to_do, reason_of
 from limiter.rules.resource import Resource
+from proxy.common.clock import Clock, write_time
 
 USUAL: Final = Path("report", "recommendations.json")
 """In the state directory."""

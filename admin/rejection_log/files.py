@@ -20,7 +20,7 @@ import msgspec
 import structlog
 
 from admin.common.disk import open_to_read, words_for
-from proxy.stats.metric import Metric, Samples
+from proxy.common.metric import Metric, Samples
 
 _log = structlog.get_logger(__name__)
 

@@ -18,7 +18,6 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 import trio
 
-from admin.common.clock import write_time
 from admin.common.disk import open_to_read, words_for
 from admin.rejection_log.files import file_name
 from admin.rejection_log.records import (
@@ -34,6 +33,7 @@ from admin.wire import RefusedClient, ResourceHistory
 from limiter.counting.rejections import DID, OTHER
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Count
+from proxy.common.clock import write_time
 
 MAX_SECONDS: Final = 3600
 """The longest time that can be asked for."""

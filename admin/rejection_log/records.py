@@ -16,7 +16,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from admin.common.clock import LATEST_S
+from admin.common.numbers import LATEST_S
 from limiter.counting.rejections import Amount, Count, RejectionVerdict
 from limiter.rules.rule import MAX_RATE_PER_S, MAX_TIME_S, Action, FairBy
 from limiter.rules.rule import Count as Counts

@@ -13,7 +13,6 @@ import msgspec
 import structlog
 import trio
 
-from admin.common.clock import utc_now, write_time
 from admin.common.errors import OperatorError
 from admin.config import logs
 from admin.config.faults import show
@@ -25,6 +24,7 @@ from admin.http.auth import Keyring
 from admin.run.composition import Plan
 from admin.stats.metrics import Family, gauge
 from limiter.rules.rule import Rule, RuleKey
+from proxy.common.clock import utc_now, write_time
 
 _log = structlog.get_logger(__name__)
 

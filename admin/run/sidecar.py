@@ -45,7 +45,7 @@ from admin.run.supervisor import Supervisor
 from admin.stats import LiveStats
 from admin.stats.health import Health
 from admin.stats.metrics import Family
-from admin.wire import RejectionLog, SpoolFolder
+from admin.wire import FolderState
 from limiter.deciding.limits import SavedLimits
 from proxy.datapath.datapath import LocalDataPath
 from proxy.datapath.spooling import SpoolError
@@ -329,7 +329,7 @@ class Sidecar:
             return
         self.admin = server.bound_endpoint(admin)
         report, no_report = usual_report(plan.settings.report, self._store.directory)
-        spool = SpoolFolder(None if self._spool.path is None else str(self._spool.path), self._spool.why or None)
+        spool = FolderState(None if self._spool.path is None else str(self._spool.path), self._spool.why or None)
         services = api.Services(
             data_path,
             edits,
@@ -365,11 +365,11 @@ class Sidecar:
 
         await operators.start(keep, "admin address", serve)
 
-    def _rejection_log(self) -> RejectionLog:
+    def _rejection_log(self) -> FolderState:
         folder, recorder = self._log_folder, self.recorder
         if recorder is None:
-            return RejectionLog(None, folder.why or None)
-        return RejectionLog(str(folder.path), recorder.error)
+            return FolderState(None, folder.why or None)
+        return FolderState(str(folder.path), recorder.error)
 
     def _metrics(self) -> Iterator[Family]:
         yield from log_families(self.recorder)

@@ -1,24 +1,18 @@
-"""Whether Sluice is ready: listeners listen, every broker accepts connections, and no drain has begun."""
+"""Whether Sluice is ready: it listens, every broker accepts connections, and no shutdown has begun."""
 
-from typing import TypedDict
+from typing import Final, TypedDict
 
 import trio
 
 from proxy.control import DataPath
-from proxy.stats.snapshot import BrokerReach
+from proxy.stats.snapshot import ListenerState
 
-#: Brokers are not probed again within this time, whoever polls and however often.
-PROBE_EVERY_S = 1.0
+PROBE_EVERY_S: Final = 1.0
+"""Brokers are not probed again within this time, however often it is asked for."""
 
 
 class BrokerReadiness(TypedDict):
-    """Whether one listener's broker accepts connections.
-
-    Attributes:
-        broker: its ``address:port``.
-        reachable: it accepted the last probe.
-        error: what happened if it did not.
-    """
+    """Whether one listener's broker accepted the last probe, and why not."""
 
     broker: str
     reachable: bool
@@ -30,10 +24,10 @@ class Readiness(TypedDict):
 
     Attributes:
         ready: all of the following are as they should be.
-        listening: clients can connect, to every listener; a listener whose broker takes no connections does not listen.
-        draining: a stop has begun.
+        listening: clients can connect to every listener.
+        draining: a shutdown has begun.
         brokers: by listener.
-        alarms: active alarms with their reasons. Sluice stays ready, as a RabbitMQ node does: only publishers are
+        alarms: raised alarms with their reasons. Sluice stays ready, as a RabbitMQ node does: only publishers are
             stopped, and consumers make room.
     """
 
@@ -48,35 +42,35 @@ class Health:
     """Readiness of one data path that has been started.
 
     Args:
-        data_path: what is asked.
+        data_path: is probed.
     """
 
     def __init__(self, data_path: DataPath) -> None:
         self._data_path = data_path
         self._lock = trio.Lock()
-        self._reaches: tuple[BrokerReach, ...] = ()
+        self._listeners: tuple[ListenerState, ...] = ()
         self._probed_s = float("-inf")
 
-    async def brokers(self) -> tuple[BrokerReach, ...]:
-        """Return which brokers accept connections, at most PROBE_EVERY_S seconds old."""
+    async def listeners(self) -> tuple[ListenerState, ...]:
+        """Return the listeners as they were after a probe of their brokers, at most PROBE_EVERY_S seconds ago."""
         async with self._lock:
             if trio.current_time() - self._probed_s >= PROBE_EVERY_S:
-                self._reaches = await self._data_path.probe_brokers()
+                self._listeners = await self._data_path.probe_brokers()
                 self._probed_s = trio.current_time()
-            return self._reaches
+            return self._listeners
 
     async def readiness(self) -> Readiness:
-        """Return what ``/readyz`` says."""
-        brokers = {
-            reach.listener: BrokerReadiness(broker=reach.broker, reachable=reach.error is None, error=reach.error)
-            for reach in await self.brokers()
-        }
+        """Return the answer of ``/readyz``."""
+        await self.listeners()
         snapshot = await self._data_path.snapshot(whole=False)
-        listening = bool(snapshot.listeners) and all(listener.listening for listener in snapshot.listeners)
+        listening = bool(snapshot.listeners) and all(each.listening for each in snapshot.listeners)
         return Readiness(
-            ready=listening and not snapshot.draining and all(broker["reachable"] for broker in brokers.values()),
+            ready=listening and not snapshot.draining and all(each.reachable for each in snapshot.listeners),
             listening=listening,
             draining=snapshot.draining,
-            brokers=brokers,
+            brokers={
+                each.name: BrokerReadiness(broker=each.broker, reachable=each.reachable, error=each.error)
+                for each in snapshot.listeners
+            },
             alarms={alarm.scarce: alarm.text for alarm in snapshot.alarms if alarm.stands},
         )

@@ -1,9 +1,8 @@
-"""Prometheus metrics, made from a Snapshot at scrape time; the data path itself keeps only plain integers.
+"""Prometheus metrics, written from a Snapshot at scrape time; the data path itself keeps only plain integers.
 
-Name, labels and meaning of a metric stand beside its field, in the Snapshot for the data path. The number of resource
-labels is bounded by the data path (``bounds.max_resource_labels``); what is beyond it arrives under the resource
-``_other``. What other parts of the admin side count they hand in with each scrape, made by ``families_of``,
-``counter`` and ``gauge``.
+Name, labels and meaning of a metric stand beside its field. The data path bounds the number of resource labels
+(``bounds.max_resource_labels``); further resources arrive as ``_other``. Other parts of the admin side hand in their
+metrics with each scrape, made by ``families_of``, ``counter`` and ``gauge``.
 """
 
 import platform
@@ -13,47 +12,45 @@ from typing import Final, NamedTuple
 
 import msgspec
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
+from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.process_collector import ProcessCollector
-from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from admin.common.tables import printable
 from admin.common.version import sluice_version
 from admin.config.logs import dropped_lines
+from proxy.common.metric import Samples, measured
 from proxy.common.threads import on_thread
 from proxy.control import DataPath
-from proxy.stats.metric import Samples, described, samples_of
 from proxy.stats.snapshot import BUCKETS_S, Durations, Snapshot
 
 _PIECE_BYTES: Final = 64 * 1024
 """What is sent at a time: copying all of it at once would take milliseconds."""
-_END: Final = b"# EOF\n"
-"""What OpenMetrics ends with."""
 _EXPONENT_FROM: Final = 1_000_000
-"""Below this Prometheus writes numbers as Python does."""
+"""Below this, Prometheus writes numbers as Python does."""
+_OPENMETRICS: Final = "application/openmetrics-text"
 
 LabeledValue = tuple[tuple[str, ...], float]
 """The values of a family's labels, and its value there."""
 
 
 class Family(NamedTuple):
-    """One metric as it will be written, its samples made as they are needed.
+    """One metric as it will be written.
 
     Attributes:
-        metric: name, meaning and type; with those samples that the library writes.
-        texts: the lines of all other samples, some at a time; they are the same in all formats.
+        name: of its samples; a counter's ends in ``_total``, an info's in ``_info``.
+        type: ``counter``, ``gauge``, ``histogram`` or ``info``.
+        help: what it is.
+        labels: in alphabetical order.
+        lines: its samples, some lines at a time, made as they are needed; the same in all formats.
     """
 
-    metric: Metric
-    texts: Iterable[str] = ()
+    name: str
+    type: str
+    help: str
+    labels: Sequence[str]
+    lines: Iterable[str]
 
 
 def counter(name: str, help_text: str, labels: Sequence[str], values: Iterable[LabeledValue]) -> Family:
@@ -63,7 +60,7 @@ def counter(name: str, help_text: str, labels: Sequence[str], values: Iterable[L
         name: without ``_total``, which is added.
         help_text: what it counts.
         labels: their names, in alphabetical order.
-        values: the values of the labels, and how many.
+        values: the values of the labels, and the count.
     """
     return _family(f"{name}_total", help_text, labels, _one_by_one(values))
 
@@ -74,15 +71,24 @@ def gauge(name: str, help_text: str, labels: Sequence[str], values: Iterable[Lab
 
 
 def _family(name: str, help_text: str, labels: Sequence[str], samples: Samples) -> Family:
-    make = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-    return Family(make(name, help_text, labels=labels), _texts(name, labels, samples))
+    kind = "counter" if name.endswith("_total") else "gauge"
+    return Family(name, kind, help_text, labels, _lines(name, labels, samples))
 
 
 def _histogram(name: str, help_text: str, durations: Durations) -> Family:
-    """Make a histogram of durations in seconds."""
     bounds = [*map(floatToGoString, BUCKETS_S), "+Inf"]
-    buckets = list(zip(bounds, accumulate(durations.counts), strict=True))
-    return Family(HistogramMetricFamily(name, help_text, buckets=buckets, sum_value=durations.sum_s))
+    counts = list(accumulate(durations.counts))
+    buckets = _lines(f"{name}_bucket", ("le",), [((), zip(bounds, counts, strict=True))])
+    ends = [f"{name}_count {_number(counts[-1])}\n", f"{name}_sum {_number(durations.sum_s)}\n"]
+    return Family(name, "histogram", help_text, (), chain(buckets, ends))
+
+
+def _of_library(metric: Metric) -> Family:
+    """Take over a metric of Prometheus' library."""
+    suffix = "_total" if metric.type == "counter" else ""
+    samples = metric.samples
+    lines = (line for each in samples for line in _lines(each.name, (), [((), [("", each.value)])]))
+    return Family(metric.name + suffix, metric.type, metric.documentation, (), lines)
 
 
 def _one_by_one(values: Iterable[LabeledValue]) -> Samples:
@@ -90,10 +96,10 @@ def _one_by_one(values: Iterable[LabeledValue]) -> Samples:
         yield labels[:-1], ((labels[-1] if labels else "", value),)
 
 
-def _texts(name: str, labels: Sequence[str], samples: Samples) -> Iterator[str]:
-    """Write samples as the library would, which takes ten times as long: it finds out all of it for each sample.
+def _lines(name: str, labels: Sequence[str], samples: Samples) -> Iterator[str]:
+    """Write samples as the library would, which takes ten times as long.
 
-    What nearly all samples of ten thousand resources have in common is worked out once for each resource.
+    What all samples of a resource have in common is written once for each resource.
     """
     if not labels:
         for _, ((_, value),) in samples:
@@ -110,10 +116,9 @@ def _label(begin: str, value: str) -> str:
 
 
 def _escaped(label: str) -> str:
-    """Write the value of a label; names come from clients, and one bad name must not cost the whole scrape.
+    """Write the value of a label. Names come from clients, and one bad name must not cost the whole scrape.
 
-    What cannot be printed is an escape in the value, as everywhere else where people read names, and a backslash is
-    two: a name with an escape in it is told from one with what that stands for.
+    Unprintable characters become escapes in the value, and a backslash becomes two, so that no two names look alike.
     """
     if label.isalnum() and label.isascii():
         return label
@@ -128,13 +133,12 @@ def _number(value: float) -> str:
 
 
 def families_of(figures: msgspec.Struct) -> Iterator[Family]:
-    """Yield the metrics that the fields of a struct are described as."""
-    for field, metric in described(type(figures)):
-        value = getattr(figures, field)
-        if isinstance(value, Durations):
-            yield _histogram(metric.name, metric.help, value)
+    """Yield the metrics of a struct."""
+    for metric, samples in measured(figures):
+        if isinstance(samples, Durations):
+            yield _histogram(metric.name, metric.help, samples)
         else:
-            yield _family(metric.name, metric.help, metric.labels, samples_of(metric, value))
+            yield _family(metric.name, metric.help, metric.labels, samples)
 
 
 def families(snapshot: Snapshot) -> Iterator[Family]:
@@ -146,26 +150,13 @@ def families(snapshot: Snapshot) -> Iterator[Family]:
         (),
         [((), dropped_lines())],
     )
-    build = {"version": sluice_version(), "python": platform.python_version()}
-    for metric in (
-        InfoMetricFamily("sluice_build", "What is running.", build),
-        *ProcessCollector(registry=CollectorRegistry()).collect(),
-    ):
-        yield Family(metric)
-
-
-class _Alone(Collector):
-    """One metric, for an encoder."""
-
-    def __init__(self, metric: Metric) -> None:
-        self._metric = metric
-
-    def collect(self) -> Iterator[Metric]:
-        yield self._metric
+    build = f'sluice_build_info{{python="{platform.python_version()}",version="{sluice_version()}"}} 1.0\n'
+    yield Family("sluice_build_info", "info", "What is running.", ("python", "version"), [build])
+    yield from map(_of_library, ProcessCollector(registry=CollectorRegistry()).collect())
 
 
 async def scrape(data_path: DataPath, accept: str, extra: Iterable[Family] = ()) -> tuple[list[bytes], str]:
-    """Take a snapshot and write it down, on a thread.
+    """Take a snapshot and write it, on a thread.
 
     Args:
         data_path: whose counters.
@@ -180,14 +171,14 @@ async def scrape(data_path: DataPath, accept: str, extra: Iterable[Family] = ())
 
 def _write(snapshot: Snapshot, accept: str, extra: Iterable[Family]) -> tuple[list[bytes], str]:
     try:
-        encode, content_type = choose_encoder(accept)
+        _, content_type = choose_encoder(accept)
     except (TypeError, ValueError):
         # The library compares a malformed version with a number.
-        encode, content_type = choose_encoder("")
+        _, content_type = choose_encoder("")
+    is_openmetrics = content_type.startswith(_OPENMETRICS)
     pieces, piece = [], bytearray()
     for family in chain(families(snapshot), extra):
-        piece += encode(_Alone(family.metric)).removesuffix(_END)
-        for text in family.texts:
+        for text in chain([_head(family, is_openmetrics=is_openmetrics)], family.lines):
             piece += text.encode()
             if len(piece) >= _PIECE_BYTES:
                 pieces.append(bytes(piece))
@@ -196,6 +187,15 @@ def _write(snapshot: Snapshot, accept: str, extra: Iterable[Family]) -> tuple[li
         while isinstance(table, dict) and table:
             # To free ten thousand entries at once takes milliseconds, in which no other thread runs.
             table.popitem()
-    if content_type.startswith("application/openmetrics-text"):
-        piece += _END
+    if is_openmetrics:
+        piece += b"# EOF\n"
     return [*pieces, bytes(piece)], content_type
+
+
+def _head(family: Family, *, is_openmetrics: bool) -> str:
+    name, kind = family.name, family.type
+    if is_openmetrics:
+        name = name.removesuffix("_total").removesuffix("_info")
+    elif kind == "info":
+        kind = "gauge"
+    return f"# HELP {name} {family.help}\n# TYPE {name} {kind}\n"

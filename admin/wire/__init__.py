@@ -1,7 +1,7 @@
 """Data types of the HTTP API that its server and its clients share: paths, answers and problems.
 
-Limits and changes are in ``admin.edits.model``, explained decisions in ``proxy.stats.question``. Times are ISO 8601 in
-UTC.
+Here are answers that the operator's side makes. What the data path tells is in ``proxy.stats`` and is sent as it is;
+limits and changes are in ``admin.edits.model``. Times are ISO 8601 in UTC.
 """
 
 from collections.abc import Mapping
@@ -10,14 +10,9 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from admin.common.columns import ConnectionColumn as ConnectionColumn
-from admin.common.columns import LimitColumn as LimitColumn
-from admin.common.columns import Order as Order
 from admin.common.recommendations import Recommendation
 from admin.edits.model import (
-    ActiveEdit,
     Change,
-    Configured,
     FailedReload,
     LimitEntry,
     LimitFields,
@@ -25,13 +20,22 @@ from admin.edits.model import (
     SwitchEntry,
 )
 from admin.edits.model import FieldProblem as FieldProblem
+from limiter.counting.accounts import Usage
 from limiter.rules.rule import Count, Dimension, ShownAction
-from proxy.flow.alarms import Scarce
-from proxy.flow.credit import Kind
 from proxy.flow.credit import State as StageWord
-from proxy.stats.flow import ConnectionFlow, FlowFinding, SpoolState, StageState
+from proxy.spool.figures import SpoolState
+from proxy.stats.flow import Purged
 from proxy.stats.question import Detail
-from proxy.stats.snapshot import ClientDescription, ConfirmState, Direction, LinkState, Usage
+from proxy.stats.snapshot import (
+    AlarmState,
+    ConnectionState,
+    Direction,
+    Held,
+    LaneState,
+    Limiters,
+    ListenerState,
+    Verdicts,
+)
 
 BASE: Final = "/api/v1"
 """Prefix of the API's paths."""
@@ -47,52 +51,22 @@ MostRows = Annotated[int, msgspec.Meta(ge=0, le=MAX_PAGE)]
 MAX_EDITS: Final = 10_000
 """Most edits of one batch."""
 
-Filter = Literal["limited", "edited", "near", "shadowed", "overridden"]
-"""``overridden`` is another word for ``edited``."""
 
-
-class Answer(msgspec.Struct, frozen=True):
-    """An answer, or a part of one: Sluice always sends all of its fields.
-
-    Their defaults are for clients, in place of fields that an older Sluice does not send.
-    """
-
-
-class Verdicts(msgspec.Struct, frozen=True):
-    """Outcomes of requests: counts, or rates per second.
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """One page of a list.
 
     Attributes:
-        passed: passed the limits, including what is shadowed.
-        refused: refused over a limit.
-        shadowed: passed, although a shadow rule would have refused it.
-        bypassed: passed because a handler was skipped.
-        exempt: passed because the client is exempt.
-        dropped: held, and then its client left.
+        total: number of rows that match.
+        offset: rows skipped before the first one.
+        limit: maximum number of rows.
     """
 
-    passed: float = 0
-    refused: float = 0
-    shadowed: float = 0
-    bypassed: float = 0
-    exempt: float = 0
-    dropped: float = 0
+    total: int
+    offset: int = 0
+    limit: int = 0
 
 
-class RuleRates(msgspec.Struct, frozen=True):
-    """What one rule does, in messages per second; what it lets pass is not counted.
-
-    Attributes:
-        refused: refused over its limit.
-        held: held back.
-        shadowed: passed, although the rule would have refused it.
-    """
-
-    refused: float = 0
-    held: float = 0
-    shadowed: float = 0
-
-
-class History(Answer, frozen=True):
+class History(msgspec.Struct, frozen=True):
     """Messages per second over the last minutes, oldest first.
 
     Each step lies between two readings of the counters. A rate times its ``seconds``, rounded, is the exact count.
@@ -100,10 +74,10 @@ class History(Answer, frozen=True):
     Attributes:
         step_s: seconds that a step should last.
         passed: reached the broker, mean of each step.
-        refused: refused over a limit, likewise.
+        refused: refused over a limit, mean of each step.
         until: when the last step ended.
         seconds: how long each step lasted; longer than ``step_s`` if Sluice was busy.
-        dropped: dropped as their client left before they were decided, mean of each step.
+        dropped: dropped because their client left before they were decided, mean of each step.
         limit: the rate in force at the end of each step; None for unlimited, a limit of requests, and limiting that is
             off.
         totals: messages that passed, were refused and were dropped from the start until ``until``.
@@ -119,7 +93,7 @@ class History(Answer, frozen=True):
     totals: tuple[int, int, int] = (0, 0, 0)
 
 
-class LiveFigures(Answer, frozen=True, kw_only=True):
+class LiveFigures(msgspec.Struct, frozen=True, kw_only=True):
     """What a limit does. Rates, ``used_ratio`` and states cover the last ten seconds, as do the sort orders by them.
 
     A rate can exceed the limit, and ``used_ratio`` 1, since permits stored during a pause are admitted at once.
@@ -127,37 +101,35 @@ class LiveFigures(Answer, frozen=True, kw_only=True):
     Attributes:
         messages_total: messages by outcome since the start; None for scopes and totals, whose messages count for the
             resource.
-        messages_per_s: the same per second.
-        requests_per_s: requests by outcome; None likewise.
-        rule_messages_per_s: what the rule of a scope or total did, if it is for that alone; None for all others.
-        passed_per_s: messages per second that reached the broker, bypassed and exempt ones too; None likewise.
-        refused_per_s: messages per second that were refused, by the rule of a scope or total; None if nobody counts.
-        shadowed_per_s: messages per second that a shadow rule would have refused, likewise.
+        messages_per_s: messages by outcome per second; None for scopes and totals.
+        requests_per_s: requests by outcome per second; None for scopes and totals.
         used: the share of the limit that was used, by dimension; 1.0 is all of it.
-        used_ratio: the largest share used in the last ten seconds; None while nothing limits it.
+        used_ratio: the largest share used; None while nothing limits it.
+        passed_per_s: messages per second that reached the broker, bypassed and exempt ones too; None for scopes and
+            totals.
+        refused_per_s: refused messages per second, of a scope or total by its own rule; None if they are not counted.
+        shadowed_per_s: messages per second that a shadow rule would have refused; None if they are not counted.
         limited: something was refused or held, by any rule.
         holding: something was held.
         would_refuse: a shadow rule would have refused something.
         near: at least 80 % of the limit is used.
-        open: the breaker refuses everything at the moment; never true for a shadow rule.
+        open: the breaker refuses everything now; never true for a shadow rule.
         wait_s: seconds that a request would have to wait now.
         stored_permits: permits available; negative is a debt; None while nothing limits it.
         last_refused_at: when a request was last refused; None if none was.
-        last_held_at: when a request was last held; None if none was.
-        last_limited_at: the later of these two.
-        last_wait_s: the wait stated in that refusal, in seconds.
-        refused_by: the rule that refused it, if it was not the limit's own but that of a total, client, producer group
+        last_limited_at: when something was last refused or held; None if nothing was.
+        last_wait_s: the wait stated in the last refusal, in seconds.
+        refused_by: the rule of that refusal, if it was not the limit's own but that of a total, client, producer group
             or listener.
         state: ``running``, or what its queues wait for: ``throttled`` for a limit, ``flow`` for a later stage,
             ``blocked`` by an alarm.
-        spooled: messages of it that are in the spool.
-        oldest_wait_s: for how long the oldest message of it waits, held or in the spool; None if none does.
+        spooled: messages of it in the spool.
+        oldest_wait_s: how long its oldest message has waited, held or in the spool; None if none waits.
     """
 
     messages_total: Verdicts | None = None
     messages_per_s: Verdicts | None = None
     requests_per_s: Verdicts | None = None
-    rule_messages_per_s: RuleRates | None = None
     used: Mapping[Dimension, Usage] = {}
     used_ratio: float | None = None
     passed_per_s: float | None = None
@@ -171,7 +143,6 @@ class LiveFigures(Answer, frozen=True, kw_only=True):
     wait_s: float = 0
     stored_permits: float | None = None
     last_refused_at: str | None = None
-    last_held_at: str | None = None
     last_limited_at: str | None = None
     last_wait_s: float = 0
     refused_by: str | None = None
@@ -180,40 +151,40 @@ class LiveFigures(Answer, frozen=True, kw_only=True):
     oldest_wait_s: float | None = None
 
 
-class Row(Answer, frozen=True, kw_only=True):
-    """One row of the table of limits: a limit, as in ``LimitEntry``, and what it does.
+class Row(LimitEntry, frozen=True, kw_only=True):
+    """One row of the table of limits: a limit, and what it does.
 
     Attributes:
         key: key of the row: kind, slash, name.
         own: it has a rule of its own, configured or edited; otherwise that of a pattern, a default, or none.
-        kind: kind of resource or scope, or ``total``.
-        name: exact name or pattern.
-        limit: the limit in force now, all fields.
-        limit_text: the limit in short.
-        rule: name of the rule in force.
-        source: where that rule comes from.
-        exact: the name is one resource, not a pattern.
-        configured: the configured limit of the same name, if there is one.
-        edit: the active edit, if there is one.
-        etag: ETag of the limit.
         live: what it does now; None if it was never used.
         history: what it did in the last minutes; None if it was not used then, or without ``history=1``.
     """
 
     key: str
     own: bool = False
-    kind: str
-    name: str
-    limit: LimitFields = {}
-    limit_text: str
-    rule: str = ""
-    source: str = ""
-    exact: bool = True
-    configured: Configured | None = None
-    edit: ActiveEdit | None = None
-    etag: str = ""
     live: LiveFigures | None = None
     history: History | None = None
+
+
+class LimitPage(Page, frozen=True, kw_only=True):
+    """One page of the table of limits.
+
+    Attributes:
+        rows: the rows, in the requested order.
+        totals: numbers of rows whatever is searched for: ``rows`` is all of them, the others are those of each filter.
+        kinds: all kinds.
+        sampled_at: when the live figures were taken.
+        rule_set_version: version of the rules in force.
+        etag: ETag of all limits and switches together.
+    """
+
+    rows: tuple[Row, ...]
+    totals: Mapping[str, int] = {}
+    kinds: tuple[str, ...] = ()
+    sampled_at: str = ""
+    rule_set_version: int = 0
+    etag: str = ""
 
 
 class RefusedClient(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,10 +192,10 @@ class RefusedClient(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         client: its address; ``_other`` for those beyond a bound.
-        user: that it has logged in as; may be empty.
+        user: its login; may be empty.
         product: what it says it is, with its version; may be empty.
         producer_group: of the requests; may be empty.
-        rules: names of the rules that had a word with it.
+        rules: names of the rules that refused, held or shadowed them.
         requests: requests that were refused, held or shadowed.
         messages_refused: messages that were refused.
         messages_shadowed: messages that passed, although a shadow rule would have refused them.
@@ -246,25 +217,23 @@ class RefusedClient(msgspec.Struct, frozen=True, kw_only=True):
     share: float = 0
 
 
-class ResourceHistory(Answer, frozen=True, kw_only=True):
-    """What became of one resource of late, as the rejection log has it.
+class ResourceHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened to one resource recently, from the rejection log.
 
     Rates are messages per second, one for each step, the oldest first; None where nothing is known, because Sluice did
     not run, or no log was written or read. A rate times its ``seconds``, rounded, is the exact count.
 
     Attributes:
-        kind: of the resource.
-        name: of the resource.
         begin_at: when the first step begins.
         step_s: seconds of each step.
         seconds: how many of them are known, for each step.
         passed: reached the broker.
         refused: were refused.
-        dropped: were dropped, as their client left before they were decided.
+        dropped: were dropped because their client left before they were decided.
         held: were held back, the mean of each minute; these pass or are refused later.
         limit: the rate in force; None for unlimited, and while limiting is off.
         limit_count: what the rate counts.
-        known_from: when what is known begins; None if nothing is known.
+        known_from: when the known part begins; None if nothing is known.
         clients: whose requests were refused, held or shadowed, those with most refused messages first.
         more_clients: number of further ones.
         messages_refused: refused messages of all of them.
@@ -295,12 +264,12 @@ class ResourceHistory(Answer, frozen=True, kw_only=True):
     problem: str | None = None
 
 
-class ResourceAdvice(Answer, frozen=True, kw_only=True):
+class ResourceAdvice(msgspec.Struct, frozen=True, kw_only=True):
     """What the newest report recommends for one resource of this Sluice.
 
     Attributes:
-        path: the report's ``recommendations.json``; None if none is looked for.
-        problem: why nothing can be said, and what to do; None if there is nothing wrong.
+        path: the report's ``recommendations.json``; None if none is configured.
+        problem: why there is no recommendation, and what to do; None if nothing is wrong.
         made_at: when the report was made.
         age_s: seconds since then.
         from_at: when the report's records begin.
@@ -321,65 +290,16 @@ class ResourceAdvice(Answer, frozen=True, kw_only=True):
     why_not: str = ""
 
 
-class RowTotals(Answer, frozen=True):
-    """Numbers of rows of each sort, independent of the search.
-
-    Attributes:
-        rows: all rows.
-        limited: rows that are limited now.
-        overridden: rows with an active edit.
-        near: rows near their limit.
-        shadowed: rows where a shadow rule would refuse something now.
-    """
-
-    rows: int = 0
-    limited: int = 0
-    overridden: int = 0
-    near: int = 0
-    shadowed: int = 0
-
-
-class LimitPage(Answer, frozen=True, kw_only=True):
-    """One page of the table of limits.
-
-    Attributes:
-        rows: the rows, in the requested order.
-        total: number of rows that match.
-        offset: rows skipped before the first one.
-        limit: maximum number of rows.
-        totals: numbers of rows of each sort.
-        kinds: all kinds.
-        sampled_at: when the live figures were taken.
-        rule_set_version: version of the rules in force.
-        etag: ETag of all limits and switches together.
-    """
-
-    rows: tuple[Row, ...]
-    total: int
-    offset: int = 0
-    limit: int = 0
-    totals: RowTotals = RowTotals()
-    kinds: tuple[str, ...] = ()
-    sampled_at: str = ""
-    rule_set_version: int = 0
-    etag: str = ""
-
-
 class Changes(msgspec.Struct, frozen=True):
-    """What a batch did.
-
-    Attributes:
-        changes: one change for each edit, in their order.
-    """
+    """What a batch did: one change for each edit, in their order."""
 
     changes: tuple[Change, ...]
 
 
-class AuditPage(Answer, frozen=True):
+class AuditPage(msgspec.Struct, frozen=True):
     """One page of the audit trail, the latest change first.
 
     Attributes:
-        changes: the changes of this page.
         next: value of ``before`` for the next page; None on the last one.
     """
 
@@ -388,16 +308,12 @@ class AuditPage(Answer, frozen=True):
 
 
 class Defaults(msgspec.Struct, frozen=True):
-    """The default limit of each kind.
-
-    Attributes:
-        defaults: one limit for each kind.
-    """
+    """The default limit of each kind."""
 
     defaults: tuple[LimitEntry, ...]
 
 
-class RuleRow(Answer, frozen=True, kw_only=True):
+class RuleRow(msgspec.Struct, frozen=True, kw_only=True):
     """A rule in force.
 
     Attributes:
@@ -428,264 +344,94 @@ class RuleRow(Answer, frozen=True, kw_only=True):
     holds: bool = True
 
 
-class RulePage(Answer, frozen=True, kw_only=True):
-    """One page of the rules in force.
-
-    Attributes:
-        rows: the rules, in the order in which they are tried.
-        total: number of rules that match.
-        offset: rows skipped before the first one.
-        limit: maximum number of rows.
-        rule_set_version: version of the rules in force.
-    """
+class RulePage(Page, frozen=True, kw_only=True):
+    """One page of the rules in force, in the order in which they are tried."""
 
     rows: tuple[RuleRow, ...]
-    total: int
-    offset: int = 0
-    limit: int = 0
     rule_set_version: int = 0
 
 
-class Export(Answer, frozen=True):
-    """The limits in force as a configuration file.
-
-    Attributes:
-        text: the file, in TOML.
-    """
+class Export(msgspec.Struct, frozen=True):
+    """The limits in force as a configuration file, in TOML."""
 
     text: str
 
 
-class ConnectionRow(Answer, frozen=True, kw_only=True):
-    """One open connection, and its rates.
-
-    Attributes:
-        id: id of the connection, to close it with.
-        listener: name of the listener that accepted it.
-        peer: the client's ``address:port``.
-        client: what the client said about itself.
-        exempt: whether it is never limited.
-        opened_at: when it was opened.
-        age_s: seconds since then.
-        bytes_total: bytes read, by the peer that sent them.
-        bytes_per_s: bytes per second, likewise; None until there are two samples.
-        requests_total: frames of the client, e.g. three for a publish of AMQP 0.9.1 and one for a request of RocketMQ.
-        requests_per_s: requests per second; None until there are two samples.
-        refused_total: requests that were refused.
-        refused_per_s: refused requests per second; None until there are two samples.
-        in_flight: forwarded requests that are not answered yet.
-        resources: what it sent to or received from, as ``kind:name``.
-        more_resources: number of further resources.
-        stage: whether it is read: ``running``, ``throttled`` by a limit, in ``flow``, or ``blocked`` by an alarm.
-        channels: its channels, its resources with a queue and its writer to the broker, as far as they are not running.
-        spooled: messages of it that are in the spool.
-        links: its links, where the protocol has any, those that wait first.
-        more_links: number of further links.
-        tls: version of TLS that the client speaks to Sluice, e.g. ``TLSv1.3``; empty: none.
-        certificate: name in the client's TLS certificate; empty: it has shown none.
-        broker: ``address:port`` of the broker it is connected to, where the listener has backups; empty: it has none.
-    """
-
-    id: int
-    listener: str
-    peer: str
-    client: ClientDescription
-    exempt: bool = False
-    opened_at: str = ""
-    age_s: float = 0
-    bytes_total: Mapping[Direction, int] = {}
-    bytes_per_s: Mapping[Direction, float] | None = None
-    requests_total: int
-    requests_per_s: float | None = None
-    refused_total: int
-    refused_per_s: float | None = None
-    in_flight: int
-    resources: tuple[str, ...] = ()
-    more_resources: int = 0
-    stage: StageState = StageState("connection", "")
-    channels: tuple[StageState, ...] = ()
-    spooled: int = 0
-    links: tuple[LinkState, ...] = ()
-    more_links: int = 0
-    tls: str = ""
-    certificate: str = ""
-    broker: str = ""
-
-
-class ConnectionPage(Answer, frozen=True, kw_only=True):
+class ConnectionPage(Page, frozen=True, kw_only=True):
     """One page of the open connections.
 
     Attributes:
         rows: the connections, in the requested order.
-        total: number of connections that match.
-        offset: rows skipped before the first one.
-        limit: maximum number of rows.
         sampled_at: when the figures were taken.
     """
 
-    rows: tuple[ConnectionRow, ...]
-    total: int
-    offset: int = 0
-    limit: int = 0
+    rows: tuple[ConnectionState, ...]
     sampled_at: str = ""
 
 
 class ClosedConnection(msgspec.Struct, frozen=True):
-    """A connection that was closed.
-
-    Attributes:
-        id: id of the connection.
-        closed: always true.
-    """
+    """A connection that was closed."""
 
     id: int
     closed: bool = True
 
 
-class Alarm(Answer, frozen=True, kw_only=True):
-    """One alarm: while it stands, those who publish are stopped.
+class FolderState(msgspec.Struct, frozen=True):
+    """A folder that Sluice writes.
 
     Attributes:
-        scarce: what runs short if it stands.
-        stands: whether it does.
-        since: since when; None while it does not.
-        total: how often it has stood since the start.
-        stood_s: for how long together, in seconds.
-        text: while it stands, what is the matter and when it ends.
-        bytes_now: what Sluice uses of memory, or what is free on the disk; None if that is unknown.
-        bytes_limit: above which, or below which for the disk, it stands; None if that is unknown.
-        status: all of it in words, whether it stands or not.
-    """
-
-    scarce: Scarce
-    stands: bool = False
-    since: str | None = None
-    total: int = 0
-    stood_s: float = 0
-    text: str = ""
-    bytes_now: int | None = None
-    bytes_limit: int | None = None
-    status: str = ""
-
-
-class StageCount(msgspec.Struct, frozen=True):
-    """How many stages of one kind show one state.
-
-    Attributes:
-        kind: kind of the stages.
-        state: what they show.
-        stages: how many.
-    """
-
-    kind: Kind
-    state: StageWord
-    stages: int
-
-
-class Flow(Answer, frozen=True, kw_only=True):
-    """What waits for what.
-
-    Attributes:
-        findings: the bottlenecks in words, first the one that most connections wait for; empty if nobody waits.
-        counts: how many stages of each kind show each state.
-        connections: the connections that are not ``running``, first those in flow.
-        more_connections: number of further ones.
-        store: the spool's disk; None if there is no spool.
-        alarms: of memory and disk.
-        busy_ratio: share of the last second in which Sluice was working; 1 is all of it.
-        confirms: destinations whose messages consumers confirm by a rule, as far as something was published there:
-            first those where the broker does so now all the same, then those with the most messages that wait.
-        more_confirms: number of further ones.
-        sentences: the findings, or that there are none, in words.
-        details: stages by state, the spool's disk and the busy ratio, in words.
-    """
-
-    findings: tuple[FlowFinding, ...] = ()
-    counts: tuple[StageCount, ...] = ()
-    connections: tuple[ConnectionFlow, ...] = ()
-    more_connections: int = 0
-    store: StageState | None = None
-    alarms: tuple[Alarm, ...] = ()
-    busy_ratio: float = 0
-    confirms: tuple[ConfirmState, ...] = ()
-    more_confirms: int = 0
-    sentences: tuple[str, ...] = ()
-    details: tuple[Detail, ...] = ()
-
-
-class SpoolFolder(Answer, frozen=True):
-    """Folder of the spool.
-
-    Attributes:
-        directory: directory of the files; None if there is no spool.
-        error: why there is none; None if there is, or if it is off.
+        directory: its path; None if there is none.
+        error: why nothing is written there now; None if it is, or if it is off.
     """
 
     directory: str | None = None
     error: str | None = None
 
 
-class Spool(Answer, frozen=True):
+class Spool(msgspec.Struct, frozen=True):
     """The spool.
 
     Attributes:
-        folder: where.
-        holds: what it holds; None if there is no spool.
+        holds: its content; None if there is no spool.
         sentences: how much there is and what is wrong, in words.
         details: memory, disk and counts, in words.
     """
 
-    folder: SpoolFolder = SpoolFolder()
+    folder: FolderState = FolderState()
     holds: SpoolState | None = None
     sentences: tuple[str, ...] = ()
     details: tuple[Detail, ...] = ()
 
 
-class PurgedSpool(Answer, frozen=True, kw_only=True):
+class PurgedSpool(Purged, frozen=True, kw_only=True):
     """What was purged from the spool.
 
     Attributes:
-        kind: kind of the resource.
-        name: its name.
-        refused: messages whose senders were told, in the protocol's own words.
-        dropped: messages whose senders had no answer to expect.
         change: id of the change in the audit trail.
     """
 
     kind: str
     name: str
-    refused: int = 0
-    dropped: int = 0
     change: int = 0
 
 
 class Switches(msgspec.Struct, frozen=True):
-    """All switches.
-
-    Attributes:
-        switches: the switch for all, then that of each kind.
-    """
+    """All switches: the switch for all, then that of each kind."""
 
     switches: tuple[SwitchEntry, ...]
 
 
-class Drift(Answer, frozen=True, kw_only=True):
-    """How what is in force differs from the configuration.
+class Drift(Page, frozen=True, kw_only=True):
+    """Differences between the limits in force and the configuration.
 
     Attributes:
         limits: limits with an active edit.
         switches: switches with an active edit.
-        total: number of limits with an active edit.
-        offset: limits skipped before the first one.
-        limit: maximum number of limits.
         etag: ETag of all limits and switches together.
     """
 
     limits: tuple[LimitEntry, ...]
     switches: tuple[SwitchEntry, ...] = ()
-    total: int = 0
-    offset: int = 0
-    limit: int = 0
     etag: str = ""
 
 
@@ -705,35 +451,7 @@ class WhoAmI(msgspec.Struct, frozen=True):
     authentication: bool
 
 
-class ListenerReach(Answer, frozen=True, kw_only=True):
-    """One listener, and whether its broker answers.
-
-    Attributes:
-        name: configured name.
-        listen: ``address:port`` it is bound to.
-        broker: ``address:port`` it connects to.
-        connections: connections open now.
-        listening: whether clients can connect; false while the broker is unreachable, and during a drain.
-        reachable: whether the broker accepted a connection; None before the first attempt.
-        error: why it did not.
-        backup: which of the backups that broker is, from 1 on; 0: none of them.
-        backups: number of backups that are configured.
-        passed_over: brokers before that one, each with why it is not used.
-    """
-
-    name: str
-    listen: str
-    broker: str
-    connections: int
-    listening: bool = True
-    reachable: bool | None = None
-    error: str | None = None
-    backup: int = 0
-    backups: int = 0
-    passed_over: tuple[str, ...] = ()
-
-
-class Totals(Answer, frozen=True, kw_only=True):
+class Totals(msgspec.Struct, frozen=True, kw_only=True):
     """Counts since the start.
 
     Attributes:
@@ -761,14 +479,8 @@ class Totals(Answer, frozen=True, kw_only=True):
     lost_bytes: int = 0
 
 
-class Rates(Answer, frozen=True, kw_only=True):
-    """Means of the last ten seconds.
-
-    Attributes:
-        messages_per_s: messages by outcome.
-        requests_per_s: requests by outcome.
-        bytes_per_s: bytes read, by the peer that sent them.
-    """
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
+    """Means of the last ten seconds."""
 
     messages_per_s: Verdicts = Verdicts()
     requests_per_s: Verdicts = Verdicts()
@@ -776,20 +488,14 @@ class Rates(Answer, frozen=True, kw_only=True):
 
 
 class BypassCount(msgspec.Struct, frozen=True):
-    """Requests that passed because one handler was skipped for one reason.
-
-    Attributes:
-        handler: name of the handler.
-        reason: why it was skipped.
-        total: requests since the start.
-    """
+    """Requests that passed because one handler was skipped for one reason, since the start."""
 
     handler: str
     reason: str
     total: int
 
 
-class Bypassed(Answer, frozen=True):
+class Bypassed(msgspec.Struct, frozen=True):
     """Requests that passed because a handler was skipped.
 
     Attributes:
@@ -803,63 +509,14 @@ class Bypassed(Answer, frozen=True):
     by: tuple[BypassCount, ...] = ()
 
 
-class LaneState(msgspec.Struct, frozen=True):
-    """The queues of one handler's lanes.
-
-    Attributes:
-        handler: name of the handler.
-        queued: batches in the queues.
-        capacity: most batches in the queues.
-        late_lanes: lanes that are bypassed until a probe returns in time.
-    """
-
-    handler: str
-    queued: int
-    capacity: int
-    late_lanes: int
-
-
-class Held(Answer, frozen=True):
-    """Requests that are held back, those for credit among them.
-
-    Attributes:
-        requests: requests held now.
-        bytes: their size in bytes; what waits for credit is not here.
-        refused: requests refused instead of held, by the bound that was reached.
-    """
-
-    requests: int = 0
-    bytes: int = 0
-    refused: Mapping[str, int] = {}
-
-
-class Limiters(Answer, frozen=True):
-    """Limiters in memory.
-
-    Attributes:
-        live: limiters now.
-        evicted_total: limiters evicted for new names.
-        overflowed_total: decisions of the limiter that new names share beyond the bound.
-    """
-
-    live: int = 0
-    evicted_total: int = 0
-    overflowed_total: int = 0
-
-
 class Expiring(msgspec.Struct, frozen=True):
-    """A temporary edit.
-
-    Attributes:
-        target: what it changed, as in ``Change``.
-        expires_at: when it expires.
-    """
+    """A temporary edit; its target as in ``Change``."""
 
     target: str
     expires_at: str
 
 
-class Edits(Answer, frozen=True):
+class Edits(msgspec.Struct, frozen=True):
     """Active edits.
 
     Attributes:
@@ -871,19 +528,7 @@ class Edits(Answer, frozen=True):
     expiring_next: Expiring | None = None
 
 
-class RejectionLog(msgspec.Struct, frozen=True):
-    """Where refusals and traffic are recorded.
-
-    Attributes:
-        directory: directory of the files; None if none are written.
-        error: why nothing is written at the moment; None if it is, or if the log is off.
-    """
-
-    directory: str | None = None
-    error: str | None = None
-
-
-class State(Answer, frozen=True, kw_only=True):
+class State(msgspec.Struct, frozen=True, kw_only=True):
     """The state of the sidecar.
 
     Attributes:
@@ -894,21 +539,15 @@ class State(Answer, frozen=True, kw_only=True):
         limiting: whether limiting is on at all.
         off: kinds that are switched off, including ``all`` if everything is.
         draining: whether it is draining and accepts no new connections.
-        listeners: the listeners, and whether their brokers answer.
         totals: counts since the start.
         rates: means of the last ten seconds.
         history: messages over the last minutes.
-        bypassed: requests that passed unlimited because a handler was skipped.
         lanes: the queues of handlers.
-        held: requests that are held back.
-        limiters: limiters in memory.
         persistence: where edits are kept.
-        edits: active edits.
-        rejection_log: where refusals are recorded.
-        alarms: of memory and disk; while one stands, those who publish are stopped.
-        spool: folder of the spool.
+        rejection_log: where refusals and traffic are recorded.
+        alarms: of memory and disk; while one is raised, publishers are stopped.
         failed_reload: why the last reload failed; None if it did not.
-        warnings: what is valid in the configuration but probably not meant, and what else needs attention.
+        warnings: valid settings that are probably a mistake, and what else needs attention.
         rule_set_version: version of the rules in force.
         etag: ETag of all limits and switches together.
     """
@@ -920,7 +559,7 @@ class State(Answer, frozen=True, kw_only=True):
     limiting: bool = True
     off: tuple[str, ...] = ()
     draining: bool = False
-    listeners: tuple[ListenerReach, ...] = ()
+    listeners: tuple[ListenerState, ...] = ()
     totals: Totals = Totals()
     rates: Rates = Rates()
     history: History = History()
@@ -930,9 +569,9 @@ class State(Answer, frozen=True, kw_only=True):
     limiters: Limiters = Limiters()
     persistence: Persistence = Persistence(None)
     edits: Edits = Edits()
-    rejection_log: RejectionLog = RejectionLog()
-    alarms: tuple[Alarm, ...] = ()
-    spool: SpoolFolder = SpoolFolder()
+    rejection_log: FolderState = FolderState()
+    alarms: tuple[AlarmState, ...] = ()
+    spool: FolderState = FolderState()
     failed_reload: FailedReload | None = None
     warnings: tuple[str, ...] = ()
     rule_set_version: int = 0
@@ -948,7 +587,6 @@ class ProblemType(msgspec.Struct, frozen=True):
 
     Attributes:
         type: the URI of this entry, which never changes.
-        status: the HTTP status.
         title: the status in words.
         detail: when it occurs, and what to do.
     """

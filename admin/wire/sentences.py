@@ -11,11 +11,13 @@ import msgspec
 
 from admin.common import numbers
 from admin.common.numbers import measured, number, short_span
-from admin.wire import Alarm, Flow, Spool
+from admin.wire import Spool
 from limiter.rules.resource import SCOPES
 from limiter.rules.rule import DEFAULT_MAX_DEBT_S
 from proxy.flow.alarms import size_text
-from proxy.stats.flow import SpoolState, StageState
+from proxy.flow.credit import StageState
+from proxy.spool.figures import SpoolState
+from proxy.stats.flow import Flow
 from proxy.stats.question import (
     AppliedLimit,
     ConfirmView,
@@ -25,7 +27,7 @@ from proxy.stats.question import (
     ShareView,
     UnappliedRule,
 )
-from proxy.stats.snapshot import ConfirmState
+from proxy.stats.snapshot import AlarmState, ConfirmState
 
 replace = msgspec.structs.replace
 
@@ -298,7 +300,7 @@ def stage(each: StageState) -> StageState:
     return replace(each, text=text) if text else each
 
 
-def _alarm(alarm: Alarm) -> str:
+def _alarm(alarm: AlarmState) -> str:
     if alarm.stands:
         return f"STANDS: {alarm.text}"
     before = f"; it has stood {_times(alarm.total, alarm.stood_s)}" if alarm.total else ""

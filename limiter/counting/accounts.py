@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
+import msgspec
+
 from limiter.counting.rejections import (
     DEFAULT_TOLD_APART,
     DID,
@@ -66,15 +68,20 @@ NEVER: Final = LastStop(None, 0, "", None)
 """A resource that was never stopped."""
 
 
-class Usage(NamedTuple):
-    """Permits used in a window as a share of what the rate allows; a burst or a debt makes it more than 1.0.
+class Usage(msgspec.Struct, frozen=True, gc=False):
+    """Share of a limit that was used in a window; 1.0 is the whole limit, and a burst or a debt makes it more.
 
-    The windows end with the last complete second. At rate 0 it is 1.0 if anything was asked, else 0.
+    At rate 0 it is 1.0 if anything was asked, else 0.
+
+    Attributes:
+        last_1s: in the last complete second.
+        last_10s: in the last ten seconds.
+        last_60s: in the last minute.
     """
 
-    used_1s: float
-    used_10s: float
-    used_60s: float
+    last_1s: float
+    last_10s: float
+    last_60s: float
 
 
 RuleSums = Mapping[RejectionVerdict, tuple[int, int]]

@@ -10,6 +10,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Final, Literal, NamedTuple
 
+import msgspec
 import structlog
 import trio
 
@@ -23,6 +24,8 @@ from limiter.rules.resource import Resource
 from limiter.rules.rule import Dimension
 from limiter.rules.rule_set import RuleSet
 from proxy.common.buffers import BufferPool
+from proxy.common.clock import Clock
+from proxy.common.metric import described
 from proxy.common.threads import in_pieces, on_thread
 from proxy.control import Cleared, DataPath, Event, LimitCommand, LimitCommandReply
 from proxy.datapath.alarm_watch import AlarmConfig, AlarmWatch
@@ -45,14 +48,15 @@ from proxy.net.reactor import Reactor
 from proxy.net.server import ListenerConfig, Server
 from proxy.net.sockets import Inherited, format_address
 from proxy.protocols.base import NO_TERMS, Terms, WireCounters
-from proxy.stats.flow import FlowState, Purged, SpoolState
-from proxy.stats.metric import described
+from proxy.spool.figures import SpoolState
+from proxy.stats.flow import Flow, Purged
 from proxy.stats.question import Explanation, Question
 from proxy.stats.snapshot import (
-    BrokerReach,
     ConfirmState,
     ConnectionState,
-    LaneDepth,
+    Held,
+    LaneState,
+    Limiters,
     ListenerState,
     ResourceCounts,
     ResourceState,
@@ -196,6 +200,7 @@ class LocalDataPath(DataPath):
         )
         self._busy_ratio = 0.0
         self._saturated = Spells()
+        iso = Clock(now_ns, wall_clock).iso_of
         self._pressure = Pressure(
             self.server,
             self._spooling,
@@ -203,8 +208,9 @@ class LocalDataPath(DataPath):
             lambda: self._busy_ratio,
             saturated=self._saturated,
             now_ns=now_ns,
+            iso=iso,
         )
-        self._overview = Overview(self._limits, self._accounts, self.server, self._pressure, now_ns)
+        self._overview = Overview(self._limits, self._accounts, self.server, self._pressure, now_ns=now_ns, iso=iso)
         self._subscribers: dict[trio.MemorySendChannel[Event], trio.MemoryReceiveChannel[Event]] = {}
 
     async def run(
@@ -376,18 +382,21 @@ class LocalDataPath(DataPath):
         return Snapshot(
             **self._kept(),
             **many,
+            held=Held(**self._kept(Held)),
+            limiters=Limiters(**self._kept(Limiters)),
             bypassed=self._pipeline.bypassed(),
             listeners=tuple(self._listener(config) for config in self.server.listeners),
             frames_total={direction(side): count for side, count in self._wire_counters.frames.items()},
             bytes_total={direction(side): count for side, count in self._bytes_read.items()},
-            lanes={
-                name: LaneDepth(
-                    queued=sum(lane.depth for lane in lanes),
-                    capacity=sum(lane.capacity for lane in lanes),
-                    late_lanes=sum(lane.late for lane in lanes),
+            lanes=tuple(
+                LaneState(
+                    name,
+                    sum(lane.depth for lane in lanes),
+                    sum(lane.capacity for lane in lanes),
+                    sum(lane.late for lane in lanes),
                 )
                 for name, lanes in self._pipeline.lanes().items()
-            },
+            ),
             off_kinds=tuple(sorted(self._limits.rule_set.off_kinds)),
             alarms=self._pressure.alarms(),
             busy_ratio=self._busy_ratio,
@@ -399,16 +408,16 @@ class LocalDataPath(DataPath):
         return {
             "stages": surveyed.counts,
             "bottlenecks": dict.fromkeys((cause.name for cause in CAUSES), 0)
-            | {finding.cause.name: finding.stages for finding in surveyed.findings},
+            | {finding.cause: finding.connections for finding in surveyed.findings},
             "waited_seconds": await self._pressure.seconds(),
             "spool": await self._pressure.spool(0),
             "confirms": labelled_confirms(await self.confirms(), self._max_resource_labels),
         }
 
-    def _kept(self) -> dict[str, Any]:
+    def _kept(self, struct: type[msgspec.Struct] = Snapshot) -> dict[str, Any]:
         parts = _Parts(self._limits, self._tally, self._pipeline, self.server, self._wire_counters, self._timings)
         kept = {}
-        for field, metric in described(Snapshot):
+        for field, metric in described(struct):
             if metric.source:
                 value = attrgetter(metric.source)(parts)
                 if isinstance(value, Histogram):
@@ -419,15 +428,16 @@ class LocalDataPath(DataPath):
     def _listener(self, config: ListenerConfig) -> ListenerState:
         watch = self.server.watches[config.name]
         return ListenerState(
-            config.name,
-            format_address(self.server.bound(config.name)),
-            format_address(watch.broker),
-            self.server.open_connections(config.name),
-            watch.listening,
-            watch.error,
-            watch.backup,
-            watch.backups,
-            watch.passed_over,
+            name=config.name,
+            listen=format_address(self.server.bound(config.name)),
+            broker=format_address(watch.broker),
+            connections=self.server.open_connections(config.name),
+            listening=watch.listening,
+            reachable=watch.error is None,
+            error=watch.error,
+            backup=watch.backup,
+            backups=watch.backups,
+            passed_over=watch.passed_over,
         )
 
     async def totals(self) -> ResourceCounts:
@@ -446,10 +456,10 @@ class LocalDataPath(DataPath):
         connection.dismiss("closed_by_operator", reason)
         return True
 
-    async def flow(self, most_connections: int = 100) -> FlowState:
+    async def flow(self, most_connections: int = 100) -> Flow:
         return await self._pressure.flow(most_connections)
 
-    async def confirms(self) -> tuple[ConfirmState, ...]:
+    async def confirms(self) -> list[ConfirmState]:
         return by_destination(self.server.confirm_states())
 
     async def spool(self, most_resources: int = 100) -> SpoolState | None:
@@ -471,17 +481,11 @@ class LocalDataPath(DataPath):
             self._accounts.put_back(taken)
             raise
 
-    async def probe_brokers(self) -> tuple[BrokerReach, ...]:
-        reach: dict[str, BrokerReach] = {}
-
-        async def probe(config: ListenerConfig) -> None:
-            error = await self.server.reach(config.name)
-            reach[config.name] = BrokerReach(config.name, format_address(self.server.broker(config.name)), error)
-
+    async def probe_brokers(self) -> tuple[ListenerState, ...]:
         async with trio.open_nursery() as nursery:
             for config in self.server.listeners:
-                nursery.start_soon(probe, config)
-        return tuple(reach[config.name] for config in self.server.listeners)
+                nursery.start_soon(self.server.reach, config.name)
+        return tuple(map(self._listener, self.server.listeners))
 
     @asynccontextmanager
     async def events(self) -> AsyncIterator[AsyncIterator[Event]]:

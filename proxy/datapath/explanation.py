@@ -33,7 +33,7 @@ from proxy.stats.question import (
     StandingRefusal,
     UnappliedRule,
 )
-from proxy.stats.snapshot import ConfirmState, Usage
+from proxy.stats.snapshot import ConfirmState
 
 _US_PER_S: Final = 1e6
 _NS_PER_S: Final = 1e9
@@ -275,7 +275,7 @@ def _limit(applied: Applied, kind: Kind | None, now_ns: int, *, spools: bool) ->
             ),
         ),
         held=applied.held,
-        usage=applied.usage and Usage(*applied.usage),
+        usage=applied.usage,
     )
 
 

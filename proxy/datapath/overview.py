@@ -13,15 +13,14 @@ from typing import Any, Final, NamedTuple
 import trio
 
 from limiter.buckets.limiter import LimiterState
-from limiter.counting import accounts
-from limiter.counting.accounts import NEVER, Accounts, LastStop, RuleSums
+from limiter.counting.accounts import NEVER, Accounts, LastStop, RuleSums, Usage
 from limiter.counting.rejections import DID, OTHER, OUTCOMES
 from limiter.counting.row import Amounts
 from limiter.deciding.limits import Limits
 from limiter.rules.resource import TOTAL, Resource
 from limiter.rules.rule import Dimension, Rule
 from proxy.common.threads import from_loop
-from proxy.datapath.pressure import Pressure, Waiting, stage_state, stages_beside
+from proxy.datapath.pressure import Pressure, Waiting, stages_beside
 from proxy.deciding.batch import Side
 from proxy.net.connection import Connection
 from proxy.net.server import Server
@@ -35,7 +34,6 @@ from proxy.stats.snapshot import (
     ResourceCounts,
     ResourceState,
     RuleCounts,
-    Usage,
 )
 
 _ORIGINS: Final[dict[str, Origin]] = {"live": "edit", "built-in": "built-in", "default": "built-in"}
@@ -50,13 +48,20 @@ def direction(side: Side) -> Direction:
 
 class Overview:
     def __init__(
-        self, limits: Limits, accounts: Accounts, server: Server, pressure: Pressure, now_ns: Callable[[], int]
+        self,
+        limits: Limits,
+        accounts: Accounts,
+        server: Server,
+        pressure: Pressure,
+        *,
+        now_ns: Callable[[], int],
+        iso: Callable[[int], str],
     ) -> None:
         self._limits = limits
         self._accounts = accounts
         self._server = server
         self._pressure = pressure
-        self._now_ns = now_ns
+        self._now_ns, self._iso = now_ns, iso
 
     def many(self, max_labels: int) -> dict[str, Any]:
         """Return the fields of a ``Snapshot`` that have an entry for each resource, rule or limit."""
@@ -96,11 +101,11 @@ class Overview:
             for dimension, used in usages.items():
                 name = (resource.kind, resource.name, dimension)
                 if rule_set.has_own(resource):
-                    usage[name] = Usage(*used)
+                    usage[name] = used
                 elif len(others) < max_others:
-                    heappush(others, (used.used_60s, -number, name, Usage(*used)))
-                elif others and used.used_60s > others[0][0]:
-                    heapreplace(others, (used.used_60s, -number, name, Usage(*used)))
+                    heappush(others, (used.last_60s, -number, name, used))
+                elif others and used.last_60s > others[0][0]:
+                    heapreplace(others, (used.last_60s, -number, name, used))
         while others:
             _, _, name, figures = others.pop()
             usage[name] = figures
@@ -173,7 +178,7 @@ class Overview:
     def _each_connection(self, waiting: Waiting) -> Iterator[ConnectionState]:
         for connection in self._pressure.each_connection():
             several = self._server.watches[connection.info.listener].backups > 0
-            yield _connection(connection, waiting, self._now_ns(), several=several)
+            yield _connection(connection, waiting, self._now_ns(), self._iso, several=several)
 
 
 class _Look(NamedTuple):
@@ -184,7 +189,7 @@ class _Look(NamedTuple):
     amounts: Amounts | None
     messages: LimiterState | None
     size: LimiterState | None
-    used: Mapping[Dimension, accounts.Usage]
+    used: Mapping[Dimension, Usage]
     rule: Rule
     stop: LastStop
     own_rule: str
@@ -209,7 +214,7 @@ class _Look(NamedTuple):
             kind=resource.kind,
             name=resource.name,
             counts=None if self.amounts is None else _counts(self.amounts),
-            usage={dimension: Usage(*usage) for dimension, usage in self.used.items()},
+            usage=self.used,
             stored_permits=None if self.messages is None else self.messages.stored_permits,
             open=any(state.open for state in states),
             wait_us=max((state.wait_us for state in states), default=0),
@@ -241,7 +246,9 @@ def _rule_counts(sums: RuleSums) -> RuleCounts:
     )
 
 
-def _connection(connection: Connection, waiting: Waiting, now_ns: int, *, several: bool) -> ConnectionState:
+def _connection(
+    connection: Connection, waiting: Waiting, now_ns: int, iso: Callable[[int], str], *, several: bool
+) -> ConnectionState:
     """Return how a connection is; ``several`` brokers are behind its listener."""
     info, session = connection.info, connection.session
     described = session.describe()
@@ -253,14 +260,15 @@ def _connection(connection: Connection, waiting: Waiting, now_ns: int, *, severa
         client=described.client,
         exempt=info.exempt,
         broker=connection.writer.name if several else "",
-        opened_ns=connection.opened_ns,
+        opened_at=iso(connection.opened_ns),
+        age_s=round((now_ns - connection.opened_ns) / 1e9, 1),
         bytes_total={direction(side): count for side, count in connection.bytes_read.items()},
         requests_total=described.requests,
         refused_total=described.refused,
         in_flight=session.in_flight(),
         resources=shown,
         more_resources=described.more_resources + len(described.resources) - len(shown),
-        stage=stage_state(connection.stage, now_ns),
+        stage=connection.stage.figures(now_ns),
         channels=stages_beside(connection, now_ns),
         spooled=sum(waiting.by_stage.get(stage, 0) for stage in session.stages()),
         links=described.links,

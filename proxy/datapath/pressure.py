@@ -5,7 +5,6 @@ It is gathered on the event loop, in pieces.
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass, field
 from heapq import nlargest
 from itertools import chain, islice
 from typing import Final, NamedTuple
@@ -18,26 +17,15 @@ from proxy.common.threads import in_pieces
 from proxy.datapath.alarm_watch import AlarmWatch
 from proxy.datapath.spooling import Spooling
 from proxy.flow.alarms import Alarm, DiskAlarm, MemoryAlarm
-from proxy.flow.credit import STATES, Kind, Stage, State
-from proxy.flow.diagnosis import Finding, Survey
+from proxy.flow.credit import STATES, Kind, Stage, StageState, State
+from proxy.flow.diagnosis import FlowFinding, Survey
 from proxy.flow.spells import Spells
 from proxy.net.connection import Connection
 from proxy.net.server import Server
-from proxy.spool.queue import Queue, States
+from proxy.spool.figures import SpooledResource, SpoolState
 from proxy.spool.spool import QueueName, Spool
-from proxy.stats.flow import (
-    MAX_STAGES_SHOWN,
-    AlarmState,
-    ConnectionFlow,
-    FlowFinding,
-    FlowState,
-    Purged,
-    SpooledResource,
-    SpoolPlace,
-    SpoolState,
-    StageState,
-)
-from proxy.stats.snapshot import ConfirmState
+from proxy.stats.flow import MAX_STAGES_SHOWN, ConnectionFlow, Flow, Purged, StageCount
+from proxy.stats.snapshot import AlarmState, ConfirmState
 
 _NS: Final = 1_000_000_000
 #: A connection that was out of credit for less of the last minute is no finding: it only had to wait for its turn.
@@ -50,23 +38,6 @@ def worse(one: State, other: State) -> State:
     return max(one, other, key=STATES.index)
 
 
-def stage_state(stage: Stage, now_ns: int) -> StageState:
-    figures = stage.figures(now_ns)
-    waits_for = stage.waits_for() if figures.state == "flow" else ()
-    return StageState(
-        figures.kind,
-        figures.name,
-        figures.state,
-        figures.flow_total,
-        figures.flow_ns / _NS,
-        figures.throttled_total,
-        figures.throttled_ns / _NS,
-        figures.blocked_total,
-        figures.blocked_ns / _NS,
-        tuple(f"{each.kind} {each.name}".rstrip() for each in waits_for),
-    )
-
-
 def stages_beside(connection: Connection, now_ns: int) -> tuple[StageState, ...]:
     """Return what else of a connection is not running: its writer, its channels, its resources with a queue.
 
@@ -74,13 +45,13 @@ def stages_beside(connection: Connection, now_ns: int) -> tuple[StageState, ...]
     """
     stages = chain((connection.writer,), connection.session.stages())
     shown = islice((stage for stage in stages if stage.state(now_ns) != "running"), MAX_STAGES_SHOWN)
-    return tuple(stage_state(stage, now_ns) for stage in shown)
+    return tuple(stage.figures(now_ns) for stage in shown)
 
 
 class Surveyed(NamedTuple):
     """How all stages show."""
 
-    findings: tuple[Finding, ...]  # the bottlenecks, first that which most connections wait for
+    findings: tuple[FlowFinding, ...]  # the bottlenecks, first that which most connections wait for
     counts: dict[tuple[Kind, State], int]  # how many stages of each kind show each state
     waiting: dict[State, list[Connection]]  # connections that are not running, by state
 
@@ -112,13 +83,14 @@ class Pressure:
         *,
         saturated: Spells,
         now_ns: Callable[[], int],
+        iso: Callable[[int], str],
     ) -> None:
         self._server = server
         self._spooling = spooling
         self._alarm_watch = alarm_watch
         self._busy_ratio = busy_ratio
         self._saturated = saturated
-        self._now_ns = now_ns
+        self._now_ns, self._iso = now_ns, iso
         #: What was shown last: nothing falls because a connection ends while it is added up.
         self._seconds: dict[State, float] = dict.fromkeys(_SHOWN_FIRST, 0.0)
 
@@ -153,19 +125,24 @@ class Pressure:
             counts["store", self._spooling.spool.store.state(now_ns)] += 1
         return Surveyed(survey.findings(), counts, waiting)
 
-    async def flow(self, most_connections: int) -> FlowState:
+    async def flow(self, most_connections: int) -> Flow:
         surveyed = await self.survey()
         waiting = [connection for state in _SHOWN_FIRST for connection in surveyed.waiting[state]]
         shown = await in_pieces(self._connection_flows(waiting[:most_connections]))
+        confirms = by_destination(self._server.confirm_states())
+        # Destinations where the broker confirms all the same come first.
+        confirms.sort(key=lambda each: (each.mode != "broker", -each.pending, each.kind, each.name))
         spool = self._spooling.spool
-        return FlowState(
-            tuple(FlowFinding(each.cause.name, each.stages, each.at, each.text) for each in surveyed.findings),
-            surveyed.counts,
-            shown,
-            max(0, len(waiting) - most_connections),
-            None if spool is None else stage_state(spool.store, self._now_ns()),
-            self.alarms(),
-            self._busy_ratio(),
+        return Flow(
+            findings=surveyed.findings,
+            counts=tuple(StageCount(kind, state, stages) for (kind, state), stages in surveyed.counts.items()),
+            connections=shown,
+            more_connections=max(0, len(waiting) - most_connections),
+            store=None if spool is None else spool.store.figures(self._now_ns()),
+            alarms=self.alarms(),
+            busy_ratio=self._busy_ratio(),
+            confirms=tuple(confirms[:most_connections]),
+            more_confirms=max(0, len(confirms) - most_connections),
         )
 
     def _connection_flows(self, waiting: Iterable[Connection]) -> Generator[None, None, tuple[ConnectionFlow, ...]]:
@@ -173,7 +150,7 @@ class Pressure:
         for connection in waiting:
             if connection.info.id in self._server.connections:
                 now_ns = self._now_ns()
-                info, own = connection.info, stage_state(connection.stage, now_ns)
+                info, own = connection.info, connection.stage.figures(now_ns)
                 shown.append(ConnectionFlow(info.id, info.listener, own, stages_beside(connection, now_ns)))
             yield
         return tuple(shown)
@@ -184,15 +161,15 @@ class Pressure:
 
     def _add_seconds(self) -> Generator[None, None, dict[State, float]]:
         ended = self._server.services.ended
-        sums = dict(zip(_SHOWN_FIRST, (ended.flow_ns, ended.blocked_ns, ended.throttled_ns), strict=True))
+        sums = dict(zip(_SHOWN_FIRST, (ended.flow_s, ended.blocked_s, ended.throttled_s), strict=True))
         for connection in self.each_connection():
             figures = connection.stage.figures(self._now_ns())
-            sums["flow"] += figures.flow_ns
-            sums["blocked"] += figures.blocked_ns
-            sums["throttled"] += figures.throttled_ns
+            sums["flow"] += figures.flow_s
+            sums["blocked"] += figures.blocked_s
+            sums["throttled"] += figures.throttled_s
             yield
-        for state, sum_ns in sums.items():
-            self._seconds[state] = max(self._seconds[state], sum_ns / _NS)
+        for state, sum_s in sums.items():
+            self._seconds[state] = max(self._seconds[state], sum_s)
         return dict(self._seconds)
 
     # --- Alarms -----------------------------------------------------------------------------------
@@ -215,7 +192,7 @@ class Pressure:
         return AlarmState(
             alarm.scarce,
             stands=bool(since_ns),
-            since_ns=min(since_ns, default=None),
+            since=self._iso(min(since_ns)) if since_ns else None,
             total=sum(spells.total for spells in all_spells),
             stood_s=sum(spells.together_ns(now_ns) for spells in all_spells) / _NS,
             text="; ".join(filter(None, texts)),
@@ -282,19 +259,22 @@ class Pressure:
         return Purged(refused, dropped)
 
 
-def by_destination(states: Iterable[ConfirmState]) -> tuple[ConfirmState, ...]:
+def by_destination(states: Iterable[ConfirmState]) -> list[ConfirmState]:
     """Return one state for each destination, in the order in which they first come: two brokers may have the same."""
     found: dict[tuple[str, str], ConfirmState] = {}
     for state in states:
         other = found.get((state.kind, state.name))
         found[state.kind, state.name] = state if other is None else _together(other, state)
-    return tuple(found.values())
+    return list(found.values())
 
 
 def labelled_confirms(states: Iterable[ConfirmState], most: int) -> tuple[ConfirmState, ...]:
     """Return the first states, and those beyond ``most`` as one of the name ``_other`` for each kind."""
-    return by_destination(
-        state if number < most else msgspec.structs.replace(state, name=OTHER) for number, state in enumerate(states)
+    return tuple(
+        by_destination(
+            state if number < most else msgspec.structs.replace(state, name=OTHER)
+            for number, state in enumerate(states)
+        )
     )
 
 
@@ -316,113 +296,29 @@ def _together(one: ConfirmState, other: ConfirmState) -> ConfirmState:
 
 
 def _add_queues(spool: Spool, most_resources: int) -> Generator[None, None, SpoolState]:
-    sums, states = dict[bytes, _Sum](), States()
+    resources, by_queue = dict[tuple[str, str], SpooledResource](), dict[bytes, SpooledResource]()
+    total = SpooledResource("", "")
     for queue in spool.queues():
-        if not queue.is_closed:
-            states.add(sums.setdefault(queue.name, _Sum()).add(queue))
+        if queue.is_closed:
+            continue
+        resource = by_queue.get(queue.name)
+        if resource is None:
+            name = QueueName.read(queue.name)
+            resource = resources.setdefault((name.kind, name.name), SpooledResource(name.kind, name.name))
+            by_queue[queue.name] = resource
+        states = queue.states()
+        resource.add(queue, states)
+        total.add(queue, states)
         yield
-    resources = dict[tuple[str, str], _Sum]()
-    for encoded, its in sums.items():
-        name = QueueName.read(encoded)
-        resources.setdefault((name.kind, name.name), _Sum()).add_sum(its)
-        yield
-    most = nlargest(most_resources, resources.items(), key=lambda item: item[1].messages)
-    shown = tuple(its.state(kind, name) for (kind, name), its in most)
-    return _spool_state(spool, states, shown, len(resources) - len(shown))
+    shown = nlargest(most_resources, resources.values(), key=lambda each: sum(each.messages.values()))
+    return msgspec.structs.replace(
+        spool.figures(),
+        messages=total.messages,
+        content_bytes=total.content_bytes,
+        resources=tuple(shown),
+        more_resources=len(resources) - len(shown),
+    )
 
 
 def _keep_oldest(oldest_ns: dict[tuple[str, str], int], name: tuple[str, str], since_ns: int) -> None:
     oldest_ns[name] = min(since_ns, oldest_ns.get(name, since_ns))
-
-
-@dataclass(slots=True)
-class _Sum:
-    """Some queues together."""
-
-    queues: int = 0
-    states: States = field(default_factory=States)
-    memory_bytes: int = 0
-    target_bytes: int = 0
-    in_per_s: float = 0.0
-    out_per_s: float = 0.0
-    recovered: int = 0
-
-    @property
-    def messages(self) -> int:
-        return self.states.alpha + self.states.beta + self.states.gamma + self.states.delta
-
-    def add(self, queue: Queue) -> States:
-        """Add one queue; return where its entries are."""
-        figures = queue.figures()
-        self.queues += 1
-        self.states.add(figures.states)
-        self.memory_bytes += figures.memory_bytes
-        self.target_bytes += figures.target_bytes
-        self.in_per_s += figures.in_per_s
-        self.out_per_s += figures.out_per_s
-        self.recovered += queue.count if queue.is_recovered else 0
-        return figures.states
-
-    def add_sum(self, more: "_Sum") -> None:
-        self.queues += more.queues
-        self.states.add(more.states)
-        self.memory_bytes += more.memory_bytes
-        self.target_bytes += more.target_bytes
-        self.in_per_s += more.in_per_s
-        self.out_per_s += more.out_per_s
-        self.recovered += more.recovered
-
-    def state(self, kind: str, name: str) -> SpooledResource:
-        return SpooledResource(
-            kind,
-            name,
-            self.queues,
-            _messages(self.states),
-            _content_bytes(self.states),
-            self.memory_bytes,
-            self.target_bytes,
-            self.in_per_s,
-            self.out_per_s,
-            self.recovered,
-        )
-
-
-def _messages(states: States) -> dict[SpoolPlace, int]:
-    return {"alpha": states.alpha, "beta": states.beta, "gamma": states.gamma, "delta": states.delta}
-
-
-def _content_bytes(states: States) -> dict[SpoolPlace, int]:
-    return {
-        "alpha": states.alpha_bytes,
-        "beta": states.beta_bytes,
-        "gamma": states.gamma_bytes,
-        "delta": states.delta_bytes,
-    }
-
-
-def _spool_state(spool: Spool, states: States, resources: Iterable[SpooledResource], more_resources: int) -> SpoolState:
-    figures = spool.figures(states)
-    return SpoolState(
-        queues=figures.queues,
-        messages=_messages(states),
-        content_bytes=_content_bytes(states),
-        memory_bytes=figures.memory_bytes,
-        memory_limit_bytes=figures.memory_limit_bytes,
-        disk_bytes=figures.disk_bytes,
-        disk_limit_bytes=spool.settings.max_disk_bytes,
-        writing_bytes=figures.writing_bytes,
-        stopped=figures.is_stopped,
-        stops_total=figures.stops_total,
-        alarm=figures.alarm or "",
-        in_total=figures.in_total,
-        out_total=figures.out_total,
-        written_total=figures.spilled_total,
-        read_total=figures.read_total,
-        lost_total=figures.lost_total,
-        dropped_total=figures.dropped_total,
-        recovered_total=figures.recovered_total,
-        expired_total=figures.ended_total["expired"],
-        too_old_total=figures.ended_total["too old"],
-        resources=tuple(resources),
-        more_resources=more_resources,
-    )

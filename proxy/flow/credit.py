@@ -80,6 +80,8 @@ A send and its ack take 0.3 µs, 0.45 µs with a grant (CPython 3.11). A stage t
 from collections.abc import Callable, Mapping
 from typing import Final, Literal, NamedTuple, get_args
 
+import msgspec
+
 from proxy.flow.spells import Spells
 
 Kind = Literal["connection", "channel", "resource", "writer", "store"]
@@ -103,8 +105,10 @@ STORE_CREDIT: Final = Credit(4000, 800)
 """RabbitMQ's ``msg_store_credit_disc_bound``."""
 _CREDITS: Final[Mapping[Kind, Credit]] = {"store": STORE_CREDIT}
 _BYTES_A_CREDIT: Final = 16 * 1024
-LATELY_NS: Final = 1_000_000_000
+_NS_PER_S: Final = 1_000_000_000
+LATELY_NS: Final = _NS_PER_S
 """How long a stage shows ``flow`` or ``throttled`` after it ended."""
+_NO_SPELLS: Final = Spells()
 LATELY_OF_CONNECTIONS_NS: Final = 5_000_000_000
 """The same for connections."""
 
@@ -125,19 +129,35 @@ _Pairs = _Pair | dict["Stage", _Pair] | None
 """Most stages have one follower and one sender: a dict would take 224 bytes."""
 
 
-class StageFigures(NamedTuple):
-    """One stage at one time; times include the current spell."""
+class StageState(msgspec.Struct, frozen=True, gc=False):
+    """One stage that messages go through. Counts and times never fall; times include the current spell.
+
+    Attributes:
+        kind: ``connection``, ``channel``, ``resource``, ``writer`` or ``store``.
+        name: of the stage.
+        state: ``running``; ``flow``: it was stopped recently because a later stage takes no more; ``throttled``: a
+            limit makes its messages wait; or ``blocked``: an alarm stops it.
+        flow_total: how often a later stage stopped it.
+        flow_s: total time of that, in seconds.
+        throttled_total: how often a limit began to make its messages wait.
+        throttled_s: total time of that, in seconds.
+        blocked_total: how often an alarm stopped it.
+        blocked_s: total time of that, in seconds.
+        waits_for: names of the stages that it waits for, as ``KIND NAME``.
+        text: how often and how long it was stopped, in words.
+    """
 
     kind: Kind
     name: str
-    state: State
-    out_of_credit: bool  # now; a stage in flow may have credit again
-    flow_total: int  # how often it ran out of credit
-    flow_ns: int
-    throttled_total: int  # how often a limit of Sluice made something wait in it
-    throttled_ns: int
-    blocked_total: int  # how often an alarm stopped it
-    blocked_ns: int
+    state: State = "running"
+    flow_total: int = 0
+    flow_s: float = 0.0
+    throttled_total: int = 0
+    throttled_s: float = 0.0
+    blocked_total: int = 0
+    blocked_s: float = 0.0
+    waits_for: tuple[str, ...] = ()
+    text: str = ""
 
 
 class Stage:
@@ -334,11 +354,21 @@ class Stage:
             return "throttled"
         return "running"
 
-    def figures(self, now_ns: int) -> StageFigures:
-        numbers: list[int] = []
-        for spells in (self._flow, self._throttled, self._blocked):
-            numbers += (0, 0) if spells is None else (spells.total, spells.together_ns(now_ns))
-        return StageFigures(self.kind, self.name, self.state(now_ns), self.out_of_credit, *numbers)
+    def figures(self, now_ns: int) -> StageState:
+        state, waits_for = self.state(now_ns), self.waits_for()
+        flow, throttled, blocked = (spells or _NO_SPELLS for spells in (self._flow, self._throttled, self._blocked))
+        return StageState(
+            kind=self.kind,
+            name=self.name,
+            state=state,
+            flow_total=flow.total,
+            flow_s=flow.together_ns(now_ns) / _NS_PER_S,
+            throttled_total=throttled.total,
+            throttled_s=throttled.together_ns(now_ns) / _NS_PER_S,
+            blocked_total=blocked.total,
+            blocked_s=blocked.together_ns(now_ns) / _NS_PER_S,
+            waits_for=tuple(f"{each.kind} {each.name}".rstrip() for each in waits_for) if state == "flow" else (),
+        )
 
     def _find(self, follower: "Stage") -> _Pair | None:
         pairs = self._followers

@@ -8,6 +8,8 @@ alarm, or Sluice itself: if its event loop has no time to spare, nothing queues 
 
 from typing import Final, NamedTuple
 
+import msgspec
+
 from proxy.flow.credit import LATELY_NS, Kind, Stage, State
 
 _EXAMPLES: Final = 3
@@ -100,12 +102,19 @@ def cause_of(waiting: Kind | None, at: Kind, state: State) -> Cause | None:
     return _OTHER
 
 
-class Finding(NamedTuple):
-    """One cause, and whom it affects."""
+class FlowFinding(msgspec.Struct, frozen=True):
+    """One bottleneck.
 
-    cause: Cause
-    stages: int  # how many of the stages that were looked at, mostly connections
-    at: tuple[str, ...]  # the first few bottlenecks, such as ``writer 10.0.0.7:5672``
+    Attributes:
+        cause: one word for it, as in the metrics.
+        connections: how many wait for it.
+        at: the first few bottlenecks, as ``KIND NAME``.
+        text: all of it in sentences, with what can be done.
+    """
+
+    cause: str
+    connections: int
+    at: tuple[str, ...]
     text: str
 
 
@@ -154,12 +163,12 @@ class Survey:
             self._counts[cause] = self._counts.get(cause, 0) + 1
         _merge(self._at, ends)
 
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[FlowFinding, ...]:
         order = (*CAUSES, _OTHER)
         causes = sorted(self._counts, key=lambda cause: (-self._counts[cause], order.index(cause)))
         return tuple(self._finding(cause) for cause in causes)
 
-    def _finding(self, cause: Cause) -> Finding:
+    def _finding(self, cause: Cause) -> FlowFinding:
         count, at = self._counts[cause], self._at[cause]
         kinds = set(self._looked_at)
         noun = kinds.pop() if len(kinds) == 1 else "stage"
@@ -167,7 +176,7 @@ class Survey:
         who = f"{count} of {total} {noun}s" if total > 1 else f"The {noun}"
         verb = "wait" if count > 1 else "waits"
         names = ", ".join(at) + (", …" if len(at) == _EXAMPLES else "")
-        return Finding(cause, count, at, f"{who} {verb}: {cause.says} ({names}). {cause.do}")
+        return FlowFinding(cause.name, count, at, f"{who} {verb}: {cause.says} ({names}). {cause.do}")
 
     def _state(self, stage: Stage) -> State:
         return stage.state(self._now_ns, least_share=self._least_share)

@@ -130,16 +130,16 @@ class Timeouts(NamedTuple):
 class EndedStages:
     """For how long connections that are over showed a state that is not running, all together."""
 
-    flow_ns: int = 0
-    throttled_ns: int = 0
-    blocked_ns: int = 0
+    flow_s: float = 0.0
+    throttled_s: float = 0.0
+    blocked_s: float = 0.0
 
     def add(self, stage: Stage, now_ns: int) -> None:
         """Add the stage of a connection that is over."""
         figures = stage.figures(now_ns)
-        self.flow_ns += figures.flow_ns
-        self.throttled_ns += figures.throttled_ns
-        self.blocked_ns += figures.blocked_ns
+        self.flow_s += figures.flow_s
+        self.throttled_s += figures.throttled_s
+        self.blocked_s += figures.blocked_s
 
 
 @dataclass(slots=True)

@@ -94,17 +94,6 @@ class States:
         self.delta_bytes += more.delta_bytes
 
 
-@dataclass(slots=True)
-class QueueFigures:
-    """Figures of a queue."""
-
-    states: States
-    memory_bytes: int
-    target_bytes: int  # the most it should have while memory is short
-    in_per_s: float  # as measured recently
-    out_per_s: float
-
-
 class Pool:
     """The memory that all queues share, with a bound of ``least_bytes`` or more. Totals include closed queues."""
 
@@ -545,7 +534,15 @@ class Queue:
         self._orders.gone(self)
         return count
 
-    def figures(self) -> QueueFigures:
+    @property
+    def in_per_s(self) -> float:
+        return self._rates[0]
+
+    @property
+    def out_per_s(self) -> float:
+        return self._rates[1]
+
+    def states(self) -> States:
         states = States(delta=self._disk_entries, delta_bytes=self._disk_bytes)
         for run in self._head:
             if run.data is None:
@@ -560,8 +557,7 @@ class Queue:
                     states.beta_bytes += run.content_bytes
         states.alpha = self.count - states.beta - states.gamma - states.delta
         states.alpha_bytes = self.content_bytes - states.beta_bytes - states.gamma_bytes - states.delta_bytes
-        in_per_s, out_per_s, _, _ = self._rates
-        return QueueFigures(states, self.memory_bytes, self.target_bytes, in_per_s, out_per_s)
+        return states
 
     # --- For the spool ----------------------------------------------------------------------------
 

@@ -29,7 +29,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from proxy.flow.credit import STORE_CREDIT, Credit, Stage
-from proxy.spool.queue import Ending, Lost, Pool, Queue, Run, States
+from proxy.spool.figures import SpoolState
+from proxy.spool.queue import Lost, Pool, Queue, Run, States
 from proxy.spool.segments import Extent, Found
 from proxy.spool.store import Disk, Job, Read, Release, Store, Sync, Write
 
@@ -103,29 +104,6 @@ class Recovered(NamedTuple):
     lost: int  # how many recoverable ones on disk are damaged or missing. Entries in memory are not known.
     damaged: list[str]
     is_full: bool = False  # the disk was too full for the ledger; a next start may report some losses again
-
-
-@dataclass(slots=True)
-class SpoolFigures:
-    """Figures of all queues together. Totals include closed queues; in + recovered = out + lost + dropped + present."""
-
-    queues: int
-    states: States
-    memory_bytes: int
-    memory_limit_bytes: int
-    writing_bytes: int  # given to the store, and not on disk yet
-    is_stopped: bool
-    stops_total: int
-    alarm: str | None  # why the disk takes no more, if so
-    in_total: int
-    out_total: int
-    spilled_total: int
-    read_total: int
-    lost_total: int
-    dropped_total: int  # of a queue that was purged or closed, or of an earlier process and not to be sent
-    recovered_total: int
-    ended_total: dict[Ending, int]  # taken out with an ending, by ending
-    disk_bytes: int  # about
 
 
 class Spool:
@@ -386,32 +364,36 @@ class Spool:
     def memory_bytes(self) -> int:
         return self._pool.memory_bytes
 
-    def figures(self, states: States | None = None) -> SpoolFigures:
-        """Return figures of all queues; ``states`` saves asking each of them."""
-        if states is None:
-            states = States()
-            for queue in self._queues.values():
-                states.add(queue.figures().states)
+    def figures(self) -> SpoolState:
+        """Return the figures of all queues together; places and resources are left to those who look at each queue."""
         pool = self._pool
-        return SpoolFigures(
-            len(self._queues),
-            states,
-            pool.memory_bytes,
-            pool.bound_bytes,
-            self._writing_bytes,
-            self._stopped,
-            self._stops_total,
-            self._alarm or self._read_alarm,
-            pool.in_total,
-            pool.out_total,
-            pool.spilled_total,
-            pool.read_total,
-            self._lost_total,
-            pool.dropped_total,
-            pool.recovered_total,
-            dict(pool.ended_total),
-            self._disk.used_bytes if isinstance(self._disk, Store) else 0,
+        return SpoolState(
+            queues=len(self._queues),
+            memory_bytes=pool.memory_bytes,
+            memory_limit_bytes=pool.bound_bytes,
+            disk_bytes=self._disk.used_bytes if isinstance(self._disk, Store) else 0,
+            disk_limit_bytes=self.settings.max_disk_bytes,
+            writing_bytes=self._writing_bytes,
+            stopped=self._stopped,
+            stops_total=self._stops_total,
+            alarm=self._alarm or self._read_alarm or "",
+            in_total=pool.in_total,
+            out_total=pool.out_total,
+            written_total=pool.spilled_total,
+            read_total=pool.read_total,
+            lost_total=self._lost_total,
+            dropped_total=pool.dropped_total,
+            recovered_total=pool.recovered_total,
+            expired_total=pool.ended_total["expired"],
+            too_old_total=pool.ended_total["too old"],
         )
+
+    def states(self) -> States:
+        """Return where the entries of all queues are."""
+        states = States()
+        for queue in self._queues.values():
+            states.add(queue.states())
+        return states
 
     # --- Orders of queues -------------------------------------------------------------------------
 

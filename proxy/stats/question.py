@@ -4,8 +4,9 @@ from typing import Literal
 
 import msgspec
 
+from limiter.counting.accounts import Usage
 from limiter.rules.rule import Count, FairBy, Fallback, ShownAction
-from proxy.stats.snapshot import ConfirmState, Usage
+from proxy.stats.snapshot import ConfirmState
 
 
 class Question(msgspec.Struct, frozen=True):

@@ -8,12 +8,14 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
+from limiter.counting.accounts import Usage
 from limiter.counting.rejections import Outcome, RejectionVerdict
 from limiter.rules.rule import Dimension
 from limiter.waiting.holding import BoundName
-from proxy.flow.credit import Kind, State
-from proxy.stats.flow import AlarmState, SpoolPlace, SpoolState, StageState
-from proxy.stats.metric import Metric, Samples
+from proxy.common.metric import Metric, Samples
+from proxy.flow.alarms import Scarce
+from proxy.flow.credit import Kind, StageState, State
+from proxy.spool.figures import SpoolState
 
 RequestVerdict = Literal["pass", "refuse", "bypass", "shadow", "exempt", "drop"]
 """What became of a request, as the metrics call it."""
@@ -26,7 +28,7 @@ class Ending(NamedTuple):
     Attributes:
         verdict: in the metrics.
         outcome: in the rejection log.
-        column: on the page and in the API, as ``admin.wire.Verdicts`` has it.
+        column: in the API, a field of ``Verdicts``.
         reached: it went to the broker.
         always_shown: a resource has this metric even while it is 0.
     """
@@ -41,15 +43,33 @@ class Ending(NamedTuple):
 ENDINGS: Final = (
     Ending("pass", "admitted", "passed", reached=True, always_shown=True),
     Ending("refuse", "refused", "refused", reached=False, always_shown=True),
-    # A handler was skipped.
-    Ending("bypass", "bypassed", "bypassed", reached=True, always_shown=True),
-    # A shadow rule would have refused it.
     Ending("shadow", "shadowed", "shadowed", reached=True, always_shown=False),
-    # Its client is exempt.
+    Ending("bypass", "bypassed", "bypassed", reached=True, always_shown=True),
     Ending("exempt", "exempt", "exempt", reached=True, always_shown=False),
-    # It was held, and then its client left.
     Ending("drop", "dropped", "dropped", reached=False, always_shown=False),
 )
+
+
+class Verdicts(msgspec.Struct, frozen=True):
+    """Outcomes of requests: counts, or rates per second.
+
+    Attributes:
+        passed: passed the limits, including those that a shadow rule would have refused.
+        refused: refused over a limit.
+        shadowed: passed, although a shadow rule would have refused it.
+        bypassed: passed because a handler was skipped.
+        exempt: passed because the client is exempt.
+        dropped: held, and then its client left.
+    """
+
+    passed: float = 0
+    refused: float = 0
+    shadowed: float = 0
+    bypassed: float = 0
+    exempt: float = 0
+    dropped: float = 0
+
+
 Direction = Literal["client", "broker"]
 
 BUCKETS_S: Final = (
@@ -91,58 +111,152 @@ class RuleCounts(msgspec.Struct, gc=False):
     messages: dict[RuleVerdict, int]
 
 
-class LaneDepth(msgspec.Struct, frozen=True):
-    """How much waits on one handler's lanes.
+class LaneState(msgspec.Struct, frozen=True):
+    """The queues of one handler's lanes.
 
     Attributes:
-        queued: batches waiting, all lanes together.
-        capacity: batches that could wait, all lanes together.
-        late_lanes: lanes that are bypassed until a probe returns in time.
+        handler: name of the handler.
     """
 
-    queued: int
-    capacity: int
-    late_lanes: int
+    handler: str
+    queued: Annotated[int, Metric("sluice_executor_depth", "Batches waiting on a handler's lanes.", ("handler",))]
+    capacity: Annotated[
+        int,
+        Metric(
+            "sluice_executor_capacity",
+            "Batches that may wait on a handler's lanes before they bypass it.",
+            ("handler",),
+        ),
+    ]
+    late_lanes: Annotated[
+        int,
+        Metric(
+            "sluice_executor_late_lanes",
+            "Lanes of a handler that are bypassed until a probe returns in time.",
+            ("handler",),
+        ),
+    ]
 
 
 class ListenerState(msgspec.Struct, frozen=True):
-    """One listener and the broker address behind it.
+    """One listener, and whether its broker answers.
 
     Attributes:
-        name: as configured.
+        name: configured name.
         listen: ``address:port`` it is bound to.
         broker: ``address:port`` it connects to.
-        connections: open now.
-        listening: clients can connect; not while the broker does not take connections, nor in a drain.
-        error: what was wrong when the broker was last tried; None if it took the connection.
-        backup: which of its backups that broker is, from 1 on; 0 is none of them.
-        backups: how many it has.
-        passed_over: the brokers before that one, each with what was wrong when it was last tried.
+        listening: whether clients can connect; false while the broker is unreachable, and during a drain.
+        reachable: whether the broker accepted a connection when it was last tried.
+        error: why it did not.
+        backup: which of the backups that broker is, from 1 on; 0: none of them.
+        backups: number of backups that are configured.
+        passed_over: brokers before that one, each with why it is not used.
     """
 
     name: str
     listen: str
     broker: str
-    connections: int
-    listening: bool
+    connections: Annotated[int, Metric("sluice_connections", "Client connections open now.", ("listener",))]
+    listening: Annotated[
+        bool,
+        Metric(
+            "sluice_listening",
+            "1 while clients can connect; 0 while the broker accepts no connections, and during a drain.",
+            ("listener",),
+        ),
+    ] = True
+    reachable: bool = True
     error: str | None = None
-    backup: int = 0
+    backup: Annotated[
+        int,
+        Metric(
+            "sluice_broker_backup",
+            "0 while clients are connected to a listener's broker; 1 or more is the number of the backup that they are "
+            "connected to instead.",
+            ("listener",),
+        ),
+    ] = 0
     backups: int = 0
     passed_over: tuple[str, ...] = ()
 
 
-class Usage(msgspec.Struct, frozen=True, gc=False):
-    """How much of a limit was used of late: 1.0 is all that it admits in the long run; a burst can be more.
+class AlarmState(msgspec.Struct, frozen=True):
+    """One alarm: while it is raised, publishers are stopped.
 
     Attributes:
-        last_1s: in the last complete second.
-        last_10s: in the last ten.
-        last_60s: in the last sixty.
+        scarce: what runs short if it is raised.
+        stands: whether it is raised. The disk's is, too, while the spool's disk fails: this stops only clients whose
+            messages are spooled.
+        since: since when; None while it is not.
+        total: how often it was raised since the start.
+        stood_s: total time of that, in seconds.
+        text: while it is raised, what is wrong and when it ends.
+        bytes_now: memory that Sluice uses, or free space on the disk; None if that is unknown.
+        bytes_limit: above which, or below which for the disk, it is raised; None if that is unknown.
+        status: all of it in words, whether it is raised or not.
     """
 
-    last_1s: float
-    last_10s: float
-    last_60s: float
+    scarce: Scarce
+    stands: Annotated[
+        bool,
+        Metric(
+            "sluice_alarm",
+            "1 while publishers are stopped, since memory or the spool's disk runs short; there is a disk alarm only "
+            "with a spool.",
+            ("scarce",),
+        ),
+    ] = False
+    since: str | None = None
+    total: Annotated[int, Metric("sluice_alarms_total", "How often an alarm has stood.", ("scarce",))] = 0
+    stood_s: Annotated[
+        float, Metric("sluice_alarm_seconds_total", "For how long an alarm has stood, in seconds.", ("scarce",))
+    ] = 0.0
+    text: str = ""
+    bytes_now: int | None = None
+    bytes_limit: int | None = None
+    status: str = ""
+
+
+class Held(msgspec.Struct, frozen=True):
+    """Requests that are held back."""
+
+    requests: Annotated[
+        int,
+        Metric("sluice_held_requests", "Requests held now, those for credit among them.", source="tally.held_requests"),
+    ] = 0
+    bytes: Annotated[
+        int,
+        Metric(
+            "sluice_held_bytes", "Size of the requests held now; those for credit have none.", source="tally.held_bytes"
+        ),
+    ] = 0
+    refused: Annotated[
+        Mapping[BoundName, int],
+        Metric(
+            "sluice_hold_refused_total",
+            "Requests refused instead of held, because a bound on held requests was reached.",
+            ("bound",),
+            source="limits.refused_by_bound",
+        ),
+    ] = {}
+
+
+class Limiters(msgspec.Struct, frozen=True):
+    """Limiters in memory."""
+
+    live: Annotated[int, Metric("sluice_live_limiters", "Limiters in memory now.", source="limits.live")] = 0
+    evicted_total: Annotated[
+        int,
+        Metric("sluice_limiters_evicted_total", "Idle limiters given up for new names.", source="limits.evicted_total"),
+    ] = 0
+    overflowed_total: Annotated[
+        int,
+        Metric(
+            "sluice_limiters_overflowed_total",
+            "Decisions made by a rule's shared limiter because there was no room for one more.",
+            source="limits.overflowed_total",
+        ),
+    ] = 0
 
 
 class Durations(msgspec.Struct, frozen=True):
@@ -170,28 +284,43 @@ class LimitInForce(msgspec.Struct, frozen=True, gc=False):
 
 
 class ConfirmState(msgspec.Struct, frozen=True, gc=False):
-    """How what is published to one destination is confirmed at this moment, where a rule says by those who consume it.
+    """How messages to one destination are confirmed now, where a rule says that their consumers confirm them.
 
     Attributes:
-        kind: of the destination.
-        name: of the destination, as it is limited.
-        mode: who confirms what comes now.
+        kind: kind of the destination.
+        name: name of the destination, as it is limited.
+        mode: who confirms messages that arrive now.
         reason: why that is the broker, in one word; empty if it is not.
-        pending: messages that wait for their consumers.
-        oldest_ms: for how long the oldest of these does, in milliseconds.
-        window: how many may.
-        after_consume_total: messages that their consumers confirmed so far.
-        broker_total: messages that went on as they came, so that the broker confirms them.
-        persisted_total: messages that were not consumed in time, or could not be, and were published once more.
-        nacked_total: likewise, and were refused.
-        by: who confirms what comes now, and why that is the broker, in words.
+        oldest_ms: how long the oldest waiting message has waited, in milliseconds.
+        window: how many messages may wait.
+        after_consume_total: messages that their consumers confirmed.
+        broker_total: messages that were forwarded unchanged, so that the broker confirms them.
+        persisted_total: messages that were not consumed in time, or could not be, and were published again.
+        nacked_total: such messages that were refused instead.
+        by: who confirms messages that arrive now, and why that is the broker, in words.
     """
 
     kind: str
     name: str
-    mode: Literal["after_consume", "broker"]
+    mode: Annotated[
+        Literal["after_consume", "broker"],
+        Metric(
+            "sluice_confirms_after_consume",
+            "1 while consumers confirm what is published there; 0 while the broker does, though a rule says "
+            "after_consume, as there is no consumer that acknowledges, say, or they do not keep up.",
+            ("kind", "resource"),
+            value=lambda mode: mode == "after_consume",
+        ),
+    ]
     reason: str
-    pending: int
+    pending: Annotated[
+        int,
+        Metric(
+            "sluice_confirms_pending",
+            "Messages that wait for their consumers to confirm them.",
+            ("kind", "resource"),
+        ),
+    ]
     oldest_ms: int
     window: int
     after_consume_total: int
@@ -223,18 +352,6 @@ def _limit_samples(limits: Mapping[tuple[str, str, Dimension], LimitInForce]) ->
         yield (dimension, kind, limit.origin), ((name, limit.per_s),)
 
 
-def _of_lanes(field: str) -> Callable[[Mapping[str, LaneDepth]], Samples]:
-    return lambda lanes: (((), ((handler, getattr(depth, field)),)) for handler, depth in lanes.items())
-
-
-def _of_listeners(field: str) -> Callable[[tuple[ListenerState, ...]], Samples]:
-    return lambda listeners: (((), ((each.name, int(getattr(each, field))),)) for each in listeners)
-
-
-def _of_confirms(value: Callable[[ConfirmState], float]) -> Callable[[tuple[ConfirmState, ...]], Samples]:
-    return lambda confirms: (((each.kind,), ((each.name, value(each)),)) for each in confirms)
-
-
 def _confirms_by_way(confirms: tuple[ConfirmState, ...]) -> Samples:
     for each in confirms:
         yield (
@@ -248,37 +365,16 @@ def _confirms_by_way(confirms: tuple[ConfirmState, ...]) -> Samples:
         )
 
 
-def _of_alarms(value: Callable[[AlarmState], float]) -> Callable[[tuple[AlarmState, ...]], Samples]:
-    return lambda alarms: (((), ((alarm.scarce, value(alarm)),)) for alarm in alarms)
-
-
-def _of_spool(value: Callable[[SpoolState], float]) -> Callable[[SpoolState | None], Samples]:
-    return lambda spool: [] if spool is None else [((), [("", value(spool))])]
-
-
-def _by_place(value: Callable[[SpoolState], Mapping[SpoolPlace, int]]) -> Callable[[SpoolState | None], Samples]:
-    return lambda spool: [] if spool is None else [((), list(value(spool).items()))]
-
-
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The counters. Fields are described by their metrics, in the order of ``/metrics``; here is the rest.
+    """The counters. Fields are described by their metrics, in the order of ``/metrics``.
 
-    Tables by resource, rule or limit have at most as many entries as the label cap.
+    Tables by resource, rule or limit have at most as many entries as the label cap; further names are under ``_other``.
 
     Attributes:
-        resources: counts by (kind, resource name); what is beyond the label cap is under the name ``_other``.
-        oldest_waiting: by (kind, resource name), in seconds; the oldest of those beyond the label cap is ``_other``.
-        rules: what each rule did, by its name; what is beyond the label cap is under ``_other``.
-        usage: by (kind, name, dimension), of limits that were used in the last minute: all with a rule of their own,
-            and of the others the most used.
+        usage: by (kind, name, dimension), of limits used in the last minute: all with a rule of their own, and the most
+            used of the others.
         limits: in force, by (kind, name or pattern, dimension); those of patterns first.
-        listeners: in the order of the configuration.
-        limiting: the global switch.
-        off_kinds: kinds whose limiting is switched off, in alphabetical order.
-        spool: None if there is none, and if the snapshot is not whole; likewise ``stages``, ``waited_seconds``,
-            ``bottlenecks`` and ``confirms`` are empty.
-        confirms: of destinations whose messages consumers confirm by a rule, as far as something was published there;
-            what is beyond the label cap is under ``_other``.
+        spool: None without a spool, and in a snapshot that is not whole.
     """
 
     resources: Annotated[
@@ -339,16 +435,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             _of_rule("hold"),
         ),
     ] = {}
-    held_requests: Annotated[
-        int,
-        Metric("sluice_held_requests", "Requests held now, those for credit among them.", source="tally.held_requests"),
-    ] = 0
-    held_bytes: Annotated[
-        int,
-        Metric(
-            "sluice_held_bytes", "Size of the requests held now; those for credit have none.", source="tally.held_bytes"
-        ),
-    ] = 0
+    held: Held = Held()
     oldest_waiting: Annotated[
         Mapping[tuple[str, str], float],
         Metric(
@@ -356,15 +443,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             "How long the oldest message of a resource has waited, held in memory or in the spool. Absent while none "
             "waits. AMQP 1.0 senders that wait for credit do not count.",
             ("kind", "resource"),
-        ),
-    ] = {}
-    hold_refused: Annotated[
-        Mapping[BoundName, int],
-        Metric(
-            "sluice_hold_refused_total",
-            "Requests refused instead of held, because a bound on held requests was reached.",
-            ("bound",),
-            source="limits.refused_by_bound",
         ),
     ] = {}
     usage: Annotated[
@@ -398,7 +476,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             source="timings.processing",
         ),
     ] = Durations()
-    held: Annotated[
+    held_for: Annotated[
         Durations,
         Metric(
             "sluice_held_seconds",
@@ -415,23 +493,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             source="timings.round_trip",
         ),
     ] = Durations()
-    listeners: Annotated[
-        tuple[ListenerState, ...],
-        Metric(
-            "sluice_listening",
-            "1 while clients can connect; 0 while the broker accepts no connections, and during a drain.",
-            ("listener",),
-            _of_listeners("listening"),
-        ),
-        Metric("sluice_connections", "Client connections open now.", ("listener",), _of_listeners("connections")),
-        Metric(
-            "sluice_broker_backup",
-            "0 while clients are connected to a listener's broker; 1 or more is the number of the backup that they are "
-            "connected to instead.",
-            ("listener",),
-            _of_listeners("backup"),
-        ),
-    ] = ()
+    listeners: tuple[ListenerState, ...] = ()
     connections_total: Annotated[
         Mapping[str, int],
         Metric(
@@ -509,35 +571,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             source="wire_counters.routes",
         ),
     ] = {}
-    lanes: Annotated[
-        Mapping[str, LaneDepth],
-        Metric("sluice_executor_depth", "Batches waiting on a handler's lanes.", ("handler",), _of_lanes("queued")),
-        Metric(
-            "sluice_executor_capacity",
-            "Batches that may wait on a handler's lanes before they bypass it.",
-            ("handler",),
-            _of_lanes("capacity"),
-        ),
-        Metric(
-            "sluice_executor_late_lanes",
-            "Lanes of a handler that are bypassed until a probe returns in time.",
-            ("handler",),
-            _of_lanes("late_lanes"),
-        ),
-    ] = {}
-    live_limiters: Annotated[int, Metric("sluice_live_limiters", "Limiters in memory now.", source="limits.live")] = 0
-    evicted_total: Annotated[
-        int,
-        Metric("sluice_limiters_evicted_total", "Idle limiters given up for new names.", source="limits.evicted_total"),
-    ] = 0
-    overflowed_total: Annotated[
-        int,
-        Metric(
-            "sluice_limiters_overflowed_total",
-            "Decisions made by a rule's shared limiter because there was no room for one more.",
-            source="limits.overflowed_total",
-        ),
-    ] = 0
+    lanes: tuple[LaneState, ...] = ()
+    limiters: Limiters = Limiters()
     rule_set_version: Annotated[
         int, Metric("sluice_rule_set_version", "Version of the rule set in force.", source="limits.rule_set.version")
     ] = 0
@@ -556,25 +591,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             lambda kinds: (((), ((kind, 0),)) for kind in kinds),
         ),
     ] = ()
-    alarms: Annotated[
-        tuple[AlarmState, ...],
-        Metric(
-            "sluice_alarm",
-            "1 while publishers are stopped, since memory or the spool's disk runs short; there is a disk alarm only "
-            "with a spool.",
-            ("scarce",),
-            _of_alarms(lambda alarm: int(alarm.stands)),
-        ),
-        Metric(
-            "sluice_alarms_total", "How often an alarm has stood.", ("scarce",), _of_alarms(lambda alarm: alarm.total)
-        ),
-        Metric(
-            "sluice_alarm_seconds_total",
-            "For how long an alarm has stood, in seconds.",
-            ("scarce",),
-            _of_alarms(lambda alarm: alarm.stood_s),
-        ),
-    ] = ()
+    alarms: tuple[AlarmState, ...] = ()
     busy_ratio: Annotated[
         float,
         Metric(
@@ -611,105 +628,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             ("cause",),
         ),
     ] = {}
-    spool: Annotated[
-        SpoolState | None,
-        Metric("sluice_spool_queues", "Queues of the spool.", (), _of_spool(lambda spool: spool.queues)),
-        Metric(
-            "sluice_spool_messages",
-            "Messages in the spool by where they are: alpha (in memory), beta (content on disk), gamma (index on disk, "
-            "too), delta (on disk only).",
-            ("place",),
-            _by_place(lambda spool: spool.messages),
-        ),
-        Metric(
-            "sluice_spool_content_bytes",
-            "Size of the messages in the spool, by where they are.",
-            ("place",),
-            _by_place(lambda spool: spool.content_bytes),
-        ),
-        Metric(
-            "sluice_spool_memory_bytes",
-            "What the spool has in memory.",
-            (),
-            _of_spool(lambda spool: spool.memory_bytes),
-        ),
-        Metric(
-            "sluice_spool_memory_limit_bytes",
-            "What the spool may have in memory.",
-            (),
-            _of_spool(lambda spool: spool.memory_limit_bytes),
-        ),
-        Metric("sluice_spool_disk_bytes", "Size of the spool's files.", (), _of_spool(lambda spool: spool.disk_bytes)),
-        Metric(
-            "sluice_spool_disk_limit_bytes",
-            "What the spool's files may take.",
-            (),
-            _of_spool(lambda spool: spool.disk_limit_bytes),
-        ),
-        Metric(
-            "sluice_spool_stopped",
-            "1 while nothing more is read that would be put in the spool: its memory is full, or its disk is slow.",
-            (),
-            _of_spool(lambda spool: int(spool.stopped)),
-        ),
-        Metric(
-            "sluice_spool_stops_total",
-            "How often nothing more was read that would have been put in the spool.",
-            (),
-            _of_spool(lambda spool: spool.stops_total),
-        ),
-        Metric("sluice_spool_in_total", "Messages put in the spool.", (), _of_spool(lambda spool: spool.in_total)),
-        Metric(
-            "sluice_spool_out_total",
-            "Messages taken out of the spool, to be sent on or refused.",
-            (),
-            _of_spool(lambda spool: spool.out_total),
-        ),
-        Metric(
-            "sluice_spool_written_total",
-            "Messages of the spool written to disk.",
-            (),
-            _of_spool(lambda spool: spool.written_total),
-        ),
-        Metric(
-            "sluice_spool_read_total",
-            "Messages of the spool read from disk.",
-            (),
-            _of_spool(lambda spool: spool.read_total),
-        ),
-        Metric(
-            "sluice_spool_lost_total",
-            "Messages that were damaged or missing on the spool's disk.",
-            (),
-            _of_spool(lambda spool: spool.lost_total),
-        ),
-        Metric(
-            "sluice_spool_dropped_total",
-            "Messages dropped from the spool: purged, or of a connection that ended, or left by an earlier process and "
-            "sent by nobody.",
-            (),
-            _of_spool(lambda spool: spool.dropped_total),
-        ),
-        Metric(
-            "sluice_spool_recovered_total",
-            "Messages that an earlier process left in the spool; they are not in sluice_spool_in_total. Without "
-            "recover they are dropped.",
-            (),
-            _of_spool(lambda spool: spool.recovered_total),
-        ),
-        Metric(
-            "sluice_spool_expired_total",
-            "Messages that were not sent on, since their own time to live was over.",
-            (),
-            _of_spool(lambda spool: spool.expired_total),
-        ),
-        Metric(
-            "sluice_spool_too_old_total",
-            "Messages that were older than the spool keeps them: refused, or sent on at once.",
-            (),
-            _of_spool(lambda spool: spool.too_old_total),
-        ),
-    ] = None
+    spool: SpoolState | None = None
     confirms: Annotated[
         tuple[ConfirmState, ...],
         Metric(
@@ -719,19 +638,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             "published again for the broker to confirm), nacked (likewise, and they were refused).",
             ("kind", "resource", "way"),
             _confirms_by_way,
-        ),
-        Metric(
-            "sluice_confirms_pending",
-            "Messages that wait for their consumers to confirm them.",
-            ("kind", "resource"),
-            _of_confirms(lambda each: each.pending),
-        ),
-        Metric(
-            "sluice_confirms_after_consume",
-            "1 while consumers confirm what is published there; 0 while the broker does, though a rule says "
-            "after_consume, as there is no consumer that acknowledges, say, or they do not keep up.",
-            ("kind", "resource"),
-            _of_confirms(lambda each: int(each.mode == "after_consume")),
         ),
     ] = ()
     draining: Annotated[
@@ -743,11 +649,11 @@ class ClientDescription(msgspec.Struct, frozen=True):
     """What a client told about itself; empty where unknown.
 
     Attributes:
-        id: the client's id, as it names itself to the broker.
-        language: what it is written in, as the protocol spells it.
-        version: of the client or its protocol, as the protocol writes it.
-        product: the name of the client's library or program.
-        user: that it has logged in as.
+        id: its id, as it names itself to the broker.
+        language: programming language, in the protocol's spelling.
+        version: of the client or its protocol.
+        product: name of its library or program.
+        user: login.
     """
 
     id: str = ""
@@ -763,14 +669,14 @@ class LinkState(msgspec.Struct, frozen=True):
     Attributes:
         name: as its peers call it.
         session: the client's channel.
-        sends: the client sends on it; else it receives.
-        resource: what it is limited as, as ``kind:name``; empty if each message says that, or it is not limited at all.
+        sends: the client sends on it; otherwise it receives.
+        resource: what it is limited as, as ``kind:name``; empty if each message says that, or it is not limited.
         credit: messages that may come now.
         withheld: messages that the receiver would take beyond that.
-        used: messages that came so far and went on.
-        refused: those that came and were refused.
-        waits_ms: for how long it waits for credit, in milliseconds; 0 is not at all.
-        address: of the broker's node, as its peers write it; empty if each message has its own, or there is none.
+        used: messages that came and were forwarded.
+        refused: messages that were refused.
+        waits_ms: how long it has waited for credit, in milliseconds; 0: it does not wait.
+        address: the broker's node; empty if each message has its own, or there is none.
     """
 
     name: str
@@ -785,42 +691,49 @@ class LinkState(msgspec.Struct, frozen=True):
     address: str = ""
 
 
-class ConnectionState(msgspec.Struct, frozen=True):
-    """One open connection, as an operator sees it.
+class ConnectionState(msgspec.Struct, frozen=True, kw_only=True):
+    """One open connection. Its rates are missing until there are two samples.
 
     Attributes:
-        id: names it in ``DataPath.close_connection``; no other connection of this run ever has it.
-        listener: the listener that accepted it.
+        id: id of the connection, to close it with; never given twice in a run.
+        listener: name of the listener that accepted it.
         peer: the client's ``address:port``.
-        client: what the client said of itself.
-        exempt: nothing limits it.
-        opened_ns: monotonic time of its start.
-        bytes_total: bytes read, by the peer they came from.
-        requests_total: frames of the client.
-        refused_total: requests that were refused, held ones among them once they are.
-        in_flight: forwarded requests without an answer.
-        resources: what it sent to or asked for, as ``kind:name``, at most MAX_RESOURCES_SHOWN.
-        more_resources: how many others there were, as far as the session remembers.
-        stage: how it shows as a stage: running, in flow, throttled or blocked, how often and how long.
-        channels: its writer, its channels and its resources with a queue, as far as they are not running; at most
-            MAX_STAGES_SHOWN.
-        spooled: messages of it that are in the spool.
-        links: the links that are attached, at most MAX_LINKS_SHOWN, those that wait first.
-        more_links: how many others there are.
-        tls: the version of TLS that ends here, such as ``TLSv1.3``; empty without.
-        certificate: the name in the certificate that the client has shown; empty without one.
-        broker: the one of several that it is connected to, as ``address:port``; empty if its listener has only one.
+        client: what the client said about itself.
+        exempt: whether it is never limited.
+        opened_at: when it was opened.
+        age_s: seconds since then.
+        bytes_total: bytes read, by the peer that sent them.
+        bytes_per_s: bytes read per second, by the peer that sent them.
+        requests_total: frames of the client, e.g. three for a publish of AMQP 0.9.1 and one for a request of RocketMQ.
+        requests_per_s: frames of the client per second.
+        refused_total: requests that were refused.
+        refused_per_s: refused requests per second.
+        in_flight: forwarded requests that are not answered yet.
+        resources: what it sent to or received from, as ``kind:name``.
+        more_resources: number of further resources.
+        stage: whether it is read: ``running``, ``throttled`` by a limit, in ``flow``, or ``blocked`` by an alarm.
+        channels: its channels, its resources with a queue and its writer to the broker, as far as they are not running.
+        spooled: messages of it in the spool.
+        links: its links, where the protocol has any, those that wait first.
+        more_links: number of further links.
+        tls: version of TLS that the client speaks to Sluice, e.g. ``TLSv1.3``; empty: none.
+        certificate: name in the client's TLS certificate; empty: it has shown none.
+        broker: ``address:port`` of the broker it is connected to; empty if its listener has no backups.
     """
 
     id: int
     listener: str
     peer: str
     client: ClientDescription
-    exempt: bool
-    opened_ns: int
-    bytes_total: Mapping[Direction, int]
+    exempt: bool = False
+    opened_at: str = ""
+    age_s: float = 0
+    bytes_total: Mapping[Direction, int] = {}
+    bytes_per_s: Mapping[Direction, float] | None = None
     requests_total: int
+    requests_per_s: float | None = None
     refused_total: int
+    refused_per_s: float | None = None
     in_flight: int
     resources: tuple[str, ...] = ()
     more_resources: int = 0
@@ -834,42 +747,38 @@ class ConnectionState(msgspec.Struct, frozen=True):
     broker: str = ""
 
 
-class ResourceState(msgspec.Struct, frozen=True, gc=False):
-    """One resource or scope that was asked for, as it is now.
+class ResourceState(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One resource or scope that was asked for, as it is now. Times are monotonic; None: never.
 
     Attributes:
-        kind: its kind; ``total`` for what a shared rule limits.
-        name: its name; what is beyond the label cap is under ``_other``.
-        counts: what became of its requests; None of scopes and totals, whose requests are counted for the resource.
-        usage: how much of its limits was used of late, by dimension; a dimension that was not asked for in the last
-            minute is left out.
-        stored_permits: of its limit of messages; negative is a debt. None while nothing limits it, and while it is
-            as if no request had come.
-        open: whether its breaker refuses everything at this moment; never of a shadow rule.
-        wait_us: what a request would have to wait at this moment, in microseconds; 0 is nothing, as of a shadow rule.
-        last_refused_ns: monotonic time at which a request was last refused, by whichever rule; None if none was.
-        last_wait_us: the wait that was stated then, in microseconds.
-        last_refused_rule: the name of the rule that refused it.
-        last_held_ns: monotonic time at which something was last held; None if nothing was.
-        last_shadowed_ns: monotonic time at which its own rule, a shadow rule, would last have refused a request; None
-            if it never would have.
-        rule: of scopes and totals the name of their rule, if they have it for themselves; otherwise empty.
-        rule_counts: what that rule did; None while it did nothing, and if its counts are not told apart.
-        state: how its queues show as stages; of several the most far-reaching.
-        spooled: messages of it that are in the spool.
-        waits_since_ns: monotonic time since which the oldest message of it waits, held or in the spool; None if none
-            does.
+        kind: its kind; ``total`` for a shared rule.
+        name: its name; ``_other`` beyond the label cap.
+        counts: outcomes of its requests; None for scopes and totals, whose requests are counted for the resource.
+        usage: by dimension; without a dimension that was not asked for in the last minute.
+        stored_permits: of its limit of messages; negative is a debt. None while it has no limiter.
+        open: its breaker refuses everything now; never for a shadow rule.
+        wait_us: how long a request would wait now, in microseconds; 0 for a shadow rule.
+        last_refused_ns: when a request was last refused, by any rule.
+        last_wait_us: the wait stated in that refusal.
+        last_refused_rule: name of the rule that refused.
+        last_held_ns: when something was last held.
+        last_shadowed_ns: when its own rule, a shadow rule, would last have refused a request.
+        rule: for scopes and totals the name of their rule, if it is for them alone.
+        rule_counts: what that rule did; None if nothing, or if its counts are under ``_other``.
+        state: how its queues show as stages; of several the most severe.
+        spooled: messages of it in the spool.
+        waits_since_ns: since when its oldest message has waited, held or in the spool; None if none waits.
     """
 
     kind: str
     name: str
     counts: ResourceCounts | None
-    usage: Mapping[Dimension, Usage]
-    stored_permits: float | None
-    open: bool
-    wait_us: int
-    last_refused_ns: int | None
-    last_wait_us: int
+    usage: Mapping[Dimension, Usage] = {}
+    stored_permits: float | None = None
+    open: bool = False
+    wait_us: int = 0
+    last_refused_ns: int | None = None
+    last_wait_us: int = 0
     last_refused_rule: str = ""
     last_held_ns: int | None = None
     last_shadowed_ns: int | None = None
@@ -878,17 +787,3 @@ class ResourceState(msgspec.Struct, frozen=True, gc=False):
     state: State = "running"
     spooled: int = 0
     waits_since_ns: int | None = None
-
-
-class BrokerReach(msgspec.Struct, frozen=True):
-    """Whether a listener's broker accepts connections.
-
-    Attributes:
-        listener: the listener's name.
-        broker: ``address:port`` that was tried.
-        error: None when it accepted, otherwise what happened.
-    """
-
-    listener: str
-    broker: str
-    error: str | None

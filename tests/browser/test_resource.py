@@ -16,9 +16,9 @@ from harness.frames import FrameClient, sends
 from harness.sidecar import Sluice, StartSluice
 from playwright.sync_api import Page, expect
 
-from admin.common.clock import write_time
 from admin.common.recommendations import Backtest, Period, Recommendation, RecommendationsFile, Replay, WhatIf
 from admin.wire import ResourceHistory
+from proxy.common.clock import write_time
 
 INSTANCE = "broker-a"
 LIMITS = """

@@ -8,13 +8,27 @@ from admin.edits.model import (
     Persistence,
 )
 from admin.wire import sentences
-from proxy.stats.flow import ConnectionFlow, FlowFinding, SpooledResource, SpoolPlace, SpoolState, StageState
-from proxy.stats.snapshot import ClientDescription, ConfirmState, LinkState
+from proxy.flow.credit import StageState
+from proxy.flow.diagnosis import FlowFinding
+from proxy.spool.figures import SpooledResource, SpoolPlace, SpoolState
+from proxy.stats.flow import ConnectionFlow, Flow, StageCount
+from proxy.stats.snapshot import (
+    AlarmState,
+    ClientDescription,
+    ConfirmState,
+    ConnectionState,
+    Held,
+    LaneState,
+    Limiters,
+    LinkState,
+    ListenerState,
+    Verdicts,
+)
 
 _AT: Final = "2026-01-02T03:04:05.678Z"
 _ETAG: Final = "6c1f0e2b"
 
-_VERDICTS: Final = wire.Verdicts(passed=998.5, refused=210)
+_VERDICTS: Final = Verdicts(passed=998.5, refused=210)
 _HISTORY: Final = wire.History(
     step_s=5,
     passed=(900, 1000),
@@ -28,10 +42,10 @@ _HISTORY: Final = wire.History(
 _GIB: Final = 1024**3
 _PUBLISHER: Final = StageState("connection", "41", "flow", 3, 2.5, waits_for=("resource topic orders",))
 _ALARMS: Final = (
-    wire.Alarm(
+    AlarmState(
         scarce="memory", stands=False, since=None, total=0, stood_s=0, text="", bytes_now=_GIB // 8, bytes_limit=_GIB
     ),
-    wire.Alarm(
+    AlarmState(
         scarce="disk",
         stands=True,
         since=_AT,
@@ -77,7 +91,7 @@ RESOURCE_HISTORY: Final = wire.ResourceHistory(
     problem=None,
 )
 FLOW: Final = sentences.flow(
-    wire.Flow(
+    Flow(
         findings=(
             FlowFinding(
                 "disk",
@@ -86,7 +100,7 @@ FLOW: Final = sentences.flow(
                 "1 connection waits for the spool's disk: it writes less than is to be spooled. Use a faster disk.",
             ),
         ),
-        counts=(wire.StageCount("connection", "flow", 1), wire.StageCount("connection", "running", 11)),
+        counts=(StageCount("connection", "flow", 1), StageCount("connection", "running", 11)),
         connections=(
             ConnectionFlow(
                 41,
@@ -109,7 +123,7 @@ _MESSAGES: Final[dict[SpoolPlace, int]] = {"alpha": 800, "beta": 200, "gamma": 0
 _BYTES: Final[dict[SpoolPlace, int]] = {"alpha": 120_000, "beta": 30_000, "gamma": 0, "delta": 7_350_000}
 SPOOL: Final = sentences.spool(
     wire.Spool(
-        wire.SpoolFolder("/var/lib/sluice/127.0.0.2-10911/spool"),
+        wire.FolderState("/var/lib/sluice/127.0.0.2-10911/spool"),
         SpoolState(
             queues=1,
             messages=_MESSAGES,
@@ -140,7 +154,7 @@ SPOOL: Final = sentences.spool(
 PURGED: Final = wire.PurgedSpool(kind="topic", name="orders", refused=49_950, dropped=50, change=18)
 CONNECTIONS: Final = wire.ConnectionPage(
     rows=(
-        wire.ConnectionRow(
+        ConnectionState(
             id=41,
             listener="main",
             peer="10.1.2.3:40122",
@@ -180,7 +194,7 @@ STATE: Final = wire.State(
     off=(),
     draining=False,
     listeners=(
-        wire.ListenerReach(
+        ListenerState(
             name="main",
             listen="127.0.0.2:10911",
             broker="127.0.0.1:10911",
@@ -191,8 +205,8 @@ STATE: Final = wire.State(
         ),
     ),
     totals=wire.Totals(
-        messages=wire.Verdicts(passed=16_000, refused=48),
-        requests=wire.Verdicts(passed=1000, refused=3),
+        messages=Verdicts(passed=16_000, refused=48),
+        requests=Verdicts(passed=1000, refused=3),
         connections=20,
         connections_open=12,
         bytes={"client": 536_000, "broker": 99_000},
@@ -205,14 +219,14 @@ STATE: Final = wire.State(
     ),
     history=_HISTORY,
     bypassed=wire.Bypassed(0, 0, ()),
-    lanes=(wire.LaneState("rate_limit", 0, 10_000, 0),),
-    held=wire.Held(0, 0, {}),
-    limiters=wire.Limiters(33, 0, 0),
+    lanes=(LaneState("rate_limit", 0, 10_000, 0),),
+    held=Held(0, 0, {}),
+    limiters=Limiters(33, 0, 0),
     persistence=Persistence("/var/lib/sluice/127.0.0.2-10911"),
     edits=wire.Edits(1, wire.Expiring("limits/topic/orders", _AT)),
-    rejection_log=wire.RejectionLog("/var/lib/sluice/127.0.0.2-10911/rejections"),
+    rejection_log=wire.FolderState("/var/lib/sluice/127.0.0.2-10911/rejections"),
     alarms=_ALARMS,
-    spool=wire.SpoolFolder("/var/lib/sluice/127.0.0.2-10911/spool"),
+    spool=wire.FolderState("/var/lib/sluice/127.0.0.2-10911/spool"),
     failed_reload=FailedReload(_AT, "SIGHUP", ('sluice.toml:12: limits[0].rate: must be a number; found "fast"',)),
     warnings=(),
     rule_set_version=18,

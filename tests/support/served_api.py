@@ -11,7 +11,6 @@ import trio
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from admin.common.clock import Clock
 from admin.config.sources import Flags, load
 from admin.edits.model import Author
 from admin.edits.service import EditService
@@ -20,6 +19,7 @@ from admin.http.api import Services, application
 from admin.run.composition import compose
 from admin.stats import LiveStats
 from admin.stats.health import Health
+from proxy.common.clock import Clock
 
 CONFIG = """
 [[listeners]]

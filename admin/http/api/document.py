@@ -1,18 +1,20 @@
 """The OpenAPI document, made from the endpoints and from the types that they read and answer."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from http import HTTPStatus
 from inspect import cleandoc
-from typing import Any, Final
+from typing import Any, Final, get_args, get_type_hints
 
 import msgspec
+from msgspec import UNSET
 
 from admin.common.version import sluice_version
 from admin.config.limit_fields import Limit
 from admin.http.api.routing import Api, Endpoint, EndpointRoute
-from admin.wire import BASE, EVENT_STREAM, PROBLEM, Answer, Problem, usual_type
+from admin.wire import BASE, EVENT_STREAM, PROBLEM, Problem, usual_type
+from proxy.common.metric import described
 
 _REF: Final = "#/components/schemas/{name}"
 _ALWAYS: Final = (400, 401, 403, 405, 408, 413, 415, 421, 500)
@@ -43,7 +45,8 @@ def document(api: Api) -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for each in routes:
         paths.setdefault(each.path_format, {})[each.about.method.lower()] = _operation(each)
-    named = [each for route in routes for each in (route.about.answer, route.about.body) if each is not None]
+    answers = {route.about.answer for route in routes if route.about.answer is not None}
+    bodies = {route.about.body for route in routes if route.about.body is not None}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -57,7 +60,7 @@ def document(api: Api) -> dict[str, Any]:
         "servers": [{"url": BASE, "description": "this Sluice"}],
         "paths": paths,
         "components": {
-            "schemas": _schemas({*named, Problem, Limit}),
+            "schemas": _schemas({*answers, Problem}, {*bodies, Limit}),
             "securitySchemes": {
                 "token": {"type": "http", "scheme": "bearer", "description": "a token of the read or the write role"}
             },
@@ -99,7 +102,7 @@ def _operation(route: EndpointRoute) -> dict[str, Any]:
 
 def _parameters(place: str, model: type[msgspec.Struct]) -> Iterator[dict[str, Any]]:
     _, (schema, *_) = _components([model])
-    _describe(schema)
+    _describe(schema, model)
     for name, each in schema["properties"].items():
         if each.get("default", "") is None:
             del each["default"]
@@ -145,27 +148,54 @@ def _components(types: Iterable[type[Any]]) -> tuple[dict[str, Any], list[dict[s
     return schemas, [schemas[each.__name__] for each in listed]
 
 
-def _schemas(types: Iterable[type[Any]]) -> dict[str, Any]:
-    schemas, _ = _components(types)
-    whole = {each.__name__ for each in Answer.__subclasses__()}
+def _schemas(answers: Collection[type[Any]], bodies: Collection[type[Any]]) -> dict[str, Any]:
+    schemas, _ = _components({*answers, *bodies})
+    answered = _structs_in(answers)
+    structs = _structs_in(bodies) | answered
     for name, schema in schemas.items():
-        _describe(schema)
-        if name in whole:
-            # Their defaults are for clients, of what an older Sluice does not say.
-            schema["required"] = list(schema["properties"])
+        struct = structs[name]
+        _describe(schema, struct)
+        if name in answered and not struct.__struct_config__.omit_defaults:
+            # An answer has all of its fields; their defaults are for those who make it.
+            schema["required"] = [
+                each.encode_name for each in msgspec.structs.fields(struct) if each.default is not UNSET
+            ]
             for each in schema["properties"].values():
                 each.pop("default", None)
     schemas["SetLimit"]["properties"]["limit"] = _ref(Limit)
     return dict(sorted(schemas.items()))
 
 
-def _describe(schema: dict[str, Any]) -> None:
-    text = cleandoc(schema.get("description", ""))
-    head, _, attributes = text.partition("\n\nAttributes:\n")
-    schema["description"] = _one_line(head)
-    for name, what in _ATTRIBUTE.findall(attributes):
-        if name in schema.get("properties", {}) and "$ref" not in schema["properties"][name]:
-            schema["properties"][name].setdefault("description", _one_line(what))
+def _structs_in(types: Iterable[Any]) -> dict[str, type[msgspec.Struct]]:
+    """Return the structs among types, and among the types of their fields, by name."""
+    found: dict[str, type[msgspec.Struct]] = {}
+    left = list(types)
+    while left:
+        each = left.pop()
+        if not (isinstance(each, type) and issubclass(each, msgspec.Struct)):
+            left += get_args(each)
+        elif each.__name__ not in found:
+            found[each.__name__] = each
+            left += get_type_hints(each).values()
+    return found
+
+
+def _describe(schema: dict[str, Any], struct: type[msgspec.Struct]) -> None:
+    schema["description"] = _one_line(cleandoc(schema.get("description", "")).partition("\n\nAttributes:\n")[0])
+    meanings = _meanings(struct)
+    for field in msgspec.structs.fields(struct):
+        each = schema["properties"][field.encode_name]
+        if "$ref" not in each and field.name in meanings:
+            each.setdefault("description", _one_line(meanings[field.name]))
+
+
+def _meanings(struct: type[msgspec.Struct]) -> dict[str, str]:
+    """Return what the fields mean: from the docstrings of the struct and its bases, or from their metrics."""
+    meanings = {field: metric.help for field, metric in described(struct)}
+    for each in reversed(struct.__mro__):
+        _, _, attributes = cleandoc(each.__doc__ or "").partition("\n\nAttributes:\n")
+        meanings.update(_ATTRIBUTE.findall(attributes))
+    return meanings
 
 
 def _one_line(text: str) -> str:

@@ -15,7 +15,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from admin import wire
-from admin.common.clock import write_time
 from admin.config.rule_fields import fields_of
 from admin.edits import model
 from admin.edits.export import export
@@ -53,7 +52,7 @@ from admin.http.api.requests import (
     read_tags,
 )
 from admin.http.api.routing import Api, endpoint
-from admin.http.api.state import Services, Status, flow_of
+from admin.http.api.state import Services, Status
 from admin.http.problems import NO_STORE
 from admin.stats import ConnectionQuery, Query
 from admin.wire import sentences
@@ -61,7 +60,9 @@ from limiter.rules.patterns import DEFAULT_PATTERN, glob_of
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
+from proxy.common.clock import write_time
 from proxy.common.threads import on_thread
+from proxy.stats.flow import Flow
 from proxy.stats.question import Explanation, Question
 
 _log = structlog.get_logger(__name__)
@@ -508,7 +509,7 @@ class _Flow(_Chapter):
     """What waits for what, alarms, and the spool."""
 
     @endpoint("GET", "/flow")
-    async def get_flow(self, _: Request, query: FlowQuery) -> wire.Flow:
+    async def get_flow(self, _: Request, query: FlowQuery) -> Flow:
         """Say what waits for what.
 
         The bottlenecks in words, how many stages show which state, the connections that wait, alarms, the spool's
@@ -516,8 +517,7 @@ class _Flow(_Chapter):
         limit makes its messages wait, in `flow` if it was stopped within the last seconds because a later stage takes
         no more, and `blocked` if an alarm stops it.
         """
-        flow, confirms = await self._data_path.flow(query.limit), await self._data_path.confirms()
-        return sentences.flow(flow_of(flow, confirms, query.limit, self._clock))
+        return sentences.flow(await self._data_path.flow(query.limit))
 
     @endpoint("GET", "/spool")
     async def get_spool(self, _: Request, query: FlowQuery) -> wire.Spool:

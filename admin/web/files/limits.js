@@ -28,12 +28,12 @@ const PAGE = 50;
 const BAR_SHARE = 1.5;
 /** All figures of a row are of this time. */
 export const WINDOW = "the last 10 s";
-/** `key` in the address, `name` in the API. A rare one is shown only if there are any. */
+/** `key` in the address and in the API. A rare one is shown only if there are any. */
 export const FILTERS = [
-  { key: "limited", title: "Limited", name: "limited" },
-  { key: "near", title: "Near limit", name: "near" },
-  { key: "edited", title: "Edited", name: "overridden" },
-  { key: "shadowed", title: "Would refuse", name: "shadowed", isRare: true },
+  { key: "limited", title: "Limited" },
+  { key: "near", title: "Near limit" },
+  { key: "edited", title: "Edited" },
+  { key: "shadowed", title: "Would refuse", isRare: true },
 ];
 const NOTHING_MATCHES = "Nothing matches. Remove a filter, or add a new limit for this name.";
 const NOTHING_YET = "No requests yet, and no limits.";
@@ -44,7 +44,7 @@ export function limitsQuery(params) {
   return {
     search: params.get("search"),
     kind: params.get("kind"),
-    filter: FILTERS.find(({ key }) => key === params.get("filter"))?.name ?? null,
+    filter: FILTERS.find(({ key }) => key === params.get("filter"))?.key ?? null,
     sort: params.get("sort") ?? "refused",
     order: params.get("order") ?? "desc",
     offset: (pageNumber(params) - 1) * PAGE,
@@ -77,10 +77,10 @@ export function LimitsView({ params }) {
       <${KindChoice} kinds=${kinds} />
       <${SortChoice} name="limits" sort=${query} />
       <div class="chips" role="group" aria-label="Show only">
-        ${FILTERS.map((each) => html`<${Chip} of=${each} amount=${totals?.[each.name]} is=${params.get("filter")} />`)}
+        ${FILTERS.map((each) => html`<${Chip} of=${each} amount=${totals?.[each.key]} is=${params.get("filter")} />`)}
       </div>
       <span class="spacer"></span>
-      ${totals?.overridden > 0 && html`<${Button} isWrite onclick=${revertAll}>Revert all edits…<//>`}
+      ${totals?.edited > 0 && html`<${Button} isWrite onclick=${revertAll}>Revert all edits…<//>`}
       <${Button} isWrite onclick=${() => openDialog(NewLimit, { kinds })}>New limit…<//>
     </div>
     <div ref=${body} onKeyDown=${moveByArrows} onPointerLeave=${redraw}>

@@ -44,14 +44,14 @@ function Totals({ state: { totals, rates, history } }) {
     html`<span class=${now > 0 ? manner : ""}>${rate(now)}/s</span><span class="muted">${count(value)} in all</span>`,
   ];
   const found = app.rows.totals;
-  const filters = FILTERS.filter(({ isRare, name }) => found && (!isRare || found[name] > 0));
+  const filters = FILTERS.filter(({ isRare, key }) => found && (!isRare || found[key] > 0));
   const figures = [
     figure("Passed", reached(totals.messages), reached(perS)),
     figure("Refused", totals.messages.refused, perS.refused, "refusing"),
     totals.messages.shadowed > 0 && figure("Would be refused", totals.messages.shadowed, perS.shadowed, "would"),
-    ...filters.map(({ key, title, name }) => [
+    ...filters.map(({ key, title }) => [
       title,
-      html`<a href=${link("limits", { filter: key })}>${count(found[name])}</a>`,
+      html`<a href=${link("limits", { filter: key })}>${count(found[key])}</a>`,
     ]),
   ];
   const untilS = Date.parse(history.until) / 1000;

@@ -12,7 +12,6 @@ from urllib.parse import unquote
 import trio
 from structlog.testing import capture_logs
 
-from admin.common.clock import Clock
 from admin.config.sources import Flags, load
 from admin.edits.model import Author
 from admin.edits.service import EditService
@@ -22,6 +21,7 @@ from admin.run.composition import compose
 from admin.stats import LiveStats
 from admin.stats.health import Health
 from fuzz_targets import Changed
+from proxy.common.clock import Clock
 
 STEPS: Final = (4_000_000, 40_000)
 

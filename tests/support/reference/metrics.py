@@ -1,18 +1,15 @@
 """The page of every metric, from the families that a scrape is made of."""
 
 from collections.abc import Iterator
-from itertools import chain
 from types import SimpleNamespace
-from typing import Any, Final, NamedTuple
-
-from prometheus_client.core import Metric
+from typing import Any, Final
 
 from admin.http import server
 from admin.http.problems import Refusals
 from admin.rejection_log.files import Figures
 from admin.rejection_log.recorder import families as log_families
 from admin.run import reload
-from admin.stats.metrics import families, families_of
+from admin.stats.metrics import Family, families, families_of
 from proxy.stats.closing import CLOSING_REASONS
 from proxy.stats.snapshot import Snapshot
 from reference import markdown
@@ -29,48 +26,18 @@ The label `reason` of `sluice_connections_closed_total`, which is also in the lo
 that are packages of their own may have others."""
 
 
-class Described(NamedTuple):
-    """One metric.
-
-    Attributes:
-        name: of its samples.
-        type: as Prometheus has it.
-        labels: in alphabetical order.
-        help: what it is.
-    """
-
-    name: str
-    type: str
-    labels: tuple[str, ...]
-    help: str
-
-
-def described() -> Iterator[Described]:
+def described() -> Iterator[Family]:
     """Yield every metric that a sidecar can show."""
     # Of a reloader only this is read.
     reloader: Any = SimpleNamespace(failed=None)
     # And of a plan.
     plan: Any = SimpleNamespace(expiries=list)
-    for family in chain(
-        families(Snapshot()),
-        log_families(None),
-        families_of(Figures()),
-        reload.families(reloader),
-        reload.certificate_families(plan),
-        [server.refused_family(Refusals())],
-    ):
-        yield _described(family.metric)
-
-
-def _described(metric: Metric) -> Described:
-    suffix = {"counter": "_total", "info": "_info"}.get(metric.type, "")
-    name = metric.name.removesuffix(suffix) + suffix
-    if metric.type == "info":
-        labels = tuple(sorted(label for sample in metric.samples for label in sample.labels))
-    else:
-        # Prometheus' own families keep them for the samples to come.
-        labels = tuple(getattr(metric, "_labelnames", ()))
-    return Described(name, metric.type, labels, metric.documentation)
+    yield from families(Snapshot())
+    yield from log_families(None)
+    yield from families_of(Figures())
+    yield from reload.families(reloader)
+    yield from reload.certificate_families(plan)
+    yield server.refused_family(Refusals())
 
 
 def page() -> str:

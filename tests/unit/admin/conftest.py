@@ -14,10 +14,12 @@ import trio
 from admin.config.settings import Endpoint
 from admin.http import server
 from admin.stats.health import Health
+from limiter.counting.accounts import Usage
 from limiter.counting.rejections import TrafficSecond
 from limiter.rules.rule_set import RuleSet
 from proxy.control import Cleared, DataPath, Event, LimitCommand, LimitCommandReply
-from proxy.stats.flow import AlarmState, FlowState, Purged, SpoolState
+from proxy.spool.figures import SpoolState
+from proxy.stats.flow import Flow, Purged
 from proxy.stats.question import (
     AppliedLimit,
     Explanation,
@@ -29,18 +31,19 @@ from proxy.stats.question import (
     UnappliedRule,
 )
 from proxy.stats.snapshot import (
-    BrokerReach,
+    AlarmState,
     ConfirmState,
     ConnectionState,
     Durations,
-    LaneDepth,
+    Held,
+    LaneState,
+    Limiters,
     LimitInForce,
     ListenerState,
     ResourceCounts,
     ResourceState,
     RuleCounts,
     Snapshot,
-    Usage,
 )
 
 SNAPSHOT = Snapshot(
@@ -65,9 +68,7 @@ SNAPSHOT = Snapshot(
             requests={"refuse": 0, "shadow": 0, "hold": 9}, messages={"refuse": 0, "shadow": 0, "hold": 9}
         ),
     },
-    held_requests=8,
-    held_bytes=4096,
-    hold_refused={"max_held": 6},
+    held=Held(8, 4096, {"max_held": 6}),
     usage={("topic", "orders", "messages"): Usage(1.0, 0.8, 0.25)},
     bypassed={("rate_limit", "late"): 4, ("rate_limit", "full"): 5},
     listeners=(ListenerState("main", "127.0.0.2:10911", "127.0.0.1:10911", 12, listening=True),),
@@ -76,10 +77,8 @@ SNAPSHOT = Snapshot(
     frames_total={"client": 1000, "broker": 990},
     bytes_total={"client": 536_000, "broker": 99_000},
     undecodable_total={"lenient": 2, "none": 1},
-    lanes={"rate_limit": LaneDepth(queued=6, capacity=10_000, late_lanes=1)},
-    live_limiters=33,
-    evicted_total=44,
-    overflowed_total=55,
+    lanes=(LaneState("rate_limit", queued=6, capacity=10_000, late_lanes=1),),
+    limiters=Limiters(33, 44, 55),
     limits={
         ("topic", "log-*", "messages"): LimitInForce(math.inf, "built-in"),
         ("topic", "orders", "messages"): LimitInForce(500.0, "configuration"),
@@ -92,7 +91,7 @@ SNAPSHOT = Snapshot(
     waited_seconds={"flow": 2.5},
     bottlenecks={"disk": 3},
     spool=SpoolState(queues=1, messages={"delta": 7}, memory_limit_bytes=32, disk_limit_bytes=64, lost_total=1),
-    held=Durations((0,) * 12 + (4,) + (0,) * 5, 1.0),
+    held_for=Durations((0,) * 12 + (4,) + (0,) * 5, 1.0),
     round_trip=Durations(),
     confirms=(ConfirmState("queue", "a/b", "broker", "behind", 5, 1500, 16, 10, 20, 30, 40),),
 )
@@ -111,7 +110,6 @@ class FakeDataPath(DataPath):
 
     def __init__(self) -> None:
         self.snapshot_now = SNAPSHOT
-        self.reaches = (BrokerReach("main", "127.0.0.1:10911", None),)
         self.probes = 0
         self.asked: list[Question] = []
         self.explanation: Explanation | Exception = AssertionError("not asked for in this test")
@@ -127,8 +125,7 @@ class FakeDataPath(DataPath):
         self.traffic: list[TrafficSecond] = []
         self.unfinished: list[TrafficSecond] = []
         self.traffic_taken: list[bool] = []
-        self.flow_now = FlowState()
-        self.confirms_now: tuple[ConfirmState, ...] = ()
+        self.flow_now = Flow()
         self.spool_now: SpoolState | None = SpoolState()
         self.purged = Purged(refused=3, dropped=1)
         self.purges: list[tuple[str, str]] = []
@@ -166,13 +163,10 @@ class FakeDataPath(DataPath):
         self.closed.append((connection_id, reason))
         return any(each.id == connection_id for each in self.connections_now)
 
-    async def flow(self, most_connections: int = 100) -> FlowState:
+    async def flow(self, most_connections: int = 100) -> Flow:
         now = self.flow_now
         more = now.more_connections + len(now.connections[most_connections:])
         return msgspec.structs.replace(now, connections=now.connections[:most_connections], more_connections=more)
-
-    async def confirms(self) -> tuple[ConfirmState, ...]:
-        return self.confirms_now
 
     async def spool(self, most_resources: int = 100) -> SpoolState | None:
         now = self.spool_now
@@ -197,9 +191,9 @@ class FakeDataPath(DataPath):
             taken, self.unfinished = taken + self.unfinished, []
         return tuple(taken)
 
-    async def probe_brokers(self) -> tuple[BrokerReach, ...]:
+    async def probe_brokers(self) -> tuple[ListenerState, ...]:
         self.probes += 1
-        return self.reaches
+        return self.snapshot_now.listeners
 
     @asynccontextmanager
     async def events(self) -> AsyncIterator[AsyncIterator[Event]]:

@@ -161,7 +161,7 @@ async def test_connections_are_listed_and_closed(asked: Asked, served: Any) -> N
             peer="10.0.0.1:5",
             client=ClientDescription("orders@1", "JAVA", "5.3.0"),
             exempt=True,
-            opened_ns=1,
+            age_s=60,
             bytes_total={"client": 10, "broker": 5},
             requests_total=10,
             refused_total=2,

@@ -7,18 +7,19 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import msgspec
 import pytest
 
-from admin.common.columns import COLUMNS, CONNECTIONS, LIMITS, sort_words
+from admin.common.columns import COLUMNS, CONNECTIONS, FILTERS, LIMITS, sort_words
 from admin.stats.connections import KEYS as CONNECTION_KEYS
-from admin.stats.rows import SORTED_BY
-from admin.wire import ConnectionRow, RefusedClient, Row
-from proxy.stats.flow import SpooledResource, StageState
-from proxy.stats.snapshot import ConfirmState, LinkState
+from admin.stats.rows import FILTERED, SORTED_BY
+from admin.wire import RefusedClient, Row
+from proxy.flow.credit import StageState
+from proxy.spool.figures import SpooledResource
+from proxy.stats.snapshot import ConfirmState, ConnectionState, LinkState
 
 ROWS = {
     "limits": Row,
-    "connections": ConnectionRow,
+    "connections": ConnectionState,
     "links": LinkState,
-    "senders": ConnectionRow,
+    "senders": ConnectionState,
     "refused_clients": RefusedClient,
     "stages": StageState,
     "confirms": ConfirmState,
@@ -53,3 +54,4 @@ def test_each_column_has_a_name_of_its_own_and_a_field(table: str) -> None:
 def test_what_has_an_order_can_be_sorted_by() -> None:
     assert set(sort_words(LIMITS)) == set(SORTED_BY)
     assert set(sort_words(CONNECTIONS)) == set(CONNECTION_KEYS)
+    assert set(FILTERS) == set(FILTERED)

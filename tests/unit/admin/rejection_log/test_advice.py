@@ -10,12 +10,12 @@ import pytest
 import trio
 import trio.testing
 
-from admin.common.clock import Clock
 from admin.common.recommendations import Period, Recommendation, RecommendationsFile
 from admin.config.settings import ReportSettings
 from admin.edits.model import LimitEntry
 from admin.rejection_log.advice import USUAL, AdviceReader, usual
 from limiter.rules.resource import Resource
+from proxy.common.clock import Clock
 
 ORDERS = Resource("topic", "orders")
 ADVISED = Recommendation(

@@ -11,7 +11,6 @@ import pytest
 import trio
 import trio.testing
 
-from admin.common.clock import write_time
 from admin.rejection_log import history as module
 from admin.rejection_log.files import FileName
 from admin.rejection_log.history import HistoryReader, read
@@ -19,6 +18,7 @@ from admin.rejection_log.records import HeartbeatRecord, RejectionRecord, Traffi
 from admin.wire import RefusedClient, ResourceHistory
 from limiter.counting.rejections import Amount
 from limiter.rules.resource import Resource
+from proxy.common.clock import write_time
 
 ORDERS = Resource("topic", "orders")
 #: A whole minute.

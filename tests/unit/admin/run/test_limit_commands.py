@@ -108,7 +108,7 @@ async def test_the_view_is_of_the_rules_that_hold_now_and_of_topics_only(data_pa
     (tmp_path / "sluice.toml").write_text(text, encoding="utf-8")
     live = edits(file=str(tmp_path / "sluice.toml"))
     states = [("topic", "night"), ("topic", "_other"), ("subscription", "s")]
-    data_path.resources_now = [ResourceState(*state, None, {}, None, False, 0, None, 0) for state in states]
+    data_path.resources_now = [ResourceState(kind=kind, name=name, counts=None) for kind, name in states]
     for hour, rate in ((11, 7), (13, 5)):
         wall_ns = int(datetime(2026, 11, 21, hour, tzinfo=UTC).timestamp()) * 1_000_000_000
         reply = await limit_commands.view(data_path, live, 5, wall_ns - 5)

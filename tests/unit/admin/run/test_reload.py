@@ -38,7 +38,7 @@ def make(tmp_path: Path) -> Make:
 
 
 def shown(reloader: reload.Reloader | None) -> list[str]:
-    return [line for family in reload.families(reloader) for line in family.texts]
+    return [line for family in reload.families(reloader) for line in family.lines]
 
 
 async def test_whether_the_configuration_was_right_when_last_read_is_a_metric(make: Make, tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ async def test_certificates_are_read_again_together_and_only_if_all_are_right(ma
     )
 
     def ends() -> list[str]:
-        return [line for family in reload.certificate_families(reloader.plan) for line in family.texts]
+        return [line for family in reload.certificate_families(reloader.plan) for line in family.lines]
 
     tls = reloader.plan.listeners[0].tls
     assert tls.clients is not None

@@ -1,12 +1,12 @@
 from typing import Any
 
 import msgspec
+import pytest
 import trio
 from trio.testing import MockClock
 
 from admin.stats.health import PROBE_EVERY_S, Health
-from proxy.stats.flow import AlarmState
-from proxy.stats.snapshot import BrokerReach
+from proxy.stats.snapshot import AlarmState
 
 
 async def test_it_is_ready_while_all_is_well(data_path: Any) -> None:
@@ -26,37 +26,26 @@ async def test_an_alarm_is_told_and_leaves_it_ready_for_those_who_consume(data_p
     assert (readiness["ready"], readiness["alarms"]) == (True, {"disk": "512 MiB are free"})
 
 
-async def test_one_unreachable_broker_is_named_and_makes_it_unready(data_path: Any) -> None:
-    data_path.reaches = (*data_path.reaches, BrokerReach("vip", "127.0.0.1:10909", "Connection refused"))
-    readiness = await Health(data_path).readiness()
-    assert not readiness["ready"]
-    assert readiness["brokers"]["main"]["reachable"]
-    assert readiness["brokers"]["vip"] == {
-        "broker": "127.0.0.1:10909",
-        "reachable": False,
-        "error": "Connection refused",
-    }
-
-
-async def test_one_listener_that_does_not_listen_makes_it_unready(data_path: Any) -> None:
+@pytest.mark.parametrize(
+    ("change", "listening"),
+    [({"reachable": False, "error": "Connection refused"}, True), ({"listening": False}, False)],
+)
+async def test_one_listener_that_is_not_as_it_should_be_makes_it_unready(
+    data_path: Any, change: dict[str, Any], listening: Any
+) -> None:
     (main,) = data_path.snapshot_now.listeners
-    deaf = msgspec.structs.replace(main, name="vip", listening=False)
-    data_path.snapshot_now = msgspec.structs.replace(data_path.snapshot_now, listeners=(main, deaf))
+    vip = msgspec.structs.replace(main, name="vip", **change)
+    data_path.snapshot_now = msgspec.structs.replace(data_path.snapshot_now, listeners=(main, vip))
     readiness = await Health(data_path).readiness()
-    assert (readiness["ready"], readiness["listening"]) == (False, False)
+    assert (readiness["ready"], readiness["listening"]) == (False, listening)
+    assert readiness["brokers"]["vip"] == {"broker": main.broker, "reachable": vip.reachable, "error": vip.error}
 
 
-async def test_a_drain_makes_it_unready(data_path: Any) -> None:
-    deaf = tuple(msgspec.structs.replace(each, listening=False) for each in data_path.snapshot_now.listeners)
-    data_path.snapshot_now = msgspec.structs.replace(data_path.snapshot_now, draining=True, listeners=deaf)
+@pytest.mark.parametrize(("change", "listening"), [({"draining": True}, True), ({"listeners": ()}, False)])
+async def test_a_drain_and_no_listener_make_it_unready(data_path: Any, change: dict[str, Any], listening: Any) -> None:
+    data_path.snapshot_now = msgspec.structs.replace(data_path.snapshot_now, **change)
     readiness = await Health(data_path).readiness()
-    assert (readiness["ready"], readiness["listening"], readiness["draining"]) == (False, False, True)
-
-
-async def test_without_a_listener_it_is_not_ready(data_path: Any) -> None:
-    data_path.snapshot_now = msgspec.structs.replace(data_path.snapshot_now, listeners=())
-    readiness = await Health(data_path).readiness()
-    assert (readiness["ready"], readiness["listening"]) == (False, False)
+    assert (readiness["ready"], readiness["listening"]) == (False, listening)
 
 
 async def test_brokers_are_not_probed_more_often_than_stated(data_path: Any, autojump_clock: MockClock) -> None:

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 from api_examples import FLOW, SPOOL
 
-from admin.wire import Flow, Spool, SpoolFolder, sentences
+from admin.wire import FolderState, Spool, sentences
+from proxy.stats.flow import Flow
 from proxy.stats.question import ConfirmView, Explanation, LimitState, Question, RuleView, UnappliedRule
 from proxy.stats.snapshot import ConfirmState
 
@@ -59,11 +60,6 @@ class TestExplained:
             "listener default: listener:default = 5/s (sluice.toml:25): not now: 18:00-20:00 UTC"
         ]
 
-    def test_of_another_time_says_nothing_of_the_state(self, explanation: Explanation) -> None:
-        at = explained(explanation, live=False, question=Question("topic", "orders", at="2026-11-21T23:00Z"))
-        assert at.text == "topic orders, at 2026-11-21T23:00Z"
-        assert "no request has needed it yet" not in details(at, "now")
-
     def test_says_first_what_holds_for_all_of_it(self, explanation: Explanation) -> None:
         assert explained(explanation, limits=(), unapplied=()).sentences == ("No rule matches, so nothing limits it.",)
         assert explained(explanation, limits=()).sentences == ("Nothing limits it.",)
@@ -88,15 +84,6 @@ class TestExplained:
         assert by_credit[1] == "waits for credit until it is admitted"
         shadows = tuple(limit for limit in explanation.limits if limit.rule.action == "shadow")
         assert explained(explanation, waits=waits, limits=shadows).sentences == ()
-
-    def test_says_how_a_limit_delays(self, explanation: Explanation) -> None:
-        delaying = explanation.limits[1]
-        spooled = replace(delaying, limit=replace(delaying.limit, spool=True, max_delay_s=3600))
-        assert details(explained(explanation, limits=(spooled,)), "above") == [
-            "held for up to 3600 s in the spool, then refused with code 215"
-        ]
-        zero = replace(delaying, limit=replace(delaying.limit, rate_per_s=0.0))
-        assert details(explained(explanation, limits=(zero,), by_credit=True), "above") == ["gets no credit"]
 
     @pytest.mark.parametrize(
         ("action", "above", "now"),
@@ -178,17 +165,6 @@ class TestConfirms:
         now = ConfirmState("queue", "orders", "broker", reason, 0, 0, 16, 0, 0, 0, 0)
         assert [each.text for each in self.confirm(now=now).details[1:]] == [f"by broker: {why}; none waits", "none"]
 
-    def test_without_traffic_there_is_no_state(self) -> None:
-        assert [each.text for each in self.confirm(now=None).details[1:]] == ["nothing was published recently"]
-        assert self.confirm(now=None, live=False).details[1:] == ()
-
-    def test_why_it_is_left_alone_is_said(self) -> None:
-        said = self.confirm(queues=None, left_alone="confirm_queues does not say it")
-        assert said.text == (
-            "The broker confirms it, although queue:orders (sluice.toml:3) says after_consume: confirm_queues does not"
-            " say it."
-        )
-
     def test_its_rule_is_not_among_those_that_do_not_apply(self) -> None:
         rules = (self.VIEW.rule, RuleView("queue:o*", "sluice.toml:9", "5/s", "off", None))
         unapplied = tuple(UnappliedRule("queue", "orders", "unlimited", rule) for rule in rules)
@@ -197,18 +173,6 @@ class TestConfirms:
 
 
 class TestFlow:
-    def test_says_what_waits_and_how_often(self) -> None:
-        assert FLOW.sentences == (FLOW.findings[0].text,)
-        assert [(each.name, each.text) for each in FLOW.details] == [
-            ("spool disk", "running"),
-            ("connections", "1 in flow, 11 running"),
-            ("busy", "25% of the last second"),
-        ]
-        assert FLOW.connections[0].connection.text == "in flow 3 times, 2.5 s"
-        assert FLOW.alarms[0].status == "none: 128 MiB used, alarm above 1.00 GiB"
-        assert FLOW.alarms[1].status.startswith("STANDS: ")
-        assert [each.by for each in FLOW.confirms] == ["broker: its consumers do not keep up", "consumers"]
-
     def test_without_a_bottleneck_says_so(self) -> None:
         assert sentences.flow(Flow()).sentences == ("No connection waits.",)
         calm = sentences.flow(replace(FLOW, findings=()))
@@ -222,16 +186,6 @@ class TestFlow:
 
 
 class TestSpool:
-    def test_says_how_much_there_is(self) -> None:
-        folder = "/var/lib/sluice/127.0.0.2-10911/spool"
-        assert SPOOL.sentences == (f"50000 messages of 7.15 MiB in 1 queue, in {folder}",)
-        assert [(each.name, each.text) for each in SPOOL.details] == [
-            ("places", "alpha 800, beta 200, delta 49000"),
-            ("memory", "469 KiB of 32.0 MiB"),
-            ("disk", "8.00 MiB of 16.0 GiB"),
-            ("so far", "60000 in, 10000 out, 49200 written, 0 read"),
-        ]
-
     def test_says_what_is_wrong_with_it(self) -> None:
         assert SPOOL.holds is not None
         said = sentences.spool(
@@ -243,5 +197,5 @@ class TestSpool:
 
     @pytest.mark.parametrize(("error", "why"), [(None, ""), ("it is not writable", ": it is not writable")])
     def test_without_one_says_so(self, error: str | None, why: str) -> None:
-        said = sentences.spool(Spool(SpoolFolder(error=error)))
+        said = sentences.spool(Spool(FolderState(error=error)))
         assert said.sentences == (f"There is no spool{why}; messages that wait are held in memory.",)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from limiter.counting import accounts as module
-from limiter.counting.accounts import NEVER, Accounts
+from limiter.counting.accounts import NEVER, Accounts, Usage
 from limiter.counting.rejections import (
     DID,
     OTHER,
@@ -209,7 +209,7 @@ class TestLateTaker:
         assert [each.seconds for each in seconds] == [1] * KEPT_S + [2 * KEPT_S]
         assert messages(seconds) == 3 * KEPT_S
         usage = told.accounts.usage(told.now_ns, topic("a"), Rule("topic", "a", 10), "messages")
-        assert usage == (0.5, 0.5, 0.5)
+        assert usage == Usage(0.5, 0.5, 0.5)
         told.count("a")
         assert told.over().seconds == 1
 
@@ -362,8 +362,8 @@ def test_usage_is_exact(steps: list[tuple[int, int, bool]], look_after_ns: int) 
     found = accounts.usage(now_ns, topic("a"), rule, "messages")
     windows = [[permits for at, permits in spent if now_ns // S - s <= at < now_ns // S] for s in (1, 10, 60)]
     if windows[2]:
-        assert found == tuple(sum(window) / (10 * s) for window, s in zip(windows, (1, 10, 60), strict=True))
-        assert accounts.usage(now_ns, topic("a"), refuse_all, "messages") == tuple(map(bool, windows))
+        assert found == Usage(*(sum(window) / (10 * s) for window, s in zip(windows, (1, 10, 60), strict=True)))
+        assert accounts.usage(now_ns, topic("a"), refuse_all, "messages") == Usage(*map(bool, windows))
     else:
         assert found is None
     assert accounts.usage(now_ns, topic("a"), rule, "bytes") is None

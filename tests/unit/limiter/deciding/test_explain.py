@@ -47,7 +47,7 @@ def test_creates_no_limiter_and_shows_the_state_of_those_that_live() -> None:
     assert one.state is not None
     assert one.state.stored_permits == 10
     assert one.usage is not None
-    assert one.usage.used_1s == 0.4
+    assert one.usage.last_1s == 0.4
 
 
 class TestNotLimited:

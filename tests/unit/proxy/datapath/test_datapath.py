@@ -12,6 +12,7 @@ import trio
 from playbook import frames
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from limiter.counting.accounts import Usage
 from limiter.counting.rejections import Amount, Rejection, ResourceSecond
 from limiter.rules.limit_text import parse_limit
 from limiter.rules.resource import Resource
@@ -31,7 +32,7 @@ from proxy.net.sockets import format_address
 from proxy.protocols.base import Protocol, Session, SessionContext
 from proxy.protocols.rocketmq import PROTOCOL
 from proxy.stats.question import Question
-from proxy.stats.snapshot import BrokerReach, LaneDepth, ListenerState, ResourceState, Usage
+from proxy.stats.snapshot import Held, LaneState, Limiters, ListenerState, ResourceState
 
 if TYPE_CHECKING:
     from tests.unit.proxy.conftest import Rig, ScriptedBroker, StartRig
@@ -51,7 +52,7 @@ def next_rules(rig: Rig, *limits: str, enabled: bool = True) -> RuleSet:
 async def until_held(rig: Rig, requests: int) -> None:
     """Wait until so many requests are held."""
     for _ in range(1000):
-        if (await rig.snapshot()).held_requests == requests:
+        if (await rig.snapshot()).held.requests == requests:
             return
         await wait_all_tasks_blocked()
     pytest.fail(f"never were {requests} requests held")
@@ -84,7 +85,7 @@ class TestSnapshot:
         assert not snapshot.draining
         assert {counts.requests["pass"] for counts in snapshot.resources.values()} == {0}
         assert snapshot.rules == {}
-        assert (snapshot.held_requests, snapshot.held_bytes, snapshot.hold_refused) == (0, 0, {})
+        assert snapshot.held == Held()
         assert snapshot.usage == {}
         assert snapshot.bypassed == {}
         assert snapshot.listeners == (
@@ -95,8 +96,8 @@ class TestSnapshot:
         assert snapshot.frames_total == {"client": 0, "broker": 0}
         assert snapshot.bytes_total == {"client": 0, "broker": 0}
         assert snapshot.undecodable_total == {}
-        assert snapshot.lanes == {"rate_limit": LaneDepth(0, 10_000, 0)}
-        assert (snapshot.live_limiters, snapshot.evicted_total, snapshot.overflowed_total) == (0, 0, 0)
+        assert snapshot.lanes == (LaneState("rate_limit", 0, 10_000, 0),)
+        assert snapshot.limiters == Limiters()
 
     async def test_shows_what_became_of_traffic(self, rig: Rig) -> None:
         client, broker = await rig.connect()
@@ -112,7 +113,7 @@ class TestSnapshot:
         assert snapshot.resources[KIND, "free"].requests["pass"] == 1
         assert (snapshot.listeners[0].connections, snapshot.connections_total) == (1, {"main": 1})
         assert snapshot.frames_total["client"] == 5
-        assert snapshot.live_limiters == 2
+        assert snapshot.limiters.live == 2
 
     async def test_names_beyond_the_label_cap_are_counted_together(self, start_rig: StartRig) -> None:
         rig = await start_rig("line_topic:vip=1/s", max_resource_labels=3)
@@ -131,12 +132,12 @@ class TestSnapshot:
         await client.send(b"slow 1\nslow 2\n")
         await broker.receive_line()
         await until_held(rig, 1)
-        assert (await rig.snapshot()).held_bytes == len(b"slow 2\n")
+        assert (await rig.snapshot()).held.bytes == len(b"slow 2\n")
         assert await rig.requests("slow") == {"pass": 1}
         mock_clock.jump(1.5)
         assert await broker.receive_line() == b"slow 2\n"
         snapshot = await rig.snapshot()
-        assert (snapshot.held_requests, snapshot.held_bytes) == (0, 0)
+        assert snapshot.held == Held()
         assert snapshot.rules[f"{KIND}:slow"].requests == {"refuse": 0, "shadow": 0, "hold": 1}
         assert await rig.requests("slow") == {"pass": 2}
 
@@ -175,7 +176,7 @@ class TestConnections:
         assert state.id == 1
         assert state.listener == "main"
         assert state.peer == format_address(client.sock.getsockname())
-        assert state.opened_ns == 3_000_000_000
+        assert state.age_s == 0
         assert state.bytes_total == {"client": 14, "broker": 3}
         assert state.in_flight == 1
 
@@ -557,11 +558,11 @@ class TestProbe:
                 }.items()
             )
         )
-        assert await rig.path.probe_brokers() == (
-            BrokerReach("alive", format_address(broker.address), None),
-            BrokerReach("dead", format_address(reserved_address), "Connection refused"),
-            BrokerReach("nameless", "a..b:1", "'a..b' is not a host name"),
-        )
+        assert [(each.broker, each.reachable, each.error) for each in await rig.path.probe_brokers()] == [
+            (format_address(broker.address), True, None),
+            (format_address(reserved_address), False, "Connection refused"),
+            ("a..b:1", False, "'a..b' is not a host name"),
+        ]
 
     async def test_does_not_wait_long_for_an_answer(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock, nursery: trio.Nursery
@@ -570,7 +571,7 @@ class TestProbe:
             await trio.sleep_forever()
 
         monkeypatch.setattr(sockets, "connect", hang)
-        found: list[BrokerReach] = []
+        found: list[ListenerState] = []
 
         async def probe() -> None:
             found.extend(await rig.path.probe_brokers())

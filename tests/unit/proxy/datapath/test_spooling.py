@@ -218,7 +218,7 @@ class TestDisk:
         assert under_way > 0
         while resource.under_way(spool.store):
             await trio.lowlevel.checkpoint()
-        assert spool.figures().spilled_total >= under_way
+        assert spool.figures().written_total >= under_way
         queue.close()
         assert resource.followers() == ()
         await spooling.close()

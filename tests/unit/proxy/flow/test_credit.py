@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import pytest
 
-from proxy.flow.credit import DEFAULT_CREDIT, STORE_CREDIT, Credit, Kind, Stage, StageFigures
+from proxy.flow.credit import DEFAULT_CREDIT, STORE_CREDIT, Credit, Kind, Stage, StageState
 
 S = 1_000_000_000
 
@@ -124,7 +124,7 @@ def test_how_often_and_how_long_counts_the_current_block() -> None:
         follower.ack(sender, 2, at_ns + 3)
     sender.send(follower, 2, 30)
     figures = sender.figures(37)
-    assert (figures.out_of_credit, figures.flow_total, figures.flow_ns) == (True, 3, 13)
+    assert (sender.out_of_credit, figures.flow_total, figures.flow_s) == (True, 3, 13 / S)
 
 
 def test_throttled_and_blocked_are_states_of_their_own() -> None:
@@ -144,17 +144,17 @@ def test_throttled_and_blocked_are_states_of_their_own() -> None:
     assert stage.state(S + 49) == "flow"
     assert stage.state(S + 50) == stage.state(S + S // 2 - 1) == "throttled"
     assert stage.state(S + S // 2) == "running"
-    assert stage.figures(S) == StageFigures(
+    assert stage.figures(S) == StageState(
         kind="resource",
         name="orders",
         state="flow",
-        out_of_credit=False,
         flow_total=1,
-        flow_ns=20,
+        flow_s=20 / S,
         throttled_total=1,
-        throttled_ns=S // 2 - 10,
+        throttled_s=(S // 2 - 10) / S,
         blocked_total=1,
-        blocked_ns=5,
+        blocked_s=5 / S,
+        waits_for=("writer",),
     )
 
 

@@ -149,7 +149,7 @@ class Network:
             self.ended[pid] += self.blocked[pid] and not blockers
             self.blocked[pid] = bool(blockers)
             figures = stage.figures(self.now_ns)
-            assert (figures.flow_total, figures.flow_ns) == (self.flow_total[pid], self.flow_ns[pid])
+            assert (figures.flow_total, figures.flow_s) == (self.flow_total[pid], self.flow_ns[pid] / 1e9)
             assert self.told[pid] == self.ended[pid]
 
     def compare_diagnosis(self, stage: Stage) -> None:

@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 
 from proxy.flow.credit import Credit, Kind, Stage, State
-from proxy.flow.diagnosis import Finding, Survey, cause_of
+from proxy.flow.diagnosis import FlowFinding, Survey, cause_of
 
 S = 1_000_000_000
 SMALL = Credit(2, 1)
@@ -38,7 +38,7 @@ def test_cause_follows_from_three_states(waiting: Kind | None, at: Kind, state: 
     assert found.name == cause
 
 
-def diagnose(stages: Iterable[Stage], now_ns: int) -> tuple[Finding, ...]:
+def diagnose(stages: Iterable[Stage], now_ns: int) -> tuple[FlowFinding, ...]:
     survey = Survey(now_ns)
     for stage in stages:
         survey.add(stage)
@@ -65,7 +65,7 @@ class Path:
             sender.send(follower, sender.credit(follower), now_ns)
 
     def causes(self, now_ns: int = 0) -> list[str]:
-        return [finding.cause.name for finding in diagnose([self.connection], now_ns)]
+        return [finding.cause for finding in diagnose([self.connection], now_ns)]
 
 
 def test_turn_that_was_waited_for_says_less_than_what_else_waits() -> None:
@@ -81,7 +81,7 @@ def test_turn_that_was_waited_for_says_less_than_what_else_waits() -> None:
     assert path.causes(S) == ["limit"]
     saturated = Survey(S, is_saturated=True)
     saturated.add(path.connection)
-    assert [finding.cause.name for finding in saturated.findings()] == ["decoding"]
+    assert [finding.cause for finding in saturated.findings()] == ["decoding"]
 
 
 def test_alarm_of_the_broker_is_named_before_anything_waits_for_it() -> None:
@@ -90,7 +90,7 @@ def test_alarm_of_the_broker_is_named_before_anything_waits_for_it() -> None:
     assert path.causes() == []
     survey = Survey(0)
     survey.add(path.connection, path.writer)
-    assert [finding.cause.name for finding in survey.findings()] == ["broker_alarm"]
+    assert [finding.cause for finding in survey.findings()] == ["broker_alarm"]
 
 
 def test_channel_that_a_limit_makes_wait_names_the_resource() -> None:
@@ -114,7 +114,7 @@ def test_finding_says_who_waits_for_what_and_what_to_do() -> None:
     path = Path()
     path.fill(path.connection, path.channel, path.resource, path.writer)
     (finding,) = diagnose([path.connection], 0)
-    assert (finding.stages, finding.at) == (1, ("writer broker:5672",))
+    assert (finding.connections, finding.at) == (1, ("writer broker:5672",))
     assert finding.text == (
         "The connection waits: the broker or the connection to it takes less than comes (writer broker:5672). "
         "Look at the broker: its own flow control, its disk, its queues' length; then at the network between."
@@ -132,8 +132,8 @@ def test_findings_count_connections_the_most_first() -> None:
             path.fill(path.connection, path.channel)
         survey.add(path.connection)
     decoding, broker = survey.findings()
-    assert (decoding.cause.name, decoding.stages) == ("decoding", 5)
+    assert (decoding.cause, decoding.connections) == ("decoding", 5)
     assert decoding.at == ("channel 10.0.0.2/1", "channel 10.0.0.3/1", "channel 10.0.0.4/1")
     assert decoding.text.startswith("5 of 8 connections wait: ")
     assert "(channel 10.0.0.2/1, channel 10.0.0.3/1, channel 10.0.0.4/1, …)" in decoding.text
-    assert (broker.cause.name, broker.stages, broker.at) == ("broker", 2, ("writer broker:5672",))
+    assert (broker.cause, broker.connections, broker.at) == ("broker", 2, ("writer broker:5672",))

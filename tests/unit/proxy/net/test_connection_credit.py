@@ -147,14 +147,14 @@ class TestBothSides:
         await peer.send(b"credit d 6\n")
         assert await peer.receive_line() == b"granted 4\n"
         await rig.settle()
-        assert (await rig.snapshot()).held_requests == 1
-        assert (await rig.snapshot()).held_bytes == 0
+        assert (await rig.snapshot()).held.requests == 1
+        assert (await rig.snapshot()).held.bytes == 0
         for _ in range(2):
             mock_clock.jump(0.25)
             assert await peer.receive_line() == b"granted 1\n"
             await rig.settle()
         snapshot = await rig.snapshot()
-        assert snapshot.held_requests == 0
+        assert snapshot.held.requests == 0
         assert await rig.requests("d") == {}
         assert snapshot.rules[f"{KIND}:d"].requests["hold"] == 2
         assert snapshot.rules[f"{KIND}:d"].messages["hold"] == 2
@@ -177,11 +177,11 @@ class TestBothSides:
         peer = await self.peer(rig, side)
         await peer.send(b"credit never 4\n")
         await rig.settle()
-        assert (await rig.snapshot()).held_requests == 1
+        assert (await rig.snapshot()).held.requests == 1
         peer.end()
         await rig.until(lambda: not rig.path._limits.held.requests)
         snapshot = await rig.snapshot()
-        assert snapshot.held_requests == 0
+        assert snapshot.held.requests == 0
         assert snapshot.rules[f"{KIND}:never"].requests["hold"] == 1
 
 

@@ -198,7 +198,7 @@ class _SpoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def figures_add_up(self) -> None:
-        states = self.spool.figures().states
+        states = self.spool.states()
         counted = states.alpha, states.beta, states.gamma, states.delta
         assert min(counted) >= 0
         assert sum(counted) == sum(map(self._count, range(4)))
@@ -233,12 +233,12 @@ class _SpoolMachine(RuleBasedStateMachine):
         for _ in self._settle():
             if self.disk.is_idle and not self.spool._waiting and not self.spool._unread:
                 break
-        assert self.spool.figures().alarm is None
+        assert self.spool.figures().alarm == ""
         pool = self.spool._pool
         # What was asked for is in memory, however large it is.
         fetched_bytes = sum(each._head[0].memory_bytes for each in self.queues if each._fetched)
         assert pool.memory_bytes <= pool.bound_bytes + fetched_bytes
-        assert not self.spool.figures().is_stopped or pool.memory_bytes > pool.bound_bytes * 3 // 4
+        assert not self.spool.figures().stopped or pool.memory_bytes > pool.bound_bytes * 3 // 4
         assert len(self.synced) == self.syncs
 
     @rule()
@@ -263,7 +263,7 @@ class _SpoolMachine(RuleBasedStateMachine):
         self.disk.finish_all()
         assert not self.disk.runs
         assert not self.spool._pool.memory_bytes
-        assert not self.spool.figures().is_stopped
+        assert not self.spool.figures().stopped
 
 
 _SpoolMachine.TestCase.settings = settings(stateful_step_count=50)

@@ -72,7 +72,7 @@ def test_a_slow_disk_stops_the_flow_while_little_is_on_the_way_and_lets_it_go_on
         made.put(queue, 10)
         count += 10
     figures = made.spool.figures()
-    assert figures.is_stopped
+    assert figures.stopped
     # A quarter of the memory is on its way, besides the half that needs not to be written.
     assert 256 * 1024 < figures.writing_bytes < 330 * 1024
     assert figures.memory_bytes < 1 << 20
@@ -153,7 +153,7 @@ def test_more_is_read_ahead_the_faster_a_queue_is_taken_from(make: Callable[...,
             made.take(queue, count)
             made.tick()
             made.disk.finish_all()
-        assert queue.figures().out_per_s == pytest.approx(count, rel=0.3)
+        assert queue.out_per_s == pytest.approx(count, rel=0.3)
         assert queue._ahead_bytes >= queue._want_ahead_bytes / 2
         wanted.append(queue._want_ahead_bytes)
     # A run at least; else two seconds' worth.
@@ -171,7 +171,7 @@ def test_a_queue_that_stands_still_gives_its_memory_to_those_that_move(make: Cal
         made.disk.finish_all()
         made.take(moving, 1_400)
     assert still.memory_bytes < 200 * 1024
-    assert moving.figures().target_bytes > 2 * 1_400 * (100 + RECORD_BYTES)
+    assert moving.target_bytes > 2 * 1_400 * (100 + RECORD_BYTES)
     assert made.take(still, 3_500) == list(range(3_500))
 
 
@@ -186,7 +186,7 @@ def test_a_thousand_queues_share_what_is_written_and_read(make: Callable[..., Ma
     made.disk.finish_all()
     figures = made.spool.figures()
     assert figures.memory_bytes <= 6 << 20
-    assert figures.states.delta > 20_000
+    assert made.spool.states().delta > 20_000
     # An entry is never read by itself.
     assert made.disk.written_bytes_total / made.disk.writes_total > 900
     for queue in queues:
@@ -227,7 +227,7 @@ def test_of_large_entries_at_the_heads_of_many_queues_only_the_index_is_in_memor
         made.disk.finish_all()
     figures = made.spool.figures()
     assert figures.memory_bytes < 1 << 20
-    states = figures.states
+    states = made.spool.states()
     assert states.alpha + states.beta + states.gamma == 20
     assert states.beta >= 8
     assert states.gamma >= 8

@@ -102,7 +102,7 @@ def test_what_went_through_files_comes_back_in_order_and_leaves_none(
     for number in range(10_000):
         queues[number % 5].append([body(number)], number, number)
     assert harness.sync()
-    states = harness.spool.figures().states
+    states = harness.spool.states()
     assert states.alpha + states.delta == 10_000
     assert states.delta > 9_000
     harness.tick()
@@ -152,7 +152,7 @@ def test_a_large_entry_goes_to_disk_as_it_is_and_its_index_is_known_without_it(t
         while (entry := queue.head()) is None:
             harness.wait()
         assert (entry.handle, entry.cost_bytes, entry.size_bytes, entry.content) == (number, 99, 8_070_000, None)
-        states = queue.figures().states
+        states = queue.states()
         seen.append((states.beta, states.gamma, states.delta))
         assert b"".join(harness.take(queue).content) == b"".join(pieces)
     assert seen == [(1, 0, 2), (0, 1, 1), (1, 0, 0)]

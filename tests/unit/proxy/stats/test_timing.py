@@ -62,8 +62,8 @@ async def test_request_is_timed_while_it_is_held_and_not_as_processing(
     assert await broker.receive_line() == b"slow 2\n"
     snapshot = await rig.snapshot()
     assert sum(snapshot.processing.counts) == 1
-    assert spread(snapshot.held) == {2.5: 1}
-    assert snapshot.held.sum_s == pytest.approx(mock_clock.current_time() - held_since)
+    assert spread(snapshot.held_for) == {2.5: 1}
+    assert snapshot.held_for.sum_s == pytest.approx(mock_clock.current_time() - held_since)
 
 
 async def test_limits_in_force_are_told_with_where_they_come_from(start_rig: StartRig) -> None:

@@ -11,7 +11,8 @@ from admin.http.api import events
 from admin.http.api.events import Events
 from admin.http.api.state import Status
 from admin.stats import Query
-from proxy.stats.snapshot import ResourceCounts, ResourceState, Usage
+from limiter.counting.accounts import Usage
+from proxy.stats.snapshot import ResourceCounts, ResourceState
 
 VERDICTS = ("pass", "refuse", "bypass", "shadow", "exempt", "drop")
 

@@ -210,7 +210,7 @@ async def test_the_drift_is_what_has_an_edit(served: Any) -> None:
         ("offset=-1", "offset", "at least 0"),
         ("sort=a&sort=b", "sort", "more than once"),
         ("sort=x", "sort", '"name"'),
-        ("filter=x", "filter", '"overridden"'),
+        ("filter=x", "filter", '"edited"'),
         ("order=up", "order", '"desc"'),
         ("history=maybe", "history", "true or false"),
         ("search=" + "x" * 256, "search", "255"),

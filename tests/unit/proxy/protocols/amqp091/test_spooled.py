@@ -71,7 +71,7 @@ def test_what_is_put_aside_takes_no_memory_of_the_session_and_stops_nobody() -> 
     assert driver.put_aside() == 3_999
     assert driver.session._publishes._memory.taken_bytes < 8_000
     assert not driver.session.paused(CLIENT)
-    states = driver.spool.figures().states
+    states = driver.spool.states()
     assert states.delta > 3_000
     # Other keys and channels go on.
     driver.decide = lambda _: None
@@ -181,7 +181,7 @@ def test_what_has_expired_is_not_sent(confirms: tuple[int, ...]) -> None:
     assert bodies(driver) == [b"there", b"no number"]
     assert answers(driver) == ([(ACK, 1), (ACK, 2), (ACK, 4)] if confirms else [])
     assert len(driver.lost) == 2
-    assert driver.spool.figures().ended_total["expired"] == 2
+    assert driver.spool.figures().expired_total == 2
     assert driver.session._publishes.refused == 0
 
 
@@ -212,7 +212,7 @@ def test_what_is_too_old_goes_on_if_it_cannot_be_refused_and_is_charged() -> Non
     charges = [charge for batch in driver.batches for charge in batch.charges]
     assert [(charge.resources, charge.messages) for charge in charges] == [((ORDERS,), 1)] * 3
     assert len(driver.held) == 1
-    assert driver.spool.figures().ended_total["too old"] == 2
+    assert driver.spool.figures().too_old_total == 2
 
 
 @pytest.mark.parametrize("confirms", [(), (1,)])
@@ -338,6 +338,6 @@ def test_what_is_not_to_be_put_aside_waits_in_memory() -> None:
     publish(driver, numbered(50))
     assert driver.put_aside() == 0
     assert driver.session.in_flight() == 50
-    assert driver.spool.figures().states == States()
+    assert driver.spool.states() == States()
     driver.settle()
     assert bodies(driver) == numbered(50)

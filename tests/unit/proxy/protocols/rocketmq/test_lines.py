@@ -141,7 +141,7 @@ class TestRefusals:
         assert connection.sent == [0, 1, 2, 4, 6]
         assert connection.refused == [3, 5]
         assert shared.outcome("refuse", "spool:too_old") == 2
-        assert shared.spool.figures().ended_total["too old"] == 4
+        assert shared.spool.figures().too_old_total == 4
         assert not list(connection.session.stages())
 
     def test_what_the_disk_has_lost_is_answered_as_far_as_it_is_known(self) -> None:

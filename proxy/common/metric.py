@@ -1,0 +1,99 @@
+"""The description of a metric, written beside the field that holds its values.
+
+A scrape and the reference are made from ``Annotated[int, Metric("sluice_evicted_total", "What it counts.")]``. Metrics
+of a struct within a struct, or within a tuple of structs, are found as well.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import chain
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+import msgspec
+
+Samples = Iterable[tuple[tuple[str, ...], Iterable[tuple[str, float]]]]
+"""The values of all labels but the last, and for each value of the last one the metric's value there."""
+
+
+class Metric(NamedTuple):
+    """One metric: a counter if its name ends with ``_total``, a histogram if the field holds a struct, or a gauge.
+
+    Attributes:
+        name: as in its samples.
+        help: what it is.
+        labels: in alphabetical order. In a mapping, keys are values of the labels. In a tuple of structs, each struct
+            has a field of the label's name, or else ``name``.
+        samples: makes samples of the field's value; None: the value is a number, or numbers by label.
+        value: makes a number of the field's value, if that is not one.
+        source: where the data path keeps the value, such as ``limits.evicted_total``; empty if it is computed.
+    """
+
+    name: str
+    help: str
+    labels: tuple[str, ...] = ()
+    samples: Callable[[Any], Samples] | None = None
+    source: str = ""
+    value: Callable[[Any], float] = float
+
+
+class _Field(NamedTuple):
+    name: str
+    metrics: tuple[Metric, ...]
+    struct: type[msgspec.Struct] | None
+
+
+@cache
+def _fields(struct: type[msgspec.Struct]) -> tuple[_Field, ...]:
+    hints = get_type_hints(struct, include_extras=True)
+    return tuple(_field(name, hints[name]) for name in struct.__struct_fields__)
+
+
+def _field(name: str, hint: Any) -> _Field:
+    metrics = tuple(each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Metric))
+    plain = getattr(hint, "__origin__", hint) if metrics else hint
+    within = (each for each in (plain, *get_args(plain)) if isinstance(each, type) and issubclass(each, msgspec.Struct))
+    return _Field(name, metrics, next(within, None))
+
+
+def described(struct: type[msgspec.Struct]) -> Iterator[tuple[str, Metric]]:
+    """Yield the metrics of a struct's own fields, each with the name of its field."""
+    return ((field.name, metric) for field in _fields(struct) for metric in field.metrics)
+
+
+def measured(figures: msgspec.Struct) -> Iterator[tuple[Metric, Any]]:
+    """Yield the metrics of a struct with their samples; of a histogram with what the field holds."""
+    return _measured(type(figures), [figures])
+
+
+def _measured(struct: type[msgspec.Struct], items: Sequence[msgspec.Struct]) -> Iterator[tuple[Metric, Any]]:
+    for field in _fields(struct):
+        for metric in field.metrics:
+            if items and isinstance(value := getattr(items[0], field.name), msgspec.Struct):
+                yield metric, value
+            else:
+                yield metric, chain.from_iterable(_samples(metric, item, field.name) for item in items)
+        if field.struct is not None:
+            yield from _measured(field.struct, [each for item in items for each in _all(getattr(item, field.name))])
+
+
+def _all(value: Any) -> Iterable[msgspec.Struct]:
+    if isinstance(value, tuple):
+        return value
+    return (value,) if isinstance(value, msgspec.Struct) else ()
+
+
+def _samples(metric: Metric, item: msgspec.Struct, field: str) -> Samples:
+    value = getattr(item, field)
+    if metric.samples is not None:
+        return metric.samples(value)
+    if isinstance(value, Mapping):
+        return _by_key(value)
+    fields = [label if hasattr(item, label) else "name" for label in metric.labels]
+    *head, last = [getattr(item, each) for each in fields] or [""]
+    return [(tuple(head), ((last, metric.value(value)),))]
+
+
+def _by_key(values: Mapping[Any, float]) -> Samples:
+    for key, value in values.items():
+        *head, last = (key,) if isinstance(key, str) else key
+        yield tuple(head), ((last, value),)

@@ -1,0 +1,139 @@
+"""What the spool holds, as operators see it."""
+
+from typing import Annotated, Literal, get_args
+
+import msgspec
+
+from proxy.common.metric import Metric
+from proxy.spool.queue import Queue, States
+
+SpoolPlace = Literal["alpha", "beta", "gamma", "delta"]
+"""Where an entry is, in RabbitMQ's words; ``proxy.spool.queue`` says what each means."""
+ByPlace = dict[SpoolPlace, int]
+
+
+def _nothing() -> ByPlace:
+    return dict.fromkeys(get_args(SpoolPlace), 0)
+
+
+class SpooledResource(msgspec.Struct):
+    """What the spool holds of one resource, all connections together.
+
+    Attributes:
+        kind: its kind.
+        name: its name.
+        queues: number of queues: one for each channel, or connection, that sends to it.
+        messages: messages by place.
+        content_bytes: their size by place.
+        memory_bytes: memory of its queues.
+        target_bytes: what that should be at most while memory is short.
+        in_per_s: messages spooled per second, recently.
+        out_per_s: messages taken out per second, recently.
+        recovered: messages left by an earlier process that still wait; they are among the others.
+    """
+
+    kind: str
+    name: str
+    queues: int = 0
+    messages: ByPlace = msgspec.field(default_factory=_nothing)
+    content_bytes: ByPlace = msgspec.field(default_factory=_nothing)
+    memory_bytes: int = 0
+    target_bytes: int = 0
+    in_per_s: float = 0
+    out_per_s: float = 0
+    recovered: int = 0
+
+    def add(self, queue: Queue, states: States) -> None:
+        """Add a queue, whose entries are in these states."""
+        self.queues += 1
+        for place in self.messages:
+            self.messages[place] += getattr(states, place)
+            self.content_bytes[place] += getattr(states, f"{place}_bytes")
+        self.memory_bytes += queue.memory_bytes
+        self.target_bytes += queue.target_bytes
+        self.in_per_s += queue.in_per_s
+        self.out_per_s += queue.out_per_s
+        self.recovered += queue.count if queue.is_recovered else 0
+
+
+class SpoolState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the spool holds. in + recovered = out + lost + dropped + present.
+
+    Attributes:
+        writing_bytes: given to the disk, and not written yet.
+        alarm: why the disk takes no more; empty if it does.
+        resources: those with the most messages.
+        more_resources: number of further ones.
+    """
+
+    queues: Annotated[int, Metric("sluice_spool_queues", "Queues of the spool.")] = 0
+    messages: Annotated[
+        ByPlace,
+        Metric(
+            "sluice_spool_messages",
+            "Messages in the spool by where they are: alpha (in memory), beta (content on disk), gamma (index on disk, "
+            "too), delta (on disk only).",
+            ("place",),
+        ),
+    ] = {}
+    content_bytes: Annotated[
+        ByPlace,
+        Metric("sluice_spool_content_bytes", "Size of the messages in the spool, by where they are.", ("place",)),
+    ] = {}
+    memory_bytes: Annotated[int, Metric("sluice_spool_memory_bytes", "What the spool has in memory.")] = 0
+    memory_limit_bytes: Annotated[
+        int, Metric("sluice_spool_memory_limit_bytes", "What the spool may have in memory.")
+    ] = 0
+    disk_bytes: Annotated[int, Metric("sluice_spool_disk_bytes", "Size of the spool's files.")] = 0
+    disk_limit_bytes: Annotated[int, Metric("sluice_spool_disk_limit_bytes", "What the spool's files may take.")] = 0
+    writing_bytes: int = 0
+    stopped: Annotated[
+        bool,
+        Metric(
+            "sluice_spool_stopped",
+            "1 while nothing more is read that would be put in the spool: its memory is full, or its disk is slow.",
+        ),
+    ] = False
+    stops_total: Annotated[
+        int,
+        Metric("sluice_spool_stops_total", "How often nothing more was read that would have been put in the spool."),
+    ] = 0
+    alarm: str = ""
+    in_total: Annotated[int, Metric("sluice_spool_in_total", "Messages put in the spool.")] = 0
+    out_total: Annotated[
+        int, Metric("sluice_spool_out_total", "Messages taken out of the spool, to be sent on or refused.")
+    ] = 0
+    written_total: Annotated[int, Metric("sluice_spool_written_total", "Messages of the spool written to disk.")] = 0
+    read_total: Annotated[int, Metric("sluice_spool_read_total", "Messages of the spool read from disk.")] = 0
+    lost_total: Annotated[
+        int, Metric("sluice_spool_lost_total", "Messages that were damaged or missing on the spool's disk.")
+    ] = 0
+    dropped_total: Annotated[
+        int,
+        Metric(
+            "sluice_spool_dropped_total",
+            "Messages dropped from the spool: purged, or of a connection that ended, or left by an earlier process and "
+            "sent by nobody.",
+        ),
+    ] = 0
+    recovered_total: Annotated[
+        int,
+        Metric(
+            "sluice_spool_recovered_total",
+            "Messages that an earlier process left in the spool; they are not in sluice_spool_in_total. Without "
+            "recover they are dropped.",
+        ),
+    ] = 0
+    expired_total: Annotated[
+        int,
+        Metric("sluice_spool_expired_total", "Messages that were not sent on, since their own time to live was over."),
+    ] = 0
+    too_old_total: Annotated[
+        int,
+        Metric(
+            "sluice_spool_too_old_total",
+            "Messages that were older than the spool keeps them: refused, or sent on at once.",
+        ),
+    ] = 0
+    resources: tuple[SpooledResource, ...] = ()
+    more_resources: int = 0
