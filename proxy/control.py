@@ -1,9 +1,9 @@
 """The one interface between the data path and the operator's side; every type here is plain data.
 
-A RuleSet goes in, a Snapshot comes out; besides there are events, and commands with replies in both directions.
+A RuleSet goes in, a Snapshot comes out; besides there are commands with replies in both directions.
 """
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, Protocol
 
@@ -16,16 +16,6 @@ from proxy.spool.figures import SpoolState
 from proxy.stats.flow import Flow, Purged
 from proxy.stats.question import Explanation, Question
 from proxy.stats.snapshot import ConnectionState, ListenerState, ResourceCounts, ResourceState, Snapshot
-
-
-class Event(msgspec.Struct, frozen=True):
-    """Something an operator may want to hear of at once."""
-
-    # ``rules``, ``opened``, ``closed``, ``alarm``, ``drain``.
-    kind: Literal["rules", "opened", "closed", "alarm", "drain"]
-    at_ns: int
-    detail: Mapping[str, str | int]  # what changed, in plain words and figures
-
 
 LimitCommandVerb = Literal["view_limits", "update_limit"]
 
@@ -137,9 +127,6 @@ class DataPath(Protocol):
 
     async def probe_brokers(self) -> tuple[ListenerState, ...]:
         """Try to connect to each listener's broker; return the listeners afterwards."""
-
-    def events(self) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
-        """Subscribe; a slow subscriber loses the oldest events."""
 
     def limit_commands(self) -> AbstractAsyncContextManager[AsyncIterator[LimitCommand]]:
         """Take limit commands; each is answered by ``reply``. Without a taker they go to the broker. One at most."""

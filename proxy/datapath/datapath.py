@@ -3,12 +3,12 @@
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from operator import attrgetter
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import structlog
@@ -27,7 +27,7 @@ from proxy.common.buffers import BufferPool
 from proxy.common.clock import Clock
 from proxy.common.metric import described
 from proxy.common.threads import in_pieces, on_thread
-from proxy.control import Cleared, DataPath, Event, LimitCommand, LimitCommandReply
+from proxy.control import Cleared, DataPath, LimitCommand, LimitCommandReply
 from proxy.datapath.alarm_watch import AlarmConfig, AlarmWatch
 from proxy.datapath.explanation import explain
 from proxy.datapath.overview import Overview, direction
@@ -67,7 +67,6 @@ from proxy.stats.timing import Histogram, Timings
 _log = structlog.get_logger(__name__)
 
 #: Events kept for a subscriber that does not keep up.
-_EVENTS_KEPT: Final = 1000
 #: How often the load of the event loop is measured, each time for twice as long.
 _LOAD_S: Final = 0.5
 #: Above it the event loop has no time to spare.
@@ -184,7 +183,6 @@ class LocalDataPath(DataPath):
             config.listeners,
             services,
             self._wire_counters,
-            self._connection,
             max_connections=config.max_connections,
             room=config.room_for_connections,
             before_end=self._spooling.keep,
@@ -211,7 +209,6 @@ class LocalDataPath(DataPath):
             iso=iso,
         )
         self._overview = Overview(self._limits, self._accounts, self.server, self._pressure, now_ns=now_ns, iso=iso)
-        self._subscribers: dict[trio.MemorySendChannel[Event], trio.MemoryReceiveChannel[Event]] = {}
 
     async def run(
         self,
@@ -304,7 +301,6 @@ class LocalDataPath(DataPath):
             self._rule_set = before
             raise
         self._rules_changed.set()
-        self._emit("rules", {"version": rule_set.version, "limiting": int(rule_set.enabled)})
 
     async def reset(self, kind: str, name: str) -> Cleared:
         return await in_pieces(self._reset(kind, name))
@@ -341,7 +337,6 @@ class LocalDataPath(DataPath):
 
     async def _alarm_changed(self, change: AlarmChange) -> None:
         (_log.warning if change.stands else _log.info)(change.text)
-        self._emit("alarm", {"scarce": change.scarce, "stands": int(change.stands), "text": change.text})
         self.server.alarm = why = reason(self._alarm_watch.alarms)
         await in_pieces(self._stop_publishers(why))
 
@@ -373,9 +368,6 @@ class LocalDataPath(DataPath):
             return
         self._limits.swap(self._rule_set.at(now), self._now_ns())
         _log.info("rules switched by the clock", began=began, ceased=ceased)
-        detail = {"began": ", ".join(began), "ceased": ", ".join(ceased)}
-        version = {"version": self._rule_set.version, "limiting": int(self._rule_set.enabled)}
-        self._emit("rules", version | {word: rules for word, rules in detail.items() if rules})
 
     async def snapshot(self, *, whole: bool = True) -> Snapshot:
         many = await on_thread(self._overview.many, self._max_resource_labels) if whole else {}
@@ -487,16 +479,6 @@ class LocalDataPath(DataPath):
                 nursery.start_soon(self.server.reach, config.name)
         return tuple(map(self._listener, self.server.listeners))
 
-    @asynccontextmanager
-    async def events(self) -> AsyncIterator[AsyncIterator[Event]]:
-        send, receive = trio.open_memory_channel[Event](_EVENTS_KEPT)
-        self._subscribers[send] = receive
-        try:
-            async with send, receive:
-                yield receive
-        finally:
-            del self._subscribers[send]
-
     def limit_commands(self) -> AbstractAsyncContextManager[AsyncIterator[LimitCommand]]:
         return self._commands.take()
 
@@ -504,7 +486,6 @@ class LocalDataPath(DataPath):
         self._commands.reply(command_id, reply)
 
     async def drain(self, grace_s: float) -> None:
-        self._emit("drain", {"connections": len(self.server.connections)})
         hold_s = max(grace_s - _DRAIN_MARGIN_S, grace_s / 2)
         self._pipeline.drain(self._now_ns() + round(hold_s * _NS_PER_S))
         await self.server.drain(grace_s)
@@ -522,22 +503,6 @@ class LocalDataPath(DataPath):
 
     def _limiting(self) -> bool:
         return self._limits.rule_set.enabled
-
-    def _connection(self, kind: Literal["opened", "closed"], detail: dict[str, str | int]) -> None:
-        if self._subscribers:
-            self._emit(kind, detail)
-
-    def _emit(self, kind: Literal["rules", "opened", "closed", "alarm", "drain"], detail: dict[str, str | int]) -> None:
-        event = Event(kind, self._now_ns(), detail)
-        for send, receive in self._subscribers.items():
-            # A subscriber may have closed its end early.
-            with suppress(trio.BrokenResourceError):
-                try:
-                    send.send_nowait(event)
-                except trio.WouldBlock:
-                    # Losing an event is better than waiting for a reader; what counts is in the snapshot.
-                    receive.receive_nowait()
-                    send.send_nowait(event)
 
 
 def _busy_and_all_ns() -> tuple[int, int]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from select import EPOLLOUT
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import structlog
 import trio
@@ -122,7 +122,6 @@ class Server:
         listeners: what to bind.
         services: shared by all connections.
         wire_counters: shared by all sessions.
-        on_event: told of every connection opened and closed.
         max_connections: clients beyond it are closed as soon as they are accepted.
         room: clients that there are file descriptors for; likewise. None is any number.
         before_end: called before connections that are still open are ended, as the server ends.
@@ -136,7 +135,6 @@ class Server:
         listeners: tuple[ListenerConfig, ...],
         services: Services,
         wire_counters: WireCounters,
-        on_event: Callable[[Literal["opened", "closed"], dict[str, str | int]], None],
         *,
         max_connections: int,
         room: int | None = None,
@@ -155,7 +153,6 @@ class Server:
         self._wire_counters = wire_counters
         self._max_connections = max_connections
         self._room = room
-        self._on_event = on_event
         self.watches: dict[str, BrokerWatch] = {}
         self._served: set[_Client] = set()
         self._open: Counter[str] = Counter()
@@ -322,7 +319,7 @@ class Server:
         no_place = self._no_place()
         if no_place is not None:
             wire.close()
-            self.turned_away(info, *no_place)
+            self.closed(info, *no_place)
             return
         self._open[config.name] += 1
         client = _Client(self, config, info, wire, (peer, local))
@@ -377,17 +374,9 @@ class Server:
         if not self.connections:
             self._nothing_open.unpark_all()
 
-    def turned_away(self, info: ConnectionInfo, reason: str, detail: str) -> None:
-        """Count and log why a client is closed; of one that was not served nobody else is told."""
-        self.counters.closed[info.listener, reason] += 1
-        self._log_closed(info, reason, detail)
-
     def closed(self, info: ConnectionInfo, reason: str, detail: str) -> None:
-        """Count and tell why a client that was served is closed."""
-        self._on_event("closed", {"id": info.id, "peer": info.peer, "reason": reason})
-        self.turned_away(info, reason, detail)
-
-    def _log_closed(self, info: ConnectionInfo, reason: str, detail: str) -> None:
+        """Count and log why a client is closed."""
+        self.counters.closed[info.listener, reason] += 1
         # An unreachable broker has had a line of its own.
         if reason.endswith("_closed") or reason in {"drained", "broker_unreachable"}:
             _log.debug("connection closed", listener=info.listener, peer=info.peer, reason=reason, detail=detail)
@@ -472,7 +461,6 @@ class Server:
             timeouts=Timeouts(config.handshake_timeout_s, config.frame_timeout_s, config.idle_timeout_s),
             broker_name=format_address(broker),
         )
-        self._on_event("opened", {"id": info.id, "peer": info.peer, "listener": info.listener})
         if self.draining:
             connection.finish("drained", "accepted just before the drain began")
         else:
@@ -580,7 +568,7 @@ class _Client(Watched):
 
     def _turn_away(self, reason: str, detail: str) -> None:
         self.let_go()
-        self._server.turned_away(self._info, reason, detail)
+        self._server.closed(self._info, reason, detail)
 
     def serve(self) -> None:
         """Connect to the broker."""

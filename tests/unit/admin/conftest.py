@@ -17,7 +17,7 @@ from admin.stats.health import Health
 from limiter.counting.accounts import Usage
 from limiter.counting.rejections import TrafficSecond
 from limiter.rules.rule_set import RuleSet
-from proxy.control import Cleared, DataPath, Event, LimitCommand, LimitCommandReply
+from proxy.control import Cleared, DataPath, LimitCommand, LimitCommandReply
 from proxy.spool.figures import SpoolState
 from proxy.stats.flow import Flow, Purged
 from proxy.stats.question import (
@@ -101,7 +101,6 @@ class FakeDataPath(DataPath):
     """Answers with what the test put into it, and remembers what was asked of it.
 
     Attributes:
-        emit: takes what ``events`` is to yield.
         ask: takes what ``limit_commands`` is to yield.
         traffic: what is handed to the next who takes the traffic.
         unfinished: likewise, of the second under way, if it is asked for.
@@ -119,7 +118,6 @@ class FakeDataPath(DataPath):
         self.resources_now: list[ResourceState] = []
         self.connections_now: tuple[ConnectionState, ...] = ()
         self.closed: list[tuple[int, str]] = []
-        self.emit, self._events = trio.open_memory_channel[Event](1000)
         self.ask, self._commands = trio.open_memory_channel[LimitCommand](1000)
         self.replies: list[tuple[int, LimitCommandReply]] = []
         self.traffic: list[TrafficSecond] = []
@@ -194,10 +192,6 @@ class FakeDataPath(DataPath):
     async def probe_brokers(self) -> tuple[ListenerState, ...]:
         self.probes += 1
         return self.snapshot_now.listeners
-
-    @asynccontextmanager
-    async def events(self) -> AsyncIterator[AsyncIterator[Event]]:
-        yield self._events.clone()
 
     @asynccontextmanager
     async def limit_commands(self) -> AsyncIterator[AsyncIterator[LimitCommand]]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +20,8 @@ from limiter.rules.rule import Rule
 from limiter.rules.rule_set import RuleSet
 from limiter.rules.schedule import read_hours
 from proxy.common.threads import on_thread
-from proxy.control import Cleared, Event
-from proxy.datapath.datapath import _EVENTS_KEPT, DataPathConfig, LocalDataPath
+from proxy.control import Cleared
+from proxy.datapath.datapath import DataPathConfig, LocalDataPath
 from proxy.deciding.batch import NO_VERDICTS, Batch, Side, Verdicts
 from proxy.deciding.pipeline import Handler, HandlerConfig, HandlerPlugin, PipelineError
 from proxy.deciding.rate_limit import PLUGIN as RATE_LIMIT
@@ -338,16 +338,6 @@ class TestHours:
         ]
         assert (await rig.snapshot()).rule_set_version == 1
 
-    async def test_switch_is_an_event(self, start_rig: StartRig, mock_clock: MockClock, eight: WallClock) -> None:
-        rig = await start_rig(rules=[by_day("new")], wall_clock=eight)
-        async with rig.path.events() as events:
-            await pass_time(mock_clock, 3600)
-            assert await anext(events) == Event(
-                "rules",
-                3600 * 1_000_000_000,
-                {"version": 1, "limiting": 1, "began": f"{KIND}:new=0/s (09:00-18:00 UTC)"},
-            )
-
     @pytest.mark.parametrize("hours", [10, -10])
     async def test_wall_clock_that_jumps_is_noticed_within_half_a_minute(
         self, start_rig: StartRig, mock_clock: MockClock, hours: int
@@ -581,46 +571,6 @@ class TestProbe:
         mock_clock.jump(1)
         await wait_all_tasks_blocked()
         assert [reach.error for reach in found] == ["no answer within 1 s"]
-
-
-async def take(events: AsyncIterator[Event], count: int) -> list[Event]:
-    return [await anext(events) for _ in range(count)]
-
-
-class TestEvents:
-    async def test_tell_of_connections_rules_and_drain(self, rig: Rig, mock_clock: MockClock) -> None:
-        mock_clock.jump(2)
-        async with rig.path.events() as events:
-            client, broker = await rig.connect()
-            peer = format_address(client.sock.getsockname())
-            await rig.path.apply(next_rules(rig, "line_topic:a=1/s"))
-            client.end()
-            await broker.receive_to_end()
-            broker.end()
-            await client.receive_to_end()
-            assert await take(events, 3) == [
-                Event("opened", 2_000_000_000, {"id": 1, "peer": peer, "listener": "main"}),
-                Event("rules", 2_000_000_000, {"version": 2, "limiting": 1}),
-                Event("closed", 2_000_000_000, {"id": 1, "peer": peer, "reason": "client_closed"}),
-            ]
-            await rig.path.drain(1)
-            assert await anext(events) == Event("drain", 2_000_000_000, {"connections": 0})
-
-    async def test_slow_subscriber_loses_the_oldest(self, rig: Rig) -> None:
-        async with rig.path.events() as events:
-            for _ in range(_EVENTS_KEPT + 10):
-                await rig.path.apply(next_rules(rig))
-            first, *_, last = await take(events, _EVENTS_KEPT)
-            assert first.detail["version"] == 12
-            assert last.detail["version"] == _EVENTS_KEPT + 11
-
-    async def test_subscriber_that_stopped_listening_harms_nobody(self, rig: Rig) -> None:
-        async with rig.path.events() as events:
-            assert isinstance(events, trio.MemoryReceiveChannel)
-            await events.aclose()
-            client, broker = await rig.connect()
-            await client.send(b"free 1\n")
-            assert await broker.receive_line() == b"free 1\n"
 
 
 def logged_in(protocol: Protocol, user: str, product: str = "") -> Protocol:
