@@ -240,24 +240,6 @@ class Doing(Enum):
     ENDED = "ended"
 
 
-#: What may come next, in the manner of h11.
-NEXT: Final[dict[Doing, set[Doing]]] = {
-    Doing.READING: {Doing.RELAYING},
-    Doing.RELAYING: {
-        *(Doing.READING, Doing.TURN, Doing.DECIDING, Doing.WRITING),
-        *(Doing.PAUSED, Doing.KEEPING, Doing.LEAVING, Doing.ENDING),
-    },
-    Doing.TURN: {Doing.RELAYING},
-    Doing.DECIDING: {Doing.RELAYING},
-    Doing.WRITING: {Doing.RELAYING, Doing.READING, Doing.TURN, Doing.PAUSED},
-    Doing.PAUSED: {Doing.TURN},
-    Doing.KEEPING: {Doing.ENDING},
-    Doing.LEAVING: {Doing.RELAYING},
-    Doing.ENDING: {Doing.ENDED},
-    Doing.ENDED: set(),
-}
-
-
 #: Once a client's direction does this, it has ended.
 _PAST: Final = frozenset({Doing.KEEPING, Doing.ENDING, Doing.ENDED})
 #: As long as a client's direction does this, requests may be in its chunk that nobody has decided.

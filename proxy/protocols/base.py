@@ -49,7 +49,7 @@ class Close(Exception):  # noqa: N818 - an order to the driver, not a failure of
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
-        self.reason = reason  # one word for the metric, e.g. ``bad_frame``; see ``proxy.stats.closing``.
+        self.reason = reason  # one word for the metric, e.g. ``bad_frame``
         self.detail = detail  # a sentence for the log
 
 

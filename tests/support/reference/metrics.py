@@ -10,9 +10,9 @@ from admin.rejection_log.files import Figures
 from admin.rejection_log.recorder import families as log_families
 from admin.run import reload
 from admin.stats.metrics import Family, families, families_of
-from proxy.stats.closing import CLOSING_REASONS
 from proxy.stats.snapshot import Snapshot
 from reference import markdown
+from reference.closing import CLOSING_REASONS
 from reference.markdown import code, table
 
 _INTRODUCTION: Final = """\
@@ -22,8 +22,8 @@ A series with labels appears with its first value; a series without labels is al
 [deploy/prometheus](../../deploy/prometheus), a dashboard is in [deploy/grafana](../../deploy/grafana)."""
 
 _REASONS: Final = """\
-The label `reason` of `sluice_connections_closed_total`, which is also in the log line and in the API's event. Protocols
-that are packages of their own may have others."""
+The label `reason` of `sluice_connections_closed_total`, which is also in the log line. Protocols that are packages
+of their own may have others."""
 
 
 def described() -> Iterator[Family]:
