@@ -121,7 +121,8 @@ class Guard:
                     state = {"author": author, "role": role, "authentication": bool(access.tokens)}
                     inner = {**scope, "state": {**scope["state"], **state}, "app": self}
                     inner["method"] = "GET" if scope["method"] == "HEAD" else scope["method"]
-                    await self._app(inner, _replay(body, receive), answer.send)
+                    with answer.scope:
+                        await self._app(inner, _replay(body, receive), answer.send)
         except RefusedError as refused:
             self._refusals[refused.reason] += 1
             self._log_refusal(refused, _peer(scope))
@@ -198,10 +199,13 @@ class _Answer:
     def __init__(self, scope: Scope, send: Send, is_allowed: Callable[[], bool]) -> None:
         self._scope, self._send, self._is_allowed = scope, send, is_allowed
         self.is_started = self._has_ended = False
+        #: Cancelled if the answer ends before the application has sent all of it.
+        self.scope = trio.CancelScope()
 
     async def send(self, message: Message) -> None:
         if self._has_ended:
             return
+        is_cut = False
         if message["type"] == "http.response.start":
             self.is_started = True
             headers = MutableHeaders(raw=list(message.get("headers", [])))
@@ -210,9 +214,13 @@ class _Answer:
             message = {**message, "headers": headers.raw}
         elif message["type"] == "http.response.body":
             if self._scope["method"] == "HEAD" or not self._is_allowed():
+                is_cut = message.get("more_body", False)
                 message = {"type": "http.response.body", "body": b"", "more_body": False}
             self._has_ended = not message.get("more_body", False)
         await self._send(message)
+        if is_cut:
+            # A stream would go on, and the connection would answer no further request.
+            self.scope.cancel()
 
     @property
     def _is_api(self) -> bool:

@@ -237,6 +237,23 @@ async def test_a_stream_ends_when_its_token_is_revoked(ask: Asking) -> None:
     assert (await ask()).body == b"one "
 
 
+@pytest.mark.parametrize(("method", "shown"), [("GET", b"one "), ("HEAD", b"")])
+async def test_the_connection_of_a_stream_that_was_cut_is_free_again(
+    ask: Asking, autojump_clock: MockClock, method: str, shown: bytes
+) -> None:
+    async def stream(_: Scope, __: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"one ", "more_body": True})
+        ask.keyring.replace(read_access(AdminSettings(read_token=READ), Origins(None, {}, {})))
+        await send({"type": "http.response.body", "body": b"two", "more_body": True})
+        await trio.sleep_forever()
+
+    ask.answer = stream
+    with trio.fail_after(1):
+        assert (await ask(method=method)).body == shown
+    del autojump_clock
+
+
 async def test_a_body_may_have_its_bound_and_a_batch_may_be_larger(ask: Asking) -> None:
     answer = await ask(**PUT, receive=fed(bytes(MAX_BODY_BYTES - 1), b"x"))
     assert (answer.status, len(answer.given[-1])) == (200, MAX_BODY_BYTES)
