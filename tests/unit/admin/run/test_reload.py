@@ -2,6 +2,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from shutil import copyfile
+from typing import Any
 
 import pytest
 import trio
@@ -14,9 +15,11 @@ from admin.edits.store import Store
 from admin.http.auth import Keyring
 from admin.run import reload, sidecar
 from admin.run.composition import Plan, compose
+from limiter.rules.rule import Rule
 
 Make = Callable[[str], reload.Reloader]
 SOMEBODY = Author("ada")
+LIMIT = '[[limits]]\nkind = "topic"\nname = "a"\nrate = {rate}\n'
 
 
 @pytest.fixture
@@ -53,6 +56,20 @@ async def test_whether_the_configuration_was_right_when_last_read_is_a_metric(ma
     (tmp_path / "sluice.toml").write_text("grace_s = 2", encoding="utf-8")
     await reloader(SOMEBODY, False)
     assert shown(reloader) == ["sluice_reload_ok 1.0\n"]
+
+
+async def test_limits_are_compared_on_a_thread(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reloader, on_loop = make(LIMIT.format(rate=1)), []
+    fields_of = reload.fields_of
+
+    def watched(rule: Rule) -> dict[str, Any]:
+        on_loop.append(trio.lowlevel.in_trio_run())
+        return fields_of(rule)
+
+    monkeypatch.setattr(reload, "fields_of", watched)
+    (tmp_path / "sluice.toml").write_text(LIMIT.format(rate=2), encoding="utf-8")
+    assert (await reloader(SOMEBODY, True)).changed == ("topic:a: rate 1.0 -> 2.0",)
+    assert not any(on_loop)
 
 
 # --- on change
