@@ -29,6 +29,8 @@ from admin.config.toml_lines import line_of
 #: How alike two names must be, from 0 to 1, to suggest one for the other.
 _CLOSE = 0.7
 _MAX_SHOWN: Final = 60
+#: TOML's integers; the compiled part takes no larger ones.
+_MAX_INTEGER: Final = (1 << 63) - 1
 #: Unknown keys of one table that are told: finding out what each was meant to be takes time.
 _MAX_UNKNOWN: Final = 20
 _ARRAY: Final = "must be an array, for example [1, 2]; tables of an array have double brackets, like [[limits]]"
@@ -205,6 +207,8 @@ def _leaf(of: Key, value: object) -> Any:
         found = msgspec.convert(value, of.type, strict=strict)
     except msgspec.ValidationError:
         raise ValueError(_allowed(of, value, strict=strict)) from None
+    if isinstance(found, int) and abs(found) > _MAX_INTEGER:
+        raise ValueError("must have at most 64 bits")
     if isinstance(found, float):
         if not math.isfinite(found):
             raise ValueError("must be a finite number")
