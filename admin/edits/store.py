@@ -285,12 +285,17 @@ class Store:
                 reason=str(damaged),
             )
             return
-        if db.execute("SELECT count(*) FROM sqlite_sequence").fetchone() == (0,):
-            with db:
-                db.execute("BEGIN IMMEDIATE")
-                rows = ((path, msgspec.json.encode(edit)) for path, edit in active.items())
-                db.executemany("INSERT INTO edit VALUES (?, ?)", rows)
-                db.execute("INSERT INTO sqlite_sequence VALUES ('change', ?)", (last_id,))
+        if db.execute("SELECT count(*) FROM sqlite_sequence").fetchone() != (0,):
+            # A previous version ran in between, or a crash came before the renaming.
+            aside = str(fresh_name(directory, f"{journal.name}.ignored"))
+            journal.rename(aside)
+            _log.warning("live edits of the previous version are ignored: there is a newer state.db", file=aside)
+            return
+        with db:
+            db.execute("BEGIN IMMEDIATE")
+            rows = ((path, msgspec.json.encode(edit)) for path, edit in active.items())
+            db.executemany("INSERT INTO edit VALUES (?, ?)", rows)
+            db.execute("INSERT INTO sqlite_sequence VALUES ('change', ?)", (last_id,))
         journal.rename(journal.with_name(f"{journal.name}.imported"))
         _log.info("live edits of the previous version were imported", state_dir=str(directory), edits=len(active))
 

@@ -228,6 +228,21 @@ def test_the_edits_of_the_previous_version_are_imported_once(state_dir: Path, to
     store.close()
 
 
+def test_a_journal_beside_a_state_file_with_changes_is_ignored_and_kept(state_dir: Path) -> None:
+    Store(state_dir).close()
+    store = Store(state_dir)
+    store.commit([change(4)], {"switches/all": active(4)}, required=True)
+    store.close()
+    for name in ("edits.journal.ignored", "edits.journal.ignored-2"):
+        (state_dir / "edits.journal").write_bytes(OLD)
+        with structlog.testing.capture_logs() as logged:
+            store = Store(state_dir)
+        assert store.active == {"switches/all": active(4)}
+        assert [(line["log_level"], line["file"]) for line in logged] == [("warning", str(state_dir / name))]
+        assert (state_dir / name).read_bytes() == OLD
+        store.close()
+
+
 @pytest.mark.parametrize("data", [OLD.replace(b'"rate":1', b'"rate":9'), b"", b"sluice-edits 7\n"])
 def test_a_damaged_journal_of_the_previous_version_is_quarantined(state_dir: Path, data: bytes) -> None:
     (state_dir / "edits.journal").write_bytes(data)
