@@ -233,7 +233,7 @@ def _differing(
 ) -> Iterator[tuple[RuleKey, Rule | None, Rule | None]]:
     for key in dict.fromkeys((*new, *old)):
         before, after = old.get(key), new.get(key)
-        if (before and _said(before)) != (after and _said(after)):
+        if before != after and (before and _said(before)) != (after and _said(after)):
             yield key, before, after
 
 
