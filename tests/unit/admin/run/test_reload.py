@@ -59,7 +59,8 @@ async def test_whether_the_configuration_was_right_when_last_read_is_a_metric(ma
 
 
 async def test_limits_are_compared_on_a_thread(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reloader, on_loop = make(LIMIT.format(rate=1)), []
+    reloader = make(LIMIT.format(rate=1))
+    on_loop: list[bool] = []
     fields_of = reload.fields_of
 
     def watched(rule: Rule) -> dict[str, Any]:
