@@ -158,6 +158,15 @@ def test_a_fault_in_the_file_names_line_key_value_and_what_is_allowed(write: Wri
     assert told.startswith(f"sluice.toml:{line}")
 
 
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [('{"limits": []}', "JSON"), ("limits:\n  - kind: topic\n", "YAML"), ("# of the team\n---\nlimits: []\n", "YAML")],
+)
+def test_another_format_is_called_by_its_name(write: Write, text: str, language: str) -> None:
+    (line,) = lines(write(text))
+    assert line.endswith(f"; this looks like {language}; deploy/sluice.toml is a sample")
+
+
 def test_faults_of_one_kind_are_told_together(write: Write) -> None:
     file = write("limiting = 3\n[bounds]\nmax_connections = 0\n[log]\nx = 1\n")
     assert [line.split(" ")[0] for line in lines(file)] == ["sluice.toml:1:", "sluice.toml:3:", "sluice.toml:5:"]

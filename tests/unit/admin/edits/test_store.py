@@ -46,6 +46,13 @@ def test_everything_is_there_when_it_is_opened_again(state_dir: Path) -> None:
     store.close()
 
 
+def test_a_commit_returns_when_the_disk_has_it(state_dir: Path) -> None:
+    store = Store(state_dir)
+    assert store._db.execute("PRAGMA synchronous").fetchone() == (2,)
+    assert store._db.execute("PRAGMA journal_mode").fetchone() == ("truncate",)
+    store.close()
+
+
 def test_a_change_is_found_with_the_latest_one_of_its_target() -> None:
     store = Store(None)
     for number, target in enumerate(["a", "b", "a", "a"], 1):
@@ -201,6 +208,14 @@ def test_a_file_that_cannot_be_had_is_named(state_dir: Path, name: str) -> None:
     assert kept.directory is None
     assert kept.error is not None
     assert name in kept.error
+
+
+def test_a_second_process_is_kept_out_even_of_a_default_directory(state_dir: Path) -> None:
+    first = open_store(Folder(state_dir))
+    with pytest.raises(StartError, match=r"in use by another process: .* or --take-over to replace it"):
+        open_store(Folder(state_dir))
+    first.close()
+    open_store(Folder(state_dir)).close()
 
 
 def journal(*records: object) -> bytes:

@@ -1,5 +1,6 @@
 import json
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -291,6 +292,21 @@ async def test_a_slow_body_is_cut(ask: Asking, autojump_clock: MockClock) -> Non
     del autojump_clock
 
 
+async def test_only_a_few_batches_are_read_at_once(ask: Asking, nursery: trio.Nursery) -> None:
+    reading = []
+
+    async def receive() -> Message:
+        reading.append(1)
+        await trio.sleep_forever()
+        raise AssertionError
+
+    for _ in range(9):
+        nursery.start_soon(partial(ask, "/api/v1/limits:batch", **PUT, receive=receive))
+    await wait_all_tasks_blocked()
+    assert len(reading) == 4
+    nursery.cancel_scope.cancel()
+
+
 async def test_every_answer_has_the_security_headers(ask: Asking) -> None:
     headers = (await ask()).headers
     assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")
@@ -321,6 +337,18 @@ async def test_a_failing_application_is_answered_and_logged_at_a_bounded_rate(
         ("admin request failed", 0),
         ("admin request failed", 99),
     ]
+
+
+async def test_failed_authentications_are_logged_with_the_peer_at_a_bounded_rate(
+    ask: Asking, autojump_clock: MockClock
+) -> None:
+    del autojump_clock
+    with structlog.testing.capture_logs() as logged:
+        for _ in range(100):
+            await ask(headers={"authorization": "Bearer wrong"})
+    assert len(logged) <= 2
+    assert (logged[0]["peer"], logged[0]["reason"]) == ("192.0.2.9:4711", "wrong_token")
+    assert "Bearer" not in str(logged)
 
 
 _PAGES = {route.path for route in web.routes()}

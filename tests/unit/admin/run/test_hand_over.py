@@ -116,6 +116,23 @@ async def test_sockets_lock_and_limits_go_over_and_what_is_spent_later_is_settle
     close(predecessor)
 
 
+@pytest.mark.parametrize("taken", [False, True])
+async def test_one_that_leaves_before_it_serves_leaves_the_other_as_it_was(old: Old, taken: bool) -> None:  # noqa: FBT001 - a parameter
+    predecessor = await hand_over.reach(old.directory)
+    assert predecessor is not None
+    if taken:
+        await predecessor.take()
+    with structlog.testing.capture_logs() as logged:
+        close(predecessor)
+        # Edits waited for that, and are made again.
+        await old.edit()
+    assert [line["log_level"] for line in logged if "take over" in line["event"]] == ["warning"]
+    assert old.data_path.calls == (["hand over 3", "go on"] if taken else [])
+    again = await hand_over.reach(old.directory)
+    assert again is not None
+    close(again)
+
+
 async def test_limits_that_cannot_be_written_are_a_warning_and_the_process_goes_on(
     old: Old, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +157,8 @@ async def test_no_edit_is_made_once_the_other_may_have_read_them(old: Old, nurse
     assert predecessor is not None
     nursery.start_soon(old.edit)
     await wait_all_tasks_blocked()
+    # A commit would be under way on a thread.
+    assert old.edits.lock.statistics().tasks_waiting == 1
     assert old.store.active == {}
     close(predecessor)
     await wait_all_tasks_blocked()

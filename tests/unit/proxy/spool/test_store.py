@@ -117,6 +117,26 @@ def test_what_went_through_files_comes_back_in_order_and_leaves_none(
     assert harness.spool.figures().disk_bytes == 0
 
 
+def test_what_is_synced_is_on_the_disk_with_its_names(
+    tmp_path: Path, made: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = set()
+
+    def noting(sync: Callable[[int], None]) -> Callable[[int], None]:
+        def call(descriptor: int) -> None:
+            synced.add(Path(f"/proc/self/fd/{descriptor}").readlink())
+            sync(descriptor)
+
+        return call
+
+    monkeypatch.setattr(os, "fsync", noting(os.fsync))
+    monkeypatch.setattr(os, "fdatasync", noting(os.fdatasync))
+    harness = made(tmp_path / "spool")
+    fill(harness.queue(), 1000)
+    assert harness.sync()
+    assert synced == {harness.folder, *harness.folder.iterdir()} - {harness.folder / "lock"}
+
+
 def test_only_the_owner_can_read_the_files(tmp_path: Path, made: Make) -> None:
     harness = made(tmp_path / "spool")
     fill(harness.queue(), 1000)

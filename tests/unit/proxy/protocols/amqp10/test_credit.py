@@ -198,3 +198,13 @@ class TestAttach:
         credit.attached(ALL - 1)
         # What it said stands: the sender has two more than that.
         assert (credit.sent, credit.granted, credit.limit) == (-2, FIRST_WINDOW, 100)
+
+
+def test_clients_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.protocols.amqp10.credit._MAX_CLIENTS", 3)
+    clients = UnpaidOfClients()
+    kept = clients.of("a", (), 0)
+    for address in ("b", "c", "d", "e"):
+        clients.of(address, (), 0)
+        assert clients.of("a", (), 0) is kept
+    assert len(clients._known) == 3
