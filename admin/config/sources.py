@@ -50,6 +50,11 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _KUBERNETES = re.compile(
     r"SLUICE_([A-Z0-9_]+_)?(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
+#: How a text begins that is not TOML, after comments.
+_OTHER_LANGUAGES: Final = {
+    "JSON": re.compile(r"\s*(\{|\[\s*\{)"),
+    "YAML": re.compile(r"(\s*#.*\n|\s*\n)*(---|%YAML|\s*(- +)?[\w.\"'-]+:(\s|$))"),
+}
 _TOML_LINE = re.compile(r" \(at line (\d+), column \d+\)")
 
 
@@ -195,7 +200,10 @@ def _not_toml(file: str, text: str, message: str) -> str:
     number = int(found[1]) if found else max(1, len(lines))
     source = lines[number - 1].strip() if lines else ""
     shown = "" if any(key in source for key in SECRET_KEYS) else f": {show(source)}"
-    return f"{file}:{number}: not TOML: {message[:1].lower()}{message[1:]}{shown}; deploy/sluice.toml is a sample"
+    language = next((name for name, begin in _OTHER_LANGUAGES.items() if begin.match(text)), None)
+    looks = f"; this looks like {language}" if language else ""
+    what = f"not TOML: {message[:1].lower()}{message[1:]}{shown}{looks}; deploy/sluice.toml is a sample"
+    return f"{file}:{number}: {what}"
 
 
 def _expand_addresses(data: dict[str, Any], environ: Mapping[str, str], origins: Origins) -> list[str]:

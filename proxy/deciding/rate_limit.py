@@ -48,6 +48,12 @@ class RateLimitOptions:
     """How much may be held for rules with action ``delay``; what is over a bound is refused at once.
 
     Rules and limits are no options of the handler.
+
+    Attributes:
+        max_held: requests held at most, of all connections together.
+        max_held_bytes: bytes of held requests at most, of all connections together.
+        max_held_per_connection: requests held at most of one connection.
+        max_held_bytes_per_connection: bytes of held requests at most of one connection.
     """
 
     max_held: Annotated[int, Meta(ge=0)] = _DEFAULTS.requests

@@ -88,8 +88,11 @@ def _keys(model: Any, place: tuple[str, ...] | None = None) -> str:
     for name, key in sorted(keys(model).items(), key=lambda each: each[1].default is not NODEFAULT):
         if is_table(key.plain):
             continue
-        meaning = meanings.get(name) or next((meta.description for meta in key.metas if meta.description), "see below")
-        row = [code(name), _allowed(key), _default(key.default), meaning.rstrip(".")]
+        allowed = _allowed(key)
+        meaning = meanings.get(name) or next((meta.description for meta in key.metas if meta.description), "")
+        if not meaning and allowed != "tables":
+            raise ValueError(f"{model.__name__}: {name} has no meaning; give the docstring one")
+        row = [code(name), allowed, _default(key.default), meaning.rstrip(".") or "see below"]
         variables = names.get((*place, name), []) if place is not None else []
         rows.append([*row, ", ".join(map(code, variables))] if place is not None else row)
     return table(_HEAD if place is None else (*_HEAD, "variable"), rows)
