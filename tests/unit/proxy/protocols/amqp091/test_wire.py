@@ -11,6 +11,7 @@ from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.about import AboutClient
 from proxy.protocols.amqp091.wire import (
     CONNECTION_START_OK,
+    MAX_KEYS,
     Malformed,
     Reader,
     read_content_header,
@@ -47,6 +48,15 @@ def test_copies_are_found_among_fields_of_all_types() -> None:
     }
     raw = header(frames.table(fields))
     assert read_content_header(raw, 0, len(raw)) == (60, 7, [b"a", b"b", b"k" * 255], 24)
+
+
+@pytest.mark.parametrize(
+    "copies", [{"CC": [str(number) for number in range(MAX_KEYS + 1)]}, {"CC": ["a"] * 1500, "BCC": ["a"] * 1500}]
+)
+def test_more_copies_than_are_read_are_malformed(copies: dict[str, str | list[str] | bytes]) -> None:
+    raw = header(frames.table(copies))
+    with pytest.raises(Malformed, match="a content header "):
+        read_content_header(raw, 0, len(raw))
 
 
 @pytest.mark.parametrize(
