@@ -320,8 +320,8 @@ def test_half_messages_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPa
     assert len(hub) == 3
     assert [commits(play, number) for number in range(5)] == [False, False, True, True, True]
     assert len(hub) == len(hub._open) == 0
-    assert len(hub._committed) == 3
     assert commits(play >> Broker(check_transaction(0)) << Anything(), 0), "the broker asks for what was forgotten"
+    assert len(hub._committed) == 3
 
 
 def stored_once(hub: Transactions) -> None:
