@@ -22,7 +22,6 @@ def _restored() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     yield
-    structlog.reset_defaults()
     root.handlers[:] = handlers
     root.setLevel(level)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 import trio
 
 from admin.config import logs
@@ -16,14 +15,12 @@ from admin.demo import embedded, view
 
 
 @pytest.fixture(autouse=True)
-def _own_ports(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Never the usual ports, and no logging left behind."""
+def _own_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never the usual ports, and no logging."""
     monkeypatch.setattr(embedded, "_LISTEN", Endpoint("127.0.0.1", 0))
     monkeypatch.setattr(embedded, "_NAME_SERVER", Endpoint("127.0.0.1", 0))
     monkeypatch.setattr(embedded, "DEFAULT_ADMIN", "127.0.0.1:0")
     monkeypatch.setattr(logs, "configure", lambda _: None)
-    yield
-    structlog.reset_defaults()
 
 
 def rows(text: str) -> dict[str, list[int]]:
