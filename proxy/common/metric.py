@@ -5,7 +5,7 @@ of a struct within a struct, or within a tuple of structs, are found as well.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from typing import Any, NamedTuple, get_args, get_type_hints
 
@@ -71,7 +71,8 @@ def _measured(struct: type[msgspec.Struct], items: Sequence[msgspec.Struct]) -> 
             if items and isinstance(value := getattr(items[0], field.name), msgspec.Struct):
                 yield metric, value
             else:
-                yield metric, chain.from_iterable(_samples(metric, item, field.name) for item in items)
+                # Whoever takes them may look at them after the next metric was taken.
+                yield metric, chain.from_iterable(map(partial(_samples, metric, field.name), items))
         if field.struct is not None:
             yield from _measured(field.struct, [each for item in items for each in _all(getattr(item, field.name))])
 
@@ -82,7 +83,7 @@ def _all(value: Any) -> Iterable[msgspec.Struct]:
     return (value,) if isinstance(value, msgspec.Struct) else ()
 
 
-def _samples(metric: Metric, item: msgspec.Struct, field: str) -> Samples:
+def _samples(metric: Metric, field: str, item: msgspec.Struct) -> Samples:
     value = getattr(item, field)
     if metric.samples is not None:
         return metric.samples(value)
