@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from acquiring import acquire
 from hypothesis import example, given
 from hypothesis import strategies as st
 from idleness import is_idle
 
 from limiter.buckets.factory import new_limiter
-from limiter.buckets.limiter import Admission, Gate, Limiter
+from limiter.buckets.limiter import Gate, Limiter
 from limiter.rules.resource import Resource
 from limiter.rules.rule import UPERMITS_PER_PERMIT, Rule
 
@@ -125,17 +125,6 @@ DEBTS = st.sampled_from([0, 0.5, 10, 3600])
 def limiter_by(rate: float, more: dict[str, Any], debt_s: float = 3600, burst_s: float = 1.0) -> Limiter:
     rule = Rule("topic", "a", rate, max_debt_s=debt_s, burst_s=burst_s, allow_under_limit=True, **more)
     return new_limiter(A, rule, 0)
-
-
-def acquire(gate: Gate, now_ns: int, costs: Sequence[int]) -> Admission:
-    """Ask as everybody asks: check, then commit what is admitted, then refuse if something is not."""
-    admission = gate.check(now_ns, costs)
-    gate.commit(now_ns, costs[: admission.admitted])
-    if admission.alone:
-        assert gate.refuse_alone(now_ns, costs[admission.admitted]) <= admission.wait_us
-    elif admission.admitted < len(costs):
-        assert gate.refuse(now_ns) == admission.wait_us
-    return admission
 
 
 def remembered(limiter: Limiter, gate: Gate, now_ns: int) -> tuple[object, ...]:

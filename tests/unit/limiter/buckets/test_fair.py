@@ -2,12 +2,13 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 import pytest
+from acquiring import acquire
 from hypothesis import given
 from hypothesis import strategies as st
 
 from limiter.buckets.bucket import Bucket
 from limiter.buckets.fair import ACTIVE_NS, OTHER_KEY, FairLimiter
-from limiter.buckets.limiter import Admission, Gate, Limiter
+from limiter.buckets.limiter import Admission, Limiter
 from limiter.rules.resource import Resource
 from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
 
@@ -51,17 +52,6 @@ def fair(
     if empty:
         it.stored_upermits = 0
     return it
-
-
-def acquire(gate: Gate, now_ns: int, costs: Sequence[int]) -> Admission:
-    """Ask as everybody asks: check, then commit what is admitted, then refuse if something is not."""
-    admission = gate.check(now_ns, costs)
-    gate.commit(now_ns, costs[: admission.admitted])
-    if admission.alone:
-        assert gate.refuse_alone(now_ns, costs[admission.admitted]) <= admission.wait_us
-    elif admission.admitted < len(costs):
-        assert gate.refuse(now_ns) == admission.wait_us
-    return admission
 
 
 def ask(limiter: FairLimiter, key: str, now_ns: int, costs: Sequence[int]) -> int:
