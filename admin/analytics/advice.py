@@ -1,799 +1,511 @@
-"""What to do about one limit, and why: from figures of the demand to a recommendation in words.
+"""What to do about one limit, and why.
 
-**The rate.** What is needed is the 99th percentile of the demand per second, over all seconds that were observed and
-without retries, times the headroom; never less than the mean of the busiest minute, or than the headroom over the
-busiest hour of the week; more by a week's growth where the demand grows steadily. It is rounded up to two significant
-digits. Less than a tenth away from the limit in force it is left as it is, if that refused next to nothing.
+**Rate.** The need is the 99th percentile of the demand per second without retries, over all observed seconds, times the
+headroom. It is at least the mean of the busiest minute, includes a week's growth if the demand grows steadily, and is
+rounded up to two digits. A limit within a tenth of it stays, unless it refuses.
 
-**The backtest decides** which rate it becomes. A raised limit is the lowest from there up to three times as much that
-would have refused no more than a thousandth of the demand; where nobody knows how much of the demand are retries, of
-all that came as well. What is left then are peaks far above the rest, and the evidence says how much they are. A
-lowered one is the lowest that would not have refused what the limit in force did not.
+**Backtest.** A raised limit is the lowest from the need up to three times as much that would have refused at most a
+thousandth of the demand, or of the demand with retries if these are assumed. A lowered one is the lowest that would not
+have refused more than the limit in force.
 
-**Runaways.** A limit that stops a client that has gone wild does its job. Where refusals were short, rare, the work of
-one or two clients and far above what is asked for otherwise, the demand outside of them counts alone.
+**Fair shares** are recommended, at the same rate, if they would save the other callers at least half of their refusals
+(see ``fair``), and there was more than a single flood.
 
-**Fair shares.** Where one of several clients, users or producer groups has most of what was refused, the others are
-refused for its sake: with fair shares (``fair_by``) the limit can stay as it is. That is recommended in place of all
-else if it would have saved the others at least half of what was refused of them.
+**Floods.** Refusals caused by one or two clients, far above the usual demand, and rare or short, are what a limit is
+for: only the demand outside them counts. If they come back on most days, a raise is offered.
 
-**Raising** wants to know the demand from a flood, and a short log may know nothing but the flood. A limit that refused
-is raised where at least ten minutes of the demand lie outside of refusals, and where either the log has a whole day or
-what was refused is not far above them. Refusals that come back over a day or more, on half of the days, are a demand in
-any case. Otherwise it stays. One that refused nothing, and was not near it either, is offered apart.
+**Evidence.** A short log may have nothing but a flood. A limit is raised if ten minutes of demand lie outside refusals,
+and the log has a day or the refused demand is not far above the rest. Refusals on half of the days or more are demand
+in any case. A limit is lowered after a day of log under that limit, and only if the operator asks for it; never to 0.
+A limit that was edited answers for its own refusals only.
 
-**Lowering** is always offered apart, unless a capacity that does not suffice asks for it. It wants at least a day's
-log, since what is seldom may be missing in less. Where runaways are left out, a replay of everything cannot say what it
-would refuse, so there no limit comes below the busiest second outside of refusals. Nothing is ever lowered to 0: of
-what nobody asks for, nobody knows what it needs.
-
-Rates are per second, shares between 0 and 1. Pure: no Spark.
+Rates are per second, shares between 0 and 1.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
-import msgspec
-
 from admin.analytics import words
-from admin.analytics.evidence import (
-    TREND_FIT,
-    TREND_LEAST,
-    TREND_MOST,
-    about_bytes,
-    about_demand,
-    about_growth,
-    about_near,
-    about_runaway,
-    about_shares,
-    about_untold,
-    no_limit,
-    sentences,
-    span,
-    unknowns,
-)
-from admin.analytics.figures import Demand, Limit, Most
-from admin.analytics.findings import Fleet, Member, OfResource
+from admin.analytics.demand import Demand, Limit, Minute
+from admin.analytics.fair import MAX_SHARE, Others, others_of
 from admin.analytics.options import Options
-from admin.analytics.words import DAY_S
-from admin.common.recommendations import (
-    Backtest,
-    Confidence,
-    OnlyWith,
-    Recommendation,
-    Recommended,
-    Replay,
-    Retries,
-    WhatIf,
-)
-from limiter.counting.rejections import OTHER
+from admin.analytics.replay import Backtest, Rates
+from admin.analytics.words import DAY_S, counted, percent, rate, span_words
+from admin.common import recommendations as rec
+from admin.common.recommendations import Confidence, OnlyWith, Recommendation, Recommended
+from admin.common.tables import printable
 from limiter.rules.patterns import glob_of
-from limiter.rules.rule import DEFAULT_MAX_FAIR_KEYS, MAX_FAIR_KEYS, MAX_RATE_PER_S
+from limiter.rules.rule import DEFAULT_MAX_FAIR_KEYS, MAX_RATE_PER_S
 
 LEAST_PER_S: Final = 1.0
-"""No lower limit is recommended, unless a capacity does not suffice for that."""
+"""The lowest rate recommended."""
 SAME: Final = 0.1
-"""A rate less than a tenth away from the limit is no reason to change it."""
-LEAST_LOWERING_S: Final = DAY_S
-"""A limit is lowered only if at least this much was observed."""
+"""A rate that differs from the limit by less than this share is no reason to change it."""
 FEW_CLIENTS_SHARE: Final = 0.8
-"""One or two clients with at least this share of what was refused caused it."""
-RUNAWAY_TIMES: Final = 3.0
+"""One or two clients with this part of the refusals caused them."""
+FLOOD_TIMES: Final = 3.0
 """This many times the usual demand is far above it."""
-RUNAWAY_ACTIVE_SHARE: Final = 0.34
+FLOOD_ACTIVE_SHARE: Final = 0.34
 """Refusals in more than this share of the seconds with demand are no exception."""
+SHORT_SHARE: Final = 0.005
+"""Recurring floods in less than this share of the time (7 minutes a day) are no reason for a higher limit."""
 LEAST_QUIET_S: Final = 600
-"""With less demand than this outside of refusals, the usual demand is not known."""
+"""With less calm demand than this, the usual demand is unknown."""
 NEXT_TO_NOTHING: Final = 0.001
-"""A limit that refuses no more than this share of the demand suffices; a lower one may refuse so much more."""
-NEAR_TIMES: Final = 0.8
+"""A limit that refuses at most this share of the demand is large enough."""
 NEAR_SHARE: Final = 0.01
-"""A limit is near where so much of it is asked for in so much of the time; see ``HourDemand.near_s``."""
-MAX_SHARE: Final = 0.5
-"""Who has this share of what was refused asked for most."""
-LEAST_CALLERS: Final = 3
-"""With fewer there are no others to protect."""
-MAX_MEMBERS: Final = 50
-"""So many sidecars of a fleet are named."""
-STEPS: Final = (1.1, 1.25, 1.5, 2.0, RUNAWAY_TIMES)
-"""Times what is needed: rates that are tried in turn."""
+"""A limit is tight if the demand is near it in this share of the time."""
+GONE_S: Final = 2 * DAY_S
+"""A resource without demand for this long may be gone."""
+STEPS: Final = (1.1, 1.25, 1.5, 2.0, FLOOD_TIMES)
+"""The rates tried in turn, as multiples of the need."""
+TREND_LEAST: Final = 0.05
+TREND_MOST: Final = 0.5
+"""Weekly growth of less than the one does not count; more than the other is not expected to continue."""
+TREND_FIT: Final = 0.5
+"""A trend counts if it explains this share of the variance between days."""
+MAX_NAME: Final = 60
+"""Characters of a name in evidence."""
 
 
-class Candidate(msgspec.Struct, frozen=True, array_like=True):
-    """A limit that is to be replayed.
-
-    Attributes:
-        rate_per_s: None is unlimited.
-        bytes_per_s: likewise.
-        wanted: over the demand without retries; else over all of it.
-        part: over this share of it only.
-    """
-
-    rate_per_s: float | None
-    bytes_per_s: float | None
-    wanted: bool
-    part: float = 1.0
-
-
-class Rates(msgspec.Struct, frozen=True, array_like=True):
-    """What a limit may admit; None is unlimited."""
-
-    rate_per_s: float | None
-    bytes_per_s: float | None
-
-    @property
-    def limits(self) -> bool:
-        """Whether anything is limited."""
-        return self.rate_per_s is not None or self.bytes_per_s is not None
-
-
-class Advice(OfResource, frozen=True, kw_only=True):
-    """What to do about one limit, as far as figures alone say.
+@dataclass(frozen=True)
+class Advice:
+    """A recommendation and the figures of its resource.
 
     Attributes:
-        action: what to do.
-        limit: in force.
-        recommended: in its place.
-        steps: from the lowest on: the first that holds is taken, or ``recommended`` if none does.
-        tries: rates that were asked about.
-        most: who would be kept from taking more than a fair share.
-        confidence: in the evidence.
-        evidence: in words.
-        need_per_s: what it needs of the broker's capacity, in messages.
-        weight: its part of a capacity that does not suffice.
-        messages_each: messages that one permit stands for.
-        messages: asked for.
-        wanted_messages: of these, without retries.
-        refused_messages: of these.
-        refusing_messages: wanted in the seconds of refusals.
-        top_per_s: asked for in the busiest second.
-        retries: whether there are some among the demand, and how that is known.
-        runaway: refusals were the work of runaways, and were left out.
-        near: the limit refused something, or was near it.
-        capped: it is less than by itself, since the broker's capacity does not suffice.
+        recommendation: what to do.
+        need_per_s: messages per second that the limit should admit; 0 if the resource may be gone.
+        limit_per_s: messages per second that it admits now; None is unlimited.
+        messages: the demand.
+        refused_messages: how many of them were refused.
     """
 
-    action: Recommended
-    limit: Limit
-    recommended: Rates
-    steps: tuple[Rates, ...] = ()
-    tries: tuple[float, ...] = ()
-    most: Most | None = None
-    confidence: Confidence = "low"
-    evidence: str = ""
-    need_per_s: float = 0.0
-    weight: float = 1.0
-    messages_each: float = 1.0
-    messages: int = 0
-    wanted_messages: float = 0.0
-    refused_messages: int = 0
-    refusing_messages: float = 0.0
-    top_per_s: float = 0.0
-    retries: Retries = "none"
-    runaway: bool = False
-    near: bool = False
-    capped: bool = False
-
-    @property
-    def now(self) -> Rates:
-        """What is in force."""
-        return Rates(self.limit.rate, self.limit.bytes_rate)
-
-    @property
-    def candidates(self) -> tuple[Candidate, ...]:
-        """What is to be replayed: the limit in force over all demand first."""
-        views = (False,) if self.retries == "none" else (False, True)
-        rates = dict.fromkeys((self.now, self.recommended, *self.steps))
-        if self.refused_messages or self.tries:
-            # What else there might be, for whoever asks what would have been.
-            rates |= dict.fromkeys(Rates(rate, self.recommended.bytes_per_s) for rate in self._beside())
-        found = [Candidate(*_both(each), wanted) for each in rates if each.limits for wanted in views]
-        found += [self.fair] if self.most is not None else []
-        return tuple(dict.fromkeys((Candidate(*_both(self.now), wanted=False), *found)))
-
-    @property
-    def fair(self) -> Candidate:
-        """The share that all others have for sure, over their part of the demand.
-
-        They are taken to have asked for the part of each second that they have of what was refused in storms.
-        """
-        if self.most is None:
-            raise ValueError("nobody asked for most")
-        share = (self.most.callers - 1) / self.most.callers
-        rate, size = (None if each is None else each * share for each in _both(self.now))
-        return Candidate(rate, size, wanted=False, part=1.0 - self.most.share)
-
-    def _beside(self) -> Iterable[float]:
-        """Return further rates to look at: those that were asked about, and above a limit that stays."""
-        yield from self.tries
-        if self.limit.rate and not any((each.rate_per_s or 0.0) > self.limit.rate for each in self.steps):
-            yield from (_within_range(two_digits(self.limit.rate * times)) for times in STEPS)
+    recommendation: Recommendation
+    need_per_s: float
+    limit_per_s: float | None
+    messages: int
+    refused_messages: int
 
 
-def decide(demand: Demand, options: Options) -> Advice:
-    """Decide about one resource by itself.
-
-    Args:
-        demand: its figures.
-        options: how much above the need a limit is to be, which rates are asked about, and what the broker can take: if
-            that is known, what has no limit gets one, and none is raised beyond what is needed.
-    """
-    limit, above = demand.limit, 1 + options.headroom
-    runaway = is_runaway(demand)
-    growth = _growth(demand)
-    need = _needed(
-        (demand.calm if runaway else demand.corrected).p99 * above,
-        demand.calm_minute_per_s if runaway else demand.minute_per_s,
-        0.0 if runaway else (demand.hour_per_s or 0.0) * above,
-        growth,
-    )
-    bytes_need = _needed(
-        (demand.calm_bytes if runaway else demand.size_bytes).p99 * above,
-        demand.calm_minute_bytes_per_s if runaway else demand.minute_bytes_per_s,
-        0.0,
-        growth,
-    )
-    untold = "" if runaway else _untold(demand)
-    least, bytes_least = (demand.calm.top, demand.calm_bytes.top) if runaway else (0.0, 0.0)
-    rate, rate_action, why = _one(limit.rate, need, demand, least=least, untold=untold)
-    size, bytes_action, bytes_why = _one(
-        limit.bytes_rate, bytes_need, demand, least=bytes_least, untold=untold, unit="bytes"
-    )
-    if untold and untold == why and limit.rate:
-        # Nor does it take more of a capacity than its limit.
-        need = min(need, limit.rate)
-    now, recommended = Rates(limit.rate, limit.bytes_rate), Rates(rate, size)
-    action: Recommended = "keep"
-    steps: tuple[Rates, ...] = ()
-    if "raise" in {rate_action, bytes_action}:
-        action = "raise"
-        # What is to be lowered is another matter, which waits.
-        changing = (rate_action == "raise", bytes_action == "raise")
-        recommended = Rates(rate if changing[0] else limit.rate, size if changing[1] else limit.bytes_rate)
-        steps = () if runaway else _steps(recommended, changing, (1.0, *STEPS), most=_tops(demand))
-    elif "lower" in {rate_action, bytes_action}:
-        action = "lower"
-        if not runaway:
-            changing = (rate_action == "lower", bytes_action == "lower")
-            most = tuple(None if each is None else _two_digits_down(each * (1 - SAME)) for each in _both(now))
-            steps = _steps(recommended, changing, (1.0, *STEPS), most=(most[0], most[1]))
-    elif not (runaway or untold) and _own_share(demand) > NEXT_TO_NOTHING:
-        changing = (_is_same(limit.rate, need), _is_same(limit.bytes_rate, bytes_need))
-        steps = _steps(now, changing, STEPS, most=_tops(demand)) if any(changing) else ()
-    if limit.rate is None and limit.bytes_rate is None and options.capacity_per_s is not None and need:
-        if limit.action == "off":
-            pass
-        elif demand.name == OTHER:
-            why = "these are the many names that were not told apart, which no limit can be set for"
-        else:
-            action, recommended, why = "new", Rates(need, None), ""
-    said = [about_demand(demand, runaway=runaway)]
-    said += [text for text in (about_runaway(demand) if runaway else "", about_growth(demand), why) if text]
-    if limit.bytes_rate is not None:
-        said.append(about_bytes(demand, runaway=runaway))
-        said += [f"bytes: {bytes_why}"] if bytes_why and bytes_why != why else []
-    if limit.rate is None and action == "keep":
-        said += [] if limit.bytes_rate is not None else [no_limit(limit)]
-    near = _own_share(demand) > 0 or is_near(demand)
-    if action == "raise" and not demand.refused_messages:
-        said.append(about_near(demand, near=near))
-    said += unknowns(demand)
+def advise(demand: Demand, minutes: Sequence[Minute], options: Options) -> Advice:
+    """Decide about one resource's limit by its demand; ``minutes`` are replayed."""
+    found = _Case(demand, minutes, options)
+    limit = demand.limit.rate
+    each = demand.messages / demand.requests if demand.limit.count == "requests" and demand.requests else 1.0
+    need = 0.0 if limit == 0 or is_gone(demand) else (found.claim or (LEAST_PER_S if limit else 0.0)) * each
     return Advice(
-        instance=demand.instance,
-        kind=demand.kind,
-        name=demand.name,
-        action=action,
-        limit=limit,
-        recommended=recommended,
-        steps=steps if options.capacity_per_s is None or action == "lower" else (),
-        tries=tuple(each.rate_per_s for each in options.tries if (each.kind, each.name) == (demand.kind, demand.name)),
-        most=_most(demand),
-        confidence="low" if untold and untold in said else confidence(demand),
-        evidence=sentences(said),
-        # A limit takes its part of a capacity, even if nothing counts that was asked for.
-        need_per_s=0.0 if limit.rate == 0 else (need or (LEAST_PER_S if limit.rate else 0.0)) * messages_each(demand),
-        weight=two_digits(limit.rate) if limit.rate else max(need, LEAST_PER_S),
-        messages_each=messages_each(demand),
-        messages=demand.messages,
-        wanted_messages=demand.wanted_messages,
-        refused_messages=demand.refused_messages,
-        refusing_messages=demand.refusing_per_s * demand.refused_s * messages_each(demand),
-        top_per_s=demand.raw.top,
-        retries=demand.retries,
-        runaway=runaway,
-        near=near,
+        found.recommendation(), need, None if limit is None else limit * each, demand.messages, demand.refused_messages
     )
 
 
-def unused(instance: str, kind: str, name: str, limit: Limit, observed_s: int, *, lost_records: int = 0) -> Advice:
-    """Say of an exact limit that nothing was asked for under it."""
-    demand = Demand(instance, kind, name, limit=limit, observed_s=observed_s, lost_records=lost_records)
-    return Advice(
-        instance=instance,
-        kind=kind,
-        name=name,
-        action="unused",
-        limit=limit,
-        recommended=Rates(None, None),
-        confidence="low" if observed_s < DAY_S or lost_records else "medium" if observed_s < 7 * DAY_S else "high",
-        evidence=sentences([f"nothing was asked for in {span(observed_s)} of log", *unknowns(demand)]),
-    )
-
-
-def recommendation(advice: Advice, refused: Sequence[int] | None, error: int) -> Recommendation:
-    """Settle what to do, by what the candidates would have refused.
-
-    Args:
-        advice: by itself, or under a capacity.
-        refused: messages, by candidate; None if no candidate can have refused anything.
-        error: see ``backtest.Replayed``.
-    """
-    replayed = _Replays(advice, refused)
-    action, chosen, others, said = _settled(advice, replayed)
-    only_with: OnlyWith = ""
-    if action == "lower" and not advice.capped:
-        only_with = "lower"
-    elif action == "raise" and (not advice.near or (not advice.refused_messages and advice.confidence == "low")):
-        # Near it in a short log is no reason yet.
-        only_with = "raise"
-    test = Backtest()
-    if advice.messages:
-        current = replayed.of(advice.now, wanted=False) if advice.limit.limits else None
-        logged = _replay(advice.refused_messages, advice.messages) if current else None
-        test = Backtest(
-            current=current,
-            # The same limit, and of the same messages: those that were retries are among what it refuses.
-            recommended=current if chosen == advice.now else replayed.of(chosen, wanted=True),
-            recommended_uncorrected=current if chosen == advice.now else replayed.of(chosen, wanted=False),
-            others_current=others[0] if others else None,
-            others=others[1] if others else None,
-            logged=logged,
-            model_error=error / advice.messages if current else None,
-        )
-    fair = advice.most if action == "share" else None
+def unused(key: Sequence[str], limit: Limit, observed_s: int, lost_records: int = 0) -> Recommendation:
+    """Say that an exact limit had no demand."""
+    instance, kind, name = key
+    level = 0 if observed_s < DAY_S or lost_records else 1 if observed_s < 7 * DAY_S else 2
     return Recommendation(
-        instance=advice.instance,
-        kind=advice.kind,
-        name=advice.name,
-        action=action,
-        rule=advice.limit.rule,
-        count="requests" if advice.limit.count == "requests" else "messages",
-        rate_per_s=advice.limit.rate,
-        recommended_rate_per_s=chosen.rate_per_s,
-        bytes_per_s=advice.limit.bytes_rate,
-        recommended_bytes_per_s=chosen.bytes_per_s,
-        confidence=advice.confidence,
-        evidence=" ".join(each for each in (advice.evidence, sentences(said)) if each),
-        backtest=test,
-        only_with=only_with,
-        fair_by=fair.fair_by if fair else None,
-        max_fair_keys=fair.callers if fair and fair.callers > DEFAULT_MAX_FAIR_KEYS else None,
-        retries=advice.retries,
-        what_if=replayed.what_if(),
-    )
+        instance=instance, kind=kind, name=name, action="unused", rule=limit.rule,
+        count="requests" if limit.count == "requests" else "messages", rate_per_s=limit.rate,
+        bytes_per_s=limit.bytes_rate, confidence=_LEVELS[level],
+        evidence=f"Nothing was asked for in {span_words(observed_s)} of log.",
+        details=_sentences(_unknowns(lost_records, 0)),
+    )  # fmt: skip
 
 
-class _Replays:
-    """What the candidates of some advice would have refused."""
+class _Case:
+    """The decision about one limit."""
 
-    def __init__(self, advice: Advice, refused: Sequence[int] | None) -> None:
-        self._advice = advice
-        candidates = advice.candidates
-        self._refused = dict(zip(candidates, refused or (0,) * len(candidates), strict=True))
+    def __init__(self, demand: Demand, minutes: Sequence[Minute], options: Options) -> None:
+        self._demand, self._minutes, self._options = demand, minutes, options
+        self._backtest = Backtest(minutes, demand.limit)
+        self._is_flood = is_flood(demand)
+        self._is_untold = is_untold(demand)
+        found = demand.calm if self._is_flood else demand.corrected
+        minute = demand.calm_minute_per_s if self._is_flood else demand.minute_per_s
+        self._need = _needed(found.p99 * (1 + options.headroom), minute, 1 + min(max(_growth(demand), 0.0), TREND_MOST))
+        self._now = Rates(demand.limit.rate, demand.limit.bytes_rate)
+        # What may be a flood takes no more of the broker than its limit.
+        is_limited = demand.limit.rate and not self._is_flood and self._is_untold
+        self.claim = min(self._need, demand.limit.rate or 0.0) if is_limited else self._need
 
-    def messages(self, rates: Rates, *, wanted: bool) -> int:
-        """Return how many messages a limit would have refused."""
-        return self._refused[Candidate(*_both(rates), wanted and self._advice.retries != "none")]
-
-    def share(self, rates: Rates, *, wanted: bool) -> float:
-        """Return which share of the demand that is."""
-        return _share(self.messages(rates, wanted=wanted), self._total(wanted=wanted))
-
-    def of(self, rates: Rates, *, wanted: bool) -> Replay | None:
-        """Return both; None if there is no limit."""
-        return _replay(self.messages(rates, wanted=wanted), self._total(wanted=wanted)) if rates.limits else None
-
-    def holds(self, rates: Rates, *, assumed: bool) -> bool:
-        """Say whether a limit would have refused next to nothing; if retries are assumed, of all that came as well."""
-        return self.share(rates, wanted=True) <= NEXT_TO_NOTHING and (
-            not assumed or self.share(rates, wanted=False) <= NEXT_TO_NOTHING
+    def recommendation(self) -> Recommendation:
+        demand, limit = self._demand, self._demand.limit
+        action, chosen, why = self._decide()
+        evidence, *details = dict.fromkeys((*why, *self._about()))
+        keys = self._others.keys if action == "share" and self._others else 0
+        return Recommendation(
+            instance=demand.instance,
+            kind=demand.kind,
+            name=demand.name,
+            action=action,
+            rule=limit.rule,
+            count="requests" if limit.count == "requests" else "messages",
+            rate_per_s=self._now.per_s,
+            recommended_rate_per_s=chosen.per_s,
+            bytes_per_s=self._now.bytes_per_s,
+            recommended_bytes_per_s=chosen.bytes_per_s,
+            confidence=self._confidence(),
+            evidence=_sentences([evidence]),
+            details=_sentences(details),
+            backtest=self._tested(chosen, action) if self._backtest.messages else rec.Backtest(),
+            only_with=self._only_with(action),
+            fair_by=self._others.caller.fair_by if action == "share" and self._others else None,
+            max_fair_keys=keys if keys > DEFAULT_MAX_FAIR_KEYS else None,
+            retries=demand.retries,
+            what_if=tuple(self._what_if(chosen)),
         )
 
-    def others(self) -> tuple[Replay, Replay] | None:
-        """Return what was refused of all but the one that asked for most, and what fair shares would have."""
-        advice, most = self._advice, self._advice.most
-        if most is None or advice.limit.rate is None:
+    def _decide(self) -> tuple[Recommended, Rates, list[str]]:
+        """Return what to do, the rates, and why."""
+        demand, now, need = self._demand, self._now, self._need
+        others = self._others
+        if others is not None and others.refused_then * 2 <= others.refused_now:
+            return "share", now, [self._about_shares(others)]
+        if self._is_flood:
+            return self._flooded()
+        if now.per_s is None:
+            return "keep", now, [self._unlimited()]
+        if now.per_s == 0:
+            return "keep", now, ["A limit of 0 is left as it is"]
+        if not need:
+            return "keep", now, ["There is too little demand to say what it needs"] if demand.storms.count else []
+        is_same = _is_same(now.per_s, need)
+        if need < now.per_s and not is_same:
+            return self._lowered()
+        if self._is_untold:
+            return "keep", now, [_about_untold(demand)]
+        if not is_same or (_own_share(demand) > NEXT_TO_NOTHING and not self._holds(now.per_s)):
+            return self._raised(max(need, now.per_s))
+        return "keep", now, []
+
+    @cached_property
+    def _others(self) -> Others | None:
+        demand = self._demand
+        if _own_share(demand) <= NEXT_TO_NOTHING or demand.limit.fair_by is not None:
             return None
-        total = max(1.0, advice.messages - most.share * advice.refusing_messages)
-        return (
-            _replay(round((1 - most.share) * advice.refused_messages), total),
-            _replay(self._refused[advice.fair], total),
+        if self._is_flood and demand.storms.count == 1:
+            # Nothing to change a limit for.
+            return None
+        return others_of(demand, self._minutes)
+
+    def _flooded(self) -> tuple[Recommended, Rates, list[str]]:
+        """Decide by the demand outside floods."""
+        demand, now, need = self._demand, self._now, self._need
+        why = [self._about_flood()]
+        if not now.per_s:
+            return "keep", now, why
+        if need > now.per_s and not _is_same(now.per_s, need):
+            return "raise", now._replace(per_s=need), why
+        if is_recurring(demand):
+            wanted = _needed(demand.corrected.top, demand.minute_per_s, 1.0)
+            return ("raise", now._replace(per_s=wanted), why) if wanted > now.per_s else ("keep", now, why)
+        lowest = max(need, two_digits(demand.calm.top))
+        if need and lowest <= now.per_s * (1 - SAME) and self._may_be_lowered() is None:
+            return "lower", now._replace(per_s=lowest), why
+        return "keep", now, why
+
+    def _raised(self, least: float) -> tuple[Recommended, Rates, list[str]]:
+        """Return the lowest rate from ``least`` on that would have refused next to nothing."""
+        top = two_digits(self._demand.raw.top)
+        rates = [max(least, min(_within_range(two_digits(least * times)), top)) for times in (1.0, *STEPS)]
+        chosen = next((each for each in rates if self._holds(each)), None)
+        if chosen is None:
+            # The busiest seconds stay refused; perhaps not without the retries.
+            chosen = next((each for each in rates if self._share(each, wanted=True) <= NEXT_TO_NOTHING), least)
+        if chosen == self._now.per_s:
+            return "keep", self._now, []
+        why = [self._about_demand()]
+        if not self._holds(chosen):
+            why.append(f"{self._refusing(chosen)}: its busiest second is {rate(self._demand.raw.top)}")
+        elif chosen != least:
+            why.append(f"{self._refusing(least)}, so it takes {rate(chosen)}")
+        return "raise", self._now._replace(per_s=chosen), why
+
+    def _lowered(self) -> tuple[Recommended, Rates, list[str]]:
+        """Return the lowest rate that would not have refused more than the limit in force."""
+        now, per_s = self._now, self._now.per_s or 0.0
+        why = self._may_be_lowered()
+        if why is not None:
+            return "keep", now, [self._about_demand(), why]
+        most = self._backtest.refused(now) + NEXT_TO_NOTHING * self._backtest.messages
+        for times in (1.0, *STEPS):
+            lower = now._replace(per_s=max(self._need, min(two_digits(self._need * times), _down(per_s * (1 - SAME)))))
+            if self._backtest.refused(lower) <= most:
+                return "lower", lower, []
+        return "keep", now, [self._about_demand(), f"{self._refusing(self._need)}, so it stays"]
+
+    def _may_be_lowered(self) -> str | None:
+        """Return why not; None if it may."""
+        demand = self._demand
+        if demand.limit.rule not in {f"{demand.kind}:{demand.name}", f"{demand.kind}:{glob_of(demand.name)}"}:
+            return "the limit is of a pattern, which other names may need"
+        if demand.limit_s < DAY_S:
+            under = "under this limit" if demand.before else "of log"
+            return f"{span_words(demand.limit_s)} {under} is too short to lower it"
+        return "" if is_gone(demand) else None
+
+    def _holds(self, per_s: float) -> bool:
+        """Say whether a limit would have refused next to nothing, also with retries if these are assumed."""
+        with_retries = (False, True) if self._demand.retries == "assumed" else (True,)
+        return all(self._share(per_s, wanted=wanted) <= NEXT_TO_NOTHING for wanted in with_retries)
+
+    def _share(self, per_s: float, *, wanted: bool) -> float:
+        return self._replay(self._now._replace(per_s=per_s), wanted=wanted).refused_share
+
+    def _replay(self, rates: Rates, *, wanted: bool) -> rec.Replay:
+        wanted = wanted and self._demand.retries != "none"
+        of = self._backtest.wanted_messages if wanted else self._backtest.messages
+        return _of(self._backtest.refused(rates, wanted=wanted), of)
+
+    def _tested(self, chosen: Rates, action: Recommended) -> rec.Backtest:
+        now, test = self._now, self._backtest
+        others = self._others if action == "share" else None
+        current = self._replay(now, wanted=False) if now.limits else None
+        changes = chosen != now and chosen.limits
+        return rec.Backtest(
+            current=current,
+            # The same limit refuses the retries as well.
+            recommended=self._replay(chosen, wanted=True) if changes else current,
+            recommended_uncorrected=self._replay(chosen, wanted=False) if changes else current,
+            others_current=others and _of(round(others.refused_now * others.messages), others.messages),
+            others=others and _of(math.ceil(others.refused_then * others.messages), others.messages),
+            logged=None if current is None else _of(test.logged_messages, test.now_messages),
+            model_error=test.error() / test.now_messages if current is not None and test.now_messages else None,
         )
 
-    def what_if(self) -> tuple[WhatIf, ...]:
-        """Return what each rate would have refused."""
-        found: dict[float, Rates] = {}
-        for each in self._refused:
-            if each.rate_per_s is not None and each.part == 1.0:
-                found.setdefault(each.rate_per_s, Rates(each.rate_per_s, each.bytes_per_s))
-        if len(found) < 2 and not self._advice.tries:
-            return ()
-        return tuple(
-            WhatIf(
-                rate_per_s=rate,
-                refused_share=self.share(found[rate], wanted=True),
-                refused_share_uncorrected=self.share(found[rate], wanted=False),
+    def _only_with(self, action: Recommended) -> OnlyWith:
+        """Return the flag without which the advice is not applied: for what can wait, or needs a decision."""
+        if action == "lower":
+            return "lower"
+        demand = self._demand
+        is_tight = _own_share(demand) > 0 or demand.near_s >= max(1.0, NEAR_SHARE * demand.observed_s)
+        # Demand near the limit in a short log is no reason yet.
+        can_wait = not is_tight or (not demand.refused_messages and confidence_of(demand) == "low")
+        return "raise" if action == "raise" and (can_wait or (self._is_flood and is_recurring(demand))) else ""
+
+    def _confidence(self) -> Confidence:
+        found = confidence_of(self._demand)
+        if self._is_flood:
+            return "low" if found == "low" else "medium"
+        return "low" if self._is_untold else found
+
+    def _what_if(self, chosen: Rates) -> Iterator[rec.WhatIf]:
+        """Replay the rates that were asked about, and for a limit that refused, rates above the recommended one."""
+        demand, now = self._demand, self._now.per_s
+        asked = (each for each in self._options.tries if (each.kind, each.name) == (demand.kind, demand.name))
+        rates = {each.rate_per_s for each in asked}
+        if demand.refused_messages and now:
+            rates |= {_within_range(two_digits((chosen.per_s or now) * times)) for times in STEPS}
+        if rates:
+            rates |= {each for each in (now, chosen.per_s) if each is not None}
+        for per_s in sorted(rates):
+            yield rec.WhatIf(
+                rate_per_s=per_s,
+                refused_share=self._share(per_s, wanted=True),
+                refused_share_uncorrected=self._share(per_s, wanted=False),
             )
-            for rate in sorted(found)
+
+    # Evidence: the first sentence has two lines at most, all others are details.
+
+    def _about(self) -> Iterator[str]:
+        demand = self._demand
+        yield self._about_demand()
+        for per_s, (messages, refused) in demand.before.items():
+            yield f"the limit of {rate(per_s, self._unit)} before it {self._did(refused, messages)}"
+        if demand.limit.bytes_rate is not None:
+            p99, limit = (rate(each, "bytes") for each in (demand.size_bytes.p99, demand.limit.bytes_rate))
+            yield f"p99 of bytes is {p99}, their limit {limit}"
+        trend = _growth(demand)
+        if is_gone(demand) and demand.last_s is not None:
+            yield f"no demand since {words.moment(demand.last_s)[:16]} UTC"
+        elif trend:
+            capped = " of 50%" if trend > TREND_MOST else ""
+            added = f", and a week's growth{capped} is added" if trend > 0 else ""
+            yield f"the daily demand {'grows' if trend > 0 else 'shrinks'} by {percent(abs(trend))} a week{added}"
+        if not demand.refused_messages and demand.near_s:
+            yield f"80% of it was reached in {percent(demand.near_s / max(1, demand.observed_s))} of the time"
+        yield from _unknowns(demand.lost_records, demand.other)
+
+    @property
+    def _unit(self) -> str:
+        return "requests" if self._demand.limit.count == "requests" else ""
+
+    def _about_demand(self) -> str:
+        """Say what the demand was, and what the limit did to it."""
+        demand, storms, limit = self._demand, self._demand.storms, self._demand.limit
+        found, what = (demand.calm, "demand outside storms") if self._is_flood else (demand.corrected, "demand")
+        said = f"p99 of {what} over {span_words(demand.observed_s)} is {rate(found.p99, self._unit)}"
+        if not self._is_flood and demand.raw.p99 > found.p99 * 1.005:
+            how = "counted" if demand.retries == "measured" else "assumed"
+            said += f" ({rate(demand.raw.p99, self._unit)} with retries, {how})"
+        if limit.rate is None:
+            return said
+        since = "" if demand.limit_since_s is None else f" since {words.moment(demand.limit_since_s)[:16]}"
+        said += f", limit {rate(limit.rate, self._unit)}{since}"
+        did = self._did(demand.now_refused_messages, demand.now_messages)
+        if storms.own_share < MAX_SHARE and storms.other_rule:
+            other = f"{percent(1 - storms.own_share)} of that by {_name(storms.other_rule)}"
+            return f"{said}; rules {did}, {other}: look at that limit"
+        in_storms = storms.count and demand.now_refused_messages and not demand.before
+        return f"{said} {did}" + (f" in {counted(storms.count, 'storm')}" if in_storms else "")
+
+    def _did(self, refused: int, messages: int) -> str:
+        verb = "would have refused" if self._demand.limit.action == "shadow" else "refused"
+        return f"{verb} {percent(refused / messages)}" if refused and messages else "refused nothing"
+
+    def _unlimited(self) -> str:
+        storms = self._demand.storms
+        if self._demand.limit.action == "off":
+            return "Its limit is off"
+        if not storms.other_rule:
+            return ""
+        return (
+            f"It has no limit of its own, but {_name(storms.other_rule)} refused {counted(storms.messages, 'message')}"
+            " of it: look at that limit"
         )
 
-    def _total(self, *, wanted: bool) -> float:
-        return self._advice.wanted_messages if wanted and self._advice.retries != "none" else self._advice.messages
-
-
-_Settled = tuple[Recommended, Rates, tuple[Replay, Replay] | None, list[str]]
-"""What to do, the rates, what becomes of the others if they get fair shares, and further evidence."""
-
-
-def _settled(advice: Advice, replayed: _Replays) -> _Settled:
-    others = replayed.others()
-    if others and advice.most and others[1].refused_messages * 2 <= others[0].refused_messages:
-        said = [about_shares(advice.most, *(each.refused_share for each in others))]
-        if advice.action == "raise":
-            said.append(f"to let all of it pass takes {_text(advice.recommended, advice.now)}")
-        return "share", advice.now, others, said
-    if not advice.steps:
-        said = []
-        if advice.action in {"raise", "new"} and not (
-            advice.runaway or replayed.holds(advice.recommended, assumed=True)
-        ):
-            said = [_still(advice, advice.recommended, replayed)]
-        return advice.action, advice.recommended, None, said
-    if advice.action == "lower":
-        return _lowered(advice, replayed)
-    assumed = advice.retries == "assumed"
-    base, now = advice.recommended, advice.now
-    chosen = next((each for each in advice.steps if replayed.holds(each, assumed=assumed)), None)
-    if chosen is None:
-        # Nothing holds either way; perhaps without the retries.
-        chosen = next((each for each in advice.steps if replayed.holds(each, assumed=False)), base)
-    said = []
-    if chosen != base:
-        said.append(f"{_refusing(base, now, replayed, assumed=assumed)}, so it takes {_text(chosen, now)}")
-    if not replayed.holds(chosen, assumed=assumed):
-        said.append(_still(advice, chosen, replayed))
-    return "keep" if chosen == now else "raise", chosen, None, said
-
-
-def _lowered(advice: Advice, replayed: _Replays) -> _Settled:
-    most = replayed.messages(advice.now, wanted=False) + NEXT_TO_NOTHING * advice.messages
-    base = advice.recommended
-    for each in advice.steps:
-        if replayed.messages(each, wanted=False) <= most:
-            no_more = f"{_text(each, advice.now)} next to nothing more than the limit in force"
-            said = [f"{_refusing(base, advice.now, replayed, assumed=False)}, and {no_more}"] if each != base else []
-            return "lower", each, None, said
-    return "keep", advice.now, None, [f"{_refusing(base, advice.now, replayed, assumed=False)}, so it stays"]
-
-
-def _refusing(rates: Rates, now: Rates, replayed: _Replays, *, assumed: bool) -> str:
-    """Say what a limit would have refused."""
-    said = f"{_text(rates, now)} would have refused {words.percent(replayed.share(rates, wanted=not assumed))} of it"
-    if not assumed:
-        return said
-    return f"{said} if nobody tried again, and {words.percent(replayed.share(rates, wanted=True))} without the retries"
-
-
-def _still(advice: Advice, rates: Rates, replayed: _Replays) -> str:
-    assumed = advice.retries == "assumed"
-    peaks = f"its busiest second is {words.rate(advice.top_per_s)}"
-    return f"{_refusing(rates, advice.now, replayed, assumed=assumed)}: {peaks}"
-
-
-def _text(rates: Rates, now: Rates) -> str:
-    """Write the rate of two that changes."""
-    if rates.rate_per_s == now.rate_per_s and rates.bytes_per_s != now.bytes_per_s:
-        return words.rate(rates.bytes_per_s, "bytes")
-    return words.rate(rates.rate_per_s)
-
-
-def _both(rates: Rates) -> tuple[float | None, float | None]:
-    return rates.rate_per_s, rates.bytes_per_s
-
-
-def _share(refused: float, of: float) -> float:
-    return min(1.0, refused / of) if of else 0.0
-
-
-def _replay(refused: int, of: float) -> Replay:
-    return Replay(refused_messages=refused, refused_share=_share(refused, of))
-
-
-def _steps(
-    base: Rates, changing: tuple[bool, bool], times: Iterable[float], most: tuple[float | None, float | None]
-) -> tuple[Rates, ...]:
-    """Return multiples of what changes of two rates, up to the most of each; never less than the rates themselves."""
-
-    def stepped(rate: float | None, by: float, top: float | None, *, changes: bool) -> float | None:
-        if rate is None or not changes:
-            return rate
-        wanted = _within_range(two_digits(rate * by))
-        return wanted if top is None else max(rate, min(wanted, top))
-
-    found = (
-        Rates(
-            stepped(base.rate_per_s, by, most[0], changes=changing[0]),
-            stepped(base.bytes_per_s, by, most[1], changes=changing[1]),
+    def _about_flood(self) -> str:
+        """Say whose refusals do not count."""
+        demand, storms = self._demand, self._demand.storms
+        named = [_name(each.name) for each in storms.callers.get("client", ())[:2]]
+        who = "one or two clients"
+        if named and (storms.clients == 1 or storms.callers["client"][0].share >= FEW_CLIENTS_SHARE):
+            who, named = f"client {named[0]}", named[:1]
+        elif len(named) == storms.clients:
+            who = f"clients {' and '.join(named)}"
+        part = storms.callers["client"][0].share if len(named) == 1 else storms.top_two_share
+        times = demand.refusing_per_s / max(demand.calm.p99, demand.calm_minute_per_s, 1e-9)
+        far = f"{times:.0f} times the usual demand" if times < 1000 else "far more than the usual demand"
+        then = (
+            "on most days; call who sends it, or raise the limit"
+            if is_recurring(demand)
+            else "which is what the limit is for"
         )
-        for by in times
-    )
-    return tuple(dict.fromkeys(found))
+        return f"{who} sent {percent(part)} of what was refused: {far}, {self._in_time()}, {then}"
+
+    def _about_shares(self, others: Others) -> str:
+        caller = others.caller
+        then = f"at most {percent(others.refused_then)}" if others.refused_then > 0 else "none"
+        return (
+            f"{caller.fair_by.replace('_', ' ')} {_name(caller.name)} has {percent(caller.share)} of what was refused"
+            f' {self._in_time()}: with fair_by = "{caller.fair_by}" at the same rate, {then} of what others sent'
+            f" meanwhile would have been refused, not {percent(others.refused_now)}"
+        )
+
+    def _in_time(self) -> str:
+        demand = self._demand
+        return f"in {percent(demand.refused_s / max(1, demand.observed_s))} of the time"
+
+    def _refusing(self, per_s: float) -> str:
+        is_assumed = self._demand.retries == "assumed"
+        said = f"{rate(per_s)} would have refused {percent(self._share(per_s, wanted=not is_assumed))} of it"
+        without = f", and {percent(self._share(per_s, wanted=True))} without retries"
+        return f"{said} if clients did not retry{without}" if is_assumed else said
 
 
-def _tops(demand: Demand) -> tuple[float | None, float | None]:
-    """Return the rates above which nothing can be refused; of bytes with retries nobody knows."""
-    size = None if demand.retries == "assumed" else two_digits(demand.size_bytes.top)
-    return two_digits(demand.raw.top), size
+def _of(refused: int, of: float) -> rec.Replay:
+    return rec.Replay(refused_messages=refused, refused_share=min(1.0, refused / of) if of else 0.0)
 
 
 def _own_share(demand: Demand) -> float:
-    """Return which share of the demand the limit itself refused."""
-    if demand.storms.own_share < MAX_SHARE or not demand.messages:
+    """Return the share of the demand under the limit in force that it refused itself."""
+    if demand.storms.own_share < MAX_SHARE or not demand.now_messages:
         return 0.0
-    return demand.refused_messages / demand.messages
+    return demand.now_refused_messages / demand.now_messages
 
 
-def is_near(demand: Demand) -> bool:
-    """Say whether the limit is used nearly up for more than moments."""
-    size = demand.limit.bytes_rate
-    return demand.near_s >= max(1.0, NEAR_SHARE * demand.observed_s) or bool(
-        size and demand.size_bytes.p99 >= NEAR_TIMES * size
-    )
+def is_gone(demand: Demand) -> bool:
+    """Say whether there has been no demand for days."""
+    return demand.last_s is not None and demand.until_s - demand.last_s >= GONE_S
 
 
-def _most(demand: Demand) -> Most | None:
-    """Return whose share of the limit would best be kept apart; None where nobody asked for most."""
-    limit, storms = demand.limit, demand.storms
-    if not limit.rate or _own_share(demand) <= NEXT_TO_NOTHING or limit.fair_by is not None:
-        return None
-    found = [
-        each
-        for each in storms.most
-        if each.share >= MAX_SHARE
-        and LEAST_CALLERS <= each.callers <= MAX_FAIR_KEYS
-        and each.fair_by != demand.kind
-        and each.share < 1.0
-    ]
-    # Of those alike the first: an address cannot be made up.
-    return max(found, key=lambda each: round(each.share, 1), default=None)
+def is_recurring(demand: Demand) -> bool:
+    """Say whether refusals come back on most days."""
+    return demand.days >= 4 and demand.storms.days * 2 >= demand.days
 
 
-def is_runaway(demand: Demand) -> bool:
-    """Say whether refusals were short exceptions, by one or two clients, far above what is asked for otherwise."""
+def is_flood(demand: Demand) -> bool:
+    """Say whether refusals were short exceptions, by one or two clients, far above the usual demand."""
     storms = demand.storms
     if not storms.count or storms.top_two_share < FEW_CLIENTS_SHARE:
         return False
-    if demand.days >= 4 and storms.days * 2 >= demand.days:
-        # It comes back day after day: somebody's regular work.
+    if is_recurring(demand) and demand.refused_s > SHORT_SHARE * demand.observed_s:
+        # A regular job.
         return False
-    if demand.refused_s > RUNAWAY_ACTIVE_SHARE * demand.active_s:
+    if demand.refused_s > FLOOD_ACTIVE_SHARE * demand.active_s:
         return False
-    return demand.refusing_per_s >= RUNAWAY_TIMES * max(demand.calm.p99, demand.calm_minute_per_s)
+    return demand.refusing_per_s >= FLOOD_TIMES * max(demand.calm.p99, demand.calm_minute_per_s)
 
 
 def is_untold(demand: Demand) -> bool:
-    """Say whether a flood may be all that the log knows above the limit: a reason to let the limit stay."""
+    """Say whether the log may have nothing above the limit but a flood, so that the limit stays."""
     if not (demand.refused_s or demand.refused_messages):
         return False
     if demand.refused_span_s >= DAY_S and demand.refused_days * 2 >= demand.days:
-        # It comes back, or does not end.
         return False
-    return demand.quiet_s < LEAST_QUIET_S or (demand.observed_s < DAY_S and _is_far_above(demand))
+    # A shadow limit says only of whole minutes that they are calm.
+    is_shadow = demand.limit.action == "shadow"
+    calm = demand.quiet_minute_per_s if is_shadow else max(demand.calm.p99, demand.quiet_minute_per_s)
+    is_far_above = max(demand.corrected.p99, demand.minute_per_s, demand.refusing_per_s) >= FLOOD_TIMES * calm
+    return demand.quiet_s < LEAST_QUIET_S or (demand.observed_s < DAY_S and is_far_above)
 
 
-def _is_far_above(demand: Demand) -> bool:
-    # Of a limit that only shadows, only minutes without a refusal are known to be calm.
-    shadows = demand.limit.action == "shadow"
-    calm = demand.quiet_minute_per_s if shadows else max(demand.calm.p99, demand.quiet_minute_per_s)
-    calm_bytes = (
-        demand.quiet_minute_bytes_per_s if shadows else max(demand.calm_bytes.p99, demand.quiet_minute_bytes_per_s)
-    )
-    return (
-        max(demand.corrected.p99, demand.minute_per_s, demand.refusing_per_s) >= RUNAWAY_TIMES * calm
-        or max(demand.size_bytes.p99, demand.minute_bytes_per_s) > RUNAWAY_TIMES * calm_bytes
-    )
+def _about_untold(demand: Demand) -> str:
+    if demand.quiet_s < LEAST_QUIET_S:
+        known = f"only {span_words(demand.quiet_s)}" if demand.quiet_s else "nothing"
+        return f"Not enough quiet time to tell demand from a flood: {known} of it lies outside refusals"
+    observed = span_words(demand.observed_s)
+    return f"{observed} of log is too short to tell demand from a flood: what was refused is far above the usual demand"
 
 
-def _untold(demand: Demand) -> str:
-    return about_untold(demand, LEAST_QUIET_S) if is_untold(demand) else ""
+_LEVELS: Final[tuple[Confidence, ...]] = ("low", "medium", "high")
 
 
-def confidence(demand: Demand) -> Confidence:
+def confidence_of(demand: Demand) -> Confidence:
     """Say how far the evidence goes."""
-    level = 2 if demand.observed_s >= 7 * DAY_S else 1 if demand.observed_s >= DAY_S else 0
+    level = 2 if demand.limit_s >= 7 * DAY_S else 1 if demand.limit_s >= DAY_S else 0
     if demand.active_s < 600:
         level = min(level, 0 if demand.active_s < 60 else 1)
-    if demand.lost_records or demand.other or abs(demand.trend_per_week or 0.0) > TREND_MOST:
-        level -= 1
-    if demand.retries == "assumed" and demand.raw.p99 > demand.corrected.p99 * (1 + SAME):
-        level -= 1
-    levels: tuple[Confidence, ...] = ("low", "medium", "high")
-    return levels[max(0, level)]
+    level -= bool(demand.lost_records or demand.other or (demand.trend_per_week or 0.0) > TREND_MOST)
+    level -= demand.retries == "assumed" and demand.raw.p99 > demand.corrected.p99 * (1 + SAME)
+    return _LEVELS[max(0, level)]
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What some resources of one instance want of a capacity, alike.
-
-    Attributes:
-        need_per_s: each.
-        weight: of each.
-        count: how many.
-    """
-
-    need_per_s: float
-    weight: float
-    count: int
+def _unknowns(lost_records: int, other: int) -> Iterator[str]:
+    if lost_records:
+        yield f"{counted(lost_records, 'record')} of the log {'is' if lost_records == 1 else 'are'} lost"
+    if other:
+        yield "there were too many names to count each: some of its demand may be under _other"
 
 
-def fair_level(claims: Iterable[Claim], capacity_per_s: float) -> float | None:
-    """Return what each gets for one unit of weight, by weighted max-min fairness; None if all get what they need.
-
-    Who needs less than that keeps what it needs; what is left is shared out by weight among those who need more.
-    """
-    ordered = sorted(claims, key=lambda claim: claim.need_per_s / claim.weight)
-    left = capacity_per_s
-    weights = sum(claim.weight * claim.count for claim in ordered)
-    for claim in ordered:
-        level = left / weights
-        if claim.need_per_s > level * claim.weight:
-            return level
-        left -= claim.need_per_s * claim.count
-        weights -= claim.weight * claim.count
-    return None
+def _sentences(said: Iterable[str]) -> str:
+    return " ".join(f"{text[:1].upper() if text[:3] != 'p99' else text[:1]}{text[1:]}." for text in said if text)
 
 
-def share_out(advice: Advice, level: float | None, capacity_per_s: float) -> Advice:
-    """Put a recommendation under the capacity that all share.
-
-    Args:
-        advice: by itself.
-        level: None if all recommended limits together fit; else see ``fair_level``, infinite if the needs do: then
-            limits come down to what is needed.
-        capacity_per_s: of the broker, in messages.
-    """
-    recommended = advice.recommended.rate_per_s
-    if level is None or recommended is None or advice.action == "unused" or not advice.need_per_s:
-        return advice
-    share = advice.weight * level
-    given = min(advice.need_per_s, share)
-    if recommended * advice.messages_each <= given:
-        return advice
-    rate = _two_digits_down(given / advice.messages_each)
-    now = advice.limit.rate
-    action: Recommended = "new" if now is None else "raise" if rate > now else "lower" if rate < now else "keep"
-    if action == "keep" and advice.recommended.bytes_per_s != advice.limit.bytes_rate:
-        # Of the two only that of bytes changes.
-        action = advice.action
-    broker = f"the broker's {words.rate(capacity_per_s)}"
-    if advice.need_per_s <= share:
-        why = f"Limits add up to more than {broker}, so it gets the {words.rate(given)} that it needs."
-        if advice.action == "keep":
-            why = f"But {why[:1].lower()}{why[1:]}"
-    else:
-        why = (
-            f"{broker[:1].upper()}{broker[1:]} do not suffice for all: of the {words.rate(advice.need_per_s)} that it"
-            f" needs, its fair share is {words.rate(share)}."
-        )
-    return msgspec.structs.replace(
-        advice,
-        action=action,
-        recommended=Rates(rate, advice.recommended.bytes_per_s),
-        steps=(),
-        most=None,
-        evidence=f"{advice.evidence} {why}",
-        capped=True,
-    )
+def _name(name: str) -> str:
+    name = printable(name)
+    return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…"
 
 
-def fleet(kind: str, name: str, members: Iterable[Advice]) -> Fleet:
-    """Add up what several sidecars pass of one resource, in messages.
-
-    Their busiest seconds need not be the same ones, so that all together may need less than this.
-
-    Args:
-        kind: of the resource.
-        name: of the resource.
-        members: the advice for each sidecar, at least one.
-    """
-    of = list(members)
-    need = sum(each.need_per_s for each in of)
-    limits = [None if each.limit.rate is None else each.limit.rate * each.messages_each for each in of]
-    found = [
-        Member(
-            instance=each.instance,
-            need_per_s=each.need_per_s,
-            limit_per_s=limit,
-            share=each.need_per_s / need if need else 1 / len(of),
-        )
-        for each, limit in zip(of, limits, strict=True)
-    ]
-    return Fleet(
-        kind=kind,
-        name=name,
-        need_per_s=need,
-        limit_per_s=None if None in limits else sum(limit for limit in limits if limit is not None),
-        member_count=len(of),
-        members=tuple(sorted(found, key=lambda each: (-each.share, each.instance))[:MAX_MEMBERS]),
-    )
-
-
-def _one(
-    now: float | None, need: float, demand: Demand, *, least: float, untold: str, unit: str = ""
-) -> tuple[float | None, Recommended, str]:
-    """Decide about one of the two rates: what is recommended, what that is, and a remark.
-
-    Args:
-        now: in force.
-        need: see ``_needed``.
-        demand: all of it.
-        least: no lowering goes below.
-        untold: why it is not raised; empty if it may be.
-        unit: of the rates, for the remark.
-    """
-    if now is None:
-        return None, "keep", ""
-    if now == 0:
-        return now, "keep", "a limit of 0 is left as it is"
-    if not need:
-        return now, "keep", "too little is asked for otherwise to say what it needs" if demand.storms.count else ""
-    if _is_same(now, need):
-        return now, "keep", ""
-    if need > now:
-        return (now, "keep", untold) if untold else (need, "raise", "")
-    if not is_own(demand):
-        return now, "keep", "the limit is of a pattern, which others may need as it is"
-    if demand.observed_s < LEAST_LOWERING_S:
-        return now, "keep", f"{span(demand.observed_s)} of log are too few to lower it"
-    lowest = max(need, two_digits(least))
-    why = f"its busiest second outside of storms is {words.rate(least, unit)}" if lowest > need else ""
-    return (now, "keep", why) if lowest > now * (1 - SAME) else (lowest, "lower", why)
-
-
-def _is_same(now: float | None, need: float) -> bool:
-    """Say whether what is needed is about what is in force."""
-    return bool(now and need) and abs(need - (now or 0.0)) < SAME * (now or 0.0)
-
-
-def is_own(demand: Demand) -> bool:
-    """Say whether the limit is the resource's own, not a pattern's or a default's."""
-    return demand.limit.rule in {f"{demand.kind}:{demand.name}", f"{demand.kind}:{glob_of(demand.name)}"}
-
-
-def _needed(percentile: float, minute: float, hour: float, growth: float) -> float:
-    need = max(percentile, minute, hour) * growth
-    return 0.0 if need <= 0 else _within_range(max(LEAST_PER_S, two_digits(need)))
-
-
-def _within_range(rate: float) -> float:
-    """Return a rate, or the highest that a limit can have."""
-    return min(rate, float(MAX_RATE_PER_S))
-
-
-def messages_each(demand: Demand) -> float:
-    """Return how many messages one permit stands for."""
-    if demand.limit.count != "requests" or not demand.requests:
-        return 1.0
-    return demand.messages / demand.requests
+def _is_same(now: float, need: float) -> bool:
+    return abs(need - now) < SAME * now
 
 
 def _growth(demand: Demand) -> float:
+    """Return the weekly growth that counts, as a share; 0 is none."""
     trend = demand.trend_per_week
-    if trend is None or trend < TREND_LEAST or demand.trend_fit < TREND_FIT:
-        return 1.0
-    return 1.0 + min(trend, TREND_MOST)
+    return 0.0 if trend is None or abs(trend) < TREND_LEAST or demand.trend_fit < TREND_FIT else trend
+
+
+def _needed(percentile: float, minute: float, growth: float) -> float:
+    need = max(percentile, minute) * growth
+    return 0.0 if need <= 0 else _within_range(max(LEAST_PER_S, two_digits(need)))
+
+
+def _within_range(per_s: float) -> float:
+    return min(per_s, float(MAX_RATE_PER_S))
 
 
 def two_digits(value: float) -> float:
@@ -801,15 +513,15 @@ def two_digits(value: float) -> float:
     return _rounded(value, math.ceil)
 
 
-def _two_digits_down(value: float) -> float:
+def _down(value: float) -> float:
     return _rounded(value, math.floor)
 
 
 def _rounded(value: float, how: Callable[[float], int]) -> float:
-    # What is less is nothing: the least of a rate is a millionth.
+    # Less than the least rate is nothing.
     if value < 1e-12:
         return 0.0
     size = math.floor(math.log10(value)) - 1
-    # What is there already up to the last bit must not be rounded up once more.
+    # Equal but for the last bit must not be rounded up.
     digits = how(round(value / 10.0**size, 9))
     return round(digits * 10.0**size, max(0, -size))

@@ -1,72 +1,46 @@
-"""``sluice report`` as it is asked for: check what is given, start Spark, and have it done.
+"""The job of ``sluice report``: check what was given, start Spark, make the report."""
 
-Everything that can be wrong with what was given is found before Spark is started; what ``making`` needs is imported
-while its Java starts.
-"""
-
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from datetime import UTC, datetime
 from importlib import import_module
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from admin.analytics import inputs
 from admin.analytics.once import Seen
 from admin.analytics.options import Options
-from admin.analytics.out import OutLock
-from admin.analytics.spark import FEW_BYTES, SparkOptions, beside, in_words, open_session
+from admin.analytics.out import locked, write_file
+from admin.analytics.spark import SparkOptions, in_words, open_session
 from admin.common.errors import SettingsError, StartError
+from admin.common.recommendations import Period, RecommendationsFile
+from admin.run.check import show
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from pyspark.sql import DataFrame, SparkSession
 
-REPORT_HTML: Final = "report.html"
 DEFAULT_OUT: Final = "sluice-report"
-_LOG: Final = Path("_logs", "spark.log")
-_MAKING: Final = "admin.analytics.making"
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a report goes.
-
-    Attributes:
-        tables: directory or address of the tables.
-        files: directory of what is for people and for ``sluice limits apply``.
-        html: the page.
-    """
-
-    tables: str
-    files: Path
-    html: Path
-
-    @classmethod
-    def of(cls, out: str, html: Path | None) -> "Place":
-        """Return the places of a report.
-
-        Args:
-            out: directory or address; of an address, only the tables go there, and the rest here.
-            html: the page's, if it goes elsewhere.
-        """
-        files = Path(DEFAULT_OUT) if "://" in out else Path(out)
-        return cls(out.rstrip("/") if "://" in out else str(files.absolute()), files, html or files / REPORT_HTML)
+Step = Callable[[str], object]
+"""Called with the name of each step, for progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """What a report is asked for.
+    """The report to make.
 
     Attributes:
-        logs: as given; none are this machine's.
-        out: directory or address.
-        html: where the page goes, if not into ``out``.
+        logs: as given; none are the logs of this machine.
+        out: directory or address. At an address are the tables only, the other files are in ``DEFAULT_OUT``.
+        html: the page, if it is not in ``out``.
         options: what the tables are made with.
         spark: how Spark is run.
         json: print JSON.
-        once: read only files that are new, and keep all that is there besides.
+        once: read new files only, and keep everything else in ``out``.
     """
 
     logs: tuple[str, ...]
@@ -77,75 +51,124 @@ class Wish:
     json: bool = False
     once: bool = False
 
+    @property
+    def files(self) -> Path:
+        """Directory of everything but the tables."""
+        return Path(DEFAULT_OUT if "://" in self.out else self.out)
+
+    @property
+    def tables(self) -> str:
+        """Directory or address of the tables."""
+        return self.out.rstrip("/") if "://" in self.out else str(self.files.absolute())
+
+    @property
+    def page(self) -> Path:
+        """The page."""
+        return self.html or self.files / "report.html"
+
 
 def report_logs(wish: Wish) -> int:
-    """Make a report.
-
-    Returns:
-        The exit code.
+    """Make a report and print it. Return the exit code.
 
     Raises:
-        OperatorError: what is wrong.
+        OperatorError: it cannot be made.
     """
-    place = Place.of(wish.out, wish.html)
     if wish.once and "://" in wish.out:
         raise SettingsError(f"--out {wish.out}: must be a directory with --once")
     logs = wish.logs or _default_logs()
-    _check_places(place, logs)
+    _check(wish, logs)
     found = inputs.find(logs, wish.options.since_s, wish.options.until_s)
-    if not wish.once and Seen.is_kept(place.files):
-        raise SettingsError(f"--out {wish.out}: is kept up to date by --once; choose another directory, or add --once")
-    log = place.files.absolute() / _LOG
-    with OutLock(place.files), _progress(_console()) as step:
-        seen = Seen.read(place.files, wish.options) if wish.once else None
-        # How much there is at addresses is not known yet.
-        size_bytes = inf if any("://" in each for each in logs) else found.unpacked_bytes
-        how = replace(wish.spark, log=log, brief=size_bytes < FEW_BYTES)
-        beside(partial(import_module, _MAKING))
-        with open_session(how) as session, in_words(log):
-            making = import_module(_MAKING)
+    log = wish.files.absolute() / "_logs" / "spark.log"
+    with locked(wish.files), _progress() as step:
+        seen = Seen.read(wish.files, wish.options) if wish.once else None
+        # The size at addresses is not known yet.
+        log_bytes = inf if any("://" in each for each in logs) else found.unpacked_bytes
+        # Import while Java starts. PySpark's modules import one another in a circle, which only one thread may do.
+        import_module("pyspark.sql")
+        threading.Thread(target=import_module, args=("admin.analytics.report",), daemon=True).start()
+        with open_session(replace(wish.spark, log=log, log_bytes=log_bytes)) as session, in_words(log):
             found = inputs.find_at(session, found, wish.options.since_s, wish.options.until_s)
-            findings = making.make_report(session, place, found, wish, seen=seen, step=step)
-    making.tell(findings, None if wish.json else place.html)
+            results = make_report(session, wish, found, step, seen)
+    if wish.json:
+        print(msgspec.json.format(msgspec.json.encode(results)).decode())  # noqa: T201 - what was asked for
+    else:
+        from admin.analytics.summary import summary  # noqa: PLC0415 - takes its time
+
+        show(summary(results, wish.page))
     return 0
 
 
-def _console() -> "Console":
-    from rich.console import Console  # noqa: PLC0415 - takes its time
+def make_report(
+    session: "SparkSession", wish: Wish, found: inputs.Found, step: Step, seen: Seen | None = None
+) -> dict[str, Any]:
+    """Make the tables, the recommendations and the page; return the results."""
+    from admin.analytics import page, report  # noqa: PLC0415 - imported while Java starts
+    from admin.analytics.tables import Store  # noqa: PLC0415 - as above
 
-    return Console(stderr=True, highlight=False)
+    tools = report.Tools(session, Store(session, wish.tables), step)
+    if seen is None:
+        frames, read = report.make_tables(tools, found, wish.options)
+    else:
+        frames, read = seen.take(tools, found, wish.options)
+    sidecars, coverage = report.sidecars_of(frames.coverage)
+    advised = report.advise(tools, frames, wish.options, found, sidecars)
+    step("collecting results")
+    made_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    results = report.results(
+        frames, advised, coverage, read, wish.options, made_at, out=str(wish.files), where=wish.tables
+    )
+    step("writing the page")
+    head = RecommendationsFile(
+        made_at=made_at,
+        period=Period(from_s=results["period"]["from"], until_s=results["period"]["until"]),
+        instances=tuple(sorted(sidecars)),
+    )
+    write_file(wish.files / "recommendations.json", _recommendations(head, advised.recommendations))
+    write_file(wish.page, [page.render(results).encode()])
+    return results
+
+
+def _recommendations(head: RecommendationsFile, frame: "DataFrame") -> Iterator[bytes]:
+    """Yield the file of recommendations in parts, so that memory is bounded."""
+    yield msgspec.json.encode(head).removesuffix(b"]}")
+    rows = frame.orderBy("instance", "kind", "name").select("recommendation").toLocalIterator()
+    for at, row in enumerate(rows):
+        yield (b",\n" if at else b"\n") + row["recommendation"].encode()
+    yield b"\n]}\n"
 
 
 def _default_logs() -> tuple[str, ...]:
-    from admin.config.folders import default_logs  # noqa: PLC0415 - as above
+    from admin.config.folders import default_logs  # noqa: PLC0415 - takes its time
 
     return tuple(map(str, default_logs()))
 
 
-def _check_places(place: Place, logs: tuple[str, ...]) -> None:
-    """Refuse to write among the logs: the next report would read what this one wrote.
+def _check(wish: Wish, logs: tuple[str, ...]) -> None:
+    """Check the output places.
 
     Raises:
-        SettingsError: it would be.
+        SettingsError: one is not possible; a report must not be read as a log by the next one.
+        StartError: there is a file in the place of the directory.
     """
-    files = place.files.resolve()
+    files = wish.files.resolve()
     if files.exists() and not files.is_dir():
-        raise StartError(f"--out {place.files}: is a file; choose a directory")
+        raise StartError(f"--out {wish.out}: is a file; choose a directory")
     for log in logs:
-        if "://" in log:
-            continue
-        folder = Path(log).resolve()
-        if folder.is_dir() and files.is_relative_to(folder):
-            raise SettingsError(f"--out {place.files}: lies within the logs, {log}; choose a place outside of them")
-    if place.html.is_dir():
-        raise SettingsError(f"--html {place.html}: is a directory; name a file")
+        if "://" not in log and Path(log).is_dir() and files.is_relative_to(Path(log).resolve()):
+            raise SettingsError(f"--out {wish.out}: is within the logs, {log}; choose a place outside of them")
+    if wish.page.is_dir():
+        raise SettingsError(f"--html {wish.page}: is a directory; name a file")
+    if not wish.once and Seen.is_kept(wish.files):
+        raise SettingsError(f"--out {wish.out}: is updated by --once; choose another directory, or add --once")
 
 
 @contextmanager
-def _progress(console: "Console") -> Iterator[Callable[[str], object]]:
-    """Show on a terminal what is being done and for how long; yield what to call with each next step."""
+def _progress() -> Iterator[Step]:
+    """Show each step and its duration on a terminal."""
+    from rich.console import Console  # noqa: PLC0415 - takes its time
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415 - as above
 
+    console = Console(stderr=True, highlight=False)
     columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("starting Spark")

@@ -1,19 +1,17 @@
-"""``sluice report --once``: reads only what is new, and keeps all that is there besides.
+"""``sluice report --once``: read new files only, and keep everything else.
 
-``OUT/_files.json`` says which files have been read, and which hours each of them has records of. Hours that new files
-touch are made anew, from all files that have records of them; all others stay as they are, though the files that they
-were made of may be gone by now. So it may be run by a timer, once a minute or once a day, over any amount of log, and
-it makes no difference when files come, or where it was killed: the same hours are made again. Only where a file comes
-late for an hour of which others are gone, what those had of it is lost, and the report says so.
+``OUT/_files.json`` lists the files that were read and the hours of their records. The hours of new files are made
+again from all files that have records of them. Other hours stay, even if their files are gone. So it may run at any
+interval, files may come in any order, and a killed run is repeated. Only if a file arrives for an hour whose other
+files are gone, their records are lost, and the report says so.
 """
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
-from admin.analytics.findings import Inputs, SetAside
 from admin.analytics.inputs import File, Found
 from admin.analytics.options import Options
 from admin.analytics.out import write_file
@@ -21,29 +19,19 @@ from admin.analytics.words import DAY_S, counted
 from admin.common.errors import StartError
 
 if TYPE_CHECKING:
-    from admin.analytics.report import Tools
+    from admin.analytics.report import Frames, Tools
 
 _FILE: Final = "_files.json"
 _KEPT_S: Final = 35 * DAY_S
-_GONE: Final = "is gone, and an hour of it was made anew without it"
-VERSION: Final = 1
-"""Of the file, and of what tables are made of records."""
+VERSION: Final = 2
+"""Version of the file, and of how tables are made."""
 
 
 class _Read(msgspec.Struct, frozen=True):
-    """A file that was read.
-
-    Attributes:
-        size_bytes: of it.
-        written_s: when it was last written.
-        hours: beginnings of the hours that it has records of; a clock that was set may put years between them.
-        set_aside: what of it could not be understood.
-    """
-
     size_bytes: int
     written_s: float
     hours: tuple[int, ...] = ()
-    set_aside: tuple[SetAside, ...] = ()
+    set_aside: tuple[dict[str, Any], ...] = ()
 
 
 class _Kept(msgspec.Struct, kw_only=True):
@@ -52,24 +40,23 @@ class _Kept(msgspec.Struct, kw_only=True):
     files: dict[str, _Read] = {}
 
 
+def _aside(file: str, reason: str) -> dict[str, Any]:
+    return {"file": file, "reason": reason, "lines": 0, "example": ""}
+
+
 @dataclass
 class Seen:
-    """Which files have been read.
-
-    Attributes:
-        path: where that is written.
-        kept: what is.
-    """
+    """The files that were read, and where their list is."""
 
     path: Path
     kept: _Kept
 
     @classmethod
     def read(cls, out: Path, options: Options) -> Self:
-        """Look what was read into a directory before; nothing if it is new.
+        """Read the list of a directory; empty if the directory is new.
 
         Raises:
-            StartError: it was made in another way, or the file is damaged.
+            StartError: the directory was made in another way, or the list is damaged.
         """
         path = out / _FILE
         made_with = msgspec.json.encode((options.storm_gap_s, sorted(options.attempts.items()))).decode()
@@ -88,62 +75,61 @@ class Seen:
 
     @staticmethod
     def is_kept(out: Path) -> bool:
-        """Say whether a directory is kept up to date in this way."""
+        """Tell whether ``--once`` updates a directory."""
         return (out / _FILE).exists()
 
-    def take(self, tools: "Tools", found: Found, options: Options) -> Inputs:
-        """Read what is new.
+    def take(self, tools: "Tools", found: Found, options: Options) -> "tuple[Frames, dict[str, Any]]":
+        """Read new files; return the tables, and what was read so far."""
+        from admin.analytics.report import read_tables  # noqa: PLC0415 - imported while Java starts
 
-        Returns:
-            what has been read so far.
-        """
-        from admin.analytics.lines import Wanted  # noqa: PLC0415 - it is imported while Java starts
+        files = self.kept.files
+        new = tuple(file for file in found.files if not self._is_known(file))
+        frames = self._read_new(tools, found, new, options) if new else read_tables(tools)
+        set_aside = [each for file in files.values() for each in file.set_aside]
+        set_aside += [_aside(each.file, each.reason) for each in found.skipped]
+        records, copies = frames.coverage.selectExpr("sum(records)", "sum(copies)").collect()[0]
+        return frames, {
+            "logs": list(found.logs),
+            "files": len(files),
+            "size_bytes": sum(each.size_bytes for each in files.values()),
+            "records": records or 0,
+            "duplicates": copies or 0,
+            "bad_lines": sum(each["lines"] for each in set_aside),
+            "skipped_files": len({each["file"] for each in set_aside if not each["lines"]}),
+            "outside_files": 0,
+            "set_aside": set_aside,
+        }
+
+    def _read_new(self, tools: "Tools", found: Found, new: tuple[File, ...], options: Options) -> "Frames":
         from admin.analytics.report import hours_of, make_tables  # noqa: PLC0415 - as above
 
-        kept = self.kept
-        new = {file.path: file for file in found.files if not self._is_known(file)}
-        if new:
-            tools.step(f"looking into {counted(len(new), 'new file')}")
-            of = hours_of(tools, replace(found, files=tuple(new.values())))
-            read = {path: _Read(file.size_bytes, file.written_s, tuple(sorted(of[path]))) for path, file in new.items()}
-            # What a file that has changed had before is made anew, too.
-            touched = (*read.values(), *(kept.files[path] for path in read if path in kept.files))
-            hours = frozenset(hour for each in touched for hour in each.hours)
-            if hours and not self.path.exists():
-                # Killed from here on, what is there by then is known to be of this kind.
-                self._write()
-            kept.files |= read
-            again = tuple(
-                file for file in found.files if file.path in new or not hours.isdisjoint(kept.files[file.path].hours)
-            )
-            its = make_tables(tools, replace(found, files=again), options, Wanted(hours=hours))
-            for file in again:
-                of_it = tuple(each for each in its.set_aside if each.file == file.path)
-                kept.files[file.path] = msgspec.structs.replace(kept.files[file.path], set_aside=of_it)
-            for path in kept.files.keys() - {file.path for file in found.files}:
-                if not hours.isdisjoint(kept.files[path].hours):
-                    kept.files[path] = msgspec.structs.replace(
-                        kept.files[path], set_aside=(SetAside(file=path, reason=_GONE),)
-                    )
-            self._forget({file.path for file in found.files})
+        files, there = self.kept.files, {file.path for file in found.files}
+        tools.step(f"looking into {counted(len(new), 'new file')}")
+        hours_by_file = hours_of(tools, replace(found, files=new))
+        read = {
+            each.path: _Read(each.size_bytes, each.written_s, tuple(sorted(hours_by_file[each.path]))) for each in new
+        }
+        # The earlier hours of a changed file are made again, too.
+        touched = [*read.values(), *(files[path] for path in read if path in files)]
+        hours = frozenset(hour for each in touched for hour in each.hours)
+        if hours and not self.path.exists():
+            # If it is killed from here on, the next run knows that the tables are its own.
             self._write()
-        set_aside = (*(each for file in kept.files.values() for each in file.set_aside), *found.skipped)
-        return Inputs(
-            logs=found.logs,
-            files=len(kept.files),
-            size_bytes=sum(each.size_bytes for each in kept.files.values()),
-            bad_lines=sum(each.lines for each in set_aside),
-            skipped_files=len({each.file for each in set_aside if not each.lines}),
-            set_aside=set_aside,
-        )
-
-    def _forget(self, there: set[str]) -> None:
-        """Forget files that have been gone for long: nothing of their hours comes any more."""
-        files = self.kept.files
+        files |= read
+        again = tuple(file for file in found.files if file.path in read or not hours.isdisjoint(files[file.path].hours))
+        frames, inputs = make_tables(tools, replace(found, files=again), options, hours)
+        for path in files.keys() & {file.path for file in again}:
+            aside = tuple(each for each in inputs["set_aside"] if each["file"] == path)
+            files[path] = msgspec.structs.replace(files[path], set_aside=aside)
         newest_s = max((each.hours[-1] for each in files.values() if each.hours), default=0)
         for path in files.keys() - there:
+            if not hours.isdisjoint(files[path].hours):
+                gone = _aside(path, "is gone, and an hour of it was made again without it")
+                files[path] = msgspec.structs.replace(files[path], set_aside=(gone,))
             if not files[path].hours or files[path].hours[-1] < newest_s - _KEPT_S:
                 del files[path]
+        self._write()
+        return frames
 
     def _write(self) -> None:
         write_file(self.path, [msgspec.json.encode(self.kept)])

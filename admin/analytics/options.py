@@ -1,7 +1,4 @@
-"""What a report is asked for: the numbers that change what the tables say.
-
-Where logs come from, where tables go and how Spark runs is not among them. Plain data, no Spark.
-"""
+"""What a report is asked for: the settings that change the tables. Plain data without Spark."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,13 +6,7 @@ from typing import NamedTuple
 
 
 class Try(NamedTuple):
-    """A rate that somebody wants to know about: what would it have refused?
-
-    Attributes:
-        kind: of the resource.
-        name: of the resource.
-        rate_per_s: in what its limit counts.
-    """
+    """A rate to be replayed for one resource, in what its limit counts."""
 
     kind: str
     name: str
@@ -24,19 +15,16 @@ class Try(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the tables are made with.
+    """The settings that change the tables.
 
     Attributes:
-        storm_gap_s: a storm goes on while its refusals are at most so many seconds apart; at least 1, at most 3600.
-        since_s: records before this second are left out, in seconds since 1970 UTC; None is from the beginning. A storm
-            that is cut by it is cut, as if there had been nothing before.
-        until_s: records at or after this second are left out; None is to the end. Minutes are not split: the traffic
-            of a minute counts as a whole where its beginning counts.
-        top: so many clients, users and producer groups of a storm, and so many culprits of a resource and day.
-        headroom: a recommended limit is so much above what is needed, as a share: 0.2 is 20% more.
-        capacity_per_s: messages per second that the broker of each instance can take; None is not known.
-        attempts: how often clients try in all when they are refused as busy, by the language they name; others once.
-        tries: rates to be replayed besides.
+        storm_gap_s: refusals at most this many seconds apart are one storm; 1 to 3600.
+        since_s: leaves out earlier records, in seconds since 1970 UTC; None is from the beginning.
+        until_s: leaves out records from this second on; None is to the end. A minute belongs to its begin.
+        top: how many clients, users and producer groups of a storm, and culprits of a resource and day, are named.
+        headroom: how much a recommended limit is above the need, as a share.
+        attempts: how often clients try in all when refused as busy, by language; others try once.
+        tries: rates to be replayed.
     """
 
     storm_gap_s: int = 30
@@ -44,6 +32,5 @@ class Options:
     until_s: int | None = None
     top: int = 10
     headroom: float = 0.2
-    capacity_per_s: float | None = None
     attempts: Mapping[str, int] = field(default_factory=dict)
     tries: tuple[Try, ...] = ()

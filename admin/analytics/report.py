@@ -1,224 +1,212 @@
-"""A report from the files of the log to tables and recommendations: what Spark does, step by step.
+"""A report: from files of the log to tables, and from tables to one dictionary of results.
 
-``make_tables`` reads files and writes the tables of their days. ``recommend`` reads whatever tables there are, finds
-storms, and decides about limits. What rows mean is in ``lines``, ``combine`` and ``kernels``, in plain Python; here
-they are moved to where they are needed, sorted, and written.
+The terminal, the page and the JSON all show that dictionary. It is bounded: of whatever there may be many, it has the
+first few, and how many there are in all; the rest is in the tables.
 """
 
+import json
 import re
 import urllib.parse
-from collections import defaultdict
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from functools import partial
-from math import inf
-from typing import TYPE_CHECKING, Final
+from itertools import groupby, pairwise
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import Observation, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from admin.analytics import kernels, words
-from admin.analytics.advice import Claim, fair_level
-from admin.analytics.combine import BAD, COMBINED, MADE, SCHEMAS, combine, unpack
-from admin.analytics.findings import Inputs, SetAside
+from admin.analytics import log, rollup, tables, words
+from admin.analytics.demand import Known
 from admin.analytics.inputs import Found
-from admin.analytics.kernels import HOURS_COLUMNS, MINUTES_COLUMNS, Instance
-from admin.analytics.lines import GATHERED, HOURS_IN, Wanted, gather, hours_in
 from admin.analytics.options import Options
-from admin.analytics.spark import FEW_BYTES, beside
-from admin.analytics.tables import (
-    COVERAGE,
-    CULPRITS,
-    HOURS,
-    LIMIT_CHANGES,
-    LIMIT_KEY,
-    LIMITS,
-    MINUTES,
-    RECOMMENDATIONS,
-    REFUSALS,
-    RESOURCE_KEY,
-    STORMS,
-    WHO_KEY,
-    Days,
-    Store,
-    Table,
-    day_of,
-    in_spark,
-)
+from admin.analytics.resources import Sidecar, Tables, advise_each, advise_here
+from admin.analytics.spark import TINY_BYTES
+from admin.analytics.tables import RESOURCE_KEY, WHO_KEY, Days, Store, day_of
 from admin.analytics.words import DAY_S, HOUR_S, MINUTE_S, WEEK_S
 from admin.common.errors import StartError
-from admin.common.recommendations import Recommendation
+from admin.common.recommendations import ACTIONS, TO_DO
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
+RECOMMENDATIONS: Final = "recommendations"
+VERSION: Final = 2
+"""Version of the JSON."""
+Row = dict[str, Any]
 Step = Callable[[str], object]
 """Is told what is being done, for people who wait."""
 _TASK_BYTES: Final = 32 * 1024 * 1024
 """Bytes of log for each task that adds up."""
-_MAX_TASKS: Final = 10_000
-_MAX_OF_DAY: Final = 100
-"""Tasks that add up one day."""
-_PACKED_BYTES: Final = 8 * 1024 * 1024
-"""Spark holds so much of what is packed at a time, for each task that reads it."""
-_MAX_NAMED: Final = 5
-_KEY: Final = list(RESOURCE_KEY)
-_QUIET_SHARE: Final = 0.99
-"""A second with less than this share of rate and capacity cannot empty a full bucket."""
+_MAX_SET_ASIDE: Final = 50
+_MAX_STORMS: Final = 20
+_MAX_CULPRITS: Final = 20
+_MAX_CURVES: Final = 6
+_MAX_POINTS: Final = 1000
+_MAX_INSTANCES: Final = 50
+_MAX_CHANGES: Final = 30
+_MAX_FLEETS: Final = 20
+_MAX_MEMBERS: Final = 50
+_MAX_NEW: Final = 20
+_MAX_OF_WEEK: Final = 20
+_MAX_RECOMMENDED: Final = 100
+_STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
+"""Steps that a curve may have."""
+_CLOCK_S: Final = 600
+"""Sidecars whose clocks differ by more than this from that of their files are told."""
+_REACHED: Final = " + ".join(f"{outcome}_messages" for outcome in rollup.REACHED)
+_REFUSED: Final = "refused_messages + dropped_messages"
 
 
 @dataclass(frozen=True)
 class Tools:
-    """What a report is made with.
-
-    Attributes:
-        session: of Spark.
-        store: where its tables are.
-        scratch: directory or address for what is needed while it runs.
-        tasks: how many add up at a time.
-        step: is told what is being done.
-    """
+    """What a report is made with: Spark, where its tables are, and who is told what is being done."""
 
     session: "SparkSession"
     store: Store
-    scratch: str
-    tasks: int
     step: Step
 
 
-def tasks_of(size_bytes: int, cores: int) -> int:
-    """Return how many tasks to add up so much of the log in."""
-    if size_bytes < FEW_BYTES // 10:
-        return 1
-    return max(cores, min(_MAX_TASKS, -(-size_bytes // _TASK_BYTES)))
+@dataclass(frozen=True)
+class Frames:
+    """Tables of the period: as they were just made, or as they are read again."""
+
+    minutes: "DataFrame"
+    refusals: "DataFrame"
+    coverage: "DataFrame"
+    limits: "DataFrame"
+    limit_changes: "DataFrame"
 
 
-def make_tables(tools: Tools, found: Found, options: Options, wanted: Wanted) -> Inputs:
+_TABLES: Final = {
+    "minutes": (tables.MINUTES, "minute_s"), "refusals": (tables.REFUSALS, "at_s"),
+    "coverage": (tables.COVERAGE, "hour_s"), "limits": (tables.LIMITS, "seen_s"),
+    "limit_changes": (tables.LIMIT_CHANGES, "at_s"),
+}  # fmt: skip
+
+
+def make_tables(
+    tools: Tools, found: Found, options: Options, hours: frozenset[int] | None = None
+) -> tuple[Frames, Row]:
     """Read files and write the tables of their days, in place of those that are there.
 
     Args:
         tools: with which.
         found: the files.
         options: what is asked for.
-        wanted: the time that is asked for; if it names hours, all others stay as they are.
+        hours: beginnings of the only hours that are made, all others stay as they are; None makes all.
 
     Returns:
-        what was read.
+        the tables, and what was read.
 
     Raises:
-        StartError: there is nothing to report, and there is no report to which nothing is added; the tables are as they
-            were.
+        StartError: there is nothing to report, and no report to which nothing is added; the tables are as they were.
     """
     tools.step(f"reading {words.counted(len(found.files), 'file')}")
     seen = Observation()
-    lines = lines_in(tools.session, found).mapInArrow(gather(wanted), in_spark(GATHERED))
-    gathered = lines.observe(
-        seen,
-        F.expr("coalesce(sum(IF(reason IS NULL, records, 0)), 0L) AS records"),
-        F.expr("coalesce(sum(wanted), 0L) AS wanted"),
-        F.expr("coalesce(sum(IF(reason IS NULL, 0, records)), 0L) AS bad"),
-        F.expr("count(reason) AS reasons"),
-        F.min("first_s").alias("first_s"),
-        F.max("last_s").alias("last_s"),
+    in_period = _in_period(options, hours)
+    lines = (
+        log.read(tools.session, found)
+        .withColumn("wanted", F.expr(f"why IS NULL AND {in_period}"))
+        .observe(
+            seen,
+            F.expr("count_if(wanted) AS wanted"),
+            F.expr("count_if(why IS NOT NULL AND NOT is_file) AS bad"),
+            F.expr("count(why) AS aside"),
+            F.expr("min(IF(why IS NULL, at_s, NULL)) AS first_s"),
+            F.expr("max(IF(why IS NULL, at_s, NULL)) AS last_s"),
+        )
+        .localCheckpoint()
     )
-    order = (*RESOURCE_KEY, "hour_s")
-    combined = (
-        gathered.where("reason IS NOT NULL OR wanted > 0")
-        .repartitionById(tools.tasks, _task(tools.tasks))
-        .sortWithinPartitions(*order)
-        .mapInArrow(combine(options.storm_gap_s, options.attempts), in_spark(COMBINED))
-    )
-    where = f"{tools.scratch}/combined"
-    added = Observation()
-    combined = combined.observe(added, F.expr("coalesce(sum(copies), 0L) AS copies"))
-    writer = combined.write.mode("overwrite").option("parquet.block.size", _PACKED_BYTES)
-    # Rows are long: by default Parquet looks after a hundred of them for the first time.
-    writer = writer.option("parquet.page.size.row.check.min", 8)
-    writer.partitionBy("made").parquet(where)
     counts = seen.get
-    staged = tools.session.read.schema(in_spark(COMBINED)).parquet(where)
-    skipped = [*found.skipped, *found.vanished()]
-    bad, damaged = _bad(staged) if counts["reasons"] else ([], [])
-    set_aside = [*bad, *damaged, *skipped]
-    if counts["wanted"]:
-        tools.step(f"adding up {counts['wanted']:,} records")
-        # Java takes its time for each, and so less of it for all.
-        begun = {table: beside(partial(_unpacked, staged, table.name)) for table in MADE}
-        frames = {table: each.result() for table, each in begun.items()}
-        tools.store.write(_tables(frames, tools.store, wanted, options.top), _days(wanted))
-    elif wanted.hours is None or tools.store.read(COVERAGE).isEmpty():
+    aside = _set_aside(lines) if counts["aside"] else []
+    damaged = {each["file"] for each in aside if not each["lines"]}
+    skipped = [
+        {"file": each.file, "reason": each.reason, "lines": 0, "example": ""}
+        for each in (*found.skipped, *found.vanished())
+    ]
+    set_aside = [*aside, *skipped]
+    if not counts["wanted"] and (hours is None or tools.store.read(tables.COVERAGE).isEmpty()):
         raise StartError(_why_nothing(counts["first_s"], counts["last_s"], found, set_aside))
-    copies = added.get["copies"]
-    return Inputs(
-        logs=found.logs,
-        files=len(found.files),
-        size_bytes=found.size_bytes,
-        records=counts["wanted"] - copies,
-        duplicates=copies,
-        bad_lines=counts["bad"],
-        skipped_files=len(skipped) + len({each.file for each in damaged}),
-        set_aside=tuple(set_aside),
+    records = lines.where("wanted").select(*log.FIELDS)
+    tools.step(f"adding up {counts['wanted']:,} records")
+    coverage = rollup.coverage(records, records).localCheckpoint()
+    copies = coverage.agg(F.coalesce(F.sum("copies"), F.lit(0))).collect()[0][0]
+    if copies:
+        once = records.dropDuplicates(["run", "n"]).localCheckpoint()
+        coverage, records = rollup.coverage(records, once).localCheckpoint(), once
+    made = {
+        "minutes": rollup.minutes(records).localCheckpoint(),
+        "refusals": rollup.refusals(records).localCheckpoint(),
+        "coverage": coverage,
+        "limits": rollup.limits(records),
+        "limit_changes": rollup.limit_changes(records),
+    }
+    days: Container[date] = Days.of_seconds(options.since_s, options.until_s)
+    if hours is not None:
+        days = frozenset(map(day_of, hours))
+        touched = F.col("dt").isin(sorted(days))
+        for name, (table, at) in _TABLES.items():
+            kept = tools.store.read(table).where(touched & ~F.expr(f"{at} - {at} % {HOUR_S}").isin(sorted(hours)))
+            made[name] = made[name].select(*table.names).unionByName(kept.select(*table.names))
+    for name, (table, _) in _TABLES.items():
+        tools.store.write(made[name], table, days)
+    if hours is not None:
+        frames = read_tables(tools)
+    else:
+        frames = Frames(**made)
+    inputs = {
+        "logs": list(found.logs),
+        "files": len(found.files),
+        "size_bytes": found.size_bytes,
+        "records": counts["wanted"] - copies,
+        "duplicates": copies,
+        "bad_lines": counts["bad"],
+        "skipped_files": len(skipped) + len(damaged),
+        "outside_files": found.outside,
+        "set_aside": set_aside,
+    }
+    return frames, inputs
+
+
+def read_tables(tools: Tools) -> Frames:
+    """Return the tables that are there."""
+    return Frames(**{name: tools.store.read(table) for name, (table, _) in _TABLES.items()})
+
+
+def _in_period(options: Options, hours: Iterable[int] | None) -> str:
+    conditions = [] if options.since_s is None else [f"at_s >= {options.since_s}"]
+    conditions += [] if options.until_s is None else [f"at_s < {options.until_s}"]
+    conditions += (
+        [] if hours is None else [f"at_s - at_s % {HOUR_S} IN ({', '.join(map(str, sorted(hours))) or 'NULL'})"]
     )
-
-
-def _task(tasks: int) -> "Column":
-    """Say which task adds up a resource's hour: one day is of some of many, so that each writes files of few days."""
-    of_day = min(tasks, _MAX_OF_DAY)
-    place = f"hour_s DIV {DAY_S} * {of_day} + pmod(hash({', '.join(RESOURCE_KEY)}, hour_s), {of_day})"
-    return F.expr(f"CAST(pmod(coalesce({place}, 0), {tasks}) AS INT)")
-
-
-def _days(wanted: Wanted) -> Container[date]:
-    """Return the days that are made anew, though there may be nothing of them any more."""
-    if wanted.hours is None:
-        return Days.of_seconds(wanted.since_s, wanted.until_s)
-    return frozenset(map(day_of, wanted.hours))
-
-
-def lines_in(session: "SparkSession", found: Found) -> "DataFrame":
-    """Return the lines of files as ``value`` (bytes) and the file of each as ``file``; of packed files all at once."""
-    frames = []
-    if any(not file.path.endswith(".gz") for file in found.files):
-        lines = session.read.option("ignoreMissingFiles", "true").text(found.spark_paths(packed=False))
-        frames.append(lines.selectExpr("CAST(value AS BINARY) AS value", "_metadata.file_path AS file"))
-    if any(file.path.endswith(".gz") for file in found.files):
-        reader = session.read.format("binaryFile").option("ignoreMissingFiles", "true")
-        packed = reader.load(found.spark_paths(packed=True))
-        # The column path would be as it is, and this one is as an address: names may have a % in them.
-        frames.append(packed.selectExpr("content AS value", "_metadata.file_path AS file"))
-    return frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
+    return " AND ".join(conditions) or "true"
 
 
 def hours_of(tools: Tools, found: Found) -> defaultdict[str, set[int]]:
     """Return the beginnings of the hours that each file has records of."""
-    rows = lines_in(tools.session, found).mapInArrow(hours_in, in_spark(HOURS_IN)).collect()
+    rows = log.hours_of(tools.session, found).collect()
     hours: defaultdict[str, set[int]] = defaultdict(set)
-    # Several tasks may have read parts of one.
     for row in rows:
         hours[path_of(row["file"])].update(row["hours"])
     return hours
 
 
-def _unpacked(staged: "DataFrame", name: str) -> "DataFrame":
-    rows = staged.where(F.col("made") == name).select("rows")
-    return rows.mapInArrow(unpack(name), in_spark(SCHEMAS[name]))
-
-
-def _bad(staged: "DataFrame") -> tuple[list[SetAside], list[SetAside]]:
+def _set_aside(lines: "DataFrame") -> list[Row]:
     """Return where bad lines are and why they are bad, the most first, and the files that are damaged."""
     rows = (
-        _unpacked(staged, BAD)
-        .groupBy("file", "reason")
-        .agg(F.sum("lines").alias("lines"), F.min("example").alias("example"))
-        .orderBy(F.desc("lines"), "file", "reason")
+        lines.where("why IS NOT NULL")
+        .groupBy("file", "why")
+        .agg(F.expr("count_if(NOT is_file) AS lines"), F.min("example").alias("example"))
+        .orderBy(F.desc("lines"), "file", "why")
         .collect()
     )
-    found = [
-        SetAside(file=path_of(row["file"]), reason=row["reason"], lines=row["lines"], example=row["example"])
+    return [
+        {"file": path_of(row["file"]), "reason": row["why"], "lines": row["lines"], "example": row["example"] or ""}
         for row in rows
     ]
-    return [each for each in found if each.lines], [each for each in found if not each.lines]
 
 
 def path_of(address: str) -> str:
@@ -226,245 +214,459 @@ def path_of(address: str) -> str:
     return re.sub("^file:/+", "/", urllib.parse.unquote(address))
 
 
-def _why_nothing(first_s: int | None, last_s: int | None, found: Found, set_aside: Sequence[SetAside]) -> list[str]:
-    """Say why there is nothing to put in place of the report that is there: nothing was understood, or asked for."""
+def _why_nothing(first_s: int | None, last_s: int | None, found: Found, set_aside: Sequence[Row]) -> list[str]:
     if first_s is not None and last_s is not None:
         there = words.span(first_s, last_s)
         return [f"nothing to report: no record is of the time that was asked for; there are some from {there} UTC"]
     why = [
-        f"{each.file}: {words.counted(each.lines, 'line') + ': ' if each.lines else ''}{each.reason}"
-        for each in set_aside[:_MAX_NAMED]
+        f"{each['file']}: {words.counted(each['lines'], 'line') + ': ' if each['lines'] else ''}{each['reason']}"
+        for each in set_aside[:5]
     ]
     return [*why, f"nothing to report: not one record of a rejection log in {words.counted(len(found.files), 'file')}"]
 
 
-def _tables(made: Mapping[Table, "DataFrame"], store: Store, wanted: Wanted, top: int) -> dict[Table, "DataFrame"]:
-    """Return the tables of the days: what was made, and of hours that were not asked for, what is there."""
-    frames = dict(made)
-    if wanted.hours is not None:
-        hours = sorted(wanted.hours)
-        touched = F.col("dt").isin(sorted(map(day_of, hours)))
-        for table, at in _HOUR_OF.items():
-            kept = store.read(table).where(touched & ~F.expr(f"{at} - {at} % {HOUR_S}").isin(hours))
-            frames[table] = made[table].unionByName(kept.select(*table.names))
-    of_rule = [name for name in LIMIT_KEY if name != "rule"]
-    frames[LIMITS] = (
-        frames[LIMITS]
-        .groupBy("instance", "kind", "name", "rule", "dt")
-        .agg(F.max_by(F.struct(*of_rule), "seen_s").alias("its"), F.max("seen_s").alias("seen_s"))
-        .select("*", "its.*")
-    )
-    least = {"first_minute_s", "first_n"}
-    sums = {"records", "copies"}
-    frames[COVERAGE] = (
-        frames[COVERAGE]
-        .groupBy("instance", "run", "hour_s", "dt")
+# What is known of sidecars.
+
+
+def sidecars_of(coverage: "DataFrame") -> tuple[dict[str, Sidecar], list[Row]]:
+    """Return what is known of each sidecar, for advice and for people."""
+    runs = (
+        coverage.groupBy("instance", "run", "dt")
         .agg(
-            *(
-                (F.sum if name in sums else F.min if name in least else F.max)(name).alias(name)
-                for name in COVERAGE.names
-                if name not in {"instance", "run", "hour_s", "dt"}
-            )
+            F.min("first_minute_s").alias("first_s"),
+            F.max("last_minute_s").alias("last_s"),
+            F.min("hour_s").alias("hour_s"),
+            F.max("hour_s").alias("last_hour_s"),
+            *(F.sum(name).alias(name) for name in ("minutes", "seconds", "limiting_off_minutes", "bypassed_requests", "other", "records")),
+            F.max("lost_records").alias("lost_records"),
+            F.min("first_n").alias("first_n"),
+            F.max("last_n").alias("last_n"),
+            F.max("newest_s").alias("newest_s"),
+            F.max("version").alias("version"),
         )
-    )
-    frames[CULPRITS] = _culprits(frames[REFUSALS], top)
-    return frames
+        .orderBy("instance", "run", "dt")
+        .collect()
+    )  # fmt: skip
+    sidecars, told = {}, []
+    for name, rows in groupby(runs, key=itemgetter("instance")):
+        its = [row.asDict() for row in rows]
+        sidecar, row = _sidecar(name, its)
+        sidecars[name] = sidecar
+        told.append(row)
+    return sidecars, told
 
 
-_HOUR_OF: Final = {
-    MINUTES: "minute_s", HOURS: "hour_s", REFUSALS: "hour_s", LIMITS: "seen_s", LIMIT_CHANGES: "at_s",
-    COVERAGE: "hour_s",
-}  # fmt: skip
+def _sidecar(name: str, rows: Sequence[Row]) -> tuple[Sidecar, Row]:
+    lost = missing = 0
+    spans = []
+    day_s: Counter[int] = Counter()
+    for row in rows:
+        day_s[row["hour_s"] // DAY_S] += row["seconds"]
+    for _, of_run in groupby(rows, key=itemgetter("run")):
+        run = list(of_run)
+        numbers = max(row["last_n"] for row in run) - min(row["first_n"] for row in run) + 1
+        lost += max(0, *(row["lost_records"] for row in run), numbers - sum(row["records"] for row in run))
+        first_s = min((row["first_s"] for row in run if row["first_s"] is not None), default=run[0]["hour_s"])
+        last_s = max(
+            (row["last_s"] + MINUTE_S for row in run if row["last_s"] is not None), default=run[-1]["last_hour_s"]
+        )
+        minutes = sum(row["minutes"] for row in run)
+        spans.append((first_s, last_s))
+        # The run went on, so its heartbeats are missing.
+        missing += (last_s - first_s) // MINUTE_S - minutes
+    spans.sort()
+    from_s, until_s = spans[0][0], max(last_s for _, last_s in spans)
+    # Two runs have a minute in common where one ends and the next begins in it.
+    shared = sum(MINUTE_S for (_, last_s), (first_s, _) in pairwise(spans) if first_s < last_s) // MINUTE_S
+    minutes = sum(row["minutes"] for row in rows) - shared
+    sums = {each: sum(row[each] for row in rows) for each in ("other", "bypassed_requests", "limiting_off_minutes")}
+    gap_minutes = max(0, (until_s - from_s) // MINUTE_S - minutes)
+    row = {
+        "instance": name,
+        "from_s": from_s,
+        "until_s": until_s,
+        "newest_s": max(row["newest_s"] for row in rows),
+        "minutes": minutes,
+        "versions": sorted({row["version"] for row in rows if row["version"]}),
+        "gap_minutes": gap_minutes,
+        "missing_minutes": min(missing, gap_minutes),
+        "lost_records": lost,
+        **sums,
+    }
+    return Sidecar(Known(sum(day_s.values()), lost, sums["other"], day_s), until_s), row
 
 
-def _culprits(refusals: "DataFrame", top: int) -> "DataFrame":
-    """Rank who was refused by the messages refused to them, of each resource and day; ties go by name."""
-    whom = (
-        refusals.where("verdict = 'refuse'")
-        .groupBy(*_KEY, "dt", *WHO_KEY)
-        .agg(*(F.sum(name).alias(name) for name in ("requests", "messages", "bytes")))
-    )
-    day = Window.partitionBy(*_KEY, "dt")
-    return (
-        whom.withColumn("rank", F.row_number().over(day.orderBy(F.desc("messages"), *WHO_KEY)))
-        .withColumn("share", F.coalesce(F.try_divide("messages", F.sum("messages").over(day)), F.lit(0.0)))
-        .where(F.col("rank") <= top)
-    )
+# Storms and advice.
 
 
 @dataclass(frozen=True)
-class Recommended:
-    """What was found of all resources.
+class Advised:
+    """The tables ``storms`` and ``recommendations``."""
 
-    Attributes:
-        frame: the table ``recommendations``.
-        decided: what was decided about each resource before it was replayed.
-    """
-
-    frame: "DataFrame"
-    decided: "DataFrame"
-
-    def all(self) -> Iterator[Recommendation]:
-        """Yield all recommendations, by name; a part of them at a time is in memory."""
-        rows = self.frame.orderBy(*_KEY).select("recommendation").toLocalIterator()
-        return (kernels.read_recommendation(row["recommendation"]) for row in rows)
+    storms: "DataFrame"
+    recommendations: "DataFrame"
 
 
-def recommend(tools: Tools, options: Options, instances: Mapping[str, Instance]) -> Recommended:
-    """Find the storms of the tables' period, decide about all limits, and write both as tables.
+def advise(tools: Tools, frames: Frames, options: Options, found: Found, sidecars: Mapping[str, Sidecar]) -> Advised:
+    """Find storms, decide about all limits, and write both as tables.
 
     Args:
         tools: with which.
-        options: the period, the gap of storms, the headroom and the capacity.
-        instances: what is known of each sidecar.
+        frames: the tables of the period.
+        options: what is asked for.
+        found: the files; a small log is looked at in this process.
+        sidecars: what is known of each.
     """
-    session, store = tools.session, tools.store
+    tools.step("looking for storms")
     days = Days.of_seconds(options.since_s, options.until_s)
-    tools.step("looking for storms, and what was asked for")
-    hours = _within(store.read(HOURS, days), "hour_s", options)
-    judged = (
-        hours.select(*HOURS_COLUMNS)
-        .repartition(tools.tasks, *_KEY)
-        .sortWithinPartitions(*_KEY, "hour_s")
-        .mapInArrow(kernels.judge(instances, options), in_spark(kernels.JUDGED))
-    )
-    where = f"{tools.scratch}/judged"
-    judged.write.mode("overwrite").partitionBy("made").parquet(where)
-    staged = session.read.schema(in_spark(kernels.JUDGED)).parquet(where)
-    stormy = beside(partial(store.write, {STORMS: staged.where("made = 'storm'").select("storm.*")}, days))
-    decided = staged.where("made = 'decided'").select("decided.*")
-    if options.capacity_per_s is not None:
-        shared = kernels.share_out(_levels(decided, options.capacity_per_s), options.capacity_per_s)
-        decided = decided.mapInArrow(shared, decided.schema)
+    newest = frames.coverage.groupBy("instance").agg(F.max("newest_s").alias("newest_s"))
+    gap_s = options.storm_gap_s
+    storms = rollup.floods(rollup.storms(frames.refusals, newest, gap_s, options.top), gap_s).localCheckpoint()
+    tools.store.write(storms, tables.STORMS, days)
+    tools.store.write(rollup.culprits(frames.refusals, options.top), tables.CULPRITS, days)
     tools.step("replaying demand against limits")
-    unused = beside(partial(_unused, store, days, decided, instances))
-    minutes = _within(store.read(MINUTES, days), "minute_s", options)
-    replayed = (
-        _loud(minutes, decided, tools.tasks)
-        .select(*MINUTES_COLUMNS)
-        .mapInArrow(kernels.replay_weeks(options.attempts), in_spark(kernels.REPLAYED))
-    )
-    advised = decided.select(
-        *_KEY, "advice", F.lit(None).cast("array<bigint>").alias("refused"), F.lit(0).cast("bigint").alias("error")
-    )
-    settled = (
-        advised.unionByName(replayed)
-        .unionByName(unused.result())
-        .repartition(tools.tasks, *_KEY)
-        .sortWithinPartitions(*_KEY)
-        .mapInArrow(kernels.settle(), in_spark(kernels.SETTLED))
-    )
-    store.replace(settled, RECOMMENDATIONS)
-    frame = session.read.schema(in_spark(kernels.SETTLED)).parquet(store.path(RECOMMENDATIONS))
-    stormy.result()
-    return Recommended(frame, decided)
+    given = (Tables(frames.minutes, storms, frames.limits), sidecars, options)
+    if found.unpacked_bytes < TINY_BYTES:
+        recommendations = advise_here(*given, tools.session)
+    else:
+        tasks = max(2, min(10_000, found.unpacked_bytes // _TASK_BYTES))
+        recommendations = advise_each(*given, tasks)
+    recommendations = recommendations.localCheckpoint()
+    tools.store.replace(recommendations, RECOMMENDATIONS)
+    return Advised(storms, recommendations)
 
 
-def find_instances(tools: Tools, options: Options) -> dict[str, Instance]:
-    """Return what is known of each sidecar of the tables' period."""
-    days = Days.of_seconds(options.since_s, options.until_s)
-    order = ("instance", "run", "hour_s")
-    rows = (
-        _within(tools.store.read(COVERAGE, days), "hour_s", options)
-        .select(*kernels.COVERAGE_COLUMNS)
-        .repartition(tools.tasks, "instance")
-        .sortWithinPartitions(*order)
-        .mapInArrow(kernels.know(), in_spark(kernels.KNOWN))
-        .collect()
-    )
-    return {row["instance"]: kernels.read_instance(row["known"]) for row in rows}
+# Results.
 
 
-def _within(frame: "DataFrame", at: str, options: Options) -> "DataFrame":
-    """Cut a table to the period, where it has more of its days than were asked for."""
-    # Of hours only the whole is known.
-    if options.since_s is not None:
-        least = options.since_s - options.since_s % HOUR_S if at == "hour_s" else options.since_s
-        frame = frame.where(F.col(at) >= least)
-    return frame if options.until_s is None else frame.where(F.col(at) < options.until_s)
+def results(  # noqa: PLR0917 - all that there is
+    frames: Frames,
+    advised: Advised,
+    coverage: list[Row],
+    inputs: Row,
+    options: Options,
+    made_at: str,
+    out: str,
+    where: str,
+) -> Row:
+    """Return all that a report shows, as plain data. Times are whole seconds since 1970 UTC, rates are per second.
 
-
-def _levels(decided: "DataFrame", capacity_per_s: float) -> dict[str, float]:
-    """Return the fair level of each instance whose limits together are more than the capacity.
-
-    Rates have two digits, so there are few different claims, however many resources.
+    Args:
+        frames: the tables of the period.
+        advised: the other tables.
+        coverage: what is known of each sidecar.
+        inputs: what was read.
+        options: what was asked for.
+        made_at: when, ISO 8601 UTC.
+        out: directory of what is for people.
+        where: directory or address of the tables.
     """
+    from_s = min((each["from_s"] for each in coverage), default=None)
+    until_s = max((each["until_s"] for each in coverage), default=None)
+    new_since_s = _new_since_s(from_s, until_s)
+    resources, sums = _resources(frames.minutes, until_s, new_since_s)
+    storms, counts = _storms(advised.storms)
+    recommended, actions, offered, tried = _recommendations(advised.recommendations, storms, options)
+    culprits, new_clients = _culprits(frames.refusals, new_since_s)
+    unknown = {
+        name: sum(each[name] for each in coverage)
+        for name in ("gap_minutes", "missing_minutes", "lost_records", "other", "bypassed_requests", "limiting_off_minutes")
+    }  # fmt: skip
+    totals = {**sums, **unknown, **counts, "recommendations": actions, "offered": offered}
+    return {
+        "version": VERSION,
+        "made_at": made_at,
+        "out": out,
+        "tables": where,
+        "period": {"from": from_s, "until": until_s},
+        "inputs": inputs | {"set_aside": inputs["set_aside"][:_MAX_SET_ASIDE]},
+        "totals": totals,
+        "coverage": coverage[:_MAX_INSTANCES],
+        "instance_count": len(coverage),
+        "clocks": _clocks(coverage),
+        "storms": storms,
+        "storm_gap_s": options.storm_gap_s,
+        "culprits": culprits,
+        "curves": _curves(frames.minutes, resources["worst"]),
+        "recommendations": recommended,
+        "tried": tried,
+        "fleets": _fleets(advised.recommendations) if len(coverage) > 1 else [],
+        "week": _week(resources["of_week"], from_s, until_s),
+        "new_resources": [
+            {**_named(each), "since_s": each["first_s"], "messages": each["admitted"] + each["refused"]}
+            for each in resources["new"]
+        ],
+        "new_clients": new_clients,
+        "limit_changes": _changes(frames.limit_changes),
+    }
+
+
+def _named(row: Mapping[str, Any]) -> Row:
+    return {name: row[name] for name in RESOURCE_KEY}
+
+
+def _new_since_s(from_s: int | None, until_s: int | None) -> int | None:
+    """Return from when on something counts as new: the last week, or the last day of less than two."""
+    if from_s is None or until_s is None:
+        return None
+    return next((until_s - back_s for back_s in (WEEK_S, DAY_S) if until_s - from_s >= 2 * back_s), None)
+
+
+def _resources(minutes: "DataFrame", until_s: int | None, new_since_s: int | None) -> tuple[dict[str, list[Row]], Row]:
+    """Return the first few resources of several orders, and sums over all of them."""
+    # Weeks are added up from whole hours.
+    end_s = 0 if until_s is None else until_s + -until_s % HOUR_S
+    week, before = (f"minute_s BETWEEN {end_s - at * WEEK_S} AND {end_s - (at - 1) * WEEK_S - 1}" for at in (1, 2))
+    by_resource = minutes.groupBy(*RESOURCE_KEY).agg(
+        F.expr(f"sum({_REACHED}) AS admitted"),
+        F.expr(f"sum({_REFUSED}) AS refused"),
+        F.expr("sum(held_messages) AS held"),
+        F.expr("sum(shadowed_messages) AS shadowed"),
+        F.expr("min(minute_s) AS first_s"),
+        F.expr(f"max(minute_s) + {MINUTE_S} AS last_s"),
+        *(
+            F.expr(f"coalesce(sum(IF({when}, {what}, 0)), 0L) AS {name}")
+            for name, what, when in (
+                ("messages", "demand_messages", week),
+                ("refused_week", _REFUSED, week),
+                ("messages_before", "demand_messages", before),
+                ("refused_before", _REFUSED, before),
+            )
+        ),
+    )
+    by_resource = by_resource.localCheckpoint()
+    orders: dict[str, tuple[int, str, *tuple[str, ...]]] = {
+        "worst": (_MAX_CURVES, "true", "-(refused + shadowed)", "-admitted"),
+        "of_week": (
+            _MAX_OF_WEEK,
+            "true",
+            "-greatest(refused_week, refused_before)",
+            "-greatest(messages, messages_before)",
+        ),
+        "new": (_MAX_NEW, f"first_s >= {new_since_s or 'NULL'}", "-(admitted + refused)"),
+    }
+    found = {
+        name: [
+            row.asDict()
+            for row in by_resource.where(where).orderBy(*map(F.expr, by), *RESOURCE_KEY).limit(count).collect()
+        ]
+        for name, (count, where, *by) in orders.items()
+    }
+    outcomes = ("admitted", "refused", "held", "shadowed")
+    sums = by_resource.selectExpr(
+        "count(*) AS resources",
+        "count_if(refused > 0) AS refused_resources",
+        *(f"coalesce(sum({each}), 0L) AS {each}" for each in outcomes),
+    )
+    return found, sums.collect()[0].asDict()
+
+
+def _week(of_week: Sequence[Row], from_s: int | None, until_s: int | None) -> Row | None:
+    """Return the last seven days beside the seven before; None if there are no two weeks."""
+    if from_s is None or until_s is None or until_s - from_s < 2 * WEEK_S:
+        return None
+    end_s = until_s + -until_s % HOUR_S
+    return {
+        "from_s": end_s - WEEK_S,
+        "until_s": end_s,
+        "before_from_s": end_s - 2 * WEEK_S,
+        "before_until_s": end_s - WEEK_S,
+        "resources": [
+            {**_named(each), "messages": each["messages"], "refused": each["refused_week"],
+                "messages_before": each["messages_before"], "refused_before": each["refused_before"]}
+            for each in of_week
+        ],
+    }  # fmt: skip
+
+
+def _storms(storms: "DataFrame") -> tuple[list[Row], Row]:
+    """Return the largest storms, and how many there are, of limits that refuse and of those that only shadow."""
+    whole = Window.partitionBy("shadow")
     rows = (
-        decided.groupBy("instance", "need_per_s", "weight")
-        .agg(F.count(F.lit(1)).alias("times"), F.sum("limits_per_s").alias("limits_per_s"))
+        storms.withColumn("rank", F.row_number().over(whole.orderBy(F.desc("messages"), "start_s", *RESOURCE_KEY)))
+        .withColumn("all", F.count(F.lit(1)).over(whole))
+        .withColumn("open", F.count_if("is_open").over(whole))
+        .where(F.col("rank") <= _MAX_STORMS)
+        .orderBy("shadow", "rank")
         .collect()
     )
-    claims: dict[str, list[Claim]] = defaultdict(list)
-    limits_per_s: dict[str, float] = defaultdict(float)
+    counts = {"storms": 0, "open_storms": 0, "shadow_storms": 0}
     for row in rows:
-        limits_per_s[row["instance"]] += row["limits_per_s"]
-        if row["need_per_s"] > 0:
-            claims[row["instance"]].append(Claim(row["need_per_s"], row["weight"], row["times"]))
-    levels = {}
-    for instance, wanted in claims.items():
-        if limits_per_s[instance] > capacity_per_s:
-            level = fair_level(wanted, capacity_per_s)
-            levels[instance] = inf if level is None else level
-    return levels
+        counts |= {"shadow_storms": row["all"]} if row["shadow"] else {"storms": row["all"], "open_storms": row["open"]}
+    found = []
+    for row in rows:
+        its = row.asDict(recursive=True)
+        its["size_bytes"] = its.pop("bytes")
+        its["rules"] = [each["name"] for each in its["rules"]]
+        found.append({name: value for name, value in its.items() if name not in {"dt", "rank", "all", "open"}})
+    return found, counts
 
 
-def _loud(minutes: "DataFrame", decided: "DataFrame", tasks: int) -> "DataFrame":
-    """Return the minutes that some candidate may refuse something of, or that follow such a one; in order, by week.
+def _culprits(refusals: "DataFrame", new_since_s: int | None) -> tuple[list[Row], list[Row]]:
+    """Return who was refused most over the whole period, and who was refused for the first time lately."""
+    key = (*RESOURCE_KEY, *WHO_KEY)
+    refused = (
+        refusals.where("verdict = 'refuse'")
+        .groupBy(*key)
+        .agg(*(F.sum(name).alias(name) for name in ("requests", "messages", "bytes")), F.min("at_s").alias("since_s"))
+        .withColumn("of_all", F.sum("messages").over(Window.partitionBy(*RESOURCE_KEY)))
+        .selectExpr(*key, "requests", "messages", "bytes AS size_bytes", "since_s",
+            "coalesce(try_divide(messages, of_all), 0D) AS share")
+        .orderBy(F.desc("messages"), *key)
+    )  # fmt: skip
+    culprits = [row.asDict() for row in refused.drop("since_s").limit(_MAX_CULPRITS).collect()]
+    if new_since_s is None:
+        return culprits, []
+    new = refused.where(f"since_s >= {new_since_s}").select(*key, "since_s", "messages").limit(_MAX_NEW)
+    return culprits, [row.asDict() for row in new.collect()]
 
-    All others leave a full bucket full. A week begins with full buckets, so that no task needs all of a resource.
+
+def _recommendations(
+    frame: "DataFrame", storms: Sequence[Row], options: Options
+) -> tuple[list[Row], dict[str, int], dict[str, int], list[Row]]:
+    """Return what is most worth doing and what is for the storms shown, how many of each action, and what was tried."""
+    action = ", ".join(f"'{each}', {at}" for at, each in enumerate(ACTIONS))
+    to_do = ", ".join(f"'{each}'" for each in TO_DO)
+    order = (
+        "only_with != ''", f"action NOT IN ({to_do})", "coalesce(refused_messages, 0) = 0", f"map({action})[action]",
+        "-refused_messages", *RESOURCE_KEY,
+    )  # fmt: skip
+    shown = {(each["kind"], each["name"]) for each in storms} | {(each.kind, each.name) for each in options.tries}
+    first = frame.orderBy(*map(F.expr, order)).limit(_MAX_RECOMMENDED).select("recommendation").collect()
+    wanted = frame.where(F.concat_ws("\t", "kind", "name").isin(["\t".join(each) for each in sorted(shown)]))
+    others = [json.loads(row[0]) for row in wanted.select("recommendation").orderBy(*RESOURCE_KEY).collect()]
+    counts = frame.groupBy("action", "only_with").count().collect()
+    actions: Counter[str] = Counter()
+    offered: Counter[str] = Counter()
+    for row in counts:
+        actions[row["action"]] += row["count"]
+        offered[row["only_with"]] += row["count"]
+    of_storms = {tuple(_named(each).values()) for each in storms}
+    found = [json.loads(row[0]) for row in first]
+    found += [each for each in others if tuple(_named(each).values()) in of_storms and each not in found]
+    tried = []
+    for each in options.tries:
+        its = [of for of in others if (of["kind"], of["name"]) == (each.kind, each.name)]
+        tried += [_tried(of, each.rate_per_s) for of in its] or [
+            {"instance": "", "kind": each.kind, "name": each.name, "rate_per_s": each.rate_per_s}
+        ]
+    return found, dict(actions), {name: count for name, count in offered.items() if name}, tried
+
+
+def _tried(of: Row, rate_per_s: float) -> Row:
+    its = next((each for each in of.get("what_if", ()) if abs(each["rate_per_s"] - rate_per_s) < 1e-9 * rate_per_s), {})
+    shares = {name: its.get(name) for name in ("refused_share", "refused_share_uncorrected")}
+    return {**_named(of), "rate_per_s": rate_per_s, **shares}
+
+
+def _fleets(frame: "DataFrame") -> list[Row]:
+    """Return the resources on several sidecars that most is needed for, in messages.
+
+    Each has a limit of its own, and the broker gets their sum. Their busiest seconds need not be the same ones, so that
+    all together may need less than the sum.
     """
-    rate, size = F.col("least_rate_per_s"), F.col("least_bytes_per_s")
-    messages = F.expr("IF(`count` = 'requests', second_requests,"
-        " zip_with(second_admitted, second_refused, (a, r) -> a + r))")  # fmt: skip
-    quiet = _quiet(messages, rate, F.col("least_burst_s")) & _quiet(
-        F.col("second_bytes"), size, F.col("least_bytes_burst_s")
+    member = "struct(-need_per_s AS less, instance, limit_per_s)"
+    rows = (
+        frame.where("action != 'unused'")
+        .groupBy("kind", "name")
+        .agg(
+            F.sum("need_per_s").alias("need_per_s"),
+            F.expr("IF(count(limit_per_s) = count(*), sum(limit_per_s), NULL) AS limit_per_s"),
+            F.count(F.lit(1)).alias("member_count"),
+            F.expr(f"slice(array_sort(collect_list({member})), 1, {_MAX_MEMBERS}) AS members"),
+        )
+        .where("member_count > 1")
+        .orderBy(F.desc("need_per_s"), "kind", "name")
+        .limit(_MAX_FLEETS)
+        .collect()
     )
-    # What the limit would have refused if it only shadows, and what was held until it was given up, is refused here.
-    refused = F.col("refused_messages") + F.col("dropped_messages") + F.col("shadowed_messages")
-    least = decided.select(
-        *_KEY,
-        "advice",
-        "least_rate_per_s",
-        "least_bytes_per_s",
-        F.col("burst_s").alias("least_burst_s"),
-        F.col("bytes_burst_s").alias("least_bytes_burst_s"),
-    )
-    week = F.expr(f"minute_s DIV {WEEK_S}").alias("week")
-    in_order = Window.partitionBy(*_KEY, "week").orderBy("minute_s")
-    return (
-        minutes.join(least, _KEY)
-        .where(rate.isNotNull() | size.isNotNull())
-        .select("*", week, refused.alias("refused"))
-        .withColumn("refused_requests", F.col("refused_requests") + F.col("dropped_requests"))
-        .withColumn("loud", ~quiet | (F.col("refused") > 0))
-        .repartition(tasks, *_KEY, "week")
-        .withColumn("after", F.coalesce(F.lag("loud").over(in_order), F.lit(False)))
-        .where(F.col("loud") | F.col("after"))
-        .sortWithinPartitions(*_KEY, "minute_s")
-    )
+    return [
+        {
+            **{name: row[name] for name in ("kind", "name", "need_per_s", "limit_per_s", "member_count")},
+            "members": [
+                {"instance": each["instance"], "need_per_s": -each["less"], "limit_per_s": each["limit_per_s"],
+                    "share": -each["less"] / row["need_per_s"] if row["need_per_s"] else 1 / row["member_count"]}
+                for each in row["members"]
+            ],
+        }
+        for row in rows
+    ]  # fmt: skip
 
 
-def _quiet(seconds: "Column", rate: "Column", burst_s: "Column") -> "Column":
-    """Say whether a minute cannot be refused by a full bucket of a rate, and leaves it full."""
-    capacity = rate * burst_s
-    total = F.aggregate(seconds, F.lit(0).cast("bigint"), lambda sum_, each: sum_ + each)
-    fits = (F.array_max(seconds) <= _QUIET_SHARE * F.least(rate, capacity)) & (total <= MINUTE_S * rate - capacity)
-    return F.coalesce(rate.isNull() | fits, F.lit(True))
-
-
-def _unused(store: Store, days: Days, decided: "DataFrame", instances: Mapping[str, Instance]) -> "DataFrame":
-    """Return what to do about the exact limits, as they were written down last, of which nothing was asked for."""
-    last = Window.partitionBy("instance")
-    exact = ~F.col("name").rlike(r"[*?\[]") & (F.col("action") != "off")
-    limiting = F.col("rate_per_s").isNotNull() | F.col("bytes_per_s").isNotNull()
-    return (
-        store.read(LIMITS, days)
-        .withColumn("last_s", F.max("seen_s").over(last))
-        # All rules are written down at once; a minute is more than that takes.
-        .where(exact & limiting & (F.col("seen_s") > F.col("last_s") - MINUTE_S))
-        .join(decided.select(*_KEY), _KEY, "left_anti")
-        .groupBy(*_KEY)
-        .agg(F.max_by(F.struct(*LIMIT_KEY), F.struct("seen_s", "rule")).alias("limit"))
-        .select(*_KEY, "limit.*")
-        .mapInArrow(kernels.unused(instances), in_spark(kernels.REPLAYED))
+def _curves(minutes: "DataFrame", worst: Sequence[Row]) -> list[Row]:
+    """Return what was asked for over time, each with its own step; steps without a request are left out."""
+    if not worst:
+        return []
+    session = minutes.sparkSession
+    steps = [(*_named(each).values(), _step_s(each["last_s"] - each["first_s"])) for each in worst]
+    chosen = session.createDataFrame(steps, f"{', '.join(f'{name} STRING' for name in RESOURCE_KEY)}, step_s BIGINT")
+    seconds = (
+        minutes.join(F.broadcast(chosen), list(RESOURCE_KEY))
+        .withColumn("would", F.expr("IF(size(second_shadowed) = 0, transform(second, s -> 0L), second_shadowed)"))
+        .selectExpr(*RESOURCE_KEY, "step_s", "minute_s", "rate_per_s",
+            "inline(arrays_zip(second, second_admitted, second_refused, would))")
+    )  # fmt: skip
+    rows = (
+        seconds.withColumn("at_s", F.expr("minute_s + second - (minute_s + second) % step_s"))
+        .groupBy(*RESOURCE_KEY, "step_s", "at_s")
+        .agg(
+            F.expr("sum(second_admitted) / step_s AS admitted_per_s"),
+            F.expr("sum(second_refused) / step_s AS refused_per_s"),
+            F.expr("sum(would) / step_s AS shadowed_per_s"),
+            F.expr("CAST(max(second_admitted + second_refused) AS DOUBLE) AS peak_per_s"),
+            F.expr("max_by(struct(rate_per_s), minute_s).rate_per_s AS limit_per_s"),
+        )
+        .orderBy("at_s")
+        .collect()
     )
+    points: defaultdict[tuple[str, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        its = row.asDict()
+        point = {
+            name: its[name]
+            for name in ("at_s", "admitted_per_s", "refused_per_s", "shadowed_per_s", "peak_per_s", "limit_per_s")
+        }
+        # Six digits that count: one message a day is not nothing.
+        point |= {name: float(f"{its[name]:.6g}") for name in ("admitted_per_s", "refused_per_s", "shadowed_per_s")}
+        points[tuple(_named(its).values())].append(point)
+    return [
+        {**_named(each), "step_s": step_s, "points": points[tuple(_named(each).values())],
+            **{name: each[name] for name in ("admitted", "refused", "shadowed")}}
+        for each, (*_, step_s) in zip(worst, steps, strict=True)
+    ]  # fmt: skip
+
+
+def _step_s(length_s: int) -> int:
+    """Return the smallest step with which a curve has no more points than there may be."""
+    return next((step for step in _STEPS_S if length_s <= step * (_MAX_POINTS - 1)), _STEPS_S[-1])
+
+
+def _changes(changes: "DataFrame") -> list[Row]:
+    """Return the latest changes of limits."""
+    names = (
+        "instance",
+        "at_s",
+        "change_id",
+        "action",
+        "kind",
+        "name",
+        "rate_before_per_s",
+        "rate_after_per_s",
+        "by",
+        "reason",
+    )
+    rows = changes.orderBy(F.desc("at_s"), "instance", F.desc("n")).limit(_MAX_CHANGES).select(*names).collect()
+    return [row.asDict() for row in rows]
+
+
+def _clocks(coverage: Sequence[Row]) -> list[Row]:
+    """Return the sidecars whose log ends long before that of most, or after: they stopped, or their clock is off."""
+    if len(coverage) < 3:
+        return []
+    ends = sorted(each["newest_s"] for each in coverage)
+    usual_s = ends[len(ends) // 2]
+    return [
+        {"instance": each["instance"], "ahead_s": each["newest_s"] - usual_s}
+        for each in coverage
+        if each["newest_s"] - usual_s > _CLOCK_S
+    ]

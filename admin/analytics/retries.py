@@ -1,138 +1,92 @@
-"""Retries: how much of what was asked for is the same again, sent anew because it was refused.
+"""Retries: how much of the demand is the same requests again, sent because they were refused.
 
-**Measured.** Where the protocol gives messages an id, the sidecar counts those that had been refused a moment ago and
-came again (``repeated``), and says how many of what it refused had an id (``identified``). Where nearly all of them had
-one, what was wanted is what was asked for less what came again, second by second.
+**Measured.** Where messages have ids, the sidecar counts those that had been refused a moment ago and came again
+(``repeated``), and the refused requests with an id (``identified``). The demand is what came, less the repeats.
 
-**Assumed.** Otherwise the log says only which language clients are written in, and how often such a client tries by
-default is known. With up to T attempts, each admitted with the same chance p (the share of the second that was
-admitted), an original request makes on average ``E = 1 + (1-p) + … + (1-p)^(T-1) = (1 - (1-p)^T) / p`` attempts, T for
-p = 0. What was wanted is what was asked for divided by E; it is never less than what was admitted. Of several
-languages, each takes the part of the refused requests that it made: within a second all have the same p, so that this
-is its part of all attempts, too. Who was refused without being told (one-way requests) does not try again.
-
-Pure: no Spark and no I/O.
+**Assumed.** For refused requests without an id the log has only the language of the client, whose default number of
+attempts T is known. If each attempt is admitted with the chance p, the admitted share of the second, a request makes on
+average ``E = 1 + (1-p) + … + (1-p)^(T-1) = (1 - (1-p)^T) / p`` attempts, or T for p = 0. The demand is what came
+divided by E, but at least what was admitted. Each language counts by its part of the refused requests, which is its
+part of all attempts as p is the same for all. Requests refused without an answer (one-way) are not retried.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 MEASURED_SHARE: Final = 0.95
-"""At least this share of the refused requests had a message id where retries count as measured."""
+"""With ids on this share of the refused requests, all count as measured."""
 
 
 def default_attempts() -> dict[str, int]:
-    """Return how often clients try when they are refused as busy, by the language they name, as protocols know it.
+    """Return how often clients try when refused as busy, by language.
 
-    Only where Sluice is installed: Spark's Python elsewhere has the package, but no entry points.
+    Only where Sluice is installed: Spark's executors have the package but no entry points.
     """
-    from admin.config.plugins import own_protocols  # noqa: PLC0415 - executors go without it
+    from admin.config.plugins import own_protocols  # noqa: PLC0415 - not on executors
 
     return {language: most for protocol in own_protocols() for language, most in protocol.busy_attempts.items()}
 
 
-class Traffic(Protocol):
-    """What is needed of a minute: fields of ``TrafficRecord``, languages as pairs of requests and refused requests."""
+class Shares(NamedTuple):
+    """The part of each second's messages that is not retries.
 
-    @property
-    def busy_answers(self) -> int:
-        """Refusals that were answered."""
-        ...
+    Attributes:
+        measured: refused requests whose retries were counted.
+        assumed: refused requests whose retries were assumed.
+    """
 
-    @property
-    def languages(self) -> Mapping[str, tuple[int, int]]:
-        """Requests and refused requests by language."""
-        ...
-
-    @property
-    def identified(self) -> int:
-        """Refused requests with a message id."""
-        ...
-
-    @property
-    def second_admitted(self) -> Sequence[int]:
-        """Messages that were admitted, by second."""
-        ...
-
-    @property
-    def second_refused(self) -> Sequence[int]:
-        """Messages that were not."""
-        ...
-
-    @property
-    def second_repeated(self) -> Sequence[int]:
-        """Messages that came again; may be empty."""
-        ...
+    left: NDArray[np.float64]
+    measured: int = 0
+    assumed: int = 0
 
 
-def shares(minute: Traffic, refused_requests: int, attempts: Mapping[str, int]) -> list[float] | None:
-    """Return which share of each second's messages is left without retries; None if all of it is.
+def shares(  # noqa: PLR0917 - columns of one minute
+    admitted: NDArray[np.int64],
+    refused: NDArray[np.int64],
+    repeated: NDArray[np.int64],
+    refused_requests: int,
+    identified: int,
+    busy_answers: int,
+    languages: Mapping[str, tuple[int, int]],
+    attempts: Mapping[str, int],
+) -> Shares:
+    """Return the part of a minute's messages that is not retries.
 
     Args:
-        minute: with its seconds.
-        refused_requests: refused and dropped in it.
-        attempts: how often a client tries in all, by language; all others try once.
+        admitted: messages by second.
+        refused: messages by second.
+        repeated: messages by second; may be empty.
+        refused_requests: refused and dropped in the minute.
+        identified: how many of them had a message id.
+        busy_answers: refusals that were answered.
+        languages: requests and refused requests by language.
+        attempts: how often a client tries in all, by language; others try once.
     """
-    known = _without_repeats(minute)
-    if is_measured(refused_requests, minute.identified):
-        return known
-    # Where some of the refused have ids, at least these repeats are known.
-    if not any(minute.second_refused):
-        return known
-    parts = _parts(minute, attempts)
-    if not parts:
-        return known
-    assumed = [
-        _left(admitted, refused, parts)
-        for admitted, refused in zip(minute.second_admitted, minute.second_refused, strict=True)
-    ]
-    return assumed if known is None else [min(each) for each in zip(assumed, known, strict=True)]
+    asked = np.maximum(1, admitted + refused)
+    left = np.ones(len(asked)) if not len(repeated) else np.maximum(0.0, 1.0 - repeated / asked)
+    identified = min(identified, refused_requests)
+    unknown = 0 if identified >= MEASURED_SHARE * refused_requests else refused_requests - identified
+    parts = _parts(languages, busy_answers, attempts) if unknown else {}
+    if parts and refused.any():
+        missed = refused / asked
+        again = sum(part - part / sum(missed**before for before in range(most)) for most, part in parts.items())
+        # Repeats with an id are counted already; the others are assumed to repeat for their part of the refusals.
+        left = np.maximum(left - again * (unknown / refused_requests), np.minimum(left, admitted / asked))
+    return Shares(left, identified if unknown else refused_requests, unknown if parts else 0)
 
 
-def _without_repeats(minute: Traffic) -> list[float] | None:
-    """Return which share of each second's messages did not come again; None if all did not."""
-    if not any(minute.second_repeated):
-        return None
-    return [
-        max(0.0, 1.0 - again / (admitted + refused)) if admitted + refused else 1.0
-        for admitted, refused, again in zip(
-            minute.second_admitted, minute.second_refused, minute.second_repeated, strict=True
-        )
-    ]
-
-
-def is_measured(refused_requests: int, identified_requests: int) -> bool:
-    """Say whether retries are known by counting them."""
-    return bool(refused_requests) and identified_requests >= MEASURED_SHARE * refused_requests
-
-
-def _parts(minute: Traffic, attempts: Mapping[str, int]) -> dict[int, float]:
-    """Return the part of the refused requests that makes each number of attempts above one; the rest makes one."""
-    refused = sum(each[1] for each in minute.languages.values())
-    if not refused:
-        return {}
-    told = min(1.0, minute.busy_answers / refused)
+def _parts(
+    languages: Mapping[str, tuple[int, int]], busy_answers: int, attempts: Mapping[str, int]
+) -> dict[int, float]:
+    """Return the part of the refused requests by number of attempts, if more than one."""
+    refused = sum(its for _, its in languages.values())
+    told = min(1.0, busy_answers / refused) if refused else 0.0
     found: dict[int, float] = {}
-    for language, (_, its) in minute.languages.items():
+    for language, (_, its) in languages.items():
         most = attempts.get(language, 1)
         if most > 1 and its and told:
             found[most] = found.get(most, 0.0) + told * its / refused
     return found
-
-
-def _left(admitted: int, refused: int, parts: Mapping[int, float]) -> float:
-    """Return which share of a second's messages is left.
-
-    Args:
-        admitted: messages of the second.
-        refused: likewise.
-        parts: see ``_parts``.
-    """
-    if not refused:
-        return 1.0
-    missed = refused / (admitted + refused)
-    left = 1.0
-    for most, part in parts.items():
-        expected = sum(missed**before for before in range(most))
-        left -= part - part / expected
-    return left

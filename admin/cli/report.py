@@ -35,7 +35,7 @@ _EPILOGUE: Final = (
     "days stay. If you keep tables there, give whole days: a storm that crosses the ends is cut. Without --since and "
     "--until it writes all days anew, and removes days that the logs no longer cover.\n\n"
     "--out contains report.html, one self-contained page; recommendations.json for `sluice limits apply`; a folder of "
-    "Parquet for each table (minutes, hours, refusals, storms, culprits, limits, limit_changes and coverage by day, "
+    "Parquet for each table (minutes, refusals, storms, culprits, limits, limit_changes and coverage by day, "
     "recommendations as a whole); and _logs/spark.log. If --out is an address, the tables go there, and the rest goes "
     "to ./sluice-report.\n\n"
     "A TIME is in UTC (2026-11-21, 2026-11-21T13:30) or has an offset (2026-11-21T13:30+01:00); or it is a time ago: "
@@ -84,7 +84,6 @@ def report(
     json: bool = False,
     storm_gap: Annotated[str, Parameter(metavar="SECONDS")] = "30s",
     headroom: Annotated[str, Parameter(metavar="SHARE")] = "0.2",
-    capacity: Annotated[str | None, Parameter(metavar="RATE")] = None,
     once: bool = False,
     attempts: Annotated[tuple[str, ...], Parameter(metavar="LANGUAGE=N")] = (),
     try_: Annotated[tuple[str, ...], Parameter(name="--try", metavar="KIND:NAME=RATE")] = (),
@@ -103,7 +102,6 @@ def report(
         json: print the report as JSON
         storm_gap: refusals further apart than this are two storms (30s)
         headroom: margin above the demand, as a share of it (0.2)
-        capacity: messages per second that the broker can take in all
         once: read only new files since the last time, and keep everything else; for timers
         attempts: how often clients of a language try in all; may be repeated
         try_: say what this rate would have refused; may be repeated
@@ -112,9 +110,8 @@ def report(
         conf: a Spark option; may be repeated
     """
     from admin.analytics.options import Options  # noqa: PLC0415 - see the module
-    from admin.analytics.requirements import check_requirements  # noqa: PLC0415 - see the module
     from admin.analytics.retries import default_attempts  # noqa: PLC0415 - see the module
-    from admin.analytics.spark import SparkOptions, read_conf  # noqa: PLC0415 - see the module
+    from admin.analytics.spark import SparkOptions, check_requirements, read_conf  # noqa: PLC0415 - see the module
 
     now = datetime.now(UTC)
     since_s, until_s = read_time(since, "--since", now), read_time(until, "--until", now)
@@ -127,9 +124,6 @@ def report(
         since_s=None if since_s is None else since_s - since_s % _MINUTE_S,
         until_s=None if until_s is None else until_s + -until_s % _MINUTE_S,
         headroom=_number("--headroom", headroom, "a number from 0 to 10; 0.2 adds a fifth", least=0, most=10),
-        capacity_per_s=None
-        if capacity is None
-        else _number("--capacity", capacity, "messages per second, as 50000", least=_LEAST_RATE, most=MAX_RATE_PER_S),
         attempts=_attempts(attempts, default_attempts()),
         tries=tuple(map(_try, try_)),
     )

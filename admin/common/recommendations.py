@@ -82,7 +82,8 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
         recommended_rate_per_s: None if none is recommended.
         bytes_per_s: as ``rate_per_s``.
         recommended_bytes_per_s: None if none are recommended.
-        evidence: in words.
+        evidence: why, in a sentence or two.
+        details: what else is known.
         only_with: the flag that applies it; empty if none is needed.
         fair_by: how the limit should be shared; None recommends nothing.
         max_fair_keys: with ``fair_by``, if more than the default are needed.
@@ -101,6 +102,7 @@ class Recommendation(msgspec.Struct, frozen=True, kw_only=True):
     recommended_bytes_per_s: _Rate | None = None
     confidence: Confidence = "low"
     evidence: str = ""
+    details: str = ""
     backtest: Backtest = Backtest()
     only_with: OnlyWith = ""
     fair_by: FairBy | None = None

@@ -31,7 +31,7 @@ from admin.rejection_log.records import (
 from limiter.counting.rejections import OTHER, Amount, Rejection, ResourceSecond, TrafficSecond, add_up
 from limiter.rules.patterns import DEFAULT_PATTERN
 from limiter.rules.resource import SCOPES, Resource
-from limiter.rules.rule import Rule
+from limiter.rules.rule import DEFAULT_MAX_DELAY_S, Rule
 from limiter.rules.rule_set import RuleSet
 from proxy.stats.snapshot import ENDINGS, Snapshot
 
@@ -347,6 +347,7 @@ def _limit_fields(rule: Rule, *, limiting: bool) -> dict[str, Any]:
         "bytes_burst_s": rule.bytes_burst_s,
         "action": rule.action if limiting else "off",
         "fair_by": rule.fair_by,
+        "max_delay_s": rule.max_delay_s if rule.action == "delay" else DEFAULT_MAX_DELAY_S,
     }
     return {name: value for name, value in fields.items() if value != _LIMIT_DEFAULTS[name]}
 

@@ -18,7 +18,7 @@ import msgspec
 
 from admin.common.numbers import LATEST_S
 from limiter.counting.rejections import Amount, Count, RejectionVerdict
-from limiter.rules.rule import MAX_RATE_PER_S, MAX_TIME_S, Action, FairBy
+from limiter.rules.rule import DEFAULT_MAX_DELAY_S, MAX_RATE_PER_S, MAX_TIME_S, Action, FairBy
 from limiter.rules.rule import Count as Counts
 
 VERSION: Final = 1
@@ -101,6 +101,7 @@ class LimitFields(Record, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
         bytes_burst_s: seconds of bytes that can be stored.
         action: what happens above the limit; ``off`` also while limiting is switched off.
         fair_by: callers that get fair shares of it; None makes no difference between callers.
+        max_delay_s: how long action ``delay`` holds a request at most.
     """
 
     kind: str
@@ -114,6 +115,7 @@ class LimitFields(Record, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     bytes_burst_s: _Time = 1.0
     action: Action = "reject"
     fair_by: FairBy | None = None
+    max_delay_s: _Time = DEFAULT_MAX_DELAY_S
 
 
 class TrafficRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, tag="traffic", gc=False):

@@ -15,7 +15,7 @@ from admin.analytics.tables import Store
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session on two cores; without Java or pyspark the tests fail with the command that installs it."""
     log = tmp_path_factory.mktemp("spark") / "spark.log"
-    with open_session(SparkOptions(master="local[2]", driver_memory="1g", log=log, brief=True)) as session:
+    with open_session(SparkOptions(master="local[2]", driver_memory="1g", log=log, log_bytes=0)) as session:
         yield session
 
 

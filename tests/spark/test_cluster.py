@@ -120,7 +120,7 @@ import sys
 from admin.analytics.spark import SparkOptions, open_session
 
 given = (("spark.sql.adaptive.enabled", "true"), ("spark.sql.mine", "yes"))
-with open_session(SparkOptions(conf=given, brief=True)) as session:
+with open_session(SparkOptions(conf=given, log_bytes=0)) as session:
     for name in sys.argv[1:]:
         print(f"{name}={session.conf.get(name, None)}")
 """

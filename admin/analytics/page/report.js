@@ -1,4 +1,5 @@
-// Draws the charts on one time axis: what is chosen in one of them, all of them show. Reads what-ifs off their curves.
+// Draws the charts on one time axis, all zoomed together, and interpolates between the replayed rates.
+/* global uPlot */
 "use strict";
 (() => {
   const root = document.documentElement;
@@ -10,33 +11,29 @@
   const charts = [];
   let range = whole;
 
-  const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+  const probe = document.body.appendChild(document.createElement("i"));
+  probe.hidden = true;
+
+  // A canvas takes no variables.
+  function colour(name) {
+    probe.style.color = `var(${name})`;
+    return getComputedStyle(probe).color;
+  }
+
   const theme = () => (dark.matches && !root.classList.contains("paper") ? "dark" : "light");
-  const number = (how) => (value) => new Intl.NumberFormat("en", how).format(value);
-  const tick = number({ notation: "compact", maximumSignificantDigits: 3 });
-  const [whole_, tenths, digits] = [
-    number({ maximumFractionDigits: 0 }),
-    number({ maximumFractionDigits: 1 }),
-    number({ maximumSignificantDigits: 3 }),
-  ];
+  const format = (value, how) => new Intl.NumberFormat("en", how).format(value);
+  const tick = (value) => format(value, { notation: "compact", maximumSignificantDigits: 3 });
 
   function rate(perS) {
-    if (perS == null) {
-      return "unlimited";
-    }
-    return `${perS >= 100 ? whole_(perS) : perS >= 1 ? tenths(perS) : digits(perS)}/s`;
+    const how = perS < 1 ? { maximumSignificantDigits: 3 } : { maximumFractionDigits: perS < 100 ? 1 : 0 };
+    return perS === null ? "unlimited" : `${format(perS, how)}/s`;
   }
 
-  function percent(share) {
-    if (share <= 0 || share >= 1) {
-      return share <= 0 ? "0%" : "100%";
-    }
-    return share < 0.001 ? "<0.1%" : share > 0.999 ? ">99.9%" : `${tenths(share * 100)}%`;
-  }
-
+  const percent = (share) =>
+    share > 0 && share < 0.001 ? "<0.1%" : format(share, { style: "percent", maximumFractionDigits: 1 });
   const moment = (atS) => new Date(atS * 1000).toISOString().slice(0, 19).replace("T", " ");
 
-  // The row that holds at a time: the last one that begins before it.
+  // The last row that begins at or before a time.
   function rowAt(times, atS) {
     let [low, high] = [0, times.length];
     while (low < high) {
@@ -61,7 +58,7 @@
 
   let choosing = false;
 
-  // All charts hear of what is chosen in one; the first, in which it is, tells from when to when.
+  // A selection is synchronised to all charts; only the first one sets the range.
   function chosen(chart) {
     const { left, width } = chart.select;
     if (width > 0 && !choosing) {
@@ -73,10 +70,7 @@
   }
 
   function drawn(chart) {
-    chart.root.parentElement.dataset.drawn = theme();
-    if (charts.every((each) => each.root.parentElement.dataset.drawn === theme())) {
-      root.dataset.drawn = theme();
-    }
+    chart.root.parentElement.dataset.drawn = root.dataset.drawn = theme();
   }
 
   const AXIS = {
@@ -85,7 +79,7 @@
     grid: { stroke: () => colour("--line"), width: 1 },
     ticks: { stroke: () => colour("--line"), width: 1, size: 4 },
   };
-  // Smallest distance of ticks, how they are written, and what is added where year or day change; see uPlot's axes.
+  // Smallest increment, format, and what is added where the year or day changes: see uPlot's axes.
   const TIME_AXIS = {
     ...AXIS,
     space: 64,
@@ -135,7 +129,7 @@
 
   function makeCurve(place, curve) {
     const { at, peak, asked, admitted, plain, limit } = curve;
-    const columns = { asked, admitted, peak, limit };
+    const columns = { admitted, peak, limit };
     const values = [...place.parentElement.querySelectorAll("[data-value]")];
     const area = (name) => ({
       fill: () => colour(name),
@@ -148,14 +142,14 @@
       const atS = pointedAt(chart);
       const row = atS === null ? -1 : rowAt(at, atS);
       for (const value of values) {
-        const of = value.dataset.value;
-        const figure = { refused: () => asked[row] - admitted[row], shadowed: () => admitted[row] - plain[row] }[of];
-        value.textContent = row < 0 || row === at.length - 1 ? "" : rate(figure ? figure() : columns[of][row]);
+        const name = value.dataset.value;
+        const [from, less] = { refused: [asked, admitted], shadowed: [admitted, plain] }[name] ?? [columns[name]];
+        value.textContent = row < 0 || row === at.length - 1 ? "" : rate(less ? from[row] - less[row] : from[row]);
       }
     }
 
-    // A limit far above all that is asked for would press that flat; the legend has it.
-    function highest(chart) {
+    // A limit far above the demand would flatten it. The legend shows such a limit.
+    function highest() {
       const [from, until] = [Math.max(0, rowAt(at, range[0])), rowAt(at, range[1])];
       let top = 0;
       for (let row = from; row <= until; row += 1) {
@@ -196,32 +190,21 @@
       ctx.beginPath();
       ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
       ctx.clip();
-      [ctx.textAlign, ctx.textBaseline] = ["left", "top"];
+      [ctx.textAlign, ctx.textBaseline, ctx.fillStyle] = ["left", "top", colour("--text")];
       ctx.font = `${12 * px}px system-ui, sans-serif`;
-      storms.rows.forEach((name, row) => {
-        const top = bbox.top + row * rowPx(chart);
-        ctx.fillStyle = colour("--text");
-        ctx.fillText(name, bbox.left + 4 * px, top + 3 * px);
-        ctx.fillStyle = colour("--line");
-        ctx.fillRect(bbox.left, top, row ? bbox.width : 0, px);
-      });
+      storms.rows.forEach((name, row) =>
+        ctx.fillText(name, bbox.left + 4 * px, bbox.top + row * rowPx(chart) + 3 * px),
+      );
       for (const each of storms.storms) {
-        const left = chart.valToPos(each.from, "x", true);
-        const width = Math.max(chart.valToPos(each.until, "x", true) - left, 2 * px);
+        const [left, right, peak] = [each.from, each.until, each.peak].map((atS) => chart.valToPos(atS, "x", true));
         const middle = bbox.top + each.row * rowPx(chart) + 24 * px;
-        const radius = (3 + 5 * Math.sqrt(each.messages / most)) * px;
-        ctx.fillStyle = ctx.strokeStyle = colour(each.shadow ? "--shadow" : "--refuse");
-        ctx.lineWidth = 1.5 * px;
+        ctx.fillStyle = colour(each.shadow ? "--shadow" : "--refuse");
         ctx.globalAlpha = 0.5;
-        ctx.fillRect(left, middle - 3 * px, width, 6 * px);
+        ctx.fillRect(left, middle - 3 * px, Math.max(right - left, 2 * px), 6 * px);
         ctx.globalAlpha = 1;
         ctx.beginPath();
-        ctx.arc(chart.valToPos(each.peak, "x", true), middle, radius, 0, 2 * Math.PI);
-        if (each.shadow) {
-          ctx.fillStyle = colour("--surface");
-        }
+        ctx.arc(peak, middle, (3 + 5 * Math.sqrt(each.messages / most)) * px, 0, 2 * Math.PI);
         ctx.fill();
-        ctx.stroke();
       }
       ctx.restore();
     }
@@ -246,14 +229,19 @@
     });
   }
 
-  // Between two rates that were replayed, the line between them.
   function readOff(place, points) {
-    const [input, says, line] = ["input", "output", ".here"].map((each) => place.querySelector(each));
+    const [input, says, line] = ["input", "output", "line"].map((each) => place.querySelector(each));
     const [first, last] = [points[0][0], points.at(-1)[0]];
 
     function read() {
       const per = Number(input.value);
-      const after = Math.min(Math.max(points.findIndex((each) => each[0] >= per), 1), points.length - 1);
+      const after = Math.min(
+        Math.max(
+          points.findIndex((each) => each[0] >= per),
+          1,
+        ),
+        points.length - 1,
+      );
       const [low, high] = [points[after - 1], points[after]];
       const part = Math.min(Math.max((per - low[0]) / (high[0] - low[0] || 1), 0), 1);
       const [share, uncorrected] = [1, 2].map((each) => low[each] + part * (high[each] - low[each]));
@@ -307,7 +295,10 @@
   });
   dark.addEventListener("change", redraw);
   // Paper is light, whatever the screen is.
-  for (const [when, onPaper] of [["beforeprint", true], ["afterprint", false]]) {
+  for (const [when, onPaper] of [
+    ["beforeprint", true],
+    ["afterprint", false],
+  ]) {
     window.addEventListener(when, () => {
       root.classList.toggle("paper", onPaper);
       redraw();

@@ -1,11 +1,11 @@
 import gzip
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from admin.analytics.findings import SetAside
-from admin.analytics.inputs import Found, find
+from admin.analytics.inputs import Found, SetAside, find, find_at
 from admin.common.errors import StartError
 
 
@@ -66,9 +66,9 @@ def test_what_cannot_be_read_is_set_aside_and_the_rest_is_read(tmp_path: Path) -
     found = find([str(tmp_path), str(tmp_path / "missing")])
     assert _paths(found) == (str(good),)
     assert {Path(each.file).name: each.reason for each in found.skipped} == {
-        "link.jsonl": "is a link to nothing",
+        "link.jsonl": "is a broken link",
         "missing": "no such file or folder",
-        "pipe.jsonl": "is no regular file",
+        "pipe.jsonl": "is not a regular file",
         "self.jsonl": "cannot be read: too many levels of symbolic links",
     }
 
@@ -83,7 +83,7 @@ def test_nothing_to_read_says_so(tmp_path: Path) -> None:
         find([str(tmp_path)])
     with pytest.raises(StartError, match="missing: no such file or folder"):
         find([str(tmp_path / "missing")])
-    with pytest.raises(StartError, match="nothing is named like that"):
+    with pytest.raises(StartError, match="no match"):
         find([str(tmp_path / "*.x")])
 
 
@@ -112,16 +112,12 @@ _DAY_S = 86_400
         ("2026-11-22/a.jsonl", True),
         ("2026-11-19/a.jsonl", False),
         ("2026-11-23/a.jsonl.gz", False),
-        ("20261119/a.jsonl", False),
-        ("2026/11/19/a.jsonl", False),
-        ("year=2026/month=11/day=19/a.jsonl", False),
         ("dt=2026-11-19/hour=07/a.jsonl", False),
         ("eu-2026-11-19-1.jsonl", False),
-        # The last date counts; what is no date of a calendar or part of a larger number says nothing.
+        # The last date counts. Neither an impossible date nor a part of a larger number does.
         ("2025-01-01/2026-11-21/a.jsonl", True),
         ("2026-02-31/a.jsonl", True),
-        ("120261119/a.jsonl", True),
-        ("host-20261119999/a.jsonl", True),
+        ("12026-11-19/a.jsonl", True),
         ("1999-11-19/a.jsonl", True),
         ("a.jsonl", True),
     ],
@@ -138,7 +134,7 @@ def test_of_a_period_files_of_other_days_are_left_out(tmp_path: Path, name: str,
 
 @pytest.mark.parametrize("end", ["", ".gz"])
 def test_sluices_own_names_have_no_date(tmp_path: Path, end: str) -> None:
-    file = _write(tmp_path / f"rejections-orders-20261101-20261101abcd-000001.jsonl{end}")
+    file = _write(tmp_path / f"rejections-orders-2026-11-01-20261101abcd-000001.jsonl{end}")
     other = _write(tmp_path / "2026-11-01" / file.name)
     found = find([str(tmp_path)], _NOV_21_S, None)
     assert _paths(found) == (str(file),)
@@ -170,7 +166,7 @@ def test_files_that_were_last_written_before_the_period_are_left_out(tmp_path: P
 
 def test_nothing_of_the_period_says_so(tmp_path: Path) -> None:
     _write(tmp_path / "2026-11-01" / "a.jsonl")
-    with pytest.raises(StartError, match="1 file of the log, and by date none of the time asked for"):
+    with pytest.raises(StartError, match="1 file of the log, by date none in the period"):
         find([str(tmp_path)], _NOV_21_S, None)
 
 
@@ -178,6 +174,79 @@ def test_files_that_have_gone_are_named(tmp_path: Path) -> None:
     file = _write(tmp_path / "a.jsonl")
     found = find([str(tmp_path)])
     file.unlink()
-    assert found.vanished() == [SetAside(file=str(file), reason="vanished while it was read")]
+    assert found.vanished() == [SetAside(str(file), "vanished while it was read")]
     with pytest.raises(StartError, match=f"{file}: has vanished"):
         found.spark_paths(packed=False)
+
+
+_WRITTEN_S = 1_800_000_000
+
+
+class Listing:
+    """Stands for Spark, which lists what there is at each address."""
+
+    def __init__(self, listings: dict[str, list[str]]) -> None:
+        self._listings = listings
+        self.read = self
+        self._address = ""
+        self.asked: list[str] = []
+
+    def format(self, _format: str) -> "Listing":
+        return self
+
+    def option(self, _name: str, _value: str) -> "Listing":
+        return self
+
+    def load(self, address: str) -> "Listing":
+        self._address = address
+        self.asked.append(address)
+        return self
+
+    def selectExpr(self, *_columns: str) -> "Listing":  # noqa: N802 - as Spark calls it
+        return self
+
+    def collect(self) -> list[dict[str, Any]]:
+        return [{"path": path, "length": 10, "written_ms": _WRITTEN_S * 1000} for path in self._listings[self._address]]
+
+
+def _found_at(session: Any, *logs: str, **period: int) -> list[str]:
+    return [file.path for file in find_at(session, find(logs), **period).files]
+
+
+def test_a_file_at_two_addresses_is_read_once() -> None:
+    session = Listing(
+        {
+            "s3a://b/logs": ["s3a://b/logs/x.jsonl", "s3a://b/logs/a/y.jsonl"],
+            "s3a://b/logs/a": ["s3a://b/logs/a/y.jsonl"],
+        }
+    )
+    listed = ["s3a://b/logs/a/y.jsonl", "s3a://b/logs/x.jsonl"]
+    assert _found_at(session, "s3a://b/logs", "s3a://b/logs/a/") == listed
+    assert _found_at(session, "s3a://b/logs/a/", "s3a://b/logs") == listed
+
+
+@pytest.mark.parametrize(
+    ("log", "address"),
+    [
+        ("s3a://logs", "s3a://logs/"),
+        ("s3a://logs/", "s3a://logs/"),
+        ("s3a://b/logs//", "s3a://b/logs"),
+        ("file:///logs", "file:///logs"),
+    ],
+)
+def test_a_whole_bucket_ends_with_a_slash_and_a_folder_without(log: str, address: str) -> None:
+    # Without one it would be the folder of the user in it.
+    session = Listing({address: ["s3a://logs/x.jsonl"]})
+    assert _found_at(session, log) == ["s3a://logs/x.jsonl"]
+    assert session.asked == [address]
+
+
+def test_files_of_this_machine_are_what_they_are_by_any_name() -> None:
+    assert _found_at(Listing({"file:///logs": ["file:/logs/a%20b c.jsonl"]}), "file:///logs") == ["/logs/a%20b c.jsonl"]
+
+
+def test_a_file_outside_of_the_period_is_left_out_and_counted_once() -> None:
+    files = ["s3a://b/logs/x.jsonl"]
+    session = Listing({"s3a://b/logs": files, "s3a://b/": files})
+    with pytest.raises(StartError, match="1 file of the log, by date none in the period"):
+        _found_at(session, "s3a://b/logs", "s3a://b", since_s=_WRITTEN_S + 86_400)

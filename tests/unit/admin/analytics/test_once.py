@@ -1,18 +1,17 @@
-"""``--once``: which hours are made anew, of which files. What Spark does stands in here; see ``tests/spark`` for it."""
+"""``--once``: which hours are made again from which files. ``tests/spark`` runs it with Spark."""
 
 import os
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from admin.analytics import report
-from admin.analytics.findings import Inputs, SetAside
 from admin.analytics.inputs import Found, find
-from admin.analytics.lines import Wanted
 from admin.analytics.once import Seen
 from admin.analytics.options import Options
 from admin.common.errors import StartError
@@ -24,13 +23,13 @@ OPTIONS = Options(attempts={"JAVA": 3})
 
 @dataclass
 class Job:
-    """Stands in for what is done with files.
+    """Replaces the tables of a report.
 
     Attributes:
-        asked: the names of the files and the hours (0 is noon) of each time that tables were made.
-        hours: of each file, by name, in seconds since 1970; of others none.
-        bad: files with a line that is bad, by name.
-        fails: so it ends.
+        asked: the files and the hours after noon of each time that tables were made.
+        hours: beginnings of the hours of each file, in seconds since 1970.
+        bad: files with two bad lines.
+        fails: raised when tables are made.
     """
 
     out: Path
@@ -41,7 +40,7 @@ class Job:
     fails: Exception | None = None
 
     def put(self, name: str, *hours: float, size: int = 3) -> None:
-        """Write a file of these hours: from the first to the last of them."""
+        """Write a file with records from the first to the last of these hours after noon."""
         (self.logs / name).write_bytes(b"." * size)
         os.utime(self.logs / name, (NOON_S, NOON_S))
         self.hours.pop(name, None)
@@ -49,38 +48,37 @@ class Job:
             first_s, last_s = int(NOON_S + HOUR_S * min(hours)), int(NOON_S + HOUR_S * max(hours))
             self.hours[name] = set(range(first_s - first_s % HOUR_S, last_s + 1, HOUR_S))
 
-    def make_tables(self, _tools: Any, found: Found, _options: Options, wanted: Wanted) -> Inputs:
-        """Stand in for ``report.make_tables``."""
-        assert wanted.hours is not None
+    def make_tables(self, _tools: Any, found: Found, _options: Options, hours: frozenset[int]) -> tuple[Any, Any]:
         names = {Path(file.path).name for file in found.files}
-        self.asked.append((names, {(hour_s - NOON_S) // HOUR_S for hour_s in wanted.hours}))
+        self.asked.append((names, {(hour_s - NOON_S) // HOUR_S for hour_s in hours}))
         if self.fails is not None:
             raise self.fails
-        return Inputs(set_aside=tuple(_bad(self.logs / name) for name in sorted(names & self.bad)))
+        return self.read_tables(self), {"set_aside": [_bad(self.logs / name) for name in sorted(names & self.bad)]}
 
-    def look(self, _tools: Any, found: Found) -> defaultdict[str, set[int]]:
-        """Stand in for ``report.hours_of``."""
+    def read_tables(self, _tools: Any) -> Any:
+        return SimpleNamespace(
+            coverage=SimpleNamespace(selectExpr=lambda *_: SimpleNamespace(collect=lambda: [(7, 1)]))
+        )
+
+    def hours_of(self, _tools: Any, found: Found) -> defaultdict[str, set[int]]:
         return defaultdict(set, {file.path: self.hours.get(Path(file.path).name, set()) for file in found.files})
 
-    def run(self, options: Options = OPTIONS) -> Inputs:
-        """Run once over all that is there."""
-        tools: Any = self
-        return Seen.read(self.out, options).take(tools, find([str(self.logs)]), options)
-
-    def step(self, what: str) -> None:
-        """Be told what is done."""
+    def run(self, options: Options = OPTIONS) -> dict[str, Any]:
+        """Run once over all files, and return what was read."""
+        tools: Any = SimpleNamespace(step=lambda _: None)
+        return Seen.read(self.out, options).take(tools, find([str(self.logs)]), options)[1]
 
 
-def _bad(file: Path) -> SetAside:
-    return SetAside(file=str(file), reason="schema version 2", lines=2)
+def _bad(file: Path) -> dict[str, Any]:
+    return {"file": str(file), "reason": "schema version 2", "lines": 2, "example": ""}
 
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     (tmp_path / "logs").mkdir()
     found = Job(tmp_path / "out", tmp_path / "logs")
-    monkeypatch.setattr(report, "make_tables", found.make_tables)
-    monkeypatch.setattr(report, "hours_of", found.look)
+    for name in ("make_tables", "read_tables", "hours_of"):
+        monkeypatch.setattr(report, name, getattr(found, name))
     return found
 
 
@@ -88,18 +86,18 @@ def _asked(names: Iterable[str], hours: Iterable[int]) -> tuple[set[str], set[in
     return set(names), set(hours)
 
 
-def test_first_all_is_made_and_then_nothing_is_new(job: Job) -> None:
+def test_the_first_run_reads_everything_and_the_second_nothing(job: Job) -> None:
     job.put("a.jsonl", 0.1, 0.9)
     job.put("b.jsonl", 1.5, 3.0)
     read = job.run()
     assert job.asked == [_asked(["a.jsonl", "b.jsonl"], [0, 1, 2, 3])]
-    assert (read.files, read.size_bytes, read.set_aside) == (2, 6, ())
+    assert (read["files"], read["size_bytes"], read["set_aside"]) == (2, 6, [])
     assert Seen.is_kept(job.out)
     assert job.run() == read
     assert len(job.asked) == 1
 
 
-def test_a_new_file_has_its_hours_made_anew_of_all_that_touch_them(job: Job) -> None:
+def test_hours_of_a_new_file_are_made_from_all_their_files(job: Job) -> None:
     job.put("a.jsonl", 0.1, 0.99)
     job.put("b.jsonl", 0.9, 1.1)
     job.put("c.jsonl", 3)
@@ -127,7 +125,7 @@ def test_hours_begin_with_their_first_second_and_end_with_their_last(job: Job) -
     assert job.asked[1] == _asked(["c.jsonl", "d.jsonl"], [0, 2])
 
 
-def test_what_a_file_had_before_it_changed_is_made_anew_too(job: Job) -> None:
+def test_earlier_hours_of_a_changed_file_are_made_again(job: Job) -> None:
     job.put("a.jsonl", 0)
     job.put("b.jsonl", 0)
     job.run()
@@ -139,43 +137,43 @@ def test_what_a_file_had_before_it_changed_is_made_anew_too(job: Job) -> None:
     assert job.asked[2] == _asked(["b.jsonl"], [0])
 
 
-def test_files_that_are_gone_are_neither_read_nor_missed(job: Job) -> None:
+def test_files_that_are_gone_still_count(job: Job) -> None:
     job.put("a.jsonl", 0)
     job.put("b.jsonl", 4)
     job.run()
     (job.logs / "a.jsonl").unlink()
-    assert job.run().files == 2
+    assert job.run()["files"] == 2
     job.put("c.jsonl", 4)
     job.run()
     assert job.asked[1:] == [_asked(["b.jsonl", "c.jsonl"], [4])]
 
 
-def test_a_file_without_a_record_is_looked_into_once_and_said_always(job: Job) -> None:
+def test_a_file_without_records_is_read_once_and_always_listed(job: Job) -> None:
     job.put("a.jsonl", 0)
     job.run()
     job.put("junk.jsonl")
     job.bad.add("junk.jsonl")
     read = job.run()
     assert job.asked[1] == _asked(["junk.jsonl"], [])
-    assert (read.set_aside, read.bad_lines) == ((_bad(job.logs / "junk.jsonl"),), 2)
+    assert (read["set_aside"], read["bad_lines"]) == ([_bad(job.logs / "junk.jsonl")], 2)
     assert job.run() == read
     assert len(job.asked) == 2
 
 
-def test_what_is_bad_in_a_file_is_said_until_the_file_is_read_again(job: Job) -> None:
+def test_bad_lines_are_listed_until_their_file_is_read_again(job: Job) -> None:
     job.put("a.jsonl", 0)
     job.put("b.jsonl", 0)
     job.bad |= {"a.jsonl", "b.jsonl"}
-    assert job.run().bad_lines == 4
+    assert job.run()["bad_lines"] == 4
     job.bad.clear()
     job.put("c.jsonl", 9)
-    assert job.run().bad_lines == 4
+    assert job.run()["bad_lines"] == 4
     job.put("a.jsonl", 9, size=9)
     # The hour that it had is made anew, with the other file.
-    assert job.run().bad_lines == 0
+    assert job.run()["bad_lines"] == 0
 
 
-def test_what_failed_is_done_again(job: Job) -> None:
+def test_a_failed_run_is_repeated(job: Job) -> None:
     job.put("a.jsonl", 0)
     job.run()
     job.put("b.jsonl", 1)
@@ -188,7 +186,7 @@ def test_what_failed_is_done_again(job: Job) -> None:
     assert job.asked[1:] == [_asked(["b.jsonl"], [1])] * 3
 
 
-def test_a_first_run_that_was_killed_is_done_again(job: Job) -> None:
+def test_a_killed_first_run_is_repeated(job: Job) -> None:
     job.put("a.jsonl", 0)
     job.fails = KeyError("killed")
     with pytest.raises(KeyError):
@@ -196,11 +194,11 @@ def test_a_first_run_that_was_killed_is_done_again(job: Job) -> None:
     # By then some tables may be there.
     (job.out / "minutes").mkdir(parents=True)
     job.fails = None
-    assert job.run().files == 1
+    assert job.run()["files"] == 1
     assert job.asked == [_asked(["a.jsonl"], [0])] * 2
 
 
-def test_where_nothing_was_ever_found_nothing_is_left(job: Job) -> None:
+def test_nothing_is_left_if_nothing_was_found(job: Job) -> None:
     job.put("junk.jsonl")
     job.fails = StartError("nothing to report")
     with pytest.raises(StartError):
@@ -208,7 +206,7 @@ def test_where_nothing_was_ever_found_nothing_is_left(job: Job) -> None:
     assert not Seen.is_kept(job.out)
 
 
-def test_a_report_that_was_made_otherwise_is_not_gone_on_with(job: Job) -> None:
+def test_a_report_made_without_once_is_not_continued(job: Job) -> None:
     (job.out / "minutes").mkdir(parents=True)
     with pytest.raises(StartError, match=f"{job.out}: has a report that --once did not make; remove {job.out} to read"):
         job.run()
@@ -220,8 +218,8 @@ def test_what_changes_the_tables_may_not_change(job: Job, options: Options) -> N
     job.run()
     with pytest.raises(StartError, match="was made by another version, --storm-gap or --attempts; remove"):
         job.run(options)
-    # What is decided from them may.
-    job.run(Options(attempts={"JAVA": 3}, headroom=0.5, capacity_per_s=100.0))
+    # Options of the advice may change.
+    job.run(Options(attempts={"JAVA": 3}, headroom=0.5))
 
 
 def test_a_damaged_note_is_said(job: Job) -> None:
@@ -233,7 +231,7 @@ def test_a_damaged_note_is_said(job: Job) -> None:
         job.run()
 
 
-def test_of_a_clock_that_was_set_only_the_hours_with_records_are_made(job: Job) -> None:
+def test_hours_between_those_of_a_file_are_not_made(job: Job) -> None:
     job.put("a.jsonl", 0)
     job.hours["a.jsonl"] = {NOON_S, NOON_S + 5 * HOUR_S}
     job.run()
@@ -242,7 +240,7 @@ def test_of_a_clock_that_was_set_only_the_hours_with_records_are_made(job: Job) 
     assert job.asked == [_asked(["a.jsonl"], [0, 5]), _asked(["a.jsonl", "b.jsonl"], [5])]
 
 
-def test_an_hour_that_is_made_without_a_file_that_is_gone_is_told(job: Job) -> None:
+def test_a_late_file_for_an_hour_of_lost_files_is_reported(job: Job) -> None:
     job.put("old.jsonl", 0)
     job.put("a.jsonl", 1)
     job.run()
@@ -250,10 +248,10 @@ def test_an_hour_that_is_made_without_a_file_that_is_gone_is_told(job: Job) -> N
         (job.logs / name).unlink()
     job.put("c.jsonl", 2)
     # Nothing of their hours is made again, and what was made of them is there.
-    assert job.run().set_aside == ()
+    assert job.run()["set_aside"] == []
     job.put("late.jsonl", 1)
     told = job.run()
-    assert [(Path(each.file).name, each.lines) for each in told.set_aside] == [("a.jsonl", 0)]
-    assert "is gone" in told.set_aside[0].reason
-    assert told.skipped_files == 1
-    assert job.run().set_aside == told.set_aside
+    assert [(Path(each["file"]).name, each["lines"]) for each in told["set_aside"]] == [("a.jsonl", 0)]
+    assert "is gone" in told["set_aside"][0]["reason"]
+    assert told["skipped_files"] == 1
+    assert job.run()["set_aside"] == told["set_aside"]

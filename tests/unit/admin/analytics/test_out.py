@@ -1,28 +1,33 @@
-"""One report at a time in a directory, and files that appear there whole."""
-
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from admin.analytics.out import OutLock, write_file
+from admin.analytics.out import locked, write_file
 from admin.common.errors import StartError
 
 
-def test_second_report_is_told_that_there_is_one(tmp_path: Path) -> None:
-    with OutLock(tmp_path / "out"), pytest.raises(StartError, match="another report is writing there"):
-        OutLock(tmp_path / "out")
-    with OutLock(tmp_path / "out"):
+def test_one_report_at_a_time(tmp_path: Path) -> None:
+    with (
+        locked(tmp_path / "out"),
+        pytest.raises(StartError, match="another report is writing"),
+        locked(tmp_path / "out"),
+    ):
+        pass
+    with locked(tmp_path / "out"):
         pass
 
 
 def test_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StartError, match=r"file/out: cannot be used: .*; choose another with --out"):
-        OutLock(tmp_path / "file" / "out")
+    with (
+        pytest.raises(StartError, match=r"file/out: cannot be used: .*; choose another"),
+        locked(tmp_path / "file" / "out"),
+    ):
+        pass
 
 
-def test_a_file_is_the_old_one_until_the_new_one_is_whole(tmp_path: Path) -> None:
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "report.html"
     write_file(file, [b"one"])
     assert file.stat().st_mode & 0o777 == 0o644

@@ -3,15 +3,11 @@ import json
 import re
 from typing import Any
 
-import findings_maker
-import msgspec
 import pytest
-from findings_maker import HOSTILE, LONG
+import report_results as made
+from report_results import HOSTILE, LONG, MAIN, NOON_S, OTHER
 
-from admin.analytics.findings import Findings, Inputs, LimitChange, Point, Totals
-from admin.analytics.page import render
-from admin.analytics.page.markup import broken, data, label, table
-from admin.common.recommendations import Recommendation
+from admin.analytics.page import broken, data, label, render
 from admin.common.tables import printable
 
 _LARGEST_BYTES = 150_000
@@ -22,8 +18,23 @@ def _figures(page: str) -> Any:
     return json.loads(drawn)
 
 
-def test_no_name_comes_through_unescaped() -> None:
-    page = render(findings_maker.findings())
+def _section(page: str, name: str) -> str:
+    return page.split(f'<section id="{name}"')[1].split("</section>", maxsplit=1)[0]
+
+
+def _text(markup: str) -> str:
+    """Return what people read, with single blanks."""
+    text = html.unescape(re.sub(r"<[^>]+>", " ", markup.replace("<wbr>", "")))
+    return re.sub(r"\s+(?=[:,.])", "", re.sub(r"\s+", " ", text))
+
+
+def _answers(page: str) -> dict[str, str]:
+    found = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", _section(page, "answers"), re.DOTALL)
+    return {question: _text(answer).strip() for question, answer in found}
+
+
+def test_names_are_escaped_and_unprintable_characters_visible() -> None:
+    page = render(made.results())
     body = page[page.index("<body>") : page.index('<script type="application/json" id="figures">')]
     assert "<script>alert" not in page
     assert "<img" not in body
@@ -31,200 +42,173 @@ def test_no_name_comes_through_unescaped() -> None:
     assert "&lt;script&gt;alert" in body
 
 
-def test_without_its_data_it_is_small() -> None:
-    page = render(Findings(made_at="2026-11-21T12:00:00Z", out="out"))
-    assert len(page.encode()) < _LARGEST_BYTES
-
-
-def test_it_names_nothing_of_elsewhere() -> None:
-    page = render(findings_maker.findings())
-    own = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
-    named = re.findall(r'<[^<>]*\s(?:src|href)="([^"]*)"', own)
-    assert named
-    assert all(each.startswith(("#", "data:")) for each in named)
+def test_page_is_small_and_self_contained() -> None:
+    assert len(render(made.empty()).encode()) < _LARGEST_BYTES
+    own = re.sub(r"<script>.*?</script>", "", render(made.results()), flags=re.DOTALL)
+    linked = re.findall(r'<[^<>]*\s(?:src|href)="([^"]*)"', own)
+    assert linked
+    assert all(each.startswith(("#", "data:")) for each in linked)
     assert not re.search(r"url\((?!data:)|@import", own)
 
 
-def test_a_report_of_nothing_is_a_page_too() -> None:
-    page = render(Findings(made_at="2026-11-21T12:00:00Z", out="out"))
-    assert "There is not one record in these logs." in page
-    assert "Nothing was refused." in page
+def test_five_questions_are_answered_first() -> None:
+    answers = _answers(render(made.results()))
+    assert list(answers) == ["Who flooded?", "When?", "What to change?", "What will it do?", "What is unknown?"]
+    assert (
+        "10.20.0.7 (group nightly-import): 1,467,579 messages to orders on orders-eu-1 refused"
+        in answers["Who flooded?"]
+    )
+    assert answers["When?"].startswith("2026-11-21 13:57:00 for 10 min 40 s: orders on orders-eu-1: 1,152,331 messages")
+    assert answers["What to change?"].startswith("Raise orders on orders-eu-1: 300/s → 450/s refused 14.1% → 2.1%")
+    assert (
+        "would refuse 310,000 messages. In the same replay, the present limits refuse 2,096,541."
+        in answers["What will it do?"]
+    )
+    assert "sluice limits apply sluice-report/recommendations.json --dry-run" in answers["What will it do?"]
+    assert "17 records lost" in answers["What is unknown?"]
 
 
-def test_a_report_without_refusals_says_so() -> None:
-    totals = Totals(resources=3, admitted=1000, recommendations={"keep": 3})
-    found = findings_maker.findings(storms=(), culprits=(), totals=totals)
-    assert "refused nothing of 1,000 messages" in render(found)
+def test_empty_report_says_so() -> None:
+    page = render(made.empty())
+    assert "These logs contain no records." in page
+    assert _answers(page) == {
+        "Who flooded?": "No caller was refused.", "When?": "There was no storm.",
+        "What to change?": "Nothing: no limit has to change.", "What is unknown?": "Nothing: the log is complete.",
+    }  # fmt: skip
 
 
-def test_what_waited_for_a_limit_is_said() -> None:
-    found = findings_maker.findings(storms=(), culprits=(), totals=Totals(admitted=9000, held=8500))
-    assert "refused nothing of 9,000 messages; 8,500 messages had to wait for a limit first." in render(found)
+def test_limit_of_the_largest_storm_is_explained_even_if_it_stays() -> None:
+    kept = made.advice("orders", "keep", 300.0, evidence="Floods alone were refused.", current=made.replay(9, 0.1))
+    answers = _answers(render(made.results(recommendations=[kept])))
+    assert (
+        "The largest storm was on orders on orders-eu-1: keep, 300/s. Floods alone were refused."
+        in answers["What to change?"]
+    )
 
 
-def test_every_chart_has_its_data_and_a_table_beside_it() -> None:
-    found = findings_maker.findings()
-    page, drawn = render(found), _figures(render(found))
+def test_one_flood_at_several_sidecars_is_one_row() -> None:
+    storms = [made.storm("orders", 10 * at, 60, 1_000 - at, instance=f"eu-{at}", sidecars=3) for at in range(3)]
+    page = render(made.results(storms=storms, instance_count=3))
+    assert "one flood at 3 sidecars, most at eu-0, eu-1, eu-2" in _text(_section(page, "storms"))
+    assert (
+        "2026-11-21 12:00:00 for 1 min 20 s: orders at 3 sidecars (one flood): 2,997 messages"
+        in _answers(page)["When?"]
+    )
+    (drawn,) = _figures(page)["storms"]["storms"]
+    assert (drawn["from"], drawn["until"], drawn["messages"]) == (NOON_S, NOON_S + 80, 2_997)
+
+
+def test_charts_have_data_and_a_table() -> None:
+    found = made.results()
+    page = render(found)
+    drawn = _figures(page)
     charts = re.findall(r'class="chart" id="([^"]+)"', page)
-    assert charts == ["storms-chart", *(f"curve-{at}" for at in range(len(found.curves)))]
-    assert len(drawn["curves"]) == len(found.curves)
-    assert len(drawn["storms"]["storms"]) == len(found.storms)
-    assert page[page.index('id="demand"') : page.index('id="culprits"')].count("<table") == len(found.curves)
-    what_ifs = re.findall(r'class="what-if" id="([^"]+)".*?<table', page)
-    assert what_ifs == list(drawn["what_ifs"]) == ["what-if-0", "what-if-1"]
+    assert charts == ["storms-chart", "curve-0", "curve-1", "curve-2"]
+    assert (len(drawn["curves"]), len(drawn["storms"]["storms"])) == (3, len(found["storms"]))
+    assert _section(page, "demand").count("<table") == 3
+    assert list(drawn["what_ifs"]) == ["what-if-0", "what-if-1"]
 
 
-def test_who_was_refused_is_named_by_what_its_protocol_has() -> None:
-    found = {
-        name: render(page)
-        for name, page in (("topics", findings_maker.findings()), ("queues", findings_maker.of_queues()))
-    }
-    columns = {name: re.findall(r'role="columnheader"[^>]*>([^<]+)</th>', page) for name, page in found.items()}
-    by_name = {
-        name: {"Users", "User", "Product", "Producer groups", "Producer group"} & {*columns[name]} for name in found
-    }
-    assert by_name == {"topics": {"Producer groups", "Producer group"}, "queues": {"Users", "User", "Product"}}
+def test_callers_are_named_by_what_their_protocol_has() -> None:
+    def columns(page: str) -> set[str]:
+        names = {"Users", "User", "Product", "Producer groups", "Producer group"}
+        return names & {*re.findall(r'role="columnheader"[^>]*>([^<]+)</th>', page)}
+
+    assert columns(render(made.results())) == {"Producer groups", "Producer group"}
+    assert columns(render(made.of_queues())) == {"Users", "User", "Product"}
 
 
-def test_what_is_left_out_is_said() -> None:
-    page = render(findings_maker.findings())
-    assert "The first 5 of 212 recommendations; all are in" in page
+def test_where_the_rest_is_and_what_to_type() -> None:
+    page = render(made.results(out="my report", tables="s3a://bucket/report", instance_count=9))
+    assert "The first 5 of 212 recommendations. All are in" in page
+    assert "All are in <code>s3a://bucket/report/coverage</code>" in page
+    assert "sluice limits apply &#39;my report/recommendations.json&#39; --dry-run" in page
 
 
-def test_where_the_tables_are_is_said_and_what_is_to_be_typed_is_quoted() -> None:
-    page = render(findings_maker.findings(out="my report", tables="s3a://bucket/report", instance_count=9))
-    assert "all are in <code>s3a://bucket/report/coverage</code>" in page
-    assert "sluice limits apply &#x27;my report/recommendations.json&#x27; --dry-run" in page
-
-
-@pytest.mark.parametrize(
-    ("inputs", "said"),
-    [
-        (Inputs(logs=("logs",), files=1, size_bytes=1500, records=1), "Read: 1 file, 1.5 kB, 1 record, from"),
-        (
-            Inputs(logs=("s3a://b/logs",), files=2, size_bytes=2_000_000, records=203, duplicates=1000),
-            "Read: 2 files, 2.0 MB, 203 records, 1,000 more that were copies, from",
-        ),
-    ],
-    ids=["one", "copies"],
-)
-def test_what_was_read_is_said(inputs: Inputs, said: str) -> None:
-    assert f"<p>{said}</p>" in render(findings_maker.findings(inputs=inputs))
-
-
-def test_data_cannot_end_the_script_that_it_stands_in() -> None:
+def test_data_cannot_end_its_script_element() -> None:
     written = data({"a": "</script><!-- &"})
-    assert "<" not in written
-    assert "&" not in written
+    assert not {"<", "&"} & {*written}
     assert json.loads(written) == {"a": "</script><!-- &"}
 
 
-def test_long_names_keep_their_ends_in_charts() -> None:
-    assert label(LONG).startswith("billing-very")
-    assert label(LONG).endswith("very-long")
+def test_long_names_keep_both_ends_in_charts() -> None:
+    assert re.fullmatch(r"billing-very.*….*very-long", label(LONG))
     assert len(label(LONG)) <= 44
 
 
-def test_a_name_is_broken_between_its_parts_only_and_not_at_all_if_it_is_short() -> None:
+def test_names_are_broken_between_their_parts_only() -> None:
     assert broken("10.20.0.7") == "10.20.0.7"
     assert broken("orders-eu-1") == '<span class="whole">orders-eu-1</span>'
     assert broken("com.example.orders_of.eu") == "com.<wbr>example.<wbr>orders_<wbr>of.<wbr>eu"
     assert broken("topic " + "x" * 45) == f"topic {'x' * 20}<wbr>{'x' * 20}<wbr>{'x' * 5}"
-    assert broken('<b a="1">') == "&lt;b a=&quot;1&quot;&gt;"
+    assert broken('<b a="1">') == "&lt;b a=&#34;1&#34;&gt;"
     for name in (LONG, HOSTILE, "", " a  b", "-" * 50, "a::b" * 9):
         assert html.unescape(re.sub(r"<[^<>]+>", "", broken(name))) == printable(name)
 
 
 @pytest.mark.parametrize("limit", [0.0001, 0.00002, 0.05])
-def test_no_limit_above_nothing_reads_as_nothing(limit: float) -> None:
-    point = Point(at_s=0, admitted_per_s=limit, refused_per_s=limit, peak_per_s=1.0, limit_per_s=limit)
-    curve = msgspec.structs.replace(findings_maker.curve("slow", limit), points=(point,))
-    change = LimitChange(instance="a", at_s=0, change_id=1, action="set", rate_before_per_s=limit, rate_after_per_s=1.0)
-    advice = Recommendation(
-        instance="a", kind="topic", name="slow", action="raise", rate_per_s=limit, recommended_rate_per_s=1.0
-    )
-    found = findings_maker.findings(curves=(curve,), limit_changes=(change,), recommendations=(advice,))
-    page = render(found)
+def test_small_limits_are_not_rounded_to_zero(limit: float) -> None:
+    curve = made.curve("slow", limit) | {"points": [made.point(0, limit, limit, 1.0, limit)]}
+    page = render(made.results(curves=[curve], recommendations=[made.advice("slow", "raise", limit, 1.0)]))
     own = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
     assert not re.search(r"(?<![\d.,])0/s", own)
-    written = f"{limit:.5f}".rstrip("0")
-    assert f"{written}/s → 1/s" in own
+    assert f"{limit:.5f}".rstrip("0") + "/s → 1/s" in own
 
 
-def test_what_a_limit_in_shadow_would_have_refused_is_among_what_was_admitted() -> None:
-    point = Point(at_s=0, admitted_per_s=100.0, refused_per_s=0.0, shadowed_per_s=30.0, peak_per_s=150.0)
-    curve = msgspec.structs.replace(findings_maker.curve("orders", None), points=(point,), shadowed=1_800)
-    page = render(findings_maker.findings(curves=(curve,)))
+def test_shadow_limits_stand_apart_from_refusals() -> None:
+    point = made.point(0, 100.0, 0.0, 150.0, None) | {"shadowed_per_s": 30.0}
+    curve = made.curve("orders", None) | {"points": [point], "shadowed": 1_800}
+    page = render(made.results(curves=[curve]))
     (drawn,) = _figures(page)["curves"]
     assert (drawn["plain"][0], drawn["admitted"][0], drawn["asked"][0]) == (70, 100, 100)
     assert 'data-label="Would have been" class="number"><div>1,800<' in page
-
-
-def test_storms_of_limits_in_shadow_are_marked_and_not_among_what_was_refused() -> None:
-    page = render(findings_maker.findings())
-    assert "refused 2,188,979 of 13,393,530 messages (16.3%), in 5 storms" in page
-    assert "Limits in shadow would have refused 88,000 messages in 1 storm; these passed." in page
-    assert [each["shadow"] for each in _figures(page)["storms"]["storms"]] == [False] * 5 + [True]
+    assert sum(each["shadow"] for each in _figures(page)["storms"]["storms"]) == 1
     assert page.count('<span class="tag would">in shadow</span>') == 1
-    assert "would have been" not in render(findings_maker.findings(storms=(), culprits=(), curves=()))
 
 
-def test_the_largest_storm_has_its_answers_at_the_top() -> None:
-    page = render(findings_maker.findings())
-    largest = page[page.index('id="largest"') : page.index('class="cards"')]
-    said = re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", " ", largest))).replace("\xa0", " ")
-    assert "When 2026-11-21 13:57:00 to 14:07:40 (10 min 40 s)" in said
-    assert "10.20.0.7 70% , 10.20.0.8 30%" in said
-    assert "1,152,331 messages refused, at most 2,520/s" in said
-    assert "What to do Raise 300/s → 450/s" in said
-    assert 'id="largest"' not in render(findings_maker.findings(storms=()))
-
-
-def test_what_is_only_offered_stands_apart() -> None:
-    page = render(findings_maker.findings())
-    assert "sluice limits apply sluice-report/recommendations.json --lower" in page
-    assert "json --raise" not in page
-    first, offered = page[page.index('id="recommendations"') :].split("Offered: could be lower", 1)
+def test_offers_stand_apart_and_limits_without_refusals_are_folded() -> None:
+    section = _section(render(made.results()), "recommendations")
+    first, offered = section.split("Offered: could be lower", 1)
     assert "alert" not in first
+    assert "recommendations.json --lower" in offered
+    assert "json --raise" not in section
     assert "busiest second of &lt;script&gt;alert" in offered
-    (to_change,) = re.findall(r"Limits to change</dt><dd><span class=\"big\">(\d+)<", page)
-    assert to_change == "3"
+    assert "retired-*" in section.split("<summary>1 limit without refusals, to keep</summary>")[1]
 
 
-def test_a_recommendation_says_how_retries_are_known_and_both_shares_where_they_are_assumed() -> None:
-    page = render(findings_maker.findings())
-    assert "14.1% → 2.1% (4% if nobody retries)" in page
-    assert "logged: 14%" in page
-    assert "Confidence: high; retries assumed." in page
-    assert "others 3% → 0%" in page
-    assert "retries measured" in page
+def test_recommendation_has_its_replay_and_its_details_on_demand() -> None:
+    section = _section(render(made.results()), "recommendations")
+    assert "14.1% → 2.1% (4% if nobody retries)" in section
+    assert "logged: 14%" in section
+    assert "high retries assumed" in _text(section)
+    assert "others 3% → 0%" in section
+    reason, details = re.findall(r'<p class="why">(.*?)</p>\s*<details.*?<p>(.*?)</p>', section, re.DOTALL)[0]
+    assert reason == "p99 of demand over 6 hours is 370/s; the limit of 300/s refused 14.1% in 2 storms"
+    assert details == "All that is known of orders."
 
 
-def test_a_fleet_has_a_row_for_all_and_one_for_each_with_its_share() -> None:
-    page = render(findings_maker.findings())
-    fleet = page[page.index('id="fleet"') : page.index('<section id="week"')]
-    rows = [re.sub(r"<[^>]+>", " ", row).split() for row in fleet.split('<tr role="row">')[2:]]
-    assert rows == [
-        ["orders", "all", "2", "600/s", "900/s"],
-        ["orders", "orders-eu-1", "450/s", "300/s", "75%", "675/s"],
-        ["orders", "orders-eu-2", "150/s", "600/s", "25%", "225/s"],
-    ]
+def test_fleet_shows_each_sidecar_and_its_share() -> None:
+    fleet = _section(render(made.results()), "fleet")
+    assert "orders: 2 sidecars need 600/s, limits add up to 900/s" in _text(fleet)
+    rows = [_text(row).split() for row in fleet.split('<tr role="row">')[2:]]
+    assert rows == [[MAIN, "450/s", "300/s", "75%", "675/s"], [OTHER, "150/s", "600/s", "25%", "225/s"]]
 
 
-def test_a_week_is_compared_with_the_one_before_and_what_is_new_is_named() -> None:
-    page = render(findings_maker.findings())
-    week = page[page.index('id="week"') : page.index('id="new"')]
-    assert "2026-11-14 12:00 to 2026-11-21 12:00, beside 2026-11-07 12:00 to 2026-11-14 12:00" in week
+def test_weeks_are_compared_and_new_names_listed() -> None:
+    page = render(made.results())
+    week, new = _section(page, "week"), _section(page, "new")
+    assert "2026-11-14 12:00 to 2026-11-21 12:00, compared with 2026-11-07 12:00 to 2026-11-14 12:00" in week
     assert re.findall(r"<div>(.*?)</div>", week) == ["112", "100", "+12%", "12", "0", "new"]
-    new = page[page.index('id="new"') : page.index('id="data"')]
     assert "10.20.0.8" in new
     assert "4,301" in new
-    page = render(findings_maker.findings(week=None, new_resources=(), new_clients=(), fleets=()))
+    page = render(made.results(week=None, new_resources=[], new_clients=[], fleets=[]))
     assert not re.search(r'id="(week|new|fleet)"|href="#(week|new|fleet)"', page)
 
 
-def test_a_column_that_nobody_uses_is_left_out() -> None:
-    written = table("Figures", ("Name", "User", "Count"), [("a", "", "1"), ("", "", "2")], right=(2,))
-    assert "User" not in written
-    assert '<td role="cell" data-label="Count" class="number"><div>2</div></td>' in written
-    assert "User" in table("Figures", ("Name", "User"), [])
+def test_sources_are_listed() -> None:
+    inputs = made.inputs(logs=["s3a://b/logs"], files=2, size_bytes=2_000_000, records=203, duplicates=1000)
+    page = render(made.results(inputs=inputs))
+    assert "Read: 2 files, 2.0 MB, 203 records and 1,000 copies of them, from" in page
+    data = _section(render(made.results()), "data")
+    assert "Minutes missing" in data
+    assert "Minutes missing" not in _section(render(made.results(coverage=[made.coverage(MAIN)])), "data")

@@ -1,171 +1,241 @@
-"""The replay against the real limiter, which gets the same requests one by one."""
+"""The replay against real limiters that get the same demand request by request."""
 
-from collections.abc import Iterator
+import random
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from demands import limited
 
 from admin.analytics import replay as module
-from admin.analytics.figures import Limit
-from admin.analytics.replay import Replay, Second
+from admin.analytics.demand import Limit, Minute
+from admin.analytics.replay import Backtest, Rates, Replay, Second
 from limiter.buckets.limiter import Limiter
 from limiter.rules.resource import Resource
 from limiter.rules.rule import NS_PER_S, Rule
 
+SECONDS = 480
+WITHIN = 0.015
+"""Of the messages: the log does not say when in a second they came."""
+NOTHING = 0.0005
+"""Where no more than this is refused, 0 may be said."""
 Arrival = tuple[int, int, int]
 """When, how many messages, how many bytes."""
 
 
-def replayed(limit: Limit, seconds: list[Second]) -> int:
-    replay = Replay(limit, 0)
-    return sum(map(replay.second, seconds))
+class Sidecar:
+    """Real limiters, and a line of requests that wait."""
 
+    def __init__(self, limit: Limit) -> None:
+        resource = Resource("topic", "orders")
+        rule = Rule(
+            *resource, limit.rate_per_s, burst_s=limit.burst_s, break_s=limit.break_s, action=limit.action,  # type: ignore[arg-type]
+            bytes_per_s=limit.bytes_per_s, bytes_burst_s=limit.bytes_burst_s, allow_under_limit=True,
+        )  # fmt: skip
+        unit = 1 if limit.count == "requests" else 0
+        self._limiters = [] if limit.rate_per_s is None else [(Limiter(resource, rule, 0), unit)]
+        if rule.bytes_rule is not None:
+            self._limiters.append((Limiter(resource, rule.bytes_rule, 0), 2))
+        self._max_delay_us = limit.max_delay_s * 1e6 if limit.action == "delay" else 0.0
+        self._line: deque[tuple[int, int, int]] = deque()
+        self._now_ns = 0
 
-WITHIN = 0.02
-"""Of what was asked for."""
-
-
-def test_a_limit_that_no_rule_has_is_replayed_as_the_nearest_one() -> None:
-    for burst_s in (0.0, 1e-12):
-        limit = Limit("r", 10.0, burst_s=burst_s, bytes_per_s=10.0, bytes_burst_s=burst_s)
-        assert replayed(limit, [Second(0, 9000, 9000, 9000)]) > 0
-
-
-def rule_of(limit: Limit) -> Rule:
-    return Rule(
-        "topic",
-        "orders",
-        limit.rate_per_s,
-        burst_s=limit.burst_s,
-        break_s=limit.break_s,
-        bytes_per_s=limit.bytes_per_s,
-        bytes_burst_s=limit.bytes_burst_s,
-        allow_under_limit=True,
-    )
-
-
-def refused_one_by_one(limit: Limit, arrivals: Iterator[Arrival]) -> int:
-    """What the real limiters refuse: both must admit, and a refusal spends from neither."""
-    rule, resource = rule_of(limit), Resource("topic", "orders")
-    limiters = [] if limit.rate_per_s is None else [(Limiter(resource, rule, 0), 1 if limit.count == "requests" else 0)]
-    if rule.bytes_rule is not None:
-        limiters.append((Limiter(resource, rule.bytes_rule, 0), 2))
-    refused = 0
-    for now_ns, messages, size_bytes in arrivals:
+    def asks(self, now_ns: int, messages: int, size_bytes: int) -> bool:
+        """Say whether a request is admitted, at once or after a wait."""
         costs = (messages, 1, size_bytes)
-        stopping = [limiter for limiter, unit in limiters if not limiter.check(now_ns, (costs[unit],)).admitted]
-        if stopping:
-            refused += messages
-            for limiter in stopping:
-                limiter.refuse(now_ns)
-        else:
-            for limiter, unit in limiters:
+        self._release(now_ns)
+        if self._max_delay_us:
+            waits = (
+                limiter.wait_us_behind(now_ns, sum(each[unit] for each in self._line), costs[unit])
+                for limiter, unit in self._limiters
+            )
+            if max(waits) > self._max_delay_us:
+                return False
+            self._line.append(costs)
+            self._release(now_ns)
+            return True
+        stopping = [limiter for limiter, unit in self._limiters if not limiter.check(now_ns, (costs[unit],)).admitted]
+        for limiter in stopping:
+            limiter.refuse(now_ns)
+        if not stopping:
+            for limiter, unit in self._limiters:
                 limiter.commit(now_ns, (costs[unit],))
-    return refused
+        return not stopping
+
+    def _release(self, now_ns: int) -> None:
+        while self._line:
+            costs = self._line[0]
+            wait_us = max(limiter.wait_us_behind(self._now_ns, 0, costs[unit]) for limiter, unit in self._limiters)
+            if self._now_ns + wait_us * 1000 > now_ns:
+                return
+            self._now_ns += wait_us * 1000
+            for limiter, unit in self._limiters:
+                limiter.commit(self._now_ns, (costs[unit],))
+            self._line.popleft()
+        self._now_ns = now_ns
 
 
-def evenly(seconds: list[Second]) -> Iterator[Arrival]:
-    for at_s, requests, messages, size_bytes in seconds:
+def really_refused(limit: Limit, arrivals: Sequence[Arrival]) -> int:
+    sidecar = Sidecar(limit)
+    return sum(messages for now_ns, messages, size in arrivals if not sidecar.asks(now_ns, messages, size))
+
+
+def minutes_of(limit: Limit, seconds: Sequence[Second], shares: float | None = None, refused: int = 0) -> list[Minute]:
+    found = []
+    for minute in sorted({each.at_s // 60 for each in seconds}):
+        its = np.array([each for each in seconds if each.at_s // 60 == minute], np.int64)
+        columns = (its[:, 0] % 60, its[:, 2], its[:, 1], its[:, 3])
+        found.append(
+            Minute(60 * minute, limit, refused, *columns, None if shares is None else np.full(len(its), shares))
+        )
+    return found
+
+
+def drawn(number: int) -> tuple[Limit, list[Second], list[Arrival]]:
+    """Draw a limit and a demand about it, by second and request by request."""
+    rng = random.Random(number)
+    rate = rng.choice((25, 40, 100))
+    batch = rng.choice((1, 1, 1, 8)) if rate > 25 else 1
+    size = rng.choice((100, 1000))
+    action = rng.choice(("reject", "reject", "delay"))
+    # Smaller buckets depend on when in a second their few requests come.
+    burst_s = rng.choice((0.5, 1.0, 1.0, 1.0, 5.0))
+    limit = Limit(
+        "topic:orders",
+        rate,
+        burst_s=burst_s,
+        break_s=0.0 if action == "delay" else rng.choice((0.0, min(1.0, burst_s), min(1.0, burst_s))),
+        count=rng.choice(("messages", "messages", "requests")),
+        bytes_per_s=rng.choice((None, None, rate * size * 1.1)),
+        action=action,
+        max_delay_s=rng.choice((2.0, 2.0, 7.0)),
+    )
+    per_request = 1 if limit.count == "requests" else batch
+    times = rng.choice((0.5, 0.8, 0.95, 1.1, 1.5, 3.0))
+    shape = rng.choice(("steady", "bursty", "storms", "waves"))
+    even = rng.random() < 0.3
+    seconds, arrivals = [], []
+    for at_s in range(SECONDS):
+        wanted = times * rate / per_request
+        wanted *= {
+            "steady": 1.0,
+            "bursty": rng.choice((0.2, 0.5, 1.0, 2.0)),
+            "storms": 1.0 if at_s % 120 < 15 else 0.3 / times,
+            "waves": 0.5 + at_s % 60 / 60,
+        }[shape]
+        if count := int(wanted + rng.random()):
+            offsets = sorted((2 * at + 1) / (2 * count) if even else rng.random() for at in range(count))
+            arrivals += [(at_s * NS_PER_S + int(offset * NS_PER_S), batch, batch * size) for offset in offsets]
+            seconds.append(Second(at_s, count, count * batch, count * batch * size))
+    return limit, seconds, arrivals
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_refuses_what_real_limiters_refuse(number: int) -> None:
+    limit, seconds, arrivals = drawn(number)
+    backtest = Backtest(minutes_of(limit, seconds), limit)
+    for times in (1.0, 1.4):
+        rates = Rates(limit.rate and limit.rate * times, limit.bytes_rate and limit.bytes_rate * times)
+        said = backtest.refused(rates) / backtest.messages
+        real = really_refused(replace(limit, rate_per_s=rates.per_s, bytes_per_s=rates.bytes_per_s), arrivals)
+        assert said == pytest.approx(real / backtest.messages, abs=WITHIN)
+        assert said > 0 or real / backtest.messages <= NOTHING
+
+
+def evenly(seconds: Sequence[Second]) -> Iterator[Arrival]:
+    for at_s, requests, messages, size in seconds:
         for index in range(requests):
-            yield (
-                at_s * NS_PER_S + (2 * index + 1) * NS_PER_S // (2 * requests),
-                messages * (index + 1) // requests - messages * index // requests,
-                size_bytes * (index + 1) // requests - size_bytes * index // requests,
-            )
+            part = [total * (index + 1) // requests - total * index // requests for total in (messages, size)]
+            yield at_s * NS_PER_S + (2 * index + 1) * NS_PER_S // (2 * requests), part[0], part[1]
 
 
-def at_its_times(seconds: list[Second]) -> Iterator[Arrival]:
-    """The times that a replay takes requests to come at where a bucket holds few."""
-    for at_s, requests, messages, size_bytes in seconds:
-        for index, offset_ns in enumerate(module.times_ns(requests, at_s % module.VARIANTS)):
-            yield (
-                at_s * NS_PER_S + offset_ns,
-                messages * (index + 1) // requests - messages * index // requests,
-                size_bytes * (index + 1) // requests - size_bytes * index // requests,
-            )
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    counts=st.lists(st.integers(0, module.FEW), min_size=1, max_size=30),
-    batch=st.integers(1, 4),
-    rate=st.floats(0.5, 45),
-    break_s=st.sampled_from([0.0, 0.5, 1.0]),
-    bytes_per_s=st.one_of(st.none(), st.floats(100, 2000)),
-    count=st.sampled_from(["messages", "requests"]),
-)
-def test_of_few_requests_each_is_decided_as_by_the_real_limiter(
-    *, counts: list[int], batch: int, rate: float, break_s: float, bytes_per_s: float | None, count: str
+@pytest.mark.parametrize(("burst_s", "break_s"), [(1, 1), (1, 0), (0.2, 0.2), (5, 5)])
+@pytest.mark.parametrize("times", [0.5, 1, 1.3, 10])
+def test_even_requests_are_refused_as_real_limiters_do(
+    times: float, burst_s: float, break_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit = Limit(rate_per_s=rate, break_s=break_s, count=count, bytes_per_s=bytes_per_s)
-    seconds = [Second(at_s, many, many * batch, many * batch * 50) for at_s, many in enumerate(counts) if many]
-    assert replayed(limit, seconds) == refused_one_by_one(limit, at_its_times(seconds))
-
-
-@pytest.fixture
-def evenly_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let requests come at even distances even where a bucket holds few of them."""
     monkeypatch.setattr(module, "FEW", 0)
+    rng = random.Random(f"{times} {burst_s} {break_s}")
+    for rate, batch in ((7, 1), (60, 1), (2000, 16)):
+        counts = [int(times * rate / batch * rng.choice((0.3, 1.0, 1.7)) + rng.random()) for _ in range(30)]
+        seconds = [Second(at_s, many, many * batch, many * batch * 50) for at_s, many in enumerate(counts) if many]
+        limit = Limit(rate_per_s=rate, burst_s=burst_s, break_s=break_s, bytes_per_s=rng.choice([None, 45.0 * rate]))
+        off = Replay(limit, 0).play(seconds) - really_refused(limit, list(evenly(seconds)))
+        # A single request may be more than 2 % of a few.
+        assert abs(off) <= max(0.02 * sum(each.messages for each in seconds), 2 * batch)
 
 
-@pytest.mark.usefixtures("evenly_only")
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    counts=st.lists(st.integers(0, 120), min_size=1, max_size=20),
-    batch=st.integers(1, 20),
-    rate=st.floats(0.5, 300),
-    burst_s=st.sampled_from([0.5, 1.0, 2.0, 10.0]),
-    break_s=st.sampled_from([0.0, 0.5, 1.0, 3.0]),
-    bytes_per_s=st.one_of(st.none(), st.floats(1_000, 100_000)),
-    count=st.sampled_from(["messages", "requests"]),
+def steady(per_s: int, seconds: int = 60, first_s: int = 0) -> list[Second]:
+    return [Second(at_s, per_s, per_s, 10 * per_s) for at_s in range(first_s, first_s + seconds)]
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds", "refused"),
+    [
+        (Limit(), [Second(0, 10, 1_000_000)], 0),
+        (Limit(rate_per_s=0.0), [Second(0, 10, 30)], 30),
+        # Each request is larger than the bucket ever holds.
+        (limited(100.0), [Second(0, 1, 1200), Second(1, 50, 50)], 1200),
+        # 1 s of the rate passes, is stored, and waits for 2 s, or for 5 s.
+        (Limit(rate_per_s=100, action="delay"), [Second(0, 1000, 1000)], 600),
+        (Limit(rate_per_s=100, action="delay", max_delay_s=5.0), [Second(0, 1000, 1000)], 300),
+        # Time without requests fills the bucket.
+        (Limit(rate_per_s=10, burst_s=5.0), [Second(0, 50, 50), Second(100, 50, 50)], 0),
+        # No rule has these rates: the nearest are replayed.
+        (Limit(rate_per_s=1e-12), steady(10), 599),
+        (Limit(rate_per_s=1e15), steady(10), 0),
+        (Limit(rate_per_s=10.0, burst_s=0.0), [Second(0, 9000, 9000)], 7000),
+    ],
 )
-def test_refuses_what_the_real_limiter_refuses_of_anything(
-    *,
-    counts: list[int],
-    batch: int,
-    rate: float,
-    burst_s: float,
-    break_s: float,
-    bytes_per_s: float | None,
-    count: str,
-) -> None:
-    limit = Limit(rate_per_s=rate, burst_s=burst_s, break_s=break_s, count=count, bytes_per_s=bytes_per_s)
-    seconds = [Second(at_s, many, many * batch, many * batch * 50) for at_s, many in enumerate(counts) if many]
-    asked = sum(second.messages for second in seconds)
-    off = abs(replayed(limit, seconds) - refused_one_by_one(limit, evenly(seconds)))
-    # Of few requests a single one is more than 2 %: a bucket that runs out between two of them to the nanosecond.
-    assert off <= max(WITHIN * asked, 2 * batch)
+def test_known_cases(limit: Limit, seconds: list[Second], refused: int) -> None:
+    assert Replay(limit, 0).play(seconds) == pytest.approx(refused, abs=6)
 
 
-def test_a_limit_of_0_refuses_all() -> None:
-    assert Replay(Limit(rate_per_s=0.0), 0).second(Second(0, 10, 30)) == 30
+NOW = limited(100.0)
 
 
-def test_without_a_limit_nothing_is_refused() -> None:
-    assert Replay(Limit(), 0).second(Second(0, 10, 1_000_000)) == 0
+def test_minutes_that_cannot_be_refused_are_not_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = []
+    play = Replay.play
+
+    def counted(self: Replay, seconds: Sequence[Second]) -> int:
+        played.append(seconds[0].at_s)
+        return play(self, seconds)
+
+    monkeypatch.setattr(Replay, "play", counted)
+    seconds = [each for at in range(10) for each in steady(150 if at == 4 else 80, first_s=60 * at)]
+    skipping = Backtest(minutes_of(NOW, seconds), NOW)
+    refused = skipping.refused(Rates(100.0))
+    assert played == [240, 300]
+    # Each rate is replayed once.
+    assert skipping.refused(Rates(100.0)) == refused
+    assert played == [240, 300]
+    assert refused == pytest.approx(Replay(NOW, 0).play(seconds), abs=5)
 
 
-def test_delay_lets_through_what_would_wait_for_two_seconds() -> None:
-    seconds = [Second(0, 250, 250, 0)]
-    assert replayed(Limit(rate_per_s=100, burst_s=1.0), seconds) > 0
-    assert replayed(Limit(rate_per_s=100, action="delay"), seconds) == 0
-    assert Replay(Limit(rate_per_s=100, action="delay"), 0).second(Second(0, 1000, 1000)) == pytest.approx(600, abs=5)
+@pytest.mark.parametrize(("shares", "wanted"), [(None, 420), (0.375, 158), (0.01, 4)])
+def test_without_retries_whole_messages_are_left_and_none_is_lost(shares: float | None, wanted: int) -> None:
+    backtest = Backtest(minutes_of(NOW, steady(7), shares), NOW)
+    assert backtest.refused(Rates(0.0), wanted=True) == wanted
+    assert backtest.refused(Rates(0.0)) == 420
 
 
-def test_seconds_without_requests_fill_the_bucket() -> None:
-    replay = Replay(Limit(rate_per_s=10, burst_s=5.0), 0)
-    assert replay.second(Second(0, 200, 200)) > 0
-    assert replay.second(Second(100, 50, 50)) == 0
+def test_the_log_and_the_replay_are_compared_while_the_limit_was_the_same() -> None:
+    old = replace(NOW, rate_per_s=50.0)
+    minutes = [*minutes_of(old, steady(300), refused=9), *minutes_of(NOW, steady(300, first_s=60), refused=11_000)]
+    backtest = Backtest(minutes, NOW)
+    both, first = backtest.refused(Rates(100.0)), Backtest(minutes[:1], NOW).refused(Rates(100.0))
+    assert (backtest.logged_messages, backtest.now_messages) == (11_000, 60 * 300)
+    assert backtest.error() == both - first - 11_000
 
 
-@pytest.mark.parametrize("rate", [1e-12, 1e15])
-@pytest.mark.parametrize("burst_s", [0.001, 1.0, 3600.0])
-def test_a_rate_that_no_rule_can_have_is_replayed_as_the_nearest(rate: float, burst_s: float) -> None:
-    seconds = [Second(at_s, 10, 100, 1000) for at_s in range(100)]
-    for limit in (
-        Limit("r", rate, burst_s=burst_s),
-        Limit("r", None, bytes_per_s=rate, bytes_burst_s=burst_s),
-    ):
-        refused = replayed(limit, seconds)
-        assert refused == 0 if rate > 1 else refused > 9000
+@pytest.mark.parametrize("now", [Limit(), replace(NOW, action="off")])
+def test_a_new_limit_is_replayed_with_the_defaults(now: Limit) -> None:
+    minutes = minutes_of(now, steady(300))
+    new: Any = Backtest(minutes, now)
+    assert new.refused(Rates(None)) == 0
+    assert new.refused(Rates(100.0)) == Backtest(minutes, NOW).refused(Rates(100.0))
+    assert Backtest([], now).refused(Rates(100.0)) == 0

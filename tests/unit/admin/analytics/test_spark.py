@@ -1,22 +1,84 @@
+"""Spark's requirements, settings and errors. ``tests/spark`` starts it."""
+
+import errno
+import importlib.util
 import os
 from pathlib import Path
 
 import pyspark
 import pytest
+from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark.errors import PySparkRuntimeError
 
 from admin.analytics import spark
-from admin.analytics.spark import SparkOptions, read_conf
-from admin.common.errors import SettingsError
+from admin.analytics.spark import SparkOptions, check_requirements, in_words, meaning, read_conf
+from admin.common.errors import SettingsError, StartError
+
+_JAVA = "spark.driver.extraJavaOptions"
+_MIB = 1024 * 1024
 
 
-def test_sparks_options_are_key_and_value() -> None:
+def _java(folder: Path, says: str) -> dict[str, str]:
+    """Return an environment whose Java says this."""
+    java = folder / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{says}\nEND\n")
+    java.chmod(0o755)
+    return {"JAVA_HOME": str(folder)}
+
+
+@pytest.mark.parametrize(
+    "says", ['openjdk version "17.0.15" 2025-04-15', 'openjdk version "25-ea"', 'java version "21" LTS']
+)
+def test_java_that_is_new_enough(tmp_path: Path, says: str) -> None:
+    check_requirements(_java(tmp_path, says))
+
+
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [
+        ('version "1.8.0_392"', "is Java 8"),
+        ('openjdk version "11.0.2"', "is Java 11"),
+        ("island", "does not tell its version"),
+    ],
+)
+def test_java_that_is_too_old(tmp_path: Path, says: str, why: str) -> None:
+    with pytest.raises(
+        StartError, match=rf"17 or newer, .*\(JAVA_HOME\) {why}; install with: apt-get install openjdk-17"
+    ):
+        check_requirements(_java(tmp_path, says))
+
+
+def test_missing_java(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="none is installed; install with: apt-get install openjdk-17-jre-headless"):
+        check_requirements({"PATH": str(tmp_path)})
+    with pytest.raises(StartError, match=rf"{tmp_path}.*\(JAVA_HOME\) cannot be run: No such file"):
+        check_requirements({"JAVA_HOME": str(tmp_path)})
+    check_requirements({"PATH": str(tmp_path)}, java=False)
+    check_requirements({"PATH": str(tmp_path), "PYSPARK_GATEWAY_PORT": "4711"})
+
+
+def test_missing_packages_are_named_with_the_command_that_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "grpc_status" else name)
+    with pytest.raises(StartError, match=r"install with: pip install 'pyspark\[connect\]'"):
+        check_requirements(java=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name == "pyspark" else None)
+    with pytest.raises(StartError, match=r"needs pyarrow and pandas and jinja2; .*pip install 'sluice-proxy\[spark\]'"):
+        check_requirements({})
+
+
+@pytest.mark.parametrize("found", ["3.5.1", "4.0.1", "5.0.0"])
+def test_other_versions_of_spark_are_refused(monkeypatch: pytest.MonkeyPatch, found: str) -> None:
+    monkeypatch.setattr(spark, "version", lambda _name: found)
+    with pytest.raises(StartError, match=rf"needs pyspark 4.3 or a later 4, not {found}"):
+        check_requirements({})
+
+
+def test_options_are_key_and_value() -> None:
     assert read_conf(("spark.a=b=c", "spark.d=")) == (("spark.a", "b=c"), ("spark.d", ""))
-
-
-@pytest.mark.parametrize("word", ["spark.a", "a=b"])
-def test_what_is_no_option_of_sparks_is_refused(word: str) -> None:
-    with pytest.raises(SettingsError, match="must be KEY=VALUE"):
-        read_conf((word,))
+    for word in ("spark.a", "a=b"):
+        with pytest.raises(SettingsError, match=f"--conf {word}: must be KEY=VALUE"):
+            read_conf((word,))
 
 
 @pytest.mark.parametrize(
@@ -30,61 +92,62 @@ def test_what_is_no_option_of_sparks_is_refused(word: str) -> None:
         ("sc://a:15002", False),
     ],
 )
-def test_local_masters_are_told_from_clusters(master: str, is_local: bool) -> None:  # noqa: FBT001 - expected
-    assert SparkOptions(master=master).is_local is is_local
-    assert SparkOptions(master=master).is_connect is master.startswith("sc:")
+def test_master(tmp_path: Path, master: str, is_local: bool) -> None:  # noqa: FBT001 - expected
+    options = SparkOptions(master=master, log_bytes=0)
+    assert (options.is_local, options.is_connect) == (is_local, master.startswith("sc:"))
+    found = spark._settings(options, tmp_path, {})
+    here = {"spark.local.dir", "spark.driver.host", "spark.driver.bindAddress"} & set(found)
+    assert len(here) == 3 * is_local
+    # A session of Spark Connect takes no settings of the driver.
+    drivers = [name for name in found if name.startswith(("spark.driver.", "spark.ui."))]
+    assert bool(drivers) is not options.is_connect
 
 
-def test_a_session_here_is_quiet_and_leaves_nothing_elsewhere(tmp_path: Path) -> None:
+def test_a_local_session_is_quiet_and_keeps_to_its_directory(tmp_path: Path) -> None:
     found = spark._settings(SparkOptions(driver_memory="2g"), tmp_path, {})
     assert found["spark.driver.memory"] == "2g"
     assert found["spark.ui.enabled"] == "false"
-    assert found["spark.local.dir"] == str(tmp_path)
-    assert found["spark.driver.host"] == "127.0.0.1"
-    java = found["spark.driver.extraJavaOptions"]
-    assert f"-Djava.io.tmpdir={tmp_path}" in java
-    assert "TieredStopAtLevel" not in java
-    assert "spark.sql.shuffle.partitions" not in found
+    assert (found["spark.local.dir"], found["spark.driver.host"]) == (str(tmp_path), "127.0.0.1")
+    assert f"-Djava.io.tmpdir={tmp_path}" in found[_JAVA]
 
 
-def test_where_little_is_to_do_neither_java_nor_spark_plan_their_best(tmp_path: Path) -> None:
-    found = spark._settings(SparkOptions(brief=True), tmp_path, {})
-    assert found["spark.sql.shuffle.partitions"] == "1"
-    assert "-XX:TieredStopAtLevel=1" in found["spark.driver.extraJavaOptions"]
+@pytest.mark.parametrize(
+    ("log_bytes", "compiles_sql", "is_adaptive", "first_compiler"),
+    [(0, False, False, True), (10 * _MIB, True, False, True), (100 * _MIB, True, True, False)],
+    ids=["tiny", "small", "large"],
+)
+def test_small_logs_are_planned_and_compiled_less(
+    tmp_path: Path,
+    log_bytes: int,
+    *,
+    compiles_sql: bool,
+    is_adaptive: bool,
+    first_compiler: bool,
+) -> None:
+    found = spark._settings(SparkOptions(log_bytes=log_bytes), tmp_path, {})
+    assert ("spark.sql.codegen.wholeStage" not in found) is compiles_sql
+    assert (found.get("spark.sql.adaptive.enabled", "true") == "true") is is_adaptive
+    assert ("-XX:TieredStopAtLevel=1" in found[_JAVA]) is first_compiler
 
 
-def test_java_is_told_one_way_only_to_collect_garbage(tmp_path: Path) -> None:
-    name = "spark.driver.extraJavaOptions"
-    for given in ("-XX:+UseG1GC -Da=b", "-Da=b"):
-        java = spark._settings(SparkOptions(), tmp_path, {name: given})[name]
-        assert java.endswith(given)
-        assert java.count("GC") == 1
-
-
-@pytest.mark.parametrize("brief", [False, True])
-@pytest.mark.parametrize("master", ["", "local[3]", "spark://a:7077", "yarn", "sc://a:15002"])
-def test_what_is_given_is_never_overridden(tmp_path: Path, master: str, *, brief: bool) -> None:
-    names = spark._settings(SparkOptions(master=master, brief=brief), tmp_path, {})
+@pytest.mark.parametrize("master", ["", "spark://a:7077", "yarn", "sc://a:15002"])
+def test_given_options_win(tmp_path: Path, master: str) -> None:
+    names = spark._settings(SparkOptions(master=master, log_bytes=0), tmp_path, {})
     given = {name: f"mine-{at}" for at, name in enumerate(names)} | {"spark.mine": "7"}
-    found = spark._settings(SparkOptions(master=master, brief=brief), tmp_path, given)
-    java = "spark.driver.extraJavaOptions"
-    # Of what Java is told twice, the last counts.
-    assert found.pop(java, "").endswith(given.pop(java, ""))
+    found = spark._settings(SparkOptions(master=master, log_bytes=0), tmp_path, given)
+    # Java takes the last value of an option.
+    assert found.pop(_JAVA, "").endswith(given.pop(_JAVA, ""))
     assert found == given
 
 
-@pytest.mark.parametrize("master", ["spark://a:7077", "yarn", "sc://a:15002"])
-def test_addresses_and_folders_of_this_machine_are_for_this_machine(tmp_path: Path, master: str) -> None:
-    found = spark._settings(SparkOptions(master=master), tmp_path, {})
-    assert not {"spark.local.dir", "spark.driver.host", "spark.driver.bindAddress"} & set(found)
+def test_java_has_one_collector(tmp_path: Path) -> None:
+    for given, ours in (("-XX:+UseG1GC -Da=b", False), ("-Da=b", True)):
+        java = spark._settings(SparkOptions(), tmp_path, {_JAVA: given})[_JAVA]
+        assert java.endswith(given)
+        assert ("-XX:+UseSerialGC" in java) is ours
 
 
-def test_of_spark_elsewhere_only_what_a_session_may_say_is_said(tmp_path: Path) -> None:
-    found = spark._settings(SparkOptions(master="sc://a:15002", brief=True), tmp_path, {})
-    assert not [name for name in found if name.startswith(("spark.driver.", "spark.ui."))]
-
-
-def test_java_finds_all_of_spark_here_but_its_machine_learning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_java_has_all_of_spark_but_its_machine_learning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARK_HOME", raising=False)
     with spark._home(SparkOptions(master="local[2]"), tmp_path):
         assert os.environ["SPARK_HOME"] == str(tmp_path)
@@ -92,29 +155,75 @@ def test_java_finds_all_of_spark_here_but_its_machine_learning(tmp_path: Path, m
         assert (tmp_path / "bin" / "spark-submit").samefile(installed / "bin" / "spark-submit")
         missing = {each.name for each in installed.glob("jars/*.jar")} - {each.name for each in tmp_path.glob("jars/*")}
         assert {name.partition("_")[0] for name in missing} == {"spark-mllib"}
-    assert "SPARK_HOME" not in os.environ
-
-
-def test_a_spark_that_is_named_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with spark._home(SparkOptions(master="spark://a:7077"), tmp_path):
+        assert "SPARK_HOME" not in os.environ
     monkeypatch.setenv("SPARK_HOME", "/opt/spark")
     with spark._home(SparkOptions(), tmp_path):
         assert os.environ["SPARK_HOME"] == "/opt/spark"
-    monkeypatch.delenv("SPARK_HOME")
-    with spark._home(SparkOptions(master="spark://a:7077"), tmp_path):
-        assert "SPARK_HOME" not in os.environ
-    assert not list(tmp_path.iterdir())
 
 
-def test_what_is_done_beside_tells_what_came_of_it() -> None:
-    assert spark.beside(lambda: 7).result() == 7
-    with pytest.raises(ZeroDivisionError):
-        spark.beside(lambda: 1 / 0).result()
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("java.lang.OutOfMemoryError: Java heap space", "out of memory: give it more with --driver-memory"),
+        ("Caused by: java.io.IOException: No space left on device", "no space left on the device"),
+        ("[PATH_NOT_FOUND] Path does not exist: file:/logs/a.jsonl. SQLSTATE", "/logs/a.jsonl: vanished while"),
+        ("java.io.FileNotFoundException: File file:/logs/b.jsonl does not exist", "/logs/b.jsonl: vanished"),
+        ("[PATH_NOT_FOUND] Path does not exist: s3a://bucket/logs. Verify", "s3a://bucket/logs: not found"),
+        ("FileNotFoundException: No such file or directory: s3a://b/a.jsonl", "s3a://b/a.jsonl: not found"),
+        ("java.nio.file.AccessDeniedException: /out/minutes", "/out/minutes: permission denied"),
+        ("java.nio.file.AccessDeniedException: s3a://bucket/out: getFileStatus", "s3a://bucket/out: permission denied"),
+        ("Mkdirs failed to create file:/out/x (exists=false)", "/out/x: cannot be made"),
+        ("ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem not found", "--conf spark.jars"),
+        ('UnsupportedFileSystemException: No FileSystem for scheme "gs"', "no reader for gs here"),
+        ("All masters are unresponsive! Giving up.", "the Spark master does not answer"),
+        ("[CANNOT_READ_FILE_FOOTER] Could not read file: file:/out/x.parquet.", "/out/x.parquet: not a table"),
+        ("[SOME_ERROR] [OTHER] Something new.\n\tat java.lang", "Spark failed: Something new"),
+    ],
+)  # fmt: skip
+def test_errors_that_an_operator_can_act_on(said: str, words: str) -> None:
+    found = meaning(Py4JError(said))
+    assert words in found
+    assert "\n" not in found
 
 
-def test_sparks_python_here_is_forked_from_one_that_has_all_it_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
-    assert spark._settings(SparkOptions(), tmp_path, {})["spark.python.daemon.module"] == "admin.analytics.workers"
-    monkeypatch.setenv("PYSPARK_PYTHON", "/opt/other/bin/python")
-    assert "spark.python.daemon.module" not in spark._settings(SparkOptions(), tmp_path, {})
+def test_java_that_has_ended() -> None:
+    class UnspokenError(Exception):
+        def __str__(self) -> str:
+            raise ConnectionRefusedError
+
+    for error in (Py4JNetworkError("Answer from Java side is empty"), UnspokenError()):
+        assert "Java process ended unexpectedly" in meaning(error)
+
+
+def test_the_whole_error_is_in_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "spark.log"
+    with pytest.raises(StartError, match=rf"Spark failed: .*; see {log}$"), in_words(log):
+        raise PySparkRuntimeError("it broke", {}, {})
+    assert "Traceback" in log.read_text()
+
+
+def test_the_first_error_counts() -> None:
+    def fail() -> None:
+        try:
+            raise Py4JError("Java heap space")
+        finally:
+            raise KeyError("p")
+
+    with pytest.raises(StartError, match="out of memory"), in_words(None):
+        fail()
+
+
+@pytest.mark.parametrize("file", [None, "/out/_files.json"])
+def test_a_file_that_cannot_be_written_is_named(file: str | None) -> None:
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file)
+    said = f"^{file or 'a file in --out'}: cannot be read or written: no space left"
+    with pytest.raises(StartError, match=said), in_words(None):
+        raise error
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(errno.EPIPE, "pipe"), SettingsError("ours"), ZeroDivisionError()])
+def test_other_errors_stay_as_they_are(error: Exception) -> None:
+    with pytest.raises(type(error)) as caught, in_words(None):
+        raise error
+    assert caught.value is error

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from admin.analytics import job, requirements
+from admin.analytics import job, spark
 from admin.analytics.options import Try
 from admin.cli import main
 from admin.cli.report import read_time
@@ -49,7 +49,7 @@ def test_times_that_no_log_is_of_are_refused(text: str) -> None:
 def wishes(monkeypatch: pytest.MonkeyPatch) -> list[job.Wish]:
     """Reports that were asked for; none is made."""
     found: list[job.Wish] = []
-    monkeypatch.setattr(requirements, "check_requirements", lambda *, java: None)
+    monkeypatch.setattr(spark, "check_requirements", lambda *, java: None)
     monkeypatch.setattr(job, "report_logs", found.append)
     return found
 
@@ -87,9 +87,6 @@ def test_rates_that_are_asked_about_and_attempts_that_are_known_better(wishes: l
         (("--storm-gap", "soon"), "--storm-gap soon: must be a time like 90s"),
         *((("--headroom", word), f"--headroom {word}: must be a number from 0 to 10") for word in (
             "-1", "nan", "much",
-        )),
-        *((("--capacity", word), f"--capacity {word}: must be messages per second") for word in (
-            "0", "-4", "inf", "plenty",
         )),
         (("--once", "--until", "2026-11-21"), "--since, --until: not with --once"),
         (("--once", "--since", "1d"), "--since, --until: not with --once"),

@@ -159,6 +159,7 @@ def test_the_limit_is_that_at_the_end_of_the_ten_seconds(made: Made) -> None:
     [
         ("orders", {}, ORDERS_LIMIT),
         ("xy", {}, {"rule": "topic:x*", "bytes_per_s": 9, "break_s": 1.0, "count": "requests"}),
+        ("held", {}, {"rule": "topic:held", "rate_per_s": 3, "action": "delay", "max_delay_s": 8.0}),
         ("another", {}, {}),
         ("_other", {}, {}),
         ("orders", {"off_kinds": ["topic"]}, {**ORDERS_LIMIT, "action": "off"}),
@@ -168,7 +169,13 @@ def test_the_limit_is_that_at_the_end_of_the_ten_seconds(made: Made) -> None:
 def test_traffic_has_the_active_limit_without_its_defaults(
     made: Made, name: str, switches: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    rules = RuleSet((Rule("topic", "orders", 5), Rule("topic", "x*", None, bytes_per_s=9, count="requests")))
+    rules = RuleSet(
+        (
+            Rule("topic", "orders", 5, max_delay_s=9.0),
+            Rule("topic", "x*", None, bytes_per_s=9, count="requests"),
+            Rule("topic", "held", 3, action="delay", max_delay_s=8.0),
+        )
+    )
     made.rules = rules.replace(**switches)
     made.add(taken(MINUTE, name), now_s=MINUTE + 10)
     assert {key: value for key, value in made.written["traffic"].items() if key in LIMIT_FIELDS} == expected

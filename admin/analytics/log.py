@@ -1,0 +1,198 @@
+"""From files of the rejection log to records: each line parsed and checked by Spark, each record once.
+
+Columns and checks are made from ``admin.rejection_log.records``, which defines the format.
+"""
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pyarrow as pa
+from msgspec import inspect
+from pyspark import StorageLevel
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from admin.analytics.inputs import Found
+from admin.analytics.tables import SECONDS
+from admin.analytics.words import HOUR_S
+from admin.rejection_log.records import VERSION, AnyRecord
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_TYPES: Final = {
+    info.cls.__struct_config__.tag: info
+    for info in map(inspect.type_info, AnyRecord.__args__)
+    if isinstance(info, inspect.StructType)
+}
+_DAMAGED: Final = "is damaged or ends in the middle; what follows was not read"
+_NOT_AN_OBJECT: Final = "not one JSON object with fields of the right types"
+_SHOWN: Final = 200
+"""Characters of a bad line that are kept."""
+_GZIP: Final = 31
+"""zlib: expect a gzip header."""
+_UNPACKED_BYTES: Final = 4 << 20
+
+
+def _sql(info: inspect.Type) -> str:
+    """Return Spark's type of a field of a record."""
+    match info:
+        case inspect.UnionType():
+            return _sql(info.types[0])
+        case inspect.IntType():
+            return "BIGINT"
+        case inspect.FloatType():
+            return "DOUBLE"
+        case inspect.BoolType():
+            return "BOOLEAN"
+        case inspect.VarTupleType(item_type=item):
+            return f"ARRAY<{_sql(item)}>"
+        case inspect.DictType(value_type=value):
+            return f"MAP<STRING, {_sql(value)}>"
+        case inspect.TupleType() | inspect.StructType():
+            return "ARRAY<BIGINT>"
+    return "STRING"
+
+
+def _literal(default: Any) -> str:
+    return {True: "true", False: "false"}.get(default, repr(default)) if isinstance(default, bool) else repr(default)
+
+
+def _bounds(name: str, info: inspect.Type) -> Iterator[str]:
+    """Yield what has to be true of a field, if it is there."""
+    match info:
+        case inspect.UnionType():
+            yield from _bounds(name, info.types[0])
+        case inspect.IntType() | inspect.FloatType():
+            for sign, bound in ((">=", info.ge), ("<=", info.le), ("<", info.lt)):
+                if bound is not None:
+                    yield f"`{name}` {sign} {bound}"
+        case inspect.LiteralType():
+            yield f"`{name}` IN ({', '.join(map(repr, info.values))})"
+        case inspect.VarTupleType(item_type=inspect.IntType() as item):
+            yield f"size(`{name}`) <= {info.max_length}"
+            yield f"array_min(`{name}`) >= {item.ge}"
+            yield f"array_max(`{name}`) {'<=' if item.lt is None else '<'} {item.le if item.lt is None else item.lt}"
+        case inspect.StructType():
+            yield f"size(`{name}`) <= {len(info.fields)} AND array_min(`{name}`) >= 0 AND array_max(`{name}`) <= {10**12}"
+
+
+_SAME_SECONDS: Final = " AND ".join(
+    (
+        *(f"coalesce(size({name}), 0) = coalesce(size(second), 0)" for name in SECONDS[:-1]),
+        "coalesce(size(second_repeated), 0) IN (0, coalesce(size(second), 0)) AND at_s % 60 = 0",
+    )
+)
+FIELDS: Final[dict[str, str]] = {
+    "type": "STRING",
+    **{field.name: _sql(field.type) for info in _TYPES.values() for field in info.fields},
+}
+"""All fields of records, and Spark's types of them."""
+
+
+def _of_each(condition: Callable[[inspect.StructType], Iterable[str]]) -> str:
+    cases = (f"WHEN '{tag}' THEN {' AND '.join(condition(info)) or 'true'}" for tag, info in _TYPES.items())
+    return f"CASE type {' '.join(cases)} END"
+
+
+_COMPLETE: Final = _of_each(lambda info: (f"`{field.name}` IS NOT NULL" for field in info.fields if field.required))
+_IN_RANGE: Final = _of_each(
+    lambda info: (
+        *(f"coalesce({bound}, true)" for field in info.fields for bound in _bounds(field.name, field.type)),
+        *([_SAME_SECONDS] if any(field.name == "second" for field in info.fields) else ()),
+    )
+)
+# Two objects in one line are not one: a brace that is followed by another and a key is in no text, whose quotes are
+# escaped.
+_WHY: Final = rf"""CASE
+WHEN damage IS NOT NULL THEN damage
+WHEN NOT is_valid_utf8(value) THEN 'not UTF-8'
+WHEN bad IS NOT NULL OR NOT value RLIKE r'^\s*\{{(?s:.*)\}}\s*$'
+    OR value RLIKE r'\}}\s*\{{\s*"\w+"\s*:' THEN '{_NOT_AN_OBJECT}'
+WHEN v IS NULL OR v NOT BETWEEN 1 AND 99 THEN 'no schema version'
+WHEN v != {VERSION} THEN concat('schema version ', v)
+WHEN type IS NULL OR type NOT IN ({", ".join(map(repr, _TYPES))}) THEN 'unknown type of record'
+WHEN NOT {_COMPLETE} THEN 'a field is missing'
+WHEN NOT {_IN_RANGE} THEN 'a value is out of range'
+END"""
+
+
+def read(session: "SparkSession", found: Found) -> "DataFrame":
+    """Return the lines of files: the fields of records, and of what is none its ``file``, ``why`` and an ``example``."""
+    schema = ", ".join(f"`{name}` {type_}" for name, type_ in (*FIELDS.items(), ("bad", "STRING")))
+    parsed = F.from_json("value", schema, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "bad"})
+    return (
+        _lines(session, found)
+        .where(r"damage IS NOT NULL OR value RLIKE r'\S'")
+        # A generator parses each line once; otherwise it may be parsed for each field.
+        .select("value", "file", "damage", F.inline_outer(F.array(parsed)))
+        .withColumn("why", F.expr(_WHY))
+        .select(
+            F.expr("IF(why IS NULL, NULL, file) AS file"),
+            "why",
+            F.expr(f"IF(why IS NULL, NULL, left(try_validate_utf8(value), {_SHOWN})) AS example"),
+            F.expr("damage IS NOT NULL AS is_file"),
+            *FIELDS,
+        )
+    )
+
+
+def _lines(session: "SparkSession", found: Found) -> "DataFrame":
+    """Return lines as ``value``, the ``file`` of each, and ``damage`` where a packed file could not be read on."""
+    frames = []
+    if any(not file.path.endswith(".gz") for file in found.files):
+        lines = session.read.option("ignoreMissingFiles", "true").text(found.spark_paths(packed=False))
+        frames.append(lines.selectExpr("value", "_metadata.file_path AS file", "CAST(NULL AS STRING) AS damage"))
+    if any(file.path.endswith(".gz") for file in found.files):
+        reader = session.read.format("binaryFile").option("ignoreMissingFiles", "true")
+        packed = reader.load(found.spark_paths(packed=True)).selectExpr("content", "_metadata.file_path AS file")
+        unpacked = packed.mapInArrow(_unpack, "value BINARY, file STRING, damage STRING")
+        frames.append(unpacked.selectExpr("CAST(value AS STRING) AS value", "file", "damage"))
+    return frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
+
+
+def _unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for content, file in zip(batch.column(0), batch.column(1).to_pylist(), strict=True):
+            begun = b""
+            damage = None
+            try:
+                for piece in _pieces(memoryview(content.as_buffer())):
+                    *lines, begun = (begun + piece).split(b"\n")
+                    yield _rows(lines, file)
+            except (zlib.error, EOFError):
+                damage = _DAMAGED
+            yield _rows([begun], file, damage)
+
+
+def _rows(lines: Sequence[bytes], file: str, damage: str | None = None) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [pa.array(lines, pa.binary()), pa.repeat(file, len(lines)), pa.array([damage] * len(lines), pa.string())],
+        ["value", "file", "damage"],
+    )
+
+
+def _pieces(packed: memoryview) -> Iterator[bytes]:
+    """Yield what is packed, of one member or several.
+
+    Raises:
+        zlib.error: it is damaged.
+        EOFError: it ends in the middle.
+    """
+    while packed:
+        reader, data = zlib.decompressobj(_GZIP), bytes(packed)
+        while not reader.eof:
+            piece = reader.decompress(data, _UNPACKED_BYTES)
+            data = reader.unconsumed_tail
+            if not piece and not reader.eof:
+                raise EOFError
+            yield piece
+        packed = memoryview(reader.unused_data.lstrip(b"\0"))
+
+
+def hours_of(session: "SparkSession", found: Found) -> "DataFrame":
+    """Return each ``file``, and the beginnings of the ``hours`` that its records are of."""
+    at_s = F.expr("try_cast(get_json_object(value, '$.at_s') AS BIGINT)")
+    hours = _lines(session, found).select("file", (at_s - at_s % HOUR_S).alias("hour_s"))
+    return hours.where(F.col("hour_s") >= 0).groupBy("file").agg(F.collect_set("hour_s").alias("hours"))

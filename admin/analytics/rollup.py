@@ -1,0 +1,302 @@
+"""Tables out of records, in Spark's SQL; ``tables`` says what is in each.
+
+All lists and maps are in an order that does not depend on which task added what up.
+"""
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from admin.analytics.tables import AMOUNTS, LIMIT_CHANGES, LIMIT_FIELDS, NAMED, RESOURCE_KEY, SECONDS, WHO_KEY
+from limiter.counting.rejections import OUTCOMES
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+_WHATS: Final = ("requests", "messages", "bytes")
+_SUMS: Final = tuple(f"sum({name}) AS {name}" for name in _WHATS)
+REACHED: Final = ("admitted", "shadowed", "bypassed", "exempt")
+"""Outcomes that went to the broker."""
+_LIMIT: Final = tuple(
+    name if default is None else f"coalesce({name}, {default}) AS {name}" for name, default in LIMIT_FIELDS.items()
+)
+_LAST_S: Final = "IF(type IN ('traffic', 'heartbeat'), at_s - at_s % 60 + 59, at_s)"
+_DAY: Final = "date_add(DATE'1970-01-01', CAST({} DIV 86400 AS INT)) AS dt"
+
+
+def minutes(records: "DataFrame") -> "DataFrame":
+    """Add up traffic by resource and minute."""
+    amounts = (
+        f"coalesce(get({outcome}, {place}), 0L) AS {outcome}_{what}"
+        for outcome in (*OUTCOMES, "repeated")
+        for place, what in enumerate(_WHATS)
+    )
+    lists = {name: F.expr(f"coalesce({name}, {_NONE})") for name in ("second", *SECONDS)}
+    parts = (
+        records.where("type IN ('traffic', 'rejection')")
+        .withColumns(lists)
+        .selectExpr(
+            *RESOURCE_KEY,
+            "at_s - at_s % 60 AS minute_s",
+            "IF(type = 'traffic', struct(n, run), NULL) AS number",
+            *amounts,
+            "coalesce(identified, 0L) AS identified",
+            "coalesce(busy_answers, 0L) AS busy_answers",
+            "map_entries(languages) AS languages",
+            "coalesce(clients, 0L) AS clients",
+            "coalesce(more_clients, false) AS more_clients",
+            f"struct({', '.join(_LIMIT)}) AS its_limit",
+            f"arrays_zip(second, {', '.join(SECONDS)}) AS seconds",
+            "coalesce(wait_max_us, 0L) AS wait_max_us",
+            "IF(verdict = 'shadow', struct(at_s % 60 AS second, messages), NULL) AS would",
+        )
+    )
+    added = (
+        parts.groupBy(*RESOURCE_KEY, "minute_s")
+        .agg(
+            *(F.sum(name).alias(name) for name in (*AMOUNTS, "identified", "busy_answers")),
+            F.flatten(F.collect_list("languages")).alias("languages"),
+            F.max("clients").alias("clients"),
+            # Within a run, clients are those of the minute so far.
+            F.expr("bool_or(more_clients) OR min(number.run) < max(number.run) AS more_clients"),
+            F.expr("max_by(its_limit, number) AS its_limit"),
+            F.flatten(F.collect_list("seconds")).alias("seconds"),
+            F.max("wait_max_us").alias("wait_max_us"),
+            F.collect_list("would").alias("would"),
+            F.count("number").alias("parts"),
+        )
+        .where("parts > 0")
+        .withColumn("seconds", F.expr(_SECONDS))
+        .withColumn("would", F.expr(_WOULD))
+    )
+    demand = " + ".join(f"{outcome}_messages" for outcome in (*REACHED, "refused", "dropped"))
+    return added.selectExpr(
+        *RESOURCE_KEY,
+        "minute_s",
+        *AMOUNTS,
+        "identified",
+        "busy_answers",
+        f"{_LANGUAGES} AS languages",
+        "clients",
+        "more_clients",
+        "its_limit.*",
+        "seconds.second AS second",
+        *(f"seconds.{name} AS {name}" for name in SECONDS[:-1]),
+        f"IF(array_max(seconds.second_repeated) > 0, seconds.second_repeated, {_NONE}) AS second_repeated",
+        f"IF(array_max(would) > 0, would, {_NONE}) AS second_shadowed",
+        f"{demand} AS demand_messages",
+        "coalesce(array_max(zip_with(seconds.second_admitted, seconds.second_refused, (a, r) -> a + r)), 0L)"
+        " AS demand_peak_per_s",
+        "coalesce(array_max(seconds.second_refused), 0L) AS refused_peak_per_s",
+        "wait_max_us",
+        _DAY.format("minute_s"),
+    )
+
+
+_NONE: Final = "CAST(array() AS ARRAY<BIGINT>)"
+_ADDED: Final = ", ".join(
+    f"aggregate(filter(seconds, x -> x.second = s), 0L, (sum, x) -> sum + coalesce(x.{name}, 0L)) AS {name}"
+    for name in SECONDS
+)
+_SECONDS: Final = f"""IF(size(array_distinct(seconds.second)) < size(seconds),
+    transform(array_sort(array_distinct(seconds.second)), s -> struct(s AS second, {_ADDED})),
+    transform(array_sort(seconds),
+        s -> struct(s.second AS second, {", ".join(f"coalesce(s.{name}, 0L) AS {name}" for name in SECONDS)})))"""
+"""Seconds in order, each once: a second is in two records where one run ended in it and another began."""
+_WOULD: Final = f"""IF(size(would) = 0, {_NONE}, transform(seconds.second,
+    s -> aggregate(filter(would, x -> x.second = s), 0L, (sum, x) -> sum + x.messages)))"""
+_LANGUAGES: Final = """map_from_entries(transform(array_sort(array_distinct(languages.key)), k -> struct(k,
+    aggregate(filter(languages, x -> x.key = k), struct(0L AS requests, 0L AS refused),
+        (sum, x) -> struct(sum.requests + x.value[0] AS requests, sum.refused + x.value[1] AS refused)))))"""
+
+
+def refusals(records: "DataFrame") -> "DataFrame":
+    """Add up rejections by resource, second, who it was, rule and verdict."""
+    who = (f"coalesce(`{name}`, '') AS `{name}`" for name in WHO_KEY)
+    return (
+        records.where("type = 'rejection'")
+        .selectExpr(*RESOURCE_KEY, "at_s", *who, "rule", "verdict", *_WHATS, "coalesce(wait_max_us, 0L) AS wait_max_us")
+        .groupBy(*RESOURCE_KEY, "at_s", *WHO_KEY, "rule", "verdict")
+        .agg(*map(F.expr, _SUMS), F.max("wait_max_us").alias("wait_max_us"))
+        .withColumn("dt", F.expr(_DAY.format("at_s").removesuffix(" AS dt")))
+    )
+
+
+def storms(refusals: "DataFrame", newest: "DataFrame", gap_s: int, top: int) -> "DataFrame":
+    """Put refusals together whose seconds are at most the gap apart.
+
+    Beside the columns of the table, ``client_then`` and its like have each caller's part of what was refused in the
+    seconds in which it was refused itself.
+
+    Args:
+        refusals: the table.
+        newest: the last second known of each ``instance``, as ``newest_s``.
+        gap_s: the gap.
+        top: so many clients, users and producer groups of a storm are named.
+    """
+    key = (*RESOURCE_KEY, "shadow")
+    in_order = Window.partitionBy(*key).orderBy("at_s")
+    names = ", ".join(f"struct('{of}' AS of, {name} AS value, NULL AS second)" for of, name in NAMED.items())
+    # Of two messages refused to a caller and in the same second, how often the other one is the caller's as well.
+    pairs = "CAST(messages * (messages - 1) AS DOUBLE) / greatest(1, of_second - 1)"
+    parts = (
+        refusals.where("verdict != 'hold'")
+        .withColumn("shadow", F.expr("verdict = 'shadow'"))
+        .withColumn("begins", F.coalesce(F.col("at_s") - F.lag("at_s").over(in_order) > gap_s, F.lit(True)))
+        .withColumn("start_s", F.max(F.expr("IF(begins, at_s, NULL)")).over(in_order.rowsBetween(Window.unboundedPreceding, 0)))
+        .withColumn("of_second", F.sum("messages").over(in_order.rangeBetween(0, 0)))
+        .selectExpr(*key, "start_s", *_WHATS, "wait_max_us", f"{pairs} AS pairs",
+            f"inline(array(struct('seconds' AS of, '' AS value, at_s AS second), {names}))")
+        .groupBy(*key, "start_s", "of", "value", "second")
+        .agg(*map(F.expr, _SUMS), F.max("wait_max_us").alias("wait_max_us"), F.sum("pairs").alias("pairs"))
+    )  # fmt: skip
+
+    def of_seconds(how: str, what: str, name: str) -> "Column":
+        return F.expr(f"{how}(IF(of = 'seconds', {what}, NULL)) AS {name}")
+
+    lists = (
+        F.expr(f"array_sort(collect_list(IF(of = '{of}', struct(-messages AS less, value, pairs), NULL))) AS {of}")
+        for of in NAMED
+    )
+    shares = "transform({}, each -> struct(each.value AS name, -each.less AS messages, IF(messages = 0, 0D, -each.less / messages) AS share))"
+    then = "transform({}, each -> IF(each.less = 0, 0D, -each.pairs / each.less))"
+    return (
+        parts.groupBy(*key, "start_s")
+        .agg(
+            F.expr("max(second) + 1 AS end_s"),
+            *(of_seconds("sum", what, what) for what in _WHATS),
+            F.max("wait_max_us").alias("wait_max_us"),
+            of_seconds("count", "second", "refused_seconds"),
+            of_seconds("max", "messages", "peak_per_s"),
+            F.expr("-max(IF(of = 'seconds', struct(messages, -second AS before), NULL)).before AS peak_at_s"),
+            *lists,
+        )
+        .join(F.broadcast(newest), "instance")
+        .selectExpr(
+            *key, "start_s", "end_s", *_WHATS, "wait_max_us", "refused_seconds", "peak_per_s", "peak_at_s",
+            f"{shares.format('rules')} AS rules",
+            *(f"{shares.format(f'slice({of}, 1, {top})')} AS {of}" for of in NAMED if of != "rules"),
+            *(f"CAST(size({of}) AS BIGINT) AS {of.removesuffix('s')}_count" for of in NAMED if of != "rules"),
+            *(f"{then.format(f'slice({of}, 1, {top})')} AS {of.removesuffix('s')}_then" for of in NAMED if of != "rules"),
+            f"end_s - 1 + {gap_s} >= newest_s AS is_open",
+            _DAY.format("start_s"),
+        )
+    )  # fmt: skip
+
+
+def floods(storms: "DataFrame", gap_s: int) -> "DataFrame":
+    """Say of each storm at how many ``sidecars`` its resource was refused at that time: that is one flood."""
+    of = ("kind", "name", "shadow")
+    in_order = Window.partitionBy(*of).orderBy("start_s", "end_s", "instance")
+    before = F.max("end_s").over(in_order.rowsBetween(Window.unboundedPreceding, -1))
+    begins = F.expr("IF(begins, start_s, NULL)")
+    return (
+        storms.withColumn("begins", F.coalesce(F.col("start_s") - before >= gap_s, F.lit(True)))
+        .withColumn("flood_s", F.max(begins).over(in_order.rowsBetween(Window.unboundedPreceding, 0)))
+        .withColumn(
+            "sidecars", F.size(F.collect_set("instance").over(Window.partitionBy(*of, "flood_s"))).cast("bigint")
+        )
+        .drop("begins", "flood_s")
+    )
+
+
+def culprits(refusals: "DataFrame", top: int) -> "DataFrame":
+    """Rank who was refused by the messages refused to them, of each resource and day; ties go by name."""
+    day = Window.partitionBy(*RESOURCE_KEY, "dt")
+    return (
+        refusals.where("verdict = 'refuse'")
+        .groupBy(*RESOURCE_KEY, "dt", *WHO_KEY)
+        .agg(*map(F.expr, _SUMS))
+        .withColumn("rank", F.row_number().over(day.orderBy(F.desc("messages"), *WHO_KEY)))
+        .withColumn("share", F.coalesce(F.try_divide("messages", F.sum("messages").over(day)), F.lit(0.0)))
+        .where(F.col("rank") <= top)
+    )
+
+
+def limits(records: "DataFrame") -> "DataFrame":
+    """Return the rules as last recorded on a day."""
+    return (
+        records.where("type = 'limit'")
+        .selectExpr(*RESOURCE_KEY, "at_s", "struct(at_s, n, run) AS number", *_LIMIT, _DAY.format("at_s"))
+        .groupBy(*RESOURCE_KEY, "rule", "dt")
+        .agg(
+            F.expr(f"max_by(struct({', '.join(name for name in LIMIT_FIELDS if name != 'rule')}), number) AS its"),
+            F.max("at_s").alias("seen_s"),
+        )
+        .select("*", "its.*")
+    )
+
+
+def limit_changes(records: "DataFrame") -> "DataFrame":
+    """Return the live changes of limits."""
+    texts = {"kind", "name", "by", "reason"}
+    return records.where("type = 'limit_change'").selectExpr(
+        *(f"coalesce(`{name}`, '') AS `{name}`" if name in texts else name for name in LIMIT_CHANGES.names[:-1]),
+        _DAY.format("at_s"),
+    )
+
+
+def coverage(lines: "DataFrame", records: "DataFrame") -> "DataFrame":
+    """Return what is known of each run in each hour.
+
+    Args:
+        lines: records with their copies.
+        records: each once.
+    """
+    key = ("instance", "run", "hour_s")
+    hour = "at_s - at_s % 3600 AS hour_s"
+    # Of 64 numbers in a row those that were there are the bits of one.
+    numbers = (
+        lines.selectExpr("instance", "run", hour, "n", f"{_LAST_S} AS last_s")
+        .groupBy(*key, F.expr("n DIV 64"))
+        .agg(
+            F.expr("CAST(bit_count(bit_or(shiftleft(1L, CAST(n % 64 AS INT)))) AS BIGINT) AS records"),
+            F.expr("count(*) AS lines"),
+            F.min("n").alias("first_n"),
+            F.max("n").alias("last_n"),
+            F.max("last_s").alias("newest_s"),
+        )
+        .selectExpr(*key, "named_struct('minute_s', CAST(NULL AS BIGINT), 'seconds', 0L, 'off', false,"
+            " 'connections', 0L, 'bypassed', 0L, 'other', 0L, 'lost', 0L, 'version', '') AS beat",
+            "records", "lines - records AS copies", "first_n", "last_n", "newest_s")
+    )  # fmt: skip
+    beats = (
+        records.where("type = 'heartbeat'")
+        .groupBy("instance", "run", F.expr(hour), F.expr("at_s - at_s % 60").alias("minute_s"))
+        .agg(
+            F.expr("least(sum(seconds), 60L) AS seconds"),
+            F.expr("NOT bool_and(coalesce(limiting, true)) AS off"),
+            F.expr("max(coalesce(connections, 0L)) AS connections"),
+            F.expr("sum(aggregate(coalesce(map_values(bypassed_requests), array()), 0L, (sum, x) -> sum + x))"
+                " AS bypassed"),
+            F.expr("sum(coalesce(other, 0L)) AS other"),
+            F.expr("max(coalesce(lost_records, 0L)) AS lost"),
+            F.max("version").alias("version"),
+        )
+        .selectExpr(*key, "struct(minute_s, seconds, off, connections, bypassed, other, lost, version) AS beat",
+            "0L AS records", "0L AS copies", "CAST(NULL AS BIGINT) AS first_n", "CAST(NULL AS BIGINT) AS last_n",
+            "CAST(NULL AS BIGINT) AS newest_s")
+    )  # fmt: skip
+    return (
+        numbers.unionByName(beats)
+        .groupBy(*key)
+        .agg(
+            F.count("beat.minute_s").alias("minutes"),
+            F.sum("beat.seconds").alias("seconds"),
+            F.min("beat.minute_s").alias("first_minute_s"),
+            F.max("beat.minute_s").alias("last_minute_s"),
+            F.expr("count_if(beat.off) AS limiting_off_minutes"),
+            F.max("beat.connections").alias("connections_max"),
+            F.sum("beat.bypassed").alias("bypassed_requests"),
+            F.sum("beat.other").alias("other"),
+            F.max("beat.lost").alias("lost_records"),
+            F.sum("records").alias("records"),
+            F.sum("copies").alias("copies"),
+            F.min("first_n").alias("first_n"),
+            F.max("last_n").alias("last_n"),
+            F.max("newest_s").alias("newest_s"),
+            F.expr("coalesce(max_by(beat.version, beat.minute_s), '') AS version"),
+        )
+        .withColumn("dt", F.expr(_DAY.format("hour_s").removesuffix(" AS dt")))
+    )
