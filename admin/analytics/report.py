@@ -55,7 +55,7 @@ _MAX_RECOMMENDED: Final = 100
 _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
 """Steps that a curve may have."""
 _CLOCK_S: Final = 600
-"""Sidecars whose clocks differ by more than this from that of their files are told."""
+"""Sidecars whose clocks seem to differ by more than this are named."""
 _REACHED: Final = " + ".join(f"{outcome}_messages" for outcome in rollup.REACHED)
 _REFUSED: Final = "refused_messages + dropped_messages"
 
@@ -373,13 +373,15 @@ def results(  # noqa: PLR0917 - all that there is
         for name in ("gap_minutes", "missing_minutes", "lost_records", "other", "bypassed_requests", "limiting_off_minutes")
     }  # fmt: skip
     totals = {**sums, **unknown, **counts, "recommendations": actions, "offered": offered}
+    # Files that could not be read come before bad lines.
+    aside = sorted(inputs["set_aside"], key=lambda each: each["lines"] > 0)[:_MAX_SET_ASIDE]
     return {
         "version": VERSION,
         "made_at": made_at,
         "out": out,
         "tables": where,
         "period": {"from": from_s, "until": until_s},
-        "inputs": inputs | {"set_aside": inputs["set_aside"][:_MAX_SET_ASIDE]},
+        "inputs": inputs | {"set_aside": aside},
         "totals": totals,
         "coverage": coverage[:_MAX_INSTANCES],
         "instance_count": len(coverage),
@@ -480,26 +482,40 @@ def _week(of_week: Sequence[Row], from_s: int | None, until_s: int | None) -> Ro
 
 
 def _storms(storms: "DataFrame") -> tuple[list[Row], Row]:
-    """Return the largest storms, and how many there are, of limits that refuse and of those that only shadow."""
+    """Return the storms of the largest floods, and how many floods there are, of limits that refuse or only shadow."""
+    flood = ("shadow", "kind", "name", "flood_s")
     whole = Window.partitionBy("shadow")
-    rows = (
-        storms.withColumn("rank", F.row_number().over(whole.orderBy(F.desc("messages"), "start_s", *RESOURCE_KEY)))
+    largest = (
+        storms.groupBy(*flood)
+        .agg(F.sum("messages").alias("flood_messages"), F.expr("bool_or(is_open) AS open"))
+        .withColumn("rank", F.row_number().over(whole.orderBy(F.desc("flood_messages"), *flood)))
         .withColumn("all", F.count(F.lit(1)).over(whole))
-        .withColumn("open", F.count_if("is_open").over(whole))
+        .withColumn("all_open", F.count_if("open").over(whole))
         .where(F.col("rank") <= _MAX_STORMS)
-        .orderBy("shadow", "rank")
+    )
+    of_flood = Window.partitionBy(*flood).orderBy(F.desc("messages"), "start_s", "instance")
+    rows = (
+        storms.select(*tables.STORMS.names)
+        .join(F.broadcast(largest), list(flood))
+        .withColumn("at", F.row_number().over(of_flood))
+        .where(F.col("at") <= _MAX_MEMBERS)
+        .orderBy("shadow", "rank", "at")
         .collect()
     )
     counts = {"storms": 0, "open_storms": 0, "shadow_storms": 0}
-    for row in rows:
-        counts |= {"shadow_storms": row["all"]} if row["shadow"] else {"storms": row["all"], "open_storms": row["open"]}
     found = []
     for row in rows:
         its = row.asDict(recursive=True)
+        counts |= (
+            {"shadow_storms": its["all"]} if its["shadow"] else {"storms": its["all"], "open_storms": its["all_open"]}
+        )
         its["size_bytes"] = its.pop("bytes")
         its["rules"] = [each["name"] for each in its["rules"]]
-        found.append({name: value for name, value in its.items() if name not in {"dt", "rank", "all", "open"}})
+        found.append({name: value for name, value in its.items() if name not in _OF_RANKING})
     return found, counts
+
+
+_OF_RANKING: Final = frozenset({"dt", "open", "rank", "all", "all_open", "at"})
 
 
 def _culprits(refusals: "DataFrame", new_since_s: int | None) -> tuple[list[Row], list[Row]]:
@@ -554,7 +570,9 @@ def _recommendations(
 
 
 def _tried(of: Row, rate_per_s: float) -> Row:
-    its = next((each for each in of.get("what_if", ()) if abs(each["rate_per_s"] - rate_per_s) < 1e-9 * rate_per_s), {})
+    its: Row = next(
+        (each for each in of.get("what_if", ()) if abs(each["rate_per_s"] - rate_per_s) < 1e-9 * rate_per_s), {}
+    )
     shares = {name: its.get(name) for name in ("refused_share", "refused_share_uncorrected")}
     return {**_named(of), "rate_per_s": rate_per_s, **shares}
 
@@ -660,13 +678,13 @@ def _changes(changes: "DataFrame") -> list[Row]:
 
 
 def _clocks(coverage: Sequence[Row]) -> list[Row]:
-    """Return the sidecars whose log ends long before that of most, or after: they stopped, or their clock is off."""
+    """Return sidecars whose clock may be off: their log ends after most others, or all of it is earlier."""
     if len(coverage) < 3:
         return []
-    ends = sorted(each["newest_s"] for each in coverage)
-    usual_s = ends[len(ends) // 2]
-    return [
-        {"instance": each["instance"], "ahead_s": each["newest_s"] - usual_s}
-        for each in coverage
-        if each["newest_s"] - usual_s > _CLOCK_S
-    ]
+    begin_s, end_s = (sorted(each[name] for each in coverage)[len(coverage) // 2] for name in ("from_s", "newest_s"))
+    found = []
+    for each in coverage:
+        began_s, ended_s = each["from_s"] - begin_s, each["newest_s"] - end_s
+        if ended_s > _CLOCK_S or (ended_s < -_CLOCK_S and abs(ended_s - began_s) < _CLOCK_S):
+            found.append({"instance": each["instance"], "ahead_s": ended_s})
+    return found

@@ -186,7 +186,7 @@ def storms(refusals: "DataFrame", newest: "DataFrame", gap_s: int, top: int) -> 
 
 
 def floods(storms: "DataFrame", gap_s: int) -> "DataFrame":
-    """Say of each storm at how many ``sidecars`` its resource was refused at that time: that is one flood."""
+    """Add the begin of the flood that each storm is part of, and at how many ``sidecars`` it was."""
     of = ("kind", "name", "shadow")
     in_order = Window.partitionBy(*of).orderBy("start_s", "end_s", "instance")
     before = F.max("end_s").over(in_order.rowsBetween(Window.unboundedPreceding, -1))
@@ -197,7 +197,7 @@ def floods(storms: "DataFrame", gap_s: int) -> "DataFrame":
         .withColumn(
             "sidecars", F.size(F.collect_set("instance").over(Window.partitionBy(*of, "flood_s"))).cast("bigint")
         )
-        .drop("begins", "flood_s")
+        .drop("begins")
     )
 
 

@@ -111,14 +111,14 @@ STORMS: Final = Table(
     f"{_RESOURCE}, shadow BOOLEAN, start_s BIGINT, end_s BIGINT, {_REFUSED}, refused_seconds BIGINT,"
     f" peak_per_s BIGINT, peak_at_s BIGINT, rules {_SHARES}, clients {_SHARES}, users {_SHARES},"
     f" producer_groups {_SHARES}, client_count BIGINT, user_count BIGINT, producer_group_count BIGINT,"
-    " is_open BOOLEAN, sidecars BIGINT, dt DATE",
+    " is_open BOOLEAN, flood_s BIGINT, sidecars BIGINT, dt DATE",
 )
 """Refusals of one resource whose seconds are at most the gap apart. With ``shadow`` nothing was refused: it is what a
 limit that only shadows would have. ``end_s`` is the end of the last such second, so ``end_s - start_s`` is how long it
 lasted; ``refused_seconds`` is how many of these seconds refused something. ``peak_at_s`` is the first of the seconds
 with most messages refused. The lists are in order of messages, then name; those of clients, users and producer groups
-hold the first few. It is open if its instance's log ends before the gap does. ``sidecars`` is at how many the resource
-was refused at that time: their storms are one flood."""
+hold the first few. It is open if its instance's log ends before the gap does. Storms of a resource with the same
+``flood_s`` are one flood: the same resource at several ``sidecars``, without a gap."""
 CULPRITS: Final = Table(
     "culprits",
     f"{_RESOURCE}, {_WHO}, requests BIGINT, messages BIGINT, bytes BIGINT, share DOUBLE, rank INT, dt DATE",
