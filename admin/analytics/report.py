@@ -217,7 +217,7 @@ def path_of(address: str) -> str:
 def _why_nothing(first_s: int | None, last_s: int | None, found: Found, set_aside: Sequence[Row]) -> list[str]:
     if first_s is not None and last_s is not None:
         there = words.span(first_s, last_s)
-        return [f"nothing to report: no record is of the time that was asked for; there are some from {there} UTC"]
+        return [f"nothing to report: no record is of the time that was asked for; there are some from {there}"]
     why = [
         f"{each['file']}: {words.counted(each['lines'], 'line') + ': ' if each['lines'] else ''}{each['reason']}"
         for each in set_aside[:5]

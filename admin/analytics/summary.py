@@ -1,23 +1,231 @@
-"""The report in the terminal, from the same results as the page, which has more."""
+"""What a report says: the sentences and rows that the page has, too, and their layout in the terminal.
+
+A cell is a text, a tuple of a text and notes on it, or a list.
+"""
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Group, RenderableType
+from rich.filesize import decimal
 from rich.padding import Padding
 from rich.text import Text
 
 from admin.analytics import words
-from admin.common.recommendations import TO_DO
+from admin.analytics.words import counted, duration, listed, moment, percent, place, rate, resource
+from admin.common.recommendations import ACTIONS, TO_DO
 from admin.common.tables import Rows, printable
 
 Row = Mapping[str, Any]
-_MAX_STORMS: Final = 10
-_MAX_CULPRITS: Final = 10
+Cells = dict[str, str | tuple[str, ...] | list[str]]
+DO: Final = dict(zip(ACTIONS, ("Raise", "Share fairly", "Lower", "New limit", "Never used", "Keep"), strict=True))
+RIGHT: Final = frozenset({"Messages refused", "Peak", "Bytes", "Share of the resource"})
+"""Columns of numbers."""
+OFFERS: Final = {"lower": "Offered: could be lower", "raise": "Offered: could be higher"}
+_MAX_ROWS: Final = 10
 _MAX_RECOMMENDED: Final = 15
 _MAX_OFFERED: Final = 5
+
+
+# Sentences.
+
+
+def lede(of: Row) -> str:
+    """Summarise a report in a few sentences."""
+    from_s, until_s = of["period"]["from"], of["period"]["until"]
+    if from_s is None or until_s is None:
+        return "These logs contain no records."
+    totals = of["totals"]
+    asked = totals["admitted"] + totals["refused"]
+    said = f"From {words.span(from_s, until_s)}, {counted(of['instance_count'], 'sidecar')} refused "
+    if totals["refused"]:
+        where = f"{counted(totals['storms'], 'storm')} on {counted(totals['refused_resources'], 'resource')}"
+        said += f"{totals['refused']:,} of {counted(asked, 'message')} ({percent(totals['refused'] / asked)}): {where}."
+    else:
+        said += f"none of {counted(asked, 'message')}."
+    if totals["open_storms"]:
+        said += f" {counted(totals['open_storms'], 'storm')} may not be over."
+    if totals["held"]:
+        said += f" {counted(totals['held'], 'message')} had to wait for a limit."
+    if totals["shadowed"]:
+        storms = f" in {counted(totals['shadow_storms'], 'storm')}" if totals["shadow_storms"] else ""
+        said += f" Limits in shadow mode would have refused {counted(totals['shadowed'], 'message')}{storms}."
+    return said
+
+
+def unknowns(of: Row) -> Iterator[str]:
+    """Yield what a report does not know, in sentences."""
+    inputs, totals = of["inputs"], of["totals"]
+    unread = list(dict.fromkeys(each["file"] for each in inputs["set_aside"] if not each["lines"]))
+    if unread:
+        yield f"Damaged or unreadable: {listed(unread)}."
+    if inputs["bad_lines"]:
+        yield f"{counted(inputs['bad_lines'], 'line')} damaged or not understood, and left out."
+    missing = totals["missing_minutes"]
+    if gap := totals["gap_minutes"] - missing:
+        damaged = unread or inputs["bad_lines"]
+        why = "unknown whether the sidecar was running" if damaged else "the sidecar was not running"
+        yield f"{counted(gap, 'minute')} without records: {why}."
+    if missing:
+        yield f"{counted(missing, 'minute')} without records although the sidecar was running."
+    for name, one, text in (
+        ("lost_records", "record", "lost: all amounts are lower bounds."),
+        ("other", "run", "of requests counted as _other: there were too many names to count each."),
+        ("bypassed_requests", "request", "passed without a check by the limiter."),
+        ("limiting_off_minutes", "minute", "with limiting switched off."),
+    ):
+        if totals[name]:
+            yield f"{counted(totals[name], one)} {text}"
+    if inputs["outside_files"]:
+        yield f"{counted(inputs['outside_files'], 'file')} not opened: by date, without records of this period."
+    by_clock = defaultdict[int, list[str]](list)
+    for each in of["clocks"]:
+        by_clock[each["ahead_s"]].append(each["instance"])
+    for ahead_s, names in sorted(by_clock.items()):
+        how, clock = ("ends {} after", "ahead") if ahead_s > 0 else ("begins and ends {} before", "behind")
+        span = duration(abs(ahead_s))
+        yield f"The log of {listed(names)} {how.format(span)} most others: the clock there may be {clock}."
+
+
+def to_change(totals: Row) -> int:
+    """Return the number of changes that are made by default."""
+    every: int = sum(totals["recommendations"].get(each, 0) for each in TO_DO)
+    return every - sum(map(int, totals["offered"].values()))
+
+
+def effect(of: Row) -> str:
+    """Say what the changes would do, by the replay; empty without one."""
+    tests = [each["backtest"] for each in of["recommendations"] if words.is_default(each)]
+    sides = [(each["current"], each["recommended"]) for each in tests if each["current"] and each["recommended"]]
+    if not sides:
+        return ""
+    now, then = (sum(each["refused_messages"] for each in side) for side in zip(*sides, strict=True))
+    return (
+        f"Replayed over this log, {counted(len(sides), 'changed limit')} would refuse {counted(then, 'message')}."
+        f" In the same replay, the present limits refuse {now:,}."
+    )
+
+
+def located(of: Row, sidecars: int) -> str:
+    """Name the resource of a row, and where it is."""
+    return f"{resource(of['kind'], of['name'])} {place(of, sidecars)}".strip()
+
+
+def when(flood: Row) -> str:
+    """Write the period of a flood."""
+    return words.span(flood["start_s"], flood["end_s"]) + (", may not be over" if flood["is_open"] else "")
+
+
+def floods(of: Row) -> list[dict[str, Any]]:
+    """Merge the storms that are one flood of a resource at several sidecars. The largest is first.
+
+    Returns:
+        rows like storms, with ``instances``, largest first. ``peak_per_s`` is of one sidecar.
+    """
+    parts = defaultdict[tuple[Any, ...], list[Row]](list)
+    for storm in of["storms"]:
+        parts[tuple(storm[name] for name in ("shadow", "kind", "name", "flood_s"))].append(storm)
+    merged = []
+    for storms in parts.values():
+        flood = dict(max(storms, key=itemgetter("peak_per_s"))) | {
+            "messages": storms[0]["flood_messages"],
+            "requests": sum(each["requests"] for each in storms),
+            "instances": list(dict.fromkeys(each["instance"] for each in storms)),
+            "start_s": min(each["start_s"] for each in storms),
+            "end_s": max(each["end_s"] for each in storms),
+            "is_open": any(each["is_open"] for each in storms),
+            "rules": list(dict.fromkeys(rule for each in storms for rule in each["rules"])),
+        }  # fmt: skip
+        for who in ("client", "user", "producer_group") if len(storms) > 1 else ():
+            total = Counter[str]()
+            for each in storms:
+                total.update({share["name"]: share["messages"] for share in each[f"{who}s"]})
+            flood[f"{who}s"] = [
+                {"name": name, "messages": count, "share": count / (flood["messages"] or 1)}
+                for name, count in sorted(total.items(), key=lambda item: (-item[1], item[0]))
+            ]
+            flood[f"{who}_count"] = max(len(total), *(each[f"{who}_count"] for each in storms))
+        merged.append(flood)
+    return sorted(merged, key=lambda each: (each["shadow"], -each["messages"], each["start_s"]))
+
+
+# Rows.
+
+
+def storm_row(flood: Row, sidecars: int) -> Cells:
+    """Return the row of a flood."""
+    where = place(flood, sidecars)
+    several = f"{where}: {listed(flood['instances'])}" if flood["sidecars"] > 1 else where
+    return {
+        "Resource": (resource(flood["kind"], flood["name"]), "in shadow" if flood["shadow"] else "", several),
+        "When": (
+            moment(flood["start_s"]),
+            "for " + duration(flood["end_s"] - flood["start_s"]) + "+" * flood["is_open"],
+        ),
+        "Messages refused": _messages(flood),
+        "Peak": (rate(flood["peak_per_s"]), moment(flood["peak_at_s"])[11:]),
+        "Clients": _shares(flood["clients"], flood["client_count"]),
+        "Users": _shares(flood["users"], flood["user_count"]),
+        "Producer groups": _shares(flood["producer_groups"], flood["producer_group_count"]),
+        "Refused by": flood["rules"],
+    }
+
+
+def _messages(of: Row) -> tuple[str, str]:
+    return f"{of['messages']:,}", counted(of["requests"], "request") if of["requests"] != of["messages"] else ""
+
+
+def _shares(shares: Sequence[Row], count: int) -> list[str]:
+    if not any(each["name"] for each in shares):
+        return []
+    shown = [f"{each['name'] or 'unnamed'} {percent(each['share'])}" for each in shares[:3]]
+    return [*shown, *([f"and {count - len(shown)} more"] if count > len(shown) else [])]
+
+
+def culprit_row(each: Row, sidecars: int) -> Cells:
+    """Return the row of a refused caller."""
+    return {
+        "Client": each["client"],
+        "User": each["user"],
+        "Producer group": each["producer_group"],
+        "Product": each["product"],
+        "Resource": located(each, sidecars),
+        "Messages refused": _messages(each),
+        "Bytes": decimal(each["size_bytes"]),
+        "Share of the resource": percent(each["share"]),
+    }
+
+
+def recommendation_row(each: Row, sidecars: int) -> Cells:
+    """Return the row of a recommendation."""
+    return {
+        "Limit of": (resource(each["kind"], each["name"]), place(each, sidecars)),
+        "Change": (DO[each["action"]], words.change(each)),
+        "Refused, now → then": words.replayed(each),
+        "Why": each["evidence"],
+        "Confidence": (each["confidence"], f"with {each['retries']} retries" if each["retries"] != "none" else ""),
+    }
+
+
+def tried_row(each: Row) -> Cells:
+    """Return the row of a rate that was asked for."""
+    share, uncorrected = (each.get(name) for name in ("refused_share", "refused_share_uncorrected"))
+    would = percent(share or 0.0)
+    if share is not None and share != uncorrected:
+        would += f" without retries, {percent(uncorrected or 0.0)} with them"
+    return {
+        "Resource": resource(each["kind"], each["name"]),
+        "Sidecar": each["instance"],
+        "Limit": rate(each["rate_per_s"]),
+        "Would refuse": would if each["instance"] else "no demand under this name",
+    }
+
+
+# The terminal.
 
 
 def summary(of: Row, html: Path) -> RenderableType:
@@ -26,121 +234,55 @@ def summary(of: Row, html: Path) -> RenderableType:
 
 
 def _parts(of: Row, html: Path) -> Iterator[RenderableType]:
-    yield Text(words.lede(of))
-    yield from (Text(f"Unknown: {line}", style="yellow") for line in words.unknowns(of))
+    yield Text(lede(of))
+    yield from (Text(f"Unknown: {line}", style="yellow") for line in unknowns(of))
     totals, sidecars = of["totals"], of["instance_count"]
-    if floods := words.floods(of)[:_MAX_STORMS]:
-        count = totals["storms"] + totals["shadow_storms"]
-        shadow = f", {totals['shadow_storms']:,} of them in shadow" if totals["shadow_storms"] else ""
-        first = f", the largest of {count:,}" if count > sum(len(each["instances"]) for each in floods) else ""
-        yield from _section(f"Storms{first}{shadow}", _storms(floods, sidecars))
-    if of["culprits"]:
-        yield from _section("Who was refused", _culprits(of["culprits"][:_MAX_CULPRITS], sidecars))
-    if of["recommendations"]:
-        yield from _section("Recommended limits", _recommendations(of))
-    for flag, heading in (("lower", "could be lower"), ("raise", "could be higher")):
-        if offered := [each for each in of["recommendations"] if each["only_with"] == flag]:
-            count = max(len(offered), totals["offered"].get(flag, 0))
-            first = f", the first {_MAX_OFFERED} of {count:,}" if count > _MAX_OFFERED else ""
-            yield from _section(f"Offered: {heading}{first}", _recommended(offered[:_MAX_OFFERED], sidecars))
-    if of["tried"]:
-        yield from _section("Other rates", _tried(of["tried"]))
-    yield from _section("Next", Text("\n".join(_next(of, html))))
-
-
-def _section(heading: str, content: RenderableType) -> Iterator[RenderableType]:
-    yield Text()
-    yield Text(heading, style="bold")
-    yield Padding(content, (0, 0, 0, 2))
-
-
-def _storms(floods: Iterable[Row], sidecars: int) -> Rows:
-    columns = ("resource", "where", "from", "for", "refused", "peak", "clients", "users", "producer groups", "by")
-    rows = (
-        (
-            words.resource(each["kind"], each["name"]),
-            ("one flood " if each["sidecars"] > 1 else "") + words.place(each, sidecars),
-            words.moment(each["start_s"]),
-            words.duration(each["end_s"] - each["start_s"]) + ("+" if each["is_open"] else ""),
-            words.amount(each["messages"]) + (" in shadow" if each["shadow"] else ""),
-            words.rate(each["peak_per_s"]),
-            *(_shares(each[f"{who}s"], each[f"{who}_count"]) for who in ("client", "user", "producer_group")),
-            ", ".join(each["rules"]),
-        )
-        for each in floods
+    shown, count = floods(of)[:_MAX_ROWS], totals["storms"] + totals["shadow_storms"]
+    first = f", the largest of {count:,}" if count > len(shown) else ""
+    yield from _section(f"Storms{first}", [storm_row(each, sidecars) for each in shown])
+    yield from _section("Who was refused", [culprit_row(each, sidecars) for each in of["culprits"][:_MAX_ROWS]])
+    chosen = [each for each in of["recommendations"] if words.needs_reading(each)][:_MAX_RECOMMENDED]
+    yield from _section(
+        "Recommended limits", [recommendation_row(each, sidecars) for each in chosen], _rest(of, chosen)
     )
-    return Rows(columns, rows, right=(4, 5)).used()
+    for flag, heading in OFFERS.items():
+        offered = [each for each in of["recommendations"] if each["only_with"] == flag][:_MAX_OFFERED]
+        count = totals["offered"].get(flag, 0)
+        first = f", the first {_MAX_OFFERED} of {count:,}" if count > _MAX_OFFERED else ""
+        yield from _section(f"{heading}{first}", [recommendation_row(each, sidecars) for each in offered])
+    yield from _section("Other rates", [tried_row(each) for each in of["tried"]])
+    yield from _section("Next", (), "\n".join(_next(of, html)))
 
 
-def _shares(shares: Sequence[Row], count: int) -> str:
-    if not any(each["name"] for each in shares):
-        return ""
-    shown = [f"{each['name'] or 'unnamed'} {words.percent(each['share'])}" for each in shares[:2]]
-    return ", ".join([*shown, *([f"{count - len(shown)} more"] if count > len(shown) else [])])
+def _section(heading: str, rows: Sequence[Cells], after: str = "") -> Iterator[RenderableType]:
+    if rows or after:
+        yield Text(f"\n{heading}", style="bold")
+    if rows:
+        right = [at for at, column in enumerate(rows[0]) if column in RIGHT]
+        texts = ([_text(cell, first=column in RIGHT) for column, cell in row.items()] for row in rows)
+        yield Padding(Rows([column.lower() for column in rows[0]], texts, right).used(), (0, 0, 0, 2))
+    if after:
+        yield Padding(Text(after), (0, 0, 0, 2))
 
 
-def _culprits(culprits: Iterable[Row], sidecars: int) -> Rows:
-    columns = ("client", "user", "producer group", "product", "resource", "refused", "share of resource")
-    rows = (
-        (
-            *(each[name] for name in ("client", "user", "producer_group", "product")),
-            words.located(each, sidecars),
-            words.amount(each["messages"]),
-            words.percent(each["share"]),
-        )
-        for each in culprits
+def _text(cell: str | Sequence[str], *, first: bool) -> str:
+    if isinstance(cell, str):
+        return cell
+    return cell[0] if first else (", " if isinstance(cell, list) else " ").join(filter(None, cell))
+
+
+def _rest(of: Row, shown: Sequence[Row]) -> str:
+    """Say how many recommendations are not shown."""
+    actions = of["totals"]["recommendations"]
+    more = to_change(of["totals"]) - sum(each["action"] in TO_DO for each in shown)
+    kept = actions.get("keep", 0) - sum(each["action"] == "keep" for each in shown)
+    counts = (
+        (more, "more change", ""),
+        (kept, "limit to keep", "limits to keep"),
+        (actions.get("unused", 0), "limit never used", "limits never used"),
     )
-    return Rows(columns, rows, right=(5, 6)).used()
-
-
-def _recommendations(of: Row) -> RenderableType:
-    by_action = of["totals"]["recommendations"]
-    shown = [each for each in of["recommendations"] if words.needs_reading(each)][:_MAX_RECOMMENDED]
-    more = words.to_change(of["totals"]) - sum(each["action"] in TO_DO for each in shown)
-    kept = by_action.get("keep", 0) - sum(each["action"] == "keep" for each in shown)
-    unused = by_action.get("unused", 0)
-    rest = [
-        *([words.counted(more, "more change")] if more > 0 else []),
-        *([f"{words.counted(kept, 'limit')} to keep"] if kept else []),
-        *([f"{words.counted(unused, 'limit')} never used"] if unused else []),
-    ]
-    return Group(
-        *([_recommended(shown, of["instance_count"])] if shown else []),
-        *([Text(f"{'Also: ' if shown else ''}{', '.join(rest)}")] if rest else []),
-    )
-
-
-def _recommended(shown: Iterable[Row], sidecars: int) -> Rows:
-    columns = ("limit of", "do", "change", "refused, now → then", "confidence", "because")
-    rows = (
-        (
-            words.located(each, sidecars),
-            each["action"],
-            words.change(each),
-            words.replayed(each),
-            ", ".join(filter(None, (each["confidence"], words.retries(each)))),
-            each["evidence"],
-        )
-        for each in shown
-    )
-    return Rows(columns, rows).used()
-
-
-def _tried(tried: Iterable[Row]) -> Rows:
-    rows = (
-        (words.resource(each["kind"], each["name"]), each["instance"], words.rate(each["rate_per_s"]), _would(each))
-        for each in tried
-    )
-    return Rows(("resource", "sidecar", "limit", "would refuse"), rows).used()
-
-
-def _would(tried: Row) -> str:
-    if not tried["instance"]:
-        return "no demand under this name"
-    share, uncorrected = tried["refused_share"], tried["refused_share_uncorrected"]
-    if share is None or share == uncorrected:
-        return words.percent(share or 0.0)
-    return f"{words.percent(share)} without retries, {words.percent(uncorrected)} with them"
+    rest = [counted(*each) for each in counts if each[0] > 0]
+    return f"{'Also: ' if shown and rest else ''}{', '.join(rest)}"
 
 
 def _next(of: Row, html: Path) -> Iterator[str]:

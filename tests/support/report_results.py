@@ -41,7 +41,8 @@ def storm(name: str, start: int, length: int, messages: int, **fields: Any) -> R
     """Return a storm that begins this many seconds after noon."""
     return {
         "instance": MAIN, "kind": "topic", "name": name, "shadow": False, "is_open": False, "sidecars": 1,
-        "start_s": NOON_S + start, "end_s": NOON_S + start + length, "requests": messages, "messages": messages,
+        "flood_s": NOON_S + start, "flood_messages": messages, "start_s": NOON_S + start,
+        "end_s": NOON_S + start + length, "requests": messages, "messages": messages,
         "size_bytes": messages * 410, "refused_seconds": length,
         "peak_per_s": max(1, 14 * messages // max(1, 10 * length)),
         "peak_at_s": NOON_S + start + length // 3, "wait_max_us": 0, "rules": [f"topic:{name[:20]}"],
@@ -49,6 +50,15 @@ def storm(name: str, start: int, length: int, messages: int, **fields: Any) -> R
         "users": shares(messages, ("", 1.0)), "user_count": 0,
         "producer_groups": shares(messages, ("nightly-import", 1.0)), "producer_group_count": 1,
     } | fields  # fmt: skip
+
+
+def flood(name: str, messages: int, *instances: str) -> list[Row]:
+    """Return the storms of a flood that begins at noon, of a minute each, at a sidecar ten seconds after another."""
+    return [
+        storm(name, 10 * at, 60, messages, instance=instance, sidecars=len(instances), flood_s=NOON_S,
+            flood_messages=messages * len(instances))
+        for at, instance in enumerate(instances)
+    ]  # fmt: skip
 
 
 def shares(messages: int, *of: tuple[str, float]) -> list[Row]:

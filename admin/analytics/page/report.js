@@ -1,13 +1,12 @@
-// Draws the charts on one time axis, all zoomed together, and interpolates between the replayed rates.
+// Draws the charts on one time axis, all zoomed together.
 /* global uPlot */
 "use strict";
 (() => {
   const root = document.documentElement;
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  const { whole, storms, curves, what_ifs: whatIfs } = JSON.parse(document.getElementById("figures").textContent);
+  const { whole, curves } = JSON.parse(document.getElementById("figures").textContent);
   const SHORTEST_S = 10;
   const SCALE_PX = 52;
-  const ROW_PX = 34;
   const charts = [];
   let range = whole;
 
@@ -29,8 +28,6 @@
     return perS === null ? "unlimited" : `${format(perS, how)}/s`;
   }
 
-  const percent = (share) =>
-    share > 0 && share < 0.001 ? "<0.1%" : format(share, { style: "percent", maximumFractionDigits: 1 });
   const moment = (atS) => new Date(atS * 1000).toISOString().slice(0, 19).replace("T", " ");
 
   // The last row that begins at or before a time.
@@ -50,6 +47,12 @@
     for (const chart of charts) {
       chart.setScale("x", { min: range[0], max: range[1] });
     }
+    for (const each of document.querySelectorAll(".timeline svg")) {
+      each.setAttribute("viewBox", `${start - whole[0]} 0 ${span} 10`);
+    }
+    document.querySelectorAll(".ticks span").forEach((each, at) => {
+      each.textContent = moment(start + (span * at) / 4).slice(...(span > 3600 ? [5, 16] : [11, 19]));
+    });
     document.getElementById("range").textContent = `${moment(range[0])} to ${moment(range[1])}`;
     for (const each of document.querySelectorAll(".times [data-range]")) {
       each.setAttribute("aria-pressed", String(each.dataset.range === range.join()));
@@ -177,105 +180,15 @@
     });
   }
 
-  function makeStorms(place) {
-    const says = document.getElementById("storm-says");
-    const hint = says.textContent;
-    const most = Math.max(...storms.storms.map((each) => each.messages), 1);
-    const rowPx = (chart) => chart.bbox.height / storms.rows.length;
-
-    function draw(chart) {
-      const { ctx, bbox } = chart;
-      const px = uPlot.pxRatio;
-      ctx.save();
-      ctx.beginPath();
-      ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
-      ctx.clip();
-      [ctx.textAlign, ctx.textBaseline, ctx.fillStyle] = ["left", "top", colour("--text")];
-      ctx.font = `${12 * px}px system-ui, sans-serif`;
-      storms.rows.forEach((name, row) =>
-        ctx.fillText(name, bbox.left + 4 * px, bbox.top + row * rowPx(chart) + 3 * px),
-      );
-      for (const each of storms.storms) {
-        const [left, right, peak] = [each.from, each.until, each.peak].map((atS) => chart.valToPos(atS, "x", true));
-        const middle = bbox.top + each.row * rowPx(chart) + 24 * px;
-        ctx.fillStyle = colour(each.shadow ? "--shadow" : "--refuse");
-        ctx.globalAlpha = 0.5;
-        ctx.fillRect(left, middle - 3 * px, Math.max(right - left, 2 * px), 6 * px);
-        ctx.globalAlpha = 1;
-        ctx.beginPath();
-        ctx.arc(peak, middle, (3 + 5 * Math.sqrt(each.messages / most)) * px, 0, 2 * Math.PI);
-        ctx.fill();
-      }
-      ctx.restore();
-    }
-
-    function pointed(chart) {
-      const atS = pointedAt(chart);
-      const row = Math.floor((chart.cursor.top * uPlot.pxRatio) / rowPx(chart));
-      const nearS = ((range[1] - range[0]) / chart.over.clientWidth) * 10;
-      const found = storms.storms.find(
-        (each) => each.row === row && atS !== null && atS >= each.from - nearS && atS <= each.until + nearS,
-      );
-      says.textContent = found ? found.says : hint;
-    }
-
-    make(place, storms.rows.length * ROW_PX + 50, {
-      data: [whole, [null, null]],
-      scales: { y: { range: [0, 1] } },
-      axes: [TIME_AXIS, { ...AXIS, size: SCALE_PX, values: () => [], grid: { show: false }, ticks: { show: false } }],
-      series: [{}, { show: true }],
-      draw: [draw],
-      pointed,
-    });
-  }
-
-  function readOff(place, points) {
-    const [input, says, line] = ["input", "output", "line"].map((each) => place.querySelector(each));
-    const [first, last] = [points[0][0], points.at(-1)[0]];
-
-    function read() {
-      const per = Number(input.value);
-      const after = Math.min(
-        Math.max(
-          points.findIndex((each) => each[0] >= per),
-          1,
-        ),
-        points.length - 1,
-      );
-      const [low, high] = [points[after - 1], points[after]];
-      const part = Math.min(Math.max((per - low[0]) / (high[0] - low[0] || 1), 0), 1);
-      const [share, uncorrected] = [1, 2].map((each) => low[each] + part * (high[each] - low[each]));
-      const beside = uncorrected === share ? "" : `, ${percent(uncorrected)} if nobody retries`;
-      const exact = part === 0 || part === 1 ? "" : "about ";
-      says.textContent = `${rate(per)}: ${exact}${percent(share)} refused${beside}`;
-      input.setAttribute("aria-valuetext", says.textContent);
-      for (const end of ["x1", "x2"]) {
-        line.setAttribute(end, `${(100 * (per - first)) / (last - first)}%`);
-      }
-    }
-
-    input.addEventListener("input", read);
-    read();
-  }
-
   function redraw() {
     charts.forEach((each) => each.redraw(false, true));
   }
 
   document.getElementById("no-charts").remove();
-  if (storms) {
-    makeStorms(document.getElementById("storms-chart"));
-  }
   curves.forEach((curve, at) => makeCurve(document.getElementById(`curve-${at}`), curve));
-  if (charts.length) {
-    show(...whole);
-    document.querySelector(".times").hidden = false;
-  } else {
-    root.dataset.drawn = theme();
-  }
-  for (const [id, points] of Object.entries(whatIfs)) {
-    readOff(document.getElementById(id), points);
-  }
+  show(...whole);
+  root.dataset.drawn = theme();
+  document.querySelector(".times").hidden = !charts.length;
   for (const each of document.querySelectorAll("[data-range], [data-move]")) {
     each.disabled = false;
   }
