@@ -50,7 +50,7 @@ def test_page_is_small_and_self_contained() -> None:
     assert all(each.startswith(("#", "data:")) for each in linked)
     assert not re.search(r"url\((?!data:)|@import", own)
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]+)"', own)
-    assert policy.startswith("default-src &#39;none&#39;;")
+    assert policy.startswith("default-src 'none';")
     assert not re.search("unsafe|http", policy)
 
 
