@@ -5,7 +5,6 @@ session is used.
 """
 
 import fcntl
-import importlib.util
 import os
 import re
 import shutil
@@ -13,34 +12,29 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from math import inf
 from pathlib import Path
 from types import FrameType
-from typing import IO, TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final
 
-from admin.common.errors import OperatorError, SettingsError, StartError
+from admin.common.errors import OperatorError, StartError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # Requirements.
 
+OLDEST_JAVA: Final = 17
 INSTALL_SPARK: Final = (
     "pip install 'sluice-proxy[spark]', or in a source tree: pip install -c constraints.txt '.[spark]'"
 )
-INSTALL_JAVA: Final = "apt-get install openjdk-17-jre-headless"
-INSTALL_CONNECT: Final = "pip install 'pyspark[connect]'"
-OLDEST_JAVA: Final = 17
-_PACKAGES: Final = ("pyspark", "pyarrow", "pandas", "jinja2")
-_CONNECT_PACKAGES: Final = ("grpc", "grpc_status", "zstandard")
+_INSTALL_JAVA: Final = "apt-get install openjdk-17-jre-headless"
 
 
 def check_requirements(environ: Mapping[str, str] = os.environ, *, java: bool = True) -> None:
@@ -53,17 +47,34 @@ def check_requirements(environ: Mapping[str, str] = os.environ, *, java: bool = 
     Raises:
         StartError: something is missing; says how to install it.
     """
-    missing = [package for package in _PACKAGES if importlib.util.find_spec(package) is None]
-    if missing:
+    if missing := _missing("sluice-proxy", "spark"):
         raise StartError(f"this needs {' and '.join(missing)}; install with: {INSTALL_SPARK}")
-    if not java and any(importlib.util.find_spec(package) is None for package in _CONNECT_PACKAGES):
-        raise StartError(f"Spark Connect needs more than Spark; install with: {INSTALL_CONNECT}")
-    with suppress(PackageNotFoundError):
-        found = version("pyspark")
-        if not (4, 3) <= tuple(map(int, re.findall(r"\d+", found)[:2])) < (5, 0):
-            raise StartError(f"this needs pyspark 4.3 or a later 4, not {found}; install with: {INSTALL_SPARK}")
+    if not java and (missing := _missing("pyspark", "connect")):
+        raise StartError(f"Spark Connect needs {' and '.join(missing)}; install with: pip install 'pyspark[connect]'")
     if java and not under_submit(environ) and (why := _without_java(environ)):
-        raise StartError(f"this needs Java {OLDEST_JAVA} or newer, {why}; install with: {INSTALL_JAVA}")
+        raise StartError(f"this needs Java {OLDEST_JAVA} or newer, {why}; install with: {_INSTALL_JAVA}")
+
+
+def _missing(package: str, extra: str) -> list[str]:
+    """Return the requirements of an extra that are not installed, or in another version."""
+    missing = []
+    for line in requires(package) or ():
+        needed, _, marker = line.partition(";")
+        name = re.split(r"[^\w.-]", needed, maxsplit=1)[0]
+        if marker.strip().replace("'", '"') == f'extra == "{extra}"':
+            try:
+                found = _numbers(version(name))
+            except PackageNotFoundError:
+                missing.append(name)
+                continue
+            bounds = re.findall(r"(>=|<)([\d.]+)", needed)
+            if any((found >= _numbers(bound)) is (sign == "<") for sign, bound in bounds):
+                missing.append(f"{needed.strip()} (not {version(name)})")
+    return missing
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text)[:3]]
 
 
 def under_submit(environ: Mapping[str, str] = os.environ) -> bool:
@@ -76,60 +87,51 @@ def _without_java(environ: Mapping[str, str]) -> str:
     java = str(Path(home, "bin", "java")) if home else shutil.which("java", path=environ.get("PATH"))
     if java is None:
         return "and none is installed"
-    java_named = f"{java} (JAVA_HOME)" if home else java
+    named = f"{java} (JAVA_HOME)" if home else java
     try:
-        answer = _version_of(java)
+        ran = subprocess.run(  # noqa: S603 - the program that Spark will run, without a shell
+            [java, "-version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+        )
     except (OSError, subprocess.SubprocessError) as error:
-        return f"and {java_named} cannot be run: {getattr(error, 'strerror', None) or 'no answer'}"
+        return f"and {named} cannot be run: {getattr(error, 'strerror', None) or 'no answer'}"
     # "17.0.15", "21", "1.8.0_392", "25-ea"
-    found = re.search(r'version "(?:1\.)?(\d+)[^"]*"', answer)
+    found = re.search(r'version "(?:1\.)?(\d+)', ran.stderr + ran.stdout)
     if found is None:
-        return f"and {java_named} does not tell its version"
-    return f"and {java_named} is Java {found[1]}" if int(found[1]) < OLDEST_JAVA else ""
-
-
-@cache
-def _version_of(java: str) -> str:
-    answer = subprocess.run(  # noqa: S603 - the program that Spark will run, without a shell
-        [java, "-version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
-    )
-    return answer.stderr + answer.stdout
+        return f"and {named} does not tell its version"
+    return f"and {named} is Java {found[1]}" if int(found[1]) < OLDEST_JAVA else ""
 
 
 # Errors. A Spark error is pages of Java: those that an operator can act on are recognised by their words.
 
-_PLACE: Final = r"[^\n]*?((?:\b\w+:/?)?/[^\s'\"`,()]+)"
-_DENIED: Final = r"(?:AccessControlException|AccessDeniedException|Permission denied)"
-_MISSING: Final = r"(?:PATH_NOT_FOUND\]? ?|FileNotFoundException: (?:File )?|does not exist: )"
+_ADDRESS: Final = r"[^\n]*?((?:\b\w+:/?)?/[^\s'\"`,()]+)"
 _MEANINGS: Final = (
     (
-        r"java\.lang\.OutOfMemoryError|GC overhead limit|Java heap space|SparkOutOfMemoryError",
+        r"OutOfMemoryError|GC overhead limit|Java heap space",
         "Spark ran out of memory: give it more with --driver-memory, as 2g, or a shorter time with --since",
     ),
     (
-        r"No space left on device|Disk quota exceeded",
-        (
-            "no space left on the device of --out or of the temporary directory (TMPDIR chooses another);"
-            " earlier results are intact"
-        ),
+        r"Could not reserve enough space|Cannot allocate memory|[Hh]eap size|System memory \d+ must be at least",
+        "Java cannot get the memory of --driver-memory",
     ),
-    (_MISSING + r"[^\n]*?(\b(?!file:)\w+://[^\s'\"`,]+)", "{}: not found; check the address"),
-    (_MISSING + r"[^\n]*?((?:file:)?/[^\s'\"`,]+)", "{}: vanished while it was read; run it again"),
-    (_DENIED + _PLACE, "{}: permission denied; choose another place or run it as another user"),
-    (_DENIED, "permission denied; choose another --out or run it as another user"),
-    (r"Mkdirs failed to create (?:file:)?(/\S+)", "{}: cannot be made; choose another --out"),
+    (
+        r"No space left on device|Disk quota exceeded",
+        "no space left in --out or in the temporary directory (TMPDIR chooses another)",
+    ),
+    (
+        rf"(?:PATH_NOT_FOUND|FileNotFoundException|does not exist:|No such file or directory:){_ADDRESS}",
+        "{}: not found; check the address, and that every machine of the cluster has it",
+    ),
+    (
+        rf"(?:AccessControlException|AccessDeniedException|Permission denied|Mkdirs failed to create){_ADDRESS}",
+        "{}: permission denied; choose another place or run it as another user",
+    ),
     (
         r"(?:Class (\S+FileSystem) not found|No FileSystem for scheme \"?(\w+)\"?)",
         "no reader for {} here; let Spark fetch it: --conf spark.jars.packages=org.apache.hadoop:hadoop-aws:3.4.2",
     ),
     (
-        r"(?:All masters are unresponsive|Failed to connect to master|Master removed our application)",
-        "the Spark master does not answer or has no room for this; check --master",
-    ),
-    (r"Input/output error", "the disk cannot be read or written (input/output error)"),
-    (
-        r"(?:CANNOT_READ_FILE_FOOTER|is not a Parquet file)" + _PLACE,
-        "{}: not a table of a report; choose another --out, or delete it",
+        r"Could not parse Master URL|All masters are unresponsive|Failed to connect to|removed our application",
+        "no answer from --master: must be local[2], spark://HOST:PORT, yarn, k8s://… or sc://HOST, with room for this",
     ),
 )
 """Patterns of errors and their meanings; the first match counts."""
@@ -143,62 +145,43 @@ def in_words(log: Path | None) -> Iterator[None]:
     Raises:
         StartError: Spark failed, or a file cannot be read or written.
     """
+    from py4j.protocol import Py4JError  # noqa: PLC0415 - an optional extra
+    from pyspark.errors import PySparkException  # noqa: PLC0415 - as above
+
     try:
         yield
     except (OperatorError, BrokenPipeError):
         raise
     except Exception as error:
-        first = _first_of_spark(error)
-        if first is None and isinstance(error, OSError) and error.strerror:
-            file = error.filename or "a file in --out"
-            raise StartError(f"{file}: cannot be read or written: {error.strerror.lower()}") from error
-        if first is None:
+        chain: list[BaseException] = [error]
+        while cause := chain[-1].__cause__ or chain[-1].__context__:
+            chain.append(cause)
+        java_is_gone = any(isinstance(each, ConnectionRefusedError | ConnectionResetError) for each in chain)
+        if not java_is_gone and not any(isinstance(each, PySparkException | Py4JError) for each in chain):
+            if isinstance(error, OSError) and error.strerror:
+                file = error.filename or "a file in --out"
+                raise StartError(f"{file}: cannot be read or written: {error.strerror.lower()}") from error
             raise
+        # Java writes the messages, and may be gone: this does not fail then.
         text = "".join(traceback.format_exception(error))
         if log is not None:
             with suppress(OSError), log.open("a", encoding="utf-8") as stream:
                 stream.write(text)
-        raise StartError(meaning(first, text) + (f"; see {log}" if log is not None else "")) from error
+        raise StartError(meaning(text) + (f"; see {log}" if log is not None else "")) from error
 
 
-def _first_of_spark(error: BaseException | None) -> BaseException | None:
-    """Return the first error of Spark in a chain: once Java is gone, clean-up fails as well."""
-    from py4j.protocol import Py4JError, Py4JJavaError  # noqa: PLC0415 - an optional extra
-    from pyspark.errors import PySparkException  # noqa: PLC0415 - as above
-
-    found = None
-    while error is not None:
-        # Spark's Python side has translated this one.
-        is_translated = isinstance(found, PySparkException) and isinstance(error, Py4JJavaError)
-        if (isinstance(error, PySparkException | Py4JError) or _is_lost(error)) and not is_translated:
-            found = error
-        error = error.__cause__ or error.__context__
-    return found
-
-
-def _is_lost(error: BaseException) -> bool:
-    """Tell whether the Java process is gone."""
-    from py4j.protocol import Py4JNetworkError  # noqa: PLC0415 - as above
-
-    return isinstance(error, Py4JNetworkError | ConnectionRefusedError | ConnectionResetError)
-
-
-def meaning(error: BaseException, text: str = "") -> str:
-    """Return one line for an error of Spark; ``text`` is the error with all its causes."""
-    try:
-        message: str | None = str(error)
-    except OSError:  # Java writes the message.
-        message = None
+def meaning(text: str) -> str:
+    """Return one line for the traceback of an error of Spark, or for its log."""
     for pattern, said in _MEANINGS:
-        if found := re.search(pattern, f"{message}\n{text}"):
+        if found := re.search(pattern, text):
             places = (re.sub(r"^file:/+", "/", each.rstrip(".,;:'\"`")) for each in found.groups() if each)
             return said.format(*places)
-    if message is None or _is_lost(error):
+    if re.search(r"Py4JNetworkError|ConnectionRefusedError|ConnectionResetError|<exception str\(\) failed>", text):
         return "Spark's Java process ended unexpectedly; it may have been killed for lack of memory (--driver-memory)"
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    first = re.sub(r"^(?:\[[A-Z_.0-9]+\] )+", "", (causes or lines or [type(error).__name__])[0])
-    return f"Spark failed: {first[:_LONGEST].rstrip('.')}"
+    # Of Java itself ": java.X: Words", and of Spark's Python side "pyspark.errors.X: [CLASS] Words".
+    patterns = (r"^: (.+)", r"^[\w.]+(?:Exception|Error): (?:\[\S*\] )*(.+)")
+    found = next(filter(None, (re.search(pattern, text, re.MULTILINE) for pattern in patterns)), None)
+    return f"Spark failed: {found[1][:_LONGEST].rstrip('.')}" if found else "Spark failed"
 
 
 # The session.
@@ -207,7 +190,6 @@ TINY_BYTES: Final = 10 * 1024 * 1024
 """Below this, planning and compiling take most of the time."""
 SMALL_BYTES: Final = 100 * 1024 * 1024
 """Below this, Java's second compiler and adaptive plans cost more than they save."""
-LOCAL: Final = "local[*]"
 _JAVA: Final = (
     "-XX:ReservedCodeCacheSize=128m -XX:MetaspaceSize=256m"
     " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote -XX:-DontCompileHugeMethods"
@@ -236,29 +218,6 @@ _TINY: Final = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
 _SCRATCH: Final = "sluice-report-"
-_LOG4J: Final = """\
-rootLogger.level = warn
-rootLogger.appenderRef.out.ref = out
-appender.out.type = Console
-appender.out.name = out
-appender.out.target = SYSTEM_ERR
-appender.out.layout.type = PatternLayout
-appender.out.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex
-"""
-_NO_START: Final = (
-    (
-        r"(?:Invalid (?:maximum|initial) heap size|Too small maximum heap|NumberFormatException.*memory)",
-        "--driver-memory {memory}: not a size that Java takes; as 1g or 512m",
-    ),
-    (
-        r"(?:heap size .* exceeds|Could not reserve enough space|Cannot allocate memory)",
-        "--driver-memory {memory}: more than this machine has",
-    ),
-    (r"System memory \d+ must be at least", "--driver-memory {memory}: too small; Spark needs at least 512m"),
-    (r"Could not parse Master URL", "--master {master}: must be local[2], spark://HOST:PORT, yarn, k8s://… or sc://HOST"),
-    (r"(?:All masters are unresponsive|Failed to connect to)", "--master {master}: no answer"),
-)  # fmt: skip
-"""Patterns in Spark's log after a failed start, and their meanings."""
 
 
 @dataclass(frozen=True)
@@ -291,19 +250,6 @@ class SparkOptions:
         return self.master.startswith("sc://")
 
 
-def read_conf(given: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Read options of Spark, ``KEY=VALUE``.
-
-    Raises:
-        SettingsError: one is malformed.
-    """
-    found = [word.partition("=") for word in given]
-    for word, (key, equals, _) in zip(given, found, strict=True):
-        if not equals or not key.startswith("spark."):
-            raise SettingsError(f"--conf {word}: must be KEY=VALUE with a key of Spark, as spark.executor.memory=2g")
-    return tuple((key, value) for key, _, value in found)
-
-
 @contextmanager
 def open_session(options: SparkOptions) -> Iterator["SparkSession"]:
     """Start Spark, and stop it with the block.
@@ -311,15 +257,16 @@ def open_session(options: SparkOptions) -> Iterator["SparkSession"]:
     Raises:
         StartError: it did not start; says why, and where its log is.
     """
-    check_requirements(java=not options.is_connect)
-    with _scratch() as scratch, _log_stream(options.log) as stream:
-        session = None
+    session = None
+    with _scratch() as scratch:
         try:
-            try:
-                with _signals_deferred(), _output_to(stream), _home(options, scratch):
+            with _signals_deferred(), _output_to(options.log or Path(os.devnull)), _home(options, scratch):
+                try:
                     session = _start(options, scratch)
-            except Exception as error:
-                raise StartError(_why_no_start(options)) from error
+                except Exception as error:
+                    text = options.log.read_text(encoding="utf-8", errors="replace") if options.log else ""
+                    why = meaning(f"{text}\n{error}").removeprefix("Spark failed: ")
+                    raise StartError(f"Spark did not start: {why}; see {options.log}") from error
             yield session
         finally:
             # The Java process or the master may be gone.
@@ -329,7 +276,7 @@ def open_session(options: SparkOptions) -> Iterator["SparkSession"]:
 
 
 def _start(options: SparkOptions, scratch: Path) -> "SparkSession":
-    from pyspark.logger import PySparkLogger  # noqa: PLC0415 - as above
+    from pyspark.logger import PySparkLogger  # noqa: PLC0415 - an optional extra
     from pyspark.sql import SparkSession  # noqa: PLC0415 - as above
 
     # It writes whole query plans to the terminal.
@@ -343,10 +290,7 @@ def _start(options: SparkOptions, scratch: Path) -> "SparkSession":
     builder = SparkSession.builder
     if options.is_connect:
         builder = builder.remote(options.master)
-    elif not under_submit():
-        builder = builder.config(map={"spark.app.name": "sluice report", "spark.master": options.master or LOCAL})
-    settings = _settings(options, scratch, _given(options))
-    return builder.config(map=dict(settings)).getOrCreate()
+    return builder.config(map=_settings(options, scratch, _given(options))).getOrCreate()
 
 
 def _given(options: SparkOptions) -> dict[str, str]:
@@ -361,32 +305,28 @@ def _given(options: SparkOptions) -> dict[str, str]:
     return dict(SparkContext.getOrCreate(conf).getConf().getAll())
 
 
-def _settings(options: SparkOptions, scratch: Path, given: Mapping[str, str]) -> Mapping[str, str]:
+def _settings(options: SparkOptions, scratch: Path, given: Mapping[str, str]) -> dict[str, str]:
     """Return Spark's options: ours, unless others were given."""
     is_small = options.log_bytes < SMALL_BYTES
-    settings: dict[str, str] = _ALWAYS | (_TINY if options.log_bytes < TINY_BYTES else _SMALL if is_small else {})
-    starts_java = not under_submit() and not options.is_connect
-    if starts_java:
-        settings |= {
-            "spark.driver.memory": options.driver_memory,
-            "spark.ui.enabled": "false",
-            "spark.ui.showConsoleProgress": "false",
-        }
-    if starts_java and options.is_local:
-        settings |= {
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.local.dir": str(scratch),
-        }
-    settings |= given
-    if starts_java:
-        its = given.get("spark.driver.extraJavaOptions", "")
-        java = f"-Djava.io.tmpdir={scratch} -Dlog4j2.configurationFile=file:{scratch / 'log4j2.properties'}"
-        # Java takes one collector only. This one has a single thread: the others are busy.
-        collector = "" if re.search(r"-XX:\+Use\w+GC", its) else "-XX:+UseSerialGC"
-        compiler = _SMALL_JAVA if is_small else _LARGE_JAVA
-        settings["spark.driver.extraJavaOptions"] = " ".join(filter(None, (java, _JAVA, compiler, collector, its)))
-    return settings
+    settings = _ALWAYS | (_TINY if options.log_bytes < TINY_BYTES else _SMALL if is_small else {})
+    if under_submit() or options.is_connect:
+        return settings | given
+    its = given.get("spark.driver.extraJavaOptions", "")
+    # Java takes one collector only. This one has a single thread: the others are busy.
+    collector = "" if re.search(r"-XX:\+Use\w+GC", its) else "-XX:+UseSerialGC"
+    java = (f"-Djava.io.tmpdir={scratch}", _JAVA, _SMALL_JAVA if is_small else _LARGE_JAVA, collector, its)
+    settings |= {
+        "spark.app.name": "sluice report",
+        "spark.master": options.master or "local[*]",
+        "spark.driver.memory": options.driver_memory,
+        "spark.log.level": "WARN",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    if options.is_local:
+        here = dict.fromkeys(("spark.driver.host", "spark.driver.bindAddress"), "127.0.0.1")
+        settings |= here | {"spark.local.dir": str(scratch)}
+    return settings | given | {"spark.driver.extraJavaOptions": " ".join(filter(None, java))}
 
 
 @contextmanager
@@ -400,21 +340,18 @@ def _scratch() -> Iterator[Path]:
     try:
         directory = Path(tempfile.mkdtemp(prefix=_SCRATCH))
     except OSError as error:
-        why = error.strerror or error
-        raise StartError(f"cannot make a temporary directory in {parent}: {why}; TMPDIR chooses another") from error
+        raise StartError(f"cannot make a temporary directory in {parent}; TMPDIR chooses another") from error
     try:
         with (directory / "lock").open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            (directory / "log4j2.properties").write_text(_LOG4J, encoding="utf-8")
             yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextmanager
-def _log_stream(log: Path | None) -> Iterator[IO[bytes]]:
-    """Open the log of this run; that of the last one is replaced."""
-    log = log or Path(os.devnull)
+def _output_to(log: Path) -> Iterator[None]:
+    """Redirect the output of child processes to a file, in place of that of the last run."""
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         stream = log.open("ab")
@@ -422,19 +359,13 @@ def _log_stream(log: Path | None) -> Iterator[IO[bytes]]:
             stream.truncate(0)
     except OSError as error:
         raise StartError(f"{log}: cannot be written: {error.strerror or error}; --out chooses another place") from error
-    with stream:
-        yield stream
-
-
-@contextmanager
-def _output_to(stream: IO[bytes]) -> Iterator[None]:
-    """Redirect the output of child processes to a file."""
     sys.stdout.flush()
     sys.stderr.flush()
     kept = [(number, os.dup(number)) for number in (1, 2)]
     try:
-        for number, _ in kept:
-            os.dup2(stream.fileno(), number)
+        with stream:
+            for number, _ in kept:
+                os.dup2(stream.fileno(), number)
         yield
     finally:
         for number, before in kept:
@@ -452,9 +383,6 @@ def _signals_deferred() -> Iterator[None]:
             handler(number, frame)
         noted.append(number)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -467,7 +395,7 @@ def _signals_deferred() -> Iterator[None]:
 
 @contextmanager
 def _home(options: SparkOptions, scratch: Path) -> Iterator[None]:
-    """Link Spark without its machine learning, which takes a second to load, and its archive of uncompiled Python."""
+    """Link Spark without its machine learning, which takes most of a second to load."""
     if not options.is_local or under_submit() or "SPARK_HOME" in os.environ:
         yield
         return
@@ -483,14 +411,3 @@ def _home(options: SparkOptions, scratch: Path) -> Iterator[None]:
         yield
     finally:
         del os.environ["SPARK_HOME"]
-
-
-def _why_no_start(options: SparkOptions) -> str:
-    if options.log is None:
-        return "Spark did not start"
-    with suppress(OSError):
-        text = options.log.read_text(encoding="utf-8", errors="replace")
-        for pattern, said in _NO_START:
-            if re.search(pattern, text):
-                return said.format(memory=options.driver_memory, master=options.master or LOCAL)
-    return f"Spark did not start; see {options.log}"

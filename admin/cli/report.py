@@ -111,7 +111,7 @@ def report(
     """
     from admin.analytics.options import Options  # noqa: PLC0415 - see the module
     from admin.analytics.retries import default_attempts  # noqa: PLC0415 - see the module
-    from admin.analytics.spark import SparkOptions, check_requirements, read_conf  # noqa: PLC0415 - see the module
+    from admin.analytics.spark import SparkOptions, check_requirements  # noqa: PLC0415 - see the module
 
     now = datetime.now(UTC)
     since_s, until_s = read_time(since, "--since", now), read_time(until, "--until", now)
@@ -216,6 +216,17 @@ def _memory(text: str) -> str:
     if found is None or int(found[1]) << 10 * "kmgt".index(found[2]) < _LEAST_KIB:
         raise SettingsError(f"--driver-memory {text}: must be a size like 1g or 1500m; Spark needs 512m at least")
     return text.lower()
+
+
+def read_conf(words: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Read options of Spark, ``KEY=VALUE``; raises SettingsError."""
+    found = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key.startswith("spark."):
+            raise SettingsError(f"--conf {word}: must be KEY=VALUE with a key of Spark, as spark.executor.memory=2g")
+        found.append((key, value))
+    return tuple(found)
 
 
 def _gap(text: str) -> int:

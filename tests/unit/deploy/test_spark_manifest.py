@@ -9,7 +9,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from admin.analytics.spark import read_conf
+from admin.cli.report import read_conf
 from admin.common.version import sluice_version
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy" / "spark"
