@@ -16,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from admin.analytics.inputs import Found
 from admin.analytics.tables import SECONDS
 from admin.analytics.words import HOUR_S
+from admin.common.numbers import LATEST_S
 from admin.rejection_log.records import VERSION, AnyRecord
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ _SHOWN: Final = 200
 """Characters of a bad line that are kept."""
 _GZIP: Final = 31
 """zlib: expect a gzip header."""
+_PACKED_BYTES: Final = 64 << 10
+"""Read at a time: what follows a member of a packed file is copied."""
 _UNPACKED_BYTES: Final = 4 << 20
 
 
@@ -74,6 +77,9 @@ def _bounds(name: str, info: inspect.Type) -> Iterator[str]:
             yield f"size(`{name}`) <= {info.max_length}"
             yield f"array_min(`{name}`) >= {item.ge}"
             yield f"array_max(`{name}`) {'<=' if item.lt is None else '<'} {item.le if item.lt is None else item.lt}"
+        case inspect.DictType(value_type=value):
+            values = f"map_values(`{name}`)" if isinstance(value, inspect.IntType) else f"flatten(map_values(`{name}`))"
+            yield f"array_min({values}) >= 0 AND array_max({values}) <= {10**12}"
         case inspect.StructType():
             yield f"size(`{name}`) <= {len(info.fields)} AND array_min(`{name}`) >= 0 AND array_max(`{name}`) <= {10**12}"
 
@@ -84,6 +90,10 @@ _SAME_SECONDS: Final = " AND ".join(
         "coalesce(size(second_repeated), 0) IN (0, coalesce(size(second), 0)) AND at_s % 60 = 0",
     )
 )
+_LISTS: Final = ", ".join(f"coalesce({name}, array())" for name in ("second", *SECONDS))
+# Hardly any line has a null at all.
+_NO_NULLS: Final = f"""(NOT contains(value, 'null') OR NOT exists(concat({_LISTS},
+    coalesce(flatten(map_values(languages)), IF(languages IS NULL, array(), array(NULL)))), x -> x IS NULL))"""
 FIELDS: Final[dict[str, str]] = {
     "type": "STRING",
     **{field.name: _sql(field.type) for info in _TYPES.values() for field in info.fields},
@@ -100,7 +110,7 @@ _COMPLETE: Final = _of_each(lambda info: (f"`{field.name}` IS NOT NULL" for fiel
 _IN_RANGE: Final = _of_each(
     lambda info: (
         *(f"coalesce({bound}, true)" for field in info.fields for bound in _bounds(field.name, field.type)),
-        *([_SAME_SECONDS] if any(field.name == "second" for field in info.fields) else ()),
+        *([_SAME_SECONDS, _NO_NULLS] if any(field.name == "second" for field in info.fields) else ()),
     )
 )
 # Two objects in one line are not one: a brace that is followed by another and a key is in no text, whose quotes are
@@ -131,7 +141,7 @@ def read(session: "SparkSession", found: Found) -> "DataFrame":
         .select(
             F.expr("IF(why IS NULL, NULL, file) AS file"),
             "why",
-            F.expr(f"IF(why IS NULL, NULL, left(try_validate_utf8(value), {_SHOWN})) AS example"),
+            F.expr(f"IF(why IS NULL, NULL, left(make_valid_utf8(value), {_SHOWN})) AS example"),
             F.expr("damage IS NOT NULL AS is_file"),
             *FIELDS,
         )
@@ -180,19 +190,25 @@ def _pieces(packed: memoryview) -> Iterator[bytes]:
         zlib.error: it is damaged.
         EOFError: it ends in the middle.
     """
-    while packed:
-        reader, data = zlib.decompressobj(_GZIP), bytes(packed)
-        while not reader.eof:
-            piece = reader.decompress(data, _UNPACKED_BYTES)
-            data = reader.unconsumed_tail
-            if not piece and not reader.eof:
-                raise EOFError
-            yield piece
-        packed = memoryview(reader.unused_data.lstrip(b"\0"))
+    reader, rest, at = None, b"", 0
+    while rest or at < len(packed) or reader is not None:
+        if not rest:
+            rest, at = bytes(packed[at : at + _PACKED_BYTES]), at + _PACKED_BYTES
+        if reader is None:
+            # Members may be filled up with zeros.
+            if not (rest := rest.lstrip(b"\0")):
+                continue
+            reader = zlib.decompressobj(_GZIP)
+        piece = reader.decompress(rest, _UNPACKED_BYTES)
+        if not rest and not piece and not reader.eof:
+            raise EOFError
+        yield piece
+        rest = reader.unused_data if reader.eof else reader.unconsumed_tail
+        reader = None if reader.eof else reader
 
 
 def hours_of(session: "SparkSession", found: Found) -> "DataFrame":
     """Return each ``file``, and the beginnings of the ``hours`` that its records are of."""
     at_s = F.expr("try_cast(get_json_object(value, '$.at_s') AS BIGINT)")
     hours = _lines(session, found).select("file", (at_s - at_s % HOUR_S).alias("hour_s"))
-    return hours.where(F.col("hour_s") >= 0).groupBy("file").agg(F.collect_set("hour_s").alias("hours"))
+    return hours.where(F.col("hour_s").between(0, LATEST_S)).groupBy("file").agg(F.collect_set("hour_s").alias("hours"))

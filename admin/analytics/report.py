@@ -107,20 +107,17 @@ def make_tables(
     tools.step(f"reading {words.counted(len(found.files), 'file')}")
     seen = Observation()
     in_period = _in_period(options, hours)
-    lines = (
-        log.read(tools.session, found)
-        .withColumn("wanted", F.expr(f"why IS NULL AND {in_period}"))
-        .observe(
-            seen,
-            F.expr("count_if(wanted) AS wanted"),
-            F.expr("count_if(why IS NOT NULL AND NOT is_file) AS bad"),
-            F.expr("count(why) AS aside"),
-            F.expr("min(IF(why IS NULL, at_s, NULL)) AS first_s"),
-            F.expr("max(IF(why IS NULL, at_s, NULL)) AS last_s"),
-        )
-        .localCheckpoint()
+    counted = (
+        F.expr("count_if(wanted) AS wanted"),
+        F.expr("count_if(why IS NOT NULL AND NOT is_file) AS bad"),
+        F.expr("count(why) AS aside"),
+        F.expr("min(IF(why IS NULL, at_s, NULL)) AS first_s"),
+        F.expr("max(IF(why IS NULL, at_s, NULL)) AS last_s"),
     )
-    counts = seen.get
+    lines = log.read(tools.session, found).withColumn("wanted", F.expr(f"why IS NULL AND {in_period}"))
+    lines = lines.observe(seen, *counted).localCheckpoint()
+    # Spark Connect observes no checkpoints.
+    counts = seen.get or lines.agg(*counted).collect()[0].asDict()
     aside = _set_aside(lines) if counts["aside"] else []
     damaged = {each["file"] for each in aside if not each["lines"]}
     skipped = [

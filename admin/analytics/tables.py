@@ -47,7 +47,7 @@ AMOUNTS: Final = tuple(
 )
 _REFUSED: Final = "requests BIGINT, messages BIGINT, bytes BIGINT, wait_max_us BIGINT"
 _SHARES: Final = "ARRAY<STRUCT<name: STRING, messages: BIGINT, share: DOUBLE>>"
-_MOMENTS: Final = ("minute", "start", "end", "peak_at", "at", "seen", "hour", "first_minute", "last_minute")
+_MOMENTS: Final = ("minute", "start", "flood", "end", "peak_at", "at", "seen", "hour", "first_minute", "last_minute")
 
 
 @dataclass(frozen=True)
