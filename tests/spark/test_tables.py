@@ -1,110 +1,196 @@
-"""How tables are written again, by day and by hour."""
+"""Logs whose truth is known: the report of the command, another engine, and what was written agree."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
-from equal_tables import unequal
-from log_rows import Asked, Limit, Run, lines_of
-from pyspark.sql import SparkSession
+from duck_tables import TABLES, DuckTables
+from harness.sidecar import run_sluice
+from log_truth import (
+    AHEAD,
+    EAST_1,
+    EAST_2,
+    FLOOD_PER_S,
+    NASTY,
+    SHARES,
+    SKEW_S,
+    STEADY,
+    WEST_1,
+    WEST_2,
+    Truth,
+    make,
+)
 
 from admin.analytics import tables
-from admin.analytics.inputs import find
-from admin.analytics.lines import Wanted
-from admin.analytics.options import Options
-from admin.analytics.report import Tools, find_instances, make_tables, recommend
-from admin.analytics.words import DAY_S, HOUR_S
-from admin.rejection_log.records import LimitChangeRecord
 
-pytestmark = pytest.mark.long
 
-Report = Callable[..., Tools]
+@dataclass(frozen=True)
+class Case:
+    """Logs, what is in them, and the report of them."""
+
+    logs: Path
+    truth: Truth
+    out: Path
+    results: Any
+
+    @property
+    def recommendations(self) -> dict[tuple[str, str], Any]:
+        found = json.loads((self.out / "recommendations.json").read_bytes())["recommendations"]
+        return {(each["instance"], each["name"]): each for each in found}
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    folder = tmp_path_factory.mktemp("truth")
+    truth = make(folder / "logs")
+    with pytest.MonkeyPatch.context() as patch:
+        # Clocks are set back there in the third night; all times of the log are UTC.
+        patch.setenv("TZ", "Europe/Berlin")
+        arguments = ("logs", "--out", "out", "--json", "--master", "local[2]")
+        answer = run_sluice("report", *arguments, cwd=folder, timeout_s=580.0)
+    assert answer.returncode == 0, answer.stderr
+    return Case(folder / "logs", truth, folder / "out", json.loads(answer.stdout))
+
+
+@pytest.fixture(scope="module")
+def duck(case: Case, tmp_path_factory: pytest.TempPathFactory) -> DuckTables:
+    return DuckTables(case.logs, tmp_path_factory.mktemp("duck"))
 
 
 @pytest.fixture
-def report(tools: Callable[[Path], Tools], tmp_path: Path) -> Report:
-    """Makes the tables of some records in ``out``."""
-
-    def make(run: Run, wanted: Wanted = Wanted(), out: str = "out", **options: Any) -> Tools:  # noqa: B008 - frozen
-        file = tmp_path / "a.jsonl"
-        file.write_bytes(b"\n".join(lines_of(run.records)))
-        its, wish = tools(tmp_path / out), Options(since_s=wanted.since_s, until_s=wanted.until_s, **options)
-        make_tables(its, find([str(file)]), wish, wanted)
-        recommend(its, wish, find_instances(its, wish))
-        return its
-
-    return make
+def query(case: Case) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A connection with the tables of the report."""
+    with duckdb.connect() as connection:
+        for table in tables.BY_DAY:
+            files = f"read_parquet('{case.out}/{table.name}/dt=*/*.parquet', hive_partitioning = true)"
+            connection.execute(f"CREATE VIEW {table.name} AS FROM {files}")
+        yield connection
 
 
-def _refusals(*at: int) -> Run:
-    run = Run()
-    for at_s in at:
-        run.rejection(at_s)
-    return run
+@pytest.mark.parametrize("table", tables.BY_DAY, ids=lambda table: table.name)
+def test_a_table_is_what_another_engine_makes_of_the_same_files(
+    case: Case, duck: DuckTables, table: tables.Table
+) -> None:
+    assert duck.differences(table.name, case.out, table.names) == []
+    assert duck.count(table.name) > 0
 
 
-def _storms(its: Tools) -> list[tuple[int, int, int]]:
-    rows = its.store.read(tables.STORMS).collect()
-    return sorted((row["start_s"], row["end_s"], row["messages"]) for row in rows)
+@pytest.mark.parametrize(
+    "what",
+    [
+        "minutes WHERE more_clients",
+        "minutes WHERE repeated_messages > 0 AND len(second_repeated) > 1",
+        "minutes WHERE len(second_shadowed) > 1",
+        "minutes WHERE cardinality(languages) > 1",
+        "minutes WHERE max_delay_s = 9.5",
+        "minutes WHERE fair_by IS NOT NULL",
+        "storms WHERE shadow",
+        "storms WHERE is_open",
+        "storms WHERE len(rules) > 1",
+        "storms WHERE client_count > 10",
+        "coverage WHERE copies > 0",
+        "coverage WHERE limiting_off_minutes > 0 AND bypassed_requests = 6",
+    ],
+)
+def test_rare_rows_were_among_them(duck: DuckTables, what: str) -> None:
+    assert duck.count(what) > 0
 
 
-def test_a_run_replaces_its_days_and_leaves_others(report: Report) -> None:
-    report(_refusals(100, DAY_S + 100, 2 * DAY_S + 100))
-    second_day = Wanted(since_s=DAY_S, until_s=2 * DAY_S)
-    its = report(_refusals(100, 200, DAY_S + 500), second_day)
-    assert _storms(its) == [(100, 101, 1), (DAY_S + 500, DAY_S + 501, 1), (2 * DAY_S + 100, 2 * DAY_S + 101, 1)]
-    # Again, and now nothing was refused on that day.
-    run = Run()
-    run.rejection(DAY_S + 500, verdict="hold")
-    its = report(run, second_day)
-    assert _storms(its) == [(100, 101, 1), (2 * DAY_S + 100, 2 * DAY_S + 101, 1)]
-    # Of all days, those that the log has nothing of any more are removed.
-    its = report(_refusals(DAY_S + 7))
-    assert _storms(its) == [(DAY_S + 7, DAY_S + 8, 1)]
-    assert its.store.read(tables.COVERAGE).count() == 1
-
-
-def test_a_range_cuts_a_storm(report: Report) -> None:
-    its = report(_refusals(*range(100, 200)), Wanted(since_s=120, until_s=150))
-    assert _storms(its) == [(120, 150, 30)]
-
-
-def test_a_table_that_is_not_there_has_its_columns_and_no_rows(spark: SparkSession, tmp_path: Path) -> None:
-    store = tables.Store(spark, str(tmp_path))
-    for table in tables.BY_DAY:
-        frame = store.read(table)
-        assert frame.columns == [column.split()[0] for column in table.ddl_columns]
-        assert frame.isEmpty()
-
-
-def _busy(shift: int) -> Run:
-    """Two days of a sidecar, five hours of each; another shift is another log of the same time."""
-    run = Run(run=f"run-{shift}")
-    for hour_s in (day * DAY_S + hour * HOUR_S for day in (1, 2) for hour in (3, 4, 5, 6, 23)):
-        run.limit(hour_s, Limit("topic:orders", 10.0 + shift))
-        run.limit(hour_s, Limit("topic:once", 5.0), name=f"once-{hour_s // HOUR_S}")
-        run.other(LimitChangeRecord, hour_s + 9 + shift, change_id=1, action="reload")
-        run.traffic(hour_s, {0: Asked(10 + shift, 5)}, Limit("topic:orders", 10.0))
-        run.rejection(hour_s, 5 + shift)
-        run.rejection(hour_s + HOUR_S - 10, 5 + shift)
-        run.heartbeat(hour_s)
-    return run
-
-
-def test_hours_that_are_made_anew_leave_all_others_as_they_were(report: Report, tmp_path: Path) -> None:
-    before, after = _busy(0), _busy(1)
-    its = report(before)
-    touched = frozenset(DAY_S + hour * HOUR_S for hour in (4, 23))
-    untouched_day = sorted((tmp_path / "out" / "minutes" / "dt=1970-01-03").iterdir())
-    report(after, Wanted(hours=touched))
-    assert sorted((tmp_path / "out" / "minutes" / "dt=1970-01-03").iterdir()) == untouched_day
-    # The same is made of the one log's hours and the other's at once.
-    both = Run()
-    both.records = [
-        record for log in (before, after) for record in log.records
-        if (record.at_s - record.at_s % HOUR_S in touched) is (log is after)
+def test_all_engines_count_the_same(case: Case, duck: DuckTables) -> None:
+    inputs, truth = case.results["inputs"], case.truth
+    assert (duck.records, duck.copies, duck.bad_lines) == (truth.records, truth.duplicates, truth.bad_lines)
+    assert [inputs[name] for name in ("records", "duplicates", "bad_lines")] == [
+        truth.records, truth.duplicates, truth.bad_lines
     ]  # fmt: skip
-    report(both, out="both")
-    assert unequal(tmp_path / "out", tmp_path / "both") == {}
-    assert its.store.read(tables.MINUTES).count() == 10
+    damaged = {Path(each["file"]).name for each in inputs["set_aside"] if not each["lines"]}
+    assert (damaged, inputs["skipped_files"]) == (truth.damaged, len(truth.damaged))
+
+
+def test_storms_and_totals_are_those_that_were_written(case: Case, query: duckdb.DuckDBPyConnection) -> None:
+    storms = query.execute(
+        "SELECT (instance, kind, name), shadow, start_s, end_s, messages, clients, client_count FROM storms"
+    ).fetchall()
+    expected = {(*storm[:5], len(storm[5])): storm[5] for storm in case.truth.storms()}
+    assert {(*storm[:5], storm[6]) for storm in storms} == expected.keys()
+    for *storm, clients, count in storms:
+        shares = expected[*storm, count]
+        largest = sorted(shares, key=lambda each: (-each[1], each[0]))[:10]
+        assert [(each["name"], each["messages"]) for each in clients] == largest
+    outcomes = [(each, place) for each in ("admitted", "refused", "held", "shadowed", "bypassed", "exempt", "dropped")
+                for place in range(3)]  # fmt: skip
+    sums = ", ".join(f"sum({each}_{('requests', 'messages', 'bytes')[place]})::BIGINT" for each, place in outcomes)
+    rows = query.execute(f"SELECT (instance, kind, name), {sums} FROM minutes GROUP BY ALL").fetchall()
+    found = {resource: dict(zip(outcomes, row, strict=True)) for resource, *row in rows}
+    assert found == {name: {each: total[each] for each in outcomes} for name, total in case.truth.totals.items()}
+
+
+def test_minutes_and_records_that_are_lost_are_counted(case: Case) -> None:
+    truth, found = case.truth, {each["instance"]: each for each in case.results["coverage"]}
+    for instance, there in truth.minutes.items():
+        its = found[instance]
+        assert its["minutes"] == len(there)
+        assert its["gap_minutes"] == max(there) - min(there) + 1 - len(there)
+        assert (its["lost_records"], its["missing_minutes"]) == (
+            truth.lost_records[instance], truth.missing_minutes[instance]
+        )  # fmt: skip
+    # Minutes of a damaged file are missing though the sidecar ran; while it was down there were none.
+    assert (found[WEST_1]["missing_minutes"], found[EAST_2]["missing_minutes"]) == (3, 0)
+    assert found[EAST_2]["gap_minutes"] - found[EAST_1]["gap_minutes"] == 5
+    totals = case.results["totals"]
+    assert (totals["lost_records"], totals["missing_minutes"]) == (5 + truth.lost_records[WEST_1], 3)
+
+
+def test_beside_each_second_is_its_timestamp(query: duckdb.DuckDBPyConnection) -> None:
+    for table in tables.BY_DAY:
+        for seconds, moment in table.moments.items():
+            wrong = f'SELECT count(*) FROM {table.name} WHERE epoch("{moment}") IS DISTINCT FROM {seconds}'
+            assert query.execute(wrong).fetchone() == (0,), (table.name, moment)
+
+
+def test_one_flood_at_three_sidecars_is_one(case: Case, query: duckdb.DuckDBPyConnection) -> None:
+    found = query.execute("SELECT instance, sidecars FROM storms WHERE name = 'everywhere'").fetchall()
+    # One more had the same three hours later, or so says its clock.
+    assert dict(found) == {EAST_1: 3, EAST_2: 3, WEST_1: 3, AHEAD: 1}
+    assert query.execute("SELECT DISTINCT sidecars FROM storms WHERE name != 'everywhere'").fetchall() == [(1,)]
+
+
+def test_a_clock_that_is_hours_ahead_is_told(case: Case) -> None:
+    (found,) = case.results["clocks"]
+    assert (found["instance"], found["ahead_s"]) == (AHEAD, SKEW_S[AHEAD])
+
+
+def test_the_flood_is_told_first_with_the_shares_of_its_clients(case: Case) -> None:
+    storm = case.results["storms"][0]
+    assert (storm["instance"], storm["name"], storm["messages"]) == (EAST_1, "orders", 300 * FLOOD_PER_S)
+    assert [each["share"] for each in storm["clients"]] == pytest.approx([share / 100 for share in SHARES])
+    assert (storm["peak_per_s"], storm["end_s"] - storm["start_s"]) == (FLOOD_PER_S, 300)
+    assert {each["client"] for each in case.results["culprits"][:4]} == {f"10.1.0.{at}" for at in (1, 2, 3, 4)}
+
+
+def test_advice_names_the_percentile_of_steady_topics(case: Case) -> None:
+    for name, (_, high) in STEADY.items():
+        for instance in (EAST_1, EAST_2, WEST_1, WEST_2, AHEAD):
+            evidence = case.recommendations[instance, name]["evidence"]
+            assert evidence.startswith("p99 of demand over ")
+            assert f" is {high}/s, limit 2,000/s refused nothing" in evidence
+
+
+def test_the_limit_is_that_after_the_last_edit(case: Case) -> None:
+    assert case.recommendations[EAST_1, "orders"]["rate_per_s"] == 250.0
+    changes = [each for each in case.results["limit_changes"] if each["instance"] == EAST_1]
+    rates = [(each["rate_before_per_s"], each["rate_after_per_s"], each["reason"]) for each in changes]
+    assert rates == [(200.0, 250.0, NASTY), (100.0, 200.0, NASTY)]
+
+
+def test_no_character_of_a_name_is_lost_or_means_anything(case: Case) -> None:
+    (storm,) = (each for each in case.results["storms"] if each["name"] == NASTY)
+    assert (storm["instance"], [each["name"] for each in storm["users"]]) == (WEST_1, [NASTY])
+    assert "<script>alert(1)" not in (case.out / "report.html").read_text(encoding="utf-8")
+
+
+def test_all_tables_are_compared() -> None:
+    assert TABLES.keys() == {table.name for table in tables.BY_DAY}

@@ -1,17 +1,19 @@
 """Files of a rejection log, as others can write them: what is read is a record, and the rest is counted as unreadable.
 
-Records are put in words without control characters, added up for the page, and gathered for a report.
+Records are put in words without control characters, and added up for the page.
 
 The first byte of an input says what it is: lines of records, or a file of lines that is packed.
 """
 
 import gzip
+import zlib
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 
-from admin.analytics.lines import Wanted, _Gathering, _unpacked
+from admin.analytics.log import _pieces
 from admin.rejection_log.history import _History, _Reading, decoded
 from admin.rejection_log.records import (
     VERSION,
@@ -78,10 +80,8 @@ def run(data: bytes) -> None:
     """Try an input."""
     what, content = data[:1], data[1:]
     if what == _PACKED:
-        gathering = _Gathering(Wanted())
-        for line in _unpacked(content, "file.gz", gathering.bad):
-            gathering.take(line, "file.gz")
-        gathering.flush()
+        with suppress(zlib.error, EOFError):
+            list(_pieces(memoryview(content)))
     else:
         _read_records(content)
 
@@ -95,14 +95,6 @@ def _read_records(content: bytes) -> None:
         if (record := decoded(line)) is not None:
             history.add(record)
     msgspec.json.encode(history.answer(_Reading(0)))
-    gathering = _Gathering(Wanted())
-    for line in lines:
-        gathering.take(line, "file")
-    rows = gathering.flush().to_pylist()
-    gathered = sum(row["records"] for row in rows if not row["reason"])
-    bad = sum(row["records"] for row in rows if row["reason"])
-    assert gathered <= len(records)
-    assert gathered + bad <= len(lines)
 
 
 def _say(records: Iterable[AnyRecord]) -> None:

@@ -9,8 +9,7 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from admin.analytics import kernels, tables
-from admin.analytics.figures import HourDemand
+from admin.analytics import resources, tables
 from admin.rejection_log import records
 from limiter.counting import rejections
 from limiter.counting.rejections import Amount, Outcome
@@ -22,7 +21,6 @@ _TIMES: Final = "Times are whole seconds since 1970 UTC; fields that are `null` 
 _SEE: Final = re.compile(r"; see `[\w.]+`")
 _MOST: Final = 10**12
 _ANY_COUNT: Final = f", at least 0, at most {_MOST}"
-_LONGEST_TYPE: Final = 100
 _AMOUNT: Final = "`[requests, messages, bytes]`"
 
 
@@ -67,11 +65,9 @@ def _default_of(each: msgspec.structs.FieldInfo) -> object:
 
 
 def _column(column: str) -> tuple[str, str]:
-    """Return the cells of a column; the fields of a long type are what is told of it elsewhere."""
+    """Return the cells of a column."""
     name, _, type_ = column.strip().partition(" ")
-    outer = "ARRAY<STRUCT<…>>" if type_.startswith("ARRAY<") else "STRUCT<…>"
-    shown = outer if len(type_) > _LONGEST_TYPE else type_
-    return code(name.strip("`")), code(shown)
+    return code(name), code(type_)
 
 
 def _parts() -> Iterator[str]:
@@ -99,19 +95,8 @@ def _parts() -> Iterator[str]:
     for made in tables.BY_DAY:
         yield f"### `{made.name}`\n\n{texts[made.name.upper()]}"
         yield table(("column", "type"), (_column(column) for column in made.ddl_columns))
-        if made is tables.HOURS:
-            yield f"#### `demand`\n\n{head(HourDemand.__doc__)}"
-            rows = (
-                (code(name), markdown.null(what).rstrip(".")) for name, what in attributes(HourDemand.__doc__).items()
-            )
-            yield table(("field", "meaning"), rows)
-            parts = ", ".join(map(code, tables.PART_KEY))
-            yield f"#### `storm_parts`\n\nOf each storm what is within this hour, as in `storms`: {parts}."
-    yield f"### `{tables.RECOMMENDATIONS}`\n\n{_documented(kernels)['SETTLED']}"
-    columns = tables.in_spark(kernels.SETTLED)
-    yield table(
-        ("column", "type"), (_column(f"{each.name} {each.dataType.simpleString().upper()}") for each in columns)
-    )
+    yield f"### `recommendations`\n\n{_documented(resources)['RECOMMENDATIONS']}"
+    yield table(("column", "type"), map(_column, resources.RECOMMENDATIONS.split(",")))
 
 
 def page() -> str:

@@ -1,0 +1,233 @@
+"""Reports on a cluster, by Spark Connect, and in an object store have the same tables as one made by one process."""
+
+import json
+import subprocess
+import sys
+import sysconfig
+import urllib.parse
+import urllib.request
+import xml.etree.ElementTree as ET
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from duck_tables import unequal
+from harness.paths import PARTS, required
+from harness.ports import free_port
+from harness.process import ManagedProcess
+from harness.sidecar import run_sluice
+from log_truth import make
+from spark_cluster import LOOPBACK, PATIENCE_S, SETTINGS, SPARK_HOME, Cluster, running_cluster
+
+pytestmark = pytest.mark.long
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Here:
+    """Logs, the same beside something that makes them large, and the report of one process."""
+
+    logs: Path
+    large: Path
+    out: Path
+
+    def assert_same(self, out: Path) -> None:
+        assert unequal(self.out, out) == {}
+        here, there = (json.loads((each / "recommendations.json").read_bytes()) for each in (self.out, out))
+        assert there["recommendations"] == here["recommendations"] != []
+
+
+def _report(folder: Path, *arguments: str) -> Any:
+    answer = run_sluice("report", *arguments, "--json", cwd=folder, timeout_s=PATIENCE_S)
+    assert answer.returncode == 0, answer.stderr
+    return json.loads(answer.stdout)
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Here:
+    folder = tmp_path_factory.mktemp("here")
+    make(folder / "large" / "logs")
+    # From 10 MB on, advice is made by workers. Packed files count ten times: these are blank lines, hardly packed.
+    packing = zlib.compressobj(0, wbits=31)
+    blank = packing.compress((b" " * 999 + b"\n") * 1100) + packing.flush()
+    (folder / "large" / "blank.jsonl.gz").write_bytes(blank)
+    _report(folder, "large/logs", "--out", "out", "--master", "local[2]")
+    return Here(folder / "large" / "logs", folder / "large", folder / "out")
+
+
+# A cluster.
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel, as executors get it: Spark takes a zip file for what it is by its name."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = ["pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(folder), str(ROOT)]
+    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}; missing hatchling comes with `make setup`"
+    (wheel,) = folder.glob("*.whl")
+    return wheel.rename(folder / "sluice.zip")
+
+
+@pytest.fixture(scope="module")
+def python_without_sluice(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a Python that has what Sluice depends on, but not Sluice: as on the machines of a cluster."""
+    script = tmp_path_factory.mktemp("python") / "python"
+    packages = sysconfig.get_path("purelib")
+    # Packages that are found by PYTHONPATH alone have no .pth files read, and so none that leads here.
+    script.write_text(
+        f'#!/bin/sh\nexport PYTHONPATH="$PYTHONPATH:{packages}"\nexec {Path(sys.executable).resolve()} "$@"\n'
+    )
+    script.chmod(0o755)
+    return script
+
+
+def _run(cluster: Cluster, command: Sequence[str], cwd: Path, *conf: str) -> None:
+    settings = [word for setting in (*SETTINGS, *conf) for word in ("--conf", setting)]
+    done = subprocess.run(
+        [*command[:2], *settings, *command[2:]], capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        cwd=cwd, env=cluster.environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+
+
+def test_a_cluster(cluster: Cluster, here: Here, tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).with_name("sluice")), "report", str(here.large), "--out", "out"]
+    _run(cluster, [*command, "--master", cluster.url], tmp_path, f"spark.pyspark.python={sys.executable}")
+    here.assert_same(tmp_path / "out")
+    ran = [each for each in cluster.state()["completedapps"] if each["name"] == "sluice report"]
+    assert [each["cores"] for each in ran] == [2]
+
+
+def test_a_submitted_job_whose_executors_have_only_the_package(
+    cluster: Cluster, here: Here, package: Path, python_without_sluice: Path, tmp_path: Path
+) -> None:
+    submit = [str(SPARK_HOME / "bin" / "spark-submit"), f"--master={cluster.url}", "--driver-memory", "1g"]
+    job = ["--py-files", str(package), str(ROOT / "deploy/spark/report.py"), str(here.large), "--out", "out"]
+    _run(cluster, [*submit, *job], tmp_path, f"spark.pyspark.python={python_without_sluice}")
+    here.assert_same(tmp_path / "out")
+    assert (tmp_path / "out" / "report.html").stat().st_size
+
+
+# Spark Connect.
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Start the server that comes with the package, and return its address."""
+    folder, port = tmp_path_factory.mktemp("connect"), free_port()
+    settings = {
+        "spark.connect.grpc.binding.address": LOOPBACK, "spark.connect.grpc.binding.port": str(port),
+        "spark.driver.host": LOOPBACK, "spark.ui.enabled": "false", "spark.local.dir": str(folder),
+    }  # fmt: skip
+    command = [
+        *(str(SPARK_HOME / "bin" / "spark-submit"), "--master", "local[2]", "--driver-memory", "1g"),
+        *(word for name, value in settings.items() for word in ("--conf", f"{name}={value}")),
+        *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"),
+    ]
+    environment = {"SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": LOOPBACK, "PYSPARK_PYTHON": sys.executable}
+    with ManagedProcess("Spark Connect", command, log=folder / "server.log", env=environment, cwd=folder) as process:
+        process.wait_for_line("Spark Connect server started at", timeout_s=PATIENCE_S)
+        yield f"sc://{LOOPBACK}:{port}"
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_spark_connect(server: str, here: Here, tmp_path: Path, size: str) -> None:
+    logs = here.large if size == "large" else here.logs
+    found = _report(tmp_path, str(logs), "--out", "out", "--master", server)
+    here.assert_same(tmp_path / "out")
+    assert (tmp_path / "out" / "report.html").stat().st_size
+    assert found["inputs"]["bad_lines"] > 0
+
+
+# An object store.
+
+
+class S3:
+    """A bucket on this machine, asked by Hadoop's own client."""
+
+    def __init__(self, url: str) -> None:
+        self._url = f"{url}/sluice"
+        lib = PARTS / "s3a" / "lib"
+        conf = {
+            "jars": ",".join(map(str, sorted(lib.glob("*.jar")))),
+            "hadoop.fs.s3a.endpoint": url,
+            "hadoop.fs.s3a.endpoint.region": "us-east-1",
+            "hadoop.fs.s3a.path.style.access": "true",
+            "hadoop.fs.s3a.connection.ssl.enabled": "false",
+            "hadoop.fs.s3a.access.key": "anybody",
+            "hadoop.fs.s3a.secret.key": "anything",
+        }
+        self.conf = [word for name, value in conf.items() for word in ("--conf", f"spark.{name}={value}")]
+        self._ask("PUT", "")
+
+    def _ask(self, method: str, path: str, content: bytes | None = None) -> bytes:
+        # The server looks at nothing but that the request is signed. What has no type it takes for a form.
+        headers = {"Authorization": "AWS anybody:anything", "Content-Type": "application/octet-stream"}
+        request = urllib.request.Request(self._url + path, content, headers, method=method)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return bytes(answer.read())
+
+    def upload(self, folder: Path, name: str) -> None:
+        for file in sorted(folder.rglob("*")):
+            if file.is_file():
+                self._ask("PUT", "/" + urllib.parse.quote(f"{name}/{file.relative_to(folder)}"), file.read_bytes())
+
+    def names(self, below: str) -> Iterator[str]:
+        last = ""
+        while True:
+            query = urllib.parse.urlencode({"list-type": 2, "prefix": below, "start-after": last})
+            listed = ET.fromstring(self._ask("GET", f"?{query}"))
+            keys = [str(each.text) for each in listed.iterfind("{*}Contents/{*}Key")]
+            if not keys:
+                return
+            # Folders are objects whose names end so.
+            yield from (key for key in keys if not key.endswith("/"))
+            last = keys[-1]
+
+    def download(self, name: str, folder: Path) -> Path:
+        for each in self.names(f"{name}/"):
+            file = folder / each.removeprefix(f"{name}/")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(self._ask("GET", "/" + urllib.parse.quote(each)))
+        return folder
+
+
+@pytest.fixture
+def s3(tmp_path: Path) -> Iterator[S3]:
+    python = required(PARTS / "s3a" / ".stamp", "make stores").parent / "server" / "bin" / "python"
+    port = free_port()
+    command = [str(python), "-c", "from moto.server import main; main()", "-H", LOOPBACK, "-p", str(port)]
+    with ManagedProcess("S3", command, log=tmp_path / "s3.log") as server:
+        server.wait_for_line(f"Running on http://{LOOPBACK}:{port}", timeout_s=PATIENCE_S)
+        yield S3(f"http://{LOOPBACK}:{port}")
+
+
+def test_an_object_store(s3: S3, here: Here, tmp_path: Path) -> None:
+    s3.upload(here.logs, "logs")
+
+    def report(*period: str) -> Path:
+        _report(tmp_path, "s3a://sluice/logs", "--out", "s3a://sluice/out", "--master", "local[2]", *s3.conf, *period)
+        return s3.download("out", tmp_path / f"out-{len(period)}")
+
+    out = report()
+    # Everything but the tables is here.
+    (out / "recommendations.json").write_bytes((tmp_path / "sluice-report" / "recommendations.json").read_bytes())
+    here.assert_same(out)
+    # Of a period the other days stay as they are.
+    again = report("--since", "2026-10-24", "--until", "2026-10-26")
+    names = [name for name in s3.names("out/") if "/recommendations/" not in name]
+    assert not [name for name in names if "staging" in name or "_temporary" in name]
+    for name in ("2026-10-23", "2026-10-27"):
+        kept = {file.relative_to(out): file.read_bytes() for file in out.glob(f"*/dt={name}/*")}
+        assert kept == {file.relative_to(again): file.read_bytes() for file in again.glob(f"*/dt={name}/*")} != {}

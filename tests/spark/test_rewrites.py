@@ -1,0 +1,115 @@
+"""A report in the place of another: days and hours that are made again, late files, and a report that is killed."""
+
+import json
+import shutil
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from duck_tables import TABLES, unequal
+from harness.process import ManagedProcess
+from harness.sidecar import sluice_command
+from log_truth import DAY_S, START_S, Run, make
+
+pytestmark = pytest.mark.long
+
+Report = Callable[..., Any]
+_PATIENCE_S = 580.0
+
+
+@pytest.fixture
+def refused(report: Report, tmp_path: Path) -> Callable[..., list[tuple[int, ...]]]:
+    """Makes a report of refusals in these seconds, and returns the days with tables and the storms there are then."""
+
+    def make(*at: int, **options: Any) -> list[tuple[int, ...]]:
+        run = Run("a")
+        for at_s in at:
+            run.reject(START_S + at_s, "orders")
+            run.beat(START_S + at_s // 60 * 60)
+        (tmp_path / "a.jsonl").write_bytes(b"\n".join(run.lines))
+        report(tmp_path / "out", tmp_path / "a.jsonl", **options)
+        with duckdb.connect() as duck:
+            rows = f"read_parquet('{tmp_path}/out/storms/dt=*/*.parquet')"
+            return duck.execute(f"SELECT start_s - {START_S}, end_s - start_s FROM {rows} ORDER BY ALL").fetchall()
+
+    return make
+
+
+def test_a_run_replaces_its_days_and_leaves_others(refused: Callable[..., Any], tmp_path: Path) -> None:
+    refused(100, DAY_S + 100, 2 * DAY_S + 100)
+    day = {"since_s": START_S + DAY_S, "until_s": START_S + 2 * DAY_S}
+    assert refused(100, 200, DAY_S + 500, **day) == [(100, 1), (DAY_S + 500, 1), (2 * DAY_S + 100, 1)]
+    # A storm that began before is cut.
+    assert refused(*range(DAY_S - 5, DAY_S + 5), **day) == [(100, 1), (DAY_S, 5), (2 * DAY_S + 100, 1)]
+    # Of all days, those that the log has nothing of any more are removed.
+    assert refused(DAY_S + 7) == [(DAY_S + 7, 1)]
+    assert {path.parent.name for path in (tmp_path / "out").glob("*/dt=*/*")} == {"dt=2026-10-24"}
+
+
+def _minutes(out: Path) -> dict[Path, int]:
+    return {file: file.stat().st_mtime_ns for file in (out / "minutes").rglob("*.parquet")}
+
+
+def test_once_reads_new_files_and_makes_their_hours_again(report: Report, tmp_path: Path) -> None:
+    logs, out, later = tmp_path / "logs", tmp_path / "out", tmp_path / "later"
+    make(logs)
+    later.mkdir()
+    for file in (logs / "2026-10-24").rglob("*1*.jsonl"):
+        shutil.move(file, later)
+    report(out, logs, once=True)
+    before = _minutes(out)
+    # Nothing is new, or what is new is no log.
+    report(out, logs, once=True)
+    (logs / "no-log.jsonl").write_text("this is no record\n")
+    report(out, logs, once=True)
+    assert _minutes(out) == before
+    # Late, beside a copy that is torn.
+    for file in later.iterdir():
+        (later / f"torn-{file.name}").write_bytes(file.read_bytes()[:-30])
+    shutil.move(later, logs)
+    report(out, logs, once=True)
+    everything = report(tmp_path / "all", logs)
+    assert unequal(out, tmp_path / "all") == {}
+    assert everything["inputs"]["bad_lines"] > 1
+    # Days of which no new file has a record are as they were.
+    untouched = {file: at for file, at in before.items() if file.parent.name == "dt=2026-10-27"}
+    assert untouched.items() <= _minutes(out).items() != {}
+
+
+@pytest.mark.parametrize("entries", [1, 20])
+def test_a_report_that_is_killed_while_it_writes_leaves_no_half_days_and_the_next_one_completes_it(
+    report: Report, tmp_path: Path, entries: int
+) -> None:
+    make(tmp_path / "logs")
+    out, expected = tmp_path / "out", tmp_path / "expected"
+    report(expected, tmp_path / "logs")
+    command = sluice_command("report", "logs", "--out", "out", "--master", "local[2]", covered=False)
+    process = ManagedProcess("report", command, log=tmp_path / "report.log", cwd=tmp_path)
+    pause = threading.Event()
+    try:
+        while len(list(out.glob("*/dt=*"))) < entries:
+            assert process.running
+            pause.wait(0.005)
+        # Python alone; its Java process may go on for a moment, which the next report has to wait for.
+        process.signal(signal.SIGKILL)
+        while process.running:
+            pause.wait(0.005)
+    finally:
+        process.stop()
+    with duckdb.connect() as duck:
+        for day in (file.relative_to(out) for file in out.glob("*/dt=*")):
+            here, there = (
+                duck.execute(f"SELECT count(*) FROM read_parquet('{each / day}/*.parquet')").fetchone()
+                for each in (out, expected)
+            )
+            assert here == there
+    report(out, tmp_path / "logs")
+    assert unequal(out, expected) == {}
+    odd = [path for name in TABLES for path in (out / name).iterdir() if not path.name.startswith("dt=")]
+    assert odd == []
+    advice = [json.loads((each / "recommendations.json").read_bytes())["recommendations"] for each in (out, expected)]
+    assert advice[0] == advice[1] != []
