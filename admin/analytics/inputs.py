@@ -1,14 +1,13 @@
 """The files of the log: from folders, files, patterns and addresses of the command line.
 
 A file that cannot be read is skipped with the reason. As for Spark, names that begin with a dot or an underscore are
-ignored. Of a period, files are left out that were last written more than an hour before it, or that have a date in the
-path below the given folder (``2026-11-21``) more than a day away. Spark lists addresses.
+ignored. Of a period, files are left out that were last written more than an hour before it, or that are below the given
+folder in one with a date (``2026-11-21``) more than a day away. Spark lists addresses.
 """
 
 import glob
 import os
 import re
-import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -16,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from admin.analytics.words import counted
+from admin.common.disk import open_to_read
 from admin.common.errors import StartError
-from admin.rejection_log.files import file_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,6 +44,11 @@ class File(NamedTuple):
     size_bytes: int
     written_s: float
 
+    @property
+    def exists(self) -> bool:
+        """It is at an address, or still there."""
+        return "://" in self.path or Path(self.path).exists()
+
 
 @dataclass(frozen=True)
 class Found:
@@ -71,100 +75,74 @@ class Found:
         return sum(file.size_bytes * (_TIMES_PACKED if file.path.endswith(".gz") else 1) for file in self.files)
 
     def spark_paths(self, *, packed: bool) -> list[str]:
-        """Return the packed or the other files that still exist, escaped for Spark.
-
-        Raises:
-            StartError: none of the files exists any more.
-        """
-        left = [file.path for file in self.files if _exists(file)]
-        if not left:
-            raise StartError([f"{file.path}: has vanished" for file in self.files[:5]])
+        """Return the packed or the other files that still exist, escaped for Spark."""
         return [
-            ("" if "://" in path else "file://") + re.sub(r"([\\{}\[\]*?])", r"\\\1", path)
-            for path in left
-            if path.endswith(".gz") is packed
+            ("" if "://" in file.path else "file://") + re.sub(r"([\\{}\[\]*?])", r"\\\1", file.path)
+            for file in self.files
+            if file.path.endswith(".gz") is packed and file.exists
         ]
 
     def vanished(self) -> list[SetAside]:
         """Return the files that do not exist any more: they may have been read in part."""
-        return [SetAside(file.path, "vanished while it was read") for file in self.files if not _exists(file)]
+        return [SetAside(file.path, "vanished while it was read") for file in self.files if not file.exists]
 
 
-def _exists(file: File) -> bool:
-    return "://" in file.path or Path(file.path).exists()
-
-
-def find(logs: Sequence[str], since_s: int | None = None, until_s: int | None = None) -> Found:
-    """Find the files of the log on this machine, for a period in seconds since 1970. Addresses are not looked at.
+def find(
+    logs: Sequence[str], since_s: int | None = None, until_s: int | None = None, session: "SparkSession | None" = None
+) -> Found:
+    """Find the files of the log, for a period in seconds since 1970. Those at addresses need a session.
 
     Raises:
         StartError: there is nothing to read.
     """
     files: dict[str, File] = {}
+    outside: set[str] = set()
     skipped: dict[str, str] = {}
-    outside = 0
-    for log in logs:
-        for path in _named(log, skipped) if "://" not in log else ():
-            root = str(path if path.is_dir() else path.parent)
-            for each in _below(path, skipped) if path.is_dir() else (path,):
-                file = _look(each, skipped)
-                if file is not None and _is_outside(file, root, since_s, until_s):
-                    outside += 1
-                elif file is not None:
-                    files[file.path] = file
-    return _found(logs, files, skipped, outside, more=any("://" in log for log in logs))
-
-
-def find_at(session: "SparkSession", found: Found, since_s: int | None = None, until_s: int | None = None) -> Found:
-    """Add the files at addresses to those on this machine, see ``find``.
-
-    Raises:
-        StartError: there is nothing to read.
-    """
-    # A bucket without a slash would be a folder of its user.
-    rests = [log.partition("://") for log in found.logs if "://" in log]
-    addresses = dict.fromkeys(
-        f"{scheme}://{rest.rstrip('/')}{'' if '/' in rest.rstrip('/') else '/'}" for scheme, _, rest in rests
-    )
-    files, outside = {file.path: file for file in found.files}, set[str]()
-    reader = session.read.format("binaryFile").option("recursiveFileLookup", "true")
-    reader = reader.option("pathGlobFilter", "*.{jsonl,jsonl.gz}")
-    for address in addresses:
-        rows = reader.load(address).selectExpr("path", "length", "unix_millis(modificationTime) AS written_ms")
-        for row in rows.collect():
-            file = File(re.sub("^file:/+", "/", row["path"]), row["length"], row["written_ms"] / 1000)
-            if _is_outside(file, address, since_s, until_s):
-                outside.add(file.path)
-            else:
-                files[file.path] = file
-    skipped = {each.file: each.reason for each in found.skipped}
-    return _found(found.logs, files, skipped, found.outside + len(outside - files.keys()), more=False)
-
-
-def _found(logs: Sequence[str], files: dict[str, File], skipped: dict[str, str], outside: int, *, more: bool) -> Found:
-    aside = sorted(skipped.items())
-    if files or more:
-        return Found(
-            tuple(logs), tuple(files[path] for path in sorted(files)), tuple(SetAside(*each) for each in aside), outside
-        )
+    for root, file in _listed(logs, session, skipped):
+        if _is_outside(file, root, since_s, until_s):
+            outside.add(file.path)
+        else:
+            files[file.path] = file
+    aside = tuple(SetAside(*each) for each in sorted(skipped.items()))
+    if files or (session is None and any("://" in log for log in logs)):
+        return Found(tuple(logs), tuple(files[path] for path in sorted(files)), aside, len(outside - files.keys()))
     if outside:
-        raise StartError(f"nothing to report: {counted(outside, 'file')} of the log, by date none in the period")
-    lines = [f"{path}: {reason}" for path, reason in aside[:5]]
+        raise StartError(f"nothing to report: {counted(len(outside), 'file')} of the log, by date none in the period")
+    lines = [f"{each.file}: {each.reason}" for each in aside[:5]]
     lines += [f"and {len(aside) - 5} more"] if len(aside) > 5 else []
     lines = lines or [f"{log}: no file of a rejection log in it ({', '.join(ENDINGS)})" for log in logs]
     raise StartError([*lines, "nothing to report: name the folder of Sluice's rejection log"])
+
+
+def _listed(logs: Sequence[str], session: "SparkSession | None", skipped: dict[str, str]) -> Iterator[tuple[str, File]]:
+    """Yield each file with the folder or address that it was found below."""
+    for log in logs:
+        if "://" in log:
+            if session is not None:
+                yield from _at(log, session)
+            continue
+        for path in _named(log, skipped):
+            for each in _below(path, skipped) if path.is_dir() else (path,):
+                if file := _look(each, skipped):
+                    yield str(path if path.is_dir() else path.parent), file
+
+
+def _at(log: str, session: "SparkSession") -> Iterator[tuple[str, File]]:
+    scheme, _, rest = log.partition("://")
+    # A bucket without a slash would be a folder of its user.
+    address = f"{scheme}://{rest.rstrip('/')}{'' if '/' in rest.rstrip('/') else '/'}"
+    reader = session.read.format("binaryFile").option("recursiveFileLookup", "true")
+    found = reader.option("pathGlobFilter", "*.{jsonl,jsonl.gz}").load(address)
+    for row in found.selectExpr("path", "length", "unix_millis(modificationTime) AS written_ms").collect():
+        yield address, File(re.sub("^file:/+", "/", row["path"]), row["length"], row["written_ms"] / 1000)
 
 
 def _is_outside(file: File, root: str, since_s: int | None, until_s: int | None) -> bool:
     """Tell whether a file cannot have records of the period."""
     if since_s is not None and file.written_s < since_s - _CLOCKS_S:
         return True
-    below = file.path.removeprefix(root)
-    folder, _, name = below.rpartition("/")
-    # Sluice's own names have a random part.
-    dates = _DATE.findall(folder if file_name(name.removesuffix(".gz")) else below)
     try:
-        day = date.fromisoformat(dates[-1])
+        day = date.fromisoformat(_DATE.findall(file.path.removeprefix(root).rpartition("/")[0])[-1])
     except (IndexError, ValueError):
         return False
     near = timedelta(days=1)
@@ -189,39 +167,30 @@ def _below(folder: Path, skipped: dict[str, str]) -> Iterator[Path]:
     def failed(error: OSError) -> None:
         skipped[str(error.filename)] = _why(error)
 
-    seen: set[tuple[int, int]] = set()
+    seen: set[str] = set()
     for directory, folders, files in os.walk(folder, onerror=failed, followlinks=True):
-        status = Path(directory).stat()
-        if (status.st_dev, status.st_ino) in seen:
+        if (real := os.path.realpath(directory)) in seen:
             folders.clear()
             continue
-        seen.add((status.st_dev, status.st_ino))
+        seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith(_HIDDEN))
-        yield from (
-            Path(directory, name) for name in sorted(files) if name.endswith(ENDINGS) and not name.startswith(_HIDDEN)
-        )
+        for name in sorted(files):
+            if name.endswith(ENDINGS) and not name.startswith(_HIDDEN):
+                yield Path(directory, name)
 
 
 def _look(file: Path, skipped: dict[str, str]) -> File | None:
-    path = str(file)
+    """Return a file that can be read."""
     if file.name.startswith(_HIDDEN):
-        skipped[path] = "is hidden, or still being written"
+        skipped[str(file)] = "is hidden, or still being written"
         return None
     try:
+        os.close(open_to_read(file))
         status = file.stat()
-        # Opening a pipe would wait for a writer.
-        if not stat.S_ISREG(status.st_mode):
-            skipped[path] = "is not a regular file"
-            return None
-        with file.open("rb") as stream:
-            stream.read(1)
-    except FileNotFoundError:
-        skipped[path] = "is a broken link" if file.is_symlink() else "has vanished"
-        return None
     except OSError as error:
-        skipped[path] = _why(error)
+        skipped[str(file)] = _why(error)
         return None
-    return File(path, status.st_size, status.st_mtime)
+    return File(str(file), status.st_size, status.st_mtime)
 
 
 def _why(error: OSError) -> str:

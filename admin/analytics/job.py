@@ -17,7 +17,7 @@ from admin.analytics.once import Seen
 from admin.analytics.options import Options
 from admin.analytics.out import locked, write_file
 from admin.analytics.spark import SparkOptions, in_words, open_session
-from admin.common.errors import SettingsError, StartError
+from admin.common.errors import SettingsError
 from admin.common.recommendations import Period, RecommendationsFile
 from admin.run.check import show
 
@@ -73,21 +73,21 @@ def report_logs(wish: Wish) -> int:
     Raises:
         OperatorError: it cannot be made.
     """
-    if wish.once and "://" in wish.out:
-        raise SettingsError(f"--out {wish.out}: must be a directory with --once")
     logs = wish.logs or _default_logs()
     _check(wish, logs)
-    found = inputs.find(logs, wish.options.since_s, wish.options.until_s)
+    period = (wish.options.since_s, wish.options.until_s)
+    found = inputs.find(logs, *period)
+    has_addresses = any("://" in log for log in logs)
     log = wish.files.absolute() / "_logs" / "spark.log"
     with locked(wish.files), _progress() as step:
         seen = Seen.read(wish.files, wish.options) if wish.once else None
-        # The size at addresses is not known yet.
-        log_bytes = inf if any("://" in each for each in logs) else found.unpacked_bytes
         # Import while Java starts. PySpark's modules import one another in a circle, which only one thread may do.
         import_module("pyspark.sql")
         threading.Thread(target=import_module, args=("admin.analytics.report",), daemon=True).start()
-        with open_session(replace(wish.spark, log=log, log_bytes=log_bytes)) as session, in_words(log):
-            found = inputs.find_at(session, found, wish.options.since_s, wish.options.until_s)
+        # The size at addresses is not known yet.
+        spark = replace(wish.spark, log=log, log_bytes=inf if has_addresses else found.unpacked_bytes)
+        with open_session(spark) as session, in_words(log):
+            found = inputs.find(logs, *period, session) if has_addresses else found
             results = make_report(session, wish, found, step, seen)
     if wish.json:
         print(msgspec.json.format(msgspec.json.encode(results)).decode())  # noqa: T201 - what was asked for
@@ -106,10 +106,8 @@ def make_report(
     from admin.analytics.tables import Store  # noqa: PLC0415 - as above
 
     tools = report.Tools(session, Store(session, wish.tables), step)
-    if seen is None:
-        frames, read = report.make_tables(tools, found, wish.options)
-    else:
-        frames, read = seen.take(tools, found, wish.options)
+    take = report.make_tables if seen is None else seen.take
+    frames, read = take(tools, found, wish.options)
     sidecars, coverage = report.sidecars_of(frames.coverage)
     advised = report.advise(tools, frames, wish.options, found, sidecars)
     step("collecting results")
@@ -118,11 +116,8 @@ def make_report(
         frames, advised, coverage, read, wish.options, made_at, out=str(wish.files), where=wish.tables
     )
     step("writing the page")
-    head = RecommendationsFile(
-        made_at=made_at,
-        period=Period(from_s=results["period"]["from"], until_s=results["period"]["until"]),
-        instances=tuple(sorted(sidecars)),
-    )
+    period = Period(from_s=results["period"]["from"], until_s=results["period"]["until"])
+    head = RecommendationsFile(made_at=made_at, period=period, instances=tuple(sorted(sidecars)))
     write_file(wish.files / "recommendations.json", _recommendations(head, advised.recommendations))
     write_file(wish.page, [page.render(results).encode()])
     return results
@@ -148,11 +143,10 @@ def _check(wish: Wish, logs: tuple[str, ...]) -> None:
 
     Raises:
         SettingsError: one is not possible; a report must not be read as a log by the next one.
-        StartError: there is a file in the place of the directory.
     """
+    if wish.once and "://" in wish.out:
+        raise SettingsError(f"--out {wish.out}: must be a directory with --once")
     files = wish.files.resolve()
-    if files.exists() and not files.is_dir():
-        raise StartError(f"--out {wish.out}: is a file; choose a directory")
     for log in logs:
         if "://" not in log and Path(log).is_dir() and files.is_relative_to(Path(log).resolve()):
             raise SettingsError(f"--out {wish.out}: is within the logs, {log}; choose a place outside of them")

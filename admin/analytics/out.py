@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from admin.common.disk import FileLock, LockedError, replace_durably
+from admin.common.disk import FileLock, LockedError, replace_durably, words_for
 from admin.common.errors import StartError
 
 
@@ -19,11 +19,9 @@ def locked(out: Path) -> Iterator[None]:
         out.mkdir(parents=True, exist_ok=True)
         lock = FileLock(out / "_lock")
     except LockedError:
-        raise StartError(
-            f"{out}: another report is writing there; stop it, or choose another directory with --out"
-        ) from None
+        raise StartError(f"{out}: another report is writing there; stop it, or choose another --out") from None
     except OSError as error:
-        raise StartError(f"{out}: cannot be used: {error.strerror or error}; choose another with --out") from None
+        raise StartError(f"{out}: cannot be used: {words_for(error)}; choose another --out") from None
     try:
         yield
     finally:
@@ -41,4 +39,4 @@ def write_file(path: Path, pieces: Iterable[bytes]) -> None:
         replace_durably(path, pieces)
         path.chmod(0o644)
     except OSError as error:
-        raise StartError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise StartError(f"{path}: cannot be written: {words_for(error)}") from error

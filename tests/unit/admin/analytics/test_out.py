@@ -46,5 +46,5 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_written_is_named() -> None:
-    with pytest.raises(StartError, match=r"^/dev/full/report.html: cannot be written: File exists$"):
+    with pytest.raises(StartError, match=r"^/dev/full/report.html: cannot be written: there is a file of that name$"):
         write_file(Path("/dev/full/report.html"), [b""])
