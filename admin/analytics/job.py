@@ -144,8 +144,6 @@ def _check(wish: Wish, logs: tuple[str, ...]) -> None:
     Raises:
         SettingsError: one is not possible; a report must not be read as a log by the next one.
     """
-    if wish.once and "://" in wish.out:
-        raise SettingsError(f"--out {wish.out}: must be a directory with --once")
     files = wish.files.resolve()
     for log in logs:
         if "://" not in log and Path(log).is_dir() and files.is_relative_to(Path(log).resolve()):

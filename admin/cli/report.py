@@ -119,6 +119,8 @@ def report(
         raise SettingsError(f"--since {since}, --until {until}: nothing is between them")
     if once and (since_s is not None or until_s is not None):
         raise SettingsError("--since, --until: not with --once, which keeps the tables of all days")
+    if once and "://" in str(out):
+        raise SettingsError(f"--out {out}: must be a directory with --once")
     options = Options(
         storm_gap_s=_gap(storm_gap),
         since_s=None if since_s is None else since_s - since_s % _MINUTE_S,
