@@ -31,10 +31,12 @@ _DATE: Final = re.compile(r"(?<!\d)20\d\d-\d\d-\d\d(?!\d)")
 
 
 class SetAside(NamedTuple):
-    """A file that was not read, and why."""
+    """A file that was not read, and why; or some of its lines, with the first one."""
 
     file: str
     reason: str
+    lines: int = 0
+    example: str = ""
 
 
 class File(NamedTuple):
@@ -103,7 +105,7 @@ def find(
             outside.add(file.path)
         else:
             files[file.path] = file
-    aside = tuple(SetAside(*each) for each in sorted(skipped.items()))
+    aside = tuple(SetAside(file, reason) for file, reason in sorted(skipped.items()))
     if files or (session is None and any("://" in log for log in logs)):
         return Found(tuple(logs), tuple(files[path] for path in sorted(files)), aside, len(outside - files.keys()))
     if outside:

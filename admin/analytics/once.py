@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
-from admin.analytics.inputs import File, Found
+from admin.analytics.inputs import File, Found, SetAside
 from admin.analytics.options import Options
 from admin.analytics.out import write_file
 from admin.analytics.words import DAY_S, counted
@@ -38,10 +38,6 @@ class _Kept(msgspec.Struct, kw_only=True):
     version: int
     made_with: str
     files: dict[str, _Read] = {}
-
-
-def _aside(file: str, reason: str) -> dict[str, Any]:
-    return {"file": file, "reason": reason, "lines": 0, "example": ""}
 
 
 @dataclass
@@ -83,10 +79,11 @@ class Seen:
         from admin.analytics.report import read_tables  # noqa: PLC0415 - imported while Java starts
 
         files = self.kept.files
-        new = tuple(file for file in found.files if not self._is_known(file))
+        known = {(path, each.size_bytes, each.written_s) for path, each in files.items()}
+        new = tuple(file for file in found.files if file not in known)
         frames = self._read_new(tools, found, new, options) if new else read_tables(tools)
         set_aside = [each for file in files.values() for each in file.set_aside]
-        set_aside += [_aside(each.file, each.reason) for each in found.skipped]
+        set_aside += [each._asdict() for each in found.skipped]
         records, copies = frames.coverage.selectExpr("sum(records)", "sum(copies)").collect()[0]
         return frames, {
             "logs": list(found.logs),
@@ -124,8 +121,8 @@ class Seen:
         newest_s = max((each.hours[-1] for each in files.values() if each.hours), default=0)
         for path in files.keys() - there:
             if not hours.isdisjoint(files[path].hours):
-                gone = _aside(path, "is gone, and an hour of it was made again without it")
-                files[path] = msgspec.structs.replace(files[path], set_aside=(gone,))
+                gone = SetAside(path, "is gone, and an hour of it was made again without it")
+                files[path] = msgspec.structs.replace(files[path], set_aside=(gone._asdict(),))
             if not files[path].hours or files[path].hours[-1] < newest_s - _KEPT_S:
                 del files[path]
         self._write()
@@ -133,7 +130,3 @@ class Seen:
 
     def _write(self) -> None:
         write_file(self.path, [msgspec.json.encode(self.kept)])
-
-    def _is_known(self, file: File) -> bool:
-        read = self.kept.files.get(file.path)
-        return read is not None and (read.size_bytes, read.written_s) == (file.size_bytes, file.written_s)

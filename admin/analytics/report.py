@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from admin.analytics import log, rollup, tables, words
 from admin.analytics.demand import Known
-from admin.analytics.inputs import Found
+from admin.analytics.inputs import Found, SetAside
 from admin.analytics.options import Options
 from admin.analytics.resources import Sidecar, Tables, advise_each, advise_here
 from admin.analytics.spark import TINY_BYTES
@@ -120,10 +120,7 @@ def make_tables(
     counts = seen.get or lines.agg(*counted).collect()[0].asDict()
     aside = _set_aside(lines) if counts["aside"] else []
     damaged = {each["file"] for each in aside if not each["lines"]}
-    skipped = [
-        {"file": each.file, "reason": each.reason, "lines": 0, "example": ""}
-        for each in (*found.skipped, *found.vanished())
-    ]
+    skipped = [each._asdict() for each in (*found.skipped, *found.vanished())]
     set_aside = [*aside, *skipped]
     if not counts["wanted"] and (hours is None or tools.store.read(tables.COVERAGE).isEmpty()):
         raise StartError(_why_nothing(counts["first_s"], counts["last_s"], found, set_aside))
@@ -200,10 +197,7 @@ def _set_aside(lines: "DataFrame") -> list[Row]:
         .orderBy(F.desc("lines"), "file", "why")
         .collect()
     )
-    return [
-        {"file": path_of(row["file"]), "reason": row["why"], "lines": row["lines"], "example": row["example"] or ""}
-        for row in rows
-    ]
+    return [SetAside(path_of(row["file"]), row["why"], row["lines"], row["example"] or "")._asdict() for row in rows]
 
 
 def path_of(address: str) -> str:

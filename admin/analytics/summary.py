@@ -276,13 +276,9 @@ def _rest(of: Row, shown: Sequence[Row]) -> str:
     actions = of["totals"]["recommendations"]
     more = to_change(of["totals"]) - sum(each["action"] in TO_DO for each in shown)
     kept = actions.get("keep", 0) - sum(each["action"] == "keep" for each in shown)
-    counts = (
-        (more, "more change", ""),
-        (kept, "limit to keep", "limits to keep"),
-        (actions.get("unused", 0), "limit never used", "limits never used"),
-    )
-    rest = [counted(*each) for each in counts if each[0] > 0]
-    return f"{'Also: ' if shown and rest else ''}{', '.join(rest)}"
+    counts = {"changes": more, "limits to keep": kept, "limits never used": actions.get("unused", 0)}
+    rest = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count > 0)
+    return f"Not shown: {rest}" if rest else ""
 
 
 def _next(of: Row, html: Path) -> Iterator[str]:

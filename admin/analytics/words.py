@@ -32,13 +32,11 @@ def span(start_s: int, end_s: int) -> str:
 
 def span_words(seconds: float) -> str:
     """Write a length of time in its largest unit: ``7 days``, ``3 hours``, ``2 minutes``."""
-    for size, unit in ((DAY_S, "day"), (HOUR_S, "hour"), (MINUTE_S, "minute")):
-        # 6 days and 23.5 hours are 7 days to a reader.
-        if seconds >= size * 0.98:
-            count = round(seconds / size, 1 if seconds < 10 * size else 0)
-            text = f"{count:.1f}".removesuffix(".0")
-            return f"{text} {unit}{'s' * (text != '1')}"
-    return f"{seconds:.0f} second{'s' * (round(seconds) != 1)}"
+    units = ((DAY_S, "day"), (HOUR_S, "hour"), (MINUTE_S, "minute"), (1, "second"))
+    # 6 days and 23.5 hours are 7 days to a reader.
+    size, unit = next((each for each in units if seconds >= each[0] * 0.98), units[-1])
+    count = round(seconds / size, 1 if 1 < size < seconds < 10 * size else None)
+    return f"{count:g} {unit}{'s' * (count != 1)}"
 
 
 def counted(number: int, one: str, many: str = "") -> str:

@@ -53,7 +53,7 @@ def test_recommendations_are_those_of_the_page() -> None:
     )
     assert re.search(r"Share fairly 500/s, in fair shares by client +others 3% → 0%", recommended)
     assert "Lower" not in recommended
-    assert "Also: 206 limits to keep, 2 limits never used" in recommended
+    assert "Not shown: 206 limits to keep, 2 limits never used" in recommended
     assert "2,000/s → 90/s" in parts["Offered: could be lower"]
 
 
