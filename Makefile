@@ -47,7 +47,7 @@ endef
 
 TESTED := proxy limiter admin native tests
 JAVASCRIPT := $(PARTS)/javascript/node_modules
-PAGE := admin/web/files
+PAGES := admin/web/files admin/analytics/page
 
 .PHONY: help setup packages native no-native rust parts fuzz-long fuzz-corpus demo demo-rocketmq demo-rabbitmq pictures test test-all lint types fast unit fuzz quick browser operator spark stores integration soak soak-long rabbitmq4 deploy chroot dist coverage bench reference constraints format clean
 
@@ -227,8 +227,8 @@ lint: $(VENV_STAMP) $(PARTS)/javascript/.stamp ## ruff, formatting, the import c
 	$(BIN)/ruff check $(TESTED)
 	$(BIN)/ruff format --check $(TESTED)
 	$(BIN)/lint-imports
-	$(JAVASCRIPT)/.bin/prettier --config $(PARTS)/javascript/package.json --log-level warn --check $(PAGE)/*.js $(PAGE)/*.css
-	$(JAVASCRIPT)/.bin/eslint --config $(PARTS)/javascript/eslint.config.js $(PAGE)/*.js
+	$(JAVASCRIPT)/.bin/prettier --config $(PARTS)/javascript/package.json --log-level warn --check $(PAGES:=/*.js) $(PAGES:=/*.css)
+	$(JAVASCRIPT)/.bin/eslint --config $(PARTS)/javascript/eslint.config.js $(PAGES:=/*.js)
 
 types: $(VENV_STAMP) $(NATIVE) ## mypy --strict over the packages and the test harness
 	$(BIN)/mypy --strict
@@ -341,7 +341,7 @@ pictures: parts ## make the pictures of the README anew, from a real run; five m
 format: $(VENV_STAMP) $(PARTS)/javascript/.stamp ## apply the formatters and ruff's safe fixes
 	$(BIN)/ruff format $(TESTED)
 	$(BIN)/ruff check --fix $(TESTED)
-	$(JAVASCRIPT)/.bin/prettier --config $(PARTS)/javascript/package.json --log-level warn --write $(PAGE)/*.js $(PAGE)/*.css
+	$(JAVASCRIPT)/.bin/prettier --config $(PARTS)/javascript/package.json --log-level warn --write $(PAGES:=/*.js) $(PAGES:=/*.css)
 
 # A fresh environment without pins gives the newest versions that pyproject.toml's ranges allow.
 constraints: ## refresh constraints.txt
