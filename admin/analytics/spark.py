@@ -130,8 +130,8 @@ _MEANINGS: Final = (
         "no reader for {} here; let Spark fetch it: --conf spark.jars.packages=org.apache.hadoop:hadoop-aws:3.4.2",
     ),
     (
-        r"Could not parse Master URL|All masters are unresponsive|Failed to connect to|removed our application",
-        "no answer from --master: must be local[2], spark://HOST:PORT, yarn, k8s://… or sc://HOST, with room for this",
+        r"Could not parse Master URL|Master must|All masters are unresponsive|Failed to connect to|removed our application",
+        "no such --master, or it does not answer: must be local[2], spark://HOST:PORT, yarn, k8s://… or sc://HOST",
     ),
 )
 """Patterns of errors and their meanings; the first match counts."""
@@ -179,7 +179,7 @@ def meaning(text: str) -> str:
     if re.search(r"Py4JNetworkError|ConnectionRefusedError|ConnectionResetError|<exception str\(\) failed>", text):
         return "Spark's Java process ended unexpectedly; it may have been killed for lack of memory (--driver-memory)"
     # Of Java itself ": java.X: Words", and of Spark's Python side "pyspark.errors.X: [CLASS] Words".
-    patterns = (r"^: (.+)", r"^[\w.]+(?:Exception|Error): (?:\[\S*\] )*(.+)")
+    patterns = (r"^: (.+)", r"^(?:Exception in .+ )?[\w.]+(?:Exception|Error): (?:\[\S*\] )*(.+)")
     found = next(filter(None, (re.search(pattern, text, re.MULTILINE) for pattern in patterns)), None)
     return f"Spark failed: {found[1][:_LONGEST].rstrip('.')}" if found else "Spark failed"
 

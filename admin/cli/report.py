@@ -29,19 +29,18 @@ if TYPE_CHECKING:
 
 _EPILOGUE: Final = (
     "LOGS are folders, files (.jsonl, .jsonl.gz), patterns, or addresses that Spark can read (s3a://…, hdfs://…). "
-    "Folders are read with everything in them. Duplicate records count once, and a second run gives the same tables. "
-    "Unreadable records are counted and left out.\n\n"
-    "The command writes the days from --since to --until anew in --out, from these logs and this time alone. Other "
-    "days stay. If you keep tables there, give whole days: a storm that crosses the ends is cut. Without --since and "
-    "--until it writes all days anew, and removes days that the logs no longer cover.\n\n"
+    "Folders are read with their subfolders. Duplicate records count once. Damaged records are counted and left out.\n\n"
+    "The command replaces the tables of the days from --since to --until in --out. Other days stay. If you keep the "
+    "tables, give whole days: a storm that crosses the ends is cut. Without --since and --until it replaces all days, "
+    "and removes days that the logs no longer cover.\n\n"
     "--out contains report.html, one self-contained page; recommendations.json for `sluice limits apply`; a folder of "
     "Parquet for each table (minutes, refusals, storms, culprits, limits, limit_changes and coverage by day, "
     "recommendations as a whole); and _logs/spark.log. If --out is an address, the tables go there, and the rest goes "
     "to ./sluice-report.\n\n"
-    "A TIME is in UTC (2026-11-21, 2026-11-21T13:30) or has an offset (2026-11-21T13:30+01:00); or it is a time ago: "
-    "90m, 36h, 7d. It is extended to whole minutes.\n\n"
-    "--once is for a timer: only hours that new files are of are made anew, from the files that are there. Everything "
-    "else in --out is kept, also what was made of files that are gone.\n\n"
+    "A TIME is in UTC (2026-11-21, 2026-11-21T13:30), has an offset (2026-11-21T13:30+01:00), or is a time ago: 90m, "
+    "36h, 7d. It is extended to whole minutes.\n\n"
+    "--once is for timers: it makes only the hours of new files again, from the files that are there. Everything else "
+    "in --out stays, including the tables of deleted files.\n\n"
     "The command needs Java 17 or newer and pip install 'sluice-proxy[spark]'; `sluice report tail` needs neither. For "
     "large logs, raise --driver-memory, and keep as much disk space as the logs take in --out and in TMPDIR. On a "
     "cluster, use --master or spark-submit.\n\n"
@@ -95,16 +94,16 @@ def report(
 
     Args:
         logs: where the rejection log is (this machine's log)
-        since: leave out everything before
-        until: leave out everything from then on
+        since: leave out earlier records
+        until: leave out records from this time on
         out: folder for tables and page (./sluice-report)
         html: write the page here instead
         json: print the report as JSON
         storm_gap: refusals further apart than this are two storms (30s)
         headroom: margin above the demand, as a share of it (0.2)
-        once: read only new files since the last time, and keep everything else; for timers
+        once: read only new files, and keep everything else; for timers
         attempts: how often clients of a language try in all; may be repeated
-        try_: say what this rate would have refused; may be repeated
+        try_: also replay this rate; may be repeated
         master: where Spark runs: local[2], spark://HOST:PORT, yarn, k8s://… (this machine)
         driver_memory: memory of Spark's driver process (1g)
         conf: a Spark option; may be repeated

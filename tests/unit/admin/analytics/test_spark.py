@@ -190,7 +190,7 @@ def test_local_java_has_all_of_spark_but_its_machine_learning(tmp_path: Path, mo
         ("Mkdirs failed to create file:/out/x (exists=false)", "/out/x: permission denied"),
         ("ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem not found", "--conf spark.jars"),
         ('UnsupportedFileSystemException: No FileSystem for scheme "gs"', "no reader for gs here"),
-        ("All masters are unresponsive! Giving up.", "no answer from --master"),
+        ("All masters are unresponsive! Giving up.", "no such --master, or it does not answer"),
         ("py4j.protocol.Py4JNetworkError: Answer from Java side is empty", "Java process ended unexpectedly"),
         ("Traceback\npyspark.errors.AnalysisException: [SOME] A new one.\n\tat java", "Spark failed: A new one"),
         ("Py4JJavaError: calling o48.\n: java.lang.X: Old\nCaused by: java.lang.Y: New", "Spark failed: java.lang.X"),
