@@ -130,7 +130,7 @@ _MEANINGS: Final = (
         "no reader for {} here; let Spark fetch it: --conf spark.jars.packages=org.apache.hadoop:hadoop-aws:3.4.2",
     ),
     (
-        r"Could not parse Master URL|Master must|All masters are unresponsive|Failed to connect to|removed our application",
+        r"Could not parse Master|Master must|All masters are unresponsive|Failed to connect to|removed our application",
         "no such --master, or it does not answer: must be local[2], spark://HOST:PORT, yarn, k8s://… or sc://HOST",
     ),
 )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _EPILOGUE: Final = (
     "LOGS are folders, files (.jsonl, .jsonl.gz), patterns, or addresses that Spark can read (s3a://…, hdfs://…). "
-    "Folders are read with their subfolders. Duplicate records count once. Damaged records are counted and left out.\n\n"
+    "Folders are read with their subfolders. Duplicate records count once. Damaged records are left out.\n\n"
     "The command replaces the tables of the days from --since to --until in --out. Other days stay. If you keep the "
     "tables, give whole days: a storm that crosses the ends is cut. Without --since and --until it replaces all days, "
     "and removes days that the logs no longer cover.\n\n"

@@ -31,7 +31,7 @@ def main() -> None:
         with studio.demo(folder, "alone", "--without") as (_, alone):
             pass
         shoot(chromium, flood.draw(flood.read(alone), flood.read(limited)), 998, flood_picture)
-        shoot_report(studio.page_of(chromium, 1000, 900), studio.report(folder), report_picture)
+        shoot_report(studio.page_of(chromium, 1100, 900), studio.report(folder), report_picture)
     for name in PICTURES:
         studio.shrink(FOLDER / name)
         print(f"{FOLDER.name}/{name}: {(FOLDER / name).stat().st_size >> 10} KiB")
