@@ -88,7 +88,7 @@ ifneq ($(CARGO),)
 	cd native/fuzz && cargo fmt --check && cargo clippy --quiet --all-targets -- -D warnings && cargo test --quiet
 endif
 
-stores: $(VENV_STAMP) $(PARTS)/s3a/.stamp $(PARTS)/hdfs/.stamp ## fetch an S3 server, the client for it, and an HDFS, for tests of reports
+stores: $(VENV_STAMP) $(PARTS)/s3a/.stamp ## fetch an S3 server and the client for it, for tests of reports
 
 parts: setup $(PARTS_STAMPS) ## fetch the real brokers and clients of the integration tests
 
@@ -175,12 +175,6 @@ $(PARTS)/s3a/.stamp: tests/spark/stores/s3a/pom.xml tests/spark/stores/s3a/requi
 	mvn -q -B -f $< dependency:copy-dependencies -DoutputDirectory="$(CURDIR)/$(@D)/lib"
 	$(BIN)/python -m venv $(@D)/server
 	$(@D)/server/bin/pip install --quiet --disable-pip-version-check -r tests/spark/stores/s3a/requirements.txt
-	@touch $@
-
-$(PARTS)/hdfs/.stamp: tests/spark/stores/hdfs/pom.xml
-	@sh tests/integration/packages.sh rocketmq
-	@$(CLEAR) && mkdir -p $(@D)
-	mvn -q -B -f $< dependency:copy-dependencies -DoutputDirectory="$(CURDIR)/$(@D)/lib"
 	@touch $@
 
 $(PARTS)/helm/.stamp-$(HELM):

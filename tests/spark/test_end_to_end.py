@@ -1,4 +1,4 @@
-"""From a flood to a better limit: a real sidecar, two runaway clients, the report of its log, and the limit applied."""
+"""A real sidecar and two runaway clients: the report of its log says what the clients saw."""
 
 import json
 import threading
@@ -16,8 +16,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.long]
 _LIMIT: Final = 40
 _ROOM: Final = 100
 """Far more than the quiet topic needs."""
-_CAPACITY: Final = 40
-"""Less than all limits together."""
 _ROUNDS: Final = 60
 _ROUND_S: Final = 0.1
 """Between two batches of a client, so that a flood has several seconds."""
@@ -73,34 +71,26 @@ def _flood(address: str) -> tuple[Client, Client, Client]:
     return one, other, quiet
 
 
-def test_a_flood_is_found_explained_and_the_limit_that_the_report_recommends_holds_for_the_next(tmp_path: Path) -> None:
+def test_a_flood_is_found_as_its_clients_saw_it(tmp_path: Path) -> None:
     with EmbeddedBroker() as broker:
         route = broker.route()
         with _start(tmp_path, broker, route) as sluice:
             one, other, quiet = _flood(route.listen)
             assert sluice.stop() == 0
-        logs = tmp_path / "state" / "rejections"
-        assert sorted(logs.glob("*.jsonl"))
-
-        out = tmp_path / "report"
-        how = ("--out", str(out), "--capacity", str(_CAPACITY), "--json", "--master", "local[2]")
+        logs, out = tmp_path / "state" / "rejections", tmp_path / "report"
+        how = ("--out", str(out), "--json", "--master", "local[2]")
         answer = run_sluice("report", str(logs), *how, cwd=tmp_path, timeout_s=_SPARK_S)
         assert answer.returncode == 0, answer.stderr
         found = json.loads(answer.stdout)
 
-        # The storm: when, how much, who.
         (storm,) = found["storms"]
-        first_s = min(one.refusals_s + other.refusals_s)
-        last_s = max(one.refusals_s + other.refusals_s)
         assert (storm["kind"], storm["name"]) == ("topic", "orders")
-        assert abs(storm["start_s"] - first_s) <= 1
-        assert abs(storm["end_s"] - last_s) <= 1
+        assert abs(storm["start_s"] - min(one.refusals_s + other.refusals_s)) <= 1
+        assert abs(storm["end_s"] - max(one.refusals_s + other.refusals_s)) <= 1
         assert storm["messages"] == one.refused + other.refused == found["totals"]["refused"]
         assert storm["rules"] == ["topic:orders"]
-        assert {each["name"]: each["messages"] for each in storm["clients"]} == {
-            "127.0.0.2": one.refused,
-            "127.0.0.3": other.refused,
-        }
+        clients = {each["name"]: each["messages"] for each in storm["clients"]}
+        assert clients == {"127.0.0.2": one.refused, "127.0.0.3": other.refused}
         culprits = {(each["client"], each["producer_group"]): each for each in found["culprits"]}
         assert culprits["127.0.0.2", "import-a"]["messages"] == one.refused
         share = culprits["127.0.0.3", "import-b"]["share"]
@@ -109,31 +99,13 @@ def test_a_flood_is_found_explained_and_the_limit_that_the_report_recommends_hol
         assert found["totals"]["admitted"] == one.stored + other.stored + quiet.stored
         assert "orders" in (out / "report.html").read_text()
 
-        # What it recommends is put in force in a sidecar that runs, and holds for the next flood.
+        # Of a flood that is all the log knows, no limit is changed; the file is one that can be applied.
         file = out / "recommendations.json"
         (advice,) = [each for each in json.loads(file.read_text())["recommendations"] if each["name"] == "orders"]
-        # Of a flood that is all the log knows, no limit is raised; only the capacity changes it.
         assert "not enough quiet time to tell demand from a flood" in advice["evidence"].lower()
-        assert advice["action"] == "lower"
+        assert (advice["action"], advice["rate_per_s"], advice["recommended_rate_per_s"]) == ("keep", _LIMIT, _LIMIT)
         assert advice["backtest"]["current"]["refused_messages"] == pytest.approx(storm["messages"], rel=0.05)
-        recommended = advice["recommended_rate_per_s"]
         with _start(tmp_path, broker, route) as sluice:
-            apply = ("limits", "apply", str(file), "--admin", sluice.admin)
-            dry = run_sluice(*apply, "--dry-run", cwd=tmp_path)
+            dry = run_sluice("limits", "apply", str(file), "--admin", sluice.admin, "--dry-run", cwd=tmp_path)
             assert dry.returncode == 0, dry.stderr
             assert json.loads(sluice.get("/api/v1/limits/topic/orders")[1])["limit"]["rate"] == _LIMIT
-            done = run_sluice(*apply, cwd=tmp_path)
-            assert done.returncode == 0, done.stderr
-            assert json.loads(sluice.get("/api/v1/limits/topic/orders")[1])["limit"]["rate"] == recommended
-
-            began_s = time.monotonic()
-            one, other, quiet = _flood(route.listen)
-            took_s = time.monotonic() - began_s
-            # Never more than the rate and one burst; and nearly all of that, since far more was asked for.
-            admitted = one.stored + other.stored
-            assert admitted <= recommended * (took_s + 1) + 1
-            assert admitted >= min(one.stored + one.refused + other.stored + other.refused, recommended * took_s) * 0.8
-            assert quiet.refused == 0
-            audit = run_sluice("audit", "--admin", sluice.admin, cwd=tmp_path)
-            assert "topic orders" in audit.stdout
-            assert advice["evidence"][:40] in audit.stdout

@@ -34,8 +34,7 @@ def test_a_report_says_it_all_in_the_terminal_and_in_files(tmp_path: Path) -> No
     assert answer.returncode == 0, answer.stderr
     assert answer.stderr == ""
     lines = answer.stdout.splitlines()
-    assert lines[0] == "2026-11-21 12:00:00 to 12:10:00 (10 min) UTC, 1 sidecar (small-1 10 minutes)"
-    assert f"{_REFUSED:,} messages of" in lines[1]
+    assert lines[0].startswith("From 2026-11-21 12:00:00 to 12:10:00 UTC (10 min), 1 sidecar refused 6,000 of 13,600 ")
     assert {"Storms", "Who was refused", "Recommended limits", "Next"} <= set(lines)
     out = tmp_path / "sluice-report"
     assert {path.name for path in out.iterdir() if not path.name.startswith(("_", "."))} == {
@@ -132,7 +131,7 @@ def test_a_heap_that_java_refuses_is_named(tmp_path: Path) -> None:
     SmallLog(minutes=1).write(tmp_path / "logs" / "a.jsonl")
     answer = _run(tmp_path, "logs", "--driver-memory", "4000t")
     assert answer.returncode == 1
-    assert "--driver-memory 4000t: " in answer.stderr
+    assert "--driver-memory" in answer.stderr
     assert "Traceback" not in answer.stderr
 
 
