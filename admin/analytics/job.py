@@ -73,7 +73,9 @@ def report_logs(wish: Wish) -> int:
     Raises:
         OperatorError: it cannot be made.
     """
-    logs = wish.logs or _default_logs()
+    from admin.config.folders import default_logs  # noqa: PLC0415 - takes its time
+
+    logs = wish.logs or tuple(map(str, default_logs()))
     _check(wish, logs)
     period = (wish.options.since_s, wish.options.until_s)
     found = inputs.find(logs, *period)
@@ -130,12 +132,6 @@ def _recommendations(head: RecommendationsFile, frame: "DataFrame") -> Iterator[
     for at, row in enumerate(rows):
         yield (b",\n" if at else b"\n") + row["recommendation"].encode()
     yield b"\n]}\n"
-
-
-def _default_logs() -> tuple[str, ...]:
-    from admin.config.folders import default_logs  # noqa: PLC0415 - takes its time
-
-    return tuple(map(str, default_logs()))
 
 
 def _check(wish: Wish, logs: tuple[str, ...]) -> None:

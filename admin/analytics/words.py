@@ -60,14 +60,11 @@ def rate(per_s: float | None, unit: str = "") -> str:
 
 
 def growth(now: int, before: int) -> str:
-    """Write a change of an amount: ``+12%``, ``12 times``, ``new``, ``as before``."""
+    """Write a change of an amount: ``+12%``, ``new``, ``as before``."""
     if not before or not now:
         return "new" if now else "none now" if before else ""
-    times = now / before
-    if times >= 10:
-        return f"{times:,.0f} times"
-    change = round((times - 1) * 100)
-    return f"{change:+}%".replace("-", "\N{MINUS SIGN}") if change else "as before"
+    change = round((now / before - 1) * 100)
+    return f"{change:+,}%".replace("-", "\N{MINUS SIGN}") if change else "as before"
 
 
 def resource(kind: str, name: str) -> str:

@@ -35,27 +35,18 @@ def test_what_is_hidden_is_not_there(tmp_path: Path) -> None:
     assert _paths(find([str(tmp_path)])) == (str(wanted),)
 
 
-def test_a_file_that_is_named_twice_is_read_once(tmp_path: Path) -> None:
-    file = _write(tmp_path / "a.jsonl")
-    assert _paths(find([str(file), str(tmp_path), str(tmp_path / "*.jsonl")])) == (str(file),)
+def test_a_file_that_is_named_twice_is_read_once_and_may_be_called_anything(tmp_path: Path) -> None:
+    file, copied = _write(tmp_path / "a.jsonl"), _write(tmp_path / "copied.log")
+    logs = [str(file), str(copied), str(tmp_path), str(tmp_path / "*.jsonl"), "s3a://logs/fleet"]
+    assert _paths(find(logs)) == (str(file), str(copied))
 
 
-def test_a_file_that_is_named_may_be_called_anything(tmp_path: Path) -> None:
-    file = _write(tmp_path / "copied.log")
-    assert _paths(find([str(file)])) == (str(file),)
-
-
-def test_a_loop_of_links_ends(tmp_path: Path) -> None:
-    _write(tmp_path / "a" / "a.jsonl")
-    (tmp_path / "a" / "again").symlink_to(tmp_path / "a")
-    assert len(_paths(find([str(tmp_path)]))) == 1
-
-
-def test_links_to_folders_are_followed(tmp_path: Path) -> None:
+def test_links_to_folders_are_followed_and_a_loop_of_them_ends(tmp_path: Path) -> None:
     _write(tmp_path / "elsewhere" / "a.jsonl")
+    (tmp_path / "elsewhere" / "again").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "linked").symlink_to(tmp_path / "elsewhere")
-    assert _paths(find([str(tmp_path / "logs")])) == (str(tmp_path / "logs" / "linked" / "a.jsonl"),)
+    (tmp_path / "logs" / "linked.jsonl").symlink_to(tmp_path / "elsewhere")
+    assert _paths(find([str(tmp_path / "logs")])) == (str(tmp_path / "logs" / "linked.jsonl" / "a.jsonl"),)
 
 
 def test_what_cannot_be_read_is_set_aside_and_the_rest_is_read(tmp_path: Path) -> None:
@@ -73,11 +64,6 @@ def test_what_cannot_be_read_is_set_aside_and_the_rest_is_read(tmp_path: Path) -
     }
 
 
-def test_a_folder_that_is_called_like_a_file_is_a_folder(tmp_path: Path) -> None:
-    inner = _write(tmp_path / "folder.jsonl" / "a.jsonl")
-    assert _paths(find([str(tmp_path)])) == (str(inner),)
-
-
 def test_nothing_to_read_says_so(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="no file of a rejection log in it"):
         find([str(tmp_path)])
@@ -85,11 +71,6 @@ def test_nothing_to_read_says_so(tmp_path: Path) -> None:
         find([str(tmp_path / "missing")])
     with pytest.raises(StartError, match="no match"):
         find([str(tmp_path / "*.x")])
-
-
-def test_addresses_are_left_to_spark() -> None:
-    found = find(["s3a://logs/fleet/", "s3a://logs/fleet"])
-    assert (found.files, found.logs) == ((), ("s3a://logs/fleet/", "s3a://logs/fleet"))
 
 
 def test_no_character_of_a_name_means_anything_to_spark(tmp_path: Path) -> None:

@@ -115,16 +115,6 @@ def test_hours_of_a_new_file_are_made_from_all_their_files(job: Job) -> None:
     ]
 
 
-def test_hours_begin_with_their_first_second_and_end_with_their_last(job: Job) -> None:
-    job.put("a.jsonl", 1)
-    job.put("b.jsonl", 2 - 1 / HOUR_S)
-    job.run()
-    job.put("c.jsonl", 0, 1 - 1 / HOUR_S)
-    job.put("d.jsonl", 2)
-    job.run()
-    assert job.asked[1] == _asked(["c.jsonl", "d.jsonl"], [0, 2])
-
-
 def test_earlier_hours_of_a_changed_file_are_made_again(job: Job) -> None:
     job.put("a.jsonl", 0)
     job.put("b.jsonl", 0)
@@ -137,17 +127,6 @@ def test_earlier_hours_of_a_changed_file_are_made_again(job: Job) -> None:
     assert job.asked[2] == _asked(["b.jsonl"], [0])
 
 
-def test_files_that_are_gone_still_count(job: Job) -> None:
-    job.put("a.jsonl", 0)
-    job.put("b.jsonl", 4)
-    job.run()
-    (job.logs / "a.jsonl").unlink()
-    assert job.run()["files"] == 2
-    job.put("c.jsonl", 4)
-    job.run()
-    assert job.asked[1:] == [_asked(["b.jsonl", "c.jsonl"], [4])]
-
-
 def test_a_file_without_records_is_read_once_and_always_listed(job: Job) -> None:
     job.put("a.jsonl", 0)
     job.run()
@@ -158,19 +137,6 @@ def test_a_file_without_records_is_read_once_and_always_listed(job: Job) -> None
     assert (read["set_aside"], read["bad_lines"]) == ([_bad(job.logs / "junk.jsonl")], 2)
     assert job.run() == read
     assert len(job.asked) == 2
-
-
-def test_bad_lines_are_listed_until_their_file_is_read_again(job: Job) -> None:
-    job.put("a.jsonl", 0)
-    job.put("b.jsonl", 0)
-    job.bad |= {"a.jsonl", "b.jsonl"}
-    assert job.run()["bad_lines"] == 4
-    job.bad.clear()
-    job.put("c.jsonl", 9)
-    assert job.run()["bad_lines"] == 4
-    job.put("a.jsonl", 9, size=9)
-    # The hour that it had is made anew, with the other file.
-    assert job.run()["bad_lines"] == 0
 
 
 def test_a_failed_run_is_repeated(job: Job) -> None:

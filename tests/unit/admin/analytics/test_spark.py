@@ -116,14 +116,6 @@ def test_master(tmp_path: Path, master: str, is_local: bool) -> None:  # noqa: F
     assert bool(drivers) is not options.is_connect
 
 
-def test_a_local_session_is_quiet_and_keeps_to_its_directory(tmp_path: Path) -> None:
-    found = spark._settings(SparkOptions(driver_memory="2g"), tmp_path, {})
-    assert found["spark.driver.memory"] == "2g"
-    assert found["spark.ui.enabled"] == "false"
-    assert (found["spark.local.dir"], found["spark.driver.host"]) == (str(tmp_path), "127.0.0.1")
-    assert f"-Djava.io.tmpdir={tmp_path}" in found[_JAVA]
-
-
 @pytest.mark.parametrize(
     ("log_bytes", "compiles_sql", "is_adaptive", "first_compiler"),
     [(0, False, False, True), (10 * _MIB, True, False, True), (100 * _MIB, True, True, False)],

@@ -6,6 +6,7 @@ from typing import Any
 import report_results as made
 from report_results import HOSTILE, NOON_S
 
+from admin.analytics import report
 from admin.analytics import summary as module
 from admin.analytics.summary import summary, unknowns
 from admin.run.check import show
@@ -107,6 +108,22 @@ def test_clocks_that_seem_to_be_off_are_named() -> None:
         "The log of c ends 11 min after most others: the clock there may be ahead.",
         "The log of b and a ends 2 h after most others: the clock there may be ahead.",
     ]
+
+
+def test_a_clock_that_is_hours_off_is_noticed() -> None:
+    def clocks(*offsets: tuple[int, int]) -> dict[str, int]:
+        rows = [
+            made.coverage(str(at), from_s=NOON_S + began_s, newest_s=NOON_S + 90_000 + ended_s)
+            for at, (began_s, ended_s) in enumerate(offsets)
+        ]
+        return {each["instance"]: each["ahead_s"] for each in report._clocks(rows)}
+
+    usual = [(0, 0), (0, 0), (60, 0)]
+    assert clocks(*usual, (7200, 7200)) == {"3": 7200}
+    assert clocks(*usual, (-7200, -7200)) == {"3": -7200}
+    # It was stopped, or started earlier.
+    assert clocks(*usual, (0, -7200), (-7200, 0)) == {}
+    assert clocks((0, 0), (7200, 7200)) == {}
 
 
 def test_missing_minutes_say_whether_the_sidecar_was_running() -> None:

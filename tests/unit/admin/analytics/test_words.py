@@ -57,7 +57,7 @@ def test_replay_says_what_retries_change() -> None:
     ("now", "before", "text"),
     [
         (112, 100, "+12%"), (60, 100, "\N{MINUS SIGN}40%"), (1000, 1001, "as before"), (5, 0, "new"),
-        (0, 5, "none now"), (0, 0, ""), (1200, 100, "12 times"),
+        (0, 5, "none now"), (0, 0, ""), (1300, 100, "+1,200%"),
     ],
 )  # fmt: skip
 def test_growth(now: int, before: int, text: str) -> None:
