@@ -337,10 +337,16 @@ def _scratch() -> Iterator[Path]:
         with suppress(OSError), (old / "lock").open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(old, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=_SCRATCH, ignore_cleanup_errors=True) as name:
-        with Path(name, "lock").open("wb") as lock:
+    try:
+        directory = Path(tempfile.mkdtemp(prefix=_SCRATCH))
+    except OSError as error:
+        raise StartError(f"cannot make a temporary directory in {parent}; TMPDIR chooses another") from error
+    try:
+        with (directory / "lock").open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            yield Path(name)
+            yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextmanager

@@ -62,7 +62,7 @@ def test_results_are_those_of_the_records_and_files_that_are_no_log_are_named(re
     inputs = found["inputs"]
     assert (inputs["records"], inputs["bad_lines"], inputs["skipped_files"]) == (2 * len(lines) - 4, 1, 2)
     assert [(Path(each["file"]).name, each["reason"]) for each in inputs["set_aside"]][:2] == [
-        ("link.jsonl", "is a broken link"), ("pipe.jsonl", "is not a regular file")
+        ("link.jsonl", "cannot be read: no such file or directory"), ("pipe.jsonl", "is not a regular file")
     ]  # fmt: skip
     assert {each["instance"]: each["lost_records"] for each in found["coverage"]} == {"small-1": 0, "small-2": 3}
     assert (found["period"]["from"], found["totals"]["storms"]) == (NOON_S, 4)
@@ -107,7 +107,7 @@ def test_nothing_takes_the_place_of_a_report(report: Report, tmp_path: Path) -> 
         (("nowhere",), "nowhere: no such file or folder", 1),
         (("empty",), "empty: no file of a rejection log in it", 1),
         (("logs", "--out", "logs/report"), "is within the logs", 2),
-        (("logs", "--out", "file"), "is a file; choose a directory", 1),
+        (("logs", "--out", "file"), "file: cannot be used: there is a file of that name", 1),
         (("logs", "--out", "/proc/report"), "/proc/report: cannot be used", 1),
         (("logs", "--html", "empty"), "is a directory; name a file", 2),
         (("logs", "--once", "--out", "s3a://b/c"), "must be a directory with --once", 2),

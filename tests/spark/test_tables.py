@@ -156,6 +156,8 @@ def test_one_flood_at_three_sidecars_is_one(case: Case, query: duckdb.DuckDBPyCo
     # One more had the same three hours later, or so says its clock.
     assert dict(found) == {EAST_1: 3, EAST_2: 3, WEST_1: 3, AHEAD: 1}
     assert query.execute("SELECT DISTINCT sidecars FROM storms WHERE name != 'everywhere'").fetchall() == [(1,)]
+    storms = sum(not shadow for _, shadow, *_ in case.truth.storms())
+    assert case.results["totals"]["storms"] == storms - 2
 
 
 def test_a_clock_that_is_hours_ahead_is_told(case: Case) -> None:

@@ -41,7 +41,9 @@ def test_storms_in_shadow_are_marked() -> None:
 
 def test_one_flood_at_several_sidecars_is_one_row() -> None:
     printed = _printed(made.results(storms=made.flood("orders", 1_000, "a", "b", "c"), instance_count=3))
-    assert re.search(r"^  orders at 3 sidecars +2026-11-21 12:00:00 for 1 min 20 s +3,000 ", printed, re.MULTILINE)
+    assert re.search(
+        r"^  orders at 3 sidecars: a, b and c +2026-11-21 12:00:00 for 1 min 20 s +3,000 ", printed, re.MULTILINE
+    )
 
 
 def test_recommendations_are_those_of_the_page() -> None:
@@ -77,7 +79,7 @@ def test_callers_are_named_by_what_their_protocol_has() -> None:
     assert re.search(r"^  client +producer group +resource ", _printed(made.results()), re.MULTILINE)
     printed = _printed(made.of_queues())
     assert re.search(r"^  resource .* clients +users +refused by$", printed, re.MULTILINE)
-    assert "nightly-import 90% …" in printed
+    assert "nightly-import 90%, billing 10%" in printed
     assert re.search(r"^  10\.20\.0\.7 +nightly-import +pika 1\.4\.4 +orders ", printed, re.MULTILINE)
 
 
