@@ -88,7 +88,7 @@ def report_logs(wish: Wish) -> int:
         threading.Thread(target=import_module, args=("admin.analytics.report",), daemon=True).start()
         # The size at addresses is not known yet.
         spark = replace(wish.spark, log=log, log_bytes=inf if has_addresses else found.unpacked_bytes)
-        with open_session(spark) as session, in_words(log):
+        with in_words(log), open_session(spark) as session:
             found = inputs.find(logs, *period, session) if has_addresses else found
             results = make_report(session, wish, found, step, seen)
     if wish.json:

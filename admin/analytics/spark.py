@@ -337,16 +337,10 @@ def _scratch() -> Iterator[Path]:
         with suppress(OSError), (old / "lock").open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(old, ignore_errors=True)
-    try:
-        directory = Path(tempfile.mkdtemp(prefix=_SCRATCH))
-    except OSError as error:
-        raise StartError(f"cannot make a temporary directory in {parent}; TMPDIR chooses another") from error
-    try:
-        with (directory / "lock").open("wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    scratch = tempfile.TemporaryDirectory(prefix=_SCRATCH, ignore_cleanup_errors=True)
+    with scratch as name, Path(name, "lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield Path(name)
 
 
 @contextmanager

@@ -158,10 +158,10 @@ def floods(of: Row) -> list[dict[str, Any]]:
 
 def storm_row(flood: Row, sidecars: int) -> Cells:
     """Return the row of a flood."""
-    where = place(flood, sidecars)
-    several = f"{where}: {listed(flood['instances'])}" if flood["sidecars"] > 1 else where
+    shadow, most = "in shadow" if flood["shadow"] else "", f"most at {listed(flood['instances'])}"
+    where = (place(flood, sidecars), most if flood["sidecars"] > 1 else "")
     return {
-        "Resource": (resource(flood["kind"], flood["name"]), "in shadow" if flood["shadow"] else "", several),
+        "Resource": (resource(flood["kind"], flood["name"]), shadow, *where),
         "When": (
             moment(flood["start_s"]),
             "for " + duration(flood["end_s"] - flood["start_s"]) + "+" * flood["is_open"],
@@ -266,9 +266,12 @@ def _section(heading: str, rows: Sequence[Cells], after: str = "") -> Iterator[R
 
 
 def _text(cell: str | Sequence[str], *, first: bool) -> str:
+    """Write a cell in short: the page has all of it."""
     if isinstance(cell, str):
         return cell
-    return cell[0] if first else (", " if isinstance(cell, list) else " ").join(filter(None, cell))
+    if isinstance(cell, list):
+        return cell[0] + " …" * (len(cell) > 1) if cell else ""
+    return cell[0] if first else " ".join(filter(None, cell[:3]))
 
 
 def _rest(of: Row, shown: Sequence[Row]) -> str:

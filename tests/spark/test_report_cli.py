@@ -62,8 +62,9 @@ def test_results_are_those_of_the_records_and_files_that_are_no_log_are_named(re
     inputs = found["inputs"]
     assert (inputs["records"], inputs["bad_lines"], inputs["skipped_files"]) == (2 * len(lines) - 4, 1, 2)
     assert [(Path(each["file"]).name, each["reason"]) for each in inputs["set_aside"]][:2] == [
-        ("link.jsonl", "cannot be read: no such file or directory"), ("pipe.jsonl", "is not a regular file")
-    ]  # fmt: skip
+        ("link.jsonl", "cannot be read: no such file or directory"),
+        ("pipe.jsonl", "cannot be read: is no regular file"),
+    ]
     assert {each["instance"]: each["lost_records"] for each in found["coverage"]} == {"small-1": 0, "small-2": 3}
     assert (found["period"]["from"], found["totals"]["storms"]) == (NOON_S, 4)
     storm = next(each for each in found["storms"] if each["name"] == _MARKUP)

@@ -139,19 +139,6 @@ def test_a_file_without_records_is_read_once_and_always_listed(job: Job) -> None
     assert len(job.asked) == 2
 
 
-def test_a_failed_run_is_repeated(job: Job) -> None:
-    job.put("a.jsonl", 0)
-    job.run()
-    job.put("b.jsonl", 1)
-    job.fails = StartError("no space left")
-    for _ in range(2):
-        with pytest.raises(StartError):
-            job.run()
-    job.fails = None
-    job.run()
-    assert job.asked[1:] == [_asked(["b.jsonl"], [1])] * 3
-
-
 def test_a_killed_first_run_is_repeated(job: Job) -> None:
     job.put("a.jsonl", 0)
     job.fails = KeyError("killed")

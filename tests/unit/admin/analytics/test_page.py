@@ -91,7 +91,7 @@ def test_limit_of_the_largest_storm_is_explained_even_if_it_stays() -> None:
 
 def test_one_flood_at_several_sidecars_is_one_row() -> None:
     page = render(made.results(storms=made.flood("orders", 1_000, "eu-0", "eu-1", "eu-2"), instance_count=3))
-    assert "at 3 sidecars: eu-0, eu-1 and eu-2" in _text(_section(page, "storms"))
+    assert "at 3 sidecars most at eu-0, eu-1 and eu-2" in _text(_section(page, "storms"))
     assert (
         "2026-11-21 12:00:00 for 1 min 20 s: orders at 3 sidecars (one flood): 3,000 messages"
         in _answers(page)["When?"]

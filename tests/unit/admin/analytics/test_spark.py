@@ -145,13 +145,6 @@ def test_given_options_win(tmp_path: Path, master: str) -> None:
     assert found == given
 
 
-def test_java_has_one_collector(tmp_path: Path) -> None:
-    for given, ours in (("-XX:+UseG1GC -Da=b", False), ("-Da=b", True)):
-        java = spark._settings(SparkOptions(), tmp_path, {_JAVA: given})[_JAVA]
-        assert java.endswith(given)
-        assert ("-XX:+UseSerialGC" in java) is ours
-
-
 def test_local_java_has_all_of_spark_but_its_machine_learning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARK_HOME", raising=False)
     with spark._home(SparkOptions(master="local[2]"), tmp_path):

@@ -6,7 +6,6 @@ from typing import Any
 import report_results as made
 from report_results import HOSTILE, NOON_S
 
-from admin.analytics import report
 from admin.analytics import summary as module
 from admin.analytics.summary import summary, unknowns
 from admin.run.check import show
@@ -41,9 +40,7 @@ def test_storms_in_shadow_are_marked() -> None:
 
 def test_one_flood_at_several_sidecars_is_one_row() -> None:
     printed = _printed(made.results(storms=made.flood("orders", 1_000, "a", "b", "c"), instance_count=3))
-    assert re.search(
-        r"^  orders at 3 sidecars: a, b and c +2026-11-21 12:00:00 for 1 min 20 s +3,000 ", printed, re.MULTILINE
-    )
+    assert re.search(r"^  orders at 3 sidecars +2026-11-21 12:00:00 for 1 min 20 s +3,000 ", printed, re.MULTILINE)
 
 
 def test_recommendations_are_those_of_the_page() -> None:
@@ -79,7 +76,7 @@ def test_callers_are_named_by_what_their_protocol_has() -> None:
     assert re.search(r"^  client +producer group +resource ", _printed(made.results()), re.MULTILINE)
     printed = _printed(made.of_queues())
     assert re.search(r"^  resource .* clients +users +refused by$", printed, re.MULTILINE)
-    assert "nightly-import 90%, billing 10%" in printed
+    assert "nightly-import 90% …" in printed
     assert re.search(r"^  10\.20\.0\.7 +nightly-import +pika 1\.4\.4 +orders ", printed, re.MULTILINE)
 
 
@@ -108,22 +105,6 @@ def test_clocks_that_seem_to_be_off_are_named() -> None:
         "The log of c ends 11 min after most others: the clock there may be ahead.",
         "The log of b and a ends 2 h after most others: the clock there may be ahead.",
     ]
-
-
-def test_a_clock_that_is_hours_off_is_noticed() -> None:
-    def clocks(*offsets: tuple[int, int]) -> dict[str, int]:
-        rows = [
-            made.coverage(str(at), from_s=NOON_S + began_s, newest_s=NOON_S + 90_000 + ended_s)
-            for at, (began_s, ended_s) in enumerate(offsets)
-        ]
-        return {each["instance"]: each["ahead_s"] for each in report._clocks(rows)}
-
-    usual = [(0, 0), (0, 0), (60, 0)]
-    assert clocks(*usual, (7200, 7200)) == {"3": 7200}
-    assert clocks(*usual, (-7200, -7200)) == {"3": -7200}
-    # It was stopped, or started earlier.
-    assert clocks(*usual, (0, -7200), (-7200, 0)) == {}
-    assert clocks((0, 0), (7200, 7200)) == {}
 
 
 def test_missing_minutes_say_whether_the_sidecar_was_running() -> None:
