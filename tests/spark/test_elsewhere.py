@@ -1,6 +1,7 @@
 """Reports on a cluster, by Spark Connect, and in an object store have the same tables as one made by one process."""
 
 import json
+import os
 import subprocess
 import sys
 import sysconfig
@@ -9,10 +10,12 @@ import urllib.request
 import xml.etree.ElementTree as ET
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import pyspark
 import pytest
 from duck_tables import unequal
 from harness.paths import PARTS, required
@@ -20,11 +23,13 @@ from harness.ports import free_port
 from harness.process import ManagedProcess
 from harness.sidecar import run_sluice
 from log_truth import make
-from spark_cluster import LOOPBACK, PATIENCE_S, SETTINGS, SPARK_HOME, Cluster, running_cluster
 
 pytestmark = pytest.mark.long
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+SPARK_HOME: Final = Path(pyspark.__file__).parent
+LOOPBACK: Final = "127.0.0.1"
+PATIENCE_S: Final = 580.0
 
 
 @dataclass(frozen=True)
@@ -62,10 +67,64 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Here:
 # A cluster.
 
 
+@dataclass(frozen=True)
+class Cluster:
+    """A standalone cluster that runs: its address, and what a job needs."""
+
+    url: str
+    environment: dict[str, str]
+
+    def run(self, command: Sequence[str], cwd: Path, *conf: str) -> None:
+        given = [word for setting in (*_CLUSTER, *conf) for word in ("--conf", setting)]
+        done = subprocess.run(
+            [*command[:2], *given, *command[2:]], capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+            cwd=cwd, env=os.environ | self.environment,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+
+
+_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_CLUSTER: Final = (
+    "spark.executor.memory=640m", "spark.cores.max=2", "spark.executor.cores=1", f"spark.driver.host={LOOPBACK}",
+    f"spark.driver.bindAddress={LOOPBACK}", "spark.sql.shuffle.partitions=4",
+    f"spark.driver.extraJavaOptions={_JAVA}", f"spark.executor.extraJavaOptions={_JAVA}",
+)  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("cluster")) as running:
-        yield running
+    """Start a master and two workers with a core each, and wait until they know each other."""
+    folder = tmp_path_factory.mktemp("cluster")
+    environment = {
+        "SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": LOOPBACK, "SPARK_PUBLIC_DNS": LOOPBACK,
+        "SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1",
+        "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false", "SPARK_CONF_DIR": str(folder),
+    }  # fmt: skip
+    (folder / "log4j2.properties").write_text(
+        "rootLogger.level = info\nrootLogger.appenderRef.out.ref = out\nappender.out.type = Console\n"
+        "appender.out.name = out\nappender.out.target = SYSTEM_ERR\nappender.out.layout.type = PatternLayout\n"
+        "appender.out.layout.pattern = %p %c{1}: %m%n%ex\n"
+    )
+
+    def start(role: str, port: int, *arguments: str) -> ManagedProcess:
+        places = ("--host", LOOPBACK, "--port", str(port), "--webui-port", str(free_port()))
+        command = [str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{role.lower()}.{role}", *places]
+        log = folder / f"{role}-{port}.log"
+        return stack.enter_context(ManagedProcess(role, [*command, *arguments], log=log, env=environment))
+
+    # The workers end before the master, which would wait for them.
+    with ExitStack() as stack:
+        port = free_port()
+        url = f"spark://{LOOPBACK}:{port}"
+        master = start("Master", port)
+        master.wait_for_line("New state: ALIVE", timeout_s=PATIENCE_S)
+        for number in range(2):
+            own = free_port()
+            start("Worker", own, "--cores", "1", "--memory", "1g", "--work-dir", str(folder / str(number)), url)
+            master.wait_for_line(f"Registering worker {LOOPBACK}:{own}", timeout_s=PATIENCE_S)
+        yield Cluster(url, environment)
+        # A job had both workers.
+        assert (folder / f"Master-{port}.log").read_text().count("Launching executor") >= 2
 
 
 @pytest.fixture(scope="module")
@@ -92,21 +151,10 @@ def python_without_sluice(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return script
 
 
-def _run(cluster: Cluster, command: Sequence[str], cwd: Path, *conf: str) -> None:
-    settings = [word for setting in (*SETTINGS, *conf) for word in ("--conf", setting)]
-    done = subprocess.run(
-        [*command[:2], *settings, *command[2:]], capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-        cwd=cwd, env=cluster.environment,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
-
-
 def test_a_cluster(cluster: Cluster, here: Here, tmp_path: Path) -> None:
     command = [str(Path(sys.executable).with_name("sluice")), "report", str(here.large), "--out", "out"]
-    _run(cluster, [*command, "--master", cluster.url], tmp_path, f"spark.pyspark.python={sys.executable}")
+    cluster.run([*command, "--master", cluster.url], tmp_path, f"spark.pyspark.python={sys.executable}")
     here.assert_same(tmp_path / "out")
-    ran = [each for each in cluster.state()["completedapps"] if each["name"] == "sluice report"]
-    assert [each["cores"] for each in ran] == [2]
 
 
 def test_a_submitted_job_whose_executors_have_only_the_package(
@@ -114,7 +162,7 @@ def test_a_submitted_job_whose_executors_have_only_the_package(
 ) -> None:
     submit = [str(SPARK_HOME / "bin" / "spark-submit"), f"--master={cluster.url}", "--driver-memory", "1g"]
     job = ["--py-files", str(package), str(ROOT / "deploy/spark/report.py"), str(here.large), "--out", "out"]
-    _run(cluster, [*submit, *job], tmp_path, f"spark.pyspark.python={python_without_sluice}")
+    cluster.run([*submit, *job], tmp_path, f"spark.pyspark.python={python_without_sluice}")
     here.assert_same(tmp_path / "out")
     assert (tmp_path / "out" / "report.html").stat().st_size
 
