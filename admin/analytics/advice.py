@@ -29,10 +29,10 @@ from functools import cached_property
 from typing import Final
 
 from admin.analytics import words
-from admin.analytics.demand import Demand, Limit, Minute
+from admin.analytics.demand import Caller, Demand, Limit, Minutes, standing_out
 from admin.analytics.fair import MAX_SHARE, Others, others_of
 from admin.analytics.options import Options
-from admin.analytics.replay import Backtest, Rates
+from admin.analytics.replay import Backtest
 from admin.analytics.words import DAY_S, counted, percent, rate, span_words
 from admin.common import recommendations as rec
 from admin.common.recommendations import Confidence, OnlyWith, Recommendation, Recommended
@@ -56,10 +56,8 @@ LEAST_QUIET_S: Final = 600
 """With less calm demand than this, the usual demand is unknown."""
 NEXT_TO_NOTHING: Final = 0.001
 """A limit that refuses at most this share of the demand is large enough."""
-NEAR_SHARE: Final = 0.01
-"""A limit is tight if the demand is near it in this share of the time."""
-GONE_S: Final = 2 * DAY_S
-"""A resource without demand for this long may be gone."""
+LEAST_DAYS: Final = 4
+"""Fewer days do not say what comes back."""
 STEPS: Final = (1.1, 1.25, 1.5, 2.0, FLOOD_TIMES)
 """The rates tried in turn, as multiples of the need."""
 TREND_LEAST: Final = 0.05
@@ -90,12 +88,13 @@ class Advice:
     refused_messages: int
 
 
-def advise(demand: Demand, minutes: Sequence[Minute], options: Options) -> Advice:
+def advise(demand: Demand, minutes: Minutes, options: Options) -> Advice:
     """Decide about one resource's limit by its demand; ``minutes`` are replayed."""
     found = _Case(demand, minutes, options)
     limit = demand.limit.rate
     each = demand.messages / demand.requests if demand.limit.count == "requests" and demand.requests else 1.0
-    need = 0.0 if limit == 0 or is_gone(demand) else (found.claim or (LEAST_PER_S if limit else 0.0)) * each
+    is_unused = limit == 0 or demand.gone_since_s is not None
+    need = 0.0 if is_unused else (found.claim or (LEAST_PER_S if limit else 0.0)) * each
     return Advice(
         found.recommendation(), need, None if limit is None else limit * each, demand.messages, demand.refused_messages
     )
@@ -117,24 +116,29 @@ def unused(key: Sequence[str], limit: Limit, observed_s: int, lost_records: int 
 class _Case:
     """The decision about one limit."""
 
-    def __init__(self, demand: Demand, minutes: Sequence[Minute], options: Options) -> None:
+    def __init__(self, demand: Demand, minutes: Minutes, options: Options) -> None:
         self._demand, self._minutes, self._options = demand, minutes, options
         self._backtest = Backtest(minutes, demand.limit)
-        self._is_flood = is_flood(demand)
-        self._is_untold = is_untold(demand)
-        found = demand.calm if self._is_flood else demand.corrected
-        minute = demand.calm_minute_per_s if self._is_flood else demand.minute_per_s
-        self._need = _needed(found.p99 * (1 + options.headroom), minute, 1 + min(max(_growth(demand), 0.0), TREND_MOST))
-        self._now = Rates(demand.limit.rate, demand.limit.bytes_rate)
+        self._is_flood, self._is_untold = is_flood(demand), is_untold(demand)
+        found, minute = (
+            (demand.calm_p99, demand.calm_minute_per_s)
+            if self._is_flood
+            else (demand.corrected_p99, demand.minute_per_s)
+        )
+        self._p99 = found
+        growth = 1 + min(max(_growth(demand), 0.0), TREND_MOST)
+        self._room = (1 + options.headroom) * growth
+        self._need = _needed(found * (1 + options.headroom), minute, growth)
+        self._now = demand.limit.rate
         # What may be a flood takes no more of the broker than its limit.
-        is_limited = demand.limit.rate and not self._is_flood and self._is_untold
-        self.claim = min(self._need, demand.limit.rate or 0.0) if is_limited else self._need
+        is_limited = self._now and not self._is_flood and self._is_untold
+        self.claim = min(self._need, self._now or 0.0) if is_limited else self._need
 
     def recommendation(self) -> Recommendation:
         demand, limit = self._demand, self._demand.limit
         action, chosen, why = self._decide()
-        evidence, *details = dict.fromkeys((*why, *self._about()))
-        keys = self._others.keys if action == "share" and self._others else 0
+        evidence, *details = dict.fromkeys((*why, *self._about(is_shared=action == "share")))
+        shared = self._others if action == "share" else None
         return Recommendation(
             instance=demand.instance,
             kind=demand.kind,
@@ -142,96 +146,102 @@ class _Case:
             action=action,
             rule=limit.rule,
             count="requests" if limit.count == "requests" else "messages",
-            rate_per_s=self._now.per_s,
-            recommended_rate_per_s=chosen.per_s,
-            bytes_per_s=self._now.bytes_per_s,
-            recommended_bytes_per_s=chosen.bytes_per_s,
+            rate_per_s=self._now,
+            recommended_rate_per_s=chosen,
+            bytes_per_s=limit.bytes_rate,
+            recommended_bytes_per_s=limit.bytes_rate,
             confidence=self._confidence(),
             evidence=_sentences([evidence]),
             details=_sentences(details),
-            backtest=self._tested(chosen, action) if self._backtest.messages else rec.Backtest(),
+            backtest=self._tested(chosen, shared) if self._backtest.messages else rec.Backtest(),
             only_with=self._only_with(action),
-            fair_by=self._others.caller.fair_by if action == "share" and self._others else None,
-            max_fair_keys=keys if keys > DEFAULT_MAX_FAIR_KEYS else None,
+            fair_by=shared and shared.caller.fair_by,
+            max_fair_keys=shared.keys if shared and shared.keys > DEFAULT_MAX_FAIR_KEYS else None,
             retries=demand.retries,
             what_if=tuple(self._what_if(chosen)),
         )
 
-    def _decide(self) -> tuple[Recommended, Rates, list[str]]:
-        """Return what to do, the rates, and why."""
-        demand, now, need = self._demand, self._now, self._need
-        others = self._others
-        if others is not None and others.refused_then * 2 <= others.refused_now:
-            return "share", now, [self._about_shares(others)]
+    def _decide(self) -> tuple[Recommended, float | None, list[str]]:
+        """Return what to do, the rate, and why."""
+        demand, now, need, others = self._demand, self._now, self._need, self._others
+        if now is None:
+            return "keep", now, [self._unlimited()]
+        if now == 0:
+            return "keep", now, ["A limit of 0 is left as it is"]
+        if demand.gone_since_s is not None:
+            before = "" if demand.last_s <= demand.gone_since_s else "next to "
+            return "keep", now, [f"{before}no demand since {words.moment(demand.gone_since_s)[:16]} UTC"]
+        if demand.storms.own_share < MAX_SHARE:
+            # Messages that other limits refuse do not need this one.
+            return "keep", now, []
+        if others and others.refused_then * 2 <= others.refused_now and others.worst_then <= others.refused_now:
+            return "share", now, [self._about_shares(others), f"to admit all of it takes {rate(self._all())}"]
         if self._is_flood:
             return self._flooded()
-        if now.per_s is None:
-            return "keep", now, [self._unlimited()]
-        if now.per_s == 0:
-            return "keep", now, ["A limit of 0 is left as it is"]
         if not need:
-            return "keep", now, ["There is too little demand to say what it needs"] if demand.storms.count else []
-        is_same = _is_same(now.per_s, need)
-        if need < now.per_s and not is_same:
+            return "keep", now, ["There is too little demand to say what it needs"] if demand.storms.days else []
+        is_same = _is_same(now, need)
+        if need < now and not is_same:
             return self._lowered()
         if self._is_untold:
             return "keep", now, [_about_untold(demand)]
-        if not is_same or (_own_share(demand) > NEXT_TO_NOTHING and not self._holds(now.per_s)):
-            return self._raised(max(need, now.per_s))
-        return "keep", now, []
+        is_enough = self._holds(now if is_same else now / self._room)
+        if is_enough or (is_same and _own_share(demand) <= NEXT_TO_NOTHING):
+            return "keep", now, []
+        return self._raised(max(need, now))
 
     @cached_property
     def _others(self) -> Others | None:
         demand = self._demand
         if _own_share(demand) <= NEXT_TO_NOTHING or demand.limit.fair_by is not None:
             return None
-        if self._is_flood and demand.storms.count == 1:
-            # Nothing to change a limit for.
-            return None
-        return others_of(demand, self._minutes)
+        # For a single flood there is nothing to change a limit for.
+        return None if self._is_flood and len(demand.storms.each) == 1 else others_of(demand, self._minutes)
 
-    def _flooded(self) -> tuple[Recommended, Rates, list[str]]:
+    def _all(self) -> float:
+        return _needed(self._demand.corrected_top, self._demand.minute_per_s, 1.0) if self._is_flood else self._need
+
+    def _flooded(self) -> tuple[Recommended, float | None, list[str]]:
         """Decide by the demand outside floods."""
-        demand, now, need = self._demand, self._now, self._need
+        demand, now, need = self._demand, self._now or 0.0, self._need
         why = [self._about_flood()]
-        if not now.per_s:
-            return "keep", now, why
-        if need > now.per_s and not _is_same(now.per_s, need):
-            return "raise", now._replace(per_s=need), why
-        if is_recurring(demand):
-            wanted = _needed(demand.corrected.top, demand.minute_per_s, 1.0)
-            return ("raise", now._replace(per_s=wanted), why) if wanted > now.per_s else ("keep", now, why)
-        lowest = max(need, two_digits(demand.calm.top))
-        if need and lowest <= now.per_s * (1 - SAME) and self._may_be_lowered() is None:
-            return "lower", now._replace(per_s=lowest), why
+        if need > now and not _is_same(now, need):
+            return "raise", need, why
+        if comes_back(demand):
+            return ("raise", self._all(), why) if self._all() > now else ("keep", now, why)
+        lowest = max(need, two_digits(demand.calm_top))
+        if need and lowest <= now * (1 - SAME) and self._may_be_lowered() is None:
+            return "lower", lowest, why
         return "keep", now, why
 
-    def _raised(self, least: float) -> tuple[Recommended, Rates, list[str]]:
+    def _raised(self, least: float) -> tuple[Recommended, float | None, list[str]]:
         """Return the lowest rate from ``least`` on that would have refused next to nothing."""
-        top = two_digits(self._demand.raw.top)
+        top = two_digits(self._demand.raw_top)
         rates = [max(least, min(_within_range(two_digits(least * times)), top)) for times in (1.0, *STEPS)]
         chosen = next((each for each in rates if self._holds(each)), None)
         if chosen is None:
             # The busiest seconds stay refused; perhaps not without the retries.
             chosen = next((each for each in rates if self._share(each, wanted=True) <= NEXT_TO_NOTHING), least)
-        if chosen == self._now.per_s:
+        if chosen == self._now:
             return "keep", self._now, []
         why = [self._about_demand()]
         if not self._holds(chosen):
-            why.append(f"{self._refusing(chosen)}: its busiest second is {rate(self._demand.raw.top)}")
+            why.append(f"{self._refusing(chosen)}: its busiest second is {rate(self._demand.raw_top)}")
         elif chosen != least:
             why.append(f"{self._refusing(least)}, so it takes {rate(chosen)}")
-        return "raise", self._now._replace(per_s=chosen), why
+        if not self._demand.refused_messages:
+            why.append(self._refusing(_down((self._now or 0.0) / self._room)))
+        return "raise", chosen, why
 
-    def _lowered(self) -> tuple[Recommended, Rates, list[str]]:
+    def _lowered(self) -> tuple[Recommended, float | None, list[str]]:
         """Return the lowest rate that would not have refused more than the limit in force."""
-        now, per_s = self._now, self._now.per_s or 0.0
+        now = self._now or 0.0
         why = self._may_be_lowered()
         if why is not None:
             return "keep", now, [self._about_demand(), why]
         most = self._backtest.refused(now) + NEXT_TO_NOTHING * self._backtest.messages
         for times in (1.0, *STEPS):
-            lower = now._replace(per_s=max(self._need, min(two_digits(self._need * times), _down(per_s * (1 - SAME)))))
+            lower = max(self._need, min(two_digits(self._need * times), _down(now * (1 - SAME))))
             if self._backtest.refused(lower) <= most:
                 return "lower", lower, []
         return "keep", now, [self._about_demand(), f"{self._refusing(self._need)}, so it stays"]
@@ -244,62 +254,63 @@ class _Case:
         if demand.limit_s < DAY_S:
             under = "under this limit" if demand.before else "of log"
             return f"{span_words(demand.limit_s)} {under} is too short to lower it"
-        return "" if is_gone(demand) else None
+        return None
 
     def _holds(self, per_s: float) -> bool:
         """Say whether a limit would have refused next to nothing, also with retries if these are assumed."""
         with_retries = (False, True) if self._demand.retries == "assumed" else (True,)
         return all(self._share(per_s, wanted=wanted) <= NEXT_TO_NOTHING for wanted in with_retries)
 
-    def _share(self, per_s: float, *, wanted: bool) -> float:
-        return self._replay(self._now._replace(per_s=per_s), wanted=wanted).refused_share
+    def _share(self, per_s: float | None, *, wanted: bool) -> float:
+        return self._replay(per_s, wanted=wanted).refused_share
 
-    def _replay(self, rates: Rates, *, wanted: bool) -> rec.Replay:
+    def _replay(self, per_s: float | None, *, wanted: bool) -> rec.Replay:
         wanted = wanted and self._demand.retries != "none"
         of = self._backtest.wanted_messages if wanted else self._backtest.messages
-        return _of(self._backtest.refused(rates, wanted=wanted), of)
+        return _of(self._backtest.refused(per_s, wanted=wanted), of)
 
-    def _tested(self, chosen: Rates, action: Recommended) -> rec.Backtest:
+    def _tested(self, chosen: float | None, others: Others | None) -> rec.Backtest:
         now, test = self._now, self._backtest
-        others = self._others if action == "share" else None
-        current = self._replay(now, wanted=False) if now.limits else None
-        changes = chosen != now and chosen.limits
+        is_limited = now is not None or self._demand.limit.bytes_rate is not None
+        current = self._replay(now, wanted=False) if is_limited else None
+        changes = chosen != now
         return rec.Backtest(
             current=current,
             # The same limit refuses the retries as well.
             recommended=self._replay(chosen, wanted=True) if changes else current,
             recommended_uncorrected=self._replay(chosen, wanted=False) if changes else current,
             others_current=others and _of(round(others.refused_now * others.messages), others.messages),
-            others=others and _of(math.ceil(others.refused_then * others.messages), others.messages),
+            others=others and _of(math.ceil(others.worst_then * others.messages), others.messages),
             logged=None if current is None else _of(test.logged_messages, test.now_messages),
             model_error=test.error() / test.now_messages if current is not None and test.now_messages else None,
         )
 
     def _only_with(self, action: Recommended) -> OnlyWith:
         """Return the flag without which the advice is not applied: for what can wait, or needs a decision."""
-        if action == "lower":
-            return "lower"
+        if action != "raise":
+            return "lower" if action == "lower" else ""
         demand = self._demand
-        is_tight = _own_share(demand) > 0 or demand.near_s >= max(1.0, NEAR_SHARE * demand.observed_s)
         # Demand near the limit in a short log is no reason yet.
-        can_wait = not is_tight or (not demand.refused_messages and confidence_of(demand) == "low")
-        return "raise" if action == "raise" and (can_wait or (self._is_flood and is_recurring(demand))) else ""
+        can_wait = not demand.refused_messages and confidence_of(demand) == "low"
+        return "raise" if can_wait or (self._is_flood and comes_back(demand)) else ""
 
     def _confidence(self) -> Confidence:
-        found = confidence_of(self._demand)
-        if self._is_flood:
-            return "low" if found == "low" else "medium"
-        return "low" if self._is_untold else found
+        found, demand = confidence_of(self._demand), self._demand
+        if self._is_untold and not self._is_flood:
+            return "low"
+        # What happened once may not happen again.
+        is_once = demand.days >= LEAST_DAYS and 1 <= demand.refused_days * LEAST_DAYS <= demand.days
+        return "medium" if found == "high" and (self._is_flood or is_once) else found
 
-    def _what_if(self, chosen: Rates) -> Iterator[rec.WhatIf]:
+    def _what_if(self, chosen: float | None) -> Iterator[rec.WhatIf]:
         """Replay the rates that were asked about, and for a limit that refused, rates above the recommended one."""
-        demand, now = self._demand, self._now.per_s
+        demand, now = self._demand, self._now
         asked = (each for each in self._options.tries if (each.kind, each.name) == (demand.kind, demand.name))
         rates = {each.rate_per_s for each in asked}
         if demand.refused_messages and now:
-            rates |= {_within_range(two_digits((chosen.per_s or now) * times)) for times in STEPS}
+            rates |= {_within_range(two_digits((chosen or now) * times)) for times in STEPS}
         if rates:
-            rates |= {each for each in (now, chosen.per_s) if each is not None}
+            rates |= {each for each in (now, chosen) if each is not None}
         for per_s in sorted(rates):
             yield rec.WhatIf(
                 rate_per_s=per_s,
@@ -309,56 +320,67 @@ class _Case:
 
     # Evidence: the first sentence has two lines at most, all others are details.
 
-    def _about(self) -> Iterator[str]:
-        demand = self._demand
+    def _about(self, *, is_shared: bool) -> Iterator[str]:
+        demand, storms = self._demand, self._demand.storms
         yield self._about_demand()
         for per_s, (messages, refused) in demand.before.items():
-            yield f"the limit of {rate(per_s, self._unit)} before it {self._did(refused, messages)}"
+            yield f"the limit of {rate(per_s, self._unit)} in force before {self._did(refused, messages)}"
         if demand.limit.bytes_rate is not None:
-            p99, limit = (rate(each, "bytes") for each in (demand.size_bytes.p99, demand.limit.bytes_rate))
+            p99, limit = (rate(each, "bytes") for each in (demand.bytes_p99, demand.limit.bytes_rate))
             yield f"p99 of bytes is {p99}, their limit {limit}"
         trend = _growth(demand)
-        if is_gone(demand) and demand.last_s is not None:
-            yield f"no demand since {words.moment(demand.last_s)[:16]} UTC"
-        elif trend:
+        if trend:
             capped = " of 50%" if trend > TREND_MOST else ""
             added = f", and a week's growth{capped} is added" if trend > 0 else ""
             yield f"the daily demand {'grows' if trend > 0 else 'shrinks'} by {percent(abs(trend))} a week{added}"
-        if not demand.refused_messages and demand.near_s:
-            yield f"80% of it was reached in {percent(demand.near_s / max(1, demand.observed_s))} of the time"
+        if demand.held_messages and demand.limit.action != "delay":
+            yield f"{counted(demand.held_messages, 'message')} had to wait for it, so the demand may be higher"
+        if MAX_SHARE <= storms.own_share < 1 - SAME:
+            yield self._look_there()
+        top = standing_out(demand)
+        if top is not None and top.share >= MAX_SHARE and not self._is_flood and not is_shared:
+            yield f"{_called(top)} has {percent(top.share)} of what was refused"
         yield from _unknowns(demand.lost_records, demand.other)
 
     @property
     def _unit(self) -> str:
         return "requests" if self._demand.limit.count == "requests" else ""
 
+    def _look_there(self) -> str:
+        storms = self._demand.storms
+        part = percent(1 - storms.own_share)
+        return f"{part} of what was refused is by {_name(storms.other_rule)}: look at that limit"
+
     def _about_demand(self) -> str:
         """Say what the demand was, and what the limit did to it."""
         demand, storms, limit = self._demand, self._demand.storms, self._demand.limit
-        found, what = (demand.calm, "demand outside storms") if self._is_flood else (demand.corrected, "demand")
-        said = f"p99 of {what} over {span_words(demand.observed_s)} is {rate(found.p99, self._unit)}"
-        if not self._is_flood and demand.raw.p99 > found.p99 * 1.005:
+        what = "demand outside storms" if self._is_flood else "demand"
+        said = f"p99 of {what} over {span_words(demand.observed_s)} is {rate(self._p99, self._unit)}"
+        if not self._is_flood and demand.raw_p99 > self._p99 * 1.005:
             how = "counted" if demand.retries == "measured" else "assumed"
-            said += f" ({rate(demand.raw.p99, self._unit)} with retries, {how})"
+            said += f" ({rate(demand.raw_p99, self._unit)} with retries, {how})"
         if limit.rate is None:
             return said
         since = "" if demand.limit_since_s is None else f" since {words.moment(demand.limit_since_s)[:16]}"
         said += f", limit {rate(limit.rate, self._unit)}{since}"
+        if storms.own_share < MAX_SHARE:
+            return f"{said}; {self._look_there()}"
+        in_storms = storms.each and demand.now_refused_messages and not demand.before
         did = self._did(demand.now_refused_messages, demand.now_messages)
-        if storms.own_share < MAX_SHARE and storms.other_rule:
-            other = f"{percent(1 - storms.own_share)} of that by {_name(storms.other_rule)}"
-            return f"{said}; rules {did}, {other}: look at that limit"
-        in_storms = storms.count and demand.now_refused_messages and not demand.before
-        return f"{said} {did}" + (f" in {counted(storms.count, 'storm')}" if in_storms else "")
+        return f"{said} {did}" + (f" in {counted(len(storms.each), 'storm')}" if in_storms else "")
 
     def _did(self, refused: int, messages: int) -> str:
         verb = "would have refused" if self._demand.limit.action == "shadow" else "refused"
-        return f"{verb} {percent(refused / messages)}" if refused and messages else "refused nothing"
+        return f"{verb} {percent(refused / messages)}" if refused and messages else f"{verb} nothing"
 
     def _unlimited(self) -> str:
-        storms = self._demand.storms
-        if self._demand.limit.action == "off":
+        demand, storms = self._demand, self._demand.storms
+        if demand.limit.action == "off":
             return "Its limit is off"
+        if demand.limit.bytes_rate is not None and demand.now_refused_messages and storms.own_share >= MAX_SHARE:
+            p99, limit = (rate(each, "bytes") for each in (demand.bytes_p99, demand.limit.bytes_rate))
+            did = self._did(demand.now_refused_messages, demand.now_messages)
+            return f"its limit of {limit} {did}; p99 of the demand is {p99}"
         if not storms.other_rule:
             return ""
         return (
@@ -370,28 +392,28 @@ class _Case:
         """Say whose refusals do not count."""
         demand, storms = self._demand, self._demand.storms
         named = [_name(each.name) for each in storms.callers.get("client", ())[:2]]
-        who = "one or two clients"
-        if named and (storms.clients == 1 or storms.callers["client"][0].share >= FEW_CLIENTS_SHARE):
-            who, named = f"client {named[0]}", named[:1]
-        elif len(named) == storms.clients:
-            who = f"clients {' and '.join(named)}"
-        part = storms.callers["client"][0].share if len(named) == 1 else storms.top_two_share
-        times = demand.refusing_per_s / max(demand.calm.p99, demand.calm_minute_per_s, 1e-9)
+        top = standing_out(demand)
+        if top is not None and top.share >= FEW_CLIENTS_SHARE:
+            who, part = _called(top), top.share
+        elif storms.top_two_share >= FEW_CLIENTS_SHARE:
+            who = f"clients {' and '.join(named)}" if len(named) == storms.clients else "one or two clients"
+            part = storms.top_two_share
+        else:
+            who, part = f"{counted(storms.clients, 'client')} at most", 1.0
+        times = demand.refusing_per_s / max(demand.calm_p99, demand.calm_minute_per_s, 1e-9)
         far = f"{times:.0f} times the usual demand" if times < 1000 else "far more than the usual demand"
-        then = (
-            "on most days; call who sends it, or raise the limit"
-            if is_recurring(demand)
-            else "which is what the limit is for"
-        )
+        then = "which is what the limit is for"
+        if comes_back(demand):
+            then = f"on {storms.days} of {counted(demand.days, 'day')}; call who sends it, or raise the limit"
         return f"{who} sent {percent(part)} of what was refused: {far}, {self._in_time()}, {then}"
 
     def _about_shares(self, others: Others) -> str:
         caller = others.caller
-        then = f"at most {percent(others.refused_then)}" if others.refused_then > 0 else "none"
+        most = f"more than {percent(others.worst_then)}" if others.worst_then > 0 else "any"
         return (
-            f"{caller.fair_by.replace('_', ' ')} {_name(caller.name)} has {percent(caller.share)} of what was refused"
-            f' {self._in_time()}: with fair_by = "{caller.fair_by}" at the same rate, {then} of what others sent'
-            f" meanwhile would have been refused, not {percent(others.refused_now)}"
+            f"{_called(caller)} has {percent(caller.share)} of what was refused {self._in_time()}:"
+            f' with fair_by = "{caller.fair_by}" at the same rate, no other would have had {most} of its messages'
+            f" refused meanwhile, not {percent(others.refused_now)}"
         )
 
     def _in_time(self) -> str:
@@ -416,39 +438,34 @@ def _own_share(demand: Demand) -> float:
     return demand.now_refused_messages / demand.now_messages
 
 
-def is_gone(demand: Demand) -> bool:
-    """Say whether there has been no demand for days."""
-    return demand.last_s is not None and demand.until_s - demand.last_s >= GONE_S
-
-
 def is_recurring(demand: Demand) -> bool:
     """Say whether refusals come back on most days."""
-    return demand.days >= 4 and demand.storms.days * 2 >= demand.days
+    return demand.days >= LEAST_DAYS and demand.storms.days * 2 >= demand.days
+
+
+def comes_back(demand: Demand) -> bool:
+    """Say whether refusals come back at all, such as every week."""
+    return demand.days >= LEAST_DAYS and demand.storms.days >= LEAST_DAYS - 1
 
 
 def is_flood(demand: Demand) -> bool:
-    """Say whether refusals were short exceptions, by one or two clients, far above the usual demand."""
-    storms = demand.storms
-    if not storms.count or storms.top_two_share < FEW_CLIENTS_SHARE:
-        return False
-    if is_recurring(demand) and demand.refused_s > SHORT_SHARE * demand.observed_s:
-        # A regular job.
+    """Say whether refusals were exceptions far above the usual demand, either very short or by one or two callers."""
+    storms, is_short = demand.storms, demand.refused_s <= SHORT_SHARE * demand.observed_s
+    top = standing_out(demand)
+    is_few = storms.top_two_share >= FEW_CLIENTS_SHARE or (top is not None and top.share >= FEW_CLIENTS_SHARE)
+    if not storms.days or not (is_short or (is_few and not is_recurring(demand))):
         return False
     if demand.refused_s > FLOOD_ACTIVE_SHARE * demand.active_s:
         return False
-    return demand.refusing_per_s >= FLOOD_TIMES * max(demand.calm.p99, demand.calm_minute_per_s)
+    return demand.refusing_per_s >= FLOOD_TIMES * max(demand.calm_p99, demand.calm_minute_per_s)
 
 
 def is_untold(demand: Demand) -> bool:
     """Say whether the log may have nothing above the limit but a flood, so that the limit stays."""
-    if not (demand.refused_s or demand.refused_messages):
+    if not demand.refused_messages or (demand.refused_span_s >= DAY_S and demand.refused_days * 2 >= demand.days):
         return False
-    if demand.refused_span_s >= DAY_S and demand.refused_days * 2 >= demand.days:
-        return False
-    # A shadow limit says only of whole minutes that they are calm.
-    is_shadow = demand.limit.action == "shadow"
-    calm = demand.quiet_minute_per_s if is_shadow else max(demand.calm.p99, demand.quiet_minute_per_s)
-    is_far_above = max(demand.corrected.p99, demand.minute_per_s, demand.refusing_per_s) >= FLOOD_TIMES * calm
+    usual = max(demand.calm_p99, demand.calm_minute_per_s)
+    is_far_above = max(demand.corrected_p99, demand.minute_per_s, demand.refusing_per_s) >= FLOOD_TIMES * usual
     return demand.quiet_s < LEAST_QUIET_S or (demand.observed_s < DAY_S and is_far_above)
 
 
@@ -469,7 +486,7 @@ def confidence_of(demand: Demand) -> Confidence:
     if demand.active_s < 600:
         level = min(level, 0 if demand.active_s < 60 else 1)
     level -= bool(demand.lost_records or demand.other or (demand.trend_per_week or 0.0) > TREND_MOST)
-    level -= demand.retries == "assumed" and demand.raw.p99 > demand.corrected.p99 * (1 + SAME)
+    level -= demand.retries == "assumed" and demand.raw_p99 > demand.corrected_p99 * (1 + SAME)
     return _LEVELS[max(0, level)]
 
 
@@ -482,6 +499,10 @@ def _unknowns(lost_records: int, other: int) -> Iterator[str]:
 
 def _sentences(said: Iterable[str]) -> str:
     return " ".join(f"{text[:1].upper() if text[:3] != 'p99' else text[:1]}{text[1:]}." for text in said if text)
+
+
+def _called(caller: Caller) -> str:
+    return f"{caller.fair_by.replace('_', ' ')} {_name(caller.name)}"
 
 
 def _name(name: str) -> str:

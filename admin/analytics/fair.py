@@ -10,14 +10,16 @@ A caller that comes in bursts is replayed with the larger part that it had while
 in the log are taken to be as large as the smallest one with a name.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from admin.analytics.demand import WHO, Caller, Demand, Ints, Minute, Storm
-from admin.analytics.replay import Replay, Second
+from admin.analytics.demand import Caller, Demand, Limit, Minutes, Storm, standing_out
+from admin.analytics.replay import refused
+from admin.analytics.words import MINUTE_S
 from limiter.rules.rule import MAX_FAIR_KEYS
 
 MAX_SHARE: Final = 0.5
@@ -28,7 +30,6 @@ MAX_SECONDS: Final = 20_000
 """Seconds of storms that are replayed, of the largest storms; it bounds the time."""
 UNEVEN: Final = 1.25
 """A caller is replayed with this much more than its mean demand, since a share has no room for its busier moments."""
-_COLUMNS: Final = 4
 
 
 class Others(NamedTuple):
@@ -39,7 +40,8 @@ class Others(NamedTuple):
         keys: how many callers share the limit, at most.
         messages: that the others sent.
         refused_now: their share of it that was refused.
-        refused_then: their share that fair shares would refuse, at most.
+        refused_then: their share of it that fair shares would refuse, at most.
+        worst_then: the share that fair shares would refuse to any of them, at most.
     """
 
     caller: Caller
@@ -47,78 +49,60 @@ class Others(NamedTuple):
     messages: float
     refused_now: float
     refused_then: float
+    worst_then: float
 
 
-def others_of(demand: Demand, minutes: Sequence[Minute]) -> Others | None:
+def others_of(demand: Demand, minutes: Minutes) -> Others | None:
     """Replay fair shares among the kind of caller where one stands out most; None if none does."""
-    # If callers of two kinds stand out alike, the first: an address cannot be made up.
-    caller = max(
-        (callers[0] for who in WHO if who != demand.kind and (callers := demand.storms.callers.get(who))),
-        key=lambda each: round(each.share, 1),
-        default=None,
-    )
+    caller = standing_out(demand)
     if caller is None or not demand.limit.rate or not MAX_SHARE <= caller.share < 1.0:
         return None
     who, since_s = caller.fair_by, demand.limit_since_s or 0
     storms = [each for each in demand.storms.each if each.start_s >= since_s]
-    starts = np.array([each.minute_s for each in minutes], np.int64)
-    left, keys, messages, now, then = MAX_SECONDS, 0, 0.0, 0.0, 0.0
+    left, keys, now = MAX_SECONDS, 0, 0.0
+    asked, then = defaultdict[str, float](float), defaultdict[str, float](float)
     for storm in sorted(storms, key=lambda each: (-each.messages, each.start_s)):
-        seconds, clients = _seconds(storm, minutes, starts)
-        if len(seconds) > left:
+        begin, end = np.searchsorted(minutes.at_s, (storm.start_s, storm.end_s)).tolist()
+        left -= end - begin
+        if left < 0:
             break
-        left -= len(seconds)
+        first, last = np.searchsorted(minutes.minute_s, (storm.start_s - MINUTE_S, storm.end_s)).tolist()
+        clients = minutes.clients[first:last].max(initial=0)
         # Callers that were not refused have shares as well.
-        count = max(storm.counts[who], -(-storm.counts[who] * clients // max(1, storm.counts["client"])))
+        count = max(storm.counts[who], -(-storm.counts[who] * int(clients) // max(1, storm.counts["client"])))
         keys = max(keys, count)
-        its = next((each.share for each in storm.callers[who] if each.name == caller.name), 0.0)
-        messages += (1 - its) * int(seconds[:, 2].sum())
-        now += (1 - its) * storm.messages
-        then += sum(times * _refused(demand, seconds, part, count) for part, times in _parts(storm, caller))
+        total = float(minutes.messages[begin:end].sum())
+        for name, share, part in _parts(storm, caller):
+            asked[name] += share * total
+            now += share * storm.messages
+            then[name] += share / part * _refused(demand.limit, minutes, slice(begin, end), part, count)
+    messages = sum(asked.values())
     if not messages or not LEAST_CALLERS <= keys <= MAX_FAIR_KEYS:
         return None
-    return Others(caller, keys, messages, min(1.0, now / messages), min(1.0, then / messages))
+    worst = max(min(1.0, then[name] / its) for name, its in asked.items() if its)
+    return Others(caller, keys, messages, *(min(1.0, each / messages) for each in (now, sum(then.values()))), worst)
 
 
-def _parts(storm: Storm, caller: Caller) -> list[tuple[float, float]]:
-    """Return the other callers' parts of the demand while they asked, and how much of the time or how many did."""
+def _parts(storm: Storm, caller: Caller) -> Iterator[tuple[str, float, float]]:
+    """Return the other callers, their parts of all demand, and of the demand while they asked."""
     named = storm.callers[caller.fair_by]
-    found = [
-        (part := min(1.0, max(each.share, each.share_then) * UNEVEN), each.share / part)
-        for each in named
-        if each.name != caller.name and each.share
-    ]
+    for each in named:
+        if each.name != caller.name and each.share:
+            yield each.name, each.share, min(1.0, max(each.share, each.share_then) * UNEVEN)
     rest = 1.0 - sum(each.share for each in named)
     if named and storm.counts[caller.fair_by] > len(named) and rest > 0:
-        found.append((named[-1].share * UNEVEN, rest / named[-1].share / UNEVEN))
-    return found
+        yield "", rest, named[-1].share * UNEVEN
 
 
-def _seconds(storm: Storm, minutes: Sequence[Minute], starts: Ints) -> tuple[Ints, int]:
-    """Return a storm's demand as rows of ``Second``, and how many clients there were in a minute."""
-    first = np.searchsorted(starts, storm.start_s, "right") - 1
-    found, clients = [], 0
-    for minute in minutes[max(0, int(first)) :]:
-        if minute.minute_s >= storm.end_s:
-            break
-        at_s = minute.minute_s + minute.second
-        rows = np.stack((at_s, minute.requests, minute.messages, minute.bytes), axis=1)
-        found.append(rows[(at_s >= storm.start_s) & (at_s < storm.end_s)])
-        clients = max(clients, minute.clients)
-    return np.concatenate(found) if found else np.empty((0, _COLUMNS), np.int64), clients
-
-
-def _refused(demand: Demand, seconds: Ints, part: float, count: int) -> int:
+def _refused(limit: Limit, minutes: Minutes, at: slice, part: float, count: int) -> float:
     """Return how many messages the share of one caller refuses, which has a part of each second."""
-    limit = demand.limit
     share = replace(
         limit,
         rate_per_s=None if limit.rate is None else limit.rate / count,
         bytes_per_s=None if limit.bytes_rate is None else limit.bytes_rate / count,
     )
-    messages = np.diff(np.floor(np.cumsum(seconds[:, 2] * part) + 0.5), prepend=0.0).astype(np.int64)
-    requests = np.maximum(1, np.rint(seconds[:, 1] * part)).astype(np.int64)
-    size = np.rint(seconds[:, 3] * part).astype(np.int64)
-    its = np.stack((seconds[:, 0], requests, messages, size), axis=1)[messages > 0]
-    player = Replay(share, int(seconds[0, 0]) if len(seconds) else 0, is_empty=True)
-    return player.play([Second(*row) for row in its.tolist()])
+    # In whole messages: a small caller sends in some of the seconds only.
+    messages = np.diff(np.floor(np.cumsum(minutes.messages[at] * part) + 0.5), prepend=0.0)
+    sent = messages > 0
+    requests, size = (np.maximum(1.0, each[at] * part)[sent] for each in (minutes.requests, minutes.bytes))
+    return float(refused(share, minutes.at_s[at][sent], requests, messages[sent], size, is_empty=True).sum())

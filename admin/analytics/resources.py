@@ -37,7 +37,7 @@ _SCHEMA: Final = pa.schema(
 )
 _MINUTES: Final = (
     "minute_s", *(each for each in AMOUNTS if not each.endswith("bytes")), "identified", "busy_answers", "languages",
-    "clients", *LIMIT_COLUMNS, "second", *SECONDS,
+    "clients", *LIMIT_COLUMNS, "second", *SECONDS, "second_shadowed",
 )  # fmt: skip
 _STORMS: Final = (
     "start_s", "end_s", "messages", "rules",

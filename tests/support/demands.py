@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from admin.analytics.advice import Advice, advise
-from admin.analytics.demand import LIMIT_COLUMNS, WHO, Collector, Demand, Known, Limit, Minute
+from admin.analytics.demand import LIMIT_COLUMNS, WHO, Collector, Demand, Known, Limit, Minutes
 from admin.analytics.options import Options
 from limiter.buckets.fair import FairLimiter
 from limiter.buckets.limiter import Limiter
@@ -54,7 +54,7 @@ class Recorded:
     def limit(self) -> Limit:
         return self.limits[-1][1]
 
-    def demand(self, *, lost_records: int = 0, day_s: Mapping[int, int] | None = None) -> tuple[Demand, list[Minute]]:
+    def demand(self, *, lost_records: int = 0, day_s: Mapping[int, int] | None = None) -> tuple[Demand, Minutes]:
         """Return what a report makes of it."""
         collector = Collector(("a", "topic", "orders"), self.attempts)
         batch = self.minutes()
@@ -120,6 +120,7 @@ class Recorded:
                 "second_requests": lists(asked[at]),
                 "second_bytes": lists(asked[at] * 100),
                 "second_repeated": empty,
+                "second_shadowed": lists(refused[at]) if is_shadow else empty,
                 "rate_per_s": pa.array([each["rate_per_s"] for each in limits], pa.float64()),
                 "bytes_per_s": pa.array([each["bytes_per_s"] for each in limits], pa.float64()),
             }

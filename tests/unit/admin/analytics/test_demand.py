@@ -4,17 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from demands import DAY_S, START_S, Recorded, Seconds, flowing, limited
+from demands import DAY_S, START_S, Recorded, flowing, limited
 
 from admin.analytics import demand as module
-from admin.analytics.demand import Caller, Collector, Known, Percentiles, percentiles
+from admin.analytics.demand import Caller, Collector, Known, p99
 
-SHARES = (0.5, 0.95, 0.99, 0.999, 1.0)
 DAY = START_S // DAY_S
-
-
-def exact(values: Seconds) -> Percentiles:
-    return Percentiles(*np.quantile(values, SHARES).tolist())
 
 
 @pytest.fixture
@@ -34,8 +29,8 @@ def test_percentiles_are_exact_over_all_observed_seconds(busy: Recorded) -> None
         at = 60 * minute + np.flatnonzero(refused[60 * minute :][:60])
         if len(at):
             calm[at[0] : at[-1] + 1] = False
-    assert found.raw == pytest.approx(exact(asked))
-    assert found.calm == pytest.approx(exact(asked[calm]))
+    assert (found.raw_p99, found.raw_top) == pytest.approx((np.quantile(asked, 0.99), asked.max()))
+    assert (found.calm_p99, found.calm_top) == pytest.approx((np.quantile(asked[calm], 0.99), asked[calm].max()))
     assert (found.active_s, found.refused_s) == (np.count_nonzero(asked), np.count_nonzero(~calm))
     assert (found.messages, found.refused_messages) == (asked.sum(), refused.sum())
     assert found.minute_per_s == pytest.approx(asked.reshape(-1, 60).sum(axis=1).max() / 60)
@@ -49,11 +44,10 @@ def test_how_minutes_are_split_into_batches_makes_no_difference(busy: Recorded) 
         collector = Collector(("a", "topic", "orders"), {})
         for begin in range(0, rows.num_rows, size):
             collector.take(rows.slice(begin, size))
-        found.append((collector.demand(Known(3 * 3600), START_S + 3 * 3600, busy.storms()), len(collector.minutes)))
-    assert found[0][1] == 180
-    for demand, count in found[1:]:
-        assert replace(demand, refusing=0.0) == replace(found[0][0], refusing=0.0)
-        assert (demand.refusing, count) == (pytest.approx(found[0][0].refusing), 180)
+        demand = collector.demand(Known(3 * 3600), START_S + 3 * 3600, busy.storms())
+        found.append((demand, [each.tolist() for each in collector.minutes]))
+    assert len(found[0][1][0]) == 180
+    assert found[1:] == found[:1] * 2
 
 
 def test_the_busiest_minutes_are_kept_and_of_equal_ones_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,16 +55,16 @@ def test_the_busiest_minutes_are_kept_and_of_equal_ones_the_last(monkeypatch: py
     tops = [5, 9, 5, 7, 5]
     recorded = flowing(limited(100.0), {"web": np.repeat(tops, 60)}, 300)
     _, minutes = recorded.demand()
-    assert [(each.minute_s - START_S) // 60 for each in minutes] == [1, 3, 4]
-    # They do not keep the batch that they came in.
-    assert all(each.second.base is None or len(each.second.base) <= 60 for each in minutes)
+    assert ((minutes.minute_s - START_S) // 60).tolist() == [1, 3, 4]
+    assert minutes.messages.tolist() == [9] * 60 + [7] * 60 + [5] * 60
 
 
-def test_percentiles_of_little() -> None:
-    assert percentiles({}, 0) == Percentiles()
-    assert percentiles({}, 5) == Percentiles()
-    assert percentiles({7.0: 1}, 0) == Percentiles(7, 7, 7, 7, 7)
-    assert percentiles({10.0: 1}, 1) == pytest.approx(Percentiles(5, 9.5, 9.9, 9.99, 10))
+@pytest.mark.parametrize(
+    ("values", "zeros", "expected"),
+    [({}, 0, 0), ({}, 5, 0), ({7.0: 1}, 0, 7), ({10.0: 1}, 1, 9.9), ({1.0: 50, 2.0: 51}, 0, 2)],
+)
+def test_percentile_of_little(values: dict[float, int], zeros: int, expected: float) -> None:
+    assert p99(values, zeros) == pytest.approx(expected)
 
 
 def days(*per_s: int, first_s: int = 0, last_s: int | None = None) -> Recorded:
@@ -108,12 +102,28 @@ def test_each_limit_answers_for_its_own_time() -> None:
     assert found.before == {100.0: (600 * 210, 600 * 110), 150.0: (600 * 210, 600 * 60)}
 
 
-def test_a_shadow_limit_refuses_nothing_and_its_minutes_are_loud(busy: Recorded) -> None:
-    shadow = replace(busy, limits=[(0, limited(300.0, action="shadow"))])
-    found, _ = shadow.demand()
-    assert found.refused_messages == busy.demand()[0].refused_messages
-    assert (found.refused_s, found.refused_span_s) == (0, busy.demand()[0].refused_span_s)
-    assert found.quiet_minute_per_s < found.calm_minute_per_s == found.minute_per_s
+def test_what_a_shadow_limit_would_have_refused_counts_as_refused(busy: Recorded) -> None:
+    shadow, found = replace(busy, limits=[(0, limited(300.0, action="shadow"))]).demand()[0], busy.demand()[0]
+    assert replace(shadow, limit=found.limit) == found
+
+
+@pytest.mark.parametrize(
+    ("per_s", "gone_s"),
+    [
+        ((80, 80, 80, 0, 0), 3 * DAY_S),
+        ((80, 80, 80, 80, 0), None),
+        # Less than a hundredth is next to nothing.
+        ((800, 800, 2, 2, 2), 2 * DAY_S),
+        # A second weekend.
+        ((80, 0, 0, 80, 80, 80, 80, 80, 0, 0), None),
+        ((80, 0, 0, 80, 80, 80, 80, 80, 0, 0, 0), 8 * DAY_S),
+    ],
+)
+def test_a_resource_is_gone_after_more_days_without_demand_than_are_usual(
+    per_s: tuple[int, ...], gone_s: int | None
+) -> None:
+    found, _ = days(*per_s).demand()
+    assert found.gone_since_s == (None if gone_s is None else START_S + gone_s)
 
 
 def test_storms_are_added_up_and_callers_have_their_parts() -> None:
@@ -124,7 +134,7 @@ def test_storms_are_added_up_and_callers_have_their_parts() -> None:
         "late": np.where((at % 300 >= 10) & (at % 300 < 20), 90, 0),
     }
     found = flowing(limited(100.0), callers, 600).demand()[0].storms
-    assert (found.count, found.days, found.clients, found.own_share, found.other_rule) == (2, 1, 3, 1.0, "")
+    assert (len(found.each), found.days, found.clients, found.own_share, found.other_rule) == (2, 1, 3, 1.0, "")
     assert [each.start_s - START_S for each in found.each] == [0, 300]
     flood, early, late = found.each[0].callers["client"]
     assert (flood.name, flood.share) == ("flood", pytest.approx(900 / 990, abs=1e-3))
