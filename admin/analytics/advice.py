@@ -185,8 +185,9 @@ class _Case:
             return self._lowered()
         if self._is_untold:
             return "keep", now, [_about_untold(demand)]
-        is_enough = self._holds(now if is_same else now / self._room)
-        if is_enough or (is_same and _own_share(demand) <= NEXT_TO_NOTHING):
+        refuses = _own_share(demand) > NEXT_TO_NOTHING
+        is_enough = not refuses or self._holds(now) if is_same else not refuses and self._holds(now / self._room)
+        if is_enough:
             return "keep", now, []
         return self._raised(max(need, now))
 

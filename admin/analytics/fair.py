@@ -59,6 +59,8 @@ def others_of(demand: Demand, minutes: Minutes) -> Others | None:
         return None
     who, since_s = caller.fair_by, demand.limit_since_s or 0
     storms = [each for each in demand.storms.each if each.start_s >= since_s]
+    if max((max(each.counts[who], each.counts["client"]) for each in storms), default=0) < LEAST_CALLERS:
+        return None
     left, keys, now = MAX_SECONDS, 0, 0.0
     asked, then = defaultdict[str, float](float), defaultdict[str, float](float)
     for storm in sorted(storms, key=lambda each: (-each.messages, each.start_s)):
