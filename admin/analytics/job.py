@@ -107,7 +107,7 @@ def make_report(
     from admin.analytics import page, report  # noqa: PLC0415 - imported while Java starts
     from admin.analytics.tables import Store  # noqa: PLC0415 - as above
 
-    tools = report.Tools(session, Store(session, wish.tables), step)
+    tools = report.Tools(session, Store(session, wish.tables), step, found.unpacked_bytes)
     take = report.make_tables if seen is None else seen.take
     frames, read = take(tools, found, wish.options)
     sidecars, coverage = report.sidecars_of(frames.coverage)

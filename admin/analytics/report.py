@@ -11,11 +11,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import reduce
 from itertools import groupby, pairwise
-from operator import itemgetter
+from math import inf
+from operator import and_, itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import Observation, Window
+from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from admin.analytics import log, rollup, tables, words
@@ -23,8 +25,8 @@ from admin.analytics.demand import Known
 from admin.analytics.inputs import Found, SetAside
 from admin.analytics.options import Options
 from admin.analytics.resources import Sidecar, Tables, advise_each, advise_here
-from admin.analytics.spark import TINY_BYTES
-from admin.analytics.tables import RESOURCE_KEY, WHO_KEY, Days, Store, day_of
+from admin.analytics.spark import SMALL_BYTES, TINY_BYTES
+from admin.analytics.tables import ALL_DAYS, RESOURCE_KEY, WHO_KEY, Days, Store, day_of
 from admin.analytics.words import DAY_S, HOUR_S, MINUTE_S, WEEK_S
 from admin.common.errors import StartError
 from admin.common.recommendations import ACTIONS, TO_DO
@@ -67,6 +69,21 @@ class Tools:
     session: "SparkSession"
     store: Store
     step: Step
+    log_bytes: float = inf
+
+    @property
+    def is_tiny(self) -> bool:
+        """The log is so small that starting something takes longer than doing it."""
+        return self.log_bytes < TINY_BYTES
+
+    @property
+    def is_small(self) -> bool:
+        """Tables have room in memory."""
+        return self.log_bytes < SMALL_BYTES
+
+    def keep(self, frame: "DataFrame") -> "DataFrame":
+        """Return rows that are not made twice: columns of which each query takes what it needs, but for a tiny log."""
+        return frame.localCheckpoint() if self.is_tiny else frame.persist()
 
 
 @dataclass(frozen=True)
@@ -105,19 +122,15 @@ def make_tables(
         StartError: there is nothing to report, and no report to which nothing is added; the tables are as they were.
     """
     tools.step(f"reading {words.counted(len(found.files), 'file')}")
-    seen = Observation()
     in_period = _in_period(options, hours)
-    counted = (
-        F.expr("count_if(wanted) AS wanted"),
-        F.expr("count_if(why IS NOT NULL AND NOT is_file) AS bad"),
-        F.expr("count(why) AS aside"),
-        F.expr("min(IF(why IS NULL, at_s, NULL)) AS first_s"),
-        F.expr("max(IF(why IS NULL, at_s, NULL)) AS last_s"),
-    )
-    lines = log.read(tools.session, found).withColumn("wanted", F.expr(f"why IS NULL AND {in_period}"))
-    lines = lines.observe(seen, *counted).localCheckpoint()
-    # Spark Connect observes no checkpoints.
-    counts = seen.get or lines.agg(*counted).collect()[0].asDict()
+    lines = tools.keep(log.read(tools.session, found).withColumn("wanted", F.expr(f"why IS NULL AND {in_period}")))
+    counts = lines.selectExpr(
+        "count_if(wanted) AS wanted",
+        "count_if(why IS NOT NULL AND NOT is_file) AS bad",
+        "count(why) AS aside",
+        "min(IF(why IS NULL, at_s, NULL)) AS first_s",
+        "max(IF(why IS NULL, at_s, NULL)) AS last_s",
+    ).collect()[0]
     aside = _set_aside(lines) if counts["aside"] else []
     damaged = {each["file"] for each in aside if not each["lines"]}
     skipped = [each._asdict() for each in (*found.skipped, *found.vanished())]
@@ -126,19 +139,23 @@ def make_tables(
         raise StartError(_why_nothing(counts["first_s"], counts["last_s"], found, set_aside))
     records = lines.where("wanted").select(*log.FIELDS)
     tools.step(f"adding up {counts['wanted']:,} records")
-    coverage = rollup.coverage(records, records).localCheckpoint()
-    copies = coverage.agg(F.coalesce(F.sum("copies"), F.lit(0))).collect()[0][0]
+    coverage = tools.keep(rollup.coverage(records, records))
+    copies = coverage.selectExpr("coalesce(sum(copies), 0L)").collect()[0][0]
     if copies:
-        once = records.dropDuplicates(["run", "n"]).localCheckpoint()
-        coverage, records = rollup.coverage(records, once).localCheckpoint(), once
+        once = tools.keep(records.dropDuplicates(["run", "n"]))
+        coverage, records = tools.keep(rollup.coverage(records, once)), once
     made = {
-        "minutes": rollup.minutes(records).localCheckpoint(),
-        "refusals": rollup.refusals(records).localCheckpoint(),
+        "minutes": rollup.minutes(records),
+        "refusals": rollup.refusals(records),
         "coverage": coverage,
         "limits": rollup.limits(records),
         "limit_changes": rollup.limit_changes(records),
     }
-    days: Container[date] = Days.of_seconds(options.since_s, options.until_s)
+    is_kept = hours is None and tools.is_small
+    if is_kept:
+        made |= {name: tools.keep(made[name]) for name in ("minutes", "refusals")}
+    period = Days.of_seconds(options.since_s, options.until_s)
+    days: Container[date] = period
     if hours is not None:
         days = frozenset(map(day_of, hours))
         touched = F.col("dt").isin(sorted(days))
@@ -147,10 +164,7 @@ def make_tables(
             made[name] = made[name].select(*table.names).unionByName(kept.select(*table.names))
     for name, (table, _) in _TABLES.items():
         tools.store.write(made[name], table, days)
-    if hours is not None:
-        frames = read_tables(tools)
-    else:
-        frames = Frames(**made)
+    frames = Frames(**made) if is_kept else read_tables(tools, period)
     inputs = {
         "logs": list(found.logs),
         "files": len(found.files),
@@ -165,9 +179,9 @@ def make_tables(
     return frames, inputs
 
 
-def read_tables(tools: Tools) -> Frames:
-    """Return the tables that are there."""
-    return Frames(**{name: tools.store.read(table) for name, (table, _) in _TABLES.items()})
+def read_tables(tools: Tools, days: Days = ALL_DAYS) -> Frames:
+    """Return the tables that are there, or some days of them."""
+    return Frames(**{name: tools.store.read(table, days) for name, (table, _) in _TABLES.items()})
 
 
 def _in_period(options: Options, hours: Iterable[int] | None) -> str:
@@ -312,17 +326,17 @@ def advise(tools: Tools, frames: Frames, options: Options, found: Found, sidecar
     days = Days.of_seconds(options.since_s, options.until_s)
     newest = frames.coverage.groupBy("instance").agg(F.max("newest_s").alias("newest_s"))
     gap_s = options.storm_gap_s
-    storms = rollup.floods(rollup.storms(frames.refusals, newest, gap_s, options.top), gap_s).localCheckpoint()
+    storms = tools.keep(rollup.floods(rollup.storms(frames.refusals, newest, gap_s, options.top), gap_s))
     tools.store.write(storms, tables.STORMS, days)
     tools.store.write(rollup.culprits(frames.refusals, options.top), tables.CULPRITS, days)
     tools.step("replaying demand against limits")
     given = (Tables(frames.minutes, storms, frames.limits), sidecars, options)
-    if found.unpacked_bytes < TINY_BYTES:
+    if tools.is_tiny:
         recommendations = advise_here(*given, tools.session)
     else:
         tasks = max(2, min(10_000, found.unpacked_bytes // _TASK_BYTES))
         recommendations = advise_each(*given, tasks)
-    recommendations = recommendations.localCheckpoint()
+    recommendations = tools.keep(recommendations)
     tools.store.replace(recommendations, RECOMMENDATIONS)
     return Advised(storms, recommendations)
 
@@ -427,31 +441,36 @@ def _resources(minutes: "DataFrame", until_s: int | None, new_since_s: int | Non
             )
         ),
     )
-    by_resource = by_resource.localCheckpoint()
-    orders: dict[str, tuple[int, str, *tuple[str, ...]]] = {
+    is_new = f"coalesce(first_s >= {new_since_s or 'NULL'}, false)"
+    orders = {
         "worst": (_MAX_CURVES, "true", "-(refused + shadowed)", "-admitted"),
-        "of_week": (
-            _MAX_OF_WEEK,
-            "true",
-            "-greatest(refused_week, refused_before)",
-            "-greatest(messages, messages_before)",
-        ),
-        "new": (_MAX_NEW, f"first_s >= {new_since_s or 'NULL'}", "-(admitted + refused)"),
-    }
-    found = {
-        name: [
-            row.asDict()
-            for row in by_resource.where(where).orderBy(*map(F.expr, by), *RESOURCE_KEY).limit(count).collect()
-        ]
-        for name, (count, where, *by) in orders.items()
-    }
+        "of_week": (_MAX_OF_WEEK, "true", "-greatest(refused_week, refused_before)",
+            "-greatest(messages, messages_before)"),
+        "new": (_MAX_NEW, is_new, f"NOT {is_new}", "-(admitted + refused)"),
+    }  # fmt: skip
     outcomes = ("admitted", "refused", "held", "shadowed")
-    sums = by_resource.selectExpr(
-        "count(*) AS resources",
-        "count_if(refused > 0) AS refused_resources",
-        *(f"coalesce(sum({each}), 0L) AS {each}" for each in outcomes),
-    )
-    return found, sums.collect()[0].asDict()
+    every = Window.partitionBy()
+    rows = (
+        by_resource.withColumns({
+            **{name: F.row_number().over(every.orderBy(*map(F.expr, by), *RESOURCE_KEY))
+                for name, (_, _, *by) in orders.items()},
+            "sums": F.struct(
+                F.count(F.lit(1)).over(every).alias("resources"),
+                F.count_if(F.col("refused") > 0).over(every).alias("refused_resources"),
+                *(F.sum(each).over(every).alias(each) for each in outcomes),
+            ),
+        })
+        .where(" OR ".join(f"({name} <= {most} AND {where})" for name, (most, where, *_) in orders.items()))
+        .withColumn("is_new", F.expr(is_new))
+        .collect()
+    )  # fmt: skip
+    found = {
+        name: [row.asDict() for row in sorted(rows, key=itemgetter(name)) if row[name] <= most]
+        for name, (most, *_) in orders.items()
+    }
+    found["new"] = [row for row in found["new"] if row["is_new"]]
+    none = dict.fromkeys(("resources", "refused_resources", *outcomes), 0)
+    return found, rows[0]["sums"].asDict() if rows else none
 
 
 def _week(of_week: Sequence[Row], from_s: int | None, until_s: int | None) -> Row | None:
@@ -606,12 +625,20 @@ def _curves(minutes: "DataFrame", worst: Sequence[Row]) -> list[Row]:
     """Return what was asked for over time, each with its own step; steps without a request are left out."""
     if not worst:
         return []
-    session = minutes.sparkSession
-    steps = [(*_named(each).values(), _step_s(each["last_s"] - each["first_s"])) for each in worst]
-    chosen = session.createDataFrame(steps, f"{', '.join(f'{name} STRING' for name in RESOURCE_KEY)}, step_s BIGINT")
+    steps = [_step_s(each["last_s"] - each["first_s"]) for each in worst]
+    step_of = F.coalesce(
+        *(
+            F.when(reduce(and_, (F.col(name) == value for name, value in _named(each).items())), F.lit(step_s))
+            for each, step_s in zip(worst, steps, strict=True)
+        )
+    )
     seconds = (
-        minutes.join(F.broadcast(chosen), list(RESOURCE_KEY))
-        .withColumn("would", F.expr("IF(size(second_shadowed) = 0, transform(second, s -> 0L), second_shadowed)"))
+        minutes.where(F.col("name").isin(sorted({each["name"] for each in worst})))
+        .withColumns({
+            "step_s": step_of,
+            "would": F.expr("IF(size(second_shadowed) = 0, transform(second, s -> 0L), second_shadowed)"),
+        })
+        .where("step_s IS NOT NULL")
         .selectExpr(*RESOURCE_KEY, "step_s", "minute_s", "rate_per_s",
             "inline(arrays_zip(second, second_admitted, second_refused, would))")
     )  # fmt: skip
@@ -641,7 +668,7 @@ def _curves(minutes: "DataFrame", worst: Sequence[Row]) -> list[Row]:
     return [
         {**_named(each), "step_s": step_s, "points": points[tuple(_named(each).values())],
             **{name: each[name] for name in ("admitted", "refused", "shadowed")}}
-        for each, (*_, step_s) in zip(worst, steps, strict=True)
+        for each, step_s in zip(worst, steps, strict=True)
     ]  # fmt: skip
 
 

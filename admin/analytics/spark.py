@@ -217,6 +217,11 @@ _TINY: Final = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
+_UNUSED: Final = re.compile(
+    r"spark-(mllib|graphx|streaming|kubernetes|yarn|hive|connect|pipelines|repl)_|kubernetes-|volcano-|vertx-|derby"
+    r"|hive-(?!storage-api)|datanucleus-|netty-tcnative-|breeze|spire|algebra|arpack|JTransforms|scala-compiler|jline"
+)
+"""Jars of Spark that a report on this machine does not need: each class is looked for in all jars in turn."""
 _SCRATCH: Final = "sluice-report-"
 
 
@@ -398,7 +403,7 @@ def _home(options: SparkOptions, scratch: Path) -> Iterator[None]:
     installed = Path(pyspark.__file__).parent
     (scratch / "jars").mkdir()
     for path in (*installed.glob("bin"), *installed.glob("conf"), *installed.glob("jars/*.jar")):
-        if not path.name.startswith("spark-mllib_"):
+        if not _UNUSED.match(path.name):
             (scratch / path.relative_to(installed)).symlink_to(path)
     os.environ["SPARK_HOME"] = str(scratch)
     try:

@@ -167,6 +167,9 @@ class Days:
         return cls(None if since_s is None else day_of(since_s), None if until_s is None else day_of(until_s - 1))
 
 
+ALL_DAYS: Final = Days()
+
+
 def day_of(at_s: int) -> date:
     """Return the day, UTC, of a second."""
     return datetime.fromtimestamp(at_s, UTC).date()
@@ -209,7 +212,7 @@ class Store:
         """Write a table that is not by day."""
         frame.write.mode("overwrite").parquet(self.path(name))
 
-    def read(self, table: Table, days: Days = Days()) -> "DataFrame":
+    def read(self, table: Table, days: Days = ALL_DAYS) -> "DataFrame":
         """Read a table, or only some days of it; of one that is not there, no rows."""
         frame = self._session.createDataFrame([], f"{', '.join(table.ddl_columns)}")
         if self._is_address or next(Path(self.path(table.name)).glob("dt=*/*.parquet"), None) is not None:
