@@ -86,7 +86,7 @@ def _items(name: str, info: inspect.Type) -> Iterator[tuple[str, str, str]]:
 def _signs(info: Any) -> Iterator[tuple[str, str]]:
     """Yield the bounds of a number that its type in Spark does not have itself."""
     for sign, bound in ((">=", info.ge), ("<=", info.le), ("<", info.lt)):
-        if bound is not None and abs(bound) < _BIGINT:
+        if bound is not None and bound < _BIGINT:
             yield sign, str(bound)
 
 
