@@ -140,12 +140,13 @@ def _in_range() -> str:
 
 
 # Two objects in one line are not one: a brace that is followed by another and a key is in no text, whose quotes are
-# escaped.
+# escaped. Patterns are slow, so they are only for lines that are not as Sluice writes them, or have a second brace.
 _WHY: Final = rf"""CASE
 WHEN damage IS NOT NULL THEN damage
 WHEN NOT is_valid_utf8(value) THEN 'not UTF-8'
-WHEN bad IS NOT NULL OR NOT value RLIKE r'^\s*\{{(?s:.*)\}}\s*$'
-    OR value RLIKE r'\}}\s*\{{\s*"\w+"\s*:' THEN '{_NOT_AN_OBJECT}'
+WHEN bad IS NOT NULL
+    OR NOT (startswith(value, '{{') AND endswith(value, '}}') OR value RLIKE r'^\s*\{{(?s:.*)\}}\s*$')
+    OR (locate('{{', value, 2) > 0 AND value RLIKE r'\}}\s*\{{\s*"\w+"\s*:') THEN '{_NOT_AN_OBJECT}'
 WHEN v IS NULL OR v NOT BETWEEN 1 AND 99 THEN 'no schema version'
 WHEN v != {VERSION} THEN concat('schema version ', v)
 WHEN type IS NULL OR type NOT IN ({", ".join(map(repr, _TYPES))}) THEN 'unknown type of record'
@@ -160,7 +161,7 @@ def read(session: "SparkSession", found: Found) -> "DataFrame":
     parsed = F.from_json("value", schema, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "bad"})
     return (
         _lines(session, found)
-        .where(r"damage IS NOT NULL OR value RLIKE r'\S'")
+        .where(r"damage IS NOT NULL OR startswith(value, '{') OR value RLIKE r'\S'")
         # A generator parses each line once; otherwise it may be parsed for each field.
         .select("value", "file", "damage", F.inline_outer(F.array(parsed)))
         .withColumn("why", F.expr(_WHY))

@@ -32,26 +32,33 @@ def minutes(records: "DataFrame") -> "DataFrame":
         for outcome in (*OUTCOMES, "repeated")
         for place, what in enumerate(_WHATS)
     )
-    lists = {name: F.expr(f"coalesce({name}, {_NONE})") for name in ("second", *SECONDS)}
-    parts = (
-        records.where("type IN ('traffic', 'rejection')")
-        .withColumns(lists)
-        .selectExpr(
-            *RESOURCE_KEY,
-            "at_s - at_s % 60 AS minute_s",
-            "IF(type = 'traffic', struct(n, run), NULL) AS number",
-            *amounts,
-            "coalesce(identified, 0L) AS identified",
-            "coalesce(busy_answers, 0L) AS busy_answers",
-            "map_entries(languages) AS languages",
-            "coalesce(clients, 0L) AS clients",
-            "coalesce(more_clients, false) AS more_clients",
-            f"struct({', '.join(_LIMIT)}) AS its_limit",
-            f"arrays_zip(second, {', '.join(SECONDS)}) AS seconds",
-            "coalesce(wait_max_us, 0L) AS wait_max_us",
-            "IF(verdict = 'shadow', struct(at_s % 60 AS second, messages), NULL) AS would",
-        )
+    # Of lists that are not there, nulls: seconds without a repeat need no list of zeros yet.
+    lists = (f"coalesce({name}, {_NONE}) AS {name}" for name in SECONDS[:-1])
+    repeated = "IF(size(second_repeated) > 0, second_repeated, array_repeat(0L, size(second)))"
+    traffic = records.where("type = 'traffic'").selectExpr(
+        *RESOURCE_KEY,
+        "at_s - at_s % 60 AS minute_s",
+        "struct(n, run) AS number",
+        *amounts,
+        "coalesce(identified, 0L) AS identified",
+        "coalesce(busy_answers, 0L) AS busy_answers",
+        "map_entries(languages) AS languages",
+        "coalesce(clients, 0L) AS clients",
+        "coalesce(more_clients, false) AS more_clients",
+        f"struct({', '.join(_LIMIT)}) AS its_limit",
+        f"struct(coalesce(second, {_NONE}) AS second, {', '.join(lists)}, coalesce({repeated}, {_NONE})"
+        " AS second_repeated) AS seconds",
     )
+    rejections = (
+        records.where("type = 'rejection'")
+        .selectExpr(*RESOURCE_KEY, "at_s - at_s % 60 AS minute_s", "IF(verdict = 'shadow', at_s % 60, NULL) AS second",
+            "messages", "wait_max_us")
+        .groupBy(*RESOURCE_KEY, "minute_s", "second")
+        .agg(F.max("wait_max_us").alias("wait_max_us"), F.sum("messages").alias("messages"))
+        .selectExpr(*RESOURCE_KEY, "minute_s", "wait_max_us",
+            "IF(second IS NULL, NULL, struct(second, messages)) AS would")
+    )  # fmt: skip
+    parts = traffic.unionByName(rejections, allowMissingColumns=True)
     added = (
         parts.groupBy(*RESOURCE_KEY, "minute_s")
         .agg(
@@ -61,12 +68,15 @@ def minutes(records: "DataFrame") -> "DataFrame":
             # Within a run, clients are those of the minute so far.
             F.expr("bool_or(more_clients) OR min(number.run) < max(number.run) AS more_clients"),
             F.expr("max_by(its_limit, number) AS its_limit"),
-            F.flatten(F.collect_list("seconds")).alias("seconds"),
-            F.max("wait_max_us").alias("wait_max_us"),
+            # In order of their first second.
+            F.array_sort(F.collect_list("seconds")).alias("of_parts"),
+            F.expr("coalesce(max(wait_max_us), 0L) AS wait_max_us"),
             F.collect_list("would").alias("would"),
             F.count("number").alias("parts"),
         )
         .where("parts > 0")
+        .withColumn("seconds", F.expr(_JOINED))
+        .withColumn("zipped", F.expr(f"IF({_IN_ORDER}, NULL, {_ZIPPED})"))
         .withColumn("seconds", F.expr(_SECONDS))
         .withColumn("would", F.expr(_WOULD))
     )
@@ -95,14 +105,18 @@ def minutes(records: "DataFrame") -> "DataFrame":
 
 
 _NONE: Final = "CAST(array() AS ARRAY<BIGINT>)"
+_ALL_SECONDS: Final = ("second", *SECONDS)
+_JOINED: Final = f"struct({', '.join(f'flatten(of_parts.{name}) AS {name}' for name in _ALL_SECONDS)})"
+_ZIPPED: Final = f"arrays_zip({', '.join(f'seconds.{name}' for name in _ALL_SECONDS)})"
 _ADDED: Final = ", ".join(
-    f"aggregate(filter(seconds, x -> x.second = s), 0L, (sum, x) -> sum + coalesce(x.{name}, 0L)) AS {name}"
+    f"transform(array_sort(array_distinct(seconds.second)), s -> aggregate(filter(zipped, x -> x.second = s), 0L,"
+    f" (sum, x) -> sum + x.{name})) AS {name}"
     for name in SECONDS
 )
-_SECONDS: Final = f"""IF(size(array_distinct(seconds.second)) < size(seconds),
-    transform(array_sort(array_distinct(seconds.second)), s -> struct(s AS second, {_ADDED})),
-    transform(array_sort(seconds),
-        s -> struct(s.second AS second, {", ".join(f"coalesce(s.{name}, 0L) AS {name}" for name in SECONDS)})))"""
+_IN_ORDER: Final = "seconds.second = array_sort(array_distinct(seconds.second))"
+_SECONDS: Final = (
+    f"""IF({_IN_ORDER}, seconds, struct(array_sort(array_distinct(seconds.second)) AS second, {_ADDED}))"""
+)
 """Seconds in order, each once: a second is in two records where one run ended in it and another began."""
 _WOULD: Final = f"""IF(size(would) = 0, {_NONE}, transform(seconds.second,
     s -> aggregate(filter(would, x -> x.second = s), 0L, (sum, x) -> sum + x.messages)))"""
