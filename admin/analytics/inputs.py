@@ -8,15 +8,20 @@ folder in one with a date (``2026-11-21``) more than a day away. Spark lists add
 import glob
 import os
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+
+import msgspec
 
 from admin.analytics.words import counted
 from admin.common.disk import open_to_read
 from admin.common.errors import StartError
+from admin.common.numbers import LATEST_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,6 +33,10 @@ _TIMES_PACKED: Final = 10
 _CLOCKS_S: Final = 3600
 """Allowed difference between the clocks of records and files."""
 _DATE: Final = re.compile(r"(?<!\d)20\d\d-\d\d-\d\d(?!\d)")
+_CLOCK_S: Final = 600
+"""Clocks that differ by more are named."""
+_LOOKED_AT: Final = 1000
+_END_BYTES: Final = 64 * 1024
 
 
 class SetAside(NamedTuple):
@@ -111,7 +120,6 @@ def find(
     if outside:
         raise StartError(f"nothing to report: {counted(len(outside), 'file')} of the log, by date none in the period")
     lines = [f"{each.file}: {each.reason}" for each in aside[:5]]
-    lines += [f"and {len(aside) - 5} more"] if len(aside) > 5 else []
     lines = lines or [f"{log}: no file of a rejection log in it ({', '.join(ENDINGS)})" for log in logs]
     raise StartError([*lines, "nothing to report: name the folder of Sluice's rejection log"])
 
@@ -123,7 +131,12 @@ def _listed(logs: Sequence[str], session: "SparkSession | None", skipped: dict[s
             if session is not None:
                 yield from _at(log, session)
             continue
-        for path in _named(log, skipped):
+        path = Path(log).absolute()
+        matches = glob.glob(str(path), recursive=True)  # noqa: PTH207 - absolute patterns
+        named = [path] if os.path.lexists(path) else list(map(Path, matches))
+        if not named:
+            skipped[log] = "no match" if glob.has_magic(log) else "no such file or folder"
+        for path in named:
             for each in _below(path, skipped) if path.is_dir() else (path,):
                 if file := _look(each, skipped):
                     yield str(path if path.is_dir() else path.parent), file
@@ -153,16 +166,6 @@ def _is_outside(file: File, root: str, since_s: int | None, until_s: int | None)
     return until_s is not None and day - near > datetime.fromtimestamp(until_s - 1, UTC).date()
 
 
-def _named(log: str, skipped: dict[str, str]) -> list[Path]:
-    path = Path(log).absolute()
-    if os.path.lexists(path):
-        return [path]
-    found = [Path(each) for each in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207 - absolute patterns
-    if not found:
-        skipped[log] = "no match" if glob.has_magic(log) else "no such file or folder"
-    return found
-
-
 def _below(folder: Path, skipped: dict[str, str]) -> Iterator[Path]:
     """Yield the log files below a folder. Links are followed, each folder is read once."""
 
@@ -176,9 +179,7 @@ def _below(folder: Path, skipped: dict[str, str]) -> Iterator[Path]:
             continue
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith(_HIDDEN))
-        for name in sorted(files):
-            if name.endswith(ENDINGS) and not name.startswith(_HIDDEN):
-                yield Path(directory, name)
+        yield from (Path(directory, name) for name in files if name.endswith(ENDINGS) and not name.startswith(_HIDDEN))
 
 
 def _look(file: Path, skipped: dict[str, str]) -> File | None:
@@ -197,3 +198,32 @@ def _look(file: Path, skipped: dict[str, str]) -> File | None:
 
 def _why(error: OSError) -> str:
     return f"cannot be read: {(error.strerror or str(error)).lower()}"
+
+
+# Clocks.
+
+
+class _Last(msgspec.Struct):
+    instance: str
+    at_s: Annotated[int, msgspec.Meta(ge=0, le=LATEST_S)]
+
+
+def clocks(files: Sequence[File]) -> list[dict[str, Any]]:
+    """Return sidecars whose clock differs from that of their files. At most 1000 files are looked at.
+
+    A file is written within two minutes of its last record, so a later record was written by a clock that is ahead. An
+    earlier one may be a copy's: that counts only if all files of a sidecar differ by the same amount.
+    """
+    ends = defaultdict[str, list[tuple[int, float]]](list)
+    for file in files[:: len(files) // _LOOKED_AT + 1]:
+        with suppress(OSError, msgspec.MsgspecError), Path(file.path).open("rb") as stream:
+            stream.seek(max(0, file.size_bytes - _END_BYTES))
+            last = msgspec.json.decode(stream.read().rstrip().rpartition(b"\n")[2], type=_Last)
+            ends[last.instance].append((last.at_s, last.at_s - file.written_s))
+    found = []
+    for instance, its in sorted(ends.items()):
+        records, ahead = zip(*its, strict=True)
+        is_constant = max(records) - min(records) > 2 * _CLOCK_S > 2 * (max(ahead) - min(ahead))
+        if max(ahead) > _CLOCK_S or (max(ahead) < -_CLOCK_S and is_constant):
+            found.append({"instance": instance, "ahead_s": round(max(ahead))})
+    return found

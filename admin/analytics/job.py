@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from admin.analytics import inputs
-from admin.analytics.once import Seen
 from admin.analytics.options import Options
-from admin.analytics.out import locked, write_file
+from admin.analytics.out import Seen, locked, write_file
 from admin.analytics.spark import SparkOptions, in_words, open_session
 from admin.common.errors import SettingsError
 from admin.common.recommendations import Period, RecommendationsFile
@@ -55,11 +54,6 @@ class Wish:
     def files(self) -> Path:
         """Directory of everything but the tables."""
         return Path(DEFAULT_OUT if "://" in self.out else self.out)
-
-    @property
-    def tables(self) -> str:
-        """Directory or address of the tables."""
-        return self.out.rstrip("/") if "://" in self.out else str(self.files.absolute())
 
     @property
     def page(self) -> Path:
@@ -107,16 +101,16 @@ def make_report(
     from admin.analytics import page, report  # noqa: PLC0415 - imported while Java starts
     from admin.analytics.tables import Store  # noqa: PLC0415 - as above
 
-    tools = report.Tools(session, Store(session, wish.tables), step, found.unpacked_bytes)
+    tables = wish.out.rstrip("/") if "://" in wish.out else str(wish.files.absolute())
+    tools = report.Tools(session, Store(session, tables), step, found.unpacked_bytes)
     take = report.make_tables if seen is None else seen.take
     frames, read = take(tools, found, wish.options)
     sidecars, coverage = report.sidecars_of(frames.coverage)
     advised = report.advise(tools, frames, wish.options, found, sidecars)
     step("collecting results")
     made_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    results = report.results(
-        frames, advised, coverage, read, wish.options, made_at, out=str(wish.files), where=wish.tables
-    )
+    results = report.results(frames, advised, coverage, read, wish.options, made_at, out=str(wish.files), where=tables)
+    results["clocks"] = inputs.clocks(found.files)
     step("writing the page")
     period = Period(from_s=results["period"]["from"], until_s=results["period"]["until"])
     head = RecommendationsFile(made_at=made_at, period=period, instances=tuple(sorted(sidecars)))
@@ -152,12 +146,8 @@ def _check(wish: Wish, logs: tuple[str, ...]) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Step]:
-    """Show each step and its duration on a terminal."""
+    """Show each step on a terminal."""
     from rich.console import Console  # noqa: PLC0415 - takes its time
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415 - as above
 
-    console = Console(stderr=True, highlight=False)
-    columns = (SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("starting Spark")
-        yield lambda what: progress.update(task, description=what)
+    with Console(stderr=True).status("starting Spark") as status:
+        yield status.update

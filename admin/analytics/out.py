@@ -1,11 +1,32 @@
-"""The output directory of a report: its lock, and files that are replaced as a whole."""
+"""The output directory of a report: its lock, its files, and for ``--once`` the files of the log that were read.
+
+``OUT/_files.json`` lists them with the hours of their records. The hours of new files are made again from all files
+that have records of them. Other hours stay, even if their files are gone. So ``--once`` may run at any interval, files
+may come in any order, and a killed run is repeated. Only if a file arrives for an hour whose other files are gone,
+their records are lost, and the report says so.
+"""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
 
+import msgspec
+
+from admin.analytics.inputs import File, Found, SetAside
+from admin.analytics.options import Options
+from admin.analytics.words import DAY_S, counted
 from admin.common.disk import FileLock, LockedError, replace_durably, words_for
 from admin.common.errors import StartError
+
+if TYPE_CHECKING:
+    from admin.analytics.report import Frames, Tools
+
+_FILE: Final = "_files.json"
+_KEPT_S: Final = 35 * DAY_S
+VERSION: Final = 2
+"""Version of the list, and of how tables are made."""
 
 
 @contextmanager
@@ -40,3 +61,107 @@ def write_file(path: Path, pieces: Iterable[bytes]) -> None:
         path.chmod(0o644)
     except OSError as error:
         raise StartError(f"{path}: cannot be written: {words_for(error)}") from error
+
+
+class _Read(msgspec.Struct):
+    size_bytes: int
+    written_s: float
+    hours: list[int] = []
+    set_aside: list[dict[str, Any]] = []
+
+
+class _Kept(msgspec.Struct):
+    version: int
+    made_with: str
+    files: dict[str, _Read]
+
+
+@dataclass
+class Seen:
+    """The files that were read, and where their list is."""
+
+    path: Path
+    kept: _Kept
+
+    @classmethod
+    def read(cls, out: Path, options: Options) -> Self:
+        """Read the list of a directory; empty if the directory is new.
+
+        Raises:
+            StartError: the directory was made in another way, or the list is damaged.
+        """
+        path = out / _FILE
+        made_with = msgspec.json.encode((options.storm_gap_s, sorted(options.attempts.items()))).decode()
+        again = f"remove {out} to read all logs again, or choose another --out"
+        try:
+            kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
+        except FileNotFoundError:
+            if (out / "minutes").exists():
+                raise StartError(f"{out}: has a report that --once did not make; {again}") from None
+            return cls(path, _Kept(VERSION, made_with, {}))
+        except (OSError, msgspec.DecodeError) as error:
+            raise StartError(f"{path}: cannot be read: {error}; {again}") from None
+        if kept.version != VERSION or kept.made_with != made_with:
+            raise StartError(f"{out}: was made by another version, --storm-gap or --attempts; {again}")
+        return cls(path, kept)
+
+    @staticmethod
+    def is_kept(out: Path) -> bool:
+        """Tell whether ``--once`` updates a directory."""
+        return (out / _FILE).exists()
+
+    def take(self, tools: "Tools", found: Found, options: Options) -> "tuple[Frames, dict[str, Any]]":
+        """Read new files; return the tables, and what was read so far."""
+        from admin.analytics.report import read_tables  # noqa: PLC0415 - imported while Java starts
+
+        files = self.kept.files
+        known = {(path, each.size_bytes, each.written_s) for path, each in files.items()}
+        new = tuple(file for file in found.files if file not in known)
+        frames = self._read_new(tools, found, new, options) if new else read_tables(tools)
+        set_aside = [each for file in files.values() for each in file.set_aside]
+        set_aside += [each._asdict() for each in found.skipped]
+        records, copies = frames.coverage.selectExpr("sum(records)", "sum(copies)").collect()[0]
+        return frames, {
+            "logs": list(found.logs),
+            "files": len(files),
+            "size_bytes": sum(each.size_bytes for each in files.values()),
+            "records": records or 0,
+            "duplicates": copies or 0,
+            "bad_lines": sum(each["lines"] for each in set_aside),
+            "skipped_files": len({each["file"] for each in set_aside if not each["lines"]}),
+            "outside_files": 0,
+            "set_aside": set_aside,
+        }
+
+    def _read_new(self, tools: "Tools", found: Found, new: tuple[File, ...], options: Options) -> "Frames":
+        from admin.analytics.report import hours_of, make_tables  # noqa: PLC0415 - as above
+
+        files, changed = self.kept.files, {file.path for file in new}
+        tools.step(f"looking into {counted(len(new), 'new file')}")
+        hours_by_file = hours_of(tools, replace(found, files=new))
+        # The earlier hours of a changed file are made again, too.
+        hours = {hour for file in new if file.path in files for hour in files[file.path].hours}
+        hours.update(*hours_by_file.values())
+        if hours and not self.path.exists():
+            # If it is killed from here on, the next run knows that the tables are its own.
+            self._write()
+        for path, size_bytes, written_s in new:
+            files[path] = _Read(size_bytes, written_s, sorted(hours_by_file[path]))
+        again = tuple(
+            file for file in found.files if file.path in changed or not hours.isdisjoint(files[file.path].hours)
+        )
+        frames, inputs = make_tables(tools, replace(found, files=again), options, frozenset(hours))
+        for path, *_ in again:
+            files[path].set_aside = [each for each in inputs["set_aside"] if each["file"] == path]
+        newest_s = max((each.hours[-1] for each in files.values() if each.hours), default=0)
+        for path in files.keys() - {file.path for file in found.files}:
+            if not hours.isdisjoint(files[path].hours):
+                gone = SetAside(path, "is gone, and an hour of it was made again without it")
+                files[path].set_aside = [gone._asdict()]
+            if not files[path].hours or files[path].hours[-1] < newest_s - _KEPT_S:
+                del files[path]
+        self._write()
+        return frames
+
+    def _write(self) -> None:
+        write_file(self.path, [msgspec.json.encode(self.kept)])

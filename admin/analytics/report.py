@@ -56,8 +56,6 @@ _MAX_OF_WEEK: Final = 20
 _MAX_RECOMMENDED: Final = 100
 _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
 """Steps that a curve may have."""
-_CLOCK_S: Final = 600
-"""Sidecars whose clocks seem to differ by more than this are named."""
 _REACHED: Final = " + ".join(f"{outcome}_messages" for outcome in rollup.REACHED)
 _REFUSED: Final = "refused_messages + dropped_messages"
 
@@ -390,7 +388,6 @@ def results(  # noqa: PLR0917 - all that there is
         "totals": totals,
         "coverage": coverage[:_MAX_INSTANCES],
         "instance_count": len(coverage),
-        "clocks": _clocks(coverage),
         "storms": storms,
         "storm_gap_s": options.storm_gap_s,
         "culprits": culprits,
@@ -693,16 +690,3 @@ def _changes(changes: "DataFrame") -> list[Row]:
     )
     rows = changes.orderBy(F.desc("at_s"), "instance", F.desc("n")).limit(_MAX_CHANGES).select(*names).collect()
     return [row.asDict() for row in rows]
-
-
-def _clocks(coverage: Sequence[Row]) -> list[Row]:
-    """Return sidecars whose clock may be off: their log ends after most others, or all of it is earlier."""
-    if len(coverage) < 3:
-        return []
-    begin_s, end_s = (sorted(each[name] for each in coverage)[len(coverage) // 2] for name in ("from_s", "newest_s"))
-    found = []
-    for each in coverage:
-        began_s, ended_s = each["from_s"] - begin_s, each["newest_s"] - end_s
-        if ended_s > _CLOCK_S or (ended_s < -_CLOCK_S and abs(ended_s - began_s) < _CLOCK_S):
-            found.append({"instance": each["instance"], "ahead_s": ended_s})
-    return found

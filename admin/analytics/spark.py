@@ -4,10 +4,8 @@ Java's output goes to a file, and no temporary file stays behind. Under ``spark-
 session is used.
 """
 
-import fcntl
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +15,8 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import version
+from importlib.util import find_spec
 from math import inf
 from pathlib import Path
 from types import FrameType
@@ -35,6 +34,7 @@ INSTALL_SPARK: Final = (
     "pip install 'sluice-proxy[spark]', or in a source tree: pip install -c constraints.txt '.[spark]'"
 )
 _INSTALL_JAVA: Final = "apt-get install openjdk-17-jre-headless"
+_PACKAGES: Final = ("pyspark", "pyarrow", "pandas", "numpy", "jinja2")
 
 
 def check_requirements(environ: Mapping[str, str] = os.environ, *, java: bool = True) -> None:
@@ -42,39 +42,18 @@ def check_requirements(environ: Mapping[str, str] = os.environ, *, java: bool = 
 
     Args:
         environ: the environment.
-        java: Spark runs here, not behind Spark Connect.
+        java: Spark runs here, not behind Spark Connect, which checks its own packages.
 
     Raises:
         StartError: something is missing; says how to install it.
     """
-    if missing := _missing("sluice-proxy", "spark"):
+    missing = [name for name in _PACKAGES if find_spec(name) is None]
+    if "pyspark" not in missing and not (4, 3) <= tuple(map(int, version("pyspark").split(".")[:2])) < (5,):
+        missing = [f"pyspark 4.3 or a later 4.x (not {version('pyspark')})", *missing]
+    if missing:
         raise StartError(f"this needs {' and '.join(missing)}; install with: {INSTALL_SPARK}")
-    if not java and (missing := _missing("pyspark", "connect")):
-        raise StartError(f"Spark Connect needs {' and '.join(missing)}; install with: pip install 'pyspark[connect]'")
     if java and not under_submit(environ) and (why := _without_java(environ)):
-        raise StartError(f"this needs Java {OLDEST_JAVA} or newer, {why}; install with: {_INSTALL_JAVA}")
-
-
-def _missing(package: str, extra: str) -> list[str]:
-    """Return the requirements of an extra that are not installed, or in another version."""
-    missing = []
-    for line in requires(package) or ():
-        needed, _, marker = line.partition(";")
-        name = re.split(r"[^\w.-]", needed, maxsplit=1)[0]
-        if marker.strip().replace("'", '"') == f'extra == "{extra}"':
-            try:
-                found = _numbers(version(name))
-            except PackageNotFoundError:
-                missing.append(name)
-                continue
-            bounds = re.findall(r"(>=|<)([\d.]+)", needed)
-            if any((found >= _numbers(bound)) is (sign == "<") for sign, bound in bounds):
-                missing.append(f"{needed.strip()} (not {version(name)})")
-    return missing
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", text)[:3]]
+        raise StartError(f"this needs Java {OLDEST_JAVA} or newer, and {why}; install with: {_INSTALL_JAVA}")
 
 
 def under_submit(environ: Mapping[str, str] = os.environ) -> bool:
@@ -84,56 +63,39 @@ def under_submit(environ: Mapping[str, str] = os.environ) -> bool:
 
 def _without_java(environ: Mapping[str, str]) -> str:
     home = environ.get("JAVA_HOME")
-    java = str(Path(home, "bin", "java")) if home else shutil.which("java", path=environ.get("PATH"))
-    if java is None:
-        return "and none is installed"
-    named = f"{java} (JAVA_HOME)" if home else java
+    java = f"{home}/bin/java" if home else "java"
     try:
         ran = subprocess.run(  # noqa: S603 - the program that Spark will run, without a shell
-            [java, "-version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+            [java, "-version"], env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"and {named} cannot be run: {getattr(error, 'strerror', None) or 'no answer'}"
+    except OSError as error:
+        return f"{java} cannot be run: {error.strerror}"
     # "17.0.15", "21", "1.8.0_392", "25-ea"
     found = re.search(r'version "(?:1\.)?(\d+)', ran.stderr + ran.stdout)
-    if found is None:
-        return f"and {named} does not tell its version"
-    return f"and {named} is Java {found[1]}" if int(found[1]) < OLDEST_JAVA else ""
+    return f"{java} is Java {found[1]}" if found and int(found[1]) < OLDEST_JAVA else ""
 
 
 # Errors. A Spark error is pages of Java: those that an operator can act on are recognised by their words.
 
 _ADDRESS: Final = r"[^\n]*?((?:\b\w+:/?)?/[^\s'\"`,()]+)"
-_MEANINGS: Final = (
-    (
-        r"OutOfMemoryError|GC overhead limit|Java heap space",
+_MEANINGS: Final = {
+    r"OutOfMemoryError|GC overhead limit|Java heap space":
         "Spark ran out of memory: give it more with --driver-memory, as 2g, or a shorter time with --since",
-    ),
-    (
-        r"Could not reserve enough space|Cannot allocate memory|[Hh]eap size|System memory \d+ must be at least",
+    r"Could not reserve enough space|Cannot allocate memory|[Hh]eap size|System memory \d+ must be at least":
         "Java cannot get the memory of --driver-memory",
-    ),
-    (
-        r"No space left on device|Disk quota exceeded",
+    r"No space left on device|Disk quota exceeded":
         "no space left in --out or in the temporary directory (TMPDIR chooses another)",
-    ),
-    (
-        rf"(?:PATH_NOT_FOUND|FileNotFoundException|does not exist:|No such file or directory:){_ADDRESS}",
+    rf"(?:PATH_NOT_FOUND|FileNotFoundException|does not exist:|No such file or directory:){_ADDRESS}":
         "{}: not found; check the address, and that every machine of the cluster has it",
-    ),
-    (
-        rf"(?:AccessControlException|AccessDeniedException|Permission denied|Mkdirs failed to create){_ADDRESS}",
+    rf"(?:AccessControlException|AccessDeniedException|Permission denied|Mkdirs failed to create){_ADDRESS}":
         "{}: permission denied; choose another place or run it as another user",
-    ),
-    (
-        r"(?:Class (\S+FileSystem) not found|No FileSystem for scheme \"?(\w+)\"?)",
+    r"(?:Class (\S+FileSystem) not found|No FileSystem for scheme \"?(\w+)\"?)":
         "no reader for {} here; let Spark fetch it: --conf spark.jars.packages=org.apache.hadoop:hadoop-aws:3.4.2",
-    ),
-    (
-        r"Could not parse Master|Master must|All masters are unresponsive|Failed to connect to|removed our application",
+    r"Could not parse Master|Master must|All masters are unresponsive|Failed to connect to|removed our application":
         "no such --master, or it does not answer: must be local[2], spark://HOST:PORT, yarn, k8s://… or sc://HOST",
-    ),
-)
+    r"Py4JNetworkError|ConnectionRefusedError|ConnectionResetError|<exception str\(\) failed>":
+        "Spark's Java process ended unexpectedly; it may have been killed for lack of memory (--driver-memory)",
+}  # fmt: skip
 """Patterns of errors and their meanings; the first match counts."""
 _LONGEST: Final = 300
 
@@ -145,25 +107,17 @@ def in_words(log: Path | None) -> Iterator[None]:
     Raises:
         StartError: Spark failed, or a file cannot be read or written.
     """
-    from py4j.protocol import Py4JError  # noqa: PLC0415 - an optional extra
-    from pyspark.errors import PySparkException  # noqa: PLC0415 - as above
-
     try:
         yield
     except (OperatorError, BrokenPipeError):
         raise
     except Exception as error:
-        chain: list[BaseException] = [error]
-        while cause := chain[-1].__cause__ or chain[-1].__context__:
-            chain.append(cause)
-        java_is_gone = any(isinstance(each, ConnectionRefusedError | ConnectionResetError) for each in chain)
-        if not java_is_gone and not any(isinstance(each, PySparkException | Py4JError) for each in chain):
+        text = "".join(traceback.format_exception(error))
+        if not re.search(r"py4j|pyspark[/.]", text):
             if isinstance(error, OSError) and error.strerror:
                 file = error.filename or "a file in --out"
                 raise StartError(f"{file}: cannot be read or written: {error.strerror.lower()}") from error
             raise
-        # Java writes the messages, and may be gone: this does not fail then.
-        text = "".join(traceback.format_exception(error))
         if log is not None:
             with suppress(OSError), log.open("a", encoding="utf-8") as stream:
                 stream.write(text)
@@ -172,12 +126,10 @@ def in_words(log: Path | None) -> Iterator[None]:
 
 def meaning(text: str) -> str:
     """Return one line for the traceback of an error of Spark, or for its log."""
-    for pattern, said in _MEANINGS:
+    for pattern, said in _MEANINGS.items():
         if found := re.search(pattern, text):
             places = (re.sub(r"^file:/+", "/", each.rstrip(".,;:'\"`")) for each in found.groups() if each)
             return said.format(*places)
-    if re.search(r"Py4JNetworkError|ConnectionRefusedError|ConnectionResetError|<exception str\(\) failed>", text):
-        return "Spark's Java process ended unexpectedly; it may have been killed for lack of memory (--driver-memory)"
     # Of Java itself ": java.X: Words", and of Spark's Python side "pyspark.errors.X: [CLASS] Words".
     patterns = (r"^: (.+)", r"^(?:Exception in .+ )?[\w.]+(?:Exception|Error): (?:\[\S*\] )*(.+)")
     found = next(filter(None, (re.search(pattern, text, re.MULTILINE) for pattern in patterns)), None)
@@ -222,7 +174,6 @@ _UNUSED: Final = re.compile(
     r"|hive-(?!storage-api)|datanucleus-|netty-tcnative-|breeze|spire|algebra|arpack|JTransforms|scala-compiler|jline"
 )
 """Jars of Spark that a report on this machine does not need: each class is looked for in all jars in turn."""
-_SCRATCH: Final = "sluice-report-"
 
 
 @dataclass(frozen=True)
@@ -262,16 +213,16 @@ def open_session(options: SparkOptions) -> Iterator["SparkSession"]:
     Raises:
         StartError: it did not start; says why, and where its log is.
     """
+    log = options.log or Path(os.devnull)
     session = None
-    with _scratch() as scratch:
+    with tempfile.TemporaryDirectory(prefix="sluice-report-", ignore_cleanup_errors=True) as scratch:
         try:
-            with _signals_deferred(), _output_to(options.log or Path(os.devnull)), _home(options, scratch):
+            with _signals_deferred(), _output_to(log):
                 try:
-                    session = _start(options, scratch)
+                    session = _start(options, Path(scratch))
                 except Exception as error:
-                    text = options.log.read_text(encoding="utf-8", errors="replace") if options.log else ""
-                    why = meaning(f"{text}\n{error}").removeprefix("Spark failed: ")
-                    raise StartError(f"Spark did not start: {why}; see {options.log}") from error
+                    why = meaning(f"{log.read_text(encoding='utf-8', errors='replace')}\n{error}")
+                    raise StartError(f"Spark did not start: {why.removeprefix('Spark failed: ')}; see {log}") from error
             yield session
         finally:
             # The Java process or the master may be gone.
@@ -292,10 +243,18 @@ def _start(options: SparkOptions, scratch: Path) -> "SparkSession":
     if options.is_local:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    is_linked = options.is_local and not under_submit() and "SPARK_HOME" not in os.environ
+    if is_linked:
+        _link_spark(scratch)
+        os.environ["SPARK_HOME"] = str(scratch)
     builder = SparkSession.builder
     if options.is_connect:
         builder = builder.remote(options.master)
-    return builder.config(map=_settings(options, scratch, _given(options))).getOrCreate()
+    try:
+        return builder.config(map=_settings(options, scratch, _given(options))).getOrCreate()
+    finally:
+        if is_linked:
+            del os.environ["SPARK_HOME"]
 
 
 def _given(options: SparkOptions) -> dict[str, str]:
@@ -335,36 +294,16 @@ def _settings(options: SparkOptions, scratch: Path, given: Mapping[str, str]) ->
 
 
 @contextmanager
-def _scratch() -> Iterator[Path]:
-    """Make a temporary directory, and remove those of killed processes."""
-    parent = Path(tempfile.gettempdir())
-    for old in parent.glob(f"{_SCRATCH}*"):
-        with suppress(OSError), (old / "lock").open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(old, ignore_errors=True)
-    scratch = tempfile.TemporaryDirectory(prefix=_SCRATCH, ignore_cleanup_errors=True)
-    with scratch as name, Path(name, "lock").open("wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield Path(name)
-
-
-@contextmanager
 def _output_to(log: Path) -> Iterator[None]:
     """Redirect the output of child processes to a file, in place of that of the last run."""
-    try:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        stream = log.open("ab")
-        if log.is_file():
-            stream.truncate(0)
-    except OSError as error:
-        raise StartError(f"{log}: cannot be written: {error.strerror or error}; --out chooses another place") from error
-    sys.stdout.flush()
-    sys.stderr.flush()
+    log.parent.mkdir(parents=True, exist_ok=True)
     kept = [(number, os.dup(number)) for number in (1, 2)]
+    # Java appends, and so does in_words.
+    log.write_bytes(b"")
+    with log.open("ab") as stream:
+        for number, _ in kept:
+            os.dup2(stream.fileno(), number)
     try:
-        with stream:
-            for number, _ in kept:
-                os.dup2(stream.fileno(), number)
         yield
     finally:
         for number, before in kept:
@@ -377,27 +316,25 @@ def _signals_deferred() -> Iterator[None]:
     """Defer the first SIGINT or SIGTERM: Java must have started before it can be stopped."""
     noted: list[int] = []
 
-    def note(number: int, frame: FrameType | None) -> None:
-        if noted and callable(handler := before[signal.Signals(number)]):
-            handler(number, frame)
+    def note(number: int, _frame: FrameType | None) -> None:
         noted.append(number)
+        restore()
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if noted:
-        signal.raise_signal(noted[0])
+        restore()
+    for number in noted:
+        signal.raise_signal(number)
 
 
-@contextmanager
-def _home(options: SparkOptions, scratch: Path) -> Iterator[None]:
-    """Link Spark without its machine learning, which takes most of a second to load."""
-    if not options.is_local or under_submit() or "SPARK_HOME" in os.environ:
-        yield
-        return
+def _link_spark(scratch: Path) -> None:
+    """Link Spark without the jars that are not needed, which take most of a second to load."""
     import pyspark  # noqa: PLC0415 - as above
 
     installed = Path(pyspark.__file__).parent
@@ -405,8 +342,3 @@ def _home(options: SparkOptions, scratch: Path) -> Iterator[None]:
     for path in (*installed.glob("bin"), *installed.glob("conf"), *installed.glob("jars/*.jar")):
         if not _UNUSED.match(path.name):
             (scratch / path.relative_to(installed)).symlink_to(path)
-    os.environ["SPARK_HOME"] = str(scratch)
-    try:
-        yield
-    finally:
-        del os.environ["SPARK_HOME"]

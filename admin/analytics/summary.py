@@ -27,7 +27,6 @@ RIGHT: Final = frozenset({"Messages refused", "Peak", "Bytes", "Share of the res
 """Columns of numbers."""
 OFFERS: Final = {"lower": "Offered: could be lower", "raise": "Offered: could be higher"}
 _MAX_ROWS: Final = 10
-_MAX_RECOMMENDED: Final = 15
 _MAX_OFFERED: Final = 5
 
 
@@ -52,8 +51,7 @@ def lede(of: Row) -> str:
     if totals["held"]:
         said += f" {counted(totals['held'], 'message')} had to wait for a limit."
     if totals["shadowed"]:
-        storms = f" in {counted(totals['shadow_storms'], 'storm')}" if totals["shadow_storms"] else ""
-        said += f" Limits in shadow mode would have refused {counted(totals['shadowed'], 'message')}{storms}."
+        said += f" Limits in shadow mode would have refused {counted(totals['shadowed'], 'message')}."
     return said
 
 
@@ -61,34 +59,27 @@ def unknowns(of: Row) -> Iterator[str]:
     """Yield what a report does not know, in sentences."""
     inputs, totals = of["inputs"], of["totals"]
     unread = list(dict.fromkeys(each["file"] for each in inputs["set_aside"] if not each["lines"]))
+    missing = totals["missing_minutes"]
+    damaged = unread or inputs["bad_lines"]
+    why = "unknown whether the sidecar was running" if damaged else "the sidecar was not running"
     if unread:
         yield f"Damaged or unreadable: {listed(unread)}."
-    if inputs["bad_lines"]:
-        yield f"{counted(inputs['bad_lines'], 'line')} damaged or not understood, and left out."
-    missing = totals["missing_minutes"]
-    if gap := totals["gap_minutes"] - missing:
-        damaged = unread or inputs["bad_lines"]
-        why = "unknown whether the sidecar was running" if damaged else "the sidecar was not running"
-        yield f"{counted(gap, 'minute')} without records: {why}."
-    if missing:
-        yield f"{counted(missing, 'minute')} without records although the sidecar was running."
-    for name, one, text in (
-        ("lost_records", "record", "lost: all amounts are lower bounds."),
-        ("other", "run", "of requests counted as _other: there were too many names to count each."),
-        ("bypassed_requests", "request", "passed without a check by the limiter."),
-        ("limiting_off_minutes", "minute", "with limiting switched off."),
+    for count, one, text in (
+        (inputs["bad_lines"], "line", "damaged or not understood, and left out."),
+        (totals["gap_minutes"] - missing, "minute", f"without records: {why}."),
+        (missing, "minute", "without records although the sidecar was running."),
+        (totals["lost_records"], "record", "lost: all amounts are lower bounds."),
+        (totals["other"], "run", "of requests counted as _other: there were too many names to count each."),
+        (totals["bypassed_requests"], "request", "passed without a check by the limiter."),
+        (totals["limiting_off_minutes"], "minute", "with limiting switched off."),
+        (inputs["outside_files"], "file", "not opened: by date, without records of this period."),
     ):
-        if totals[name]:
-            yield f"{counted(totals[name], one)} {text}"
-    if inputs["outside_files"]:
-        yield f"{counted(inputs['outside_files'], 'file')} not opened: by date, without records of this period."
-    by_clock = defaultdict[int, list[str]](list)
+        if count:
+            yield f"{counted(count, one)} {text}"
     for each in of["clocks"]:
-        by_clock[each["ahead_s"]].append(each["instance"])
-    for ahead_s, names in sorted(by_clock.items()):
-        how, clock = ("ends {} after", "ahead") if ahead_s > 0 else ("begins and ends {} before", "behind")
-        span = duration(abs(ahead_s))
-        yield f"The log of {listed(names)} {how.format(span)} most others: the clock there may be {clock}."
+        how = "later" if each["ahead_s"] > 0 else "earlier"
+        by = duration(abs(each["ahead_s"]))
+        yield f"The records of {each['instance']} are {by} {how} than the times of their files: its clock may be off."
 
 
 def to_change(totals: Row) -> int:
@@ -115,13 +106,8 @@ def located(of: Row, sidecars: int) -> str:
     return f"{resource(of['kind'], of['name'])} {place(of, sidecars)}".strip()
 
 
-def when(flood: Row) -> str:
-    """Write the period of a flood."""
-    return words.span(flood["start_s"], flood["end_s"]) + (", may not be over" if flood["is_open"] else "")
-
-
 def floods(of: Row) -> list[dict[str, Any]]:
-    """Merge the storms that are one flood of a resource at several sidecars. The largest is first.
+    """Merge the storms that are one flood of a resource at several sidecars.
 
     Returns:
         rows like storms, with ``instances``, largest first. ``peak_per_s`` is of one sidecar.
@@ -129,28 +115,29 @@ def floods(of: Row) -> list[dict[str, Any]]:
     parts = defaultdict[tuple[Any, ...], list[Row]](list)
     for storm in of["storms"]:
         parts[tuple(storm[name] for name in ("shadow", "kind", "name", "flood_s"))].append(storm)
-    merged = []
-    for storms in parts.values():
-        flood = dict(max(storms, key=itemgetter("peak_per_s"))) | {
-            "messages": storms[0]["flood_messages"],
-            "requests": sum(each["requests"] for each in storms),
-            "instances": list(dict.fromkeys(each["instance"] for each in storms)),
-            "start_s": min(each["start_s"] for each in storms),
-            "end_s": max(each["end_s"] for each in storms),
-            "is_open": any(each["is_open"] for each in storms),
-            "rules": list(dict.fromkeys(rule for each in storms for rule in each["rules"])),
-        }  # fmt: skip
-        for who in ("client", "user", "producer_group") if len(storms) > 1 else ():
-            total = Counter[str]()
-            for each in storms:
-                total.update({share["name"]: share["messages"] for share in each[f"{who}s"]})
-            flood[f"{who}s"] = [
-                {"name": name, "messages": count, "share": count / (flood["messages"] or 1)}
-                for name, count in sorted(total.items(), key=lambda item: (-item[1], item[0]))
-            ]
-            flood[f"{who}_count"] = max(len(total), *(each[f"{who}_count"] for each in storms))
-        merged.append(flood)
-    return sorted(merged, key=lambda each: (each["shadow"], -each["messages"], each["start_s"]))
+    return sorted(map(_flood, parts.values()), key=lambda each: (each["shadow"], -each["messages"], each["start_s"]))
+
+
+def _flood(storms: Sequence[Row]) -> dict[str, Any]:
+    flood = dict(max(storms, key=itemgetter("peak_per_s"))) | {
+        "messages": storms[0]["flood_messages"],
+        "requests": sum(each["requests"] for each in storms),
+        "instances": list(dict.fromkeys(each["instance"] for each in storms)),
+        "start_s": min(each["start_s"] for each in storms),
+        "end_s": max(each["end_s"] for each in storms),
+        "is_open": any(each["is_open"] for each in storms),
+        "rules": list(dict.fromkeys(rule for each in storms for rule in each["rules"])),
+    }
+    for who in ("client", "user", "producer_group") if len(storms) > 1 else ():
+        total = Counter[str]()
+        for each in storms:
+            total.update({share["name"]: share["messages"] for share in each[f"{who}s"]})
+        flood[f"{who}s"] = [
+            {"name": name, "messages": count, "share": count / (flood["messages"] or 1)}
+            for name, count in sorted(total.items(), key=lambda item: (-item[1], item[0]))
+        ]
+        flood[f"{who}_count"] = max(len(total), *(each[f"{who}_count"] for each in storms))
+    return flood
 
 
 # Rows.
@@ -159,13 +146,11 @@ def floods(of: Row) -> list[dict[str, Any]]:
 def storm_row(flood: Row, sidecars: int) -> Cells:
     """Return the row of a flood."""
     shadow, most = "in shadow" if flood["shadow"] else "", f"most at {listed(flood['instances'])}"
+    lasted = duration(flood["end_s"] - flood["start_s"]) + "+" * flood["is_open"]
     where = (place(flood, sidecars), most if flood["sidecars"] > 1 else "")
     return {
         "Resource": (resource(flood["kind"], flood["name"]), shadow, *where),
-        "When": (
-            moment(flood["start_s"]),
-            "for " + duration(flood["end_s"] - flood["start_s"]) + "+" * flood["is_open"],
-        ),
+        "When": (moment(flood["start_s"]), f"for {lasted}"),
         "Messages refused": _messages(flood),
         "Peak": (rate(flood["peak_per_s"]), moment(flood["peak_at_s"])[11:]),
         "Clients": _shares(flood["clients"], flood["client_count"]),
@@ -183,7 +168,7 @@ def _shares(shares: Sequence[Row], count: int) -> list[str]:
     if not any(each["name"] for each in shares):
         return []
     shown = [f"{each['name'] or 'unnamed'} {percent(each['share'])}" for each in shares[:3]]
-    return [*shown, *([f"and {count - len(shown)} more"] if count > len(shown) else [])]
+    return [*shown, f"and {count - len(shown)} more"] if count > len(shown) else shown
 
 
 def culprit_row(each: Row, sidecars: int) -> Cells:
@@ -213,15 +198,13 @@ def recommendation_row(each: Row, sidecars: int) -> Cells:
 
 def tried_row(each: Row) -> Cells:
     """Return the row of a rate that was asked for."""
-    share, uncorrected = (each.get(name) for name in ("refused_share", "refused_share_uncorrected"))
-    would = percent(share or 0.0)
-    if share is not None and share != uncorrected:
-        would += f" without retries, {percent(uncorrected or 0.0)} with them"
+    share, uncorrected = (each.get(name) or 0.0 for name in ("refused_share", "refused_share_uncorrected"))
+    retried = f"{percent(uncorrected)} if nobody retries" if share != uncorrected else ""
     return {
         "Resource": resource(each["kind"], each["name"]),
         "Sidecar": each["instance"],
         "Limit": rate(each["rate_per_s"]),
-        "Would refuse": would if each["instance"] else "no demand under this name",
+        "Would refuse": (percent(share), retried) if each["instance"] else "no demand under this name",
     }
 
 
@@ -236,33 +219,29 @@ def summary(of: Row, html: Path) -> RenderableType:
 def _parts(of: Row, html: Path) -> Iterator[RenderableType]:
     yield Text(lede(of))
     yield from (Text(f"Unknown: {line}", style="yellow") for line in unknowns(of))
-    totals, sidecars = of["totals"], of["instance_count"]
-    shown, count = floods(of)[:_MAX_ROWS], totals["storms"] + totals["shadow_storms"]
-    first = f", the largest of {count:,}" if count > len(shown) else ""
-    yield from _section(f"Storms{first}", [storm_row(each, sidecars) for each in shown])
-    yield from _section("Who was refused", [culprit_row(each, sidecars) for each in of["culprits"][:_MAX_ROWS]])
-    chosen = [each for each in of["recommendations"] if words.needs_reading(each)][:_MAX_RECOMMENDED]
-    yield from _section(
-        "Recommended limits", [recommendation_row(each, sidecars) for each in chosen], _rest(of, chosen)
-    )
-    for flag, heading in OFFERS.items():
-        offered = [each for each in of["recommendations"] if each["only_with"] == flag][:_MAX_OFFERED]
-        count = totals["offered"].get(flag, 0)
-        first = f", the first {_MAX_OFFERED} of {count:,}" if count > _MAX_OFFERED else ""
-        yield from _section(f"{heading}{first}", [recommendation_row(each, sidecars) for each in offered])
-    yield from _section("Other rates", [tried_row(each) for each in of["tried"]])
-    yield from _section("Next", (), "\n".join(_next(of, html)))
-
-
-def _section(heading: str, rows: Sequence[Cells], after: str = "") -> Iterator[RenderableType]:
-    if rows or after:
-        yield Text(f"\n{heading}", style="bold")
-    if rows:
-        right = [at for at, column in enumerate(rows[0]) if column in RIGHT]
-        texts = ([_text(cell, first=column in RIGHT) for column, cell in row.items()] for row in rows)
-        yield Padding(Rows([column.lower() for column in rows[0]], texts, right).used(), (0, 0, 0, 2))
-    if after:
-        yield Padding(Text(after), (0, 0, 0, 2))
+    sidecars, advice = of["instance_count"], of["recommendations"]
+    offered = [each for each in advice if each["only_with"]][:_MAX_OFFERED]
+    command = f"sluice limits apply {printable(shlex.quote(of['out'] + '/recommendations.json'))}"
+    steps = [f"open the page:     {printable(str(html))}"]
+    if any(map(words.is_default, advice)):
+        steps += [f"see the changes:   {command} --dry-run", f"make the changes:  {command}"]
+    flags = sorted({each["only_with"] for each in advice} - {""})
+    steps += [f"see the offers:    {command} --{flag} --dry-run" for flag in flags]
+    chosen = filter(words.needs_reading, advice)
+    for heading, rows in (
+        ("Storms", [storm_row(each, sidecars) for each in floods(of)]),
+        ("Who was refused", [culprit_row(each, sidecars) for each in of["culprits"]]),
+        ("Recommended limits", [recommendation_row(each, sidecars) for each in chosen]),
+        ("Offered, not applied by default", [recommendation_row(each, sidecars) for each in offered]),
+        ("Other rates", [tried_row(each) for each in of["tried"]]),
+    ):
+        if rows:
+            yield Text(f"\n{heading}" + f", the first {_MAX_ROWS}" * (len(rows) > _MAX_ROWS), style="bold")
+            right = [at for at, column in enumerate(rows[0]) if column in RIGHT]
+            texts = ([_text(cell, first=column in RIGHT) for column, cell in row.items()] for row in rows[:_MAX_ROWS])
+            yield Padding(Rows([column.lower() for column in rows[0]], texts, right).used(), (0, 0, 0, 2))
+    yield Text("\nNext", style="bold")
+    yield Padding(Text("\n".join(steps)), (0, 0, 0, 2))
 
 
 def _text(cell: str | Sequence[str], *, first: bool) -> str:
@@ -272,23 +251,3 @@ def _text(cell: str | Sequence[str], *, first: bool) -> str:
     if isinstance(cell, list):
         return cell[0] + " …" * (len(cell) > 1) if cell else ""
     return cell[0] if first else " ".join(filter(None, cell[:3]))
-
-
-def _rest(of: Row, shown: Sequence[Row]) -> str:
-    """Say how many recommendations are not shown."""
-    actions = of["totals"]["recommendations"]
-    more = to_change(of["totals"]) - sum(each["action"] in TO_DO for each in shown)
-    kept = actions.get("keep", 0) - sum(each["action"] == "keep" for each in shown)
-    counts = {"changes": more, "limits to keep": kept, "limits never used": actions.get("unused", 0)}
-    rest = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count > 0)
-    return f"Not shown: {rest}" if rest else ""
-
-
-def _next(of: Row, html: Path) -> Iterator[str]:
-    yield f"open the page:     {printable(str(html))}"
-    command = f"sluice limits apply {printable(shlex.quote(of['out'] + '/recommendations.json'))}"
-    if any(map(words.is_default, of["recommendations"])):
-        yield f"see the changes:   {command} --dry-run"
-        yield f"make the changes:  {command}"
-    for flag in sorted({each["only_with"] for each in of["recommendations"]} - {""}):
-        yield f"see the offers:    {command} --{flag} --dry-run"

@@ -60,11 +60,8 @@ def rate(per_s: float | None, unit: str = "") -> str:
 
 
 def growth(now: int, before: int) -> str:
-    """Write a change of an amount: ``+12%``, ``new``, ``as before``."""
-    if not before or not now:
-        return "new" if now else "none now" if before else ""
-    change = round((now / before - 1) * 100)
-    return f"{change:+,}%".replace("-", "\N{MINUS SIGN}") if change else "as before"
+    """Write a change of an amount: ``+12%``, ``new``."""
+    return f"{now / before - 1:+,.0%}".replace("-", "\N{MINUS SIGN}") if before else "new" if now else ""
 
 
 def resource(kind: str, name: str) -> str:

@@ -39,7 +39,7 @@ def open_to_read(path: Path) -> int:
     if stat.S_ISDIR(mode):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "is no regular file", str(path))
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 

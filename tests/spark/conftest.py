@@ -1,19 +1,53 @@
-"""One session for all tests with Spark, since its start takes longer than most tests."""
+"""One session for all tests with Spark, and one report of the known logs, since each takes longer than most tests."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.sidecar import run_sluice
+from log_truth import Truth, make
 from pyspark.sql import SparkSession
 
 from admin.analytics.inputs import find
 from admin.analytics.job import Wish, make_report
-from admin.analytics.once import Seen
 from admin.analytics.options import Options
+from admin.analytics.out import Seen
 from admin.analytics.spark import SparkOptions, open_session
 
 Report = Callable[..., dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Logs, what is in them, and the report of them by the command."""
+
+    logs: Path
+    truth: Truth
+    out: Path
+    results: Any
+
+    @property
+    def recommendations(self) -> list[dict[str, Any]]:
+        """Those of the report."""
+        found: list[dict[str, Any]] = json.loads((self.out / "recommendations.json").read_bytes())["recommendations"]
+        return found
+
+
+@pytest.fixture(scope="session")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """A report of logs whose truth is known. No test changes either."""
+    folder = tmp_path_factory.mktemp("truth")
+    truth = make(folder / "logs")
+    with pytest.MonkeyPatch.context() as patch:
+        # Clocks are set back there in the third night; all times of the log are UTC.
+        patch.setenv("TZ", "Europe/Berlin")
+        arguments = ("logs", "--out", "out", "--json", "--master", "local[2]")
+        answer = run_sluice("report", *arguments, cwd=folder, timeout_s=580.0)
+    assert answer.returncode == 0, answer.stderr
+    return Case(folder / "logs", truth, folder / "out", json.loads(answer.stdout))
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -13,16 +14,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyspark
 import pytest
-from duck_tables import unequal
+from duck_tables import TABLES, unequal
 from harness.paths import PARTS, required
 from harness.ports import free_port
 from harness.process import ManagedProcess
 from harness.sidecar import run_sluice
-from log_truth import make
+
+if TYPE_CHECKING:
+    from conftest import Case
 
 pytestmark = pytest.mark.long
 
@@ -34,16 +37,15 @@ PATIENCE_S: Final = 580.0
 
 @dataclass(frozen=True)
 class Here:
-    """Logs, the same beside something that makes them large, and the report of one process."""
+    """The known logs, the same beside something that makes them large, and the report of one process."""
 
-    logs: Path
+    case: "Case"
     large: Path
-    out: Path
 
     def assert_same(self, out: Path) -> None:
-        assert unequal(self.out, out) == {}
-        here, there = (json.loads((each / "recommendations.json").read_bytes()) for each in (self.out, out))
-        assert there["recommendations"] == here["recommendations"] != []
+        assert unequal(self.case.out, out) == {}
+        there = json.loads((out / "recommendations.json").read_bytes())["recommendations"]
+        assert there == self.case.recommendations != []
 
 
 def _report(folder: Path, *arguments: str) -> Any:
@@ -53,15 +55,13 @@ def _report(folder: Path, *arguments: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Here:
-    folder = tmp_path_factory.mktemp("here")
-    make(folder / "large" / "logs")
+def here(case: "Case", tmp_path_factory: pytest.TempPathFactory) -> Here:
+    large = tmp_path_factory.mktemp("large")
+    (large / "logs").symlink_to(case.logs)
     # From 10 MB on, advice is made by workers. Packed files count ten times: these are blank lines, hardly packed.
     packing = zlib.compressobj(0, wbits=31)
-    blank = packing.compress((b" " * 999 + b"\n") * 1100) + packing.flush()
-    (folder / "large" / "blank.jsonl.gz").write_bytes(blank)
-    _report(folder, "large/logs", "--out", "out", "--master", "local[2]")
-    return Here(folder / "large" / "logs", folder / "large", folder / "out")
+    (large / "blank.jsonl.gz").write_bytes(packing.compress((b" " * 999 + b"\n") * 1100) + packing.flush())
+    return Here(case, large)
 
 
 # A cluster.
@@ -191,7 +191,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.parametrize("size", ["small", "large"])
 def test_spark_connect(server: str, here: Here, tmp_path: Path, size: str) -> None:
-    logs = here.large if size == "large" else here.logs
+    logs = here.large if size == "large" else here.case.logs
     found = _report(tmp_path, str(logs), "--out", "out", "--master", server)
     here.assert_same(tmp_path / "out")
     assert (tmp_path / "out" / "report.html").stat().st_size
@@ -262,20 +262,23 @@ def s3(tmp_path: Path) -> Iterator[S3]:
 
 
 def test_an_object_store(s3: S3, here: Here, tmp_path: Path) -> None:
-    s3.upload(here.logs, "logs")
-
-    def report(*period: str) -> Path:
-        _report(tmp_path, "s3a://sluice/logs", "--out", "s3a://sluice/out", "--master", "local[2]", *s3.conf, *period)
-        return s3.download("out", tmp_path / f"out-{len(period)}")
-
-    out = report()
-    # Everything but the tables is here.
-    (out / "recommendations.json").write_bytes((tmp_path / "sluice-report" / "recommendations.json").read_bytes())
-    here.assert_same(out)
-    # Of a period the other days stay as they are.
-    again = report("--since", "2026-10-24", "--until", "2026-10-26")
-    names = [name for name in s3.names("out/") if "/recommendations/" not in name]
-    assert not [name for name in names if "staging" in name or "_temporary" in name]
-    for name in ("2026-10-23", "2026-10-27"):
-        kept = {file.relative_to(out): file.read_bytes() for file in out.glob(f"*/dt={name}/*")}
-        assert kept == {file.relative_to(again): file.read_bytes() for file in again.glob(f"*/dt={name}/*")} != {}
+    out = here.case.out
+    s3.upload(here.case.logs, "logs")
+    for table in TABLES:
+        s3.upload(out / table, f"out/{table}")
+        # A day of the period that the log has nothing of, and one that ought not to be read or changed.
+        for day in ("2026-10-20", "2026-10-29"):
+            s3.upload(out / table / "dt=2026-10-27", f"out/{table}/dt={day}")
+    # No storm is at the end of this day.
+    period = ("--since", "2026-10-26")
+    _report(tmp_path, "s3a://sluice/logs", "--out", "s3a://sluice/out", "--master", "local[2]", *s3.conf, *period)
+    found = s3.download("out", tmp_path / "out")
+    assert not [name for name in s3.names("out/") if "staging" in name or "_temporary" in name]
+    for table in TABLES:
+        shutil.rmtree(found / table / "dt=2026-10-20")
+    for day in ("2026-10-23", "2026-10-24", "2026-10-25"):
+        kept = {file.relative_to(out): file.read_bytes() for file in out.glob(f"*/dt={day}/*")}
+        assert kept == {file.relative_to(found): file.read_bytes() for file in found.glob(f"*/dt={day}/*")} != {}
+    # Advice is of the period only.
+    assert unequal(out, found).keys() == {"recommendations"}
+    assert json.loads((tmp_path / "sluice-report" / "recommendations.json").read_bytes())["recommendations"]

@@ -12,15 +12,13 @@ from typing import Any, Final
 import pytest
 from harness.process import ManagedProcess
 from harness.sidecar import run_sluice, sluice_command
-from small_log import FLOOD_PER_S, LIMIT_PER_S, NOON_S, STORM_S, SmallLog
+from small_log import NOON_S, SmallLog
 
 from admin.common.errors import StartError
 
 pytestmark = pytest.mark.long
 
 _SPARK_S: Final = 580.0
-_MARKUP: Final = "<script>alert(1)</script>"
-_REFUSED: Final = 2 * STORM_S * (FLOOD_PER_S - LIMIT_PER_S)
 Report = Callable[..., Any]
 
 
@@ -44,43 +42,6 @@ def test_a_report_says_it_all_in_the_terminal_and_in_files(tmp_path: Path) -> No
     assert json.loads((out / "recommendations.json").read_text())["instances"] == ["small-1"]
     assert (out / "_logs" / "spark.log").exists()
     assert "<!doctype html>" in (tmp_path / "elsewhere.html").read_text()
-
-
-def test_results_are_those_of_the_records_and_files_that_are_no_log_are_named(report: Report, tmp_path: Path) -> None:
-    logs = tmp_path / "logs"
-    SmallLog(topic=_MARKUP).write(logs / "good.jsonl")
-    # Three records are not there, and a line is cut.
-    lines = SmallLog(instance="small-2", run="ffff").lines()
-    (logs / "cut.jsonl").write_bytes(b"\n".join(lines[:20] + lines[23:])[:-20])
-    (logs / "empty.jsonl").write_bytes(b"")
-    (logs / "nobody").mkdir()
-    (logs / "folder.jsonl").mkdir()
-    (logs / "link.jsonl").symlink_to(logs / "nothing")
-    os.mkfifo(logs / "pipe.jsonl")
-    found = report(tmp_path / "out", logs)
-
-    inputs = found["inputs"]
-    assert (inputs["records"], inputs["bad_lines"], inputs["skipped_files"]) == (2 * len(lines) - 4, 1, 2)
-    assert [(Path(each["file"]).name, each["reason"]) for each in inputs["set_aside"]][:2] == [
-        ("link.jsonl", "cannot be read: no such file or directory"),
-        ("pipe.jsonl", "cannot be read: is no regular file"),
-    ]
-    assert {each["instance"]: each["lost_records"] for each in found["coverage"]} == {"small-1": 0, "small-2": 3}
-    assert (found["period"]["from"], found["totals"]["storms"]) == (NOON_S, 4)
-    storm = next(each for each in found["storms"] if each["name"] == _MARKUP)
-    assert (storm["start_s"], storm["end_s"]) == (NOON_S + 130, NOON_S + 130 + STORM_S)
-    assert [(each["name"], each["messages"]) for each in storm["clients"]] == [("10.0.0.7", 2000), ("10.0.0.8", 1000)]
-    culprit = next(each for each in found["culprits"] if each["name"] == _MARKUP)
-    assert (culprit["client"], culprit["producer_group"], culprit["messages"]) == ("10.0.0.7", "import", 4000)
-    assert culprit["share"] == pytest.approx(2 / 3)
-    curve = next(each for each in found["curves"] if each["name"] == _MARKUP)
-    assert curve["refused"] == _REFUSED
-    assert sum(point["refused_per_s"] * curve["step_s"] for point in curve["points"]) == pytest.approx(_REFUSED)
-    assert max(point["peak_per_s"] for point in curve["points"]) == FLOOD_PER_S
-    assert {change["by"] for change in found["limit_changes"]} == {"ada"}
-    page = (tmp_path / "out" / "report.html").read_text()
-    assert _MARKUP not in page
-    assert "&lt;script&gt;alert(1)" in page
 
 
 def test_nothing_takes_the_place_of_a_report(report: Report, tmp_path: Path) -> None:

@@ -7,19 +7,21 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pytest
 from duck_tables import TABLES, unequal
 from harness.process import ManagedProcess
 from harness.sidecar import sluice_command
-from log_truth import DAY_S, START_S, Run, make
+from log_truth import DAY_S, START_S, Run
+
+if TYPE_CHECKING:
+    from conftest import Case
 
 pytestmark = pytest.mark.long
 
 Report = Callable[..., Any]
-_PATIENCE_S = 580.0
 
 
 @pytest.fixture
@@ -43,9 +45,9 @@ def refused(report: Report, tmp_path: Path) -> Callable[..., list[tuple[int, ...
 def test_a_run_replaces_its_days_and_leaves_others(refused: Callable[..., Any], tmp_path: Path) -> None:
     refused(100, DAY_S + 100, 2 * DAY_S + 100)
     day = {"since_s": START_S + DAY_S, "until_s": START_S + 2 * DAY_S}
-    assert refused(100, 200, DAY_S + 500, **day) == [(100, 1), (DAY_S + 500, 1), (2 * DAY_S + 100, 1)]
     # A storm that began before is cut.
-    assert refused(*range(DAY_S - 5, DAY_S + 5), **day) == [(100, 1), (DAY_S, 5), (2 * DAY_S + 100, 1)]
+    found = refused(200, *range(DAY_S - 5, DAY_S + 5), DAY_S + 500, **day)
+    assert found == [(100, 1), (DAY_S, 5), (DAY_S + 500, 1), (2 * DAY_S + 100, 1)]
     # Of all days, those that the log has nothing of any more are removed.
     assert refused(DAY_S + 7) == [(DAY_S + 7, 1)]
     assert {path.parent.name for path in (tmp_path / "out").glob("*/dt=*/*")} == {"dt=2026-10-24"}
@@ -55,16 +57,15 @@ def _minutes(out: Path) -> dict[Path, int]:
     return {file: file.stat().st_mtime_ns for file in (out / "minutes").rglob("*.parquet")}
 
 
-def test_once_reads_new_files_and_makes_their_hours_again(report: Report, tmp_path: Path) -> None:
+def test_once_reads_new_files_and_makes_their_hours_again(report: Report, case: "Case", tmp_path: Path) -> None:
     logs, out, later = tmp_path / "logs", tmp_path / "out", tmp_path / "later"
-    make(logs)
+    shutil.copytree(case.logs, logs)
     later.mkdir()
     for file in (logs / "2026-10-24").rglob("*1*.jsonl"):
         shutil.move(file, later)
     report(out, logs, once=True)
     before = _minutes(out)
-    # Nothing is new, or what is new is no log.
-    report(out, logs, once=True)
+    # What is new is no log.
     (logs / "no-log.jsonl").write_text("this is no record\n")
     report(out, logs, once=True)
     assert _minutes(out) == before
@@ -72,28 +73,24 @@ def test_once_reads_new_files_and_makes_their_hours_again(report: Report, tmp_pa
     for file in later.iterdir():
         (later / f"torn-{file.name}").write_bytes(file.read_bytes()[:-30])
     shutil.move(later, logs)
-    report(out, logs, once=True)
-    everything = report(tmp_path / "all", logs)
-    assert unequal(out, tmp_path / "all") == {}
-    assert everything["inputs"]["bad_lines"] > 1
+    found = report(out, logs, once=True)
+    # A copy is counted, and nothing else.
+    copies = found["inputs"]["duplicates"] - case.truth.duplicates
+    assert copies > 0
+    assert unequal(out, case.out).keys() == {"coverage"}
+    assert found["inputs"]["bad_lines"] > case.truth.bad_lines + 1
     # Days of which no new file has a record are as they were.
     untouched = {file: at for file, at in before.items() if file.parent.name == "dt=2026-10-27"}
     assert untouched.items() <= _minutes(out).items() != {}
 
 
-@pytest.mark.parametrize("victim", ["sluice", "java"])
-def test_a_report_that_is_killed_while_it_writes_leaves_no_half_days_and_the_next_one_completes_it(
-    report: Report, tmp_path: Path, victim: str
-) -> None:
-    make(tmp_path / "logs")
-    out, expected = tmp_path / "out", tmp_path / "expected"
-    report(expected, tmp_path / "logs")
+def _kill(folder: Path, victim: str, once_there: str) -> None:
+    """Run a report of ``logs`` and kill it, or its Java process, once files of a pattern are there."""
     command = sluice_command("report", "logs", "--out", "out", "--master", "local[2]", covered=False)
-    process = ManagedProcess("report", command, log=tmp_path / "report.log", cwd=tmp_path)
+    process = ManagedProcess("report", command, log=folder / "report.log", cwd=folder)
     pause = threading.Event()
     try:
-        # Java is killed before a first day is in its place.
-        while not list(out.glob("*/dt=*" if victim == "sluice" else "minutes/.spark-staging*")):
+        while not list((folder / "out").glob(once_there)):
             assert process.running
             pause.wait(0.005)
         (java,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -105,16 +102,25 @@ def test_a_report_that_is_killed_while_it_writes_leaves_no_half_days_and_the_nex
             pause.wait(0.005)
     finally:
         process.stop()
-    with duckdb.connect() as duck:
-        for day in (file.relative_to(out) for file in out.glob("*/dt=*")):
-            here, there = (
-                duck.execute(f"SELECT count(*) FROM read_parquet('{each / day}/*.parquet')").fetchone()
-                for each in (out, expected)
-            )
-            assert here == there
+
+
+def test_a_report_that_is_killed_while_it_writes_leaves_no_half_days_and_the_next_one_completes_it(
+    report: Report, case: "Case", tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    (tmp_path / "logs").symlink_to(case.logs)
+    # Java is killed before a first day is in its place.
+    for victim, there in (("java", "minutes/.spark-staging*"), ("sluice", "*/dt=*")):
+        _kill(tmp_path, victim, there)
+        with duckdb.connect() as duck:
+            for day in (file.relative_to(out) for file in out.glob("*/dt=*")):
+                here, known = (
+                    duck.execute(f"SELECT count(*) FROM read_parquet('{each / day}/*.parquet')").fetchone()
+                    for each in (out, case.out)
+                )
+                assert here == known
     report(out, tmp_path / "logs")
-    assert unequal(out, expected) == {}
+    assert unequal(out, case.out) == {}
     odd = [path for name in TABLES for path in (out / name).iterdir() if not path.name.startswith("dt=")]
     assert odd == []
-    advice = [json.loads((each / "recommendations.json").read_bytes())["recommendations"] for each in (out, expected)]
-    assert advice[0] == advice[1] != []
+    assert json.loads((out / "recommendations.json").read_bytes())["recommendations"] == case.recommendations != []

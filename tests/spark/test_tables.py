@@ -1,15 +1,12 @@
 """Logs whose truth is known: the report of the command, another engine, and what was written agree."""
 
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import duckdb
 import pytest
 from duck_tables import TABLES, DuckTables
-from harness.sidecar import run_sluice
 from log_truth import (
     AHEAD,
     EAST_1,
@@ -21,48 +18,21 @@ from log_truth import (
     STEADY,
     WEST_1,
     WEST_2,
-    Truth,
-    make,
 )
 
 from admin.analytics import tables
 
-
-@dataclass(frozen=True)
-class Case:
-    """Logs, what is in them, and the report of them."""
-
-    logs: Path
-    truth: Truth
-    out: Path
-    results: Any
-
-    @property
-    def recommendations(self) -> dict[tuple[str, str], Any]:
-        found = json.loads((self.out / "recommendations.json").read_bytes())["recommendations"]
-        return {(each["instance"], each["name"]): each for each in found}
+if TYPE_CHECKING:
+    from conftest import Case
 
 
 @pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    folder = tmp_path_factory.mktemp("truth")
-    truth = make(folder / "logs")
-    with pytest.MonkeyPatch.context() as patch:
-        # Clocks are set back there in the third night; all times of the log are UTC.
-        patch.setenv("TZ", "Europe/Berlin")
-        arguments = ("logs", "--out", "out", "--json", "--master", "local[2]")
-        answer = run_sluice("report", *arguments, cwd=folder, timeout_s=580.0)
-    assert answer.returncode == 0, answer.stderr
-    return Case(folder / "logs", truth, folder / "out", json.loads(answer.stdout))
-
-
-@pytest.fixture(scope="module")
-def duck(case: Case, tmp_path_factory: pytest.TempPathFactory) -> DuckTables:
+def duck(case: "Case", tmp_path_factory: pytest.TempPathFactory) -> DuckTables:
     return DuckTables(case.logs, tmp_path_factory.mktemp("duck"))
 
 
 @pytest.fixture
-def query(case: Case) -> Iterator[duckdb.DuckDBPyConnection]:
+def query(case: "Case") -> Iterator[duckdb.DuckDBPyConnection]:
     """A connection with the tables of the report."""
     with duckdb.connect() as connection:
         for table in tables.BY_DAY:
@@ -73,7 +43,7 @@ def query(case: Case) -> Iterator[duckdb.DuckDBPyConnection]:
 
 @pytest.mark.parametrize("table", tables.BY_DAY, ids=lambda table: table.name)
 def test_a_table_is_what_another_engine_makes_of_the_same_files(
-    case: Case, duck: DuckTables, table: tables.Table
+    case: "Case", duck: DuckTables, table: tables.Table
 ) -> None:
     assert duck.differences(table.name, case.out, table.names) == []
     assert duck.count(table.name) > 0
@@ -100,7 +70,7 @@ def test_rare_rows_were_among_them(duck: DuckTables, what: str) -> None:
     assert duck.count(what) > 0
 
 
-def test_all_engines_count_the_same(case: Case, duck: DuckTables) -> None:
+def test_all_engines_count_the_same(case: "Case", duck: DuckTables) -> None:
     inputs, truth = case.results["inputs"], case.truth
     assert (duck.records, duck.copies, duck.bad_lines) == (truth.records, truth.duplicates, truth.bad_lines)
     assert [inputs[name] for name in ("records", "duplicates", "bad_lines")] == [
@@ -110,7 +80,7 @@ def test_all_engines_count_the_same(case: Case, duck: DuckTables) -> None:
     assert (damaged, inputs["skipped_files"]) == (truth.damaged, len(truth.damaged))
 
 
-def test_storms_and_totals_are_those_that_were_written(case: Case, query: duckdb.DuckDBPyConnection) -> None:
+def test_storms_and_totals_are_those_that_were_written(case: "Case", query: duckdb.DuckDBPyConnection) -> None:
     storms = query.execute(
         "SELECT (instance, kind, name), shadow, start_s, end_s, messages, clients, client_count FROM storms"
     ).fetchall()
@@ -128,7 +98,17 @@ def test_storms_and_totals_are_those_that_were_written(case: Case, query: duckdb
     assert found == {name: {each: total[each] for each in outcomes} for name, total in case.truth.totals.items()}
 
 
-def test_minutes_and_records_that_are_lost_are_counted(case: Case) -> None:
+def test_curves_add_up(case: "Case") -> None:
+    assert len(case.results["curves"]) == 6
+    for curve in case.results["curves"]:
+        total = case.truth.totals[curve["instance"], curve["kind"], curve["name"]]
+        for outcome in ("admitted", "refused", "shadowed"):
+            drawn = sum(point[f"{outcome}_per_s"] * curve["step_s"] for point in curve["points"])
+            assert drawn == pytest.approx(curve[outcome], rel=1e-5), (curve["name"], outcome)
+        assert curve["refused"] == total["refused", 1] + total["dropped", 1]
+
+
+def test_minutes_and_records_that_are_lost_are_counted(case: "Case") -> None:
     truth, found = case.truth, {each["instance"]: each for each in case.results["coverage"]}
     for instance, there in truth.minutes.items():
         its = found[instance]
@@ -151,7 +131,7 @@ def test_beside_each_second_is_its_timestamp(query: duckdb.DuckDBPyConnection) -
             assert query.execute(wrong).fetchone() == (0,), (table.name, moment)
 
 
-def test_one_flood_at_three_sidecars_is_one(case: Case, query: duckdb.DuckDBPyConnection) -> None:
+def test_one_flood_at_three_sidecars_is_one(case: "Case", query: duckdb.DuckDBPyConnection) -> None:
     found = query.execute("SELECT instance, sidecars FROM storms WHERE name = 'everywhere'").fetchall()
     # One more had the same three hours later, or so says its clock.
     assert dict(found) == {EAST_1: 3, EAST_2: 3, WEST_1: 3, AHEAD: 1}
@@ -160,12 +140,12 @@ def test_one_flood_at_three_sidecars_is_one(case: Case, query: duckdb.DuckDBPyCo
     assert case.results["totals"]["storms"] == storms - 2
 
 
-def test_a_clock_that_is_hours_ahead_is_told(case: Case) -> None:
+def test_a_clock_that_is_hours_ahead_is_told(case: "Case") -> None:
     (found,) = case.results["clocks"]
     assert (found["instance"], found["ahead_s"]) == (AHEAD, SKEW_S[AHEAD])
 
 
-def test_the_flood_is_told_first_with_the_shares_of_its_clients(case: Case) -> None:
+def test_the_flood_is_told_first_with_the_shares_of_its_clients(case: "Case") -> None:
     storm = case.results["storms"][0]
     assert (storm["instance"], storm["name"], storm["messages"]) == (EAST_1, "orders", 300 * FLOOD_PER_S)
     assert [each["share"] for each in storm["clients"]] == pytest.approx([share / 100 for share in SHARES])
@@ -173,22 +153,24 @@ def test_the_flood_is_told_first_with_the_shares_of_its_clients(case: Case) -> N
     assert {each["client"] for each in case.results["culprits"][:4]} == {f"10.1.0.{at}" for at in (1, 2, 3, 4)}
 
 
-def test_advice_names_the_percentile_of_steady_topics(case: Case) -> None:
+def test_advice_names_the_percentile_of_steady_topics(case: "Case") -> None:
+    evidences = {(each["instance"], each["name"]): each["evidence"] for each in case.recommendations}
     for name, (_, high) in STEADY.items():
         for instance in (EAST_1, EAST_2, WEST_1, WEST_2, AHEAD):
-            evidence = case.recommendations[instance, name]["evidence"]
+            evidence = evidences[instance, name]
             assert evidence.startswith("p99 of demand over ")
             assert f" is {high}/s, limit 2,000/s refused nothing" in evidence
 
 
-def test_the_limit_is_that_after_the_last_edit(case: Case) -> None:
-    assert case.recommendations[EAST_1, "orders"]["rate_per_s"] == 250.0
+def test_the_limit_is_that_after_the_last_edit(case: "Case") -> None:
+    (orders,) = (each for each in case.recommendations if (each["instance"], each["name"]) == (EAST_1, "orders"))
+    assert orders["rate_per_s"] == 250.0
     changes = [each for each in case.results["limit_changes"] if each["instance"] == EAST_1]
     rates = [(each["rate_before_per_s"], each["rate_after_per_s"], each["reason"]) for each in changes]
     assert rates == [(200.0, 250.0, NASTY), (100.0, 200.0, NASTY)]
 
 
-def test_no_character_of_a_name_is_lost_or_means_anything(case: Case) -> None:
+def test_no_character_of_a_name_is_lost_or_means_anything(case: "Case") -> None:
     (storm,) = (each for each in case.results["storms"] if each["name"] == NASTY)
     assert (storm["instance"], [each["name"] for each in storm["users"]]) == (WEST_1, [NASTY])
     assert "<script>alert(1)" not in (case.out / "report.html").read_text(encoding="utf-8")

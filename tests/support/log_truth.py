@@ -332,7 +332,8 @@ class _Sidecar:
             ending, content = ".jsonl.gz", gzip.compress(content, mtime=0)
         file = self._file(until_s + day_s, ending)
         file.write_bytes(content)
-        os.utime(file, (until_s, until_s))
+        shipped_s = until_s - SKEW_S.get(self._instance, 0)
+        os.utime(file, (shipped_s, shipped_s))
         self.files[-1][1].extend(lines)
 
     def _name(self, number: int, ending: str) -> str:

@@ -6,7 +6,6 @@ escapes them, and ``printable`` makes unprintable characters visible.
 
 import base64
 import hashlib
-import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,6 @@ from admin.common.tables import printable
 Row = Mapping[str, Any]
 _HERE: Final = files("admin.analytics.page")
 _WEB: Final = files("admin.web") / "files"
-_LONGEST_LABEL: Final = 44
 _WHOLE: Final = 20
 """Words of up to this many characters are not broken."""
 _PARTS: Final = re.compile(r"[^-._:/@]{1,20}[-._:/@]?|[-._:/@]+")
@@ -45,31 +43,26 @@ def render(results: Row) -> str:
         each.read_text("utf-8") for each in (_WEB / "base.css", _WEB / "vendor" / "uplot.css", _HERE / "style.css")
     )
     library = "/*\n{}*/\n{}".format(*((_WEB / "vendor" / name).read_text("utf-8") for name in ("LICENSE", "uplot.js")))
-    scripts = [
-        each.replace("</script", "<\\/script").replace("<!--", "<\\!--")
-        for each in (library, (_HERE / "report.js").read_text("utf-8"))
-    ]
+    scripts = [library, (_HERE / "report.js").read_text("utf-8")]
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.do"],
         finalize=lambda value: value if isinstance(value, Markup) else printable(str(value)),
     )  # fmt: skip
-    floods, whole = summary.floods(results), period(results)
+    whole = period(results)
 
     def name_of(row: Row) -> str:
         return summary.located(row, results["instance_count"])
 
     environment.tests.update(default_change=words.is_default, needs_reading=words.needs_reading)
     environment.filters.update(
-        broken=broken, label=label, lines=lines, quoted=shlex.quote, rate_of=words.rate, name_of=name_of,
-        tried_row=summary.tried_row,
+        broken=broken, lines=lines, quoted=shlex.quote, rate_of=words.rate, name_of=name_of, tried_row=summary.tried_row
+    )
+    return environment.from_string((_HERE / "page.html").read_text("utf-8")).render(
+        of=results, style=style, scripts=scripts, policy=_policy(style, scripts), words=words, summary=summary,
+        floods=summary.floods(results), whole=whole, size=decimal, amount="{:,}".format, parts=_parts, name_of=name_of,
+        around=lambda flood: _around(flood, results, whole),
+        figures={"whole": whole, "curves": [_curve(curve) for curve in results["curves"]]},
     )  # fmt: skip
-    environment.globals.update(
-        words=words, summary=summary, floods=floods, whole=whole, size=decimal, amount="{:,}".format, parts=_parts,
-        name_of=name_of, around=lambda flood: _around(flood, results, whole),
-    )  # fmt: skip
-    template = environment.from_string((_HERE / "page.html").read_text("utf-8"))
-    figures = data({"whole": whole, "curves": [_curve(curve) for curve in results["curves"]]})
-    return template.render(of=results, style=style, scripts=scripts, policy=_policy(style, scripts), figures=figures)
 
 
 def _policy(style: str, scripts: Sequence[str]) -> str:
@@ -99,19 +92,6 @@ def lines(cell: str | Sequence[str]) -> Markup:
     below = Markup("{}") if isinstance(cell, list) else Markup('<span class="muted">{}</span>')
     first, *rest = map(broken, filter(None, cell)) if any(cell) else [Markup()]
     return Markup("<br>").join([first, *map(below.format, rest)])
-
-
-def label(name: str, longest: int = _LONGEST_LABEL) -> str:
-    """Return a name for a chart, shortened in the middle."""
-    name = printable(name)
-    half = (longest - 1) // 2
-    return name if len(name) <= longest else f"{name[:half]}…{name[-half:]}"
-
-
-def data(value: Any) -> str:
-    """Return JSON for a script element."""
-    written = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    return written.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def period(results: Row) -> tuple[int, int]:

@@ -2,8 +2,6 @@
 /* global uPlot */
 "use strict";
 (() => {
-  const root = document.documentElement;
-  const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const { whole, curves } = JSON.parse(document.getElementById("figures").textContent);
   const SHORTEST_S = 10;
   const HEIGHT_PX = 220;
@@ -18,7 +16,6 @@
     probe.style.color = `var(${name})`;
     return getComputedStyle(probe).color;
   };
-  const theme = () => (dark.matches && !root.classList.contains("paper") ? "dark" : "light");
   const format = (value, how) => new Intl.NumberFormat("en", how).format(value);
   const moment = (atS) => new Date(atS * 1000).toISOString().slice(0, 19).replace("T", " ");
 
@@ -74,12 +71,8 @@
   const tick = (value) => format(value, { notation: "compact", maximumSignificantDigits: 3 });
 
   function draw(place, { at, peak, asked, admitted, plain, limit }) {
-    const area = (name) => ({
-      fill: colour(name),
-      width: 0,
-      points: { show: false },
-      paths: uPlot.paths.stepped({ align: 1 }),
-    });
+    const line = { points: { show: false }, paths: uPlot.paths.stepped({ align: 1 }) };
+    const area = (name) => ({ ...line, fill: colour(name), width: 0 });
     const values = {
       admitted: (row) => admitted[row],
       refused: (row) => asked[row] - admitted[row],
@@ -124,31 +117,28 @@
           area("--refuse"),
           area("--would"),
           area("--pass"),
-          { ...area(), fill: undefined, stroke: colour("--limit"), width: 2, auto: false },
+          { ...line, stroke: colour("--limit"), width: 2, auto: false },
         ],
-        hooks: {
-          setSelect: [chosen],
-          draw: [() => (place.dataset.drawn = root.dataset.drawn = theme())],
-          setCursor: [pointed],
-        },
+        hooks: { setSelect: [chosen], setCursor: [pointed] },
       },
       [at, peak, asked, admitted, plain, limit],
       place,
     );
     charts.push(chart);
-    new ResizeObserver(() => {
-      if (place.clientWidth && place.clientWidth !== chart.width && !root.classList.contains("paper")) {
-        chart.setSize({ width: place.clientWidth, height: HEIGHT_PX });
-      }
-    }).observe(place);
+    new ResizeObserver(() => chart.setSize({ width: place.clientWidth, height: HEIGHT_PX })).observe(place);
   }
 
-  const redraw = () => charts.forEach((each) => each.redraw(false, true));
+  // Paper is light, whatever the screen is.
+  function redraw() {
+    const isDark = matchMedia("screen and (prefers-color-scheme: dark)").matches;
+    document.documentElement.dataset.drawn = isDark ? "dark" : "light";
+    charts.forEach((each) => each.redraw(false, true));
+  }
 
   document.getElementById("no-charts").remove();
   curves.forEach((curve, at) => draw(document.getElementById(`curve-${at}`), curve));
   show(...whole);
-  root.dataset.drawn = theme();
+  redraw();
   document.querySelector(".times").hidden = !charts.length;
   for (const each of document.querySelectorAll("[data-range]")) {
     each.disabled = false;
@@ -164,12 +154,7 @@
       show(middle + 2 * half * shift - half * zoom, middle + 2 * half * shift + half * zoom);
     }
   });
-  dark.addEventListener("change", redraw);
-  // Paper is light, whatever the screen is.
-  for (const when of ["beforeprint", "afterprint"]) {
-    window.addEventListener(when, () => {
-      root.classList.toggle("paper", when === "beforeprint");
-      redraw();
-    });
+  for (const query of ["(prefers-color-scheme: dark)", "print"]) {
+    matchMedia(query).addEventListener("change", redraw);
   }
 })();

@@ -1,9 +1,19 @@
+"""The output directory, and which hours ``--once`` makes again. ``tests/spark`` runs it with Spark."""
+
+import os
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from admin.analytics.out import locked, write_file
+from admin.analytics import report
+from admin.analytics.inputs import Found, find
+from admin.analytics.options import Options
+from admin.analytics.out import Seen, locked, write_file
 from admin.common.errors import StartError
 
 
@@ -18,15 +28,6 @@ def test_one_report_at_a_time(tmp_path: Path) -> None:
         pass
 
 
-def test_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with (
-        pytest.raises(StartError, match=r"file/out: cannot be used: .*; choose another"),
-        locked(tmp_path / "file" / "out"),
-    ):
-        pass
-
-
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "report.html"
     write_file(file, [b"one"])
@@ -35,16 +36,153 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     def pieces() -> Iterator[bytes]:
         yield b"half"
         assert file.read_bytes() == b"one"
-        raise ZeroDivisionError
+        yield b", and more"
 
-    with pytest.raises(ZeroDivisionError):
-        write_file(file, pieces())
-    assert file.read_bytes() == b"one"
-    write_file(file, [b"an", b"other"])
-    assert file.read_bytes() == b"another"
+    write_file(file, pieces())
+    assert file.read_bytes() == b"half, and more"
     assert list(file.parent.iterdir()) == [file]
-
-
-def test_a_file_that_cannot_be_written_is_named() -> None:
     with pytest.raises(StartError, match=r"^/dev/full/report.html: cannot be written: there is a file of that name$"):
         write_file(Path("/dev/full/report.html"), [b""])
+
+
+HOUR_S = 3600
+NOON_S = 1_795_262_400
+OPTIONS = Options(attempts={"JAVA": 3})
+
+
+@dataclass
+class Job:
+    """Replaces the tables of a report.
+
+    Attributes:
+        asked: the files and the hours after noon of each time that tables were made.
+        hours: beginnings of the hours of each file, in seconds since 1970.
+        fails: raised when tables are made.
+    """
+
+    out: Path
+    logs: Path
+    asked: list[tuple[str, set[int]]] = field(default_factory=list)
+    hours: dict[str, set[int]] = field(default_factory=dict)
+    fails: Exception | None = None
+
+    def put(self, name: str, *hours: int, size: int = 3) -> None:
+        """Write a file with records of these hours after noon."""
+        (self.logs / name).write_bytes(b"." * size)
+        os.utime(self.logs / name, (NOON_S, NOON_S))
+        self.hours[str(self.logs / name)] = {NOON_S + HOUR_S * hour for hour in hours}
+
+    def make_tables(self, _tools: Any, found: Found, _options: Options, hours: frozenset[int]) -> tuple[Any, Any]:
+        names = " ".join(Path(file.path).name for file in found.files)
+        self.asked.append((names, {(hour_s - NOON_S) // HOUR_S for hour_s in hours}))
+        if self.fails is not None:
+            raise self.fails
+        return self.read_tables(self), {"set_aside": [_bad(self.logs / "junk")] if "junk" in names else []}
+
+    def read_tables(self, _tools: Any) -> Any:
+        rows = SimpleNamespace(collect=lambda: [(7, 1)])
+        return SimpleNamespace(coverage=SimpleNamespace(selectExpr=lambda *_: rows))
+
+    def hours_of(self, _tools: Any, found: Found) -> defaultdict[str, set[int]]:
+        return defaultdict(set, {file.path: self.hours[file.path] for file in found.files})
+
+    def run(self, options: Options = OPTIONS) -> dict[str, Any]:
+        """Run once over all files, and return what was read."""
+        tools: Any = SimpleNamespace(step=lambda _: None)
+        files = tuple(str(file) for file in self.logs.iterdir())
+        return Seen.read(self.out, options).take(tools, find(files), options)[1]
+
+
+def _bad(file: Path) -> dict[str, Any]:
+    return {"file": str(file), "reason": "schema version 2", "lines": 2, "example": ""}
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    (tmp_path / "logs").mkdir()
+    found = Job(tmp_path / "out", tmp_path / "logs")
+    for name in ("make_tables", "read_tables", "hours_of"):
+        monkeypatch.setattr(report, name, getattr(found, name))
+    return found
+
+
+def test_hours_of_new_and_changed_files_are_made_from_all_their_files(job: Job) -> None:
+    job.put("a", 0)
+    job.put("b", 0, 1)
+    job.put("c", 0, 5)
+    read = job.run()
+    assert (read["files"], read["size_bytes"], read["records"], read["set_aside"]) == (3, 9, 7, [])
+    assert job.run() == read
+    assert job.asked == [("a b c", {0, 1, 5})]
+    job.put("d", 1)
+    job.run()
+    job.put("e", 5)
+    job.run()
+    # Its earlier hours are made again, too.
+    job.put("a", 7, size=4)
+    job.run()
+    os.utime(job.logs / "b", (NOON_S + 1, NOON_S + 1))
+    job.run()
+    assert job.asked[1:] == [("b d", {1}), ("c e", {5}), ("a b c", {0, 7}), ("b c d", {0, 1})]
+
+
+def test_a_file_without_records_is_read_once_and_always_listed(job: Job) -> None:
+    job.put("a", 0)
+    job.run()
+    job.put("junk")
+    read = job.run()
+    assert job.asked[1] == ("junk", set())
+    assert (read["set_aside"], read["bad_lines"]) == ([_bad(job.logs / "junk")], 2)
+    assert job.run() == read
+    assert len(job.asked) == 2
+
+
+def test_a_killed_first_run_is_repeated_and_one_that_found_nothing_leaves_nothing(job: Job) -> None:
+    job.put("junk")
+    job.fails = StartError("nothing to report")
+    with pytest.raises(StartError):
+        job.run()
+    assert not Seen.is_kept(job.out)
+    job.put("a", 0)
+    job.fails = KeyError("killed")
+    with pytest.raises(KeyError):
+        job.run()
+    # By then some tables may be there.
+    (job.out / "minutes").mkdir(parents=True)
+    job.fails = None
+    assert job.run()["files"] == 2
+
+
+def test_a_report_that_was_made_in_another_way_is_not_continued(job: Job) -> None:
+    (job.out / "minutes").mkdir(parents=True)
+    with pytest.raises(StartError, match=f"{job.out}: has a report that --once did not make; remove {job.out} to read"):
+        job.run()
+    (job.out / "minutes").rmdir()
+    job.put("a", 0)
+    job.run()
+    # Options of the advice may change.
+    job.run(Options(attempts={"JAVA": 3}, headroom=0.5))
+    for options in (Options(attempts={"JAVA": 1}), Options(storm_gap_s=60, attempts={"JAVA": 3})):
+        with pytest.raises(StartError, match="was made by another version, --storm-gap or --attempts; remove"):
+            job.run(options)
+    note = job.out / "_files.json"
+    note.write_bytes(note.read_bytes()[:-9])
+    with pytest.raises(StartError, match=f"{note}: cannot be read: .*; remove {job.out} to read all logs again"):
+        job.run()
+
+
+def test_a_late_file_for_an_hour_of_lost_files_is_reported(job: Job) -> None:
+    job.put("old", 0)
+    job.put("a", 1)
+    job.run()
+    for name in ("old", "a"):
+        (job.logs / name).unlink()
+    job.put("c", 2)
+    # Nothing of their hours is made again, and what was made of them is there.
+    assert job.run()["set_aside"] == []
+    job.put("late", 1)
+    told = job.run()
+    assert [(Path(each["file"]).name, each["lines"]) for each in told["set_aside"]] == [("a", 0)]
+    assert "is gone" in told["set_aside"][0]["reason"]
+    assert told["skipped_files"] == 1
+    assert job.run()["set_aside"] == told["set_aside"]

@@ -7,7 +7,7 @@ import pytest
 import report_results as made
 from report_results import HOSTILE, LONG, MAIN, OTHER
 
-from admin.analytics.page import broken, data, label, render
+from admin.analytics.page import broken, render
 from admin.common.tables import printable
 
 _LARGEST_BYTES = 150_000
@@ -29,14 +29,14 @@ def _text(markup: str) -> str:
 
 
 def _answers(page: str) -> dict[str, str]:
-    found = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", _section(page, "answers"), re.DOTALL)
+    found = re.findall(r"<dt[^>]*>(.*?)</dt><dd>(.*?)</dd>", _section(page, "answers"), re.DOTALL)
     return {question: _text(answer).strip() for question, answer in found}
 
 
 def test_names_are_escaped_and_unprintable_characters_visible() -> None:
     page = render(made.results())
     body = page[page.index("<body>") : page.index('<script type="application/json" id="figures">')]
-    assert "<script>alert" not in page
+    assert page.count("<script") == page.count("</script>") == 3
     assert "<img" not in body
     assert "\u202e" not in page
     assert "&lt;script&gt;alert" in body
@@ -96,7 +96,7 @@ def test_one_flood_at_several_sidecars_is_one_row() -> None:
         "2026-11-21 12:00:00 for 1 min 20 s: orders at 3 sidecars (one flood): 3,000 messages"
         in _answers(page)["When?"]
     )
-    drawn = re.findall(r'<line class="refuse" x1="(\d+)" x2="(\d+)".*?<title>(.*?)</title>', page)
+    drawn = re.findall(r'<line stroke="var\(--refuse\)" x1="(\d+)" x2="(\d+)".*?<title>(.*?)</title>', page)
     assert drawn == [
         ("0", "80", "2026-11-21 12:00:00 to 12:01:20 UTC (1 min 20 s): 3,000 messages refused, up to 23/s")
     ]
@@ -143,17 +143,6 @@ def test_where_the_rest_is_and_what_to_type() -> None:
     assert "sluice limits apply &#39;my report/recommendations.json&#39; --dry-run" in page
 
 
-def test_data_cannot_end_its_script_element() -> None:
-    written = data({"a": "</script><!-- &"})
-    assert not {"<", "&"} & {*written}
-    assert json.loads(written) == {"a": "</script><!-- &"}
-
-
-def test_long_names_keep_both_ends_in_charts() -> None:
-    assert re.fullmatch(r"billing-very.*….*very-long", label(LONG))
-    assert len(label(LONG)) <= 44
-
-
 def test_names_are_broken_between_their_parts_only() -> None:
     assert broken("10.20.0.7") == "10.20.0.7"
     assert broken("orders-eu-1") == '<span class="nowrap">orders-eu-1</span>'
@@ -180,7 +169,7 @@ def test_shadow_limits_stand_apart_from_refusals() -> None:
     (drawn,) = _figures(page)["curves"]
     assert (drawn["plain"][0], drawn["admitted"][0], drawn["asked"][0]) == (70, 100, 100)
     assert 'data-label="Would have been" class="number"><div>1,800<' in page
-    assert page.count('<line class="would"') == page.count('<span class="muted">in shadow</span>') == 1
+    assert page.count('<line stroke="var(--would)"') == page.count('<span class="muted">in shadow</span>') == 1
 
 
 def test_offers_stand_apart_and_limits_without_refusals_are_folded() -> None:

@@ -169,7 +169,7 @@ async def test_what_is_no_report_is_a_problem_with_what_to_do(file: File, tmp_pa
     assert await problem() == "is a folder; name the recommendations.json in it"
     file.path.rmdir()
     os.mkfifo(file.path)
-    assert await problem() == "is no regular file"
+    assert await problem() == "is not a regular file"
 
 
 async def test_a_disk_that_does_not_answer_is_told_of(
