@@ -95,15 +95,6 @@ def test_tables_have_room_for_long_names(open_report: OpenReport, width: int) ->
     assert set(heights) == {1}
 
 
-def test_a_name_that_is_markup_is_a_name(open_report: OpenReport) -> None:
-    page = open_report(render(made.results()))
-    assert page.locator("img").count() == 0
-    assert page.locator("main script").count() == 0
-    named = page.locator("#storms tbody th").filter(has_text="alert")
-    # What would turn the writing round is written out.
-    expect(named).to_contain_text(HOSTILE.replace("\u202e", "\\u202e"))
-
-
 def test_a_storm_in_the_timeline_zooms_all_charts(open_report: OpenReport) -> None:
     page = open_report(render(made.results()))
     storm = page.locator(".timeline line").nth(2)

@@ -15,6 +15,7 @@ from admin.analytics.inputs import find
 from admin.analytics.job import Wish, make_report
 from admin.analytics.options import Options
 from admin.analytics.out import Seen
+from admin.analytics.retries import default_attempts
 from admin.analytics.spark import SparkOptions, open_session
 
 Report = Callable[..., dict[str, Any]]
@@ -67,7 +68,8 @@ def report(spark: SparkSession) -> Report:
     def make(out: Path, *logs: Path, once: bool = False, gone: Iterable[Path] = (), **options: Any) -> dict[str, Any]:
         named = tuple(map(str, logs))
         here = SparkOptions(master="local[2]")
-        wish = Wish(logs=named, out=str(out), html=None, options=Options(**options), spark=here, once=once)
+        asked = Options(**({"attempts": default_attempts()} | options))
+        wish = Wish(logs=named, out=str(out), html=None, options=asked, spark=here, once=once)
         found = find(named, wish.options.since_s, wish.options.until_s)
         for file in gone:
             file.unlink()

@@ -3,7 +3,6 @@ import json
 import re
 from typing import Any
 
-import pytest
 import report_results as made
 from report_results import HOSTILE, LONG, MAIN, OTHER
 
@@ -108,14 +107,6 @@ def test_most_refused_callers_are_not_blamed_if_none_stands_out() -> None:
     assert _answers(page)["Who flooded?"].startswith("No caller stands out. Most was refused to these:")
 
 
-def test_charts_have_data_and_a_table() -> None:
-    page = render(made.results())
-    assert re.findall(r'class="chart" id="([^"]+)"', page) == ["curve-0", "curve-1", "curve-2"]
-    assert len(_figures(page)["curves"]) == 3
-    assert _section(page, "demand").count("<table") == 3
-    assert _section(page, "storms").count("<line ") == len(made.results()["storms"])
-
-
 def test_other_rates_are_on_demand() -> None:
     details = re.findall(r"<details>.*?</details>", _section(render(made.results()), "recommendations"), re.DOTALL)
     assert "Rate Refused If nobody retries 300/s now 20% 30% 400/s 10% 15% 450/s recommended 6.7%" in _text(details[0])
@@ -125,15 +116,6 @@ def test_other_rates_are_on_demand() -> None:
         "refused_share_uncorrected": 0.25,
     }
     assert "9/s 25%" in _text(_section(render(made.results(tried=[tried])), "recommendations"))
-
-
-def test_callers_are_named_by_what_their_protocol_has() -> None:
-    def columns(page: str) -> set[str]:
-        names = {"Users", "User", "Product", "Producer groups", "Producer group"}
-        return names & {*re.findall(r'role="columnheader"[^>]*>([^<]+)</th>', page)}
-
-    assert columns(render(made.results())) == {"Producer groups", "Producer group"}
-    assert columns(render(made.of_queues())) == {"Users", "User", "Product"}
 
 
 def test_where_the_rest_is_and_what_to_type() -> None:
@@ -151,15 +133,6 @@ def test_names_are_broken_between_their_parts_only() -> None:
     assert broken('<b a="1">') == "&lt;b a=&#34;1&#34;&gt;"
     for name in (LONG, HOSTILE, "", " a  b", "-" * 50, "a::b" * 9):
         assert html.unescape(re.sub(r"<[^<>]+>", "", broken(name))) == printable(name)
-
-
-@pytest.mark.parametrize("limit", [0.0001, 0.00002, 0.05])
-def test_small_limits_are_not_rounded_to_zero(limit: float) -> None:
-    curve = made.curve("slow", limit) | {"points": [made.point(0, limit, limit, 1.0, limit)]}
-    page = render(made.results(curves=[curve], recommendations=[made.advice("slow", "raise", limit, 1.0)]))
-    own = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
-    assert not re.search(r"(?<![\d.,])0/s", own)
-    assert f"{limit:.5f}".rstrip("0") + "/s → 1/s" in own
 
 
 def test_shadow_limits_stand_apart_from_refusals() -> None:
@@ -206,7 +179,6 @@ def test_weeks_are_compared_and_new_names_listed() -> None:
     assert "2026-11-14 12:00:00 to 2026-11-21 12:00:00 UTC (7 d), compared with the week before." in week
     assert re.findall(r"<div>(.*?)</div>", week) == ["112", "100", "+12%", "12", "0", "new"]
     assert "10.20.0.8" in new
-    assert "4,301" in new
     page = render(made.results(week=None, new_resources=[], new_clients=[], fleets=[]))
     assert not re.search(r'id="(week|new|fleet)"|href="#(week|new|fleet)"', page)
 
