@@ -1,4 +1,4 @@
-"""What a report is asked for: the settings that change the tables. Plain data without Spark."""
+"""The settings of a report that change its tables. Plain data without Spark."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,13 +18,11 @@ class Options:
     """The settings that change the tables.
 
     Attributes:
-        storm_gap_s: refusals at most this many seconds apart are one storm; 1 to 3600.
-        since_s: leaves out earlier records, in seconds since 1970 UTC; None is from the beginning.
-        until_s: leaves out records from this second on; None is to the end. A minute belongs to its begin.
-        top: how many clients, users and producer groups of a storm, and culprits of a resource and day, are named.
-        headroom: how much a recommended limit is above the need, as a share.
-        attempts: how often clients try in all when refused as busy, by language; others try once.
-        tries: rates to be replayed.
+        storm_gap_s: refusals at most this many seconds apart (1 to 3600) are one storm.
+        since_s: in seconds since 1970 UTC. Earlier records are left out, and those from ``until_s`` on.
+        top: number of clients, users and producer groups named for a storm, and of culprits for a resource and day.
+        headroom: margin of a recommended limit above the need, as a share.
+        attempts: attempts that clients make in all when refused as busy, by language. Others try once.
     """
 
     storm_gap_s: int = 30
@@ -34,3 +32,10 @@ class Options:
     headroom: float = 0.2
     attempts: Mapping[str, int] = field(default_factory=dict)
     tries: tuple[Try, ...] = ()
+
+
+def default_attempts() -> dict[str, int]:
+    """Return how often clients try when refused as busy, by language. Spark's executors have no protocols."""
+    from admin.config.plugins import own_protocols  # noqa: PLC0415 - not on executors
+
+    return {language: most for protocol in own_protocols() for language, most in protocol.busy_attempts.items()}

@@ -1,4 +1,4 @@
-"""What a limit would have refused of a recorded demand.
+"""What a limit, or fair shares of it, would have refused of a recorded demand.
 
 The model is the bucket and the breaker of ``limiter.buckets.limiter``, and a test compares the two. The log has one
 figure for each second: within it, requests are assumed to arrive at even distances and to be of one size, or at random
@@ -7,68 +7,64 @@ times where the bucket holds only a few of them. A run of requests that are all 
 Seconds are played only from a full bucket on that may run out. All others are skipped, since what was refused before a
 full bucket no longer matters.
 
-Not in the model: bursts within a second, which matter if ``burst_s`` is far below a second, warm-up, debts, fair shares
-and further limits such as totals and scopes. Action ``delay`` admits what would wait up to ``max_delay_s``, like a
-bucket that holds that much more.
+Not in the model: bursts within a second, which matter if ``burst_s`` is far below a second, warm-up, debts, and other
+limits such as totals and scopes. Action ``delay`` admits requests that would wait up to ``max_delay_s``, like a bucket
+that holds that much more.
 """
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from admin.analytics.demand import Flags, Ints, Limit, Minutes, Values
-from limiter.rules.rule import DEFAULT_BREAK_S, DEFAULT_MAX_DEBT_S
+from admin.analytics.demand import Caller, Demand, Flags, Ints, Limit, Minutes, Values
+from admin.analytics.words import MINUTE_S, Row
+from admin.common.recommendations import Replay
+from limiter.rules.rule import DEFAULT_BREAK_S, DEFAULT_MAX_DEBT_S, MAX_FAIR_KEYS
 
-FEW: Final = 50
-"""If a bucket holds fewer requests than this, their times within a second matter."""
-_BLOCK: Final = 300
-"""Seconds whose levels are computed in one step."""
-_TIMES: Final = np.random.default_rng(0).random(100_003)
-"""Random times within a second; the same for all limits, which are compared."""
+FEW: Final = 50  # if a bucket holds fewer requests than this, their times within a second matter
+MAX_SHARE: Final = 0.5  # a caller with this part of the refusals has the largest demand
+LEAST_CALLERS: Final = 3  # with fewer callers there are no others to protect
+MAX_SECONDS: Final = 20_000  # seconds of storms replayed for fair shares, of the largest storms; it bounds the time
+UNEVEN: Final = 1.25  # a share has no room for a caller's busier moments, so it is replayed with this much more
+_BLOCK: Final = 300  # seconds whose levels are computed in one step
+_TIMES: Final = np.random.default_rng(0).random(100_003)  # within a second; the same for all limits, to compare them
 
 
 class Backtest:
-    """What limits would have refused over the same minutes.
-
-    Args:
-        minutes: of one resource.
-        now: the limit in force at their end. Candidates differ from it by their rates.
-    """
+    """What limits would have refused over the same minutes. They differ by their rates from the one in force now."""
 
     def __init__(self, minutes: Minutes, now: Limit) -> None:
         self._minutes = minutes
         self._limit = now
-        if now.rate is None and now.bytes_rate is None:
-            # A new limit has the defaults.
-            action = "reject" if now.action == "off" else now.action
-            break_s = 0.0 if action == "delay" else min(DEFAULT_BREAK_S, now.burst_s)
-            self._limit = replace(now, rate_per_s=None, bytes_per_s=None, action=action, break_s=break_s)
+        if now.rate_per_s is None and now.bytes_per_s is None:
+            self._limit = Limit(break_s=DEFAULT_BREAK_S, count=now.count)
         self._refused: dict[tuple[float | None, bool], Values] = {}
         is_now = minutes.under == minutes.under[-1] if len(minutes.under) else minutes.under == 0
         self._is_now: Flags = np.repeat(is_now, minutes.seconds)
         self.messages = int(minutes.messages.sum())
         self.wanted_messages = float((minutes.messages * minutes.left).sum())
+        # While the limit in force was in force: the demand, and the refusals in the log.
         self.now_messages = int(minutes.messages[self._is_now].sum())
-        """Demand while the limit in force was in force."""
         self.logged_messages = int(minutes.refused_messages[is_now].sum())
-        """Refused by the limit in force, by the log."""
 
-    def refused(self, per_s: float | None, *, wanted: bool = False) -> int:
-        """Return how many messages this rate would have refused; ``wanted`` is the demand without retries."""
-        return round(float(self._played(per_s, wanted=wanted).sum()))
+    def replay(self, per_s: float | None, *, wanted: bool = False) -> Replay:
+        """Return what this rate would have refused; ``wanted`` is the demand without retries."""
+        refused_messages = float(self._played(per_s, wanted=wanted).sum())
+        return as_replay(refused_messages, self.wanted_messages if wanted else self.messages)
 
     def error(self) -> int:
         """Return what the replay refuses beyond the log while the limit in force was in force."""
-        played = self._played(self._limit.rate, wanted=False)
+        played = self._played(self._limit.rate_per_s, wanted=False)
         return round(float(played[self._is_now].sum())) - self.logged_messages
 
     def _played(self, per_s: float | None, *, wanted: bool) -> Values:
         """Return the messages refused in each second."""
-        key = (per_s, wanted)
+        key = (per_s, wanted and self.wanted_messages < self.messages)
         if key not in self._refused:
             its = self._minutes
             limit = replace(self._limit, rate_per_s=per_s)
@@ -77,23 +73,23 @@ class Backtest:
         return self._refused[key]
 
 
+def as_replay(refused: float, of: float) -> Replay:
+    """Return refusals with their share."""
+    return Replay(refused_messages=round(refused), refused_share=min(1.0, refused / of) if of else 0.0)
+
+
 def refused(
     limit: Limit, at_s: Ints, requests: Values, messages: Values, size: Values, *, is_empty: bool = False
 ) -> Values:
     """Return the messages that a limit refuses in each second, which may be fractions.
 
-    Args:
-        limit: the limit.
-        at_s: seconds in order; those without requests are left out.
-        requests: requests in each.
-        messages: messages in each.
-        size: bytes in each.
-        is_empty: the bucket is empty at the beginning, not full.
+    Seconds are in order, without those that have no requests; ``size`` is in bytes. The bucket is full at the beginning
+    unless ``is_empty``.
     """
     delays = limit.action == "delay"
     held_s, break_s = (limit.max_delay_s, 0.0) if delays else (0.0, limit.break_s)
     costs = requests if limit.count == "requests" else messages
-    sides = ((limit.rate, costs, limit.burst_s), (limit.bytes_rate, size, limit.bytes_burst_s))
+    sides = ((limit.rate_per_s, costs, limit.burst_s), (limit.bytes_per_s, size, limit.bytes_burst_s))
     gates = [_Gate(rate, burst_s + held_s, its) for rate, its, burst_s in sides if rate is not None]
     if not gates or not len(at_s):
         return np.zeros(len(at_s))
@@ -137,9 +133,7 @@ class _Gate:
     def levels(self, at_s: Ints, largest: float) -> Values:
         """Return what is stored before each second, at least, if all its requests came at its begin.
 
-        Args:
-            at_s: seconds in order.
-            largest: cost of the largest request, which is the largest debt.
+        The largest debt is the cost of the ``largest`` request.
         """
         found = np.empty(len(at_s))
         stored, last_s = self.stored, at_s[0]
@@ -215,11 +209,8 @@ def _play(
             rest = requests - at
             if not empty:
                 run = 1 if offsets_s else min(gate.run(gap_s, rest) for gate in gates)
-            elif break_s:
-                free_s = now_s + break_s + max(-gate.stored / gate.rate for gate in empty)
-                at += 1
-                continue
-            elif offsets_s:
+            elif break_s or offsets_s:
+                free_s = now_s + break_s + max(-gate.stored / gate.rate for gate in empty) if break_s else free_s
                 at += 1
                 continue
             else:
@@ -238,3 +229,86 @@ def _play(
             at, admitted = at + run, admitted + run
         found.append(1 - admitted / requests)
     return found
+
+
+class Others(NamedTuple):
+    """All callers but the one with the largest demand, in storms."""
+
+    caller: Caller  # that one
+    keys: int  # how many callers share the limit, at most
+    messages: float  # that the others sent
+    refused_now: float  # the share of it that was refused
+    worst_then: float  # the share that fair shares would refuse to any of them, at most
+
+
+def others_of(demand: Demand, minutes: Minutes) -> Others | None:
+    """Replay fair shares among the kind of caller where one stands out most; None unless they help all others.
+
+    They must save the others at least half of their refusals, and make none of them worse off.
+
+    The log has the callers of each storm by their part of the refusals. Without fair shares everyone is refused alike,
+    so that part is also their part of the demand. Each caller is replayed by itself in the seconds of the storm,
+    against what ``limiter.buckets.fair`` guarantees it: a bucket with an n-th of the rate, which is empty at the start.
+    What others leave unused comes on top, so the refusals are an upper bound. Nothing is promised for other times.
+
+    A caller that comes in bursts is replayed with the larger part that it had while it was refused (``client_then``).
+    Callers without a name in the log are taken to be as large as the smallest one with a name.
+    """
+    caller = demand.storms.top
+    if caller is None or not demand.limit.rate_per_s or not MAX_SHARE <= caller.share < 1.0:
+        return None
+    named, counted = f"{caller.fair_by}s", f"{caller.fair_by}_count"
+    storms = [row for row in demand.storms.rows if row["start_s"] >= (demand.limit_since_s or 0)]
+    if max((max(row[counted], row["client_count"]) for row in storms), default=0) < LEAST_CALLERS:
+        return None
+    left, keys, now = MAX_SECONDS, 0, 0.0
+    asked, then = defaultdict[str, float](float), defaultdict[str, float](float)
+    for storm in sorted(storms, key=lambda row: (-row["messages"], row["start_s"])):
+        begin, end = np.searchsorted(minutes.at_s, (storm["start_s"], storm["end_s"])).tolist()
+        played = min(end - begin, left)
+        if not played:
+            break
+        left, refused_messages = left - played, storm["messages"] * played / (end - begin)
+        at = slice(begin, begin + played)
+        first, last = np.searchsorted(minutes.minute_s, (storm["start_s"] - MINUTE_S, storm["end_s"])).tolist()
+        clients = int(minutes.clients[first:last].max(initial=0))
+        # Callers that were not refused have shares as well.
+        count = max(storm[counted], -(-storm[counted] * clients // max(1, storm["client_count"])))
+        keys = max(keys, count)
+        total = float(minutes.messages[at].sum())
+        for name, share, part in _parts(storm, named, storm[counted]):
+            if name != caller.name:
+                asked[name] += share * total
+                now += share * refused_messages
+                then[name] += share / part * _refused(demand.limit, minutes, at, part, count)
+    messages = sum(asked.values())
+    if not messages or not LEAST_CALLERS <= keys <= MAX_FAIR_KEYS:
+        return None
+    worst = max(min(1.0, then[name] / its) for name, its in asked.items() if its)
+    refused_now = min(1.0, now / messages)
+    helps = sum(then.values()) * 2 <= refused_now * messages and worst <= refused_now
+    return Others(caller, keys, messages, refused_now, worst) if helps else None
+
+
+def _parts(storm: Row, named: str, count: int) -> Iterator[tuple[str, float, float]]:
+    """Return callers, their parts of all demand, and of the demand while they asked."""
+    callers = [each for each in storm[named] if each["messages"]]
+    for each, then in zip(callers, storm[f"{named.removesuffix('s')}_then"], strict=False):
+        yield each["name"], each["share"], min(1.0, max(each["share"], then) * UNEVEN)
+    rest = 1.0 - sum(each["share"] for each in callers)
+    if callers and count > len(callers) and rest > 0:
+        yield "", rest, callers[-1]["share"] * UNEVEN
+
+
+def _refused(limit: Limit, minutes: Minutes, at: slice, part: float, count: int) -> float:
+    """Return how many messages the share of one caller refuses, which has a part of each second."""
+    share = replace(
+        limit,
+        rate_per_s=None if limit.rate_per_s is None else limit.rate_per_s / count,
+        bytes_per_s=None if limit.bytes_per_s is None else limit.bytes_per_s / count,
+    )
+    # In whole messages: a small caller sends in some of the seconds only.
+    messages = np.diff(np.floor(np.cumsum(minutes.messages[at] * part) + 0.5), prepend=0.0)
+    sent = messages > 0
+    requests, size = (np.maximum(1.0, each[at] * part)[sent] for each in (minutes.requests, minutes.bytes))
+    return float(refused(share, minutes.at_s[at][sent], requests, messages[sent], size, is_empty=True).sum())

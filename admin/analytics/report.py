@@ -24,7 +24,7 @@ from admin.analytics import log, rollup, tables, words
 from admin.analytics.demand import Known
 from admin.analytics.inputs import Found, SetAside
 from admin.analytics.options import Options
-from admin.analytics.resources import Sidecar, Tables, advise_each, advise_here
+from admin.analytics.resources import advise_each, advise_here, rows_of
 from admin.analytics.spark import SMALL_BYTES, TINY_BYTES
 from admin.analytics.tables import ALL_DAYS, RESOURCE_KEY, WHO_KEY, Days, Store, day_of
 from admin.analytics.words import DAY_S, HOUR_S, MINUTE_S, WEEK_S
@@ -231,7 +231,7 @@ def _why_nothing(first_s: int | None, last_s: int | None, found: Found, set_asid
 # What is known of sidecars.
 
 
-def sidecars_of(coverage: "DataFrame") -> tuple[dict[str, Sidecar], list[Row]]:
+def sidecars_of(coverage: "DataFrame") -> tuple[dict[str, Known], list[Row]]:
     """Return what is known of each sidecar, for advice and for people."""
     runs = (
         coverage.groupBy("instance", "run", "dt")
@@ -259,7 +259,7 @@ def sidecars_of(coverage: "DataFrame") -> tuple[dict[str, Sidecar], list[Row]]:
     return sidecars, told
 
 
-def _sidecar(name: str, rows: Sequence[Row]) -> tuple[Sidecar, Row]:
+def _sidecar(name: str, rows: Sequence[Row]) -> tuple[Known, Row]:
     lost = missing = 0
     spans = []
     day_s: Counter[int] = Counter()
@@ -296,7 +296,7 @@ def _sidecar(name: str, rows: Sequence[Row]) -> tuple[Sidecar, Row]:
         "lost_records": lost,
         **sums,
     }
-    return Sidecar(Known(sum(day_s.values()), lost, sums["other"], day_s), until_s), row
+    return Known(sum(day_s.values()), lost, sums["other"], day_s, until_s), row
 
 
 # Storms and advice.
@@ -310,7 +310,7 @@ class Advised:
     recommendations: "DataFrame"
 
 
-def advise(tools: Tools, frames: Frames, options: Options, found: Found, sidecars: Mapping[str, Sidecar]) -> Advised:
+def advise(tools: Tools, frames: Frames, options: Options, found: Found, sidecars: Mapping[str, Known]) -> Advised:
     """Find storms, decide about all limits, and write both as tables.
 
     Args:
@@ -328,7 +328,7 @@ def advise(tools: Tools, frames: Frames, options: Options, found: Found, sidecar
     tools.store.write(storms, tables.STORMS, days)
     tools.store.write(rollup.culprits(frames.refusals, options.top), tables.CULPRITS, days)
     tools.step("replaying demand against limits")
-    given = (Tables(frames.minutes, storms, frames.limits), sidecars, options)
+    given = (rows_of(frames.minutes, storms, frames.limits), sidecars, options)
     if tools.is_tiny:
         recommendations = advise_here(*given, tools.session)
     else:

@@ -6,7 +6,7 @@ A resource's rows are sorted by minute. Those without a minute come first: its s
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from admin.analytics.advice import advise, unused
-from admin.analytics.demand import LIMIT_COLUMNS, WHO, Collector, Known, Limit
+from admin.analytics.demand import LIMIT_COLUMNS, WHO, Collector, Known, Limit, limit_of
 from admin.analytics.options import Options
 from admin.analytics.tables import AMOUNTS, RESOURCE_KEY, SECONDS
 from admin.analytics.words import MINUTE_S
@@ -39,67 +39,50 @@ _MINUTES: Final = (
     "minute_s", *(each for each in AMOUNTS if not each.endswith("bytes")), "identified", "busy_answers", "languages",
     "clients", *LIMIT_COLUMNS, "second", *SECONDS, "second_shadowed",
 )  # fmt: skip
-_STORMS: Final = (
-    "start_s", "end_s", "messages", "rules",
-    *(name for who in WHO for name in (f"{who}s", f"{who}_count", f"{who}_then")),
-)  # fmt: skip
+_OF_CALLERS: Final = tuple(f"{who}{of}" for who in WHO for of in ("s", "_count", "_then"))
 _EXACT: Final = r"NOT name RLIKE r'[*?\[]' AND action != 'off' AND (rate_per_s IS NOT NULL OR bytes_per_s IS NOT NULL)"
 Groups = Callable[[tuple[pa.Scalar, ...], Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-class Sidecar(NamedTuple):
-    """What the log has of a sidecar, and the end of that."""
-
-    known: Known = Known()
-    until_s: int = 0
-
-
-class Tables(NamedTuple):
-    """The tables that advice is made of; ``storms`` as ``rollup.storms`` returns it."""
-
-    minutes: DataFrame
-    storms: DataFrame
-    limits: DataFrame
-
-
-def advise_each(tables: Tables, sidecars: Mapping[str, Sidecar], options: Options, tasks: int) -> DataFrame:
+def advise_each(rows: DataFrame, sidecars: Mapping[str, Known], options: Options, tasks: int) -> DataFrame:
     """Return the table ``recommendations``, made by this many tasks."""
-    rows = _rows(tables).repartition(tasks, *RESOURCE_KEY).sortWithinPartitions(*RESOURCE_KEY, "minute_s")
-    return rows.groupBy(*RESOURCE_KEY).applyInArrow(_advise(sidecars, options), RECOMMENDATIONS)
+    in_order = rows.repartition(tasks, *RESOURCE_KEY).sortWithinPartitions(*RESOURCE_KEY, "minute_s")
+    return in_order.groupBy(*RESOURCE_KEY).applyInArrow(_advise(sidecars, options), RECOMMENDATIONS)
 
 
-def advise_here(
-    tables: Tables, sidecars: Mapping[str, Sidecar], options: Options, session: "SparkSession"
-) -> DataFrame:
+def advise_here(rows: DataFrame, sidecars: Mapping[str, Known], options: Options, session: "SparkSession") -> DataFrame:
     """Do the same in this process: for a small log, starting workers would take longer than everything else."""
-    table = _rows(tables).orderBy(*RESOURCE_KEY, "minute_s").toArrow()
+    table = rows.orderBy(*RESOURCE_KEY, "minute_s").toArrow()
     run = _advise(sidecars, options)
     made: list[pa.RecordBatch] = []
     keys = zip(*(table.column(name).to_pylist() for name in RESOURCE_KEY), strict=True)
     begin = 0
-    for key, rows in groupby(keys):
-        count = sum(1 for _ in rows)
+    for key, its in groupby(keys):
+        count = sum(1 for _ in its)
         made += run(tuple(map(pa.scalar, key)), iter(table.slice(begin, count).combine_chunks().to_batches()))
         begin += count
     return session.createDataFrame(pa.Table.from_batches(made, _SCHEMA), RECOMMENDATIONS)
 
 
-def _rows(tables: Tables) -> DataFrame:
-    storms = tables.storms.groupBy(*RESOURCE_KEY).agg(F.collect_list(F.struct(*_STORMS)).alias("storms"))
+def rows_of(minutes: DataFrame, storms: DataFrame, limits: DataFrame) -> DataFrame:
+    """Put what is known of each resource into rows: of its minutes, and of its storms as ``rollup`` returns them."""
+    its_storms = storms.groupBy(*RESOURCE_KEY).agg(
+        F.collect_list(F.struct("start_s", "end_s", "messages", "rules", *_OF_CALLERS)).alias("storms")
+    )
     # All rules are recorded together, in less than a minute.
-    newest = tables.limits.groupBy("instance").agg(F.max("seen_s").alias("last_s"))
-    limits = (
-        tables.limits.join(newest, "instance")
+    newest = limits.groupBy("instance").agg(F.max("seen_s").alias("last_s"))
+    its_limit = (
+        limits.join(newest, "instance")
         .where(f"{_EXACT} AND seen_s > last_s - {MINUTE_S}")
         .groupBy(*RESOURCE_KEY)
         .agg(F.max_by(F.struct(*LIMIT_COLUMNS), F.struct("seen_s", "rule")).alias("its"))
         .select(*RESOURCE_KEY, "its.*", F.lit(True).alias("is_limit"))
     )
-    parts = (tables.minutes.select(*RESOURCE_KEY, *_MINUTES), storms, limits)
+    parts = (minutes.select(*RESOURCE_KEY, *_MINUTES), its_storms, its_limit)
     return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), parts)
 
 
-def _advise(sidecars: Mapping[str, Sidecar], options: Options) -> Groups:
+def _advise(sidecars: Mapping[str, Known], options: Options) -> Groups:
     def run(key: tuple[pa.Scalar, ...], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         names = [each.as_py() for each in key]
         collector = Collector(names, options.attempts)
@@ -110,18 +93,19 @@ def _advise(sidecars: Mapping[str, Sidecar], options: Options) -> Groups:
             for row in batch.slice(0, begin).select(["storms", "is_limit", *LIMIT_COLUMNS]).to_pylist():
                 storms = row["storms"] or storms
                 if row["is_limit"]:
-                    limit = Limit(*(row[name] for name in LIMIT_COLUMNS))
+                    limit = limit_of(row)
             if begin < batch.num_rows:
                 collector.take(batch.slice(begin))
-        known, until_s = sidecars.get(names[0], Sidecar())
-        if not collector.is_empty:
-            found = advise(collector.demand(known, until_s, storms), collector.minutes, options)
-            row = _row(found.recommendation) | {
-                "messages": found.messages, "refused_messages": found.refused_messages,
-                "need_per_s": found.need_per_s, "limit_per_s": found.limit_per_s,
+        known = sidecars.get(names[0], Known())
+        if collector.limits:
+            demand = collector.demand(known, storms)
+            found, need_per_s, limit_per_s = advise(demand, collector.minutes, options)
+            row = _row(found) | {
+                "messages": demand.messages, "refused_messages": demand.refused_messages,
+                "need_per_s": need_per_s, "limit_per_s": limit_per_s,
             }  # fmt: skip
         elif limit is not None and known.observed_s > 0:
-            row = _row(unused(names, limit, known.observed_s, known.lost_records))
+            row = _row(unused(names, limit, known))
         else:
             return
         yield pa.RecordBatch.from_pylist([row], _SCHEMA)

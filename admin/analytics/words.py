@@ -30,15 +30,6 @@ def span(start_s: int, end_s: int) -> str:
     return f"{start} to {end[11:] if start[:10] == end[:10] else end} UTC ({duration(end_s - start_s)})"
 
 
-def span_words(seconds: float) -> str:
-    """Write a length of time in its largest unit: ``7 days``, ``3 hours``, ``2 minutes``."""
-    units = ((DAY_S, "day"), (HOUR_S, "hour"), (MINUTE_S, "minute"), (1, "second"))
-    # 6 days and 23.5 hours are 7 days to a reader.
-    size, unit = next((each for each in units if seconds >= each[0] * 0.98), units[-1])
-    count = round(seconds / size, 1 if 1 < size < seconds < 10 * size else None)
-    return f"{count:g} {unit}{'s' * (count != 1)}"
-
-
 def counted(number: int, one: str, many: str = "") -> str:
     """Write a count with its noun: ``1 storm``, ``1,234 storms``."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -108,8 +108,7 @@ def report(
         driver_memory: memory of Spark's driver process (1g)
         conf: a Spark option; may be repeated
     """
-    from admin.analytics.options import Options  # noqa: PLC0415 - see the module
-    from admin.analytics.retries import default_attempts  # noqa: PLC0415 - see the module
+    from admin.analytics.options import Options, default_attempts  # noqa: PLC0415 - see the module
     from admin.analytics.spark import SparkOptions, check_requirements  # noqa: PLC0415 - see the module
 
     now = datetime.now(UTC)

@@ -21,7 +21,7 @@ START_S: Final = 1_763_942_400
 """2025-11-24 00:00 UTC, a Monday."""
 Seconds = NDArray[np.int64]
 """Messages by second."""
-_LANGUAGES: Final = pa.map_(pa.string(), pa.struct({"requests": pa.int64(), "refused": pa.int64()}))
+LANGUAGES: Final = pa.map_(pa.string(), pa.struct({"requests": pa.int64(), "refused": pa.int64()}))
 _OPTIONS: Final = Options()
 OUTCOMES: Final = ("admitted", "shadowed", "bypassed", "exempt", "refused", "dropped", "held", "repeated")
 
@@ -63,8 +63,8 @@ class Recorded:
         if day_s is None:
             days = range(-(-self.seconds // DAY_S))
             day_s = {START_S // DAY_S + day: min(DAY_S, self.seconds - day * DAY_S) for day in days}
-        known = Known(self.seconds, lost_records, 0, day_s)
-        return collector.demand(known, START_S + self.seconds, self.storms()), collector.minutes
+        known = Known(self.seconds, lost_records, 0, day_s, START_S + self.seconds)
+        return collector.demand(known, self.storms()), collector.minutes
 
     def advice(self, options: Options = _OPTIONS, **known: Any) -> Advice:
         """Return what a report says about it."""
@@ -112,7 +112,7 @@ class Recorded:
                 "minute_s": START_S + minute * 60,
                 "identified": np.floor(its_refused * self.identified).astype(np.int64),
                 "busy_answers": its_refused,
-                "languages": pa.array(languages, _LANGUAGES),
+                "languages": pa.array(languages, LANGUAGES),
                 "clients": clients,
                 "second": lists(at % 60),
                 "second_admitted": lists(of_second[0]),
@@ -170,7 +170,7 @@ def flowing(
     total = sum(asked.values(), np.zeros(seconds, np.int64))
     rate = np.full(seconds, np.inf)
     for since_s, limit in limits:
-        rate[since_s:] = np.inf if limit.rate is None or how.get("rule") else limit.rate
+        rate[since_s:] = np.inf if limit.rate_per_s is None or how.get("rule") else limit.rate_per_s
     if how.get("rule"):
         rate[:] = how.pop("at_most")
     over = np.maximum(0.0, 1 - rate / np.maximum(1, total))

@@ -10,8 +10,8 @@ import pytest
 from demands import DAY_S, START_S, Recorded, Seconds, arriving, flowing, limited, met
 
 from admin.analytics.advice import MAX_NAME, unused
+from admin.analytics.demand import Known
 from admin.analytics.options import Options, Try
-from admin.common.recommendations import Recommendation
 from limiter.rules.rule import NS_PER_S
 
 HOUR_S = 3600
@@ -63,12 +63,12 @@ EDITED = [(0, limited(150.0)), (2 * DAY_S - 6 * HOUR_S, limited(300.0))]
 CASES = {
     "a limit below the demand": Case(
         lambda: log(limited(100.0), web=at_night(100, 0, 50), job=at_night(150, 6 * HOUR_S)), "raise", 240,
-        says=["p99 of demand over 7 days is 200/s, limit 100/s refused"]),
+        says=["p99 of demand over 7 d is 200/s, limit 100/s refused"]),
     "a limit far above the demand": Case(
         lambda: log(limited(1000.0), web=steady(100)), "lower", 120, "lower", says=["limit 1,000/s refused nothing"]),
     "a day is the least to lower by": Case(
         lambda: log(limited(1000.0), 0.9, web=steady(100, 0.9)), "keep", 1000, confidence="low",
-        says=["22 hours of log is too short to lower it"]),
+        says=["21 h 36 min under this limit is too short to lower it"]),
     "the limit of a pattern": Case(
         lambda: log(replace(limited(1000.0), rule="topic:*"), web=steady(100)), "keep", 1000,
         says=["the limit is of a pattern"]),
@@ -91,11 +91,14 @@ CASES = {
     "a flood of 30 s in one night": Case(
         lambda: log(limited(190.0), web=steady(150), night=at_night(3000, 30, nights=[3])), "keep", 190, "", "medium",
         says=["Client night sent 95.3% of what was refused", "which is what the limit is for"]),
-    "a flood of 2 minutes in one night, with others": Case(
-        lambda: log(limited(190.0), a=steady(50), b=steady(50), c=steady(50), night=at_night(9000, 120, nights=[3])),
-        "keep", 190, "", "medium", says=["Client night sent", "which is what the limit is for"]),
     "a job of 20 minutes every night": Case(
         lambda: log(limited(100.0), web=steady(40), night=at_night(160, 20 * 60)), "raise", 240),
+    "the same beside other callers": Case(
+        lambda: log(limited(100.0), a=steady(20), b=steady(10), c=steady(10), night=at_night(110, 20 * 60)),
+        "raise", 180, says=["Client night has 75% of what was refused"]),
+    "fair shares, and a flood that lasts all week": Case(
+        lambda: log(limited(100.0, fair_by="client"), a=steady(30), b=steady(30), flood=steady(300)), "raise", 440,
+        "raise", says=["Client flood has 83.7% of what was refused with fair shares: call who sends it"]),
     "a flood that lasts all week, with others": Case(
         lambda: log(limited(200.0), a=steady(12), b=steady(12), c=steady(12), d=steady(12), flood=steady(500)), "share",
         200, says=["no other would have had", "To admit all of it takes 660/s"]),
@@ -111,11 +114,6 @@ CASES = {
     "a launch of five hours by many clients": Case(
         lambda: log(limited(200.0), **{f"c{at}": at_night(20, 5 * HOUR_S, 5, nights=[4]) for at in range(20)}),
         "raise", 480, "", "medium"),
-    "weekdays, and a log that ends on a Sunday": Case(
-        lambda: log(limited(130.0), 14, web=np.where(np.arange(14 * DAY_S) // DAY_S % 7 < 5, 100, 0)), "keep", 130,
-        never=["shrinks", "No demand since"]),
-    "noise that the bucket holds": Case(
-        lambda: log(limited(130.0), web=np.random.default_rng(1).poisson(100, 7 * DAY_S)), "keep", 130),
     "two minutes that are a flood": Case(
         lambda: log(limited(200.0), 120 / DAY_S, night=between(9000, 30, 120, 120 / DAY_S)), "keep", 200,
         confidence="low", says=["Not enough quiet time to tell demand from a flood"]),
@@ -127,8 +125,6 @@ CASES = {
         says=["No demand since 2025-12-03 18:00 UTC"]),
     "its successor": Case(
         lambda: log(limited(100.0), 14, web=between(80, 9 * DAY_S + 18 * HOUR_S, 14 * DAY_S, 14)), "keep", 100),
-    "its successor, from the first day of the log on": Case(
-        lambda: log(limited(100.0), 5, web=between(80, 18 * HOUR_S, 5 * DAY_S, 5)), "keep", 100, confidence="medium"),
     "growth": Case(
         lambda: log(limited(200.0), 14, web=growing(100, 0.04)), "raise", 260, never=["shrinks"],
         says=["the daily demand grows by", "a week's growth is added"]),
@@ -136,19 +132,18 @@ CASES = {
         lambda: log(EDITED, 2, a=steady(40, 2), b=steady(40, 2), c=between(170, 41 * HOUR_S, 43 * HOUR_S, 2)),
         "keep", 300, confidence="low",
         says=["limit 300/s since 2025-11-25 18:00 refused nothing", "The limit of 150/s in force before refused 2.8%"]),
-    "a limit that was raised in a flood": Case(
-        lambda: log(EDITED, 2, a=steady(54, 2), b=steady(54, 2), c=between(900, 151_200 - 600, 151_200 + 600, 2)),
-        "keep", 300, confidence="low",
-        says=["Client c sent", "The limit of 150/s in force before refused"]),
     "a client's own limit": Case(
         lambda: log(limited(None), a=steady(50), b=at_night(90, HOUR_S), how=BY_CLIENT),
-        "keep", None, says=["but client:10.0.0.9 refused", "look at that limit"]),
+        "keep", None, says=["but rule client:10.0.0.9 refused 982,800 messages of it: look at that limit"]),
     "a client's own limit besides a topic's": Case(
         lambda: log(limited(160.0), a=steady(50), b=at_night(90, HOUR_S), how=BY_CLIENT),
-        "keep", 160, says=["limit 160/s; 100% of what was refused is by client:10.0.0.9: look at that limit"]),
+        "keep", 160, says=["limit 160/s; rule client:10.0.0.9 refused 982,800 messages of it: look at that limit"]),
     "a shadow limit": Case(
         lambda: log(limited(100.0, action="shadow"), web=at_night(100, 0, 50), job=at_night(150, 6 * HOUR_S)),
         "raise", 240, says=["limit 100/s would have refused"]),
+    "a limit edited after another rule refused": Case(
+        lambda: log(EDITED, 2, a=steady(50, 2), b=at_night(90, HOUR_S, days=2), how=BY_CLIENT), "keep", 300,
+        confidence="low", says=["refused 280,800 messages of it: look"], never=["100%", "in force before"]),
     "records that are lost": Case(
         lambda: log(limited(1000.0), web=steady(100)), "lower", 120, "lower", "medium",
         says=["7 records of the log are lost"], known={"lost_records": 7}),
@@ -165,6 +160,14 @@ def test_advice(case: Case) -> None:
     assert [words for words in case.never if words in said] == []
     assert found.confidence == case.confidence
     assert len(found.evidence) <= MAX_EVIDENCE
+
+
+def test_a_limit_is_raised_to_the_demand_without_the_retries_that_are_assumed() -> None:
+    # Three attempts of 150/s, of which 100/s are admitted.
+    recorded = log(limited(100.0), 2, web=steady(377, 2))
+    found = replace(recorded, languages={"JAVA": 1.0}, attempts={"JAVA": 3}).advice().recommendation
+    assert (found.action, found.recommended_rate_per_s, found.retries) == ("raise", 200, "assumed")
+    assert "(377/s with retries, assumed)" in found.evidence
 
 
 def test_a_topic_without_demand_for_days_needs_nothing() -> None:
@@ -198,34 +201,11 @@ def test_what_other_rates_would_have_refused() -> None:
     assert CASES["a limit about right"].log().advice().recommendation.what_if == ()
 
 
-@pytest.mark.parametrize(("max_delay_s", "refused"), [(2.0, True), (10.0, False)])
-def test_delay_is_replayed_with_the_delay_of_its_limit(max_delay_s: float, *, refused: bool) -> None:
-    # 5 s of twice the rate: a request waits for 4 s at most.
-    wave = np.where(np.arange(DAY_S) % 60 < 5, 200, 20)
-    found = log(limited(100.0, action="delay", max_delay_s=max_delay_s), 1, web=wave).advice().recommendation
-    assert found.backtest.current is not None
-    assert (found.backtest.current.refused_share > 0.01) is refused
-
-
-@pytest.mark.parametrize(
-    ("identified", "language", "retries"),
-    [(1.0, 0.0, "measured"), (0.9, 0.1, "measured"), (0.0, 1.0, "assumed"), (0.0, 0.0, "none")],
-)
-def test_one_client_without_ids_does_not_make_all_retries_assumed(
-    identified: float, language: float, retries: str
-) -> None:
-    recorded = log(limited(100.0), 1, a=at_night(150, HOUR_S, days=1), b=steady(50, 1))
-    recorded = replace(
-        recorded, identified=identified, languages={"JAVA": language, "GO": 1 - language}, attempts={"JAVA": 3}
-    )
-    assert recorded.advice().recommendation.retries == retries
-
-
 def test_a_limit_that_had_no_demand() -> None:
-    found = unused(("a", "topic", "orders"), limited(5.0), 8 * DAY_S)
+    found = unused(("a", "topic", "orders"), limited(5.0), Known(8 * DAY_S))
     assert (found.action, found.rate_per_s, found.confidence) == ("unused", 5.0, "high")
-    assert found.evidence == "Nothing was asked for in 8 days of log."
-    assert unused(("a", "topic", "orders"), limited(5.0), 8 * DAY_S, lost_records=1).confidence == "low"
+    assert found.evidence == "Nothing was asked for in 8 d of log."
+    assert unused(("a", "topic", "orders"), limited(5.0), Known(8 * DAY_S, 1)).confidence == "low"
 
 
 # Promises against the real limiter: what the advice says would be refused, and what is refused once it is applied.
@@ -260,11 +240,6 @@ def lost_by(of: Recorded, name: str, at: Seconds, but: float) -> float:
     return max(0.0, refused - 1 - but * (refused + admitted)) / max(1, refused + admitted)
 
 
-def refused_to(of: Recorded, names: Sequence[str], at: Seconds) -> float:
-    refused = sum(int(of.refused[name][at].sum()) for name in names)
-    return refused / max(1, refused + sum(int(of.admitted[name][at].sum()) for name in names))
-
-
 @pytest.mark.parametrize("name", DEMANDS)
 def test_fair_shares_keep_what_is_promised_to_the_others(name: str) -> None:
     rate, callers, expected = DEMANDS[name]
@@ -274,6 +249,8 @@ def test_fair_shares_keep_what_is_promised_to_the_others(name: str) -> None:
     assert (found.action == "share") is (expected == "share")
     if found.action == "share":
         assert (found.fair_by, found.recommended_rate_per_s) == ("client", rate)
+        # More callers than a limit tells apart by default need more shares.
+        assert found.max_fair_keys == (101 if name == "many tiny callers" else None)
         then = met(limited(rate, fair_by="client"), arrivals, SECONDS)
         said, said_now = found.backtest.others, found.backtest.others_current
         assert said is not None
@@ -282,7 +259,6 @@ def test_fair_shares_keep_what_is_promised_to_the_others(name: str) -> None:
         others = [name for name in now.refused if name != "flood"]
         for at in (storms, np.arange(SECONDS)):
             assert max(lost_by(then, name, at, said.refused_share) for name in others) <= POINT
-        assert said_now.refused_share == pytest.approx(refused_to(now, others, storms), abs=0.03)
         assert said.refused_share <= said_now.refused_share
 
 
@@ -300,16 +276,3 @@ def test_a_raised_limit_refuses_what_is_promised(seed: int) -> None:
     assert found.backtest.recommended is not None
     total = sum(its.sum() for its in then.refused.values()) / len(arrivals)
     assert total == pytest.approx(found.backtest.recommended.refused_share, abs=POINT)
-
-
-def shared(found: Recommendation) -> tuple[object, ...]:
-    return found.action, found.fair_by, found.max_fair_keys
-
-
-def test_more_callers_than_a_limit_tells_apart_by_default_need_more_shares() -> None:
-    arrivals = arriving({"flood": 300, **{f"t{at}": 0.5 for at in range(100)}}, SECONDS, seed=2)
-    assert shared(met(limited(100.0), arrivals, SECONDS).advice().recommendation) == ("share", "client", 101)
-    # A limit that has fair shares already needs none.
-    fair = met(limited(100.0), arrivals, SECONDS)
-    fair = replace(fair, limits=[(0, replace(fair.limit, fair_by="client"))])
-    assert fair.advice().recommendation.action != "share"

@@ -2,15 +2,14 @@
 
 import random
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from demands import limited
 
-from admin.analytics import replay as module
 from admin.analytics.demand import Limit, Minutes
 from admin.analytics.replay import Backtest, refused
 from limiter.buckets.limiter import Limiter
@@ -166,29 +165,6 @@ def test_refuses_what_real_limiters_refuse(number: int) -> None:
         assert said > 0 or real <= NOTHING
 
 
-def evenly(seconds: Sequence[Second]) -> Iterator[Arrival]:
-    for at_s, requests, messages, size in seconds:
-        for index in range(requests):
-            part = [total * (index + 1) // requests - total * index // requests for total in (messages, size)]
-            yield at_s * NS_PER_S + (2 * index + 1) * NS_PER_S // (2 * requests), part[0], part[1]
-
-
-@pytest.mark.parametrize(("burst_s", "break_s"), [(1, 1), (1, 0), (0.2, 0.2), (5, 5)])
-@pytest.mark.parametrize("times", [0.5, 1, 1.3, 10])
-def test_even_requests_are_refused_as_real_limiters_do(
-    times: float, burst_s: float, break_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "FEW", 0)
-    rng = random.Random(f"{times} {burst_s} {break_s}")
-    for rate, batch in ((7, 1), (60, 1), (2000, 16)):
-        counts = [int(times * rate / batch * rng.choice((0.3, 1.0, 1.7)) + rng.random()) for _ in range(30)]
-        seconds = [Second(at_s, many, many * batch, many * batch * 50) for at_s, many in enumerate(counts) if many]
-        limit = Limit(rate_per_s=rate, burst_s=burst_s, break_s=break_s, bytes_per_s=rng.choice([None, 45.0 * rate]))
-        off = replayed(limit, seconds) - really_refused(limit, list(evenly(seconds)))
-        # A single request may be more than 2 % of a few.
-        assert abs(off) <= max(0.02 * sum(each.messages for each in seconds), 2 * batch)
-
-
 def steady(per_s: int, seconds: int = 60, first_s: int = 0) -> list[Second]:
     return [Second(at_s, per_s, per_s, 10 * per_s) for at_s in range(first_s, first_s + seconds)]
 
@@ -218,36 +194,19 @@ def test_known_cases(limit: Limit, seconds: list[Second], refused: int) -> None:
 NOW = limited(100.0)
 
 
-def test_only_seconds_from_a_full_bucket_to_the_next_one_are_played(monkeypatch: pytest.MonkeyPatch) -> None:
-    played: list[int] = []
-
-    def counted(gates: Any, break_s: float, seconds: Iterable[Any]) -> list[float]:
-        rows = list(seconds)
-        played.extend(begin_s for begin_s, *_ in rows)
-        return play(gates, break_s, rows)
-
-    play = module._play
-    monkeypatch.setattr(module, "_play", counted)
-    seconds = [each for at in range(10) for each in steady(150 if at == 4 else 80, first_s=60 * at)]
-    backtest = Backtest(minutes_of(seconds), NOW)
-    said = backtest.refused(100.0)
-    assert played == list(range(240, 301))
-    # Each rate is replayed once.
-    assert backtest.refused(100.0) == said
-    assert len(played) == 61
-    assert said == pytest.approx(really_refused(NOW, list(evenly(seconds))), abs=5)
-
-
 @pytest.mark.parametrize(("left", "wanted"), [(1.0, 420), (0.375, 158), (0.01, 4)])
 def test_demand_without_retries_is_replayed_by_its_part(left: float, wanted: int) -> None:
     backtest = Backtest(minutes_of(steady(7), left), NOW)
-    assert (backtest.refused(0.0), backtest.refused(0.0, wanted=True)) == (420, wanted)
+    assert (backtest.replay(0.0).refused_messages, backtest.replay(0.0, wanted=True).refused_messages) == (420, wanted)
 
 
 def test_the_log_and_the_replay_are_compared_while_the_limit_was_the_same() -> None:
     seconds = [*steady(300), *steady(300, first_s=60)]
     backtest = Backtest(minutes_of(seconds, refused=(9, 11_000), under=(0, 1)), NOW)
-    both, first = backtest.refused(100.0), Backtest(minutes_of(steady(300)), NOW).refused(100.0)
+    both, first = (
+        backtest.replay(100.0).refused_messages,
+        Backtest(minutes_of(steady(300)), NOW).replay(100.0).refused_messages,
+    )
     assert (backtest.logged_messages, backtest.now_messages) == (11_000, 60 * 300)
     assert backtest.error() == pytest.approx(both - first - 11_000, abs=1)
 
@@ -256,5 +215,5 @@ def test_the_log_and_the_replay_are_compared_while_the_limit_was_the_same() -> N
 def test_a_new_limit_is_replayed_with_the_defaults(now: Limit) -> None:
     minutes = minutes_of(steady(300))
     new = Backtest(minutes, now)
-    assert new.refused(None) == 0
-    assert new.refused(100.0) == Backtest(minutes, NOW).refused(100.0)
+    assert new.replay(None).refused_messages == 0
+    assert new.replay(100.0).refused_messages == Backtest(minutes, NOW).replay(100.0).refused_messages

@@ -10,10 +10,10 @@ from demands import DAY_S, START_S, flowing, limited
 
 from admin.analytics.demand import Known
 from admin.analytics.options import Options
-from admin.analytics.resources import Sidecar, _advise
+from admin.analytics.resources import _advise
 
 KEY = tuple(map(pa.scalar, ("a", "topic", "orders")))
-SIDECARS = {"a": Sidecar(Known(DAY_S), START_S + DAY_S)}
+SIDECARS = {"a": Known(DAY_S, until_s=START_S + DAY_S)}
 
 
 def advised(*batches: pa.RecordBatch, sidecars: Any = SIDECARS) -> list[dict[str, Any]]:

@@ -1,49 +1,29 @@
 from typing import Any
 
-import numpy as np
+import pyarrow as pa
 import pytest
+from demands import LANGUAGES
 
-from admin.analytics.retries import default_attempts, left_of
+from admin.analytics.demand import Rows, left_of
+from admin.analytics.options import default_attempts
 
 ATTEMPTS = {"JAVA": 3, "CPP": 2}
 JAVA = {"JAVA": (300, 300)}
 
 
-class Rows:
-    """One minute."""
-
-    def __init__(
-        self, seconds: list[tuple[int, int]], languages: dict[str, tuple[int, int]], fields: dict[str, Any]
-    ) -> None:
-        self.row = np.zeros(len(seconds), np.int64)
-        self._seconds = dict(zip(("admitted", "refused"), np.array(seconds, np.int64).T, strict=True))
-        self._seconds["repeated"] = np.array(fields.get("repeated", [0] * len(seconds)), np.int64)
-        self._languages = languages
-        total = sum(refused for _, refused in languages.values())
-        self._fields = {
-            "refused_requests": total,
-            "identified": 0,
-            "busy_answers": total,
-            "dropped_requests": 0,
-        } | fields
-
-    def __getitem__(self, name: str) -> Any:
-        return np.array([self._fields[name]])
-
-    def seconds(self, name: str) -> Any:
-        return self._seconds[name]
-
-    def languages(self) -> tuple[Any, list[str], Any]:
-        refused = [refused for _, refused in self._languages.values()]
-        return np.zeros(len(refused), np.int64), list(self._languages), np.array(refused, np.int64)
-
-
-def left(
-    seconds: list[tuple[int, int]], languages: dict[str, tuple[int, int]], **fields: Any
-) -> tuple[list[float], int, int]:
+def left(seconds: list[tuple[int, int]], languages: dict[str, tuple[int, int]], **fields: Any) -> Any:
     """Return what is left of a minute, given as messages admitted and refused in each second."""
-    found, measured, assumed = left_of(Rows(seconds, languages, fields), ATTEMPTS)
-    return found.tolist(), measured, assumed
+    total = sum(refused for _, refused in languages.values())
+    its = {"refused_requests": total, "identified": 0, "busy_answers": total, "dropped_requests": 0} | fields
+    by_second = dict(zip(("admitted", "refused"), zip(*seconds, strict=True), strict=True))
+    by_second["repeated"] = its.pop("repeated", ())
+    columns = {f"second_{name}": pa.array([list(values)], pa.list_(pa.int64())) for name, values in by_second.items()}
+    counts = [(name, {"requests": one, "refused": other}) for name, (one, other) in languages.items()]
+    columns["languages"] = pa.array([counts], LANGUAGES)
+    columns["second"] = pa.array([list(range(len(seconds)))])
+    batch = pa.RecordBatch.from_pydict(columns | {name: [value] for name, value in its.items()})
+    found, *known = left_of(Rows(batch), ATTEMPTS)
+    return found.tolist(), *known
 
 
 @pytest.mark.parametrize(
@@ -64,10 +44,6 @@ def left(
         ([(150, 100)], {"JAVA": (250, 100)}, {"repeated": [60], "identified": 95}, 190 / 250),
         # With ids and no repeats nobody retried, whatever the language does by default.
         ([(100, 50)], {"JAVA": (150, 50)}, {"identified": 50}, 1),
-        # Repeats of what an earlier minute refused.
-        ([(100, 0)], {"JAVA": (100, 0)}, {"repeated": [40]}, 0.6),
-        # More repeats than messages leave nothing.
-        ([(1, 1)], {}, {"repeated": [5], "refused_requests": 1, "identified": 1}, 0),
         # A third has ids and was counted, the others are assumed to have retried for their part.
         ([(0, 300)], JAVA, {"repeated": [50], "identified": 100}, 1 - 50 / 300 - 2 / 3 * 2 / 3),
         # What was admitted was wanted.
