@@ -88,9 +88,9 @@ class _Case:
         self._comes_back = demand.days >= LEAST_DAYS and demand.storms.days >= LEAST_DAYS - 1
         top = demand.storms.top
         self._top = top if top and top.share >= MAX_SHARE else None
-        self._is_held_back = self._top is not None and demand.limit.fair_by is not None
-        is_own = demand.storms.own_share >= MAX_SHARE and demand.now_messages
+        is_own = demand.storms.own_share >= MAX_SHARE
         self._refuses = is_own and demand.now_refused_messages > NEXT_TO_NOTHING * demand.now_messages
+        self._is_held_back = self._refuses and self._top is not None and demand.limit.fair_by is not None
         self._p99, minute = demand.corrected_p99, demand.minute_per_s
         if self._is_flood:
             self._p99, minute = demand.calm_p99, demand.calm_minute_per_s
