@@ -62,7 +62,7 @@ def unused(key: Sequence[str], limit: Limit, known: Known) -> Recommendation:
         **_of_limit(key, limit),
         action="unused",
         confidence=_LEVELS[level],
-        evidence=f"Nothing was asked for in {duration(known.observed_s)} of log.",
+        evidence=f"No demand in {duration(known.observed_s)} of log.",
         details=_sentences(_unknowns(known._replace(other=0))),
     )
 
@@ -302,23 +302,23 @@ class _Case:
     def _about_flood(self) -> str:
         """Say whose refusals do not count."""
         demand, storms = self._demand, self._demand.storms
-        sent = f"up to {counted(storms.clients, 'client')} sent what was refused"
+        sent = f"up to {counted(storms.clients, 'client')} sent the refused messages"
         if storms.top and storms.top.share >= FEW_CLIENTS_SHARE:
-            sent = f"{_called(storms.top)} sent {percent(storms.top.share)} of what was refused"
+            sent = f"{_called(storms.top)} sent {percent(storms.top.share)} of the refused messages"
         elif storms.top_two_share >= FEW_CLIENTS_SHARE:
-            sent = f"one or two clients sent {percent(storms.top_two_share)} of what was refused"
+            sent = f"one or two clients sent {percent(storms.top_two_share)} of the refused messages"
         times = demand.refusing_per_s / max(demand.usual_per_s, 1e-9)
         far = f"{times:.0f} times the usual demand" if times < 1000 else "far more than the usual demand"
         then = "which is what the limit is for"
         if self._comes_back:
-            then = f"on {storms.days} of {counted(demand.days, 'day')}; call who sends it, or raise the limit"
+            then = f"on {storms.days} of {counted(demand.days, 'day')}; call its owner, or raise the limit"
         return f"{sent}: {far}, {self._in_time()}, {then}"
 
     def _about_shares(self, others: Others) -> str:
         caller = others.caller
         most = f"more than {percent(max(0.001, others.worst_then))}" if others.worst_then > 0 else "any"
         return (
-            f"{_called(caller)} has {percent(caller.share)} of what was refused {self._in_time()}:"
+            f"{_called(caller)} has {percent(caller.share)} of the refused messages {self._in_time()}:"
             f' with fair_by = "{caller.fair_by}" at the same rate, no other would have had {most} of its messages'
             f" refused meanwhile, not {percent(others.refused_now)}"
         )
@@ -326,8 +326,8 @@ class _Case:
     def _about_top(self) -> str:
         if self._top is None:
             return ""
-        said = f"{_called(self._top)} has {percent(self._top.share)} of what was refused"
-        return f"{said} with fair shares: call who sends it, or raise the limit" if self._is_held_back else said
+        said = f"{_called(self._top)} has {percent(self._top.share)} of the refused messages"
+        return f"{said} with fair shares: call its owner, or raise the limit" if self._is_held_back else said
 
     def _in_time(self) -> str:
         return f"in {percent(self._demand.refused_s / max(1, self._demand.observed_s))} of the time"

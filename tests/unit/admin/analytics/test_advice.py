@@ -83,22 +83,22 @@ CASES = {
     # 84 000 of 36 million messages, in 0.035 % of the time: the limit does its job.
     "a flood of 30 s every night, with nobody else": Case(
         lambda: log(limited(200.0), web=steady(60), night=at_night(3000, 30)), "raise", 3100, "raise", "medium",
-        says=["Client night sent 98% of what was refused", "in <0.1% of the time", "call who sends it"]),
+        says=["Client night sent 98% of the refused messages", "in <0.1% of the time", "call its owner"]),
     "a flood of 30 s every night, with others": Case(
         lambda: log(limited(200.0), a=steady(20), b=steady(20), c=steady(20), night=at_night(3000, 30)),
         "share", 200, "", "medium",
-        says=["Client night has 98.1% of what was refused in <0.1% of the time", "no other would have had any"]),
+        says=["Client night has 98.1% of the refused messages in <0.1% of the time", "no other would have had any"]),
     "a flood of 30 s in one night": Case(
         lambda: log(limited(190.0), web=steady(150), night=at_night(3000, 30, nights=[3])), "keep", 190, "", "medium",
-        says=["Client night sent 95.3% of what was refused", "which is what the limit is for"]),
+        says=["Client night sent 95.3% of the refused messages", "which is what the limit is for"]),
     "a job of 20 minutes every night": Case(
         lambda: log(limited(100.0), web=steady(40), night=at_night(160, 20 * 60)), "raise", 240),
     "the same beside other callers": Case(
         lambda: log(limited(100.0), a=steady(20), b=steady(10), c=steady(10), night=at_night(110, 20 * 60)),
-        "raise", 180, says=["Client night has 75% of what was refused"]),
+        "raise", 180, says=["Client night has 75% of the refused messages"]),
     "fair shares, and a flood that lasts all week": Case(
         lambda: log(limited(100.0, fair_by="client"), a=steady(30), b=steady(30), flood=steady(300)), "raise", 440,
-        "raise", says=["Client flood has 83.7% of what was refused with fair shares: call who sends it"]),
+        "raise", says=["Client flood has 83.7% of the refused messages with fair shares: call its owner"]),
     "a flood that lasts all week, with others": Case(
         lambda: log(limited(200.0), a=steady(12), b=steady(12), c=steady(12), d=steady(12), flood=steady(500)), "share",
         200, says=["no other would have had", "To admit all of it takes 660/s"]),
@@ -204,7 +204,7 @@ def test_what_other_rates_would_have_refused() -> None:
 def test_a_limit_that_had_no_demand() -> None:
     found = unused(("a", "topic", "orders"), limited(5.0), Known(8 * DAY_S))
     assert (found.action, found.rate_per_s, found.confidence) == ("unused", 5.0, "high")
-    assert found.evidence == "Nothing was asked for in 8 d of log."
+    assert found.evidence == "No demand in 8 d of log."
     assert unused(("a", "topic", "orders"), limited(5.0), Known(8 * DAY_S, 1)).confidence == "low"
 
 
