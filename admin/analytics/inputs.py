@@ -137,9 +137,10 @@ def _listed(logs: Sequence[str], session: "SparkSession | None", skipped: dict[s
         if not named:
             skipped[log] = "no match" if glob.has_magic(log) else "no such file or folder"
         for path in named:
-            for each in _below(path, skipped) if path.is_dir() else (path,):
-                if file := _look(each, skipped):
-                    yield str(path if path.is_dir() else path.parent), file
+            for file in _below(path, skipped) if path.is_dir() else (path,):
+                if status := _look(file, skipped):
+                    root = path if path.is_dir() else path.parent
+                    yield str(root), File(str(file), status.st_size, status.st_mtime)
 
 
 def _at(log: str, session: "SparkSession") -> Iterator[tuple[str, File]]:
@@ -168,12 +169,11 @@ def _is_outside(file: File, root: str, since_s: int | None, until_s: int | None)
 
 def _below(folder: Path, skipped: dict[str, str]) -> Iterator[Path]:
     """Yield the log files below a folder. Links are followed, each folder is read once."""
-
-    def failed(error: OSError) -> None:
-        skipped[str(error.filename)] = _why(error)
-
     seen: set[str] = set()
-    for directory, folders, files in os.walk(folder, onerror=failed, followlinks=True):
+    unread = skipped.setdefault
+    for directory, folders, files in os.walk(
+        folder, onerror=lambda error: unread(str(error.filename), _why(error)), followlinks=True
+    ):
         if (real := os.path.realpath(directory)) in seen:
             folders.clear()
             continue
@@ -182,18 +182,16 @@ def _below(folder: Path, skipped: dict[str, str]) -> Iterator[Path]:
         yield from (Path(directory, name) for name in files if name.endswith(ENDINGS) and not name.startswith(_HIDDEN))
 
 
-def _look(file: Path, skipped: dict[str, str]) -> File | None:
-    """Return a file that can be read."""
-    if file.name.startswith(_HIDDEN):
-        skipped[str(file)] = "is hidden, or still being written"
-        return None
+def _look(file: Path, skipped: dict[str, str]) -> os.stat_result | None:
+    """Return the size and time of a file that can be read."""
     try:
         os.close(open_to_read(file))
-        status = file.stat()
+        if not file.name.startswith(_HIDDEN):
+            return file.stat()
+        skipped[str(file)] = "is hidden, or still being written"
     except OSError as error:
         skipped[str(file)] = _why(error)
-        return None
-    return File(str(file), status.st_size, status.st_mtime)
+    return None
 
 
 def _why(error: OSError) -> str:

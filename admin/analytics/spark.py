@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 # Requirements.
 
 OLDEST_JAVA: Final = 17
-INSTALL_SPARK: Final = (
-    "pip install 'sluice-proxy[spark]', or in a source tree: pip install -c constraints.txt '.[spark]'"
-)
+INSTALL_SPARK: Final = "pip install 'sluice-proxy[spark]', or in a source tree: pip install '.[spark]'"
 _INSTALL_JAVA: Final = "apt-get install openjdk-17-jre-headless"
 _PACKAGES: Final = ("pyspark", "pyarrow", "pandas", "numpy", "jinja2")
 
@@ -101,8 +99,8 @@ _LONGEST: Final = 300
 
 
 @contextmanager
-def in_words(log: Path | None) -> Iterator[None]:
-    """Turn errors of Spark into one line; append the whole error to the log, if there is one.
+def in_words(log: Path) -> Iterator[None]:
+    """Turn errors of Spark into one line; append the whole error to the log.
 
     Raises:
         StartError: Spark failed, or a file cannot be read or written.
@@ -118,10 +116,9 @@ def in_words(log: Path | None) -> Iterator[None]:
                 file = error.filename or "a file in --out"
                 raise StartError(f"{file}: cannot be read or written: {error.strerror.lower()}") from error
             raise
-        if log is not None:
-            with suppress(OSError), log.open("a", encoding="utf-8") as stream:
-                stream.write(text)
-        raise StartError(meaning(text) + (f"; see {log}" if log is not None else "")) from error
+        with suppress(OSError), log.open("a", encoding="utf-8") as stream:
+            stream.write(text)
+        raise StartError(f"{meaning(text)}; see {log}") from error
 
 
 def meaning(text: str) -> str:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from admin.analytics import words
 from admin.analytics.words import counted, duration, listed, moment, percent, place, rate, resource
-from admin.common.recommendations import ACTIONS, TO_DO
+from admin.common.recommendations import ACTIONS
 from admin.common.tables import Rows, printable
 
 Row = Mapping[str, Any]
@@ -25,7 +25,6 @@ Cells = dict[str, str | tuple[str, ...] | list[str]]
 DO: Final = dict(zip(ACTIONS, ("Raise", "Share fairly", "Lower", "New limit", "Never used", "Keep"), strict=True))
 RIGHT: Final = frozenset({"Messages refused", "Peak", "Bytes", "Share of the resource"})
 """Columns of numbers."""
-OFFERS: Final = {"lower": "Offered: could be lower", "raise": "Offered: could be higher"}
 _MAX_ROWS: Final = 10
 _MAX_OFFERED: Final = 5
 
@@ -46,12 +45,13 @@ def lede(of: Row) -> str:
         said += f"{totals['refused']:,} of {counted(asked, 'message')} ({percent(totals['refused'] / asked)}): {where}."
     else:
         said += f"none of {counted(asked, 'message')}."
-    if totals["open_storms"]:
-        said += f" {counted(totals['open_storms'], 'storm')} may not be over."
-    if totals["held"]:
-        said += f" {counted(totals['held'], 'message')} had to wait for a limit."
-    if totals["shadowed"]:
-        said += f" Limits in shadow mode would have refused {counted(totals['shadowed'], 'message')}."
+    for name, one, text in (
+        ("open_storms", "storm", "{} may not be over."),
+        ("held", "message", "{} had to wait for a limit."),
+        ("shadowed", "message", "Limits in shadow mode would have refused {}."),
+    ):
+        if totals[name]:
+            said += " " + text.format(counted(totals[name], one))
     return said
 
 
@@ -80,12 +80,6 @@ def unknowns(of: Row) -> Iterator[str]:
         how = "later" if each["ahead_s"] > 0 else "earlier"
         by = duration(abs(each["ahead_s"]))
         yield f"The records of {each['instance']} are {by} {how} than the times of their files: its clock may be off."
-
-
-def to_change(totals: Row) -> int:
-    """Return the number of changes that are made by default."""
-    every: int = sum(totals["recommendations"].get(each, 0) for each in TO_DO)
-    return every - sum(map(int, totals["offered"].values()))
 
 
 def effect(of: Row) -> str:

@@ -29,8 +29,6 @@ _PARTS: Final = re.compile(r"[^-._:/@]{1,20}[-._:/@]?|[-._:/@]+")
 _LEAST_S: Final = 60
 """Shortest time that is drawn, and shortest margin around a storm."""
 _MARGIN_STEPS: Final = 10
-_MAX_ROWS: Final = 24
-"""Rows of the table beside a curve."""
 
 
 def render(results: Row) -> str:
@@ -59,7 +57,7 @@ def render(results: Row) -> str:
     )
     return environment.from_string((_HERE / "page.html").read_text("utf-8")).render(
         of=results, style=style, scripts=scripts, policy=_policy(style, scripts), words=words, summary=summary,
-        floods=summary.floods(results), whole=whole, size=decimal, amount="{:,}".format, parts=_parts, name_of=name_of,
+        floods=summary.floods(results), whole=whole, size=decimal, amount="{:,}".format, name_of=name_of,
         around=lambda flood: _around(flood, results, whole),
         figures={"whole": whole, "curves": [_curve(curve) for curve in results["curves"]]},
     )  # fmt: skip
@@ -127,9 +125,3 @@ def _curve(curve: Row) -> dict[str, list[Any]]:
     return dict(
         zip(("at", "peak", "asked", "admitted", "plain", "limit"), map(list, zip(*rows, strict=True)), strict=False)
     )
-
-
-def _parts(points: Sequence[Row]) -> list[Sequence[Row]]:
-    """Cut a curve into as many parts as its table has rows."""
-    each = -(-len(points) // _MAX_ROWS) or 1
-    return [points[at : at + each] for at in range(0, len(points), each)]

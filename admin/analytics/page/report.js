@@ -31,7 +31,7 @@
     for (const chart of charts) {
       chart.setScale("x", { min: range[0], max: range[1] });
     }
-    for (const each of document.querySelectorAll(".timeline svg")) {
+    for (const each of document.querySelectorAll(".timeline > div > svg")) {
       each.setAttribute("viewBox", `${start - whole[0]} 0 ${span} 10`);
     }
     document.querySelectorAll(".ticks span").forEach((each, at) => {

@@ -20,7 +20,7 @@ from harness.ports import free_port
 from harness.process import ManagedProcess
 from harness.sidecar import Sluice
 from page_commands import NOT_RUN, PAGES, SHELL, Command, commands_of, files_of, is_there
-from small_log import SmallLog
+from small_log import write_small_log
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 
@@ -192,7 +192,7 @@ def reader(tmp_path: Path, broker: EmbeddedBroker) -> Iterator[Callable[[str], R
                 if not (tmp_path / name).exists():
                     (tmp_path / name).write_text(text, encoding="utf-8")
             # What this machine has refused so far.
-            SmallLog().write(tmp_path / "machine" / "127.0.0.1-10911" / "rejections" / "small.jsonl")
+            write_small_log(tmp_path / "machine" / "127.0.0.1-10911" / "rejections" / "small.jsonl")
             return reader
 
         yield read

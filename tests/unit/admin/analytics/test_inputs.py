@@ -64,14 +64,6 @@ def test_nothing_to_read_says_so(tmp_path: Path) -> None:
         find([str(tmp_path / "*.x")])
 
 
-def test_no_character_of_a_name_means_anything_to_spark(tmp_path: Path) -> None:
-    _write(tmp_path / "a{b}[c]*?.jsonl")
-    _write(tmp_path / "d.jsonl.gz")
-    found = find([str(tmp_path)])
-    assert found.spark_paths(packed=False) == [rf"file://{tmp_path}/a\{{b\}}\[c\]\*\?.jsonl"]
-    assert found.spark_paths(packed=True) == [f"file://{tmp_path}/d.jsonl.gz"]
-
-
 _NOV_21_S = 1_795_219_200
 _DAY_S = 86_400
 
@@ -81,7 +73,6 @@ _DAY_S = 86_400
     [
         ("2026-11-21/a.jsonl", True),
         ("2026-11-20/a.jsonl", True),
-        ("2026-11-22/a.jsonl", True),
         ("2026-11-19/a.jsonl", False),
         ("2026-11-23/a.jsonl.gz", False),
         ("dt=2026-11-19/hour=07/a.jsonl", False),
@@ -89,7 +80,6 @@ _DAY_S = 86_400
         # The last date counts. An impossible date does not.
         ("2025-01-01/2026-11-21/a.jsonl", True),
         ("2026-02-31/a.jsonl", True),
-        ("a.jsonl", True),
     ],
 )
 def test_of_a_period_files_of_other_days_are_left_out(tmp_path: Path, name: str, is_read: bool) -> None:  # noqa: FBT001 - expected

@@ -144,12 +144,12 @@ def test_an_error_of_spark_is_one_line_also_behind_another_and_the_log_has_it_wh
 def test_a_file_that_cannot_be_written_is_named(file: str | None) -> None:
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file)
     said = f"^{file or 'a file in --out'}: cannot be read or written: no space left"
-    with pytest.raises(StartError, match=said), in_words(None):
+    with pytest.raises(StartError, match=said), in_words(Path()):
         raise error
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(errno.EPIPE, "pipe"), SettingsError("ours"), ZeroDivisionError()])
 def test_other_errors_stay_as_they_are(error: Exception) -> None:
-    with pytest.raises(type(error)) as caught, in_words(None):
+    with pytest.raises(type(error)) as caught, in_words(Path()):
         raise error
     assert caught.value is error

@@ -89,11 +89,6 @@ def test_lede_is_plain_english() -> None:
     )
 
 
-def test_offers_are_not_changes() -> None:
-    counts = {"raise": 3, "lower": 2, "new": 1, "share": 1, "keep": 9}
-    assert module.to_change(made.totals(recommendations=counts, offered={"lower": 2, "raise": 1})) == 4
-
-
 def test_clocks_that_seem_to_be_off_are_named() -> None:
     clocks = [{"instance": name, "ahead_s": ahead_s} for name, ahead_s in {"b": 7200, "d": -3600}.items()]
     assert list(unknowns(made.empty() | {"clocks": clocks})) == [
