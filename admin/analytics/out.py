@@ -6,8 +6,8 @@ may come in any order, and a killed run is repeated. Only if a file arrives for 
 their records are lost, and the report says so.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -29,24 +29,19 @@ VERSION: Final = 2
 """Version of the list, and of how tables are made."""
 
 
-@contextmanager
-def locked(out: Path) -> Iterator[None]:
-    """Keep other reports out of a directory, which is made if it is missing.
+def locked(out: Path) -> "closing[FileLock]":
+    """Keep other reports out of a directory, which is made if it is missing, until the context ends.
 
     Raises:
         StartError: another report writes there, or it cannot be used.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(out / "_lock")
+        return closing(FileLock(out / "_lock"))
     except LockedError:
         raise StartError(f"{out}: another report is writing there; stop it, or choose another --out") from None
     except OSError as error:
         raise StartError(f"{out}: cannot be used: {words_for(error)}; choose another --out") from None
-    try:
-        yield
-    finally:
-        lock.close()
 
 
 def write_file(path: Path, pieces: Iterable[bytes]) -> None:

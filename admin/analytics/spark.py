@@ -214,9 +214,11 @@ def open_session(options: SparkOptions) -> Iterator["SparkSession"]:
     session = None
     with tempfile.TemporaryDirectory(prefix="sluice-report-", ignore_cleanup_errors=True) as scratch:
         try:
-            with _signals_deferred(), _output_to(log):
+            with _signals_deferred():
+                log.parent.mkdir(parents=True, exist_ok=True)
+                log.write_bytes(b"")
                 try:
-                    session = _start(options, Path(scratch))
+                    session = _start(options, Path(scratch), log)
                 except Exception as error:
                     why = meaning(f"{log.read_text(encoding='utf-8', errors='replace')}\n{error}")
                     raise StartError(f"Spark did not start: {why.removeprefix('Spark failed: ')}; see {log}") from error
@@ -228,8 +230,10 @@ def open_session(options: SparkOptions) -> Iterator["SparkSession"]:
                     session.stop()
 
 
-def _start(options: SparkOptions, scratch: Path) -> "SparkSession":
-    from pyspark.logger import PySparkLogger  # noqa: PLC0415 - an optional extra
+def _start(options: SparkOptions, scratch: Path, log: Path) -> "SparkSession":
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - an optional extra
+    from pyspark.java_gateway import launch_gateway  # noqa: PLC0415 - as above
+    from pyspark.logger import PySparkLogger  # noqa: PLC0415 - as above
     from pyspark.sql import SparkSession  # noqa: PLC0415 - as above
 
     # It writes whole query plans to the terminal.
@@ -237,21 +241,24 @@ def _start(options: SparkOptions, scratch: Path) -> "SparkSession":
     # Only spark-submit reads this option.
     if (python := dict(options.conf).get("spark.pyspark.python")) is not None:
         os.environ.setdefault("PYSPARK_PYTHON", python)
+    settings = _settings(options, scratch, _given(options))
+    if options.is_connect:
+        return SparkSession.builder.remote(options.master).config(map=settings).getOrCreate()
+    if under_submit():
+        return SparkSession.builder.config(map=settings).getOrCreate()
+    if is_linked := options.is_local and "SPARK_HOME" not in os.environ:
+        _link_spark(scratch)
+        os.environ["SPARK_HOME"] = str(scratch)
     if options.is_local:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    is_linked = options.is_local and not under_submit() and "SPARK_HOME" not in os.environ
+    conf = SparkConf().setAll(list(settings.items()))
+    # Java appends, and so does in_words.
+    with log.open("ab") as output:
+        gateway = launch_gateway(conf, {"stdout": output, "stderr": output})
     if is_linked:
-        _link_spark(scratch)
-        os.environ["SPARK_HOME"] = str(scratch)
-    builder = SparkSession.builder
-    if options.is_connect:
-        builder = builder.remote(options.master)
-    try:
-        return builder.config(map=_settings(options, scratch, _given(options))).getOrCreate()
-    finally:
-        if is_linked:
-            del os.environ["SPARK_HOME"]
+        del os.environ["SPARK_HOME"]
+    return SparkSession(SparkContext(conf=conf, gateway=gateway))
 
 
 def _given(options: SparkOptions) -> dict[str, str]:
@@ -288,24 +295,6 @@ def _settings(options: SparkOptions, scratch: Path, given: Mapping[str, str]) ->
         here = dict.fromkeys(("spark.driver.host", "spark.driver.bindAddress"), "127.0.0.1")
         settings |= here | {"spark.local.dir": str(scratch)}
     return settings | given | {"spark.driver.extraJavaOptions": " ".join(filter(None, java))}
-
-
-@contextmanager
-def _output_to(log: Path) -> Iterator[None]:
-    """Redirect the output of child processes to a file, in place of that of the last run."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    kept = [(number, os.dup(number)) for number in (1, 2)]
-    # Java appends, and so does in_words.
-    log.write_bytes(b"")
-    with log.open("ab") as stream:
-        for number, _ in kept:
-            os.dup2(stream.fileno(), number)
-    try:
-        yield
-    finally:
-        for number, before in kept:
-            os.dup2(before, number)
-            os.close(before)
 
 
 @contextmanager

@@ -13,9 +13,8 @@ from pyspark.sql import SparkSession
 
 from admin.analytics.inputs import find
 from admin.analytics.job import Wish, make_report
-from admin.analytics.options import Options
+from admin.analytics.options import Options, default_attempts
 from admin.analytics.out import Seen
-from admin.analytics.retries import default_attempts
 from admin.analytics.spark import SparkOptions, open_session
 
 Report = Callable[..., dict[str, Any]]
