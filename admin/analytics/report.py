@@ -81,7 +81,7 @@ class Tools:
 
     def keep(self, frame: "DataFrame") -> "DataFrame":
         """Return rows that are not made twice: columns of which each query takes what it needs, but for a tiny log."""
-        return frame.localCheckpoint() if self.is_tiny else frame.persist()
+        return frame.localCheckpoint() if self.is_small else frame.persist()
 
 
 @dataclass(frozen=True)

@@ -75,8 +75,8 @@ def minutes(records: "DataFrame") -> "DataFrame":
             F.count("number").alias("parts"),
         )
         .where("parts > 0")
-        .withColumn("seconds", F.expr(_JOINED))
-        .withColumn("zipped", F.expr(f"IF({_IN_ORDER}, NULL, {_ZIPPED})"))
+        .withColumns({"seconds": F.expr(_JOINED), "overlap": F.expr(_OVERLAP)})
+        .withColumn("zipped", F.expr(f"IF(overlap, {_ZIPPED}, NULL)"))
         .withColumn("seconds", F.expr(_SECONDS))
         .withColumn("would", F.expr(_WOULD))
     )
@@ -113,10 +113,9 @@ _ADDED: Final = ", ".join(
     f" (sum, x) -> sum + x.{name})) AS {name}"
     for name in SECONDS
 )
-_IN_ORDER: Final = "seconds.second = array_sort(array_distinct(seconds.second))"
-_SECONDS: Final = (
-    f"""IF({_IN_ORDER}, seconds, struct(array_sort(array_distinct(seconds.second)) AS second, {_ADDED}))"""
-)
+_OVERLAP: Final = """IF(size(of_parts) < 2, false, coalesce(exists(sequence(1, size(of_parts) - 1),
+    i -> get(get(of_parts, i).second, 0) <= array_max(get(of_parts, i - 1).second)), false))"""
+_SECONDS: Final = f"IF(overlap, struct(array_sort(array_distinct(seconds.second)) AS second, {_ADDED}), seconds)"
 """Seconds in order, each once: a second is in two records where one run ended in it and another began."""
 _WOULD: Final = f"""IF(size(would) = 0, {_NONE}, transform(seconds.second,
     s -> aggregate(filter(would, x -> x.second = s), 0L, (sum, x) -> sum + x.messages)))"""

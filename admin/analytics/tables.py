@@ -199,9 +199,6 @@ class Store:
         writer = rows.observe(made, F.expr("collect_set(dt) AS days")).write.mode("overwrite").partitionBy("dt")
         # Otherwise rows are sorted by day first.
         writer = writer.option("maxRecordsPerFile", 0).option("parquet.block.size", _WRITTEN_BYTES)
-        # A job that was killed has left these.
-        for staged in () if self._is_address else Path(self.path(table.name)).glob(".spark-staging-*"):
-            shutil.rmtree(staged)
         there = self._days(table)
         writer.option("partitionOverwriteMode", "dynamic").parquet(self.path(table.name))
         for day in there - set(made.get["days"]):
