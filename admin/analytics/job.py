@@ -106,15 +106,15 @@ def make_report(
     take = report.make_tables if seen is None else seen.take
     frames, read = take(tools, found, wish.options)
     sidecars, coverage = report.sidecars_of(frames.coverage)
-    advised = report.advise(tools, frames, wish.options, found, sidecars)
+    advised = report.advise(tools, frames, wish.options, sidecars)
     step("collecting results")
     made_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    results = report.results(frames, advised, coverage, read, wish.options, made_at, out=str(wish.files), where=tables)
-    results["clocks"] = inputs.clocks(found.files)
+    results = {"made_at": made_at, "out": str(wish.files), "tables": tables, "clocks": inputs.clocks(found.files)}
+    results |= report.results(frames, advised, coverage, read, wish.options)
     step("writing the page")
     period = Period(from_s=results["period"]["from"], until_s=results["period"]["until"])
     head = RecommendationsFile(made_at=made_at, period=period, instances=tuple(sorted(sidecars)))
-    write_file(wish.files / "recommendations.json", _recommendations(head, advised.recommendations))
+    write_file(wish.files / "recommendations.json", _recommendations(head, advised[1]))
     write_file(wish.page, [page.render(results).encode()])
     return results
 

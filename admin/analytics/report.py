@@ -56,6 +56,7 @@ _MAX_OF_WEEK: Final = 20
 _MAX_RECOMMENDED: Final = 100
 _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
 """Steps that a curve may have."""
+_OF_SIDECARS: Final = ("other", "bypassed_requests", "limiting_off_minutes")
 _REACHED: Final = " + ".join(f"{outcome}_messages" for outcome in rollup.REACHED)
 _REFUSED: Final = "refused_messages + dropped_messages"
 
@@ -240,12 +241,9 @@ def sidecars_of(coverage: "DataFrame") -> tuple[dict[str, Known], list[Row]]:
             F.max("last_minute_s").alias("last_s"),
             F.min("hour_s").alias("hour_s"),
             F.max("hour_s").alias("last_hour_s"),
-            *(F.sum(name).alias(name) for name in ("minutes", "seconds", "limiting_off_minutes", "bypassed_requests", "other", "records")),
-            F.max("lost_records").alias("lost_records"),
+            *(F.sum(name).alias(name) for name in ("minutes", "seconds", "records", *_OF_SIDECARS)),
+            *(F.max(name).alias(name) for name in ("lost_records", "last_n", "newest_s", "version")),
             F.min("first_n").alias("first_n"),
-            F.max("last_n").alias("last_n"),
-            F.max("newest_s").alias("newest_s"),
-            F.max("version").alias("version"),
         )
         .orderBy("instance", "run", "dt")
         .collect()
@@ -282,7 +280,7 @@ def _sidecar(name: str, rows: Sequence[Row]) -> tuple[Known, Row]:
     # Two runs have a minute in common where one ends and the next begins in it.
     shared = sum(MINUTE_S for (_, last_s), (first_s, _) in pairwise(spans) if first_s < last_s) // MINUTE_S
     minutes = sum(row["minutes"] for row in rows) - shared
-    sums = {each: sum(row[each] for row in rows) for each in ("other", "bypassed_requests", "limiting_off_minutes")}
+    sums = {each: sum(row[each] for row in rows) for each in _OF_SIDECARS}
     gap_minutes = max(0, (until_s - from_s) // MINUTE_S - minutes)
     row = {
         "instance": name,
@@ -302,24 +300,10 @@ def _sidecar(name: str, rows: Sequence[Row]) -> tuple[Known, Row]:
 # Storms and advice.
 
 
-@dataclass(frozen=True)
-class Advised:
-    """The tables ``storms`` and ``recommendations``."""
-
-    storms: "DataFrame"
-    recommendations: "DataFrame"
-
-
-def advise(tools: Tools, frames: Frames, options: Options, found: Found, sidecars: Mapping[str, Known]) -> Advised:
-    """Find storms, decide about all limits, and write both as tables.
-
-    Args:
-        tools: with which.
-        frames: the tables of the period.
-        options: what is asked for.
-        found: the files; a small log is looked at in this process.
-        sidecars: what is known of each.
-    """
+def advise(
+    tools: Tools, frames: Frames, options: Options, sidecars: Mapping[str, Known]
+) -> tuple["DataFrame", "DataFrame"]:
+    """Find storms and decide about all limits; write both, and culprits, as tables, and return them."""
     tools.step("looking for storms")
     days = Days.of_seconds(options.since_s, options.until_s)
     newest = frames.coverage.groupBy("instance").agg(F.max("newest_s").alias("newest_s"))
@@ -332,57 +316,47 @@ def advise(tools: Tools, frames: Frames, options: Options, found: Found, sidecar
     if tools.is_tiny:
         recommendations = advise_here(*given, tools.session)
     else:
-        tasks = max(2, min(10_000, found.unpacked_bytes // _TASK_BYTES))
-        recommendations = advise_each(*given, tasks)
+        recommendations = advise_each(*given, max(2, int(min(10_000, tools.log_bytes // _TASK_BYTES))))
     recommendations = tools.keep(recommendations)
     tools.store.replace(recommendations, RECOMMENDATIONS)
-    return Advised(storms, recommendations)
+    return storms, recommendations
 
 
 # Results.
 
 
-def results(  # noqa: PLR0917 - all that there is
-    frames: Frames,
-    advised: Advised,
-    coverage: list[Row],
-    inputs: Row,
-    options: Options,
-    made_at: str,
-    out: str,
-    where: str,
+def results(
+    frames: Frames, advised: tuple["DataFrame", "DataFrame"], coverage: list[Row], inputs: Row, options: Options
 ) -> Row:
-    """Return all that a report shows, as plain data. Times are whole seconds since 1970 UTC, rates are per second.
+    """Return what a report shows, as plain data. Times are whole seconds since 1970 UTC, rates are per second.
 
     Args:
         frames: the tables of the period.
-        advised: the other tables.
+        advised: storms and recommendations.
         coverage: what is known of each sidecar.
         inputs: what was read.
         options: what was asked for.
-        made_at: when, ISO 8601 UTC.
-        out: directory of what is for people.
-        where: directory or address of the tables.
     """
+    storm_rows, recommendations = advised
     from_s = min((each["from_s"] for each in coverage), default=None)
     until_s = max((each["until_s"] for each in coverage), default=None)
-    new_since_s = _new_since_s(from_s, until_s)
+    length_s = 0 if from_s is None or until_s is None else until_s - from_s
+    # The last week counts as new, or the last day of less than two weeks.
+    back_s = next((each for each in (WEEK_S, DAY_S) if length_s >= 2 * each), None)
+    new_since_s = until_s - back_s if until_s is not None and back_s is not None else None
     resources, sums = _resources(frames.minutes, until_s, new_since_s)
-    storms, counts = _storms(advised.storms)
-    recommended, actions, offered, tried = _recommendations(advised.recommendations, storms, options)
+    storms, counts = _storms(storm_rows)
+    recommended, actions, offered, tried = _recommendations(recommendations, storms, options)
     culprits, new_clients = _culprits(frames.refusals, new_since_s)
     unknown = {
         name: sum(each[name] for each in coverage)
-        for name in ("gap_minutes", "missing_minutes", "lost_records", "other", "bypassed_requests", "limiting_off_minutes")
-    }  # fmt: skip
+        for name in ("gap_minutes", "missing_minutes", "lost_records", *_OF_SIDECARS)
+    }
     totals = {**sums, **unknown, **counts, "recommendations": actions, "offered": offered}
     # Files that could not be read come before bad lines.
     aside = sorted(inputs["set_aside"], key=lambda each: each["lines"] > 0)[:_MAX_SET_ASIDE]
     return {
         "version": VERSION,
-        "made_at": made_at,
-        "out": out,
-        "tables": where,
         "period": {"from": from_s, "until": until_s},
         "inputs": inputs | {"set_aside": aside},
         "totals": totals,
@@ -394,7 +368,7 @@ def results(  # noqa: PLR0917 - all that there is
         "curves": _curves(frames.minutes, resources["worst"]),
         "recommendations": recommended,
         "tried": tried,
-        "fleets": _fleets(advised.recommendations) if len(coverage) > 1 else [],
+        "fleets": _fleets(recommendations) if len(coverage) > 1 else [],
         "week": _week(resources["of_week"], from_s, until_s),
         "new_resources": [
             {**_named(each), "since_s": each["first_s"], "messages": each["admitted"] + each["refused"]}
@@ -407,13 +381,6 @@ def results(  # noqa: PLR0917 - all that there is
 
 def _named(row: Mapping[str, Any]) -> Row:
     return {name: row[name] for name in RESOURCE_KEY}
-
-
-def _new_since_s(from_s: int | None, until_s: int | None) -> int | None:
-    """Return from when on something counts as new: the last week, or the last day of less than two."""
-    if from_s is None or until_s is None:
-        return None
-    return next((until_s - back_s for back_s in (WEEK_S, DAY_S) if until_s - from_s >= 2 * back_s), None)
 
 
 def _resources(minutes: "DataFrame", until_s: int | None, new_since_s: int | None) -> tuple[dict[str, list[Row]], Row]:
@@ -639,13 +606,12 @@ def _curves(minutes: "DataFrame", worst: Sequence[Row]) -> list[Row]:
         .selectExpr(*RESOURCE_KEY, "step_s", "minute_s", "rate_per_s",
             "inline(arrays_zip(second, second_admitted, second_refused, would))")
     )  # fmt: skip
+    sums = {"admitted": "second_admitted", "refused": "second_refused", "shadowed": "would"}
     rows = (
         seconds.withColumn("at_s", F.expr("minute_s + second - (minute_s + second) % step_s"))
         .groupBy(*RESOURCE_KEY, "step_s", "at_s")
         .agg(
-            F.expr("sum(second_admitted) / step_s AS admitted_per_s"),
-            F.expr("sum(second_refused) / step_s AS refused_per_s"),
-            F.expr("sum(would) / step_s AS shadowed_per_s"),
+            *(F.expr(f"sum({each}) / step_s AS {name}_per_s") for name, each in sums.items()),
             F.expr("CAST(max(second_admitted + second_refused) AS DOUBLE) AS peak_per_s"),
             F.expr("max_by(struct(rate_per_s), minute_s).rate_per_s AS limit_per_s"),
         )
@@ -654,17 +620,14 @@ def _curves(minutes: "DataFrame", worst: Sequence[Row]) -> list[Row]:
     )
     points: defaultdict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
-        its = row.asDict()
-        point = {
-            name: its[name]
-            for name in ("at_s", "admitted_per_s", "refused_per_s", "shadowed_per_s", "peak_per_s", "limit_per_s")
-        }
+        *key, _, at_s = row[:5]
         # Six digits that count: one message a day is not nothing.
-        point |= {name: float(f"{its[name]:.6g}") for name in ("admitted_per_s", "refused_per_s", "shadowed_per_s")}
-        points[tuple(_named(its).values())].append(point)
+        shown = {f"{name}_per_s": float(f"{row[f'{name}_per_s']:.6g}") for name in sums}
+        point = {"at_s": at_s, **shown, "peak_per_s": row["peak_per_s"], "limit_per_s": row["limit_per_s"]}
+        points[tuple(key)].append(point)
     return [
         {**_named(each), "step_s": step_s, "points": points[tuple(_named(each).values())],
-            **{name: each[name] for name in ("admitted", "refused", "shadowed")}}
+            **{name: each[name] for name in sums}}
         for each, step_s in zip(worst, steps, strict=True)
     ]  # fmt: skip
 
@@ -676,17 +639,6 @@ def _step_s(length_s: int) -> int:
 
 def _changes(changes: "DataFrame") -> list[Row]:
     """Return the latest changes of limits."""
-    names = (
-        "instance",
-        "at_s",
-        "change_id",
-        "action",
-        "kind",
-        "name",
-        "rate_before_per_s",
-        "rate_after_per_s",
-        "by",
-        "reason",
-    )
+    names = [name for name in tables.LIMIT_CHANGES.names if name not in {"run", "n", "dt"}]
     rows = changes.orderBy(F.desc("at_s"), "instance", F.desc("n")).limit(_MAX_CHANGES).select(*names).collect()
     return [row.asDict() for row in rows]

@@ -150,6 +150,7 @@ def storms(refusals: "DataFrame", newest: "DataFrame", gap_s: int, top: int) -> 
     """
     key = (*RESOURCE_KEY, "shadow")
     in_order = Window.partitionBy(*key).orderBy("at_s")
+    so_far = in_order.rowsBetween(Window.unboundedPreceding, 0)
     names = ", ".join(f"struct('{of}' AS of, {name} AS value, NULL AS second)" for of, name in NAMED.items())
     # Of two messages refused to a caller and in the same second, how often the other one is the caller's as well.
     pairs = "CAST(messages * (messages - 1) AS DOUBLE) / greatest(1, of_second - 1)"
@@ -157,7 +158,7 @@ def storms(refusals: "DataFrame", newest: "DataFrame", gap_s: int, top: int) -> 
         refusals.where("verdict != 'hold'")
         .withColumn("shadow", F.expr("verdict = 'shadow'"))
         .withColumn("begins", F.coalesce(F.col("at_s") - F.lag("at_s").over(in_order) > gap_s, F.lit(True)))
-        .withColumn("start_s", F.max(F.expr("IF(begins, at_s, NULL)")).over(in_order.rowsBetween(Window.unboundedPreceding, 0)))
+        .withColumn("start_s", F.max(F.expr("IF(begins, at_s, NULL)")).over(so_far))
         .withColumn("of_second", F.sum("messages").over(in_order.rangeBetween(0, 0)))
         .selectExpr(*key, "start_s", *_WHATS, "wait_max_us", f"{pairs} AS pairs",
             f"inline(array(struct('seconds' AS of, '' AS value, at_s AS second), {names}))")
@@ -172,7 +173,11 @@ def storms(refusals: "DataFrame", newest: "DataFrame", gap_s: int, top: int) -> 
         F.expr(f"array_sort(collect_list(IF(of = '{of}', struct(-messages AS less, value, pairs), NULL))) AS {of}")
         for of in NAMED
     )
-    shares = "transform({}, each -> struct(each.value AS name, -each.less AS messages, IF(messages = 0, 0D, -each.less / messages) AS share))"
+    shares = (
+        "transform({}, each -> struct(each.value AS name, -each.less AS messages,"
+        " IF(messages = 0, 0D, -each.less / messages) AS share))"
+    )
+    callers = {of: f"slice({of}, 1, {top})" for of in NAMED if of != "rules"}
     then = "transform({}, each -> IF(each.less = 0, 0D, -each.pairs / each.less))"
     return (
         parts.groupBy(*key, "start_s")
@@ -189,9 +194,9 @@ def storms(refusals: "DataFrame", newest: "DataFrame", gap_s: int, top: int) -> 
         .selectExpr(
             *key, "start_s", "end_s", *_WHATS, "wait_max_us", "refused_seconds", "peak_per_s", "peak_at_s",
             f"{shares.format('rules')} AS rules",
-            *(f"{shares.format(f'slice({of}, 1, {top})')} AS {of}" for of in NAMED if of != "rules"),
-            *(f"CAST(size({of}) AS BIGINT) AS {of.removesuffix('s')}_count" for of in NAMED if of != "rules"),
-            *(f"{then.format(f'slice({of}, 1, {top})')} AS {of.removesuffix('s')}_then" for of in NAMED if of != "rules"),
+            *(f"{shares.format(first)} AS {of}" for of, first in callers.items()),
+            *(f"CAST(size({of}) AS BIGINT) AS {of.removesuffix('s')}_count" for of in callers),
+            *(f"{then.format(first)} AS {of.removesuffix('s')}_then" for of, first in callers.items()),
             f"end_s - 1 + {gap_s} >= newest_s AS is_open",
             _DAY.format("start_s"),
         )

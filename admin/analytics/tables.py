@@ -211,10 +211,12 @@ class Store:
 
     def read(self, table: Table, days: Days = ALL_DAYS) -> "DataFrame":
         """Read a table, or only some days of it; of one that is not there, no rows."""
-        frame = self._session.createDataFrame([], f"{', '.join(table.ddl_columns)}")
+        ddl = ", ".join(table.ddl_columns)
+        frame = None
         if self._is_address or next(Path(self.path(table.name)).glob("dt=*/*.parquet"), None) is not None:
-            with suppress(*(() if not self._is_address else (AnalysisException,))):
-                frame = self._session.read.schema(frame.schema).parquet(self.path(table.name))
+            with suppress(*([AnalysisException] if self._is_address else [])):
+                frame = self._session.read.schema(ddl).parquet(self.path(table.name))
+        frame = self._session.createDataFrame([], ddl) if frame is None else frame
         if days.first is not None:
             frame = frame.where(f"dt >= DATE'{days.first.isoformat()}'")
         if days.last is not None:
