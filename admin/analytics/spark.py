@@ -138,10 +138,10 @@ def meaning(text: str) -> str:
 TINY_BYTES: Final = 10 * 1024 * 1024
 """Below this, planning and compiling take most of the time."""
 SMALL_BYTES: Final = 100 * 1024 * 1024
-"""Below this, Java's second compiler and adaptive plans cost more than they save."""
+"""Below this, Java's second compiler costs more than it saves."""
 _JAVA: Final = (
     "-XX:ReservedCodeCacheSize=128m -XX:MetaspaceSize=256m"
-    " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote -XX:-DontCompileHugeMethods"
+    " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
 """Spark's own classes are not verified, which saves a tenth of the start."""
 _SMALL_JAVA: Final = "-XX:TieredStopAtLevel=1"
@@ -159,13 +159,12 @@ _ALWAYS: Final = {
     # Small listings need no job.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "4096",
 }
-_SMALL: Final = {"spark.sql.adaptive.enabled": "false", "spark.sql.shuffle.partitions": "4"}
-_TINY: Final = {
-    **_SMALL,
-    "spark.sql.shuffle.partitions": "1",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-}
+# With so many columns a stage is one method, too large for Java's second compiler: a million records took 161 CPU
+# seconds, and 133 without.
+_LARGE: Final = {"spark.sql.codegen.wholeStage": "false"}
+_TINY: Final = {**_LARGE, "spark.sql.shuffle.partitions": "1", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+_TASK_BYTES: Final = 32 * 1024 * 1024
+"""Bytes of log for each task that adds up."""
 _UNUSED: Final = re.compile(
     r"spark-(mllib|graphx|streaming|kubernetes|yarn|hive|connect|pipelines|repl)_|kubernetes-|volcano-|vertx-|derby"
     r"|hive-(?!storage-api)|datanucleus-|netty-tcnative-|breeze|spire|algebra|arpack|JTransforms|scala-compiler|jline"
@@ -276,7 +275,15 @@ def _given(options: SparkOptions) -> dict[str, str]:
 def _settings(options: SparkOptions, scratch: Path, given: Mapping[str, str]) -> dict[str, str]:
     """Return Spark's options: ours, unless others were given."""
     is_small = options.log_bytes < SMALL_BYTES
-    settings = _ALWAYS | (_TINY if options.log_bytes < TINY_BYTES else _SMALL if is_small else {})
+    settings = dict(_ALWAYS)
+    if options.log_bytes < inf:
+        # The tasks are known, so Spark need not look for their number while it runs.
+        tasks = max(4, int(options.log_bytes) // _TASK_BYTES)
+        settings |= {"spark.sql.adaptive.enabled": "false", "spark.sql.shuffle.partitions": str(tasks)}
+    if options.log_bytes < TINY_BYTES:
+        settings |= _TINY
+    elif not is_small:
+        settings |= _LARGE
     if under_submit() or options.is_connect:
         return settings | given
     its = given.get("spark.driver.extraJavaOptions", "")

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from math import inf
 from pathlib import Path
 
 import pyspark
@@ -80,21 +81,19 @@ def test_given_options_win_and_only_a_local_spark_stays_on_this_machine(
 
 
 @pytest.mark.parametrize(
-    ("log_bytes", "compiles_sql", "is_adaptive"),
-    [(0, False, False), (TINY_BYTES, True, False), (SMALL_BYTES, True, True)],
-    ids=["tiny", "small", "large"],
-)
+    ("log_bytes", "stages", "partitions", "is_one_compiler"),
+    [(0, "false", "1", True), (TINY_BYTES, None, "4", True), (SMALL_BYTES, "false", "4", False),
+        (2**30, "false", "32", False), (inf, "false", None, False)],
+    ids=["tiny", "small", "large", "larger", "unknown"],
+)  # fmt: skip
 def test_small_logs_are_planned_and_compiled_less(
-    tmp_path: Path,
-    log_bytes: int,
-    *,
-    compiles_sql: bool,
-    is_adaptive: bool,
+    tmp_path: Path, log_bytes: float, stages: str | None, partitions: str | None, *, is_one_compiler: bool
 ) -> None:
     found = spark._settings(SparkOptions(log_bytes=log_bytes), tmp_path, {})
-    assert ("spark.sql.codegen.wholeStage" not in found) is compiles_sql
-    assert (found.get("spark.sql.adaptive.enabled", "true") == "true") is is_adaptive
-    assert ("-XX:TieredStopAtLevel=1" not in found[_JAVA]) is is_adaptive
+    assert found.get("spark.sql.codegen.wholeStage") == stages
+    assert found.get("spark.sql.shuffle.partitions") == partitions
+    assert found.get("spark.sql.adaptive.enabled") == (None if partitions is None else "false")
+    assert ("-XX:TieredStopAtLevel=1" in found[_JAVA]) is is_one_compiler
 
 
 def test_a_local_java_is_given_only_jars_that_it_needs(tmp_path: Path) -> None:
