@@ -17,8 +17,9 @@ from typing import Any, Final, NamedTuple
 from admin.analytics.demand import Caller, Demand, Known, Limit, Minutes
 from admin.analytics.options import Options
 from admin.analytics.replay import MAX_SHARE, Backtest, Others, as_replay, others_of
-from admin.analytics.words import DAY_S, counted, duration, moment, percent, rate
+from admin.analytics.words import DAY_S, counted, moment, percent, rate
 from admin.common import recommendations as rec
+from admin.common.numbers import span as duration
 from admin.common.recommendations import Confidence, OnlyWith, Recommendation, Recommended
 from admin.common.tables import printable
 from limiter.rules.patterns import glob_of

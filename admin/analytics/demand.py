@@ -313,7 +313,7 @@ _TOTALS: Final = ("requests", "messages", "refused_messages", "held_messages", "
 class _Days:
     """The demand by day, of the days (since 1970) that are known."""
 
-    def __init__(self, day_s: Mapping[int, int], minute_s: Ints, wanted: Values) -> None:
+    def __init__(self, day_s: Mapping[int, int], minute_s: Ints, wanted: Ints) -> None:
         self._day_s = day_s
         self._days = sorted(day for day, known_s in day_s.items() if known_s >= LEAST_DAY_S)
         days, places = np.unique(minute_s // DAY_S, return_inverse=True)

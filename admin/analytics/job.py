@@ -109,7 +109,12 @@ def make_report(
     advised = report.advise(tools, frames, wish.options, sidecars)
     step("collecting results")
     made_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    results = {"made_at": made_at, "out": str(wish.files), "tables": tables, "clocks": inputs.clocks(found.files)}
+    results: dict[str, Any] = {
+        "made_at": made_at,
+        "out": str(wish.files),
+        "tables": tables,
+        "clocks": inputs.clocks(found.files),
+    }
     results |= report.results(frames, advised, coverage, read, wish.options)
     step("writing the page")
     period = Period(from_s=results["period"]["from"], until_s=results["period"]["until"])

@@ -242,9 +242,9 @@ def _start(options: SparkOptions, scratch: Path, log: Path) -> "SparkSession":
         os.environ.setdefault("PYSPARK_PYTHON", python)
     settings = _settings(options, scratch, _given(options))
     if options.is_connect:
-        return SparkSession.builder.remote(options.master).config(map=settings).getOrCreate()
+        return SparkSession.builder.remote(options.master).config(map={**settings}).getOrCreate()
     if under_submit():
-        return SparkSession.builder.config(map=settings).getOrCreate()
+        return SparkSession.builder.config(map={**settings}).getOrCreate()
     if is_linked := options.is_local and "SPARK_HOME" not in os.environ:
         _link_spark(scratch)
         os.environ["SPARK_HOME"] = str(scratch)
@@ -254,7 +254,7 @@ def _start(options: SparkOptions, scratch: Path, log: Path) -> "SparkSession":
     conf = SparkConf().setAll(list(settings.items()))
     # Java appends, and so does in_words.
     with log.open("ab") as output:
-        gateway = launch_gateway(conf, {"stdout": output, "stderr": output})
+        gateway = launch_gateway(conf, {"stdout": output, "stderr": output})  # type: ignore[no-untyped-call]
     if is_linked:
         del os.environ["SPARK_HOME"]
     return SparkSession(SparkContext(conf=conf, gateway=gateway))
@@ -272,7 +272,7 @@ def _given(options: SparkOptions) -> dict[str, str]:
     return dict(SparkContext.getOrCreate(conf).getConf().getAll())
 
 
-def _settings(options: SparkOptions, scratch: Path, given: Mapping[str, str]) -> dict[str, str]:
+def _settings(options: SparkOptions, scratch: Path, given: dict[str, str]) -> dict[str, str]:
     """Return Spark's options: ours, unless others were given."""
     is_small = options.log_bytes < SMALL_BYTES
     settings = dict(_ALWAYS)

@@ -16,7 +16,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from admin.analytics import words
-from admin.analytics.words import counted, duration, listed, moment, percent, place, rate, resource
+from admin.analytics.words import counted, listed, moment, percent, place, rate, resource
+from admin.common.numbers import span as duration
 from admin.common.recommendations import ACTIONS
 from admin.common.tables import Rows, printable
 
