@@ -457,7 +457,8 @@ def storms_of(rows: Iterable[Row], kind: str, rules: Collection[str]) -> Storms:
         rows=found,
         days=len({row["start_s"] // DAY_S for row in found}),
         clients=max(row["client_count"] for row in found),
-        top=max(first, key=lambda each: round(each.share, 1), default=None),
+        # Of two that were refused as much, the smaller one: one group behind an address, one address of a group.
+        top=max(first, key=lambda each: (round(each.share, 1), -each.share), default=None),
         top_two_share=sum(each["messages"] for row in found for each in row["clients"][:2]) / messages,
         own_share=1 - sum(its for _, its in others) / messages,
         other_rule=others[0][0] if others else "",

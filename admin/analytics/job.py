@@ -16,7 +16,8 @@ from admin.analytics import inputs
 from admin.analytics.options import Options
 from admin.analytics.out import Seen, locked, write_file
 from admin.analytics.spark import SparkOptions, in_words, open_session
-from admin.common.errors import SettingsError
+from admin.common.disk import words_for
+from admin.common.errors import SettingsError, StartError
 from admin.common.recommendations import Period, RecommendationsFile
 from admin.run.check import show
 
@@ -70,7 +71,10 @@ def report_logs(wish: Wish) -> int:
     from admin.config.folders import default_logs  # noqa: PLC0415 - takes its time
 
     logs = wish.logs or tuple(map(str, default_logs()))
-    _check(wish, logs)
+    try:
+        _check(wish, logs)
+    except OSError as error:
+        raise StartError(f"--out {wish.out}: cannot be used: {words_for(error)}; choose another") from error
     period = (wish.options.since_s, wish.options.until_s)
     found = inputs.find(logs, *period)
     has_addresses = any("://" in log for log in logs)

@@ -518,7 +518,7 @@ def _recommendations(
     action = ", ".join(f"'{each}', {at}" for at, each in enumerate(ACTIONS))
     to_do = ", ".join(f"'{each}'" for each in TO_DO)
     order = (
-        "only_with != ''", f"action NOT IN ({to_do})", "coalesce(refused_messages, 0) = 0", f"map({action})[action]",
+        f"action NOT IN ({to_do})", "only_with != ''", "coalesce(refused_messages, 0) = 0", f"map({action})[action]",
         "-refused_messages", *RESOURCE_KEY,
     )  # fmt: skip
     shown = {(each["kind"], each["name"]) for each in storms} | {(each.kind, each.name) for each in options.tries}

@@ -21,7 +21,8 @@ REACHED: Final = ("admitted", "shadowed", "bypassed", "exempt")
 _LIMIT: Final = tuple(
     name if default is None else f"coalesce({name}, {default}) AS {name}" for name, default in LIMIT_FIELDS.items()
 )
-_LAST_S: Final = "IF(type IN ('traffic', 'heartbeat'), at_s - at_s % 60 + 59, at_s)"
+_LAST_S: Final = """at_s + CASE type WHEN 'traffic' THEN coalesce(array_max(second), 0L)
+    WHEN 'heartbeat' THEN greatest(seconds, 1L) - 1 ELSE 0L END"""
 _DAY: Final = "date_add(DATE'1970-01-01', CAST({} DIV 86400 AS INT)) AS dt"
 
 

@@ -111,5 +111,5 @@ def is_default(of: Row) -> bool:
 
 def needs_reading(of: Row) -> bool:
     """Tell whether a recommendation is a change to make, or keeps a limit that refused messages."""
-    current = of["backtest"]["current"]
-    return is_default(of) or (not of["only_with"] and bool(current and current["refused_messages"]))
+    known = (of["backtest"]["current"], of["backtest"]["logged"])
+    return is_default(of) or (not of["only_with"] and any(each and each["refused_messages"] for each in known))
