@@ -57,6 +57,10 @@ _LIMIT: Final = (
     "rate_per_s", "burst_s", "break_s", "count", "bytes_per_s", "bytes_burst_s", "action", "fair_by", "max_delay_s"
 )  # fmt: skip
 _DAY: Final = "make_date(1970, 1, 1) + CAST({} // 86400 AS INTEGER) AS dt"
+_LAST_S: Final = (
+    "at_s + CASE type WHEN 'traffic' THEN coalesce(list_max(second), 0)"
+    " WHEN 'heartbeat' THEN greatest(seconds, 1) - 1 ELSE 0 END"
+)
 _SUMS: Final = ", ".join(f"sum({what})::BIGINT AS {what}" for what in _WHAT)
 _AMOUNTS: Final = ", ".join(
     f"sum({outcome}[{place}])::BIGINT AS {outcome}_{what}"
@@ -124,7 +128,7 @@ by_second AS (SELECT {_STORM}, at_s, {_SUMS}, max(wait_max_us) AS wait_max_us FR
 storms AS (SELECT {_STORM}, max(at_s) + 1 AS end_s, {_SUMS}, max(wait_max_us) AS wait_max_us,
     count(*) AS refused_seconds, max(messages) AS peak_per_s, arg_max(at_s, (messages, -at_s)) AS peak_at_s
     FROM by_second GROUP BY {_STORM}),
-newest AS (SELECT instance, max(at_s + CASE type WHEN 'traffic' THEN coalesce(list_max(second), 0) WHEN 'heartbeat' THEN greatest(seconds, 1) - 1 ELSE 0 END) AS newest_s
+newest AS (SELECT instance, max({_LAST_S}) AS newest_s
     FROM records GROUP BY instance),
 begun AS (SELECT *, coalesce(start_s - max(end_s) OVER (PARTITION BY kind, name, shadow
     ORDER BY start_s, end_s, instance ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) >= 30, true) AS begins
@@ -141,7 +145,7 @@ WITH hourly AS (SELECT *, at_s - at_s % 3600 AS hour_s FROM records),
 again AS (SELECT instance, run, at_s - at_s % 3600 AS hour_s, count(*) - count(DISTINCT n) AS copies
     FROM lines WHERE good GROUP BY ALL),
 numbers AS (SELECT instance, run, hour_s, count(*) AS records, min(n) AS first_n, max(n) AS last_n,
-    max(at_s + CASE type WHEN 'traffic' THEN coalesce(list_max(second), 0) WHEN 'heartbeat' THEN greatest(seconds, 1) - 1 ELSE 0 END) AS newest_s FROM hourly GROUP BY ALL),
+    max({_LAST_S}) AS newest_s FROM hourly GROUP BY ALL),
 beats AS (SELECT instance, run, hour_s, at_s - at_s % 60 AS minute_s, least(sum(seconds), 60) AS seconds,
     bool_and(limiting) AS limiting, max(connections) AS connections, sum(other) AS other,
     sum(list_sum(map_values(bypassed_requests))) AS bypassed, max(lost_records) AS lost_records, max(version) AS version
