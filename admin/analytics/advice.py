@@ -82,7 +82,7 @@ class _Case:
 
     def __init__(self, demand: Demand, minutes: Minutes, options: Options) -> None:
         self._demand, self._options = demand, options
-        self._backtest = Backtest(minutes, demand.limit)
+        self._backtest = Backtest(minutes, demand.limit, demand.under)
         self._now = demand.limit.rate_per_s
         self._unit = "requests" if demand.limit.count == "requests" else ""
         self._is_flood, self._untold = is_flood(demand), untold(demand)
@@ -199,7 +199,7 @@ class _Case:
             recommended_uncorrected=test.replay(chosen) if changes else current,
             others_current=others and as_replay(others.refused_now * others.messages, others.messages),
             others=others and as_replay(math.ceil(others.worst_then * others.messages), others.messages),
-            logged=as_replay(test.logged_messages, test.now_messages),
+            logged=as_replay(test.logged_messages, test.now_messages) if test.now_messages else None,
             model_error=test.error() / test.now_messages if is_alone and test.now_messages else None,
         )
 

@@ -135,6 +135,7 @@ class Demand:
     observed_s: int
     days: int
     limit: Limit  # in force at the end
+    under: int  # its number, as in ``Minutes``
     limit_since_s: int | None  # None if it never changed
     limit_s: int  # observed seconds since then
     before: Mapping[float | None, tuple[int, int]]  # messages and refused ones under rates before, oldest first
@@ -266,11 +267,13 @@ class Collector:
         now_messages, now_refused_messages = before.pop(limit.rate_per_s)
         since_s = int(minute_s[np.argmax(its["under"])]) if before else None
         days = _Days(known.day_s, minute_s, wanted)
+        totals = ("requests", "messages", "refused_messages", "held_messages", "active_s", "quiet_s", "refused_s")
         return Demand(
-            **{name: total[name] for name in _TOTALS},
+            **{name: total[name] for name in totals},
             key=self._key,
             known=known,
             limit=limit,
+            under=len(self.limits) - 1,
             limit_since_s=since_s,
             limit_s=observed_s if since_s is None else min(observed_s, known.until_s - since_s),
             before=before,
@@ -307,9 +310,6 @@ class Collector:
         return found
 
 
-_TOTALS: Final = ("requests", "messages", "refused_messages", "held_messages", "active_s", "quiet_s", "refused_s")
-
-
 class _Days:
     """The demand by day, of the days (since 1970) that are known."""
 
@@ -329,9 +329,12 @@ class _Days:
             return None
         silent = len(self._days) - 1 - places[-1]
         usual = max((after - before - 1 for before, after in pairwise(places)), default=0)
-        if silent < max(GONE_DAYS, 1.5 * usual):
+        last = self._days[places[-1]]
+        # It may be back on a day that is known in part.
+        is_back = any(day > last and demand >= least for day, demand in self._demand.items())
+        if silent < max(GONE_DAYS, 1.5 * usual) or is_back:
             return None
-        return min(self.last_s, (self._days[places[-1]] + 1) * DAY_S)
+        return min(self.last_s, (last + 1) * DAY_S)
 
     def growth(self) -> float:
         """Return the weekly growth by least squares, as a share; 0 if it is small or a line explains little.

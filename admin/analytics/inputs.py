@@ -29,14 +29,11 @@ if TYPE_CHECKING:
 ENDINGS: Final = (".jsonl", ".jsonl.gz")
 """Endings of log files in folders. Files that are named themselves may have any."""
 _HIDDEN: Final = (".", "_")
-_TIMES_PACKED: Final = 10
-_CLOCKS_S: Final = 3600
-"""Allowed difference between the clocks of records and files."""
+_ALLOWED_S: Final = 3600
+"""Files that were last written this long before a period may have records of it: clocks differ."""
 _DATE: Final = re.compile(r"(?<!\d)20\d\d-\d\d-\d\d(?!\d)")
 _CLOCK_S: Final = 600
 """Clocks that differ by more are named."""
-_LOOKED_AT: Final = 1000
-_END_BYTES: Final = 64 * 1024
 
 
 class SetAside(NamedTuple):
@@ -63,17 +60,12 @@ class File(NamedTuple):
 
 @dataclass(frozen=True)
 class Found:
-    """The files to read, by path.
+    """The files to read, by path."""
 
-    Attributes:
-        logs: as given on the command line.
-        outside: how many files are outside of the period.
-    """
-
-    logs: tuple[str, ...]
+    logs: tuple[str, ...]  # as given on the command line
     files: tuple[File, ...]
     skipped: tuple[SetAside, ...] = ()
-    outside: int = 0
+    outside: int = 0  # how many files are outside of the period
 
     @property
     def size_bytes(self) -> int:
@@ -83,7 +75,7 @@ class Found:
     @property
     def unpacked_bytes(self) -> int:
         """Estimated size of all files, unpacked."""
-        return sum(file.size_bytes * (_TIMES_PACKED if file.path.endswith(".gz") else 1) for file in self.files)
+        return sum(file.size_bytes * (10 if file.path.endswith(".gz") else 1) for file in self.files)
 
     def spark_paths(self, *, packed: bool) -> list[str]:
         """Return the packed or the other files that still exist, escaped for Spark."""
@@ -132,8 +124,9 @@ def _listed(logs: Sequence[str], session: "SparkSession | None", skipped: dict[s
                 yield from _at(log, session)
             continue
         path = Path(log).absolute()
-        matches = glob.glob(str(path), recursive=True)  # noqa: PTH207 - absolute patterns
-        named = [path] if os.path.lexists(path) else list(map(Path, matches))
+        named = [path]
+        if not os.path.lexists(path):
+            named = list(map(Path, glob.glob(str(path), recursive=True)))  # noqa: PTH207 - absolute patterns
         if not named:
             skipped[log] = "no match" if glob.has_magic(log) else "no such file or folder"
         for path in named:
@@ -155,7 +148,7 @@ def _at(log: str, session: "SparkSession") -> Iterator[tuple[str, File]]:
 
 def _is_outside(file: File, root: str, since_s: int | None, until_s: int | None) -> bool:
     """Tell whether a file cannot have records of the period."""
-    if since_s is not None and file.written_s < since_s - _CLOCKS_S:
+    if since_s is not None and file.written_s < since_s - _ALLOWED_S:
         return True
     try:
         day = date.fromisoformat(_DATE.findall(file.path.removeprefix(root).rpartition("/")[0])[-1])
@@ -213,9 +206,9 @@ def clocks(files: Sequence[File]) -> list[dict[str, Any]]:
     earlier one may be a copy's: that counts only if all files of a sidecar differ by the same amount.
     """
     ends = defaultdict[str, list[tuple[int, float]]](list)
-    for file in files[:: len(files) // _LOOKED_AT + 1]:
+    for file in files[:: len(files) // 1000 + 1]:
         with suppress(OSError, msgspec.MsgspecError), Path(file.path).open("rb") as stream:
-            stream.seek(max(0, file.size_bytes - _END_BYTES))
+            stream.seek(max(0, file.size_bytes - 64 * 1024))
             last = msgspec.json.decode(stream.read().rstrip().rpartition(b"\n")[2], type=_Last)
             ends[last.instance].append((last.at_s, last.at_s - file.written_s))
     found = []

@@ -31,25 +31,15 @@ Step = Callable[[str], object]
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """The report to make.
+    """The report to make."""
 
-    Attributes:
-        logs: as given; none are the logs of this machine.
-        out: directory or address. At an address are the tables only, the other files are in ``DEFAULT_OUT``.
-        html: the page, if it is not in ``out``.
-        options: what the tables are made with.
-        spark: how Spark is run.
-        json: print JSON.
-        once: read new files only, and keep everything else in ``out``.
-    """
-
-    logs: tuple[str, ...]
-    out: str
-    html: Path | None
+    logs: tuple[str, ...]  # as given; none are the logs of this machine
+    out: str  # a directory, or an address of the tables only: the other files are in ``DEFAULT_OUT`` then
+    html: Path | None  # the page, if it is not in ``out``
     options: Options
     spark: SparkOptions
-    json: bool = False
-    once: bool = False
+    json: bool = False  # print JSON
+    once: bool = False  # read new files only, and keep everything else in ``out``
 
     @property
     def files(self) -> Path:
@@ -85,7 +75,8 @@ def report_logs(wish: Wish) -> int:
         import_module("pyspark.sql")
         threading.Thread(target=import_module, args=("admin.analytics.report",), daemon=True).start()
         # The size at addresses is not known yet.
-        spark = replace(wish.spark, log=log, log_bytes=inf if has_addresses else found.unpacked_bytes)
+        log_bytes = inf if has_addresses else _log_bytes(found, seen)
+        spark = replace(wish.spark, log=log, log_bytes=log_bytes)
         with in_words(log), open_session(spark) as session:
             found = inputs.find(logs, *period, session) if has_addresses else found
             results = make_report(session, wish, found, step, seen)
@@ -106,7 +97,7 @@ def make_report(
     from admin.analytics.tables import Store  # noqa: PLC0415 - as above
 
     tables = wish.out.rstrip("/") if "://" in wish.out else str(wish.files.absolute())
-    tools = report.Tools(session, Store(session, tables), step, found.unpacked_bytes)
+    tools = report.Tools(session, Store(session, tables), step, _log_bytes(found, seen))
     take = report.make_tables if seen is None else seen.take
     frames, read = take(tools, found, wish.options)
     sidecars, coverage = report.sidecars_of(frames.coverage)
@@ -126,6 +117,10 @@ def make_report(
     write_file(wish.files / "recommendations.json", _recommendations(head, advised[1]))
     write_file(wish.page, [page.render(results).encode()])
     return results
+
+
+def _log_bytes(found: inputs.Found, seen: Seen | None) -> int:
+    return max(found.unpacked_bytes, seen.log_bytes if seen else 0)
 
 
 def _recommendations(head: RecommendationsFile, frame: "DataFrame") -> Iterator[bytes]:

@@ -26,13 +26,6 @@ _TYPES: Final = {
     for info in map(inspect.type_info, AnyRecord.__args__)
     if isinstance(info, inspect.StructType)
 }
-_DAMAGED: Final = "is damaged or ends in the middle; what follows was not read"
-_NOT_AN_OBJECT: Final = "not one JSON object with fields of the right types"
-_BIGINT: Final = 2**63 - 1
-_SHOWN: Final = 200
-"""Characters of a bad line that are kept."""
-_GZIP: Final = 31
-"""zlib: expect a gzip header."""
 _PACKED_BYTES: Final = 64 << 10
 """Read at a time: what follows a member of a packed file is copied."""
 _UNPACKED_BYTES: Final = 4 << 20
@@ -86,7 +79,7 @@ def _items(name: str, info: inspect.Type) -> Iterator[tuple[str, str, str]]:
 def _signs(info: Any) -> Iterator[tuple[str, str]]:
     """Yield the bounds of a number that its type in Spark does not have itself."""
     for sign, bound in ((">=", info.ge), ("<=", info.le), ("<", info.lt)):
-        if bound is not None and bound < _BIGINT:
+        if bound is not None and bound < 2**63 - 1:
             yield sign, str(bound)
 
 
@@ -146,7 +139,8 @@ WHEN damage IS NOT NULL THEN damage
 WHEN NOT is_valid_utf8(value) THEN 'not UTF-8'
 WHEN bad IS NOT NULL
     OR NOT (startswith(value, '{{') AND endswith(value, '}}') OR value RLIKE r'^\s*\{{(?s:.*)\}}\s*$')
-    OR (locate('{{', value, 2) > 0 AND value RLIKE r'\}}\s*\{{\s*"\w+"\s*:') THEN '{_NOT_AN_OBJECT}'
+    OR (locate('{{', value, 2) > 0 AND value RLIKE r'\}}\s*\{{\s*"\w+"\s*:')
+    THEN 'not one JSON object with fields of the right types'
 WHEN v IS NULL OR v NOT BETWEEN 1 AND 99 THEN 'no schema version'
 WHEN v != {VERSION} THEN concat('schema version ', v)
 WHEN type IS NULL OR type NOT IN ({", ".join(map(repr, _TYPES))}) THEN 'unknown type of record'
@@ -168,7 +162,7 @@ def read(session: "SparkSession", found: Found) -> "DataFrame":
         .select(
             F.expr("IF(why IS NULL, NULL, file) AS file"),
             "why",
-            F.expr(f"IF(why IS NULL, NULL, left(make_valid_utf8(value), {_SHOWN})) AS example"),
+            F.expr("IF(why IS NULL, NULL, left(make_valid_utf8(value), 200)) AS example"),
             F.expr("damage IS NOT NULL AS is_file"),
             *FIELDS,
         )
@@ -192,15 +186,18 @@ def _lines(session: "SparkSession", found: Found) -> "DataFrame":
 def _unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for content, file in zip(batch.column(0), batch.column(1).to_pylist(), strict=True):
-            begun = b""
+            begun: list[bytes] = []
             damage = None
             try:
                 for piece in _pieces(memoryview(content.as_buffer())):
-                    *lines, begun = (begun + piece).split(b"\n")
-                    yield _rows(lines, file)
+                    first, *lines = piece.split(b"\n")
+                    begun.append(first)
+                    if lines:
+                        yield _rows([b"".join(begun), *lines[:-1]], file)
+                        begun = lines[-1:]
             except (zlib.error, EOFError):
-                damage = _DAMAGED
-            yield _rows([begun], file, damage)
+                damage = "is damaged or ends in the middle; what follows was not read"
+            yield _rows([b"".join(begun)], file, damage)
 
 
 def _rows(lines: Sequence[bytes], file: str, damage: str | None = None) -> pa.RecordBatch:
@@ -225,7 +222,7 @@ def _pieces(packed: memoryview) -> Iterator[bytes]:
             # Members may be filled up with zeros.
             if not (rest := rest.lstrip(b"\0")):
                 continue
-            reader = zlib.decompressobj(_GZIP)
+            reader = zlib.decompressobj(zlib.MAX_WBITS | 16)  # with a header of gzip
         piece = reader.decompress(rest, _UNPACKED_BYTES)
         if not rest and not piece and not reader.eof:
             raise EOFError

@@ -15,22 +15,13 @@ class Try(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The settings that change the tables.
+    """The settings that change the tables."""
 
-    Attributes:
-        storm_gap_s: refusals at most this many seconds apart (1 to 3600) are one storm.
-        since_s: in seconds since 1970 UTC. Earlier records are left out, and those from ``until_s`` on.
-        top: number of clients, users and producer groups named for a storm, and of culprits for a resource and day.
-        headroom: margin of a recommended limit above the need, as a share.
-        attempts: attempts that clients make in all when refused as busy, by language. Others try once.
-    """
-
-    storm_gap_s: int = 30
-    since_s: int | None = None
-    until_s: int | None = None
-    top: int = 10
-    headroom: float = 0.2
-    attempts: Mapping[str, int] = field(default_factory=dict)
+    storm_gap_s: int = 30  # refusals at most this many seconds apart (1 to 3600) are one storm
+    since_s: int | None = None  # seconds since 1970 UTC: earlier records are left out
+    until_s: int | None = None  # and those from this second on
+    headroom: float = 0.2  # margin of a recommended limit above the need, as a share
+    attempts: Mapping[str, int] = field(default_factory=dict)  # in all if refused as busy, by language; others try once
     tries: tuple[Try, ...] = ()
 
 

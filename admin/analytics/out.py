@@ -6,6 +6,7 @@ may come in any order, and a killed run is repeated. Only if a file arrives for 
 their records are lost, and the report says so.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -100,6 +101,11 @@ class Seen:
             raise StartError(f"{out}: was made by another version, --storm-gap or --attempts; {again}")
         return cls(path, kept)
 
+    @property
+    def log_bytes(self) -> int:
+        """Size of the log that the tables are of, about: they stay when its files are deleted."""
+        return 30 * sum(file.stat().st_size for file in self.path.parent.glob("minutes/dt=*/*.parquet"))
+
     @staticmethod
     def is_kept(out: Path) -> bool:
         """Tell whether ``--once`` updates a directory."""
@@ -146,8 +152,11 @@ class Seen:
             file for file in found.files if file.path in changed or not hours.isdisjoint(files[file.path].hours)
         )
         frames, inputs = make_tables(tools, replace(found, files=again), options, frozenset(hours))
+        aside = defaultdict[str, list[dict[str, Any]]](list)
+        for each in inputs["set_aside"]:
+            aside[each["file"]].append(each)
         for path, *_ in again:
-            files[path].set_aside = [each for each in inputs["set_aside"] if each["file"] == path]
+            files[path].set_aside = aside[path]
         newest_s = max((each.hours[-1] for each in files.values() if each.hours), default=0)
         for path in files.keys() - {file.path for file in found.files}:
             if not hours.isdisjoint(files[path].hours):

@@ -36,15 +36,18 @@ _TIMES: Final = np.random.default_rng(0).random(100_003)  # within a second; the
 
 
 class Backtest:
-    """What limits would have refused over the same minutes. They differ by their rates from the one in force now."""
+    """What limits would have refused over the same minutes. They differ by their rates from the one in force now.
 
-    def __init__(self, minutes: Minutes, now: Limit) -> None:
+    Minutes ``under`` that one have its number.
+    """
+
+    def __init__(self, minutes: Minutes, now: Limit, under: int = 0) -> None:
         self._minutes = minutes
         self._limit = now
         if now.rate_per_s is None and now.bytes_per_s is None:
             self._limit = Limit(break_s=DEFAULT_BREAK_S, count=now.count)
         self._refused: dict[tuple[float | None, bool], Values] = {}
-        is_now = minutes.under == minutes.under[-1] if len(minutes.under) else minutes.under == 0
+        is_now = minutes.under == under
         self._is_now: Flags = np.repeat(is_now, minutes.seconds)
         self.messages = int(minutes.messages.sum())
         self.wanted_messages = float((minutes.messages * minutes.left).sum())
@@ -267,7 +270,8 @@ def others_of(demand: Demand, minutes: Minutes) -> Others | None:
         begin, end = np.searchsorted(minutes.at_s, (storm["start_s"], storm["end_s"])).tolist()
         played = min(end - begin, left)
         if not played:
-            break
+            # Its minutes are not there, or the time is up.
+            continue
         left, refused_messages = left - played, storm["messages"] * played / (end - begin)
         at = slice(begin, begin + played)
         first, last = np.searchsorted(minutes.minute_s, (storm["start_s"] - MINUTE_S, storm["end_s"])).tolist()

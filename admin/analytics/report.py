@@ -25,7 +25,7 @@ from admin.analytics.demand import Known
 from admin.analytics.inputs import Found, SetAside
 from admin.analytics.options import Options
 from admin.analytics.resources import advise_each, advise_here, rows_of
-from admin.analytics.spark import SMALL_BYTES, TINY_BYTES
+from admin.analytics.spark import SMALL_BYTES, TASK_BYTES, TINY_BYTES
 from admin.analytics.tables import ALL_DAYS, RESOURCE_KEY, WHO_KEY, Days, Store, day_of
 from admin.analytics.words import DAY_S, HOUR_S, MINUTE_S, WEEK_S
 from admin.common.errors import StartError
@@ -34,25 +34,16 @@ from admin.common.recommendations import ACTIONS, TO_DO
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-RECOMMENDATIONS: Final = "recommendations"
 VERSION: Final = 2
 """Version of the JSON."""
 Row = dict[str, Any]
-Step = Callable[[str], object]
-"""Is told what is being done, for people who wait."""
-_TASK_BYTES: Final = 32 * 1024 * 1024
-"""Bytes of log for each task that adds up."""
-_MAX_SET_ASIDE: Final = 50
-_MAX_STORMS: Final = 20
-_MAX_CULPRITS: Final = 20
+_MAX_ROWS: Final = 20
+"""Of floods, culprits, fleets, new names, and resources of the week."""
+_MAX_SOURCES: Final = 50
+"""Of sidecars, in all and of one flood or fleet, and of files set aside."""
 _MAX_CURVES: Final = 6
 _MAX_POINTS: Final = 1000
-_MAX_INSTANCES: Final = 50
 _MAX_CHANGES: Final = 30
-_MAX_FLEETS: Final = 20
-_MAX_MEMBERS: Final = 50
-_MAX_NEW: Final = 20
-_MAX_OF_WEEK: Final = 20
 _MAX_RECOMMENDED: Final = 100
 _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
 """Steps that a curve may have."""
@@ -67,7 +58,7 @@ class Tools:
 
     session: "SparkSession"
     store: Store
-    step: Step
+    step: Callable[[str], object]
     log_bytes: float = inf
 
     @property
@@ -108,14 +99,8 @@ def make_tables(
 ) -> tuple[Frames, Row]:
     """Read files and write the tables of their days, in place of those that are there.
 
-    Args:
-        tools: with which.
-        found: the files.
-        options: what is asked for.
-        hours: beginnings of the only hours that are made, all others stay as they are; None makes all.
-
-    Returns:
-        the tables, and what was read.
+    Of ``hours`` only those are made that begin at these seconds, and all others stay as they are. Return the tables,
+    and what was read.
 
     Raises:
         StartError: there is nothing to report, and no report to which nothing is added; the tables are as they were.
@@ -161,6 +146,9 @@ def make_tables(
         for name, (table, at) in _TABLES.items():
             kept = tools.store.read(table).where(touched & ~F.expr(f"{at} - {at} % {HOUR_S}").isin(sorted(hours)))
             made[name] = made[name].select(*table.names).unionByName(kept.select(*table.names))
+        # A rule may have been recorded in other hours of the day as well.
+        rules = made["limits"].groupBy(*RESOURCE_KEY, "rule", "dt")
+        made["limits"] = rules.agg(F.max_by(F.struct(*tables.LIMITS.names), "seen_s").alias("its")).select("its.*")
     for name, (table, _) in _TABLES.items():
         tools.store.write(made[name], table, days)
     frames = Frames(**made) if is_kept else read_tables(tools, period)
@@ -308,17 +296,17 @@ def advise(
     days = Days.of_seconds(options.since_s, options.until_s)
     newest = frames.coverage.groupBy("instance").agg(F.max("newest_s").alias("newest_s"))
     gap_s = options.storm_gap_s
-    storms = tools.keep(rollup.floods(rollup.storms(frames.refusals, newest, gap_s, options.top), gap_s))
+    storms = tools.keep(rollup.floods(rollup.storms(frames.refusals, newest, gap_s), gap_s))
     tools.store.write(storms, tables.STORMS, days)
-    tools.store.write(rollup.culprits(frames.refusals, options.top), tables.CULPRITS, days)
+    tools.store.write(rollup.culprits(frames.refusals), tables.CULPRITS, days)
     tools.step("replaying demand against limits")
     given = (rows_of(frames.minutes, storms, frames.limits), sidecars, options)
     if tools.is_tiny:
-        recommendations = advise_here(*given, tools.session)
+        recommendations = advise_here(*given)
     else:
-        recommendations = advise_each(*given, max(2, int(min(10_000, tools.log_bytes // _TASK_BYTES))))
+        recommendations = advise_each(*given, max(2, int(min(10_000, tools.log_bytes // TASK_BYTES))))
     recommendations = tools.keep(recommendations)
-    tools.store.replace(recommendations, RECOMMENDATIONS)
+    recommendations.write.mode("overwrite").parquet(tools.store.path("recommendations"))
     return storms, recommendations
 
 
@@ -328,15 +316,7 @@ def advise(
 def results(
     frames: Frames, advised: tuple["DataFrame", "DataFrame"], coverage: list[Row], inputs: Row, options: Options
 ) -> Row:
-    """Return what a report shows, as plain data. Times are whole seconds since 1970 UTC, rates are per second.
-
-    Args:
-        frames: the tables of the period.
-        advised: storms and recommendations.
-        coverage: what is known of each sidecar.
-        inputs: what was read.
-        options: what was asked for.
-    """
+    """Return what a report shows, as plain data. Times are whole seconds since 1970 UTC, rates are per second."""
     storm_rows, recommendations = advised
     from_s = min((each["from_s"] for each in coverage), default=None)
     until_s = max((each["until_s"] for each in coverage), default=None)
@@ -354,13 +334,13 @@ def results(
     }
     totals = {**sums, **unknown, **counts, "recommendations": actions, "offered": offered}
     # Files that could not be read come before bad lines.
-    aside = sorted(inputs["set_aside"], key=lambda each: each["lines"] > 0)[:_MAX_SET_ASIDE]
+    aside = sorted(inputs["set_aside"], key=lambda each: each["lines"] > 0)[:_MAX_SOURCES]
     return {
         "version": VERSION,
         "period": {"from": from_s, "until": until_s},
         "inputs": inputs | {"set_aside": aside},
         "totals": totals,
-        "coverage": coverage[:_MAX_INSTANCES],
+        "coverage": coverage[:_MAX_SOURCES],
         "instance_count": len(coverage),
         "storms": storms,
         "storm_gap_s": options.storm_gap_s,
@@ -408,9 +388,9 @@ def _resources(minutes: "DataFrame", until_s: int | None, new_since_s: int | Non
     is_new = f"coalesce(first_s >= {new_since_s or 'NULL'}, false)"
     orders = {
         "worst": (_MAX_CURVES, "true", "-(refused + shadowed)", "-admitted"),
-        "of_week": (_MAX_OF_WEEK, "true", "-greatest(refused_week, refused_before)",
+        "of_week": (_MAX_ROWS, "true", "-greatest(refused_week, refused_before)",
             "-greatest(messages, messages_before)"),
-        "new": (_MAX_NEW, is_new, f"NOT {is_new}", "-(admitted + refused)"),
+        "new": (_MAX_ROWS, is_new, f"NOT {is_new}", "-(admitted + refused)"),
     }  # fmt: skip
     outcomes = ("admitted", "refused", "held", "shadowed")
     every = Window.partitionBy()
@@ -465,14 +445,14 @@ def _storms(storms: "DataFrame") -> tuple[list[Row], Row]:
         .withColumn("rank", F.row_number().over(whole.orderBy(F.desc("flood_messages"), *flood)))
         .withColumn("all", F.count(F.lit(1)).over(whole))
         .withColumn("all_open", F.count_if("open").over(whole))
-        .where(F.col("rank") <= _MAX_STORMS)
+        .where(F.col("rank") <= _MAX_ROWS)
     )
     of_flood = Window.partitionBy(*flood).orderBy(F.desc("messages"), "start_s", "instance")
     rows = (
         storms.select(*tables.STORMS.names)
         .join(F.broadcast(largest), list(flood))
         .withColumn("at", F.row_number().over(of_flood))
-        .where(F.col("at") <= _MAX_MEMBERS)
+        .where(F.col("at") <= _MAX_SOURCES)
         .orderBy("shadow", "rank", "at")
         .collect()
     )
@@ -504,10 +484,10 @@ def _culprits(refusals: "DataFrame", new_since_s: int | None) -> tuple[list[Row]
             "coalesce(try_divide(messages, of_all), 0D) AS share")
         .orderBy(F.desc("messages"), *key)
     )  # fmt: skip
-    culprits = [row.asDict() for row in refused.drop("since_s").limit(_MAX_CULPRITS).collect()]
+    culprits = [row.asDict() for row in refused.drop("since_s").limit(_MAX_ROWS).collect()]
     if new_since_s is None:
         return culprits, []
-    new = refused.where(f"since_s >= {new_since_s}").select(*key, "since_s", "messages").limit(_MAX_NEW)
+    new = refused.where(f"since_s >= {new_since_s}").select(*key, "since_s", "messages").limit(_MAX_ROWS)
     return culprits, [row.asDict() for row in new.collect()]
 
 
@@ -565,11 +545,11 @@ def _fleets(frame: "DataFrame") -> list[Row]:
             F.sum("need_per_s").alias("need_per_s"),
             F.expr("IF(count(limit_per_s) = count(*), sum(limit_per_s), NULL) AS limit_per_s"),
             F.count(F.lit(1)).alias("member_count"),
-            F.expr(f"slice(array_sort(collect_list({member})), 1, {_MAX_MEMBERS}) AS members"),
+            F.expr(f"slice(array_sort(collect_list({member})), 1, {_MAX_SOURCES}) AS members"),
         )
         .where("member_count > 1")
         .orderBy(F.desc("need_per_s"), "kind", "name")
-        .limit(_MAX_FLEETS)
+        .limit(_MAX_ROWS)
         .collect()
     )
     return [
@@ -629,6 +609,7 @@ def _curves(minutes: "DataFrame", worst: Sequence[Row]) -> list[Row]:
         {**_named(each), "step_s": step_s, "points": points[tuple(_named(each).values())],
             **{name: each[name] for name in sums}}
         for each, step_s in zip(worst, steps, strict=True)
+        if tuple(_named(each).values()) in points
     ]  # fmt: skip
 
 

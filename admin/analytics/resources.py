@@ -6,7 +6,7 @@ A resource's rows are sorted by minute. Those without a minute come first: its s
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -19,9 +19,6 @@ from admin.analytics.options import Options
 from admin.analytics.tables import AMOUNTS, RESOURCE_KEY, SECONDS
 from admin.analytics.words import MINUTE_S
 from admin.common.recommendations import Recommendation
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 RECOMMENDATIONS: Final = (
     "instance STRING, kind STRING, name STRING, action STRING, only_with STRING, rule STRING, rate_per_s DOUBLE,"
@@ -41,7 +38,6 @@ _MINUTES: Final = (
 )  # fmt: skip
 _OF_CALLERS: Final = tuple(f"{who}{of}" for who in WHO for of in ("s", "_count", "_then"))
 _EXACT: Final = r"NOT name RLIKE r'[*?\[]' AND action != 'off' AND (rate_per_s IS NOT NULL OR bytes_per_s IS NOT NULL)"
-Groups = Callable[[tuple[pa.Scalar, ...], Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def advise_each(rows: DataFrame, sidecars: Mapping[str, Known], options: Options, tasks: int) -> DataFrame:
@@ -50,7 +46,7 @@ def advise_each(rows: DataFrame, sidecars: Mapping[str, Known], options: Options
     return in_order.groupBy(*RESOURCE_KEY).applyInArrow(_advise(sidecars, options), RECOMMENDATIONS)
 
 
-def advise_here(rows: DataFrame, sidecars: Mapping[str, Known], options: Options, session: "SparkSession") -> DataFrame:
+def advise_here(rows: DataFrame, sidecars: Mapping[str, Known], options: Options) -> DataFrame:
     """Do the same in this process: for a small log, starting workers would take longer than everything else."""
     table = rows.orderBy(*RESOURCE_KEY, "minute_s").toArrow()
     run = _advise(sidecars, options)
@@ -61,7 +57,7 @@ def advise_here(rows: DataFrame, sidecars: Mapping[str, Known], options: Options
         count = sum(1 for _ in its)
         made += run(tuple(map(pa.scalar, key)), iter(table.slice(begin, count).combine_chunks().to_batches()))
         begin += count
-    return session.createDataFrame(pa.Table.from_batches(made, _SCHEMA), RECOMMENDATIONS)
+    return rows.sparkSession.createDataFrame(pa.Table.from_batches(made, _SCHEMA), RECOMMENDATIONS)
 
 
 def rows_of(minutes: DataFrame, storms: DataFrame, limits: DataFrame) -> DataFrame:
@@ -82,7 +78,9 @@ def rows_of(minutes: DataFrame, storms: DataFrame, limits: DataFrame) -> DataFra
     return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), parts)
 
 
-def _advise(sidecars: Mapping[str, Known], options: Options) -> Groups:
+def _advise(
+    sidecars: Mapping[str, Known], options: Options
+) -> Callable[[tuple[pa.Scalar, ...], Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def run(key: tuple[pa.Scalar, ...], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         names = [each.as_py() for each in key]
         collector = Collector(names, options.attempts)
@@ -104,7 +102,7 @@ def _advise(sidecars: Mapping[str, Known], options: Options) -> Groups:
                 "messages": demand.messages, "refused_messages": demand.refused_messages,
                 "need_per_s": need_per_s, "limit_per_s": limit_per_s,
             }  # fmt: skip
-        elif limit is not None and known.observed_s > 0:
+        elif limit is not None and known.observed_s > 0 and not storms:
             row = _row(unused(names, limit, known))
         else:
             return

@@ -23,7 +23,9 @@ _LIMIT: Final = tuple(
 )
 _LAST_S: Final = """at_s + CASE type WHEN 'traffic' THEN coalesce(array_max(second), 0L)
     WHEN 'heartbeat' THEN greatest(seconds, 1L) - 1 ELSE 0L END"""
-_DAY: Final = "date_add(DATE'1970-01-01', CAST({} DIV 86400 AS INT)) AS dt"
+_DAY: Final = "date_add(DATE'1970-01-01', CAST({} DIV 86400 AS INT))"
+_TOP: Final = 10
+"""So many clients, users and producer groups of a storm are named, and so many culprits of a resource and day."""
 
 
 def minutes(records: "DataFrame") -> "DataFrame":
@@ -101,7 +103,7 @@ def minutes(records: "DataFrame") -> "DataFrame":
         " AS demand_peak_per_s",
         "coalesce(array_max(seconds.second_refused), 0L) AS refused_peak_per_s",
         "wait_max_us",
-        _DAY.format("minute_s"),
+        f"{_DAY.format('minute_s')} AS dt",
     )
 
 
@@ -133,21 +135,15 @@ def refusals(records: "DataFrame") -> "DataFrame":
         .selectExpr(*RESOURCE_KEY, "at_s", *who, "rule", "verdict", *_WHATS, "coalesce(wait_max_us, 0L) AS wait_max_us")
         .groupBy(*RESOURCE_KEY, "at_s", *WHO_KEY, "rule", "verdict")
         .agg(*map(F.expr, _SUMS), F.max("wait_max_us").alias("wait_max_us"))
-        .withColumn("dt", F.expr(_DAY.format("at_s").removesuffix(" AS dt")))
+        .withColumn("dt", F.expr(_DAY.format("at_s")))
     )
 
 
-def storms(refusals: "DataFrame", newest: "DataFrame", gap_s: int, top: int) -> "DataFrame":
+def storms(refusals: "DataFrame", newest: "DataFrame", gap_s: int) -> "DataFrame":
     """Put refusals together whose seconds are at most the gap apart.
 
     Beside the columns of the table, ``client_then`` and its like have each caller's part of what was refused in the
-    seconds in which it was refused itself.
-
-    Args:
-        refusals: the table.
-        newest: the last second known of each ``instance``, as ``newest_s``.
-        gap_s: the gap.
-        top: so many clients, users and producer groups of a storm are named.
+    seconds in which it was refused itself. ``newest`` has the last second known of each ``instance``, as ``newest_s``.
     """
     key = (*RESOURCE_KEY, "shadow")
     in_order = Window.partitionBy(*key).orderBy("at_s")
@@ -178,7 +174,7 @@ def storms(refusals: "DataFrame", newest: "DataFrame", gap_s: int, top: int) -> 
         "transform({}, each -> struct(each.value AS name, -each.less AS messages,"
         " IF(messages = 0, 0D, -each.less / messages) AS share))"
     )
-    callers = {of: f"slice({of}, 1, {top})" for of in NAMED if of != "rules"}
+    callers = {of: f"slice({of}, 1, {_TOP})" for of in NAMED if of != "rules"}
     then = "transform({}, each -> IF(each.less = 0, 0D, -each.pairs / each.less))"
     return (
         parts.groupBy(*key, "start_s")
@@ -199,7 +195,7 @@ def storms(refusals: "DataFrame", newest: "DataFrame", gap_s: int, top: int) -> 
             *(f"CAST(size({of}) AS BIGINT) AS {of.removesuffix('s')}_count" for of in callers),
             *(f"{then.format(first)} AS {of.removesuffix('s')}_then" for of, first in callers.items()),
             f"end_s - 1 + {gap_s} >= newest_s AS is_open",
-            _DAY.format("start_s"),
+            f"{_DAY.format('start_s')} AS dt",
         )
     )  # fmt: skip
 
@@ -220,7 +216,7 @@ def floods(storms: "DataFrame", gap_s: int) -> "DataFrame":
     )
 
 
-def culprits(refusals: "DataFrame", top: int) -> "DataFrame":
+def culprits(refusals: "DataFrame") -> "DataFrame":
     """Rank who was refused by the messages refused to them, of each resource and day; ties go by name."""
     day = Window.partitionBy(*RESOURCE_KEY, "dt")
     return (
@@ -229,7 +225,7 @@ def culprits(refusals: "DataFrame", top: int) -> "DataFrame":
         .agg(*map(F.expr, _SUMS))
         .withColumn("rank", F.row_number().over(day.orderBy(F.desc("messages"), *WHO_KEY)))
         .withColumn("share", F.coalesce(F.try_divide("messages", F.sum("messages").over(day)), F.lit(0.0)))
-        .where(F.col("rank") <= top)
+        .where(F.col("rank") <= _TOP)
     )
 
 
@@ -237,7 +233,7 @@ def limits(records: "DataFrame") -> "DataFrame":
     """Return the rules as last recorded on a day."""
     return (
         records.where("type = 'limit'")
-        .selectExpr(*RESOURCE_KEY, "at_s", "struct(at_s, n, run) AS number", *_LIMIT, _DAY.format("at_s"))
+        .selectExpr(*RESOURCE_KEY, "at_s", "struct(at_s, n, run) AS number", *_LIMIT, f"{_DAY.format('at_s')} AS dt")
         .groupBy(*RESOURCE_KEY, "rule", "dt")
         .agg(
             F.expr(f"max_by(struct({', '.join(name for name in LIMIT_FIELDS if name != 'rule')}), number) AS its"),
@@ -252,17 +248,12 @@ def limit_changes(records: "DataFrame") -> "DataFrame":
     texts = {"kind", "name", "by", "reason"}
     return records.where("type = 'limit_change'").selectExpr(
         *(f"coalesce(`{name}`, '') AS `{name}`" if name in texts else name for name in LIMIT_CHANGES.names[:-1]),
-        _DAY.format("at_s"),
+        f"{_DAY.format('at_s')} AS dt",
     )
 
 
 def coverage(lines: "DataFrame", records: "DataFrame") -> "DataFrame":
-    """Return what is known of each run in each hour.
-
-    Args:
-        lines: records with their copies.
-        records: each once.
-    """
+    """Return what is known of each run in each hour, from ``lines`` with their copies and ``records``, each once."""
     key = ("instance", "run", "hour_s")
     hour = "at_s - at_s % 3600 AS hour_s"
     # Of 64 numbers in a row those that were there are the bits of one.
@@ -317,5 +308,5 @@ def coverage(lines: "DataFrame", records: "DataFrame") -> "DataFrame":
             F.max("newest_s").alias("newest_s"),
             F.expr("coalesce(max_by(beat.version, beat.minute_s), '') AS version"),
         )
-        .withColumn("dt", F.expr(_DAY.format("hour_s").removesuffix(" AS dt")))
+        .withColumn("dt", F.expr(_DAY.format("hour_s")))
     )

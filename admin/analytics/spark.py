@@ -30,17 +30,11 @@ if TYPE_CHECKING:
 # Requirements.
 
 OLDEST_JAVA: Final = 17
-INSTALL_SPARK: Final = "pip install 'sluice-proxy[spark]', or in a source tree: pip install '.[spark]'"
-_INSTALL_JAVA: Final = "apt-get install openjdk-17-jre-headless"
 _PACKAGES: Final = ("pyspark", "pyarrow", "pandas", "numpy", "jinja2")
 
 
 def check_requirements(environ: Mapping[str, str] = os.environ, *, java: bool = True) -> None:
-    """Check the packages and Java, without starting Spark.
-
-    Args:
-        environ: the environment.
-        java: Spark runs here, not behind Spark Connect, which checks its own packages.
+    """Check the packages, and Java unless Spark runs behind Spark Connect, without starting Spark.
 
     Raises:
         StartError: something is missing; says how to install it.
@@ -49,9 +43,11 @@ def check_requirements(environ: Mapping[str, str] = os.environ, *, java: bool = 
     if "pyspark" not in missing and not (4, 3) <= tuple(map(int, version("pyspark").split(".")[:2])) < (5,):
         missing = [f"pyspark 4.3 or a later 4.x (not {version('pyspark')})", *missing]
     if missing:
-        raise StartError(f"this needs {' and '.join(missing)}; install with: {INSTALL_SPARK}")
+        how = "pip install 'sluice-proxy[spark]', or in a source tree: pip install '.[spark]'"
+        raise StartError(f"this needs {' and '.join(missing)}; install with: {how}")
     if java and not under_submit(environ) and (why := _without_java(environ)):
-        raise StartError(f"this needs Java {OLDEST_JAVA} or newer, and {why}; install with: {_INSTALL_JAVA}")
+        how = f"apt-get install openjdk-{OLDEST_JAVA}-jre-headless"
+        raise StartError(f"this needs Java {OLDEST_JAVA} or newer, and {why}; install with: {how}")
 
 
 def under_submit(environ: Mapping[str, str] = os.environ) -> bool:
@@ -95,7 +91,6 @@ _MEANINGS: Final = {
         "Spark's Java process ended unexpectedly; it may have been killed for lack of memory (--driver-memory)",
 }  # fmt: skip
 """Patterns of errors and their meanings; the first match counts."""
-_LONGEST: Final = 300
 
 
 @contextmanager
@@ -130,7 +125,7 @@ def meaning(text: str) -> str:
     # Of Java itself ": java.X: Words", and of Spark's Python side "pyspark.errors.X: [CLASS] Words".
     patterns = (r"^: (.+)", r"^(?:Exception in .+ )?[\w.]+(?:Exception|Error): (?:\[\S*\] )*(.+)")
     found = next(filter(None, (re.search(pattern, text, re.MULTILINE) for pattern in patterns)), None)
-    return f"Spark failed: {found[1][:_LONGEST].rstrip('.')}" if found else "Spark failed"
+    return f"Spark failed: {found[1][:300].rstrip('.')}" if found else "Spark failed"
 
 
 # The session.
@@ -144,7 +139,6 @@ _JAVA: Final = (
     " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
 """Spark's own classes are not verified, which saves a tenth of the start."""
-_SMALL_JAVA: Final = "-XX:TieredStopAtLevel=1"
 _LARGE_JAVA: Final = (
     "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 -XX:Tier4CompileThreshold=150000"
     " -XX:Tier4BackEdgeThreshold=400000"
@@ -163,7 +157,7 @@ _ALWAYS: Final = {
 # seconds, and 133 without.
 _LARGE: Final = {"spark.sql.codegen.wholeStage": "false"}
 _TINY: Final = {**_LARGE, "spark.sql.shuffle.partitions": "1", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-_TASK_BYTES: Final = 32 * 1024 * 1024
+TASK_BYTES: Final = 32 * 1024 * 1024
 """Bytes of log for each task that adds up."""
 _UNUSED: Final = re.compile(
     r"spark-(mllib|graphx|streaming|kubernetes|yarn|hive|connect|pipelines|repl)_|kubernetes-|volcano-|vertx-|derby"
@@ -174,22 +168,15 @@ _UNUSED: Final = re.compile(
 
 @dataclass(frozen=True)
 class SparkOptions:
-    """How Spark is run.
+    """How Spark is run."""
 
-    Attributes:
-        master: ``local[2]``, ``spark://HOST:PORT``, ``k8s://…``, ``yarn``, ``sc://HOST:PORT`` (Spark Connect); empty is
-            the master of ``spark-submit``, or else all of this machine.
-        driver_memory: of the Java process here, as ``1g`` or ``512m``.
-        conf: Spark's own options, which win.
-        log: file for Spark's output; None discards it.
-        log_bytes: size of the rejection log, unpacked.
-    """
-
+    # local[2], spark://HOST:PORT, k8s://…, yarn, or sc://HOST:PORT (Spark Connect); empty is the master of
+    # spark-submit, or else all of this machine.
     master: str = ""
-    driver_memory: str = "1g"
-    conf: tuple[tuple[str, str], ...] = ()
-    log: Path | None = None
-    log_bytes: float = inf
+    driver_memory: str = "1g"  # of the Java process here
+    conf: tuple[tuple[str, str], ...] = ()  # Spark's own options, which win
+    log: Path | None = None  # file for Spark's output; None discards it
+    log_bytes: float = inf  # size of the rejection log, unpacked
 
     @property
     def is_local(self) -> bool:
@@ -278,7 +265,7 @@ def _settings(options: SparkOptions, scratch: Path, given: dict[str, str]) -> di
     settings = dict(_ALWAYS)
     if options.log_bytes < inf:
         # The tasks are known, so Spark need not look for their number while it runs.
-        tasks = max(4, int(options.log_bytes) // _TASK_BYTES)
+        tasks = max(4, int(options.log_bytes) // TASK_BYTES)
         settings |= {"spark.sql.adaptive.enabled": "false", "spark.sql.shuffle.partitions": str(tasks)}
     if options.log_bytes < TINY_BYTES:
         settings |= _TINY
@@ -289,7 +276,13 @@ def _settings(options: SparkOptions, scratch: Path, given: dict[str, str]) -> di
     its = given.get("spark.driver.extraJavaOptions", "")
     # Java takes one collector only. This one has a single thread: the others are busy.
     collector = "" if re.search(r"-XX:\+Use\w+GC", its) else "-XX:+UseSerialGC"
-    java = (f"-Djava.io.tmpdir={scratch}", _JAVA, _SMALL_JAVA if is_small else _LARGE_JAVA, collector, its)
+    java = (
+        f"-Djava.io.tmpdir={scratch}",
+        _JAVA,
+        "-XX:TieredStopAtLevel=1" if is_small else _LARGE_JAVA,
+        collector,
+        its,
+    )
     settings |= {
         "spark.app.name": "sluice report",
         "spark.master": options.master or "local[*]",

@@ -5,7 +5,7 @@ A cell is a text, a tuple of a text and notes on it, or a list.
 
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
@@ -16,18 +16,16 @@ from rich.padding import Padding
 from rich.text import Text
 
 from admin.analytics import words
-from admin.analytics.words import counted, listed, moment, percent, place, rate, resource
+from admin.analytics.words import Row, counted, listed, moment, percent, place, rate, resource
 from admin.common.numbers import span as duration
 from admin.common.recommendations import ACTIONS
 from admin.common.tables import Rows, printable
 
-Row = Mapping[str, Any]
 Cells = dict[str, str | tuple[str, ...] | list[str]]
 DO: Final = dict(zip(ACTIONS, ("Raise", "Share fairly", "Lower", "New limit", "Never used", "Keep"), strict=True))
 RIGHT: Final = frozenset({"Messages refused", "Peak", "Bytes", "Share of the resource"})
 """Columns of numbers."""
 _MAX_ROWS: Final = 10
-_MAX_OFFERED: Final = 5
 
 
 # Sentences.
@@ -104,11 +102,7 @@ def located(of: Row, sidecars: int) -> str:
 
 
 def floods(of: Row) -> list[dict[str, Any]]:
-    """Merge the storms that are one flood of a resource at several sidecars.
-
-    Returns:
-        rows like storms, with ``instances``, largest first. ``peak_per_s`` is of one sidecar.
-    """
+    """Merge the storms that are one flood of a resource at several sidecars; ``peak_per_s`` stays that of one."""
     parts = defaultdict[tuple[Any, ...], list[Row]](list)
     for storm in of["storms"]:
         parts[tuple(storm[name] for name in ("shadow", "kind", "name", "flood_s"))].append(storm)
@@ -217,7 +211,7 @@ def _parts(of: Row, html: Path) -> Iterator[RenderableType]:
     yield Text(lede(of))
     yield from (Text(f"Unknown: {line}", style="yellow") for line in unknowns(of))
     sidecars, advice = of["instance_count"], of["recommendations"]
-    offered = [each for each in advice if each["only_with"]][:_MAX_OFFERED]
+    offered = [each for each in advice if each["only_with"]][:5]
     command = f"sluice limits apply {printable(shlex.quote(of['out'] + '/recommendations.json'))}"
     steps = [f"open the page:     {printable(str(html))}"]
     if any(map(words.is_default, advice)):

@@ -144,7 +144,6 @@ is what the run had lost so far by its own count (the largest of a run is its su
 the hour, each once, ``first_n`` to ``last_n`` their numbers: over a whole run, ``last_n - first_n + 1 - records`` are
 missing. ``copies`` were there once more. ``newest_s`` is the last second that any of them is of."""
 BY_DAY: Final = (MINUTES, REFUSALS, STORMS, CULPRITS, LIMITS, LIMIT_CHANGES, COVERAGE)
-TABLES: Final[Mapping[str, Table]] = {table.name: table for table in BY_DAY}
 
 
 @dataclass(frozen=True)
@@ -176,12 +175,7 @@ def day_of(at_s: int) -> date:
 
 
 class Store:
-    """The tables of a report, in a directory or at an address.
-
-    Args:
-        session: of Spark.
-        out: directory or address of all tables.
-    """
+    """The tables of a report, in a directory or at an address."""
 
     def __init__(self, session: "SparkSession", out: str) -> None:
         self._session, self._out = session, out
@@ -197,17 +191,13 @@ class Store:
         rows = frame.selectExpr(*(f"`{name}`" for name in table.names[:-1]), *moments, "dt")
         made = Observation()
         writer = rows.observe(made, F.expr("collect_set(dt) AS days")).write.mode("overwrite").partitionBy("dt")
-        # Otherwise rows are sorted by day first.
-        writer = writer.option("maxRecordsPerFile", 0).option("parquet.block.size", _WRITTEN_BYTES)
+        # Rows would be sorted by day first; and of a file so much is held until it is written, for each task.
+        writer = writer.option("maxRecordsPerFile", 0).option("parquet.block.size", 32 * 1024 * 1024)
         there = self._days(table)
         writer.option("partitionOverwriteMode", "dynamic").parquet(self.path(table.name))
         for day in there - set(made.get["days"]):
             if day in days:
                 self._remove(table, day)
-
-    def replace(self, frame: "DataFrame", name: str) -> None:
-        """Write a table that is not by day."""
-        frame.write.mode("overwrite").parquet(self.path(name))
 
     def read(self, table: Table, days: Days = ALL_DAYS) -> "DataFrame":
         """Read a table, or only some days of it; of one that is not there, no rows."""
@@ -215,7 +205,9 @@ class Store:
         frame = None
         if self._is_address or next(Path(self.path(table.name)).glob("dt=*/*.parquet"), None) is not None:
             with suppress(*([AnalysisException] if self._is_address else [])):
-                frame = self._session.read.schema(ddl).parquet(self.path(table.name))
+                found = self._session.read.schema(ddl).parquet(self.path(table.name))
+                # Spark Connect looks for it only now.
+                frame = found if found.schema else None
         frame = self._session.createDataFrame([], ddl) if frame is None else frame
         if days.first is not None:
             frame = frame.where(f"dt >= DATE'{days.first.isoformat()}'")
@@ -238,7 +230,3 @@ class Store:
             self.read(table).drop("dt").limit(0).write.mode("overwrite").parquet(path)
         else:
             shutil.rmtree(path)
-
-
-_WRITTEN_BYTES: Final = 32 * 1024 * 1024
-"""Of a file so much is held until it is written, for each task that writes."""

@@ -56,6 +56,8 @@ _WHO: Final = 'client, "user", product, producer_group'
 _LIMIT: Final = (
     "rate_per_s", "burst_s", "break_s", "count", "bytes_per_s", "bytes_burst_s", "action", "fair_by", "max_delay_s"
 )  # fmt: skip
+_LAST_S: Final = """at_s + CASE type WHEN 'heartbeat' THEN greatest(seconds, 1) - 1
+    WHEN 'traffic' THEN coalesce(list_max(second), 0) ELSE 0 END"""
 _DAY: Final = "make_date(1970, 1, 1) + CAST({} // 86400 AS INTEGER) AS dt"
 _LAST_S: Final = (
     "at_s + CASE type WHEN 'traffic' THEN coalesce(list_max(second), 0)"

@@ -8,7 +8,7 @@ import base64
 import hashlib
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, Final
 
@@ -17,9 +17,9 @@ from markupsafe import Markup, escape
 from rich.filesize import decimal
 
 from admin.analytics import summary, words
+from admin.analytics.words import Row
 from admin.common.tables import printable
 
-Row = Mapping[str, Any]
 _HERE: Final = files("admin.analytics.page")
 _WEB: Final = files("admin.web") / "files"
 _WHOLE: Final = 20
@@ -28,15 +28,10 @@ _PARTS: Final = re.compile(r"[^-._:/@]{1,20}[-._:/@]?|[-._:/@]+")
 """The parts of a longer word."""
 _LEAST_S: Final = 60
 """Shortest time that is drawn, and shortest margin around a storm."""
-_MARGIN_STEPS: Final = 10
 
 
 def render(results: Row) -> str:
-    """Return the page.
-
-    Args:
-        results: see ``report.results``.
-    """
+    """Return the page of ``report.results``."""
     style = "".join(
         each.read_text("utf-8") for each in (_WEB / "base.css", _WEB / "vendor" / "uplot.css", _HERE / "style.css")
     )
@@ -107,7 +102,7 @@ def _around(flood: Row, results: Row, whole: tuple[int, int]) -> tuple[int, int]
     steps = [
         each["step_s"] for each in results["curves"] if (each["kind"], each["name"]) == (flood["kind"], flood["name"])
     ]
-    margin_s = max(flood["end_s"] - flood["start_s"], _MARGIN_STEPS * max(steps, default=1), _LEAST_S)
+    margin_s = max(flood["end_s"] - flood["start_s"], 10 * max(steps, default=1), _LEAST_S)
     return max(whole[0], flood["start_s"] - margin_s), min(whole[1], flood["end_s"] + margin_s)
 
 

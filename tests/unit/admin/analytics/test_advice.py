@@ -12,6 +12,7 @@ from demands import DAY_S, START_S, Recorded, Seconds, arriving, flowing, limite
 from admin.analytics.advice import MAX_NAME, unused
 from admin.analytics.demand import Known
 from admin.analytics.options import Options, Try
+from admin.analytics.replay import others_of
 from limiter.rules.rule import NS_PER_S
 
 HOUR_S = 3600
@@ -232,6 +233,14 @@ DEMANDS: dict[str, tuple[float, dict[str, Any], str]] = {
     "fifteen callers of all sizes": (130, {"flood": 270, **{f"c{at}": at for at in range(1, 15)}}, "share"),
     "a small limit": (20, {"flood": 60, "a": 4.5, "b": 2, "c": 1}, "share"),
 }  # fmt: skip
+
+
+def test_a_storm_whose_minutes_are_lost_does_not_hide_the_others() -> None:
+    rate, callers, _ = DEMANDS["all others are near their share"]
+    demand, minutes = met(limited(rate), arriving(callers, SECONDS, seed=1), SECONDS).demand()
+    lost = {**demand.storms.rows[0], "start_s": START_S - 90, "end_s": START_S - 60, "messages": 10**9}
+    more = replace(demand, storms=replace(demand.storms, rows=[lost, *demand.storms.rows]))
+    assert others_of(more, minutes) == others_of(demand, minutes) is not None
 
 
 def lost_by(of: Recorded, name: str, at: Seconds, but: float) -> float:

@@ -117,6 +117,11 @@ def test_a_resource_is_gone_after_more_days_without_demand_than_are_usual(
     assert found.gone_since_s == (None if gone_s is None else START_S + gone_s)
 
 
+def test_a_resource_that_is_back_on_a_day_that_is_known_in_part_is_not_gone() -> None:
+    web = np.repeat(np.array((80, 80, 80, 0, 0, 0, 80)), DAY_S)[: 6 * DAY_S + 8 * 3600]
+    assert flowing(limited(None), {"web": web}, len(web)).demand()[0].gone_since_s is None
+
+
 def test_storms_are_added_up() -> None:
     at = np.arange(600) % 300
     callers: dict[str, Any] = {"flood": np.where(at < 20, 900, 0), "early": np.where(at < 10, 90, 0)}

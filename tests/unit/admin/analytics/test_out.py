@@ -171,6 +171,14 @@ def test_a_report_that_was_made_in_another_way_is_not_continued(job: Job) -> Non
         job.run()
 
 
+def test_tables_stay_large_when_the_log_is_gone(job: Job) -> None:
+    job.put("a", 0)
+    job.run()
+    (job.out / "minutes" / "dt=2026-11-21").mkdir(parents=True)
+    (job.out / "minutes" / "dt=2026-11-21" / "part.parquet").write_bytes(b"." * 1000)
+    assert Seen.read(job.out, OPTIONS).log_bytes == 30_000
+
+
 def test_a_late_file_for_an_hour_of_lost_files_is_reported(job: Job) -> None:
     job.put("old", 0)
     job.put("a", 1)

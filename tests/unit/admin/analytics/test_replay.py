@@ -202,13 +202,16 @@ def test_demand_without_retries_is_replayed_by_its_part(left: float, wanted: int
 
 def test_the_log_and_the_replay_are_compared_while_the_limit_was_the_same() -> None:
     seconds = [*steady(300), *steady(300, first_s=60)]
-    backtest = Backtest(minutes_of(seconds, refused=(9, 11_000), under=(0, 1)), NOW)
+    backtest = Backtest(minutes_of(seconds, refused=(9, 11_000), under=(0, 1)), NOW, under=1)
     both, first = (
         backtest.replay(100.0).refused_messages,
         Backtest(minutes_of(steady(300)), NOW).replay(100.0).refused_messages,
     )
     assert (backtest.logged_messages, backtest.now_messages) == (11_000, 60 * 300)
     assert backtest.error() == pytest.approx(both - first - 11_000, abs=1)
+    # The busiest minutes may all be of earlier limits.
+    none = Backtest(minutes_of(seconds, under=(0, 1)), NOW, under=2)
+    assert (none.logged_messages, none.now_messages, none.error()) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("now", [Limit(), replace(NOW, action="off")])

@@ -43,3 +43,10 @@ def test_a_limit_without_demand_is_unused_if_its_sidecar_ran(sidecars: Any, acti
     found = advised(batch.slice(0, 1), sidecars=sidecars)
     assert [row["action"] for row in found] == actions
     assert [row["rate_per_s"] for row in found] == [5.0] * len(actions)
+
+
+def test_a_limit_with_storms_whose_minutes_are_lost_is_not_unused() -> None:
+    recorded = flowing(limited(100.0), {"web": np.full(60, 120)}, 60)
+    rows = [{"minute_s": None, "storms": recorded.storms(), "is_limit": None}, {"minute_s": None, "is_limit": True}]
+    batch = with_first(recorded.minutes(), rows[0], rows[1] | asdict(limited(5.0)))
+    assert advised(batch.slice(0, 2)) == []
