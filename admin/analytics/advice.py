@@ -91,7 +91,6 @@ class _Case:
         self._top = top if top and top.share >= MAX_SHARE else None
         is_own = demand.storms.own_share >= MAX_SHARE
         self._refuses = is_own and demand.now_refused_messages > NEXT_TO_NOTHING * demand.now_messages
-        self._is_held_back = self._refuses and self._top is not None and demand.limit.fair_by is not None
         self._p99, minute = demand.corrected_p99, demand.minute_per_s
         if self._is_flood:
             self._p99, minute = demand.calm_p99, demand.calm_minute_per_s
@@ -105,6 +104,8 @@ class _Case:
         is_many = self._all >= 2 * (self._now or 0.0) and not (self._is_flood and len(demand.storms.rows) == 1)
         may_share = self._refuses and is_many and demand.limit.fair_by is None
         self._others = others_of(demand, minutes) if may_share else None
+        is_much = demand.limit.fair_by is not None or self._all >= FLOOD_TIMES * (self._now or 0.0)
+        self._is_held_back = self._refuses and self._top is not None and is_much
         # What may be a flood takes no more of the broker than its limit.
         self.claim = min(self._need, self._now or self._need) if self._untold and not self._is_flood else self._need
 
@@ -328,7 +329,8 @@ class _Case:
         if self._top is None:
             return ""
         said = f"{_called(self._top)} has {percent(self._top.share)} of the refused messages"
-        return f"{said} with fair shares: call its owner, or raise the limit" if self._is_held_back else said
+        shared = " with fair shares" if self._demand.limit.fair_by else ""
+        return f"{said}{shared}: call its owner, or raise the limit" if self._is_held_back else said
 
     def _in_time(self) -> str:
         return f"in {percent(self._demand.refused_s / max(1, self._demand.observed_s))} of the time"

@@ -68,6 +68,11 @@ class Found:
     outside: int = 0  # how many files are outside of the period
 
     @property
+    def shown(self) -> list[str]:
+        """The logs as given, but of addresses without user and query, which may be secret."""
+        return [re.sub(r"://[^/@]*@", "://", log).partition("?")[0] if "://" in log else log for log in self.logs]
+
+    @property
     def size_bytes(self) -> int:
         """Size of all files."""
         return sum(file.size_bytes for file in self.files)
@@ -177,6 +182,10 @@ def _below(folder: Path, skipped: dict[str, str]) -> Iterator[Path]:
 
 def _look(file: Path, skipped: dict[str, str]) -> os.stat_result | None:
     """Return the size and time of a file that can be read."""
+    # Hadoop reads a colon as the end of a scheme, and names in UTF-8 only.
+    if ":" in file.name or str(file).encode(errors="replace") != os.fsencode(file):
+        skipped[os.fsdecode(os.fsencode(file)).encode(errors="replace").decode()] = "has a name that Spark cannot read"
+        return None
     try:
         os.close(open_to_read(file))
         if not file.name.startswith(_HIDDEN):

@@ -1,5 +1,6 @@
 """The job of ``sluice report``: check what was given, start Spark, make the report."""
 
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -71,6 +72,9 @@ def report_logs(wish: Wish) -> int:
     log = wish.files.absolute() / "_logs" / "spark.log"
     with locked(wish.files), _progress() as step:
         seen = Seen.read(wish.files, wish.options) if wish.once else None
+        # Of a run that was killed; nobody else writes here.
+        for left in wish.files.glob("*/.spark-staging-*"):
+            shutil.rmtree(left, ignore_errors=True)
         # Import while Java starts. PySpark's modules import one another in a circle, which only one thread may do.
         import_module("pyspark.sql")
         threading.Thread(target=import_module, args=("admin.analytics.report",), daemon=True).start()
@@ -142,8 +146,10 @@ def _check(wish: Wish, logs: tuple[str, ...]) -> None:
     for log in logs:
         if "://" not in log and Path(log).is_dir() and files.is_relative_to(Path(log).resolve()):
             raise SettingsError(f"--out {wish.out}: is within the logs, {log}; choose a place outside of them")
-    if wish.page.is_dir():
-        raise SettingsError(f"--html {wish.page}: is a directory; name a file")
+        if "://" not in log and wish.page.resolve().is_relative_to(Path(log).resolve()):
+            raise SettingsError(f"--html {wish.page}: is within the logs, {log}; choose a place outside of them")
+    if wish.page.exists() and not wish.page.is_file():
+        raise SettingsError(f"--html {wish.page}: is not a regular file; name another")
     if not wish.once and Seen.is_kept(wish.files):
         raise SettingsError(f"--out {wish.out}: is updated by --once; choose another directory, or add --once")
 

@@ -123,7 +123,7 @@ class Seen:
         set_aside += [each._asdict() for each in found.skipped]
         records, copies = frames.coverage.selectExpr("sum(records)", "sum(copies)").collect()[0]
         return frames, {
-            "logs": list(found.logs),
+            "logs": found.shown,
             "files": len(files),
             "size_bytes": sum(each.size_bytes for each in files.values()),
             "records": records or 0,

@@ -153,7 +153,7 @@ def make_tables(
         tools.store.write(made[name], table, days)
     frames = Frames(**made) if is_kept else read_tables(tools, period)
     inputs = {
-        "logs": list(found.logs),
+        "logs": found.shown,
         "files": len(found.files),
         "size_bytes": found.size_bytes,
         "records": counts["wanted"] - copies,

@@ -157,8 +157,11 @@ def storms(refusals: "DataFrame", newest: "DataFrame", gap_s: int) -> "DataFrame
         .withColumn("begins", F.coalesce(F.col("at_s") - F.lag("at_s").over(in_order) > gap_s, F.lit(True)))
         .withColumn("start_s", F.max(F.expr("IF(begins, at_s, NULL)")).over(so_far))
         .withColumn("of_second", F.sum("messages").over(in_order.rangeBetween(0, 0)))
-        .selectExpr(*key, "start_s", *_WHATS, "wait_max_us", f"{pairs} AS pairs",
+        .selectExpr(*key, "start_s", "at_s", "of_second", *_WHATS, "wait_max_us",
             f"inline(array(struct('seconds' AS of, '' AS value, at_s AS second), {names}))")
+        .groupBy(*key, "start_s", "of", "value", "second", "at_s", "of_second")
+        .agg(*map(F.expr, _SUMS), F.max("wait_max_us").alias("wait_max_us"))
+        .withColumn("pairs", F.expr(pairs))
         .groupBy(*key, "start_s", "of", "value", "second")
         .agg(*map(F.expr, _SUMS), F.max("wait_max_us").alias("wait_max_us"), F.sum("pairs").alias("pairs"))
     )  # fmt: skip

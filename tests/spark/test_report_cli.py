@@ -69,7 +69,7 @@ def test_nothing_takes_the_place_of_a_report(report: Report, tmp_path: Path) -> 
         (("empty",), "empty: no file of a rejection log in it", 1),
         (("logs", "--out", "logs/report"), "is within the logs", 2),
         (("logs", "--out", "file"), "file: cannot be used: there is a file of that name", 1),
-        (("logs", "--html", "empty"), "is a directory; name a file", 2),
+        (("logs", "--html", "empty"), "is not a regular file; name another", 2),
         (("logs", "--once", "--out", "s3a://b/c"), "must be a directory with --once", 2),
     ],
 )
