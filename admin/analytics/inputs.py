@@ -26,14 +26,11 @@ from admin.common.numbers import LATEST_S
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ENDINGS: Final = (".jsonl", ".jsonl.gz")
-"""Endings of log files in folders. Files that are named themselves may have any."""
+ENDINGS: Final = (".jsonl", ".jsonl.gz")  # of log files in folders; files that are named themselves may have any
 _HIDDEN: Final = (".", "_")
-_ALLOWED_S: Final = 3600
-"""Files that were last written this long before a period may have records of it: clocks differ."""
+_ALLOWED_S: Final = 3600  # files that were last written this long before a period may have records of it: clocks differ
 _DATE: Final = re.compile(r"(?<!\d)20\d\d-\d\d-\d\d(?!\d)")
-_CLOCK_S: Final = 600
-"""Clocks that differ by more are named."""
+_CLOCK_S: Final = 600  # clocks that differ by more are named
 
 
 class SetAside(NamedTuple):

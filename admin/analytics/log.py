@@ -26,8 +26,7 @@ _TYPES: Final = {
     for info in map(inspect.type_info, AnyRecord.__args__)
     if isinstance(info, inspect.StructType)
 }
-_PACKED_BYTES: Final = 64 << 10
-"""Read at a time: what follows a member of a packed file is copied."""
+_PACKED_BYTES: Final = 64 << 10  # read at a time: what follows a member of a packed file is copied
 _UNPACKED_BYTES: Final = 4 << 20
 
 
@@ -95,8 +94,7 @@ _NO_NULLS: Final = f"""(NOT contains(value, 'null') OR NOT exists(concat({_LISTS
 FIELDS: Final[dict[str, str]] = {
     "type": "STRING",
     **{field.name: _sql(field.type) for info in _TYPES.values() for field in info.fields},
-}
-"""All fields of records, and Spark's types of them."""
+}  # of records, with Spark's types
 
 
 def _complete() -> str:

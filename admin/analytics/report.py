@@ -34,19 +34,15 @@ from admin.common.recommendations import ACTIONS, TO_DO
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-VERSION: Final = 2
-"""Version of the JSON."""
+VERSION: Final = 2  # of the JSON
 Row = dict[str, Any]
-_MAX_ROWS: Final = 20
-"""Of floods, culprits, fleets, new names, and resources of the week."""
-_MAX_SOURCES: Final = 50
-"""Of sidecars, in all and of one flood or fleet, and of files set aside."""
+_MAX_ROWS: Final = 20  # floods, culprits, fleets, new names, and resources of the week
+_MAX_SOURCES: Final = 50  # sidecars, in all and of one flood or fleet, and files set aside
 _MAX_CURVES: Final = 6
 _MAX_POINTS: Final = 1000
 _MAX_CHANGES: Final = 30
 _MAX_RECOMMENDED: Final = 100
 _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
-"""Steps that a curve may have."""
 _OF_SIDECARS: Final = ("other", "bypassed_requests", "limiting_off_minutes")
 _REACHED: Final = " + ".join(f"{outcome}_messages" for outcome in rollup.REACHED)
 _REFUSED: Final = "refused_messages + dropped_messages"
@@ -61,19 +57,9 @@ class Tools:
     step: Callable[[str], object]
     log_bytes: float = inf
 
-    @property
-    def is_tiny(self) -> bool:
-        """The log is so small that starting something takes longer than doing it."""
-        return self.log_bytes < TINY_BYTES
-
-    @property
-    def is_small(self) -> bool:
-        """Tables have room in memory."""
-        return self.log_bytes < SMALL_BYTES
-
     def keep(self, frame: "DataFrame") -> "DataFrame":
-        """Return rows that are not made twice: columns of which each query takes what it needs, but for a tiny log."""
-        return frame.localCheckpoint() if self.is_small else frame.persist()
+        """Return rows that are not made twice: as they are while they have room, or as columns that may go to disk."""
+        return frame.localCheckpoint() if self.log_bytes < SMALL_BYTES else frame.persist()
 
 
 @dataclass(frozen=True)
@@ -135,7 +121,7 @@ def make_tables(
         "limits": rollup.limits(records),
         "limit_changes": rollup.limit_changes(records),
     }
-    is_kept = hours is None and tools.is_small
+    is_kept = hours is None and tools.log_bytes < SMALL_BYTES
     if is_kept:
         made |= {name: tools.keep(made[name]) for name in ("minutes", "refusals")}
     period = Days.of_seconds(options.since_s, options.until_s)
@@ -301,7 +287,7 @@ def advise(
     tools.store.write(rollup.culprits(frames.refusals), tables.CULPRITS, days)
     tools.step("replaying demand against limits")
     given = (rows_of(frames.minutes, storms, frames.limits), sidecars, options)
-    if tools.is_tiny:
+    if tools.log_bytes < TINY_BYTES:
         recommendations = advise_here(*given)
     else:
         recommendations = advise_each(*given, max(2, int(min(10_000, tools.log_bytes // TASK_BYTES))))

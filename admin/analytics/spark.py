@@ -130,15 +130,12 @@ def meaning(text: str) -> str:
 
 # The session.
 
-TINY_BYTES: Final = 10 * 1024 * 1024
-"""Below this, planning and compiling take most of the time."""
-SMALL_BYTES: Final = 100 * 1024 * 1024
-"""Below this, Java's second compiler costs more than it saves."""
+TINY_BYTES: Final = 10 * 1024 * 1024  # below this, planning and compiling take most of the time
+SMALL_BYTES: Final = 100 * 1024 * 1024  # below this, Java's second compiler costs more than it saves
 _JAVA: Final = (
     "-XX:ReservedCodeCacheSize=128m -XX:MetaspaceSize=256m"
     " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-)
-"""Spark's own classes are not verified, which saves a tenth of the start."""
+)  # Spark's own classes are not verified, which saves a tenth of the start
 _LARGE_JAVA: Final = (
     "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 -XX:Tier4CompileThreshold=150000"
     " -XX:Tier4BackEdgeThreshold=400000"
@@ -157,8 +154,7 @@ _ALWAYS: Final = {
 # seconds, and 133 without.
 _LARGE: Final = {"spark.sql.codegen.wholeStage": "false"}
 _TINY: Final = {**_LARGE, "spark.sql.shuffle.partitions": "1", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-TASK_BYTES: Final = 32 * 1024 * 1024
-"""Bytes of log for each task that adds up."""
+TASK_BYTES: Final = 32 * 1024 * 1024  # bytes of log for each task that adds up
 _UNUSED: Final = re.compile(
     r"spark-(mllib|graphx|streaming|kubernetes|yarn|hive|connect|pipelines|repl)_|kubernetes-|volcano-|vertx-|derby"
     r"|hive-(?!storage-api)|datanucleus-|netty-tcnative-|breeze|spire|algebra|arpack|JTransforms|scala-compiler|jline"

@@ -24,10 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _RESOURCE: Final = "instance STRING, kind STRING, name STRING"
-RESOURCE_KEY: Final = ("instance", "kind", "name")
-"""What limits are of: each instance has its own."""
-WHO_KEY: Final = ("client", "user", "product", "producer_group")
-"""Who was refused; all but the client may be empty."""
+RESOURCE_KEY: Final = ("instance", "kind", "name")  # what limits are of: each instance has its own
+WHO_KEY: Final = ("client", "user", "product", "producer_group")  # who was refused; all but the client may be empty
 NAMED: Final = {"rules": "rule", "clients": "client", "users": "user", "producer_groups": "producer_group"}
 """Lists of a storm, and what each is of."""
 SECONDS: Final = ("second_admitted", "second_refused", "second_requests", "second_bytes", "second_repeated")
