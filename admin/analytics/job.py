@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 DEFAULT_OUT: Final = "sluice-report"
-Step = Callable[[str], object]
-"""Called with the name of each step, for progress."""
+Step = Callable[[str], object]  # called with the name of each step, for progress
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from msgspec import inspect
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from admin.analytics.inputs import Found
-from admin.analytics.tables import SECONDS
+from admin.analytics.tables import SECONDS, sql_type
 from admin.analytics.words import HOUR_S
 from admin.common.numbers import LATEST_S
 from admin.rejection_log.records import VERSION, AnyRecord
@@ -28,26 +28,6 @@ _TYPES: Final = {
 }
 _PACKED_BYTES: Final = 64 << 10  # read at a time: what follows a member of a packed file is copied
 _UNPACKED_BYTES: Final = 4 << 20
-
-
-def _sql(info: inspect.Type) -> str:
-    """Return Spark's type of a field of a record."""
-    match info:
-        case inspect.UnionType():
-            return _sql(info.types[0])
-        case inspect.IntType():
-            return "BIGINT"
-        case inspect.FloatType():
-            return "DOUBLE"
-        case inspect.BoolType():
-            return "BOOLEAN"
-        case inspect.VarTupleType(item_type=item):
-            return f"ARRAY<{_sql(item)}>"
-        case inspect.DictType(value_type=value):
-            return f"MAP<STRING, {_sql(value)}>"
-        case inspect.TupleType() | inspect.StructType():
-            return "ARRAY<BIGINT>"
-    return "STRING"
 
 
 def _bounds(name: str, info: inspect.Type) -> Iterator[tuple[str, str, str]]:
@@ -93,7 +73,7 @@ _NO_NULLS: Final = f"""(NOT contains(value, 'null') OR NOT exists(concat({_LISTS
     coalesce(flatten(map_values(languages)), IF(languages IS NULL, array(), array(NULL)))), x -> x IS NULL))"""
 FIELDS: Final[dict[str, str]] = {
     "type": "STRING",
-    **{field.name: _sql(field.type) for info in _TYPES.values() for field in info.fields},
+    **{field.name: sql_type(field.type) for info in _TYPES.values() for field in info.fields},
 }  # of records, with Spark's types
 
 

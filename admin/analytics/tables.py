@@ -13,12 +13,13 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from msgspec import inspect, structs
 from pyspark.errors import AnalysisException
 from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
+from admin.rejection_log.records import LimitFields
 from limiter.counting.rejections import OUTCOMES
-from limiter.rules.rule import DEFAULT_MAX_DELAY_S
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,15 +32,35 @@ NAMED: Final = {"rules": "rule", "clients": "client", "users": "user", "producer
 SECONDS: Final = ("second_admitted", "second_refused", "second_requests", "second_bytes", "second_repeated")
 """Lists of a minute beside ``second``, as long as it is; the last is empty where nothing is in it."""
 _WHO: Final = ", ".join(f"{name} STRING" for name in WHO_KEY)
+
+
+def sql_type(info: inspect.Type) -> str:
+    """Return Spark's type of a field of a record."""
+    match info:
+        case inspect.UnionType():
+            return sql_type(info.types[0])
+        case inspect.IntType():
+            return "BIGINT"
+        case inspect.FloatType():
+            return "DOUBLE"
+        case inspect.BoolType():
+            return "BOOLEAN"
+        case inspect.VarTupleType(item_type=item):
+            return f"ARRAY<{sql_type(item)}>"
+        case inspect.DictType(value_type=value):
+            return f"MAP<STRING, {sql_type(value)}>"
+        case inspect.TupleType() | inspect.StructType():
+            return "ARRAY<BIGINT>"
+    return "STRING"
+
+
+_OF_LIMIT: Final = [field for field in structs.fields(LimitFields) if not field.required]
 LIMIT_FIELDS: Final[Mapping[str, str | None]] = {
-    "rule": "''", "rate_per_s": None, "burst_s": "1D", "break_s": "0D", "count": "'messages'", "bytes_per_s": None,
-    "bytes_burst_s": "1D", "action": "'reject'", "fair_by": None, "max_delay_s": f"{DEFAULT_MAX_DELAY_S}D",
-}  # fmt: skip
+    each.name: None if each.default is None else f"{each.default!r}{'D' * isinstance(each.default, float)}"
+    for each in _OF_LIMIT
+}
 """Of a limit, and what stands for a field that is left out."""
-_LIMIT: Final = (
-    "rule STRING, rate_per_s DOUBLE, burst_s DOUBLE, break_s DOUBLE, count STRING, bytes_per_s DOUBLE,"
-    " bytes_burst_s DOUBLE, action STRING, fair_by STRING, max_delay_s DOUBLE"
-)
+_LIMIT: Final = ", ".join(f"{each.name} {sql_type(inspect.type_info(each.type))}" for each in _OF_LIMIT)
 AMOUNTS: Final = tuple(
     f"{outcome}_{what}" for outcome in (*OUTCOMES, "repeated") for what in ("requests", "messages", "bytes")
 )
