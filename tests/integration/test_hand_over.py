@@ -70,8 +70,10 @@ class Processes:
         self.now = self.start()
 
     def start(self) -> Sluice:
-        """Start another one, where none runs."""
-        return Sluice(self.directory, self.routes, **self._how)  # type: ignore[arg-type]  # text, both of them
+        """Start another one, where none runs, and wait until another can take over from it."""
+        started = Sluice(self.directory, self.routes, **self._how)  # type: ignore[arg-type]  # text, both of them
+        started.process.wait_for_line("sluice is up", timeout_s=_UP_S)
+        return started
 
     def take_over(self) -> None:
         """Have another process take over, and wait until the one before has ended."""
