@@ -105,7 +105,7 @@ _SHAPES: Final = (
 #: Each twice: the first of two may be the one that shows how long the broker takes, and goes as it came.
 _SENT: Final = tuple(shape for shape in _SHAPES for _ in range(2))
 #: So long that consumers are sooner, however busy the machine is.
-_SYNC_MS: Final = 50
+_SYNC_MS: Final = 150
 
 
 @pytest.fixture(scope="module")
