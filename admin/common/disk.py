@@ -63,7 +63,9 @@ def replace_durably(path: Path, pieces: Iterable[bytes]) -> None:
     """Replace a file's content at once, durably; raises OSError and leaves it as it was."""
     beside = path.with_name(path.name + ".new")
     try:
-        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _MODE), "wb") as file:
+        # Of a process that was killed; a link there must not be written through.
+        beside.unlink(missing_ok=True)
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE), "wb") as file:
             file.writelines(pieces)
             file.flush()
             os.fsync(file.fileno())
