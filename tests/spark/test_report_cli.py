@@ -63,30 +63,6 @@ def test_nothing_takes_the_place_of_a_report(report: Report, tmp_path: Path) -> 
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint", "exit_code"),
-    [
-        (("empty",), "empty: no file of a rejection log in it", 1),
-        (("logs", "--out", "logs/report"), "is within the logs", 2),
-        (("logs", "--out", "file"), "file: cannot be used: there is a file of that name", 1),
-        (("logs", "--html", "empty"), "is not a regular file; name another", 2),
-        (("logs", "--once", "--out", "s3a://b/c"), "must be a directory with --once", 2),
-    ],
-)
-def test_what_cannot_be_is_said_before_java_is_started(
-    tmp_path: Path, arguments: tuple[str, ...], complaint: str, exit_code: int
-) -> None:
-    write_small_log(tmp_path / "logs" / "a.jsonl", minutes=1)
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "file").write_text("")
-    answer = _run(tmp_path, *arguments)
-    assert answer.returncode == exit_code, answer.stderr
-    assert complaint in answer.stderr
-    assert "Traceback" not in answer.stderr
-    assert answer.stdout == ""
-    assert not list(tmp_path.rglob("spark.log"))
-
-
 def test_a_heap_that_java_refuses_is_named(tmp_path: Path) -> None:
     write_small_log(tmp_path / "logs" / "a.jsonl", minutes=1)
     answer = _run(tmp_path, "logs", "--driver-memory", "4000t")

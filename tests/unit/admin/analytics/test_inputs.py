@@ -45,14 +45,21 @@ def test_what_cannot_be_read_is_set_aside_and_the_rest_is_read(tmp_path: Path) -
     (tmp_path / "link.jsonl").symlink_to(tmp_path / "nothing")
     os.mkfifo(tmp_path / "pipe.jsonl")
     (tmp_path / "self.jsonl").symlink_to("self.jsonl")
+    _write(tmp_path / "10:15.jsonl")
     found = find([str(tmp_path), str(tmp_path / "missing")])
     assert _paths(found) == (str(good),)
     assert {Path(each.file).name: each.reason for each in found.skipped} == {
+        "10:15.jsonl": "has a name that Spark cannot read",
         "link.jsonl": "cannot be read: no such file or directory",
         "missing": "no such file or folder",
         "pipe.jsonl": "cannot be read: is not a regular file",
         "self.jsonl": "cannot be read: too many levels of symbolic links",
     }
+
+
+def test_addresses_are_shown_without_secrets() -> None:
+    logs = ("s3a://key:secret@logs/fleet", "s3a://logs/fleet?token=secret", "s3a://logs/a@b", "/logs/a?b@c")
+    assert Found(logs, ()).shown == ["s3a://logs/fleet", "s3a://logs/fleet", "s3a://logs/a@b", "/logs/a?b@c"]
 
 
 def test_nothing_to_read_says_so(tmp_path: Path) -> None:

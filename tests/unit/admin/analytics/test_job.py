@@ -1,0 +1,57 @@
+"""What is checked and removed before Spark is started."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from admin.analytics import job
+from admin.analytics.job import Wish, report_logs
+from admin.analytics.options import Options
+from admin.analytics.spark import SparkOptions
+from admin.common.errors import SettingsError, StartError
+
+
+@pytest.fixture
+def wish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wish:
+    """A report of a log, for which Spark does not start."""
+
+    def fail(_options: SparkOptions) -> None:
+        raise StartError("no Spark here")
+
+    monkeypatch.setattr(job, "open_session", fail)
+    monkeypatch.chdir(tmp_path)
+    Path("logs").mkdir()
+    Path("logs/a.jsonl").write_bytes(b"{}\n")
+    Path("file").touch()
+    Path("link").symlink_to("logs")
+    os.mkfifo("pipe")
+    return Wish(logs=("logs",), out="out", html=None, options=Options(), spark=SparkOptions())
+
+
+@pytest.mark.parametrize(
+    ("out", "html", "error", "complaint"),
+    [
+        ("logs/report", None, SettingsError, "--out logs/report: is within the logs"),
+        ("file", None, StartError, "file: cannot be used: there is a file of that name"),
+        *(("out", page, SettingsError, f"--html {page}: is not a regular file") for page in (".", "/dev/null", "pipe")),
+        *(("out", page, SettingsError, f"--html {page}: is within the logs") for page in (
+            "logs/report.html", "logs/a.jsonl", "link/report.html",
+        )),
+    ],
+)  # fmt: skip
+def test_places_that_cannot_be_are_refused(
+    wish: Wish, out: str, html: str | None, error: type[Exception], complaint: str
+) -> None:
+    with pytest.raises(error, match=complaint):
+        report_logs(replace(wish, out=out, html=html and Path(html)))
+    assert not Path("out").exists()
+
+
+def test_what_a_killed_report_had_not_put_in_place_is_removed(wish: Wish) -> None:
+    for name in ("out/minutes/.spark-staging-7/dt=2026-11-21", "out/minutes/dt=2026-11-21"):
+        Path(name).mkdir(parents=True)
+    with pytest.raises(StartError, match="no Spark here"):
+        report_logs(wish)
+    assert os.listdir("out/minutes") == ["dt=2026-11-21"]  # noqa: PTH208 - hidden ones, too
