@@ -102,7 +102,7 @@ class _Case:
             self._all = max(LEAST_PER_S, two_digits(max(demand.corrected_top, demand.minute_per_s)))
         # A single flood, or a demand that takes less than twice the limit, does not need shares.
         is_many = self._all >= 2 * (self._now or 0.0) and not (self._is_flood and len(demand.storms.rows) == 1)
-        may_share = self._refuses and is_many and demand.limit.fair_by is None
+        may_share = self._refuses and is_many and demand.limit.fair_by is None and not demand.known.twice
         self._others = others_of(demand, minutes) if may_share else None
         is_much = demand.limit.fair_by is not None or self._all >= FLOOD_TIMES * (self._now or 0.0)
         self._is_held_back = self._refuses and self._top is not None and is_much
@@ -113,7 +113,7 @@ class _Case:
         demand, limit = self._demand, self._demand.limit
         action, chosen, why = self._decide()
         others = self._others if action == "share" else None
-        evidence, *details = dict.fromkeys(filter(None, (*why, *self._about(action))))
+        evidence, *details = dict.fromkeys(filter(None, (demand.known.twice, *why, *self._about(action))))
         return Recommendation(
             **_of_limit(demand.key, limit),
             action=action,
@@ -191,30 +191,36 @@ class _Case:
         now, test = self._now, self._backtest
         if not test.messages or (now is None and self._demand.limit.bytes_per_s is None):
             return rec.Backtest()
-        current = test.replay(now)
-        changes, is_alone = chosen != now, self._demand.storms.own_share >= 1 - SAME
+        is_alone = self._demand.storms.own_share >= 1 - SAME
         return rec.Backtest(
-            current=current,
-            # The same limit refuses the retries as well.
-            recommended=test.replay(chosen, wanted=True) if changes else current,
-            recommended_uncorrected=test.replay(chosen) if changes else current,
+            current=test.replay(now),
+            recommended=self._replayed(chosen),
+            recommended_uncorrected=test.replay(chosen),
             others_current=others and as_replay(others.refused_now * others.messages, others.messages),
             others=others and as_replay(math.ceil(others.worst_then * others.messages), others.messages),
             logged=as_replay(test.logged_messages, test.now_messages) if test.now_messages else None,
             model_error=test.error() / test.now_messages if is_alone and test.now_messages else None,
         )
 
+    def _replayed(self, per_s: float | None) -> rec.Replay:
+        """Replay a rate. One that is not above the present limit has the retries, too."""
+        is_above = per_s is not None and (self._now is None or per_s > self._now)
+        return self._backtest.replay(per_s, wanted=is_above)
+
     def _only_with(self, action: Recommended) -> OnlyWith:
         """Return the flag without which the advice is not applied: for what can wait, or needs a decision."""
         if action == "lower":
             return "lower"
+        demand = self._demand
         # Demand near the limit in a short log can wait.
-        can_wait = not self._demand.refused_messages and self._evidence_level() == 0
-        asks = can_wait or (self._is_flood and self._comes_back) or self._is_held_back
+        can_wait = not demand.refused_messages and self._evidence_level() == 0
+        asks = can_wait or demand.known.twice or (self._is_flood and self._comes_back) or self._is_held_back
         return "raise" if action == "raise" and asks else ""
 
     def _evidence_level(self) -> int:
         demand = self._demand
+        if demand.known.twice:
+            return 0
         level = 2 if demand.limit_s >= 7 * DAY_S else 1 if demand.limit_s >= DAY_S else 0
         level = min(level, int(demand.active_s >= 60) + int(demand.active_s >= 600))
         level -= bool(demand.known.lost_records or demand.known.other or demand.growth > MAX_GROWTH)
@@ -240,7 +246,7 @@ class _Case:
         for per_s in sorted(rates):
             yield rec.WhatIf(
                 rate_per_s=per_s,
-                refused_share=self._backtest.replay(per_s, wanted=True).refused_share,
+                refused_share=self._replayed(per_s).refused_share,
                 refused_share_uncorrected=self._backtest.replay(per_s).refused_share,
             )
 
@@ -365,6 +371,8 @@ def untold(demand: Demand) -> str:
 
 
 def _unknowns(known: Known) -> Iterator[str]:
+    if known.twice:
+        yield known.twice
     if known.lost_records:
         yield f"{counted(known.lost_records, 'record')} of the log {'is' if known.lost_records == 1 else 'are'} lost"
     if known.other:

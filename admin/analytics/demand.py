@@ -70,13 +70,14 @@ def limit_of(row: Row) -> Limit:
 
 
 class Known(NamedTuple):
-    """What the log has of a sidecar: seconds recorded, in all and by day since 1970, its end, and what is missing."""
+    """What the log has of a sidecar: seconds recorded, in all and by day since 1970, its end, and what is wrong."""
 
     observed_s: int = 0
     lost_records: int = 0
     other: int = 0
     day_s: Mapping[int, int] = {}
     until_s: int = 0
+    twice: str = ""  # why minutes are recorded more than once
 
 
 class Caller(NamedTuple):

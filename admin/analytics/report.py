@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import reduce
-from itertools import groupby, pairwise
+from itertools import groupby
 from math import inf
 from operator import and_, itemgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -30,6 +30,7 @@ from admin.analytics.tables import ALL_DAYS, RESOURCE_KEY, WHO_KEY, Days, Store,
 from admin.analytics.words import DAY_S, HOUR_S, MINUTE_S, WEEK_S
 from admin.common.errors import StartError
 from admin.common.recommendations import ACTIONS, TO_DO
+from admin.common.tables import printable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,10 +40,20 @@ Row = dict[str, Any]
 _MAX_ROWS: Final = 20  # floods, culprits, fleets, new names, and resources of the week
 _MAX_SOURCES: Final = 50  # sidecars, in all and of one flood or fleet, and files set aside
 _MAX_CURVES: Final = 6
+_MAX_CALLERS: Final = 3
 _MAX_POINTS: Final = 1000
 _MAX_CHANGES: Final = 30
 _MAX_RECOMMENDED: Final = 100
 _STEPS_S: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400)
+_TWICE_S: Final = 600  # a run that takes over may record this many seconds beside the one before
+_TOGETHER: Final = (
+    "Two processes wrote as {} at the same time, or its clock was set back between two runs,"
+    " so no limit of it is changed by default: give each process its own [rejection_log] instance"
+)
+_SET_BACK: Final = (
+    "The clock of {} was set back, so minutes count twice and no limit of it is changed by default:"
+    " leave that time out with --since or --until"
+)
 _OF_SIDECARS: Final = ("other", "bypassed_requests", "limiting_off_minutes")
 _REACHED: Final = " + ".join(f"{outcome}_messages" for outcome in rollup.REACHED)
 _REFUSED: Final = "refused_messages + dropped_messages"
@@ -211,10 +222,9 @@ def sidecars_of(coverage: "DataFrame") -> tuple[dict[str, Known], list[Row]]:
     runs = (
         coverage.groupBy("instance", "run", "dt")
         .agg(
-            F.min("first_minute_s").alias("first_s"),
-            F.max("last_minute_s").alias("last_s"),
             F.min("hour_s").alias("hour_s"),
-            F.max("hour_s").alias("last_hour_s"),
+            F.expr("coalesce(min(first_minute_s), min(hour_s)) AS first_s"),
+            F.expr(f"coalesce(max(last_minute_s) + {MINUTE_S}, max(hour_s)) AS last_s"),
             *(F.sum(name).alias(name) for name in ("minutes", "seconds", "records", *_OF_SIDECARS)),
             *(F.max(name).alias(name) for name in ("lost_records", "last_n", "newest_s", "version")),
             F.min("first_n").alias("first_n"),
@@ -232,7 +242,8 @@ def sidecars_of(coverage: "DataFrame") -> tuple[dict[str, Known], list[Row]]:
 
 
 def _sidecar(name: str, rows: Sequence[Row]) -> tuple[Known, Row]:
-    lost = missing = 0
+    lost = missing = shared = 0
+    twice = ""
     spans = []
     day_s: Counter[int] = Counter()
     for row in rows:
@@ -241,18 +252,23 @@ def _sidecar(name: str, rows: Sequence[Row]) -> tuple[Known, Row]:
         run = list(of_run)
         numbers = max(row["last_n"] for row in run) - min(row["first_n"] for row in run) + 1
         lost += max(0, *(row["lost_records"] for row in run), numbers - sum(row["records"] for row in run))
-        first_s = min((row["first_s"] for row in run if row["first_s"] is not None), default=run[0]["hour_s"])
-        last_s = max(
-            (row["last_s"] + MINUTE_S for row in run if row["last_s"] is not None), default=run[-1]["last_hour_s"]
-        )
+        first_s, last_s = min(row["first_s"] for row in run), max(row["last_s"] for row in run)
         minutes = sum(row["minutes"] for row in run)
-        spans.append((first_s, last_s))
+        if sum(row["seconds"] for row in run) > minutes * MINUTE_S + _TWICE_S:
+            twice = _SET_BACK
+        spans.append((first_s, last_s, minutes))
         # The run went on, so its heartbeats are missing.
         missing += (last_s - first_s) // MINUTE_S - minutes
-    spans.sort()
-    from_s, until_s = spans[0][0], max(last_s for _, last_s in spans)
-    # Two runs have a minute in common where one ends and the next begins in it.
-    shared = sum(MINUTE_S for (_, last_s), (first_s, _) in pairwise(spans) if first_s < last_s) // MINUTE_S
+    from_s, until_s = min(spans)[0], max(last_s for _, last_s, _ in spans)
+    end_s = from_s
+    for first_s, last_s in sorted((first_s, last_s) for first_s, last_s, minutes in spans if minutes):
+        # Two runs have a minute in common where one ends and the next begins in it.
+        both_s = max(0, min(end_s, last_s) - first_s)
+        shared += both_s // MINUTE_S
+        end_s = max(end_s, last_s)
+        if both_s > _TWICE_S:
+            twice = twice or _TOGETHER
+    twice = twice.format(printable(name))
     minutes = sum(row["minutes"] for row in rows) - shared
     sums = {each: sum(row[each] for row in rows) for each in _OF_SIDECARS}
     gap_minutes = max(0, (until_s - from_s) // MINUTE_S - minutes)
@@ -266,9 +282,11 @@ def _sidecar(name: str, rows: Sequence[Row]) -> tuple[Known, Row]:
         "gap_minutes": gap_minutes,
         "missing_minutes": min(missing, gap_minutes),
         "lost_records": lost,
+        "recorded_twice": twice,
         **sums,
     }
-    return Known(sum(day_s.values()), lost, sums["other"], day_s, until_s), row
+    observed_s = min(sum(day_s.values()), minutes * MINUTE_S)
+    return Known(observed_s, lost, sums["other"], day_s, until_s, twice), row
 
 
 # Storms and advice.
@@ -313,7 +331,7 @@ def results(
     resources, sums = _resources(frames.minutes, until_s, new_since_s)
     storms, counts = _storms(storm_rows)
     recommended, actions, offered, tried = _recommendations(recommendations, storms, options)
-    culprits, new_clients = _culprits(frames.refusals, new_since_s)
+    callers, culprits, new_clients = _culprits(frames.refusals, new_since_s)
     unknown = {
         name: sum(each[name] for each in coverage)
         for name in ("gap_minutes", "missing_minutes", "lost_records", *_OF_SIDECARS)
@@ -328,8 +346,10 @@ def results(
         "totals": totals,
         "coverage": coverage[:_MAX_SOURCES],
         "instance_count": len(coverage),
+        "recorded_twice": [each["recorded_twice"] for each in coverage if each["recorded_twice"]][:_MAX_SOURCES],
         "storms": storms,
         "storm_gap_s": options.storm_gap_s,
+        "callers": callers,
         "culprits": culprits,
         "curves": _curves(frames.minutes, resources["worst"]),
         "recommendations": recommended,
@@ -458,8 +478,8 @@ def _storms(storms: "DataFrame") -> tuple[list[Row], Row]:
 _OF_RANKING: Final = frozenset({"dt", "open", "rank", "all", "all_open", "at"})
 
 
-def _culprits(refusals: "DataFrame", new_since_s: int | None) -> tuple[list[Row], list[Row]]:
-    """Return who was refused most over the whole period, and who was refused for the first time lately."""
+def _culprits(refusals: "DataFrame", new_since_s: int | None) -> tuple[list[Row], list[Row], list[Row]]:
+    """Return who was refused most, in all and by resource, and who was refused for the first time lately."""
     key = (*RESOURCE_KEY, *WHO_KEY)
     refused = (
         refusals.where("verdict = 'refuse'")
@@ -470,11 +490,27 @@ def _culprits(refusals: "DataFrame", new_since_s: int | None) -> tuple[list[Row]
             "coalesce(try_divide(messages, of_all), 0D) AS share")
         .orderBy(F.desc("messages"), *key)
     )  # fmt: skip
-    culprits = [row.asDict() for row in refused.drop("since_s").limit(_MAX_ROWS).collect()]
+    who = tuple(name for name in WHO_KEY if name != "product")
+    callers = (
+        refused.groupBy(*who)
+        .agg(
+            F.sum("messages").alias("messages"),
+            F.count(F.lit(1)).alias("resources"),
+            F.max_by(F.struct(*RESOURCE_KEY), F.struct("messages", *RESOURCE_KEY)).alias("most"),
+        )
+        .withColumn("of_all", F.sum("messages").over(Window.partitionBy()))
+        .selectExpr(*who, "messages", "coalesce(try_divide(messages, of_all), 0D) AS share", "resources", "most.*")
+        .orderBy(F.desc("messages"), *who)
+    )
+    found = _rows(callers.limit(_MAX_CALLERS)), _rows(refused.drop("since_s").limit(_MAX_ROWS))
     if new_since_s is None:
-        return culprits, []
+        return *found, []
     new = refused.where(f"since_s >= {new_since_s}").select(*key, "since_s", "messages").limit(_MAX_ROWS)
-    return culprits, [row.asDict() for row in new.collect()]
+    return *found, _rows(new)
+
+
+def _rows(frame: "DataFrame") -> list[Row]:
+    return [row.asDict() for row in frame.collect()]
 
 
 def _recommendations(
@@ -552,7 +588,10 @@ def _fleets(frame: "DataFrame") -> list[Row]:
 
 
 def _curves(minutes: "DataFrame", worst: Sequence[Row]) -> list[Row]:
-    """Return what was asked for over time, each with its own step; steps without a request are left out."""
+    """Return the demand over time, each with its own step, in what the limit counted at the time.
+
+    Steps without a request are left out. Messages are taken to be refused as often as requests.
+    """
     if not worst:
         return []
     steps = [_step_s(each["last_s"] - each["first_s"]) for each in worst]
@@ -569,17 +608,20 @@ def _curves(minutes: "DataFrame", worst: Sequence[Row]) -> list[Row]:
             "would": F.expr("IF(size(second_shadowed) = 0, transform(second, s -> 0L), second_shadowed)"),
         })
         .where("step_s IS NOT NULL")
-        .selectExpr(*RESOURCE_KEY, "step_s", "minute_s", "rate_per_s",
-            "inline(arrays_zip(second, second_admitted, second_refused, would))")
+        .selectExpr(*RESOURCE_KEY, "step_s", "minute_s", "rate_per_s", "count",
+            "inline(arrays_zip(second, second_admitted, second_refused, second_requests, would))")
+        .withColumn("asked", F.expr("second_admitted + second_refused"))
+        .withColumn("part", F.expr("IF(count = 'requests', second_requests / greatest(1L, asked), 1D)"))
     )  # fmt: skip
     sums = {"admitted": "second_admitted", "refused": "second_refused", "shadowed": "would"}
     rows = (
         seconds.withColumn("at_s", F.expr("minute_s + second - (minute_s + second) % step_s"))
         .groupBy(*RESOURCE_KEY, "step_s", "at_s")
         .agg(
-            *(F.expr(f"sum({each}) / step_s AS {name}_per_s") for name, each in sums.items()),
-            F.expr("CAST(max(second_admitted + second_refused) AS DOUBLE) AS peak_per_s"),
+            *(F.expr(f"sum({each} * part) / step_s AS {name}_per_s") for name, each in sums.items()),
+            F.expr("max(asked * part) AS peak_per_s"),
             F.expr("max_by(struct(rate_per_s), minute_s).rate_per_s AS limit_per_s"),
+            F.expr("max_by(count, minute_s) AS counted"),
         )
         .orderBy("at_s")
         .collect()
@@ -589,7 +631,8 @@ def _curves(minutes: "DataFrame", worst: Sequence[Row]) -> list[Row]:
         *key, _, at_s = row[:5]
         # Six digits that count: one message a day is not nothing.
         shown = {f"{name}_per_s": float(f"{row[f'{name}_per_s']:.6g}") for name in sums}
-        point = {"at_s": at_s, **shown, "peak_per_s": row["peak_per_s"], "limit_per_s": row["limit_per_s"]}
+        limit = {"limit_per_s": row["limit_per_s"], "count": row["counted"]}
+        point = {"at_s": at_s, **shown, "peak_per_s": row["peak_per_s"], **limit}
         points[tuple(key)].append(point)
     return [
         {**_named(each), "step_s": step_s, "points": points[tuple(_named(each).values())],
@@ -607,5 +650,4 @@ def _step_s(length_s: int) -> int:
 def _changes(changes: "DataFrame") -> list[Row]:
     """Return the latest changes of limits."""
     names = [name for name in tables.LIMIT_CHANGES.names if name not in {"run", "n", "dt"}]
-    rows = changes.orderBy(F.desc("at_s"), "instance", F.desc("n")).limit(_MAX_CHANGES).select(*names).collect()
-    return [row.asDict() for row in rows]
+    return _rows(changes.orderBy(F.desc("at_s"), "instance", F.desc("n")).limit(_MAX_CHANGES).select(*names))

@@ -41,7 +41,8 @@ def minutes(records: "DataFrame") -> "DataFrame":
     traffic = records.where("type = 'traffic'").selectExpr(
         *RESOURCE_KEY,
         "at_s - at_s % 60 AS minute_s",
-        "struct(n, run) AS number",
+        # A run that ends has larger numbers than the one after it.
+        "struct(coalesce(array_max(second), -1L), n, run) AS number",
         *amounts,
         "coalesce(identified, 0L) AS identified",
         "coalesce(busy_answers, 0L) AS busy_answers",
@@ -278,7 +279,7 @@ def coverage(lines: "DataFrame", records: "DataFrame") -> "DataFrame":
         records.where("type = 'heartbeat'")
         .groupBy("instance", "run", F.expr(hour), F.expr("at_s - at_s % 60").alias("minute_s"))
         .agg(
-            F.expr("least(sum(seconds), 60L) AS seconds"),
+            F.sum("seconds").alias("seconds"),
             F.expr("NOT bool_and(coalesce(limiting, true)) AS off"),
             F.expr("max(coalesce(connections, 0L)) AS connections"),
             F.expr("sum(aggregate(coalesce(map_values(bypassed_requests), array()), 0L, (sum, x) -> sum + x))"

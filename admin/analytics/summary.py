@@ -77,6 +77,7 @@ def unknowns(of: Row) -> Iterator[str]:
             yield f"{counted(count, one)} {text}"
     if assumed := sum(each["retries"] == "assumed" for each in of["recommendations"]):
         yield f"How often refused clients tried again is assumed, not known, for {counted(assumed, 'limit')}."
+    yield from (f"{sentence}." for sentence in of["recorded_twice"])
     for each in of["clocks"]:
         how = "later" if each["ahead_s"] > 0 else "earlier"
         by = duration(abs(each["ahead_s"]))

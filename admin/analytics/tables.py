@@ -158,10 +158,11 @@ COVERAGE: Final = Table(
     " other BIGINT, lost_records BIGINT, records BIGINT, copies BIGINT, first_n BIGINT, last_n BIGINT,"
     " newest_s BIGINT, version STRING, dt DATE",
 )
-"""What is known of each run in each hour: minutes with a heartbeat and the seconds recorded in them. ``lost_records``
-is what the run had lost so far by its own count (the largest of a run is its sum). ``records`` are those that begin in
-the hour, each once, ``first_n`` to ``last_n`` their numbers: over a whole run, ``last_n - first_n + 1 - records`` are
-missing. ``copies`` were there once more. ``newest_s`` is the last second that any of them is of."""
+"""What is known of each run in each hour: minutes with a heartbeat and the seconds recorded in them, which are above 60
+a minute if the clock was set back. ``lost_records`` is what the run had lost so far by its own count (the largest of a
+run is its sum). ``records`` are those that begin in the hour, each once, ``first_n`` to ``last_n`` their numbers: over
+a whole run, ``last_n - first_n + 1 - records`` are missing. ``copies`` were there once more. ``newest_s`` is the last
+second that any of them is of."""
 BY_DAY: Final = (MINUTES, REFUSALS, STORMS, CULPRITS, LIMITS, LIMIT_CHANGES, COVERAGE)
 
 

@@ -41,7 +41,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
-    """Refusals of a limit of one rate: as a share of the demand without retries, and of all demand."""
+    """Refusals of a limit of one rate, as a share: without retries if it is above the present rate, and uncorrected."""
 
     rate_per_s: float
     refused_share: float
@@ -53,7 +53,7 @@ class Backtest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         current: the present limit over all demand, including retries.
-        recommended: the recommended limit over the demand without retries: a large enough limit causes none.
+        recommended: the recommended limit; if it is above the present one, over the demand without retries.
         recommended_uncorrected: the recommended limit over all demand.
         others_current: with ``fair_by``, refusals of all but the caller with the largest demand.
         others: their refusals with fair shares.

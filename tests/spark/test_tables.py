@@ -1,5 +1,6 @@
 """Logs whose truth is known: the report of the command, another engine, and what was written agree."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,13 +10,17 @@ import pytest
 from duck_tables import TABLES, DuckTables
 from log_truth import (
     AHEAD,
+    BATCH,
     EAST_1,
     EAST_2,
     FLOOD_PER_S,
+    LIMIT_PER_S,
     NASTY,
+    SET_BACK,
     SHARES,
     SKEW_S,
     STEADY,
+    TWICE,
     WEST_1,
     WEST_2,
 )
@@ -57,6 +62,8 @@ def test_a_table_is_what_another_engine_makes_of_the_same_files(
         "minutes WHERE len(second_shadowed) > 1",
         "minutes WHERE cardinality(languages) > 1",
         "minutes WHERE max_delay_s = 9.5",
+        # Of two runs, the second has the last second.
+        "minutes WHERE name = 'several' AND action = 'shadow'",
         "minutes WHERE fair_by IS NOT NULL",
         "storms WHERE shadow",
         "storms WHERE is_open",
@@ -102,9 +109,13 @@ def test_curves_add_up(case: "Case") -> None:
     assert len(case.results["curves"]) == 6
     for curve in case.results["curves"]:
         total = case.truth.totals[curve["instance"], curve["kind"], curve["name"]]
-        drawn = sum(point["refused_per_s"] * curve["step_s"] for point in curve["points"])
+        each = {"messages": 1, "requests": BATCH}
+        drawn = sum(point["refused_per_s"] * curve["step_s"] * each[point["count"]] for point in curve["points"])
         assert drawn == pytest.approx(curve["refused"], rel=1e-5)
         assert curve["refused"] == total["refused", 1] + total["dropped", 1]
+    (batches,) = (each for each in case.results["curves"] if each["name"] == "imports")
+    assert {point["count"] for point in batches["points"]} == {"requests"}
+    assert max(point["peak_per_s"] for point in batches["points"]) == (LIMIT_PER_S + 40) / BATCH
 
 
 def test_minutes_and_records_that_are_lost_are_counted(case: "Case") -> None:
@@ -144,12 +155,24 @@ def test_a_clock_that_is_hours_ahead_is_told(case: "Case") -> None:
     assert (found["instance"], found["ahead_s"]) == (AHEAD, pytest.approx(SKEW_S[AHEAD], abs=120))
 
 
+def test_sidecars_with_minutes_that_are_recorded_twice_are_told(case: "Case") -> None:
+    set_back, together = case.results["recorded_twice"]
+    assert set_back.startswith(f"The clock of {SET_BACK} was set back")
+    assert together.startswith(f"Two processes wrote as {TWICE} at the same time")
+
+
 def test_the_flood_is_told_first_with_the_shares_of_its_clients(case: "Case") -> None:
     storm = case.results["storms"][0]
     assert (storm["instance"], storm["name"], storm["messages"]) == (EAST_1, "orders", 300 * FLOOD_PER_S)
     assert [each["share"] for each in storm["clients"]] == pytest.approx([share / 100 for share in SHARES])
     assert (storm["peak_per_s"], storm["end_s"] - storm["start_s"]) == (FLOOD_PER_S, 300)
     assert {each["client"] for each in case.results["culprits"][:4]} == {f"10.1.0.{at}" for at in (1, 2, 3, 4)}
+    callers = Counter[str]()
+    for (_, shadow), refused in case.truth.refused.items():
+        for (_, client), messages in refused.items():
+            callers[client] += 0 if shadow else messages
+    assert [(each["client"], each["messages"]) for each in case.results["callers"]] == callers.most_common(3)
+    assert case.results["callers"][0]["share"] == pytest.approx(callers.most_common(1)[0][1] / callers.total())
 
 
 def test_advice_names_the_percentile_of_steady_topics(case: "Case") -> None:

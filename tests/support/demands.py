@@ -54,7 +54,9 @@ class Recorded:
     def limit(self) -> Limit:
         return self.limits[-1][1]
 
-    def demand(self, *, lost_records: int = 0, day_s: Mapping[int, int] | None = None) -> tuple[Demand, Minutes]:
+    def demand(
+        self, *, lost_records: int = 0, day_s: Mapping[int, int] | None = None, twice: str = ""
+    ) -> tuple[Demand, Minutes]:
         """Return what a report makes of it."""
         collector = Collector(("a", "topic", "orders"), self.attempts)
         batch = self.minutes()
@@ -63,7 +65,7 @@ class Recorded:
         if day_s is None:
             days = range(-(-self.seconds // DAY_S))
             day_s = {START_S // DAY_S + day: min(DAY_S, self.seconds - day * DAY_S) for day in days}
-        known = Known(self.seconds, lost_records, 0, day_s, START_S + self.seconds)
+        known = Known(self.seconds, lost_records, 0, day_s, START_S + self.seconds, twice)
         return collector.demand(known, self.storms()), collector.minutes
 
     def advice(self, options: Options = _OPTIONS, **known: Any) -> Advice:

@@ -56,8 +56,6 @@ _WHO: Final = 'client, "user", product, producer_group'
 _LIMIT: Final = (
     "rate_per_s", "burst_s", "break_s", "count", "bytes_per_s", "bytes_burst_s", "action", "fair_by", "max_delay_s"
 )  # fmt: skip
-_LAST_S: Final = """at_s + CASE type WHEN 'heartbeat' THEN greatest(seconds, 1) - 1
-    WHEN 'traffic' THEN coalesce(list_max(second), 0) ELSE 0 END"""
 _DAY: Final = "make_date(1970, 1, 1) + CAST({} // 86400 AS INTEGER) AS dt"
 _LAST_S: Final = (
     "at_s + CASE type WHEN 'traffic' THEN coalesce(list_max(second), 0)"
@@ -71,12 +69,13 @@ _AMOUNTS: Final = ", ".join(
 )
 _SECONDS: Final = (*_LISTS, "second_repeated", "second_shadowed")
 _MINUTES: Final = f"""
-WITH parts AS (SELECT *, at_s AS minute_s FROM records WHERE type = 'traffic'),
+WITH parts AS (SELECT *, at_s AS minute_s, coalesce(list_max(second), -1) AS last FROM records WHERE type = 'traffic'),
 refused AS (SELECT *, at_s - at_s % 60 AS minute_s FROM records WHERE type = 'rejection'),
 totals AS (SELECT {_MINUTE}, {_AMOUNTS}, sum(identified)::BIGINT AS identified,
     sum(busy_answers)::BIGINT AS busy_answers, max(clients) AS clients,
     bool_or(more_clients) OR count(DISTINCT run) > 1 AS more_clients,
-    {", ".join(f"arg_max_null({name}, (n, run)) AS {name}" for name in ("rule", *_LIMIT))} FROM parts GROUP BY ALL),
+    {", ".join(f"arg_max_null({name}, (last, n, run)) AS {name}" for name in ("rule", *_LIMIT))}
+    FROM parts GROUP BY ALL),
 spoken AS (SELECT {_MINUTE}, e.key AS language,
     {{'requests': sum(e.value[1])::BIGINT, 'refused': sum(e.value[2])::BIGINT}} AS its
     FROM (SELECT {_MINUTE}, unnest(map_entries(languages)) AS e FROM parts) GROUP BY ALL),
@@ -148,7 +147,7 @@ again AS (SELECT instance, run, at_s - at_s % 3600 AS hour_s, count(*) - count(D
     FROM lines WHERE good GROUP BY ALL),
 numbers AS (SELECT instance, run, hour_s, count(*) AS records, min(n) AS first_n, max(n) AS last_n,
     max({_LAST_S}) AS newest_s FROM hourly GROUP BY ALL),
-beats AS (SELECT instance, run, hour_s, at_s - at_s % 60 AS minute_s, least(sum(seconds), 60) AS seconds,
+beats AS (SELECT instance, run, hour_s, at_s - at_s % 60 AS minute_s, sum(seconds) AS seconds,
     bool_and(limiting) AS limiting, max(connections) AS connections, sum(other) AS other,
     sum(list_sum(map_values(bypassed_requests))) AS bypassed, max(lost_records) AS lost_records, max(version) AS version
     FROM hourly WHERE type = 'heartbeat' GROUP BY ALL),

@@ -22,6 +22,8 @@ EAST_2: Final = "east-2:10911"
 WEST_1: Final = "west-1:5672"
 WEST_2: Final = "west-2:5672"
 AHEAD: Final = "ahead:5672"
+TWICE: Final = "twice:5672"
+SET_BACK: Final = "back:5672"
 SKEW_S: Final = {WEST_2: 433, AHEAD: 3 * 3600}
 """By how much clocks are ahead."""
 NASTY: Final = (
@@ -34,6 +36,7 @@ SHARES: Final = (40, 20, 10, 10, 5, 5, 5, 5)
 """Percent of the flood, by client."""
 FLOOD_PER_S: Final = 520
 LIMIT_PER_S: Final = 100
+BATCH: Final = 2
 STEADY: Final = {"steady-0": (20, 90), "steady-1": (27, 120)}
 """Messages in most seconds, and in each 33rd: the 99th percentile."""
 _OUTCOMES: Final = ("admitted", "refused", "held", "shadowed", "bypassed", "exempt", "dropped")
@@ -153,6 +156,7 @@ class _Flood:
     shares: Mapping[str, int]
     shadow: bool = False
     user: str = ""
+    each: int = 1  # messages of a request; the limit of batches counts requests
 
 
 def _floods(instance: str) -> list[_Flood]:
@@ -168,7 +172,7 @@ def _floods(instance: str) -> list[_Flood]:
     return {
         EAST_1: [
             flood("orders", day[2] - 150, 300, eight),
-            flood("imports", SUMMER_ENDS_S - 100, 160),
+            flood("imports", SUMMER_ENDS_S - 100, 160, each=BATCH),
             flood("everywhere", day[4] + 60, 40),
         ],
         EAST_2: [
@@ -280,7 +284,8 @@ class _Sidecar:
                 asked = (LIMIT_PER_S + over, 0) if flood.shadow else (LIMIT_PER_S, over)
                 shadowed = {"shadowed": [over, over, over], "action": "shadow"} if flood.shadow else {}
                 its = {at_s - minute_s: asked for at_s in seconds}
-                self._run.traffic(minute_s, flood.name, its, rule="r", rate_per_s=LIMIT_PER_S, **shadowed)
+                how = {"each": flood.each, "count": "messages" if flood.each == 1 else "requests", **shadowed}
+                self._run.traffic(minute_s, flood.name, its, rule="r", rate_per_s=LIMIT_PER_S, **how)
         for each, (name, (low, high)) in enumerate(STEADY.items(), 1):
             its = {at: (low if (minute_s + at) % 33 else high, 0) for at in range(first, last)}
             more = {"exempt": [1, 2, 3], "bypassed": [4, 5, 6], "held": [7, 8, 9]}
@@ -415,7 +420,7 @@ def _edges(truth: Truth) -> list[bytes]:
     ):
         each.traffic(at_s, "several", {7: (30, 2), 8: (3, 4)} if each is run else {8: (50, 0), 9: (60, 0)}, **fields)
     other.traffic(at_s, "two runs", {1: (5, 0)})
-    run.traffic(at_s, "two runs", {3: (5, 0)})
+    run.traffic(at_s, "two runs", {3: (5, 0)}, **many)
     run.add("traffic", at_s, "no seconds", admitted=[1, 1, 1], dropped=[2, 3, 4])
     other.reject(at_s + 8, "several", 11, verdict="shadow", client="a")
     other.reject(at_s + 8, "several", 4, verdict="shadow", client="b")
@@ -428,4 +433,9 @@ def _edges(truth: Truth) -> list[bytes]:
     other.reject(at_s + 600 - 30, "still open")
     other.reject(at_s + 600 - 31, "just over")
     other.reject(at_s + 600, "at the end")
-    return [*run.lines, *other.lines]
+    # Two processes of one name at the same time, and a clock that is set back.
+    one, two, back = Run(TWICE, "one", truth), Run(TWICE, "two", truth), Run(SET_BACK, "back", truth)
+    for each in (one, two, back, back):
+        for minute in range(12):
+            each.beat(at_s + 60 * minute)
+    return [line for each in (run, other, one, two, back) for line in each.lines]

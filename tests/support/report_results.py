@@ -33,7 +33,7 @@ def point(at_s: int, admitted: float, refused: float, peak: float, limit: float 
     """Return a point of a curve."""
     return {
         "at_s": at_s, "admitted_per_s": admitted, "refused_per_s": refused, "shadowed_per_s": 0.0,
-        "peak_per_s": peak, "limit_per_s": limit,
+        "peak_per_s": peak, "limit_per_s": limit, "count": "messages",
     }  # fmt: skip
 
 
@@ -73,6 +73,14 @@ def culprit(name: str, client: str, messages: int, share: float, **fields: Any) 
         "producer_group": "nightly-import", "requests": messages, "messages": messages, "size_bytes": messages * 410,
         "share": share,
     } | fields  # fmt: skip
+
+
+def caller(name: str, client: str, messages: int, share: float, resources: int = 1) -> Row:
+    """Return a caller by the resource that refused most to it."""
+    return {
+        "instance": MAIN, "kind": "topic", "name": name, "client": client, "user": "",
+        "producer_group": "nightly-import", "messages": messages, "resources": resources, "share": share,
+    }  # fmt: skip
 
 
 def replay(refused_messages: int, refused_share: float) -> Row:
@@ -127,8 +135,8 @@ def inputs(**fields: Any) -> Row:
 def empty() -> Row:
     """Return the results of a log without records."""
     lists = (
-        "coverage", "clocks", "storms", "culprits", "curves", "recommendations", "tried", "fleets", "new_resources",
-        "new_clients", "limit_changes",
+        "coverage", "clocks", "recorded_twice", "storms", "callers", "culprits", "curves", "recommendations", "tried",
+        "fleets", "new_resources", "new_clients", "limit_changes",
     )  # fmt: skip
     return {name: [] for name in lists} | {
         "version": 2, "made_at": "2026-11-21T18:05:00Z", "out": "sluice-report", "tables": "sluice-report",
@@ -196,6 +204,11 @@ def results(**changes: Any) -> Row:
             storm(LONG, 20_000, 12, 4_301, instance=OTHER, is_open=True),
             storm("billing@orders", 900, 1, 17, kind="subscription"),
             storm("payments", 9_000, 1_800, 88_000, shadow=True),
+        ],
+        "callers": [
+            caller("orders", "10.20.0.7", 1_467_579, 0.67),
+            caller("orders", "10.20.0.8", 628_962, 0.29),
+            caller(HOSTILE, "2001:db8::17", 88_120, 0.04) | {"producer_group": HOSTILE},
         ],
         "culprits": [
             culprit("orders", "10.20.0.7", 1_467_579, 0.7),

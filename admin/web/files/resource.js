@@ -378,7 +378,7 @@ function Advice({ found, path, etag, again }) {
     return html`<p class="muted">${text}</p><${Report} of=${found} />`;
   }
   const { current, recommended, others_current: othersCurrent, others } = advised.backtest;
-  const apart = { lower: "lowers a limit far above all demand", raise: "raises a limit that was not near" };
+  const apart = { lower: "lowers a limit far above all demand", raise: "only an offer: see the reason" };
   const compared = (what, one, other) =>
     one && other && html`<p>${what} ${refusedOf(one)} would be refused now, and ${refusedOf(other)} then.</p>`;
   const change = html`<del>${limitOf(advised.count, advised.rate_per_s, advised.bytes_per_s)}</del>

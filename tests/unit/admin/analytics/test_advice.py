@@ -169,6 +169,29 @@ def test_a_limit_is_raised_to_the_demand_without_the_retries_that_are_assumed() 
     found = replace(recorded, languages={"JAVA": 1.0}, attempts={"JAVA": 3}).advice().recommendation
     assert (found.action, found.recommended_rate_per_s, found.retries) == ("raise", 200, "assumed")
     assert "(377/s with retries, assumed)" in found.evidence
+    # Other rates refuse what the replay of the present and of the recommended limit says.
+    shares, test = {each.rate_per_s: each.refused_share for each in found.what_if}, found.backtest
+    assert test.current is not None
+    assert test.recommended is not None
+    assert (shares[100], shares[200]) == (test.current.refused_share, test.recommended.refused_share)
+    assert shares[100] == pytest.approx(0.73, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "action", "only_with"),
+    [
+        ("a limit below the demand", "raise", "raise"), ("a limit far above the demand", "lower", "lower"),
+        ("a flood that lasts all week, with others", "raise", "raise"),
+    ],
+)  # fmt: skip
+def test_no_limit_of_a_sidecar_is_changed_by_default_if_its_minutes_count_twice(
+    name: str, action: str, only_with: str
+) -> None:
+    found = CASES[name].log().advice(twice="its clock was set back").recommendation
+    assert (found.action, found.only_with, found.confidence) == (action, only_with, "low")
+    assert found.evidence == "Its clock was set back."
+    assert "p99 of demand" in found.details
+    assert "clock" not in found.details
 
 
 def test_a_topic_without_demand_for_days_needs_nothing() -> None:

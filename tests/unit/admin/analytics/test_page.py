@@ -101,10 +101,22 @@ def test_one_flood_at_several_sidecars_is_one_row() -> None:
     ]
 
 
-def test_most_refused_callers_are_not_blamed_if_none_stands_out() -> None:
-    many = [made.culprit("orders", f"10.0.0.{at}", 90, 0.09) for at in range(9)]
-    page = render(made.results(culprits=many, totals=made.totals(refused=1_000)))
-    assert _answers(page)["Who flooded?"].startswith("No caller stands out. Most was refused to these:")
+def test_callers_are_judged_by_their_refusals_of_all_resources() -> None:
+    many = [made.caller("orders", f"10.0.0.{at}", 90, 0.09) for at in range(3)]
+    said = _answers(render(made.results(callers=many)))["Who flooded?"]
+    assert said.startswith("No caller stands out. Most was refused to these:")
+    one = made.caller("orders", "10.0.0.7", 900, 0.9, resources=20)
+    said = _answers(render(made.results(callers=[one])))["Who flooded?"]
+    assert "900 messages to orders on orders-eu-1 and 19 other resources refused (90% of all)" in said
+
+
+def test_a_chart_counts_what_the_limit_counts() -> None:
+    curve = made.curve("orders", 50.0)
+    assert "Messages per second, averaged over 1 min." in render(made.results(curves=[curve]))
+    curve["points"] = [each | {"count": "requests"} for each in curve["points"]]
+    page = render(made.results(curves=[curve]))
+    assert "Requests per second, as the limit counts, averaged over 1 min." in page
+    assert 'aria-label="Requests per second of orders on orders-eu-1, in steps of 1 min: ' in page
 
 
 def test_other_rates_are_on_demand() -> None:

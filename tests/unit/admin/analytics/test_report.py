@@ -1,10 +1,11 @@
 """Results and days that need no Spark."""
 
 from datetime import date
+from typing import Any
 
 import pytest
 
-from admin.analytics.report import _week
+from admin.analytics.report import _sidecar, _week
 from admin.analytics.tables import Days, day_of
 from admin.analytics.words import DAY_S, HOUR_S, WEEK_S
 
@@ -29,3 +30,37 @@ def test_both_weeks_are_of_whole_hours_and_as_long_as_each_other(more_s: int) ->
     assert week["before_from_s"] == week["from_s"] - WEEK_S
     assert _week([], until_s - 2 * WEEK_S + 1, until_s) is None
     assert _week([], until_s - DAY_S, until_s) is None
+
+
+def run(name: str, first: int, last: int, seconds: int | None = None) -> dict[str, Any]:
+    """Return what is known of a run that recorded whole minutes, of the first hour."""
+    minutes = last - first
+    return {
+        "run": name, "hour_s": 0, "first_s": 60 * first, "last_s": 60 * last, "minutes": minutes,
+        "seconds": 60 * minutes if seconds is None else seconds, "newest_s": 60 * last, "version": "1",
+        **dict.fromkeys(("records", "first_n", "last_n"), 1),
+        **dict.fromkeys(("lost_records", "other", "bypassed_requests", "limiting_off_minutes"), 0),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("runs", "minutes", "observed_s", "why"),
+    [
+        ([run("a", 0, 30), run("b", 30, 60)], 60, 3600, ""),
+        # A minute in which one was killed and the next one began, and a take-over that took long.
+        ([run("a", 0, 30, 1780), run("b", 29, 60, 1840)], 60, 3600, ""),
+        ([run("a", 0, 35), run("b", 25, 60)], 60, 3600, ""),
+        ([run("a", 0, 60), run("b", 20, 40)], 60, 3600, "Two processes wrote as x"),
+        ([run("a", 0, 40), run("b", 0, 1), run("c", 29, 60)], 60, 3600, "Two processes wrote as x"),
+        ([run("a", 0, 60, 3600 + 601)], 60, 3600, "The clock of x"),
+        # No heartbeat of it arrived.
+        ([run("a", 0, 60), run("b", 0, 0)], 60, 3600, ""),
+    ],
+)
+def test_minutes_that_are_recorded_twice_count_once_and_say_why(
+    runs: list[dict[str, Any]], minutes: int, observed_s: int, why: str
+) -> None:
+    known, row = _sidecar("x", runs)
+    assert (row["minutes"], row["gap_minutes"], known.observed_s) == (minutes, 0, observed_s)
+    assert known.twice == row["recorded_twice"]
+    assert known.twice.partition(" at the same time")[0].partition(" was set")[0] == why

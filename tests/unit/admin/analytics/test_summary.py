@@ -91,7 +91,8 @@ def test_lede_is_plain_english() -> None:
 
 def test_clocks_that_seem_to_be_off_are_named() -> None:
     clocks = [{"instance": name, "ahead_s": ahead_s} for name, ahead_s in {"b": 7200, "d": -3600}.items()]
-    assert list(unknowns(made.empty() | {"clocks": clocks})) == [
+    assert list(unknowns(made.empty() | {"clocks": clocks, "recorded_twice": ["The clock of a was set back"]})) == [
+        "The clock of a was set back.",
         "The records of b are 2 h later than the times of their files: its clock may be off.",
         "The records of d are 1 h earlier than the times of their files: its clock may be off.",
     ]
