@@ -182,5 +182,7 @@ def test_on_paper_it_is_light_and_nothing_is_cut_off(open_report: OpenReport) ->
     page.wait_for_selector(_DRAWN.format(theme="light"), state="attached")
     assert all(one != other for one, other in zip(dark, _pictures(page), strict=True))
     page.set_viewport_size({"width": 720, "height": 1000})
+    # Charts get their new size with the next frame.
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
     assert page.evaluate("document.documentElement.scrollWidth") <= 720
     assert page.pdf().startswith(b"%PDF")
