@@ -75,14 +75,6 @@ def culprit(name: str, client: str, messages: int, share: float, **fields: Any) 
     } | fields  # fmt: skip
 
 
-def caller(name: str, client: str, messages: int, share: float, resources: int = 1) -> Row:
-    """Return a caller by the resource that refused most to it."""
-    return {
-        "instance": MAIN, "kind": "topic", "name": name, "client": client, "user": "",
-        "producer_group": "nightly-import", "messages": messages, "resources": resources, "share": share,
-    }  # fmt: skip
-
-
 def replay(refused_messages: int, refused_share: float) -> Row:
     """Return what a limit refused in a replay."""
     return {"refused_messages": refused_messages, "refused_share": refused_share}
@@ -206,9 +198,8 @@ def results(**changes: Any) -> Row:
             storm("payments", 9_000, 1_800, 88_000, shadow=True),
         ],
         "callers": [
-            caller("orders", "10.20.0.7", 1_467_579, 0.67),
-            caller("orders", "10.20.0.8", 628_962, 0.29),
-            caller(HOSTILE, "2001:db8::17", 88_120, 0.04) | {"producer_group": HOSTILE},
+            culprit("orders", "10.20.0.7", 1_467_579, 0.67, resources=1),
+            culprit(HOSTILE, "2001:db8::17", 88_120, 0.04, resources=1, producer_group=HOSTILE),
         ],
         "culprits": [
             culprit("orders", "10.20.0.7", 1_467_579, 0.7),
