@@ -1,188 +1,137 @@
-"""From files of the rejection log to records: each line parsed and checked by Spark, each record once.
+"""From files of the rejection log to records: ``admin.rejection_log.records`` says what a line must be.
 
-Columns and checks are made from ``admin.rejection_log.records``, which defines the format.
+Lines are decoded by the types that the log is written with. What is no record is set aside with the reason.
 """
 
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import chain
+from operator import add
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+import numpy as np
 import pyarrow as pa
-from msgspec import inspect
+from msgspec import inspect, structs
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from admin.analytics.inputs import Found
-from admin.analytics.tables import SECONDS, sql_type
-from admin.analytics.words import HOUR_S
+from admin.analytics.tables import ARROW, sql_type
+from admin.analytics.words import HOUR_S, MINUTE_S
 from admin.common.numbers import LATEST_S
-from admin.rejection_log.records import VERSION, AnyRecord
+from admin.rejection_log.records import VERSION, AnyRecord, HeartbeatRecord, Record, TrafficRecord
+from limiter.counting.rejections import Amount
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_TYPES: Final = {
-    info.cls.__struct_config__.tag: info
-    for info in map(inspect.type_info, AnyRecord.__args__)
-    if isinstance(info, inspect.StructType)
-}
+_Rows = Iterator[pa.RecordBatch]
+_Parse = Callable[[Iterable[bytes], Callable[[int], str]], _Rows]  # lines, and of which file each is
+_TAGS: Final[dict[type[Record], str]] = {type_: type_.__struct_config__.tag for type_ in AnyRecord.__args__}
+_OLDEST_S: Final = 1_577_836_800  # 2020: there was no Sluice before
 _PACKED_BYTES: Final = 64 << 10  # read at a time: what follows a member of a packed file is copied
 _UNPACKED_BYTES: Final = 4 << 20
 
-
-def _bounds(name: str, info: inspect.Type) -> Iterator[tuple[str, str, str]]:
-    """Yield what is bounded in a field, how, and by what."""
-    match info:
-        case inspect.UnionType():
-            yield from _bounds(name, info.types[0])
-        case inspect.IntType() | inspect.FloatType():
-            yield from ((name, sign, bound) for sign, bound in _signs(info))
-        case inspect.LiteralType():
-            yield name, "IN", f"({', '.join(map(repr, info.values))})"
-        case inspect.VarTupleType(item_type=inspect.IntType() as item):
-            yield f"size({name})", "<=", str(info.max_length)
-            yield from _items(name, item)
-        case inspect.DictType(value_type=inspect.IntType() as value):
-            yield from _items(f"map_values({name})", value)
-        case inspect.DictType(value_type=inspect.TupleType(item_types=(value, *_))):
-            yield from _items(f"flatten(map_values({name}))", value)
-        case inspect.StructType(fields=fields):
-            yield f"size({name})", "<=", str(len(fields))
-            yield from _items(name, fields[0].type)
+_Columns = dict[str, Any]  # name to Spark's type, or for a struct to its columns
+_OF_ALL: Final = {"instance": "STRING", "run": "STRING", "n": "BIGINT", "at_s": "BIGINT", "last_s": "BIGINT"}
 
 
-def _items(name: str, info: inspect.Type) -> Iterator[tuple[str, str, str]]:
-    return ((f"array_{'min' if sign == '>=' else 'max'}({name})", sign, bound) for sign, bound in _signs(info))
+def _own(type_: type[Record]) -> _Columns:
+    fields = structs.fields(type_)[len(Record.__struct_fields__) :]
+    return {each.name: sql_type(inspect.type_info(each.type)) for each in fields}
 
 
-def _signs(info: Any) -> Iterator[tuple[str, str]]:
-    """Yield the bounds of a number that its type in Spark does not have itself."""
-    for sign, bound in ((">=", info.ge), ("<=", info.le), ("<", info.lt)):
-        if bound is not None and bound < 2**63 - 1:
-            yield sign, str(bound)
+RECORD: Final[_Columns] = _OF_ALL | {tag: _own(type_) for type_, tag in _TAGS.items()}
+"""What all records have, with the last second that each is of, and a struct for each type."""
+_LINES: Final[_Columns] = {**RECORD, "file": "STRING", "why": "STRING", "example": "STRING", "is_file": "BOOLEAN"}
+_HOURS: Final[_Columns] = {"file": "STRING", "hour_s": "BIGINT"}
 
 
-_SAME_SECONDS: Final = (
-    *(f"coalesce(size({name}), 0) = coalesce(size(second), 0)" for name in SECONDS[:-1]),
-    "coalesce(size(second_repeated), 0) IN (0, coalesce(size(second), 0))",
-    "(type != 'traffic' OR at_s % 60 = 0)",
-)
-_LISTS: Final = ", ".join(f"coalesce({name}, array())" for name in ("second", *SECONDS))
-# Hardly any line has a null at all.
-_NO_NULLS: Final = f"""(NOT contains(value, 'null') OR NOT exists(concat({_LISTS},
-    coalesce(flatten(map_values(languages)), IF(languages IS NULL, array(), array(NULL)))), x -> x IS NULL))"""
-FIELDS: Final[dict[str, str]] = {
-    "type": "STRING",
-    **{field.name: sql_type(field.type) for info in _TYPES.values() for field in info.fields},
-}  # of records, with Spark's types
+def read(session: "SparkSession", found: Found, *, here: bool) -> "DataFrame":
+    """Return lines: the columns of ``RECORD``, and of what is none its ``file``, ``why`` and an ``example``.
 
-
-def _complete() -> str:
-    required = {tag: {field.name for field in info.fields if field.required} for tag, info in _TYPES.items()}
-    of_all = set.intersection(*required.values())
-    cases = (f"WHEN '{tag}' THEN {_are_there(names - of_all)}" for tag, names in required.items())
-    return f"{_are_there(of_all)} AND CASE type {' '.join(cases)} END"
-
-
-def _are_there(names: Iterable[str]) -> str:
-    return " AND ".join(f"`{name}` IS NOT NULL" for name in sorted(names)) or "true"
-
-
-def _in_range() -> str:
-    """Return one condition for all types: what a type has no field for is not there, and right.
-
-    Bounds that are the same are checked together, which Spark compiles in a fraction of the time.
+    With ``here``, this process reads the files; otherwise Spark does.
     """
-    same: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
-    for tag, info in _TYPES.items():
-        for field in info.fields:
-            others = (of.type for each in _TYPES.values() for of in each.fields if of.name == field.name)
-            differs = any(other != field.type for other in others)
-            for what, sign, bound in _bounds(f"`{field.name}`", field.type):
-                only = f"type != '{tag}' OR " if differs and sign == "IN" else ""
-                if what not in (of := same[only, sign, bound]):
-                    of.append(what)
-    conditions = [*_SAME_SECONDS, _NO_NULLS]
-    for (only, sign, bound), found in same.items():
-        all_of = {">=": "least", "<=": "greatest", "<": "greatest"}.get(sign)
-        together = [f"{all_of}({', '.join(found)})"] if all_of and len(found) > 1 else found
-        conditions += [f"({only}coalesce({each} {sign} {bound}, true))" for each in together]
-    return " AND ".join(conditions)
+    return _scan(session, found, _parsed, _LINES, here=here)
 
 
-# Two objects in one line are not one: a brace that is followed by another and a key is in no text, whose quotes are
-# escaped. Patterns are slow, so they are only for lines that are not as Sluice writes them, or have a second brace.
-_WHY: Final = rf"""CASE
-WHEN damage IS NOT NULL THEN damage
-WHEN NOT is_valid_utf8(value) THEN 'not UTF-8'
-WHEN bad IS NOT NULL
-    OR NOT (startswith(value, '{{') AND endswith(value, '}}') OR value RLIKE r'^\s*\{{(?s:.*)\}}\s*$')
-    OR (locate('{{', value, 2) > 0 AND value RLIKE r'\}}\s*\{{\s*"\w+"\s*:')
-    THEN 'not one JSON object with fields of the right types'
-WHEN v IS NULL OR v NOT BETWEEN 1 AND 99 THEN 'no schema version'
-WHEN v != {VERSION} THEN concat('schema version ', v)
-WHEN type IS NULL OR type NOT IN ({", ".join(map(repr, _TYPES))}) THEN 'unknown type of record'
-WHEN NOT ({_complete()}) THEN 'a field is missing'
-WHEN NOT ({_in_range()}) THEN 'a value is out of range'
-END"""
+def hours_of(session: "SparkSession", found: Found, *, here: bool) -> "DataFrame":
+    """Return each ``file``, and the beginnings of the ``hours`` that its records are of."""
+    hours = _scan(session, found, _hours, _HOURS, here=here)
+    return hours.groupBy("file").agg(F.collect_set("hour_s").alias("hours"))
 
 
-def read(session: "SparkSession", found: Found) -> "DataFrame":
-    """Return lines: the fields of records, and of what is none its ``file``, ``why`` and an ``example``."""
-    schema = ", ".join(f"`{name}` {type_}" for name, type_ in (*FIELDS.items(), ("bad", "STRING")))
-    parsed = F.from_json("value", schema, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "bad"})
-    return (
-        _lines(session, found)
-        .where(r"damage IS NOT NULL OR startswith(value, '{') OR value RLIKE r'\S'")
-        # A generator parses each line once; otherwise it may be parsed for each field.
-        .select("value", "file", "damage", F.inline_outer(F.array(parsed)))
-        .withColumn("why", F.expr(_WHY))
-        .select(
-            F.expr("IF(why IS NULL, NULL, file) AS file"),
-            "why",
-            F.expr("IF(why IS NULL, NULL, left(make_valid_utf8(value), 200)) AS example"),
-            F.expr("damage IS NOT NULL AS is_file"),
-            *FIELDS,
-        )
-    )
-
-
-def _lines(session: "SparkSession", found: Found) -> "DataFrame":
-    """Return lines as ``value``, the ``file`` of each, and ``damage`` where a packed file could not be read on."""
+def _scan(session: "SparkSession", found: Found, parse: _Parse, columns: _Columns, *, here: bool) -> "DataFrame":
+    ddl = _ddl(columns)
+    if here:
+        batches = [batch for file in found.files for batch in _of_file(file.path, parse)]
+        return session.createDataFrame(pa.Table.from_batches(batches, _schema(columns)), ddl)
     frames = []
     if any(not file.path.endswith(".gz") for file in found.files):
-        lines = session.read.option("ignoreMissingFiles", "true").text(found.spark_paths(packed=False))
-        frames.append(lines.selectExpr("value", "_metadata.file_path AS file", "CAST(NULL AS STRING) AS damage"))
+        reader = session.read.option("ignoreMissingFiles", "true").option("lineSep", "\n")
+        lines = reader.text(found.spark_paths(packed=False))
+        frames.append(
+            lines.selectExpr("CAST(value AS BINARY)", "_metadata.file_path").mapInArrow(_of_lines(parse), ddl)
+        )
     if any(file.path.endswith(".gz") for file in found.files):
-        reader = session.read.format("binaryFile").option("ignoreMissingFiles", "true")
-        packed = reader.load(found.spark_paths(packed=True)).selectExpr("content", "_metadata.file_path AS file")
-        unpacked = packed.mapInArrow(_unpack, "value BINARY, file STRING, damage STRING")
-        frames.append(unpacked.selectExpr("CAST(value AS STRING) AS value", "file", "damage"))
+        packed = session.read.format("binaryFile").option("ignoreMissingFiles", "true")
+        contents = packed.load(found.spark_paths(packed=True)).selectExpr("content", "_metadata.file_path")
+        frames.append(contents.mapInArrow(_of_packed(parse), ddl))
     return frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
 
 
-def _unpack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        for content, file in zip(batch.column(0), batch.column(1).to_pylist(), strict=True):
-            begun: list[bytes] = []
-            damage = None
-            try:
-                for piece in _pieces(memoryview(content.as_buffer())):
-                    first, *lines = piece.split(b"\n")
-                    begun.append(first)
-                    if lines:
-                        yield _rows([b"".join(begun), *lines[:-1]], file)
-                        begun = lines[-1:]
-            except (zlib.error, EOFError):
-                damage = "is damaged or ends in the middle; what follows was not read"
-            yield _rows([b"".join(begun)], file, damage)
+def _of_file(path: str, parse: _Parse) -> _Rows:
+    with suppress(FileNotFoundError):
+        content = Path(path).read_bytes()
+        address = Path(path).absolute().as_uri()
+        if path.endswith(".gz"):
+            yield from _unpacked(memoryview(content), address, parse)
+        else:
+            yield from parse(content.split(b"\n"), lambda _: address)
 
 
-def _rows(lines: Sequence[bytes], file: str, damage: str | None = None) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(
-        [pa.array(lines, pa.binary()), pa.repeat(file, len(lines)), pa.array([damage] * len(lines), pa.string())],
-        ["value", "file", "damage"],
-    )
+def _of_lines(parse: _Parse) -> Callable[[Iterator[pa.RecordBatch]], _Rows]:
+    def run(batches: Iterator[pa.RecordBatch]) -> _Rows:
+        for batch in batches:
+            lines, files = batch.columns
+            yield from parse(lines.to_pylist(), partial(_file_at, files))
+
+    return run
+
+
+def _file_at(files: pa.Array, at: int) -> str:
+    return files[at].as_py()  # type: ignore[no-any-return]
+
+
+def _of_packed(parse: _Parse) -> Callable[[Iterator[pa.RecordBatch]], _Rows]:
+    def run(batches: Iterator[pa.RecordBatch]) -> _Rows:
+        for batch in batches:
+            for content, file in zip(*batch.columns, strict=True):
+                yield from _unpacked(memoryview(content.as_buffer()), file.as_py(), parse)
+
+    return run
+
+
+def _unpacked(content: memoryview, file: str, parse: _Parse) -> _Rows:
+    begun: list[bytes] = []
+    try:
+        for piece in _pieces(content):
+            first, *lines = piece.split(b"\n")
+            begun.append(first)
+            if lines:
+                yield from parse([b"".join(begun), *lines[:-1]], lambda _: file)
+                begun = lines[-1:]
+        yield from parse([b"".join(begun)], lambda _: file)
+    except (zlib.error, EOFError):
+        if parse is _parsed:
+            yield _batch({"file": [file], "why": [_DAMAGED], "is_file": [True]}, _LINES)
+
+
+_DAMAGED: Final = "is damaged or ends in the middle; what follows was not read"
 
 
 def _pieces(packed: memoryview) -> Iterator[bytes]:
@@ -209,8 +158,142 @@ def _pieces(packed: memoryview) -> Iterator[bytes]:
         reader = None if reader.eof else reader
 
 
-def hours_of(session: "SparkSession", found: Found) -> "DataFrame":
-    """Return each ``file``, and the beginnings of the ``hours`` that its records are of."""
-    at_s = F.expr("try_cast(get_json_object(value, '$.at_s') AS BIGINT)")
-    hours = _lines(session, found).select("file", (at_s - at_s % HOUR_S).alias("hour_s"))
-    return hours.where(F.col("hour_s").between(0, LATEST_S)).groupBy("file").agg(F.collect_set("hour_s").alias("hours"))
+# Lines.
+
+
+class _Head(msgspec.Struct):
+    v: int | None = None
+    type: str | None = None
+    at_s: int = 0
+
+
+_record: Final = msgspec.json.Decoder(AnyRecord).decode
+_head: Final = msgspec.json.Decoder(_Head).decode
+_NO_RECORD: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+def _parsed(lines: Iterable[bytes], file_of: Callable[[int], str]) -> _Rows:
+    records: defaultdict[type[Any], list[Any]] = defaultdict(list)
+    aside = []
+    for at, line in enumerate(lines):
+        try:
+            record = _record(line)
+        except _NO_RECORD as error:
+            why = _reason(line, error)
+        else:
+            why = _oddness(record)
+            if not why:
+                records[type(record)].append(record)
+        if why:
+            aside.append((file_of(at), why, line[:1000].decode(errors="replace")[:200]))
+    for type_, its in records.items():
+        yield _batch(_values(type_, its), _LINES)
+    if aside:
+        columns = dict(zip(("file", "why", "example"), zip(*aside, strict=True), strict=True))
+        yield _batch(columns | {"is_file": [False] * len(aside)}, _LINES)
+
+
+def _oddness(record: AnyRecord) -> str:
+    """Return what is wrong with a record beyond its types."""
+    if record.v != VERSION:
+        return f"schema version {record.v}" if 1 <= record.v <= _MOST_VERSIONS else "no schema version"
+    if record.at_s < _OLDEST_S:
+        return "its time is before 2020, as of a clock that was not set"
+    if isinstance(record, TrafficRecord):
+        count = len(record.second)
+        is_whole = (
+            len(record.second_admitted) == len(record.second_refused) == count
+            and len(record.second_requests) == len(record.second_bytes) == count
+            and len(record.second_repeated) in {0, count}
+        )
+        if not is_whole or record.at_s % MINUTE_S:
+            return _OUT_OF_RANGE
+    return ""
+
+
+_MOST_VERSIONS: Final = 99  # each would be a reason of its own
+_OUT_OF_RANGE: Final = "a value is out of range"
+_NO_OBJECT: Final = "not one JSON object with fields of the right types"
+
+
+def _reason(line: bytes, error: Exception) -> str:
+    """Return why a line is no record; nothing if it is blank."""
+    if not line.strip():
+        return ""
+    try:
+        line.decode()
+        head = _head(line)
+    except UnicodeDecodeError:
+        return "not UTF-8"
+    except _NO_RECORD:
+        return _NO_OBJECT
+    if head.v != VERSION:
+        return f"schema version {head.v}" if head.v and 1 <= head.v <= _MOST_VERSIONS else "no schema version"
+    if head.type not in _TAGS.values():
+        return "unknown type of record"
+    if "missing required field" in str(error):
+        return "a field is missing"
+    return _NO_OBJECT if ", got `" in str(error) else _OUT_OF_RANGE
+
+
+def _hours(lines: Iterable[bytes], file_of: Callable[[int], str]) -> _Rows:
+    hours = set()
+    for at, line in enumerate(lines):
+        with suppress(*_NO_RECORD):
+            at_s = _head(line).at_s
+            if _OLDEST_S <= at_s <= LATEST_S:
+                hours.add((file_of(at), at_s - at_s % HOUR_S))
+    if hours:
+        yield _batch(dict(zip(_HOURS, zip(*hours, strict=True), strict=True)), _HOURS)
+
+
+# Columns.
+
+
+def _values(type_: type[Record], records: Sequence[Any]) -> dict[str, Any]:
+    columns = dict(zip(type_.__struct_fields__, zip(*map(structs.astuple, records), strict=True), strict=True))
+    at_s, lasts = columns["at_s"], [0] * len(records)
+    if type_ is TrafficRecord:
+        lasts = [max(each, default=0) for each in columns["second"]]
+    elif type_ is HeartbeatRecord:
+        lasts = [max(0, each - 1) for each in columns["seconds"]]
+    return columns | {"last_s": list(map(add, at_s, lasts)), _TAGS[type_]: columns}
+
+
+def _ddl(columns: _Columns) -> str:
+    types = {name: type_ if isinstance(type_, str) else f"STRUCT<{_ddl(type_)}>" for name, type_ in columns.items()}
+    return ", ".join(f"`{name}` {type_}" for name, type_ in types.items())
+
+
+def _arrow(type_: str | _Columns) -> pa.DataType:
+    return ARROW[type_] if isinstance(type_, str) else pa.struct(_schema(type_))
+
+
+def _schema(columns: _Columns) -> pa.Schema:
+    return pa.schema([(name, _arrow(type_)) for name, type_ in columns.items()])
+
+
+def _batch(values: dict[str, Any], columns: _Columns) -> pa.RecordBatch:
+    """Return columns, with nulls where there are no values."""
+    count = len(next(iter(values.values())))
+    arrays = [
+        _column(values[name], type_) if name in values else pa.nulls(count, _arrow(type_))
+        for name, type_ in columns.items()
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=_schema(columns))
+
+
+def _column(values: Any, type_: str | _Columns) -> pa.Array:
+    if not isinstance(type_, str):
+        arrays = [_column(values[name], of) for name, of in type_.items()]
+        return pa.StructArray.from_arrays(arrays, fields=list(_schema(type_)))
+    arrow = ARROW[type_]
+    if pa.types.is_list(arrow):
+        if isinstance(values[0], Amount):
+            values = list(map(structs.astuple, values))
+        ends = np.zeros(len(values) + 1, np.int32)
+        np.cumsum(np.fromiter(map(len, values), np.int32, len(values)), out=ends[1:])
+        return pa.ListArray.from_arrays(ends, pa.array(list(chain.from_iterable(values)), arrow.value_type))
+    if pa.types.is_map(arrow):
+        values = [list(each.items()) for each in values]
+    return pa.array(values, arrow)

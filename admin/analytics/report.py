@@ -68,9 +68,14 @@ class Tools:
     step: Callable[[str], object]
     log_bytes: float = inf
 
+    @property
+    def reads_here(self) -> bool:
+        """A log is so small that starting workers would take longer than everything else."""
+        return self.log_bytes < TINY_BYTES
+
     def keep(self, frame: "DataFrame") -> "DataFrame":
         """Return rows that are not made twice: as they are while they have room, or as columns that may go to disk."""
-        return frame.localCheckpoint() if self.log_bytes < SMALL_BYTES else frame.persist()
+        return frame.localCheckpoint(eager=False) if self.log_bytes < SMALL_BYTES else frame.persist()
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,8 @@ def make_tables(
     """
     tools.step(f"reading {words.counted(len(found.files), 'file')}")
     in_period = _in_period(options, hours)
-    lines = tools.keep(log.read(tools.session, found).withColumn("wanted", F.expr(f"why IS NULL AND {in_period}")))
+    lines = log.read(tools.session, found, here=tools.reads_here)
+    lines = tools.keep(lines.withColumn("wanted", F.expr(f"why IS NULL AND {in_period}")))
     counts = lines.selectExpr(
         "count_if(wanted) AS wanted",
         "count_if(why IS NOT NULL AND NOT is_file) AS bad",
@@ -118,7 +124,7 @@ def make_tables(
     set_aside = [*aside, *skipped]
     if not counts["wanted"] and (hours is None or tools.store.read(tables.COVERAGE).isEmpty()):
         raise StartError(_why_nothing(counts["first_s"], counts["last_s"], found, set_aside))
-    records = lines.where("wanted").select(*log.FIELDS)
+    records = lines.where("wanted").select(*log.RECORD)
     tools.step(f"adding up {counts['wanted']:,} records")
     coverage = tools.keep(rollup.coverage(records, records))
     copies = coverage.selectExpr("coalesce(sum(copies), 0L)").collect()[0][0]
@@ -179,7 +185,7 @@ def _in_period(options: Options, hours: Iterable[int] | None) -> str:
 
 def hours_of(tools: Tools, found: Found) -> defaultdict[str, set[int]]:
     """Return the beginnings of the hours that each file has records of."""
-    rows = log.hours_of(tools.session, found).collect()
+    rows = log.hours_of(tools.session, found, here=tools.reads_here).collect()
     hours: defaultdict[str, set[int]] = defaultdict(set)
     for row in rows:
         hours[path_of(row["file"])].update(row["hours"])
@@ -305,7 +311,7 @@ def advise(
     tools.store.write(rollup.culprits(frames.refusals), tables.CULPRITS, days)
     tools.step("replaying demand against limits")
     given = (rows_of(frames.minutes, storms, frames.limits), sidecars, options)
-    if tools.log_bytes < TINY_BYTES:
+    if tools.reads_here:
         recommendations = advise_here(*given)
     else:
         recommendations = advise_each(*given, max(2, int(min(10_000, tools.log_bytes // TASK_BYTES))))

@@ -18,43 +18,39 @@ _WHATS: Final = ("requests", "messages", "bytes")
 _SUMS: Final = tuple(f"sum({name}) AS {name}" for name in _WHATS)
 REACHED: Final = ("admitted", "shadowed", "bypassed", "exempt")
 """Outcomes that went to the broker."""
-_LIMIT: Final = tuple(
-    name if default is None else f"coalesce({name}, {default}) AS {name}" for name, default in LIMIT_FIELDS.items()
-)
-_LAST_S: Final = """at_s + CASE type WHEN 'traffic' THEN coalesce(array_max(second), 0L)
-    WHEN 'heartbeat' THEN greatest(seconds, 1L) - 1 ELSE 0L END"""
 _DAY: Final = "date_add(DATE'1970-01-01', CAST({} DIV 86400 AS INT))"
 _TOP: Final = 10
 """So many clients, users and producer groups of a storm are named, and so many culprits of a resource and day."""
 
 
+def _of(type_: str, records: "DataFrame") -> "DataFrame":
+    return records.where(f"{type_} IS NOT NULL").select("instance", "run", "n", "at_s", f"{type_}.*")
+
+
 def minutes(records: "DataFrame") -> "DataFrame":
     """Add up traffic by resource and minute."""
     amounts = (
-        f"coalesce(get({outcome}, {place}), 0L) AS {outcome}_{what}"
+        f"{outcome}[{place}] AS {outcome}_{what}"
         for outcome in (*OUTCOMES, "repeated")
         for place, what in enumerate(_WHATS)
     )
-    # Of lists that are not there, nulls: seconds without a repeat need no list of zeros yet.
-    lists = (f"coalesce({name}, {_NONE}) AS {name}" for name in SECONDS[:-1])
     repeated = "IF(size(second_repeated) > 0, second_repeated, array_repeat(0L, size(second)))"
-    traffic = records.where("type = 'traffic'").selectExpr(
+    traffic = _of("traffic", records).selectExpr(
         *RESOURCE_KEY,
         "at_s - at_s % 60 AS minute_s",
         # A run that ends has larger numbers than the one after it.
         "struct(coalesce(array_max(second), -1L), n, run) AS number",
         *amounts,
-        "coalesce(identified, 0L) AS identified",
-        "coalesce(busy_answers, 0L) AS busy_answers",
+        "identified",
+        "busy_answers",
         "map_entries(languages) AS languages",
-        "coalesce(clients, 0L) AS clients",
-        "coalesce(more_clients, false) AS more_clients",
-        f"struct({', '.join(_LIMIT)}) AS its_limit",
-        f"struct(coalesce(second, {_NONE}) AS second, {', '.join(lists)}, coalesce({repeated}, {_NONE})"
-        " AS second_repeated) AS seconds",
+        "clients",
+        "more_clients",
+        f"struct({', '.join(LIMIT_FIELDS)}) AS its_limit",
+        f"struct(second, {', '.join(SECONDS[:-1])}, {repeated} AS second_repeated) AS seconds",
     )
     rejections = (
-        records.where("type = 'rejection'")
+        _of("rejection", records)
         .selectExpr(*RESOURCE_KEY, "at_s - at_s % 60 AS minute_s", "IF(verdict = 'shadow', at_s % 60, NULL) AS second",
             "messages", "wait_max_us")
         .groupBy(*RESOURCE_KEY, "minute_s", "second")
@@ -130,10 +126,9 @@ _LANGUAGES: Final = """map_from_entries(transform(array_sort(array_distinct(lang
 
 def refusals(records: "DataFrame") -> "DataFrame":
     """Add up rejections by resource, second, who it was, rule and verdict."""
-    who = (f"coalesce(`{name}`, '') AS `{name}`" for name in WHO_KEY)
     return (
-        records.where("type = 'rejection'")
-        .selectExpr(*RESOURCE_KEY, "at_s", *who, "rule", "verdict", *_WHATS, "coalesce(wait_max_us, 0L) AS wait_max_us")
+        _of("rejection", records)
+        .selectExpr(*RESOURCE_KEY, "at_s", *WHO_KEY, "rule", "verdict", *_WHATS, "wait_max_us")
         .groupBy(*RESOURCE_KEY, "at_s", *WHO_KEY, "rule", "verdict")
         .agg(*map(F.expr, _SUMS), F.max("wait_max_us").alias("wait_max_us"))
         .withColumn("dt", F.expr(_DAY.format("at_s")))
@@ -236,8 +231,10 @@ def culprits(refusals: "DataFrame") -> "DataFrame":
 def limits(records: "DataFrame") -> "DataFrame":
     """Return the rules as last recorded on a day."""
     return (
-        records.where("type = 'limit'")
-        .selectExpr(*RESOURCE_KEY, "at_s", "struct(at_s, n, run) AS number", *_LIMIT, f"{_DAY.format('at_s')} AS dt")
+        _of("limit", records)
+        .selectExpr(
+            *RESOURCE_KEY, "at_s", "struct(at_s, n, run) AS number", *LIMIT_FIELDS, f"{_DAY.format('at_s')} AS dt"
+        )
         .groupBy(*RESOURCE_KEY, "rule", "dt")
         .agg(
             F.expr(f"max_by(struct({', '.join(name for name in LIMIT_FIELDS if name != 'rule')}), number) AS its"),
@@ -249,9 +246,8 @@ def limits(records: "DataFrame") -> "DataFrame":
 
 def limit_changes(records: "DataFrame") -> "DataFrame":
     """Return the live changes of limits."""
-    texts = {"kind", "name", "by", "reason"}
-    return records.where("type = 'limit_change'").selectExpr(
-        *(f"coalesce(`{name}`, '') AS `{name}`" if name in texts else name for name in LIMIT_CHANGES.names[:-1]),
+    return _of("limit_change", records).selectExpr(
+        *(f"`{name}`" for name in LIMIT_CHANGES.names[:-1]),
         f"{_DAY.format('at_s')} AS dt",
     )
 
@@ -262,7 +258,7 @@ def coverage(lines: "DataFrame", records: "DataFrame") -> "DataFrame":
     hour = "at_s - at_s % 3600 AS hour_s"
     # Of 64 numbers in a row those that were there are the bits of one.
     numbers = (
-        lines.selectExpr("instance", "run", hour, "n", f"{_LAST_S} AS last_s")
+        lines.selectExpr("instance", "run", hour, "n", "last_s")
         .groupBy(*key, F.expr("n DIV 64"))
         .agg(
             F.expr("CAST(bit_count(bit_or(shiftleft(1L, CAST(n % 64 AS INT)))) AS BIGINT) AS records"),
@@ -276,16 +272,15 @@ def coverage(lines: "DataFrame", records: "DataFrame") -> "DataFrame":
             "records", "lines - records AS copies", "first_n", "last_n", "newest_s")
     )  # fmt: skip
     beats = (
-        records.where("type = 'heartbeat'")
+        _of("heartbeat", records)
         .groupBy("instance", "run", F.expr(hour), F.expr("at_s - at_s % 60").alias("minute_s"))
         .agg(
             F.sum("seconds").alias("seconds"),
-            F.expr("NOT bool_and(coalesce(limiting, true)) AS off"),
-            F.expr("max(coalesce(connections, 0L)) AS connections"),
-            F.expr("sum(aggregate(coalesce(map_values(bypassed_requests), array()), 0L, (sum, x) -> sum + x))"
-                " AS bypassed"),
-            F.expr("sum(coalesce(other, 0L)) AS other"),
-            F.expr("max(coalesce(lost_records, 0L)) AS lost"),
+            F.expr("NOT bool_and(limiting) AS off"),
+            F.expr("max(connections) AS connections"),
+            F.expr("sum(aggregate(map_values(bypassed_requests), 0L, (sum, x) -> sum + x)) AS bypassed"),
+            F.expr("sum(other) AS other"),
+            F.expr("max(lost_records) AS lost"),
             F.max("version").alias("version"),
         )
         .selectExpr(*key, "struct(minute_s, seconds, off, connections, bypassed, other, lost, version) AS beat",

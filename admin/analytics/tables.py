@@ -6,13 +6,14 @@ A run replaces the days of its period and leaves all others.
 """
 
 import shutil
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
 from msgspec import inspect, structs
 from pyspark.errors import AnalysisException
 from pyspark.sql import Observation
@@ -54,12 +55,17 @@ def sql_type(info: inspect.Type) -> str:
     return "STRING"
 
 
+ARROW: Final = {
+    "STRING": pa.string(),
+    "BIGINT": pa.int64(),
+    "DOUBLE": pa.float64(),
+    "BOOLEAN": pa.bool_(),
+    "ARRAY<BIGINT>": pa.list_(pa.int64()),
+    "MAP<STRING, BIGINT>": pa.map_(pa.string(), pa.int64()),
+    "MAP<STRING, ARRAY<BIGINT>>": pa.map_(pa.string(), pa.list_(pa.int64())),
+}  # types of Spark as Arrow has them
 _OF_LIMIT: Final = [field for field in structs.fields(LimitFields) if not field.required]
-LIMIT_FIELDS: Final[Mapping[str, str | None]] = {
-    each.name: None if each.default is None else f"{each.default!r}{'D' * isinstance(each.default, float)}"
-    for each in _OF_LIMIT
-}
-"""Of a limit, and what stands for a field that is left out."""
+LIMIT_FIELDS: Final = tuple(each.name for each in _OF_LIMIT)
 _LIMIT: Final = ", ".join(f"{each.name} {sql_type(inspect.type_info(each.type))}" for each in _OF_LIMIT)
 AMOUNTS: Final = tuple(
     f"{outcome}_{what}" for outcome in (*OUTCOMES, "repeated") for what in ("requests", "messages", "bytes")
