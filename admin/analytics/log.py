@@ -54,7 +54,7 @@ _HOURS: Final[_Columns] = {"file": "STRING", "hour_s": "BIGINT"}
 def read(session: "SparkSession", found: Found, *, here: bool) -> "DataFrame":
     """Return lines: the columns of ``RECORD``, and of what is none its ``file``, ``why`` and an ``example``.
 
-    With ``here``, this process reads the files; otherwise Spark does.
+    With ``here``, this process reads the files unless they are at addresses; otherwise Spark does.
     """
     return _scan(session, found, _parsed, _LINES, here=here)
 
@@ -67,9 +67,10 @@ def hours_of(session: "SparkSession", found: Found, *, here: bool) -> "DataFrame
 
 def _scan(session: "SparkSession", found: Found, parse: _Parse, columns: _Columns, *, here: bool) -> "DataFrame":
     ddl = _ddl(columns)
-    if here:
+    if here and not any("://" in file.path for file in found.files):
         batches = [batch for file in found.files for batch in _of_file(file.path, parse)]
-        return session.createDataFrame(pa.Table.from_batches(batches, _schema(columns)), ddl)
+        table = pa.Table.from_batches(batches) if batches else _schema(columns).empty_table()
+        return session.createDataFrame(table, ddl)
     frames = []
     if any(not file.path.endswith(".gz") for file in found.files):
         reader = session.read.option("ignoreMissingFiles", "true").option("lineSep", "\n")

@@ -60,6 +60,11 @@ def test_nothing_takes_the_place_of_a_report(report: Report, tmp_path: Path) -> 
     assert raised.value.lines[-1] == "nothing to report: not one record of a rejection log in 2 files"
     assert f"{junk / 'a.jsonl'}: 1 line: no schema version" in raised.value.lines
     assert any("b.jsonl.gz: is damaged" in line for line in raised.value.lines)
+    blank = tmp_path / "blank"
+    blank.mkdir()
+    (blank / "a.jsonl").write_text("\n \n")
+    with pytest.raises(StartError, match="not one record of a rejection log in 1 file"):
+        report(out, blank)
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
 
 
