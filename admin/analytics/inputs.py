@@ -126,6 +126,8 @@ def _listed(logs: Sequence[str], session: "SparkSession | None", skipped: dict[s
                 yield from _at(log, session)
             continue
         path = Path(log).absolute()
+        # As Spark has it, which names the files that it read.
+        path = path.resolve() if ".." in path.parts else Path("/", *path.parts[1:])
         named = [path]
         if not os.path.lexists(path):
             named = list(map(Path, glob.glob(str(path), recursive=True)))  # noqa: PTH207 - absolute patterns

@@ -1,15 +1,17 @@
 """From files of the rejection log to records: ``admin.rejection_log.records`` says what a line must be.
 
-Lines are decoded by the types that the log is written with. What is no record is set aside with the reason.
+Lines are decoded by the types that the log is written with. Lines that are no records are set aside with a reason.
 """
 
+import codecs
+import time
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import chain
-from operator import add
+from itertools import chain, islice
+from operator import add, ge
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,10 +21,9 @@ import pyarrow as pa
 from msgspec import inspect, structs
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from admin.analytics.inputs import Found
+from admin.analytics.inputs import ENDINGS, Found
 from admin.analytics.tables import ARROW, sql_type
-from admin.analytics.words import HOUR_S, MINUTE_S
-from admin.common.numbers import LATEST_S
+from admin.analytics.words import DAY_S, HOUR_S, MINUTE_S
 from admin.rejection_log.records import VERSION, AnyRecord, HeartbeatRecord, Record, TrafficRecord
 from limiter.counting.rejections import Amount
 
@@ -30,45 +31,54 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _Rows = Iterator[pa.RecordBatch]
-_Parse = Callable[[Iterable[bytes], Callable[[int], str]], _Rows]  # lines, and of which file each is
+_Lines = Iterable[tuple[bytes | None, str]]  # with the file of each; None is what a damaged file does not say
+_Parse = Callable[[_Lines], _Rows]
 _TAGS: Final[dict[type[Record], str]] = {type_: type_.__struct_config__.tag for type_ in AnyRecord.__args__}
 _OLDEST_S: Final = 1_577_836_800  # 2020: there was no Sluice before
 _PACKED_BYTES: Final = 64 << 10  # read at a time: what follows a member of a packed file is copied
 _UNPACKED_BYTES: Final = 4 << 20
+_LONGEST_BYTES: Final = 4 << 20  # of a line in a packed file
+_AT_ONCE: Final = 20_000  # lines
 
 _Columns = dict[str, Any]  # name to Spark's type, or for a struct to its columns
 _OF_ALL: Final = {"instance": "STRING", "run": "STRING", "n": "BIGINT", "at_s": "BIGINT", "last_s": "BIGINT"}
 
 
-def _own(type_: type[Record]) -> _Columns:
+def _fields_of(type_: type[Record]) -> _Columns:
     fields = structs.fields(type_)[len(Record.__struct_fields__) :]
     return {each.name: sql_type(inspect.type_info(each.type)) for each in fields}
 
 
-RECORD: Final[_Columns] = _OF_ALL | {tag: _own(type_) for type_, tag in _TAGS.items()}
+RECORD: Final[_Columns] = _OF_ALL | {tag: _fields_of(type_) for type_, tag in _TAGS.items()}
 """What all records have, with the last second that each is of, and a struct for each type."""
 _LINES: Final[_Columns] = {**RECORD, "file": "STRING", "why": "STRING", "example": "STRING", "is_file": "BOOLEAN"}
 _HOURS: Final[_Columns] = {"file": "STRING", "hour_s": "BIGINT"}
 
 
-def read(session: "SparkSession", found: Found, *, here: bool) -> "DataFrame":
-    """Return lines: the columns of ``RECORD``, and of what is none its ``file``, ``why`` and an ``example``.
+def read(session: "SparkSession", found: Found, *, in_process: bool) -> "DataFrame":
+    """Return lines: the columns of ``RECORD``, and for lines that are no records their ``file``, ``why``, ``example``.
 
-    With ``here``, this process reads the files unless they are at addresses; otherwise Spark does.
+    With ``in_process``, this process reads files of its machine; otherwise Spark does.
     """
-    return _scan(session, found, _parsed, _LINES, here=here)
+    return _rows(session, found, partial(_parsed, _latest_s()), _LINES, in_process=in_process)
 
 
-def hours_of(session: "SparkSession", found: Found, *, here: bool) -> "DataFrame":
+def hours_of(session: "SparkSession", found: Found, *, in_process: bool) -> "DataFrame":
     """Return each ``file``, and the beginnings of the ``hours`` that its records are of."""
-    hours = _scan(session, found, _hours, _HOURS, here=here)
+    hours = _rows(session, found, partial(_hours, _latest_s()), _HOURS, in_process=in_process)
     return hours.groupBy("file").agg(F.collect_set("hour_s").alias("hours"))
 
 
-def _scan(session: "SparkSession", found: Found, parse: _Parse, columns: _Columns, *, here: bool) -> "DataFrame":
+def _latest_s() -> int:
+    return int(time.time()) + DAY_S
+
+
+def _rows(session: "SparkSession", found: Found, parse: _Parse, columns: _Columns, *, in_process: bool) -> "DataFrame":
     ddl = _ddl(columns)
-    if here and not any("://" in file.path for file in found.files):
-        batches = [batch for file in found.files for batch in _of_file(file.path, parse)]
+    # Spark unpacks files of other names by these.
+    if in_process and all("://" not in file.path and file.path.endswith(ENDINGS) for file in found.files):
+        pairs = ((line, Path(file.path).as_uri()) for file in found.files for line in _lines_of(file.path))
+        batches = [batch for some in iter(lambda: list(islice(pairs, _AT_ONCE)), []) for batch in parse(some)]
         table = pa.Table.from_batches(batches) if batches else _schema(columns).empty_table()
         return session.createDataFrame(table, ddl)
     frames = []
@@ -85,51 +95,54 @@ def _scan(session: "SparkSession", found: Found, parse: _Parse, columns: _Column
     return frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
 
 
-def _of_file(path: str, parse: _Parse) -> _Rows:
-    with suppress(FileNotFoundError):
+def _lines_of(path: str) -> Iterator[bytes | None]:
+    try:
         content = Path(path).read_bytes()
-        address = Path(path).absolute().as_uri()
-        if path.endswith(".gz"):
-            yield from _unpacked(memoryview(content), address, parse)
-        else:
-            yield from parse(content.split(b"\n"), lambda _: address)
+    except FileNotFoundError:
+        return
+    yield from _unpacked(memoryview(content)) if path.endswith(".gz") else _split([content])
 
 
 def _of_lines(parse: _Parse) -> Callable[[Iterator[pa.RecordBatch]], _Rows]:
     def run(batches: Iterator[pa.RecordBatch]) -> _Rows:
         for batch in batches:
-            lines, files = batch.columns
-            yield from parse(lines.to_pylist(), partial(_file_at, files))
+            yield from parse(zip(*(column.to_pylist() for column in batch.columns), strict=True))
 
     return run
-
-
-def _file_at(files: pa.Array, at: int) -> str:
-    return files[at].as_py()  # type: ignore[no-any-return]
 
 
 def _of_packed(parse: _Parse) -> Callable[[Iterator[pa.RecordBatch]], _Rows]:
     def run(batches: Iterator[pa.RecordBatch]) -> _Rows:
         for batch in batches:
-            for content, file in zip(*batch.columns, strict=True):
-                yield from _unpacked(memoryview(content.as_buffer()), file.as_py(), parse)
+            for content, file in zip(batch.column(0), batch.column(1).to_pylist(), strict=True):
+                lines = _unpacked(memoryview(content.as_buffer()))
+                while some := list(islice(lines, _AT_ONCE)):
+                    yield from parse((line, file) for line in some)
 
     return run
 
 
-def _unpacked(content: memoryview, file: str, parse: _Parse) -> _Rows:
-    begun: list[bytes] = []
+def _unpacked(content: memoryview) -> Iterator[bytes | None]:
     try:
-        for piece in _pieces(content):
-            first, *lines = piece.split(b"\n")
-            begun.append(first)
-            if lines:
-                yield from parse([b"".join(begun), *lines[:-1]], lambda _: file)
-                begun = lines[-1:]
-        yield from parse([b"".join(begun)], lambda _: file)
+        yield from _split(_pieces(content))
     except (zlib.error, EOFError):
-        if parse is _parsed:
-            yield _batch({"file": [file], "why": [_DAMAGED], "is_file": [True]}, _LINES)
+        yield None
+
+
+def _split(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield lines. Of one that is longer than any record only the begin is kept."""
+    begun = bytearray()
+    is_first = True
+    for piece in pieces:
+        first, *lines = piece.split(b"\n")
+        if len(begun) < _LONGEST_BYTES:
+            begun += first.removeprefix(codecs.BOM_UTF8) if is_first else first
+        is_first = False
+        if lines:
+            yield bytes(begun)
+            yield from lines[:-1]
+            begun = bytearray(lines[-1])
+    yield bytes(begun)
 
 
 _DAMAGED: Final = "is damaged or ends in the middle; what follows was not read"
@@ -173,51 +186,61 @@ _head: Final = msgspec.json.Decoder(_Head).decode
 _NO_RECORD: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-def _parsed(lines: Iterable[bytes], file_of: Callable[[int], str]) -> _Rows:
+def _parsed(latest_s: int, pairs: _Lines) -> _Rows:
     records: defaultdict[type[Any], list[Any]] = defaultdict(list)
-    aside = []
-    for at, line in enumerate(lines):
+    aside: list[tuple[str, str, str | None, bool]] = []
+    for line, file in pairs:
+        if line is None:
+            aside.append((file, _DAMAGED, None, True))
+            continue
         try:
             record = _record(line)
         except _NO_RECORD as error:
-            why = _reason(line, error)
+            why = _why_not(line, str(error))
         else:
-            why = _oddness(record)
+            why = _why_invalid(record, latest_s)
             if not why:
                 records[type(record)].append(record)
         if why:
-            aside.append((file_of(at), why, line[:1000].decode(errors="replace")[:200]))
+            aside.append((file, why, line[:1000].decode(errors="replace")[:200], False))
     for type_, its in records.items():
         yield _batch(_values(type_, its), _LINES)
     if aside:
-        columns = dict(zip(("file", "why", "example"), zip(*aside, strict=True), strict=True))
-        yield _batch(columns | {"is_file": [False] * len(aside)}, _LINES)
+        columns = zip(*aside, strict=True)
+        yield _batch(dict(zip(("file", "why", "example", "is_file"), columns, strict=True)), _LINES)
 
 
-def _oddness(record: AnyRecord) -> str:
+def _why_invalid(record: AnyRecord, latest_s: int) -> str:
     """Return what is wrong with a record beyond its types."""
     if record.v != VERSION:
-        return f"schema version {record.v}" if 1 <= record.v <= _MOST_VERSIONS else "no schema version"
+        return _other_version(record.v)
     if record.at_s < _OLDEST_S:
-        return "its time is before 2020, as of a clock that was not set"
+        return "its time is before 2020, so the clock was not set"
+    if record.at_s > latest_s:
+        return "its time is more than a day from now"
     if isinstance(record, TrafficRecord):
-        count = len(record.second)
+        second = record.second
+        count = len(second)
         is_whole = (
             len(record.second_admitted) == len(record.second_refused) == count
             and len(record.second_requests) == len(record.second_bytes) == count
             and len(record.second_repeated) in {0, count}
         )
-        if not is_whole or record.at_s % MINUTE_S:
+        if not is_whole or record.at_s % MINUTE_S or any(map(ge, second, second[1:])):
             return _OUT_OF_RANGE
     return ""
 
 
-_MOST_VERSIONS: Final = 99  # each would be a reason of its own
+def _other_version(version: int | None) -> str:
+    # Each is a reason of its own, so there are not too many.
+    return f"schema version {version}" if version and 1 <= version <= 99 else "no schema version"
+
+
 _OUT_OF_RANGE: Final = "a value is out of range"
 _NO_OBJECT: Final = "not one JSON object with fields of the right types"
 
 
-def _reason(line: bytes, error: Exception) -> str:
+def _why_not(line: bytes, error: str) -> str:
     """Return why a line is no record; nothing if it is blank."""
     if not line.strip():
         return ""
@@ -229,21 +252,21 @@ def _reason(line: bytes, error: Exception) -> str:
     except _NO_RECORD:
         return _NO_OBJECT
     if head.v != VERSION:
-        return f"schema version {head.v}" if head.v and 1 <= head.v <= _MOST_VERSIONS else "no schema version"
+        return _other_version(head.v)
     if head.type not in _TAGS.values():
         return "unknown type of record"
-    if "missing required field" in str(error):
+    if error.startswith("Object missing required field"):
         return "a field is missing"
-    return _NO_OBJECT if ", got `" in str(error) else _OUT_OF_RANGE
+    return _NO_OBJECT if error.startswith("Expected") and ", got `" in error else _OUT_OF_RANGE
 
 
-def _hours(lines: Iterable[bytes], file_of: Callable[[int], str]) -> _Rows:
+def _hours(latest_s: int, pairs: _Lines) -> _Rows:
     hours = set()
-    for at, line in enumerate(lines):
+    for line, file in pairs:
         with suppress(*_NO_RECORD):
-            at_s = _head(line).at_s
-            if _OLDEST_S <= at_s <= LATEST_S:
-                hours.add((file_of(at), at_s - at_s % HOUR_S))
+            at_s = _head(line or b"").at_s
+            if _OLDEST_S <= at_s <= latest_s:
+                hours.add((file, at_s - at_s % HOUR_S))
     if hours:
         yield _batch(dict(zip(_HOURS, zip(*hours, strict=True), strict=True)), _HOURS)
 

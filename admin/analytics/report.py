@@ -69,7 +69,7 @@ class Tools:
     log_bytes: float = inf
 
     @property
-    def reads_here(self) -> bool:
+    def in_process(self) -> bool:
         """A log is so small that starting workers would take longer than everything else."""
         return self.log_bytes < TINY_BYTES
 
@@ -109,7 +109,7 @@ def make_tables(
     """
     tools.step(f"reading {words.counted(len(found.files), 'file')}")
     in_period = _in_period(options, hours)
-    lines = log.read(tools.session, found, here=tools.reads_here)
+    lines = log.read(tools.session, found, in_process=tools.in_process)
     lines = tools.keep(lines.withColumn("wanted", F.expr(f"why IS NULL AND {in_period}")))
     counts = lines.selectExpr(
         "count_if(wanted) AS wanted",
@@ -185,7 +185,7 @@ def _in_period(options: Options, hours: Iterable[int] | None) -> str:
 
 def hours_of(tools: Tools, found: Found) -> defaultdict[str, set[int]]:
     """Return the beginnings of the hours that each file has records of."""
-    rows = log.hours_of(tools.session, found, here=tools.reads_here).collect()
+    rows = log.hours_of(tools.session, found, in_process=tools.in_process).collect()
     hours: defaultdict[str, set[int]] = defaultdict(set)
     for row in rows:
         hours[path_of(row["file"])].update(row["hours"])
@@ -266,12 +266,16 @@ def _sidecar(name: str, rows: Sequence[Row]) -> tuple[Known, Row]:
         # The run went on, so its heartbeats are missing.
         missing += (last_s - first_s) // MINUTE_S - minutes
     from_s, until_s = min(spans)[0], max(last_s for _, last_s, _ in spans)
-    end_s = from_s
-    for first_s, last_s in sorted((first_s, last_s) for first_s, last_s, minutes in spans if minutes):
-        # Two runs have a minute in common where one ends and the next begins in it.
-        both_s = max(0, min(end_s, last_s) - first_s)
+    end_s, end_gap_s = from_s, 0
+    for first_s, last_s, its_minutes in sorted(spans):
+        if not its_minutes:
+            continue
+        gap_s = last_s - first_s - its_minutes * MINUTE_S
+        # Two runs have a minute in common where one ends and the next begins in it. A gap of one may be the other's.
+        both_s = max(0, min(end_s, last_s) - first_s - max(gap_s, end_gap_s))
         shared += both_s // MINUTE_S
-        end_s = max(end_s, last_s)
+        if last_s > end_s:
+            end_s, end_gap_s = last_s, gap_s
         if both_s > _TWICE_S:
             twice = twice or _TOGETHER
     twice = twice.format(printable(name))
@@ -311,7 +315,7 @@ def advise(
     tools.store.write(rollup.culprits(frames.refusals), tables.CULPRITS, days)
     tools.step("replaying demand against limits")
     given = (rows_of(frames.minutes, storms, frames.limits), sidecars, options)
-    if tools.reads_here:
+    if tools.in_process:
         recommendations = advise_here(*given)
     else:
         recommendations = advise_each(*given, max(2, int(min(10_000, tools.log_bytes // TASK_BYTES))))

@@ -146,7 +146,7 @@ def storms(refusals: "DataFrame", newest: "DataFrame", gap_s: int) -> "DataFrame
     so_far = in_order.rowsBetween(Window.unboundedPreceding, 0)
     names = ", ".join(f"struct('{of}' AS of, {name} AS value, NULL AS second)" for of, name in NAMED.items())
     # Of two messages refused to a caller and in the same second, how often the other one is the caller's as well.
-    pairs = "CAST(messages * (messages - 1) AS DOUBLE) / greatest(1, of_second - 1)"
+    pairs = "CAST(messages AS DOUBLE) * (messages - 1) / greatest(1, of_second - 1)"
     parts = (
         refusals.where("verdict != 'hold'")
         .withColumn("shadow", F.expr("verdict = 'shadow'"))

@@ -149,6 +149,8 @@ _ALWAYS: Final = {
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     # Small listings need no job.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "4096",
+    # A sidecar writes a file each minute: otherwise 32 of them would be a task.
+    "spark.sql.files.openCostInBytes": "65536",
 }
 # With so many columns a stage is one method, too large for Java's second compiler: a million records took 161 CPU
 # seconds, and 133 without.

@@ -121,9 +121,9 @@ class LimitFields(Record, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
 class TrafficRecord(LimitFields, frozen=True, kw_only=True, omit_defaults=True, tag="traffic", gc=False):
     """One resource's requests in a part of the minute that begins at ``at_s``, and the limit at the part's end.
 
-    Several records of the same resource and minute add up, except for ``clients``: the limit and the clients are those
-    of the record with the greatest ``n``. The outcomes, from ``admitted`` to ``dropped``, are
-    ``[requests, messages, bytes]``.
+    Several records of the same resource and minute add up, except for ``clients``, of which the largest counts. The
+    limit is that of the record with the latest second, and then with the greatest ``n``. The outcomes, from
+    ``admitted`` to ``dropped``, are ``[requests, messages, bytes]``.
 
     Attributes:
         repeated: repeats of requests refused a moment before; each is also among the others.

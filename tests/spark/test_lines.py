@@ -4,6 +4,7 @@ import gzip
 import json
 import random
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ NO_VERSION = "no schema version"
 UNKNOWN = "unknown type of record"
 MISSING = "a field is missing"
 OUT_OF_RANGE = "a value is out of range"
-NO_CLOCK = "its time is before 2020, as of a clock that was not set"
+NO_CLOCK = "its time is before 2020, so the clock was not set"
+AHEAD = "its time is more than a day from now"
 DAMAGED = "is damaged or ends in the middle; what follows was not read"
 HEAD: dict[str, Any] = {"v": 1, "instance": "i", "run": "r", "n": 1, "at_s": START_S, "kind": "topic", "name": "bad"}
 GOOD: dict[str, Any] = {
@@ -46,6 +48,7 @@ BAD: dict[str, list[Any]] = {
     MISSING: [
         *({key: value for key, value in GOOD.items() if key != left_out} for left_out in ("client", "run", "at_s")),
     ],
+    AHEAD: [{**GOOD, "at_s": 4_085_856_000}],
     NO_CLOCK: [{**GOOD, "at_s": 0}, {**GOOD, "at_s": 1_577_836_799}],
     OUT_OF_RANGE: [
         {**GOOD, "n": 0}, {**GOOD, "n": 2**63}, {**CHANGE, "change_id": 2**63},
@@ -58,7 +61,8 @@ BAD: dict[str, list[Any]] = {
         {**CHANGE, "change_id": -(2**63)}, {**TRAFFIC, "admitted": [1, -2, 3]},
         {**TRAFFIC, "second": [1, 2], "second_admitted": [1]}, {**TRAFFIC, "second": [1, 60], **TWO},
         {**TRAFFIC, "second": [1, 2], **TWO, "second_repeated": [1]}, {**TRAFFIC, "second_admitted": [1]},
-        {**TRAFFIC, "second": [0] * 61}, {**TRAFFIC, "languages": {"GO": [1, -1]}},
+        {**TRAFFIC, "second": [0] * 61}, {**TRAFFIC, "second": [1, 1], **TWO}, {**TRAFFIC, "second": [2, 1], **TWO},
+        {**GOOD, "verdict": "Object missing required field, got `int`"}, {**TRAFFIC, "languages": {"GO": [1, -1]}},
         {**HEAD, "type": "heartbeat", "version": "1", "seconds": 60, "bypassed_requests": {"a/b": 2**62}},
         {**HEAD, "type": "heartbeat", "version": "1", "seconds": 61},
     ],
@@ -95,9 +99,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     odd = Run("i", "odd")
     for name in ('"}{ü', '} {"a":1', "\t\n\u2028😀", "\\"):
         odd.reject(START_S + 7200, name, later={"x": [1]})
+    odd.reject(START_S + 7200, "many", 10**12, bytes=1)
     odd.traffic(START_S + 7200, '"}{ü', {3: (1, 1)}, rate_per_s=None, languages={'{"': [1, 1], "}": [2, 0]})
     (logs / "ünïcode" / "a=b").mkdir(parents=True)
-    (logs / "ünïcode" / "a=b" / "100%.jsonl").write_bytes(b"\r\n".join(b" " + line + b" " for line in odd.lines))
+    (logs / "ünïcode" / "a=b" / "100%.jsonl").write_bytes(
+        BOM_UTF8 + b"\r\n".join(b" " + line + b" " for line in odd.lines)
+    )
     return logs
 
 
@@ -131,7 +138,9 @@ def test_what_is_no_record_is_set_aside_with_the_reason(report: Report, logs: Pa
         packed = f"SELECT count(*), count(DISTINCT client), sum(messages) {rows} WHERE name = 'packed'"
         assert duck.execute(packed).fetchone() == (3000, 3000, 3000)
         assert duck.execute(f"SELECT sum(messages) {rows} WHERE name = 'good'").fetchone() == (len(BAD),)
-        names = duck.execute(f"SELECT name {rows} WHERE name NOT IN ('packed', 'good') ORDER BY name").fetchall()
+        names = duck.execute(
+            f"SELECT name {rows} WHERE name NOT IN ('packed', 'good', 'many') ORDER BY name"
+        ).fetchall()
         assert [name for (name,) in names] == sorted(('"}{ü', '} {"a":1', "\t\n\u2028😀", "\\"))
         minute = f"SELECT languages::VARCHAR FROM read_parquet('{out}/minutes/dt=*/*.parquet')"
         assert len(duck.execute(minute).fetchall()) == 1

@@ -32,6 +32,12 @@ def test_folders_and_files_are_found_once_each_and_hidden_ones_are_left_out(tmp_
     assert found.skipped == ()
 
 
+def test_a_path_is_what_spark_calls_it(tmp_path: Path) -> None:
+    file = _write(tmp_path / "logs" / "a.jsonl")
+    (tmp_path / "other").mkdir()
+    assert _paths(find([f"/{tmp_path}/logs"])) == _paths(find([f"{tmp_path}/other/../logs"])) == (str(file),)
+
+
 def test_links_to_folders_are_followed_and_a_loop_of_them_ends(tmp_path: Path) -> None:
     _write(tmp_path / "elsewhere" / "a.jsonl")
     (tmp_path / "elsewhere" / "again").symlink_to(tmp_path / "elsewhere")

@@ -52,6 +52,8 @@ def run(name: str, first: int, last: int, seconds: int | None = None) -> dict[st
         ([run("a", 0, 35), run("b", 25, 60)], 60, 3600, ""),
         ([run("a", 0, 60), run("b", 20, 40)], 60, 3600, "Two processes wrote as x"),
         ([run("a", 0, 40), run("b", 0, 1), run("c", 29, 60)], 60, 3600, "Two processes wrote as x"),
+        # One was suspended while the other ran.
+        ([run("a", 0, 60) | {"minutes": 20, "seconds": 1200}, run("b", 10, 50)], 60, 3600, ""),
         ([run("a", 0, 60, 3600 + 601)], 60, 3600, "The clock of x"),
         # No heartbeat of it arrived.
         ([run("a", 0, 60), run("b", 0, 0)], 60, 3600, ""),
