@@ -77,7 +77,8 @@ def _rows(session: "SparkSession", found: Found, parse: _Parse, columns: _Column
     ddl = _ddl(columns)
     # Spark unpacks files of other names by these.
     if in_process and all("://" not in file.path and file.path.endswith(ENDINGS) for file in found.files):
-        pairs = ((line, Path(file.path).as_uri()) for file in found.files for line in _lines_of(file.path))
+        paths = ((file.path, Path(file.path).as_uri()) for file in found.files)
+        pairs = ((line, address) for path, address in paths for line in _lines_of(path))
         batches = [batch for some in iter(lambda: list(islice(pairs, _AT_ONCE)), []) for batch in parse(some)]
         table = pa.Table.from_batches(batches) if batches else _schema(columns).empty_table()
         return session.createDataFrame(table, ddl)
