@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from admin.analytics.demand import Caller, Demand, Known, Limit, Minutes
 from admin.analytics.options import Options
 from admin.analytics.replay import MAX_SHARE, Backtest, Others, as_replay, others_of
-from admin.analytics.words import DAY_S, counted, moment, percent, rate
+from admin.analytics.words import DAY_S, NOT_KNOWN, counted, moment, percent, rate
 from admin.common import recommendations as rec
 from admin.common.numbers import span as duration
 from admin.common.recommendations import Confidence, OnlyWith, Recommendation, Recommended
@@ -147,7 +147,9 @@ class _Case:
             # Messages that other limits refuse do not need this one.
             return "keep", now, []
         if self._others:
-            return "share", now, [self._about_shares(self._others), f"to admit all of it takes {rate(self._all)}"]
+            retrying = ", if clients retry as assumed" * (demand.retries == "assumed")
+            takes = f"to admit all of it takes {rate(self._all)}{retrying}"
+            return "share", now, [self._about_shares(self._others), takes]
         is_same = abs(need - now) < SAME * now
         if self._is_flood:
             # If it comes back, the operator may want to let it in.
@@ -157,7 +159,7 @@ class _Case:
             why = self._not_lowered(now)
             return ("keep", now, [self._about_demand(), why]) if why else ("lower", need, [])
         if self._untold:
-            return "keep", now, [self._untold]
+            return "keep", now, [self._about_top() if demand.limit.fair_by else "", self._untold]
         is_enough = not self._refuses or (is_same and self._holds(now))
         if is_enough and (is_same or self._holds(now / self._room)):
             return "keep", now, []
@@ -311,8 +313,8 @@ class _Case:
         """Say whose refusals do not count."""
         demand, storms = self._demand, self._demand.storms
         sent = f"up to {counted(storms.clients, 'client')} sent the refused messages"
-        if storms.top and storms.top.share >= FEW_CLIENTS_SHARE:
-            sent = f"{_called(storms.top)} sent {percent(storms.top.share)} of the refused messages"
+        if self._top and self._top.share >= (MAX_SHARE if demand.limit.fair_by else FEW_CLIENTS_SHARE):
+            sent = f"{_called(self._top)} sent {percent(self._top.share)} of the refused messages"
         elif storms.top_two_share >= FEW_CLIENTS_SHARE:
             sent = f"one or two clients sent {percent(storms.top_two_share)} of the refused messages"
         times = demand.refusing_per_s / max(demand.usual_per_s, 1e-9)
@@ -326,9 +328,9 @@ class _Case:
         caller = others.caller
         most = f"more than {percent(max(0.001, others.worst_then))}" if others.worst_then > 0 else "any"
         return (
-            f"{_called(caller)} has {percent(caller.share)} of the refused messages {self._in_time()}:"
+            f"{_called(caller)} has {percent(caller.share)} of the refused messages:"
             f' with fair_by = "{caller.fair_by}" at the same rate, no other would have had {most} of its messages'
-            f" refused meanwhile, not {percent(others.refused_now)}"
+            f" refused in storms, not {percent(others.refused_now)}"
         )
 
     def _about_top(self) -> str:
@@ -339,7 +341,7 @@ class _Case:
         return f"{said}{shared}: call its owner, or raise the limit" if self._is_held_back else said
 
     def _in_time(self) -> str:
-        return f"in {percent(self._demand.refused_s / max(1, self._demand.observed_s))} of the time"
+        return f"in {percent(self._demand.refused_s / max(1, self._demand.observed_s))} of the recorded time"
 
     def _refusing(self, per_s: float) -> str:
         return (
@@ -366,8 +368,8 @@ def untold(demand: Demand) -> str:
     is_known = demand.observed_s >= DAY_S or most < FLOOD_TIMES * demand.usual_per_s
     if is_known and demand.quiet_s >= LEAST_QUIET_S:
         return ""
-    log = f"{duration(demand.quiet_s)} without refusals in {duration(demand.observed_s)} of log"
-    return f"Not enough quiet time to tell demand from a flood: {log}"
+    log = f"{duration(demand.quiet_s)} with demand and without refusals in {duration(demand.observed_s)} of log"
+    return f"{NOT_KNOWN}: {log}"
 
 
 def _unknowns(known: Known) -> Iterator[str]:

@@ -6,6 +6,7 @@ may come in any order, and a killed run is repeated. Only if a file arrives for 
 their records are lost, and the report says so.
 """
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import closing
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
 
 _FILE: Final = "_files.json"
 _KEPT_S: Final = 35 * DAY_S
-VERSION: Final = 2
-"""Version of the list, and of how tables are made."""
+VERSION: Final = 2  # of the list, and of how tables are made
 
 
 def locked(out: Path) -> "closing[FileLock]":
@@ -42,7 +42,8 @@ def locked(out: Path) -> "closing[FileLock]":
     except LockedError:
         raise StartError(f"{out}: another report is writing there; stop it, or choose another --out") from None
     except OSError as error:
-        raise StartError(f"{out}: cannot be used: {words_for(error)}; choose another --out") from None
+        why = "it cannot be made there" if isinstance(error, FileNotFoundError) else words_for(error)
+        raise StartError(f"{out}: cannot be used: {why}; choose another --out") from None
 
 
 def write_file(path: Path, pieces: Iterable[bytes]) -> None:
@@ -148,9 +149,12 @@ class Seen:
             self._write()
         for path, size_bytes, written_s in new:
             files[path] = _Read(size_bytes, written_s, sorted(hours_by_file[path]))
-        again = tuple(
-            file for file in found.files if file.path in changed or not hours.isdisjoint(files[file.path].hours)
+        # Files that are not named now, but still exist, have records of the hours as well.
+        unnamed = sorted(
+            path for path in files.keys() - {file.path for file in found.files} if os.access(path, os.R_OK)
         )
+        there = (*found.files, *(File(path, files[path].size_bytes, files[path].written_s) for path in unnamed))
+        again = tuple(file for file in there if file.path in changed or not hours.isdisjoint(files[file.path].hours))
         frames, inputs = make_tables(tools, replace(found, files=again), options, frozenset(hours))
         aside = defaultdict[str, list[dict[str, Any]]](list)
         for each in inputs["set_aside"]:
@@ -158,7 +162,7 @@ class Seen:
         for path, *_ in again:
             files[path].set_aside = aside[path]
         newest_s = max((each.hours[-1] for each in files.values() if each.hours), default=0)
-        for path in files.keys() - {file.path for file in found.files}:
+        for path in files.keys() - {file.path for file in there}:
             if not hours.isdisjoint(files[path].hours):
                 gone = SetAside(path, "is gone, and an hour of it was made again without it")
                 files[path].set_aside = [gone._asdict()]

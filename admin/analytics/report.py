@@ -177,9 +177,8 @@ def read_tables(tools: Tools, days: Days = ALL_DAYS) -> Frames:
 def _in_period(options: Options, hours: Iterable[int] | None) -> str:
     conditions = [] if options.since_s is None else [f"at_s >= {options.since_s}"]
     conditions += [] if options.until_s is None else [f"at_s < {options.until_s}"]
-    conditions += (
-        [] if hours is None else [f"at_s - at_s % {HOUR_S} IN ({', '.join(map(str, sorted(hours))) or 'NULL'})"]
-    )
+    if hours is not None:
+        conditions.append(f"at_s - at_s % {HOUR_S} IN ({', '.join(map(str, sorted(hours))) or 'NULL'})")
     return " AND ".join(conditions) or "true"
 
 
@@ -232,7 +231,7 @@ def sidecars_of(coverage: "DataFrame") -> tuple[dict[str, Known], list[Row]]:
             F.expr("coalesce(min(first_minute_s), min(hour_s)) AS first_s"),
             F.expr(f"coalesce(max(last_minute_s) + {MINUTE_S}, max(hour_s)) AS last_s"),
             *(F.sum(name).alias(name) for name in ("minutes", "seconds", "records", *_OF_SIDECARS)),
-            *(F.max(name).alias(name) for name in ("lost_records", "last_n", "newest_s", "version")),
+            *(F.max(name).alias(name) for name in ("lost_records", "last_n", "newest_s", "version", "killed_run")),
             F.min("first_n").alias("first_n"),
         )
         .orderBy("instance", "run", "dt")
@@ -250,7 +249,8 @@ def sidecars_of(coverage: "DataFrame") -> tuple[dict[str, Known], list[Row]]:
 def _sidecar(name: str, rows: Sequence[Row]) -> tuple[Known, Row]:
     lost = missing = shared = 0
     twice = ""
-    spans = []
+    killed = {row["killed_run"] for row in rows}
+    spans, killed_s = [], []
     day_s: Counter[int] = Counter()
     for row in rows:
         day_s[row["hour_s"] // DAY_S] += row["seconds"]
@@ -260,6 +260,8 @@ def _sidecar(name: str, rows: Sequence[Row]) -> tuple[Known, Row]:
         lost += max(0, *(row["lost_records"] for row in run), numbers - sum(row["records"] for row in run))
         first_s, last_s = min(row["first_s"] for row in run), max(row["last_s"] for row in run)
         minutes = sum(row["minutes"] for row in run)
+        if run[0]["run"] in killed:
+            killed_s.append(max(row["newest_s"] for row in run))
         if sum(row["seconds"] for row in run) > minutes * MINUTE_S + _TWICE_S:
             twice = _SET_BACK
         spans.append((first_s, last_s, minutes))
@@ -293,6 +295,7 @@ def _sidecar(name: str, rows: Sequence[Row]) -> tuple[Known, Row]:
         "missing_minutes": min(missing, gap_minutes),
         "lost_records": lost,
         "recorded_twice": twice,
+        "killed_s": sorted(killed_s),
         **sums,
     }
     observed_s = min(sum(day_s.values()), minutes * MINUTE_S)
@@ -357,6 +360,8 @@ def results(
         "coverage": coverage[:_MAX_SOURCES],
         "instance_count": len(coverage),
         "recorded_twice": [each["recorded_twice"] for each in coverage if each["recorded_twice"]][:_MAX_SOURCES],
+        "killed": [(each["instance"], at_s) for each in coverage for at_s in each["killed_s"]][:_MAX_SOURCES],
+        "attempts": dict(options.attempts),
         "storms": storms,
         "storm_gap_s": options.storm_gap_s,
         "callers": callers,

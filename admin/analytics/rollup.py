@@ -16,11 +16,9 @@ if TYPE_CHECKING:
 
 _WHATS: Final = ("requests", "messages", "bytes")
 _SUMS: Final = tuple(f"sum({name}) AS {name}" for name in _WHATS)
-REACHED: Final = ("admitted", "shadowed", "bypassed", "exempt")
-"""Outcomes that went to the broker."""
+REACHED: Final = ("admitted", "shadowed", "bypassed", "exempt")  # outcomes that went to the broker
 _DAY: Final = "date_add(DATE'1970-01-01', CAST({} DIV 86400 AS INT))"
-_TOP: Final = 10
-"""So many clients, users and producer groups of a storm are named, and so many culprits of a resource and day."""
+_TOP: Final = 10  # clients, users and producer groups of a storm, and culprits of a resource and day
 
 
 def _of(type_: str, records: "DataFrame") -> "DataFrame":
@@ -268,7 +266,7 @@ def coverage(lines: "DataFrame", records: "DataFrame") -> "DataFrame":
             F.max("last_s").alias("newest_s"),
         )
         .selectExpr(*key, "named_struct('minute_s', CAST(NULL AS BIGINT), 'seconds', 0L, 'off', false,"
-            " 'connections', 0L, 'bypassed', 0L, 'other', 0L, 'lost', 0L, 'version', '') AS beat",
+            " 'connections', 0L, 'bypassed', 0L, 'other', 0L, 'lost', 0L, 'version', '', 'killed', '') AS beat",
             "records", "lines - records AS copies", "first_n", "last_n", "newest_s")
     )  # fmt: skip
     beats = (
@@ -282,8 +280,9 @@ def coverage(lines: "DataFrame", records: "DataFrame") -> "DataFrame":
             F.expr("sum(other) AS other"),
             F.expr("max(lost_records) AS lost"),
             F.max("version").alias("version"),
+            F.max("killed_run").alias("killed"),
         )
-        .selectExpr(*key, "struct(minute_s, seconds, off, connections, bypassed, other, lost, version) AS beat",
+        .selectExpr(*key, "struct(minute_s, seconds, off, connections, bypassed, other, lost, version, killed) AS beat",
             "0L AS records", "0L AS copies", "CAST(NULL AS BIGINT) AS first_n", "CAST(NULL AS BIGINT) AS last_n",
             "CAST(NULL AS BIGINT) AS newest_s")
     )  # fmt: skip
@@ -306,6 +305,7 @@ def coverage(lines: "DataFrame", records: "DataFrame") -> "DataFrame":
             F.max("last_n").alias("last_n"),
             F.max("newest_s").alias("newest_s"),
             F.expr("coalesce(max_by(beat.version, beat.minute_s), '') AS version"),
+            F.max("beat.killed").alias("killed_run"),
         )
         .withColumn("dt", F.expr(_DAY.format("hour_s")))
     )

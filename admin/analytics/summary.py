@@ -23,12 +23,8 @@ from admin.common.tables import Rows, printable
 
 Cells = dict[str, str | tuple[str, ...] | list[str]]
 DO: Final = dict(zip(ACTIONS, ("Raise", "Share fairly", "Lower", "New limit", "Never used", "Keep"), strict=True))
-RIGHT: Final = frozenset({"Messages refused", "Peak", "Bytes", "Share of the resource"})
-"""Columns of numbers."""
+RIGHT: Final = frozenset({"Messages refused", "Peak", "Bytes", "Share of the resource"})  # columns of numbers
 _MAX_ROWS: Final = 10
-
-
-# Sentences.
 
 
 def lede(of: Row) -> str:
@@ -62,7 +58,7 @@ def unknowns(of: Row) -> Iterator[str]:
     damaged = unread or inputs["bad_lines"]
     why = "unknown whether the sidecar was running" if damaged else "the sidecar was not running"
     if unread:
-        yield f"Damaged or unreadable: {listed(unread)}."
+        yield f"Not read, or only in part: {listed([Path(each).name for each in unread])}."
     for count, one, text in (
         (inputs["bad_lines"], "line", "damaged or not understood, and left out."),
         (totals["gap_minutes"] - missing, "minute", f"without records: {why}."),
@@ -75,8 +71,13 @@ def unknowns(of: Row) -> Iterator[str]:
     ):
         if count:
             yield f"{counted(count, one)} {text}"
-    if assumed := sum(each["retries"] == "assumed" for each in of["recommendations"]):
-        yield f"How often refused clients tried again is assumed, not known, for {counted(assumed, 'limit')}."
+    if killed := [f"{name} at about {moment(at_s)} UTC" for name, at_s in of["killed"]]:
+        yield f"Killed: {listed(killed)}. Each time, up to ten seconds of traffic are not known."
+    assumed = [located(each, of["instance_count"]) for each in of["recommendations"] if each["retries"] == "assumed"]
+    if assumed:
+        attempts = ", ".join(f"{name} {most} times" for name, most in of["attempts"].items() if most > 1)
+        what = f"assumed, not known, for {listed(assumed)}: {attempts}, others once"
+        yield f"How often clients try a refused message is {what}. To give it: --attempts JAVA=1."
     yield from (f"{sentence}." for sentence in of["recorded_twice"])
     for each in of["clocks"]:
         how = "later" if each["ahead_s"] > 0 else "earlier"
@@ -87,14 +88,16 @@ def unknowns(of: Row) -> Iterator[str]:
 def effect(of: Row) -> str:
     """Say what the changes would do, by the replay; empty without one."""
     tests = [each["backtest"] for each in of["recommendations"] if words.is_default(each)]
-    sides = [(each["current"], each["recommended"]) for each in tests if each["current"] and each["recommended"]]
-    if not sides:
-        return ""
-    now, then = (sum(each["refused_messages"] for each in side) for side in zip(*sides, strict=True))
-    return (
-        f"Replayed over this log, {counted(len(sides), 'changed limit')} would refuse {counted(then, 'message')}."
-        f" In the same replay, the present limits refuse {now:,}."
+    now, then, others_now, others = (
+        sum(each[side]["refused_messages"] for each in tests if each[side])
+        for side in ("current", "recommended", "others_current", "others")
     )
+    replayed = sum(each["current"] is not None for each in tests)
+    said = f"Replayed over this log, {counted(replayed, 'changed limit')} would refuse {counted(then, 'message')}."
+    said = f"{said} In the same replay, the present limits refuse {now:,}." if replayed else ""
+    saved = f"at least {others_now - others:,} of the {counted(others_now, 'message')} refused in storms"
+    shared = f" With fair shares, {saved} to callers other than the largest would be admitted." * bool(others_now)
+    return (said + shared).strip()
 
 
 def located(of: Row, sidecars: int) -> str:
@@ -138,11 +141,12 @@ def _flood(storms: Sequence[Row]) -> dict[str, Any]:
 def storm_row(flood: Row, sidecars: int) -> Cells:
     """Return the row of a flood."""
     shadow, most = "in shadow" if flood["shadow"] else "", f"most at {listed(flood['instances'])}"
-    lasted = duration(flood["end_s"] - flood["start_s"]) + "+" * flood["is_open"]
+    start, until = words.span(flood["start_s"], flood["end_s"]).split(" to ")
+    until = f"to {until}" + ", may not be over" * flood["is_open"]
     where = (place(flood, sidecars), most if flood["sidecars"] > 1 else "")
     return {
         "Resource": (resource(flood["kind"], flood["name"]), shadow, *where),
-        "When": (moment(flood["start_s"]), f"for {lasted}"),
+        "When": (start, until),
         "Messages refused": _messages(flood),
         "Peak": (rate(flood["peak_per_s"]), moment(flood["peak_at_s"])[11:]),
         "Clients": _shares(flood["clients"], flood["client_count"]),
@@ -191,7 +195,7 @@ def recommendation_row(each: Row, sidecars: int) -> Cells:
 def tried_row(each: Row) -> Cells:
     """Return the row of a rate that was asked for."""
     share, uncorrected = (each.get(name) or 0.0 for name in ("refused_share", "refused_share_uncorrected"))
-    retried = f"{percent(uncorrected)} if nobody retries" if share != uncorrected else ""
+    retried = f"({percent(uncorrected)} if nobody retries)" if share != uncorrected else ""
     return {
         "Resource": resource(each["kind"], each["name"]),
         "Sidecar": each["instance"],

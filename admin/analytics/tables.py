@@ -154,7 +154,8 @@ LIMITS: Final = Table("limits", f"{_RESOURCE}, {_LIMIT}, seen_s BIGINT, dt DATE"
 LIMIT_CHANGES: Final = Table(
     "limit_changes",
     "instance STRING, run STRING, n BIGINT, at_s BIGINT, change_id BIGINT, action STRING, kind STRING, name STRING,"
-    " rate_before_per_s DOUBLE, rate_after_per_s DOUBLE, by STRING, reason STRING, dt DATE",
+    " rate_before_per_s DOUBLE, rate_after_per_s DOUBLE, fair_by_before STRING, fair_by_after STRING, by STRING,"
+    " reason STRING, dt DATE",
 )
 """As in the log."""
 COVERAGE: Final = Table(
@@ -162,13 +163,13 @@ COVERAGE: Final = Table(
     "instance STRING, run STRING, hour_s BIGINT, minutes BIGINT, seconds BIGINT, first_minute_s BIGINT,"
     " last_minute_s BIGINT, limiting_off_minutes BIGINT, connections_max BIGINT, bypassed_requests BIGINT,"
     " other BIGINT, lost_records BIGINT, records BIGINT, copies BIGINT, first_n BIGINT, last_n BIGINT,"
-    " newest_s BIGINT, version STRING, dt DATE",
+    " newest_s BIGINT, version STRING, killed_run STRING, dt DATE",
 )
 """What is known of each run in each hour: minutes with a heartbeat and the seconds recorded in them, which are above 60
 a minute if the clock was set back. ``lost_records`` is what the run had lost so far by its own count (the largest of a
 run is its sum). ``records`` are those that begin in the hour, each once, ``first_n`` to ``last_n`` their numbers: over
 a whole run, ``last_n - first_n + 1 - records`` are missing. ``copies`` were there once more. ``newest_s`` is the last
-second that any of them is of."""
+second that any of them is of. ``killed_run`` is the run before, if it was killed."""
 BY_DAY: Final = (MINUTES, REFUSALS, STORMS, CULPRITS, LIMITS, LIMIT_CHANGES, COVERAGE)
 
 
@@ -180,11 +181,7 @@ class Days:
     last: date | None = None
 
     def __contains__(self, day: object) -> bool:
-        return (
-            isinstance(day, date)
-            and (self.first is None or self.first <= day)
-            and (self.last is None or day <= self.last)
-        )
+        return isinstance(day, date) and (self.first or day) <= day <= (self.last or day)
 
     @classmethod
     def of_seconds(cls, since_s: int | None, until_s: int | None) -> "Days":

@@ -10,6 +10,7 @@ from admin.common import numbers
 from admin.common.numbers import percent as percent  # noqa: PLC0414 - for those who write with this module
 from admin.common.numbers import span as duration
 from admin.common.recommendations import TO_DO, Recommendation, refusals
+from limiter.rules.rule import with_shares
 
 Row = Mapping[str, Any]
 
@@ -17,6 +18,7 @@ MINUTE_S: Final = 60
 HOUR_S: Final = 3600
 DAY_S: Final = 86_400
 WEEK_S: Final = 7 * DAY_S
+NOT_KNOWN: Final = "Not enough quiet time to tell demand from a flood"  # evidence that leaves a decision open
 
 
 def moment(at_s: int) -> str:
@@ -85,9 +87,7 @@ def change(of: Row) -> str:
             continue
         same = then in {None, now} or of["action"] in {"keep", "unused"}
         parts.append(rate(now, unit) if same else f"{rate(now, unit)} → {rate(then, unit)}")
-    if of["fair_by"]:
-        parts.append(f"in fair shares by {of['fair_by'].replace('_', ' ')}")
-    return ", ".join(parts)
+    return with_shares(", ".join(parts), of["fair_by"])
 
 
 def replayed(of: Row) -> str:
@@ -97,11 +97,12 @@ def replayed(of: Row) -> str:
 
 def edit(of: Row) -> str:
     """Write a live change of a resource's own limit: ``300/s → 450/s``, ``own limit: none → 450/s``."""
-    before, after = of["rate_before_per_s"], of["rate_after_per_s"]
-    if before is not None and after is not None:
-        return f"{rate(before)} → {rate(after)}"
-    sides = ("none" if each is None else rate(each) for each in (before, after))
-    return "" if before is after is None else f"own limit: {' → '.join(sides)}"
+    before, after = (
+        "none" if (per_s := of[f"rate_{when}_per_s"]) is None else with_shares(rate(per_s), of[f"fair_by_{when}"])
+        for when in ("before", "after")
+    )
+    own = "own limit: " if "none" in {before, after} else ""
+    return f"{own}{before} → {after}" if before != after or not own else ""
 
 
 def is_default(of: Row) -> bool:

@@ -445,6 +445,8 @@ def apply(
         how |= {"only": only, "instance": instance, "force": force}
         offered = [word for word in ("lower", "raise") if flags[f"--{word}"]]
         return ask.run(lambda api: apply_recommendations(api, name, offered=offered, **how), LONG_S)
+    if name.endswith(".html"):
+        raise SettingsError(f"{name}: is a page; name the recommendations.json of the report")
     for flag in (flag for flag, given in flags.items() if given):
         raise SettingsError(f"{flag}: goes with the recommendations.json of a report; {name} is a TOML file")
     return ask.run(lambda api: apply_limits(api, name, prune=prune, **how), LONG_S)

@@ -123,7 +123,9 @@ def report(
         storm_gap_s=_gap(storm_gap),
         since_s=None if since_s is None else since_s - since_s % _MINUTE_S,
         until_s=None if until_s is None else until_s + -until_s % _MINUTE_S,
-        headroom=_number("--headroom", headroom, "a number from 0 to 10; 0.2 adds a fifth", least=0, most=10),
+        headroom=_number(
+            f"--headroom {headroom}", headroom, "a number from 0 to 10; 0.2 adds a fifth", least=0, most=10
+        ),
         attempts=_attempts(attempts, default_attempts()),
         tries=tuple(map(_try, try_)),
     )
@@ -236,13 +238,13 @@ def _gap(text: str) -> int:
     return int(seconds)
 
 
-def _number(flag: str, text: str, must: str, *, least: float, most: float) -> float:
+def _number(given: str, text: str, must: str, *, least: float, most: float) -> float:
     try:
         number = float(text.removesuffix("/s"))
     except ValueError:
         number = math.nan
     if not least <= number <= most:
-        raise SettingsError(f"{flag} {text}: must be {must}")
+        raise SettingsError(f"{given}: must be {must}")
     return number
 
 
@@ -267,7 +269,7 @@ def _try(word: str) -> "Try":
     must = f"KIND:NAME=RATE, as topic:orders=150/s, with a rate up to {MAX_RATE_PER_S:,}/s"
     if not (equals and colon and kind and name):
         raise SettingsError(f"--try {word}: must be {must}")
-    return Try(kind, name, _number(f"--try {what}", rate, must, least=_LEAST_RATE, most=MAX_RATE_PER_S))
+    return Try(kind, name, _number(f"--try {word}", rate, must, least=_LEAST_RATE, most=MAX_RATE_PER_S))
 
 
 @contextmanager

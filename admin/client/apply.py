@@ -186,7 +186,7 @@ def apply_recommendations(
     lines: list[str] = []
     for change in changes:
         lines += change_lines(change, dry_run=how["dry_run"])
-        lines += [f"   because {change.reason}"] if change.reason else []
+        lines += [f"   reason: {change.reason}"] if change.reason else []
     by_reason: dict[str, list[str]] = defaultdict(list)
     for left in skipped:
         by_reason[left["why"]].append(f"{left['kind']} {left['name']}")
@@ -215,7 +215,7 @@ def _choice(text: str, instance: str, offered: Collection[str]) -> Callable[[Rec
             return "does not match --only"
         logged = each.backtest.logged
         if each.action == "keep" and logged is not None and logged.refused_messages:
-            return f"keep: {each.evidence}"
+            return f"no change is recommended: {each.evidence}"
         if each.only_with and each.only_with not in offered:
             return f"{applying.change_of(each)} is offered apart, --{each.only_with} applies it: {each.evidence}"
         return applying.nothing_to_do(each)

@@ -56,7 +56,7 @@ class Backtest(msgspec.Struct, frozen=True, kw_only=True):
         recommended: the recommended limit; if it is above the present one, over the demand without retries.
         recommended_uncorrected: the recommended limit over all demand.
         others_current: with ``fair_by``, refusals of all but the caller with the largest demand.
-        others: their refusals with fair shares.
+        others: the same with fair shares, at most: all have the share of the one that is refused most.
         logged: real refusals, or those that a shadow limit counted.
         model_error: refusals simulated for the present limit minus those logged while it was in force, as a share of
             the demand of that time; None without demand.
@@ -122,14 +122,17 @@ class RecommendationsFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def refusals(recommendation: Recommendation) -> str:
-    """Write the replayed refusals: ``2.1% → 0% (0.4% if nobody retries), others 1% → 0%``; empty without a replay."""
+    """Write the replayed refusals: ``2.1% → 0% (0.4% if nobody retries), others 1% → at most 0% each``.
+
+    Empty without a replay.
+    """
     test = recommendation.backtest
-    said = _shares(test.current, test.recommended)
-    if said and recommendation.retries == "assumed" and test.recommended_uncorrected is not None:
-        said += f" ({percent(test.recommended_uncorrected.refused_share)} if nobody retries)"
-    others = _shares(test.others_current, test.others)
-    return ", ".join(filter(None, (said, f"others {others}" if others else "")))
-
-
-def _shares(*replays: Replay | None) -> str:
-    return " → ".join(percent(each.refused_share) for each in replays if each is not None)
+    now, then, retried, others_now, others = (
+        "" if each is None else percent(each.refused_share)
+        for each in (test.current, test.recommended, test.recommended_uncorrected, test.others_current, test.others)
+    )
+    same = now + " as before" * (recommendation.action in TO_DO)
+    said = same if now and now == then else " → ".join(filter(None, (now, then)))
+    if said and recommendation.retries == "assumed" and retried not in {"", then}:
+        said += f" ({retried} if nobody retries)"
+    return ", ".join(filter(None, (said, f"others {others_now} → at most {others} each" if others else "")))

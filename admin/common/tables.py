@@ -91,7 +91,7 @@ class Rows:
         for row in self.rows:
             yield Text(row[0])
             rest = Text("; ").join(
-                Text.assemble((f"{heading} ", "dim"), cell)
+                Text.assemble((f"{heading} ", "dim"), cell.removesuffix("."))
                 for heading, cell in zip(self.columns[1:], row[1:], strict=True)
                 if cell
             )

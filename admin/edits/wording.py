@@ -10,6 +10,7 @@ from admin.common.numbers import number
 from admin.config.limit_fields import FIELDS
 from admin.edits.model import SWITCHES, Change
 from limiter.rules.patterns import DEFAULT_PATTERN
+from limiter.rules.rule import with_shares
 from proxy.control import Cleared
 from proxy.stats.flow import Purged
 
@@ -19,7 +20,7 @@ _log = structlog.get_logger(__name__)
 _MAX_LOGGED: Final = 20
 
 #: The short form says them.
-_SMALL: Final = {"rate", "bytes_per_s", "count", "exempt"}
+_SMALL: Final = {"rate", "bytes_per_s", "count", "exempt", "fair_by"}
 #: Nearly every limit has it.
 _NOT_SAID: Final = ("confirm", "broker")
 
@@ -38,7 +39,7 @@ def short(limit: Mapping[str, Any] | None) -> str:
         parts.append(f"{numbers.limit(rate)}{' requests' if limit.get('count') == 'requests' else ''}/s")
     if bytes_per_s is not None:
         parts.append(f"{numbers.limit(bytes_per_s)} bytes/s")
-    text = " + ".join(parts) or "unlimited"
+    text = with_shares(" + ".join(parts) or "unlimited", limit.get("fair_by"))
     return f"off ({text})" if limit.get("action") == "off" else text
 
 

@@ -279,6 +279,7 @@ class Composer:
     def _add_change(self, change: Change) -> None:
         what, _, rest = change.target.partition("/")
         kind, _, name = rest.partition("/")
+        before, after = None if change.old_rule else change.old, None if change.new_rule else change.new
         self._record(
             "limit_change",
             LimitChangeRecord,
@@ -287,8 +288,10 @@ class Composer:
             action=change.action,
             kind=kind,
             name=name if what == "limits" else "",
-            rate_before_per_s=_rate(None if change.old_rule else change.old),
-            rate_after_per_s=_rate(None if change.new_rule else change.new),
+            rate_before_per_s=_rate(before),
+            rate_after_per_s=_rate(after),
+            fair_by_before=(before or {}).get("fair_by"),
+            fair_by_after=(after or {}).get("fair_by"),
             by=change.by,
             reason=change.reason,
         )

@@ -178,6 +178,8 @@ class LimitChangeRecord(Record, frozen=True, kw_only=True, omit_defaults=True, t
         name: name or pattern; empty for a switch.
         rate_before_per_s: rate before the change; None is unlimited, or no limit.
         rate_after_per_s: rate after the change; None is unlimited, or no limit.
+        fair_by_before: callers that had fair shares of the limit before; None if none had.
+        fair_by_after: callers that have fair shares of it afterwards; None if none have.
         by: the author.
         reason: as the author gave it.
     """
@@ -188,6 +190,8 @@ class LimitChangeRecord(Record, frozen=True, kw_only=True, omit_defaults=True, t
     name: str = ""
     rate_before_per_s: _Rate | None = None
     rate_after_per_s: _Rate | None = None
+    fair_by_before: FairBy | None = None
+    fair_by_after: FairBy | None = None
     by: str = ""
     reason: str = ""
 

@@ -30,7 +30,7 @@ _WIDE_COLUMNS: Final = 1000
 _MAX_EDITS_SHOWN: Final = 5
 #: Fields of a rule with a column of their own.
 _IN_COLUMNS: Final = frozenset(
-    {"rate", "bytes_per_s", "count", "action", "max_delay_s", "spool", "busy_code", "exempt"}
+    {"rate", "bytes_per_s", "count", "action", "max_delay_s", "spool", "busy_code", "exempt", "fair_by"}
     | {"between", "days", "time_zone"}
 )
 _LISTENER_COLUMNS: Final = ("listen", "broker", "protocol", "name", "scope")

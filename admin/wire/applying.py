@@ -16,7 +16,7 @@ _TOLERANCE: Final = 1e-6
 def nothing_to_do(each: Recommendation) -> str:
     """Say why a recommendation changes nothing, whatever is in force; empty if it does."""
     if each.action not in TO_DO:
-        return "keep: it is right as it is" if each.action == "keep" else "unused: unset it if nobody needs it"
+        return "no change is recommended" if each.action == "keep" else "never used: unset it if nobody needs it"
     if (each.recommended_rate_per_s == 0 and each.rate_per_s != 0) or (
         each.recommended_bytes_per_s == 0 and each.bytes_per_s != 0
     ):

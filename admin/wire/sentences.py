@@ -172,8 +172,8 @@ def _above(limit: AppliedLimit, explanation: Explanation) -> str:
         case _ if not figures.rate_per_s:
             return f"everything is {refused}"
         case _ if figures.break_s:
-            until = f"{number(figures.break_s)} s after permits are available again"
-            return f"{refused}, and so is everything else until {until}"
+            wait = f"until permits have been available for {number(figures.break_s)} s"
+            return f"{refused}, as are all later requests {wait}"
         case _:
             return refused
 

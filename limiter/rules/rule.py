@@ -174,7 +174,7 @@ class Rule:
 
     @property
     def limit_text(self) -> str:
-        """The limit as people read it: ``500/s``, ``500 requests/s + 1048576 bytes/s``, ``unlimited``, ``exempt``."""
+        """The limit in short: ``5 requests/s + 1024 bytes/s, shared by client``, ``unlimited``, ``exempt``."""
         if self.exempt:
             return "exempt"
         texts = []
@@ -182,7 +182,7 @@ class Rule:
             texts.append(self._rate_number + ("/s" if self.count == "messages" else " requests/s"))
         if self.bytes_rule is not None:
             texts.append(f"{self.bytes_rule._rate_number} bytes/s")  # noqa: SLF001 - a rule of its own kind
-        return " + ".join(texts) or "unlimited"
+        return with_shares(" + ".join(texts) or "unlimited", self.fair_by)
 
     @property
     def _rate_number(self) -> str:
@@ -311,6 +311,11 @@ class Rule:
 
     def _derive(self, attribute: str, value: object) -> None:
         object.__setattr__(self, attribute, value)
+
+
+def with_shares(text: str, fair_by: str | None) -> str:
+    """Add to a limit in short what it is shared by: ``500/s, shared by client``."""
+    return f"{text}, shared by {fair_by.replace('_', ' ')}" if fair_by else text
 
 
 def debt_upermits(rate_upermits_per_s: int, max_debt_ns: int) -> int:

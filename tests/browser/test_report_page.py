@@ -138,6 +138,13 @@ def test_the_cursor_is_in_all_charts_at_once(open_report: OpenReport) -> None:
     expect(values).to_have_text(["", "", ""])
 
 
+def test_a_limit_that_is_not_drawn_is_said_to_be_above_the_chart(open_report: OpenReport) -> None:
+    page = open_report(render(made.results(curves=[made.curve("orders", 300.0), made.curve("calm", 50_000.0)])))
+    above = page.get_by_text("(above the chart)")
+    expect(above.nth(0)).to_be_hidden()
+    expect(above.nth(1)).to_be_visible()
+
+
 def test_the_time_is_chosen_by_keyboard_too(open_report: OpenReport) -> None:
     page = open_report(render(made.results()))
     shown = page.locator("#range")

@@ -20,6 +20,7 @@ from log_truth import (
     SHARES,
     SKEW_S,
     STEADY,
+    SUMMER_ENDS_S,
     TWICE,
     WEST_1,
     WEST_2,
@@ -190,6 +191,11 @@ def test_the_limit_is_that_after_the_last_edit(case: "Case") -> None:
     changes = [each for each in case.results["limit_changes"] if each["instance"] == EAST_1]
     rates = [(each["rate_before_per_s"], each["rate_after_per_s"], each["reason"]) for each in changes]
     assert rates == [(200.0, 250.0, NASTY), (100.0, 200.0, NASTY)]
+    assert changes[0]["fair_by_after"] == "client"
+
+
+def test_a_killed_run_is_named_with_its_time(case: "Case") -> None:
+    assert [list(each) for each in case.results["killed"]] == [[EAST_1, SUMMER_ENDS_S + 19]]
 
 
 def test_no_character_of_a_name_is_lost_or_means_anything(case: "Case") -> None:

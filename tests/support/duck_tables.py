@@ -13,7 +13,7 @@ _OUTCOMES: Final = ("admitted", "refused", "held", "shadowed", "bypassed", "exem
 _LISTS: Final = ("second_admitted", "second_refused", "second_requests", "second_bytes")
 _TYPES: Final = {
     "VARCHAR": "type instance run kind name client user product producer_group rule verdict count action fair_by by"
-    " reason version",
+    " reason version fair_by_before fair_by_after killed_run",
     "BIGINT": "v n at_s requests messages bytes wait_max_us busy_answers clients change_id connections other"
     " lost_records identified seconds",
     "DOUBLE": "rate_per_s burst_s break_s bytes_per_s bytes_burst_s max_delay_s rate_before_per_s rate_after_per_s",
@@ -149,13 +149,16 @@ numbers AS (SELECT instance, run, hour_s, count(*) AS records, min(n) AS first_n
     max({_LAST_S}) AS newest_s FROM hourly GROUP BY ALL),
 beats AS (SELECT instance, run, hour_s, at_s - at_s % 60 AS minute_s, sum(seconds) AS seconds,
     bool_and(limiting) AS limiting, max(connections) AS connections, sum(other) AS other,
-    sum(list_sum(map_values(bypassed_requests))) AS bypassed, max(lost_records) AS lost_records, max(version) AS version
+    sum(list_sum(map_values(bypassed_requests))) AS bypassed, max(lost_records) AS lost_records,
+    max(version) AS version, max(killed_run) AS killed_run
     FROM hourly WHERE type = 'heartbeat' GROUP BY ALL),
 hours AS (SELECT instance, run, hour_s, min(minute_s) AS first_minute_s, max(minute_s) AS last_minute_s,
     count(*) AS minutes, sum(seconds)::BIGINT AS seconds, count(*) FILTER (NOT limiting) AS limiting_off_minutes,
     max(connections) AS connections_max, sum(bypassed)::BIGINT AS bypassed_requests, sum(other)::BIGINT AS other,
-    max(lost_records) AS lost_records, arg_max(version, minute_s) AS version FROM beats GROUP BY ALL)
-SELECT * REPLACE (coalesce(version, '') AS version, coalesce(bypassed_requests, 0) AS bypassed_requests,
+    max(lost_records) AS lost_records, arg_max(version, minute_s) AS version,
+    max(killed_run) AS killed_run FROM beats GROUP BY ALL)
+SELECT * REPLACE (coalesce(version, '') AS version, coalesce(killed_run, '') AS killed_run,
+    coalesce(bypassed_requests, 0) AS bypassed_requests,
     {", ".join(f"coalesce({name}, 0) AS {name}" for name in (
         "minutes", "seconds", "limiting_off_minutes", "connections_max", "other", "lost_records"))}),
     {_DAY.format("hour_s")}
@@ -168,7 +171,7 @@ TABLES: Final = {
     "limits": f"SELECT {_KEY}, rule, {', '.join(f'arg_max_null({name}, (at_s, n, run)) AS {name}' for name in _LIMIT)},"
     f" max(at_s) AS seen_s, {_DAY.format('at_s')} FROM records WHERE type = 'limit' GROUP BY {_KEY}, rule, dt",
     "limit_changes": "SELECT instance, run, n, at_s, change_id, action, coalesce(kind, '') AS kind, coalesce(name, '')"
-    f' AS name, rate_before_per_s, rate_after_per_s, "by", reason, {_DAY.format("at_s")}'
+    f' AS name, rate_before_per_s, rate_after_per_s, fair_by_before, fair_by_after, "by", reason, {_DAY.format("at_s")}'
     " FROM records WHERE type = 'limit_change'",
     "storms": _STORMS,
     "culprits": _CULPRITS,

@@ -101,7 +101,7 @@ class Run:
 
     def __init__(self, instance: str, name: str = "r", truth: Truth | None = None) -> None:
         self.lines: list[bytes] = []
-        self.n = 0
+        self.n, self.name = 0, name
         self.truth = Truth() if truth is None else truth
         self._head = {"v": 1, "instance": instance, "run": name}
 
@@ -231,8 +231,9 @@ class _Sidecar:
             if at == (EAST_1, SUMMER_ENDS_S - START_S):
                 # Killed in the middle of a minute, and the next process is there five seconds later.
                 self._minute(minute_s, 0, _DOWN.start - minute_s)
+                killed = self._run.name
                 self._start(_DOWN.stop)
-                self._minute(minute_s, _DOWN.stop - minute_s, 60)
+                self._minute(minute_s, _DOWN.stop - minute_s, 60, killed_run=killed)
             elif at == (EAST_2, DAY_S + 180):
                 # Down for five minutes.
                 self._start(minute_s + 300)
@@ -267,7 +268,7 @@ class _Sidecar:
         self._run.add("limit", at_s, "orders", rule="topic:orders", rate_per_s=LIMIT_PER_S)
         self._run.add("limit", at_s, "never-*", rule="spare", rate_per_s=7.5)
 
-    def _minute(self, minute_s: int, first: int = 0, last: int = 60) -> None:
+    def _minute(self, minute_s: int, first: int = 0, last: int = 60, **beat: Any) -> None:
         """Write a minute, from a second of it to another."""
         for flood in self._floods:
             seconds = [at_s for at_s in range(minute_s + first, minute_s + last) if at_s in flood.seconds]
@@ -290,14 +291,15 @@ class _Sidecar:
             its = {at: (low if (minute_s + at) % 33 else high, 0) for at in range(first, last)}
             more = {"exempt": [1, 2, 3], "bypassed": [4, 5, 6], "held": [7, 8, 9]}
             self._run.traffic(minute_s, name, its, each=each, **(more if each > 1 else {}))
-        self._run.beat(minute_s, last - first, lost_records=self._said_lost)
+        self._run.beat(minute_s, last - first, lost_records=self._said_lost, **beat)
 
     def _edit(self, minute_s: int) -> None:
         """The limit of orders is edited twice; traffic has the last one."""
         for change, (before, after) in enumerate(((100.0, 200.0), (200.0, 250.0)), 1):
             self._run.add(
                 "limit_change", minute_s + 10 * change, "orders", change_id=change, action="set",
-                rate_before_per_s=before, rate_after_per_s=after, by="ada", reason=NASTY,
+                rate_before_per_s=before, rate_after_per_s=after, fair_by_after="client", by="ada",
+                reason=NASTY,
             )  # fmt: skip
         self._run.traffic(minute_s, "orders", dict.fromkeys(range(60), (1, 0)), rate_per_s=250.0)
 

@@ -128,9 +128,10 @@ def empty() -> Row:
     """Return the results of a log without records."""
     lists = (
         "coverage", "clocks", "recorded_twice", "storms", "callers", "culprits", "curves", "recommendations", "tried",
-        "fleets", "new_resources", "new_clients", "limit_changes",
+        "fleets", "new_resources", "new_clients", "limit_changes", "killed",
     )  # fmt: skip
     return {name: [] for name in lists} | {
+        "attempts": {"JAVA": 3, "GO": 1},
         "version": 2, "made_at": "2026-11-21T18:05:00Z", "out": "sluice-report", "tables": "sluice-report",
         "period": {"from": None, "until": None}, "inputs": inputs(), "totals": totals(), "instance_count": 0,
         "storm_gap_s": 30, "week": None,
@@ -229,7 +230,8 @@ def results(**changes: Any) -> Row:
         ],
         "limit_changes": [
             {**named, "name": "orders", "at_s": NOON_S + 15_000, "change_id": 17, "action": "set",
-                "rate_before_per_s": 200.0, "rate_after_per_s": 300.0, "by": "ada", "reason": "they need a bit more"}
+                "rate_before_per_s": 200.0, "rate_after_per_s": 300.0, "fair_by_before": None,
+                "fair_by_after": None, "by": "ada", "reason": "they need a bit more"}
         ],
     }  # fmt: skip
     return empty() | made | changes

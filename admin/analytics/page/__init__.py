@@ -9,6 +9,7 @@ import hashlib
 import re
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from importlib.resources import files
 from typing import Any, Final
 
@@ -22,12 +23,9 @@ from admin.common.tables import printable
 
 _HERE: Final = files("admin.analytics.page")
 _WEB: Final = files("admin.web") / "files"
-_WHOLE: Final = 20
-"""Words of up to this many characters are not broken."""
-_PARTS: Final = re.compile(r"[^-._:/@]{1,20}[-._:/@]?|[-._:/@]+")
-"""The parts of a longer word."""
-_LEAST_S: Final = 60
-"""Shortest time that is drawn, and shortest margin around a storm."""
+_WHOLE: Final = 20  # words of up to this many characters are not broken
+_PARTS: Final = re.compile(r"[^-._:/@]{1,20}[-._:/@]?|[-._:/@]+")  # of a longer word
+_LEAST_S: Final = 60  # shortest time that is drawn, and shortest margin around a storm
 
 
 def render(results: Row) -> str:
@@ -43,9 +41,7 @@ def render(results: Row) -> str:
     )  # fmt: skip
     whole = period(results)
 
-    def name_of(row: Row) -> str:
-        return summary.located(row, results["instance_count"])
-
+    name_of = partial(summary.located, sidecars=results["instance_count"])
     environment.tests.update(default_change=words.is_default, needs_reading=words.needs_reading)
     environment.filters.update(
         broken=broken, lines=lines, quoted=shlex.quote, rate_of=words.rate, name_of=name_of, tried_row=summary.tried_row

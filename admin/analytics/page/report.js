@@ -91,7 +91,11 @@
     }
 
     // A limit far above the demand would flatten it. The legend shows such a limit.
-    const height = (_, __, most) => [0, Math.max(most, ...limit.filter((each) => each <= 2 * most)) * 1.12 || 1];
+    const height = (_, __, most) => {
+      const drawn = limit.filter((each) => each <= 2 * most);
+      place.parentElement.querySelector("[data-above]").hidden = drawn.length > 0;
+      return [0, Math.max(most, ...drawn) * 1.12 || 1];
+    };
     const chart = new uPlot(
       {
         width: place.clientWidth,

@@ -379,8 +379,8 @@ function Advice({ found, path, etag, again }) {
   }
   const { current, recommended, others_current: othersCurrent, others } = advised.backtest;
   const apart = { lower: "lowers a limit far above all demand", raise: "only an offer: see the reason" };
-  const compared = (what, one, other) =>
-    one && other && html`<p>${what} ${refusedOf(one)} would be refused now, and ${refusedOf(other)} then.</p>`;
+  const compared = (what, one, other, most = "") =>
+    one && other && html`<p>${what} ${refusedOf(one)} would be refused now, and ${most}${refusedOf(other)} then.</p>`;
   const change = html`<del>${limitOf(advised.count, advised.rate_per_s, advised.bytes_per_s)}</del>
     <span class="faint" aria-hidden="true"> → </span><span class="visually-hidden">, advised </span>
     <ins>${advisedText(advised)}</ins>`;
@@ -392,7 +392,7 @@ function Advice({ found, path, etag, again }) {
     </p>
     <p>${advised.evidence}</p>
     ${compared("Of the recorded demand", current, recommended)}
-    ${compared("Of the demand of all others", othersCurrent, others)}
+    ${compared("Of the demand of all others", othersCurrent, others, "at most ")}
     ${
       found.edit
         ? html`<${PutInForce} advised=${advised} edit=${found.edit} ...${{ path, etag, again }} />`

@@ -84,11 +84,11 @@ CASES = {
     # 84 000 of 36 million messages, in 0.035 % of the time: the limit does its job.
     "a flood of 30 s every night, with nobody else": Case(
         lambda: log(limited(200.0), web=steady(60), night=at_night(3000, 30)), "raise", 3100, "raise", "medium",
-        says=["Client night sent 98% of the refused messages", "in <0.1% of the time", "call its owner"]),
+        says=["Client night sent 98% of the refused messages", "in <0.1% of the recorded time", "call its owner"]),
     "a flood of 30 s every night, with others": Case(
         lambda: log(limited(200.0), a=steady(20), b=steady(20), c=steady(20), night=at_night(3000, 30)),
         "share", 200, "", "medium",
-        says=["Client night has 98.1% of the refused messages in <0.1% of the time", "no other would have had any"]),
+        says=["Client night has 98.1% of the refused messages: with", "no other would have had any"]),
     "a flood of 30 s in one night": Case(
         lambda: log(limited(190.0), web=steady(150), night=at_night(3000, 30, nights=[3])), "keep", 190, "", "medium",
         says=["Client night sent 95.3% of the refused messages", "which is what the limit is for"]),
@@ -118,6 +118,10 @@ CASES = {
     "two minutes that are a flood": Case(
         lambda: log(limited(200.0), 120 / DAY_S, night=between(9000, 30, 120, 120 / DAY_S)), "keep", 200,
         confidence="low", says=["Not enough quiet time to tell demand from a flood"]),
+    "two minutes of fair shares": Case(
+        lambda: log(limited(200.0, fair_by="client"), 120 / DAY_S, a=steady(40, 120 / DAY_S),
+            night=between(9000, 30, 120, 120 / DAY_S)), "keep", 200, confidence="low",
+        says=["Client night has 99", "with fair shares: call its owner"]),
     "an hour that ends in a flood": Case(
         lambda: log(limited(200.0), 1 / 24, a=steady(100, 1 / 24), b=between(900, 3000, 3600, 1 / 24)), "keep", 200,
         confidence="low"),

@@ -26,6 +26,8 @@ def test_one_report_at_a_time(tmp_path: Path) -> None:
         pass
     with locked(tmp_path / "out"):
         pass
+    with pytest.raises(StartError, match="/proc/x: cannot be used: it cannot be made there; choose another --out"):
+        locked(Path("/proc/x"))
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -86,10 +88,10 @@ class Job:
     def hours_of(self, _tools: Any, found: Found) -> defaultdict[str, set[int]]:
         return defaultdict(set, {file.path: self.hours[file.path] for file in found.files})
 
-    def run(self, options: Options = OPTIONS) -> dict[str, Any]:
-        """Run once over all files, and return what was read."""
+    def run(self, options: Options = OPTIONS, *names: str) -> dict[str, Any]:
+        """Run once over these files, or all, and return what was read."""
         tools: Any = SimpleNamespace(step=lambda _: None)
-        files = tuple(str(file) for file in self.logs.iterdir())
+        files = tuple(str(file) for file in self.logs.iterdir() if file.name in names or not names)
         return Seen.read(self.out, options).take(tools, find(files), options)[1]
 
 
@@ -194,3 +196,14 @@ def test_a_late_file_for_an_hour_of_lost_files_is_reported(job: Job) -> None:
     assert "is gone" in told["set_aside"][0]["reason"]
     assert told["skipped_files"] == 1
     assert job.run()["set_aside"] == told["set_aside"]
+
+
+def test_files_that_are_not_named_again_are_read_with_their_hours(job: Job) -> None:
+    for name, hour in (("other", 0), ("a", 1), ("b", 1)):
+        job.put(name, hour)
+    job.run()
+    (job.logs / "b").unlink()
+    job.put("late", 1)
+    told = job.run(OPTIONS, "late")
+    assert job.asked[-1] == ("late a", {1})
+    assert [Path(each["file"]).name for each in told["set_aside"]] == ["b"]

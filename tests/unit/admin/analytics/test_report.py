@@ -38,6 +38,7 @@ def run(name: str, first: int, last: int, seconds: int | None = None) -> dict[st
     return {
         "run": name, "hour_s": 0, "first_s": 60 * first, "last_s": 60 * last, "minutes": minutes,
         "seconds": 60 * minutes if seconds is None else seconds, "newest_s": 60 * last, "version": "1",
+        "killed_run": "",
         **dict.fromkeys(("records", "first_n", "last_n"), 1),
         **dict.fromkeys(("lost_records", "other", "bypassed_requests", "limiting_off_minutes"), 0),
     }  # fmt: skip
@@ -66,3 +67,10 @@ def test_minutes_that_are_recorded_twice_count_once_and_say_why(
     assert (row["minutes"], row["gap_minutes"], known.observed_s) == (minutes, 0, observed_s)
     assert known.twice == row["recorded_twice"]
     assert known.twice.partition(" at the same time")[0].partition(" was set")[0] == why
+
+
+def test_a_killed_run_is_known_by_the_next_one() -> None:
+    runs = [run("a", 0, 30), run("b", 30, 60) | {"killed_run": "a"}, run("c", 60, 90) | {"killed_run": "earlier"}]
+    assert _sidecar("x", runs)[1]["killed_s"] == [1800]
+    # Tables of an earlier release do not have it.
+    assert _sidecar("x", [run("a", 0, 30) | {"killed_run": None}])[1]["killed_s"] == []

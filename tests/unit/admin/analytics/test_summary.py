@@ -39,7 +39,9 @@ def test_it_ends_with_what_to_do_next() -> None:
 def test_storms_are_one_row_each_also_at_several_sidecars_or_in_shadow() -> None:
     assert re.search(r"^  payments in shadow on orders-eu-1 ", _printed(made.results()), re.MULTILINE)
     printed = _printed(made.results(storms=made.flood("orders", 1_000, "a", "b", "c"), instance_count=3))
-    assert re.search(r"^  orders at 3 sidecars +2026-11-21 12:00:00 for 1 min 20 s +3,000 ", printed, re.MULTILINE)
+    assert re.search(
+        r"^  orders at 3 sidecars +2026-11-21 12:00:00 to 12:01:20 UTC \(1 min 20 s\) +3,000 ", printed, re.MULTILINE
+    )
 
 
 def test_recommendations_are_those_of_the_page() -> None:
@@ -48,7 +50,7 @@ def test_recommendations_are_those_of_the_page() -> None:
     assert re.search(
         r"Raise 300/s → 450/s +14.1% → 2.1% \(4% if nobody retries\) .* high with assumed retries", recommended
     )
-    assert re.search(r"Share fairly 500/s, in fair shares by client +others 3% → 0%", recommended)
+    assert re.search(r"Share fairly 500/s, shared by client +others 3% → at most 0% each", recommended)
     assert "Lower" not in recommended
     assert "2,000/s → 90/s" in parts["Offered, not applied by default"]
 
@@ -60,7 +62,7 @@ def test_rates_that_were_tried_are_listed() -> None:
         {**named, "instance": "", "name": "none"},
     ]
     printed = _printed(made.results(tried=tried))
-    assert re.search(r"orders +a +450/s +10% 20% if nobody retries", printed)
+    assert re.search(r"orders +a +450/s +10% \(20% if nobody retries\)", printed)
     assert re.search(r"none +450/s +no demand under this name", printed)
 
 
@@ -106,9 +108,33 @@ def test_missing_minutes_say_whether_the_sidecar_was_running() -> None:
     ]  # fmt: skip
     aside = [{"file": "/logs/a.gz", "reason": "is damaged", "lines": 0, "example": ""}]
     assert list(unknowns(made.empty() | {"totals": totals, "inputs": made.inputs(set_aside=aside)})) == [
-        "Damaged or unreadable: /logs/a.gz.",
+        "Not read, or only in part: a.gz.",
         "3 minutes without records: unknown whether the sidecar was running.", running,
     ]  # fmt: skip
+
+
+def test_killed_sidecars_and_assumed_retries_are_named() -> None:
+    assumed = [made.advice(name, "keep", 5.0, retries="assumed") for name in ("a", "b")]
+    killed = [("x", NOON_S), ("x", NOON_S + 60)]
+    said = list(unknowns(made.empty() | {"killed": killed, "recommendations": assumed, "instance_count": 1}))
+    assert said[0].startswith("Killed: x at about 2026-11-21 12:00:00 UTC and x at about 2026-11-21 12:01:00 UTC. Each")
+    assert [each.partition("assumed, not known, for ")[2] for each in said[1:]] == [
+        "a and b: JAVA 3 times, others once. To give it: --attempts JAVA=1."
+    ]
+
+
+def test_equal_shares_are_written_once() -> None:
+    same = {"current": made.replay(8, 0.8), "recommended": made.replay(8, 0.8)}
+    others = {"others_current": made.replay(5, 0.5), "others": made.replay(1, 0.1)}
+    shared = made.advice("t", "share", 5.0, 5.0, fair_by="client", retries="assumed", **same, **others,
+        recommended_uncorrected=made.replay(8, 0.8))  # fmt: skip
+    assert words.replayed(shared) == "80% as before, others 50% → at most 10% each"
+    assert words.replayed(made.advice("t", "keep", 5.0, **same)) == "80%"
+    assert module.effect(made.empty() | {"recommendations": [shared]}) == (
+        "Replayed over this log, 1 changed limit would refuse 8 messages. In the same replay, the present limits refuse"
+        " 8. With fair shares, at least 4 of the 5 messages refused in storms to callers other than the largest would"
+        " be admitted."
+    )
 
 
 def test_storms_of_one_flood_are_merged() -> None:
@@ -152,18 +178,21 @@ def test_changes_have_the_rate_before_and_after() -> None:
     bytes_too = made.advice("t", "raise", 5.0, 6.0, bytes_per_s=4096.0, count="requests")
     assert words.change(bytes_too) == "5 requests/s → 6 requests/s, 4,096 bytes/s"
     shared = made.advice("t", "share", 300.0, 300.0, fair_by="producer_group")
-    assert words.change(shared) == "300/s, in fair shares by producer group"
+    assert words.change(shared) == "300/s, shared by producer group"
 
 
 @pytest.mark.parametrize(
     ("before", "after", "text"),
     [
         (300.0, 450.0, "300/s → 450/s"), (None, 1000.0, "own limit: none → 1,000/s"),
-        (1000.0, None, "own limit: 1,000/s → none"), (None, None, ""),
+        (1000.0, None, "own limit: 1,000/s → none"), (None, None, ""), (300.0, 300.0, "300/s → 300/s"),
     ],
 )  # fmt: skip
 def test_edit_of_a_limit(before: float | None, after: float | None, text: str) -> None:
-    assert words.edit({"rate_before_per_s": before, "rate_after_per_s": after}) == text
+    rates = {"rate_before_per_s": before, "rate_after_per_s": after}
+    assert words.edit(rates | {"fair_by_before": None, "fair_by_after": None}) == text
+    shared = "" if after is None else ", shared by client"
+    assert words.edit(rates | {"fair_by_before": None, "fair_by_after": "client"}) == text + shared
 
 
 def test_growth() -> None:

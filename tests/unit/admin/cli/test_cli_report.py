@@ -99,6 +99,7 @@ def test_rates_that_are_asked_about_and_attempts_that_are_known_better(wishes: l
         *((("--attempts", word), f"--attempts {word}: must be LANGUAGE=N") for word in (
             "JAVA", "JAVA=", "=3", "JAVA=0", "JAVA=101", "JAVA=1.5", "JAVA=-1",
         )),
+        (("--try", "topic:orders=abc"), "--try topic:orders=abc: must be KIND"),
         (("--attempts", "JAV=1"), "--attempts JAV: must be a language as clients name it: JAVA, "),
         (("tail", "-n", "-1"), 'invalid value "-1" for -n; must be at least 0'),
     ],

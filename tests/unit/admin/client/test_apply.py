@@ -226,7 +226,7 @@ class TestRecommendations:
         }
         lines = ran.out.splitlines()
         assert lines[0] == "topic orders: 500/s → 1000/s"
-        assert f"   because {EVIDENCE} Confidence: high." in lines
+        assert f"   reason: {EVIDENCE} Confidence: high." in lines
         assert lines[-1] == "changed 1, left out 0"
 
     def test_only_shown_change_nothing_and_a_reason_comes_first(
@@ -259,9 +259,9 @@ class TestRecommendations:
         assert ran.exit_code == 0, ran.err
         assert len(sidecar.writes()[0].body["edits"]) == 1
         assert ran.out.splitlines()[-8:] == [
-            "left out: 9 limits: keep: it is right as it is",
-            "left out: topic flood: keep: It may be a flood.",
-            "left out: topic a\\nchanged 9\\x1b[2J: unused: unset it if nobody needs it",
+            "left out: 9 limits: no change is recommended",
+            "left out: topic flood: no change is recommended: It may be a flood.",
+            "left out: topic a\\nchanged 9\\x1b[2J: never used: unset it if nobody needs it",
             "left out: topic tab\\there: its name has control characters, which no limit's name has",
             "left out: topic nothing: no rate is recommended",
             "left out: topic zero: 0 refuses everything: if that is meant, set it with `sluice limits set`",
@@ -376,3 +376,4 @@ class TestRecommendations:
         assert ran.exit_code == 2
         assert ran.err.startswith("sluice: /nowhere\\x1b.json: cannot be read: no such file or directory")
         assert "--prune: goes with a TOML file" in sluice("limits", "apply", recommend(), "--prune").err
+        assert "x.html: is a page; name the recommendations.json" in sluice("limits", "apply", "x.html").err

@@ -48,7 +48,7 @@ def test_on_a_terminal_a_long_cell_is_folded() -> None:
 
 
 def test_on_a_terminal_what_is_too_wide_is_written_row_by_row_and_breaks_no_word() -> None:
-    text = drawn(Rows(("rule", "limit", "from"), [("topic:orders", "500/s", "deploy/sluice.toml:70")]), terminal=True)
+    text = drawn(Rows(("rule", "limit", "from"), [("topic:orders", "500/s.", "deploy/sluice.toml:70")]), terminal=True)
     assert [line.rstrip() for line in text.splitlines()] == [
         "topic:orders",
         "   limit 500/s; from",

@@ -12,6 +12,7 @@ from admin.edits import wording
         (None, "none"),
         ({"rate": 500.0}, "500/s"),
         ({"rate": 0.25, "count": "requests"}, "0.25 requests/s"),
+        ({"rate": 5, "fair_by": "producer_group"}, "5/s, shared by producer group"),
         ({"rate": 5.0, "bytes_per_s": 1048576.0}, "5/s + 1048576 bytes/s"),
         ({"rate": "unlimited", "bytes_per_s": 10}, "10 bytes/s"),
         ({"rate": "unlimited"}, "unlimited"),
@@ -37,7 +38,7 @@ def test_a_limit_is_written_in_short(limit: dict[str, Any] | None, text: str) ->
         (
             {"rate": 5, "fair_by": "client", "max_fair_keys": 32},
             {"rate": 5, "fair_by": None, "max_fair_keys": 32},
-            "5/s, fair_by client → not set",
+            "5/s, shared by client → 5/s",
         ),
         (
             {"rate": 5, "action": "reject", "max_delay_s": 1.0},
@@ -47,7 +48,7 @@ def test_a_limit_is_written_in_short(limit: dict[str, Any] | None, text: str) ->
         (
             {"rate": 5, "fair_by": None, "max_fair_keys": 32},
             {"rate": 5, "fair_by": "client", "max_fair_keys": 64},
-            "5/s, fair_by not set → client, max_fair_keys not set → 64",
+            "5/s → 5/s, shared by client, max_fair_keys not set → 64",
         ),
         (
             {"rate": 5, "confirm": "broker", "fallback": "persist"},
@@ -65,6 +66,8 @@ def test_a_change_says_whose_limit_a_name_inherits() -> None:
     inherited, own = {"rate": 500, "burst_s": 9}, {"rate": 7, "burst_s": 3}
     change = make(old=inherited, old_rule="topic:a-*", new=own)
     assert wording.difference(change) == "500/s (by a-*) → 7/s"
+    change = make(old=inherited, old_rule="topic:a-*", new=inherited | {"fair_by": "client"})
+    assert wording.difference(change) == "500/s (by a-*) → 500/s, shared by client"
     change = make(old=own, new=inherited, new_rule="topic:*")
     assert wording.difference(change) == "7/s → 500/s (by the default)"
 

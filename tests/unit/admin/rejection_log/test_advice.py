@@ -117,8 +117,8 @@ async def test_a_limit_that_is_off_holds_again(file: File) -> None:
         ({}, {"rate": 650.0}, "in force already"),
         ({}, {"exempt": True}, "exempt: it is never limited"),
         ({}, {"between": "02:00-03:00"}, "its limit holds at some hours only: change it in the configuration"),
-        ({"action": "keep"}, {}, "keep: it is right as it is"),
-        ({"action": "unused"}, {}, "unused: unset it if nobody needs it"),
+        ({"action": "keep"}, {}, "no change is recommended"),
+        ({"action": "unused"}, {}, "never used: unset it if nobody needs it"),
         ({"recommended_rate_per_s": None}, {}, "no rate is recommended"),
         (
             {"recommended_rate_per_s": 0.0},

@@ -195,6 +195,18 @@ def test_defaults_are_not_written(made: Made) -> None:
     ("fields", "expected"),
     [
         ({"target": "limits/topic/a/b", "old": {"rate": 5}, "new": {"rate": 7.5}}, ("topic", "a/b", 5.0, 7.5)),
+        (
+            {
+                "target": "limits/topic/a",
+                "old": {"rate": 5, "fair_by": "user"},
+                "new": {"rate": 5, "fair_by": "client"},
+            },
+            ("topic", "a", 5.0, 5.0, "user", "client"),
+        ),
+        (
+            {"target": "limits/topic/a", "old": {"rate": 5, "fair_by": "user"}, "old_rule": "topic:*"},
+            ("topic", "a", None, None),
+        ),
         ({"target": "limits/total/topic:x*", "new": {"rate": "unlimited"}}, ("total", "topic:x*", None, None)),
         ({"target": "switches/all", "old": {"limiting": True}, "new": {"limiting": False}}, ("all", "", None, None)),
         ({"target": "configuration", "action": "reload"}, ("", "", None, None)),
@@ -207,7 +219,9 @@ def test_a_change_is_told_with_the_rates_before_and_after(
     change = Change(**{"id": 7, "at": at, "by": "alice", "address": "", "action": "set", "reason": "more", **fields})
     purge = msgspec.structs.replace(change, action="purge")
     (record,) = made.add(now_s=MINUTE, changes=[purge, change])
-    assert (record.kind, record.name, record.rate_before_per_s, record.rate_after_per_s) == expected
+    rates = (record.rate_before_per_s, record.rate_after_per_s)
+    shares = (record.fair_by_before, record.fair_by_after)
+    assert (record.kind, record.name, *rates, *(shares if any(shares) else ())) == expected
     assert (record.change_id, record.by, record.reason, record.at_s) == (7, "alice", "more", 1_795_262_400)
 
 

@@ -60,7 +60,7 @@ def test_everything_that_a_rule_says_is_shown(write: Write) -> None:
     assert shown["topic:bulk"] == "5/s hold up to 2 s in the spool, then refuse"
     assert shown["topic:trial"] == "5/s only count"
     assert shown["topic:kept"] == "off (5/s)"
-    assert shown["topic:fair-*"] == "5/s refuse fair_by = client"
+    assert shown["topic:fair-*"] == "5/s, shared by client refuse"
     assert shown["topic:warm-*"] == "5/s refuse warm_up_s = 30"
     assert shown["total:client:10.0.0.0/8"] == "5/s refuse"
     assert shown["client:10.0.0.0/8"] == "1/s refuse"

@@ -36,7 +36,7 @@ class TestExplained:
         assert [(each.name, each.text) for each in whole.limits[0].details] == [
             ("rule", "topic:orders = 500/s (sluice.toml:3)"),
             ("why", "exact name"),
-            ("above", "refused, and so is everything else until 1 s after permits are available again"),
+            ("above", "refused, as are all later requests until permits have been available for 1 s"),
             ("now", "refuses everything for another 0.25 s; last refused 1.5 s ago"),
             ("used", "100% over 1 s, 80% over 10 s, 25% over 60 s"),
         ]
