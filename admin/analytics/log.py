@@ -4,6 +4,8 @@ Lines are decoded by the types that the log is written with. Lines that are no r
 """
 
 import codecs
+import gzip
+import io
 import time
 import zlib
 from collections import defaultdict
@@ -20,9 +22,10 @@ import numpy as np
 import pyarrow as pa
 from msgspec import inspect, structs
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from admin.analytics.inputs import ENDINGS, Found
-from admin.analytics.tables import ARROW, sql_type
+from admin.analytics.tables import arrow_type
 from admin.analytics.words import DAY_S, HOUR_S, MINUTE_S
 from admin.rejection_log.records import VERSION, AnyRecord, HeartbeatRecord, Record, TrafficRecord
 from limiter.counting.rejections import Amount
@@ -35,24 +38,27 @@ _Lines = Iterable[tuple[bytes | None, str]]  # with the file of each; None is wh
 _Parse = Callable[[_Lines], _Rows]
 _TAGS: Final[dict[type[Record], str]] = {type_: type_.__struct_config__.tag for type_ in AnyRecord.__args__}
 _OLDEST_S: Final = 1_577_836_800  # 2020: there was no Sluice before
-_PACKED_BYTES: Final = 64 << 10  # read at a time: what follows a member of a packed file is copied
-_UNPACKED_BYTES: Final = 4 << 20
+_UNPACKED_BYTES: Final = 4 << 20  # of a packed file at a time
 _LONGEST_BYTES: Final = 4 << 20  # of a line in a packed file
 _AT_ONCE: Final = 20_000  # lines
 
-_Columns = dict[str, Any]  # name to Spark's type, or for a struct to its columns
-_OF_ALL: Final = {"instance": "STRING", "run": "STRING", "n": "BIGINT", "at_s": "BIGINT", "last_s": "BIGINT"}
 
-
-def _fields_of(type_: type[Record]) -> _Columns:
+def _fields_of(type_: type[Record]) -> list[tuple[str, pa.DataType]]:
     fields = structs.fields(type_)[len(Record.__struct_fields__) :]
-    return {each.name: sql_type(inspect.type_info(each.type)) for each in fields}
+    return [(each.name, arrow_type(inspect.type_info(each.type))) for each in fields]
 
 
-RECORD: Final[_Columns] = _OF_ALL | {tag: _fields_of(type_) for type_, tag in _TAGS.items()}
+_STRING, _INT = pa.string(), pa.int64()
+_RECORD: Final = [
+    *(("instance", _STRING), ("run", _STRING), ("n", _INT), ("at_s", _INT), ("last_s", _INT)),
+    *((tag, pa.struct(_fields_of(type_))) for type_, tag in _TAGS.items()),
+]
+RECORD: Final = tuple(name for name, _ in _RECORD)
 """What all records have, with the last second that each is of, and a struct for each type."""
-_LINES: Final[_Columns] = {**RECORD, "file": "STRING", "why": "STRING", "example": "STRING", "is_file": "BOOLEAN"}
-_HOURS: Final[_Columns] = {"file": "STRING", "hour_s": "BIGINT"}
+_LINES: Final = pa.schema(
+    [*_RECORD, ("file", _STRING), ("why", _STRING), ("example", _STRING), ("is_file", pa.bool_())]
+)
+_HOURS: Final = pa.schema([("file", _STRING), ("hour_s", _INT)])
 
 
 def read(session: "SparkSession", found: Found, *, in_process: bool) -> "DataFrame":
@@ -73,26 +79,26 @@ def _latest_s() -> int:
     return int(time.time()) + DAY_S
 
 
-def _rows(session: "SparkSession", found: Found, parse: _Parse, columns: _Columns, *, in_process: bool) -> "DataFrame":
-    ddl = _ddl(columns)
+def _rows(session: "SparkSession", found: Found, parse: _Parse, columns: pa.Schema, *, in_process: bool) -> "DataFrame":
+    schema = from_arrow_schema(columns)
     # Spark unpacks files of other names by these.
     if in_process and all("://" not in file.path and file.path.endswith(ENDINGS) for file in found.files):
         paths = ((file.path, Path(file.path).as_uri()) for file in found.files)
         pairs = ((line, address) for path, address in paths for line in _lines_of(path))
         batches = [batch for some in iter(lambda: list(islice(pairs, _AT_ONCE)), []) for batch in parse(some)]
-        table = pa.Table.from_batches(batches) if batches else _schema(columns).empty_table()
-        return session.createDataFrame(table, ddl)
+        table = pa.Table.from_batches(batches) if batches else columns.empty_table()
+        return session.createDataFrame(table, schema)
     frames = []
     if any(not file.path.endswith(".gz") for file in found.files):
         reader = session.read.option("ignoreMissingFiles", "true").option("lineSep", "\n")
         lines = reader.text(found.spark_paths(packed=False))
         frames.append(
-            lines.selectExpr("CAST(value AS BINARY)", "_metadata.file_path").mapInArrow(_of_lines(parse), ddl)
+            lines.selectExpr("CAST(value AS BINARY)", "_metadata.file_path").mapInArrow(_of_lines(parse), schema)
         )
     if any(file.path.endswith(".gz") for file in found.files):
         packed = session.read.format("binaryFile").option("ignoreMissingFiles", "true")
         contents = packed.load(found.spark_paths(packed=True)).selectExpr("content", "_metadata.file_path")
-        frames.append(contents.mapInArrow(_of_packed(parse), ddl))
+        frames.append(contents.mapInArrow(_of_packed(parse), schema))
     return frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
 
 
@@ -125,8 +131,10 @@ def _of_packed(parse: _Parse) -> Callable[[Iterator[pa.RecordBatch]], _Rows]:
 
 def _unpacked(content: memoryview) -> Iterator[bytes | None]:
     try:
-        yield from _split(_pieces(content))
-    except (zlib.error, EOFError):
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
+            # With ``read``, what comes before damage would be lost.
+            yield from _split(iter(partial(stream.read1, _UNPACKED_BYTES), b""))
+    except (OSError, zlib.error, EOFError):
         yield None
 
 
@@ -147,30 +155,6 @@ def _split(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 _DAMAGED: Final = "is damaged or ends in the middle; what follows was not read"
-
-
-def _pieces(packed: memoryview) -> Iterator[bytes]:
-    """Yield what is packed, of one member or several.
-
-    Raises:
-        zlib.error: it is damaged.
-        EOFError: it ends in the middle.
-    """
-    reader, rest, at = None, b"", 0
-    while rest or at < len(packed) or reader is not None:
-        if not rest:
-            rest, at = bytes(packed[at : at + _PACKED_BYTES]), at + _PACKED_BYTES
-        if reader is None:
-            # Members may be filled up with zeros.
-            if not (rest := rest.lstrip(b"\0")):
-                continue
-            reader = zlib.decompressobj(zlib.MAX_WBITS | 16)  # with a header of gzip
-        piece = reader.decompress(rest, _UNPACKED_BYTES)
-        if not rest and not piece and not reader.eof:
-            raise EOFError
-        yield piece
-        rest = reader.unused_data if reader.eof else reader.unconsumed_tail
-        reader = None if reader.eof else reader
 
 
 # Lines.
@@ -269,7 +253,7 @@ def _hours(latest_s: int, pairs: _Lines) -> _Rows:
             if _OLDEST_S <= at_s <= latest_s:
                 hours.add((file, at_s - at_s % HOUR_S))
     if hours:
-        yield _batch(dict(zip(_HOURS, zip(*hours, strict=True), strict=True)), _HOURS)
+        yield _batch(dict(zip(_HOURS.names, zip(*hours, strict=True), strict=True)), _HOURS)
 
 
 # Columns.
@@ -285,40 +269,24 @@ def _values(type_: type[Record], records: Sequence[Any]) -> dict[str, Any]:
     return columns | {"last_s": list(map(add, at_s, lasts)), _TAGS[type_]: columns}
 
 
-def _ddl(columns: _Columns) -> str:
-    types = {name: type_ if isinstance(type_, str) else f"STRUCT<{_ddl(type_)}>" for name, type_ in columns.items()}
-    return ", ".join(f"`{name}` {type_}" for name, type_ in types.items())
-
-
-def _arrow(type_: str | _Columns) -> pa.DataType:
-    return ARROW[type_] if isinstance(type_, str) else pa.struct(_schema(type_))
-
-
-def _schema(columns: _Columns) -> pa.Schema:
-    return pa.schema([(name, _arrow(type_)) for name, type_ in columns.items()])
-
-
-def _batch(values: dict[str, Any], columns: _Columns) -> pa.RecordBatch:
+def _batch(values: dict[str, Any], columns: pa.Schema) -> pa.RecordBatch:
     """Return columns, with nulls where there are no values."""
     count = len(next(iter(values.values())))
     arrays = [
-        _column(values[name], type_) if name in values else pa.nulls(count, _arrow(type_))
-        for name, type_ in columns.items()
+        _column(values[each.name], each.type) if each.name in values else pa.nulls(count, each.type) for each in columns
     ]
-    return pa.RecordBatch.from_arrays(arrays, schema=_schema(columns))
+    return pa.RecordBatch.from_arrays(arrays, schema=columns)
 
 
-def _column(values: Any, type_: str | _Columns) -> pa.Array:
-    if not isinstance(type_, str):
-        arrays = [_column(values[name], of) for name, of in type_.items()]
-        return pa.StructArray.from_arrays(arrays, fields=list(_schema(type_)))
-    arrow = ARROW[type_]
-    if pa.types.is_list(arrow):
+def _column(values: Any, type_: pa.DataType) -> pa.Array:
+    if pa.types.is_struct(type_):
+        return pa.StructArray.from_arrays([_column(values[each.name], each.type) for each in type_], fields=list(type_))
+    if pa.types.is_list(type_):
         if isinstance(values[0], Amount):
             values = list(map(structs.astuple, values))
         ends = np.zeros(len(values) + 1, np.int32)
         np.cumsum(np.fromiter(map(len, values), np.int32, len(values)), out=ends[1:])
-        return pa.ListArray.from_arrays(ends, pa.array(list(chain.from_iterable(values)), arrow.value_type))
-    if pa.types.is_map(arrow):
+        return pa.ListArray.from_arrays(ends, pa.array(list(chain.from_iterable(values)), type_.value_type))
+    if pa.types.is_map(type_):
         values = [list(each.items()) for each in values]
-    return pa.array(values, arrow)
+    return pa.array(values, type_)

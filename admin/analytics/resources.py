@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from admin.analytics.advice import advise, unused
 from admin.analytics.demand import LIMIT_COLUMNS, WHO, Collector, Known, Limit, limit_of
 from admin.analytics.options import Options
-from admin.analytics.tables import AMOUNTS, ARROW, RESOURCE_KEY, SECONDS
+from admin.analytics.tables import AMOUNTS, RESOURCE_KEY, SECONDS
 from admin.analytics.words import MINUTE_S
 from admin.common.recommendations import Recommendation
 
@@ -28,8 +28,9 @@ RECOMMENDATIONS: Final = (
 )
 """The table ``recommendations``. ``recommendation`` is all of it as JSON, as in ``recommendations.json``.
 ``need_per_s`` and ``limit_per_s`` are the messages per second that the limit should admit, and that it does."""
+_TYPES: Final = {"DOUBLE": pa.float64(), "BIGINT": pa.int64(), "STRING": pa.string()}
 _SCHEMA: Final = pa.schema(
-    [(name, ARROW[type_]) for name, type_ in (column.split() for column in RECOMMENDATIONS.split(", "))]
+    [(name, _TYPES[type_]) for name, type_ in (column.split() for column in RECOMMENDATIONS.split(", "))]
 )
 _MINUTES: Final = (
     "minute_s", *(each for each in AMOUNTS if not each.endswith("bytes")), "identified", "busy_answers", "languages",

@@ -18,6 +18,7 @@ from msgspec import inspect, structs
 from pyspark.errors import AnalysisException
 from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.pandas.types import from_arrow_type
 
 from admin.rejection_log.records import LimitFields
 from limiter.counting.rejections import OUTCOMES
@@ -35,38 +36,30 @@ SECONDS: Final = ("second_admitted", "second_refused", "second_requests", "secon
 _WHO: Final = ", ".join(f"{name} STRING" for name in WHO_KEY)
 
 
-def sql_type(info: inspect.Type) -> str:
-    """Return Spark's type of a field of a record."""
+def arrow_type(info: inspect.Type) -> pa.DataType:
+    """Return Arrow's type of a field of a record."""
     match info:
         case inspect.UnionType():
-            return sql_type(info.types[0])
+            return arrow_type(info.types[0])
         case inspect.IntType():
-            return "BIGINT"
+            return pa.int64()
         case inspect.FloatType():
-            return "DOUBLE"
+            return pa.float64()
         case inspect.BoolType():
-            return "BOOLEAN"
-        case inspect.VarTupleType(item_type=item):
-            return f"ARRAY<{sql_type(item)}>"
+            return pa.bool_()
+        case inspect.VarTupleType() | inspect.TupleType() | inspect.StructType():
+            return pa.list_(pa.int64())
         case inspect.DictType(value_type=value):
-            return f"MAP<STRING, {sql_type(value)}>"
-        case inspect.TupleType() | inspect.StructType():
-            return "ARRAY<BIGINT>"
-    return "STRING"
+            return pa.map_(pa.string(), arrow_type(value))
+    return pa.string()
 
 
-ARROW: Final = {
-    "STRING": pa.string(),
-    "BIGINT": pa.int64(),
-    "DOUBLE": pa.float64(),
-    "BOOLEAN": pa.bool_(),
-    "ARRAY<BIGINT>": pa.list_(pa.int64()),
-    "MAP<STRING, BIGINT>": pa.map_(pa.string(), pa.int64()),
-    "MAP<STRING, ARRAY<BIGINT>>": pa.map_(pa.string(), pa.list_(pa.int64())),
-}  # types of Spark as Arrow has them
 _OF_LIMIT: Final = [field for field in structs.fields(LimitFields) if not field.required]
 LIMIT_FIELDS: Final = tuple(each.name for each in _OF_LIMIT)
-_LIMIT: Final = ", ".join(f"{each.name} {sql_type(inspect.type_info(each.type))}" for each in _OF_LIMIT)
+_LIMIT: Final = ", ".join(
+    f"{each.name} {from_arrow_type(arrow_type(inspect.type_info(each.type))).simpleString().upper()}"
+    for each in _OF_LIMIT
+)
 AMOUNTS: Final = tuple(
     f"{outcome}_{what}" for outcome in (*OUTCOMES, "repeated") for what in ("requests", "messages", "bytes")
 )

@@ -6,14 +6,12 @@ The first byte of an input says what it is: lines of records, or a file of lines
 """
 
 import gzip
-import zlib
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 
-from admin.analytics.log import _pieces
+from admin.analytics.log import _unpacked
 from admin.rejection_log.history import _History, _Reading, decoded
 from admin.rejection_log.records import (
     VERSION,
@@ -80,8 +78,7 @@ def run(data: bytes) -> None:
     """Try an input."""
     what, content = data[:1], data[1:]
     if what == _PACKED:
-        with suppress(zlib.error, EOFError):
-            list(_pieces(memoryview(content)))
+        list(_unpacked(memoryview(content)))
     else:
         _read_records(content)
 
