@@ -200,8 +200,8 @@ SETTINGS: Final = ("--set-string", 'listeners[0].settings=exempt = ["10.2.0.0/16
             None,
         ),
         ((*BROKER, "--set", "limiting=false"), "10.1.2.3", "limiting = false: everything passes"),
-        (EXISTING, "10.1.2.3", 'every limit has action = "shadow": all passes and is only counted'),
-        (RABBITMQ, "10.1.2.3", 'every limit has action = "shadow": all passes and is only counted'),
+        (EXISTING, "10.1.2.3", 'every limit has action = "shadow": everything passes and is only counted'),
+        (RABBITMQ, "10.1.2.3", 'every limit has action = "shadow": everything passes and is only counted'),
     ],
     ids=["usual", "ipv6, and settings of a listener", "not limiting", "existing broker", "existing RabbitMQ"],
 )
