@@ -187,7 +187,7 @@ def test_it_is_confirmed_after_it_was_consumed_by_shape(
         consuming = client.open_channel()
         client.call(consuming, "basic.consume", queue=queue)
         for shape in _SHAPES:
-            before = _after_consume(sluice)
+            before, outstanding = _after_consume(sluice), []
             for _ in range(2):
                 channel = client.open_channel(confirms=True)
                 client.publish(channel, queue, shape.body, **shape.properties)
@@ -196,8 +196,10 @@ def test_it_is_confirmed_after_it_was_consumed_by_shape(
                     assert client.wait_for_confirms(channel).nacked == [], shape.name
                 # Its confirm would have come as soon as this answer.
                 client.call(channel, "basic.qos", prefetch_count=1)
-                assert client.confirmed[channel].outstanding == shape.marked, shape.name
+                outstanding.append(client.confirmed[channel].outstanding)
                 client.send(method(consuming, "basic.ack", delivery_tag=tag))
                 assert client.wait_for_confirms(channel).nacked == [], shape.name
+            # The one that shows how long the broker takes is confirmed by a broker with a fast queue at once.
             by_consumers = _after_consume(sluice) - before
+            assert sum(outstanding) in ({1, 2} if shape.marked else {0}), shape.name
             assert by_consumers in ({1, 2} if shape.marked else {0}), shape.name
