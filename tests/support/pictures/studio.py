@@ -23,7 +23,7 @@ _START_TIMEOUT_S: Final = 300.0
 _RUN_TIMEOUT_S: Final = 600.0
 #: Pixels of a picture for each one that is laid out: fine enough, and still small.
 _FINE: Final = 2
-_COLOURS: Final = 256
+_COLOURS: Final = 64
 
 
 @contextmanager
