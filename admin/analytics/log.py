@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from operator import add, ge
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -85,7 +85,7 @@ def _rows(session: "SparkSession", found: Found, parse: _Parse, columns: pa.Sche
     if in_process and all("://" not in file.path and file.path.endswith(ENDINGS) for file in found.files):
         paths = ((file.path, Path(file.path).as_uri()) for file in found.files)
         pairs = ((line, address) for path, address in paths for line in _lines_of(path))
-        batches = [batch for some in iter(lambda: list(islice(pairs, _AT_ONCE)), []) for batch in parse(some)]
+        batches = list(_in_parts(parse, pairs))
         table = pa.Table.from_batches(batches) if batches else columns.empty_table()
         return session.createDataFrame(table, schema)
     frames = []
@@ -123,10 +123,14 @@ def _of_packed(parse: _Parse) -> Callable[[Iterator[pa.RecordBatch]], _Rows]:
         for batch in batches:
             for content, file in zip(batch.column(0), batch.column(1).to_pylist(), strict=True):
                 lines = _unpacked(memoryview(content.as_buffer()))
-                while some := list(islice(lines, _AT_ONCE)):
-                    yield from parse((line, file) for line in some)
+                yield from _in_parts(parse, zip(lines, repeat(file), strict=False))
 
     return run
+
+
+def _in_parts(parse: _Parse, pairs: Iterator[tuple[bytes | None, str]]) -> _Rows:
+    while some := list(islice(pairs, _AT_ONCE)):
+        yield from parse(some)
 
 
 def _unpacked(content: memoryview) -> Iterator[bytes | None]:

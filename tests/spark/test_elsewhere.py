@@ -9,7 +9,6 @@ import sysconfig
 import urllib.parse
 import urllib.request
 import xml.etree.ElementTree as ET
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from harness.paths import PARTS, required
 from harness.ports import free_port
 from harness.process import ManagedProcess
 from harness.sidecar import run_sluice
+from small_log import write_blank_log
 
 if TYPE_CHECKING:
     from conftest import Case
@@ -58,9 +58,8 @@ def _report(folder: Path, *arguments: str) -> Any:
 def here(case: "Case", tmp_path_factory: pytest.TempPathFactory) -> Here:
     large = tmp_path_factory.mktemp("large")
     (large / "logs").symlink_to(case.logs)
-    # From 10 MB on, advice is made by workers. Packed files count ten times: these are blank lines, hardly packed.
-    packing = zlib.compressobj(0, wbits=31)
-    (large / "blank.jsonl.gz").write_bytes(packing.compress((b" " * 999 + b"\n") * 1100) + packing.flush())
+    # From 10 MB on, lines are read and advice is made by workers.
+    write_blank_log(large)
     return Here(case, large)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import duckdb
 import pytest
 from log_truth import START_S, Run
+from small_log import write_blank_log
 
 Report = Callable[..., Any]
 NOT_UTF8 = "not UTF-8"
@@ -116,8 +117,7 @@ def logs(request: pytest.FixtureRequest, folder: Path, tmp_path: Path) -> Path:
     large = tmp_path / "large"
     large.mkdir()
     (large / folder.name).symlink_to(folder)
-    packing = zlib.compressobj(0, wbits=31)  # hardly packed, but counted ten times
-    (large / "blank.jsonl.gz").write_bytes(packing.compress((b" " * 999 + b"\n") * 1100) + packing.flush())
+    write_blank_log(large)
     return large
 
 

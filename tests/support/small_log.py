@@ -1,5 +1,6 @@
-"""A small rejection log: minutes of one topic that is flooded twice."""
+"""Logs that are small: minutes of one topic that is flooded twice, and blank lines that count as a large log."""
 
+import zlib
 from pathlib import Path
 from typing import Final
 
@@ -29,3 +30,9 @@ def write_small_log(file: Path, *, minutes: int = 10) -> None:
     )  # fmt: skip
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(b"\n".join(run.lines) + b"\n")
+
+
+def write_blank_log(folder: Path) -> None:
+    """Write blank lines that make a log large: packed files count ten times, and these are hardly packed."""
+    packing = zlib.compressobj(0, wbits=31)
+    (folder / "blank.jsonl.gz").write_bytes(packing.compress((b" " * 999 + b"\n") * 1100) + packing.flush())
