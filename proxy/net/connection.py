@@ -239,6 +239,9 @@ class Doing(Enum):
     ENDING = "ending"
     ENDED = "ended"
 
+    # Enum's own hash is Python code, and directions are looked up for each chunk.
+    __hash__ = object.__hash__
+
 
 #: Once a client's direction does this, it has ended.
 _PAST: Final = frozenset({Doing.KEEPING, Doing.ENDING, Doing.ENDED})

@@ -87,8 +87,20 @@ class ReadAhead:
         self.taken_bytes = 0
 
 
+def _set_options(sock: socket.socket) -> None:
+    """Set what all sockets have; Linux hands it down from a listening socket to those that it accepts."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE.items():
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
 class Wire:
     """One connected, non-blocking TCP socket. Errors of the peer come as OSError.
+
+    Args:
+        sock: the socket.
+        inherits: it has the options of the listening socket that accepted it.
 
     Attributes:
         ended: ``read_ahead`` has found the end of the stream, so the peer's kernel has nothing left to send.
@@ -100,12 +112,10 @@ class Wire:
     _ahead_of_all = ReadAhead()
     _ahead_reactor: Reactor
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, *, inherits: bool = False) -> None:
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _KEEPALIVE.items():
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        if not inherits:
+            _set_options(sock)
         self._sock = sock
 
     def fileno(self) -> int:
@@ -413,6 +423,7 @@ class ListeningSocket(Watched):
         sock: socket.socket,
     ) -> None:
         super().__init__(reactor, sock.fileno())
+        _set_options(sock)
         self._enter = enter
         self._no_room = no_room
         self._backlog = backlog
@@ -487,7 +498,8 @@ class ListeningSocket(Watched):
                     raise
             else:
                 try:
-                    return Wire(sock), plain_address(address)
+                    # Who waited at a given socket may have come before it had the options.
+                    return Wire(sock, inherits=not self.is_given), plain_address(address)
                 except OSError:
                     # Gone between accept and the first option: nobody to serve.
                     sock.close()

@@ -201,12 +201,12 @@ class RequestStream:
         """
         self._chunk = chunk
         self._lead, self._led = b"", None
-        self.left_bytes = 0
+        was_left, self.left_bytes = self.left_bytes > 0, 0
         self.refusals = {}
         self.lost = False
         self._now_ns = now_ns
         requests = Gathered()
-        size, max_length = len(chunk), self._max_length
+        size, max_length, runs = len(chunk), self._max_length, 0
         subscriptions = self._limits_kind(_SUBSCRIPTION)
         position = self._continue_body(chunk) if self._body_left else 0
         self._from = 0 if self._open else position
@@ -218,7 +218,7 @@ class RequestStream:
             if self._beginning.pieces:
                 position, steps = self._continue_frame(chunk, requests, subscriptions)
             # On trial each frame is read by itself, to learn about the client.
-            scanner, runs = self._scanner, 0
+            scanner = self._scanner
             while size - position >= _PREFIX_BYTES and not self.left_bytes:
                 if steps >= _MAX_STEPS or runs >= MAX_RUNS:
                     self.left_bytes = size - position
@@ -269,7 +269,8 @@ class RequestStream:
             self._to = min(position, size)
         else:
             self._to = min(position, size)
-            self._fast = steps <= FEW_STEPS
+            # A large buffer is not kept for many parts, between which others have their turn.
+            self._fast = steps <= FEW_STEPS and runs < MAX_RUNS and not was_left
             self._long = steps > FEW_STEPS
         if requests.scanned:
             self._owed.scanned()

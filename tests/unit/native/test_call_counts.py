@@ -54,7 +54,7 @@ CONVERSATIONS = {
     "RocketMQ: 32 frames, their answers":           (lambda rig: answered(rig, 32, "orders"),    197,        5,    17),
     "RocketMQ: 250 frames of 1 000 topics":         (lambda rig: answered(rig, 250, "topic{}"),  197,        5,    17),
     "RocketMQ: 250 frames that are refused":        (lambda rig: refused(rig, 250, "refused"),   215,       16,    10),
-    "RocketMQ: accept, 1 frame, its answer, close": (lambda rig: accepted(rig, 1, "orders"),     605,        6,    66),
+    "RocketMQ: accept, 1 frame, its answer, close": (lambda rig: accepted(rig, 1, "orders"),     595,        6,    66),
     "AMQP 0.9.1: 1 publish, its confirm":           (lambda rig: confirmed(rig, 1),              258,       11,    17),
     "AMQP 0.9.1: 32 publishes, their confirms":     (lambda rig: confirmed(rig, 32),             258,       11,    17),
     "AMQP 1.0: 1 transfer, its disposition":        (lambda rig: disposed(rig, 1, "orders"),     227,        3,    17),

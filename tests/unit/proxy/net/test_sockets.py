@@ -436,10 +436,10 @@ class TestAccept:
         real = Wire.__init__
         faults = [OSError(errno.EINVAL, "gone")]
 
-        def fail_once(self: Wire, sock: socket.socket) -> None:
+        def fail_once(self: Wire, sock: socket.socket, *, inherits: bool) -> None:
             if faults:
                 raise faults.pop()
-            real(self, sock)
+            real(self, sock, inherits=inherits)
 
         clients = [socket.create_connection(listening.address) for _ in range(2)]
         monkeypatch.setattr(Wire, "__init__", fail_once)
@@ -476,11 +476,20 @@ class FailingSocket:
         return getattr(self._sock, name)
 
 
-def test_peer_that_is_gone_without_a_word_is_noticed(pair: tuple[Wire, socket.socket]) -> None:
-    sock = pair[0]._sock
-    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-    options = socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT
-    assert [sock.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [60, 10, 6]
+@pytest.mark.parametrize("is_given", [False, True])
+async def test_a_peer_that_is_gone_without_a_word_is_noticed(
+    pair: tuple[Wire, socket.socket],
+    listening: ListeningSocket,
+    is_given: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    listening.is_given = is_given
+    with socket.create_connection(listening.address):
+        accepted, _ = accept(listening)
+    for sock in (pair[0]._sock, accepted._sock):
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        options = socket.TCP_NODELAY, socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT
+        assert [sock.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [1, 60, 10, 6]
+    accepted.close()
 
 
 async def test_an_inherited_socket_is_used_for_its_address_and_those_of_nobody_are_closed() -> None:
