@@ -17,6 +17,8 @@ from limiter.counting import repeats, row
 from limiter.deciding.limits import PlainDefault, PlainLimit
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
+from proxy.deciding.batch import Refuse
+from proxy.deciding.judge import Judge
 
 __all__ = [
     "INTERFACE",
@@ -24,16 +26,20 @@ __all__ = [
     "Cell",
     "Channels",
     "Entry",
+    "Lent",
     "Links",
     "Opaques",
     "Publishes",
     "RefusedIds",
     "Resources",
+    "Returned",
     "Row",
     "Scanner",
     "Second",
     "Segment",
     "Table",
+    "Turn",
+    "lend_rocketmq",
     "reflow",
     "renumber",
 ]
@@ -142,7 +148,7 @@ class Resources:
 
     Args:
         resource_type: makes a resource of its kind and name.
-        limits_of: the limits of what a request is for, its scopes aside.
+        limits_of: the limits of what a request is for at a time, its scopes aside.
         default_of: of a kind, what limits each name without a rule of its own, if that is plain and nothing else does.
         row_of: the row that a resource is counted in, at a time.
         most: names that are remembered; beyond it some are forgotten whose limiters were not begun here.
@@ -167,7 +173,7 @@ class Resources:
     def __new__(
         cls,
         resource_type: type[Resource],
-        limits_of: Callable[[tuple[Resource, ...]], _PlainLimits],
+        limits_of: Callable[[tuple[Resource, ...], int], _PlainLimits],
         default_of: Callable[[str], PlainDefault | None],
         row_of: Callable[[Resource, int], row.Row],
         most: int,
@@ -206,9 +212,9 @@ class Resources:
 
 @final
 class Callers:
-    """The limits of one client at one listener; ``limits_of`` is asked for those of a producer group's requests."""
+    """The limits of one client at one listener; ``limits_of`` is asked for those of a producer group at a time."""
 
-    def __new__(cls, limits_of: Callable[[str], _PlainLimits]) -> Self: ...
+    def __new__(cls, limits_of: Callable[[str, int], _PlainLimits]) -> Self: ...
 
 @final
 class Opaques:
@@ -253,6 +259,8 @@ class Table:
         plain_sys_flags: what a plain message may be, as it is spelled.
         internal_topics: sends to these are not plain.
         internal_prefix: nor are those to what begins with it.
+        read_by_python: codes of other requests, of clients or brokers, that ``Turn`` leaves to Python.
+        long_polls: codes of requests that brokers may leave without an answer for long.
 
     Raises:
         ValueError: there are more than 16 distinct field names.
@@ -268,6 +276,8 @@ class Table:
         plain_sys_flags: Sequence[str],
         internal_topics: Sequence[str],
         internal_prefix: str,
+        read_by_python: Sequence[int],
+        long_polls: Sequence[int],
     ) -> Self: ...
 
 @final
@@ -287,6 +297,96 @@ class Scanner:
         """
     def names(self) -> list[Resource]:
         """Return the resources of the keys that are remembered."""
+
+@final
+class Lent:
+    """What reads both streams of a connection that is lent to a ``Turn``."""
+
+    def give_back(self) -> Any:
+        """Return what its session has to know to go on without; only before it is lent."""
+
+def lend_rocketmq(
+    judge: Judge,
+    scanner: Scanner,
+    around: Callable[[Refuse], tuple[bytes, bytes]],
+    max_length: int,
+    most_polls: int,
+    client: tuple[int, bool],
+    broker: int,
+    polls: Sequence[int],
+    timed: tuple[int | None, int],
+) -> Lent:
+    """Return what reads a RocketMQ connection between two frames, or within one whose verdict is known.
+
+    It takes plain frames, and all requests of other codes than those of the scanner's table; and the answers to both.
+    It leaves the rest to Python, and any request that ``judge`` would have wait.
+
+    Args:
+        judge: decides and counts what the compiled part does not.
+        scanner: of the connection, with the numbers that are owed there.
+        around: returns the header of a refusal before and behind the number of the request.
+        max_length: the highest length that a frame may name in its first word.
+        most_polls: how many long polls may be remembered.
+        client: bytes still to come of the client's frame in hand, and whether they are swallowed.
+        broker: likewise of the broker's frame.
+        polls: numbers of long polls that have no answer yet.
+        timed: the number of the request whose answer is timed, and when that or the last one was forwarded.
+
+    Returns:
+        What reads it; it returns ``client``, ``broker``, own answers that wait for the end of the broker's frame, polls
+        with whether one of their numbers is ambiguous, and ``timed``.
+    """
+
+Returned: TypeAlias = tuple[Any, tuple[bytes, bytes], tuple[bytes, bytes], tuple[int, int]]
+"""What a connection returns with: the state for its session; and by peer, the bytes that were read and not taken, those
+that were taken and not written, and the error that was met in reading, or 0."""
+
+@final
+class Turn:
+    """Serves all connections that were lent to it and have something ready, in one call.
+
+    A connection leaves when something comes that its reading does not take, or when a stream ends or fails.
+
+    Args:
+        clock: returns monotonic nanoseconds.
+        second_at: returns the second under way at a time, and when it ends.
+        failed: called with the number of a connection and an error that is not its peers'; it must not call the turn.
+
+    Attributes:
+        system_calls: how many there were so far.
+    """
+
+    def __new__(
+        cls,
+        clock: Callable[[], int],
+        second_at: Callable[[int], tuple[Second, int]],
+        failed: Callable[[int, Exception], object],
+    ) -> Self: ...
+    @property
+    def system_calls(self) -> int: ...
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when something may be ready."""
+    def lend(self, client: int, broker: int, lent: Lent) -> int:
+        """Serve two sockets from now on, which stay their owner's; return a number that no other connection has now.
+
+        Raises:
+            OSError: the kernel cannot watch them.
+        """
+    def serve(
+        self, budget_ns: int
+    ) -> tuple[bool, list[tuple[int, int]], tuple[int, int], tuple[int, int], list[tuple[int, int]], list[int]]:
+        """Serve until nothing is ready, or the time is over.
+
+        Returns:
+            Whether nothing is ready; what happened to connections, as their number and 0 for left, 1 for a broker that
+            takes no more for now, and 2 for one that does again; frames and bytes by the peer that they came from;
+            how long decisions took, in nanoseconds, and of how many requests; and how long brokers took to answer.
+        """
+    def take_counts(self, number: int) -> tuple[int, int, tuple[int, int], int]:
+        """Return requests, refused ones, and bytes by peer since the last call, and when a peer was read last."""
+    def take(self, number: int) -> Returned:
+        """Serve a connection no more; its number is free."""
+    def __len__(self) -> int: ...
 
 @final
 class Segment:

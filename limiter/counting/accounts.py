@@ -153,6 +153,10 @@ class Accounts:
             self._turn(now_ns)
         return self._span.second
 
+    def moment(self, now_ns: int) -> tuple[Second, int]:
+        """Return the second under way, and when it ends, in monotonic nanoseconds."""
+        return self.at(now_ns), self._ends_ns
+
     def _turn(self, now_ns: int) -> None:
         span, ahead_ns = self._span, self._ahead_ns
         self._ahead_ns = 0 if self._wall_ns is None else self._wall_ns() - now_ns

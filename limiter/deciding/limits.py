@@ -105,6 +105,7 @@ class Limits:
         self._accounts.pin(rule_set.own)
         self._plans = Plans(rule_set, self._registries, self._accounts)
         self.swaps = 0
+        self._only_refuse = _only_refuse(rule_set)
         self._tightest: dict[frozenset[str], Advance | None] = {}
         self.holding = Holding(self._ask_again, self._expire)
         self._delays = Delays(self.holding)
@@ -154,6 +155,7 @@ class Limits:
     def swap(self, rule_set: RuleSet, now_ns: int) -> None:
         """Activate another rule set from ``now_ns`` on; held requests are asked for again."""
         self.swaps += 1
+        self._only_refuse = _only_refuse(rule_set)
         self._tightest.clear()
         own = rule_set.own_since(self.rule_set)
         for registry in self._registries.values():
@@ -175,19 +177,35 @@ class Limits:
         if now_ns < self._now_ns:  # noqa: PLR1730 - max() is a call more for each segment
             now_ns = self._now_ns
         self._now_ns = now_ns
-        callers: Callers | None = None
-        if self._plans.scoped:
-            callers = self._callers.get(caller)
-            if callers is None and COMPILED is not None:
-                callers = COMPILED.Callers(partial(self._plain_of_caller, caller))
-                if len(self._callers) >= _MAX_CALLERS:
-                    self._callers.clear()
-                self._callers[caller] = callers
-        return segment.admit(first, now_ns, self._accounts.at(now_ns), callers)
+        return segment.admit(first, now_ns, self._accounts.at(now_ns), self.callers(caller))
 
-    def _plain_of(self, resources: tuple[Resource, ...]) -> tuple[PlainLimit, ...] | None:
+    def callers(self, caller: Caller) -> "Callers | None":
+        """Return the limits of a caller's scopes for the compiled part; None if no rule limits scopes."""
+        if not self._plans.scoped or COMPILED is None:
+            return None
+        callers = self._callers.get(caller)
+        if callers is None:
+            callers = COMPILED.Callers(partial(self._plain_of_caller, caller))
+            if len(self._callers) >= _MAX_CALLERS:
+                self._callers.clear()
+            self._callers[caller] = callers
+        return callers
+
+    @property
+    def only_refuse(self) -> bool:
+        """Whether all rules in force refuse: none has requests wait, or is tried without effect."""
+        return self._only_refuse
+
+    def refuses(self, resources: tuple[Resource, ...], caller: Caller) -> bool:
+        """Return whether requests over a limit are refused, and nothing else: none is held or only noted."""
+        plan, scoped = self._asked(resources, caller)
+        return not (plan.shadows or scoped.shadows) and not any(
+            part.waits(caller) for part in plan.enforcing + scoped.enforcing
+        )
+
+    def _plain_of(self, resources: tuple[Resource, ...], now_ns: int) -> tuple[PlainLimit, ...] | None:
         plan = self._plans.of(resources)
-        return None if plan.exempt and self._plans.scoped else self._plain(plan)
+        return None if plan.exempt and self._plans.scoped else self._plain(plan, now_ns)
 
     def _default_of(self, kind: str) -> PlainDefault | None:
         rule_set = self.rule_set
@@ -204,22 +222,22 @@ class Limits:
             return None
         return PlainDefault(part, part.bare_name, unit_of(dimension, part), ends)
 
-    def _plain_of_caller(self, caller: Caller, producer_group: str) -> tuple[PlainLimit, ...] | None:
+    def _plain_of_caller(self, caller: Caller, producer_group: str, now_ns: int) -> tuple[PlainLimit, ...] | None:
         caller = caller._replace(producer_group=producer_group)
-        return self._plain(self._plans.of_scopes(caller, NO_PLAN))
+        return self._plain(self._plans.of_scopes(caller, NO_PLAN), now_ns)
 
-    def _plain(self, plan: Plan) -> tuple[PlainLimit, ...] | None:
+    def _plain(self, plan: Plan, now_ns: int) -> tuple[PlainLimit, ...] | None:
         if plan.shadows or plan.doubled:
             return None
         found = []
         for part in plan.enforcing:
-            limiter = part.registry.get(part.resource, self._now_ns)
+            limiter = part.registry.get(part.resource, now_ns)
             if limiter is None:
                 continue
             if part.delays or type(limiter) is not Limiter or limiter.resource != part.resource:
                 # It holds, its price changes, it has shares, or it is an overflow limiter.
                 return None
-            found.append((limiter, part.row(self._now_ns), part.unit))
+            found.append((limiter, part.row(now_ns), part.unit))
         return tuple(found)
 
     def decide(
@@ -504,3 +522,7 @@ class Limits:
         return explain(
             now_ns, self.rule_set, self._registries, self._accounts, self.holding, resources=resources, caller=caller
         )
+
+
+def _only_refuse(rule_set: RuleSet) -> bool:
+    return all(rule.action in {"reject", "off"} for rule in rule_set.in_force)

@@ -249,8 +249,8 @@ impl Runs for Publishes {
         self.runs.len()
     }
 
-    fn askers(&self) -> &[Asker] {
-        &self.askers
+    fn asker_of(&self, run: usize) -> PyResult<&Asker> {
+        self.askers.get(run).ok_or_else(|| PyIndexError::new_err("no such run"))
     }
 
     fn sums(&self, run: usize) -> Option<(u32, u64, u64)> {

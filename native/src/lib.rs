@@ -13,6 +13,7 @@ mod runs;
 mod scanner;
 mod segment;
 mod table;
+mod turn;
 
 use pyo3::prelude::*;
 
@@ -20,7 +21,7 @@ use pyo3::prelude::*;
 mod sluice_native {
     /// Told apart by who imports it; another number whenever what is offered, or what it means, changes.
     #[pymodule_export]
-    const INTERFACE: u32 = 11;
+    const INTERFACE: u32 = 12;
 
     #[pymodule_export]
     use crate::cell::Cell;
@@ -42,4 +43,8 @@ mod sluice_native {
     use crate::segment::Segment;
     #[pymodule_export]
     use crate::table::Table;
+    #[pymodule_export]
+    use crate::turn::rocketmq::lend_rocketmq;
+    #[pymodule_export]
+    use crate::turn::{Lent, Turn};
 }

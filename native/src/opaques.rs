@@ -15,6 +15,14 @@ static ANSWERS: Mutex<Option<Templates>> = Mutex::new(None);
 #[pyclass(module = "sluice_native")]
 pub struct Opaques(pub opaques::Opaques);
 
+impl Opaques {
+    /// Step over the answers of a chunk, as `answers::settle` does.
+    pub fn step_over(&mut self, chunk: &[u8], position: usize) -> (usize, usize) {
+        let mut answers = ANSWERS.lock().unwrap_or_else(PoisonError::into_inner);
+        answers::settle(chunk, position, &mut self.0, answers.get_or_insert_default())
+    }
+}
+
 #[pymethods]
 impl Opaques {
     #[new]
@@ -45,8 +53,6 @@ impl Opaques {
 
     #[allow(clippy::needless_pass_by_value)]
     fn settle(&mut self, py: Python<'_>, chunk: PyBuffer<u8>, position: usize) -> (usize, usize) {
-        let mut answers = ANSWERS.lock().unwrap_or_else(PoisonError::into_inner);
-        let templates = answers.get_or_insert_default();
-        with_bytes(py, &chunk, |bytes| answers::settle(bytes, position, &mut self.0, templates))
+        with_bytes(py, &chunk, |bytes| self.step_over(bytes, position))
     }
 }

@@ -298,6 +298,11 @@ impl Resources {
         }
     }
 
+    /// Another number whenever the rules change.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
     pub fn moment<'a>(&self, now_ns: i64, second: &'a Second) -> Moment<'a> {
         Moment { now_ns, second, epoch: self.epoch }
     }
@@ -455,7 +460,7 @@ impl Target {
         }
         let resources = Self::resources(this, py, all)?;
         let limits_of = all.borrow(py).limits_of.clone_ref(py);
-        let asked = Asked::read(limits_of.call1(py, (resources,))?.bind(py), at)?;
+        let asked = Asked::read(limits_of.call1(py, (resources, at.now_ns))?.bind(py), at)?;
         this.borrow_mut(py).asked = asked;
         Ok(())
     }
@@ -468,6 +473,23 @@ impl Target {
         }
         self.asked.keep(py, at);
         self.asked.limits().is_some()
+    }
+
+    /// Whether its limits, and those of who sends requests for it, can be decided here.
+    pub fn is_plain(
+        this: &Py<Self>,
+        py: Python<'_>,
+        all: &Py<Resources>,
+        callers: Option<(&Py<Callers>, &str)>,
+        at: &Moment,
+    ) -> PyResult<bool> {
+        Self::ask(this, py, all, at)?;
+        if !this.borrow_mut(py).keep(py, at) {
+            return Ok(false);
+        }
+        let Some((callers, group)) = callers else { return Ok(true) };
+        Callers::ask(callers, py, group, at)?;
+        Ok(callers.borrow(py).by_group.get(group).is_some_and(|asked| asked.limits().is_some()))
     }
 
     /// Whether its limiter was begun here, under the rule in force.
@@ -700,7 +722,7 @@ impl Callers {
             }
             callers.limits_of.clone_ref(py)
         };
-        let asked = Asked::read(limits_of.call1(py, (group,))?.bind(py), at)?;
+        let asked = Asked::read(limits_of.call1(py, (group, at.now_ns))?.bind(py), at)?;
         let mut callers = this.borrow_mut(py);
         if callers.by_group.len() >= MAX_GROUPS {
             callers.by_group.clear();

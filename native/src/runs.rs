@@ -1,6 +1,5 @@
 //! What is decided and counted of runs of requests at once, whatever they were read from.
 
-use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 
@@ -30,8 +29,11 @@ impl Asker {
 /// Requests in runs.
 pub trait Runs {
     fn runs(&self) -> usize;
-    /// One for each run.
-    fn askers(&self) -> &[Asker];
+    /// Who asks in a run.
+    ///
+    /// # Errors
+    /// `IndexError` if there is no such run.
+    fn asker_of(&self, run: usize) -> PyResult<&Asker>;
     /// How many requests a run has, their bytes, and those of the last one.
     fn sums(&self, run: usize) -> Option<(u32, u64, u64)>;
     /// Of all runs.
@@ -45,10 +47,6 @@ pub trait Runs {
         let count = i64::from(count);
         let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         Costs { before: [count - 1, count - 1, signed(bytes.saturating_sub(last))], all: [count, count, signed(bytes)] }
-    }
-
-    fn asker_of(&self, run: usize) -> PyResult<&Asker> {
-        self.askers().get(run).ok_or_else(|| PyIndexError::new_err("no such run"))
     }
 
     fn asker_for<'py>(&self, py: Python<'py>, run: usize) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyString>)> {
@@ -98,10 +96,11 @@ pub trait Runs {
             Ok(left)
         })?;
         let at = self.resources().borrow(py).moment(now_ns, second);
-        for (run, asker) in self.askers().iter().enumerate() {
+        for run in 0..self.runs() {
             if left.get(run) == Some(&true) {
                 continue;
             }
+            let asker = self.asker_of(run)?;
             let amount = self.costs(run).all;
             let row = Target::row(&asker.target, py, self.resources(), &at)?;
             if row.borrow(py).looks_until_ns > now_ns {

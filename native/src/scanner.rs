@@ -6,7 +6,7 @@ use std::sync::PoisonError;
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
-use sluice_native_core::scan::{self, Bounds};
+use sluice_native_core::scan::{self, Bounds, Taken};
 
 use crate::buffer::with_bytes;
 use crate::opaques::Opaques;
@@ -19,11 +19,44 @@ use crate::table::Table;
 pub struct Scanner {
     state: scan::Scanner,
     /// Of the scanner's keys, by their numbers.
-    askers: Vec<Asker>,
-    table: Py<Table>,
-    owed: Py<Opaques>,
-    resources: Py<Resources>,
+    pub askers: Vec<Asker>,
+    pub table: Py<Table>,
+    pub owed: Py<Opaques>,
+    pub resources: Py<Resources>,
     most_keys: usize,
+}
+
+impl Scanner {
+    /// Take the plain frames from `position` on.
+    ///
+    /// # Errors
+    /// Those of Python.
+    pub fn take(
+        &mut self,
+        py: Python<'_>,
+        chunk: &[u8],
+        position: usize,
+        max_length: i64,
+        most_runs: usize,
+    ) -> PyResult<Taken> {
+        let taken = {
+            let shared = self.table.get();
+            let mut known = shared.known.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut owed = self.owed.try_borrow_mut(py)?;
+            let bounds = Bounds { max_length, most_keys: self.most_keys, most_runs };
+            self.state.scan(chunk, position, &bounds, &shared.limitable, &mut known, &mut owed.0)
+        };
+        self.askers.truncate(taken.first_new);
+        for key in &taken.new {
+            let target = self.resources.borrow_mut(py).target(py, &key.kind, &key.name)?;
+            let producer_group = match self.askers.last() {
+                Some(last) if last.producer_group.bind(py).to_cow()? == key.group => last.producer_group.clone_ref(py),
+                _ => PyString::new(py, &key.group).unbind(),
+            };
+            self.askers.push(Asker { target, second: None, producer_group });
+        }
+        Ok(taken)
+    }
 }
 
 #[pymethods]
@@ -50,24 +83,7 @@ impl Scanner {
         max_length: i64,
         most_runs: usize,
     ) -> PyResult<Segment> {
-        let taken = {
-            let shared = self.table.get();
-            let mut known = shared.known.lock().unwrap_or_else(PoisonError::into_inner);
-            let mut owed = self.owed.try_borrow_mut(py)?;
-            let bounds = Bounds { max_length, most_keys: self.most_keys, most_runs };
-            with_bytes(py, &chunk, |bytes| {
-                self.state.scan(bytes, position, &bounds, &shared.limitable, &mut known, &mut owed.0)
-            })
-        };
-        self.askers.truncate(taken.first_new);
-        for key in &taken.new {
-            let target = self.resources.borrow_mut(py).target(py, &key.kind, &key.name)?;
-            let producer_group = match self.askers.last() {
-                Some(last) if last.producer_group.bind(py).to_cow()? == key.group => last.producer_group.clone_ref(py),
-                _ => PyString::new(py, &key.group).unbind(),
-            };
-            self.askers.push(Asker { target, second: None, producer_group });
-        }
+        let taken = with_bytes(py, &chunk, |bytes| self.take(py, bytes, position, max_length, most_runs))?;
         let askers = taken.runs.iter().filter_map(|run| Some(self.askers.get(run.key)?.clone_ref(py))).collect();
         Ok(Segment::new(taken, askers, self.table.clone_ref(py), self.owed.clone_ref(py), self.resources.clone_ref(py)))
     }

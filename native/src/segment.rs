@@ -46,8 +46,8 @@ impl Runs for Segment {
         self.runs.len()
     }
 
-    fn askers(&self) -> &[Asker] {
-        &self.askers
+    fn asker_of(&self, run: usize) -> PyResult<&Asker> {
+        self.askers.get(run).ok_or_else(|| PyIndexError::new_err("no such run"))
     }
 
     fn sums(&self, run: usize) -> Option<(u32, u64, u64)> {
@@ -209,22 +209,25 @@ impl Segment {
                     continue;
                 }
                 owed.0.discard(frame.opaque);
-                let mut digits = Digits::default();
-                let opaque = digits.spell(frame.opaque);
-                if let Some(prefix) = prefix(head.len() + opaque.len() + tail.len()) {
-                    if count == 0 {
-                        out.reserve(refused.iter().count() * (32 + head.len() + tail.len()));
-                    }
-                    out.extend_from_slice(&prefix);
-                    out.extend_from_slice(head);
-                    out.extend_from_slice(opaque);
-                    out.extend_from_slice(tail);
-                    count += 1;
+                if count == 0 {
+                    out.reserve(refused.iter().count() * (32 + head.len() + tail.len()));
                 }
+                count += usize::from(say_busy(&mut out, frame.opaque, head, tail));
             }
             Ok((PyBytes::new(py, &out), count))
         })
     }
+}
+
+/// Answer a request; false if the answer would be too long.
+pub fn say_busy(out: &mut Vec<u8>, opaque: i32, head: &[u8], tail: &[u8]) -> bool {
+    let mut digits = Digits::default();
+    let opaque = digits.spell(opaque);
+    let Some(prefix) = prefix(head.len() + opaque.len() + tail.len()) else { return false };
+    for part in [&prefix, head, opaque, tail] {
+        out.extend_from_slice(part);
+    }
+    true
 }
 
 /// Room for an i32 as it is spelled.

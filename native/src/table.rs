@@ -52,11 +52,15 @@ impl Table {
         plain_sys_flags: Vec<String>,
         internal_topics: Vec<String>,
         internal_prefix: String,
+        read_by_python: Vec<i32>,
+        long_polls: Vec<i32>,
     ) -> PyResult<Self> {
         let mut table = table::Table::new(max_header_bytes, max_name_bytes, retry_prefix, retry_kind);
         table.plain_sys_flags = plain_sys_flags;
         table.internal_topics = internal_topics;
         table.internal_prefix = internal_prefix;
+        table.read_by_python = read_by_python;
+        table.long_polls = long_polls;
         for (code, (kind, name, group, batch, sys_flag)) in &limitable {
             table
                 .add(*code, kind, name, group.as_deref(), batch.as_deref(), sys_flag.as_deref())

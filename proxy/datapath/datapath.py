@@ -47,6 +47,7 @@ from proxy.net.limit_commands import LimitCommands
 from proxy.net.reactor import Reactor
 from proxy.net.server import ListenerConfig, Server
 from proxy.net.sockets import Inherited, format_address
+from proxy.net.turn import Lending
 from proxy.protocols.base import NO_TERMS, Terms, WireCounters
 from proxy.spool.figures import SpoolState
 from proxy.stats.flow import Flow, Purged
@@ -160,6 +161,8 @@ class LocalDataPath(DataPath):
         self._buffers = BufferPool(config.buffer_budget_bytes)
         self._commands = LimitCommands()
         self._reactor = Reactor()
+        counted = (self._accounts, self._timings, self._wire_counters.frames, self._bytes_read)
+        self._lending = None if self._limits.resources is None else Lending(now_ns, *counted)
         self._spooling = Spooling(config.spool, now_ns, self._wall_ns, config.credit.store)
         self._services = services = Services(
             self._pipeline,
@@ -173,6 +176,7 @@ class LocalDataPath(DataPath):
             self._reactor,
             self._limiting,
             self._limits.resources,
+            self._lending,
             credit=config.credit.stages,
             terms=self._terms,
             tightest=self._limits.tightest,
@@ -240,6 +244,8 @@ class LocalDataPath(DataPath):
                 self._alarm_watch.forget_disk()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._reactor.run)
+                if self._lending is not None:
+                    nursery.start_soon(self._lending.run)
                 nursery.start_soon(self._pipeline.run)
                 nursery.start_soon(self._follow_the_clock)
                 nursery.start_soon(self._shrink_buffers)

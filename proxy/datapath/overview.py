@@ -251,6 +251,7 @@ def _connection(
 ) -> ConnectionState:
     """Return how a connection is; ``several`` brokers are behind its listener."""
     info, session = connection.info, connection.session
+    connection.count_lent()
     described = session.describe()
     shown = described.resources[:MAX_RESOURCES_SHOWN]
     return ConnectionState(

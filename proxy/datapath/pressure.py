@@ -112,6 +112,7 @@ class Pressure:
         counts = Counter[tuple[Kind, State]]()
         waiting: dict[State, list[Connection]] = {state: [] for state in _SHOWN_FIRST}
         for connection in self.each_connection():
+            connection.count_lent()
             stage = connection.stage
             state = stage.state(now_ns)
             counts["connection", state] += 1

@@ -21,7 +21,7 @@ class Tally:
         self.held_bytes = 0
         # Repeats of messages that were refused a moment ago, by kind of the resource.
         self.repeated_requests: dict[str, int] = {}
-        self._ids = RefusedIds()
+        self.ids = RefusedIds()
         # By identity of each held request for credit: what holds it, and how many messages were counted.
         self._credit: dict[int, tuple[Judged, int]] = {}
 
@@ -74,6 +74,37 @@ class Tally:
         if batch.came_back:
             self._count_waited(batch, now_ns, sender)
 
+    def count_alike(  # noqa: PLR0917 - as the compiled part gives them
+        self,
+        now_ns: int,
+        resources: tuple[Resource, ...],
+        sender: Sender,
+        refuse: Refuse | None,
+        producer_group: str,
+        answers: int,
+        amount: tuple[int, int, int],
+        *,
+        repeats: Repeats | None,
+        passed: Outcome,
+    ) -> None:
+        """Count requests that one verdict was given for.
+
+        Args:
+            now_ns: the time.
+            resources: what they are for.
+            sender: who sends them.
+            refuse: why they are refused; None if they pass.
+            producer_group: theirs.
+            answers: how many of them expect an answer.
+            amount: requests, messages and bytes.
+            repeats: those among them; None if nobody has looked.
+            passed: the outcome of those that pass.
+        """
+        what = _word(refuse, producer_group, answers, passed)
+        self._accounts.count(now_ns, resources, sender, what, amount)
+        if repeats is not None:
+            self._count_repeats(resources, repeats, now_ns, refused=refuse is not None)
+
     def _hold(self, batch: Batch, indexes: Sequence[int]) -> None:
         requests = [batch.requests[index] for index in indexes]
         self.held_requests += len(requests)
@@ -84,25 +115,25 @@ class Tally:
 
     def _look(self, batch: Batch, group: Group, indexes: Sequence[int], now_ns: int, *, refused: bool) -> None:
         if batch.ids is not None and (refused or self._may_repeat(group.resources, now_ns)):
-            repeats = batch.repeats(group, indexes, self._ids, now_ns, refused=refused)
+            repeats = batch.repeats(group, indexes, self.ids, now_ns, refused=refused)
             self._count_repeats(group.resources, repeats, now_ns, refused=refused)
 
     def _look_at_held(self, request: Request, now_ns: int, *, refused: bool) -> None:
         resources, message_id = request.resources, request.message_id
         if not message_id or not (refused or self._may_repeat(resources, now_ns)):
             return
-        known, seen = self._ids.see(hash(resources[0]), message_id, now_ns, refused)
+        known, seen = self.ids.see(hash(resources[0]), message_id, now_ns, refused)
         came = (1, request.messages, request.size_bytes) if known else (0, 0, 0)
         self._count_repeats(resources, Repeats(*came, int(seen)), now_ns, refused=refused)
 
     def _may_repeat(self, resources: Sequence[Resource], now_ns: int) -> bool:
-        return len(self._ids) > 0 and self._accounts.looks_for_repeats(resources[0], now_ns)
+        return len(self.ids) > 0 and self._accounts.looks_for_repeats(resources[0], now_ns)
 
     def _count_repeats(self, resources: Sequence[Resource], repeats: Repeats, now_ns: int, *, refused: bool) -> None:
         if repeats.requests:
             kind = resources[0].kind
             self.repeated_requests[kind] = self.repeated_requests.get(kind, 0) + repeats.requests
-        self._accounts.repeat(now_ns, resources, repeats, refused=refused and len(self._ids) > 0)
+        self._accounts.repeat(now_ns, resources, repeats, refused=refused and len(self.ids) > 0)
 
     def _count_credit(self, indexes: Sequence[int], batch: Batch, now_ns: int, sender: Sender) -> None:
         for index in indexes:

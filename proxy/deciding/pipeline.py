@@ -163,6 +163,11 @@ class Pipeline:
     def wants_responses(self) -> bool:
         return bool(self._observers)
 
+    @property
+    def only(self) -> Handler | None:
+        """The handler, if it is the only one, and does not see responses."""
+        return self._links[0].handler if len(self._links) == 1 and not self._observers else None
+
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             for link in self._links:
@@ -248,11 +253,19 @@ class Pipeline:
         except BaseException as error:  # noqa: BLE001 - not even sys.exit costs anybody a message
             return Bypass("error", error)
 
+    def bypass(self, handler: Handler, error: Exception, requests: int) -> None:
+        """Count requests that a handler has not decided because of an error, outside of a batch."""
+        link = next(link for link in self._links if link.handler is handler)
+        self._count_bypass(link, Bypass("error", error), requests)
+
     def _bypass(self, link: _Link, batch: Batch, bypass: Bypass) -> None:
-        link.bypassed[bypass.reason] += len(batch.requests) + len(batch.charges) + len(batch.paid)
         batch.bypassed[link.name] = bypass.reason
         if link.handler.fails == "closed":
             batch.refuse_all(Refuse(Resource("handler", link.name), link.name, 0))
+        self._count_bypass(link, bypass, len(batch.requests) + len(batch.charges) + len(batch.paid))
+
+    def _count_bypass(self, link: _Link, bypass: Bypass, count: int) -> None:
+        link.bypassed[bypass.reason] += count
         not_logged = self._log_rate.take((link.name, bypass.reason), trio.current_time())
         if not_logged is not None:
             _log.warning(

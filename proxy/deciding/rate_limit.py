@@ -110,7 +110,7 @@ class RateLimit(Handler):
     thread_safe: ClassVar[bool] = False
 
     def __init__(self, options: RateLimitOptions, services: HandlerServices) -> None:
-        self._limits: Limits = services.limits
+        self.limits: Limits = services.limits
         self._now_ns = services.now_ns
         self._log_rate = LogRate(_LOG_LINES_PER_S)
         self._woken = trio.Event()
@@ -133,7 +133,7 @@ class RateLimit(Handler):
                 self._grant_all(batch, now_ns, verdicts)
             elif batch.requests:
                 begun: set[tuple[tuple[Resource, ...], str]] = set()
-                for group in batch.undecided(partial(self._limits.admit, now_ns, caller_of(connection))):
+                for group in batch.undecided(partial(self.limits.admit, now_ns, caller_of(connection))):
                     self._decide(batch, group, now_ns, verdicts, begun)
             for charge in batch.charges:
                 consumes = charge.consumes
@@ -145,7 +145,7 @@ class RateLimit(Handler):
                     by_answer=consumes and charge.counts,
                     asks=charge.asks,
                 )
-                self._limits.charge(
+                self.limits.charge(
                     now_ns,
                     charge.resources,
                     caller,
@@ -191,7 +191,7 @@ class RateLimit(Handler):
             return
         if not group.refusable and not group.may_wait:
             size_bytes = sum(batch.size_bytes(indexes))
-            self._limits.charge(now_ns, group.resources, caller, sum(messages), size_bytes, requests=len(indexes))
+            self.limits.charge(now_ns, group.resources, caller, sum(messages), size_bytes, requests=len(indexes))
             return
         if not group.refusable and self.holding.is_over(now_ns):
             if batch.came_back:
@@ -209,7 +209,7 @@ class RateLimit(Handler):
             return
         while True:
             some = indexes
-            decision = self._limits.decide(now_ns, group.resources, caller, messages, lambda: batch.size_bytes(some))  # noqa: B023 - asked within the call
+            decision = self.limits.decide(now_ns, group.resources, caller, messages, lambda: batch.size_bytes(some))  # noqa: B023 - asked within the call
             # A request refused for its size stops nobody behind it.
             end = decision.admitted + decision.alone if decision.alone else len(indexes)
             if decision.stop is not None:
@@ -252,11 +252,11 @@ class RateLimit(Handler):
     def _grant(self, connection: ConnectionInfo, request: Request, caller: Caller, now_ns: int) -> Verdict | None:
         """Grant some credit, or let the request wait; None if all is granted."""
         credit = Credit(request.messages, request.most, request.size_bytes)
-        granted = self._limits.grant(now_ns, request.resources, caller, credit)
+        granted = self.limits.grant(now_ns, request.resources, caller, credit)
         if granted.messages:
             return None if granted.messages == request.most else Grant(granted.messages)
         held = _HeldRequest(self, connection.id, request, caller._replace(refusable=False), credit)
-        self._limits.hold_credit(now_ns, granted, held)
+        self.limits.hold_credit(now_ns, granted, held)
         return held.verdict
 
     def _follow(
@@ -276,10 +276,10 @@ class RateLimit(Handler):
         may_spool = batch.spools and not caller.consumes
         for at, index in enumerate(indexes):
             held = _HeldRequest(self, batch.connection.id, batch.requests[index], caller)
-            if may_spool and self._limits.spools_behind(held, leader):
+            if may_spool and self.limits.spools_behind(held, leader):
                 verdicts.update(dict.fromkeys(indexes[at:], LATER))
                 return
-            stop = self._limits.follow(now_ns, held, leader)
+            stop = self.limits.follow(now_ns, held, leader)
             verdicts[index] = held.verdict if stop is None else self.refuse(stop, caller.client, held.resources)
 
     def _hold(
@@ -301,7 +301,7 @@ class RateLimit(Handler):
         for at, index in enumerate(stopped):
             held = _HeldRequest(self, batch.connection.id, batch.requests[index], caller)
             behind = len(stopped) - at - 1
-            stop = self._limits.hold(now_ns, decision, held, behind, may_spool=may_spool)
+            stop = self.limits.hold(now_ns, decision, held, behind, may_spool=may_spool)
             if stop is None:
                 verdicts[index] = held.verdict
                 if caller.refusable and not held.spooled:

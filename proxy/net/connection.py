@@ -49,7 +49,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
-from select import EPOLLIN
+from select import EPOLLIN, EPOLLOUT
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -62,12 +62,14 @@ from proxy.common.log_rate import LogRate
 from proxy.control import LimitCommandReply
 from proxy.deciding.batch import Batch, ConnectionInfo, Later, Request, Side, Ticket, drop_tickets
 from proxy.deciding.counting import Tally
+from proxy.deciding.judge import Judge, judge_of
 from proxy.deciding.pipeline import Pipeline
 from proxy.flow.credit import DEFAULT_CREDIT, Credit, Stage
 from proxy.net.limit_commands import LimitCommands
 from proxy.net.reactor import BROKER, CLIENT, ROUND_NS, Reactor, Timer
 from proxy.net.sockets import ReadAhead, Wire
 from proxy.net.tickets import Tickets
+from proxy.net.turn import LONGEST_STALL_S, Lending
 from proxy.net.writer import PeerError, Writer
 from proxy.protocols.base import Advance, Close, CommandRequest, CommandStatus, Session, TermsOf, no_terms
 from proxy.spool.spool import Spool
@@ -152,6 +154,7 @@ class Services:
         decoding: stands for what is done in turns, since it takes long.
         limiter: stands for the handlers' lanes.
         ahead: what was read ahead of all connections.
+        lending: serves connections of which all is plain; None without the compiled part.
         terms: as SessionContext has it.
         tightest: likewise.
         after_consume: likewise.
@@ -171,6 +174,7 @@ class Services:
     reactor: Reactor
     limiting: Callable[[], bool] = lambda: True
     resources: "Resources | None" = None
+    lending: Lending | None = None
     spool: Spool | None = None
     credit: Credit = DEFAULT_CREDIT
     decoding: Stage = field(default_factory=lambda: Stage("channel", "decoding"))
@@ -436,6 +440,41 @@ class Peer(Writer):
         elif self.doing is Doing.KEEPING and not self._session.keeps(self.side):
             self._pass_end_on()
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the direction only waits for bytes, and nothing of this peer is here."""
+        return (
+            self.doing is Doing.READING
+            and self.events == EPOLLIN
+            and not self.busy
+            and not self.ended
+            and self._look is None
+            and self.wire.is_plain
+        )
+
+    def lend(self) -> int:
+        """Leave the peer to the compiled part; returns its descriptor."""
+        self.unwatch()
+        if self._keeps_open is not None:
+            self._keeps_open.cancel()
+            self._keeps_open = None
+        return self.wire.fileno()
+
+    def returned(self, unread: bytes, unwritten: bytes, errno: int) -> None:
+        """Go on with what the compiled part has read and not taken, and with what it has taken and not written."""
+        self.wire.put_back(unread, errno, self._services.ahead, self._services.reactor)
+        if unwritten:
+            self._rest, self.busy = (memoryview(unwritten),), True
+            self.want(EPOLLOUT)
+
+    def go_on_reading(self) -> None:
+        """Read on, or wait for the other peer's writer."""
+        if self.opposite.busy:
+            self.doing = Doing.WRITING
+            self._show_stall(self._connection.writer)
+        elif not self._connection.must_wait(self.side):
+            self.want(EPOLLIN)
+
     def hear_out(self, chunk: memoryview) -> None:
         """Take what the peer sends as it is parted from, and end the stream to it once nothing is waited for."""
         if not self.ended and self._session.heard_out(self.side, chunk):
@@ -606,6 +645,7 @@ class Peer(Writer):
             self._give_back()
             self.doing = Doing.READING
         connection.progressed()
+        connection.lend()
         return False
 
     def _give_back(self) -> None:
@@ -684,6 +724,9 @@ class Connection:
         "_had_gone",
         "_half_closes",
         "_hears_of_writes",
+        "_judge",
+        "_lent",
+        "_long_stall",
         "_looks",
         "_on_over",
         "_scopes",
@@ -760,6 +803,10 @@ class Connection:
         #: Who stalls it: what the client's direction waits for.
         self._stalled_by: Stage | None = None
         self._hears_of_writes = False
+        #: Its number with the compiled part, while it is lent; what decides for it there; and what ends a long stall.
+        self._lent: int | None = None
+        self._judge: Judge | None = None
+        self._long_stall: Timer | None = None
         #: How often in a row nothing had come of the client, and how much had come before.
         self._silent = self._came_bytes = 0
         self.peers: dict[Side, Peer] = {}
@@ -776,6 +823,9 @@ class Connection:
             partial(services.reactor.soon, partial(self.guard, self._client_silent)),
         )
         self.session = open_session(calls)
+        if services.lending is not None and services.resources is not None and self.session.lends:
+            sender = self._tickets.sender
+            self._judge = judge_of(services.pipeline, services.tally, services.resources, info, sender)
         wires = {Side.CLIENT: client, Side.BROKER: broker}
         self.peers = {side: Peer(self, side, wire, services, self.session) for side, wire in wires.items()}
         for side, peer in self.peers.items():
@@ -791,8 +841,76 @@ class Connection:
             self._look_in(self._timeouts.idle_s, self._look_at_idleness)
         self.guard(self.progressed)
 
+    def lend(self) -> None:
+        """Let the compiled part serve both peers, if nothing is under way and it reads all that they say."""
+        lending, judge = self._services.lending, self._judge
+        if (
+            lending is None
+            or judge is None
+            or self.parting is not None
+            or self.over
+            or self.draining
+            or self.ended is not None
+            or self._deciding
+            or not all(peer.is_quiet for peer in self.peers.values())
+        ):
+            return
+        judge.connection, judge.sender = self.info, self._tickets.sender
+        lent = self.session.lend(judge)
+        if lent is None:
+            return
+        client, broker = (peer.lend() for peer in self.peers.values())
+        try:
+            self._lent = lending.lend(self, client, broker, lent)
+        except OSError as error:
+            # The kernel has no room to watch it twice; Python serves it as well.
+            self._judge = None
+            self._services.log_failed(self.info, error)
+            self.session.returned(lent.give_back())
+            self.progressed()
+
+    def recall(self) -> None:
+        """Have Python serve both peers again, if the compiled part does."""
+        lending = self._services.lending
+        if self._lent is None or lending is None:
+            return
+        self.count_lent()
+        number, self._lent = self._lent, None
+        state, unread, unwritten, errnos = lending.take(number)
+        if self._long_stall is not None:
+            self._long_stall.cancel()
+        self.stall(None)
+        self.session.returned(state)
+        peers = self.peers.values()
+        for peer, *left in zip(peers, unread, unwritten, errnos, strict=True):
+            peer.returned(*left)
+        for peer in peers:
+            peer.go_on_reading()
+
+    def count_lent(self) -> None:
+        """Count what the compiled part has done for the connection so far."""
+        if self._lent is None or self._services.lending is None:
+            return
+        requests, refused, read_bytes, read_ns = self._services.lending.take_counts(self._lent)
+        self.session.count_lent(requests, refused)
+        for side, count in zip(Side, read_bytes, strict=True):
+            self.bytes_read[side] += count
+        self.read_ns = max(self.read_ns, read_ns)
+
+    def left(self) -> None:
+        """Go on with what the compiled part does not serve."""
+        self.guard(self.progressed)
+
+    def stalled(self, *, on: bool) -> None:
+        """Take note that the broker takes no more of what the compiled part writes, or that it does again."""
+        self.stall(self.writer if on else None)
+        if self._long_stall is not None:
+            self._long_stall.cancel()
+        self._long_stall = self._services.reactor.after(LONGEST_STALL_S, self.left) if on else None
+
     def finish(self, reason: str, detail: str) -> None:
         """End the connection at once, whatever is under way; the first reason given is the one that counts."""
+        self.recall()
         if self.parting is None:
             self.parting = (reason, detail)
         if not self.over:
@@ -834,6 +952,8 @@ class Connection:
 
     def let_go(self) -> None:
         """Let go of everything but the sockets; nothing of the connection is under way, and nothing is begun."""
+        if not self.over:
+            self.recall()
         self.over = True
         if self._timer is not None:
             self._timer.cancel()
@@ -880,6 +1000,7 @@ class Connection:
     def guard(self, step: Callable[..., None], *args: object) -> None:
         """Do something of which no error may reach another connection."""
         try:
+            self.recall()
             step(*args)
         except Exception as error:  # noqa: BLE001 - whatever it is
             self.failed(error)
@@ -948,6 +1069,8 @@ class Connection:
 
     def progressed(self) -> None:
         """Look again at what had to wait for a write or for the session."""
+        if self._lent is not None:
+            return
         for peer in self.peers.values():
             if peer.doing is not Doing.READING:
                 peer.go_on_with_session()
@@ -996,6 +1119,7 @@ class Connection:
         if self.parting is not None or self.over:
             return 0, 0
         try:
+            self.recall()
             purged = self.session.purge(resource, self._services.now_ns())
             self._flush()
         except Exception as error:  # noqa: BLE001 - as in guard
@@ -1115,6 +1239,7 @@ class Connection:
         """End the connection in order, as the module's docstring says; what is read from here on is dropped."""
         if self.parting is not None:
             return
+        self.recall()
         self.parting = (reason, detail)
         self.end_in(PARTING_S)
         self._tickets.ends = True

@@ -109,6 +109,8 @@ class Wire:
     ended = False
     #: What was read ahead, where that is counted, and who serves it.
     _ahead: bytes | bytearray = b""
+    # What the kernel has said of the socket, behind what was read ahead: it says it once.
+    _errno = 0
     _ahead_of_all = ReadAhead()
     _ahead_reactor: Reactor
 
@@ -173,6 +175,8 @@ class Wire:
         """Read what is there; returns the number of bytes, 0 at the end of the stream, None when nothing is there."""
         if self._ahead:
             return self._take_ahead(buffer)
+        if self._errno:
+            raise OSError(self._errno, os.strerror(self._errno))
         try:
             return self._sock.recv_into(buffer)
         except (BlockingIOError, InterruptedError):
@@ -219,6 +223,19 @@ class Wire:
             if len(ahead) > began:
                 reactor.unread(self.fileno(), unread=True)
         return None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the kernel's bytes are the peer's, and nothing of them is here."""
+        return type(self) is Wire and not self._ahead and not self.ended
+
+    def put_back(self, data: bytes, errno: int, of_all: ReadAhead, reactor: Reactor) -> None:
+        """Have ``receive_into`` return bytes that somebody else has read, and then raise what they met, if anything."""
+        self._errno = errno
+        if data:
+            self._ahead, self._ahead_of_all, self._ahead_reactor = bytearray(data), of_all, reactor
+            of_all.taken_bytes += len(data)
+            reactor.unread(self.fileno(), unread=True)
 
     def _take_ahead(self, buffer: memoryview) -> int:
         ahead = self._ahead

@@ -36,7 +36,9 @@ from proxy.stats.snapshot import ClientDescription, ConfirmState, LinkState
 from proxy.stats.timing import Histogram
 
 if TYPE_CHECKING:
-    from sluice_native import Resources
+    from sluice_native import Lent, Resources
+
+    from proxy.deciding.judge import Judge
 
 Buffer = bytes | memoryview
 
@@ -149,6 +151,8 @@ class Session(ABC):
 
     # The session uses ``tick`` from the start on. For others the driver starts a task once they call their waker.
     ticks: bool = False
+    # ``lend`` may return something, sooner or later.
+    lends: bool = False
     # Set by the driver: the client has left, and what it sent before is read to its end.
     client_left: bool = False
 
@@ -196,6 +200,26 @@ class Session(ABC):
         """
         del side
         return b""
+
+    def lend(self, judge: "Judge") -> "Lent | None":
+        """Let the compiled part read both streams for a while, if it would read them as the session does.
+
+        Only asked between two chunks, while nothing of the session waits to be written. The session is not called
+        until ``returned``, but to ``describe``, ``count_lent`` and for what is ``in_flight``.
+
+        Args:
+            judge: decides and counts what the compiled part does not.
+        """
+        del judge
+        return None
+
+    def returned(self, state: Any) -> None:
+        """Go on with both streams; ``state`` is what the compiled part says of them."""
+        del state
+
+    def count_lent(self, requests: int, refused: int) -> None:
+        """Count requests that the compiled part has read, and those of them that it has refused."""
+        del requests, refused
 
     @abstractmethod
     def decided(self, batch: Batch, now_ns: int) -> None:

@@ -1,6 +1,7 @@
 //! The broker's answers: stepped over as long as they answer sends, of which only the number matters.
 
 use crate::json::{Reader, Value};
+use crate::known::{self, Known};
 use crate::opaques::Opaques;
 use crate::plain::{Loose, Plain, Span};
 use crate::prefix::{prefix, PREFIX_BYTES, RESPONSE};
@@ -43,6 +44,14 @@ pub fn read<const LOOSE: bool>(header: &[u8]) -> Option<(Plain, Loose)> {
     let nothing = Span::default();
     let plain = Plain { entry: 0, code, flag, opaque, name: nothing, group: nothing, opaque_at };
     (flag & RESPONSE != 0).then_some((plain, reader.loose))
+}
+
+/// Read the numbers of the header of any frame of a broker, which may be a request of its own.
+#[must_use]
+pub fn known(header: &[u8], header_type: u32) -> Option<Known> {
+    known::read(header, header_type).or_else(|| {
+        read::<false>(header).map(|(plain, _)| Known { code: plain.code, opaque: plain.opaque, flag: plain.flag })
+    })
 }
 
 /// Step over an object of plain values.

@@ -1,5 +1,6 @@
 //! Binary headers of requests: fixed numbers, then fields of which each says its own length.
 
+use crate::known::Known;
 use crate::plain::{Loose, Plain, Span};
 use crate::prefix::RESPONSE;
 use crate::table::{Table, Values};
@@ -21,6 +22,20 @@ fn chunk<const N: usize>(header: &[u8], at: usize) -> Option<[u8; N]> {
 #[must_use]
 pub fn opaque(header: &[u8]) -> Option<i32> {
     chunk(header, OPAQUE_AT).map(i32::from_be_bytes)
+}
+
+/// Read the numbers of any header; its fields are stepped over.
+#[must_use]
+pub fn known(header: &[u8]) -> Option<Known> {
+    let fixed: [u8; FIXED_BYTES] = chunk(header, 0)?;
+    let remark_bytes = i32::from_be_bytes(chunk(&fixed, 13)?);
+    let fields_bytes = i32::from_be_bytes(chunk(&fixed, 17)?);
+    if remark_bytes != 0 || usize::try_from(fields_bytes) != Ok(header.len() - FIXED_BYTES) {
+        return None;
+    }
+    let code = i32::from(i16::from_be_bytes(chunk(&fixed, 0)?));
+    let flag = i32::from_be_bytes(chunk(&fixed, 9)?);
+    Some(Known { code, opaque: opaque(header)?, flag })
 }
 
 /// Read the header of a request.

@@ -12,6 +12,7 @@ pub mod binary;
 pub mod bucket;
 pub mod json;
 pub mod keys;
+pub mod known;
 pub mod message_id;
 pub mod opaques;
 pub mod plain;

@@ -83,6 +83,12 @@ impl Opaques {
         }
     }
 
+    /// All numbers, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = i32> + '_ {
+        let numbers = self.slots.iter().copied().filter(|number| *number != 0);
+        numbers.chain(self.has_zero.then_some(0)).map(|number| i32::from_ne_bytes(number.to_ne_bytes()))
+    }
+
     #[must_use]
     pub fn contains(&self, opaque: i32) -> bool {
         let number = u32::from_ne_bytes(opaque.to_ne_bytes());

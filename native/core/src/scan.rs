@@ -221,6 +221,32 @@ impl Scanner {
 }
 
 impl Taken {
+    /// The indexes of the frames of one run.
+    pub fn indexes_of<'a>(&'a self, run: &'a Run) -> impl Iterator<Item = usize> + 'a {
+        let number = self.frames.get(run.first as usize).map(|frame| frame.run);
+        let of_run = move |index: &usize| self.frames.get(*index).map(|frame| frame.run) == number;
+        (run.first as usize..=run.last as usize).filter(of_run)
+    }
+
+    /// Forget the frames from an index on.
+    pub fn cut(&mut self, first: usize) {
+        self.stop = self.frames.get(first).map_or(self.stop, |frame| frame.start as usize);
+        for frame in self.frames.drain(first..) {
+            if let Some(run) = self.runs.get_mut(frame.run as usize) {
+                run.frames -= 1;
+                run.bytes -= u64::from(frame.size);
+                run.oneway -= u32::from(frame.is_oneway());
+            }
+        }
+        // Runs are in the order of their first frames.
+        self.runs.retain(|run| run.frames > 0);
+        for (index, frame) in (0..).zip(&self.frames) {
+            if let Some(run) = self.runs.get_mut(frame.run as usize) {
+                run.last = index;
+            }
+        }
+    }
+
     /// The indexes of the frames of every run, one run after the other.
     #[must_use]
     pub fn indexes(&self) -> Vec<u32> {

@@ -35,6 +35,10 @@ pub struct Table {
     /// Sends to these, or to what begins so, are not plain.
     pub internal_topics: Vec<String>,
     pub internal_prefix: String,
+    /// Other requests that Python reads.
+    pub read_by_python: Vec<i32>,
+    /// Requests that the broker may leave without an answer for long.
+    pub long_polls: Vec<i32>,
 }
 
 impl Table {
@@ -54,7 +58,15 @@ impl Table {
             plain_sys_flags: Vec::new(),
             internal_topics: Vec::new(),
             internal_prefix: String::new(),
+            read_by_python: Vec::new(),
+            long_polls: Vec::new(),
         }
+    }
+
+    /// Whether nothing limits requests of `code`, and nobody has to read them.
+    #[must_use]
+    pub fn passes(&self, code: i32) -> bool {
+        self.entry_of(code).is_none() && !self.read_by_python.contains(&code)
     }
 
     /// Make requests of `code` limitable; None if there are too many entries or fields.

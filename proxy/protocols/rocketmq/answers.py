@@ -138,6 +138,28 @@ class Pending:
         if self._halves and self.opaques is not None and not self._ambiguous:
             self._ambiguous = any(opaque in self.opaques for opaque in self._halves)
 
+    def lend(self) -> tuple[list[int], tuple[int | None, int]] | None:
+        """Hand out the numbers of long polls, and which request is timed since when, for the compiled part.
+
+        None, and nothing is handed out, if an answer matters for more than its number.
+        """
+        if self.opaques is None or self._halves or any(resources for _, resources in self._polls.values()):
+            return None
+        polls, self._polls = list(self._polls), {}
+        return polls, (self._timed, self._timed_ns)
+
+    def returned(
+        self,
+        polls: Sequence[int],
+        timed: tuple[int | None, int],
+        *,
+        is_ambiguous: bool,
+    ) -> None:
+        """Take back what ``lend`` handed out."""
+        self._polls = dict.fromkeys(polls, NOT_REMEMBERED)
+        self._timed, self._timed_ns = timed
+        self._ambiguous = self._ambiguous or is_ambiguous
+
     def half_of(self, opaque: int) -> HalfSend | None:
         """Return what the send of a half message begins, if its answer is certain. Call ``settle`` next."""
         return self._halves.get(opaque) if self._halves and not self._is_ambiguous() else None
@@ -244,6 +266,13 @@ class AnswerStream:
 
     def between_frames(self) -> bool:
         return not self._beginning.pieces and not self._left
+
+    def lend(self) -> int | None:
+        """Return how many bytes of a frame are still to come, for the compiled part; None if it matters which."""
+        return None if self._beginning.pieces or self._bringing is not None or self.responses else self._left
+
+    def returned(self, left_bytes: int) -> None:
+        self._left = left_bytes
 
     def feed(self, chunk: memoryview, waiting: Sequence[bytes], out: list[Buffer]) -> bool:
         """Queue one chunk, and ``waiting`` in its first gap; return whether there was one."""

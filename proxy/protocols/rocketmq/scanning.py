@@ -16,17 +16,20 @@ from limiter.deciding.asking import permits_each
 from proxy.deciding import gathered
 from proxy.deciding.batch import Batch, Group, Hold, Later, Look, Refusal, Refuse, Request, Verdicts
 from proxy.protocols.options import ScanName
-from proxy.protocols.rocketmq.answers import MAX_PENDING
+from proxy.protocols.rocketmq.answers import LONG_POLLS, MAX_PENDING
 from proxy.protocols.rocketmq.refusals import INTERNAL_PREFIX, INTERNAL_TOPICS, around_opaque, busy_answer
 from proxy.protocols.rocketmq.wire.codes import (
     FLAG_ONEWAY,
+    HEARD,
     KIND_RETRY_GROUP,
     KIND_TOPIC,
+    LIMITABLE,
     MAX_NAME_CHARS,
     PLAIN_SYS_FLAGS,
     RETRY_PREFIX,
     SEND_BACK_FIELDS,
     SENDS,
+    RequestCode,
 )
 from proxy.protocols.rocketmq.wire.frame import MAX_HEADER_BYTES, Frame
 from proxy.protocols.rocketmq.wire.header import Header
@@ -62,6 +65,8 @@ def make_table(module: Any) -> Any:
         PLAIN_SYS_FLAGS,
         sorted(INTERNAL_TOPICS),
         INTERNAL_PREFIX,
+        sorted({*LIMITABLE, *HEARD, RequestCode.CHECK_TRANSACTION_STATE.value}),
+        sorted(LONG_POLLS),
     )
 
 

@@ -1,30 +1,39 @@
 """One RocketMQ connection, sans-IO: the two streams, and our own answers."""
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
+from limiter.compiled import COMPILED
 from limiter.rules.resource import Resource
 from proxy.control import LimitCommandReply
 from proxy.deciding.batch import Batch, Refuse, Request, Response, Side
+from proxy.deciding.judge import Judge
 from proxy.flow.credit import Stage
 from proxy.protocols.base import NO_BOUND, Buffer, CommandRequest, Description, Session, SessionContext
 from proxy.protocols.options import relays_unread
 from proxy.protocols.rocketmq import refusals
-from proxy.protocols.rocketmq.answers import AnswerStream, Pending
+from proxy.protocols.rocketmq.answers import MAX_PENDING, AnswerStream, Pending
 from proxy.protocols.rocketmq.held import HeldFrame
 from proxy.protocols.rocketmq.limit_commands import LimitCommandReader
 from proxy.protocols.rocketmq.lines import Aside, Lines
 from proxy.protocols.rocketmq.options import RocketMQOptions
-from proxy.protocols.rocketmq.refusals import Forbidden, busy_answer
+from proxy.protocols.rocketmq.refusals import Forbidden, around_opaque, busy_answer
 from proxy.protocols.rocketmq.requests import RequestStream
 from proxy.protocols.rocketmq.scanning import NOTHING_REFUSED, Refused, answer_each, first_opaque, scan_named
 from proxy.protocols.rocketmq.transactions import Transactions
+from proxy.protocols.rocketmq.wire.codes import KIND_SUBSCRIPTION
 from proxy.protocols.rocketmq.wire.header import Header
 from proxy.protocols.rocketmq.wire.message_id import ANOTHER_EACH_TIME
 from proxy.spool.segments import Piece
 
+if TYPE_CHECKING:
+    from sluice_native import Lent
+
 
 class RocketMQSession(Session):
     """The session of one client's connection; the context's options are a RocketMQOptions."""
+
+    lends = COMPILED is not None
 
     def __init__(self, context: SessionContext) -> None:
         options: RocketMQOptions = context.options
@@ -32,6 +41,7 @@ class RocketMQSession(Session):
         self._counters = context.counters
         self._tls = options.tls
         self._limiting = context.limiting
+        self._limits_kind = context.limits_kind
         # Refuses all sends, while Sluice is short of something.
         self._alarm: Forbidden | None = None
         self._stage = context.stage
@@ -115,6 +125,45 @@ class RocketMQSession(Session):
             return batch
         self._pass_on(None)
         return None
+
+    def lend(self, judge: Judge) -> "Lent | None":
+        if (
+            not self._begun
+            or self._unread
+            or self._alarm is not None
+            or self._lines
+            or self._throttled
+            or self._waiting
+            or self._client_gone
+            or self._broker_ended
+            or self._limit_commands.open
+            or not self._stays()
+        ):
+            return None
+        client, broker = self._requests.lend(), self._answers.lend()
+        owed = None if client is None or broker is None else self._owed.lend()
+        if client is None or broker is None or owed is None or COMPILED is None:
+            return None
+        scanner, max_length, left = client
+        judge.stays = self._stays
+        judge.ids = None if self.language in ANOTHER_EACH_TIME else judge.all_ids
+        return COMPILED.lend_rocketmq(judge, scanner, around_opaque, max_length, MAX_PENDING, left, broker, *owed)
+
+    def _stays(self) -> bool:
+        return not self._limits_kind(KIND_SUBSCRIPTION)
+
+    def returned(self, state: Any) -> None:
+        (left_bytes, swallows), broker_left_bytes, waiting, (polls, is_ambiguous), timed = state
+        self._requests.returned(left_bytes, swallows=swallows)
+        self._answers.returned(broker_left_bytes)
+        self._owed.returned(polls, timed, is_ambiguous=is_ambiguous)
+        if waiting:
+            self._own_bytes += len(waiting)
+            self._waiting.append(waiting)
+
+    def count_lent(self, requests: int, refused: int) -> None:
+        self._requests.frames += requests
+        self._refused += refused
 
     def held_back(self, side: Side) -> int:
         return self._requests.held_back() if side is Side.CLIENT else 0

@@ -49,17 +49,17 @@ PYTHON, COMPILED, SYSTEM, C = KINDS = ("Python calls", "compiled calls", "system
 #: As measured with CPython 3.11. Whoever raises a bound says why in the same commit.
 CONVERSATIONS = {
     #                                                                                         Python  compiled  system
-    "RocketMQ: 1 frame, its answer":                (lambda rig: answered(rig, 1, "orders"),     197,        5,    17),
-    "RocketMQ: 4 frames, their answers":            (lambda rig: answered(rig, 4, "orders"),     197,        5,    17),
-    "RocketMQ: 32 frames, their answers":           (lambda rig: answered(rig, 32, "orders"),    197,        5,    17),
-    "RocketMQ: 250 frames of 1 000 topics":         (lambda rig: answered(rig, 250, "topic{}"),  197,        5,    17),
-    "RocketMQ: 250 frames that are refused":        (lambda rig: refused(rig, 250, "refused"),   215,       16,    10),
-    "RocketMQ: accept, 1 frame, its answer, close": (lambda rig: accepted(rig, 1, "orders"),     595,        6,    66),
-    "AMQP 0.9.1: 1 publish, its confirm":           (lambda rig: confirmed(rig, 1),              258,       11,    17),
-    "AMQP 0.9.1: 32 publishes, their confirms":     (lambda rig: confirmed(rig, 32),             258,       11,    17),
-    "AMQP 1.0: 1 transfer, its disposition":        (lambda rig: disposed(rig, 1, "orders"),     227,        3,    17),
-    "AMQP 1.0: 32 transfers, their dispositions":   (lambda rig: disposed(rig, 32, "orders"),    227,        3,    17),
-    "AMQP 1.0: 32 transfers that may be refused":   (lambda rig: disposed(rig, 32, "critical"), 2979,       70,    17),
+    "RocketMQ: 1 frame, its answer":                (lambda rig: answered(rig, 1, "orders"),     200,        5,    17),
+    "RocketMQ: 4 frames, their answers":            (lambda rig: answered(rig, 4, "orders"),     200,        5,    17),
+    "RocketMQ: 32 frames, their answers":           (lambda rig: answered(rig, 32, "orders"),    200,        5,    17),
+    "RocketMQ: 250 frames of 1 000 topics":         (lambda rig: answered(rig, 250, "topic{}"),  200,        5,    17),
+    "RocketMQ: 250 frames that are refused":        (lambda rig: refused(rig, 250, "refused"),   218,       16,    10),
+    "RocketMQ: accept, 1 frame, its answer, close": (lambda rig: accepted(rig, 1, "orders"),     634,        6,    66),
+    "AMQP 0.9.1: 1 publish, its confirm":           (lambda rig: confirmed(rig, 1),              261,       11,    17),
+    "AMQP 0.9.1: 32 publishes, their confirms":     (lambda rig: confirmed(rig, 32),             261,       11,    17),
+    "AMQP 1.0: 1 transfer, its disposition":        (lambda rig: disposed(rig, 1, "orders"),     229,        3,    17),
+    "AMQP 1.0: 32 transfers, their dispositions":   (lambda rig: disposed(rig, 32, "orders"),    229,        3,    17),
+    "AMQP 1.0: 32 transfers that may be refused":   (lambda rig: disposed(rig, 32, "critical"), 2981,       70,    17),
 }
 #: By method of the stand-ins, and of trio's own epoll.
 SYSTEM_CALLS = {

@@ -1,0 +1,268 @@
+//! `Judge`: decides and counts what one connection asks for; Python is asked where it knows more.
+
+use pyo3::exceptions::PyKeyboardInterrupt;
+use pyo3::prelude::*;
+use pyo3::{PyTraverseError, PyVisit};
+
+use crate::refused_ids::RefusedIds;
+use crate::resources::{Callers, Resources, Target};
+use crate::row::Second;
+use crate::runs::Runs;
+use crate::turn::Context;
+
+/// What is decided of some requests of a run, one after the other.
+pub struct Span {
+    pub requests: usize,
+    /// Python's `Refuse`; None passes.
+    pub refuse: Option<Py<PyAny>>,
+}
+
+/// What is counted of them.
+pub struct Counted {
+    pub requests: i64,
+    pub bytes: i64,
+    /// Of the requests so many get an answer.
+    pub answers: i64,
+    /// Of those that were refused before: requests, messages and bytes; and how many will be known again.
+    pub repeats: Option<(u64, u64, u64, u64)>,
+}
+
+/// What a run became.
+pub enum Decided {
+    Passed,
+    /// The limiter has failed, so they passed.
+    Bypassed,
+    Spans(Vec<Span>),
+}
+
+pub struct Judge {
+    /// `proxy.deciding.judge.Judge`.
+    python: Py<PyAny>,
+    pub resources: Py<Resources>,
+    /// The ids of what was refused of late; None if the client gives a message another id each time it sends it.
+    pub ids: Option<Py<RefusedIds>>,
+    sender: Py<PyAny>,
+    /// The number of the outcome of what passes, and of what a limiter's failure lets pass.
+    passed: usize,
+    bypassed: usize,
+    is_exempt: bool,
+    callers: Option<Py<Callers>>,
+    /// No rule has requests wait, or is tried without effect.
+    only_refuses: bool,
+    /// The rules under which the callers were asked for.
+    epoch: Option<u64>,
+}
+
+/// What `proxy.deciding.judge.Judge` says of itself.
+#[derive(FromPyObject)]
+struct Terms {
+    resources: Py<Resources>,
+    ids: Option<Py<RefusedIds>>,
+    sender: Py<PyAny>,
+    passed: usize,
+    bypassed: usize,
+    is_exempt: bool,
+}
+
+impl Judge {
+    /// # Errors
+    /// Those of Python.
+    pub fn new(python: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let Terms { resources, ids, sender, passed, bypassed, is_exempt } = python.extract()?;
+        let python = python.clone().unbind();
+        Ok(Self {
+            python,
+            resources,
+            ids,
+            sender,
+            passed,
+            bypassed,
+            is_exempt,
+            callers: None,
+            only_refuses: false,
+            epoch: None,
+        })
+    }
+
+    /// # Errors
+    /// Those of `visit`.
+    pub fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.python)
+    }
+
+    /// Learn the rules in force; false if the connection is Python's under these.
+    ///
+    /// # Errors
+    /// Those of Python.
+    #[inline]
+    pub fn renew(&mut self, py: Python<'_>) -> PyResult<bool> {
+        let epoch = self.resources.borrow(py).epoch();
+        if self.epoch == Some(epoch) {
+            return Ok(true);
+        }
+        let stays: bool;
+        (stays, self.only_refuses, self.callers) = self.python.call_method0(py, "renew")?.extract(py)?;
+        self.epoch = stays.then_some(epoch);
+        Ok(stays)
+    }
+
+    /// The first run that Python has to decide from a batch of its own, if there is one. Nothing is spent.
+    ///
+    /// # Errors
+    /// Those of Python.
+    pub fn first_foreign<R: Runs>(&self, py: Python<'_>, runs: &R, context: &Context<'_>) -> PyResult<Option<usize>> {
+        if self.is_exempt || self.only_refuses {
+            return Ok(None);
+        }
+        for run in 0..runs.runs() {
+            // A limiter that fails is bypassed when it decides.
+            if self.is_plain(py, runs, run, context).unwrap_or(true) {
+                continue;
+            }
+            let asker = runs.asker_of(run)?;
+            let resources = Target::resources(&asker.target, py, &self.resources)?;
+            let group = asker.producer_group.clone_ref(py);
+            if !self.python.call_method1(py, "is_plain", (resources, group))?.extract::<bool>(py)? {
+                return Ok(Some(run));
+            }
+        }
+        Ok(None)
+    }
+
+    fn is_plain<R: Runs>(&self, py: Python<'_>, runs: &R, run: usize, context: &Context<'_>) -> PyResult<bool> {
+        let asker = runs.asker_of(run)?;
+        let second = context.second.borrow(py);
+        let at = self.resources.borrow(py).moment(context.now_ns, &second);
+        let group = asker.producer_group.bind(py).to_cow()?;
+        let callers = self.callers.as_ref().map(|callers| (callers, &*group));
+        Target::is_plain(&asker.target, py, &self.resources, callers, &at)
+    }
+
+    /// Decide a run.
+    ///
+    /// # Errors
+    /// Only `KeyboardInterrupt`: a limiter that fails is bypassed.
+    pub fn decide<R: Runs>(
+        &self,
+        py: Python<'_>,
+        runs: &R,
+        run: usize,
+        context: &Context<'_>,
+        sizes: impl FnOnce() -> Vec<u32>,
+    ) -> PyResult<Decided> {
+        if self.is_exempt {
+            return Ok(Decided::Passed);
+        }
+        let decided = self.admit(py, runs, run, context).and_then(|admitted| {
+            if admitted {
+                return Ok(Decided::Passed);
+            }
+            let asker = runs.asker_of(run)?;
+            let resources = Target::resources(&asker.target, py, &self.resources)?;
+            let group = asker.producer_group.clone_ref(py);
+            let arguments = (context.now_ns, resources, group, sizes());
+            let spans: Vec<(usize, Option<Py<PyAny>>)> =
+                self.python.call_method1(py, "decide", arguments)?.extract(py)?;
+            let span = |(requests, refuse)| Span { requests, refuse };
+            Ok(Decided::Spans(spans.into_iter().map(span).collect()))
+        });
+        match decided {
+            Err(error) if !error.is_instance_of::<PyKeyboardInterrupt>(py) => {
+                let requests = runs.sums(run).map_or(0, |(requests, ..)| requests);
+                self.python.call_method1(py, "failed", (error, requests))?;
+                Ok(Decided::Bypassed)
+            }
+            decided => decided,
+        }
+    }
+
+    fn admit<R: Runs>(&self, py: Python<'_>, runs: &R, run: usize, context: &Context<'_>) -> PyResult<bool> {
+        let asker = runs.asker_of(run)?;
+        let second = context.second.borrow(py);
+        let at = self.resources.borrow(py).moment(context.now_ns, &second);
+        let group = asker.producer_group.bind(py).to_cow()?;
+        let callers = self.callers.as_ref().map(|callers| (callers, &*group));
+        Target::admit(&asker.target, py, &self.resources, callers, &runs.costs(run), &at)
+    }
+
+    /// Count a run that passed as a whole; false if it may have messages that were refused before.
+    ///
+    /// # Errors
+    /// Those of Python.
+    pub fn count<R: Runs>(
+        &self,
+        py: Python<'_>,
+        runs: &R,
+        run: usize,
+        context: &Context<'_>,
+        is_bypassed: bool,
+    ) -> PyResult<bool> {
+        let asker = runs.asker_of(run)?;
+        let second: &Second = &context.second.borrow(py);
+        let at = self.resources.borrow(py).moment(context.now_ns, second);
+        let row = Target::row(&asker.target, py, &self.resources, &at)?;
+        if self.ids.is_some() && row.borrow(py).looks_until_ns > context.now_ns {
+            return Ok(false);
+        }
+        let outcome = if is_bypassed { self.bypassed } else { self.passed };
+        let amount = runs.costs(run).all;
+        row.borrow_mut(py).count(py, second, context.now_ns, &self.sender, outcome, amount, 0)?;
+        if let Some(target) = &asker.second {
+            let row = Target::row(target, py, &self.resources, &at)?;
+            row.borrow_mut(py).count(py, second, context.now_ns, &self.sender, outcome, amount, 0)?;
+        }
+        Ok(true)
+    }
+
+    /// Have Python count some requests of a run.
+    ///
+    /// # Errors
+    /// Those of Python.
+    #[allow(clippy::too_many_arguments)]
+    pub fn tell<R: Runs>(
+        &self,
+        py: Python<'_>,
+        runs: &R,
+        run: usize,
+        context: &Context<'_>,
+        refuse: Option<&Py<PyAny>>,
+        is_bypassed: bool,
+        counted: &Counted,
+    ) -> PyResult<()> {
+        let asker = runs.asker_of(run)?;
+        let resources = Target::resources(&asker.target, py, &self.resources)?;
+        let Counted { requests, bytes, answers, repeats } = *counted;
+        let told = (
+            context.now_ns,
+            resources,
+            asker.producer_group.clone_ref(py),
+            refuse.map(|refuse| refuse.clone_ref(py)),
+            is_bypassed,
+            (requests, requests, bytes),
+            answers,
+            repeats,
+        );
+        self.python.call_method1(py, "count", told).map(drop)
+    }
+
+    /// Whether something that a run is for was refused of late.
+    ///
+    /// # Errors
+    /// Those of Python.
+    pub fn looks<R: Runs>(&self, py: Python<'_>, runs: &R, run: usize, context: &Context<'_>) -> PyResult<bool> {
+        let second: &Second = &context.second.borrow(py);
+        let at = self.resources.borrow(py).moment(context.now_ns, second);
+        let row = Target::row(&runs.asker_of(run)?.target, py, &self.resources, &at)?;
+        let looks = row.borrow(py).looks_until_ns > context.now_ns;
+        Ok(looks)
+    }
+
+    /// The key of the ids of what a run is for.
+    ///
+    /// # Errors
+    /// Those of Python.
+    pub fn key<R: Runs>(&self, py: Python<'_>, runs: &R, run: usize) -> PyResult<i64> {
+        let resources = Target::resources(&runs.asker_of(run)?.target, py, &self.resources)?;
+        Ok(resources.bind(py).get_item(0)?.hash()? as i64)
+    }
+}

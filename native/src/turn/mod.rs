@@ -1,0 +1,627 @@
+//! `Turn`: serves what is ready of all connections that were lent to it, in one call.
+//!
+//! A connection has two sockets, which Python keeps, and a `Reading`, which knows the protocol. What a reading does not
+//! take, and every end or failure of a stream, makes the connection *leave*: it is not served any more, and Python gets
+//! what was read and not taken, what was taken and not written, and what the reading knows.
+//!
+//! The kernel tells once when a socket becomes ready (it is edge-triggered), so each waits in a queue of its own rank
+//! until it was read to its end: all brokers first, since their answers are waited for; then some clients; then one of
+//! those whose last read filled its buffer, which are floods as a rule. One read each.
+
+pub mod judge;
+pub mod rocketmq;
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, RawFd};
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::time::{Duration, Instant};
+
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token};
+use nix::errno::Errno;
+use nix::sys::socket::{recv, send, sendmsg, MsgFlags};
+use pyo3::exceptions::{PyIndexError, PyKeyboardInterrupt, PyRuntimeError};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use pyo3::{PyTraverseError, PyVisit};
+
+use crate::row::Second;
+
+/// The peers, by where a chunk came from or whom it goes to.
+pub const CLIENT: usize = 0;
+pub const BROKER: usize = 1;
+
+/// What most reads take, and those of a peer whose last read filled its buffer.
+const CHUNK_BYTES: usize = 256 * 1024;
+const LARGE_CHUNK_BYTES: usize = 2 * 1024 * 1024;
+/// Of one peer so much is kept that is not complete; who has more leaves.
+pub const MAX_KEPT_BYTES: usize = 64 * 1024;
+/// A peer whose unwritten answers have grown to this is not read until they are gone.
+const MAX_UNWRITTEN_BYTES: usize = 1024 * 1024;
+/// Clients that are read between two looks for brokers.
+const CLIENTS_AT_ONCE: usize = 16;
+const EVENTS: usize = 256;
+/// Linux takes no more slices at once (`IOV_MAX`).
+const MAX_SLICES: usize = 1024;
+
+/// Bytes of the chunk in hand, or of `Out::own`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Piece {
+    Chunk(Range<usize>),
+    Own(Range<usize>),
+}
+
+/// What is to be written of one chunk, in order, by the peer that it goes to.
+#[derive(Default)]
+pub struct Out {
+    pub to: [Vec<Piece>; 2],
+    pub own: Vec<u8>,
+}
+
+impl Out {
+    /// Pass bytes of the chunk on; adjacent ones become one piece.
+    pub fn pass(&mut self, to: usize, bytes: Range<usize>) {
+        match self.to[to].last_mut() {
+            _ if bytes.is_empty() => (),
+            Some(Piece::Chunk(last)) if last.end == bytes.start => last.end = bytes.end,
+            _ => self.to[to].push(Piece::Chunk(bytes)),
+        }
+    }
+
+    /// Write what was appended to `own` since it had `from` bytes.
+    pub fn say(&mut self, to: usize, from: usize) {
+        let end = self.own.len();
+        match self.to[to].last_mut() {
+            _ if from == end => (),
+            Some(Piece::Own(last)) if last.end == from => last.end = end,
+            _ => self.to[to].push(Piece::Own(from..end)),
+        }
+    }
+
+    fn clear(&mut self) {
+        self.to.iter_mut().for_each(Vec::clear);
+        self.own.clear();
+    }
+}
+
+/// Where a reading stopped.
+pub enum Next {
+    /// What begins here is incomplete: it comes again with more bytes behind it.
+    Keep(usize),
+    /// What begins here is for Python.
+    Leave(usize),
+}
+
+/// What a reading is given beside the chunk.
+pub struct Context<'a> {
+    pub now_ns: i64,
+    pub second: &'a Py<Second>,
+    pub clock: &'a Py<PyAny>,
+    pub report: &'a mut Report,
+}
+
+impl Context<'_> {
+    pub fn clock_ns(&self, py: Python<'_>) -> PyResult<i64> {
+        self.clock.call0(py)?.extract(py)
+    }
+}
+
+/// What all connections did since the last report.
+#[derive(Default)]
+pub struct Report {
+    /// By the peer that they came from.
+    pub frames: [u64; 2],
+    bytes: [u64; 2],
+    /// How long it took from reading to deciding, in ns, and for how many requests.
+    pub processing: Vec<(i64, u32)>,
+    /// How long the broker took to answer, in ns.
+    pub round_trips: Vec<i64>,
+    events: Vec<(usize, u8)>,
+    pub system_calls: u64,
+}
+
+/// Why a connection is reported: see `sluice_native.pyi`.
+const LEFT: u8 = 0;
+const STALLED: u8 = 1;
+const FLOWS: u8 = 2;
+
+/// Reads both streams of a connection.
+pub trait Reading: Send + Sync {
+    /// Read a chunk of one peer: all that comes before the offset that is returned is in `out`, or goes nowhere.
+    ///
+    /// # Errors
+    /// Those of Python, or of the reading itself: they end the connection.
+    fn read(
+        &mut self,
+        py: Python<'_>,
+        side: usize,
+        chunk: &[u8],
+        context: &mut Context<'_>,
+        out: &mut Out,
+    ) -> PyResult<Next>;
+
+    /// Requests, and refused ones, since this was asked last.
+    fn take_counts(&mut self) -> (u64, u64);
+
+    /// What its session has to know to go on; it is not used any more.
+    ///
+    /// # Errors
+    /// Those of Python.
+    fn give_back(&mut self, py: Python<'_>) -> PyResult<Py<PyAny>>;
+
+    /// As in `Turn`.
+    ///
+    /// # Errors
+    /// Those of `visit`.
+    fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError>;
+}
+
+/// A reading on its way to a turn.
+#[pyclass(module = "sluice_native")]
+pub struct Lent(Option<Box<dyn Reading>>);
+
+impl Lent {
+    pub fn new(reading: Box<dyn Reading>) -> Self {
+        Self(Some(reading))
+    }
+}
+
+#[pymethods]
+impl Lent {
+    /// What the session has to know to go on after all.
+    fn give_back(&mut self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        self.0.take().map_or_else(|| Err(PyRuntimeError::new_err("it is lent")), |mut reading| reading.give_back(py))
+    }
+
+    #[allow(clippy::needless_pass_by_value)]
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.0.as_ref().map_or(Ok(()), |reading| reading.traverse(&visit))
+    }
+}
+
+/// One peer of a connection.
+#[allow(clippy::struct_excessive_bools)]
+struct End {
+    fd: RawFd,
+    /// There may be something to read.
+    readable: bool,
+    /// The kernel has said that the stream has ended or failed, so a short read is not the last one.
+    closing: bool,
+    queued: bool,
+    /// The last read filled its buffer.
+    large: bool,
+    kept: Vec<u8>,
+    /// What the kernel did not take, and how much of that it has by now.
+    rest: Vec<u8>,
+    sent: usize,
+    read_bytes: u64,
+    /// What a call said that Python has to hear of, since the kernel says it once.
+    errno: i32,
+}
+
+impl End {
+    fn new(fd: RawFd) -> Self {
+        Self {
+            fd,
+            readable: false,
+            closing: false,
+            queued: false,
+            large: false,
+            kept: Vec::new(),
+            rest: Vec::new(),
+            sent: 0,
+            read_bytes: 0,
+            errno: 0,
+        }
+    }
+
+    fn unwritten(&self) -> usize {
+        self.rest.len() - self.sent
+    }
+
+    /// Write more of the rest; false if the socket has failed.
+    fn write_on(&mut self, report: &mut Report) -> bool {
+        while self.unwritten() > 0 {
+            report.system_calls += 1;
+            match send(self.fd, &self.rest[self.sent..], MsgFlags::MSG_NOSIGNAL) {
+                Ok(sent) => self.sent += sent,
+                Err(Errno::EINTR) => (),
+                Err(Errno::EAGAIN) => return true,
+                Err(_) => return false,
+            }
+        }
+        self.rest.clear();
+        self.sent = 0;
+        if self.rest.capacity() > MAX_UNWRITTEN_BYTES {
+            self.rest = Vec::new();
+        }
+        true
+    }
+
+    /// Write what is for this peer, or keep what the kernel does not take; false if the socket has failed.
+    fn write(&mut self, pieces: &[Piece], chunk: &[u8], own: &[u8], report: &mut Report) -> bool {
+        let bytes = |piece: &Piece| match piece {
+            Piece::Chunk(range) => &chunk[range.clone()],
+            Piece::Own(range) => &own[range.clone()],
+        };
+        let mut first = 0;
+        let mut skip = 0;
+        let mut alive = true;
+        while self.unwritten() == 0 && first < pieces.len() {
+            report.system_calls += 1;
+            let sent = if pieces.len() - first == 1 {
+                send(self.fd, &bytes(&pieces[first])[skip..], MsgFlags::MSG_NOSIGNAL)
+            } else {
+                let last = pieces.len().min(first + MAX_SLICES);
+                let slice = |(index, piece)| IoSlice::new(&bytes(piece)[if index == 0 { skip } else { 0 }..]);
+                let slices: Vec<IoSlice> = pieces[first..last].iter().enumerate().map(slice).collect();
+                sendmsg::<()>(self.fd, &slices, &[], MsgFlags::MSG_NOSIGNAL, None)
+            };
+            match sent {
+                Ok(mut sent) => {
+                    while first < pieces.len() {
+                        let left = bytes(&pieces[first]).len() - skip;
+                        if sent < left {
+                            skip += sent;
+                            break;
+                        }
+                        sent -= left;
+                        first += 1;
+                        skip = 0;
+                    }
+                }
+                Err(Errno::EINTR) => (),
+                Err(Errno::EAGAIN) => break,
+                Err(_) => {
+                    alive = false;
+                    break;
+                }
+            }
+        }
+        for piece in &pieces[first..] {
+            self.rest.extend_from_slice(&bytes(piece)[skip..]);
+            skip = 0;
+        }
+        alive
+    }
+}
+
+struct Conn {
+    ends: [End; 2],
+    reading: Box<dyn Reading>,
+    read_ns: i64,
+    /// The broker takes no more for now.
+    stalled: bool,
+    left: bool,
+}
+
+impl Conn {
+    /// Whether a peer has something to read, and what comes of it has somewhere to go. Asked again when that is written.
+    fn may_be_read(&self, side: usize) -> bool {
+        let (end, other) = (&self.ends[side], &self.ends[1 - side]);
+        !self.left && end.readable && other.unwritten() == 0 && end.unwritten() <= MAX_UNWRITTEN_BYTES
+    }
+}
+
+/// What is read into, behind room for what was kept.
+type Buffer = Box<[u8]>;
+
+#[pyclass(module = "sluice_native")]
+pub struct Turn {
+    poll: Poll,
+    events: Events,
+    conns: Vec<Option<Box<Conn>>>,
+    free: Vec<usize>,
+    /// Ends that may be read, by rank: brokers, clients, floods.
+    queues: [VecDeque<usize>; 3],
+    buffer: Buffer,
+    out: Out,
+    report: Report,
+    clock: Py<PyAny>,
+    /// Says which second is under way, and when it ends.
+    second_at: Py<PyAny>,
+    /// Is told what ends a connection by no fault of its peers.
+    failed: Py<PyAny>,
+}
+
+const FLOODS: usize = 2;
+
+fn token(number: usize, side: usize) -> usize {
+    number * 2 + side
+}
+
+/// What `serve` returns: see `sluice_native.pyi`.
+type Served = (bool, Vec<(usize, u8)>, [u64; 2], [u64; 2], Vec<(i64, u32)>, Vec<i64>);
+/// What `take` returns.
+type Taken = (Option<Py<PyAny>>, [Py<PyBytes>; 2], [Py<PyBytes>; 2], [i32; 2]);
+
+impl Turn {
+    fn queue(&mut self, number: usize, side: usize) {
+        let Some(conn) = self.conns.get_mut(number).and_then(Option::as_mut) else { return };
+        let may_be_read = conn.may_be_read(side);
+        let end = &mut conn.ends[side];
+        if end.queued || !may_be_read {
+            return;
+        }
+        end.queued = true;
+        let rank = if end.large { FLOODS } else { usize::from(side != BROKER) };
+        self.queues[rank].push_back(token(number, side));
+    }
+
+    /// Ask the kernel what became ready.
+    fn look(&mut self) -> PyResult<()> {
+        let mut events = std::mem::replace(&mut self.events, Events::with_capacity(0));
+        self.report.system_calls += 1;
+        let polled = self.poll.poll(&mut events, Some(Duration::ZERO));
+        for event in &events {
+            let (number, side) = (event.token().0 / 2, event.token().0 % 2);
+            let Some(conn) = self.conns.get_mut(number).and_then(Option::as_mut).filter(|conn| !conn.left) else {
+                continue;
+            };
+            let end = &mut conn.ends[side];
+            if event.is_error() || event.is_write_closed() {
+                // Whoever reads or writes meets the error, and that is Python.
+                self.leave(number);
+                continue;
+            }
+            end.closing |= event.is_read_closed();
+            end.readable |= event.is_readable();
+            if event.is_writable() && end.unwritten() > 0 {
+                self.write_on(number, side);
+            }
+            self.queue(number, side);
+        }
+        self.events = events;
+        match polled {
+            Err(error) if error.kind() != std::io::ErrorKind::Interrupted => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+
+    fn write_on(&mut self, number: usize, side: usize) {
+        let Some(conn) = self.conns[number].as_mut() else { return };
+        if !conn.ends[side].write_on(&mut self.report) {
+            self.leave(number);
+        } else if conn.ends[side].unwritten() == 0 {
+            if std::mem::take(&mut conn.stalled) {
+                self.report.events.push((number, FLOWS));
+            }
+            self.queue(number, 1 - side);
+            self.queue(number, side);
+        }
+    }
+
+    /// Serve a connection no more, and report that.
+    fn leave(&mut self, number: usize) {
+        let Some(conn) = self.conns[number].as_mut().filter(|conn| !conn.left) else { return };
+        conn.left = true;
+        for end in &conn.ends {
+            self.report.system_calls += 1;
+            // It was registered, so this cannot fail.
+            let _ = self.poll.registry().deregister(&mut SourceFd(&end.fd));
+        }
+        self.report.events.push((number, LEFT));
+    }
+
+    /// Read one peer once, and write what comes of it.
+    fn read(&mut self, py: Python<'_>, number: usize, side: usize, now_ns: i64, second: &Py<Second>) -> PyResult<()> {
+        let Some(mut conn) = self.conns.get_mut(number).and_then(Option::take) else { return Ok(()) };
+        conn.ends[side].queued = false;
+        if !conn.may_be_read(side) {
+            self.conns[number] = Some(conn);
+            return Ok(());
+        }
+        let mut buffer = std::mem::take(&mut self.buffer);
+        let served = self.read_into(py, &mut buffer, number, &mut conn, side, now_ns, second);
+        self.buffer = buffer;
+        self.conns[number] = Some(conn);
+        match served {
+            Ok(true) => self.queue(number, side),
+            Ok(false) => self.leave(number),
+            Err(error) if error.is_instance_of::<PyKeyboardInterrupt>(py) => return Err(error),
+            Err(error) => {
+                self.failed.call1(py, (number, error))?;
+                self.leave(number);
+            }
+        }
+        Ok(())
+    }
+
+    /// As `read`; false if the connection leaves.
+    #[allow(clippy::too_many_arguments)]
+    fn read_into(
+        &mut self,
+        py: Python<'_>,
+        buffer: &mut [u8],
+        number: usize,
+        conn: &mut Conn,
+        side: usize,
+        now_ns: i64,
+        second: &Py<Second>,
+    ) -> PyResult<bool> {
+        let (first, last) = conn.ends.split_at_mut(1);
+        let (end, other) = if side == CLIENT { (&mut first[0], &mut last[0]) } else { (&mut last[0], &mut first[0]) };
+        let room = if end.large { LARGE_CHUNK_BYTES } else { CHUNK_BYTES };
+        self.report.system_calls += 1;
+        let got = match recv(end.fd, &mut buffer[MAX_KEPT_BYTES..MAX_KEPT_BYTES + room], MsgFlags::empty()) {
+            Ok(0) => return Ok(false),
+            Ok(got) => got,
+            Err(Errno::EAGAIN) if !end.closing => {
+                end.readable = false;
+                end.large = false;
+                return Ok(true);
+            }
+            Err(Errno::EAGAIN | Errno::EINTR) => return Ok(true),
+            Err(errno) => {
+                end.errno = errno as i32;
+                return Ok(false);
+            }
+        };
+        end.large = got > CHUNK_BYTES || got == room;
+        end.readable = got == room || end.closing;
+        let begin = MAX_KEPT_BYTES - end.kept.len();
+        buffer[begin..MAX_KEPT_BYTES].copy_from_slice(&end.kept);
+        end.kept.clear();
+        let chunk = &buffer[begin..MAX_KEPT_BYTES + got];
+        conn.read_ns = now_ns;
+        end.read_bytes += got as u64;
+        self.report.bytes[side] += got as u64;
+        self.out.clear();
+        let (reading, out) = (&mut conn.reading, &mut self.out);
+        let mut context = Context { now_ns, second, clock: &self.clock, report: &mut self.report };
+        let read = catch_unwind(AssertUnwindSafe(|| reading.read(py, side, chunk, &mut context, out)));
+        let next = read.unwrap_or_else(|_| Err(PyRuntimeError::new_err("the compiled part panicked")))?;
+        // Refusals need not wait for a slow broker.
+        let alive = end.write(&self.out.to[side], chunk, &self.out.own, &mut self.report)
+            & other.write(&self.out.to[1 - side], chunk, &self.out.own, &mut self.report);
+        if side == CLIENT && other.unwritten() > 0 && !conn.stalled {
+            conn.stalled = true;
+            self.report.events.push((number, STALLED));
+        }
+        let (from, stays) = match next {
+            Next::Keep(from) => (from, chunk.len() - from <= MAX_KEPT_BYTES),
+            Next::Leave(from) => (from, false),
+        };
+        let unread = &chunk[from..];
+        end.kept.extend_from_slice(unread);
+        if !stays {
+            // Python reads it again.
+            let again = unread.len().min(got) as u64;
+            end.read_bytes -= again;
+            self.report.bytes[side] -= again;
+        }
+        Ok(stays && alive)
+    }
+
+    fn conn(&mut self, number: usize) -> PyResult<&mut Conn> {
+        let conn = self.conns.get_mut(number).and_then(Option::as_deref_mut);
+        conn.ok_or_else(|| PyIndexError::new_err("no such connection"))
+    }
+
+    /// Serve until nothing is ready; false when the time is over before.
+    fn serve_until(&mut self, py: Python<'_>, ends: Instant) -> PyResult<bool> {
+        let mut second: Option<(Py<Second>, i64)> = None;
+        loop {
+            self.look()?;
+            if self.queues.iter().all(VecDeque::is_empty) {
+                return Ok(true);
+            }
+            for (rank, most) in [(0, usize::MAX), (1, CLIENTS_AT_ONCE), (FLOODS, 1)] {
+                for _ in 0..self.queues[rank].len().min(most) {
+                    let Some(next) = self.queues[rank].pop_front() else { break };
+                    let now_ns: i64 = self.clock.call0(py)?.extract(py)?;
+                    if second.as_ref().is_none_or(|(_, ends_ns)| now_ns >= *ends_ns) {
+                        second = Some(self.second_at.call1(py, (now_ns,))?.extract(py)?);
+                    }
+                    if let Some((second, _)) = &second {
+                        self.read(py, next / 2, next % 2, now_ns, second)?;
+                    }
+                    if Instant::now() >= ends {
+                        return Ok(false);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[pymethods]
+impl Turn {
+    #[new]
+    fn new(clock: Py<PyAny>, second_at: Py<PyAny>, failed: Py<PyAny>) -> PyResult<Self> {
+        Ok(Self {
+            poll: Poll::new()?,
+            events: Events::with_capacity(EVENTS),
+            conns: Vec::new(),
+            free: Vec::new(),
+            queues: Default::default(),
+            buffer: vec![0; MAX_KEPT_BYTES + LARGE_CHUNK_BYTES].into(),
+            out: Out::default(),
+            report: Report::default(),
+            clock,
+            second_at,
+            failed,
+        })
+    }
+
+    fn fileno(&self) -> RawFd {
+        self.poll.as_raw_fd()
+    }
+
+    #[getter]
+    fn system_calls(&self) -> u64 {
+        self.report.system_calls
+    }
+
+    fn __len__(&self) -> usize {
+        self.conns.len() - self.free.len()
+    }
+
+    fn lend(&mut self, client: RawFd, broker: RawFd, lent: &Bound<'_, Lent>) -> PyResult<usize> {
+        let number = self.free.last().copied().unwrap_or(self.conns.len());
+        let both = Interest::READABLE | Interest::WRITABLE;
+        let registry = self.poll.registry();
+        self.report.system_calls += 2;
+        registry.register(&mut SourceFd(&client), Token(token(number, CLIENT)), both)?;
+        if let Err(error) = registry.register(&mut SourceFd(&broker), Token(token(number, BROKER)), both) {
+            registry.deregister(&mut SourceFd(&client))?;
+            return Err(error.into());
+        }
+        let reading = lent.try_borrow_mut()?.0.take().ok_or_else(|| PyRuntimeError::new_err("it is lent already"))?;
+        let ends = [End::new(client), End::new(broker)];
+        let conn = Box::new(Conn { ends, reading, read_ns: 0, stalled: false, left: false });
+        if self.free.pop().is_some() {
+            self.conns[number] = Some(conn);
+        } else {
+            self.conns.push(Some(conn));
+        }
+        Ok(number)
+    }
+
+    fn serve(&mut self, py: Python<'_>, budget_ns: u64) -> PyResult<Served> {
+        let is_idle = self.serve_until(py, Instant::now() + Duration::from_nanos(budget_ns))?;
+        let Report { frames, bytes, processing, round_trips, events, .. } = &mut self.report;
+        Ok((
+            is_idle,
+            std::mem::take(events),
+            std::mem::take(frames),
+            std::mem::take(bytes),
+            std::mem::take(processing),
+            std::mem::take(round_trips),
+        ))
+    }
+
+    /// Requests and refused ones, and bytes by peer, since this was asked last, and when a peer was read last.
+    fn take_counts(&mut self, number: usize) -> PyResult<(u64, u64, [u64; 2], i64)> {
+        let conn = self.conn(number)?;
+        let (requests, refused) = conn.reading.take_counts();
+        let bytes = [0, 1].map(|side| std::mem::take(&mut conn.ends[side].read_bytes));
+        Ok((requests, refused, bytes, conn.read_ns))
+    }
+
+    /// Hand a connection out.
+    fn take(&mut self, py: Python<'_>, number: usize) -> PyResult<Taken> {
+        self.conn(number)?;
+        self.leave(number);
+        // Nobody need be told. What stays in the queues is nothing to whoever gets its number.
+        self.report.events.retain(|(other, _)| *other != number);
+        let Some(mut conn) = self.conns[number].take() else { return Err(PyIndexError::new_err("no such connection")) };
+        self.free.push(number);
+        let unread = [0, 1].map(|side| PyBytes::new(py, &conn.ends[side].kept).unbind());
+        let unwritten = [0, 1].map(|side| PyBytes::new(py, &conn.ends[side].rest[conn.ends[side].sent..]).unbind());
+        let errnos = [0, 1].map(|side| conn.ends[side].errno);
+        let state = catch_unwind(AssertUnwindSafe(|| conn.reading.give_back(py)));
+        let state = state.unwrap_or_else(|_| Err(PyRuntimeError::new_err("the compiled part panicked")));
+        Ok((state.map(Some)?, unread, unwritten, errnos))
+    }
+
+    #[allow(clippy::needless_pass_by_value)]
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        for of_python in [&self.clock, &self.second_at, &self.failed] {
+            visit.call(of_python)?;
+        }
+        self.conns.iter().flatten().try_for_each(|conn| conn.reading.traverse(&visit))
+    }
+}

@@ -1,0 +1,502 @@
+//! Reads both streams of a `RocketMQ` connection: plain sends, all requests that nothing limits, and their answers.
+
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use pyo3::{PyTraverseError, PyVisit};
+use sluice_native_core::known::Known;
+use sluice_native_core::opaques::Opaques as Numbers;
+use sluice_native_core::prefix::{prefix, HEADER_LENGTH, PREFIX_BYTES};
+use sluice_native_core::scan::Taken;
+use sluice_native_core::{answers, known};
+
+use crate::opaques::Opaques;
+use crate::resources::Resources;
+use crate::runs::{Asker, Runs};
+use crate::scanner::Scanner;
+use crate::segment::say_busy;
+use crate::table::Table;
+use crate::turn::judge::{Counted, Decided, Judge, Span};
+use crate::turn::{Context, Lent, Next, Out, Reading, BROKER, CLIENT};
+
+const MAX_RUNS: usize = 4096;
+const ONEWAY: i32 = 2;
+/// One request at a time is timed, at most this often, and no longer than that.
+const TIMED_EVERY_NS: i64 = 10_000_000;
+const TIMED_FOR_NS: i64 = 60_000_000_000;
+
+/// What one scan took, with whom its keys stand for.
+struct Scan<'a> {
+    taken: &'a Taken,
+    askers: &'a [Asker],
+    resources: &'a Py<Resources>,
+}
+
+impl Runs for Scan<'_> {
+    fn runs(&self) -> usize {
+        self.taken.runs.len()
+    }
+
+    fn asker_of(&self, run: usize) -> PyResult<&Asker> {
+        let key = self.taken.runs.get(run).map_or(usize::MAX, |run| run.key);
+        self.askers.get(key).ok_or_else(|| pyo3::exceptions::PyIndexError::new_err("no such run"))
+    }
+
+    fn sums(&self, run: usize) -> Option<(u32, u64, u64)> {
+        let run = self.taken.runs.get(run)?;
+        let last = self.taken.frames.get(run.last as usize).map_or(0, |frame| u64::from(frame.size));
+        Some((run.frames, run.bytes, last))
+    }
+
+    fn requests(&self) -> usize {
+        self.taken.frames.len()
+    }
+
+    fn run_at(&self, index: usize) -> usize {
+        self.taken.frames[index].run as usize
+    }
+
+    fn resources(&self) -> &Py<Resources> {
+        self.resources
+    }
+}
+
+/// What a session has to know: what is left of the frame in hand from the client, and whether that is swallowed; what is
+/// left of the broker's; answers that wait for its end; the numbers of long polls, and whether one of them is ambiguous;
+/// which request is timed, and when that or the last one was forwarded.
+type State = ((usize, bool), usize, Py<PyBytes>, (Vec<i32>, bool), (Option<i32>, i64));
+
+struct RocketMq {
+    judge: Judge,
+    scanner: Py<Scanner>,
+    table: Py<Table>,
+    owed: Py<Opaques>,
+    /// Makes the two halves of a refusal, around the opaque.
+    around: Py<PyAny>,
+    max_length: i64,
+    /// Bytes still to come of the frame in hand, by peer.
+    left: [usize; 2],
+    swallows: bool,
+    /// Answers of our own that wait for a gap between the broker's frames.
+    waiting: Vec<u8>,
+    polls: Numbers,
+    timed: Option<i32>,
+    timed_ns: i64,
+    requests: u64,
+    refused: u64,
+}
+
+/// The next frame that no scan takes.
+enum Other {
+    Incomplete,
+    /// It ends here.
+    Known(Known, usize),
+    Foreign,
+}
+
+impl RocketMq {
+    fn other(&self, chunk: &[u8], at: usize, read: impl FnOnce(&[u8], u32) -> Option<Known>) -> Other {
+        let Some((length, word)) = prefix(chunk, at) else { return Other::Incomplete };
+        let header_bytes = (word & HEADER_LENGTH) as usize;
+        let Some(size) = usize::try_from(length).ok().and_then(|length| length.checked_add(4)) else {
+            return Other::Foreign;
+        };
+        if size < PREFIX_BYTES + header_bytes || i64::from(length) > self.max_length {
+            return Other::Foreign;
+        }
+        let Some(header) = chunk[at + PREFIX_BYTES..].get(..header_bytes) else { return Other::Incomplete };
+        read(header, word >> 24).map_or(Other::Foreign, |known| Other::Known(known, at + size))
+    }
+
+    /// Go on with the frame in hand; returns where it ends in the chunk.
+    fn go_on(&mut self, side: usize, chunk: &[u8], out: &mut Out) -> usize {
+        let step = self.left[side].min(chunk.len());
+        self.left[side] -= step;
+        if side == BROKER || !self.swallows {
+            out.pass(1 - side, 0..step);
+        }
+        step
+    }
+
+    fn read_client(
+        &mut self,
+        py: Python<'_>,
+        chunk: &[u8],
+        context: &mut Context<'_>,
+        out: &mut Out,
+    ) -> PyResult<Next> {
+        if !self.judge.renew(py)? {
+            return Ok(Next::Leave(0));
+        }
+        let mut at = self.go_on(CLIENT, chunk, out);
+        let mut decided = 0;
+        let mut first = None;
+        let next = loop {
+            if chunk.len() - at < PREFIX_BYTES {
+                break Next::Keep(at);
+            }
+            let mut taken = self.scanner.borrow_mut(py).take(py, chunk, at, self.max_length, MAX_RUNS)?;
+            if taken.frames.is_empty() {
+                match self.other(chunk, at, known::read) {
+                    Other::Incomplete => break Next::Keep(at),
+                    Other::Known(known, stop) if known.is_answer() || self.table.get().limitable.passes(known.code) => {
+                        self.note(py, known);
+                        context.report.frames[CLIENT] += 1;
+                        self.requests += 1;
+                        at = self.pass_to(stop, at, chunk, out);
+                    }
+                    _ => break Next::Leave(at),
+                }
+                continue;
+            }
+            let whole = self.cut(py, &mut taken, context)?;
+            if !taken.frames.is_empty() {
+                first = first.or(taken.frames.first().filter(|frame| !frame.is_oneway()).map(|frame| frame.opaque));
+                decided += taken.frames.len();
+                at = self.decide(py, &taken, at, chunk, context, out)?;
+            }
+            if !whole {
+                break Next::Leave(at);
+            }
+        };
+        if decided > 0 {
+            let took_ns = context.clock_ns(py)? - context.now_ns;
+            context.report.processing.push((took_ns, u32::try_from(decided).unwrap_or(u32::MAX)));
+            self.time(py, first, context.now_ns);
+        }
+        Ok(next)
+    }
+
+    /// Pass a frame on as far as it has come.
+    fn pass_to(&mut self, stop: usize, at: usize, chunk: &[u8], out: &mut Out) -> usize {
+        let end = stop.min(chunk.len());
+        self.left[CLIENT] = stop - end;
+        self.swallows = false;
+        out.pass(BROKER, at..end);
+        end
+    }
+
+    /// Note a request that expects an answer.
+    fn note(&mut self, py: Python<'_>, known: Known) {
+        if known.is_answer() || known.flag & ONEWAY != 0 {
+            return;
+        }
+        if self.table.get().limitable.long_polls.contains(&known.code) {
+            self.polls.add(known.opaque);
+        } else {
+            self.owed.borrow_mut(py).0.add(known.opaque);
+        }
+    }
+
+    /// Leave out what Python has to decide, and all that follows; false if there is something.
+    fn cut(&self, py: Python<'_>, taken: &mut Taken, context: &Context<'_>) -> PyResult<bool> {
+        let first = {
+            let scanner = self.scanner.borrow(py);
+            let scan = Scan { taken, askers: &scanner.askers, resources: &self.judge.resources };
+            self.judge.first_foreign(py, &scan, context)?
+        };
+        let Some(first) = first.and_then(|run| taken.runs.get(run)).map(|run| run.first as usize) else {
+            return Ok(true);
+        };
+        let mut owed = self.owed.borrow_mut(py);
+        for frame in &taken.frames[first..] {
+            if !frame.is_oneway() {
+                owed.0.discard(frame.opaque);
+            }
+        }
+        taken.cut(first);
+        Ok(false)
+    }
+
+    /// Decide and count what a scan took, and queue what comes of it; returns where that ends.
+    fn decide(
+        &mut self,
+        py: Python<'_>,
+        taken: &Taken,
+        start: usize,
+        chunk: &[u8],
+        context: &mut Context<'_>,
+        out: &mut Out,
+    ) -> PyResult<usize> {
+        context.report.frames[CLIENT] += taken.frames.len() as u64;
+        self.requests += taken.frames.len() as u64;
+        let scanner = self.scanner.clone_ref(py);
+        // (index of the frame, number of the answer)
+        let mut refused: Vec<(u32, usize)> = Vec::new();
+        let mut answers: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
+        for number in 0..taken.runs.len() {
+            let scanner = scanner.borrow(py);
+            let scan = Scan { taken, askers: &scanner.askers, resources: &self.judge.resources };
+            let run = &taken.runs[number];
+            let sizes = || taken.indexes_of(run).map(|index| taken.frames[index].size).collect();
+            match self.judge.decide(py, &scan, number, context, sizes)? {
+                Decided::Spans(spans) => {
+                    self.stop(py, &scan, number, &spans, chunk, context, (&mut refused, &mut answers))?;
+                }
+                passed => {
+                    let is_bypassed = matches!(passed, Decided::Bypassed);
+                    if !self.judge.count(py, &scan, number, context, is_bypassed)? {
+                        let all: Vec<usize> = taken.indexes_of(run).collect();
+                        self.tell(py, &scan, number, &all, None, is_bypassed, chunk, context)?;
+                    }
+                }
+            }
+        }
+        let end = taken.stop.min(chunk.len());
+        self.left[CLIENT] = taken.stop - end;
+        self.swallows = false;
+        if refused.is_empty() {
+            out.pass(BROKER, start..end);
+            return Ok(end);
+        }
+        refused.sort_unstable();
+        self.refuse(py, taken, start, end, &refused, &answers, out);
+        Ok(end)
+    }
+
+    /// Count the spans of a run of which something is refused, and note which frames are.
+    #[allow(clippy::too_many_arguments, clippy::type_complexity)]
+    fn stop(
+        &self,
+        py: Python<'_>,
+        scan: &Scan<'_>,
+        number: usize,
+        spans: &[Span],
+        chunk: &[u8],
+        context: &Context<'_>,
+        (refused, answers): (&mut Vec<(u32, usize)>, &mut Vec<(Vec<u8>, Vec<u8>)>),
+    ) -> PyResult<()> {
+        let indexes: Vec<usize> = scan.taken.indexes_of(&scan.taken.runs[number]).collect();
+        let mut left = &indexes[..];
+        for span in spans {
+            let (these, rest) = left.split_at(span.requests.min(left.len()));
+            left = rest;
+            self.tell(py, scan, number, these, span.refuse.as_ref(), false, chunk, context)?;
+            if let Some(refuse) = &span.refuse {
+                answers.push(self.around.call1(py, (refuse,))?.extract(py)?);
+                let answer = answers.len() - 1;
+                refused.extend(these.iter().map(|index| (u32::try_from(*index).unwrap_or(u32::MAX), answer)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Have Python count some frames of a run.
+    #[allow(clippy::too_many_arguments)]
+    fn tell(
+        &self,
+        py: Python<'_>,
+        scan: &Scan<'_>,
+        number: usize,
+        indexes: &[usize],
+        refuse: Option<&Py<PyAny>>,
+        is_bypassed: bool,
+        chunk: &[u8],
+        context: &Context<'_>,
+    ) -> PyResult<()> {
+        if indexes.is_empty() {
+            return Ok(());
+        }
+        let frames = || indexes.iter().map(|index| &scan.taken.frames[*index]);
+        let mut repeats = None;
+        if let Some(ids) = &self.judge.ids {
+            let mut ids = ids.borrow_mut(py);
+            if refuse.is_some() || (!ids.0.is_empty() && self.judge.looks(py, scan, number, context)?) {
+                let key = self.judge.key(py, scan, number)?;
+                let (mut repeated, mut bytes, mut identified) = (0, 0, 0);
+                for frame in frames() {
+                    let Some(id) = frame.message_id(chunk) else { continue };
+                    let (is_known, is_seen) = ids.0.see(key, id, context.now_ns, refuse.is_some());
+                    repeated += u64::from(is_known);
+                    bytes += if is_known { u64::from(frame.size) } else { 0 };
+                    identified += u64::from(is_seen);
+                }
+                repeats = Some((repeated, repeated, bytes, identified));
+            }
+        }
+        let counted = Counted {
+            requests: i64::try_from(indexes.len()).unwrap_or(i64::MAX),
+            bytes: frames().map(|frame| i64::from(frame.size)).sum(),
+            answers: frames().map(|frame| i64::from(!frame.is_oneway())).sum(),
+            repeats,
+        };
+        self.judge.tell(py, scan, number, context, refuse, is_bypassed, &counted)
+    }
+
+    /// Pass on what is not refused, and answer the rest.
+    #[allow(clippy::too_many_arguments)]
+    fn refuse(
+        &mut self,
+        py: Python<'_>,
+        taken: &Taken,
+        start: usize,
+        end: usize,
+        refused: &[(u32, usize)],
+        answers: &[(Vec<u8>, Vec<u8>)],
+        out: &mut Out,
+    ) {
+        self.refused += refused.len() as u64;
+        let mut owed = self.owed.borrow_mut(py);
+        let in_gap = self.left[BROKER] == 0;
+        let from = out.own.len();
+        let mut at = start;
+        for (index, answer) in refused {
+            let frame = &taken.frames[*index as usize];
+            out.pass(BROKER, at..(frame.start as usize).min(end));
+            at = frame.stop();
+            if !frame.is_oneway() {
+                owed.0.discard(frame.opaque);
+                let (head, tail) = &answers[*answer];
+                say_busy(if in_gap { &mut out.own } else { &mut self.waiting }, frame.opaque, head, tail);
+            }
+        }
+        out.pass(BROKER, at.min(end)..end);
+        self.swallows = at > end;
+        out.say(CLIENT, from);
+        if self.timed.is_some_and(|timed| !owed.0.contains(timed)) {
+            // The broker's answers do not settle it.
+            self.timed = None;
+        }
+    }
+
+    /// Time the first request of a chunk, unless it was refused or another is timed.
+    fn time(&mut self, py: Python<'_>, first: Option<i32>, now_ns: i64) {
+        let every_ns = if self.timed.is_some() { TIMED_FOR_NS } else { TIMED_EVERY_NS };
+        let Some(first) = first.filter(|_| now_ns - self.timed_ns >= every_ns) else { return };
+        if self.owed.borrow(py).0.contains(first) {
+            (self.timed, self.timed_ns) = (Some(first), now_ns);
+        }
+    }
+
+    fn read_broker(&mut self, py: Python<'_>, chunk: &[u8], context: &mut Context<'_>, out: &mut Out) -> Next {
+        let mut at = self.go_on(BROKER, chunk, out);
+        if self.left[BROKER] == 0 && !self.waiting.is_empty() {
+            let from = out.own.len();
+            out.own.append(&mut self.waiting);
+            out.say(CLIENT, from);
+        }
+        let owed = self.owed.clone_ref(py);
+        let mut owed = owed.borrow_mut(py);
+        let begin = at;
+        let next = loop {
+            if chunk.len() - at < PREFIX_BYTES {
+                break Next::Keep(at);
+            }
+            let (stop, settled) = owed.step_over(chunk, at);
+            context.report.frames[BROKER] += settled as u64;
+            if settled > 0 {
+                at = stop.min(chunk.len());
+                self.left[BROKER] = stop - at;
+                continue;
+            }
+            match self.other(chunk, at, answers::known) {
+                Other::Incomplete => break Next::Keep(at),
+                Other::Known(known, stop) if known.is_answer() || !self.is_read(known.code) => {
+                    if known.is_answer() && !owed.0.discard(known.opaque) {
+                        self.polls.discard(known.opaque);
+                    }
+                    context.report.frames[BROKER] += 1;
+                    at = stop.min(chunk.len());
+                    self.left[BROKER] = stop - at;
+                }
+                _ => break Next::Leave(at),
+            }
+        };
+        out.pass(CLIENT, begin..at);
+        if self.timed.is_some_and(|timed| !owed.0.contains(timed)) {
+            self.timed = None;
+            let took_ns = context.now_ns - self.timed_ns;
+            if took_ns <= TIMED_FOR_NS {
+                context.report.round_trips.push(took_ns);
+            }
+        }
+        next
+    }
+
+    /// Whether Python reads requests of a broker with this code.
+    fn is_read(&self, code: i32) -> bool {
+        self.table.get().limitable.read_by_python.contains(&code)
+    }
+}
+
+impl Reading for RocketMq {
+    fn read(
+        &mut self,
+        py: Python<'_>,
+        side: usize,
+        chunk: &[u8],
+        context: &mut Context<'_>,
+        out: &mut Out,
+    ) -> PyResult<Next> {
+        if side == CLIENT {
+            self.read_client(py, chunk, context, out)
+        } else {
+            Ok(self.read_broker(py, chunk, context, out))
+        }
+    }
+
+    fn take_counts(&mut self) -> (u64, u64) {
+        (std::mem::take(&mut self.requests), std::mem::take(&mut self.refused))
+    }
+
+    fn give_back(&mut self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let polls: Vec<i32> = self.polls.iter().collect();
+        let owed = self.owed.borrow(py);
+        let is_ambiguous = self.polls.ambiguous() || polls.iter().any(|poll| owed.0.contains(*poll));
+        let state: State = (
+            (self.left[CLIENT], self.swallows),
+            self.left[BROKER],
+            PyBytes::new(py, &std::mem::take(&mut self.waiting)).unbind(),
+            (polls, is_ambiguous),
+            (self.timed, self.timed_ns),
+        );
+        Ok(state.into_pyobject(py)?.into_any().unbind())
+    }
+
+    fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.judge.traverse(visit)
+    }
+}
+
+/// Lend a connection of `RocketMQ`; arguments are named as in `State`.
+///
+/// # Errors
+/// Those of Python.
+#[pyfunction]
+#[allow(clippy::too_many_arguments, clippy::needless_pass_by_value)]
+pub fn lend_rocketmq(
+    py: Python<'_>,
+    judge: &Bound<'_, PyAny>,
+    scanner: Py<Scanner>,
+    around: Py<PyAny>,
+    max_length: i64,
+    most_polls: usize,
+    client: (usize, bool),
+    broker: usize,
+    polls: Vec<i32>,
+    timed: (Option<i32>, i64),
+) -> PyResult<Lent> {
+    let (table, owed) = {
+        let scanner = scanner.borrow(py);
+        (scanner.table.clone_ref(py), scanner.owed.clone_ref(py))
+    };
+    let mut numbers = Numbers::new(most_polls);
+    for poll in polls {
+        numbers.add(poll);
+    }
+    Ok(Lent::new(Box::new(RocketMq {
+        judge: Judge::new(judge)?,
+        scanner,
+        table,
+        owed,
+        around,
+        max_length,
+        left: [client.0, broker],
+        swallows: client.1,
+        waiting: Vec::new(),
+        polls: numbers,
+        timed: timed.0,
+        timed_ns: timed.1,
+        requests: 0,
+        refused: 0,
+    })))
+}

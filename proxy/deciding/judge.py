@@ -1,0 +1,118 @@
+"""What the compiled turn asks of Python for one connection: whom to refuse, and to count what is told apart."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from limiter.counting.rejections import NUMBERS
+from limiter.counting.repeats import RefusedIds, Repeats
+from limiter.counting.seconds import Sender
+from limiter.deciding.asking import permits_each
+from limiter.deciding.limits import Limits
+from limiter.rules.resource import Resource
+from proxy.deciding.batch import ConnectionInfo, Refuse
+from proxy.deciding.counting import Tally
+from proxy.deciding.pipeline import Pipeline
+from proxy.deciding.rate_limit import RateLimit, caller_of
+
+if TYPE_CHECKING:
+    from sluice_native import Callers, Resources
+
+
+class Judge:
+    """Decides and counts for one connection, as the rate limiter and the tally would decide and count its batches.
+
+    Attributes:
+        stays: says whether the compiled part may serve the connection under the rules in force.
+        sender: whose requests they are.
+        all_ids: the ids of what was refused recently.
+        ids: likewise; None if the client gives a message another id each time it sends it.
+        passed: the number of the outcome of what passes.
+        bypassed: likewise when the limiter has failed.
+        is_exempt: nothing limits the connection.
+    """
+
+    __slots__ = (
+        *("_handler", "_limits", "_pipeline", "_tally", "all_ids", "bypassed", "connection", "ids", "is_exempt"),
+        *("passed", "resources", "sender", "stays"),
+    )
+
+    def __init__(  # noqa: PLR0917 - made in one place
+        self,
+        pipeline: Pipeline,
+        handler: RateLimit,
+        tally: Tally,
+        resources: "Resources",
+        connection: ConnectionInfo,
+        sender: Sender,
+    ) -> None:
+        self._pipeline = pipeline
+        self._handler = handler
+        self._limits: Limits = handler.limits
+        self._tally = tally
+        self.resources = resources
+        self.connection = connection
+        self.sender = sender
+        self.stays: Callable[[], bool] = bool
+        self.all_ids = tally.ids
+        self.ids: RefusedIds | None = tally.ids
+        self.is_exempt = connection.exempt
+        self.passed = NUMBERS["exempt" if connection.exempt else "admitted"]
+        self.bypassed = NUMBERS["exempt" if connection.exempt else "bypassed"]
+
+    def renew(self) -> tuple[bool, bool, "Callers | None"]:
+        """Say, of the rules in force: may the connection stay, do all rules refuse, and which limits has its caller."""
+        return self.stays(), self._limits.only_refuse, self._limits.callers(caller_of(self.connection))
+
+    def is_plain(self, resources: tuple[Resource, ...], producer_group: str) -> bool:
+        """Say whether ``decide`` does without holding or shadowing."""
+        return self._limits.refuses(resources, caller_of(self.connection, producer_group))
+
+    def decide(
+        self, now_ns: int, resources: tuple[Resource, ...], producer_group: str, sizes: Sequence[int]
+    ) -> list[tuple[int, Refuse | None]]:
+        """Decide requests that are alike; return how many in a row pass or are refused, in their order."""
+        caller = caller_of(self.connection, producer_group)
+        spans: list[tuple[int, Refuse | None]] = []
+        while sizes:
+            some = sizes
+            decision = self._limits.decide(now_ns, resources, caller, permits_each(len(some)), lambda: some)  # noqa: B023 - asked within the call
+            spans.append((decision.admitted, None))
+            # A request refused for its size stops nobody behind it.
+            end = decision.admitted + decision.alone if decision.alone else len(some)
+            if decision.stop is not None:
+                stopped = end - decision.admitted
+                spans.append((stopped, self._handler.refuse(decision.stop, caller.client, resources, stopped)))
+            sizes = some[end:]
+        return spans
+
+    def count(  # noqa: PLR0917 - the compiled part calls by position
+        self,
+        now_ns: int,
+        resources: tuple[Resource, ...],
+        producer_group: str,
+        refuse: Refuse | None,
+        is_bypassed: bool,  # noqa: FBT001 - likewise
+        amount: tuple[int, int, int],
+        answers: int,
+        repeats: tuple[int, int, int, int] | None,
+    ) -> None:
+        """Count requests that are alike: requests, messages and bytes; and which of them are repeats, if looked at."""
+        self._tally.count_alike(
+            *(now_ns, resources, self.sender, refuse, producer_group, answers, amount),
+            repeats=None if repeats is None else Repeats(*repeats),
+            passed="exempt" if self.is_exempt else "bypassed" if is_bypassed else "admitted",
+        )
+
+    def failed(self, error: Exception, requests: int) -> None:
+        """Count requests that pass, since the limiter has failed."""
+        self._pipeline.bypass(self._handler, error, requests)
+
+
+def judge_of(
+    pipeline: Pipeline, tally: Tally, resources: "Resources", connection: ConnectionInfo, sender: Sender
+) -> Judge | None:
+    """Return the judge of a connection; None if there is more to its pipeline than the limiter."""
+    handler = pipeline.only
+    if type(handler) is not RateLimit:
+        return None
+    return Judge(pipeline, handler, tally, resources, connection, sender)

@@ -1,0 +1,121 @@
+"""Serves, by the compiled part, the connections of which everything is plain.
+
+A connection is *lent* while all that its peers say is read, decided and written without Python; see ``Session.lend``.
+It returns with the first thing that is not, with the end of a stream, or when Python recalls it: then the bytes that
+were not taken count as read ahead, and those that were not written wait for its writer.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol
+
+import structlog
+import trio
+
+from limiter.compiled import COMPILED
+from limiter.counting.accounts import Accounts
+from proxy.deciding.batch import Side
+from proxy.net.reactor import ROUND_NS
+from proxy.stats.timing import Timings
+
+if TYPE_CHECKING:
+    from sluice_native import Lent, Returned, Turn
+
+_log = structlog.get_logger(__name__)
+
+_LEFT: Final = 0
+_STALLED: Final = 1
+#: A connection whose broker takes nothing for so long returns: Python looks after its client then.
+LONGEST_STALL_S: Final = 0.1
+
+
+class Borrowed(Protocol):
+    """A connection that is lent."""
+
+    def left(self) -> None:
+        """Go on with what the compiled part does not serve."""
+
+    def stalled(self, *, on: bool) -> None:
+        """Take note that the broker takes no more for now, or that it does again."""
+
+    def failed(self, error: Exception) -> None:
+        """Take a fault of the compiled part."""
+
+
+class Lending:
+    """The connections that the compiled part serves.
+
+    Args:
+        accounts: where it counts.
+        frames, bytes_read: of all connections, by the peer that they came from.
+
+    Attributes:
+        lent: the connections by their numbers.
+    """
+
+    def __init__(
+        self,
+        now_ns: Callable[[], int],
+        accounts: Accounts,
+        timings: Timings,
+        frames: dict[Side, int],
+        bytes_read: dict[Side, int],
+    ) -> None:
+        #: Met in the middle of ``serve``, by the number of their connection.
+        self._faults: dict[int, Exception] = {}
+        assert COMPILED is not None  # noqa: S101 - who makes one has looked
+        self._turn: Turn = COMPILED.Turn(now_ns, accounts.moment, self._faults.__setitem__)
+        self._timings = timings
+        self._frames = frames
+        self._bytes_read = bytes_read
+        self.lent: dict[int, Borrowed] = {}
+
+    def lend(self, borrowed: Borrowed, client_fd: int, broker_fd: int, lent: "Lent") -> int:
+        """Have a connection served; returns its number.
+
+        Raises:
+            OSError: the kernel has no room to watch it.
+        """
+        number = self._turn.lend(client_fd, broker_fd, lent)
+        self.lent[number] = borrowed
+        return number
+
+    def take(self, number: int) -> "Returned":
+        """Take a connection back."""
+        del self.lent[number]
+        return self._turn.take(number)
+
+    def take_counts(self, number: int) -> tuple[int, int, tuple[int, int], int]:
+        """Return requests, refused ones, bytes of either peer since the last call, and when one was read last."""
+        return self._turn.take_counts(number)
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        fd = self._turn.fileno()
+        while True:
+            await trio.lowlevel.wait_readable(fd)
+            while not self._serve():
+                await trio.lowlevel.checkpoint()
+
+    def _serve(self) -> bool:
+        """Serve what is ready, for no longer than others can wait; return whether that is all."""
+        is_idle, events, frames, bytes_read, processing, round_trips = self._turn.serve(ROUND_NS)
+        for side, of_frames, of_bytes in zip(Side, frames, bytes_read, strict=True):
+            self._frames[side] += of_frames
+            self._bytes_read[side] += of_bytes
+        for took_ns, requests in processing:
+            self._timings.processing.observe(took_ns, requests)
+        for took_ns in round_trips:
+            self._timings.round_trip.observe(took_ns)
+        for number, event in events:
+            borrowed = self.lent.get(number)
+            fault = self._faults.pop(number, None)
+            if borrowed is None:
+                # It has returned since.
+                continue
+            if event != _LEFT:
+                borrowed.stalled(on=event == _STALLED)
+            elif fault is None:
+                borrowed.left()
+            else:
+                borrowed.failed(fault)
+        return is_idle
