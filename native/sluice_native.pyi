@@ -302,8 +302,28 @@ class Scanner:
 class Lent:
     """What reads both streams of a connection that is lent to a ``Turn``."""
 
+    def feed(
+        self, side: int, chunk: Buffer, now_ns: int, clock: Callable[[], int], second: Second
+    ) -> tuple[
+        tuple[list[bytes | tuple[int, int]], list[bytes | tuple[int, int]]],
+        int,
+        bool,
+        tuple[int, int],
+        list[tuple[int, int]],
+        list[int],
+    ]:
+        """Read a chunk of one peer, 0 for the client's and 1 for the broker's, of a connection whose sockets Python serves.
+
+        Returns:
+            What goes to the client and to the broker: bytes, or where in the chunk they begin and end. Then how much of
+            the chunk was read: the rest comes again, with more behind it. Whether it is for the session instead. And
+            frames by peer, how long decisions took and of how many requests, and how long the broker took, as ``serve``
+            has it.
+        """
+    def take_counts(self) -> tuple[int, int]:
+        """Return requests and refused ones since the last call."""
     def give_back(self) -> Any:
-        """Return what its session has to know to go on without; only before it is lent."""
+        """Return what its session has to know to go on without; only while no turn has it."""
 
 def lend_rocketmq(
     judge: Judge,

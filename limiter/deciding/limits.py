@@ -105,7 +105,7 @@ class Limits:
         self._accounts.pin(rule_set.own)
         self._plans = Plans(rule_set, self._registries, self._accounts)
         self.swaps = 0
-        self._only_refuse = _only_refuse(rule_set)
+        self._note_rules(rule_set)
         self._tightest: dict[frozenset[str], Advance | None] = {}
         self.holding = Holding(self._ask_again, self._expire)
         self._delays = Delays(self.holding)
@@ -155,7 +155,7 @@ class Limits:
     def swap(self, rule_set: RuleSet, now_ns: int) -> None:
         """Activate another rule set from ``now_ns`` on; held requests are asked for again."""
         self.swaps += 1
-        self._only_refuse = _only_refuse(rule_set)
+        self._note_rules(rule_set)
         self._tightest.clear()
         own = rule_set.own_since(self.rule_set)
         for registry in self._registries.values():
@@ -191,10 +191,19 @@ class Limits:
             self._callers[caller] = callers
         return callers
 
+    def _note_rules(self, rule_set: RuleSet) -> None:
+        self._only_refuse = all(rule.action in {"reject", "off"} for rule in rule_set.in_force)
+        self._limit_bytes = any(rule.bytes_per_s is not None for rule in rule_set.in_force)
+
     @property
     def only_refuse(self) -> bool:
         """Whether all rules in force refuse: none has requests wait, or is tried without effect."""
         return self._only_refuse
+
+    @property
+    def limit_bytes(self) -> bool:
+        """Whether some rule in force limits bytes."""
+        return self._limit_bytes
 
     def refuses(self, resources: tuple[Resource, ...], caller: Caller) -> bool:
         """Return whether requests over a limit are refused, and nothing else: none is held or only noted."""
@@ -522,7 +531,3 @@ class Limits:
         return explain(
             now_ns, self.rule_set, self._registries, self._accounts, self.holding, resources=resources, caller=caller
         )
-
-
-def _only_refuse(rule_set: RuleSet) -> bool:
-    return all(rule.action in {"reject", "off"} for rule in rule_set.in_force)

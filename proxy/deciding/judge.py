@@ -59,30 +59,40 @@ class Judge:
         self.passed = NUMBERS["exempt" if connection.exempt else "admitted"]
         self.bypassed = NUMBERS["exempt" if connection.exempt else "bypassed"]
 
-    def renew(self) -> tuple[bool, bool, "Callers | None"]:
-        """Say, of the rules in force: may the connection stay, do all rules refuse, and which limits has its caller."""
-        return self.stays(), self._limits.only_refuse, self._limits.callers(caller_of(self.connection))
+    def renew(self) -> tuple[bool, bool, bool, "Callers | None"]:
+        """Say, of the rules in force: may the connection stay, do all refuse, do some limit bytes; and the caller's limits."""
+        limits = self._limits
+        return self.stays(), limits.only_refuse, limits.limit_bytes, limits.callers(caller_of(self.connection))
 
     def is_plain(self, resources: tuple[Resource, ...], producer_group: str) -> bool:
         """Say whether ``decide`` does without holding or shadowing."""
         return self._limits.refuses(resources, caller_of(self.connection, producer_group))
 
     def decide(
-        self, now_ns: int, resources: tuple[Resource, ...], producer_group: str, sizes: Sequence[int]
+        self, now_ns: int, resources: tuple[Resource, ...], producer_group: str, count: int, sizes: Sequence[int]
     ) -> list[tuple[int, Refuse | None]]:
-        """Decide requests that are alike; return how many in a row pass or are refused, in their order."""
+        """Decide requests that are alike; return how many in a row pass or are refused, in their order.
+
+        Args:
+            now_ns: the time.
+            resources: what they are for.
+            producer_group: theirs.
+            count: how many there are.
+            sizes: of each in bytes; empty if no rule limits bytes.
+        """
         caller = caller_of(self.connection, producer_group)
         spans: list[tuple[int, Refuse | None]] = []
-        while sizes:
-            some = sizes
-            decision = self._limits.decide(now_ns, resources, caller, permits_each(len(some)), lambda: some)  # noqa: B023 - asked within the call
+        done = 0
+        while done < count:
+            some = sizes[done:]
+            decision = self._limits.decide(now_ns, resources, caller, permits_each(count - done), lambda: some)  # noqa: B023 - asked within the call
             spans.append((decision.admitted, None))
             # A request refused for its size stops nobody behind it.
-            end = decision.admitted + decision.alone if decision.alone else len(some)
+            end = decision.admitted + decision.alone if decision.alone else count - done
             if decision.stop is not None:
                 stopped = end - decision.admitted
                 spans.append((stopped, self._handler.refuse(decision.stop, caller.client, resources, stopped)))
-            sizes = some[end:]
+            done += end
         return spans
 
     def count(  # noqa: PLR0917 - the compiled part calls by position

@@ -49,6 +49,8 @@ pub struct Judge {
     callers: Option<Py<Callers>>,
     /// No rule has requests wait, or is tried without effect.
     only_refuses: bool,
+    /// Some rule limits bytes.
+    limits_bytes: bool,
     /// The rules under which the callers were asked for.
     epoch: Option<u64>,
 }
@@ -80,6 +82,7 @@ impl Judge {
             is_exempt,
             callers: None,
             only_refuses: false,
+            limits_bytes: true,
             epoch: None,
         })
     }
@@ -101,7 +104,8 @@ impl Judge {
             return Ok(true);
         }
         let stays: bool;
-        (stays, self.only_refuses, self.callers) = self.python.call_method0(py, "renew")?.extract(py)?;
+        (stays, self.only_refuses, self.limits_bytes, self.callers) =
+            self.python.call_method0(py, "renew")?.extract(py)?;
         self.epoch = stays.then_some(epoch);
         Ok(stays)
     }
@@ -160,7 +164,9 @@ impl Judge {
             let asker = runs.asker_of(run)?;
             let resources = Target::resources(&asker.target, py, &self.resources)?;
             let group = asker.producer_group.clone_ref(py);
-            let arguments = (context.now_ns, resources, group, sizes());
+            let requests = runs.sums(run).map_or(0, |(requests, ..)| requests);
+            let sizes = if self.limits_bytes { sizes() } else { Vec::new() };
+            let arguments = (context.now_ns, resources, group, requests, sizes);
             let spans: Vec<(usize, Option<Py<PyAny>>)> =
                 self.python.call_method1(py, "decide", arguments)?.extract(py)?;
             let span = |(requests, refuse)| Span { requests, refuse };

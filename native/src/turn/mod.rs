@@ -22,11 +22,13 @@ use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use nix::errno::Errno;
 use nix::sys::socket::{recv, send, sendmsg, MsgFlags};
+use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyIndexError, PyKeyboardInterrupt, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use pyo3::{PyTraverseError, PyVisit};
 
+use crate::buffer::with_bytes;
 use crate::row::Second;
 
 /// The peers, by where a chunk came from or whom it goes to.
@@ -168,8 +170,47 @@ impl Lent {
     }
 }
 
+/// What `feed` returns: see `sluice_native.pyi`.
+type Fed = ([Vec<Py<PyAny>>; 2], usize, bool, [u64; 2], Vec<(i64, u32)>, Vec<i64>);
+
 #[pymethods]
 impl Lent {
+    /// Read a chunk of one peer, whose sockets Python serves.
+    #[allow(clippy::needless_pass_by_value)]
+    fn feed(
+        &mut self,
+        py: Python<'_>,
+        side: usize,
+        chunk: PyBuffer<u8>,
+        now_ns: i64,
+        clock: Py<PyAny>,
+        second: Py<Second>,
+    ) -> PyResult<Fed> {
+        let reading = self.0.as_mut().ok_or_else(|| PyRuntimeError::new_err("it is lent"))?;
+        let (mut report, mut out) = (Report::default(), Out::default());
+        let mut context = Context { now_ns, second: &second, clock: &clock, report: &mut report };
+        let read = with_bytes(py, &chunk, |bytes| {
+            catch_unwind(AssertUnwindSafe(|| reading.read(py, side, bytes, &mut context, &mut out)))
+        });
+        let (stop, leaves) = match read.unwrap_or_else(|_| Err(panicked()))? {
+            Next::Keep(stop) => (stop, false),
+            Next::Leave(stop) => (stop, true),
+        };
+        let piece = |piece: &Piece| -> PyResult<Py<PyAny>> {
+            Ok(match piece {
+                Piece::Chunk(range) => (range.start, range.end).into_pyobject(py)?.into_any().unbind(),
+                Piece::Own(range) => PyBytes::new(py, &out.own[range.clone()]).into_any().unbind(),
+            })
+        };
+        let pieces = |to: usize| out.to[to].iter().map(piece).collect::<PyResult<_>>();
+        Ok(([pieces(CLIENT)?, pieces(BROKER)?], stop, leaves, report.frames, report.processing, report.round_trips))
+    }
+
+    /// As `Turn` has it.
+    fn take_counts(&mut self) -> (u64, u64) {
+        self.0.as_mut().map_or((0, 0), |reading| reading.take_counts())
+    }
+
     /// What the session has to know to go on after all.
     fn give_back(&mut self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         self.0.take().map_or_else(|| Err(PyRuntimeError::new_err("it is lent")), |mut reading| reading.give_back(py))
@@ -328,6 +369,10 @@ pub struct Turn {
 
 const FLOODS: usize = 2;
 
+fn panicked() -> PyErr {
+    PyRuntimeError::new_err("the compiled part panicked")
+}
+
 fn token(number: usize, side: usize) -> usize {
     number * 2 + side
 }
@@ -472,7 +517,7 @@ impl Turn {
         let (reading, out) = (&mut conn.reading, &mut self.out);
         let mut context = Context { now_ns, second, clock: &self.clock, report: &mut self.report };
         let read = catch_unwind(AssertUnwindSafe(|| reading.read(py, side, chunk, &mut context, out)));
-        let next = read.unwrap_or_else(|_| Err(PyRuntimeError::new_err("the compiled part panicked")))?;
+        let next = read.unwrap_or_else(|_| Err(panicked()))?;
         // Refusals need not wait for a slow broker.
         let alive = end.write(&self.out.to[side], chunk, &self.out.own, &mut self.report)
             & other.write(&self.out.to[1 - side], chunk, &self.out.own, &mut self.report);
@@ -613,7 +658,7 @@ impl Turn {
         let unwritten = [0, 1].map(|side| PyBytes::new(py, &conn.ends[side].rest[conn.ends[side].sent..]).unbind());
         let errnos = [0, 1].map(|side| conn.ends[side].errno);
         let state = catch_unwind(AssertUnwindSafe(|| conn.reading.give_back(py)));
-        let state = state.unwrap_or_else(|_| Err(PyRuntimeError::new_err("the compiled part panicked")));
+        let state = state.unwrap_or_else(|_| Err(panicked()));
         Ok((state.map(Some)?, unread, unwritten, errnos))
     }
 
