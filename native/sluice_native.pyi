@@ -312,7 +312,7 @@ class Lent:
         list[tuple[int, int]],
         list[int],
     ]:
-        """Read a chunk of one peer, 0 for the client's and 1 for the broker's, of a connection whose sockets Python serves.
+        """Read a chunk of one peer, 0 for the client's and 1 for the broker's; Python serves their sockets.
 
         Returns:
             What goes to the client and to the broker: bytes, or where in the chunk they begin and end. Then how much of
@@ -335,6 +335,7 @@ def lend_rocketmq(
     broker: int,
     polls: Sequence[int],
     timed: tuple[int | None, int],
+    kept: bytes,
 ) -> Lent:
     """Return what reads a RocketMQ connection between two frames, or within one whose verdict is known.
 
@@ -351,6 +352,7 @@ def lend_rocketmq(
         broker: likewise of the broker's frame.
         polls: numbers of long polls that have no answer yet.
         timed: the number of the request whose answer is timed, and when that or the last one was forwarded.
+        kept: the beginning of a frame of the client, behind which the rest of its header comes.
 
     Returns:
         What reads it; it returns ``client``, ``broker``, own answers that wait for the end of the broker's frame, polls

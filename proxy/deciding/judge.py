@@ -60,7 +60,7 @@ class Judge:
         self.bypassed = NUMBERS["exempt" if connection.exempt else "bypassed"]
 
     def renew(self) -> tuple[bool, bool, bool, "Callers | None"]:
-        """Say, of the rules in force: may the connection stay, do all refuse, do some limit bytes; and the caller's limits."""
+        """Say if the connection may stay under the rules in force, if all of them refuse, and if some limit bytes."""
         limits = self._limits
         return self.stays(), limits.only_refuse, limits.limit_bytes, limits.callers(caller_of(self.connection))
 

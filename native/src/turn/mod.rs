@@ -162,11 +162,15 @@ pub trait Reading: Send + Sync {
 
 /// A reading on its way to a turn.
 #[pyclass(module = "sluice_native")]
-pub struct Lent(Option<Box<dyn Reading>>);
+pub struct Lent {
+    reading: Option<Box<dyn Reading>>,
+    /// By peer, what its session has read of an incomplete frame.
+    kept: [Vec<u8>; 2],
+}
 
 impl Lent {
-    pub fn new(reading: Box<dyn Reading>) -> Self {
-        Self(Some(reading))
+    pub fn new(reading: Box<dyn Reading>, kept: [Vec<u8>; 2]) -> Self {
+        Self { reading: Some(reading), kept }
     }
 }
 
@@ -186,7 +190,7 @@ impl Lent {
         clock: Py<PyAny>,
         second: Py<Second>,
     ) -> PyResult<Fed> {
-        let reading = self.0.as_mut().ok_or_else(|| PyRuntimeError::new_err("it is lent"))?;
+        let reading = self.reading.as_mut().ok_or_else(|| PyRuntimeError::new_err("it is lent"))?;
         let (mut report, mut out) = (Report::default(), Out::default());
         let mut context = Context { now_ns, second: &second, clock: &clock, report: &mut report };
         let read = with_bytes(py, &chunk, |bytes| {
@@ -208,17 +212,19 @@ impl Lent {
 
     /// As `Turn` has it.
     fn take_counts(&mut self) -> (u64, u64) {
-        self.0.as_mut().map_or((0, 0), |reading| reading.take_counts())
+        self.reading.as_mut().map_or((0, 0), |reading| reading.take_counts())
     }
 
     /// What the session has to know to go on after all.
     fn give_back(&mut self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        self.0.take().map_or_else(|| Err(PyRuntimeError::new_err("it is lent")), |mut reading| reading.give_back(py))
+        self.reading
+            .take()
+            .map_or_else(|| Err(PyRuntimeError::new_err("it is lent")), |mut reading| reading.give_back(py))
     }
 
     #[allow(clippy::needless_pass_by_value)]
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        self.0.as_ref().map_or(Ok(()), |reading| reading.traverse(&visit))
+        self.reading.as_ref().map_or(Ok(()), |reading| reading.traverse(&visit))
     }
 }
 
@@ -243,14 +249,14 @@ struct End {
 }
 
 impl End {
-    fn new(fd: RawFd) -> Self {
+    fn new(fd: RawFd, kept: Vec<u8>) -> Self {
         Self {
             fd,
             readable: false,
             closing: false,
             queued: false,
             large: false,
-            kept: Vec::new(),
+            kept,
             rest: Vec::new(),
             sent: 0,
             read_bytes: 0,
@@ -614,8 +620,10 @@ impl Turn {
             registry.deregister(&mut SourceFd(&client))?;
             return Err(error.into());
         }
-        let reading = lent.try_borrow_mut()?.0.take().ok_or_else(|| PyRuntimeError::new_err("it is lent already"))?;
-        let ends = [End::new(client), End::new(broker)];
+        let mut lent = lent.try_borrow_mut()?;
+        let reading = lent.reading.take().ok_or_else(|| PyRuntimeError::new_err("it is lent already"))?;
+        let [of_client, of_broker] = std::mem::take(&mut lent.kept);
+        let ends = [End::new(client, of_client), End::new(broker, of_broker)];
         let conn = Box::new(Conn { ends, reading, read_ns: 0, stalled: false, left: false });
         if self.free.pop().is_some() {
             self.conns[number] = Some(conn);

@@ -474,6 +474,7 @@ pub fn lend_rocketmq(
     broker: usize,
     polls: Vec<i32>,
     timed: (Option<i32>, i64),
+    kept: Vec<u8>,
 ) -> PyResult<Lent> {
     let (table, owed) = {
         let scanner = scanner.borrow(py);
@@ -483,7 +484,7 @@ pub fn lend_rocketmq(
     for poll in polls {
         numbers.add(poll);
     }
-    Ok(Lent::new(Box::new(RocketMq {
+    let reading = Box::new(RocketMq {
         judge: Judge::new(judge)?,
         scanner,
         table,
@@ -498,5 +499,6 @@ pub fn lend_rocketmq(
         timed_ns: timed.1,
         requests: 0,
         refused: 0,
-    })))
+    });
+    Ok(Lent::new(reading, [kept, Vec::new()]))
 }

@@ -198,8 +198,10 @@ class RequestStream:
             The scanner; the longest length of a frame; how many bytes of a frame are still to come, and whether these
             are swallowed.
         """
-        is_plain = not (self._trial or self._beginning.pieces or self._chunk or self.left_bytes or self.held.count)
-        if not is_plain or self._scanner is None or self.held.coming is not None or self.about.listening:
+        is_plain = not (self._trial or self._chunk or self.left_bytes or self.held.count or self.about.listening)
+        if not is_plain or self._scanner is None or self.held.coming is not None:
+            return None
+        if self._beginning.pieces and not self.held_back():
             return None
         return self._scanner, self._max_length, (self._body_left, self._swallow)
 
