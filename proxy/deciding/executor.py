@@ -1,9 +1,7 @@
-"""The executor: bounded lanes on which handlers decide, and which bypass themselves rather than delay anyone.
+"""The executor: bounded lanes on which handlers that wait decide, and which bypass themselves rather than delay anyone.
 
-A lane is a trio task behind a bounded queue; one hop carries one batch. On an idle lane, a handler that does not await
-decides at once, without the hop. A hop to a trio task costs about 16 µs and one to a thread 219 µs, so threaded lanes
-are for handlers that block. The queue is a deque and the hop a bare reschedule: a memory channel with an event and a
-timeout for each batch took twice the processor time.
+A lane is a trio task behind a bounded queue. A hop to that task costs about 16 µs, and one to a thread 219 µs. A
+handler that answers at once needs no lane: the pipeline calls it.
 
 When a lane bypasses
     ====== =======================================================================================
@@ -13,9 +11,8 @@ When a lane bypasses
     error  the handler raised
     ====== =======================================================================================
 
-A busy loop is not a late lane, or floods would switch the limiter off. A lane serves its whole queue without yielding,
-or with one hop to its thread. Its time runs from its turn on, and the watch of deadlines lets it run once more before
-judging.
+A busy loop is not a late lane, or floods would switch handlers off. A lane serves its whole queue in one turn, so its
+time runs from that turn on, and it may run once more after the deadline before it is judged.
 """
 
 import inspect
@@ -53,39 +50,27 @@ class LaneStats:
 
 
 class Submission:
-    """One batch on its way through a lane, with the outcome."""
+    """One batch on its way through a lane. Without a batch, only its turn is waited for."""
 
-    __slots__ = ("batch", "begun", "deadline_s", "outcome", "overdue", "taken", "task")
+    __slots__ = ("batch", "done", "lane", "outcome", "wanted")
 
-    def __init__(self, batch: Batch | None, begun: Awaitable[Verdicts] | None = None) -> None:
-        # None is no batch: only its turn is waited for.
+    def __init__(self, lane: "Lane", batch: Batch | None) -> None:
+        self.lane = lane
         self.batch = batch
-        self.deadline_s = 0.0
-        # The handler's answer, if it is still to be awaited.
-        self.begun = begun
+        self.done = trio.Event()
         self.outcome: Verdicts | Bypass | None = None
-        # The outcome when the waiting task was woken; a later one has no effect.
-        self.taken: Verdicts | Bypass | None = None
-        # Its deadline passed without an outcome.
-        self.overdue = False
-        # The task that waits for the outcome, if any.
-        self.task: trio.lowlevel.Task | None = None
-
-    def wake(self) -> None:
-        if self.task is not None:
-            task, self.task = self.task, None
-            self.taken = self.outcome
-            trio.lowlevel.reschedule(task)
+        self.wanted = True  # somebody waits for the outcome
 
 
 class Lane:
-    """One queue, the task that serves it, and the task that watches its deadlines.
+    """One queue, and the task that serves it.
 
     Args:
         decide: called for each batch; only the wait for it is bounded.
         capacity: batches that may be queued.
         deadline_s: how long a batch waits for its verdict before it bypasses.
         threaded: run ``decide`` on a worker thread.
+        now_ns: callable from any thread.
     """
 
     def __init__(
@@ -93,163 +78,111 @@ class Lane:
     ) -> None:
         self.late = False  # bypassed until a probe returns in time
         self._decide = decide
+        self._capacity = capacity
         self._deadline_s = deadline_s
         self._threaded = threaded
-        # Whether to decide without a hop: not on a thread, nor where the handler awaits.
-        self._at_once = not threaded
-        # Batches since the serving task last had its turn, bounded as a queue is that is served once in a turn of the
-        # loop.
-        self._decided_at_once = 0
         self._now_ns = now_ns
         self._thread_limiter = trio.CapacityLimiter(1)
-        self._capacity = capacity
         self._queue: deque[Submission] = deque()
-        # The serving task while it waits for the queue to fill.
-        self._server: trio.lowlevel.Task | None = None
-        # When the serving task began with the queue; None while it has not had its turn.
+        self._filled = trio.Event()
+        # When the task began with the queue; None while it has not had its turn.
         self._turn_s: float | None = None
         self._probe: Submission | None = None
-        # Decided on the thread, and not yet seen by the loop.
-        self._laid_down: deque[Submission] = deque()
-        self._loop_told = False
-        # In the order of their deadlines. One task watches all: a timer for each batch would cost more than the hop.
-        self._waiting: deque[Submission] = deque()
-        self._watch_idle = trio.lowlevel.ParkingLot()
 
     def stats(self) -> LaneStats:
         return LaneStats(len(self._queue), self._capacity, self.late)
 
-    def submit(self, batch: Batch) -> Verdicts | Bypass | Submission:
-        """Return the handler's verdicts, the Bypass in their place, or what ``outcome_of`` waits for."""
-        if self.late:
-            self._send_probe(batch)
-            return Bypass("late")
-        begun: Awaitable[Verdicts] | None = None
-        if self._server is not None and self._at_once and self._decided_at_once < self._capacity:
-            self._decided_at_once += 1
-            decided = self._decide_at_once(batch)
-            if type(decided) is dict or not isinstance(decided, Awaitable):
-                return decided
-            begun = decided
-        return Submission(batch, begun)
+    def submit(self, batch: Batch) -> Submission | Bypass:
+        """Queue a batch, whose verdicts ``outcome_of`` then returns; or say at once that it bypasses."""
+        if not self.late:
+            submission = Submission(self, batch)
+            return submission if self._put(submission) else Bypass("full")
+        if self._probe is None:
+            # Learns whether the lane answers in time again. Marked before it is queued: a thread may take it at once.
+            self._probe = Submission(self, batch)
+            self._probe.wanted = False
+            if not self._put(self._probe):
+                self._probe = None
+        return Bypass("late")
 
-    async def outcome_of(self, ticket: Submission) -> Verdicts | Bypass:
-        """Queue a batch; return the handler's verdicts, or the Bypass in their place after the deadline."""
-        ticket.task = trio.lowlevel.current_task()
-        ticket.deadline_s = trio.current_time() + self._deadline_s
-        if not self._put(ticket):
-            if inspect.iscoroutine(ticket.begun):
-                ticket.begun.close()
-            return Bypass("full")
-        self._forget_served()
-        self._watch_for(ticket)
+    async def outcome_of(self, submission: Submission) -> Verdicts | Bypass:
+        """Return the handler's verdicts, or the Bypass in their place after the deadline."""
+        try:
+            due_s = trio.current_time() + self._deadline_s
+            while not await self._done_by(due_s, submission):
+                now_s = trio.current_time()
+                # A handler that only yielded continues in the next turn of the loop, and this task in the one after.
+                await trio.lowlevel.checkpoint()
+                await trio.lowlevel.checkpoint()
+                due_s = (now_s if self._turn_s is None else self._turn_s) + self._deadline_s
+                if now_s >= due_s and not submission.done.is_set():
+                    self.late = True
+                    return Bypass("late")
+        except BaseException:
+            if submission.outcome is not None:
+                _drop(submission.outcome)
+            raise
+        finally:
+            submission.wanted = False
+        assert submission.outcome is not None  # noqa: S101 - it is done
+        return submission.outcome
 
-        def cancelled(_: object) -> trio.lowlevel.Abort:
-            ticket.task = None  # nobody is left to spend permits for
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(cancelled)
-        return ticket.taken if ticket.taken is not None else Bypass("late")
+    @staticmethod
+    async def _done_by(due_s: float, submission: Submission) -> bool:
+        with trio.CancelScope(deadline=due_s):
+            await submission.done.wait()
+        return submission.done.is_set()
 
     async def turn(self) -> None:
         """Return once the lane has served its present queue; not if a handler hangs."""
-        ticket = Submission(None)
-        ticket.task = trio.lowlevel.current_task()
-        while not self._put(ticket):  # noqa: ASYNC110 - nobody says that there is room
+        submission = Submission(self, None)
+        while not self._put(submission):  # noqa: ASYNC110 - nobody says that there is room
             await trio.sleep(self._deadline_s)
+        await submission.done.wait()
 
-        def cancelled(_: object) -> trio.lowlevel.Abort:
-            ticket.task = None
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(cancelled)
-
-    def _decide_at_once(self, batch: Batch) -> Verdicts | Bypass | Awaitable[Verdicts]:
-        """Decide on an idle lane without a hop; after a handler that awaits, all batches hop."""
-        try:
-            decided = self._decide(batch, self._now_ns())
-            if type(decided) is dict:
-                return decided
-            if isinstance(decided, Awaitable):
-                self._at_once = False
-                return decided
-            return checked(decided)
-        except (trio.Cancelled, KeyboardInterrupt, GeneratorExit):
-            raise
-        except BaseException as error:  # noqa: BLE001 - not even sys.exit costs anybody a message
-            return Bypass("error", error)
-
-    def _send_probe(self, batch: Batch) -> None:
-        """Queue a batch that was bypassed, to learn whether the lane answers in time again."""
-        if self._probe is None:
-            # Marked before it is queued: a thread may take it at once.
-            self._probe = Submission(batch)
-            if not self._put(self._probe):
-                self._probe = None
-
-    def _put(self, ticket: Submission) -> bool:
+    def _put(self, submission: Submission) -> bool:
         if len(self._queue) >= self._capacity:
             return False
-        self._queue.append(ticket)
-        if self._server is not None:
-            server, self._server = self._server, None
-            trio.lowlevel.reschedule(server)
+        self._queue.append(submission)
+        self._filled.set()
         return True
 
     async def run(self) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch)
-            while True:
-                self._decided_at_once = 0
-                while self._queue:
-                    self._turn_s = trio.current_time()
-                    if self._threaded:
-                        await trio.to_thread.run_sync(
-                            self._serve_on_thread,
-                            trio.lowlevel.current_trio_token(),
-                            abandon_on_cancel=True,
-                            limiter=self._thread_limiter,
-                        )
-                    else:
-                        await self._serve()
-                    self._turn_s = None
-                self._server = trio.lowlevel.current_task()
-                await trio.lowlevel.wait_task_rescheduled(self._stop_serving)
-
-    def _stop_serving(self, _: object) -> trio.lowlevel.Abort:
-        self._server = None
-        return trio.lowlevel.Abort.SUCCEEDED
+        loop = trio.lowlevel.current_trio_token()
+        while True:
+            await self._filled.wait()
+            self._filled = trio.Event()
+            while self._queue:
+                self._turn_s = trio.current_time()
+                if self._threaded:
+                    await trio.to_thread.run_sync(
+                        self._serve_on_thread, loop, abandon_on_cancel=True, limiter=self._thread_limiter
+                    )
+                else:
+                    await self._serve()
+                self._turn_s = None
 
     async def _serve(self) -> None:
-        while (ticket := self._next()) is not None:
-            if ticket is self._probe:
-                self._watch_probe(ticket)
+        while (submission := self._next()) is not None:
+            began_ns = self._now_ns()
             try:
-                decided = ticket.begun or self._ask(ticket.batch)
-                ticket.outcome = checked(await decided if isinstance(decided, Awaitable) else decided)
+                decided = self._ask(submission.batch)
+                outcome: Verdicts | Bypass = checked(await decided if isinstance(decided, Awaitable) else decided)
             except (trio.Cancelled, KeyboardInterrupt, GeneratorExit):
                 raise
             except BaseException as error:  # noqa: BLE001 - not even sys.exit costs anybody a message
-                ticket.outcome = Bypass("error", error)
-            self._finish(ticket)
+                outcome = Bypass("error", error)
+            self._finish(submission, outcome, self._now_ns() - began_ns)
 
     def _serve_on_thread(self, loop: trio.lowlevel.TrioToken) -> None:
-        """Serve the queue on this thread in one go: a hop for each batch would wait for the loop each time.
-
-        An outcome counts once it is there, even if the loop sees it later.
-        """
-        while (ticket := self._next()) is not None:
-            if ticket is self._probe:
-                loop.run_sync_soon(self._watch_probe, ticket)
+        """Serve the queue on this thread in one go: a hop for each batch would wait for the loop each time."""
+        while (submission := self._next()) is not None:
+            began_ns = self._now_ns()
             try:
-                ticket.outcome = checked(self._ask(ticket.batch))
+                outcome: Verdicts | Bypass = checked(self._ask(submission.batch))
             except BaseException as error:  # noqa: BLE001 - as above; a thread is neither cancelled nor interrupted
-                ticket.outcome = Bypass("error", error)
-            self._laid_down.append(ticket)
-            if not self._loop_told:
-                # Not for each ticket: telling the loop gives up the interpreter's lock.
-                self._loop_told = True
-                loop.run_sync_soon(self._finish_laid_down)
+                outcome = Bypass("error", error)
+            loop.run_sync_soon(self._finish, submission, outcome, self._now_ns() - began_ns)
         # From here on, what is queued waits for the next hop.
         self._turn_s = None
 
@@ -258,64 +191,27 @@ class Lane:
 
     def _next(self) -> Submission | None:
         while self._queue:
-            ticket = self._queue.popleft()
-            if ticket.task is not None or ticket is self._probe:
-                return ticket
-            if inspect.iscoroutine(ticket.begun):
-                ticket.begun.close()
+            submission = self._queue.popleft()
+            if submission.wanted or submission is self._probe:
+                return submission
         return None
 
-    def _finish(self, ticket: Submission) -> None:
-        if ticket is self._probe:
+    def _finish(self, submission: Submission, outcome: Verdicts | Bypass, took_ns: int) -> None:
+        if submission is self._probe:
             self._probe = None
-            self.late = ticket.overdue
-        ticket.wake()
-        if ticket.taken is None and not isinstance(ticket.outcome, Bypass | None):
-            with suppress(Exception):  # a mapping of the handler's own may raise anything
-                drop_tickets(ticket.outcome)  # nobody waits for these verdicts any more
+            self.late = took_ns >= self._deadline_s * 1e9
+        if submission.wanted:
+            submission.outcome = outcome
+            submission.done.set()
+        else:
+            _drop(outcome)
 
-    def _finish_laid_down(self) -> None:
-        self._loop_told = False
-        while self._laid_down:
-            self._finish(self._laid_down.popleft())
 
-    def _watch_for(self, ticket: Submission) -> None:
-        self._waiting.append(ticket)
-        self._watch_idle.unpark_all()
-
-    def _watch_probe(self, probe: Submission) -> None:
-        """Measure a probe from its turn: it may have been queued behind the cause of the delay."""
-        probe.deadline_s = trio.current_time() + self._deadline_s
-        self._watch_for(probe)
-
-    async def _watch(self) -> None:
-        while True:
-            self._forget_served()
-            if not self._waiting:
-                await self._watch_idle.park()
-                continue
-            now_s = trio.current_time()
-            if now_s < self._waiting[0].deadline_s:
-                await trio.sleep_until(self._waiting[0].deadline_s)
-                continue
-            # A handler that only yielded goes on in the next turn, and this task in the one after.
-            await trio.lowlevel.checkpoint()
-            await trio.lowlevel.checkpoint()
-            turn_s = self._turn_s
-            if turn_s is None:
-                continue
-            if now_s < turn_s + self._deadline_s:
-                await trio.sleep_until(turn_s + self._deadline_s)
-                continue
-            while self._waiting and self._waiting[0].deadline_s <= now_s:
-                ticket = self._waiting.popleft()
-                if ticket.outcome is None and (ticket.task is not None or ticket is self._probe):
-                    ticket.overdue = self.late = True
-                ticket.wake()
-
-    def _forget_served(self) -> None:
-        while self._waiting and self._waiting[0].task is None and self._waiting[0] is not self._probe:
-            self._waiting.popleft()
+def _drop(outcome: Verdicts | Bypass) -> None:
+    """Drop the tickets of verdicts that nobody waits for."""
+    if not isinstance(outcome, Bypass):
+        with suppress(Exception):  # a mapping of the handler's own may raise anything
+            drop_tickets(outcome)
 
 
 def checked(decided: object) -> Verdicts:
@@ -324,7 +220,7 @@ def checked(decided: object) -> Verdicts:
     Raises:
         TypeError: it is not.
     """
-    if type(decided) is not dict and not isinstance(decided, Mapping):
+    if not isinstance(decided, Mapping):
         if inspect.iscoroutine(decided):
             decided.close()
         raise TypeError(f"a handler must return a mapping of index to verdict, not {decided!r}")
@@ -349,17 +245,9 @@ class Executor:
             for _ in range(lanes)
         )
 
-    def submit(self, batch: Batch) -> Verdicts | Bypass | Submission:
-        """Decide on the lane of the batch's connection, at once if possible."""
-        lanes = self.lanes
-        return (lanes[0] if len(lanes) == 1 else self._lane(batch)).submit(batch)
-
-    async def outcome_of(self, submission: Submission) -> Verdicts | Bypass:
-        assert submission.batch is not None  # noqa: S101 - it asks something
-        return await self._lane(submission.batch).outcome_of(submission)
-
-    def _lane(self, batch: Batch) -> Lane:
-        return self.lanes[batch.connection.id % len(self.lanes)]
+    def submit(self, batch: Batch) -> Submission | Bypass:
+        """Queue a batch on the lane of its connection, as ``Lane.submit`` does."""
+        return self.lanes[batch.connection.id % len(self.lanes)].submit(batch)
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:

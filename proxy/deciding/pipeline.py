@@ -7,18 +7,18 @@ The contract of a handler
 =========================
 *One instance* serves all connections of a data path.
 
-*Which task.* A handler runs on the lane it is configured for, never in the connection's own task unless the
-lane is ``inline``:
+*Which task.* A handler runs on the lane it is configured for:
 
 ========  ==========================================================================================
 lane      what it means
 ========  ==========================================================================================
-task      a trio task behind a bounded queue. ``on_requests`` may be sync or async. It must not compute
-          for long: a task that does not await stops every connection, its own deadline included.
+task      an async ``on_requests`` is awaited in a trio task behind a bounded queue. A sync one is called
+          directly, without a deadline, as it never waits. It must not compute for long: that stops every
+          connection.
 thread    a worker thread behind the same queue. ``on_requests`` must be sync; it may block or compute.
           Several lanes means several threads: then the handler must be thread-safe. It shares the interpreter's lock
           with the loop, and while that is saturated it may be late for want of it.
-inline    called directly in the connection's task, sync, for what takes microseconds. No deadline.
+inline    called directly, must be sync.
 ========  ==========================================================================================
 
 *How often, in what order.* Once per batch, in the order of the configuration. A batch holds the requests of
@@ -136,6 +136,7 @@ class _Link:
     name: str
     handler: Handler
     executor: Executor | None
+    at_once: bool  # the handler answers when it is called
     bypassed: Counter[str] = field(default_factory=Counter)
 
 
@@ -156,7 +157,9 @@ class Pipeline:
             if any(link.name == name for link in self._links):
                 raise PipelineError(f"handler {name!r} stands in the pipeline twice; remove one of them")
             handler = config.plugin.build(config.options, services)
-            self._links.append(_Link(name, handler, _executor(name, handler, config, services.now_ns)))
+            executor = _executor(name, handler, config, services.now_ns)
+            at_once = (config.lane or handler.lane) != "thread" and not inspect.iscoroutinefunction(handler.on_requests)
+            self._links.append(_Link(name, handler, executor, at_once))
         self._observers = [link for link in self._links if link.handler.sees_responses]
 
     @property
@@ -211,7 +214,7 @@ class Pipeline:
         try:
             for position in range(first, len(self._links)):
                 link = self._links[position]
-                outcome = link.executor.submit(batch) if link.executor is not None else self._decide_inline(link, batch)
+                outcome = self._ask(link, batch)
                 if isinstance(outcome, Submission):
                     return self._decide_later(batch, position, outcome)
                 self._take(link, batch, outcome)
@@ -223,8 +226,7 @@ class Pipeline:
     async def _decide_later(self, batch: Batch, position: int, submission: Submission) -> None:
         link = self._links[position]
         try:
-            assert link.executor is not None  # noqa: S101 - there would be nothing to wait for
-            self._take(link, batch, await link.executor.outcome_of(submission))
+            self._take(link, batch, await submission.lane.outcome_of(submission))
             rest = self.decide_now(batch, position + 1)
             if rest is not None:
                 await rest
@@ -245,9 +247,18 @@ class Pipeline:
                 return
         self._bypass(link, batch, outcome)
 
-    def _decide_inline(self, link: _Link, batch: Batch) -> Verdicts | Bypass:
+    def _ask(self, link: _Link, batch: Batch) -> Verdicts | Bypass | Submission:
+        executor = link.executor
+        if executor is not None and not link.at_once:
+            return executor.submit(batch)
         try:
-            return checked(link.handler.on_requests(batch, self._now_ns()))
+            decided = link.handler.on_requests(batch, self._now_ns())
+            if executor is not None and inspect.iscoroutine(decided):
+                # An async function behind a decorator: all its batches hop from now on.
+                decided.close()
+                link.at_once = False
+                return executor.submit(batch)
+            return checked(decided)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - not even sys.exit costs anybody a message

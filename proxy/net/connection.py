@@ -882,8 +882,8 @@ class Connection:
         self.stall(None)
         self.session.returned(state)
         peers = self.peers.values()
-        for peer, *left in zip(peers, unread, unwritten, errnos, strict=True):
-            peer.returned(*left)
+        for peer, of_unread, of_unwritten, errno in zip(peers, unread, unwritten, errnos, strict=True):
+            peer.returned(of_unread, of_unwritten, errno)
         for peer in peers:
             peer.go_on_reading()
 

@@ -42,9 +42,9 @@ async def start(nursery: trio.Nursery, now_ns: Callable[[], int]) -> StartExecut
 
 
 async def outcome_of(executor: Executor, batch: Batch) -> Verdicts | Bypass:
-    """Have a batch decided, at once or later."""
+    """Have a batch decided."""
     outcome = executor.submit(batch)
-    return await executor.outcome_of(outcome) if isinstance(outcome, executor_module.Submission) else outcome
+    return await outcome.lane.outcome_of(outcome) if isinstance(outcome, executor_module.Submission) else outcome
 
 
 class Submission:
@@ -493,45 +493,3 @@ class TestBusyLoop:
         executor = await start(gate.awaiting, capacity=self.CONNECTIONS)
         outcomes = await self.hog(executor, batch_of, mock_clock, rounds=3)
         assert outcomes == [LATE] * self.CONNECTIONS * 3
-
-
-async def test_idle_lane_decides_at_once_without_a_turn_of_its_task(start: StartExecutor, batch_of: MakeBatch) -> None:
-    executor = await start(lambda batch, now_ns: REFUSED)
-    assert executor.submit(batch_of("a")) == REFUSED
-
-
-async def test_what_comes_at_once_is_bounded_by_the_capacity(
-    start: StartExecutor, batch_of: MakeBatch, nursery: trio.Nursery
-) -> None:
-    executor = await start(lambda batch, now_ns: REFUSED, capacity=3)
-    all_at_once = [Submission(nursery, executor, batch_of("a")) for _ in range(20)]
-    await wait_all_tasks_blocked()
-    outcomes = [each.outcome for each in all_at_once]
-    assert outcomes.count(REFUSED) == 6
-    assert outcomes.count(FULL) == 14
-    later = Submission(nursery, executor, batch_of("a"))
-    await later.done.wait()
-    assert later.outcome == REFUSED
-
-
-async def test_handler_that_begins_to_await_is_awaited_on_the_lane(start: StartExecutor, batch_of: MakeBatch) -> None:
-    async def later() -> Verdicts:
-        await trio.lowlevel.checkpoint()
-        return REFUSED
-
-    executor = await start(lambda batch, now_ns: later())
-    assert [await outcome_of(executor, batch_of("a")) for _ in range(3)] == [REFUSED] * 3
-
-
-async def test_what_a_cancelled_batch_had_begun_is_closed(
-    start: StartExecutor, batch_of: MakeBatch, nursery: trio.Nursery
-) -> None:
-    async def never() -> Verdicts:
-        await trio.sleep_forever()
-        return REFUSED
-
-    executor = await start(lambda batch, now_ns: never())
-    with trio.CancelScope() as scope:
-        scope.cancel()
-        await outcome_of(executor, batch_of("a"))
-    await wait_all_tasks_blocked()  # a coroutine that nobody awaited would be an error here

@@ -254,6 +254,21 @@ class TestBypass:
         assert pipeline.bypassed() == {("stuck", "late"): 4}
         assert pipeline.lanes()["stuck"][0].late
 
+    async def test_handler_that_answers_at_once_is_never_full_nor_late(self, start: Start, batch_of: MakeBatch) -> None:
+        pipeline = start(config("x", Scripted(lambda batch, now_ns: {0: refuse("x")}), capacity=1))
+        batches = [batch_of("a") for _ in range(20)]
+        assert [pipeline.decide_now(batch) for batch in batches] == [None] * 20
+        assert all(batch.verdicts for batch in batches)
+        assert pipeline.bypassed() == {}
+
+    async def test_async_handler_behind_a_decorator_is_awaited(self, start: Start, batch_of: MakeBatch) -> None:
+        decorated = Async(lambda batch, now_ns: {0: refuse("x")}).on_requests
+        pipeline = start(config("x", Scripted(decorated)))
+        for _ in range(3):
+            batch = batch_of("a")
+            await pipeline.decide(batch)
+            assert batch.verdicts == {0: refuse("x")}
+
     async def test_full_handler_that_fails_closed_refuses(
         self, start: Start, batch_of: MakeBatch, nursery: trio.Nursery
     ) -> None:
