@@ -148,7 +148,10 @@ class RocketMQSession(Session):
         judge.stays = self._stays
         kept = self._requests.take_back()
         judge.ids = None if self.language in ANOTHER_EACH_TIME else judge.all_ids
-        return COMPILED.lend_rocketmq(judge, scanner, around_opaque, max_length, MAX_PENDING, left, broker, *owed, kept)
+        lent: Lent = COMPILED.lend_rocketmq(
+            judge, scanner, around_opaque, max_length, MAX_PENDING, left, broker, *owed, kept
+        )
+        return lent
 
     def _stays(self) -> bool:
         return not self._limits_kind(KIND_SUBSCRIPTION)
