@@ -29,6 +29,7 @@ __all__ = [
     "Lent",
     "Links",
     "Opaques",
+    "Pieces",
     "Publishes",
     "RefusedIds",
     "Resources",
@@ -305,7 +306,7 @@ class Lent:
     def feed(
         self, side: int, chunk: Buffer, now_ns: int, clock: Callable[[], int], second: Second
     ) -> tuple[
-        tuple[list[bytes | tuple[int, int]], list[bytes | tuple[int, int]]],
+        Pieces,
         int,
         bool,
         tuple[int, int],
@@ -315,11 +316,12 @@ class Lent:
         """Read a chunk of one peer, 0 for the client's and 1 for the broker's; Python serves their sockets.
 
         Returns:
-            What goes to the client and to the broker: bytes, or where in the chunk they begin and end. Then how much of
-            the chunk was read: the rest comes again, with more behind it. Whether it is for the session instead. And
-            frames by peer, how long decisions took and of how many requests, and how long the broker took, as ``serve``
-            has it.
+            What is to be written. How much of the chunk was read: the rest comes again, with more behind it. Whether it
+            is for the session instead. And frames by peer, how long decisions took and of how many requests, and how
+            long the broker took, as ``serve`` has it.
         """
+    def take_kept(self) -> tuple[bytes, bytes]:
+        """Return, by peer, the beginning of a frame, which comes before the next bytes."""
     def take_counts(self) -> tuple[int, int]:
         """Return requests and refused ones since the last call."""
     def give_back(self) -> Any:
@@ -358,6 +360,9 @@ def lend_rocketmq(
         What reads it; it returns ``client``, ``broker``, own answers that wait for the end of the broker's frame, polls
         with whether one of their numbers is ambiguous, and ``timed``.
     """
+
+Pieces: TypeAlias = tuple[list[bytes | tuple[int, int]], list[bytes | tuple[int, int]]]
+"""What goes to the client and to the broker: bytes, or where they begin and end in the chunk in hand."""
 
 Returned: TypeAlias = tuple[Any, tuple[bytes, bytes], tuple[bytes, bytes], tuple[int, int]]
 """What a connection returns with: the state for its session; and by peer, the bytes that were read and not taken, those

@@ -71,12 +71,12 @@ from proxy.net.sockets import ReadAhead, Wire
 from proxy.net.tickets import Tickets
 from proxy.net.turn import LONGEST_STALL_S, Lending
 from proxy.net.writer import PeerError, Writer
-from proxy.protocols.base import Advance, Close, CommandRequest, CommandStatus, Session, TermsOf, no_terms
+from proxy.protocols.base import Advance, Buffer, Close, CommandRequest, CommandStatus, Session, TermsOf, no_terms
 from proxy.spool.spool import Spool
 from proxy.stats.timing import Timings
 
 if TYPE_CHECKING:
-    from sluice_native import Resources
+    from sluice_native import Lent, Pieces, Resources
 
 _log = structlog.get_logger(__name__)
 
@@ -267,6 +267,7 @@ class Peer(Writer):
         "_chunk",
         "_connection",
         "_keeps_open",
+        "_kept",
         "_look",
         "_looks_left",
         "_observed",
@@ -280,7 +281,7 @@ class Peer(Writer):
     opposite: "Peer"
 
     def __init__(self, connection: "Connection", side: Side, wire: Wire, services: Services, session: Session) -> None:
-        super().__init__(services.reactor, side, wire, session.take)
+        super().__init__(services.reactor, side, wire, connection.take)
         self._connection = connection
         self._services = services
         self._session = session
@@ -294,6 +295,8 @@ class Peer(Writer):
         #: While a write waits for what is read ahead: when to look again, how often, and what has come since.
         self._look: Timer | None = None
         self._looks_left = self._came_bytes = 0
+        #: The beginning of a frame of which the compiled part has to see more.
+        self._kept = b""
         #: Looks after a client that is not read.
         self._keeps_open: Timer | None = None
 
@@ -449,8 +452,17 @@ class Peer(Writer):
             and not self.busy
             and not self.ended
             and self._look is None
-            and self.wire.is_plain
+            and not self.wire.has_read_ahead
         )
+
+    def keep(self, data: bytes) -> None:
+        """Put this before the next bytes of the peer."""
+        self._kept = data
+
+    def let_session_have_kept(self) -> None:
+        kept, self._kept = self._kept, b""
+        if kept:
+            self._session.receive(self.side, memoryview(kept), self._services.now_ns())
 
     def lend(self) -> int:
         """Leave the peer to the compiled part; returns its descriptor."""
@@ -529,7 +541,7 @@ class Peer(Writer):
         room = buffer = self._buffer = self._services.buffers.borrow(large=self._large and session.reads_fast(side))
         held_back = 0
         if connection.parting is None:
-            held_back = session.held_back(side)
+            held_back = len(self._kept) or session.held_back(side)
             if held_back >= len(buffer):
                 # There would be no room to read into. The session takes a frame in two pieces as well.
                 held_back = 0
@@ -555,7 +567,8 @@ class Peer(Writer):
             if connection.parting is None:
                 connection.goes_on()
                 if held_back:
-                    buffer[:held_back] = session.take_back(side)
+                    buffer[:held_back] = self._kept or session.take_back(side)
+                    self._kept = b""
                 self._chunk = buffer[: held_back + count]
                 self._relay()
                 return
@@ -583,6 +596,8 @@ class Peer(Writer):
             # Since the last of it was read.
             return self._written()
         read_ns = connection.read_ns = self._services.now_ns()
+        if connection.reading is not None and self._fed(connection.reading, read_ns):
+            return self._decided()
         batch = self._session.receive(self.side, self._chunk, read_ns)
         if batch is None:
             return self._decided()
@@ -595,6 +610,19 @@ class Peer(Writer):
         decided = partial(self._decided_late, batch, read_ns)
         self._wait(Doing.DECIDING, partial(connection.decide_later, batch, rest), decided)
         return False
+
+    def _fed(self, reading: "Lent", read_ns: int) -> bool:
+        """Have the compiled part read the chunk; False if the session has to read on in it."""
+        connection, chunk = self._connection, self._chunk
+        assert self._services.lending is not None  # noqa: S101 - else nothing is lent
+        pieces, stop, leaves = self._services.lending.feed(reading, self.side, chunk, read_ns)
+        connection.queue(chunk, pieces)
+        if not leaves:
+            self._kept = bytes(chunk[stop:])
+            return True
+        connection.recall()
+        self._chunk = chunk[stop:]
+        return not self._chunk
 
     def _decided_late(self, batch: Batch, read_ns: int) -> None:
         if self._decided(batch, read_ns):
@@ -656,6 +684,7 @@ class Peer(Writer):
     def end_stream(self) -> None:
         """Take note that the peer sends nothing more, and all of it was read."""
         connection, session = self._connection, self._session
+        connection.recall()
         if connection.parting is not None or connection.ended is not None:
             self._pass_end_on()
         elif self.side is Side.BROKER and session.closing is not Side.CLIENT:
@@ -709,6 +738,7 @@ class Connection:
         parting: why it ends, if it does: the reason and the sentence.
         over: nothing is done any more.
         ended: whose stream was the first to end.
+        reading: reads what both peers say, while it is lent but Python serves its sockets.
         draining: no further requests are read.
         half_closed_s: how long the peer that has not ended may be silent.
     """
@@ -720,6 +750,7 @@ class Connection:
         "_client_failed",
         "_deciding",
         "_failed",
+        "_fed",
         "_frame_seen",
         "_had_gone",
         "_half_closes",
@@ -749,6 +780,7 @@ class Connection:
         "parting",
         "peers",
         "read_ns",
+        "reading",
         "session",
         "stage",
         "writer",
@@ -805,6 +837,8 @@ class Connection:
         self._hears_of_writes = False
         #: Its number with the compiled part, while it is lent; what decides for it there; and what ends a long stall.
         self._lent: int | None = None
+        self.reading: Lent | None = None
+        self._fed: dict[Side, list[Buffer]] = {Side.CLIENT: [], Side.BROKER: []}
         self._judge: Judge | None = None
         self._long_stall: Timer | None = None
         #: How often in a row nothing had come of the client, and how much had come before.
@@ -847,6 +881,7 @@ class Connection:
         if (
             lending is None
             or judge is None
+            or self.reading is not None
             or self.parting is not None
             or self.over
             or self.draining
@@ -859,22 +894,31 @@ class Connection:
         lent = self.session.lend(judge)
         if lent is None:
             return
-        client, broker = (peer.lend() for peer in self.peers.values())
-        try:
-            self._lent = lending.lend(self, client, broker, lent)
-        except OSError as error:
-            # The kernel has no room to watch it twice; Python serves it as well.
-            self._judge = None
-            self._services.log_failed(self.info, error)
-            self.session.returned(lent.give_back())
-            self.progressed()
+        if all(peer.wire.is_plain for peer in self.peers.values()):
+            client, broker = (peer.lend() for peer in self.peers.values())
+            try:
+                self._lent = lending.lend(self, client, broker, lent)
+            except OSError as error:
+                # The kernel has no room to watch it there.
+                self._services.log_failed(self.info, error)
+                self.progressed()
+            else:
+                return
+        self.reading = lent
+        for peer, kept in zip(self.peers.values(), lent.take_kept(), strict=True):
+            peer.keep(kept)
 
     def recall(self) -> None:
         """Have Python serve both peers again, if the compiled part does."""
-        lending = self._services.lending
+        lending, reading = self._services.lending, self.reading
+        self.count_lent()
+        if reading is not None:
+            self.reading = None
+            self.session.returned(reading.give_back())
+            for peer in self.peers.values():
+                peer.let_session_have_kept()
         if self._lent is None or lending is None:
             return
-        self.count_lent()
         number, self._lent = self._lent, None
         state, unread, unwritten, errnos = lending.take(number)
         if self._long_stall is not None:
@@ -889,6 +933,8 @@ class Connection:
 
     def count_lent(self) -> None:
         """Count what the compiled part has done for the connection so far."""
+        if self.reading is not None:
+            self.session.count_lent(*self.reading.take_counts())
         if self._lent is None or self._services.lending is None:
             return
         requests, refused, read_bytes, read_ns = self._services.lending.take_counts(self._lent)
@@ -896,6 +942,19 @@ class Connection:
         for side, count in zip(Side, read_bytes, strict=True):
             self.bytes_read[side] += count
         self.read_ns = max(self.read_ns, read_ns)
+
+    def queue(self, chunk: memoryview, pieces: "Pieces") -> None:
+        """Have written what the compiled part has made of a chunk."""
+        for side, of_side in zip(Side, pieces, strict=True):
+            self._fed[side] += [each if isinstance(each, bytes) else chunk[slice(*each)] for each in of_side]
+
+    def take(self, side: Side) -> Sequence[Buffer]:
+        """Hand out what waits for a peer."""
+        fed = self._fed[side]
+        if not fed:
+            return self.session.take(side)
+        self._fed[side] = []
+        return [*fed, *self.session.take(side)]
 
     def left(self) -> None:
         """Go on with what the compiled part does not serve."""
@@ -1091,7 +1150,8 @@ class Connection:
                 return True
             if self.draining and session.between_frames(side):
                 return True
-            return session.backlog_bytes(side) > OUTBOX_BYTES
+            fed_bytes = sum(map(len, self._fed[side]))
+            return session.backlog_bytes(side) + fed_bytes > OUTBOX_BYTES
         return False
 
     def stall(self, follower: Stage | None) -> None:

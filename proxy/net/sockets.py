@@ -226,8 +226,13 @@ class Wire:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the kernel's bytes are the peer's, and nothing of them is here."""
-        return type(self) is Wire and not self._ahead and not self.ended
+        """Whether the kernel's bytes are the peer's."""
+        return type(self) is Wire
+
+    @property
+    def has_read_ahead(self) -> bool:
+        """Whether bytes or the end of the stream were read that nobody has received."""
+        return bool(self._ahead) or self.ended
 
     def put_back(self, data: bytes, errno: int, of_all: ReadAhead, reactor: Reactor) -> None:
         """Have ``receive_into`` return bytes that somebody else has read, and then raise what they met, if anything."""

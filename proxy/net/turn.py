@@ -3,9 +3,11 @@
 A connection is *lent* while all that its peers say is read, decided and written without Python; see ``Session.lend``.
 It returns with the first thing that is not, with the end of a stream, or when Python recalls it: then the bytes that
 were not taken count as read ahead, and those that were not written wait for its writer.
+
+Where a socket speaks TLS, Python receives and sends, and the compiled part only reads: see ``Lending.feed``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
@@ -18,10 +20,11 @@ from proxy.net.reactor import ROUND_NS
 from proxy.stats.timing import Timings
 
 if TYPE_CHECKING:
-    from sluice_native import Lent, Returned, Turn
+    from sluice_native import Lent, Pieces, Returned, Turn
 
 _log = structlog.get_logger(__name__)
 
+_SIDES: Final = tuple(Side)
 _LEFT: Final = 0
 _STALLED: Final = 1
 #: A connection whose broker takes nothing for so long returns: Python looks after its client then.
@@ -64,6 +67,8 @@ class Lending:
         self._faults: dict[int, Exception] = {}
         assert COMPILED is not None  # noqa: S101 - who makes one has looked
         self._turn: Turn = COMPILED.Turn(now_ns, accounts.moment, self._faults.__setitem__)
+        self._now_ns = now_ns
+        self._accounts = accounts
         self._timings = timings
         self._frames = frames
         self._bytes_read = bytes_read
@@ -79,6 +84,14 @@ class Lending:
         self.lent[number] = borrowed
         return number
 
+    def feed(self, lent: "Lent", side: Side, chunk: memoryview, now_ns: int) -> "tuple[Pieces, int, bool]":
+        """Have a chunk of a connection read whose sockets Python serves; return as ``Lent.feed`` does."""
+        number = 0 if side is Side.CLIENT else 1
+        second = self._accounts.at(now_ns)
+        pieces, stop, leaves, frames, *took = lent.feed(number, chunk, now_ns, self._now_ns, second)
+        self._count(frames, *took)
+        return pieces, stop, leaves
+
     def take(self, number: int) -> "Returned":
         """Take a connection back."""
         del self.lent[number]
@@ -87,6 +100,16 @@ class Lending:
     def take_counts(self, number: int) -> tuple[int, int, tuple[int, int], int]:
         """Return requests, refused ones, bytes of either peer since the last call, and when one was read last."""
         return self._turn.take_counts(number)
+
+    def _count(
+        self, frames: tuple[int, int], processing: Sequence[tuple[int, int]], round_trips: Sequence[int]
+    ) -> None:
+        for side, count in zip(_SIDES, frames, strict=True):
+            self._frames[side] += count
+        for took_ns, requests in processing:
+            self._timings.processing.observe(took_ns, requests)
+        for took_ns in round_trips:
+            self._timings.round_trip.observe(took_ns)
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -99,13 +122,9 @@ class Lending:
     def _serve(self) -> bool:
         """Serve what is ready, for no longer than others can wait; return whether that is all."""
         is_idle, events, frames, bytes_read, processing, round_trips = self._turn.serve(ROUND_NS)
-        for side, of_frames, of_bytes in zip(Side, frames, bytes_read, strict=True):
-            self._frames[side] += of_frames
+        self._count(frames, processing, round_trips)
+        for side, of_bytes in zip(_SIDES, bytes_read, strict=True):
             self._bytes_read[side] += of_bytes
-        for took_ns, requests in processing:
-            self._timings.processing.observe(took_ns, requests)
-        for took_ns in round_trips:
-            self._timings.round_trip.observe(took_ns)
         for number, event in events:
             borrowed = self.lent.get(number)
             fault = self._faults.pop(number, None)

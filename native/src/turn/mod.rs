@@ -210,6 +210,11 @@ impl Lent {
         Ok(([pieces(CLIENT)?, pieces(BROKER)?], stop, leaves, report.frames, report.processing, report.round_trips))
     }
 
+    /// By peer, the beginning of a frame that comes before the next bytes.
+    fn take_kept(&mut self, py: Python<'_>) -> [Py<PyBytes>; 2] {
+        std::mem::take(&mut self.kept).map(|kept| PyBytes::new(py, &kept).unbind())
+    }
+
     /// As `Turn` has it.
     fn take_counts(&mut self) -> (u64, u64) {
         self.reading.as_mut().map_or((0, 0), |reading| reading.take_counts())
