@@ -472,11 +472,10 @@ class Peer(Writer):
             self._keeps_open = None
         return self.wire.fileno()
 
-    def returned(self, unread: bytes, unwritten: bytes, errno: int) -> None:
-        """Go on with what the compiled part has read and not taken, and with what it has taken and not written."""
-        self.wire.put_back(unread, errno, self._services.ahead, self._services.reactor)
-        if unwritten:
-            self._rest, self.busy = (memoryview(unwritten),), True
+    def write_later(self, data: bytes) -> None:
+        """Write what the kernel took no more of."""
+        if data:
+            self._rest, self.busy = (memoryview(data),), True
             self.want(EPOLLOUT)
 
     def go_on_reading(self) -> None:
@@ -909,25 +908,37 @@ class Connection:
             peer.keep(kept)
 
     def recall(self) -> None:
-        """Have Python serve both peers again, if the compiled part does."""
-        lending, reading = self._services.lending, self.reading
+        """Have Python read both peers again, if the compiled part does."""
+        if self._lent is None and self.reading is None:
+            return
         self.count_lent()
-        if reading is not None:
-            self.reading = None
-            self.session.returned(reading.give_back())
+        number, self._lent = self._lent, None
+        reading, self.reading = self.reading, None
+        try:
+            if reading is not None:
+                self.session.returned(reading.give_back())
+            elif number is not None:
+                self._take_back(number)
             for peer in self.peers.values():
                 peer.let_session_have_kept()
-        if self._lent is None or lending is None:
-            return
-        number, self._lent = self._lent, None
-        state, unread, unwritten, errnos = lending.take(number)
+                peer.flush()
+        except Exception as error:  # noqa: BLE001 - as in guard
+            self.failed(error)
+
+    def _take_back(self, number: int) -> None:
+        assert self._services.lending is not None  # noqa: S101 - else nothing is lent
+        state, has_left, unread, unwritten, errnos = self._services.lending.take(number)
         if self._long_stall is not None:
             self._long_stall.cancel()
         self.stall(None)
         self.session.returned(state)
         peers = self.peers.values()
-        for peer, of_unread, of_unwritten, errno in zip(peers, unread, unwritten, errnos, strict=True):
-            peer.returned(of_unread, of_unwritten, errno)
+        for peer, not_taken, not_written, errno in zip(peers, unread, unwritten, errnos, strict=True):
+            peer.write_later(not_written)
+            if has_left:
+                peer.wire.put_back(not_taken, errno, self._services.ahead, self._services.reactor)
+            else:
+                peer.keep(not_taken)
         for peer in peers:
             peer.go_on_reading()
 

@@ -391,7 +391,7 @@ fn token(number: usize, side: usize) -> usize {
 /// What `serve` returns: see `sluice_native.pyi`.
 type Served = (bool, Vec<(usize, u8)>, [u64; 2], [u64; 2], Vec<(i64, u32)>, Vec<i64>);
 /// What `take` returns.
-type Taken = (Option<Py<PyAny>>, [Py<PyBytes>; 2], [Py<PyBytes>; 2], [i32; 2]);
+type Taken = (Py<PyAny>, bool, [Py<PyBytes>; 2], [Py<PyBytes>; 2], [i32; 2]);
 
 impl Turn {
     fn queue(&mut self, number: usize, side: usize) {
@@ -402,7 +402,8 @@ impl Turn {
             return;
         }
         end.queued = true;
-        let rank = if end.large { FLOODS } else { usize::from(side != BROKER) };
+        // A broker's large answers are waited for, so they go before floods, but not before what clients ask.
+        let rank = usize::from(side == CLIENT) + usize::from(end.large);
         self.queues[rank].push_back(token(number, side));
     }
 
@@ -461,31 +462,32 @@ impl Turn {
         self.report.events.push((number, LEFT));
     }
 
-    /// Read one peer once, and write what comes of it.
-    fn read(&mut self, py: Python<'_>, number: usize, side: usize, now_ns: i64, second: &Py<Second>) -> PyResult<()> {
-        let Some(mut conn) = self.conns.get_mut(number).and_then(Option::take) else { return Ok(()) };
+    /// Read one peer once, and write what comes of it; false if the connection leaves.
+    fn read(
+        &mut self,
+        py: Python<'_>,
+        number: usize,
+        side: usize,
+        second: &mut Option<(Py<Second>, i64)>,
+    ) -> PyResult<bool> {
+        let Some(conn) = self.conns.get_mut(number).and_then(Option::as_mut) else { return Ok(true) };
         conn.ends[side].queued = false;
         if !conn.may_be_read(side) {
-            self.conns[number] = Some(conn);
-            return Ok(());
+            return Ok(true);
         }
+        let now_ns: i64 = self.clock.call0(py)?.extract(py)?;
+        if second.as_ref().is_none_or(|(_, ends_ns)| now_ns >= *ends_ns) {
+            *second = Some(self.second_at.call1(py, (now_ns,))?.extract(py)?);
+        }
+        let (Some((second, _)), Some(mut conn)) = (&*second, self.conns[number].take()) else { return Ok(true) };
         let mut buffer = std::mem::take(&mut self.buffer);
         let served = self.read_into(py, &mut buffer, number, &mut conn, side, now_ns, second);
         self.buffer = buffer;
         self.conns[number] = Some(conn);
-        match served {
-            Ok(true) => self.queue(number, side),
-            Ok(false) => self.leave(number),
-            Err(error) if error.is_instance_of::<PyKeyboardInterrupt>(py) => return Err(error),
-            Err(error) => {
-                self.failed.call1(py, (number, error))?;
-                self.leave(number);
-            }
-        }
-        Ok(())
+        served
     }
 
-    /// As `read`; false if the connection leaves.
+    /// As `read`.
     #[allow(clippy::too_many_arguments)]
     fn read_into(
         &mut self,
@@ -567,12 +569,15 @@ impl Turn {
             for (rank, most) in [(0, usize::MAX), (1, CLIENTS_AT_ONCE), (FLOODS, 1)] {
                 for _ in 0..self.queues[rank].len().min(most) {
                     let Some(next) = self.queues[rank].pop_front() else { break };
-                    let now_ns: i64 = self.clock.call0(py)?.extract(py)?;
-                    if second.as_ref().is_none_or(|(_, ends_ns)| now_ns >= *ends_ns) {
-                        second = Some(self.second_at.call1(py, (now_ns,))?.extract(py)?);
-                    }
-                    if let Some((second, _)) = &second {
-                        self.read(py, next / 2, next % 2, now_ns, second)?;
+                    let (number, side) = (next / 2, next % 2);
+                    match self.read(py, number, side, &mut second) {
+                        Ok(true) => self.queue(number, side),
+                        Ok(false) => self.leave(number),
+                        Err(error) if error.is_instance_of::<PyKeyboardInterrupt>(py) => return Err(error),
+                        Err(error) => {
+                            self.failed.call1(py, (number, error))?;
+                            self.leave(number);
+                        }
                     }
                     if Instant::now() >= ends {
                         return Ok(false);
@@ -661,7 +666,7 @@ impl Turn {
 
     /// Hand a connection out.
     fn take(&mut self, py: Python<'_>, number: usize) -> PyResult<Taken> {
-        self.conn(number)?;
+        let had_left = self.conn(number)?.left;
         self.leave(number);
         // Nobody need be told. What stays in the queues is nothing to whoever gets its number.
         self.report.events.retain(|(other, _)| *other != number);
@@ -672,7 +677,7 @@ impl Turn {
         let errnos = [0, 1].map(|side| conn.ends[side].errno);
         let state = catch_unwind(AssertUnwindSafe(|| conn.reading.give_back(py)));
         let state = state.unwrap_or_else(|_| Err(panicked()));
-        Ok((state.map(Some)?, unread, unwritten, errnos))
+        Ok((state?, had_left, unread, unwritten, errnos))
     }
 
     #[allow(clippy::needless_pass_by_value)]

@@ -292,7 +292,7 @@ def test_limits_of_scopes_are_those_of_the_connection() -> None:
 def test_limits_of_more_producer_groups_than_are_remembered_are_asked_for_again() -> None:
     asked: list[str] = []
 
-    def limits_of(group: str) -> tuple[()]:
+    def limits_of(group: str, _: int) -> tuple[()]:
         asked.append(group)
         return ()
 
