@@ -40,6 +40,7 @@ __all__ = [
     "Segment",
     "Table",
     "Turn",
+    "lend_amqp091",
     "lend_rocketmq",
     "reflow",
     "renumber",
@@ -327,6 +328,39 @@ class Lent:
     def give_back(self) -> Any:
         """Return what its session has to know to go on without; only while no turn has it."""
 
+def lend_amqp091(
+    judge: Judge,
+    channels: Channels,
+    most_publishes: int,
+    routing_keys: bool,
+    contents: bool,
+    cuts: tuple[tuple[int, int] | None, tuple[int, int] | None],
+    deliveries: Mapping[int, int],
+    timed: tuple[int, int, int] | None,
+    kept: tuple[bytes, bytes],
+) -> Lent:
+    """Return what reads an AMQP 0.9.1 connection between two frames, or within a body that passes.
+
+    It takes publishes of channels that ``channels`` takes, what consumers settle there, heartbeats, and the broker's
+    confirms, deliveries and returns. It leaves the rest to Python, and any publish that would have to wait.
+
+    Args:
+        judge: decides and counts what the compiled part does not.
+        channels: of the connection, with the client's open contents.
+        most_publishes: taken in one scan; 0 leaves all publishes to Python.
+        routing_keys: publishes to an exchange are for their routing key, too.
+        contents: no rule limits deliveries.
+        cuts: by peer, channel and rest of the body frame in hand, with the octet that ends it.
+        deliveries: by channel, how much of the broker's open content is still to come.
+        timed: the publish whose confirm is timed: its channel, the broker's number, and when it was forwarded.
+        kept: by peer, the beginning of a frame, behind which the rest comes.
+
+    Returns:
+        What reads it. It returns by peer whether something of it was read, whether something was written to it, how
+        much of its open contents is still to come, by channel, and ``cuts``; the channels of which the client's open
+        content is refused; whether something was published; ``timed``; and own answers that wait, by channel.
+    """
+
 def lend_rocketmq(
     judge: Judge,
     scanner: Scanner,
@@ -509,6 +543,8 @@ class Channels:
         """Let scans take the publishes of a channel on which no content is begun."""
     def unmark(self, channel: int) -> int:
         """Let them take none; return how many bytes of body are to come of a content that was taken."""
+    def resume(self, channel: int, rest: int) -> None:
+        """Let scans take the publishes of a channel, behind the rest of the body of one, in bytes."""
     def select(self, channel: int) -> None:
         """Number the publishes of a channel from 1 on."""
     def forget(self, channel: int) -> None:

@@ -21,13 +21,13 @@ struct Kinds(String, String, String);
 pub struct Channels {
     pub state: amqp::Channels,
     /// Of the keys, by their numbers, and how they came.
-    askers: Vec<(Asker, Py<PyBytes>)>,
+    pub askers: Vec<(Asker, Py<PyBytes>)>,
     resources: Py<Resources>,
     kinds: Kinds,
     most_keys: usize,
     producer_group: Py<PyString>,
     #[pyo3(get, set)]
-    frame_max: usize,
+    pub frame_max: usize,
     #[pyo3(get, set)]
     most_body_bytes: u64,
 }
@@ -46,6 +46,30 @@ impl Channels {
             None => first,
         };
         Ok(Asker { target, second, producer_group: self.producer_group.clone_ref(py) })
+    }
+
+    pub fn bounds(&self, most_runs: usize, most_publishes: usize, routing_keys: bool) -> Bounds {
+        Bounds {
+            frame_max: self.frame_max,
+            most_body: self.most_body_bytes,
+            most_keys: self.most_keys,
+            most_runs,
+            most_publishes,
+            routing_keys,
+        }
+    }
+
+    /// Find what the keys are for that a scan met for the first time; comes right behind it.
+    ///
+    /// # Errors
+    /// Those of Python.
+    pub fn meet(&mut self, py: Python<'_>, taken: &Taken) -> PyResult<()> {
+        self.askers.truncate(taken.first_new);
+        for key in &taken.new {
+            let asker = self.asker(py, key)?;
+            self.askers.push((asker, PyBytes::new(py, &key.raw).unbind()));
+        }
+        Ok(())
     }
 }
 
@@ -78,6 +102,10 @@ impl Channels {
 
     fn unmark(&mut self, channel: u16) -> u64 {
         self.state.unmark(channel)
+    }
+
+    fn resume(&mut self, channel: u16, rest: u64) {
+        self.state.resume(channel, rest);
     }
 
     fn select(&mut self, channel: u16) {
@@ -163,20 +191,9 @@ impl Channels {
     ) -> PyResult<Publishes> {
         let py = this.py();
         let mut channels = this.try_borrow_mut()?;
-        let bounds = Bounds {
-            frame_max: channels.frame_max,
-            most_body: channels.most_body_bytes,
-            most_keys: channels.most_keys,
-            most_runs,
-            most_publishes,
-            routing_keys,
-        };
+        let bounds = channels.bounds(most_runs, most_publishes, routing_keys);
         let taken = with_bytes(py, &chunk, |bytes| channels.state.scan(bytes, position, &bounds));
-        channels.askers.truncate(taken.first_new);
-        for key in &taken.new {
-            let asker = channels.asker(py, key)?;
-            channels.askers.push((asker, PyBytes::new(py, &key.raw).unbind()));
-        }
+        channels.meet(py, &taken)?;
         let of_runs = taken.runs.iter().filter_map(|run| channels.askers.get(run.key));
         let (askers, keys) = of_runs.map(|(asker, key)| (asker.clone_ref(py), key.clone_ref(py))).unzip();
         let resources = channels.resources.clone_ref(py);

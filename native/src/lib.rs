@@ -21,7 +21,7 @@ use pyo3::prelude::*;
 mod sluice_native {
     /// Told apart by who imports it; another number whenever what is offered, or what it means, changes.
     #[pymodule_export]
-    const INTERFACE: u32 = 12;
+    const INTERFACE: u32 = 13;
 
     #[pymodule_export]
     use crate::cell::Cell;
@@ -43,6 +43,8 @@ mod sluice_native {
     use crate::segment::Segment;
     #[pymodule_export]
     use crate::table::Table;
+    #[pymodule_export]
+    use crate::turn::amqp091::lend_amqp091;
     #[pymodule_export]
     use crate::turn::rocketmq::lend_rocketmq;
     #[pymodule_export]

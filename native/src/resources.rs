@@ -127,12 +127,19 @@ fn admit(py: Python<'_>, own: &[Limit], scoped: &[Limit], costs: &Costs, at: &Mo
             return Ok(false);
         }
     }
+    spend(py, own, scoped, costs, 1, at)?;
+    Ok(true)
+}
+
+/// Spend what requests cost, or with a sign of -1 give it back.
+#[inline]
+fn spend(py: Python<'_>, own: &[Limit], scoped: &[Limit], costs: &Costs, sign: i64, at: &Moment) -> PyResult<()> {
     for limit in own.iter().chain(scoped) {
-        let permits = costs.all[limit.unit as usize];
+        let permits = sign * costs.all[limit.unit as usize];
         limit.cell.borrow_mut(py).bucket.spend(permits);
         limit.row.borrow_mut(py).take(at.second, limit.unit.dimension(), permits)?;
     }
-    Ok(true)
+    Ok(())
 }
 
 /// The rule of all names of a kind that have no rule of their own.
@@ -543,6 +550,35 @@ impl Target {
         begun.bucket.spend(permits);
         row.borrow_mut(py).take(at.second, unit.dimension(), permits)?;
         Ok(true)
+    }
+
+    /// Give back what was admitted at the same moment.
+    pub fn refund(
+        this: &Py<Self>,
+        py: Python<'_>,
+        all: &Py<Resources>,
+        callers: Option<(&Py<Callers>, &str)>,
+        costs: &Costs,
+        at: &Moment,
+    ) -> PyResult<()> {
+        let callers = callers.map(|(callers, group)| (callers.borrow(py), group));
+        let scoped = callers.as_ref().and_then(|(callers, group)| callers.by_group.get(*group)?.limits());
+        let scoped = scoped.unwrap_or_default();
+        {
+            let target = this.borrow(py);
+            if !target.is_begun(at) {
+                return spend(py, target.asked.limits().unwrap_or_default(), scoped, costs, -1, at);
+            }
+        }
+        spend(py, &[], scoped, costs, -1, at)?;
+        let row = Self::row(this, py, all, at)?;
+        let mut target = this.borrow_mut(py);
+        let Some(begun) = &mut target.begun else { return Ok(()) };
+        let unit = begun.rule.unit;
+        let permits = -costs.all[unit as usize];
+        begun.bucket.spend(permits);
+        row.borrow_mut(py).take(at.second, unit.dimension(), permits)?;
+        Ok(())
     }
 
     /// The row that its requests are counted in.

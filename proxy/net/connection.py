@@ -1053,8 +1053,8 @@ class Connection:
         self._services.ended.add(self.stage, now_ns)
         for stage in (self.stage, self.writer):
             stage.close(now_ns)
-        # The session and what watches the time call the connection back.
-        self._timer = None
+        # The session, what judges for it and what watches the time call the connection back.
+        self._timer = self._judge = None
         del self.session
 
     @property
@@ -1478,6 +1478,7 @@ class Connection:
             self._woken = trio.Event()
             if self.parting is not None:
                 return
+            self.recall()
             batch = session.tick(services.now_ns())
             if batch is not None:
                 rest = self.begin(batch)

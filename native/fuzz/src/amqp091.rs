@@ -2,7 +2,7 @@
 //!
 //! In front of each chunk stand what else is done (one byte) and its length (two).
 
-use sluice_native_core::amqp::{Bounds, Channels, Taken};
+use sluice_native_core::amqp::{awaits_more, Bounds, Channels, Cut, Deliveries, Taken};
 
 fn bounds(options: u8) -> Bounds {
     let few = options & 1 != 0;
@@ -47,6 +47,7 @@ pub fn run(data: &[u8]) {
             channels.select(channel);
         }
     }
+    let (mut deliveries, mut cut) = (Deliveries::default(), None);
     let mut rest = data;
     while let Some(([options, high, low], behind)) = rest.split_first_chunk::<3>() {
         let size = usize::from(u16::from_be_bytes([*high, *low])).min(behind.len());
@@ -65,7 +66,16 @@ pub fn run(data: &[u8]) {
         }
         let position = if options & 4 == 0 { 0 } else { chunk.len().min(7) };
         let bounds = bounds(*options);
+        let before = channels.open();
+        let undone = channels.scan(chunk, position, &bounds);
+        channels.undo();
+        let sorted = |mut open: Vec<(u16, u64)>| {
+            open.sort_unstable();
+            open
+        };
+        assert_eq!(sorted(channels.open()), sorted(before));
         let taken = channels.scan(chunk, position, &bounds);
+        assert_eq!((&taken.publishes, &taken.pieces, taken.stop), (&undone.publishes, &undone.pieces, undone.stop));
         check(chunk, &taken, &bounds);
         assert!(taken.stop >= position);
         for publish in &taken.publishes {
@@ -81,5 +91,11 @@ pub fn run(data: &[u8]) {
         let before = unconfirmed(&channels);
         let (stop, ..) = channels.settle(chunk, position, options & 2 != 0, bounds.frame_max);
         assert!(stop >= position && unconfirmed(&channels) <= before);
+        let Some((begin, left)) = cut.map_or(Some((position, None)), |cut: Cut| cut.go_on(chunk)) else { continue };
+        let read = channels.relay(&mut deliveries, chunk, begin, options & 2 != 0, bounds.frame_max);
+        assert!(read.stop >= begin && (read.stop <= chunk.len()) == read.cut.is_none());
+        assert!(read.stop < chunk.len() || awaits_more(chunk, read.stop));
+        assert!(channels.step_over(chunk, position).stop <= chunk.len().max(position));
+        cut = left.or(read.cut.map(|channel| Cut { channel, left: read.stop - chunk.len() }));
     }
 }

@@ -173,13 +173,51 @@ impl Judge {
             Ok(Decided::Spans(spans.into_iter().map(span).collect()))
         });
         match decided {
-            Err(error) if !error.is_instance_of::<PyKeyboardInterrupt>(py) => {
-                let requests = runs.sums(run).map_or(0, |(requests, ..)| requests);
-                self.python.call_method1(py, "failed", (error, requests))?;
-                Ok(Decided::Bypassed)
-            }
+            Err(error) => self.bypass(py, runs, run, error).map(|()| Decided::Bypassed),
             decided => decided,
         }
+    }
+
+    /// Take note that a run passes, since the limiter has failed.
+    fn bypass<R: Runs>(&self, py: Python<'_>, runs: &R, run: usize, error: PyErr) -> PyResult<()> {
+        if error.is_instance_of::<PyKeyboardInterrupt>(py) {
+            return Err(error);
+        }
+        let requests = runs.sums(run).map_or(0, |(requests, ..)| requests);
+        self.python.call_method1(py, "failed", (error, requests)).map(drop)
+    }
+
+    /// Admit all runs, and say of each whether the limiter was bypassed; None, and nothing is spent, if one is not.
+    ///
+    /// # Errors
+    /// Only `KeyboardInterrupt`: a limiter that fails is bypassed.
+    pub fn admit_all<R: Runs>(&self, py: Python<'_>, runs: &R, context: &Context<'_>) -> PyResult<Option<Vec<bool>>> {
+        let mut bypassed = vec![false; runs.runs()];
+        for run in 0..if self.is_exempt { 0 } else { runs.runs() } {
+            match self.admit(py, runs, run, context) {
+                Ok(true) => {}
+                Ok(false) => {
+                    for run in (0..run).filter(|run| !bypassed[*run]) {
+                        self.refund(py, runs, run, context)?;
+                    }
+                    return Ok(None);
+                }
+                Err(error) => {
+                    self.bypass(py, runs, run, error)?;
+                    bypassed[run] = true;
+                }
+            }
+        }
+        Ok(Some(bypassed))
+    }
+
+    fn refund<R: Runs>(&self, py: Python<'_>, runs: &R, run: usize, context: &Context<'_>) -> PyResult<()> {
+        let asker = runs.asker_of(run)?;
+        let second = context.second.borrow(py);
+        let at = self.resources.borrow(py).moment(context.now_ns, &second);
+        let group = asker.producer_group.bind(py).to_cow()?;
+        let callers = self.callers.as_ref().map(|callers| (callers, &*group));
+        Target::refund(&asker.target, py, &self.resources, callers, &runs.costs(run), &at)
     }
 
     fn admit<R: Runs>(&self, py: Python<'_>, runs: &R, run: usize, context: &Context<'_>) -> PyResult<bool> {

@@ -8,6 +8,7 @@
 //! until it was read to its end: all brokers first, since their answers are waited for; then some clients; then one of
 //! those whose last read filled its buffer, which are floods as a rule. One read each.
 
+pub mod amqp091;
 pub mod judge;
 pub mod rocketmq;
 

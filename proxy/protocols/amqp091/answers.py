@@ -123,6 +123,10 @@ class Answers(Stream):
         self.out.append(frame)
         self.own_bytes += len(frame)
 
+    def is_plain(self) -> bool:
+        told = self.reason or self._told or self.brokers_reason is not None
+        return not (self.silent or self.left_channels or told) and super().is_plain()
+
     def _scan(self, chunk: memoryview, position: int) -> int:
         native = self._shared.native
         # Unlimited deliveries are like any other bytes, unless some wait from when they were limited.

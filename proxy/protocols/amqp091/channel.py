@@ -520,6 +520,13 @@ class Channel:
     def __post_init__(self) -> None:
         self.to_broker, self.to_client = Lane(self), Lane(self)
 
+    def is_plain(self) -> bool:
+        """Say whether publishes, deliveries and acks pass as they are."""
+        ends = self.dead or self.closes or self.doomed or self.left or self.successor is not None
+        return not (
+            ends or self.transacts or self.tags is not None or self.recovering or self.waiting or self.deliveries.by_tag
+        )
+
     def resolve(self, queue: bytes) -> bytes:
         """Return the broker's name of a queue. An empty name is the one that the broker was to generate."""
         return queue or self.named or GENERATED

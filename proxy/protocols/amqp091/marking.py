@@ -68,6 +68,10 @@ class Marking:
         self._rules.clear()
         return before or self.active
 
+    def is_idle(self) -> bool:
+        """Say whether no publish waits, or may wait, for consumers."""
+        return not self.active and not self._samples and self._inbox.due_ns() is None
+
     def _rule(self, target: Target) -> Confirming | None:
         resources = target.resources
         if resources not in self._rules:

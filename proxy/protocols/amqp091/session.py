@@ -4,11 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from msgspec import Meta
 from msgspec.structs import replace
 
+from limiter.compiled import COMPILED
 from limiter.rules.resource import Resource
 from proxy.deciding.batch import Batch, ConnectionInfo, Refuse, Request, Side
 from proxy.flow.credit import Stage
@@ -16,17 +17,21 @@ from proxy.protocols.amqp.names import DELIVERY, ROUTING_KEY, Names
 from proxy.protocols.amqp091 import wire
 from proxy.protocols.amqp091.answers import Answers
 from proxy.protocols.amqp091.channel import PASSING, Channel, Content
-from proxy.protocols.amqp091.confirms import Confirms
 from proxy.protocols.amqp091.marking import ConsumerAcks, Marking
 from proxy.protocols.amqp091.memory import Memory
 from proxy.protocols.amqp091.publishes import Publishes
 from proxy.protocols.amqp091.replay import Replay
-from proxy.protocols.amqp091.scanning import last_handle
+from proxy.protocols.amqp091.scanning import MAX_SCANNED, last_handle
 from proxy.protocols.amqp091.stages import Stages
 from proxy.protocols.amqp091.stream import MAX_BODY_BYTES, MAX_MESSAGE_BYTES, Shared, Stream
 from proxy.protocols.amqp091.wire import Reader
 from proxy.protocols.base import NO_BOUND, Buffer, Close, Description, Session, SessionContext
 from proxy.protocols.options import Scan, Tls, relays_unread, scans
+
+if TYPE_CHECKING:
+    from sluice_native import Lent
+
+    from proxy.deciding.judge import Judge
 
 #: The first byte of a broker's answer to an unsupported version, after which it closes (spec section 2.2.4).
 _OTHER_VERSION: Final = wire.PROTOCOL_HEADERS[0][0]
@@ -70,6 +75,7 @@ class AMQP091Session(Session):
     """The session of one client's connection. The context's options are AMQP091Options, its hub a ``memory.Hub``."""
 
     ticks = True
+    lends = COMPILED is not None
 
     def __init__(self, context: SessionContext) -> None:
         options: AMQP091Options = context.options
@@ -114,8 +120,8 @@ class AMQP091Session(Session):
         self._heard: set[Side] = set()
         self._written: set[Side] = set()
         self._heartbeat_ns: int | None = None
-        #: The publish that is timed: its confirms, the broker's number, and when it was forwarded.
-        self._timed: tuple[Confirms, int, int] | None = None
+        #: The publish that is timed: its channel, the broker's number, and when it was forwarded.
+        self._timed: tuple[Channel, int, int] | None = None
         #: The reason of the current alarm. The client is not read because of it.
         self._alarm = b""
         self._blocked = self._waits_for_spool = False
@@ -135,7 +141,7 @@ class AMQP091Session(Session):
         self._marking.forget(channel)
         self._consumers.close(channel, self._stages.now_ns)
         self._answers.give_up(channel.to_client)
-        if self._timed is not None and self._timed[0] is channel.confirms:
+        if self._timed is not None and self._timed[0] is channel:
             self._timed = None
 
     def channel_dies(self, channel: Channel) -> None:
@@ -326,14 +332,14 @@ class AMQP091Session(Session):
 
     def _time(self, content: object, now_ns: int) -> None:
         if isinstance(content, Content) and content.number and content.fate == PASSING:
-            confirms = content.lane.channel.confirms
-            if confirms is not None:
-                self._timed = confirms, confirms.latest(), now_ns
+            channel = content.lane.channel
+            if channel.confirms is not None:
+                self._timed = channel, channel.confirms.latest(), now_ns
 
     def _look_at_timed(self, now_ns: int) -> None:
         if self._timed is not None:
-            confirms, tag, sent_ns = self._timed
-            if not confirms.is_open(tag):
+            channel, tag, sent_ns = self._timed
+            if channel.confirms is not None and not channel.confirms.is_open(tag):
                 self._context.counters.round_trip.observe(now_ns - sent_ns)
                 self._timed = None
 
@@ -612,6 +618,71 @@ class AMQP091Session(Session):
         self._look_at_spool(self._stages.now_ns)
         self._asked.clear()
         self._names.forget()
+
+    def lend(self, judge: "Judge") -> "Lent | None":
+        publishes, answers, native = self._publishes, self._answers, self._publishes.native
+        if COMPILED is None or native is None or not self._is_plain():
+            return None
+        terms = self._names.with_keys, answers.limited, _ = self._terms()
+        unfinished, delivered = publishes.unfinished_lanes(), answers.unfinished_lanes()
+        if unfinished is None or delivered is None or (answers.limited and publishes.consumes()):
+            return None
+        _, cut = publishes.lend(unfinished)
+        deliveries, cut_of_broker = answers.lend(delivered)
+        # Clients give messages no ids here.
+        judge.ids, judge.stays = None, lambda: self._terms() == terms
+        timed = None if self._timed is None else (self._timed[0].number, *self._timed[1:])
+        lent: Lent = COMPILED.lend_amqp091(
+            judge,
+            native.channels,
+            # Who publishes is known from the first batch on.
+            MAX_SCANNED if judge.connection is self._who() else 0,
+            self._names.with_keys,
+            not answers.limited,
+            (cut, cut_of_broker),
+            deliveries,
+            timed,
+            (publishes.take_back(), answers.take_back()),
+        )
+        return lent
+
+    def _terms(self) -> tuple[bool, bool, bool]:
+        """Return whether routing keys are limited, and deliveries, and whether consumers confirm publishes."""
+        context = self._context
+        return context.limits_kind(ROUTING_KEY), context.limits_kind(DELIVERY), context.after_consume()
+
+    def _is_plain(self) -> bool:
+        """Say whether the compiled part would read what comes next as the session does."""
+        publishes, about = self._publishes, self._about
+        return (
+            publishes.last_channel > 0
+            and publishes.is_plain()
+            and self._answers.is_plain()
+            and not (self._alarm or self._listeners or self._asked or self._ended or self._gone)
+            and self._replay is None
+            and about.closed_by is None
+            and (self._begun or not about.own_channel)
+            and self._marking.is_idle()
+            and not self._context.after_consume()
+            and all(channel.is_plain() for channel in self._channels.values())
+        )
+
+    def returned(self, state: Any) -> None:
+        of_peers, dropped, published, timed, answers = state
+        for side, (heard, written, rests, cut) in zip(Side, of_peers, strict=True):
+            if heard:
+                self._heard.add(side)
+            if written:
+                self._written.add(side)
+            self._streams[side].resume(rests, cut, dropped if side is Side.CLIENT else ())
+        self._publishes.published |= published
+        self._timed = None if timed is None else (self._channels[timed[0]], *timed[1:])
+        for number, frames in answers:
+            self.answer(self._channels[number], frames)
+
+    def count_lent(self, requests: int, refused: int) -> None:
+        self._publishes.frames += requests
+        self._publishes.refused += refused
 
     def held_back(self, side: Side) -> int:
         return self._streams[side].held_back()

@@ -14,7 +14,7 @@ incomplete method and header frames are held back, and a method until the header
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -567,6 +567,62 @@ class Stream(ABC):
             return _PREFIX_BYTES - len(beginning)
         length: int = _prefix_at(beginning)[2]
         return max(1, length + _FRAME_BYTES - len(beginning))
+
+    # --- Lending to the compiled part -------------------------------------------------------------
+
+    def is_plain(self) -> bool:
+        """Say whether nothing waits, and nothing of Sluice's own is to be written."""
+        return not (
+            self.waiting
+            or self.out
+            or self._ready
+            or self._begun_only
+            or len(self._beginning) > MAX_TAKEN_BACK_BYTES
+            or self.left_bytes
+            or self._in_hand
+            or self._askable
+            or self.charges
+            or self.finished
+            or self.close is not None
+        )
+
+    def unfinished_lanes(self) -> dict[int, Lane] | None:
+        """Return the lanes with an incomplete content by their numbers; None if one of these does not pass."""
+        lanes = {
+            number: lane for number, lane in self._lanes.items() if lane.content is not None and not lane.content.done
+        }
+        owner = self._frame_owner
+        contents = [lane.content for lane in lanes.values()]
+        if owner is not None and owner not in contents:
+            return None
+        return lanes if all(content is not None and content.fate == PASSING for content in contents) else None
+
+    def lend(self, lanes: Mapping[int, Lane]) -> tuple[dict[int, int], tuple[int, int] | None]:
+        """Give away the incomplete contents: what is to come of each, by channel, and of the frame in hand."""
+        rests: dict[int, int] = {}
+        for number, lane in lanes.items():
+            assert lane.content is not None  # noqa: S101 - it is incomplete
+            if lane.content.left_bytes:
+                rests[number] = lane.content.left_bytes
+            lane.content = lane.writing = None
+        owner, self._frame_owner = self._frame_owner, None
+        count, self._frame_left_bytes = self._frame_left_bytes, 0
+        return rests, None if owner is None else (owner.lane.channel.number, count)
+
+    def resume(self, rests: Mapping[int, int], cut: tuple[int, int] | None, dropped: Container[int] = ()) -> None:
+        """Take the incomplete contents back."""
+        rests = dict(rests)
+        if cut is not None:
+            number, self._frame_left_bytes = cut
+            rests.setdefault(number, 0)
+        for number, rest_bytes in rests.items():
+            lane = self._lanes[number]
+            content = lane.content = Content(lane)
+            content.left_bytes, content.fate = rest_bytes, DROPPED if number in dropped else PASSING
+            if content.fate == PASSING:
+                lane.writing = content
+            if cut is not None and number == cut[0]:
+                self._frame_owner = content
 
     # --- Forwarding a chunk -----------------------------------------------------------------------
 

@@ -27,6 +27,8 @@ pub struct Channel {
     pub published: u64,
     /// What both were when a scan could have ended last, if they have changed since.
     pub saved: Option<(Stage, u64)>,
+    /// What both were when a scan began that changed them, and the number of that scan.
+    pub began: (u64, Stage, u64),
     /// The last run, and of which scan and key it is.
     pub run: (u64, usize, u32),
     pub confirms: Option<Confirms>,
@@ -45,8 +47,9 @@ pub struct Scan {
     pub(super) runs: HashMap<(usize, u16), u32>,
     /// Places of channels with an open content.
     pub(super) open: Vec<usize>,
-    /// Places of channels that changed since a scan could have ended.
+    /// Places of channels that changed since a scan could have ended, and since it began.
     pub(super) changed: Vec<usize>,
+    pub(super) touched: Vec<usize>,
     /// How many publishes the last chunk had.
     pub(super) expected: usize,
 }
@@ -120,6 +123,25 @@ impl Channels {
                 channel.stage = Stage::Idle;
             }
         }
+    }
+
+    /// Let it take publishes of a channel, and first the rest of the content that is open there, if there is one.
+    pub fn resume(&mut self, number: u16, rest: u64) {
+        let Some(channel) = self.make(number) else { return };
+        channel.stage = if rest == 0 { Stage::Idle } else { Stage::Body { publish: None, rest } };
+        self.scan.open.extend(self.place(number));
+        self.keep_open();
+    }
+
+    /// Channels with an open content, and how much of its body is to come.
+    #[must_use]
+    pub fn open(&self) -> Vec<(u16, u64)> {
+        let channels = self.scan.open.iter().map(|place| &self.all[*place]);
+        let rest = |channel: &Channel| match channel.stage {
+            Stage::Body { rest, .. } => Some((channel.number, rest)),
+            _ => None,
+        };
+        channels.filter_map(rest).collect()
     }
 
     /// Let it take none; returns how much body of the content that is open is to come.
@@ -216,6 +238,11 @@ impl Channels {
         if let Some(confirms) = self.get(number).and_then(|channel| channel.confirms.as_mut()) {
             confirms.release(publish);
         }
+    }
+
+    /// Whether a scan may take a publish of a channel next.
+    pub(super) fn is_idle(&self, number: u16) -> bool {
+        self.place(number).is_some_and(|place| self.all[place].stage == Stage::Idle)
     }
 
     fn confirms(&self, number: u16) -> Option<&Confirms> {

@@ -4,8 +4,10 @@ pub const METHOD: u8 = 1;
 pub const HEADER: u8 = 2;
 pub const BODY: u8 = 3;
 pub const HEARTBEAT: u8 = 8;
-const END: u8 = 0xce;
+pub const END: u8 = 0xce;
 const BEFORE_BYTES: usize = 7;
+/// Longer methods and headers are not plain.
+pub const MAX_PLAIN_BYTES: usize = 4096;
 /// What a frame has around its payload.
 pub const AROUND_BYTES: usize = 8;
 
@@ -17,6 +19,7 @@ pub const PUBLISH: u32 = basic(40);
 pub const RETURN: u32 = basic(50);
 pub const DELIVER: u32 = basic(60);
 pub const ACK: u32 = basic(80);
+pub const REJECT: u32 = basic(90);
 pub const NACK: u32 = basic(120);
 
 /// A frame of which at least as many bytes have come as any has.
@@ -45,6 +48,16 @@ impl<'a> Frame<'a> {
             None => None,
         };
         Some(Self { kind, channel, start, stop, payload })
+    }
+
+    /// Whether some of a frame is to come that may turn out to be plain; false if there is one that is not.
+    pub fn is_to_come(chunk: &'a [u8], start: usize) -> bool {
+        match Self::at(chunk, start) {
+            Some(frame) => {
+                frame.payload.is_none() && matches!(frame.kind, METHOD | HEADER) && frame.size() <= MAX_PLAIN_BYTES
+            }
+            None => chunk.len() < start + AROUND_BYTES,
+        }
     }
 
     /// Of the payload.

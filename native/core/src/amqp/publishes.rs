@@ -1,13 +1,11 @@
 //! Takes the plain publishes at the front of a chunk, and says by what they are charged.
 
 use super::channel::{Channel, Channels, Stage};
-use super::frame::{self, Frame, AROUND_BYTES};
+use super::frame::{self, Frame, AROUND_BYTES, MAX_PLAIN_BYTES};
 
 const CLASS_BASIC: u16 = 60;
 /// Class, weight, size of the body, and the flags that say what else there is.
 const HEADER_BYTES: usize = 14;
-/// Longer ones are not plain.
-const MAX_HEADER_BYTES: usize = 4096;
 /// The bits of the flags that another word of them follows, and that there is a table.
 const CONTINUED: u16 = 1;
 const TABLE: u16 = 1 << 13;
@@ -117,6 +115,7 @@ impl Channels {
         let scan = &mut self.scan;
         scan.number += 1;
         scan.runs.clear();
+        scan.touched.clear();
         scan.keys.begin(if scan.routing_keys == bounds.routing_keys { bounds.most_keys } else { 0 });
         scan.routing_keys = bounds.routing_keys;
         let mut taken = Taken { first_new: scan.keys.len(), ..Taken::default() };
@@ -192,6 +191,18 @@ impl Channels {
         self.keep_open();
     }
 
+    /// Undo the last scan, as if nothing had been taken.
+    pub fn undo(&mut self) {
+        for place in self.scan.touched.drain(..) {
+            let channel = &mut self.all[place];
+            (_, channel.stage, channel.published) = channel.began;
+            if matches!(channel.stage, Stage::Body { .. }) && !self.scan.open.contains(&place) {
+                self.scan.open.push(place);
+            }
+        }
+        self.keep_open();
+    }
+
     /// Forget of open contents those that are not.
     pub(super) fn keep_open(&mut self) {
         self.scan.open.retain(|place| matches!(self.all[*place].stage, Stage::Body { .. }));
@@ -203,6 +214,10 @@ impl Channels {
         if channel.saved.is_none() {
             channel.saved = Some((channel.stage, channel.published));
             self.scan.changed.push(place);
+            if channel.began.0 != self.scan.number {
+                channel.began = (self.scan.number, channel.stage, channel.published);
+                self.scan.touched.push(place);
+            }
         }
         channel.stage = stage;
     }
@@ -352,7 +367,7 @@ fn body_size(payload: &[u8]) -> Option<u64> {
     let is_plain = u16::from_be_bytes([class_high, class_low]) == CLASS_BASIC
         && (weight_high, weight_low) == (0, 0)
         && flags & CONTINUED == 0
-        && properties.len() <= MAX_HEADER_BYTES
+        && properties.len() <= MAX_PLAIN_BYTES - HEADER_BYTES
         && (flags & TABLE == 0 || !may_copy(properties));
     is_plain.then_some(u64::from_be_bytes(size))
 }

@@ -16,7 +16,7 @@ pub enum Part {
 }
 
 /// What goes on of frames, put together from what stays as it is and what is written anew.
-struct Parts {
+pub(super) struct Parts {
     done: Vec<Part>,
     /// Written, and not among these yet.
     written: Vec<u8>,
@@ -27,6 +27,10 @@ struct Parts {
 }
 
 impl Parts {
+    pub(super) fn new(from: usize) -> Self {
+        Self { done: Vec::new(), written: Vec::new(), from, changed: false }
+    }
+
     /// Leave out what is from `start` to `stop`; returns where to write what is to stand there.
     fn instead(&mut self, start: usize, stop: usize) -> &mut Vec<u8> {
         self.keep(start);
@@ -44,7 +48,7 @@ impl Parts {
         }
     }
 
-    fn end(mut self, at: usize) -> Option<Vec<Part>> {
+    pub(super) fn end(mut self, at: usize) -> Option<Vec<Part>> {
         self.keep(at);
         if !self.written.is_empty() {
             self.done.push(Part::Bytes(self.written));
@@ -60,7 +64,7 @@ const FLAGS_AT: usize = 12;
 const TABLE: u8 = 1 << 5;
 
 /// Whether a content header may hold a mark.
-fn is_marked(header: &[u8]) -> bool {
+pub(super) fn is_marked(header: &[u8]) -> bool {
     if header.get(FLAGS_AT).is_none_or(|flags| flags & TABLE == 0) {
         return false;
     }
@@ -103,7 +107,7 @@ impl Channels {
         contents: bool,
         frame_max: usize,
     ) -> (usize, usize, Option<Vec<Part>>) {
-        let mut parts = Parts { done: Vec::new(), written: Vec::new(), from: position, changed: false };
+        let mut parts = Parts::new(position);
         let (mut at, mut frames) = (position, 0);
         while let Some(frame) = Frame::at(chunk, at) {
             let known = match (frame.kind, frame.payload) {
@@ -143,7 +147,7 @@ impl Channels {
 
     /// Take a confirm, and write it anew unless it is right as it is; None if there is none to take.
     #[inline]
-    fn confirm(&mut self, frame: &Frame, method: u32, arguments: &[u8], parts: &mut Parts) -> Option<()> {
+    pub(super) fn confirm(&mut self, frame: &Frame, method: u32, arguments: &[u8], parts: &mut Parts) -> Option<()> {
         let (publish, &[bits]) = arguments.split_first_chunk::<8>()? else { return None };
         let (publish, multiple) = (u64::from_be_bytes(*publish), bits & MULTIPLE != 0);
         let confirms = self.get(frame.channel)?.confirms.as_mut()?;

@@ -1,6 +1,6 @@
 //! What bytes can do; what scans and confirms come to is tested from Python, against a slow reading there.
 
-use super::{Bounds, Channels};
+use super::{awaits_more, Bounds, Channels, Cut, Deliveries, Part};
 
 const BOUNDS: Bounds =
     Bounds { frame_max: 4096, most_body: 99, most_keys: 3, most_runs: 3, most_publishes: 9, routing_keys: true };
@@ -53,14 +53,15 @@ fn no_bytes_are_too_much() {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         usize::try_from(state >> 33).unwrap() % below
     };
-    let mut channels = channels();
+    let (mut channels, mut deliveries) = (channels(), Deliveries::default());
     for round in 0..20_000 {
         let mut chunk = Vec::new();
         for _ in 0..random(8) {
             let channel = u16::try_from(random(5)).unwrap();
-            match random(4) {
+            match random(5) {
                 0 => chunk.extend(ack(channel, random(20) as u64, u8::try_from(random(3)).unwrap())),
                 1 => chunk.extend(frame(3, channel, &[0; 3])),
+                2 => chunk.extend(delivery(channel, &vec![0; random(9)])),
                 _ => chunk.extend(publish(channel, &[b'a' + u8::try_from(random(9)).unwrap()], &vec![0; random(9)])),
             }
         }
@@ -72,7 +73,10 @@ fn no_bytes_are_too_much() {
         }
         chunk.truncate(chunk.len() - random(chunk.len() / 2 + 1));
         let position = random(chunk.len() + 2) * usize::from(round % 3 == 0);
+        let undone = channels.scan(&chunk, position, &BOUNDS);
+        channels.undo();
         let taken = channels.scan(&chunk, position, &BOUNDS);
+        assert_eq!((&taken.publishes, &taken.open, taken.stop), (&undone.publishes, &undone.open, undone.stop));
         assert!(taken.stop >= position && taken.runs.len() <= BOUNDS.most_runs);
         assert!(taken.pieces.iter().all(|piece| (piece.publish as usize) < taken.publishes.len()));
         assert!(taken.pieces.windows(2).all(|two| two[0].stop <= two[1].start));
@@ -82,6 +86,8 @@ fn no_bytes_are_too_much() {
         }
         let (stop, ..) = channels.settle(&chunk, position, round % 2 == 0, 200);
         assert!(stop >= position);
+        let read = channels.relay(&mut deliveries, &chunk, position, round % 2 == 0, 200);
+        assert!(read.stop >= position && (read.cut.is_none() || read.stop > chunk.len()));
         let channel = u16::try_from(random(5)).unwrap();
         match random(10) {
             0 => channels.forget(channel),
@@ -105,4 +111,97 @@ fn confirms_are_found_however_many_there_are() {
     assert_eq!(channels.unconfirmed(1), 0);
     channels.forward(1, 100_000);
     assert_eq!(channels.answered(1, 0, true, false), Some(vec![100_000]));
+}
+
+fn delivery(channel: u16, body: &[u8]) -> Vec<u8> {
+    let method = [&[0, 60, 0, 60, 1, b't'][..], &7_u64.to_be_bytes(), &[0, 0, 1, b'q']].concat();
+    let header = [&[0, 60, 0, 0][..], &(body.len() as u64).to_be_bytes(), &[0, 0]].concat();
+    let bodies = body.chunks(90).map(|part| frame(3, channel, part));
+    [frame(1, channel, &method), frame(2, channel, &header)].into_iter().chain(bodies).flatten().collect()
+}
+
+#[test]
+fn a_scan_can_be_undone() {
+    let mut channels = channels();
+    channels.resume(2, 5);
+    let second = [frame(3, 2, b"12345"), publish(1, b"k", b"body"), publish(2, b"k", b"body")].concat();
+    let taken = channels.scan(&second, 0, &BOUNDS);
+    assert_eq!((taken.stop, taken.publishes[0].number, taken.publishes[1].number), (second.len(), 1, 1));
+    channels.undo();
+    assert_eq!(channels.open(), vec![(2, 5)]);
+    let again = channels.scan(&second, 0, &BOUNDS);
+    assert_eq!((again.stop, again.publishes), (taken.stop, taken.publishes));
+}
+
+#[test]
+fn what_consumers_settle_passes_where_no_content_is_open() {
+    let mut channels = channels();
+    let chunk = [frame(8, 0, b""), ack(1, 7, 1), ack(2, 0, 0), ack(4, 1, 0)].concat();
+    let read = channels.step_over(&chunk, 0);
+    assert_eq!((read.stop, read.frames), (chunk.len() - ack(4, 1, 0).len(), 3));
+    channels.resume(2, 1);
+    assert_eq!(channels.step_over(&chunk, 0).frames, 2);
+}
+
+#[test]
+fn more_is_awaited_of_what_may_be_plain() {
+    let chunk = publish(1, b"k", b"body");
+    let method = chunk.len() - frame(3, 1, b"body").len() - frame(2, 1, &[0; 14]).len();
+    for stop in 0..method + 22 {
+        assert!(awaits_more(&chunk[..stop], 0), "{stop}");
+    }
+    assert!(!awaits_more(&chunk, 0));
+    assert!(!awaits_more(&frame(1, 1, &[0; 5000])[..9], 0));
+}
+
+#[test]
+fn deliveries_pass_however_they_are_cut() {
+    let whole = [delivery(1, &[1; 200]), ack(2, 1, 0), delivery(3, b""), delivery(1, b"x"), frame(8, 0, b"")].concat();
+    for size in 1..whole.len() {
+        let (mut channels, mut deliveries, mut cut) = (channels(), Deliveries::default(), None::<Cut>);
+        channels.forward(2, 1);
+        let (mut frames, mut passed, mut rest) = (0, Vec::new(), Vec::new());
+        for part in whole.chunks(size) {
+            let chunk = [&rest[..], part].concat();
+            let (begin, left) = cut.map_or((0, None), |cut| cut.go_on(&chunk).unwrap());
+            cut = left;
+            let read = channels.relay(&mut deliveries, &chunk, begin, true, 4096);
+            assert_eq!(read.parts, None);
+            let stop = read.stop.min(chunk.len());
+            assert!(cut.is_some() || stop == chunk.len() || awaits_more(&chunk, stop));
+            cut = cut.or_else(|| Some(Cut { channel: read.cut?, left: read.stop - chunk.len() }));
+            passed.extend_from_slice(&chunk[..stop]);
+            rest = chunk[stop..].to_vec();
+            frames += read.frames;
+        }
+        assert_eq!((frames, passed == whole, cut, deliveries.open()), (12, true, None, vec![]));
+        assert_eq!(channels.unconfirmed(2), 0);
+    }
+}
+
+#[test]
+fn confirms_get_other_numbers_between_deliveries() {
+    let mut channels = channels();
+    channels.forward(2, 2);
+    let chunk = [delivery(1, b"x"), ack(2, 1, 0), delivery(1, b"y")].concat();
+    let read = channels.relay(&mut Deliveries::default(), &chunk, 0, true, 4096);
+    let first = delivery(1, b"x").len();
+    let last = first + ack(2, 1, 0).len();
+    assert_eq!(
+        read.parts,
+        Some(vec![Part::Slice(0, first), Part::Bytes(ack(2, 2, 0)), Part::Slice(last, chunk.len())])
+    );
+}
+
+#[test]
+fn a_content_within_another_is_not_plain() {
+    let whole = delivery(1, &[1; 200]);
+    let (mut channels, mut deliveries) = (channels(), Deliveries::default());
+    let header = whole.len() - 3 * 8 - 200;
+    assert_eq!(channels.relay(&mut deliveries, &whole[..header], 0, true, 4096).frames, 2);
+    assert_eq!(deliveries.open(), vec![(1, 200)]);
+    assert_eq!(channels.relay(&mut deliveries, &whole, 0, true, 4096).stop, 0);
+    assert_eq!(channels.relay(&mut deliveries, &frame(3, 1, &[1; 201]), 0, true, 4096).stop, 0);
+    assert_eq!(channels.relay(&mut deliveries, &frame(3, 1, &[1; 9]), 0, true, 16).stop, 0);
+    assert_eq!(Cut { channel: 1, left: 2 }.go_on(b"xy"), None);
 }

@@ -1,0 +1,163 @@
+//! Reads both streams of a connection that is plain, with what of a frame or of a content came in earlier chunks.
+
+use std::collections::HashMap;
+
+use super::channel::Channels;
+use super::frame::{self, Frame, AROUND_BYTES, END};
+use super::settling::{is_marked, Part, Parts};
+
+const CLASS_BASIC: &[u8] = &[0, 60];
+/// What a consumer's ack, nack or reject has behind its number of the method.
+const SETTLING_BYTES: usize = 9;
+
+/// How far one peer's stream was read.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Read {
+    /// Which may be beyond the chunk, if that ends within a body.
+    pub stop: usize,
+    /// How many frames these are. A body counts once it begins.
+    pub frames: usize,
+    /// What goes on of them; None if they do as they are.
+    pub parts: Option<Vec<Part>>,
+    /// The channel of the frame that ends beyond the chunk.
+    pub cut: Option<u16>,
+}
+
+/// The rest of a body frame that began in an earlier chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cut {
+    pub channel: u16,
+    /// With the octet that ends it.
+    pub left: usize,
+}
+
+impl Cut {
+    /// Take what a chunk has of it; returns how many bytes that are, and what is left. None if it does not end as it
+    /// must.
+    #[must_use]
+    pub fn go_on(self, chunk: &[u8]) -> Option<(usize, Option<Self>)> {
+        match chunk.get(self.left.checked_sub(1)?) {
+            Some(&END) => Some((self.left, None)),
+            Some(_) => None,
+            None => Some((chunk.len(), Some(Self { left: self.left - chunk.len(), ..self }))),
+        }
+    }
+}
+
+impl Channels {
+    /// Step over a client's heartbeats, and what its consumers settle.
+    #[must_use]
+    pub fn step_over(&self, chunk: &[u8], position: usize) -> Read {
+        let mut read = Read { stop: position, ..Read::default() };
+        while let Some(frame) = Frame::at(chunk, read.stop) {
+            let is_known = match (frame.kind, frame.payload) {
+                (frame::HEARTBEAT, Some([])) => frame.channel == 0,
+                (frame::METHOD, Some(payload)) => {
+                    matches!(frame::method(payload), Some((frame::ACK | frame::NACK | frame::REJECT, arguments))
+                        if arguments.len() == SETTLING_BYTES && self.is_idle(frame.channel))
+                }
+                _ => false,
+            };
+            if !is_known {
+                break;
+            }
+            read.stop = frame.stop;
+            read.frames += 1;
+        }
+        read
+    }
+
+    /// Read the broker's heartbeats, confirms, and with `contents` its deliveries and returns. No body may be in a frame
+    /// longer than `frame_max`.
+    pub fn relay(
+        &mut self,
+        deliveries: &mut Deliveries,
+        chunk: &[u8],
+        position: usize,
+        contents: bool,
+        frame_max: usize,
+    ) -> Read {
+        let mut parts = Parts::new(position);
+        let mut read = Read { stop: position, ..Read::default() };
+        while let Some(frame) = Frame::at(chunk, read.stop) {
+            let known = match (frame.kind, frame.payload) {
+                (frame::HEARTBEAT, Some([])) => (frame.channel == 0).then_some((frame.stop, 1)),
+                (frame::METHOD, Some(payload)) if !deliveries.is_open(frame.channel) => match frame::method(payload) {
+                    Some((method @ (frame::ACK | frame::NACK), arguments)) => {
+                        self.confirm(&frame, method, arguments, &mut parts).map(|()| (frame.stop, 1))
+                    }
+                    Some((frame::DELIVER | frame::RETURN, _)) if contents => {
+                        deliveries.begin(chunk, &frame).map(|stop| (stop, 2))
+                    }
+                    _ => None,
+                },
+                (frame::BODY, _) if frame.stop - frame.start <= frame_max => {
+                    read.cut = frame.payload.is_none().then_some(frame.channel);
+                    deliveries.go_on(&frame).map(|()| (frame.stop, 1))
+                }
+                _ => None,
+            };
+            let Some((stop, count)) = known else { break };
+            read.stop = stop;
+            read.frames += count;
+        }
+        read.cut = read.cut.filter(|_| read.stop > chunk.len());
+        read.parts = parts.end(read.stop.min(chunk.len()));
+        read
+    }
+}
+
+/// By channel, how much body is to come of the content that the broker has begun.
+#[derive(Debug, Default)]
+pub struct Deliveries(HashMap<u16, u64>);
+
+impl Deliveries {
+    #[must_use]
+    pub fn new(open: HashMap<u16, u64>) -> Self {
+        Self(open)
+    }
+
+    #[must_use]
+    pub fn open(&self) -> Vec<(u16, u64)> {
+        self.0.iter().map(|(channel, rest)| (*channel, *rest)).collect()
+    }
+
+    #[must_use]
+    pub fn is_open(&self, channel: u16) -> bool {
+        self.0.contains_key(&channel)
+    }
+
+    /// Begin the content of a method; returns where its header ends, or None if that is not there or not plain.
+    fn begin(&mut self, chunk: &[u8], method: &Frame) -> Option<usize> {
+        let header = Frame::at(chunk, method.stop)?;
+        let payload = header.payload.filter(|_| header.kind == frame::HEADER && header.channel == method.channel)?;
+        if !payload.starts_with(CLASS_BASIC) || is_marked(payload) {
+            return None;
+        }
+        let rest = u64::from_be_bytes(*payload.get(4..)?.first_chunk::<8>()?);
+        if rest > 0 {
+            self.0.insert(method.channel, rest);
+        }
+        Some(header.stop)
+    }
+
+    fn go_on(&mut self, body: &Frame) -> Option<()> {
+        let rest = self.0.get_mut(&body.channel)?;
+        *rest = rest.checked_sub((body.stop - body.start - AROUND_BYTES) as u64)?;
+        if *rest == 0 {
+            self.0.remove(&body.channel);
+        }
+        Some(())
+    }
+}
+
+/// Whether what a frame is shows only once more of it has come, or of the header behind it.
+#[must_use]
+pub fn awaits_more(chunk: &[u8], position: usize) -> bool {
+    let begun = Frame::at(chunk, position).and_then(|frame| Some((frame.stop, frame::method(frame.payload?)?.0)));
+    match begun {
+        Some((stop, frame::PUBLISH | frame::DELIVER | frame::RETURN)) => Frame::is_to_come(chunk, stop),
+        Some(_) => false,
+        None => Frame::is_to_come(chunk, position),
+    }
+}

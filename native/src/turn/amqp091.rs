@@ -1,0 +1,391 @@
+//! Reads both streams of an AMQP 0.9.1 connection: plain publishes and their confirms, deliveries, what consumers
+//! settle, and heartbeats.
+
+use std::collections::HashMap;
+
+use pyo3::exceptions::PyIndexError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use pyo3::{PyTraverseError, PyVisit};
+use sluice_native_core::amqp::{awaits_more, write_refusal, Cut, Deliveries, Part, Taken};
+
+use crate::channels::Channels;
+use crate::resources::Resources;
+use crate::runs::{Asker, Runs};
+use crate::turn::judge::{Counted, Decided, Judge};
+use crate::turn::{Context, Lent, Next, Out, Reading, BROKER, CLIENT};
+
+/// As one scan takes in Python.
+const MAX_RUNS: usize = 256;
+/// What a longer body costs is Python's.
+const MAX_BODY_BYTES: u64 = 1 << 31;
+/// Less has come than any frame is long.
+const FRAME_BYTES: usize = 8;
+
+/// What one scan took, with whom its keys stand for.
+struct Scan<'a> {
+    taken: &'a Taken,
+    askers: &'a [(Asker, Py<PyBytes>)],
+    resources: &'a Py<Resources>,
+}
+
+impl Runs for Scan<'_> {
+    fn runs(&self) -> usize {
+        self.taken.runs.len()
+    }
+
+    fn asker_of(&self, run: usize) -> PyResult<&Asker> {
+        let key = self.taken.runs.get(run).map_or(usize::MAX, |run| run.key);
+        self.askers.get(key).map(|(asker, _)| asker).ok_or_else(|| PyIndexError::new_err("no such run"))
+    }
+
+    fn sums(&self, run: usize) -> Option<(u32, u64, u64)> {
+        let run = self.taken.runs.get(run)?;
+        let last = self.taken.publishes.get(run.last as usize).map_or(0, |publish| publish.size);
+        Some((run.publishes, run.bytes, last))
+    }
+
+    fn requests(&self) -> usize {
+        self.taken.publishes.len()
+    }
+
+    fn run_at(&self, index: usize) -> usize {
+        self.taken.publishes[index].run as usize
+    }
+
+    fn resources(&self) -> &Py<Resources> {
+        self.resources
+    }
+}
+
+/// Of one peer, whether something of it was read, and something was written to it; the rest of its open contents, by
+/// channel; and of the body frame in hand the channel and the rest.
+type OfPeer = (bool, bool, HashMap<u16, u64>, Option<(u16, usize)>);
+/// What a session has to know: of both peers; the channels whose open content is refused; whether something was
+/// published; the publish that is timed, as its channel, the broker's number and when it was forwarded; and answers of
+/// our own that wait, by channel.
+type State = ([OfPeer; 2], Vec<u16>, bool, Option<(u16, u64, i64)>, Vec<(u16, Py<PyBytes>)>);
+
+struct Amqp091 {
+    judge: Judge,
+    channels: Py<Channels>,
+    most_publishes: usize,
+    /// What goes to an exchange is for its routing key, too.
+    routing_keys: bool,
+    /// No rule limits deliveries.
+    contents: bool,
+    deliveries: Deliveries,
+    cuts: [Option<Cut>; 2],
+    timed: Option<(u16, u64, i64)>,
+    read: [bool; 2],
+    written: [bool; 2],
+    published: bool,
+    dropped: Vec<u16>,
+    /// Answers of our own for which there is no gap.
+    waiting: Vec<(u16, Vec<u8>)>,
+    frames: u64,
+    refused: u64,
+}
+
+/// What becomes of a scan: the indexes of those that are refused; None leaves all of it to Python.
+type Refused = Option<Vec<usize>>;
+
+impl Amqp091 {
+    /// Go on with the body frame in hand; returns where it ends in the chunk, None if it ends in a wrong octet.
+    fn go_on(&mut self, side: usize, chunk: &[u8], out: &mut Out) -> Option<usize> {
+        let Some(cut) = self.cuts[side] else { return Some(0) };
+        let (stop, left) = cut.go_on(chunk)?;
+        self.cuts[side] = left;
+        out.pass(1 - side, 0..stop);
+        Some(stop)
+    }
+
+    fn read_client(
+        &mut self,
+        py: Python<'_>,
+        chunk: &[u8],
+        context: &mut Context<'_>,
+        out: &mut Out,
+    ) -> PyResult<Next> {
+        let Some(mut at) = self.go_on(CLIENT, chunk, out) else { return Ok(Next::Leave(0)) };
+        let mut decided = 0;
+        // The channel of the last publish, if that passes and has a number.
+        let mut last = None;
+        let next = loop {
+            if chunk.len() - at < FRAME_BYTES {
+                break Next::Keep(at);
+            }
+            let taken = {
+                let mut channels = self.channels.borrow_mut(py);
+                let mut bounds = channels.bounds(MAX_RUNS, self.most_publishes, self.routing_keys);
+                bounds.most_body = bounds.most_body.min(MAX_BODY_BYTES);
+                let taken = channels.state.scan(chunk, at, &bounds);
+                channels.meet(py, &taken)?;
+                taken
+            };
+            if taken.stop == at {
+                let read = self.channels.borrow(py).state.step_over(chunk, at);
+                if read.stop == at {
+                    break if awaits_more(chunk, at) { Next::Keep(at) } else { Next::Leave(at) };
+                }
+                self.count_frames(read.frames, context);
+                out.pass(BROKER, at..read.stop);
+                at = read.stop;
+                continue;
+            }
+            let Some(refused) = self.decide(py, &taken, context)? else {
+                self.channels.borrow_mut(py).state.undo();
+                break Next::Leave(at);
+            };
+            self.count_frames(taken.frames, context);
+            decided += taken.publishes.len();
+            if let Some(publish) = taken.publishes.last() {
+                self.published = true;
+                let passes = publish.number != 0 && refused.last() != Some(&(taken.publishes.len() - 1));
+                last = passes.then(|| taken.runs[publish.run as usize].channel);
+            }
+            let stop = taken.stop.min(chunk.len());
+            let left = taken.stop - stop;
+            self.cuts[CLIENT] = taken.cut.map(|(channel, _)| Cut { channel, left });
+            self.forward(py, &taken, &refused);
+            if refused.is_empty() {
+                out.pass(BROKER, at..stop);
+            } else {
+                self.refuse(&taken, &refused, at, stop, out);
+            }
+            at = stop;
+            if !self.dropped.is_empty() || !self.waiting.is_empty() {
+                break Next::Leave(at);
+            }
+        };
+        if decided > 0 {
+            let took_ns = context.clock_ns(py)? - context.now_ns;
+            context.report.processing.push((took_ns, u32::try_from(decided).unwrap_or(u32::MAX)));
+        }
+        if let Some(channel) = last.filter(|_| self.timed.is_none()) {
+            let latest = self.channels.borrow(py).state.forwarded(channel);
+            self.timed = Some((channel, latest, context.now_ns));
+        }
+        Ok(next)
+    }
+
+    fn count_frames(&mut self, frames: usize, context: &mut Context<'_>) {
+        context.report.frames[CLIENT] += frames as u64;
+        self.frames += frames as u64;
+    }
+
+    /// Decide and count what a scan took.
+    fn decide(&self, py: Python<'_>, taken: &Taken, context: &Context<'_>) -> PyResult<Refused> {
+        let channels = self.channels.borrow(py);
+        let scan = Scan { taken, askers: &channels.askers, resources: &self.judge.resources };
+        let mut refused = Vec::new();
+        if !taken.runs.iter().all(|run| run.confirms) {
+            // Without confirms a publish can only wait.
+            let Some(bypassed) = self.judge.admit_all(py, &scan, context)? else { return Ok(None) };
+            for (run, is_bypassed) in bypassed.into_iter().enumerate() {
+                self.judge.count(py, &scan, run, context, is_bypassed)?;
+            }
+            return Ok(Some(refused));
+        }
+        if self.judge.first_foreign(py, &scan, context)?.is_some() {
+            return Ok(None);
+        }
+        for (run, of_run) in taken.runs.iter().enumerate() {
+            let every = of_run.first as usize..of_run.last as usize + 1;
+            let of_run = || every.clone().filter(|index| taken.publishes[*index].run as usize == run);
+            let size = |index: usize| u32::try_from(taken.publishes[index].size).unwrap_or(u32::MAX);
+            match self.judge.decide(py, &scan, run, context, || of_run().map(size).collect())? {
+                Decided::Spans(spans) => {
+                    let mut indexes = of_run();
+                    for span in spans {
+                        let these: Vec<usize> = indexes.by_ref().take(span.requests).collect();
+                        if these.is_empty() {
+                            continue;
+                        }
+                        let requests = i64::try_from(these.len()).unwrap_or(i64::MAX);
+                        let bytes = these.iter().map(|index| i64::from(size(*index))).sum();
+                        let counted = Counted { requests, bytes, answers: requests, repeats: None };
+                        self.judge.tell(py, &scan, run, context, span.refuse.as_ref(), false, &counted)?;
+                        if span.refuse.is_some() {
+                            refused.extend(these);
+                        }
+                    }
+                }
+                passed => {
+                    self.judge.count(py, &scan, run, context, matches!(passed, Decided::Bypassed))?;
+                }
+            }
+        }
+        refused.sort_unstable();
+        Ok(Some(refused))
+    }
+
+    /// Note which publishes go on to the broker.
+    fn forward(&self, py: Python<'_>, taken: &Taken, refused: &[usize]) {
+        let mut channels = self.channels.borrow_mut(py);
+        let mut refused = refused.iter().peekable();
+        for (index, publish) in taken.publishes.iter().enumerate() {
+            if refused.next_if(|refused| **refused == index).is_none() && publish.number != 0 {
+                channels.state.forward(taken.runs[publish.run as usize].channel, publish.number);
+            }
+        }
+    }
+
+    /// Pass on what is not refused, and answer the rest, by channel.
+    fn refuse(&mut self, taken: &Taken, refused: &[usize], begin: usize, end: usize, out: &mut Out) {
+        self.refused += refused.len() as u64;
+        let mut is_refused = vec![false; taken.publishes.len()];
+        let mut answers: Vec<(u16, Vec<u8>)> = Vec::new();
+        for index in refused {
+            is_refused[*index] = true;
+            let publish = &taken.publishes[*index];
+            let channel = taken.runs[publish.run as usize].channel;
+            let known = answers.iter().position(|(of, _)| *of == channel);
+            let answer = known.unwrap_or_else(|| {
+                answers.push((channel, Vec::new()));
+                answers.len() - 1
+            });
+            write_refusal(channel, publish.number, &mut answers[answer].1);
+        }
+        let mut at = begin;
+        for piece in taken.pieces.iter().filter(|piece| is_refused[piece.publish as usize]) {
+            out.pass(BROKER, at..(piece.start as usize).min(end));
+            at = piece.stop as usize;
+        }
+        out.pass(BROKER, at.min(end)..end);
+        let is_dropped = |publish: Option<u32>| publish.is_some_and(|publish| is_refused[publish as usize]);
+        let open = taken.open.iter().map(|open| (open.channel, open.publish)).chain(taken.cut);
+        self.dropped.extend(open.filter_map(|(channel, publish)| is_dropped(publish).then_some(channel)));
+        let in_gap = self.cuts[BROKER].is_none();
+        for (channel, answer) in answers {
+            if in_gap && !self.deliveries.is_open(channel) {
+                let from = out.own.len();
+                out.own.extend_from_slice(&answer);
+                out.say(CLIENT, from);
+            } else {
+                self.waiting.push((channel, answer));
+            }
+        }
+    }
+
+    fn read_broker(&mut self, py: Python<'_>, chunk: &[u8], context: &mut Context<'_>, out: &mut Out) -> Next {
+        let Some(begin) = self.go_on(BROKER, chunk, out) else { return Next::Leave(0) };
+        let mut channels = self.channels.borrow_mut(py);
+        let frame_max = channels.frame_max;
+        let read = channels.state.relay(&mut self.deliveries, chunk, begin, self.contents, frame_max);
+        let stop = read.stop.min(chunk.len());
+        if let Some(channel) = read.cut {
+            self.cuts[BROKER] = Some(Cut { channel, left: read.stop - stop });
+        }
+        context.report.frames[BROKER] += read.frames as u64;
+        match read.parts {
+            None => out.pass(CLIENT, begin..stop),
+            Some(parts) => {
+                for part in parts {
+                    match part {
+                        Part::Slice(start, stop) => out.pass(CLIENT, start..stop),
+                        Part::Bytes(bytes) => {
+                            let from = out.own.len();
+                            out.own.extend_from_slice(&bytes);
+                            out.say(CLIENT, from);
+                        }
+                    }
+                }
+            }
+        }
+        if let Some((channel, number, since_ns)) = self.timed {
+            if !channels.state.is_open(channel, number) {
+                context.report.round_trips.push(context.now_ns - since_ns);
+                self.timed = None;
+            }
+        }
+        if self.cuts[BROKER].is_some() || awaits_more(chunk, stop) {
+            Next::Keep(stop)
+        } else {
+            Next::Leave(stop)
+        }
+    }
+}
+
+impl Reading for Amqp091 {
+    fn read(
+        &mut self,
+        py: Python<'_>,
+        side: usize,
+        chunk: &[u8],
+        context: &mut Context<'_>,
+        out: &mut Out,
+    ) -> PyResult<Next> {
+        if !self.judge.renew(py)? {
+            return Ok(Next::Leave(0));
+        }
+        let next = if side == CLIENT {
+            self.read_client(py, chunk, context, out)?
+        } else {
+            self.read_broker(py, chunk, context, out)
+        };
+        self.read[side] = true;
+        for (written, pieces) in self.written.iter_mut().zip(&out.to) {
+            *written |= !pieces.is_empty();
+        }
+        Ok(next)
+    }
+
+    fn take_counts(&mut self) -> (u64, u64) {
+        (std::mem::take(&mut self.frames), std::mem::take(&mut self.refused))
+    }
+
+    fn give_back(&mut self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let open = [self.channels.borrow(py).state.open(), self.deliveries.open()];
+        let of_peer = |side: usize| -> OfPeer {
+            let cut = self.cuts[side].map(|Cut { channel, left }| (channel, left));
+            (self.read[side], self.written[side], open[side].iter().copied().collect(), cut)
+        };
+        let waiting = self.waiting.drain(..).map(|(channel, answer)| (channel, PyBytes::new(py, &answer).unbind()));
+        let waiting = waiting.collect();
+        let dropped = std::mem::take(&mut self.dropped);
+        let state: State = ([of_peer(CLIENT), of_peer(BROKER)], dropped, self.published, self.timed, waiting);
+        Ok(state.into_pyobject(py)?.into_any().unbind())
+    }
+
+    fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.judge.traverse(visit)
+    }
+}
+
+/// Lend a connection of AMQP 0.9.1; the open contents of the client are known to `channels`.
+///
+/// # Errors
+/// Those of Python.
+#[pyfunction]
+#[allow(clippy::too_many_arguments)]
+pub fn lend_amqp091(
+    judge: &Bound<'_, PyAny>,
+    channels: Py<Channels>,
+    most_publishes: usize,
+    routing_keys: bool,
+    contents: bool,
+    cuts: [Option<(u16, usize)>; 2],
+    deliveries: HashMap<u16, u64>,
+    timed: Option<(u16, u64, i64)>,
+    kept: [Vec<u8>; 2],
+) -> PyResult<Lent> {
+    let reading = Box::new(Amqp091 {
+        judge: Judge::new(judge)?,
+        channels,
+        most_publishes,
+        routing_keys,
+        contents,
+        deliveries: Deliveries::new(deliveries),
+        cuts: cuts.map(|cut| cut.map(|(channel, left)| Cut { channel, left })),
+        timed,
+        read: [false; 2],
+        written: [false; 2],
+        published: false,
+        dropped: Vec::new(),
+        waiting: Vec::new(),
+        frames: 0,
+        refused: 0,
+    });
+    Ok(Lent::new(reading, kept))
+}
