@@ -305,7 +305,7 @@ class Lent:
     """What reads both streams of a connection that is lent to a ``Turn``."""
 
     def feed(
-        self, side: int, chunk: Buffer, now_ns: int, clock: Callable[[], int], second: Second
+        self, side: int, chunk: Buffer, now_ns: int, clock: Callable[[], int], second: row.Second
     ) -> tuple[
         Pieces,
         int,

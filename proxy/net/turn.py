@@ -93,8 +93,9 @@ class Lending:
         """Have a chunk of a connection read whose sockets Python serves; return as ``Lent.feed`` does."""
         number = 0 if side is Side.CLIENT else 1
         second = self._accounts.at(now_ns)
-        pieces, stop, leaves, frames, *took = lent.feed(number, chunk, now_ns, self._now_ns, second)
-        self._count(frames, *took)
+        fed = lent.feed(number, chunk, now_ns, self._now_ns, second)
+        pieces, stop, leaves, frames, processing, round_trips = fed
+        self._count(frames, processing, round_trips)
         return pieces, stop, leaves
 
     def take(self, number: int) -> "Returned":
