@@ -231,41 +231,33 @@ impl Amqp091 {
         }
     }
 
-    /// Pass on what is not refused, and answer the rest, by channel.
+    /// Pass on what is not refused, and answer the rest.
     fn refuse(&mut self, taken: &Taken, refused: &[usize], begin: usize, end: usize, out: &mut Out) {
         self.refused += refused.len() as u64;
         let mut is_refused = vec![false; taken.publishes.len()];
-        let mut answers: Vec<(u16, Vec<u8>)> = Vec::new();
+        let from = out.own.len();
         for index in refused {
             is_refused[*index] = true;
             let publish = &taken.publishes[*index];
             let channel = taken.runs[publish.run as usize].channel;
-            let known = answers.iter().position(|(of, _)| *of == channel);
-            let answer = known.unwrap_or_else(|| {
-                answers.push((channel, Vec::new()));
-                answers.len() - 1
-            });
-            write_refusal(channel, publish.number, &mut answers[answer].1);
+            if self.cuts[BROKER].is_none() && !self.deliveries.is_open(channel) {
+                write_refusal(channel, publish.number, &mut out.own);
+            } else {
+                let mut answer = Vec::new();
+                write_refusal(channel, publish.number, &mut answer);
+                self.waiting.push((channel, answer));
+            }
         }
+        out.say(CLIENT, from);
+        let is_refused = |publish: u32| is_refused[publish as usize];
         let mut at = begin;
-        for piece in taken.pieces.iter().filter(|piece| is_refused[piece.publish as usize]) {
+        for piece in taken.pieces.iter().filter(|piece| is_refused(piece.publish)) {
             out.pass(BROKER, at..(piece.start as usize).min(end));
             at = piece.stop as usize;
         }
         out.pass(BROKER, at.min(end)..end);
-        let is_dropped = |publish: Option<u32>| publish.is_some_and(|publish| is_refused[publish as usize]);
         let open = taken.open.iter().map(|open| (open.channel, open.publish)).chain(taken.cut);
-        self.dropped.extend(open.filter_map(|(channel, publish)| is_dropped(publish).then_some(channel)));
-        let in_gap = self.cuts[BROKER].is_none();
-        for (channel, answer) in answers {
-            if in_gap && !self.deliveries.is_open(channel) {
-                let from = out.own.len();
-                out.own.extend_from_slice(&answer);
-                out.say(CLIENT, from);
-            } else {
-                self.waiting.push((channel, answer));
-            }
-        }
+        self.dropped.extend(open.filter(|(_, publish)| publish.is_some_and(is_refused)).map(|(channel, _)| channel));
     }
 
     fn read_broker(&mut self, py: Python<'_>, chunk: &[u8], context: &mut Context<'_>, out: &mut Out) -> Next {

@@ -5,7 +5,7 @@ A refused publish with confirms is answered with basic.nack. One without confirm
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from limiter.rules.resource import Resource
@@ -514,22 +514,13 @@ class Publishes(SpoolingStream):
     def native(self) -> Native | None:
         return self._native
 
-    def consumes(self) -> bool:
-        return any(channel.consumers for channel in self._channels.values())
-
-    def lend(self, lanes: Mapping[int, Lane]) -> tuple[dict[int, int], tuple[int, int] | None]:
-        rests, cut = super().lend(lanes)
+    def lend(self) -> tuple[dict[int, int], tuple[int, int] | None]:
+        rests, cut = super().lend()
         if self._native is not None:
             self._native.look_again(_ALL_LANES)
             for number, rest_bytes in rests.items():
-                self._native.resume(lanes[number], rest_bytes)
+                self._native.channels.resume(number, rest_bytes)
         return rests, cut
-
-    def resume(self, rests: Mapping[int, int], cut: tuple[int, int] | None, dropped: Container[int] = ()) -> None:
-        super().resume(rests, cut, dropped)
-        for lane in self._lanes.values():
-            if lane.content is not None and not lane.content.done:
-                self._leave(lane)
 
     def scanned_names(self) -> Sequence[Resource]:
         return () if self._native is None else self._native.channels.names()
@@ -579,7 +570,6 @@ class Publishes(SpoolingStream):
                     self._owner.answer(lane.channel, answers)
 
     def _leave(self, lane: Lane) -> None:
-        """Stop the scan of a lane until it is plain again."""
         if self._native is not None and self._lanes.get(lane.channel.number) is lane and not lane.channel.left:
             self._native.leave(lane)
 

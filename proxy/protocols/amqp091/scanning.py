@@ -74,11 +74,6 @@ class Native:
         self.confirms = False  # some channel has asked for confirms
         self._left: dict[Lane, None] = {}  # lanes that it does not read
 
-    def resume(self, lane: Lane, rest_bytes: int) -> None:
-        """Read a lane on behind the rest of its content."""
-        self._left.pop(lane, None)
-        self.channels.resume(lane.channel.number, rest_bytes)
-
     def confirms_of(self, number: int) -> Confirms:
         self.confirms = True
         return NativeConfirms(self.channels, number)

@@ -624,14 +624,9 @@ class AMQP091Session(Session):
         if COMPILED is None or native is None or not self._is_plain():
             return None
         terms = self._names.with_keys, answers.limited, _ = self._terms()
-        unfinished, delivered = publishes.unfinished_lanes(), answers.unfinished_lanes()
-        if unfinished is None or delivered is None or (answers.limited and publishes.consumes()):
-            return None
-        _, cut = publishes.lend(unfinished)
-        deliveries, cut_of_broker = answers.lend(delivered)
         # Clients give messages no ids here.
         judge.ids, judge.stays = None, lambda: self._terms() == terms
-        timed = None if self._timed is None else (self._timed[0].number, *self._timed[1:])
+        (_, cut), (deliveries, cut_of_broker) = publishes.lend(), answers.lend()
         lent: Lent = COMPILED.lend_amqp091(
             judge,
             native.channels,
@@ -641,19 +636,20 @@ class AMQP091Session(Session):
             not answers.limited,
             (cut, cut_of_broker),
             deliveries,
-            timed,
+            None if self._timed is None else (self._timed[0].number, *self._timed[1:]),
             (publishes.take_back(), answers.take_back()),
         )
         return lent
 
     def _terms(self) -> tuple[bool, bool, bool]:
-        """Return whether routing keys are limited, and deliveries, and whether consumers confirm publishes."""
+        """Say if routing keys are limited, and deliveries, and if consumers may confirm publishes."""
         context = self._context
         return context.limits_kind(ROUTING_KEY), context.limits_kind(DELIVERY), context.after_consume()
 
     def _is_plain(self) -> bool:
         """Say whether the compiled part would read what comes next as the session does."""
-        publishes, about = self._publishes, self._about
+        publishes, about, channels = self._publishes, self._about, self._channels.values()
+        _, limits_deliveries, confirms_after_consume = self._terms()
         return (
             publishes.last_channel > 0
             and publishes.is_plain()
@@ -663,8 +659,9 @@ class AMQP091Session(Session):
             and about.closed_by is None
             and (self._begun or not about.own_channel)
             and self._marking.is_idle()
-            and not self._context.after_consume()
-            and all(channel.is_plain() for channel in self._channels.values())
+            and not confirms_after_consume
+            and all(channel.is_plain() for channel in channels)
+            and not (limits_deliveries and any(channel.consumers for channel in channels))
         )
 
     def returned(self, state: Any) -> None:
@@ -674,11 +671,11 @@ class AMQP091Session(Session):
                 self._heard.add(side)
             if written:
                 self._written.add(side)
-            self._streams[side].resume(rests, cut, dropped if side is Side.CLIENT else ())
+            self._streams[side].returned(rests, cut, dropped if side is Side.CLIENT else ())
         self._publishes.published |= published
         self._timed = None if timed is None else (self._channels[timed[0]], *timed[1:])
-        for number, frames in answers:
-            self.answer(self._channels[number], frames)
+        for number, frame in answers:
+            self.answer(self._channels[number], frame)
 
     def count_lent(self, requests: int, refused: int) -> None:
         self._publishes.frames += requests

@@ -571,7 +571,8 @@ class Stream(ABC):
     # --- Lending to the compiled part -------------------------------------------------------------
 
     def is_plain(self) -> bool:
-        """Say whether nothing waits, and nothing of Sluice's own is to be written."""
+        """Say whether nothing waits but the ends of contents that pass."""
+        unfinished, owner = self.unfinished(), self._frame_owner
         return not (
             self.waiting
             or self.out
@@ -580,49 +581,38 @@ class Stream(ABC):
             or len(self._beginning) > MAX_TAKEN_BACK_BYTES
             or self.left_bytes
             or self._in_hand
-            or self._askable
             or self.charges
             or self.finished
             or self.close is not None
+            or (owner is not None and owner not in unfinished)
+            or any(content.fate != PASSING for content in unfinished)
         )
 
-    def unfinished_lanes(self) -> dict[int, Lane] | None:
-        """Return the lanes with an incomplete content by their numbers; None if one of these does not pass."""
-        lanes = {
-            number: lane for number, lane in self._lanes.items() if lane.content is not None and not lane.content.done
-        }
-        owner = self._frame_owner
-        contents = [lane.content for lane in lanes.values()]
-        if owner is not None and owner not in contents:
-            return None
-        return lanes if all(content is not None and content.fate == PASSING for content in contents) else None
-
-    def lend(self, lanes: Mapping[int, Lane]) -> tuple[dict[int, int], tuple[int, int] | None]:
+    def lend(self) -> tuple[dict[int, int], tuple[int, int] | None]:
         """Give away the incomplete contents: what is to come of each, by channel, and of the frame in hand."""
-        rests: dict[int, int] = {}
-        for number, lane in lanes.items():
-            assert lane.content is not None  # noqa: S101 - it is incomplete
-            if lane.content.left_bytes:
-                rests[number] = lane.content.left_bytes
-            lane.content = lane.writing = None
+        unfinished = self.unfinished()
+        for content in unfinished:
+            content.lane.content = content.lane.writing = None
         owner, self._frame_owner = self._frame_owner, None
-        count, self._frame_left_bytes = self._frame_left_bytes, 0
-        return rests, None if owner is None else (owner.lane.channel.number, count)
+        cut = None if owner is None else (owner.lane.channel.number, self._frame_left_bytes)
+        self._frame_left_bytes = 0
+        return {each.lane.channel.number: each.left_bytes for each in unfinished if each.left_bytes}, cut
 
-    def resume(self, rests: Mapping[int, int], cut: tuple[int, int] | None, dropped: Container[int] = ()) -> None:
+    def returned(self, rests: Mapping[int, int], cut: tuple[int, int] | None, dropped: Container[int] = ()) -> None:
         """Take the incomplete contents back."""
-        rests = dict(rests)
-        if cut is not None:
-            number, self._frame_left_bytes = cut
-            rests.setdefault(number, 0)
-        for number, rest_bytes in rests.items():
+        for number in rests if cut is None else {*rests, cut[0]}:
             lane = self._lanes[number]
-            content = lane.content = Content(lane)
-            content.left_bytes, content.fate = rest_bytes, DROPPED if number in dropped else PASSING
-            if content.fate == PASSING:
+            content = lane.content = Content(lane, left_bytes=rests.get(number, 0), fate=PASSING)
+            if number in dropped:
+                content.fate = DROPPED
+            else:
                 lane.writing = content
+            self._leave(lane)
             if cut is not None and number == cut[0]:
-                self._frame_owner = content
+                self._frame_owner, self._frame_left_bytes = content, cut[1]
+
+    def _leave(self, lane: Lane) -> None:  # noqa: B027 - for publishes only
+        """Stop the scan of a lane until it is plain again."""
 
     # --- Forwarding a chunk -----------------------------------------------------------------------
 

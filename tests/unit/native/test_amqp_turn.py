@@ -134,7 +134,7 @@ class Served(Driver):
             lent = self.session.lend(self.judge)
             if lent is not None:
                 client, broker = (self.sockets[side][0].fileno() for side in Side)
-                self.number = self.turn.lend(client, broker, lent)
+                self.number = self.turn.lend(client, broker, lent, ends_here=False)
         return self.number is not None
 
     def _serve(self, side: Side, data: bytes) -> None:
