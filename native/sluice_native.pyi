@@ -15,6 +15,7 @@ from typing_extensions import Buffer, disjoint_base
 from limiter.buckets.limiter import Limiter
 from limiter.counting import repeats, row
 from limiter.deciding.limits import PlainDefault, PlainLimit
+from limiter.plans import registry
 from limiter.rules.resource import Resource
 from limiter.rules.rule import Rule
 from proxy.deciding.batch import Refuse
@@ -28,6 +29,7 @@ __all__ = [
     "Entry",
     "Lent",
     "Links",
+    "Live",
     "Opaques",
     "Pieces",
     "Publishes",
@@ -51,10 +53,13 @@ INTERFACE: Final[int]
 
 @disjoint_base
 class Cell:
-    """The state of a bucket and its breaker: ``limiter.buckets.cell.PythonCell``, in 64 bits for each figure.
+    """The state of a limiter: ``limiter.buckets.cell.PythonCell``, in 64 bits for each figure.
 
     What is set to more than these hold becomes the nearest that they do.
     """
+
+    resource: Resource
+    rule: Rule
 
     rate_upermits_per_s: int
     capacity_upermits: int
@@ -63,7 +68,11 @@ class Cell:
     max_debt_upermits: int
     at_ns: int
     open_next_free_ns: int | None
+    last_refused_ns: int | None
+    last_wait_us: int
     asked_ns: int
+    epoch: int
+    pinned: bool
     retired: bool
     def __new__(cls, *_args: object, **_kwargs: object) -> Self: ...
     def refill(self, now_ns: int) -> int: ...
@@ -127,7 +136,8 @@ class Row:
 _PlainLimits: TypeAlias = Sequence[PlainLimit] | None
 """Limits that are asked together; None: they are not plain."""
 
-# `Cell`, `RefusedIds`, `Row` and `Second` are known to Python by the names of its own classes, whose place they take.
+# `Cell`, `Live`, `RefusedIds`, `Row` and `Second` are known to Python by the names of its own classes, whose place they
+# take.
 
 @final
 class RefusedIds:
@@ -138,77 +148,58 @@ class RefusedIds:
     def __len__(self) -> int: ...
 
 @final
+class Live:
+    """As ``limiter.plans.registry.PythonLive``."""
+
+    @property
+    def overflow(self) -> dict[str, Limiter]: ...
+    @property
+    def unpinned(self) -> int: ...
+    @property
+    def evicted_total(self) -> int: ...
+    def __new__(cls, max_live: int, is_idle: Callable[[Resource, int], bool]) -> Self: ...
+    def __len__(self) -> int: ...
+    def get(self, resource: Resource) -> Limiter | None: ...
+    def all(self) -> list[Limiter]: ...
+    def put(self, limiter: Limiter) -> None: ...
+    def pin(self, limiter: Limiter, pinned: bool) -> None: ...
+    def make_room(self, now_ns: int, epoch: int) -> bool: ...
+
+@final
 class Resources:
     """What requests are for, by kind and name, with the limits and the row of each.
 
-    Limits are asked for again when a cell or a row of theirs is retired, or ``swap`` was called; the row that a name is
-    counted in, when it is retired. After ten seconds every such row is asked for again, and so are what Python kept for
-    itself and limits with a row that is shared.
-
-    Most names have no rule of their own, and nobody ever looks at their limiters: these are begun here, and taken over
-    by Python when it has to do with them.
+    The limiter of a name without a rule of its own, under a plain default of its kind, is found or made in ``live``. Of
+    all else Python says which limits there are. It is asked again when a limiter or a row is retired, after ``swap``,
+    and after ten seconds; and so it is for the row that a name is counted in.
 
     Args:
-        resource_type: makes a resource of its kind and name.
         limits_of: the limits of what a request is for at a time, its scopes aside.
         default_of: of a kind, what limits each name without a rule of its own, if that is plain and nothing else does.
         row_of: the row that a resource is counted in, at a time.
-        most: names that are remembered; beyond it some are forgotten whose limiters were not begun here.
+        most: names that are remembered.
+        live: by dimension, the live limiters.
         own: what has a rule of its own.
-        live: by dimension, what has a limiter in Python.
-        shared: by dimension, what names share for which there is no room, by the bare names of the rules.
 
     Attributes:
-        kinds: of which something was asked for.
-        begun: by dimension, how many limiters live here.
-        evicted_total: limiters evicted to make room for others.
+        kinds: those whose default was asked for.
     """
 
     @property
     def kinds(self) -> list[str]: ...
-    @property
-    def begun(self) -> tuple[int, int]: ...
-    def set_most_begun(self, dimension: int, most: int) -> None:
-        """Say how many limiters may live here."""
-    @property
-    def evicted_total(self) -> int: ...
     def __new__(
         cls,
-        resource_type: type[Resource],
         limits_of: Callable[[tuple[Resource, ...], int], _PlainLimits],
         default_of: Callable[[str], PlainDefault | None],
         row_of: Callable[[Resource, int], row.Row],
         most: int,
+        live: Sequence[registry.Live],
         own: dict[Resource, Rule],
-        live: Sequence[dict[Resource, Limiter]],
-        shared: Sequence[dict[str, Limiter]],
     ) -> Self: ...
-    def swap(self, own: dict[Resource, Rule], defaults: dict[str, PlainDefault | None]) -> None:
+    def swap(self, epoch: int, own: dict[Resource, Rule], defaults: dict[str, PlainDefault | None]) -> None:
         """Go by other rules from now on: what has a rule of its own, and the defaults of all ``kinds``.
 
-        What gets or loses a rule of its own was taken over before.
-        """
-    def take(self, kind: str, name: str, dimension: int) -> tuple[Rule, int, Cell] | None:
-        """Hand out the limiter of a name, if it was begun here: it is no longer kept.
-
-        Returns:
-            Its rule, the number of the swap up to which that was in force, and its state.
-        """
-    def names_begun(self, dimension: int, before: int, most: int) -> list[tuple[int, str, str]]:
-        """Return number, kind and name of so many limiters that were begun here, the newest first.
-
-        Some may have been taken since.
-
-        Args:
-            dimension: what is limited: 0 is messages or requests, 1 bytes.
-            before: only those with lower numbers.
-            most: how many.
-        """
-    def make_room(self, dimension: int, now_ns: int) -> list[tuple[str, str]]:
-        """Look at a few limiters, and evict one that nobody could tell from a new one, if there is no room.
-
-        Returns:
-            Kind and name of those whose rules are no longer in force: they cannot be judged before they are taken.
+        ``epoch`` is the number of the swap. Limiters of names that get or lose a rule of their own are up to date.
         """
     def __len__(self) -> int: ...
 
@@ -305,7 +296,7 @@ class Lent:
     """What reads both streams of a connection that is lent to a ``Turn``."""
 
     def feed(
-        self, side: int, chunk: Buffer, now_ns: int, clock: Callable[[], int], second: row.Second
+        self, side: int, chunk: Buffer, now_ns: int, clock: Callable[[], int], second: Second
     ) -> tuple[
         Pieces,
         int,
@@ -372,7 +363,6 @@ def lend_rocketmq(
     polls: Sequence[int],
     timed: tuple[int | None, int],
     kept: bytes,
-    is_new: bool,
 ) -> Lent:
     """Return what reads a RocketMQ connection between two frames, or within one whose verdict is known.
 
@@ -390,7 +380,6 @@ def lend_rocketmq(
         polls: numbers of long polls that have no answer yet.
         timed: the number of the request whose answer is timed, and when that or the last one was forwarded.
         kept: the beginning of a frame of the client, behind which the rest of its header comes.
-        is_new: ``judge.meet`` is to be called with the first header.
 
     Returns:
         What reads it; it returns ``client``, ``broker``, own answers that wait for the end of the broker's frame, polls
@@ -430,11 +419,8 @@ class Turn:
     def system_calls(self) -> int: ...
     def fileno(self) -> int:
         """Return a descriptor that is readable when something may be ready."""
-    def lend(self, client: int, broker: int, lent: Lent, ends_here: bool) -> int:
+    def lend(self, client: int, broker: int, lent: Lent) -> int:
         """Serve two sockets from now on, which stay their owner's; return a number that no other connection has now.
-
-        With ``ends_here`` the end of a client's stream between frames is passed on, and the connection is over with the
-        end of the broker's; otherwise it leaves.
 
         Raises:
             OSError: the kernel cannot watch them.
@@ -446,16 +432,13 @@ class Turn:
 
         Returns:
             Whether nothing is ready; what happened to connections, as their number and 0 for left, 1 for a broker that
-            takes no more for now, 2 for one that does again, 3 for a client whose stream has ended, and 4 for over;
-            frames and bytes by the peer that they came from; how long decisions took, in nanoseconds, and of how many
-            requests; and how long brokers took to answer.
+            takes no more for now, and 2 for one that does again; frames and bytes by the peer that they came from;
+            how long decisions took, in nanoseconds, and of how many requests; and how long brokers took to answer.
         """
     def take_counts(self, number: int) -> tuple[int, int, tuple[int, int], int]:
         """Return requests, refused ones, and bytes by peer since the last call, and when a peer was read last."""
     def take(self, number: int) -> Returned:
         """Serve a connection no more; its number is free."""
-    def forget(self, number: int) -> None:
-        """Forget a connection whose sockets are closed; its number is free."""
     def __len__(self) -> int: ...
 
 @final

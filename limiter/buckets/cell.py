@@ -1,29 +1,39 @@
-"""The state of a bucket and its breaker, and the steps taken for each request that passes.
+"""The state of a limiter, and the steps taken for each request that passes.
 
-Python and the compiled part share this layout: where ``sluice_native`` is installed, its ``Cell`` is used. That one
-keeps 64 bits of each figure, which is enough for any rule, and saturates beyond.
+Python and the compiled part share this layout: where ``sluice_native`` is installed, its ``Cell`` is used, and so both
+decide by the same object. That one keeps 64 bits of each figure, which is enough for any rule, and saturates beyond.
 """
 
 from typing import TYPE_CHECKING
 
 from limiter.compiled import COMPILED
-from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT
+from limiter.rules.resource import Resource
+from limiter.rules.rule import NS_PER_S, UPERMITS_PER_PERMIT, Rule
 
 
 class Cell:
-    """The state of a limiter."""
+    """The state of a limiter, or of one caller's share of it."""
 
     __slots__ = (
         "asked_ns",
         "at_ns",
         "capacity_upermits",
+        "epoch",
         "forgiven_upermits",
+        "last_refused_ns",
+        "last_wait_us",
         "max_debt_upermits",
         "open_next_free_ns",
+        "pinned",
         "rate_upermits_per_s",
+        "resource",
         "retired",
+        "rule",
         "stored_upermits",
     )
+
+    resource: Resource
+    rule: Rule
 
     def __init__(self) -> None:
         self.rate_upermits_per_s = self.capacity_upermits = self.stored_upermits = 0
@@ -31,6 +41,10 @@ class Cell:
         self.max_debt_upermits = self.at_ns = self.asked_ns = 0
         # The breaker: when the bucket would have admitted again as it opened; None is closed.
         self.open_next_free_ns: int | None = None
+        self.last_refused_ns: int | None = None
+        self.last_wait_us = 0
+        self.epoch = 0  # the registry's swap of rules up to which the limiter is up to date
+        self.pinned = False  # its resource has a rule of its own
         self.retired = False  # another limiter has replaced it
 
     def refill(self, now_ns: int) -> int:

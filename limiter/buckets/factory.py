@@ -46,7 +46,7 @@ def begun_anew(limiter: Limiter, now_ns: int, rule: Rule) -> Limiter:
     successor = new_limiter(limiter.resource, rule, now_ns)
     limiter.retired = True
     successor.last_refused_ns, successor.last_wait_us = limiter.last_refused_ns, limiter.last_wait_us
-    successor.epoch, successor.asked_ns = limiter.epoch, limiter.asked_ns
+    successor.epoch, successor.asked_ns, successor.pinned = limiter.epoch, limiter.asked_ns, limiter.pinned
     return successor
 
 

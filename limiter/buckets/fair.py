@@ -26,7 +26,7 @@ together admit less than ::
 since each share and the pool may end in a debt of less than one request. An open share closes early when the total is
 full, so that nothing overflows while a caller is refused.
 
-Memory: ``max_fair_keys`` + 1 shares of some 150 bytes a limiter. Work that grows with n happens only when a share needs
+Memory: ``max_fair_keys`` + 1 shares of some 200 bytes a limiter. Work that grows with n happens only when a share needs
 the pool, or n changes.
 """
 

@@ -60,7 +60,7 @@ class Gate(Bucket, ABC):
     would. A yes of ``admits`` is spent with ``spend`` before any other call; after a no, ``check`` decides.
     """
 
-    __slots__ = ("resource", "rule")
+    __slots__ = ()
 
     key: str  # the key of the share; empty for a limiter
 
@@ -184,6 +184,7 @@ class Limiter(Gate):
     """The live limit of one resource: a bucket with a breaker in front. Starts full and closed.
 
     It is a bucket rather than having one, since a hundred thousand may live: one object takes half the memory of two.
+    All state is in ``Cell``, so the compiled part can make one, too; it sets ``resource`` when Python first asks.
 
     Raises:
         ValueError: the rule does not limit.
@@ -191,18 +192,11 @@ class Limiter(Gate):
 
     key = ""
 
-    __slots__ = (
-        "epoch",
-        "last_refused_ns",
-        "last_wait_us",
-    )
+    __slots__ = ()
 
     def __init__(self, resource: Resource, rule: Rule, now_ns: int) -> None:
         _require_limit(rule)
         super().__init__(resource, rule, now_ns)
-        self.last_refused_ns: int | None = None
-        self.last_wait_us = 0
-        self.epoch = 0  # the registry's swap of rules up to which the limiter is up to date
         self.asked_ns = now_ns
 
     def acquire(self, now_ns: int, costs: Sequence[int]) -> Admission:

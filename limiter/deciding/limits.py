@@ -67,8 +67,8 @@ PlainLimit = tuple[Cell, Row, int]
 class PlainDefault(NamedTuple):
     """The default limit of a kind's names, for the compiled part."""
 
-    rule: Rule | None
-    bare_name: str
+    full: Limiter | None  # one as a new name has it; None is unlimited
+    bare_name: str  # of the rule
     unit: int
     ends: Sequence[tuple[str, str]]  # prefixes and suffixes of names that may fall under other rules
 
@@ -115,13 +115,9 @@ class Limits:
         self.resources: Resources | None = None  # where the compiled part finds limits; None without it
         self._callers: dict[Caller, Callers] = {}
         if COMPILED is not None:
-            most = max_live + _MORE_NAMES
             callbacks = (self._plain_of, self._default_of, self._accounts.row)
-            registries = self._registries.values()
-            live, shared = [each.limiters for each in registries], [each.overflow for each in registries]
-            self.resources = COMPILED.Resources(Resource, *callbacks, most, rule_set.own, live, shared)
-            for registry in self._registries.values():
-                registry.share_bound_with(self.resources)
+            live = [registry.limiters for registry in self._registries.values()]
+            self.resources = COMPILED.Resources(*callbacks, max_live + _MORE_NAMES, live, rule_set.own)
 
     @property
     def rule_set(self) -> RuleSet:
@@ -130,15 +126,11 @@ class Limits:
     @property
     def live(self) -> int:
         """How many limiters live, without overflow limiters."""
-        return sum(registry.live for registry in self._registries.values()) + (
-            0 if self.resources is None else sum(self.resources.begun)
-        )
+        return sum(registry.live for registry in self._registries.values())
 
     @property
     def evicted_total(self) -> int:
-        return sum(registry.evicted_total for registry in self._registries.values()) + (
-            0 if self.resources is None else self.resources.evicted_total
-        )
+        return sum(registry.evicted_total for registry in self._registries.values())
 
     @property
     def overflowed_total(self) -> int:
@@ -165,7 +157,9 @@ class Limits:
         self._plans = Plans(rule_set, self._registries, self._accounts)
         if self.resources is not None:
             self._callers.clear()
-            self.resources.swap(rule_set.own, {kind: self._default_of(kind) for kind in self.resources.kinds})
+            self.resources.swap(
+                self.swaps, rule_set.own, {kind: self._default_of(kind) for kind in self.resources.kinds}
+            )
         self.holding.ask_all_soon(now_ns)
 
     def admit(self, now_ns: int, caller: Caller, segment: "Segment | Publishes", first: int) -> int:
@@ -229,7 +223,7 @@ class Limits:
         (dimension, part), *more = limits
         if more or part.shown_action != "reject" or part.fair_by is not None or part.warm_up_ns:
             return None
-        return PlainDefault(part, part.bare_name, unit_of(dimension, part), ends)
+        return PlainDefault(Limiter(Resource(kind, ""), part, 0), part.bare_name, unit_of(dimension, part), ends)
 
     def _plain_of_caller(self, caller: Caller, producer_group: str, now_ns: int) -> tuple[PlainLimit, ...] | None:
         caller = caller._replace(producer_group=producer_group)

@@ -15,21 +15,18 @@ a name that was unlimited until now. Only where ``shared`` is switched, or the p
 names limited all along: their limiters continue, or each edit would give another burst.
 """
 
-import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from limiter.buckets.factory import begun_anew, new_limiter, put_in_force
 from limiter.buckets.limiter import Limiter, LimiterState
 from limiter.buckets.saved import SavedLimiter, restore, save
+from limiter.compiled import COMPILED
 from limiter.rules.resource import Resource
 from limiter.rules.rule import DIMENSIONS, Dimension, Rule
 from limiter.rules.rule_set import RuleSet
-
-if TYPE_CHECKING:
-    from sluice_native import Resources
 
 DEFAULT_MAX_LIVE: Final = 100_000
 OVERFLOW_NAME: Final = "_overflow"
@@ -38,8 +35,6 @@ OVERFLOW_NAME: Final = "_overflow"
 _LONG_AGO_NS: Final = -(2**63)
 _MAX_LOOKS: Final = 16
 """Limiters checked to make room for one: some 20 us for each new name while none is idle."""
-_SHOWN: Final = 64
-"""Names that the compiled part is asked for at once."""
 _REMEMBERED: Final = 16
 """Swaps that a limiter goes through one by one."""
 
@@ -63,6 +58,78 @@ class Spent(NamedTuple):
     upermits: int  # micro-permits; negative was set aside and not spent
 
 
+class Live:
+    """The live limiters of one dimension, by resource; those that are not pinned are bounded.
+
+    In the compiled part it is there that limiters under plain defaults are made, for names that come there.
+
+    Args:
+        max_live: how many may live that are not pinned.
+        is_idle: says whether nobody could tell a limiter from a new one, given its resource and the time.
+    """
+
+    def __init__(self, max_live: int, is_idle: Callable[[Resource, int], bool]) -> None:
+        self.overflow: dict[str, Limiter] = {}  # by the bare names of their rules
+        self.evicted_total = 0
+        self.unpinned = 0
+        self._max_live = max_live
+        self._is_idle = is_idle
+        self._limiters: dict[Resource, Limiter] = {}
+        self.get = self._limiters.get
+        # In the order in which eviction looks at them.
+        self._order: deque[Resource] = deque()
+        # When room was last looked for in vain: once for all new names of a chunk.
+        self._no_room_ns = _LONG_AGO_NS
+
+    def __len__(self) -> int:
+        return len(self._limiters)
+
+    def all(self) -> list[Limiter]:
+        """Return those that live now, in any order."""
+        return list(self._limiters.values())
+
+    def put(self, limiter: Limiter) -> None:
+        """Add a limiter, or replace that of its resource."""
+        old = self._limiters.get(limiter.resource)
+        if old is None:
+            self._order.append(limiter.resource)
+        self.unpinned += (not limiter.pinned) - (old is not None and not old.pinned)
+        self._limiters[limiter.resource] = limiter
+
+    def pin(self, limiter: Limiter, pinned: bool) -> None:  # noqa: FBT001 - as the compiled one
+        """Say whether the resource of a live limiter has a rule of its own."""
+        self.unpinned += limiter.pinned - pinned
+        limiter.pinned = pinned
+
+    def make_room(self, now_ns: int, epoch: int) -> bool:  # noqa: ARG002 - the compiled one judges some by itself
+        """Evict an idle limiter if there is no room for one more; False if a few looks find none.
+
+        ``epoch`` is that of the registry.
+        """
+        if now_ns == self._no_room_ns and self.unpinned >= self._max_live:
+            return False
+        for _ in range(min(_MAX_LOOKS, len(self._order))):
+            if self.unpinned < self._max_live:
+                return True
+            resource = self._order.popleft()
+            if self._limiters[resource].pinned or not self._is_idle(resource, now_ns):
+                self._order.append(resource)
+                continue
+            self._limiters.pop(resource).retired = True
+            self.unpinned -= 1
+            self.evicted_total += 1
+        if self.unpinned < self._max_live:
+            return True
+        self._no_room_ns = now_ns
+        return False
+
+
+PythonLive = Live
+"""The class above; ``Live`` is the compiled one where it is installed."""
+if not TYPE_CHECKING and COMPILED is not None:
+    Live = COMPILED.Live
+
+
 class Registry:
     """All live limiters of one dimension; ``max_live`` bounds those of names without a rule of their own.
 
@@ -73,21 +140,13 @@ class Registry:
     def __init__(self, rule_set: RuleSet, max_live: int = DEFAULT_MAX_LIVE, dimension: Dimension = "messages") -> None:
         if max_live < 1:
             raise ValueError(f"max_live is {max_live}; allowed: 1 or more")
-        self.max_live = max_live
         self.dimension: Dimension = dimension
         self.number = DIMENSIONS.index(dimension)
-        self.evicted_total = 0
+        self.limiters = Live(max_live, self._is_idle)
         self.overflowed_total = 0  # lookups answered with an overflow limiter
-        # Where the compiled part begins limiters within the same bound.
-        self._resources: Resources | None = None
-        self.limiters: dict[Resource, Limiter] = {}
-        # Resources of live limiters, in the order in which eviction looks at them.
-        self._order: deque[Resource] = deque()
-        self._unpinned = 0
-        self.overflow: dict[str, Limiter] = {}  # by the bare names of their rules
+        self.overflow = self.limiters.overflow
+        self._find = self.limiters.get
         self._rule_set = rule_set
-        # When room was last looked for in vain: once for all new names of a chunk.
-        self._no_room_ns = _LONG_AGO_NS
         # The number of swaps. A limiter has it, too; negated by ``~`` if it had no limit then.
         self._epoch = 0
         self._swaps: deque[_Swap] = deque(maxlen=_REMEMBERED)
@@ -104,6 +163,10 @@ class Registry:
         """How many limiters live, without overflow limiters."""
         return len(self.limiters)
 
+    @property
+    def evicted_total(self) -> int:
+        return self.limiters.evicted_total
+
     def get(self, resource: Resource, now_ns: int) -> Limiter | None:
         """Return the limiter of a resource, or None if it is not limited.
 
@@ -111,52 +174,16 @@ class Registry:
         """
         if now_ns > self._latest_ns:  # noqa: PLR1730 - max() is a call more on the hottest path
             self._latest_ns = now_ns
-        limiter = self.limiters.get(resource)
-        if limiter is not None and limiter.epoch == self._epoch:
-            limiter.asked_ns = now_ns
-            return limiter
-        if limiter is None and (self._resources is None or self._take_over(resource) is None):
+        limiter = self._find(resource)
+        if limiter is None:
             rule = self._rule_set.limit(resource, self.dimension)
             return None if rule is None else self._create(resource, rule, now_ns)
-        limiter = self.current(resource)
-        if limiter is not None:
-            limiter.asked_ns = now_ns
+        if limiter.epoch != self._epoch:
+            limiter = self.current(resource)
+            if limiter is None:
+                return None
+        limiter.asked_ns = now_ns
         return limiter
-
-    def _take_over(self, resource: Resource) -> Limiter | None:
-        taken = None if self._resources is None else self._resources.take(*resource, self.number)
-        if taken is None:
-            return None
-        rule, epoch, cell = taken
-        limiter = new_limiter(resource, rule, cell.at_ns)
-        limiter.stored_upermits, limiter.forgiven_upermits = cell.stored_upermits, cell.forgiven_upermits
-        limiter.epoch, limiter.asked_ns = epoch, cell.asked_ns
-        self.limiters[resource] = limiter
-        self._order.append(resource)
-        self._count(not self._rule_set.has_own(resource))
-        return limiter
-
-    def _names(self) -> Iterator[Resource | None]:
-        """Yield resources with a limiter, here or in the compiled part, and None for some steps; each step is short."""
-        live = self.limiters.copy()
-        yield from live
-        # From the newest on, so that what begins meanwhile has no part in it.
-        number = sys.maxsize
-        while self._resources is not None and (names := self._resources.names_begun(self.number, number, _SHOWN)):
-            for _, kind, name in names:
-                resource = Resource(kind, name)
-                # Those taken over before may still be among them.
-                yield None if resource in live else resource
-            number = names[-1][0]
-
-    def share_bound_with(self, resources: "Resources") -> None:
-        self._resources = resources
-        self._count(0)
-
-    def _count(self, more: int) -> None:
-        self._unpinned += more
-        if self._resources is not None:
-            self._resources.set_most_begun(self.number, max(0, self.max_live - self._unpinned))
 
     def swap(self, rule_set: RuleSet, now_ns: int, own: Mapping[Resource, bool] | None = None) -> None:
         """Activate another rule set from ``now_ns`` on; ``own`` is ``own_since`` the active rules, if known.
@@ -164,16 +191,17 @@ class Registry:
         The work grows with the names that get or lose a rule of their own, and with the overflow limiters in use.
         """
         own = rule_set.own_since(self._rule_set) if own is None else own
-        for resource in own:
-            # The compiled part has none with a rule of its own.
-            self.current(resource)
         at_ns = self._latest_ns = max(self._latest_ns, now_ns)
         self._rule_set = rule_set
         self._epoch += 1
         self._swaps.append(_Swap(self._epoch, at_ns, rule_set))
         for resource, pinned in own.items():
-            if resource in self.limiters:
-                self._count(-1 if pinned else 1)
+            # At once, so that what has missed a swap has not changed between the default of its kind and a rule of its
+            # own: the compiled part relies on that.
+            self.current(resource)
+            limiter = self._find(resource)
+            if limiter is not None:
+                self.limiters.pin(limiter, pinned)
         for name, limiter in list(self.overflow.items()):
             rule = self._limit_named(name)
             if rule is None:
@@ -193,17 +221,15 @@ class Registry:
             return None
         at_ns = self._latest_ns = max(self._latest_ns, now_ns)
         before = limiter.state(at_ns)
-        self.limiters[resource] = begun_anew(limiter, at_ns, limiter.rule)
+        self.limiters.put(begun_anew(limiter, at_ns, limiter.rule))
         return before
 
     def reset_all_of(self, rule: Rule, now_ns: int) -> Iterator[LimiterState | None]:
         """Restart the limiters of all names under a pattern's rule, and its overflow limiter, in short steps."""
-        for resource in self._names():
-            if resource is None or resource.kind != rule.kind:
-                yield None
-            else:
-                is_its = self._rule_set.match(resource).bare_name == rule.bare_name
-                yield self.reset(resource, now_ns) if is_its else None
+        for each in self.limiters.all():
+            resource = each.resource
+            is_its = resource.kind == rule.kind and self._rule_set.match(resource).bare_name == rule.bare_name
+            yield self.reset(resource, now_ns) if is_its else None
         limiter = self.overflow.get(rule.bare_name)
         if limiter is not None:
             at_ns = self._latest_ns = max(self._latest_ns, now_ns)
@@ -221,16 +247,16 @@ class Registry:
         Safe while the registry changes between two steps: None stands for a limiter that is gone, and new ones are left
         out.
         """
-        for resource in self._names():
-            yield None if resource is None else self.state(resource, now_ns)
+        for limiter in self.limiters.all():
+            yield self.state(limiter.resource, now_ns)
         for name in list(self.overflow):
             shared = self.overflow.get(name)
             yield None if shared is None else shared.state(now_ns)
 
     def save(self, now_ns: int) -> Iterator[SavedLimiter | None]:
         """Yield the state of each limiter at its turn, for a successor; None for one that is as good as new."""
-        for resource in self._names():
-            limiter = None if resource is None else self.current(resource)
+        for each in self.limiters.all():
+            limiter = self.current(each.resource)
             yield None if limiter is None else save(limiter, now_ns, shared=False)
         for name in list(self.overflow):
             limiter = self.overflow.get(name)
@@ -253,13 +279,15 @@ class Registry:
             return rule is not None
         resource = saved.resource
         rule, pinned = self._rule_set.limit(resource, self.dimension), self._rule_set.has_own(resource)
-        if rule is None or resource in self.limiters or not (pinned or self._has_room()):
+        if (
+            rule is None
+            or self._find(resource) is not None
+            or not (pinned or self.limiters.make_room(at_ns, self._epoch))
+        ):
             return False
         limiter = restore(saved, rule, at_ns)
-        limiter.epoch = self._epoch
-        self.limiters[resource] = limiter
-        self._order.append(resource)
-        self._count(not pinned)
+        limiter.epoch, limiter.pinned = self._epoch, pinned
+        self.limiters.put(limiter)
         return True
 
     def of(self, spent: Spent, now_ns: int) -> Limiter | None:
@@ -268,7 +296,7 @@ class Registry:
 
     def spent_since(self, saved: Iterable[SavedLimiter], since_ns: int, now_ns: int) -> Iterator[Spent]:
         known = {(each.rule if each.shared else "", each.resource): each for each in saved}
-        live = (("", self.current(resource)) for resource in self._names() if resource is not None)
+        live = (("", self.current(each.resource)) for each in self.limiters.all())
         for rule, limiter in chain(live, self.overflow.items()):
             if limiter is None or (not rule and limiter.asked_ns < since_ns):
                 continue
@@ -284,29 +312,26 @@ class Registry:
 
     def _create(self, resource: Resource, rule: Rule, now_ns: int) -> Limiter:
         pinned = self._rule_set.has_own(resource)
-        if not pinned and not self._make_room(now_ns):
+        if not pinned and not self.limiters.make_room(now_ns, self._epoch):
             self.overflowed_total += 1
             return self._overflow_limiter(resource.kind, rule)
         limiter = new_limiter(resource, rule, self._latest_ns)
-        limiter.epoch = self._epoch
-        limiter.asked_ns = now_ns
-        self.limiters[resource] = limiter
-        self._order.append(resource)
-        if not pinned:
-            # The overflow limiter may have served the name, and so has spent what it lacks.
-            overflow = self.overflow.get(rule.bare_name)
-            if overflow is not None:
-                limiter.inherit(overflow, self._latest_ns)
-            self._count(1)
+        limiter.epoch, limiter.pinned, limiter.asked_ns = self._epoch, pinned, now_ns
+        self.limiters.put(limiter)
+        # The overflow limiter may have served the name, and so has spent what it lacks.
+        overflow = None if pinned else self.overflow.get(rule.bare_name)
+        if overflow is not None:
+            limiter.inherit(overflow, self._latest_ns)
         return limiter
 
     def current(self, resource: Resource) -> Limiter | None:
         """Return a resource's limiter after the swaps it has missed; None without one, or without a limit."""
-        limiter = self.limiters.get(resource) or self._take_over(resource)
+        limiter = self._find(resource)
         if limiter is None or limiter.epoch == self._epoch:
             return limiter
         if limiter.epoch == ~self._epoch:
             return None
+        had = limiter
         epoch, unlimited = (limiter.epoch, False) if limiter.epoch >= 0 else (~limiter.epoch, True)
         for swap in self._swaps:
             if swap.epoch <= epoch:
@@ -321,33 +346,9 @@ class Registry:
             elif rule is not limiter.rule:
                 limiter = put_in_force(limiter, swap.at_ns, rule)
         limiter.epoch = ~self._epoch if unlimited else self._epoch
-        self.limiters[resource] = limiter
+        if limiter is not had:
+            self.limiters.put(limiter)
         return None if unlimited else limiter
-
-    def _make_room(self, now_ns: int) -> bool:
-        if now_ns == self._no_room_ns and not self._has_room():
-            return False
-        if self._resources is not None and not self._has_room():
-            for kind, name in self._resources.make_room(self.number, now_ns):
-                self.current(Resource(kind, name))
-        for _ in range(min(_MAX_LOOKS, len(self._order))):
-            if self._has_room():
-                return True
-            resource = self._order.popleft()
-            if self._rule_set.has_own(resource) or not self._is_idle(resource, now_ns):
-                self._order.append(resource)
-                continue
-            self.limiters.pop(resource).retired = True
-            self._count(-1)
-            self.evicted_total += 1
-        has_room = self._has_room()
-        if not has_room:
-            self._no_room_ns = now_ns
-        return has_room
-
-    def _has_room(self) -> bool:
-        begun = 0 if self._resources is None else self._resources.begun[self.number]
-        return self._unpinned + begun < self.max_live
 
     def _is_idle(self, resource: Resource, now_ns: int) -> bool:
         limiter = self.current(resource)

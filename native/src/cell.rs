@@ -1,8 +1,11 @@
-//! `Cell`: the figures of one limiter, where Python and the decisions made here have them in common.
+//! `Cell`: the state of one limiter, by which both Python and the compiled part decide.
+
+use std::sync::Arc;
 
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 use sluice_native_core::bucket::Bucket;
 
 #[pyclass(module = "sluice_native", subclass)]
@@ -12,7 +15,52 @@ pub struct Cell {
     #[pyo3(get)]
     pub asked_ns: i64,
     #[pyo3(get, set)]
+    pub epoch: i64,
+    #[pyo3(get, set)]
+    last_refused_ns: Option<i64>,
+    #[pyo3(get, set)]
+    last_wait_us: i64,
+    #[pyo3(set)]
+    resource: Option<Py<PyAny>>,
+    /// Of its resource, if it was made here: until Python asks for that, it is not made.
+    pub key: Option<Arc<str>>,
+    /// Whether it was made here, and so is a plain `Limiter`.
+    pub is_begun: bool,
+    #[pyo3(get, set)]
+    pub rule: Option<Py<PyAny>>,
+    #[pyo3(get, set)]
+    pub pinned: bool,
+    #[pyo3(get, set)]
     pub retired: bool,
+}
+/// The key of a resource, spelled `kind:name`; no kind has a colon.
+pub fn key_of(resource: &Bound<'_, PyTuple>) -> PyResult<String> {
+    let (kind, name) = (resource.get_item(0)?, resource.get_item(1)?);
+    Ok([kind.cast::<PyString>()?.to_str()?, ":", name.cast::<PyString>()?.to_str()?].concat())
+}
+
+/// Make the resource of a key.
+pub fn resource_of(py: Python<'_>, key: &str) -> PyResult<Py<PyAny>> {
+    static RESOURCE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let (kind, name) = key.split_once(':').unwrap_or_default();
+    let resource = RESOURCE.import(py, "limiter.rules.resource", "Resource")?;
+    Ok(resource.call1((PyString::intern(py, kind), name))?.unbind())
+}
+
+impl Cell {
+    pub fn resource(this: &Bound<'_, Self>) -> PyResult<Option<Py<PyAny>>> {
+        let py = this.py();
+        let key = {
+            let cell = this.borrow();
+            match (&cell.resource, &cell.key) {
+                (None, Some(key)) => key.clone(),
+                (resource, _) => return Ok(resource.as_ref().map(|resource| resource.clone_ref(py))),
+            }
+        };
+        let resource = resource_of(py, &key)?;
+        this.borrow_mut().resource = Some(resource.clone_ref(py));
+        Ok(Some(resource))
+    }
 }
 
 /// The nearest number that 64 bits hold.
@@ -33,6 +81,11 @@ macro_rules! figures {
             #[pyo3(signature = (*_args, **_kwargs))]
             fn new(_args: &Bound<'_, PyTuple>, _kwargs: Option<&Bound<'_, PyDict>>) -> Self {
                 Self::default()
+            }
+
+            #[getter(resource)]
+            fn get_resource(this: &Bound<'_, Self>) -> PyResult<Option<Py<PyAny>>> {
+                Self::resource(this)
             }
 
             $(

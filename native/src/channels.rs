@@ -42,7 +42,7 @@ impl Channels {
         let first = of(if key.is_queue { queue } else { exchange }, &key.name)?;
         let second = key.routing_key.as_ref().map(|name| of(routing_key, name)).transpose()?;
         let target = match &second {
-            Some(second) => Target::joint(py, &self.resources, &first, second)?,
+            Some(second) => Target::joint(py, &first, second)?,
             None => first,
         };
         Ok(Asker { target, second, producer_group: self.producer_group.clone_ref(py) })
@@ -174,9 +174,7 @@ impl Channels {
 
     /// The resources of the keys that are remembered, the first of each.
     fn names(&self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {
-        let first = |(asker, _): &(Asker, _)| {
-            Ok(Target::resources(&asker.target, py, &self.resources)?.bind(py).get_item(0)?.unbind())
-        };
+        let first = |(asker, _): &(Asker, _)| Target::resource(&asker.target, py);
         self.askers.iter().map(first).collect()
     }
 

@@ -5,6 +5,7 @@ mod cell;
 mod channels;
 mod indexes;
 mod links;
+mod live;
 mod opaques;
 mod refused_ids;
 mod resources;
@@ -29,6 +30,8 @@ mod sluice_native {
     use crate::channels::{Channels, Publishes};
     #[pymodule_export]
     use crate::links::{reflow, renumber, Links};
+    #[pymodule_export]
+    use crate::live::Live;
     #[pymodule_export]
     use crate::opaques::Opaques;
     #[pymodule_export]

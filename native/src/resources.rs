@@ -1,21 +1,19 @@
 //! `Resources`: what requests are for, by name, and the limits of each as far as they can be decided here.
 //!
-//! A limiter that Python made is decided by through its `Cell`. Most names fall under the default of their kind, and
-//! nobody ever looks at their limiters: such a limiter is begun here, without Python, and taken over by Python's registry
-//! when that has to do with it. Python is never called while something here is borrowed: it may look at it, in another
-//! thread, too.
+//! A limiter is one object from the start: a `Limiter` of Python, with its state in a `Cell`, in the one `Live` where both
+//! look for it. Under a default that is plain it is found or made here; of all else Python says which limits there
+//! are. Python is never called while something here is borrowed: it may look at it, in another thread, too.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
-use sluice_native_core::bucket::Bucket;
 
-use crate::cell::Cell;
+use crate::cell::{resource_of, Cell};
+use crate::live::Live;
 use crate::row::{Row, Second};
 
 /// What a request costs: its messages, one permit, or its bytes.
@@ -48,7 +46,28 @@ pub struct Costs {
 pub struct Moment<'a> {
     pub now_ns: i64,
     pub second: &'a Second,
-    pub epoch: u64,
+    pub epoch: i64,
+}
+
+/// After so many seconds limits and rows are asked for again: a name may have got its own row, or room for a limiter.
+const AGAIN_S: i64 = 10;
+
+/// Until when what was asked for need not be asked for again.
+#[derive(Clone, Copy, Default)]
+struct Good {
+    epoch: i64,
+    until_s: i64,
+}
+
+impl Good {
+    fn from(at: &Moment) -> Self {
+        Self { epoch: at.epoch, until_s: at.second.number + AGAIN_S }
+    }
+
+    #[inline]
+    fn holds(self, at: &Moment) -> bool {
+        self.epoch == at.epoch && at.second.number < self.until_s
+    }
 }
 
 /// One limit: its state, the row of what is limited, and what a request costs there.
@@ -58,62 +77,30 @@ struct Limit {
     unit: Unit,
 }
 
-/// What is known of limits that are asked together.
+/// Limits that are asked together; None if they are not plain.
 #[derive(Default)]
-enum Asked {
-    /// Python was not asked so far.
-    #[default]
-    Unknown,
-    /// Python took over what was begun here, and is to be asked.
-    TakenOver,
-    /// What Python said, and when; None leaves them to Python.
-    Said { limits: Option<Box<[Limit]>>, epoch: u64, second: i64 },
+struct Limits {
+    plain: Option<Vec<Limit>>,
+    good: Good,
 }
 
-/// After so many seconds Python is asked again what it kept for itself, or counted with others.
-const AGAIN_S: i64 = 10;
-
-impl Asked {
+impl Limits {
     /// Read what Python says: None, or (cell, row, unit) of each.
     fn read(said: &Bound<'_, PyAny>, at: &Moment) -> PyResult<Self> {
         type Said = (Py<Cell>, Py<Row>, usize);
         let limits: Option<Vec<Said>> = said.extract()?;
         let limit = |(cell, row, unit): Said| Ok(Limit { cell, row, unit: Unit::new(unit)? });
-        let limits = limits.map(|limits| limits.into_iter().map(limit).collect::<PyResult<_>>()).transpose()?;
-        Ok(Self::said(limits, at))
+        let plain = limits.map(|limits| limits.into_iter().map(limit).collect::<PyResult<_>>()).transpose()?;
+        Ok(Self { plain, good: Good::from(at) })
     }
 
-    fn said(limits: Option<Box<[Limit]>>, at: &Moment) -> Self {
-        Self::Said { limits, epoch: at.epoch, second: at.second.number }
-    }
-
-    /// The limits; None if they are Python's.
-    #[inline]
-    fn limits(&self) -> Option<&[Limit]> {
-        if let Self::Said { limits, .. } = self {
-            limits.as_deref()
-        } else {
-            None
-        }
-    }
-
-    /// See to it that they are not evicted before they are asked.
-    fn keep(&self, py: Python<'_>, at: &Moment) {
-        for limit in self.limits().into_iter().flatten() {
-            limit.cell.borrow_mut(py).asked_ns = at.now_ns;
-        }
-    }
-
-    #[inline]
-    fn is_good(&self, py: Python<'_>, at: &Moment) -> bool {
-        let Self::Said { limits, epoch, second } = self else { return false };
-        let is_recent = at.second.number < second + AGAIN_S;
-        *epoch == at.epoch
-            && limits.as_ref().map_or(is_recent, |limits| {
-                limits.iter().all(|limit| {
-                    let row = limit.row.borrow(py);
-                    !limit.cell.borrow(py).retired && !row.retired && (is_recent || !row.shared)
-                })
+    /// Whether they need not be asked for again; then they are not evicted at this time.
+    fn are_good(&self, py: Python<'_>, at: &Moment) -> bool {
+        self.good.holds(at)
+            && self.plain.iter().flatten().all(|limit| {
+                let mut cell = limit.cell.borrow_mut(py);
+                cell.asked_ns = at.now_ns;
+                !cell.retired && !limit.row.borrow(py).retired
             })
     }
 }
@@ -123,7 +110,8 @@ impl Asked {
 fn admit(py: Python<'_>, own: &[Limit], scoped: &[Limit], costs: &Costs, at: &Moment) -> PyResult<bool> {
     for limit in own.iter().chain(scoped) {
         let mut cell = limit.cell.borrow_mut(py);
-        if !cell.bucket.admits(at.now_ns, costs.before[limit.unit as usize], costs.all[limit.unit as usize]) {
+        let unit = limit.unit as usize;
+        if cell.retired || !cell.bucket.admits(at.now_ns, costs.before[unit], costs.all[unit]) {
             return Ok(false);
         }
     }
@@ -142,60 +130,35 @@ fn spend(py: Python<'_>, own: &[Limit], scoped: &[Limit], costs: &Costs, sign: i
     Ok(())
 }
 
-/// The rule of all names of a kind that have no rule of their own.
-struct Rule {
-    /// As Python knows it; None is unlimited.
-    known_as: Option<Py<PyAny>>,
-    /// Under which name Python keeps the limiter that names share for which there is no room.
+/// What limits all names of a kind that have no rule of their own.
+struct KindDefault {
+    /// A full limiter; None is unlimited.
+    full: Option<Py<Cell>>,
+    /// The name of the limiter that names share for which there is no room.
     shared_as: String,
-    full: Bucket,
     unit: Unit,
     /// How names begin and end for which it may be another.
     ends: Vec<(String, String)>,
-    /// The last epoch in which it was in force; the greatest number while it is.
-    until: AtomicU64,
+    /// Since which epoch it is in force.
+    since: i64,
 }
 
-impl Rule {
-    fn read(said: &Bound<'_, PyAny>) -> PyResult<Option<Arc<Self>>> {
-        /// What Python says of a kind; see there.
-        #[derive(FromPyObject)]
-        struct PlainDefault {
-            rule: Option<Py<PyAny>>,
-            bare_name: String,
-            unit: usize,
-            ends: Vec<(String, String)>,
-        }
-        #[derive(FromPyObject)]
-        #[allow(clippy::struct_field_names)]
-        struct Figures {
-            rate_upermits_per_s: i64,
-            capacity_upermits: i64,
-            max_debt_upermits: i64,
-        }
-        let Some(PlainDefault { rule, bare_name, unit, ends }) = said.extract()? else { return Ok(None) };
-        let mut full = Bucket::default();
-        if let Some(rule) = &rule {
-            let figures: Figures = rule.extract(said.py())?;
-            full.rate_upermits_per_s = figures.rate_upermits_per_s;
-            full.capacity_upermits = figures.capacity_upermits;
-            full.stored_upermits = figures.capacity_upermits;
-            full.max_debt_upermits = figures.max_debt_upermits;
-        }
-        let (unit, until) = (Unit::new(unit)?, AtomicU64::new(u64::MAX));
-        Ok(Some(Arc::new(Self { known_as: rule, shared_as: bare_name, full, unit, ends, until })))
+impl KindDefault {
+    fn read(said: &Bound<'_, PyAny>, since: i64) -> PyResult<Option<Self>> {
+        type PlainDefault = (Option<Py<Cell>>, String, usize, Vec<(String, String)>);
+        let Some((full, shared_as, unit, ends)) = said.extract::<Option<PlainDefault>>()? else { return Ok(None) };
+        Ok(Some(Self { full, shared_as, unit: Unit::new(unit)?, ends, since }))
     }
 
-    fn is_in_force(&self) -> bool {
-        self.until.load(Ordering::Relaxed) == u64::MAX
+    /// Whether a limiter is under its rule; None has none.
+    fn has_rule_of(&self, py: Python<'_>, limiter: Option<&Py<Cell>>) -> bool {
+        let rule = |limiter: &Py<Cell>| limiter.borrow(py).rule.as_ref().map(Py::as_ptr);
+        self.full.as_ref().map(rule) == limiter.map(rule)
     }
-}
 
-/// A limiter that was begun here.
-struct Begun {
-    bucket: Bucket,
-    asked_ns: i64,
-    rule: Arc<Rule>,
+    fn is_of(&self, name: &str) -> bool {
+        !self.ends.iter().any(|(first, last)| name.starts_with(first) && name.ends_with(last))
+    }
 }
 
 /// What requests of one name are for.
@@ -203,110 +166,68 @@ struct Begun {
 #[derive(Default)]
 pub struct Target {
     kind: usize,
-    name: Arc<str>,
-    resources: Option<Py<PyTuple>>,
-    asked: Asked,
-    begun: Option<Begun>,
-    /// Another may stand for the name by now: nothing is begun for this one.
-    forgotten: bool,
+    /// Its kind and name, as `key_of` spells them.
+    key: Arc<str>,
+    /// Made when Python is asked.
+    resource: Option<Py<PyAny>>,
+    /// The second thing, if it is for two at once.
+    second: Option<Py<PyAny>>,
+    limits: Limits,
     row: Option<Py<Row>>,
-    /// In which second and epoch the row was found.
-    row_found: (i64, u64),
+    row_good: Good,
 }
 
-#[derive(Default)]
 struct Kind {
     name: String,
-    targets: HashMap<Arc<str>, Py<Target>>,
-    /// The rule of names without one of their own; None: Python knows more. And whether Python was asked.
-    default: Option<Arc<Rule>>,
+    /// What limits names without a rule of their own; None: Python knows more. And whether Python was asked.
+    default: Option<Arc<KindDefault>>,
     is_known: bool,
     /// The row that names share, and the second in which there was no other.
     shared_row: Option<(Py<Row>, i64)>,
 }
 
-/// Limiters that were begun: how many, and how many there may be.
-#[derive(Default)]
-struct Places {
-    begun: usize,
-    most: usize,
-    /// Their names in the order in which they were begun, and some that were taken over since.
-    order: BTreeMap<u64, Py<Target>>,
-    next: u64,
-    /// Which to look at next to make room.
-    look_at: u64,
-    /// When room was looked for in vain.
-    no_room_ns: Option<i64>,
-}
-
 #[pyclass(module = "sluice_native")]
 pub struct Resources {
-    resource_type: Py<PyAny>,
     limits_of: Py<PyAny>,
     default_of: Py<PyAny>,
     row_of: Py<PyAny>,
     most: usize,
-    epoch: u64,
-    kinds: Vec<Kind>,
-    len: usize,
-    /// Its names, as they are looked at to forget one.
-    all: VecDeque<Py<Target>>,
-    /// Names with a rule of their own, as (kind, name).
+    /// By dimension.
+    live: [Py<Live>; 2],
+    epoch: i64,
+    /// Names with a rule of their own, as resources.
     own: Py<PyDict>,
-    /// By dimension, the limiters that Python has, by name, and those that names share.
-    live: [Py<PyDict>; 2],
-    shared: [Py<PyDict>; 2],
-    /// By dimension, of the limiters that were begun.
-    places: [Places; 2],
-    #[pyo3(get)]
-    evicted_total: u64,
+    kinds: Vec<Kind>,
+    targets: HashMap<Arc<str>, Py<Target>>,
+    /// Their keys, the oldest first.
+    order: VecDeque<Arc<str>>,
 }
-
-/// Limiters looked at to make room for one.
-const MAX_LOOKS: usize = 16;
 
 impl Resources {
     /// Find what requests of a name are for; a new one is made.
     pub fn target(&mut self, py: Python<'_>, kind: &str, name: &str) -> PyResult<Py<Target>> {
+        let key = [kind, ":", name].concat();
+        if let Some(target) = self.targets.get(&*key) {
+            return Ok(target.clone_ref(py));
+        }
         let known = self.kinds.iter().position(|known| known.name == kind);
         let kind_number = known.unwrap_or(self.kinds.len());
         if known.is_none() {
-            self.kinds.push(Kind { name: kind.to_owned(), ..Kind::default() });
+            self.kinds.push(Kind { name: kind.to_owned(), default: None, is_known: false, shared_row: None });
         }
-        if let Some(target) = self.kinds[kind_number].targets.get(name) {
-            return Ok(target.clone_ref(py));
+        if self.targets.len() >= self.most {
+            // Scanners may still have it.
+            self.order.pop_front().map(|oldest| self.targets.remove(&oldest));
         }
-        if self.len >= self.most {
-            self.forget_one(py);
-        }
-        let name: Arc<str> = name.into();
-        let target = Py::new(py, Target { kind: kind_number, name: name.clone(), ..Target::default() })?;
-        self.kinds[kind_number].targets.insert(name, target.clone_ref(py));
-        self.all.push_back(target.clone_ref(py));
-        self.len += 1;
+        let key: Arc<str> = key.into();
+        let target = Py::new(py, Target { kind: kind_number, key: key.clone(), ..Target::default() })?;
+        self.targets.insert(key.clone(), target.clone_ref(py));
+        self.order.push_back(key);
         Ok(target)
     }
 
-    /// Forget a name, but none whose limiter was begun here.
-    fn forget_one(&mut self, py: Python<'_>) {
-        for _ in 0..MAX_LOOKS {
-            let Some(target) = self.all.pop_front() else { return };
-            let mut looked_at = target.borrow_mut(py);
-            if looked_at.begun.is_some() {
-                drop(looked_at);
-                self.all.push_back(target);
-                continue;
-            }
-            // Scanners may still know it.
-            looked_at.forgotten = true;
-            self.kinds[looked_at.kind].targets.remove(&looked_at.name);
-            self.len -= 1;
-            return;
-        }
-    }
-
     /// Another number whenever the rules change.
-    pub fn epoch(&self) -> u64 {
+    pub fn epoch(&self) -> i64 {
         self.epoch
     }
 
@@ -314,172 +235,119 @@ impl Resources {
         Moment { now_ns, second, epoch: self.epoch }
     }
 
-    fn set_default(&mut self, kind: usize, default: Option<Arc<Rule>>) {
+    fn set_default(&mut self, py: Python<'_>, kind: usize, default: Option<KindDefault>) {
         let kind = &mut self.kinds[kind];
-        let same = match (&kind.default, &default) {
-            (Some(old), Some(new)) if old.ends == new.ends => match (&old.known_as, &new.known_as) {
-                (Some(old), Some(new)) => old.is(new),
-                (old, new) => old.is_none() && new.is_none(),
-            },
-            _ => false,
-        };
         kind.is_known = true;
-        if !same {
-            if let Some(old) = &kind.default {
-                old.until.store(self.epoch - 1, Ordering::Relaxed);
-            }
-            kind.default = default;
+        match (&kind.default, &default) {
+            (Some(old), Some(new)) if old.ends == new.ends && old.has_rule_of(py, new.full.as_ref()) => (),
+            _ => kind.default = default.map(Arc::new),
         }
     }
 
-    fn places(&mut self, dimension: usize) -> PyResult<&mut Places> {
-        self.places.get_mut(dimension).ok_or_else(|| PyIndexError::new_err("no such dimension"))
-    }
-
-    /// Find room for one more limiter, giving up one that nobody could tell from a new one.
-    /// What became of one whose rule is no longer in force only Python can say: those that are met are `stale`.
-    fn find_room(&mut self, py: Python<'_>, dimension: usize, now_ns: i64, stale: &mut Vec<(String, String)>) -> bool {
-        let places = &mut self.places[dimension];
-        let looks = if places.no_room_ns == Some(now_ns) { 1 } else { MAX_LOOKS };
-        for _ in 0..looks {
-            if places.begun < places.most {
-                return true;
+    /// What limits the names of a kind by default; None if Python knows more.
+    fn default_of(this: &Py<Self>, py: Python<'_>, kind: usize) -> PyResult<Option<Arc<KindDefault>>> {
+        let (default_of, name) = {
+            let all = this.borrow(py);
+            let known = &all.kinds[kind];
+            if known.is_known {
+                return Ok(known.default.clone());
             }
-            let ahead = places.order.range(places.look_at..).next().or_else(|| places.order.iter().next());
-            let Some((&number, target)) = ahead else { return false };
-            places.look_at = number + 1;
-            let mut looked_at = target.borrow_mut(py);
-            let Target { kind, name, begun: Some(begun), .. } = &mut *looked_at else {
-                drop(looked_at);
-                places.order.remove(&number);
-                continue;
-            };
-            if !begun.rule.is_in_force() {
-                stale.push((self.kinds[*kind].name.clone(), name.to_string()));
-            } else if begun.asked_ns != now_ns && begun.bucket.is_full(now_ns) {
-                looked_at.begun = None;
-                drop(looked_at);
-                places.order.remove(&number);
-                places.begun -= 1;
-                self.evicted_total += 1;
-            }
-        }
-        let has_room = places.begun < places.most;
-        places.no_room_ns = (!has_room).then_some(now_ns);
-        has_room
+            (all.default_of.clone_ref(py), known.name.clone())
+        };
+        let said = default_of.call1(py, (name,))?;
+        let default = KindDefault::read(said.bind(py), this.borrow(py).epoch)?;
+        let mut all = this.borrow_mut(py);
+        all.set_default(py, kind, default);
+        Ok(all.kinds[kind].default.clone())
     }
 }
 
 impl Target {
-    /// Its kind and name.
-    fn key<'py>(this: &Py<Self>, py: Python<'py>, all: &Py<Resources>) -> PyResult<Bound<'py, PyTuple>> {
-        let (kind, name) = {
+    pub fn resource(this: &Py<Self>, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let key = {
             let target = this.borrow(py);
-            (all.borrow(py).kinds[target.kind].name.clone(), target.name.clone())
+            if let Some(resource) = &target.resource {
+                return Ok(resource.clone_ref(py));
+            }
+            target.key.clone()
         };
-        PyTuple::new(py, [&*kind, &*name])
+        let resource = resource_of(py, &key)?;
+        this.borrow_mut(py).resource = Some(resource.clone_ref(py));
+        Ok(resource)
     }
 
-    pub fn resources(this: &Py<Self>, py: Python<'_>, all: &Py<Resources>) -> PyResult<Py<PyTuple>> {
-        if let Some(resources) = &this.borrow(py).resources {
-            return Ok(resources.clone_ref(py));
-        }
-        let resource_type = all.borrow(py).resource_type.clone_ref(py);
-        let resource = resource_type.call1(py, Self::key(this, py, all)?)?;
-        let resources = PyTuple::new(py, [resource])?.unbind();
-        this.borrow_mut(py).resources = Some(resources.clone_ref(py));
-        Ok(resources)
+    pub fn resources(this: &Py<Self>, py: Python<'_>) -> PyResult<Py<PyTuple>> {
+        let first = Self::resource(this, py)?;
+        let second = this.borrow(py).second.as_ref().map(|second| second.clone_ref(py));
+        Ok(PyTuple::new(py, [first].into_iter().chain(second).collect::<Vec<_>>())?.unbind())
     }
 
     /// What is for two things at once. Python says what limits both; their rows are their own.
-    pub fn joint(py: Python<'_>, all: &Py<Resources>, first: &Py<Self>, second: &Py<Self>) -> PyResult<Py<Self>> {
-        let resource =
-            |of: &Py<Self>| -> PyResult<Py<PyAny>> { Ok(Self::resources(of, py, all)?.bind(py).get_item(0)?.unbind()) };
-        let resources = Some(PyTuple::new(py, [resource(first)?, resource(second)?])?.unbind());
-        let (kind, name) = {
-            let first = first.borrow(py);
-            (first.kind, first.name.clone())
-        };
-        Py::new(py, Self { kind, name, resources, forgotten: true, ..Self::default() })
+    pub fn joint(py: Python<'_>, first: &Py<Self>, second: &Py<Self>) -> PyResult<Py<Self>> {
+        let (resource, second) = (Some(Self::resource(first, py)?), Some(Self::resource(second, py)?));
+        let (kind, key) = (first.borrow(py).kind, first.borrow(py).key.clone());
+        Py::new(py, Self { kind, key, resource, second, ..Self::default() })
     }
 
     /// Whether the name has a rule of its own.
     fn is_own(this: &Py<Self>, py: Python<'_>, all: &Py<Resources>) -> PyResult<bool> {
         let own = all.borrow(py).own.clone_ref(py);
-        own.bind(py).contains(Self::key(this, py, all)?)
+        let key = this.borrow(py).key.clone();
+        Ok(!own.bind(py).is_empty() && own.bind(py).contains(key.split_once(':').unwrap_or_default())?)
     }
 
-    /// Begin a limiter for a name that Python need not know; false if it has to.
-    fn begin(this: &Py<Self>, py: Python<'_>, all: &Py<Resources>, at: &Moment) -> PyResult<bool> {
-        let kind = this.borrow(py).kind;
-        if !all.borrow(py).kinds[kind].is_known {
-            let (default_of, name) = {
-                let all = all.borrow(py);
-                (all.default_of.clone_ref(py), all.kinds[kind].name.clone())
-            };
-            let default = Rule::read(default_of.call1(py, (name,))?.bind(py))?;
-            all.borrow_mut(py).set_default(kind, default);
+    /// Its limits, if they are those of a plain default; the limiter is made if there is none.
+    fn by_default(this: &Py<Self>, py: Python<'_>, all: &Py<Resources>, at: &Moment) -> PyResult<Option<Limits>> {
+        let (kind, key, is_joint) = {
+            let target = this.borrow(py);
+            (target.kind, target.key.clone(), target.second.is_some())
+        };
+        let Some(default) = Resources::default_of(all, py, kind)? else { return Ok(None) };
+        let name = key.split_once(':').unwrap_or_default().1;
+        if is_joint || !default.is_of(name) || Self::is_own(this, py, all)? {
+            return Ok(None);
         }
-        let Some(default) = all.borrow(py).kinds[kind].default.clone() else { return Ok(false) };
-        let dimension = default.unit.dimension();
-        let name = this.borrow(py).name.clone();
-        // Python may have limiters of names that were not asked for here so far, or are forgotten.
-        let live = all.borrow(py).live[dimension].clone_ref(py);
-        if default.ends.iter().any(|(first, last)| name.starts_with(first) && name.ends_with(last))
-            || Self::is_own(this, py, all)?
-            || live.bind(py).contains(Self::key(this, py, all)?)?
+        let good = Good::from(at);
+        let Some(full) = &default.full else { return Ok(Some(Limits { plain: Some(Vec::new()), good })) };
+        // Both are asked for at the same times.
+        this.borrow_mut(py).row_good = Good::default();
+        let row = Self::row(this, py, all, at)?;
+        let live = all.borrow(py).live[default.unit.dimension()].clone_ref(py);
+        let known = live.borrow(py).find(&key).map(|cell| cell.clone_ref(py));
+        let cell = match known {
+            Some(cell) => cell,
+            None => match Live::begin(&live, py, &key, full, &default.shared_as, at.now_ns, at.epoch)? {
+                Some(cell) => cell,
+                None => return Ok(None),
+            },
+        };
         {
-            return Ok(false);
+            let is_its = default.has_rule_of(py, Some(&cell));
+            let mut cell = cell.borrow_mut(py);
+            // If its rule has not changed since, it has missed nothing.
+            if !is_its || cell.epoch < default.since {
+                return Ok(None);
+            }
+            (cell.epoch, cell.asked_ns) = (at.epoch, at.now_ns);
         }
-        if default.known_as.is_none() {
-            this.borrow_mut(py).asked = Asked::said(Some(Box::default()), at);
-            return Ok(true);
-        }
-        let mut all = all.borrow_mut(py);
-        if !all.find_room(py, dimension, at.now_ns, &mut Vec::new()) {
-            return Ok(false);
-        }
-        let mut bucket = Bucket { at_ns: at.now_ns, ..default.full };
-        if let Some(shared) = all.shared[dimension].bind(py).get_item(&default.shared_as)? {
-            // It may have served this name.
-            bucket.inherit(&mut shared.cast::<Cell>()?.borrow_mut().bucket, at.now_ns);
-        }
-        this.borrow_mut(py).begun = Some(Begun { bucket, asked_ns: at.now_ns, rule: default });
-        let places = &mut all.places[dimension];
-        places.begun += 1;
-        places.order.insert(places.next, this.clone_ref(py));
-        places.next += 1;
-        Ok(true)
+        Ok(Some(Limits { plain: Some(vec![Limit { cell, row, unit: default.unit }]), good }))
     }
 
     /// See to it that what is known of its limits is what is in force.
     #[inline]
     fn ask(this: &Py<Self>, py: Python<'_>, all: &Py<Resources>, at: &Moment) -> PyResult<()> {
-        let is_new = {
-            let target = this.borrow(py);
-            if target.is_begun(at) || target.asked.is_good(py, at) {
-                return Ok(());
-            }
-            target.begun.is_none() && !target.forgotten && matches!(target.asked, Asked::Unknown)
-        };
-        if is_new && Self::begin(this, py, all, at)? {
+        if this.borrow(py).limits.are_good(py, at) {
             return Ok(());
         }
-        let resources = Self::resources(this, py, all)?;
-        let limits_of = all.borrow(py).limits_of.clone_ref(py);
-        let asked = Asked::read(limits_of.call1(py, (resources, at.now_ns))?.bind(py), at)?;
-        this.borrow_mut(py).asked = asked;
+        let limits = if let Some(limits) = Self::by_default(this, py, all, at)? {
+            limits
+        } else {
+            let limits_of = all.borrow(py).limits_of.clone_ref(py);
+            let resources = Self::resources(this, py)?;
+            Limits::read(limits_of.call1(py, (resources, at.now_ns))?.bind(py), at)?
+        };
+        this.borrow_mut(py).limits = limits;
         Ok(())
-    }
-
-    /// As `Asked::keep`; false if they are Python's.
-    fn keep(&mut self, py: Python<'_>, at: &Moment) -> bool {
-        if self.is_begun(at) {
-            self.begun.iter_mut().for_each(|begun| begun.asked_ns = at.now_ns);
-            return true;
-        }
-        self.asked.keep(py, at);
-        self.asked.limits().is_some()
     }
 
     /// Whether its limits, and those of who sends requests for it, can be decided here.
@@ -491,18 +359,12 @@ impl Target {
         at: &Moment,
     ) -> PyResult<bool> {
         Self::ask(this, py, all, at)?;
-        if !this.borrow_mut(py).keep(py, at) {
+        if this.borrow(py).limits.plain.is_none() {
             return Ok(false);
         }
         let Some((callers, group)) = callers else { return Ok(true) };
         Callers::ask(callers, py, group, at)?;
-        Ok(callers.borrow(py).by_group.get(group).is_some_and(|asked| asked.limits().is_some()))
-    }
-
-    /// Whether its limiter was begun here, under the rule in force.
-    #[inline]
-    fn is_begun(&self, at: &Moment) -> bool {
-        self.begun.as_ref().is_some_and(|begun| begun.rule.until.load(Ordering::Relaxed) >= at.epoch)
+        Ok(callers.borrow(py).limits(group).is_some())
     }
 
     /// Admit all of some requests, if its limits and those of who sends them are plain and do.
@@ -516,78 +378,42 @@ impl Target {
         at: &Moment,
     ) -> PyResult<bool> {
         Self::ask(this, py, all, at)?;
-        if !this.borrow_mut(py).keep(py, at) {
-            return Ok(false);
-        }
-        let callers = match callers {
-            Some((callers, group)) => {
-                Callers::ask(callers, py, group, at)?;
-                Some((callers.borrow(py), group))
-            }
-            None => None,
-        };
-        let scoped = match &callers {
-            Some((callers, group)) => callers.by_group.get(*group).and_then(Asked::limits),
-            None => Some([].as_slice()),
-        };
-        let Some(scoped) = scoped else { return Ok(false) };
-        {
+        let Some((callers, group)) = callers else {
             let target = this.borrow(py);
-            if !target.is_begun(at) {
-                return target.asked.limits().map_or(Ok(false), |own| admit(py, own, scoped, costs, at));
-            }
-        }
-        let row = Self::row(this, py, all, at)?;
-        let mut target = this.borrow_mut(py);
-        let Some(begun) = &mut target.begun else { return Ok(false) };
-        let unit = begun.rule.unit;
-        if !begun.bucket.admits(at.now_ns, costs.before[unit as usize], costs.all[unit as usize])
-            || !admit(py, &[], scoped, costs, at)?
-        {
+            return target.limits.plain.as_ref().map_or(Ok(false), |own| admit(py, own, &[], costs, at));
+        };
+        if this.borrow(py).limits.plain.is_none() {
             return Ok(false);
         }
-        let permits = costs.all[unit as usize];
-        begun.bucket.spend(permits);
-        row.borrow_mut(py).take(at.second, unit.dimension(), permits)?;
-        Ok(true)
+        Callers::ask(callers, py, group, at)?;
+        let (target, callers) = (this.borrow(py), callers.borrow(py));
+        let (Some(own), Some(scoped)) = (target.limits.plain.as_deref(), callers.limits(group)) else {
+            return Ok(false);
+        };
+        admit(py, own, scoped, costs, at)
     }
 
     /// Give back what was admitted at the same moment.
     pub fn refund(
         this: &Py<Self>,
         py: Python<'_>,
-        all: &Py<Resources>,
         callers: Option<(&Py<Callers>, &str)>,
         costs: &Costs,
         at: &Moment,
     ) -> PyResult<()> {
-        let callers = callers.map(|(callers, group)| (callers.borrow(py), group));
-        let scoped = callers.as_ref().and_then(|(callers, group)| callers.by_group.get(*group)?.limits());
-        let scoped = scoped.unwrap_or_default();
-        {
-            let target = this.borrow(py);
-            if !target.is_begun(at) {
-                return spend(py, target.asked.limits().unwrap_or_default(), scoped, costs, -1, at);
-            }
-        }
-        spend(py, &[], scoped, costs, -1, at)?;
-        let row = Self::row(this, py, all, at)?;
-        let mut target = this.borrow_mut(py);
-        let Some(begun) = &mut target.begun else { return Ok(()) };
-        let unit = begun.rule.unit;
-        let permits = -costs.all[unit as usize];
-        begun.bucket.spend(permits);
-        row.borrow_mut(py).take(at.second, unit.dimension(), permits)?;
-        Ok(())
+        let (target, callers) = (this.borrow(py), callers.map(|(callers, group)| (callers.borrow(py), group)));
+        let scoped = callers.as_ref().and_then(|(callers, group)| callers.limits(group));
+        let own = target.limits.plain.as_deref();
+        spend(py, own.unwrap_or_default(), scoped.unwrap_or_default(), costs, -1, at)
     }
 
     /// The row that its requests are counted in.
     #[inline]
     pub fn row(this: &Py<Self>, py: Python<'_>, all: &Py<Resources>, at: &Moment) -> PyResult<Py<Row>> {
-        if let Some(row) = &this.borrow(py).row {
-            // A name that shares one may have got its own, and one that has its own a label.
-            let (second, epoch) = this.borrow(py).row_found;
-            if at.second.number < second + AGAIN_S && at.epoch == epoch && !row.borrow(py).retired {
+        {
+            let target = this.borrow(py);
+            let is_good = |row: &&Py<Row>| target.row_good.holds(at) && !row.borrow(py).retired;
+            if let Some(row) = target.row.as_ref().filter(is_good) {
                 return Ok(row.clone_ref(py));
             }
         }
@@ -596,7 +422,7 @@ impl Target {
             None => Self::find_row(this, py, all, at)?,
         };
         let mut target = this.borrow_mut(py);
-        target.row_found = (at.second.number, at.epoch);
+        target.row_good = Good::from(at);
         Ok(target.row.insert(row).clone_ref(py))
     }
 
@@ -615,11 +441,11 @@ impl Target {
 
     /// The row that Python has for the name.
     fn find_row(this: &Py<Self>, py: Python<'_>, all: &Py<Resources>, at: &Moment) -> PyResult<Py<Row>> {
-        let resource = Self::resources(this, py, all)?.bind(py).get_item(0)?;
+        let resource = Self::resource(this, py)?;
         let row_of = all.borrow(py).row_of.clone_ref(py);
         let row: Py<Row> = row_of.call1(py, (&resource, at.now_ns))?.extract(py)?;
         // Who is called as the shared row is has none of its own, however much room there is.
-        if row.borrow(py).shared && !resource.eq(&row.borrow(py).resource)? {
+        if row.borrow(py).shared && !resource.bind(py).eq(&row.borrow(py).resource)? {
             let kind = this.borrow(py).kind;
             all.borrow_mut(py).kinds[kind].shared_row = Some((row.clone_ref(py), at.second.number));
         }
@@ -627,113 +453,48 @@ impl Target {
     }
 }
 
-/// The rule of a limiter that was begun here, the last epoch in which that was in force, and the state.
-type Taken = (Py<PyAny>, u64, Py<Cell>);
-
 #[pymethods]
 impl Resources {
     #[new]
-    #[allow(clippy::too_many_arguments)]
     fn new(
-        resource_type: Py<PyAny>,
         limits_of: Py<PyAny>,
         default_of: Py<PyAny>,
         row_of: Py<PyAny>,
         most: usize,
+        live: [Py<Live>; 2],
         own: Py<PyDict>,
-        live: [Py<PyDict>; 2],
-        shared: [Py<PyDict>; 2],
     ) -> Self {
-        Self {
-            resource_type,
-            limits_of,
-            default_of,
-            row_of,
-            most,
-            epoch: 0,
-            kinds: Vec::new(),
-            len: 0,
-            all: VecDeque::new(),
-            own,
-            live,
-            shared,
-            places: Default::default(),
-            evicted_total: 0,
-        }
+        let (kinds, targets, order) = (Vec::new(), HashMap::new(), VecDeque::new());
+        Self { limits_of, default_of, row_of, most, live, epoch: 0, own, kinds, targets, order }
     }
 
-    /// Kinds of which something was asked for.
+    /// Kinds whose default was asked for.
     #[getter]
     fn kinds(&self) -> Vec<String> {
-        self.kinds.iter().map(|kind| kind.name.clone()).collect()
-    }
-
-    /// Limiters that were begun here.
-    #[getter]
-    fn begun(&self) -> (usize, usize) {
-        (self.places[0].begun, self.places[1].begun)
-    }
-
-    fn set_most_begun(&mut self, dimension: usize, most: usize) -> PyResult<()> {
-        self.places(dimension)?.most = most;
-        Ok(())
+        self.kinds.iter().filter(|kind| kind.is_known).map(|kind| kind.name.clone()).collect()
     }
 
     #[allow(clippy::needless_pass_by_value)]
-    fn swap(&mut self, own: Py<PyDict>, defaults: Bound<'_, PyDict>) -> PyResult<()> {
-        self.epoch += 1;
-        self.own = own;
+    fn swap(&mut self, py: Python<'_>, epoch: i64, own: Py<PyDict>, defaults: Bound<'_, PyDict>) -> PyResult<()> {
+        (self.epoch, self.own) = (epoch, own);
         for (kind, said) in defaults {
-            let (name, default) = (kind.extract::<String>()?, Rule::read(&said)?);
+            let (name, default) = (kind.extract::<String>()?, KindDefault::read(&said, epoch)?);
             if let Some(kind) = self.kinds.iter().position(|kind| kind.name == name) {
-                self.set_default(kind, default);
+                self.set_default(py, kind, default);
             }
         }
         Ok(())
     }
 
-    fn make_room(&mut self, py: Python<'_>, dimension: usize, now_ns: i64) -> PyResult<Vec<(String, String)>> {
-        self.places(dimension)?;
-        let mut stale = Vec::new();
-        self.find_room(py, dimension, now_ns, &mut stale);
-        Ok(stale)
-    }
-
-    fn names_begun(&self, py: Python<'_>, dimension: usize, before: u64, most: usize) -> Vec<(u64, String, String)> {
-        let places = self.places.get(dimension).into_iter();
-        let names = places.flat_map(|places| places.order.range(..before).rev()).take(most);
-        let name = |(number, target): (&u64, &Py<Target>)| {
-            let target = target.borrow(py);
-            (*number, self.kinds[target.kind].name.clone(), target.name.to_string())
-        };
-        names.map(name).collect()
-    }
-
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        for of_python in [&self.resource_type, &self.limits_of, &self.default_of, &self.row_of] {
+        for of_python in [&self.limits_of, &self.default_of, &self.row_of] {
             visit.call(of_python)?;
         }
-        for of_python in [&self.own].into_iter().chain(&self.live).chain(&self.shared) {
-            visit.call(of_python)?;
-        }
-        Ok(())
-    }
-
-    fn take(&mut self, py: Python<'_>, kind: &str, name: &str, dimension: usize) -> PyResult<Option<Taken>> {
-        let kind = self.kinds.iter().find(|known| known.name == kind);
-        let Some(target) = kind.and_then(|kind| kind.targets.get(name)) else { return Ok(None) };
-        let mut target = target.borrow_mut(py);
-        let of_dimension = |begun: &mut Begun| begun.rule.unit.dimension() == dimension;
-        let Some(Begun { bucket, asked_ns, rule }) = target.begun.take_if(of_dimension) else { return Ok(None) };
-        target.asked = Asked::TakenOver;
-        self.places[dimension].begun -= 1;
-        let Some(known_as) = &rule.known_as else { return Ok(None) };
-        let epoch = rule.until.load(Ordering::Relaxed).min(self.epoch);
-        Ok(Some((known_as.clone_ref(py), epoch, Py::new(py, Cell { bucket, asked_ns, retired: false })?)))
+        self.live.iter().try_for_each(|live| visit.call(live))
     }
 
     fn __len__(&self) -> usize {
-        self.len
+        self.targets.len()
     }
 }
 
@@ -741,29 +502,32 @@ impl Resources {
 #[pyclass(module = "sluice_native")]
 pub struct Callers {
     limits_of: Py<PyAny>,
-    by_group: HashMap<String, Asked>,
+    by_group: HashMap<String, Limits>,
 }
 
 /// More groups are forgotten.
 const MAX_GROUPS: usize = 64;
 
 impl Callers {
+    fn limits(&self, group: &str) -> Option<&[Limit]> {
+        self.by_group.get(group).and_then(|limits| limits.plain.as_deref())
+    }
+
     /// See to it that the limits of a producer group are those in force.
     fn ask(this: &Py<Self>, py: Python<'_>, group: &str, at: &Moment) -> PyResult<()> {
         let limits_of = {
             let callers = this.borrow(py);
-            if let Some(asked) = callers.by_group.get(group).filter(|asked| asked.is_good(py, at)) {
-                asked.keep(py, at);
+            if callers.by_group.get(group).is_some_and(|limits| limits.are_good(py, at)) {
                 return Ok(());
             }
             callers.limits_of.clone_ref(py)
         };
-        let asked = Asked::read(limits_of.call1(py, (group, at.now_ns))?.bind(py), at)?;
+        let limits = Limits::read(limits_of.call1(py, (group, at.now_ns))?.bind(py), at)?;
         let mut callers = this.borrow_mut(py);
         if callers.by_group.len() >= MAX_GROUPS {
             callers.by_group.clear();
         }
-        callers.by_group.insert(group.to_owned(), asked);
+        callers.by_group.insert(group.to_owned(), limits);
         Ok(())
     }
 }

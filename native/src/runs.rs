@@ -51,7 +51,7 @@ pub trait Runs {
 
     fn asker_for<'py>(&self, py: Python<'py>, run: usize) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyString>)> {
         let asker = self.asker_of(run)?;
-        let resources = Target::resources(&asker.target, py, self.resources())?;
+        let resources = Target::resources(&asker.target, py)?;
         Ok((resources.into_bound(py), asker.producer_group.bind(py).clone()))
     }
 

@@ -70,8 +70,7 @@ impl Scanner {
     fn names(&self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {
         let mut seen = HashSet::new();
         let new = self.askers.iter().filter(|asker| seen.insert(asker.target.as_ptr()));
-        new.map(|asker| Ok(Target::resources(&asker.target, py, &self.resources)?.bind(py).get_item(0)?.unbind()))
-            .collect()
+        new.map(|asker| Target::resource(&asker.target, py)).collect()
     }
 
     #[allow(clippy::needless_pass_by_value)]

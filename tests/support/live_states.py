@@ -2,9 +2,10 @@
 
 from limiter.buckets.limiter import LimiterState
 from limiter.deciding.limits import Limits
-from limiter.plans.registry import Registry
+from limiter.plans.registry import OVERFLOW_NAME, Registry
 
 
 def states_of(limiters: Limits | Registry, now_ns: int) -> list[LimiterState]:
-    """Return them, without the steps that found none."""
-    return [state for state in limiters.each_state(now_ns) if state is not None]
+    """Return them by name, overflow limiters last, without the steps that found none."""
+    states = [state for state in limiters.each_state(now_ns) if state is not None]
+    return sorted(states, key=lambda state: (state.resource.name == OVERFLOW_NAME, state.resource))

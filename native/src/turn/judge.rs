@@ -2,7 +2,6 @@
 
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::refused_ids::RefusedIds;
@@ -53,7 +52,7 @@ pub struct Judge {
     /// Some rule limits bytes.
     limits_bytes: bool,
     /// The rules under which the callers were asked for.
-    epoch: Option<u64>,
+    epoch: Option<i64>,
 }
 
 /// What `proxy.deciding.judge.Judge` says of itself.
@@ -111,19 +110,6 @@ impl Judge {
         Ok(stays)
     }
 
-    /// Have Python learn who a new client is from one of its headers; false if the connection is Python's.
-    ///
-    /// # Errors
-    /// Those of Python.
-    pub fn meet(&mut self, py: Python<'_>, header: &[u8], header_type: u32) -> PyResult<bool> {
-        let met = self.python.call_method1(py, "meet", (PyBytes::new(py, header), header_type))?;
-        let Some((sender, ids)) = met.extract::<Option<(Py<PyAny>, Option<Py<RefusedIds>>)>>(py)? else {
-            return Ok(false);
-        };
-        (self.sender, self.ids) = (sender, ids);
-        Ok(true)
-    }
-
     /// The first run that Python has to decide from a batch of its own, if there is one. Nothing is spent.
     ///
     /// # Errors
@@ -138,7 +124,7 @@ impl Judge {
                 continue;
             }
             let asker = runs.asker_of(run)?;
-            let resources = Target::resources(&asker.target, py, &self.resources)?;
+            let resources = Target::resources(&asker.target, py)?;
             let group = asker.producer_group.clone_ref(py);
             if !self.python.call_method1(py, "is_plain", (resources, group))?.extract::<bool>(py)? {
                 return Ok(Some(run));
@@ -176,7 +162,7 @@ impl Judge {
                 return Ok(Decided::Passed);
             }
             let asker = runs.asker_of(run)?;
-            let resources = Target::resources(&asker.target, py, &self.resources)?;
+            let resources = Target::resources(&asker.target, py)?;
             let group = asker.producer_group.clone_ref(py);
             let requests = runs.sums(run).map_or(0, |(requests, ..)| requests);
             let sizes = if self.limits_bytes { sizes() } else { Vec::new() };
@@ -231,7 +217,7 @@ impl Judge {
         let at = self.resources.borrow(py).moment(context.now_ns, &second);
         let group = asker.producer_group.bind(py).to_cow()?;
         let callers = self.callers.as_ref().map(|callers| (callers, &*group));
-        Target::refund(&asker.target, py, &self.resources, callers, &runs.costs(run), &at)
+        Target::refund(&asker.target, py, callers, &runs.costs(run), &at)
     }
 
     fn admit<R: Runs>(&self, py: Python<'_>, runs: &R, run: usize, context: &Context<'_>) -> PyResult<bool> {
@@ -288,7 +274,7 @@ impl Judge {
         counted: &Counted,
     ) -> PyResult<()> {
         let asker = runs.asker_of(run)?;
-        let resources = Target::resources(&asker.target, py, &self.resources)?;
+        let resources = Target::resources(&asker.target, py)?;
         let Counted { requests, bytes, answers, repeats } = *counted;
         let told = (
             context.now_ns,
@@ -319,8 +305,8 @@ impl Judge {
     ///
     /// # Errors
     /// Those of Python.
-    pub fn key<R: Runs>(&self, py: Python<'_>, runs: &R, run: usize) -> PyResult<i64> {
-        let resources = Target::resources(&runs.asker_of(run)?.target, py, &self.resources)?;
-        Ok(resources.bind(py).get_item(0)?.hash()? as i64)
+    pub fn key<R: Runs>(py: Python<'_>, runs: &R, run: usize) -> PyResult<i64> {
+        let resource = Target::resource(&runs.asker_of(run)?.target, py)?;
+        Ok(resource.bind(py).hash()? as i64)
     }
 }

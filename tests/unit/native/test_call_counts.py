@@ -54,15 +54,15 @@ CONVERSATIONS = {
     "RocketMQ: 4 frames, their answers":            (lambda rig: answered(rig, 4, "orders"),      88,    2,  12, True),
     "RocketMQ: 32 frames, their answers":           (lambda rig: answered(rig, 32, "orders"),     88,    2,  12, True),
     "RocketMQ: 250 frames of 1 000 topics":         (lambda rig: answered(rig, 250, "topic{}"),   88,    2,  12, True),
-    "RocketMQ: 250 frames that are refused":        (lambda rig: refused(rig, 250, "refused"),    79,    4,   6, True),
-    "RocketMQ: 4 frames that may be delayed":       (lambda rig: answered(rig, 4, "delayed"),    474,   17,  24, True),
+    "RocketMQ: 250 frames that are refused":        (lambda rig: refused(rig, 250, "refused"),    79,    5,   6, True),
+    "RocketMQ: 4 frames that may be delayed":       (lambda rig: answered(rig, 4, "delayed"),    474,   18,  24, True),
     "RocketMQ: 4 frames, with subscription limits": (lambda rig: answered(rig, 4, "orders"),     289,    5,  17, False),
-    "RocketMQ: accept, 1 frame, its answer, close": (lambda rig: accepted(rig, 1, "orders"),     371,    8,  56, False),
+    "RocketMQ: accept, 1 frame, its answer, close": (lambda rig: accepted(rig, 1, "orders"),     720,    7,  69, False),
     "AMQP 0.9.1: 1 publish, its confirm":           (lambda rig: confirmed(rig, 1),               88,    2,  12, True),
     "AMQP 0.9.1: 32 publishes, their confirms":     (lambda rig: confirmed(rig, 32),              88,    2,  12, True),
     "AMQP 1.0: 1 transfer, its disposition":        (lambda rig: disposed(rig, 1, "orders"),     290,    3,  17, False),
     "AMQP 1.0: 32 transfers, their dispositions":   (lambda rig: disposed(rig, 32, "orders"),    290,    3,  17, False),
-    "AMQP 1.0: 32 transfers that may be refused":   (lambda rig: disposed(rig, 32, "critical"), 3042,   70,  17, False),
+    "AMQP 1.0: 32 transfers that may be refused":   (lambda rig: disposed(rig, 32, "critical"), 3042,   71,  17, False),
 }
 #: Rules that bring connections back to Python, by a word of a conversation's name.
 NOT_PLAIN = {"delayed": Rule("topic", "delayed", 1e9, action="delay"), "subscription": Rule("subscription", "*", 1e9)}

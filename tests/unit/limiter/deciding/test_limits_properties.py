@@ -174,7 +174,7 @@ class Run:
         return {
             (dimension, limiter.resource): limiter.settled(now_ns)[0]
             for dimension in DIMENSIONS
-            for limiter in self.limits._registries[dimension].limiters.values()
+            for limiter in self.limits._registries[dimension].limiters.all()
         }
 
     def full(self, bucket: Bucket) -> int:
